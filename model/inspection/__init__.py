@@ -1,0 +1,1 @@
+"""How the network is looked at: recorded attention maps, head scores, pictures and pages."""

@@ -1,0 +1,1 @@
+"""How the network learns: the LightningModule, its optimizer, schedule, callbacks and loggers."""
