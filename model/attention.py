@@ -1,0 +1,380 @@
+"""Attention: every query takes a weighted mean of the values, the weights say where it looked.
+
+    weights = softmax(query @ key^T * scale)        values = weights @ value
+
+Vaswani et al. 2017, "Attention Is All You Need", https://arxiv.org/abs/1706.03762, section 3.2.
+
+Three forms, each built on the one above it:
+    scaled_dot_product_attention   the formula, for tensors
+    MultiHeadAttention             the general layer: any widths, self- or cross-attention, weights on request
+    CausalSelfAttention            the layer of the GPT: one product for q, k and v, rotary, grouped heads, cache
+
+Shapes: B batch, T query length, S key length, D model width, H heads, K head width.
+A mask is boolean; True means *may attend*. A query that may attend to nothing gets zeros.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.cache import LayerCache
+from model.masks import causal_mask, sliding_window_mask
+from model.rotary import apply_rotary
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    *,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    need_weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """softmax(query @ key^T * scale) @ value, with or without the weights.
+
+    With `need_weights` the formula is computed step by step; without, by PyTorch's fused kernel, which never
+    holds the T x S weights in memory. Both give the same values and gradients.
+
+    Args:
+        query, key, value: (..., T, K), (..., S, K), (..., S, Kv); leading dimensions broadcast.
+        mask: boolean, broadcastable to (..., T, S).
+        is_causal: also hides the future, as `causal_mask(T, S)` does: the last query sees the last key.
+            (PyTorch's own flag aligns the first query with the first key instead.)
+        dropout_p: probability that a weight is dropped; those kept are divided by 1 - dropout_p.
+        scale: 1 / sqrt(K) if None.
+        need_weights: return the weights that made the values (after dropout).
+
+    Returns:
+        values (..., T, Kv) and the weights (..., T, S), or None in their place.
+
+    Raises:
+        TypeError: if the mask is not boolean.
+        ValueError: if the shapes do not fit together, or dropout_p is not in [0, 1).
+    """
+    _check_shapes(query, key, value, mask)
+    _check_probability("dropout_p", dropout_p)
+    T, S = query.shape[-2], key.shape[-2]
+    # A single last query sees every key: decoding needs no mask.
+    is_causal = is_causal and not T == 1 <= S
+    if is_causal and (need_weights or mask is not None or T != S):
+        causal = causal_mask(T, S, device=query.device)
+        mask, is_causal = (causal if mask is None else mask & causal), False
+    if not need_weights:
+        return _fused_attention(query, key, value, mask, is_causal=is_causal, dropout_p=dropout_p, scale=scale), None
+
+    # float32 at least: in bfloat16 a score near 100 is known to within 0.5, which would move a weight by half.
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = (query.to(dtype) * scale) @ key.to(dtype).mT  # (..., T, S)
+    if mask is None:
+        weights = scores.softmax(dim=-1)
+    else:
+        mask, blind = _let_the_blind_see(mask)
+        weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1).masked_fill(blind, 0.0)
+    weights = F.dropout(weights, dropout_p).to(query.dtype)
+    return weights @ value, weights
+
+
+def _fused_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    is_causal: bool,
+    dropout_p: float,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """PyTorch's kernel, which leaves undefined what a query sees that may attend to nothing; here that is zeros."""
+    blind = None
+    if mask is not None:
+        mask, blind = _let_the_blind_see(mask)
+    values = F.scaled_dot_product_attention(
+        query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+    return values if blind is None else values.masked_fill(blind, 0.0)
+
+
+def _let_the_blind_see(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Opens the rows of a mask that allow nothing, and says which they are, (..., T, 1), to erase their result.
+
+    A softmax over nothing is 0 / 0, and its NaN would survive in the gradients even if the values were
+    replaced afterwards. Computed on something and then erased, both are zero.
+    """
+    blind = ~mask.any(dim=-1, keepdim=True)
+    return mask | blind, blind
+
+
+class MultiHeadAttention(nn.Module):
+    """H attentions side by side, each in its own K-dimensional view of the inputs, joined by one linear map.
+
+    By its arguments this is self-attention or cross-attention, with heads that share the model width
+    (K = D / H, the default), wide heads (head_dim = D) or heads of any other width.
+
+    Args:
+        query_dim: width of the queries.
+        num_heads: H.
+        key_dim, value_dim: widths of the keys and the values; query_dim, and then key_dim, if None.
+        head_dim: K; query_dim / num_heads if None.
+        output_dim: width of the output; query_dim if None.
+        qkv_bias, output_bias: whether those projections have a bias.
+        dropout: probability that a weight is dropped, in training mode only.
+
+    Raises:
+        ValueError: if a width is below 1, num_heads does not divide query_dim (unless head_dim is given),
+            or dropout is not in [0, 1).
+    """
+
+    def __init__(
+        self,
+        query_dim: int,
+        num_heads: int,
+        *,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        head_dim: int | None = None,
+        output_dim: int | None = None,
+        qkv_bias: bool = False,
+        output_bias: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        head_dim = _divide_into_heads("query_dim", query_dim, num_heads) if head_dim is None else head_dim
+        key_dim = query_dim if key_dim is None else key_dim
+        value_dim = key_dim if value_dim is None else value_dim
+        output_dim = query_dim if output_dim is None else output_dim
+        _check_positive(key_dim=key_dim, value_dim=value_dim, head_dim=head_dim, output_dim=output_dim)
+        _check_probability("dropout", dropout)
+        self.num_heads = num_heads
+        self.head_dim = head_dim
+        self.dropout = dropout
+        inner_dim = num_heads * head_dim
+        self.query_proj = nn.Linear(query_dim, inner_dim, bias=qkv_bias)
+        self.key_proj = nn.Linear(key_dim, inner_dim, bias=qkv_bias)
+        self.value_proj = nn.Linear(value_dim, inner_dim, bias=qkv_bias)
+        self.output_proj = nn.Linear(inner_dim, output_dim, bias=output_bias)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+        need_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Self-attention if only `query` is given; `value` is `key` if None.
+
+        Args:
+            query, key, value: (B, T, query_dim), (B, S, key_dim), (B, S, value_dim).
+            mask: boolean, (T, S), or 4 axes broadcastable to (B, H, T, S), as `model.masks` makes them.
+            is_causal, need_weights: as in `scaled_dot_product_attention`.
+
+        Returns:
+            output (B, T, output_dim) and the weights (B, H, T, S), or None in their place.
+
+        Raises:
+            TypeError: if the mask is not boolean.
+            ValueError: if the shapes do not fit together or with the layer.
+        """
+        key = query if key is None else key
+        value = key if value is None else value
+        for name, x in (("query", query), ("key", key), ("value", value)):
+            width = getattr(self, f"{name}_proj").in_features
+            if x.shape[-1] != width:
+                raise ValueError(f"{name} has width {x.shape[-1]}, but this layer was built for {name}_dim={width}")
+        q = _split_heads(self.query_proj(query), self.num_heads)
+        k = _split_heads(self.key_proj(key), self.num_heads)
+        v = _split_heads(self.value_proj(value), self.num_heads)
+        if mask is not None and mask.ndim not in (2, q.ndim):
+            # With three axes the first would be taken for the heads, and no error tells when B == H.
+            raise ValueError(f"mask must have 2 axes (T, S) or {q.ndim} (B or 1, H or 1, T, S), not {mask.ndim}")
+        values, weights = scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            mask,
+            is_causal=is_causal,
+            dropout_p=self.dropout if self.training else 0.0,
+            need_weights=need_weights,
+        )
+        return self.output_proj(_merge_heads(values)), weights
+
+
+class CausalSelfAttention(nn.Module):
+    """The attention of the GPT: each token looks at itself and at those before it.
+
+    Args:
+        embed_dim: D.
+        num_heads: H, the query heads.
+        num_kv_heads: H_kv, the key and value heads; each serves H / H_kv query heads in a row (grouped-query
+            attention, Ainslie et al. 2023, https://arxiv.org/abs/2305.13245). H if None.
+        head_dim: K; embed_dim / num_heads if None.
+        bias: whether both projections have one.
+        qk_norm: give queries and keys a root mean square of 1 before they meet, which bounds the scores
+            (Dehghani et al. 2023, https://arxiv.org/abs/2302.05442).
+        window: attend only to the `window` nearest tokens, the query's own included; to all if None.
+        dropout: probability that a weight is dropped, in training mode only.
+
+    Raises:
+        ValueError: if a size is below 1, num_heads does not divide embed_dim (unless head_dim is given),
+            num_kv_heads does not divide num_heads, or dropout is not in [0, 1).
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        bias: bool = False,
+        qk_norm: bool = False,
+        window: int | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        head_dim = _divide_into_heads("embed_dim", embed_dim, num_heads) if head_dim is None else head_dim
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        _divide_into_heads("num_heads", num_heads, num_kv_heads, "num_kv_heads")
+        _check_positive(head_dim=head_dim, window=1 if window is None else window)
+        _check_probability("dropout", dropout)
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+        self.qk_norm = qk_norm
+        self.window = window
+        self.dropout = dropout
+        self.qkv_proj = nn.Linear(embed_dim, (num_heads + 2 * num_kv_heads) * head_dim, bias=bias)
+        self.output_proj = nn.Linear(num_heads * head_dim, embed_dim, bias=bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        rotary: tuple[Tensor, Tensor] | None = None,
+        mask: Tensor | None = None,
+        cache: LayerCache | None = None,
+        value_embedding: Tensor | None = None,
+    ) -> Tensor:
+        """(B, T, D) -> (B, T, D).
+
+        Args:
+            x: the tokens; with a cache, those that follow the cached ones.
+            rotary: (cos, sin), each (T, K/2), for the positions of x.
+            mask: boolean, (B or 1, 1, T, S), S being T plus the cached length; causality and the window are
+                the layer's own, so this may be a bare `document_mask` or `padding_mask`.
+            cache: this layer's part of a KVCache, which x is appended to.
+            value_embedding: (B, T, H_kv * K), added to the values.
+
+        Raises:
+            TypeError, ValueError: for a mask that is not boolean or does not fit; ValueError for a full cache.
+        """
+        q, k, v = self.project(x, rotary, value_embedding)
+        if cache is not None:
+            k, v = cache.append(k, v)
+        return self.output_proj(_merge_heads(self.attend(q, k, v, mask)))
+
+    def project(
+        self, x: Tensor, rotary: tuple[Tensor, Tensor] | None = None, value_embedding: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The queries (B, H, T, K), keys and values (B, H_kv, T, K) of x, as `attend` takes them."""
+        heads = _split_heads(self.qkv_proj(x), self.num_heads + 2 * self.num_kv_heads)
+        q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=-3)
+        if value_embedding is not None:
+            v = v + _split_heads(value_embedding, self.num_kv_heads)
+        if self.qk_norm:
+            q, k = F.rms_norm(q, (self.head_dim,)), F.rms_norm(k, (self.head_dim,))
+        if rotary is not None:
+            q, k = apply_rotary(q, *rotary), apply_rotary(k, *rotary)
+        return q, k, v
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Causal attention of q (B, H, T, K) over k and v (B, H_kv, S, K) -> (B, H, T, K).
+
+        The last query stands at the last key, so S - T keys are the past of all queries.
+        """
+        T, S = q.shape[-2], k.shape[-2]
+        if mask is not None:
+            _check_mask(mask, (*q.shape[:-1], S))
+        if self.window is not None and self.window + T - 1 < S:
+            # The first query's window begins here: what lies before it is out of everyone's sight.
+            S = self.window + T - 1
+            k, v = k[..., -S:, :], v[..., -S:, :]
+            mask = mask[..., -S:] if mask is not None and mask.shape[-1] > 1 else mask
+        is_causal = mask is None and T == S and (self.window is None or self.window >= S)
+        if not is_causal and T > 1:
+            window = S if self.window is None else self.window
+            own = sliding_window_mask(T, window, S, device=q.device)
+            mask = own if mask is None else mask & own
+        return _fused_attention(
+            q,
+            k,
+            v,
+            mask,
+            is_causal=is_causal and T > 1,
+            dropout_p=self.dropout if self.training else 0.0,
+            enable_gqa=self.num_kv_heads != self.num_heads,
+        )
+
+
+def _split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """(..., T, H * K) -> (..., H, T, K)"""
+    return x.unflatten(-1, (num_heads, -1)).transpose(-3, -2)
+
+
+def _merge_heads(x: Tensor) -> Tensor:
+    """(..., H, T, K) -> (..., T, H * K)"""
+    # Without the transpose this would mix positions, and so carry the future into the past.
+    return x.transpose(-3, -2).flatten(-2)
+
+
+def _check_shapes(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> None:
+    if min(query.ndim, key.ndim, value.ndim) < 2:
+        raise ValueError(f"query, key and value need 2 axes or more, not {query.ndim}, {key.ndim} and {value.ndim}")
+    if query.shape[-1] != key.shape[-1]:
+        raise ValueError(f"query has width {query.shape[-1]}, but key has width {key.shape[-1]}")
+    if key.shape[-2] != value.shape[-2]:
+        raise ValueError(f"there are {key.shape[-2]} keys, but {value.shape[-2]} values")
+    try:
+        leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+    except RuntimeError:
+        shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
+        raise ValueError(f"the leading dimensions of query, key and value do not broadcast: {shapes}") from None
+    if mask is not None:
+        _check_mask(mask, (*leading, query.shape[-2], key.shape[-2]))
+
+
+def _check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
+    if mask.dtype != torch.bool:
+        raise TypeError(f"mask must be boolean (True = may attend), not {mask.dtype}")
+    fits = mask.ndim <= len(shape) and all(
+        m in (1, n) for m, n in zip(reversed(mask.shape), reversed(shape), strict=False)
+    )
+    if not fits:
+        raise ValueError(f"mask has shape {tuple(mask.shape)}, which does not broadcast to (..., T, S) = {shape}")
+
+
+def _check_probability(name: str, p: float) -> None:
+    if not 0.0 <= p < 1.0:
+        raise ValueError(f"{name} must be at least 0 and below 1, not {p}")
+
+
+def _check_positive(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} must be at least 1, not {size}")
+
+
+def _divide_into_heads(name: str, dim: int, num_heads: int, divisor: str = "num_heads") -> int:
+    _check_positive(**{name: dim, divisor: num_heads})
+    if dim % num_heads:
+        raise ValueError(f"{divisor}={num_heads} does not divide {name}={dim}")
+    return dim // num_heads

@@ -1,0 +1,102 @@
+"""Boolean attention masks. True means *may attend*, as in PyTorch; masks combine with `&`.
+
+Shapes: B batch, T query length, S key length.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def causal_mask(query_len: int, key_len: int | None = None, *, device: torch.device | str | None = None) -> Tensor:
+    """(T, S): a query may attend to its own position and to those before it.
+
+    The two sequences are aligned at their ends: the last query sees the last key. With T < S the first
+    S - T keys are the past (a cache); with T > S the first T - S queries see nothing.
+
+    Raises:
+        ValueError: for a length below 1.
+    """
+    key_len = query_len if key_len is None else key_len
+    _check_positive(query_len=query_len, key_len=key_len)
+    return _distance(query_len, key_len, device) >= 0
+
+
+def sliding_window_mask(
+    query_len: int, window: int, key_len: int | None = None, *, device: torch.device | str | None = None
+) -> Tensor:
+    """(T, S): causal, and only over the `window` nearest keys, the query's own included.
+
+    A window of 1 is the token itself; one of S or more is `causal_mask`. This is local attention as in
+    Child et al. 2019 (https://arxiv.org/abs/1904.10509) and Mistral 7B (https://arxiv.org/abs/2310.06825).
+
+    Raises:
+        ValueError: for a window or a length below 1.
+    """
+    key_len = query_len if key_len is None else key_len
+    _check_positive(query_len=query_len, window=window, key_len=key_len)
+    distance = _distance(query_len, key_len, device)
+    return (distance >= 0) & (distance < window)
+
+
+def padding_mask(valid_lens: Tensor, key_len: int) -> Tensor:
+    """Hides the padding: each query may attend to the first `valid_lens` keys only.
+
+    Args:
+        valid_lens: integers in 0..S; (B,) one length a sequence, or (B, T) one length a query.
+        key_len: S.
+
+    Returns:
+        (B, 1, 1, S) or (B, 1, T, S); the axis of length 1 is for the heads.
+
+    Raises:
+        TypeError: if the lengths are not integers.
+        ValueError: for another number of axes, and for a length that is negative or beyond `key_len`.
+    """
+    valid_lens = torch.as_tensor(valid_lens)
+    _check_integers("valid_lens", valid_lens)
+    _check_positive(key_len=key_len)
+    if valid_lens.ndim not in (1, 2):
+        raise ValueError(f"valid_lens must be (B,) or (B, T), not of shape {tuple(valid_lens.shape)}")
+    # Looking at the values waits for the device and cannot be traced, so a compiled caller is trusted.
+    if not torch.compiler.is_compiling() and valid_lens.numel():
+        shortest, longest = valid_lens.min().item(), valid_lens.max().item()
+        if shortest < 0:
+            raise ValueError(f"valid_lens must not be negative: the smallest is {shortest}, for {key_len} keys")
+        if longest > key_len:
+            raise ValueError(f"valid_lens must not exceed the number of keys: the largest is {longest}, for {key_len}")
+    per_query = valid_lens[:, None, :, None] if valid_lens.ndim == 2 else valid_lens[:, None, None, None]
+    return torch.arange(key_len, device=valid_lens.device) < per_query
+
+
+def document_mask(document_ids: Tensor) -> Tensor:
+    """(B, T) -> (B, 1, T, T): a token may attend to the tokens of its own document, whichever their order.
+
+    Several documents packed into one sequence then do not see each other; causality is the caller's `&`.
+
+    Raises:
+        TypeError: if the ids are not integers.
+        ValueError: if they are not (B, T).
+    """
+    _check_integers("document_ids", document_ids)
+    if document_ids.ndim != 2:
+        raise ValueError(f"document_ids must be (B, T), not of shape {tuple(document_ids.shape)}")
+    return (document_ids[:, :, None] == document_ids[:, None, :]).unsqueeze(1)
+
+
+def _distance(query_len: int, key_len: int, device: torch.device | str | None) -> Tensor:
+    """(T, S): how many positions a key lies before its query; negative in the future."""
+    queries = torch.arange(key_len - query_len, key_len, device=device)
+    return queries[:, None] - torch.arange(key_len, device=device)
+
+
+def _check_positive(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} must be at least 1, not {size}")
+
+
+def _check_integers(name: str, ids: Tensor) -> None:
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise TypeError(f"{name} must hold integers, not {ids.dtype}")
