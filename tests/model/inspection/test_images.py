@@ -1,0 +1,152 @@
+"""Pictures of maps: the right colour in the right place, labels that can be read, text that is only text."""
+
+import io
+import subprocess
+import sys
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.font_manager import findfont, get_font
+from matplotlib.image import imread
+from matplotlib.text import Text
+
+from model.inspection import images
+
+HOSTILE = [
+    "$\\frac{1}{",
+    "</script>",
+    "\u202eabc",
+    "😀",
+    "\x00",
+    "x" * 10_000,
+    "\n",
+    "\t",
+    " ",
+    "",
+    "א",
+    "e\u0301",
+    "\\",
+    "�",
+]
+
+
+def one_hot_maps(layers: int, heads: int, size: int) -> np.ndarray:
+    """Head h of layer l puts everything on key 0, but query 1 + l puts everything on key 1 of head 0."""
+    maps = np.zeros((layers, heads, size, size), dtype=np.float32)
+    maps[..., 0] = 1
+    for layer in range(layers):
+        maps[layer, 0, 1 + layer] = np.eye(size)[1]
+    return maps
+
+
+def pixel_at(figure, png: bytes, x: float, y: float) -> np.ndarray:
+    """The colour of the PNG where the maps' axes have the data point (x, y)."""
+    column, row_from_below = figure.axes[0].transData.transform((x, y))
+    pixels = imread(io.BytesIO(png))
+    return pixels[pixels.shape[0] - 1 - int(row_from_below), int(column), :3]
+
+
+def test_each_weight_has_its_colour_at_its_place():
+    size, gap = 5, 1
+    maps = one_hot_maps(2, 3, size)
+    maps[1, 2, 4, 2] = 0.25
+    figure = images.grid_figure(maps, list("abcde"))
+    png = images.attention_grid(maps, list("abcde"))
+    darkness = {}
+    for layer, head, query, key in np.ndindex(maps.shape):
+        x, y = head * (size + gap) + key, layer * (size + gap) + query
+        darkness.setdefault(float(maps[layer, head, query, key]), []).append(1 - pixel_at(figure, png, x, y).mean())
+    # The square root puts 0.25 half-way along the colours, far from both ends.
+    assert (
+        max(darkness[0]) < 0.02 and 0.3 < min(darkness[0.25]) <= max(darkness[0.25]) < 0.7 and min(darkness[1]) > 0.85
+    )
+
+
+def test_colours_darken_steadily():
+    lightness = images._colour_map()(np.linspace(0, 1, 256))[:, :3] @ [0.2126, 0.7152, 0.0722]
+    assert (np.diff(lightness) < 0).all()
+
+
+@pytest.mark.parametrize(("layers", "heads"), [(1, 1), (4, 4), (6, 6), (12, 12)])
+def test_no_two_labels_overlap_at_64_tokens(layers, heads):
+    tokens = [*HOSTILE, "return", " self", "supercalifragilistic"]
+    labels = [tokens[i % len(tokens)] for i in range(64)]
+    figure = images.grid_figure(np.zeros((layers, heads, 64, 64)), labels, "A title that is long enough to matter")
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw(renderer)
+    boxes = [t.get_window_extent(renderer) for t in figure.findobj(Text) if t.get_visible() and t.get_text()]
+    assert len(boxes) > (layers + heads) * 20
+    for one, other in combinations(boxes, 2):
+        overlap = [
+            min(one.x1, other.x1) - max(one.x0, other.x0),
+            min(one.y1, other.y1) - max(one.y0, other.y0),
+        ]
+        assert min(overlap) <= 1, (one, other)  # a pixel of antialiasing
+    width, height = figure.get_size_inches() * figure.dpi
+    assert all(box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height for box in boxes)
+
+
+@given(st.text(max_size=40))
+@settings(max_examples=300)
+def test_labels_hold_only_visible_glyphs(token):
+    label = images.printable(token)
+    font = get_font(findfont(images.FONT))
+    assert len(label) <= images.MAX_LABEL
+    assert all(font.get_char_index(ord(char)) and char.isprintable() and char != " " for char in label)
+
+
+def test_labels_of_different_characters_differ():
+    characters = [" ", "·", "\n", "\\", "n", "\x00", "😀", "界", "\u0301", "\u202e"]
+    labels = {char: images.printable(char) for char in characters}
+    assert labels[" "] == labels.pop("·")  # the one exception: a dot stands for a space
+    assert len(set(labels.values())) == len(labels)
+
+
+def test_hostile_text_is_drawn_without_a_warning(recwarn):
+    png = images.attention_grid(np.zeros((1, 2, len(HOSTILE), len(HOSTILE))), HOSTILE, title="$\\bad{ </script>")
+    assert png.startswith(b"\x89PNG") and not recwarn.list
+
+
+def test_a_selection_draws_only_that_head():
+    maps = np.random.default_rng(0).random((3, 4, 6, 6))
+    figure = images.grid_figure(maps, list("abcdef"), layers=[2], heads=[1])
+    texts = {text.get_text() for text in figure.findobj(Text)}
+    assert {"layer 2", "head 1"} <= texts and not {"layer 0", "head 0"} & texts
+    np.testing.assert_allclose(figure.axes[0].images[0].get_array(), maps[2, 1].astype(np.float32))
+
+
+def test_scores_are_drawn(tmp_path):
+    scores = np.random.default_rng(0).random((5, 2, 3))
+    assert images.score_grid(scores[0], "sink", tmp_path / "grid.png") == (tmp_path / "grid.png").read_bytes()
+    curves = images.score_curves([0, 1, 2, 4, 8], {"sink": scores, "induction": scores}, tmp_path / "curves.png", "$")
+    assert curves == (tmp_path / "curves.png").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "grid.png"]
+
+
+def test_a_missing_folder_is_named_and_nothing_is_left(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no folder .*missing"):
+        images.attention_grid(np.zeros((1, 1, 2, 2)), ["a", "b"], tmp_path / "missing" / "x.png")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("shape", "labels", "message"),
+    [
+        ((2, 3, 4), "abcd", r"weights \(L, H, T, T\)"),
+        ((1, 1, 3, 4), "abc", r"weights \(L, H, T, T\)"),
+        ((1, 1, 4, 4), "abc", "4 tokens, but there are 3 labels"),
+    ],
+)
+def test_wrong_shapes_are_refused(shape, labels, message):
+    with pytest.raises(ValueError, match=message):
+        images.attention_grid(np.zeros(shape), list(labels))
+
+
+def test_importing_the_room_does_not_import_matplotlib():
+    code = "import sys, model.inspection.images; sys.exit('matplotlib' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(images.__file__).parents[2])
