@@ -59,8 +59,6 @@ def scaled_dot_product_attention(
     _check_shapes(query, key, value, mask)
     _check_probability("dropout_p", dropout_p)
     T, S = query.shape[-2], key.shape[-2]
-    # A single last query sees every key: decoding needs no mask.
-    is_causal = is_causal and not T == 1 <= S
     if is_causal and (need_weights or mask is not None or T != S):
         causal = causal_mask(T, S, device=query.device)
         mask, is_causal = (causal if mask is None else mask & causal), False
@@ -74,7 +72,7 @@ def scaled_dot_product_attention(
     if mask is None:
         weights = scores.softmax(dim=-1)
     else:
-        mask, blind = _let_the_blind_see(mask)
+        mask, blind = _open_blind_rows(mask)
         weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1).masked_fill(blind, 0.0)
     weights = F.dropout(weights, dropout_p).to(query.dtype)
     return weights @ value, weights
@@ -94,14 +92,14 @@ def _fused_attention(
     """PyTorch's kernel, which leaves undefined what a query sees that may attend to nothing; here that is zeros."""
     blind = None
     if mask is not None:
-        mask, blind = _let_the_blind_see(mask)
+        mask, blind = _open_blind_rows(mask)
     values = F.scaled_dot_product_attention(
         query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
     return values if blind is None else values.masked_fill(blind, 0.0)
 
 
-def _let_the_blind_see(mask: Tensor) -> tuple[Tensor, Tensor]:
+def _open_blind_rows(mask: Tensor) -> tuple[Tensor, Tensor]:
     """Opens the rows of a mask that allow nothing, and says which they are, (..., T, 1), to erase their result.
 
     A softmax over nothing is 0 / 0, and its NaN would survive in the gradients even if the values were
@@ -287,13 +285,14 @@ class CausalSelfAttention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The queries (B, H, T, K), keys and values (B, H_kv, T, K) of x, as `attend` takes them."""
         heads = _split_heads(self.qkv_proj(x), self.num_heads + 2 * self.num_kv_heads)
-        q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=-3)
+        qk, v = heads.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
         if value_embedding is not None:
             v = v + _split_heads(value_embedding, self.num_kv_heads)
         if self.qk_norm:
-            q, k = F.rms_norm(q, (self.head_dim,)), F.rms_norm(k, (self.head_dim,))
+            qk = F.rms_norm(qk, (self.head_dim,), eps=1e-6)
         if rotary is not None:
-            q, k = apply_rotary(q, *rotary), apply_rotary(k, *rotary)
+            qk = apply_rotary(qk, *rotary)
+        q, k = qk.split((self.num_heads, self.num_kv_heads), dim=1)
         return q, k, v
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -301,17 +300,17 @@ class CausalSelfAttention(nn.Module):
 
         The last query stands at the last key, so S - T keys are the past of all queries.
         """
-        T, S = q.shape[-2], k.shape[-2]
+        T, S = q.shape[2], k.shape[2]
         if mask is not None:
-            _check_mask(mask, (*q.shape[:-1], S))
-        if self.window is not None and self.window + T - 1 < S:
-            # The first query's window begins here: what lies before it is out of everyone's sight.
-            S = self.window + T - 1
-            k, v = k[..., -S:, :], v[..., -S:, :]
+            _check_mask(mask, (*q.shape[:3], S))
+        window = S if self.window is None else self.window
+        if window + T - 1 < S:
+            # The keys before the first query's window are out of every query's sight.
+            S = window + T - 1
+            k, v = k[:, :, -S:], v[:, :, -S:]
             mask = mask[..., -S:] if mask is not None and mask.shape[-1] > 1 else mask
-        is_causal = mask is None and T == S and (self.window is None or self.window >= S)
-        if not is_causal and T > 1:
-            window = S if self.window is None else self.window
+        is_causal = mask is None and T == S <= window
+        if T > 1 and not is_causal:  # a single query, the last, sees all that is left: decoding needs no mask
             own = sliding_window_mask(T, window, S, device=q.device)
             mask = own if mask is None else mask & own
         return _fused_attention(
@@ -319,7 +318,7 @@ class CausalSelfAttention(nn.Module):
             k,
             v,
             mask,
-            is_causal=is_causal and T > 1,
+            is_causal=is_causal,
             dropout_p=self.dropout if self.training else 0.0,
             enable_gqa=self.num_kv_heads != self.num_heads,
         )

@@ -14,12 +14,8 @@ def causal_mask(query_len: int, key_len: int | None = None, *, device: torch.dev
 
     The two sequences are aligned at their ends: the last query sees the last key. With T < S the first
     S - T keys are the past (a cache); with T > S the first T - S queries see nothing.
-
-    Raises:
-        ValueError: for a length below 1.
     """
     key_len = query_len if key_len is None else key_len
-    _check_positive(query_len=query_len, key_len=key_len)
     return _distance(query_len, key_len, device) >= 0
 
 
@@ -32,10 +28,11 @@ def sliding_window_mask(
     Child et al. 2019 (https://arxiv.org/abs/1904.10509) and Mistral 7B (https://arxiv.org/abs/2310.06825).
 
     Raises:
-        ValueError: for a window or a length below 1.
+        ValueError: for a window below 1.
     """
     key_len = query_len if key_len is None else key_len
-    _check_positive(query_len=query_len, window=window, key_len=key_len)
+    if window < 1:
+        raise ValueError(f"window must be at least 1 (the query's own position), not {window}")
     distance = _distance(query_len, key_len, device)
     return (distance >= 0) & (distance < window)
 
@@ -56,7 +53,6 @@ def padding_mask(valid_lens: Tensor, key_len: int) -> Tensor:
     """
     valid_lens = torch.as_tensor(valid_lens)
     _check_integers("valid_lens", valid_lens)
-    _check_positive(key_len=key_len)
     if valid_lens.ndim not in (1, 2):
         raise ValueError(f"valid_lens must be (B,) or (B, T), not of shape {tuple(valid_lens.shape)}")
     # Looking at the values waits for the device and cannot be traced, so a compiled caller is trusted.
@@ -89,12 +85,6 @@ def _distance(query_len: int, key_len: int, device: torch.device | str | None) -
     """(T, S): how many positions a key lies before its query; negative in the future."""
     queries = torch.arange(key_len - query_len, key_len, device=device)
     return queries[:, None] - torch.arange(key_len, device=device)
-
-
-def _check_positive(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, not {size}")
 
 
 def _check_integers(name: str, ids: Tensor) -> None:

@@ -1,0 +1,173 @@
+"""Writing text: one token at a time from the model's own predictions, with its keys and values cached.
+
+Shapes: B batch, T prompt length, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from model.cache import KVCache
+from model.gpt import GPT
+
+
+def generate(
+    model: GPT,
+    tokens: Tensor,
+    max_new_tokens: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
+    stop_token: int | None = None,
+) -> Tensor:
+    """Continues each prompt of a batch; (B, T) -> (B, T + new tokens), the prompts included.
+
+    The window slides: a prompt longer than the model's context_length is read from its last context_length
+    tokens, and whenever the context is full the model goes on from its last half. Positions are part of what is
+    cached, so the cache cannot shift by one; reading half a context anew, in one pass, every half context costs
+    each token less than one more token, and the model never sees less than half of its context.
+
+    Args:
+        model: put in eval mode meanwhile.
+        tokens: prompts (B, T) of one length, T >= 1, on the model's device.
+        max_new_tokens: how many tokens to write at most, at least 1.
+        temperature: the logits are divided by it; 0 always takes the likeliest token.
+        top_k: draw from the k likeliest tokens only.
+        top_p: draw from the likeliest tokens that together have this probability, in (0, 1] ("nucleus",
+            Holtzman et al. 2019, https://arxiv.org/abs/1904.09751); applied after temperature and top_k.
+        generator: source of randomness, on the model's device; PyTorch's default one if None.
+        stop_token: ends a sequence, which is filled up with it; when all have ended so does the result.
+
+    Raises:
+        TypeError: if the tokens are not integers.
+        ValueError: for a value outside its range.
+    """
+    new = stream(
+        model,
+        tokens,
+        max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        generator=generator,
+        stop_token=stop_token,
+    )
+    return torch.cat((tokens, torch.stack(list(new), dim=1)), dim=1)
+
+
+def stream(
+    model: GPT,
+    tokens: Tensor,
+    max_new_tokens: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
+    stop_token: int | None = None,
+) -> Iterator[Tensor]:
+    """As `generate`, but yields each new token (B,) of the batch as soon as it is drawn, without the prompts."""
+    if tokens.is_floating_point() or tokens.dtype == torch.bool:
+        raise TypeError(f"tokens must be integers, not {tokens.dtype}")
+    if tokens.ndim != 2 or not tokens.numel():
+        raise ValueError(f"tokens must be (B, T), both at least 1, not of shape {tuple(tokens.shape)}")
+    vocab_size = model.config.vocab_size
+    if tokens.min() < 0 or tokens.max() >= vocab_size:
+        raise ValueError(f"token ids must lie in 0..{vocab_size - 1}, not in {tokens.min()}..{tokens.max()}")
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
+    _check_sampling(temperature, top_k, top_p)
+    # A function of its own, because the body of a generator runs, and so complains, only when it is iterated.
+    return _decode(model, tokens, max_new_tokens, temperature, top_k, top_p, generator, stop_token)
+
+
+@torch.inference_mode()
+def _decode(
+    model: GPT,
+    tokens: Tensor,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    generator: torch.Generator | None,
+    stop_token: int | None,
+) -> Iterator[Tensor]:
+    config = model.config
+    context_length = config.context_length
+    weight = model.token_embedding.weight
+    cache = KVCache(
+        config.num_layers,
+        len(tokens),
+        config.num_kv_heads,
+        # Room for what can come, not for the whole context: less memory when a big batch writes little.
+        min(context_length, tokens.shape[1] + max_new_tokens),
+        config.head_dim,
+        device=weight.device,
+        dtype=weight.dtype,
+    )
+    context = unread = tokens[:, -context_length:]
+    finished = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
+    was_training = model.training
+    model.eval()
+    try:
+        for _ in range(max_new_tokens):
+            if cache.length + unread.shape[1] > context_length:
+                cache.reset()
+                context = unread = context[:, -max(1, context_length // 2) :]
+            features = model.features(unread, cache=cache)
+            logits = model.unembed(features[:, -1])
+            token = sample(logits, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
+            if stop_token is not None:
+                token = token.masked_fill(finished, stop_token)
+                finished = finished | (token == stop_token)
+            yield token
+            # Asking whether all have finished waits for the device, so only those wait who gave a stop_token.
+            if stop_token is not None and finished.all():
+                return
+            unread = token[:, None]
+            context = torch.cat((context, unread), dim=1)
+    finally:
+        model.train(was_training)
+
+
+def sample(
+    logits: Tensor,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Draws one token a row: logits (B, V) -> (B,), without waiting for the device. Options as in `generate`."""
+    if temperature == 0:
+        return logits.argmax(dim=-1)
+    # With its maximum at 0 a row cannot overflow, however small the temperature.
+    logits = (logits.float() - logits.amax(dim=-1, keepdim=True)) / temperature
+    nucleus = top_p is not None and top_p < 1
+    token_ids = None
+    if top_k is not None or nucleus:
+        vocab_size = logits.shape[-1]
+        logits, token_ids = logits.topk(vocab_size if top_k is None else min(top_k, vocab_size))  # likeliest first
+    if nucleus:
+        probabilities = logits.softmax(dim=-1)
+        of_likelier = probabilities.cumsum(dim=-1) - probabilities
+        logits = logits.masked_fill(of_likelier >= top_p, -torch.inf)
+    # The largest of logit + Gumbel noise is a draw from the softmax (Gumbel 1954; Maddison et al. 2014,
+    # https://arxiv.org/abs/1411.0030); the logarithm of an exponential variable is such noise, negated.
+    noise = torch.empty_like(logits).exponential_(generator=generator).log()
+    drawn = (logits - noise).argmax(dim=-1, keepdim=True)
+    return (drawn if token_ids is None else token_ids.gather(-1, drawn)).squeeze(-1)
+
+
+def _check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(f"temperature must be 0 or more (and finite), not {temperature}")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k must be at least 1, not {top_k}")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p must be above 0 and at most 1, not {top_p}")
