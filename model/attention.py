@@ -143,11 +143,12 @@ class MultiHeadAttention(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        head_dim = _divide_into_heads("query_dim", query_dim, num_heads) if head_dim is None else head_dim
         key_dim = query_dim if key_dim is None else key_dim
         value_dim = key_dim if value_dim is None else value_dim
         output_dim = query_dim if output_dim is None else output_dim
-        _check_positive(key_dim=key_dim, value_dim=value_dim, head_dim=head_dim, output_dim=output_dim)
+        _check_positive(query_dim=query_dim, num_heads=num_heads, key_dim=key_dim, value_dim=value_dim)
+        head_dim = _divide("query_dim", query_dim, "num_heads", num_heads) if head_dim is None else head_dim
+        _check_positive(head_dim=head_dim, output_dim=output_dim)
         _check_probability("dropout", dropout)
         self.num_heads = num_heads
         self.head_dim = head_dim
@@ -239,9 +240,10 @@ class CausalSelfAttention(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        head_dim = _divide_into_heads("embed_dim", embed_dim, num_heads) if head_dim is None else head_dim
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        _divide_into_heads("num_heads", num_heads, num_kv_heads, "num_kv_heads")
+        _check_positive(embed_dim=embed_dim, num_heads=num_heads, num_kv_heads=num_kv_heads)
+        head_dim = _divide("embed_dim", embed_dim, "num_heads", num_heads) if head_dim is None else head_dim
+        _divide("num_heads", num_heads, "num_kv_heads", num_kv_heads)
         _check_positive(head_dim=head_dim, window=1 if window is None else window)
         _check_probability("dropout", dropout)
         self.num_heads = num_heads
@@ -354,10 +356,8 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
 def _check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
     if mask.dtype != torch.bool:
         raise TypeError(f"mask must be boolean (True = may attend), not {mask.dtype}")
-    fits = mask.ndim <= len(shape) and all(
-        m in (1, n) for m, n in zip(reversed(mask.shape), reversed(shape), strict=False)
-    )
-    if not fits:
+    padded = (1,) * (len(shape) - mask.ndim) + tuple(mask.shape)
+    if len(padded) > len(shape) or any(m not in (1, n) for m, n in zip(padded, shape, strict=True)):
         raise ValueError(f"mask has shape {tuple(mask.shape)}, which does not broadcast to (..., T, S) = {shape}")
 
 
@@ -372,8 +372,7 @@ def _check_positive(**sizes: int) -> None:
             raise ValueError(f"{name} must be at least 1, not {size}")
 
 
-def _divide_into_heads(name: str, dim: int, num_heads: int, divisor: str = "num_heads") -> int:
-    _check_positive(**{name: dim, divisor: num_heads})
-    if dim % num_heads:
-        raise ValueError(f"{divisor}={num_heads} does not divide {name}={dim}")
-    return dim // num_heads
+def _divide(name: str, size: int, divisor_name: str, divisor: int) -> int:
+    if size % divisor:
+        raise ValueError(f"{divisor_name}={divisor} does not divide {name}={size}")
+    return size // divisor

@@ -1,0 +1,491 @@
+"""Every formulation of attention against worked numbers, PyTorch's own kernels and plain loops."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from model.attention import CausalSelfAttention, MultiHeadAttention, scaled_dot_product_attention
+from model.masks import causal_mask, padding_mask, sliding_window_mask
+from model.rotary import RotaryEmbedding, apply_rotary
+
+SIX_VECTORS = torch.tensor(
+    [
+        [0.43, 0.15, 0.89],
+        [0.55, 0.87, 0.66],
+        [0.57, 0.85, 0.64],
+        [0.22, 0.58, 0.33],
+        [0.77, 0.25, 0.10],
+        [0.05, 0.80, 0.55],
+    ]
+)
+
+
+def random(*shape, dtype=torch.float64):
+    return torch.randn(*shape, dtype=dtype, requires_grad=True)
+
+
+def values_and_gradients(function, inputs):
+    """The function's values and the gradients of every input for one fixed, uneven upstream gradient."""
+    values = function(*inputs)
+    upstream = torch.linspace(-1, 2, values.numel(), dtype=torch.float64).reshape(values.shape).to(values.dtype)
+    return values, *torch.autograd.grad(values, inputs, upstream)
+
+
+# Worked numbers
+
+
+def test_two_causal_heads_of_width_one():
+    torch.manual_seed(123)
+    attention = MultiHeadAttention(3, 2, head_dim=1, output_dim=2)
+    output, weights = attention(torch.stack((SIX_VECTORS, SIX_VECTORS)), is_causal=True)
+    expected = [[0.3190, 0.4858], [0.2943, 0.3897], [0.2856, 0.3593], [0.2693, 0.3873], [0.2639, 0.3928]]
+    expected = torch.tensor([*expected, [0.2575, 0.4028]])
+    torch.testing.assert_close(output, torch.stack((expected, expected)), atol=1e-4, rtol=0)
+    assert weights is None
+
+
+def test_one_head_of_width_two_without_output_projection():
+    torch.manual_seed(123)
+    key_proj, query_proj, value_proj = (nn.Linear(3, 2, bias=False) for _ in range(3))
+    attention = MultiHeadAttention(3, 1, head_dim=2)
+    attention.key_proj, attention.query_proj, attention.value_proj = key_proj, query_proj, value_proj
+    attention.output_proj = nn.Identity()
+    output, _ = attention(SIX_VECTORS[None])
+    expected = torch.tensor([[-0.5300, -0.0988], [-0.5307, -0.1042]])
+    torch.testing.assert_close(output[0, [0, -1]], expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_attention_without_parameters(need_weights):
+    x = SIX_VECTORS
+    values, _ = scaled_dot_product_attention(x, x, x, scale=1.0, need_weights=need_weights)
+    torch.testing.assert_close(values[0], torch.tensor([0.4421, 0.5931, 0.5790]), atol=1e-4, rtol=0)
+
+
+def test_weights_of_the_second_query():
+    torch.manual_seed(123)
+    q, k, v = (SIX_VECTORS @ torch.rand(3, 2) for _ in range(3))
+    _, weights = scaled_dot_product_attention(q, k, v, need_weights=True)
+    expected = torch.tensor([0.1500, 0.2264, 0.2199, 0.1311, 0.0906, 0.1820])
+    torch.testing.assert_close(weights[1], expected, atol=1e-4, rtol=0)
+
+
+# Shapes
+
+
+@pytest.mark.parametrize(
+    ("layer", "inputs", "output_shape", "weights_shape"),
+    [
+        (dict(query_dim=512, num_heads=8), [(30, 5, 512)], (30, 5, 512), (30, 8, 5, 5)),
+        (dict(query_dim=3, num_heads=2, head_dim=2), [(2, 5, 3)], (2, 5, 3), (2, 2, 5, 5)),
+        (dict(query_dim=3, num_heads=2, head_dim=1, output_dim=2), [(2, 6, 3)], (2, 6, 2), (2, 2, 6, 6)),
+        (dict(query_dim=12, num_heads=3, head_dim=12), [(2, 4, 12)], (2, 4, 12), (2, 3, 4, 4)),
+        (
+            dict(query_dim=8, num_heads=4, key_dim=10, value_dim=12),
+            [(2, 4, 8), (2, 6, 10), (2, 6, 12)],
+            (2, 4, 8),
+            (2, 4, 4, 6),
+        ),
+        (dict(query_dim=8, num_heads=2, key_dim=5), [(2, 4, 8), (2, 6, 5)], (2, 4, 8), (2, 2, 4, 6)),
+        (dict(query_dim=8, num_heads=2), [(4, 8)], (4, 8), (2, 4, 4)),
+    ],
+    ids=lambda value: None if isinstance(value, list) else str(value),
+)
+def test_shapes_of_multi_head_attention(layer, inputs, output_shape, weights_shape):
+    attention = MultiHeadAttention(**layer)
+    output, weights = attention(*map(torch.randn, inputs), need_weights=True)
+    assert output.shape == output_shape and weights.shape == weights_shape
+    assert attention(*map(torch.randn, inputs))[0].shape == output_shape
+
+
+def test_no_weight_beyond_the_valid_lengths():
+    attention = MultiHeadAttention(100, 5)
+    query, mask = torch.randn(2, 4, 100), padding_mask(torch.tensor([3, 2]), 6)
+    output, weights = attention(query, torch.randn(2, 6, 100), mask=mask, need_weights=True)
+    assert output.shape == (2, 4, 100)
+    assert weights[0, :, :, :3].min() > 0 and weights[0, :, :, 3:].abs().max() == 0
+    assert weights[1, :, :, :2].min() > 0 and weights[1, :, :, 2:].abs().max() == 0
+
+
+def test_query_key_and_value_of_their_own_widths():
+    values, weights = scaled_dot_product_attention(
+        torch.randn(2, 4, 8), torch.randn(2, 6, 8), torch.randn(2, 6, 12), need_weights=True
+    )
+    assert values.shape == (2, 4, 12) and weights.shape == (2, 4, 6)
+
+
+# Agreement: the explicit path, the fused path, PyTorch's functions and plain loops
+
+leading_dims = st.sampled_from([(), (2,), (2, 3), (2, 1, 3)])
+
+
+@given(leading_dims, st.integers(1, 6), st.integers(1, 6), st.integers(1, 8), st.integers(1, 5), st.data())
+@settings(deadline=None, max_examples=60)
+def test_explicit_is_fused_is_pytorch(leading, T, S, K, Kv, data):
+    inputs = random(*leading, T, K), random(*leading, S, K), random(*leading, S, Kv)
+    scale = data.draw(st.sampled_from([None, 0.3, 1.0]))
+    mask = data.draw(st.sampled_from([None, torch.rand(T, S) < 0.6, torch.rand(*leading, T, S) < 0.6]))
+    is_causal = data.draw(st.booleans())
+
+    def ours(need_weights):
+        def attend(*inputs):
+            options = dict(is_causal=is_causal, scale=scale, need_weights=need_weights)
+            return scaled_dot_product_attention(*inputs, mask, **options)[0]
+
+        return values_and_gradients(attend, inputs)
+
+    def pytorch(*inputs):
+        allowed = torch.ones(T, S, dtype=torch.bool) if mask is None else mask
+        if is_causal:
+            allowed = allowed & torch.ones(T, S).tril(S - T).bool()
+        # PyTorch's mask is added, and a finite number keeps rows without a key finite.
+        added = torch.where(allowed, 0.0, -1e30).double()
+        values = F.scaled_dot_product_attention(*inputs, attn_mask=added, scale=scale)
+        return values * allowed.any(-1, keepdim=True)
+
+    expected = values_and_gradients(pytorch, inputs)
+    torch.testing.assert_close(ours(need_weights=True), expected, atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(ours(need_weights=False), expected, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)], ids=str)
+def test_lower_precisions_agree_with_float64(need_weights, dtype, tolerance):
+    inputs = [torch.randn(2, 3, 33, 16).to(dtype).requires_grad_() for _ in range(3)]
+
+    def attend(*inputs):
+        return scaled_dot_product_attention(*inputs, is_causal=True, need_weights=need_weights)[0]
+
+    exact = values_and_gradients(attend, [x.detach().double().requires_grad_() for x in inputs])
+    actual = values_and_gradients(attend, inputs)
+    assert actual[0].dtype == dtype
+    torch.testing.assert_close([x.double() for x in actual], list(exact), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_leading_dimensions_broadcast(need_weights):
+    q, k, v = torch.randn(2, 1, 4, 8), torch.randn(3, 5, 8), torch.randn(1, 3, 5, 6)
+    values, _ = scaled_dot_product_attention(q, k, v, need_weights=need_weights)
+    expanded = [x.expand(2, 3, *x.shape[-2:]) for x in (q, k, v)]
+    torch.testing.assert_close(values, F.scaled_dot_product_attention(*expanded))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=str)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("masked", ["nothing", "future", "padding"])
+def test_multi_head_attention_is_pytorchs(dtype, tolerance, bias, masked):
+    reference = nn.MultiheadAttention(24, 4, bias=bias, kdim=10, vdim=14, batch_first=True, dtype=dtype)
+    ours = MultiHeadAttention(24, 4, key_dim=10, value_dim=14, qkv_bias=bias, output_bias=bias).to(dtype)
+    with torch.no_grad():
+        projections = (ours.query_proj, ours.key_proj, ours.value_proj)
+        for part, projection in zip("qkv", projections, strict=True):
+            projection.weight.copy_(getattr(reference, f"{part}_proj_weight"))
+        ours.output_proj.weight.copy_(reference.out_proj.weight)
+        if bias:
+            nn.init.normal_(reference.in_proj_bias)
+            for projection, vector in zip(projections, reference.in_proj_bias.chunk(3), strict=True):
+                projection.bias.copy_(vector)
+            nn.init.normal_(reference.out_proj.bias)
+            ours.output_proj.bias.copy_(reference.out_proj.bias)
+    inputs = random(2, 5, 24, dtype=dtype), random(2, 5, 10, dtype=dtype), random(2, 5, 14, dtype=dtype)
+    mask = {"nothing": None, "future": causal_mask(5), "padding": padding_mask(torch.tensor([3, 5]), 5)}[masked]
+
+    def pytorch(*inputs):  # its masks say where *not* to look
+        hidden = {"future": dict(attn_mask=~causal_mask(5)), "padding": dict(key_padding_mask=None)}.get(masked, {})
+        if masked == "padding":
+            hidden["key_padding_mask"] = ~mask.flatten(0, 2)
+        return reference(*inputs, need_weights=False, **hidden)[0]
+
+    expected = values_and_gradients(pytorch, inputs)
+    for need_weights in (False, True):
+        actual = values_and_gradients(lambda *x: ours(*x, mask=mask, need_weights=need_weights)[0], inputs)
+        torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("head_dim", [12, 4, 3], ids=["wide", "shared", "per head"])
+def test_heads_are_a_plain_loop(head_dim):
+    attention = MultiHeadAttention(12, 3, head_dim=head_dim).double()
+    x = random(2, 5, 12)
+    heads = []
+    for h in range(3):
+        rows = slice(h * head_dim, (h + 1) * head_dim)
+        q, k, v = (x @ p.weight[rows].T for p in (attention.query_proj, attention.key_proj, attention.value_proj))
+        scores = (q @ k.transpose(1, 2)) / math.sqrt(head_dim)
+        scores = scores + torch.full((5, 5), -torch.inf, dtype=x.dtype).triu(1)
+        heads.append(scores.softmax(-1) @ v)
+    expected = torch.cat(heads, dim=-1) @ attention.output_proj.weight.T + attention.output_proj.bias
+    for need_weights in (False, True):
+        actual, _ = attention(x, is_causal=True, need_weights=need_weights)
+        torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-10)
+
+
+def test_the_scale_can_go_into_query_and_key():
+    q, k, v = (torch.randn(2, 5, 16).double() for _ in range(3))
+    into_both = scaled_dot_product_attention(q / 16**0.25, k / 16**0.25, v, scale=1.0, need_weights=True)
+    torch.testing.assert_close(into_both, scaled_dot_product_attention(q, k, v, need_weights=True))
+
+
+# A query that may attend to nothing
+
+
+@given(st.integers(1, 5), st.integers(1, 5), st.booleans(), st.booleans())
+@settings(deadline=None)
+def test_a_blind_query_gets_zeros_everywhere(T, S, need_weights, is_causal):
+    inputs = random(2, T, 4), random(2, S, 4), random(2, S, 3)
+    mask = torch.ones(2, T, S, dtype=torch.bool)
+    mask[1, T - 1] = False
+    mask[0] = False
+
+    def attend(*inputs):
+        return scaled_dot_product_attention(*inputs, mask, is_causal=is_causal, need_weights=need_weights)[0]
+
+    values, dq, dk, dv = values_and_gradients(attend, inputs)
+    assert values[0].abs().max() == 0 and values[1, T - 1].abs().max() == 0
+    assert dq[0].abs().max() == 0 and dq[1, T - 1].abs().max() == 0
+    assert dk[0].abs().max() == 0 and dv[0].abs().max() == 0
+    assert all(x.isfinite().all() for x in (values, dq, dk, dv))
+    if need_weights:
+        _, weights = scaled_dot_product_attention(*inputs, mask, need_weights=True)
+        assert weights[0].abs().max() == 0 and weights[1, T - 1].abs().max() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_queries_before_the_first_key_are_blind(dtype, need_weights):
+    inputs = random(5, 4, dtype=dtype), random(3, 4, dtype=dtype), random(3, 4, dtype=dtype)
+
+    def attend(*inputs):
+        return scaled_dot_product_attention(*inputs, is_causal=True, need_weights=need_weights)[0]
+
+    values, dq, dk, dv = values_and_gradients(attend, inputs)
+    assert values[:2].abs().max() == 0 and dq[:2].abs().max() == 0
+    torch.testing.assert_close(values[2], inputs[2][0])  # the third sees the first key alone
+    assert all(x.isfinite().all() for x in (values, dq, dk, dv))
+
+
+def test_a_blind_token_of_the_gpts_layer_gets_zeros():
+    attention = CausalSelfAttention(16, 4, num_kv_heads=2)
+    x = random(2, 5, 16, dtype=torch.float32)
+    output = attention(x, mask=padding_mask(torch.tensor([5, 0]), 5))
+    (gradient,) = torch.autograd.grad(output.sum(), x)
+    assert output[1].abs().max() == 0 and gradient[1].abs().max() == 0
+    assert output[0].abs().min() > 0 and gradient.isfinite().all()
+
+
+# Weights
+
+
+@given(
+    st.integers(1, 6),
+    st.integers(1, 6),
+    st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+    st.sampled_from([1.0, 1e4]),
+    st.booleans(),
+    st.integers(0, 2**31),
+)
+@settings(deadline=None)
+def test_weights_are_rows_that_sum_to_one_or_zero(T, S, dtype, magnitude, is_causal, seed):
+    generator = torch.Generator().manual_seed(seed)
+    # Products of ±1 and ±magnitude: every score is -magnitude or +magnitude.
+    q = torch.randint(2, (2, T, 1), generator=generator).mul(2).sub(1).to(dtype)
+    k = torch.randint(2, (2, S, 1), generator=generator).mul(2).sub(1).mul(magnitude).to(dtype)
+    mask = torch.rand(2, T, S, generator=generator) < 0.7
+    values, weights = scaled_dot_product_attention(
+        q, k, torch.ones(2, S, 1, dtype=dtype), mask, is_causal=is_causal, need_weights=True
+    )
+    allowed = mask & causal_mask(T, S) if is_causal else mask
+    assert weights.isfinite().all() and weights.min() >= 0 and weights[~allowed].abs().sum() == 0
+    expected = allowed.any(-1).double()
+    tolerance = 1e-6 if dtype != torch.bfloat16 else S * 2**-8
+    torch.testing.assert_close(weights.double().sum(-1), expected, atol=tolerance, rtol=0)
+    fused, _ = scaled_dot_product_attention(q, k, torch.ones(2, S, 1, dtype=dtype), mask, is_causal=is_causal)
+    torch.testing.assert_close(fused.double().squeeze(-1), expected, atol=tolerance, rtol=0)
+
+
+def test_weights_keep_apart_scores_that_bfloat16_cannot():
+    # 128 and 128.5 are one number in bfloat16; the weights must still differ by the factor exp(0.5).
+    q = torch.tensor([[1.0, 1.0]], dtype=torch.bfloat16)
+    k = torch.tensor([[64.0, 64.0], [64.0, 64.5]], dtype=torch.bfloat16)
+    _, weights = scaled_dot_product_attention(q, k, k, scale=1.0, need_weights=True)
+    assert (weights[0, 1] / weights[0, 0]).item() == pytest.approx(math.exp(0.5), rel=2e-2)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_dropout_drops_and_rescales(need_weights):
+    torch.manual_seed(0)
+    T = 200
+    # With the identity for values, the output is the weights themselves: all 1/T without dropout.
+    q, v = torch.zeros(T, 4), torch.eye(T)
+    values, weights = scaled_dot_product_attention(q, q, v, dropout_p=0.25, need_weights=need_weights)
+    dropped = values == 0
+    assert dropped.float().mean().item() == pytest.approx(0.25, abs=0.02)
+    torch.testing.assert_close(values[~dropped], torch.full_like(values[~dropped], 1 / T / 0.75))
+    if need_weights:
+        torch.testing.assert_close(weights, values)  # the weights that were used, not those before dropout
+
+
+@pytest.mark.parametrize("layer", [MultiHeadAttention, CausalSelfAttention])
+def test_dropout_in_training_only(layer):
+    torch.manual_seed(0)
+    dropping, plain = layer(16, 2, dropout=0.5), layer(16, 2)
+    plain.load_state_dict(dropping.state_dict())
+    x = torch.randn(2, 8, 16)
+
+    def output(module):
+        return module(x)[0] if layer is MultiHeadAttention else module(x)
+
+    assert not torch.allclose(output(dropping), output(dropping))
+    torch.testing.assert_close(output(dropping.eval()), output(plain))
+
+
+# CausalSelfAttention
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 20])
+@pytest.mark.parametrize("num_kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("dressed", [False, True], ids=["plain", "rotary, norm, value embedding, bias"])
+def test_causal_self_attention_is_a_plain_loop(window, num_kv_heads, dressed):
+    layer = CausalSelfAttention(
+        24, 4, num_kv_heads=num_kv_heads, head_dim=8, bias=dressed, qk_norm=dressed, window=window
+    ).double()
+    x, T = random(2, 9, 24), 9
+    rotary = RotaryEmbedding(8, 9)(9) if dressed else None
+    value_embedding = torch.randn(2, 9, num_kv_heads * 8).double() if dressed else None
+
+    def loop(x):
+        qkv = layer.qkv_proj(x).split((32, num_kv_heads * 8, num_kv_heads * 8), dim=-1)
+        allowed = sliding_window_mask(T, window or T)
+        heads = []
+        for h in range(4):
+            served_by = h // (4 // num_kv_heads)
+            q, k, v = (part[..., i * 8 : i * 8 + 8] for part, i in zip(qkv, (h, served_by, served_by), strict=True))
+            if dressed:
+                v = v + value_embedding[..., served_by * 8 : served_by * 8 + 8]
+                q, k = (y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k))
+                q, k = apply_rotary(q, *rotary), apply_rotary(k, *rotary)
+            scores = (q @ k.mT / math.sqrt(8)).masked_fill(~allowed, -torch.inf)
+            heads.append(scores.softmax(-1) @ v)
+        return layer.output_proj(torch.cat(heads, -1))
+
+    actual = values_and_gradients(lambda x: layer(x, rotary=rotary, value_embedding=value_embedding), [x])
+    torch.testing.assert_close(actual, values_and_gradients(loop, [x]), atol=1e-10, rtol=1e-10)
+
+
+def test_the_training_path_is_one_fused_call_without_a_mask(monkeypatch):
+    calls = []
+    fused = F.scaled_dot_product_attention
+
+    def spy(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options):
+        calls.append((attn_mask, is_causal))
+        return fused(query, key, value, attn_mask, dropout_p, is_causal, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    layer = CausalSelfAttention(16, 4)
+    layer(torch.randn(2, 6, 16))
+    q, k, v = layer.project(torch.randn(2, 6, 16))
+    layer.attend(q[:, :, -1:], k, v)  # decoding: the last query sees every key
+    assert calls == [(None, True), (None, False)]
+
+
+def test_a_mask_is_combined_with_causality_and_window():
+    layer = CausalSelfAttention(16, 4, window=3)
+    q, k, v = layer.project(torch.randn(2, 6, 16))
+    padding = padding_mask(torch.tensor([6, 2]), 6)
+    expected = F.scaled_dot_product_attention(q, k, v, sliding_window_mask(6, 3) & padding)
+    actual = layer.attend(q, k, v, padding)
+    torch.testing.assert_close(actual[0], expected[0])
+    torch.testing.assert_close(actual[1, :, :4], expected[1, :, :4])
+    assert actual[1, :, 4:].abs().max() == 0  # their windows hold padding only
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (((4, 8), (6, 7), (6, 7)), "query has width 8, but key has width 7"),
+        (((4, 8), (6, 8), (5, 8)), "6 keys, but 5 values"),
+        (((2, 4, 8), (3, 6, 8), (3, 6, 8)), r"\(2, 4, 8\), \(3, 6, 8\), \(3, 6, 8\)"),
+        (((8,), (6, 8), (6, 8)), "not 1, 2 and 2"),
+    ],
+)
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_refuses_shapes(shapes, message, need_weights):
+    with pytest.raises(ValueError, match=message):
+        scaled_dot_product_attention(*map(torch.randn, shapes), need_weights=need_weights)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_refuses_masks(need_weights):
+    q = torch.randn(2, 4, 8)
+    for mask in (torch.ones(4, 5), torch.ones(3, 4, 4), torch.ones(1, 2, 4, 4), torch.ones(2, 4)):
+        with pytest.raises(ValueError, match=rf"\({', '.join(map(str, mask.shape))}\).* = \(2, 4, 4\)"):
+            scaled_dot_product_attention(q, q, q, mask.bool(), need_weights=need_weights)
+    for mask in (torch.zeros(4, 4), torch.ones(4, 4, dtype=torch.long)):
+        with pytest.raises(TypeError, match=f"boolean.*not {mask.dtype}"):
+            scaled_dot_product_attention(q, q, q, mask, need_weights=need_weights)
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.0])
+def test_refuses_dropout_that_is_no_probability(p):
+    q = torch.randn(4, 8)
+    for call in (
+        lambda: scaled_dot_product_attention(q, q, q, dropout_p=p),
+        lambda: MultiHeadAttention(8, 2, dropout=p),
+        lambda: CausalSelfAttention(8, 2, dropout=p),
+    ):
+        with pytest.raises(ValueError, match=f"not {p}"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: MultiHeadAttention(10, 3), "num_heads=3 does not divide query_dim=10"),
+        (lambda: MultiHeadAttention(10, 0), "num_heads must be at least 1, not 0"),
+        (lambda: MultiHeadAttention(10, 2, head_dim=0), "head_dim must be at least 1, not 0"),
+        (lambda: MultiHeadAttention(10, 0, head_dim=4), "num_heads must be at least 1, not 0"),
+        (lambda: MultiHeadAttention(10, 2, output_dim=-1), "output_dim must be at least 1, not -1"),
+        (lambda: MultiHeadAttention(10, 2, key_dim=0), "key_dim must be at least 1, not 0"),
+        (lambda: CausalSelfAttention(10, 3), "num_heads=3 does not divide embed_dim=10"),
+        (lambda: CausalSelfAttention(12, 6, num_kv_heads=4), "num_kv_heads=4 does not divide num_heads=6"),
+        (lambda: CausalSelfAttention(12, 6, num_kv_heads=0), "num_kv_heads must be at least 1, not 0"),
+        (lambda: CausalSelfAttention(12, 6, window=0), "window must be at least 1, not 0"),
+        (lambda: CausalSelfAttention(12, 6, head_dim=-2), "head_dim must be at least 1, not -2"),
+    ],
+)
+def test_refuses_sizes(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_multi_head_attention_refuses_inputs_of_another_width():
+    attention = MultiHeadAttention(8, 2, key_dim=10, value_dim=12)
+    query, key, value = torch.randn(2, 4, 8), torch.randn(2, 6, 10), torch.randn(2, 6, 12)
+    with pytest.raises(ValueError, match="key has width 8, .* key_dim=10"):
+        attention(query)
+    with pytest.raises(ValueError, match="value has width 10, .* value_dim=12"):
+        attention(query, key)
+    with pytest.raises(ValueError, match="6 keys, but 5 values"):
+        attention(query, key, value[:, :5])
+
+
+def test_multi_head_attention_refuses_a_mask_that_could_mean_heads():
+    attention = MultiHeadAttention(8, 2)
+    with pytest.raises(ValueError, match=r"2 axes \(T, S\) or 4 .*, not 3"):
+        attention(torch.randn(2, 4, 8), mask=torch.ones(2, 4, 4, dtype=torch.bool))
+
+
+def test_causal_self_attention_refuses_masks():
+    layer = CausalSelfAttention(16, 4)
+    x = torch.randn(2, 6, 16)
+    with pytest.raises(ValueError, match=r"\(1, 1, 6, 5\).* = \(2, 4, 6, 6\)"):
+        layer(x, mask=torch.ones(1, 1, 6, 5, dtype=torch.bool))
+    with pytest.raises(TypeError, match="float32"):
+        layer(x, mask=torch.zeros(1, 1, 6, 6))

@@ -1,0 +1,127 @@
+"""The cache by itself, and its promise: token by token, in chunks and all at once are the same."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.attention import CausalSelfAttention
+from model.cache import KVCache
+from model.gpt import GPT, GPTConfig
+from model.masks import padding_mask
+from model.rotary import RotaryEmbedding
+
+
+def keys_and_values(length, batch=2, heads=3, width=4):
+    return torch.randn(batch, heads, length, width), torch.randn(batch, heads, length, width)
+
+
+def test_append_returns_everything_so_far_layer_by_layer():
+    cache = KVCache(2, 2, 3, 8, 4)
+    first = [keys_and_values(5) for _ in range(2)]
+    second = [keys_and_values(3) for _ in range(2)]
+    for layer in range(2):
+        torch.testing.assert_close(cache.append(layer, *first[layer]), first[layer])
+    assert cache.length == 5
+    for layer in range(2):
+        assert cache.length == 5  # until the last layer has appended, all write at the same place
+        k, v = cache.layer(layer).append(*second[layer])
+        torch.testing.assert_close(k, torch.cat((first[layer][0], second[layer][0]), dim=2))
+        torch.testing.assert_close(v, torch.cat((first[layer][1], second[layer][1]), dim=2))
+    assert cache.length == cache.max_len == 8
+
+
+def test_truncate_and_reset_forget():
+    cache = KVCache(1, 2, 3, 8, 4)
+    first, second = keys_and_values(5), keys_and_values(4)
+    cache.append(0, *first)
+    cache.truncate(2)
+    k, v = cache.append(0, *second)
+    torch.testing.assert_close(k, torch.cat((first[0][:, :, :2], second[0]), dim=2))
+    torch.testing.assert_close(v, torch.cat((first[1][:, :, :2], second[1]), dim=2))
+    cache.reset()
+    assert cache.length == 0
+    torch.testing.assert_close(cache.append(0, *second), second)
+
+
+def test_says_when_it_is_full_and_keeps_what_it_has():
+    cache = KVCache(1, 2, 3, 8, 4)
+    first, last = keys_and_values(6), keys_and_values(2)
+    cache.append(0, *first)
+    with pytest.raises(ValueError, match="full: 6 of 8 positions are taken, so 3 more do not fit"):
+        cache.append(0, *keys_and_values(3))
+    assert cache.length == 6
+    k, _ = cache.append(0, *last)
+    torch.testing.assert_close(k, torch.cat((first[0], last[0]), dim=2))
+
+
+def test_refuses_sizes_that_do_not_fit():
+    cache = KVCache(1, 2, 3, 8, 4)
+    with pytest.raises(ValueError, match=r"\(2, 3, 5, 4\), not \(1, 3, 5, 4\)"):
+        cache.append(0, *keys_and_values(5, batch=1))
+    with pytest.raises(ValueError, match=r"\(2, 3, 5, 4\) and \(2, 3, 2, 4\)"):
+        cache.append(0, keys_and_values(5)[0], keys_and_values(2)[1])
+    with pytest.raises(ValueError, match=r"cache of 0 positions to 1"):
+        cache.truncate(1)
+    with pytest.raises(ValueError, match=r"to -1"):
+        cache.truncate(-1)
+    with pytest.raises(ValueError, match=r"\(1, 2, 0, 8, 4\)"):
+        KVCache(1, 2, 0, 8, 4)
+
+
+chunkings = st.lists(st.integers(1, 5), min_size=1, max_size=6)
+
+
+@given(
+    chunks=chunkings,
+    heads=st.sampled_from([(4, 4), (4, 2), (4, 1)]),
+    window=st.sampled_from([None, 1, 2, 3, 7, 40]),
+    use_rotary=st.booleans(),
+    qk_norm=st.booleans(),
+    padded=st.booleans(),
+)
+@settings(deadline=None, max_examples=60)
+@torch.no_grad()
+def test_attention_in_any_chunks_is_attention_at_once(chunks, heads, window, use_rotary, qk_norm, padded):
+    length = sum(chunks)
+    layer = CausalSelfAttention(16, heads[0], num_kv_heads=heads[1], window=window, qk_norm=qk_norm).double()
+    rotary = RotaryEmbedding(4, length)
+    x = torch.randn(2, length, 16, dtype=torch.float64)
+    mask = padding_mask(torch.tensor([length, (length + 1) // 2]), length) if padded else None
+    at_once = layer(x, rotary=rotary(length) if use_rotary else None, mask=mask)
+
+    cache = KVCache(1, 2, heads[1], length, 4, dtype=torch.float64)
+    outputs = []
+    for chunk in chunks:
+        start, end = cache.length, cache.length + chunk
+        angles = rotary(chunk, start) if use_rotary else None
+        seen = None if mask is None else mask[..., :end]
+        outputs.append(layer(x[:, start:end], rotary=angles, mask=seen, cache=cache.layer(0)))
+    torch.testing.assert_close(torch.cat(outputs, dim=1), at_once, atol=1e-10, rtol=1e-10)
+
+
+GPT2 = dict(position="learned", norm="layernorm", activation="gelu", bias=True, tie_embeddings=True, qk_norm=False)
+GPT2 |= dict(logit_soft_cap=None, value_embeddings=False)
+OPTIONS = {
+    "gpt2": GPT2,
+    "modern": {},
+    "grouped": dict(num_kv_heads=2),
+    "window": dict(window=5),
+    "grouped window swiglu": dict(num_kv_heads=1, window=3, activation="swiglu"),
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+@pytest.mark.parametrize("chunks", [(1,) * 12, (5, 1, 1, 3, 2), (11, 1)], ids=str)
+@torch.no_grad()
+def test_the_gpt_in_any_chunks_gives_the_same_logits(options, chunks):
+    torch.manual_seed(0)
+    gpt = GPT(GPTConfig(vocab_size=31, context_length=12, num_layers=3, num_heads=4, embed_dim=32, **options)).eval()
+    for parameter in gpt.parameters():  # what starts at zero would hide its input
+        torch.nn.init.normal_(parameter, std=0.3)
+    tokens = torch.randint(31, (2, 12))
+    cache = KVCache(3, 2, gpt.config.num_kv_heads, 12, 8)
+    logits = [gpt(piece, cache=cache) for piece in tokens.split(chunks, dim=1)]
+    at_once = gpt(tokens)
+    assert at_once.std(dim=1).mean() > 0.1
+    torch.testing.assert_close(torch.cat(logits, dim=1), at_once, atol=1e-5, rtol=1e-5)
