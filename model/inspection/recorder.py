@@ -1,0 +1,250 @@
+"""Attention maps of a model on a probe, computed beside the path that it trains on.
+
+The model runs as it always does, with its fused kernel, which returns no weights. The q, k and v that each layer
+used are projected once more, and the weights computed from them by the formula. Two numbers then say whether the
+maps can be trusted:
+
+    fidelity    max |weights @ values - what the fused kernel gave|, over all layers
+    causality   the largest change of any logit before token j when token j is replaced: 0 unless the future leaks
+
+Shapes: L layers, H heads, T tokens, K head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from model.attention import CausalSelfAttention, scaled_dot_product_attention
+from model.gpt import GPT
+from model.inspection.archive import AttentionArchive, Probe, Snapshot
+from model.inspection.heads import score_heads
+
+
+@dataclass(frozen=True)
+class Capture:
+    """The maps of one sequence: tokens (T,), weights (L, H, T, T) in float32 on the CPU, and how true they are."""
+
+    tokens: Tensor
+    weights: Tensor
+    fidelity: float
+    causality: float
+
+
+@torch.no_grad()
+def capture(
+    gpt: GPT, tokens: Tensor | Sequence[int], *, document_ids: Tensor | None = None, autocast: torch.dtype | None = None
+) -> Capture:
+    """Every attention map of the model on one sequence, (T,) or (1, T).
+
+    The model is run in eval mode, without compilation; its modes, its weights and the random number generators are
+    afterwards as they were before.
+
+    Args:
+        document_ids: (1, T), as the model takes them.
+        autocast: run the model under autocast to this type, as mixed-precision training does; None runs it as it is.
+
+    Raises:
+        ValueError: for no tokens, more than one sequence, or ids outside the vocabulary (the model raises it for
+            sequences longer than its context).
+    """
+    gpt = getattr(gpt, "_orig_mod", gpt)  # what torch.compile has wrapped
+    device = gpt.token_embedding.weight.device
+    tokens = torch.atleast_2d(torch.as_tensor(tokens, device=device))
+    _check_tokens(tokens, gpt.token_embedding.num_embeddings)
+    layers = [block.attention for block in gpt.blocks]
+
+    def logits(tokens: Tensor) -> Tensor:
+        # `forward` is the module's own Python code even after `gpt.compile()`.
+        return gpt.forward(tokens, document_ids=document_ids)
+
+    with _undisturbed(gpt, device), torch.autocast(device.type, autocast, enabled=autocast is not None):
+        with _watched(layers) as seen:
+            before = logits(tokens)
+        leaks = [_leak(logits, tokens, before, position) for position in _positions(tokens.shape[1])]
+        projected = [
+            layer.project(x, rotary, embedding)
+            for layer, (x, rotary, _, embedding) in zip(layers, seen.inputs, strict=True)
+        ]
+
+    weights, errors = [], []
+    for layer, qkv, (_, _, mask, _), fused in zip(layers, projected, seen.inputs, seen.fused, strict=True):
+        layer_values, layer_weights = _attend_by_formula(layer, *qkv, mask)
+        fused = fused.unflatten(-1, (layer.num_heads, layer.head_dim)).transpose(1, 2)
+        errors.append((layer_values - fused.cpu()).abs().max().item())
+        weights.append(layer_weights[0].float())
+    return Capture(tokens[0].cpu(), torch.stack(weights), _largest(errors), _largest(leaks))
+
+
+class AttentionRecorder:
+    """Captures a model at chosen steps of its training and keeps what it saw in a folder.
+
+    Two probes are shown each time: a text, and random distinct tokens written twice, which is where heads that look
+    back for repetitions betray themselves.
+
+    Args:
+        folder: where the files go, as `archive` describes them; captures that it holds already are gone on with.
+        probe_text_ids, labels: the token ids of the text, at most a context long, and how each reads.
+        tokenizer_fingerprint: of the tokenizer that made the ids.
+        vocab_size: random tokens are drawn below it.
+        seed: of the random tokens.
+        end_of_text: put before the random tokens, and never drawn, if given.
+        token_label: how a random token reads.
+        autocast: as in `capture`.
+
+    Raises:
+        ValueError: for a text of fewer than 5 tokens, or a folder with captures of other probes.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        probe_text_ids: Sequence[int],
+        labels: Sequence[str],
+        tokenizer_fingerprint: str,
+        vocab_size: int,
+        seed: int = 0,
+        *,
+        end_of_text: int | None = None,
+        token_label: Callable[[int], str] = str,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        self.autocast = autocast
+        # As long as the text, so that both fit the same context; never longer than there are distinct tokens.
+        if len(probe_text_ids) < 5:
+            raise ValueError(f"a probe text needs at least 5 tokens, but this one has {len(probe_text_ids)}")
+        period = min((len(probe_text_ids) - 1) // 2, vocab_size - 1)
+        repeated = repeated_tokens(vocab_size, period, seed, end_of_text)
+        probes = {
+            "text": Probe(list(probe_text_ids), list(labels)),
+            "repeated": Probe(repeated, [token_label(token) for token in repeated], period),
+        }
+        self.archive = AttentionArchive(folder, probes, tokenizer_fingerprint)
+
+    def record(self, gpt: GPT, step: int) -> dict[str, float]:
+        """Captures the model at this step, writes it down, and returns what is worth a curve.
+
+        Keys: attention/fidelity, attention/causality, and attention/SCORE/layer_N, the best head of each layer.
+        """
+        snapshot, maps = take_snapshot(gpt, self.archive.probes, step, autocast=self.autocast)
+        self.archive.add(snapshot, {name: weights.numpy() for name, weights in maps.items()})
+        best = {
+            f"attention/{name}/layer_{layer}": float(heads.max())
+            for name, score in snapshot.scores.items()
+            for layer, heads in enumerate(score)
+        }
+        return {"attention/fidelity": snapshot.fidelity, "attention/causality": snapshot.causality, **best}
+
+
+def take_snapshot(
+    gpt: GPT, probes: dict[str, Probe], step: int, *, autocast: torch.dtype | None = None
+) -> tuple[Snapshot, dict[str, Tensor]]:
+    """What the probes "text" and "repeated" show of a model: the measurements, and each probe's maps (L, H, T, T)."""
+    captures = {name: capture(gpt, probe.tokens, autocast=autocast) for name, probe in probes.items()}
+    maps = {name: taken.weights for name, taken in captures.items()}
+    scores = score_heads(maps["text"], maps["repeated"], probes["repeated"].period)
+    fidelity = _largest([taken.fidelity for taken in captures.values()])
+    causality = _largest([taken.causality for taken in captures.values()])
+    return Snapshot(step, fidelity, causality, {name: score.numpy() for name, score in scores.items()}), maps
+
+
+def repeated_tokens(vocab_size: int, period: int, seed: int = 0, first: int | None = None) -> list[int]:
+    """`period` distinct random tokens, twice, after the token `first`, if given, which is not one of them.
+
+    Raises ValueError if the vocabulary is too small for that.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    drawn = [token for token in torch.randperm(vocab_size, generator=generator).tolist() if token != first]
+    if len(drawn) < period:
+        raise ValueError(f"{period} distinct tokens cannot be drawn from a vocabulary of {len(drawn)}")
+    return ([] if first is None else [first]) + 2 * drawn[:period]
+
+
+def _positions(length: int) -> list[int]:
+    """Where tokens are replaced: early, in the middle and at the end; nothing comes before the first."""
+    return sorted({1, length // 2, length - 1} & set(range(1, length)))
+
+
+def _leak(logits: Callable[[Tensor], Tensor], tokens: Tensor, before: Tensor, position: int) -> float:
+    replaced = tokens.clone()
+    replaced[0, position] = 0 if replaced[0, position] else 1
+    # In a call of its own: as a second row of one batch it might take other kernels, and differ by rounding.
+    return (logits(replaced) - before)[:, :position].abs().max().item()
+
+
+def _largest(errors: list[float]) -> float:
+    """0 for none; NaN if any is, which `max` would lose."""
+    return torch.tensor([0.0, *errors], dtype=torch.float64).max().item()
+
+
+def _attend_by_formula(
+    layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Values (1, H, T, K) and weights (1, H, T, T) from what a layer used, with a mask that is built here anew.
+
+    On the CPU in float64: whatever the device's settings for matrix products, rounding here stays out of sight.
+    """
+    q, k, v = (x.cpu().double() for x in (q, k, v))
+    group = layer.num_heads // layer.num_kv_heads
+    positions = torch.arange(q.shape[2])
+    distance = positions[:, None] - positions
+    visible = (distance >= 0) & (distance < (layer.window or len(positions)))
+    if mask is not None:
+        visible = visible & mask.cpu()
+    return scaled_dot_product_attention(
+        q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), visible, need_weights=True
+    )
+
+
+@dataclass
+class _Seen:
+    """What went through each layer: (x, rotary, mask, value_embedding), and the fused kernel's output (1, T, H * K)."""
+
+    inputs: list[tuple]
+    fused: list[Tensor]
+
+
+@contextmanager
+def _watched(layers: list[CausalSelfAttention]) -> Iterator[_Seen]:
+    seen = _Seen([], [])
+
+    def keep_inputs(_, args: tuple, options: dict) -> None:
+        seen.inputs.append((*args, options.get("rotary"), options.get("mask"), options.get("value_embedding")))
+
+    def keep_fused(_, args: tuple) -> None:
+        seen.fused.append(args[0])
+
+    handles = []
+    try:
+        for layer in layers:
+            handles.append(layer.register_forward_pre_hook(keep_inputs, with_kwargs=True))
+            handles.append(layer.output_proj.register_forward_pre_hook(keep_fused))
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """In eval mode, and every module's mode and all random numbers afterwards as if nothing had happened."""
+    modes = {module: module.training for module in model.modules()}
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        try:
+            model.eval()
+            yield
+        finally:
+            for module, training in modes.items():
+                module.training = training
+
+
+def _check_tokens(tokens: Tensor, vocab_size: int) -> None:
+    if tokens.ndim != 2 or tokens.shape[0] != 1 or tokens.shape[1] == 0:
+        raise ValueError(f"a capture needs the tokens of one sequence, (T,) or (1, T), not {tuple(tokens.shape)}")
+    if tokens.min() < 0 or tokens.max() >= vocab_size:
+        raise ValueError(f"token ids must be in 0..{vocab_size - 1}, but go from {tokens.min()} to {tokens.max()}")

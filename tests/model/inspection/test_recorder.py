@@ -1,0 +1,322 @@
+"""Recorded maps are those that the model used, and recording leaves no trace in the model."""
+
+import copy
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from model.attention import CausalSelfAttention
+from model.gpt import GPT, GPTConfig
+from model.inspection import heads
+from model.inspection.archive import AttentionArchive, Probe
+from model.inspection.recorder import AttentionRecorder, capture, repeated_tokens, take_snapshot
+
+MODERN = GPTConfig(vocab_size=50, context_length=24, num_layers=3, num_heads=4, embed_dim=32, num_kv_heads=2)
+GPT2 = GPTConfig(
+    vocab_size=50, context_length=24, num_layers=3, num_heads=4, embed_dim=32, position="learned", norm="layernorm",
+    activation="gelu", bias=True, tie_embeddings=True, qk_norm=False, value_embeddings=False, logit_soft_cap=None,
+)  # fmt: skip
+CONFIGS = {
+    "modern": MODERN,
+    "gpt2": GPT2,
+    "window": replace(MODERN, window=5),
+    "all heads": replace(MODERN, num_kv_heads=None, dropout=0.3),
+}
+TEXT = [3, 14, 15, 9, 2, 6, 5, 35, 8, 9, 7, 9, 32, 38, 46, 26, 4]
+
+
+@pytest.fixture(params=CONFIGS)
+def gpt(request) -> GPT:
+    return random_gpt(CONFIGS[request.param])
+
+
+def random_gpt(config: GPTConfig) -> GPT:
+    """Every weight random and large enough that heads differ: as initialised, some matrices are all zero."""
+    torch.manual_seed(0)
+    gpt = GPT(config)
+    with torch.no_grad():
+        for parameter in gpt.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return gpt
+
+
+def recorder(folder, **options) -> AttentionRecorder:
+    return AttentionRecorder(folder, TEXT, [f"<{t}>" for t in TEXT], "fingerprint", 50, seed=1, **options)
+
+
+def test_maps_are_faithful_and_causal(gpt):
+    taken = capture(gpt, TEXT)
+    assert taken.weights.shape == (3, 4, len(TEXT), len(TEXT)) and taken.weights.dtype == torch.float32
+    assert taken.tokens.tolist() == TEXT
+    assert taken.fidelity <= 1e-5
+    assert taken.causality == 0
+    torch.testing.assert_close(taken.weights.sum(-1), torch.ones(3, 4, len(TEXT)))
+    assert (taken.weights.triu(1) == 0).all()
+    assert taken.weights.std() > 0.05  # heads that choose, not uniform ones that would hide a mistake
+
+
+def test_maps_are_those_that_autograd_sees_in_the_fused_kernel():
+    """d(fused output at q) / d(value at k) is the weight of k: the kernel itself, asked without reading its code."""
+    gpt = random_gpt(replace(MODERN, num_kv_heads=None)).eval()
+    weights = capture(gpt, TEXT).weights
+    layer, inputs = gpt.blocks[1].attention, []
+    handle = layer.register_forward_pre_hook(
+        lambda _, args, options: inputs.append((args[0], options)), with_kwargs=True
+    )
+    gpt(torch.tensor([TEXT]))
+    handle.remove()
+    x, options = inputs[0]
+    q, k, v = layer.project(x, options["rotary"], options["value_embedding"])
+    for query in (0, 7, len(TEXT) - 1):
+        v = v.detach().requires_grad_()
+        layer.attend(q.detach(), k.detach(), v)[0, :, query, 0].sum().backward()
+        torch.testing.assert_close(weights[1, :, query], v.grad[0, :, :, 0], atol=1e-6, rtol=1e-4)
+
+
+def test_a_window_hides_what_is_further_away():
+    weights = capture(random_gpt(CONFIGS["window"]), TEXT).weights
+    assert (weights.tril(-5) == 0).all() and (weights.diagonal(-4, -2, -1) > 0).all()
+
+
+def test_documents_do_not_see_each_other():
+    ids = torch.tensor([[0] * 7 + [1] * 10])
+    taken = capture(random_gpt(MODERN), TEXT, document_ids=ids)
+    assert (taken.weights[..., 7:, :7] == 0).all() and taken.fidelity <= 1e-5 and taken.causality == 0
+    alone = capture(random_gpt(replace(MODERN)), TEXT[:7])
+    torch.testing.assert_close(taken.weights[..., :7, :7], alone.weights)
+
+
+def test_bfloat16_is_measured_as_training_runs_it(gpt):
+    taken = capture(gpt, TEXT, autocast=torch.bfloat16)
+    assert 1e-5 < taken.fidelity <= 2e-2
+    assert taken.causality == 0
+    assert taken.weights.dtype == torch.float32
+    torch.testing.assert_close(taken.weights.sum(-1), torch.ones(3, 4, len(TEXT)))
+
+
+def test_bfloat16_weights_can_be_captured():
+    taken = capture(random_gpt(MODERN).bfloat16(), TEXT)
+    assert taken.fidelity <= 2e-2 and taken.causality == 0
+
+
+@pytest.mark.parametrize("family", ["modern", "gpt2"])
+def test_a_layer_that_sees_the_future_is_caught(family, monkeypatch):
+    def attend_to_everything(self, q, k, v, mask=None):
+        return nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    monkeypatch.setattr(CausalSelfAttention, "attend", attend_to_everything)
+    taken = capture(random_gpt(CONFIGS[family]), TEXT)
+    assert taken.fidelity > 1e-2 and taken.causality > 1e-2
+
+
+def test_a_leak_of_a_single_token_is_caught(monkeypatch):
+    def one_step_ahead(self, q, k, v, mask=None):
+        visible = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(1)
+        return nn.functional.scaled_dot_product_attention(q, k, v, visible, enable_gqa=True)
+
+    monkeypatch.setattr(CausalSelfAttention, "attend", one_step_ahead)
+    assert capture(random_gpt(MODERN), TEXT).causality > 1e-3
+
+
+def test_a_model_that_diverged_is_not_called_faithful():
+    gpt = random_gpt(MODERN)
+    nn.init.constant_(gpt.blocks[1].attention.qkv_proj.weight, math.nan)
+    taken = capture(gpt, TEXT)
+    assert math.isnan(taken.fidelity) and math.isnan(taken.causality)
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_recording_leaves_no_trace(gpt, failing):
+    gpt.train()
+    gpt.blocks[1].eval()  # a part that is frozen must stay so
+    modes = [module.training for module in gpt.modules()]
+    weights = copy.deepcopy(gpt.state_dict())
+    generator = torch.get_rng_state()
+    if failing:
+        with pytest.raises(ValueError, match="25 tokens"):
+            capture(gpt, [1] * 25)
+    else:
+        capture(gpt, TEXT)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert [module.training for module in gpt.modules()] == modes
+    assert all(torch.equal(weights[name], value) for name, value in gpt.state_dict().items())
+    assert all(parameter.grad is None for parameter in gpt.parameters())
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in gpt.modules())
+
+
+def test_dropout_does_not_blur_the_maps():
+    gpt = random_gpt(CONFIGS["all heads"]).train()
+    assert torch.equal(capture(gpt, TEXT).weights, capture(gpt.eval(), TEXT).weights)
+
+
+def test_a_compiled_model_is_captured_without_its_compiled_code():
+    gpt = random_gpt(MODERN)
+    expected = capture(gpt, TEXT).weights
+    # A backend that refuses to run proves that the compiled path is not taken.
+    gpt.compile(backend=lambda graph, inputs: pytest.fail("the compiled code ran"))
+    assert torch.equal(capture(gpt, TEXT).weights, expected)
+    assert torch.equal(capture(torch.compile(random_gpt(MODERN), backend="eager"), TEXT).weights, expected)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        ([], "one sequence"),
+        ([[1, 2], [3, 4]], r"not \(2, 2\)"),
+        ([1, 50], r"0\.\.49, but go from 1 to 50"),
+        ([-1], "-1"),
+    ],
+)
+def test_what_cannot_be_captured_is_refused(tokens, message):
+    with pytest.raises(ValueError, match=message):
+        capture(random_gpt(MODERN), torch.tensor(tokens, dtype=torch.long))
+
+
+def test_one_token_attends_to_itself():
+    taken = capture(random_gpt(MODERN), [7])
+    assert (taken.weights == 1).all() and taken.causality == 0
+
+
+def test_repeated_tokens_are_distinct_and_come_twice():
+    tokens = repeated_tokens(50, 10, seed=3, first=0)
+    assert tokens[0] == 0 and tokens[1:11] == tokens[11:] and len(set(tokens)) == 11
+    assert repeated_tokens(50, 10, seed=3, first=0) == tokens != repeated_tokens(50, 10, seed=4, first=0)
+    assert len(repeated_tokens(5, 5)) == 10
+    with pytest.raises(ValueError, match="5 distinct tokens cannot be drawn from a vocabulary of 4"):
+        repeated_tokens(5, 5, first=0)
+
+
+def test_a_record_can_be_read_back(tmp_path, gpt):
+    watcher = recorder(tmp_path / "attention", end_of_text=0, token_label=lambda token: f"[{token}]")
+    scalars = watcher.record(gpt, 8)
+    archive = AttentionArchive.open(tmp_path / "attention")
+    text, repeated = archive.probes["text"], archive.probes["repeated"]
+    assert text == Probe(TEXT, [f"<{t}>" for t in TEXT])
+    assert repeated.period == 8 and repeated.tokens[0] == 0 and repeated.labels[0] == "[0]"
+    assert archive.tokenizer == "fingerprint" and archive.steps == [8]
+    for name, maps in archive.maps(8).items():
+        exact = capture(gpt, archive.probes[name].tokens).weights
+        assert maps.dtype == np.float16
+        np.testing.assert_allclose(maps, exact, atol=5e-4)
+    scores = heads.score_heads(*(capture(gpt, probe.tokens).weights for probe in (text, repeated)), 8)
+    for name, score in archive.snapshots[0].scores.items():
+        np.testing.assert_allclose(score, scores[name], atol=1e-5)
+        for layer in range(3):
+            assert scalars[f"attention/{name}/layer_{layer}"] == pytest.approx(scores[name][layer].max().item())
+    assert 0 < scalars["attention/fidelity"] <= 1e-5 and scalars["attention/causality"] == 0
+
+
+def test_going_on_forgets_what_a_longer_run_left_and_repeats_nothing(tmp_path):
+    gpt = random_gpt(MODERN)
+    for step in (0, 1, 2, 4):
+        recorder(tmp_path).record(gpt, step)
+    resumed = recorder(tmp_path)
+    resumed.record(gpt, 2)
+    resumed.record(gpt, 3)
+    assert [json.loads(line)["step"] for line in (tmp_path / "scores.jsonl").read_text().splitlines()] == [0, 1, 2, 3]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "probe.json", "scores.jsonl", *(f"step_{step:08d}.npz" for step in (0, 1, 2, 3)),
+    ]  # fmt: skip
+
+
+def test_another_probe_does_not_mix_with_what_is_there(tmp_path):
+    recorder(tmp_path).record(random_gpt(MODERN), 0)
+    with pytest.raises(ValueError, match="another probe text or tokenizer"):
+        AttentionRecorder(tmp_path, TEXT[1:], TEXT[1:], "fingerprint", 50, seed=1)
+
+
+def test_nothing_is_written_before_the_first_capture(tmp_path):
+    recorder(tmp_path / "attention")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupted_capture_leaves_the_earlier_ones_whole(tmp_path, monkeypatch):
+    watcher = recorder(tmp_path)
+    watcher.record(random_gpt(MODERN), 0)
+    files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.fsync", killed)
+    with pytest.raises(KeyboardInterrupt):
+        watcher.record(random_gpt(MODERN), 1)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
+
+
+def test_a_diverged_model_is_recorded_as_json_that_browsers_read(tmp_path):
+    gpt = random_gpt(MODERN)
+    nn.init.constant_(gpt.blocks[0].attention.qkv_proj.weight, math.nan)
+    recorder(tmp_path).record(gpt, 0)
+    assert "NaN" not in (tmp_path / "scores.jsonl").read_text()
+    (snapshot,) = AttentionArchive.open(tmp_path).snapshots
+    assert math.isnan(snapshot.fidelity) and all(np.isnan(score).all() for score in snapshot.scores.values())
+
+
+@pytest.mark.parametrize("length", [0, 4])
+def test_a_probe_text_that_is_too_short_is_refused(tmp_path, length):
+    with pytest.raises(ValueError, match=f"at least 5 tokens, but this one has {length}"):
+        AttentionRecorder(tmp_path, [1] * length, ["x"] * length, "fingerprint", 50, 0)
+
+
+def test_a_small_vocabulary_shortens_the_repetition(tmp_path):
+    watcher = AttentionRecorder(tmp_path, [1, 2] * 8, ["x"] * 16, "fingerprint", 4, 0, end_of_text=0)
+    assert watcher.archive.probes["repeated"].period == 3
+
+
+def damage(path, data: bytes):
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("probe.json", b"{"),
+        ("probe.json", b'{"tokenizer": "x", "probes": {"text": {"tokens": [1], "labels": []}}}'),
+        ("probe.json", b"[]"),
+        ("scores.jsonl", b'{"step": 0}\n'),
+        ("scores.jsonl", b"\xff\xfe\n"),
+        ("step_00000000.npz", b""),
+        ("step_00000000.npz", b"PK\x03\x04 cut short"),
+    ],
+)
+def test_damage_is_named(tmp_path, name, data):
+    recorder(tmp_path).record(random_gpt(MODERN), 0)
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ValueError, match=rf"{name}.*damaged"):
+        AttentionArchive.open(tmp_path).maps(0)
+
+
+def test_truncated_and_foreign_captures_are_named(tmp_path):
+    recorder(tmp_path).record(random_gpt(MODERN), 0)
+    path = tmp_path / "step_00000000.npz"
+    whole = path.read_bytes()
+    archive = AttentionArchive.open(tmp_path)
+    for cut in (10, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(ValueError, match="damaged"):
+            archive.maps(0)
+    np.savez(path, text=np.zeros((1, 1, 3, 3)), repeated=np.zeros((1, 1, 3, 3)))
+    with pytest.raises(ValueError, match=r"text maps \(1, 1, 3, 3\), not \(L, H, T, T\) of 17 tokens"):
+        archive.maps(0)
+
+
+def test_an_npz_that_holds_a_program_does_not_run_it(tmp_path):
+    recorder(tmp_path).record(random_gpt(MODERN), 0)
+    bomb = np.array([pytest.fail], dtype=object)
+    np.savez(tmp_path / "step_00000000.npz", text=bomb, repeated=bomb)
+    with pytest.raises(ValueError, match="damaged"):
+        AttentionArchive.open(tmp_path).maps(0)
+
+
+def test_snapshots_are_taken_of_any_probes():
+    gpt = random_gpt(GPT2)
+    probes = {"text": Probe(TEXT, ["x"] * 17), "repeated": Probe([1, 2, 3, 1, 2, 3], ["x"] * 6, 3)}
+    snapshot, maps = take_snapshot(gpt, probes, step=7)
+    assert snapshot.step == 7 and maps["repeated"].shape == (3, 4, 6, 6)
+    assert torch.equal(maps["text"], capture(gpt, TEXT).weights)
