@@ -1,0 +1,117 @@
+"""Back from a checkpoint file to a GPT. Training writes the files, see model/training/checkpointing.py."""
+
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from model.gpt import GPT, GPTConfig
+
+# The module that trains a GPT holds it as its attribute `gpt`.
+WEIGHT_PREFIX = "gpt."
+
+
+def find_checkpoint(path: str | Path | None = None, runs_dir: str | Path = "runs") -> Path:
+    """The checkpoint file that a person means.
+
+    Args:
+        path: a checkpoint, or a run's folder (its best.ckpt, else its last.ckpt); None for the newest run that has one.
+        runs_dir: where runs are, for None.
+
+    Raises:
+        FileNotFoundError: if there is none.
+    """
+    if path is not None:
+        path = Path(path)
+        if path.is_file():
+            return path
+        if not path.is_dir():
+            raise FileNotFoundError(f"there is no {path}: give a checkpoint file, or a run's folder such as runs/NAME")
+        found = _checkpoint_of_run(path)
+        if found is None:
+            raise FileNotFoundError(
+                f"{path} holds no checkpoint: expected checkpoints/best.ckpt or checkpoints/last.ckpt"
+            )
+        return found
+    checkpoints = [found for run in Path(runs_dir).glob("*") if (found := _checkpoint_of_run(run))]
+    if not checkpoints:
+        raise FileNotFoundError(
+            f"there is no run under {runs_dir}/ yet: train one with python train.py, or name a file"
+        )
+    return max(checkpoints, key=lambda checkpoint: checkpoint.stat().st_mtime)
+
+
+def load_gpt(path: str | Path, device: str | torch.device = "cpu") -> tuple[GPT, dict[str, Any]]:
+    """The GPT in a checkpoint, in evaluation mode, and what else the checkpoint says of it.
+
+    Nothing in the file is run: it is read as plain data.
+
+    Returns:
+        The model on `device`, and a dict of `tokenizer` (plain data, for `Tokenizer.from_dict`) and `global_step`
+        (the number of updates it was trained for).
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file is cut short or damaged, is not a checkpoint of GlassGPT, or its weights do not fit
+            its own description.
+    """
+    path = Path(path)
+    checkpoint = read_checkpoint(path)
+    try:
+        model = GPT(GPTConfig(**checkpoint["gpt_config"]))
+        weights = {
+            name.removeprefix(WEIGHT_PREFIX): weight
+            for name, weight in checkpoint["state_dict"].items()
+            if name.startswith(WEIGHT_PREFIX)
+        }
+        model.load_state_dict(weights)
+    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"the weights in {path} do not fit the model it describes: {reason}") from error
+    info = {"tokenizer": checkpoint["tokenizer"], "global_step": checkpoint["global_step"]}
+    return model.to(device).eval(), info
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """All that a checkpoint of ours holds, on the CPU, every byte compared with its checksum.
+
+    Raises:
+        FileNotFoundError, ValueError: as `load_gpt`.
+    """
+    verify_checkpoint(path)
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError) as error:
+        raise ValueError(f"{path} is not read: it is no checkpoint of plain tensors and values") from error
+    expected = ("state_dict", "gpt_config", "tokenizer", "global_step")
+    missing = [key for key in expected if not isinstance(checkpoint, dict) or key not in checkpoint]
+    if missing:
+        raise ValueError(f"{path} is not a checkpoint of GlassGPT: it has no {', '.join(missing)}")
+    return checkpoint
+
+
+def verify_checkpoint(path: Path) -> None:
+    """Reads all of `path` once and compares it with the checksums that torch.save writes beside every tensor.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is cut short, or any bit of its content is not what was written.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no checkpoint {path}")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except (zipfile.BadZipFile, EOFError) as error:
+        raise ValueError(f"{path} is damaged, or no checkpoint: {error}") from error
+    if damaged is not None:
+        raise ValueError(f"{path} is damaged: {damaged} does not match its checksum")
+
+
+def _checkpoint_of_run(run: Path) -> Path | None:
+    for name in ("best.ckpt", "last.ckpt"):
+        if (run / "checkpoints" / name).is_file():
+            return run / "checkpoints" / name
+    return None

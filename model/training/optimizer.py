@@ -1,0 +1,184 @@
+"""Which weight is updated how: Muon for the matrices inside the blocks, AdamW for everything else, as one optimizer."""
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from model.device import has_fast_bfloat16
+from model.gpt import GPT
+
+
+@dataclass
+class OptimizerConfig:
+    """How the weights are updated.
+
+    Args:
+        algorithm: "muon" (Muon for the matrices of the blocks, AdamW for the rest) or "adamw" (AdamW for all).
+        learning_rate: AdamW's, for embeddings, norms and biases; for every weight where algorithm is "adamw".
+        head_learning_rate: AdamW's, for an untied head; null means learning_rate.
+        matrix_learning_rate: Muon's: about how far one step moves a matrix, as a spectral norm.
+        weight_decay: decoupled, a step shrinks matrices by learning rate x weight_decay; norms, biases and
+            embeddings are never decayed.
+        betas: AdamW's decay of the first and second moment.
+        epsilon: AdamW's, added to the root of the second moment.
+        momentum: Muon's, of Nesterov's kind.
+
+    Raises:
+        ValueError: for an unknown algorithm or a value out of range; the message says what it may be.
+    """
+
+    algorithm: str = "muon"
+    learning_rate: float = 0.01
+    head_learning_rate: float | None = None
+    matrix_learning_rate: float = 0.02
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.8, 0.95)
+    epsilon: float = 1e-8
+    momentum: float = 0.95
+
+    def __post_init__(self):
+        if self.algorithm not in ("muon", "adamw"):
+            raise ValueError(f"optimizer.algorithm must be 'muon' or 'adamw', not {self.algorithm!r}")
+        for name in ("learning_rate", "matrix_learning_rate", "weight_decay", "epsilon"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"optimizer.{name} must not be negative: it is {getattr(self, name)}")
+        for name, value in (("betas[0]", self.betas[0]), ("betas[1]", self.betas[1]), ("momentum", self.momentum)):
+            if not 0 <= value < 1:
+                raise ValueError(f"optimizer.{name} must be at least 0 and below 1, not {value}")
+
+
+def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """One optimizer for all weights of `gpt`. Each parameter group has a `name`, for logs."""
+    matrices, head, others = [], [], []
+    for name, parameter in gpt.named_parameters():
+        if name == "head.weight":  # a tied head goes by the embedding's name, which comes first
+            head.append(parameter)
+        elif name.startswith("blocks.") and parameter.ndim == 2:
+            matrices.append(parameter)
+        else:
+            others.append(parameter)
+    head_learning_rate = config.learning_rate if config.head_learning_rate is None else config.head_learning_rate
+    groups = [
+        {"name": "embeddings", "params": others, "lr": config.learning_rate, "weight_decay": 0.0},
+        {"name": "head", "params": head, "lr": head_learning_rate, "weight_decay": config.weight_decay},
+        {"name": "matrices", "params": matrices, "lr": config.learning_rate, "weight_decay": config.weight_decay},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if config.algorithm == "adamw":
+        return torch.optim.AdamW(groups, betas=config.betas, eps=config.epsilon, fused=True)
+    groups[-1] |= {"lr": config.matrix_learning_rate, "momentum": config.momentum, "muon": True}
+    return Muon(groups, betas=config.betas, eps=config.epsilon)
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon for the parameter groups with `muon: True`, AdamW (fused) for the others.
+
+    Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) replaces the momentum of each matrix by the
+    nearest orthogonal one, so that a step moves every direction of the matrix by the same amount: m x n matrices
+    move by lr * sqrt(max(1, m / n)). Matrices of one shape are orthogonalised as one batch, tall ones as their
+    transposes: a small model has many small matrices, and one batched product costs less than a loop.
+
+    Args:
+        groups: parameter groups; Muon's hold matrices only and have `momentum`.
+        betas, eps: AdamW's.
+    """
+
+    def __init__(self, groups: list[dict], betas: tuple[float, float] = (0.9, 0.95), eps: float = 1e-8):
+        super().__init__(groups, {"lr": 0.0, "betas": betas, "eps": eps, "weight_decay": 0.0, "muon": False})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """One update of every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if parameters:
+                (self._muon if group["muon"] else self._adamw)(group, parameters)
+        return loss
+
+    def _muon(self, group: dict, parameters: list[Tensor]) -> None:
+        gradients = [parameter.grad for parameter in parameters]
+        momenta = self._state("momentum", parameters)
+        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+        directions = torch._foreach_lerp(gradients, momenta, group["momentum"])  # Nesterov: look one step ahead
+
+        same_shape = defaultdict(list)
+        for parameter, direction in zip(parameters, directions, strict=True):
+            tall = direction.shape[0] > direction.shape[1]
+            wide = direction.mT if tall else direction
+            same_shape[wide.shape].append((parameter, wide, tall))
+        if group["weight_decay"]:
+            torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+        for members in same_shape.values():
+            updates = orthogonalize(torch.stack([wide for _, wide, _ in members]))
+            for (parameter, _, tall), update in zip(members, updates, strict=True):
+                scale = math.sqrt(max(1.0, parameter.shape[0] / parameter.shape[1]))
+                parameter.add_(update.mT if tall else update, alpha=-group["lr"] * scale)
+
+    def _adamw(self, group: dict, parameters: list[Tensor]) -> None:
+        # The tensors must exist before `adamw`, which counts steps in place.
+        for parameter in parameters:
+            self.state[parameter].setdefault("step", torch.zeros((), device=parameter.device))
+        adamw(
+            parameters,
+            [parameter.grad for parameter in parameters],
+            self._state("exp_avg", parameters),
+            self._state("exp_avg_sq", parameters),
+            [],
+            [self.state[parameter]["step"] for parameter in parameters],
+            fused=True,
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+
+    def _state(self, name: str, parameters: list[Tensor]) -> list[Tensor]:
+        for parameter in parameters:
+            if name not in self.state[parameter]:
+                self.state[parameter][name] = torch.zeros_like(parameter)
+        return [self.state[parameter][name] for parameter in parameters]
+
+
+# p(x) = a x + b x^3 + c x^5, five of them in a row: the best odd polynomials of that degree that send the singular
+# values in [0.003, 1], whatever they are, to 1, each the minimax solution for the interval that those before it leave
+# (Amsel et al. 2025, "The Polar Express", https://arxiv.org/abs/2505.16932). All but the last are flattened by 1%,
+# so that rounding in bfloat16 cannot push a value above the interval, where they diverge.
+POLAR_EXPRESS = (
+    (8.300667, -24.037544, 17.466134),
+    (4.003387, -2.922840, 0.541871),
+    (3.470862, -2.549404, 0.500204),
+    (2.465461, -1.780329, 0.415633),
+    (1.917776, -1.296750, 0.379705),
+)
+
+
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """The orthogonal matrix nearest to each: U V^T of its singular value decomposition, to within rounding.
+
+    Singular values below 0.003 of the matrix's Frobenius norm stay between 0 and 1.
+
+    Args:
+        matrices: (N, m, n), m <= n.
+
+    Returns:
+        (N, m, n) in the dtype of `matrices`. The products are taken in bfloat16 where the device multiplies it
+        faster than float32.
+    """
+    x = matrices.bfloat16() if has_fast_bfloat16(matrices.device.type) else matrices
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) * 1.01 + 1e-7)
+    for a, b, c in POLAR_EXPRESS:
+        gram = x @ x.mT
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)  # b G + c G G
+        x = torch.baddbmm(x, polynomial, x, beta=a)  # a X + (b G + c G G) X
+    return x.to(matrices.dtype)
