@@ -4,7 +4,7 @@
 
 Vaswani et al. 2017, "Attention Is All You Need", https://arxiv.org/abs/1706.03762, section 3.2.
 
-Three forms, each built on the one above it:
+Three forms:
     scaled_dot_product_attention   the formula, for tensors
     MultiHeadAttention             the general layer: any widths, self- or cross-attention, weights on request
     CausalSelfAttention            the layer of the GPT: one product for q, k and v, rotary, grouped heads, cache
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.cache import LayerCache
-from model.masks import causal_mask, sliding_window_mask
+from model.masks import causal_mask, check_mask, sliding_window_mask
 from model.rotary import apply_rotary
 
 
@@ -78,25 +78,12 @@ def scaled_dot_product_attention(
     return weights @ value, weights
 
 
-def _fused_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    *,
-    is_causal: bool,
-    dropout_p: float,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
+def _fused_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options) -> Tensor:
     """PyTorch's kernel, which leaves undefined what a query sees that may attend to nothing; here that is zeros."""
-    blind = None
-    if mask is not None:
-        mask, blind = _open_blind_rows(mask)
-    values = F.scaled_dot_product_attention(
-        query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-    )
-    return values if blind is None else values.masked_fill(blind, 0.0)
+    if mask is None:
+        return F.scaled_dot_product_attention(query, key, value, **options)
+    mask, blind = _open_blind_rows(mask)
+    return F.scaled_dot_product_attention(query, key, value, mask, **options).masked_fill(blind, 0.0)
 
 
 def _open_blind_rows(mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -195,14 +182,9 @@ class MultiHeadAttention(nn.Module):
         if mask is not None and mask.ndim not in (2, q.ndim):
             # With three axes the first would be taken for the heads, and no error tells when B == H.
             raise ValueError(f"mask must have 2 axes (T, S) or {q.ndim} (B or 1, H or 1, T, S), not {mask.ndim}")
+        dropout_p = self.dropout if self.training else 0.0
         values, weights = scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            mask,
-            is_causal=is_causal,
-            dropout_p=self.dropout if self.training else 0.0,
-            need_weights=need_weights,
+            q, k, v, mask, is_causal=is_causal, dropout_p=dropout_p, need_weights=need_weights
         )
         return self.output_proj(_merge_heads(values)), weights
 
@@ -304,7 +286,7 @@ class CausalSelfAttention(nn.Module):
         """
         T, S = q.shape[2], k.shape[2]
         if mask is not None:
-            _check_mask(mask, (*q.shape[:3], S))
+            check_mask(mask, (*q.shape[:3], S))
         window = S if self.window is None else self.window
         if window + T - 1 < S:
             # The keys before the first query's window are out of every query's sight.
@@ -315,15 +297,9 @@ class CausalSelfAttention(nn.Module):
         if T > 1 and not is_causal:  # a single query, the last, sees all that is left: decoding needs no mask
             own = sliding_window_mask(T, window, S, device=q.device)
             mask = own if mask is None else mask & own
-        return _fused_attention(
-            q,
-            k,
-            v,
-            mask,
-            is_causal=is_causal,
-            dropout_p=self.dropout if self.training else 0.0,
-            enable_gqa=self.num_kv_heads != self.num_heads,
-        )
+        dropout_p = self.dropout if self.training else 0.0
+        grouped = self.num_kv_heads != self.num_heads
+        return _fused_attention(q, k, v, mask, is_causal=is_causal, dropout_p=dropout_p, enable_gqa=grouped)
 
 
 def _split_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -338,27 +314,19 @@ def _merge_heads(x: Tensor) -> Tensor:
 
 
 def _check_shapes(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> None:
-    if min(query.ndim, key.ndim, value.ndim) < 2:
-        raise ValueError(f"query, key and value need 2 axes or more, not {query.ndim}, {key.ndim} and {value.ndim}")
+    shapes = [tuple(x.shape) for x in (query, key, value)]
+    if min(map(len, shapes)) < 2:
+        raise ValueError(f"query, key and value need 2 axes or more, not the shapes {shapes}")
     if query.shape[-1] != key.shape[-1]:
         raise ValueError(f"query has width {query.shape[-1]}, but key has width {key.shape[-1]}")
     if key.shape[-2] != value.shape[-2]:
         raise ValueError(f"there are {key.shape[-2]} keys, but {value.shape[-2]} values")
     try:
-        leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+        leading = torch.broadcast_shapes(*(shape[:-2] for shape in shapes))
     except RuntimeError:
-        shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
         raise ValueError(f"the leading dimensions of query, key and value do not broadcast: {shapes}") from None
     if mask is not None:
-        _check_mask(mask, (*leading, query.shape[-2], key.shape[-2]))
-
-
-def _check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
-    if mask.dtype != torch.bool:
-        raise TypeError(f"mask must be boolean (True = may attend), not {mask.dtype}")
-    padded = (1,) * (len(shape) - mask.ndim) + tuple(mask.shape)
-    if len(padded) > len(shape) or any(m not in (1, n) for m, n in zip(padded, shape, strict=True)):
-        raise ValueError(f"mask has shape {tuple(mask.shape)}, which does not broadcast to (..., T, S) = {shape}")
+        check_mask(mask, (*leading, query.shape[-2], key.shape[-2]))
 
 
 def _check_probability(name: str, p: float) -> None:

@@ -81,6 +81,20 @@ def document_mask(document_ids: Tensor) -> Tensor:
     return (document_ids[:, :, None] == document_ids[:, None, :]).unsqueeze(1)
 
 
+def check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
+    """Refuses a mask that cannot say which of `shape` (..., T, S) scores count.
+
+    Raises:
+        TypeError: if it is not boolean.
+        ValueError: if it does not broadcast to `shape`.
+    """
+    if mask.dtype != torch.bool:
+        raise TypeError(f"mask must be boolean (True = may attend), not {mask.dtype}")
+    padded = (1,) * (len(shape) - mask.ndim) + tuple(mask.shape)
+    if len(padded) > len(shape) or any(m not in (1, n) for m, n in zip(padded, shape, strict=True)):
+        raise ValueError(f"mask has shape {tuple(mask.shape)}, which does not broadcast to (..., T, S) = {shape}")
+
+
 def _distance(query_len: int, key_len: int, device: torch.device | str | None) -> Tensor:
     """(T, S): how many positions a key lies before its query; negative in the future."""
     queries = torch.arange(key_len - query_len, key_len, device=device)

@@ -81,18 +81,18 @@ def test_weights_of_the_second_query():
 @pytest.mark.parametrize(
     ("layer", "inputs", "output_shape", "weights_shape"),
     [
-        (dict(query_dim=512, num_heads=8), [(30, 5, 512)], (30, 5, 512), (30, 8, 5, 5)),
-        (dict(query_dim=3, num_heads=2, head_dim=2), [(2, 5, 3)], (2, 5, 3), (2, 2, 5, 5)),
-        (dict(query_dim=3, num_heads=2, head_dim=1, output_dim=2), [(2, 6, 3)], (2, 6, 2), (2, 2, 6, 6)),
-        (dict(query_dim=12, num_heads=3, head_dim=12), [(2, 4, 12)], (2, 4, 12), (2, 3, 4, 4)),
+        ({"query_dim": 512, "num_heads": 8}, [(30, 5, 512)], (30, 5, 512), (30, 8, 5, 5)),
+        ({"query_dim": 3, "num_heads": 2, "head_dim": 2}, [(2, 5, 3)], (2, 5, 3), (2, 2, 5, 5)),
+        ({"query_dim": 3, "num_heads": 2, "head_dim": 1, "output_dim": 2}, [(2, 6, 3)], (2, 6, 2), (2, 2, 6, 6)),
+        ({"query_dim": 12, "num_heads": 3, "head_dim": 12}, [(2, 4, 12)], (2, 4, 12), (2, 3, 4, 4)),
         (
-            dict(query_dim=8, num_heads=4, key_dim=10, value_dim=12),
+            {"query_dim": 8, "num_heads": 4, "key_dim": 10, "value_dim": 12},
             [(2, 4, 8), (2, 6, 10), (2, 6, 12)],
             (2, 4, 8),
             (2, 4, 4, 6),
         ),
-        (dict(query_dim=8, num_heads=2, key_dim=5), [(2, 4, 8), (2, 6, 5)], (2, 4, 8), (2, 2, 4, 6)),
-        (dict(query_dim=8, num_heads=2), [(4, 8)], (4, 8), (2, 4, 4)),
+        ({"query_dim": 8, "num_heads": 2, "key_dim": 5}, [(2, 4, 8), (2, 6, 5)], (2, 4, 8), (2, 2, 4, 6)),
+        ({"query_dim": 8, "num_heads": 2}, [(4, 8)], (4, 8), (2, 4, 4)),
     ],
     ids=lambda value: None if isinstance(value, list) else str(value),
 )
@@ -134,7 +134,7 @@ def test_explicit_is_fused_is_pytorch(leading, T, S, K, Kv, data):
 
     def ours(need_weights):
         def attend(*inputs):
-            options = dict(is_causal=is_causal, scale=scale, need_weights=need_weights)
+            options = {"is_causal": is_causal, "scale": scale, "need_weights": need_weights}
             return scaled_dot_product_attention(*inputs, mask, **options)[0]
 
         return values_and_gradients(attend, inputs)
@@ -196,14 +196,14 @@ def test_multi_head_attention_is_pytorchs(dtype, tolerance, bias, masked):
     mask = {"nothing": None, "future": causal_mask(5), "padding": padding_mask(torch.tensor([3, 5]), 5)}[masked]
 
     def pytorch(*inputs):  # its masks say where *not* to look
-        hidden = {"future": dict(attn_mask=~causal_mask(5)), "padding": dict(key_padding_mask=None)}.get(masked, {})
-        if masked == "padding":
-            hidden["key_padding_mask"] = ~mask.flatten(0, 2)
-        return reference(*inputs, need_weights=False, **hidden)[0]
+        future = ~mask if masked == "future" else None
+        padding = ~mask[:, 0, 0] if masked == "padding" else None
+        return reference(*inputs, need_weights=False, attn_mask=future, key_padding_mask=padding)[0]
 
     expected = values_and_gradients(pytorch, inputs)
     for need_weights in (False, True):
-        actual = values_and_gradients(lambda *x: ours(*x, mask=mask, need_weights=need_weights)[0], inputs)
+        options = {"mask": mask, "need_weights": need_weights}
+        actual = values_and_gradients(lambda *x, options=options: ours(*x, **options)[0], inputs)
         torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
 
 
@@ -295,7 +295,7 @@ def test_weights_are_rows_that_sum_to_one_or_zero(T, S, dtype, magnitude, is_cau
     q = torch.randint(2, (2, T, 1), generator=generator).mul(2).sub(1).to(dtype)
     k = torch.randint(2, (2, S, 1), generator=generator).mul(2).sub(1).mul(magnitude).to(dtype)
     mask = torch.rand(2, T, S, generator=generator) < 0.7
-    values, weights = scaled_dot_product_attention(
+    _, weights = scaled_dot_product_attention(
         q, k, torch.ones(2, S, 1, dtype=dtype), mask, is_causal=is_causal, need_weights=True
     )
     allowed = mask & causal_mask(T, S) if is_causal else mask
@@ -412,7 +412,7 @@ def test_a_mask_is_combined_with_causality_and_window():
         (((4, 8), (6, 7), (6, 7)), "query has width 8, but key has width 7"),
         (((4, 8), (6, 8), (5, 8)), "6 keys, but 5 values"),
         (((2, 4, 8), (3, 6, 8), (3, 6, 8)), r"\(2, 4, 8\), \(3, 6, 8\), \(3, 6, 8\)"),
-        (((8,), (6, 8), (6, 8)), "not 1, 2 and 2"),
+        (((8,), (6, 8), (6, 8)), r"\[\(8,\), \(6, 8\), \(6, 8\)\]"),
     ],
 )
 @pytest.mark.parametrize("need_weights", [False, True])
@@ -468,9 +468,9 @@ def test_refuses_sizes(build, message):
 def test_multi_head_attention_refuses_inputs_of_another_width():
     attention = MultiHeadAttention(8, 2, key_dim=10, value_dim=12)
     query, key, value = torch.randn(2, 4, 8), torch.randn(2, 6, 10), torch.randn(2, 6, 12)
-    with pytest.raises(ValueError, match="key has width 8, .* key_dim=10"):
+    with pytest.raises(ValueError, match=r"key has width 8, .* key_dim=10"):
         attention(query)
-    with pytest.raises(ValueError, match="value has width 10, .* value_dim=12"):
+    with pytest.raises(ValueError, match=r"value has width 10, .* value_dim=12"):
         attention(query, key)
     with pytest.raises(ValueError, match="6 keys, but 5 values"):
         attention(query, key, value[:, :5])

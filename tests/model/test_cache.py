@@ -100,14 +100,21 @@ def test_attention_in_any_chunks_is_attention_at_once(chunks, heads, window, use
     torch.testing.assert_close(torch.cat(outputs, dim=1), at_once, atol=1e-10, rtol=1e-10)
 
 
-GPT2 = dict(position="learned", norm="layernorm", activation="gelu", bias=True, tie_embeddings=True, qk_norm=False)
-GPT2 |= dict(logit_soft_cap=None, value_embeddings=False)
+GPT2 = {
+    "position": "learned",
+    "norm": "layernorm",
+    "activation": "gelu",
+    "bias": True,
+    "tie_embeddings": True,
+    "qk_norm": False,
+}
+GPT2 |= {"logit_soft_cap": None, "value_embeddings": False}
 OPTIONS = {
     "gpt2": GPT2,
     "modern": {},
-    "grouped": dict(num_kv_heads=2),
-    "window": dict(window=5),
-    "grouped window swiglu": dict(num_kv_heads=1, window=3, activation="swiglu"),
+    "grouped": {"num_kv_heads": 2},
+    "window": {"window": 5},
+    "grouped window swiglu": {"num_kv_heads": 1, "window": 3, "activation": "swiglu"},
 }
 
 
