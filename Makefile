@@ -1,0 +1,42 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := train.py model data scripts tests
+
+.DEFAULT_GOAL := help
+.PHONY: help train test lint format clean
+
+help: ## what can be made
+	@grep -hE '^[a-z_]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z_]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
+		|| grep -hE '^[a-z_]+:.*## ' $(MAKEFILE_LIST)
+
+train: $(VENV)/installed ## install what is needed, then train the default model; ARGS="--name first" adds options
+	$(BIN)/python train.py $(ARGS)
+
+test: $(VENV)/installed-dev ## install what is needed, then run the whole test suite; ARGS="-k causal" adds options
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/installed-dev ## check style and formatting
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+
+format: $(VENV)/installed-dev ## repair style and formatting
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+clean: ## remove the environment and caches; runs/ stays
+	rm -rf $(VENV) .cache .pytest_cache .ruff_cache .hypothesis
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || { \
+		echo "GlassGPT needs Python 3.10 to 3.13, and $(PYTHON) is not: name another with make PYTHON=python3.12" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+# The stamps are younger than the lists they stand for, so a second call installs nothing and a changed list does.
+$(VENV)/installed: requirements.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+$(VENV)/installed-dev: requirements-dev.txt $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@touch $@
