@@ -2,7 +2,7 @@
 
     probe.json           the probes: token ids and their texts, and the tokenizer's fingerprint
     step_XXXXXXXX.npz    one capture: for each probe its maps (L, H, T, T), float16
-    scores.jsonl         one line a capture: step, fidelity, causality, and each score as L lists of H numbers
+    scores.jsonl         one line a capture: step, precision, fidelity, causality, each score as L lists of H numbers
 
 A capture counts once its line is in scores.jsonl, which is replaced last. Shapes: L layers, H heads, T tokens.
 """
@@ -43,9 +43,14 @@ class Probe:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What one capture measured. scores: by the names of `heads.SCORES`, (L, H) in [0, 1], NaN where undefined."""
+    """What one capture measured.
+
+    precision: the type that attention was computed in, such as "bfloat16", which bounds the fidelity to be expected.
+    scores: by the names of `heads.SCORES`, (L, H) in [0, 1]; NaN, like the two errors, for a model that diverged.
+    """
 
     step: int
+    precision: str
     fidelity: float
     causality: float
     scores: dict[str, np.ndarray]
@@ -185,7 +190,7 @@ def _read_snapshots(path: Path) -> list[Snapshot]:
             fidelity, causality = (
                 math.nan if fields[x] is None else float(fields[x]) for x in ("fidelity", "causality")
             )
-            snapshots.append(Snapshot(int(fields["step"]), fidelity, causality, scores))
+            snapshots.append(Snapshot(int(fields["step"]), str(fields["precision"]), fidelity, causality, scores))
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{path}, line {number}: damaged ({error})") from None
     return snapshots
@@ -195,7 +200,8 @@ def _plain(snapshot: Snapshot) -> dict:
     """Data for JSON, which knows no NaN: null stands for it."""
     scores = {name: _without_nan(np.round(score.astype(float), 5).tolist()) for name, score in snapshot.scores.items()}
     fidelity, causality = _without_nan([snapshot.fidelity, snapshot.causality])
-    return {"step": snapshot.step, "fidelity": fidelity, "causality": causality, "scores": scores}
+    errors = {"fidelity": fidelity, "causality": causality}
+    return {"step": snapshot.step, "precision": snapshot.precision, **errors, "scores": scores}
 
 
 def _without_nan(values: Sequence) -> list:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 100
-MAX_SIDE = 4000  # pixels of maps along the longer side of a grid
+MAX_SIDE = 4000  # pixels
 LABEL_PITCH = 10  # pixels from one token label to the next below which they would touch
 MAX_LABEL = 12  # characters of a token
 # From white to ink with steadily falling lightness, so that it reads the same without colour vision.
@@ -40,13 +40,15 @@ def attention_grid(
     *,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
+    max_side: int = MAX_SIDE,
 ) -> bytes:
     """One picture of the maps, layers down and heads across, tokens along the edges: the PNG, also written to `path`.
 
     weights: (L, H, T, T), queries by keys. labels: the T tokens as text. layers, heads: which to draw; all by default.
+    max_side: pixels of the longer side without the labels; where tokens get fewer than ten, not all are named.
     Colour grows with the square root of a weight, since most of what a head does happens below 0.1.
     """
-    return _png(grid_figure(weights, labels, title, layers=layers, heads=heads), path)
+    return _png(grid_figure(weights, labels, title, layers=layers, heads=heads, max_side=max_side), path)
 
 
 def grid_figure(
@@ -56,6 +58,7 @@ def grid_figure(
     *,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
+    max_side: int = MAX_SIDE,
 ) -> Figure:
     """The figure behind `attention_grid`, which takes the same arguments."""
     from matplotlib.colors import PowerNorm
@@ -73,7 +76,7 @@ def grid_figure(
     size = len(labels)
     gap = max(1, round(size / 16))
     rows, columns = len(layers) * (size + gap) - gap, len(heads) * (size + gap) - gap
-    pitch = min(16.0, MAX_SIDE / max(rows, columns))
+    pitch = min(16.0, max_side / max(rows, columns))
     if pitch > 1:
         pitch = math.floor(pitch)  # whole pixels for each weight keep the squares square
     stride = math.ceil(LABEL_PITCH / pitch)

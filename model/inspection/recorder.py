@@ -28,10 +28,14 @@ from model.inspection.heads import score_heads
 
 @dataclass(frozen=True)
 class Capture:
-    """The maps of one sequence: tokens (T,), weights (L, H, T, T) in float32 on the CPU, and how true they are."""
+    """The maps of one sequence: tokens (T,), weights (L, H, T, T) in float32 on the CPU, and how true they are.
+
+    precision: the type that the fused kernel computed in.
+    """
 
     tokens: Tensor
     weights: Tensor
+    precision: str
     fidelity: float
     causality: float
 
@@ -78,7 +82,8 @@ def capture(
         fused = fused.unflatten(-1, (layer.num_heads, layer.head_dim)).transpose(1, 2)
         errors.append((layer_values - fused.cpu()).abs().max().item())
         weights.append(layer_weights[0].float())
-    return Capture(tokens[0].cpu(), torch.stack(weights), _largest(errors), _largest(leaks))
+    precision = str(seen.fused[0].dtype).removeprefix("torch.")
+    return Capture(tokens[0].cpu(), torch.stack(weights), precision, _largest(errors), _largest(leaks))
 
 
 class AttentionRecorder:
@@ -150,7 +155,9 @@ def take_snapshot(
     scores = score_heads(maps["text"], maps["repeated"], probes["repeated"].period)
     fidelity = _largest([taken.fidelity for taken in captures.values()])
     causality = _largest([taken.causality for taken in captures.values()])
-    return Snapshot(step, fidelity, causality, {name: score.numpy() for name, score in scores.items()}), maps
+    precision = captures["text"].precision
+    scores = {name: score.numpy() for name, score in scores.items()}
+    return Snapshot(step, precision, fidelity, causality, scores), maps
 
 
 def repeated_tokens(vocab_size: int, period: int, seed: int = 0, first: int | None = None) -> list[int]:

@@ -1,0 +1,235 @@
+"""One self-contained HTML page of attention maps: it opens from a file, without a network, and stays under 25 MB.
+
+The page holds every capture as the lower triangles of its maps, one byte 255 sqrt(p) a weight, which is within 0.004
+of the weight; gzip and base64 make of each probe and step a block of its own, which the browser opens when it is shown.
+Above the diagonal the recorded maps are zero; whether that is true of the model, the page's causality badge says.
+
+Shapes: L layers, H heads, T tokens.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import html
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from model.inspection.archive import AttentionArchive, Probe, Snapshot
+from model.inspection.heads import SCORES, formation_step, uniform_scores
+from model.inspection.images import COLOURS
+
+MAX_BYTES = 25_000_000
+MIN_STEPS = 12  # steps are left out down to so many; after that, the text is cut
+MAX_CURVE_POINTS = 300
+DARK_COLOURS = ("#14181e", "#173150", "#1f5f8b", "#3097ab", "#6cc7a4", "#c3e69a", "#fffbd0")
+
+# Largest |weights @ values - fused output| that rounding explains, by the type that the kernel computed in.
+FIDELITY_LIMITS = {"float64": 1e-5, "float32": 1e-5, "float16": 5e-3, "bfloat16": 2e-2}
+
+
+@dataclass(frozen=True)
+class Captures:
+    """What one model has shown of itself.
+
+    name: how the page calls it. probes: "text" and "repeated". snapshots: at least one, by step.
+    load: from a step to each probe's maps (L, H, T, T), or None for a step whose maps are not kept.
+    """
+
+    name: str
+    probes: Mapping[str, Probe]
+    snapshots: Sequence[Snapshot]
+    load: Callable[[int], Mapping[str, np.ndarray] | None]
+
+    @classmethod
+    def of(cls, archive: AttentionArchive, name: str) -> Captures:
+        """A run's archive. Steps whose file has been removed keep their scores."""
+        return cls(
+            name,
+            archive.probes,
+            archive.snapshots,
+            lambda step: archive.maps(step) if archive.path(step).exists() else None,
+        )
+
+
+def attention_page(runs: Sequence[Captures], title: str, *, max_bytes: int = MAX_BYTES) -> str:
+    """The page, as HTML. With two runs it opens with the one beside the other.
+
+    If all would take more than `max_bytes`, steps are left out, evenly in the logarithm of the step and never the
+    last; if a dozen steps are still too many, the text is cut. The page says so.
+
+    Raises:
+        ValueError: if a run has no maps, or the runs differ in their probes or in their layers and heads.
+    """
+    _check_comparable(runs)
+    template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    room = max_bytes - len(template.encode()) - 20_000
+    room -= sum(len(json.dumps(_curve(run, frozenset()))) for run in runs)
+    steps = [[snapshot.step for snapshot in run.snapshots if run.load(snapshot.step)] for run in runs]
+    packed = _fit(runs, steps, room)
+
+    numbers = {place: number for number, place in enumerate(packed.blocks)}
+    probes = runs[0].probes
+    data = {
+        "title": title,
+        "notes": packed.notes,
+        "layers": packed.layers,
+        "heads": packed.heads,
+        "uniform": uniform_scores(
+            len(probes["text"].tokens), len(probes["repeated"].tokens), probes["repeated"].period
+        ),
+        "colours": {"light": COLOURS, "dark": DARK_COLOURS},
+        "probes": [
+            {"name": name, "labels": probe.labels[: packed.length], "period": probe.period}
+            for name, probe in probes.items()
+        ],
+        "runs": [_curve(run, packed.steps[i]) for i, run in enumerate(runs)],
+    }
+    for i, run in enumerate(data["runs"]):
+        for capture in run["captures"]:
+            if capture["step"] in packed.steps[i]:
+                capture["blocks"] = [numbers[i, capture["step"], name] for name in probes]
+    scripts = [f'<script type="application/json" id="data">{_script_safe(data)}</script>']
+    # Text in a script element of an unknown type is neither run nor parsed, so even megabytes of it open at once.
+    scripts += [
+        f'<script type="text/plain" id="block-{n}">{text}</script>' for n, text in enumerate(packed.blocks.values())
+    ]
+    before, marker, after = template.partition("<!-- data -->")
+    if not marker:
+        raise ValueError("page.html has lost its place for the data")
+    before = before.replace("<title>Attention maps</title>", f"<title>{html.escape(title)}</title>")
+    return before + "\n".join(scripts) + after
+
+
+@dataclass(frozen=True)
+class _Packed:
+    blocks: dict[tuple[int, int, str], str]  # (run, step, probe) -> base64
+    steps: list[set[int]]
+    length: int
+    layers: int
+    heads: int
+    notes: list[str]
+
+
+def _fit(runs: Sequence[Captures], steps: list[list[int]], room: int) -> _Packed:
+    """As many steps, and then as much of the text, as `room` bytes hold."""
+    full = max(len(probe.tokens) for probe in runs[0].probes.values())
+    most = max(map(len, steps))
+    length, count = full, most
+    cache: dict[tuple[int, int], dict[str, str]] = {}
+    while True:
+        chosen = [log_spaced(of_run, count) for of_run in steps]
+        blocks, size = {}, 0
+        for i, step in ((i, step) for i, of_run in enumerate(chosen) for step in reversed(of_run)):
+            if (i, step) not in cache:
+                cache[i, step] = {name: _pack(maps, length) for name, maps in runs[i].load(step).items()}
+            for name, text in cache[i, step].items():
+                blocks[i, step, name] = text
+                size += len(text) + 60  # its element
+            if size > room:
+                break
+        if size <= room:
+            break
+        if count > MIN_STEPS:
+            count = max(MIN_STEPS, int(count * 0.9))
+        elif length > 8:
+            length, cache = max(8, int(length * 0.85)), {}
+        else:
+            raise ValueError(f"even {count} steps of {length} tokens do not fit into {room} bytes: {size} and more")
+    layers, heads = next(iter(runs[0].load(steps[0][-1]).values())).shape[:2]
+    notes = []
+    if count < most:
+        notes.append(f"To stay small, this page shows {count} of {most} recorded steps; the curves show all.")
+    if length < full:
+        notes.append(f"To stay small, this page shows the first {length} of {full} tokens; scores are of all.")
+    return _Packed(blocks, [set(of_run) for of_run in chosen], length, layers, heads, notes)
+
+
+def log_spaced(steps: Sequence[int], count: int) -> list[int]:
+    """At most `count` of the ascending steps, the last and the first among them, evenly in log(1 + step)."""
+    if count >= len(steps):
+        return list(steps)
+    if count == 1:
+        return [steps[-1]]
+    places = np.log1p(np.array(steps, dtype=float))
+    chosen = [0]
+    for left in range(count - 1, 0, -1):
+        # The next of the steps that are left, evenly spread over what is left, but never so far that they run out.
+        target = places[chosen[-1]] + (places[-1] - places[chosen[-1]]) / left
+        nearest = int(np.abs(places - target).argmin())
+        chosen.append(min(max(nearest, chosen[-1] + 1), len(steps) - left))
+    return [steps[i] for i in chosen]
+
+
+def _pack(maps: np.ndarray, length: int) -> str:
+    maps = np.asarray(maps, dtype=np.float32)[:, :, :length, :length]
+    rows, columns = np.tril_indices(maps.shape[-1])
+    roots = np.sqrt(np.nan_to_num(maps[:, :, rows, columns]).clip(0, 1))
+    # Without a time stamp the same maps make the same page.
+    return base64.b64encode(gzip.compress(np.rint(255 * roots).astype(np.uint8).tobytes(), 6, mtime=0)).decode()
+
+
+def _curve(run: Captures, kept: frozenset[int] | set[int]) -> dict:
+    """A run without its maps: errors and scores by step, and when heads formed."""
+    steps = [snapshot.step for snapshot in run.snapshots]
+    points = set(log_spaced(steps, MAX_CURVE_POINTS)) | kept
+    formation = _formation(run)
+    points |= {step for score in formation.values() for row in score for step in row if step is not None}
+    return {
+        "name": run.name,
+        "formation": formation,
+        "captures": [
+            {
+                "step": snapshot.step,
+                "precision": snapshot.precision,
+                "fidelity": snapshot.fidelity if math.isfinite(snapshot.fidelity) else None,
+                "causality": snapshot.causality if math.isfinite(snapshot.causality) else None,
+                "faithful": bool(snapshot.fidelity <= FIDELITY_LIMITS.get(snapshot.precision, 1e-5)),
+                "causal": snapshot.causality == 0,
+                "scores": {name: np.nan_to_num(score).round(3).tolist() for name, score in snapshot.scores.items()},
+            }
+            for snapshot in run.snapshots
+            if snapshot.step in points
+        ],
+    }
+
+
+def _formation(run: Captures) -> dict[str, list[list[int | None]]]:
+    steps = [snapshot.step for snapshot in run.snapshots]
+    repeated = run.probes["repeated"]
+    uniform = uniform_scores(len(run.probes["text"].tokens), len(repeated.tokens), repeated.period)
+    formed = {}
+    for name in SCORES:
+        scores = np.stack([snapshot.scores[name] for snapshot in run.snapshots])
+        formed[name] = [
+            [formation_step(steps, scores[:, layer, head], uniform[name]) for head in range(scores.shape[2])]
+            for layer in range(scores.shape[1])
+        ]
+    return formed
+
+
+def _script_safe(value: object) -> str:
+    # Once no "<" is left, nothing in a token can end the element or open a comment.
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _check_comparable(runs: Sequence[Captures]) -> None:
+    for run in runs:
+        if not any(run.load(snapshot.step) for snapshot in run.snapshots):
+            raise ValueError(f"{run.name} has no recorded maps")
+    first = runs[0]
+    for other in runs[1:]:
+        for name, probe in first.probes.items():
+            if other.probes[name].labels != probe.labels:
+                raise ValueError(
+                    f"{first.name} and {other.name} cannot be compared: their {name} probes have different tokens"
+                )
+        shapes = [run.snapshots[0].scores["sink"].shape for run in (first, other)]
+        if shapes[0] != shapes[1]:
+            sizes = " and ".join(f"{layers} x {heads}" for layers, heads in shapes)
+            raise ValueError(f"{first.name} and {other.name} cannot be compared: they have {sizes} layers x heads")
