@@ -47,6 +47,7 @@ class Tokenizer:
         self.name = encoding.name
         self.vocab_size = encoding.n_vocab
         self.end_of_text = encoding.encode_single_token(END_OF_TEXT)
+        self.dtype = np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, without end-of-text."""
@@ -107,14 +108,29 @@ class Tokenizer:
         return cls(tiktoken.Encoding(name=name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special))
 
 
+def by_name(name: str) -> Tokenizer:
+    """The "bytes" tokenizer, or a published one; raises as `published` does."""
+    return byte_level() if name == "bytes" else published(name)
+
+
+def check_name(name: str) -> None:
+    """Raises ValueError for a name that is neither bpe, bytes nor a published encoding."""
+    known = tiktoken.list_encoding_names()
+    if name not in ("bpe", "bytes", *known):
+        raise ValueError(f"unknown tokenizer {name!r}: write one of bpe, bytes, {', '.join(known)}")
+
+
+def recipe(name: str, vocab_size: int) -> list[str | int]:
+    """Plain data that decides which tokenizer comes out of a given text."""
+    return [name, vocab_size, SPLIT_PATTERN, TRAINING_BYTES] if name == "bpe" else [name]
+
+
 def published(name: str) -> Tokenizer:
     """The published tiktoken encoding `name`; read from TIKTOKEN_CACHE_DIR, or else downloaded once.
 
     Raises ValueError for an unknown name and ConnectionError where the download fails.
     """
-    known = tiktoken.list_encoding_names()
-    if name not in known:
-        raise ValueError(f"unknown tokenizer {name!r}: write one of bpe, bytes, {', '.join(known)}")
+    check_name(name)
     try:
         return Tokenizer(tiktoken.get_encoding(name))
     except OSError as error:  # every exception of `requests` is one

@@ -1,0 +1,299 @@
+"""Batches for training and validation: corpus, tokenizer, token files and order, as a LightningDataModule.
+
+Letters: B sequences in a batch, T tokens of context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Literal
+
+import lightning
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from data import corpora, tokenizers
+from data.cache import CorpusCache, TokenizedCorpus
+from data.corpora import Corpus
+from data.sampler import WindowSampler
+from data.store import TokenStore
+from data.tokenizers import Tokenizer
+
+IGNORED = -100  # what torch's cross-entropy leaves out
+DEFAULT_BPE_VOCAB_SIZE = 2048
+
+# Steps whose order is drawn at once, which makes drawing it cost next to nothing.
+_STEPS_DRAWN = 256
+
+
+class TextDataModule(lightning.LightningDataModule):
+    """Text as batches {"tokens": (B, T), "targets": (B, T)}, int64; targets are the tokens that follow.
+
+    Training batches go on forever and depend on (seed, step) alone. Validation is one exact pass: windows side by
+    side, each token of the text predicted once; what is left of the last batch has targets of -100.
+
+    Args:
+        corpus: stdlib (the source of Python's standard library), files, or hub (any name or folder for `datasets`).
+        files: globs of text, jsonl, csv or parquet files, each may be .gz or .zst; setting it means --data.corpus files.
+        validation_files: globs of files to validate on; otherwise part of `files` is held out.
+        documents: what one document of a text file is: the whole file, or each block between blank lines.
+        dataset: name on the Hugging Face Hub, or folder of parquet, jsonl or arrow files; setting it means
+            --data.corpus hub.
+        dataset_config: configuration of the data set, where it has several.
+        dataset_split: split to train on.
+        dataset_validation_split: split to validate on; by default its own validation split where it has one.
+        dataset_revision: commit or tag on the Hub, to read the same text next year.
+        text_column: column that holds the text, in tables and data sets.
+        streaming: read the data set as it arrives, without storing it; needs max_tokens.
+        max_tokens: tokens to train on at most, from the beginning of the corpus; the validation split is cut to
+            validation_fraction of it. Default: all.
+        validation_fraction: part of the corpus to validate on, where it does not come with its own.
+        tokenizer: bpe (trained on the training split), bytes, or a published tiktoken encoding such as gpt2.
+        vocab_size: tokens of the bpe tokenizer, end-of-text included (default 2048).
+        context_length: tokens T in a sequence.
+        batch_size: sequences B in a batch, over all devices.
+        validation_batch_size: sequences in a validation batch, over all devices (default: batch_size).
+        document_masking: also yield "document_ids" (B, T), which tell tokens of different documents apart.
+        seed: decides the order of the training windows.
+        num_workers: loader processes; 0 is right unless a profile says otherwise.
+        num_processes: processes that tokenise (default: one a core).
+        cache_dir: where tokens are kept (default: $GLASSGPT_CACHE, or .cache/glassgpt beside this project).
+
+    Raises ValueError or FileNotFoundError for options that contradict each other or name nothing.
+    """
+
+    def __init__(
+        self,
+        corpus: Literal["stdlib", "files", "hub"] = "stdlib",
+        files: list[str] | str | None = None,
+        validation_files: list[str] | str | None = None,
+        documents: Literal["file", "block"] = "file",
+        dataset: str | None = None,
+        dataset_config: str | None = None,
+        dataset_split: str = "train",
+        dataset_validation_split: str | None = None,
+        dataset_revision: str | None = None,
+        text_column: str = "text",
+        streaming: bool = False,
+        max_tokens: int | None = None,
+        validation_fraction: float = 0.1,
+        tokenizer: str = "bpe",
+        vocab_size: int | None = None,
+        context_length: int = 128,
+        batch_size: int = 16,
+        validation_batch_size: int | None = None,
+        document_masking: bool = False,
+        seed: int = 1337,
+        num_workers: int = 0,
+        num_processes: int | None = None,
+        cache_dir: str | None = None,
+    ):
+        super().__init__()
+        if not 0 < validation_fraction < 1:
+            raise ValueError(f"data.validation_fraction is {validation_fraction}: it must lie between 0 and 1")
+        if vocab_size is not None and tokenizer != "bpe":
+            raise ValueError(f"data.vocab_size is for --data.tokenizer bpe; {tokenizer!r} brings its own")
+        tokenizers.check_name(tokenizer)
+        _require_positive(
+            context_length=context_length,
+            batch_size=batch_size,
+            validation_batch_size=validation_batch_size,
+            max_tokens=max_tokens,
+            num_processes=num_processes,
+        )
+        if files and dataset:
+            raise ValueError("data.files and data.dataset are both set: keep the one to train on")
+        if (files or dataset) is None and corpus != "stdlib":
+            option = "--data.files 'my/*.txt'" if corpus == "files" else "--data.dataset NAME_OR_FOLDER"
+            raise ValueError(f"data.corpus {corpus} needs to know which: set {option}")
+        if streaming and max_tokens is None:
+            raise ValueError("data.streaming reads without an end: set --data.max_tokens to the tokens to train on")
+
+        self.corpus: Corpus
+        if files:
+            self.corpus = corpora.files(
+                [files] if isinstance(files, str) else files,
+                validation_patterns=[validation_files] if isinstance(validation_files, str) else validation_files or [],
+                blocks=documents == "block",
+                text_column=text_column,
+                validation_fraction=validation_fraction,
+            )
+        elif dataset:
+            self.corpus = corpora.hub(
+                dataset,
+                dataset_config,
+                split=dataset_split,
+                validation_split=dataset_validation_split,
+                text_column=text_column,
+                revision=dataset_revision,
+                streaming=streaming,
+                validation_fraction=validation_fraction,
+            )
+        else:
+            self.corpus = corpora.stdlib(validation_fraction)
+
+        validation_tokens = None if max_tokens is None else max(int(max_tokens * validation_fraction), 2)
+        self.cache = CorpusCache(
+            self.corpus,
+            tokenizer,
+            vocab_size or DEFAULT_BPE_VOCAB_SIZE,
+            max_tokens={"train": max_tokens, "validation": validation_tokens},
+            cache_dir=cache_dir,
+        )
+        self.context_length = context_length
+        self.batch_size = batch_size
+        self.validation_batch_size = validation_batch_size or batch_size
+        self.document_masking = document_masking
+        self.seed = seed
+        self.num_workers = num_workers
+        self.num_processes = num_processes
+        self._tokenized: TokenizedCorpus | None = None
+
+    def prepare_data(self) -> None:
+        """Tokenises the corpus where the cache does not hold it yet."""
+        self.cache.prepare(self.num_processes)
+
+    def setup(self, stage: str | None = None) -> None:
+        """Opens the token files. Raises ValueError where they are shorter than a window."""
+        if self._tokenized is not None:
+            return
+        tokenized = self.cache.prepare(self.num_processes)
+        self._sampler(tokenized)
+        if tokenized.validation.num_tokens < 2:
+            raise ValueError("the validation split holds less than two tokens: set --data.validation_fraction higher")
+        self._tokenized = tokenized
+
+    @property
+    def tokenized(self) -> TokenizedCorpus:
+        if self._tokenized is None:
+            raise RuntimeError("call prepare_data() and setup() first")
+        return self._tokenized
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.tokenized.tokenizer
+
+    @property
+    def train_tokens(self) -> int:
+        return self.tokenized.train.num_tokens
+
+    @property
+    def validation_tokens(self) -> int:
+        return self.tokenized.validation.num_tokens
+
+    @property
+    def validation_bytes(self) -> int:
+        """UTF-8 bytes of the validation text: what bits per byte are divided by."""
+        return self.tokenized.validation.num_bytes
+
+    def validation_text(self, max_chars: int) -> str:
+        """The beginning of the validation split, without end-of-text."""
+        # A token stands for at least one byte, and a character for at most four.
+        tokens = self.tokenized.validation.read(0, 4 * max_chars + 1)
+        return self.tokenizer.decode(tokens[tokens != self.tokenizer.end_of_text])[:max_chars]
+
+    def train_dataloader(self) -> DataLoader:
+        """Batches from the step at which the trainer stands on, without end."""
+        first_step = 0
+        if self.trainer is not None:
+            first_step = self.trainer.global_step * self.trainer.accumulate_grad_batches
+        return self._loader(
+            TrainingWindows(
+                self.tokenized.train, self._sampler(self.tokenized), first_step, *self._place(self.batch_size)
+            )
+        )
+
+    def val_dataloader(self) -> DataLoader:
+        """Every window of the validation split, once over all devices."""
+        size = self.validation_batch_size
+        return self._loader(ValidationWindows(self.tokenized.validation, self.context_length, size, *self._place(size)))
+
+    def _sampler(self, tokenized: TokenizedCorpus) -> WindowSampler:
+        return WindowSampler(tokenized.train.num_tokens, self.context_length, self.batch_size, self.seed)
+
+    def _place(self, batch_size: int) -> tuple[int, int]:
+        """This device's rank and the number of devices."""
+        if self.trainer is None:
+            return 0, 1
+        if batch_size % self.trainer.world_size:
+            raise ValueError(
+                f"a batch of {batch_size} sequences cannot be shared by {self.trainer.world_size} devices: "
+                f"set --data.batch_size to a multiple of {self.trainer.world_size}"
+            )
+        return self.trainer.global_rank, self.trainer.world_size
+
+    def _loader(self, windows: TrainingWindows | ValidationWindows) -> DataLoader:
+        return DataLoader(
+            windows,
+            batch_size=None,  # a window batch is gathered at once, not collated from samples
+            collate_fn=partial(as_batch, end_of_text=self.tokenizer.end_of_text, with_documents=self.document_masking),
+            num_workers=self.num_workers,
+            pin_memory=torch.cuda.is_available(),
+            generator=torch.Generator(),  # otherwise every new iterator would draw from the global one, and move it on
+        )
+
+
+class TrainingWindows(IterableDataset):
+    """Windows (B, T + 1) of consecutive steps from `first_step` on, without end; loader workers take turns."""
+
+    def __init__(self, tokens: TokenStore, sampler: WindowSampler, first_step: int, rank: int, world_size: int):
+        self.tokens, self.sampler, self.first_step = tokens, sampler, first_step
+        self.rank, self.world_size = rank, world_size
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        worker, num_workers = _loader_worker()
+        steps = self.first_step + worker + num_workers * np.arange(_STEPS_DRAWN)
+        while True:
+            for starts in self.sampler.starts(steps, self.rank, self.world_size):
+                yield self.tokens.gather(starts, self.sampler.context_length + 1)
+            steps += num_workers * _STEPS_DRAWN
+
+
+class ValidationWindows(IterableDataset):
+    """Windows (B, T + 1) side by side, from the first token to the last; what is missing in the last is IGNORED."""
+
+    def __init__(self, tokens: TokenStore, context_length: int, batch_size: int, rank: int, world_size: int):
+        self.tokens, self.context_length, self.batch_size = tokens, context_length, batch_size
+        self.rank, self.world_size = rank, world_size
+
+    def __len__(self) -> int:
+        num_windows = -(-(self.tokens.num_tokens - 1) // self.context_length)
+        return -(-num_windows // self.batch_size)
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        share, length = self.batch_size // self.world_size, self.context_length + 1
+        worker, num_workers = _loader_worker()
+        for batch in range(worker, len(self), num_workers):
+            rows = batch * self.batch_size + self.rank * share + np.arange(share)
+            starts = rows * self.context_length
+            whole = starts + length <= self.tokens.num_tokens
+            windows = np.full((share, length), IGNORED)
+            windows[whole] = self.tokens.gather(starts[whole], length)
+            for row in np.flatnonzero(~whole):
+                rest = self.tokens.read(int(starts[row]), length)
+                windows[row, : len(rest)] = rest
+            yield windows
+
+
+def as_batch(windows: np.ndarray, end_of_text: int, with_documents: bool) -> dict[str, Tensor]:
+    """Inputs and targets (B, T) of windows (B, T + 1), and the number of its document within the window for each."""
+    tokens = np.where(windows[:, :-1] == IGNORED, end_of_text, windows[:, :-1])
+    batch = {"tokens": tokens, "targets": np.ascontiguousarray(windows[:, 1:])}
+    if with_documents:
+        batch["document_ids"] = np.cumsum(tokens == end_of_text, axis=1)
+    return {name: torch.from_numpy(array) for name, array in batch.items()}
+
+
+def _loader_worker() -> tuple[int, int]:
+    """This loader process's number and how many there are."""
+    info = get_worker_info()
+    return (info.id, info.num_workers) if info else (0, 1)
+
+
+def _require_positive(**options: int | None) -> None:
+    for name, value in options.items():
+        if value is not None and value < 1:
+            raise ValueError(f"data.{name} is {value}: it must be 1 or more")

@@ -1,0 +1,258 @@
+"""Reading text: files and tables of any size as passages, with bounded memory.
+
+A passage is a piece of a document that is small enough to hold and is tokenised on its own. Long documents are cut
+where a line begins with something other than white space: every split pattern of tiktoken ends a piece there, so the
+tokens are those of the whole document.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import hashlib
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, BinaryIO, NamedTuple
+
+BLOCK_BYTES = 2**20
+MAX_PASSAGE_CHARS = 8 * 2**20  # a line longer than this is cut anywhere
+
+# The name `datasets` has for the reader of each format; every other ending is read as plain text.
+TABLE_FORMATS = {
+    ".jsonl": "json",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
+COMPRESSIONS = (".gz", ".zst")
+
+_BLANK_LINES = re.compile(r"\r?\n(?:[ \t]*\r?\n)+")
+_BLANK_LINES_BYTES = re.compile(rb"\n(?:[ \t]*\r?\n)+")
+
+
+class Passage(NamedTuple):
+    text: str
+    ends_document: bool
+
+
+def table_format(path: Path) -> str | None:
+    """The `datasets` reader for `path`, or None where it is plain text."""
+    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in COMPRESSIONS]
+    return TABLE_FORMATS.get(suffixes[-1]) if suffixes else None
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """UTF-8 text, plain or compressed; one document, or one per blank-line block.
+
+    `share` is the part of the file to read, as fractions of its bytes; its ends move on to the next character
+    or, between blocks, to the next block.
+    """
+
+    path: Path
+    blocks: bool = False
+    share: tuple[float, float] = (0.0, 1.0)
+
+    def passages(self) -> Iterator[Passage]:
+        """Raises ValueError where the bytes are not text, with their offset."""
+        with _naming(self.path):
+            start, stop = (self._offset(fraction) for fraction in self.share)
+            pieces = _decoded(self.path, start, stop)
+            yield from _blocks(pieces) if self.blocks else _whole(pieces)
+
+    def num_bytes(self) -> int | None:
+        """Bytes of text in this share, about; None where compression hides them."""
+        if self.path.suffix.lower() in COMPRESSIONS:
+            return None
+        return int(self.path.stat().st_size * (self.share[1] - self.share[0]))
+
+    def _offset(self, fraction: float) -> int | None:
+        if fraction == 0.0:
+            return 0
+        if fraction == 1.0:
+            return None
+        with _open(self.path) as stream:
+            compressed = self.path.suffix.lower() in COMPRESSIONS
+            size = sum(len(block) for block in _read_blocks(stream)) if compressed else self.path.stat().st_size
+        with _open(self.path) as stream:
+            offset = int(size * fraction)
+            _skip(stream, offset)
+            window = stream.read(BLOCK_BYTES)
+            if self.blocks:
+                boundary = _BLANK_LINES_BYTES.search(window)
+                return offset + (boundary.end() if boundary else len(window))
+            return offset + next((i for i, byte in enumerate(window[:4]) if byte & 0xC0 != 0x80), 0)
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """One document a row of a jsonl, csv, parquet or arrow file.
+
+    `share` is the part of the rows to read, as an interval in [0, 1): a hash of its number puts each row somewhere,
+    so that a stream can be split before its length is known.
+    """
+
+    path: Path
+    column: str
+    share: tuple[float, float] = (0.0, 1.0)
+
+    def passages(self) -> Iterator[Passage]:
+        """Raises ValueError where the file is damaged or lacks the column."""
+        datasets = import_datasets()
+        options: dict[str, Any] = {"sep": "\t"} if ".tsv" in self.path.suffixes else {}
+        with _naming(self.path):
+            rows = datasets.load_dataset(
+                table_format(self.path), data_files=[str(self.path)], split="train", streaming=True, **options
+            )
+            yield from row_passages(rows, self.column, str(self.path), self.share)
+
+    def num_bytes(self) -> int | None:
+        return None if self.path.suffix.lower() in (*COMPRESSIONS, ".parquet") else self.path.stat().st_size
+
+
+def row_passages(rows, column: str, label: str, share: tuple[float, float]) -> Iterator[Passage]:
+    """One document a row of `rows`, a `datasets.Dataset` or `IterableDataset`; `share` as in TableFile.
+
+    Raises ValueError where `column` does not exist or does not hold text.
+    """
+    low, high = share
+    number = 0
+    for table in rows.with_format("arrow").iter(batch_size=256):
+        if column not in table.column_names:
+            raise ValueError(
+                f"{label} has no column {column!r}: set --data.text_column to one of {', '.join(table.column_names)}"
+            )
+        for text in table[column].to_pylist():
+            if text is not None and not isinstance(text, str):
+                raise ValueError(
+                    f"{label}: column {column!r} holds {type(text).__name__}, not text, in row {number}: "
+                    f"set --data.text_column to one of {', '.join(table.column_names)}"
+                )
+            if text and low <= uniform_hash(str(number)) < high:
+                yield Passage(text, ends_document=True)
+            number += 1
+
+
+def import_datasets() -> ModuleType:
+    """`datasets`, which takes seconds to import and is needed only to read; it must not report errors that we raise."""
+    import datasets
+    import huggingface_hub
+
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    huggingface_hub.logging.set_verbosity(huggingface_hub.logging.CRITICAL)
+    return datasets
+
+
+def uniform_hash(key: str) -> float:
+    """A number in [0, 1) that depends on `key` alone: the same on every machine, whatever else there is."""
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") / 2**64
+
+
+def _whole(pieces: Iterable[str]) -> Iterator[Passage]:
+    held = ""
+    for piece in pieces:
+        held += piece
+        if cut := _last_cut(held):
+            yield Passage(held[:cut], ends_document=False)
+            held = held[cut:]
+    if held:
+        yield Passage(held, ends_document=True)
+
+
+def _blocks(pieces: Iterable[str]) -> Iterator[Passage]:
+    held = ""
+    for piece in pieces:
+        *complete, held = _BLANK_LINES.split(held + piece)
+        for block in complete:
+            if block := block.strip("\r\n"):
+                yield Passage(block, ends_document=True)
+        if len(held) > MAX_PASSAGE_CHARS and (cut := _last_cut(held)):
+            yield Passage(held[:cut], ends_document=False)
+            held = held[cut:]
+    if block := held.strip("\r\n"):
+        yield Passage(block, ends_document=True)
+
+
+def _last_cut(text: str) -> int:
+    """Where the last line that begins with something other than white space begins; 0 where there is none."""
+    newline = len(text) - 1
+    while (newline := text.rfind("\n", 0, newline)) >= 0:
+        if not text[newline + 1].isspace():
+            return newline + 1
+    return len(text) - 1 if len(text) > MAX_PASSAGE_CHARS else 0
+
+
+def _decoded(path: Path, start: int, stop: int | None) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    with _open(path) as stream:
+        _skip(stream, start)
+        offset = start
+        for block in _read_blocks(stream, None if stop is None else stop - start):
+            try:
+                if (zero := block.find(b"\0")) >= 0:
+                    raise UnicodeDecodeError("utf-8", block, zero, zero + 1, "zero byte")
+                undecoded = len(decoder.getstate()[0])
+                text = decoder.decode(block)
+            except UnicodeDecodeError as error:
+                position = offset + error.start - (0 if error.reason == "zero byte" else undecoded)
+                raise _not_text(path, position) from error
+            offset += len(block)
+            yield text
+        if undecoded := len(decoder.getstate()[0]):
+            raise _not_text(path, offset - undecoded)
+
+
+def _not_text(path: Path, offset: int) -> ValueError:
+    return ValueError(
+        f"{path} is not UTF-8 text at byte offset {offset}: convert it to UTF-8, or leave it out of --data.files"
+    )
+
+
+def _open(path: Path) -> BinaryIO:
+    if path.suffix.lower() == ".gz":
+        return gzip.open(path)
+    if path.suffix.lower() == ".zst":
+        import pyarrow
+
+        return pyarrow.input_stream(str(path), compression="zstd")
+    return path.open("rb")
+
+
+def _read_blocks(stream: BinaryIO, limit: int | None = None) -> Iterator[bytes]:
+    left = limit
+    while block := stream.read(BLOCK_BYTES if left is None else min(BLOCK_BYTES, left)):
+        yield block
+        if left is not None:
+            left -= len(block)
+
+
+def _skip(stream: BinaryIO, count: int) -> None:
+    if stream.seekable():
+        stream.seek(count)
+    else:
+        for _ in _read_blocks(stream, count):
+            pass
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Turns what a damaged or unreadable file raises into one sentence that names the file."""
+    try:
+        yield
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"cannot read {path}: {_first_line(error)}") from error
+    except ValueError as error:
+        if str(path) in str(error):
+            raise
+        raise ValueError(f"cannot read {path}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

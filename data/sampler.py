@@ -1,0 +1,83 @@
+"""Which windows of the token stream go into step n: a pure function of (seed, n).
+
+Nothing is stored and nothing needs saving: the n-th batch of a resumed run is the n-th batch of one that never
+stopped. Letters: B windows in a batch over all ranks, T tokens in a window, N windows in an epoch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+_ROUNDS = 8
+_MASK64 = 2**64 - 1
+
+
+class WindowSampler:
+    """Windows of T inputs and their targets, in a new random order and at a new offset in every epoch.
+
+    An epoch is a permutation of the N windows that stand side by side from a random offset below T on: each is seen
+    once, none twice, and with the offset the cuts between them move. Memory does not depend on the corpus.
+    """
+
+    def __init__(self, num_tokens: int, context_length: int, batch_size: int, seed: int):
+        """Raises ValueError where the stream is too short for one window."""
+        if num_tokens < context_length + 1:
+            raise ValueError(
+                f"context_length {context_length:,} needs at least {context_length + 1:,} tokens of training text, "
+                f"but there are {num_tokens:,}: use a shorter context_length or more text"
+            )
+        self.context_length = context_length
+        self.batch_size = batch_size
+        self.seed = seed
+        # As many as fit behind every offset, so that the epoch of a step needs no more than a division.
+        self.windows_per_epoch = max((num_tokens - context_length) // context_length, 1)
+        self._offsets = min(context_length, num_tokens - self.windows_per_epoch * context_length)
+
+    def starts(self, steps: np.ndarray, rank: int = 0, world_size: int = 1) -> np.ndarray:
+        """First token of each window that `rank` trains on in each of `steps` (n,): int64 (n, B / world_size).
+
+        The ranks' shares, one behind the other, are the batch of a single device.
+        """
+        share = self.batch_size // world_size
+        drawn = steps[:, None] * self.batch_size + rank * share + np.arange(share, dtype=np.int64)
+        epochs, positions = np.divmod(drawn, self.windows_per_epoch)
+        starts = np.empty_like(drawn)
+        for epoch in np.unique(epochs):
+            key = _mix(_mix(self.seed & _MASK64) ^ int(epoch))
+            here = epochs == epoch
+            windows = permute(positions[here], self.windows_per_epoch, key)
+            starts[here] = windows * self.context_length + _mix(key) % self._offsets
+        return starts
+
+
+def permute(positions: np.ndarray, size: int, key: int) -> np.ndarray:
+    """Images of `positions` (each in [0, size)) under a random permutation of range(size) that `key` chooses.
+
+    A Feistel network (Luby and Rackoff 1988) permutes the smallest even number of bits that holds `size`; an image
+    outside of it is permuted again until it falls inside ("cycle walking", Black and Rogaway 2002).
+    """
+    half = np.uint64(max((size - 1).bit_length() + 1, 2) // 2)
+    low_bits = (np.uint64(1) << half) - np.uint64(1)
+    round_keys = [np.uint64(_mix(key + number)) for number in range(1, _ROUNDS + 1)]
+
+    images = positions.astype(np.uint64)
+    outside = np.arange(len(images))
+    while len(outside):
+        left, right = images[outside] >> half, images[outside] & low_bits
+        for round_key in round_keys:
+            left, right = right, left ^ (_mix_array(right ^ round_key) & low_bits)
+        images[outside] = (left << half) | right
+        outside = outside[images[outside] >= size]
+    return images.astype(np.int64)
+
+
+def _mix_array(values: np.ndarray) -> np.ndarray:
+    """SplitMix64's finaliser (Steele, Lea and Flood 2014): uint64 to well-mixed uint64, element by element."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def _mix(value: int) -> int:
+    golden_gamma = 0x9E3779B97F4A7C15
+    return int(_mix_array(np.array([(value + golden_gamma) & _MASK64], dtype=np.uint64))[0])
