@@ -79,6 +79,8 @@ def stream(
     vocab_size = model.config.vocab_size
     if tokens.min() < 0 or tokens.max() >= vocab_size:
         raise ValueError(f"token ids must lie in 0..{vocab_size - 1}, not in {tokens.min()}..{tokens.max()}")
+    if stop_token is not None and not 0 <= stop_token < vocab_size:
+        raise ValueError(f"stop_token must lie in 0..{vocab_size - 1}, not {stop_token}")
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
     _check_sampling(temperature, top_k, top_p)
@@ -146,8 +148,9 @@ def sample(
     """Draws one token a row: logits (B, V) -> (B,), without waiting for the device. Options as in `generate`."""
     if temperature == 0:
         return logits.argmax(dim=-1)
-    # With its maximum at 0 a row cannot overflow, however small the temperature.
-    logits = (logits.float() - logits.amax(dim=-1, keepdim=True)) / temperature
+    logits = logits.float()
+    # With its maximum at 0 a row cannot overflow, and above `tiny` the division is exact, however cold it gets.
+    logits = (logits - logits.amax(dim=-1, keepdim=True)) / max(temperature, torch.finfo(logits.dtype).tiny)
     nucleus = top_p is not None and top_p < 1
     token_ids = None
     if top_k is not None or nucleus:

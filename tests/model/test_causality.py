@@ -1,0 +1,151 @@
+"""No path carries the future into the past: by gradients, by perturbation, and shown able to find a leak."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from model.attention import CausalSelfAttention, MultiHeadAttention, scaled_dot_product_attention
+from model.gpt import GPT, GPTConfig
+from model.masks import causal_mask, document_mask, sliding_window_mask
+from model.rotary import RotaryEmbedding
+
+GPT2 = GPTConfig(
+    vocab_size=31,
+    context_length=12,
+    num_layers=2,
+    num_heads=4,
+    embed_dim=32,
+    position="learned",
+    norm="layernorm",
+    activation="gelu",
+    bias=True,
+    tie_embeddings=True,
+    qk_norm=False,
+    value_embeddings=False,
+    logit_soft_cap=None,
+)
+MODERN = GPTConfig(vocab_size=31, context_length=12, num_layers=2, num_heads=4, embed_dim=32, num_kv_heads=2)
+FAMILIES = pytest.mark.parametrize("config", [GPT2, MODERN], ids=["gpt2", "modern"])
+
+
+def build_gpt(config):
+    gpt = GPT(config).eval()
+    for parameter in gpt.parameters():  # a fresh GPT has zeros that would hide any leak
+        nn.init.normal_(parameter, std=0.3)
+    return gpt
+
+
+def influence(function, x):
+    """(T, S): the largest |d output[t] / d x[s]|, for a function of x (S, D) that gives (T, anything)."""
+    jacobian = torch.autograd.functional.jacobian(function, x)  # (T, ..., S, D)
+    return jacobian.abs().amax(dim=(*range(1, jacobian.ndim - 2), jacobian.ndim - 1))
+
+
+lengths = st.integers(1, 7)
+
+
+@given(lengths, st.sampled_from([(1, 1), (2, 2), (4, 2), (4, 1)]), st.sampled_from([None, 1, 2, 3, 9]), st.booleans())
+@settings(deadline=None, max_examples=40)
+def test_each_token_moves_exactly_those_that_may_see_it(T, heads, window, dressed):
+    layer = CausalSelfAttention(8, heads[0], num_kv_heads=heads[1], head_dim=4, window=window, qk_norm=dressed)
+    rotary = RotaryEmbedding(4, T)(T) if dressed else None
+    moved = influence(lambda x: layer(x[None], rotary=rotary)[0], torch.randn(T, 8))
+    expected = causal_mask(T) if window is None else sliding_window_mask(T, window)
+    torch.testing.assert_close(moved > 0, expected)
+
+
+@given(lengths, st.integers(1, 4), st.integers(1, 5), st.booleans())
+@settings(deadline=None, max_examples=40)
+def test_multi_head_attention_is_causal_on_both_paths(T, num_heads, head_dim, need_weights):
+    layer = MultiHeadAttention(6, num_heads, head_dim=head_dim)
+    moved = influence(lambda x: layer(x[None], is_causal=True, need_weights=need_weights)[0][0], torch.randn(T, 6))
+    torch.testing.assert_close(moved > 0, causal_mask(T))
+
+
+@given(lengths, lengths, st.booleans())
+@settings(deadline=None, max_examples=40)
+def test_the_function_is_causal_for_any_lengths(T, S, need_weights):
+    query = torch.randn(T, 4)
+
+    def attend(key_and_value):
+        options = {"is_causal": True, "need_weights": need_weights}
+        return scaled_dot_product_attention(query, key_and_value, key_and_value, **options)[0]
+
+    torch.testing.assert_close(influence(attend, torch.randn(S, 4)) > 0, causal_mask(T, S))
+
+
+def test_documents_and_causality_together():
+    layer = CausalSelfAttention(8, 2)
+    ids = torch.tensor([[0, 0, 1, 1, 1, 2]])
+    moved = influence(lambda x: layer(x[None], mask=document_mask(ids))[0], torch.randn(6, 8))
+    torch.testing.assert_close(moved > 0, (causal_mask(6) & document_mask(ids))[0, 0])
+
+
+@FAMILIES
+@pytest.mark.parametrize("window", [None, 3])
+@torch.no_grad()
+def test_changing_a_token_moves_no_logit_before_it(config, window):
+    gpt = build_gpt(dataclasses.replace(config, window=window))
+    tokens = torch.randint(31, (1, 12))
+    logits = gpt(tokens)
+    for position in range(12):
+        changed = tokens.clone()
+        changed[0, position] = (tokens[0, position] + 1) % 31
+        difference = (gpt(changed) - logits).abs().amax(-1)[0]
+        assert difference[:position].eq(0).all(), f"token {position} moved an earlier logit"
+        assert difference[position] > 0
+
+
+@FAMILIES
+@torch.no_grad()
+def test_documents_in_one_sequence_do_not_see_each_other(config):
+    gpt = build_gpt(dataclasses.replace(config, position="rotary"))
+    tokens = torch.randint(31, (1, 10))
+    packed = gpt(tokens, document_ids=torch.tensor([[5] * 4 + [6] * 6]))
+    # Rotary scores depend on distances alone, so the second document stands anywhere.
+    torch.testing.assert_close(packed[:, :4], gpt(tokens[:, :4]), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(packed[:, 4:], gpt(tokens[:, 4:]), atol=1e-5, rtol=1e-5)
+    assert (packed[:, 4:] - gpt(tokens)[:, 4:]).abs().max() > 1e-2
+
+
+def test_heads_merged_without_the_transpose_would_be_found(monkeypatch):
+    monkeypatch.setattr("model.attention._merge_heads", lambda x: x.flatten(-3).unflatten(-1, (x.shape[-2], -1)))
+    layer = CausalSelfAttention(8, 2)
+    moved = influence(lambda x: layer(x[None])[0], torch.randn(5, 8))
+    assert moved.triu(1).max() > 0
+    gpt = build_gpt(MODERN)
+    tokens = torch.randint(31, (1, 12))
+    changed = tokens.clone()
+    changed[0, -1] = (tokens[0, -1] + 1) % 31
+    assert (gpt(changed) - gpt(tokens))[0, :-1].abs().max() > 0
+
+
+# Capture: the whole GPT is one graph, so the causal path is the same whoever runs it
+
+
+@FAMILIES
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "documents"])
+def test_torch_compile_takes_the_gpt_as_one_graph(config, packed):
+    gpt = build_gpt(config)
+    tokens = torch.randint(31, (2, 12))
+    ids = torch.arange(12).div(5, rounding_mode="floor").expand(2, 12) if packed else None
+    # Graph breaks are found before the backend runs; this one skips the minutes of code generation.
+    compiled = torch.compile(gpt, fullgraph=True, backend="aot_eager")
+    expected, actual = gpt(tokens, document_ids=ids), compiled(tokens, document_ids=ids)
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+    parameters = list(gpt.parameters())
+    gradients = torch.autograd.grad(actual.square().mean(), parameters)
+    for got, want in zip(gradients, torch.autograd.grad(expected.square().mean(), parameters), strict=True):
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+
+
+@FAMILIES
+def test_torch_export_takes_the_gpt(config):
+    gpt = build_gpt(config)
+    exported = torch.export.export(gpt, (torch.randint(31, (2, 12)),)).module()
+    tokens = torch.randint(31, (2, 12))
+    torch.testing.assert_close(exported(tokens), gpt(tokens), atol=1e-5, rtol=1e-5)
