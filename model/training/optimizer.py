@@ -52,7 +52,7 @@ class OptimizerConfig:
 
 
 def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """One optimizer for all weights of `gpt`. Each parameter group has a `name`, for logs."""
+    """One optimizer for all weights of `gpt`; every parameter group has a `name`, and an `initial_lr` to schedule."""
     matrices, head, others = [], [], []
     for name, parameter in gpt.named_parameters():
         if name == "head.weight":  # a tied head goes by the embedding's name, which comes first
@@ -67,10 +67,11 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
         {"name": "head", "params": head, "lr": head_learning_rate, "weight_decay": config.weight_decay},
         {"name": "matrices", "params": matrices, "lr": config.learning_rate, "weight_decay": config.weight_decay},
     ]
-    groups = [group for group in groups if group["params"]]
+    groups = [group | {"initial_lr": group["lr"]} for group in groups if group["params"]]
     if config.algorithm == "adamw":
         return torch.optim.AdamW(groups, betas=config.betas, eps=config.epsilon, fused=True)
-    groups[-1] |= {"lr": config.matrix_learning_rate, "momentum": config.momentum, "muon": True}
+    rate = config.matrix_learning_rate
+    groups[-1] |= {"lr": rate, "initial_lr": rate, "momentum": config.momentum, "muon": True}
     return Muon(groups, betas=config.betas, eps=config.epsilon)
 
 

@@ -1,0 +1,149 @@
+"""Muon moves matrices as its definition says, AdamW the rest, and nothing is decayed that should not be."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from model.gpt import GPT, GPTConfig
+from model.training.optimizer import POLAR_EXPRESS, Muon, OptimizerConfig, build_optimizer, orthogonalize
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 4), (3, 16, 64), (2, 48, 48)])
+def test_orthogonalize_gives_the_polar_factor(shape):
+    torch.manual_seed(0)
+    u, _, vh = torch.linalg.svd(torch.randn(shape, dtype=torch.float64), full_matrices=False)
+    # Known singular values, within the range that is promised: the largest is below the Frobenius norm.
+    values = torch.linspace(0.1, 1, shape[1], dtype=torch.float64)
+    result = orthogonalize(((u * values) @ vh).float())
+    torch.testing.assert_close(result, (u @ vh).float(), atol=0.03, rtol=0)
+
+
+def test_orthogonalize_does_not_depend_on_scale_and_keeps_zero():
+    torch.manual_seed(0)
+    matrices = torch.randn(2, 8, 32)
+    torch.testing.assert_close(orthogonalize(matrices * 2**-20), orthogonalize(matrices), atol=0.01, rtol=0)
+    assert orthogonalize(torch.zeros(1, 4, 8)).abs().max() == 0
+
+
+def test_polar_express_coefficients_are_the_minimax_polynomials():
+    """Solved here by Remez' exchange, in float64, from the interval alone."""
+    low, high = 0.003, 1.0
+    for index, coefficients in enumerate(POLAR_EXPRESS):
+        inner = [(3 * low + high) / 4, (low + 3 * high) / 4]
+        for _ in range(100):
+            points = [(low, 1), (inner[0], -1), (inner[1], 1), (high, -1)]
+            *polynomial, error = np.linalg.solve([[x, x**3, x**5, sign] for x, sign in points], np.ones(4))
+            a, b, c = polynomial
+            inner = np.sqrt(np.sort(np.roots([5 * c, 3 * b, a]).real))
+        margin = 1.01 if index < len(POLAR_EXPRESS) - 1 else 1.0
+        expected = (a / margin, b / margin**3, c / margin**5)
+        np.testing.assert_allclose(coefficients, expected, atol=2e-5)
+        low, high = 1 - error, 1 + error
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (24, 8), (8, 24)])
+def test_first_muon_step_moves_every_direction_alike(shape):
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(shape))
+    before = weight.detach().clone()
+    weight.grad = torch.randn(shape)
+    Muon([{"params": [weight], "lr": 0.1, "momentum": 0.9, "muon": True}]).step()
+    moved = torch.linalg.svdvals(before - weight.detach())
+    expected = 0.1 * max(1.0, shape[0] / shape[1]) ** 0.5
+    torch.testing.assert_close(moved, torch.full_like(moved, expected), rtol=0.03, atol=0)
+
+
+def test_stacked_matrices_move_as_each_would_alone():
+    torch.manual_seed(0)
+    shapes = [(6, 6), (6, 12), (12, 6), (6, 6), (12, 6)]
+    weights = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    alone = [torch.nn.Parameter(weight.detach().clone()) for weight in weights]
+    group = {"lr": 0.02, "momentum": 0.95, "muon": True, "weight_decay": 0.1}
+    optimizers = [Muon([{"params": weights, **group}]), *(Muon([{"params": [weight], **group}]) for weight in alone)]
+    for _ in range(3):
+        for weight, twin in zip(weights, alone, strict=True):
+            weight.grad = torch.randn_like(weight)
+            twin.grad = weight.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    for weight, twin in zip(weights, alone, strict=True):
+        torch.testing.assert_close(weight, twin, atol=5e-3, rtol=0)  # bfloat16 products round by batch
+
+
+def test_other_weights_move_as_with_torch_adamw():
+    torch.manual_seed(0)
+    ours, theirs = (torch.nn.Parameter(torch.ones(5, 3)) for _ in range(2))
+    settings = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+    optimizers = [
+        Muon([{"params": [ours], "lr": 0.01, "weight_decay": 0.1}], betas=(0.8, 0.95), eps=1e-8),
+        torch.optim.AdamW([theirs], **settings),
+    ]
+    for _ in range(5):
+        ours.grad = torch.randn(5, 3)
+        theirs.grad = ours.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("algorithm", ["muon", "adamw"])
+@pytest.mark.parametrize("family", ["gpt2", "modern"])
+def test_every_weight_is_in_one_group_and_only_matrices_decay(algorithm, family):
+    gpt2 = {"position": "learned", "norm": "layernorm", "activation": "gelu", "bias": True, "tie_embeddings": True}
+    options = gpt2 | {"qk_norm": False, "value_embeddings": False} if family == "gpt2" else {}
+    gpt = GPT(GPTConfig(vocab_size=32, context_length=8, num_layers=2, num_heads=2, embed_dim=8, **options))
+    optimizer = build_optimizer(gpt, OptimizerConfig(algorithm=algorithm, weight_decay=0.1))
+    grouped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    assert {id(parameter) for parameter in grouped} == {id(parameter) for parameter in gpt.parameters()}
+    assert len(grouped) == len(list(gpt.parameters()))
+    decayed = {
+        id(parameter) for group in optimizer.param_groups if group["weight_decay"] for parameter in group["params"]
+    }
+    for name, parameter in gpt.named_parameters():
+        is_embedding = "embedding" in name
+        assert (id(parameter) in decayed) == (parameter.ndim == 2 and not is_embedding), name
+
+
+def test_a_restored_optimizer_goes_on_bit_for_bit():
+    def train(steps, optimizer, weights):
+        generator = torch.Generator().manual_seed(steps[0])
+        for _ in steps:
+            for weight in weights:
+                weight.grad = torch.randn(weight.shape, generator=generator)
+            optimizer.step()
+
+    def setup():
+        torch.manual_seed(0)
+        weights = [torch.nn.Parameter(torch.randn(4, 6)), torch.nn.Parameter(torch.randn(6))]
+        groups = [
+            {"params": weights[:1], "lr": 0.1, "momentum": 0.9, "muon": True},
+            {"params": weights[1:], "lr": 0.1},
+        ]
+        return weights, Muon(groups)
+
+    weights, optimizer = setup()
+    train(range(3), optimizer, weights)
+    saved = [weight.detach().clone() for weight in weights], copy.deepcopy(optimizer.state_dict())
+    resumed, other = setup()
+    with torch.no_grad():
+        for weight, value in zip(resumed, saved[0], strict=True):
+            weight.copy_(value)
+    other.load_state_dict(saved[1])
+    train(range(3, 5), optimizer, weights)
+    train(range(3, 5), other, resumed)
+    assert all(torch.equal(a, b) for a, b in zip(weights, resumed, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"algorithm": "sgd"}, "'muon' or 'adamw', not 'sgd'"),
+        ({"learning_rate": -1.0}, "learning_rate must not be negative: it is -1.0"),
+        ({"betas": (0.9, 1.0)}, "betas\\[1\\] must be at least 0 and below 1, not 1.0"),
+    ],
+)
+def test_impossible_settings_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        OptimizerConfig(**options)
