@@ -43,8 +43,19 @@ class KVCache:
             )
         self.max_len = max_len
         self.length = 0
+        self.tokens = torch.empty((batch_size, max_len), device=device, dtype=torch.long)
         self.keys = torch.empty(shape, device=device, dtype=dtype)
         self.values = torch.empty(shape, device=device, dtype=dtype)
+
+    def append_tokens(self, tokens: Tensor) -> Tensor:
+        """Stores the ids (B, T) of new tokens, before their keys and values come; returns all ids (B, S), as a view.
+
+        Raises:
+            ValueError: if they do not fit; nothing is stored then.
+        """
+        end = self._end(tokens.shape[1])
+        self.tokens[:, self.length : end] = tokens
+        return self.tokens[:, :end]
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Stores the k and v (B, H_kv, T, K) of new tokens; returns all of that layer's, (B, H_kv, S, K), as views.
@@ -52,12 +63,7 @@ class KVCache:
         Raises:
             ValueError: if they do not fit, in length or in another size; nothing is stored then.
         """
-        end = self.length + k.shape[-2]
-        if end > self.max_len:
-            raise ValueError(
-                f"the cache is full: {self.length} of {self.max_len} positions are taken, "
-                f"so {k.shape[-2]} more do not fit; truncate() or reset() it first"
-            )
+        end = self._end(k.shape[-2])
         keys, values = self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
         new_keys, new_values = keys[:, :, self.length :], values[:, :, self.length :]
         if not new_keys.shape == k.shape == v.shape:
@@ -70,6 +76,15 @@ class KVCache:
         if layer == len(self.keys) - 1:
             self.length = end
         return keys, values
+
+    def _end(self, new: int) -> int:
+        end = self.length + new
+        if end > self.max_len:
+            raise ValueError(
+                f"the cache is full: {self.length} of {self.max_len} positions are taken, "
+                f"so {new} more do not fit; truncate() or reset() it first"
+            )
+        return end
 
     def layer(self, index: int) -> LayerCache:
         """The part of one attention layer."""

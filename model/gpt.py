@@ -42,6 +42,9 @@ class GPTConfig:
         value_embeddings: every other layer's values get a learned vector of their token added, so that the
             attention can move a token's identity without the residual stream carrying it (ResFormer,
             arXiv:2410.17897, in modded-nanogpt's form).
+        bigram_buckets: each token's embedding gets a second vector added that stands for the pair of it and the token
+            before, found by hashing the pair into so many buckets (n-gram embeddings, arXiv:2501.16975; hashed as in
+            modded-nanogpt). What often follows what is then known before the first layer; null means no such table.
         logit_soft_cap: logits become cap * tanh(logits / cap) (Gemma 2, arXiv:2408.00118); null means no cap.
         dropout: probability, on attention weights, on what each sub-layer adds, and on the embeddings.
 
@@ -64,6 +67,7 @@ class GPTConfig:
     qk_norm: bool = True
     window: int | None = None
     value_embeddings: bool = True
+    bigram_buckets: int | None = 16384
     logit_soft_cap: float | None = 15.0
     dropout: float = 0.0
 
@@ -79,6 +83,8 @@ class GPTConfig:
             raise ValueError(f"position must be 'rotary' or 'learned', not {self.position!r}")
         if self.position == "rotary" and self.head_dim % 2:
             raise ValueError(f"rotary positions need an even head width: embed_dim / num_heads is {self.head_dim}")
+        if self.bigram_buckets is not None and self.bigram_buckets < 1:
+            raise ValueError(f"bigram_buckets must be at least 1, or null for none, not {self.bigram_buckets}")
         if self.logit_soft_cap is not None and self.logit_soft_cap <= 0:
             raise ValueError(f"logit_soft_cap must be positive or null, not {self.logit_soft_cap}")
         if not 0 <= self.dropout < 1:
@@ -108,6 +114,7 @@ class GPT(nn.Module):
         self.config = config
         vocab_size, dim = config.vocab_size, config.embed_dim
         self.token_embedding = nn.Embedding(vocab_size, dim)
+        self.bigram_embedding = None if config.bigram_buckets is None else nn.Embedding(config.bigram_buckets, dim)
         if config.position == "rotary":
             self.position_embedding = None
             self.rotary = RotaryEmbedding(config.head_dim, config.context_length)
@@ -134,8 +141,8 @@ class GPT(nn.Module):
         With a tied head, GPT-2's: normal with standard deviation 0.02, and what each sub-layer adds scaled down by
         sqrt(2 num_layers), the number of additions to the residual stream (Radford et al. 2019, section 2.3).
         Otherwise muP-like (Yang et al. 2022, arXiv:2203.03466; modded-nanogpt): matrices uniform with standard
-        deviation 1 / sqrt(fan-in), and zeros in the head and in each sub-layer's last matrix, so that the network
-        starts as the identity and its first logits are exactly uniform.
+        deviation 1 / sqrt(fan-in), and zeros in the head, in the bigram table and in each sub-layer's last
+        matrix, so that the network starts as the identity and its first logits are exactly uniform.
         """
         gpt2 = self.config.tie_embeddings
         residual_std = 0.02 / math.sqrt(2 * self.config.num_layers)
@@ -147,7 +154,7 @@ class GPT(nn.Module):
                 nn.init.ones_(parameter)
             elif gpt2:
                 nn.init.normal_(parameter, std=residual_std if ends_sublayer else 0.02)
-            elif ends_sublayer or name == "head.weight":
+            elif ends_sublayer or name in ("head.weight", "bigram_embedding.weight"):
                 nn.init.zeros_(parameter)
             elif name.startswith("token_embedding"):
                 nn.init.normal_(parameter, std=1.0)
@@ -185,7 +192,10 @@ class GPT(nn.Module):
             raise ValueError(
                 f"the sequence has {offset + length} tokens, more than the context_length {self.config.context_length}"
             )
+        seen = tokens if cache is None else cache.append_tokens(tokens)
         x = self.token_embedding(tokens)
+        if self.bigram_embedding is not None:
+            x = x + self.bigram_embedding(self.bigram_buckets(seen, document_ids)[:, offset:])
         rotary = None
         if self.rotary is None:
             x = x + self.position_embedding(torch.arange(offset, offset + length, device=tokens.device))
@@ -202,6 +212,19 @@ class GPT(nn.Module):
             layer_cache = None if cache is None else cache.layer(layer)
             x = block(x, rotary=rotary, mask=mask, cache=layer_cache, value_embedding=value_embedding)
         return self.final_norm(x)
+
+    def bigram_buckets(self, tokens: Tensor, document_ids: Tensor | None = None) -> Tensor:
+        """(B, T) -> (B, T): which vector of the bigram table stands for each token and the one before it.
+
+        The first token of a sequence, or of a document, counts as following an id that no token has.
+        """
+        nothing = self.config.vocab_size
+        previous = F.pad(tokens[:, :-1], (1, 0), value=nothing)
+        if document_ids is not None:
+            starts = F.pad(document_ids[:, 1:] != document_ids[:, :-1], (1, 0), value=True)
+            previous = previous.masked_fill(starts, nothing)
+        # Two odd constants without a common factor spread neighbouring ids over the table.
+        return (40503 * tokens + 65599 * previous) % self.config.bigram_buckets
 
     def unembed(self, x: Tensor) -> Tensor:
         """Features (B, T, D) -> logits (B, T, V) in float32, soft-capped if the config says so."""
