@@ -1,0 +1,214 @@
+"""Writes text with a trained GPT, to the terminal as it is drawn."""
+
+from __future__ import annotations
+
+import argparse
+import codecs
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if not __package__:  # run as a file, Python looks for modules beside it and not in the repository's root
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+if TYPE_CHECKING:
+    import torch
+
+    from data.tokenizers import Tokenizer
+
+DESCRIPTION = """\
+Continues a prompt with a trained GPT and writes the text as it is drawn. Everything it needs is in the checkpoint.
+The window slides: of a prompt longer than the model's context only the end is read, and a text that outgrows the
+context is gone on with from the last half of it. A text ends early where the model ends its document."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line; returns the exit status: 0, 2 for a mistake, 130 when interrupted."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        write_samples(arguments)
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        print()
+        return 130
+    except (ValueError, OSError) as error:
+        print(f"generate.py: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The options; each help text names the unit and the default."""
+    parser = Parser(
+        prog="generate.py",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--checkpoint", type=Path, metavar="PATH", help="checkpoint file or run folder (default: newest under runs/)")
+    prompt = parser.add_mutually_exclusive_group()
+    prompt.add_argument(
+        "--prompt",
+        default="\n",
+        metavar="TEXT",
+        help="text to continue; - reads it from standard input; an empty one starts a document (default: a line break)",
+    )
+    prompt.add_argument("--prompt_file", type=Path, metavar="PATH", help="UTF-8 file with the text to continue")
+    add("--max_new_tokens", type=int, default=200, metavar="N", help="tokens to write at most, >= 1 (default: 200)")
+    add("--temperature", type=float, default=0.8, metavar="X", help="divides the logits; 0 = likeliest (default: 0.8)")
+    add("--top_k", type=int, metavar="N", help="draw from the N likeliest tokens only (default: from all)")
+    add(
+        "--top_p",
+        type=float,
+        metavar="P",
+        help="draw from the likeliest tokens that together have probability P, in (0, 1] (default: from all)",
+    )
+    add("--num_samples", type=int, default=1, metavar="N", help="texts to write, drawn together (default: 1)")
+    add("--seed", type=int, metavar="N", help="number that makes the texts repeatable (default: a new one each time)")
+    add("--device", default="auto", metavar="NAME", help="cpu, cuda, cuda:1, mps, ... (default: auto, the fastest)")
+    return parser
+
+
+class Parser(argparse.ArgumentParser):
+    """Answers a mistake with one sentence, without the usage."""
+
+    def error(self, message: str) -> None:
+        self.exit(2, f"{self.prog}: {message}; --help lists the options\n")
+
+
+def write_samples(arguments: argparse.Namespace) -> None:
+    """Draws all samples together; the first appears while it is drawn, the others after it.
+
+    Raises:
+        ValueError, OSError: with a sentence for the person.
+    """
+    if arguments.num_samples < 1:
+        raise ValueError(f"--num_samples must be at least 1, not {arguments.num_samples}")
+    if arguments.seed is not None and not 0 <= arguments.seed < 2**63:
+        raise ValueError(f"--seed must lie in 0..2^63 - 1, not {arguments.seed}")
+    prompt = read_prompt(arguments)
+
+    import torch  # takes a second: --help and mistakes above need not wait for it
+
+    from data.tokenizers import Tokenizer
+    from model.checkpoint import find_checkpoint, load_gpt
+    from model.generation import stream
+
+    device = choose_device(arguments.device)
+    checkpoint = find_checkpoint(arguments.checkpoint)
+    model, info = load_gpt(checkpoint, device)
+    tokenizer = Tokenizer.from_dict(info["tokenizer"])
+    generator = torch.Generator(device)
+    if arguments.seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(arguments.seed)
+
+    # Before its first token every document of the training text has an end-of-text, so that is how one starts.
+    prompt_tokens = tokenizer.encode(prompt) or [tokenizer.end_of_text]
+    new_tokens = stream(
+        model,
+        torch.tensor([prompt_tokens] * arguments.num_samples, device=device),
+        arguments.max_new_tokens,
+        temperature=arguments.temperature,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        generator=generator,
+        stop_token=tokenizer.end_of_text,
+    )
+    print(f"{checkpoint}, step {info['global_step']}, on {device}", file=sys.stderr)
+    first, *others = [TextStream(tokenizer) for _ in range(arguments.num_samples)]
+    titled = bool(others)
+    write_text(title(1, titled) + prompt)
+    waiting = [""] * len(others)
+    for tokens in new_tokens:
+        token, *rest = tokens.tolist()
+        write_text(first.feed(token))
+        waiting = [text + other.feed(token) for text, other, token in zip(waiting, others, rest, strict=True)]
+    write_text(first.end() + "\n")
+    for number, (text, other) in enumerate(zip(waiting, others, strict=True), start=2):
+        write_text(title(number, titled) + prompt + text + other.end() + "\n")
+
+
+def read_prompt(arguments: argparse.Namespace) -> str:
+    """The text to continue. Raises ValueError where it is not UTF-8, OSError where it cannot be read."""
+    if arguments.prompt_file is not None:
+        source = str(arguments.prompt_file)
+        try:
+            content = arguments.prompt_file.read_bytes()
+        except OSError as error:
+            raise OSError(f"--prompt_file {source} cannot be read: {error.strerror}") from error
+    elif arguments.prompt == "-":
+        source, content = "standard input", sys.stdin.buffer.read()
+    else:
+        source, content = "--prompt", os.fsencode(arguments.prompt)
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{source} is not UTF-8 text: byte {error.start} is 0x{content[error.start]:02x}") from error
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of that name; for "auto" the machine's accelerator, else its processor.
+
+    Raises:
+        ValueError: if this machine or this PyTorch has no such device.
+    """
+    import torch
+
+    if name == "auto":
+        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:  # the latter from a PyTorch built without CUDA
+        raise ValueError(f"--device {name} is not to be had here: {str(error).splitlines()[0]}") from error
+
+
+class TextStream:
+    """Tokens in, text out as soon as it is whole: a character can be spread over several tokens."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self.ended = False
+
+    def feed(self, token: int) -> str:
+        """The characters that `token` completes; none from the end of the text on."""
+        self.ended = self.ended or token == self.tokenizer.end_of_text
+        if self.ended:
+            return ""
+        try:
+            return self.decoder.decode(self.tokenizer.token_bytes(token))
+        except KeyError:  # an id without text, where the vocabulary was rounded up
+            return self.end() + "\N{REPLACEMENT CHARACTER}"
+
+    def end(self) -> str:
+        """What shows of a character that was begun and not completed."""
+        text = self.decoder.decode(b"", final=True)
+        self.decoder.reset()
+        return text
+
+
+def title(number: int, titled: bool) -> str:
+    return f"--- sample {number} ---\n" if titled else ""
+
+
+def write_text(text: str) -> None:
+    """Writes to standard output at once, whichever characters it can show."""
+    encoding = sys.stdout.encoding or "utf-8"
+    text = text.encode(encoding, errors="replace").decode(encoding)
+    if sys.stdout.isatty():
+        text = text.translate(CONTROL_PICTURES)
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+# A model can write any byte; on a terminal a control character would act instead of show.
+CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {127: 0x2421}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

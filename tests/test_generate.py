@@ -1,0 +1,237 @@
+"""scripts/generate.py as a person uses it."""
+
+import dataclasses
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from data.tokenizers import byte_level
+from model.gpt import GPT, GPTConfig
+from scripts.generate import TextStream, main
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def save_run(folder, favourite=b"", step=7):
+    """A run folder with an untrained model over bytes, which strongly prefers the bytes of `favourite`, if any."""
+    torch.manual_seed(0)
+    config = GPTConfig(vocab_size=257, context_length=16, num_layers=2, num_heads=2, embed_dim=32)
+    gpt = GPT(config)
+    for parameter in gpt.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    if favourite:
+        # The head answers each byte's own direction in the embedding with the byte that follows it.
+        nn.init.zeros_(gpt.head.weight)
+        with torch.no_grad():
+            for block in gpt.blocks:
+                block.attention.output_proj.weight.zero_()
+                block.feed_forward.down_proj.weight.zero_()
+            gpt.token_embedding.weight.normal_()
+            for before, after in zip(favourite, favourite[1:] + favourite[:1], strict=True):
+                gpt.head.weight[after] += gpt.token_embedding.weight[before]
+    path = folder / "checkpoints" / "best.ckpt"
+    path.parent.mkdir(parents=True)
+    checkpoint = {
+        "state_dict": {f"gpt.{name}": weight for name, weight in gpt.state_dict().items()},
+        "gpt_config": dataclasses.asdict(config),
+        "tokenizer": byte_level().to_dict(),
+        "global_step": step,
+    }
+    torch.save(checkpoint, path)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    return save_run(tmp_path_factory.mktemp("runs") / "first")
+
+
+def generate(capsys, *arguments):
+    """(exit status, standard output, standard error) of the command line."""
+    try:
+        status = main([str(argument) for argument in arguments])
+    except SystemExit as exit:
+        status = exit.code
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_writes_the_prompt_and_goes_on(run_dir, capsys):
+    status, out, err = generate(capsys, "--checkpoint", run_dir, "--prompt", "def ", "--seed", 1)
+    assert status == 0 and out.startswith("def ") and len(out) > 10 and out.endswith("\n")
+    assert "best.ckpt, step 7" in err
+
+
+def test_the_seed_repeats_the_text(run_dir, capsys):
+    def text(*options):
+        return generate(capsys, "--checkpoint", run_dir, "--prompt", "x", "--max_new_tokens", 40, *options)[1]
+
+    assert text("--seed", 1) == text("--seed", 1) != text("--seed", 2)
+    assert text() != text()
+    greedy = ("--temperature", 0)
+    assert text(*greedy, "--seed", 1) == text(*greedy, "--seed", 2) == text("--top_k", 1) == text("--top_p", 1e-9)
+
+
+def test_several_samples(run_dir, capsys):
+    options = ("--num_samples", 3, "--seed", 1, "--max_new_tokens", 20)
+    status, out, _ = generate(capsys, "--checkpoint", run_dir, "--prompt", "once", *options)
+    assert status == 0
+    for number in (1, 2, 3):
+        assert out.count(f"--- sample {number} ---\nonce") == 1
+    texts = [part.split(" ---\n")[1] for part in out.split("--- sample ")[1:]]
+    assert len(set(texts)) == 3
+
+
+def test_the_newest_run_is_the_default(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    status, out, err = generate(capsys)
+    assert (status, out) == (2, "") and "no run under runs/" in err
+    for age, name in ((20, "newer"), (30, "older")):
+        path = save_run(tmp_path / "runs" / name) / "checkpoints" / "best.ckpt"
+        os.utime(path, (1_700_000_000 - age, 1_700_000_000 - age))
+    status, out, err = generate(capsys, "--max_new_tokens", 5)
+    assert status == 0 and "newer" in err
+
+
+def test_characters_of_several_tokens_are_written_whole(tmp_path, capsys):
+    text = "añ€😀"
+    run_dir = save_run(tmp_path / "run", favourite=text.encode())
+    options = ("--checkpoint", run_dir, "--temperature", 0, "--prompt", "a")
+    _, out, _ = generate(capsys, *options, "--max_new_tokens", 2 * len(text.encode()) - 1)
+    assert out == f"{text}{text}\n"
+    _, out, _ = generate(capsys, *options, "--max_new_tokens", 7)  # ends within the last character
+    assert out == "añ€\N{REPLACEMENT CHARACTER}\n"
+
+
+def test_text_stream_gives_each_character_with_its_last_byte():
+    stream = TextStream(byte_level())
+    assert [stream.feed(byte) for byte in "é€".encode()] == ["", "é", "", "", "€"]
+    assert [stream.feed(0xE2), stream.feed(ord("a")), stream.end()] == ["", "\N{REPLACEMENT CHARACTER}a", ""]
+    assert [stream.feed(0xE2), stream.feed(999)] == ["", "\N{REPLACEMENT CHARACTER}" * 2]  # an id without text
+    assert [stream.feed(256), stream.feed(ord("a"))] == ["", ""]  # after the end of the text nothing shows
+
+
+@pytest.mark.parametrize("prompt", ["日本 naïve \N{GRINNING FACE}\x00", "<|endoftext|>", "x" * 100, ""], ids=ascii)
+def test_any_prompt_is_taken(run_dir, capsys, prompt):
+    status, out, _ = generate(capsys, "--checkpoint", run_dir, "--prompt", prompt, "--max_new_tokens", 30)
+    assert status == 0 and out.startswith(prompt)
+
+
+def test_prompt_from_a_file_or_standard_input(run_dir, capsys, tmp_path, monkeypatch):
+    path = tmp_path / "prompt.txt"
+    path.write_text("über\nalles", encoding="utf-8")
+    status, out, _ = generate(capsys, "--checkpoint", run_dir, "--prompt_file", path)
+    assert status == 0 and out.startswith("über\nalles")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("von Stdin ü".encode())))
+    status, out, _ = generate(capsys, "--checkpoint", run_dir, "--prompt", "-")
+    assert status == 0 and out.startswith("von Stdin ü")
+
+
+def test_a_document_ends_where_the_model_ends_it(tmp_path, capsys):
+    run_dir = save_run(tmp_path / "run", favourite=b"ab")
+    path = run_dir / "checkpoints" / "best.ckpt"
+    checkpoint = torch.load(path, weights_only=True)
+    weights = checkpoint["state_dict"]
+    weights["gpt.head.weight"][256] = 3 * weights["gpt.token_embedding.weight"][ord("b")]
+    torch.save(checkpoint, path)
+    assert generate(capsys, "--checkpoint", run_dir, "--temperature", 0, "--prompt", "a")[1] == "ab\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--temperature", "-1"], "temperature must be 0 or more"),
+        (["--temperature", "nan"], "temperature must be 0 or more"),
+        (["--temperature", "warm"], "invalid float value: 'warm'"),
+        (["--top_k", "0"], "top_k must be at least 1, not 0"),
+        (["--top_p", "0"], r"top_p must be above 0 and at most 1, not 0.0"),
+        (["--top_p", "1.1"], r"top_p must be above 0 and at most 1, not 1.1"),
+        (["--max_new_tokens", "0"], "max_new_tokens must be at least 1, not 0"),
+        (["--num_samples", "0"], "num_samples must be at least 1, not 0"),
+        (["--seed", "-1"], "seed must lie in 0"),
+        (["--seed", str(2**70)], "seed must lie in 0"),
+        (["--device", "toaster"], "--device toaster"),
+        (["--prompt_file", "nowhere.txt"], "nowhere.txt cannot be read: No such file or directory"),
+        (["--prompt", "a", "--prompt_file", "b"], "not allowed with"),
+        (["--prompt", "\udcff"], "--prompt is not UTF-8 text: byte 0 is 0xff"),
+        (["--max-new-tokens", "3"], "--max-new-tokens"),
+        (["--checkpoint", "nowhere"], "there is no nowhere"),
+    ],
+    ids=lambda value: ascii(value),
+)
+def test_a_mistake_gets_one_sentence(run_dir, capsys, arguments, sentence):
+    status, out, err = generate(capsys, "--checkpoint", run_dir, *arguments)
+    assert (status, out) == (2, "")
+    assert sentence in err and err.startswith("generate.py: ") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("damage", ["cut short", "one bit", "empty", "foreign", "text", "no text in folder"])
+def test_a_checkpoint_that_is_none_gets_one_sentence(tmp_path, capsys, damage):
+    run_dir = save_run(tmp_path / "run")
+    path = run_dir / "checkpoints" / "best.ckpt"
+    content = bytearray(path.read_bytes())
+    if damage == "cut short":
+        path.write_bytes(content[: len(content) // 2])
+    elif damage == "one bit":
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    elif damage == "empty":
+        path.write_bytes(b"")
+    elif damage == "foreign":
+        torch.save({"state_dict": {}, "epoch": 3}, path)
+    elif damage == "text":
+        path.write_text("I am no checkpoint.\n" * 50)
+    else:
+        path.unlink()
+    status, out, err = generate(capsys, "--checkpoint", run_dir)
+    assert (status, out) == (2, "")
+    assert str(run_dir) in err and err.count("\n") == 1
+
+
+def test_a_prompt_that_is_no_text_gets_one_sentence(run_dir, capsys, tmp_path):
+    path = tmp_path / "picture.png"
+    path.write_bytes(b"\x89PNG\r\n")
+    status, out, err = generate(capsys, "--checkpoint", run_dir, "--prompt_file", path)
+    assert (status, out) == (2, "") and "picture.png is not UTF-8 text: byte 0 is 0x89" in err
+
+
+def test_help_says_that_the_window_slides(capsys):
+    status, out, _ = generate(capsys, "--help")
+    assert status == 0 and "window slides" in out
+    for option in ("checkpoint", "prompt", "prompt_file", "max_new_tokens", "temperature", "top_k", "top_p"):
+        assert f"--{option}" in out
+
+
+@pytest.mark.parametrize("invocation", [["scripts/generate.py"], ["-m", "scripts.generate"]], ids=" ".join)
+def test_both_ways_to_call_it(run_dir, invocation):
+    command = [sys.executable, *invocation, "--checkpoint", str(run_dir), "--prompt", "né", "--max_new_tokens", "5"]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.decode().startswith("né")
+
+
+def test_starts_without_what_only_training_needs(run_dir):
+    code = f"""
+import sys
+from scripts.generate import main
+main(["--checkpoint", {str(run_dir)!r}, "--max_new_tokens", "2"])
+assert not {{"lightning", "datasets", "wandb", "matplotlib"}} & set(sys.modules)
+"""
+    finished = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=120)
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_a_reader_that_leaves_is_no_error(run_dir):
+    command = [sys.executable, "scripts/generate.py", "--checkpoint", str(run_dir), "--max_new_tokens", "3000"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.read(1)
+    process.stdout.close()
+    errors = process.stderr.read().decode()
+    assert process.wait(timeout=120) == 0
+    assert "Traceback" not in errors and "Exception ignored" not in errors
