@@ -1,0 +1,71 @@
+"""What the machine can do: a fast precision, a compiler, operations a second."""
+
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Literal
+
+import torch
+from lightning.pytorch import Trainer
+
+from model.device import has_fast_bfloat16
+
+log = logging.getLogger(__name__)
+
+
+def compile_where_it_pays(function: Callable, mode: bool | Literal["auto"], device: torch.device) -> Callable:
+    """`function`, compiled or as it is.
+
+    Args:
+        function: any function of tensors.
+        mode: False never; True where there is a compiler; "auto" on CUDA devices where there is a compiler: a CPU
+            run of a few minutes does not win back the minute that compiling takes.
+        device: where the tensors will be.
+    """
+    if mode is False or (mode == "auto" and device.type != "cuda"):
+        return function
+    missing = missing_compiler(device)
+    if missing:
+        log.warning("The network is not compiled: %s is missing.", missing)
+        return function
+    return torch.compile(function)
+
+
+def missing_compiler(device: torch.device) -> str | None:
+    """What torch.compile needs for `device` and this machine lacks; None if nothing."""
+    if device.type == "cuda" and find_spec("triton") is None:
+        return "triton"
+    # Triton's launchers are C too.
+    compilers = [os.environ.get("CXX") or "", "g++", "clang++", "gcc", "clang", "cc", "cl"]
+    if not any(compiler and shutil.which(compiler) for compiler in compilers):
+        return "a C++ compiler"
+    return None
+
+
+def fast_precision(accelerator: str) -> str:
+    """ "bf16-mixed" where the processor multiplies in bfloat16, "32-true" elsewhere; as trainer.precision spells them.
+
+    Where it does not, bfloat16 is emulated, and several times slower than float32.
+
+    Args:
+        accelerator: as trainer.accelerator has it.
+    """
+    if accelerator == "auto":
+        accelerator = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    return "bf16-mixed" if has_fast_bfloat16("cuda" if accelerator == "gpu" else accelerator) else "32-true"
+
+
+def peak_flops(trainer: Trainer) -> float | None:
+    """Operations a second that all devices together can do, as their makers state for the run's precision.
+
+    None where nobody states it: for CPUs, and for GPUs that Lightning's table does not know.
+    """
+    if trainer.strategy.root_device.type != "cuda":
+        return None
+    from lightning.fabric.utilities.throughput import get_available_flops
+
+    dtype = torch.bfloat16 if "bf16" in str(trainer.precision) else torch.float32
+    flops = get_available_flops(trainer.strategy.root_device, dtype)
+    return flops and float(flops) * trainer.world_size

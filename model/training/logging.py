@@ -1,0 +1,203 @@
+"""Where figures go: `metrics.csv` always, Weights & Biases when it can."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import netrc
+import os
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_only
+
+from model.training.files import write_atomically
+
+log = logging.getLogger(__name__)
+
+WandbMode = Literal["auto", "online", "offline", "disabled"]
+
+# Every run has these, in this order; what else is logged (head scores) comes after them.
+COLUMNS = ("step", "tokens", "train/loss", "val/loss", "val/bits_per_byte", "lr", "tokens_per_second", "mfu")
+
+
+def log_metrics(trainer: Trainer, metrics: dict[str, float]) -> None:
+    """Adds `metrics` to the current step's row of every logger."""
+    for logger in trainer.loggers:
+        logger.log_metrics(metrics, step=trainer.global_step)
+
+
+class CSVLogger(Logger):
+    """One row a step. What is logged for the same step in several calls lands in one row, written when it is over.
+
+    A new column makes the file be written anew; otherwise rows are only appended.
+    """
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.path = Path(path)
+        self.columns = list(COLUMNS)
+        self.has_header = False
+        self.row: dict[str, Any] = {}
+
+    name = None
+    version = None
+
+    @property
+    def save_dir(self) -> str:
+        return str(self.path.parent)
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """The run's config.yaml has them."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        if self.row and self.row["step"] != step:
+            self.save()
+        self.row = {"step": step, **self.row, **metrics}
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Ends the row of the current step and writes it."""
+        if not self.row:
+            return
+        new_columns = [column for column in self.row if column not in self.columns]
+        if new_columns or not self.has_header:
+            self.columns += new_columns
+            self._rewrite([*self.read(), self.row])
+        else:
+            with self.path.open("a", newline="") as file:
+                file.write(self._format([self.row]))
+        self.row = {}
+
+    def read(self) -> list[dict[str, str]]:
+        """The rows written so far; a last one that a kill cut short is left out."""
+        if not self.path.exists():
+            return []
+        with self.path.open(newline="") as file:
+            whole = "".join(line for line in file if line.endswith("\n"))
+        return [row for row in csv.DictReader(io.StringIO(whole)) if None not in row.values()]
+
+    @rank_zero_only
+    def rewind(self, step: int) -> None:
+        """Drops the rows after `step`: a resumed run writes them again."""
+        rows = [row for row in self.read() if int(row["step"]) <= step]
+        self.columns = list(rows[0] if rows else COLUMNS)
+        self.row = {}
+        if self.path.exists():
+            self._rewrite(rows)
+
+    def finalize(self, status: str) -> None:
+        self.save()
+
+    def _rewrite(self, rows: list[dict]) -> None:
+        header = dict(zip(self.columns, self.columns, strict=True))
+        write_atomically(self.path, self._format([header, *rows]).encode())
+        self.has_header = True
+
+    def _format(self, rows: list[dict]) -> str:
+        text = io.StringIO()
+        csv.DictWriter(text, self.columns, lineterminator="\n").writerows(rows)
+        return text.getvalue()
+
+
+class WandbLogger(Logger):
+    """Weights & Biases, in the run's own folder; Lightning's own logger would start it before the data is ready.
+
+    Starts at the first figure: importing it takes seconds, and a run that fails before leaves nothing behind.
+    Whatever goes wrong with it costs one warning, never the run.
+    """
+
+    def __init__(self, run_dir: Path, mode: WandbMode = "auto", config: dict | None = None):
+        super().__init__()
+        self.run_dir = Path(run_dir)
+        self.mode = wandb_mode(mode)
+        self.config = config
+        self.run = None
+
+    name = None
+    version = None
+
+    @property
+    def save_dir(self) -> str:
+        return str(self.run_dir)
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """The run's config is given when it starts."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        if self.start():
+            self.run.log(metrics, step=step)
+
+    @rank_zero_only
+    def log_image(self, key: str, path: Path, step: int) -> None:
+        """Shows the PNG at `path` at `step`."""
+        if self.start():
+            import wandb
+
+            self.run.log({key: wandb.Image(str(path))}, step=step)
+
+    def start(self) -> bool:
+        """Whether figures can be sent; starts the run if it has not been."""
+        if self.run is None and self.mode != "disabled":
+            try:
+                self.run = self._init()
+            except Exception as error:
+                log.warning("Weights & Biases does not start, so the run goes on without it: %s", error)
+                self.mode = "disabled"
+        return self.run is not None
+
+    def _init(self) -> Any:
+        import wandb
+
+        settings = wandb.Settings(console="off", silent=True, init_timeout=30)
+        id_file = self.run_dir / "wandb" / "run_id"
+        if resumed := id_file.exists():
+            run_id = id_file.read_text().strip()
+        else:
+            run_id = wandb.util.generate_id()
+            write_atomically(id_file, run_id.encode())
+        return wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "glassgpt"),
+            name=self.run_dir.name,
+            id=run_id,
+            dir=self.run_dir,
+            mode=self.mode,
+            resume="allow" if resumed and self.mode == "online" else None,
+            config=self.config,
+            settings=settings,
+        )
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        if self.run is not None:
+            self.run.finish(exit_code=0 if status == "success" else 1)
+            self.run = None
+
+
+def wandb_mode(mode: WandbMode) -> str:
+    """What "auto" means here: what WANDB_MODE says, else online where there are credentials, else offline."""
+    if mode != "auto":
+        return mode
+    if os.environ.get("WANDB_MODE") in ("online", "offline", "disabled"):
+        return os.environ["WANDB_MODE"]
+    return "online" if has_wandb_credentials() else "offline"
+
+
+def has_wandb_credentials() -> bool:
+    """Whether Weights & Biases would find a key without asking for one."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).netloc
+    for path in [os.environ.get("NETRC"), "~/.netrc", "~/_netrc"]:
+        try:
+            if path and netrc.netrc(Path(path).expanduser()).authenticators(host):
+                return True
+        except (OSError, netrc.NetrcParseError):
+            continue
+    return False

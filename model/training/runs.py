@@ -1,0 +1,120 @@
+"""A run's folder: how it is named, made, found again, and what is said about it at the end."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import lzma
+import time
+from pathlib import Path
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+
+from model.checkpoint import verify_checkpoint
+from model.training.checkpointing import BEST, LAST, PREVIOUS
+from model.training.files import write_atomically
+
+log = logging.getLogger(__name__)
+
+# So much, xz packs in a few seconds; more would keep a person waiting at the end of a run.
+XZ_BYTES = 10_000_000
+
+
+class RunFolder(Callback):
+    """Makes the folder, with the config in it, when training begins: a mistake found before leaves nothing behind."""
+
+    def __init__(self, config: str) -> None:
+        self.config = config
+
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        if trainer.is_global_zero:
+            Path(trainer.default_root_dir).mkdir(parents=True, exist_ok=trainer.ckpt_path is not None)
+            write_atomically(Path(trainer.default_root_dir, "config.yaml"), self.config.encode())
+
+
+def new_run_dir(runs_dir: Path, name: str | None, config: str) -> Path:
+    """The folder for a new run, not made yet: `name`, or else the config's name and the time.
+
+    Raises:
+        FileExistsError: if a run has this name.
+        ValueError: if the name is no name for a folder.
+    """
+    if name is None:
+        name = f"{Path(config).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    elif name in ("", ".", "..") or Path(name).name != name:
+        raise ValueError(f"--name must be a name for a folder under {runs_dir}/, not {name!r}")
+    if (runs_dir / name).exists():
+        raise FileExistsError(
+            f"{runs_dir / name} exists: go on with --resume {runs_dir / name}, or take another --name"
+        )
+    return runs_dir / name
+
+
+def resume_point(path: Path) -> tuple[Path, Path]:
+    """The run folder, and the newest whole checkpoint in it, for what a person gave to --resume.
+
+    Args:
+        path: a run folder or a checkpoint in one.
+
+    Raises:
+        FileNotFoundError: if there is no such run or no checkpoint in it.
+        ValueError: if the checkpoint is damaged, and no older one is whole.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"there is no {path} to resume: give a folder under runs/, or a checkpoint in one")
+    run_dir = path if path.is_dir() else path.parent.parent
+    if not (run_dir / "config.yaml").is_file():
+        raise FileNotFoundError(f"{run_dir} is no run folder: it has no config.yaml")
+    if path.is_file():
+        verify_checkpoint(path)
+        return run_dir, path
+    checkpoints = [run_dir / "checkpoints" / name for name in (LAST, PREVIOUS, BEST)]
+    damage = None
+    for checkpoint in checkpoints:
+        if not checkpoint.exists():
+            continue
+        try:
+            verify_checkpoint(checkpoint)
+        except ValueError as error:
+            damage = error
+            log.warning("%s", error)
+            continue
+        if damage:
+            log.warning("Going on from the one before, %s.", checkpoint)
+        return run_dir, checkpoint
+    raise damage or FileNotFoundError(f"{run_dir} has no checkpoint to resume from")
+
+
+def farewell(run_dir: Path, validation_text: str | None) -> str:
+    """What the run has reached, where that is, and what to type next.
+
+    Args:
+        validation_text: all of it, to set a general compressor's figure beside the model's; None for none.
+    """
+    lines = [
+        "",
+        reached(run_dir, validation_text),
+        f"everything is in {run_dir}/: checkpoints, metrics.csv, samples.jsonl, attention maps",
+        "",
+        f"  python scripts/generate.py --checkpoint {run_dir}           let it write",
+        f"  python scripts/inspect_attention.py --run {run_dir}         see what it attends to",
+        f"  python train.py --resume {run_dir} --trainer.max_steps N    train it further",
+    ]
+    return "\n".join(lines)
+
+
+def reached(run_dir: Path, validation_text: str | None) -> str:
+    """Such as "validation: 1.742 bits per byte after 960 steps; xz -9e needs 1.741 for the same text"."""
+    with (run_dir / "metrics.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["val/bits_per_byte"]]
+    if not rows:
+        return "not validated"
+    last, best = rows[-1], min(rows, key=lambda row: float(row["val/bits_per_byte"]))
+    line = f"validation: {float(last['val/bits_per_byte']):.4f} bits per byte after {last['step']} steps"
+    if best is not last:
+        line += f", best {float(best['val/bits_per_byte']):.4f} after {best['step']}"
+    if content := (validation_text or "").encode():
+        bits = 8 * len(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME)) / len(content)
+        line += f"; xz -9e needs {bits:.4f} for the same text"
+    return line
