@@ -37,7 +37,7 @@ class TextDataModule(lightning.LightningDataModule):
 
     Args:
         corpus: stdlib (the source of Python's standard library), files, or hub (any name or folder for `datasets`).
-        files: globs of text, jsonl, csv or parquet files, each may be .gz or .zst; setting it means --data.corpus files.
+        files: globs of text, jsonl, csv or parquet, each may be .gz or .zst; setting it means --data.corpus files.
         validation_files: globs of files to validate on; otherwise part of `files` is held out.
         documents: what one document of a text file is: the whole file, or each block between blank lines.
         dataset: name on the Hugging Face Hub, or folder of parquet, jsonl or arrow files; setting it means
@@ -189,10 +189,11 @@ class TextDataModule(lightning.LightningDataModule):
         """UTF-8 bytes of the validation text: what bits per byte are divided by."""
         return self.tokenized.validation.num_bytes
 
-    def validation_text(self, max_chars: int) -> str:
-        """The beginning of the validation split, without end-of-text."""
-        # A token stands for at least one byte, and a character for at most four.
-        tokens = self.tokenized.validation.read(0, 4 * max_chars + 1)
+    def validation_text(self, max_chars: int | None = None) -> str:
+        """The beginning of the validation split, or all of it, without end-of-text."""
+        # At most four bytes a character, one token a byte, and an end-of-text before each document of one byte or more.
+        num_tokens = self.validation_tokens if max_chars is None else 8 * max_chars
+        tokens = self.tokenized.validation.read(0, num_tokens)
         return self.tokenizer.decode(tokens[tokens != self.tokenizer.end_of_text])[:max_chars]
 
     def train_dataloader(self) -> DataLoader:

@@ -1,0 +1,129 @@
+"""The order of samples: a permutation per epoch, a pure function of (seed, step), in constant memory."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.sampler import WindowSampler, permute
+
+
+def epoch_windows(sampler: WindowSampler, epoch: int) -> np.ndarray:
+    """First tokens of all windows of an epoch, for a batch size of 1."""
+    first = epoch * sampler.windows_per_epoch
+    return sampler.starts(np.arange(first, first + sampler.windows_per_epoch))[:, 0]
+
+
+@given(size=st.integers(1, 5000), key=st.integers(0, 2**64 - 1))
+def test_permute_is_a_permutation(size: int, key: int):
+    assert np.array_equal(np.sort(permute(np.arange(size), size, key)), np.arange(size))
+
+
+@given(size=st.integers(1, 2**40), key=st.integers(0, 2**64 - 1), data=st.data())
+def test_permute_of_a_few_positions_is_what_it_is_among_many(size: int, key: int, data):
+    positions = np.array(data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=20)))
+    images = permute(positions, size, key)
+    assert ((images >= 0) & (images < size)).all()
+    for position, image in zip(positions, images, strict=True):
+        assert permute(np.array([position]), size, key) == image
+
+
+def test_permutations_are_uniform():
+    """All 6 orders of 3 things appear equally often: chi-squared with 5 degrees of freedom, below its 99.99% point."""
+    orders = [tuple(permute(np.arange(3), 3, key * 1_000_003)) for key in range(3000)]
+    _, counts = np.unique(orders, axis=0, return_counts=True)
+    assert len(counts) == 6
+    assert ((counts - 500) ** 2 / 500).sum() < 25.7
+
+
+def test_permutation_is_not_correlated_with_order():
+    """Correlation of position with image, and of neighbours' images: within five standard deviations of zero."""
+    size = 10_000
+    images = permute(np.arange(size), size, key=7)
+    assert abs(np.corrcoef(np.arange(size), images)[0, 1]) < 5 / size**0.5
+    assert abs(np.corrcoef(images[:-1], images[1:])[0, 1]) < 5 / size**0.5
+
+
+@settings(max_examples=50)
+@given(
+    num_tokens=st.integers(2, 3000),
+    context_length=st.integers(1, 40),
+    seed=st.integers(0, 2**32),
+    epoch=st.integers(0, 100),
+)
+def test_an_epoch_sees_every_window_once(num_tokens: int, context_length: int, seed: int, epoch: int):
+    if num_tokens < context_length + 1:
+        context_length = num_tokens - 1
+    sampler = WindowSampler(num_tokens, context_length, 1, seed)
+    starts = np.sort(epoch_windows(sampler, epoch))
+    assert starts[0] < context_length or sampler.windows_per_epoch == 1
+    assert starts[0] >= 0
+    assert (np.diff(starts) == context_length).all()
+    assert starts[-1] + context_length + 1 <= num_tokens
+    # No window more would fit behind every offset below T.
+    assert sampler.windows_per_epoch == max((num_tokens - context_length) // context_length, 1)
+
+
+def test_offset_and_order_change_from_epoch_to_epoch():
+    sampler = WindowSampler(num_tokens=100_000, context_length=100, batch_size=1, seed=3)
+    epochs = [epoch_windows(sampler, epoch) for epoch in range(20)]
+    offsets = [int(starts.min()) for starts in epochs]
+    assert len(set(offsets)) > 10
+    assert not np.array_equal(epochs[0] - offsets[0], epochs[1] - offsets[1])
+
+
+def test_seed_changes_the_order():
+    first, second = (WindowSampler(100_000, 100, 8, seed).starts(np.arange(10)) for seed in (1, 2))
+    assert not np.array_equal(first, second)
+
+
+@settings(max_examples=50)
+@given(
+    batch_size=st.sampled_from([4, 8, 12]),
+    world_size=st.sampled_from([1, 2, 4]),
+    seed=st.integers(-5, 2**40),
+    first=st.integers(0, 10_000),
+)
+def test_ranks_together_are_one_device(batch_size: int, world_size: int, seed: int, first: int):
+    sampler = WindowSampler(50_000, 64, batch_size, seed)
+    steps = np.arange(first, first + 20)
+    shares = [sampler.starts(steps, rank, world_size) for rank in range(world_size)]
+    assert np.array_equal(np.concatenate(shares, axis=1), sampler.starts(steps))
+
+
+@given(accumulation=st.sampled_from([1, 2, 4]), seed=st.integers(0, 2**32))
+def test_accumulating_small_batches_sees_the_windows_of_a_large_one(accumulation: int, seed: int):
+    whole = WindowSampler(50_000, 64, 8, seed).starts(np.arange(30))
+    parts = WindowSampler(50_000, 64, 8 // accumulation, seed).starts(np.arange(30 * accumulation))
+    assert np.array_equal(parts.reshape(whole.shape), whole)
+
+
+@given(steps=st.lists(st.integers(0, 10**6), min_size=1, max_size=20))
+def test_a_step_does_not_depend_on_the_steps_drawn_with_it(steps: list[int]):
+    sampler = WindowSampler(10**6, 32, 4, seed=0)
+    together = sampler.starts(np.array(steps))
+    assert all(
+        np.array_equal(row, sampler.starts(np.array([step]))[0]) for row, step in zip(together, steps, strict=True)
+    )
+
+
+def test_memory_does_not_grow_with_the_corpus():
+    def peak(num_tokens: int) -> int:
+        tracemalloc.start()
+        WindowSampler(num_tokens, 1024, 64, seed=1).starts(np.arange(100))
+        size = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return size
+
+    peak(10**9)  # whatever is set up once
+    assert peak(10**13) < 1.5 * peak(10**9)
+
+
+def test_too_short_a_stream_names_both_numbers():
+    with pytest.raises(ValueError, match=r"context_length 64 needs at least 65 tokens .* there are 64"):
+        WindowSampler(64, 64, 1, seed=0)
+    assert WindowSampler(65, 64, 1, seed=0).starts(np.arange(3)).tolist() == [[0], [0], [0]]

@@ -1,0 +1,113 @@
+"""Tokenizers: nothing is lost, nothing is obeyed, and what is stored comes back as it was."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import tiktoken
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data import tokenizers
+from data.tokenizers import END_OF_TEXT, Tokenizer
+
+CODE = "def area(width, height):\n    return width * height\n\n\nclass Box:\n    pass\n" * 20
+
+
+@pytest.fixture(scope="module")
+def bpe() -> Tokenizer:
+    return tokenizers.train_bpe([CODE], 280)
+
+
+@given(text=st.text())
+def test_bytes_are_utf8(text: str):
+    tokenizer = tokenizers.byte_level()
+    assert tokenizer.encode(text) == list(text.encode())
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@given(text=st.text(alphabet=st.characters(codec="utf-8")))
+def test_bpe_loses_nothing(bpe: Tokenizer, text: str):
+    tokens = bpe.encode(text)
+    assert b"".join(map(bpe.token_bytes, tokens)) == text.encode()
+    assert bpe.encode_array(text).tolist() == tokens
+
+
+def test_bpe_learns_merges(bpe: Tokenizer):
+    assert bpe.vocab_size == 280
+    assert len(bpe.encode(CODE)) < len(CODE) / 2
+
+
+def test_newline_and_indentation_are_one_piece():
+    tokenizer = tokenizers.train_bpe(["x:\n        y\n        z" * 50], 280)
+    assert "\n        " in [tokenizer.decode([token]) for token in tokenizer.encode("y\n        z")]
+
+
+def test_special_tokens_in_text_are_plain_text(bpe: Tokenizer):
+    for tokenizer in (bpe, tokenizers.byte_level()):
+        tokens = tokenizer.encode(END_OF_TEXT)
+        assert tokenizer.end_of_text not in tokens
+        assert tokenizer.end_of_text not in tokenizer.encode_array(END_OF_TEXT)
+        assert tokenizer.decode(tokens) == END_OF_TEXT
+    assert tokenizer.end_of_text == tokenizer.vocab_size - 1
+
+
+def test_half_a_character_decodes_to_a_replacement():
+    assert tokenizers.byte_level().decode("é".encode()[:1]) == "\ufffd"
+
+
+def test_comes_back_through_a_checkpoint_that_is_only_data(bpe: Tokenizer):
+    for tokenizer in (bpe, tokenizers.byte_level()):
+        buffer = io.BytesIO()
+        torch.save({"tokenizer": tokenizer.to_dict()}, buffer)
+        buffer.seek(0)
+        restored = Tokenizer.from_dict(torch.load(buffer, weights_only=True)["tokenizer"])
+        assert restored.encode(CODE) == tokenizer.encode(CODE)
+        assert restored.fingerprint == tokenizer.fingerprint
+        assert (restored.name, restored.vocab_size) == (tokenizer.name, tokenizer.vocab_size)
+
+
+def test_gaps_between_ids_are_kept():
+    """As in p50k_base, where end-of-text stands in the middle of the merges."""
+    ranks = {bytes([value]): value for value in range(256)} | {b"ab": 257}
+    tokenizer = Tokenizer(
+        tiktoken.Encoding(name="gap", pat_str=r"\w+|\W+", mergeable_ranks=ranks, special_tokens={END_OF_TEXT: 256})
+    )
+    restored = Tokenizer.from_dict(tokenizer.to_dict())
+    assert restored.encode("abc") == [257, ord("c")]
+    assert restored.vocab_size == 258
+
+
+def test_fingerprint_tells_tokenizers_apart(bpe: Tokenizer):
+    others = [tokenizers.byte_level(), tokenizers.train_bpe([CODE], 279), tokenizers.train_bpe([CODE[::-1]], 280)]
+    assert len({tokenizer.fingerprint for tokenizer in [bpe, *others]}) == 4
+    assert tokenizers.train_bpe([CODE], 280).fingerprint == bpe.fingerprint
+
+
+def test_ids_are_stored_as_narrowly_as_they_fit(bpe: Tokenizer):
+    assert bpe.dtype == np.uint16
+    wide = bpe.to_dict() | {"special_tokens": {END_OF_TEXT: 2**16}}
+    assert Tokenizer.from_dict(wide).dtype == np.uint32
+
+
+def test_mistakes_are_named(bpe: Tokenizer, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match=r"unknown tokenizer 'gpt5': write one of bpe, bytes, gpt2"):
+        tokenizers.published("gpt5")
+    with pytest.raises(ValueError, match=r"vocab_size 200 is too small.*at least 257"):
+        tokenizers.train_bpe([CODE], 200)
+    with pytest.raises(ValueError, match=r"vocab_size 2000 is too large.*--data.vocab_size (\d+) or less"):
+        tokenizers.train_bpe(["abab"], 2000)
+    for broken in ({}, {**bpe.to_dict(), "tokens": 3}, {**bpe.to_dict(), "special_tokens": None}):
+        with pytest.raises(ValueError, match=r"not a stored tokenizer"):
+            Tokenizer.from_dict(broken)
+
+
+def test_failed_download_says_what_to_set(tmp_path, monkeypatch):
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    for variable in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")  # the port where nothing answers
+    with pytest.raises(ConnectionError, match=r"cannot download the encoding 'r50k_base'.*TIKTOKEN_CACHE_DIR"):
+        tokenizers.published("r50k_base")
