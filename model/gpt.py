@@ -34,6 +34,7 @@ class GPTConfig:
         feed_forward_dim: width of the hidden layer; null means 4 D (8/3 D for SwiGLU: the same number of weights).
         position: "rotary" (arXiv:2104.09864) or "learned" (a table of context_length vectors).
         norm: "rmsnorm" (without parameters) or "layernorm".
+        embedding_norm: the embeddings are normalised before they enter the first block, as in nanochat.
         activation: "relu2", "swiglu" or "gelu".
         bias: offsets in the linear layers and LayerNorms.
         tie_embeddings: the head's matrix is the embedding's (arXiv:1608.05859).
@@ -61,13 +62,14 @@ class GPTConfig:
     feed_forward_dim: int | None = None
     position: str = "rotary"
     norm: str = "rmsnorm"
+    embedding_norm: bool = True
     activation: str = "relu2"
     bias: bool = False
     tie_embeddings: bool = False
     qk_norm: bool = True
     window: int | None = None
-    value_embeddings: bool = True
-    bigram_buckets: int | None = 16384
+    value_embeddings: bool = False
+    bigram_buckets: int | None = None
     logit_soft_cap: float | None = 15.0
     dropout: float = 0.0
 
@@ -121,6 +123,7 @@ class GPT(nn.Module):
         else:
             self.position_embedding = nn.Embedding(config.context_length, dim)
             self.rotary = None
+        self.embedding_norm = build_norm(config.norm, dim, config.bias) if config.embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.value_embeddings = nn.ModuleDict()
@@ -204,7 +207,7 @@ class GPT(nn.Module):
         mask = None if document_ids is None else document_mask(document_ids)
         if torch.is_autocast_enabled(x.device.type):  # else the sums below would stay in float32
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        x = self.dropout(x)
+        x = self.dropout(self.embedding_norm(x))
         for layer, block in enumerate(self.blocks):
             value_embedding = None
             if str(layer) in self.value_embeddings:

@@ -1,0 +1,106 @@
+"""A checkpoint is found where a person means, comes back as the same GPT, and is refused if it is anything else."""
+
+import dataclasses
+import os
+
+import pytest
+import torch
+
+from model.checkpoint import find_checkpoint, load_gpt
+from model.gpt import GPT, GPTConfig
+
+
+def save(path, gpt, **changes):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    checkpoint = {
+        "state_dict": {f"gpt.{name}": weight for name, weight in gpt.state_dict().items()},
+        "gpt_config": dataclasses.asdict(gpt.config),
+        "tokenizer": {"name": "bytes"},
+        "global_step": 7,
+    }
+    torch.save(checkpoint | changes, path)
+    return path
+
+
+@pytest.fixture
+def gpt():
+    return GPT(GPTConfig(vocab_size=20, context_length=8, num_layers=2, num_heads=2, embed_dim=8, bigram_buckets=32))
+
+
+def test_the_same_gpt_comes_back(tmp_path, gpt):
+    loaded, info = load_gpt(save(tmp_path / "x.ckpt", gpt))
+    tokens = torch.randint(20, (2, 8))
+    assert torch.equal(loaded(tokens), gpt.eval()(tokens))
+    assert not loaded.training
+    assert info == {"tokenizer": {"name": "bytes"}, "global_step": 7}
+
+
+def test_the_newest_run_and_its_best_checkpoint_are_found(tmp_path, gpt):
+    for age, (run, name) in enumerate([("new", "last"), ("new", "best"), ("old", "best")]):
+        path = save(tmp_path / run / "checkpoints" / f"{name}.ckpt", gpt)
+        os.utime(path, (1e9 - age, 1e9 - age))
+    (tmp_path / "empty").mkdir()
+    assert find_checkpoint(None, runs_dir=tmp_path) == tmp_path / "new" / "checkpoints" / "best.ckpt"
+    assert find_checkpoint(tmp_path / "old") == tmp_path / "old" / "checkpoints" / "best.ckpt"
+    (tmp_path / "new" / "checkpoints" / "best.ckpt").unlink()
+    assert find_checkpoint(str(tmp_path / "new")).name == "last.ckpt"
+    assert find_checkpoint(path) == path
+
+
+def test_nothing_to_be_found_is_said(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no run under .*python train.py"):
+        find_checkpoint(None, runs_dir=tmp_path)
+    with pytest.raises(FileNotFoundError, match="holds no checkpoint"):
+        find_checkpoint(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"there is no .*nowhere"):
+        find_checkpoint(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="there is no checkpoint"):
+        load_gpt(tmp_path / "nowhere.ckpt")
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, -1])
+def test_a_truncated_file_is_refused(tmp_path, gpt, size):
+    path = save(tmp_path / "x.ckpt", gpt)
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(ValueError, match=r"x\.ckpt is damaged, or no checkpoint"):
+        load_gpt(path)
+
+
+def test_a_flipped_bit_is_noticed(tmp_path, gpt):
+    path = save(tmp_path / "x.ckpt", gpt)
+    content = bytearray(path.read_bytes())
+    weight = gpt.token_embedding.weight.detach().numpy().tobytes()
+    content[content.index(weight) + 5] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="does not match its checksum"):
+        load_gpt(path)
+
+
+class RunsCode:
+    def __reduce__(self):
+        return (os.mkdir, ("pwned",))
+
+
+def test_a_file_that_would_run_code_is_refused_and_runs_none(tmp_path, gpt, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = save(tmp_path / "x.ckpt", gpt, extra=RunsCode())
+    with pytest.raises(ValueError, match="no checkpoint of plain tensors and values"):
+        load_gpt(path)
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize("content", [{"weights": torch.zeros(2)}, torch.zeros(3), [1, 2]])
+def test_a_checkpoint_of_something_else_is_refused(tmp_path, content):
+    torch.save(content, tmp_path / "x.ckpt")
+    with pytest.raises(ValueError, match=r"not a checkpoint of GlassGPT: it has no .*gpt_config"):
+        load_gpt(tmp_path / "x.ckpt")
+
+
+def test_weights_of_another_model_are_refused(tmp_path, gpt):
+    other = dataclasses.asdict(gpt.config) | {"num_layers": 3}
+    path = save(tmp_path / "x.ckpt", gpt, gpt_config=other)
+    with pytest.raises(ValueError, match="do not fit the model it describes"):
+        load_gpt(path)
+    path = save(tmp_path / "x.ckpt", gpt, gpt_config=other | {"colour": "red"})
+    with pytest.raises(ValueError, match=r"do not fit the model it describes.*colour"):
+        load_gpt(path)

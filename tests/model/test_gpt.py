@@ -1,0 +1,261 @@
+"""The GPT computes what other implementations of the same network compute, and says what it cannot."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from model.gpt import GPT, GPTConfig
+
+GPT2 = {
+    "position": "learned",
+    "norm": "layernorm",
+    "embedding_norm": False,
+    "activation": "gelu",
+    "bias": True,
+    "tie_embeddings": True,
+    "qk_norm": False,
+    "logit_soft_cap": None,
+}
+SIZES = {"vocab_size": 50, "context_length": 16, "num_layers": 3, "num_heads": 4, "embed_dim": 32}
+
+
+def randomized(config: GPTConfig) -> GPT:
+    """With random weights everywhere: as initialised, much of the modern family's is zero."""
+    torch.manual_seed(1)
+    gpt = GPT(config).eval()
+    with torch.no_grad():
+        for parameter in gpt.parameters():
+            parameter.normal_(std=0.2)
+    return gpt
+
+
+def test_gpt2_family_equals_hugging_face_gpt2():
+    transformers = pytest.importorskip("transformers")
+    gpt = randomized(GPTConfig(**SIZES, **GPT2))
+    peer = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=50, n_positions=16, n_embd=32, n_layer=3, n_head=4, attn_implementation="eager"
+        )
+    ).eval()
+    names = {
+        "transformer.wte.weight": gpt.token_embedding.weight,
+        "transformer.wpe.weight": gpt.position_embedding.weight,
+        "transformer.ln_f.weight": gpt.final_norm.weight,
+        "transformer.ln_f.bias": gpt.final_norm.bias,
+    }
+    for layer, block in enumerate(gpt.blocks):
+        modules = {
+            "ln_1": block.attention_norm,
+            "attn.c_attn": block.attention.qkv_proj,
+            "attn.c_proj": block.attention.output_proj,
+            "ln_2": block.feed_forward_norm,
+            "mlp.c_fc": block.feed_forward.up_proj,
+            "mlp.c_proj": block.feed_forward.down_proj,
+        }
+        for name, module in modules.items():
+            # Hugging Face keeps GPT-2's own layout, where a matrix maps rows to columns.
+            weight = module.weight.T if isinstance(module, torch.nn.Linear) else module.weight
+            names[f"transformer.h.{layer}.{name}.weight"] = weight
+            names[f"transformer.h.{layer}.{name}.bias"] = module.bias
+    missing, unexpected = peer.load_state_dict(names, strict=False)
+    assert missing == ["lm_head.weight"]
+    assert unexpected == []
+    tokens = torch.randint(50, (2, 16))
+    with torch.no_grad():
+        torch.testing.assert_close(gpt(tokens), peer(tokens).logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("num_kv_heads", [4, 2])
+def test_modern_family_equals_hugging_face_nanochat(num_kv_heads):
+    transformers = pytest.importorskip("transformers")
+    gpt = randomized(GPTConfig(**SIZES, num_kv_heads=num_kv_heads))
+    peer = transformers.NanoChatForCausalLM(
+        transformers.NanoChatConfig(
+            vocab_size=50,
+            hidden_size=32,
+            intermediate_size=128,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=num_kv_heads,
+            max_position_embeddings=16,
+            final_logit_softcapping=15.0,
+            attn_implementation="eager",
+        )
+    ).eval()
+
+    def mirrored(weight):
+        """NanoChat turns pairs clockwise; that is our sense of rotation with the halves of each head exchanged."""
+        return weight.unflatten(0, (-1, 2, 4)).flip(1).flatten(0, 2)
+
+    weights = {"model.embed_tokens.weight": gpt.token_embedding.weight, "lm_head.weight": gpt.head.weight}
+    for layer, block in enumerate(gpt.blocks):
+        q, k, v = block.attention.qkv_proj.weight.split((32, 8 * num_kv_heads, 8 * num_kv_heads))
+        attention = {"q_proj": mirrored(q), "k_proj": mirrored(k), "v_proj": v}
+        attention["o_proj"] = block.attention.output_proj.weight
+        weights |= {f"model.layers.{layer}.self_attn.{name}.weight": weight for name, weight in attention.items()}
+        weights[f"model.layers.{layer}.mlp.fc1.weight"] = block.feed_forward.up_proj.weight
+        weights[f"model.layers.{layer}.mlp.fc2.weight"] = block.feed_forward.down_proj.weight
+    peer.load_state_dict(weights)
+    tokens = torch.randint(50, (2, 16))
+    with torch.no_grad():
+        torch.testing.assert_close(gpt(tokens), peer(tokens).logits, atol=1e-4, rtol=1e-4)
+
+
+def test_swiglu_is_the_papers_formula():
+    gpt = randomized(GPTConfig(**SIZES, activation="swiglu"))
+    feed_forward = gpt.blocks[0].feed_forward
+    x = torch.randn(2, 5, 32)
+    gate, up, down = (layer.weight for layer in (feed_forward.gate_proj, feed_forward.up_proj, feed_forward.down_proj))
+    expected = ((x @ gate.T) * torch.sigmoid(x @ gate.T) * (x @ up.T)) @ down.T
+    torch.testing.assert_close(feed_forward(x), expected)
+
+
+def test_value_embeddings_reach_the_values_of_their_layers_only():
+    gpt = randomized(GPTConfig(**SIZES, value_embeddings=True))
+    assert sorted(gpt.value_embeddings) == ["0", "2"]
+    tokens = torch.randint(50, (1, 8))
+    before = gpt(tokens)
+    with torch.no_grad():
+        # A constant added to every value is added to every mean of values, whatever the weights.
+        gpt.value_embeddings["2"].weight += 1.0
+        shifted = gpt(tokens)
+        gpt.value_embeddings["2"].weight -= 1.0
+        weight = gpt.blocks[2].attention.output_proj.weight
+        gpt.blocks[2].attention.output_proj.bias = torch.nn.Parameter(weight.sum(dim=1))
+    assert not torch.allclose(before, shifted)
+    torch.testing.assert_close(gpt(tokens), shifted, atol=1e-4, rtol=1e-4)
+
+
+def test_bigram_vector_depends_on_the_pair_and_stops_at_documents():
+    gpt = randomized(GPTConfig(**SIZES, bigram_buckets=1009))
+    tokens = torch.tensor([[7, 3, 7, 3, 9]])
+    first, a, b, again, other = gpt.bigram_buckets(tokens)[0].tolist()
+    assert a == again
+    assert len({first, a, b, other}) == 4
+    split = gpt.bigram_buckets(tokens, document_ids=torch.tensor([[0, 0, 1, 1, 1]]))[0].tolist()
+    assert split == [first, a, first, again, other]
+
+
+def test_pairs_spread_evenly_over_the_bigram_table():
+    gpt = GPT(
+        GPTConfig(vocab_size=64, context_length=64 * 64, num_layers=1, num_heads=1, embed_dim=2, bigram_buckets=4096)
+    )
+    pairs = torch.cartesian_prod(torch.arange(64), torch.arange(64))
+    buckets = torch.stack([gpt.bigram_buckets(pair[None])[0, 1] for pair in pairs])
+    filled = buckets.unique().numel() / 4096
+    assert filled > 1 - torch.e**-1 - 0.1 if hasattr(torch, "e") else filled > 0.53  # a random map fills 1 - 1/e
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"value_embeddings": True, "bigram_buckets": 64}, GPT2, {"num_kv_heads": 2, "window": 4, "activation": "swiglu"}],
+)
+def test_first_loss_is_that_of_a_uniform_guess(options):
+    torch.manual_seed(0)
+    config = GPTConfig(**SIZES, **options)
+    loss = GPT(config).loss(torch.randint(50, (4, 16)), torch.randint(50, (4, 16)))
+    expected = torch.tensor(50.0).log()
+    torch.testing.assert_close(loss, expected, atol=0.05 if config.tie_embeddings else 1e-6, rtol=0)
+
+
+def test_loss_is_the_mean_over_targets_that_count():
+    gpt = randomized(GPTConfig(**SIZES))
+    tokens, targets = torch.randint(50, (2, 2, 10)).unbind()
+    targets[0, 3:] = -100
+    logits = gpt(tokens).double()
+    counted = [(b, t) for b in range(2) for t in range(10) if targets[b, t] >= 0]
+    by_hand = [torch.logsumexp(logits[b, t], 0) - logits[b, t, targets[b, t]] for b, t in counted]
+    torch.testing.assert_close(gpt.loss(tokens, targets).double(), torch.stack(by_hand).mean(), atol=1e-5, rtol=1e-5)
+    total = gpt.loss(tokens, targets, reduction="sum").double()
+    torch.testing.assert_close(total, torch.stack(by_hand).sum(), atol=1e-4, rtol=1e-5)
+
+
+def test_soft_cap_bounds_logits_and_leaves_small_ones():
+    gpt = randomized(GPTConfig(**SIZES, logit_soft_cap=2.0))
+    free = randomized(GPTConfig(**SIZES, logit_soft_cap=None))
+    tokens = torch.randint(50, (1, 16))
+    capped, logits = gpt(tokens), free(tokens)
+    assert capped.abs().max() <= 2.0 < logits.abs().max()
+    torch.testing.assert_close(capped, 2 * torch.tanh(logits / 2))
+
+
+def test_flops_are_those_that_torch_counts():
+    gpt = GPT(GPTConfig(**SIZES, feed_forward_dim=96, value_embeddings=True, bigram_buckets=64))
+    tokens = torch.randint(50, (2, 16))
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        gpt.loss(tokens, tokens).backward()
+    counted = counter.get_total_flops() / tokens.numel()
+    assert gpt.flops_per_token() == pytest.approx(counted, rel=0.02)
+
+
+def test_number_of_parameters_of_gpt2():
+    with torch.device("meta"):
+        gpt = GPT(GPTConfig(vocab_size=50257, context_length=1024, num_layers=12, num_heads=12, embed_dim=768, **GPT2))
+    assert gpt.num_parameters() == 124_439_808  # as published: "124M"
+
+
+def test_config_survives_a_round_trip_as_plain_data():
+    config = GPTConfig(**SIZES, activation="swiglu")
+    assert GPTConfig(**dataclasses.asdict(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_heads": 5}, "5 does not divide 32"),
+        ({"num_kv_heads": 3}, "num_kv_heads=3 does not divide num_heads=4"),
+        ({"num_layers": 0}, "num_layers must be at least 1, not 0"),
+        ({"vocab_size": 0}, "vocab_size must be at least 1, not 0"),
+        ({"position": "alibi"}, "'rotary' or 'learned', not 'alibi'"),
+        ({"norm": "batchnorm"}, "'layernorm' or 'rmsnorm', not 'batchnorm'"),
+        ({"activation": "tanh"}, "'gelu', 'relu2' or 'swiglu', not 'tanh'"),
+        ({"embed_dim": 36, "num_heads": 12}, "even head width: embed_dim / num_heads is 3"),
+        ({"window": 0}, "window must be at least 1, not 0"),
+        ({"logit_soft_cap": 0.0}, "logit_soft_cap must be positive or null, not 0.0"),
+        ({"dropout": 1.0}, "dropout must be .* not 1.0"),
+        ({"bigram_buckets": 0}, "bigram_buckets must be at least 1, or null for none, not 0"),
+        ({"vocab_size": None}, "vocab_size is null"),
+    ],
+)
+def test_impossible_configs_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        GPT(GPTConfig(**SIZES | options))
+
+
+def test_too_long_a_sequence_is_refused():
+    gpt = GPT(GPTConfig(**SIZES))
+    with pytest.raises(ValueError, match="17 tokens, more than the context_length 16"):
+        gpt(torch.zeros(1, 17, dtype=torch.long))
+
+
+def test_autocast_keeps_the_residual_stream_in_bfloat16():
+    gpt = randomized(GPTConfig(**SIZES))
+    seen = []
+    gpt.blocks[1].register_forward_pre_hook(lambda module, args: seen.append(args[0].dtype))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = gpt(torch.randint(50, (1, 4)))
+    assert seen == [torch.bfloat16]
+    assert logits.dtype == torch.float32
+
+
+def test_loss_gradient_agrees_with_finite_differences():
+    gpt = randomized(GPTConfig(**SIZES)).double()
+    tokens, targets = torch.randint(50, (2, 1, 6)).unbind()
+    loss = gpt.loss(tokens, targets)
+    loss.backward()
+    weight = gpt.blocks[1].attention.qkv_proj.weight
+    direction = torch.randn_like(weight)
+    step = 1e-3
+    with torch.no_grad():
+        weight += step * direction
+        above = gpt.loss(tokens, targets)
+        weight -= 2 * step * direction
+        below = gpt.loss(tokens, targets)
+    slope = (above - below) / (2 * step)
+    # Logits are float32 by contract, so the difference carries its rounding.
+    torch.testing.assert_close((weight.grad * direction).sum().float(), slope.float(), rtol=2e-2, atol=1e-4)
+    assert F.mse_loss(above, below) > 0
