@@ -183,7 +183,7 @@ def read_prompt(checkpoints: list[Path | None], prompt: str) -> list[Captures]:
         tokens = tokenizer.encode(prompt)
         if not 2 <= len(tokens) <= context:
             raise ValueError(
-                f"the prompt is {len(tokens)} tokens long, but must be 2 to {context}, the model's context"
+                f"a prompt must be 2 to {context} tokens long (the model's context), but this one is {len(tokens)}"
             )
         period = min(PERIOD, (context - 1) // 2, tokenizer.vocab_size - 1)
         repeated = repeated_tokens(tokenizer.vocab_size, period, first=tokenizer.end_of_text)

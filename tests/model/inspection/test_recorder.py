@@ -131,9 +131,12 @@ def test_a_model_that_diverged_is_not_called_faithful():
 
 
 @pytest.mark.parametrize("failing", [False, True])
-def test_recording_leaves_no_trace(gpt, failing):
+def test_recording_leaves_no_trace(gpt, failing, monkeypatch):
     gpt.train()
     gpt.blocks[1].eval()  # a part that is frozen must stay so
+    feed_forward = gpt.blocks[0].feed_forward
+    forward = feed_forward.forward
+    monkeypatch.setattr(feed_forward, "forward", lambda x: forward(x) + 0 * torch.rand(1))  # draws in any mode
     modes = [module.training for module in gpt.modules()]
     weights = copy.deepcopy(gpt.state_dict())
     generator = torch.get_rng_state()

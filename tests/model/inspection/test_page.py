@@ -1,0 +1,226 @@
+"""The page as a file: what it holds, how it stays small, and that nothing in a text can break out of it."""
+
+import base64
+import gzip
+import html
+import json
+import math
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model.inspection import heads
+from model.inspection.archive import AttentionArchive, Probe, Snapshot
+from model.inspection.page import Captures, attention_page, log_spaced
+
+HOSTILE = [
+    "</script>",
+    "<script>alert(1)</script>",
+    "<!--",
+    "<img src=x onerror=alert(1)>",
+    "\u202eabc",
+    "\x00",
+    "\ud800",
+]
+
+
+def random_captures(
+    layers=2, heads_=3, length=12, steps=(0, 1, 2, 4, 8), labels=None, seed=0, noise=1.0, **snapshot
+) -> Captures:
+    """Random causal maps; noise 0 makes them all uniform."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = labels or [f" t{i}" for i in range(length)]
+    period = (length - 1) // 2
+    probes = {
+        "text": Probe(list(range(length)), labels),
+        "repeated": Probe(
+            [0] + 2 * list(range(1, period + 1)), (labels[:1] + 2 * labels[1:])[: 2 * period + 1], period
+        ),
+    }
+    maps, snapshots = {}, []
+    for step in steps:
+        maps[step] = {}
+        for name, probe in probes.items():
+            size = len(probe.tokens)
+            scores = noise * torch.randn(layers, heads_, size, size, generator=generator)
+            hidden = torch.ones(size, size, dtype=torch.bool).triu(1)
+            maps[step][name] = scores.masked_fill(hidden, -math.inf).softmax(-1).half().numpy()
+        scores = heads.score_heads(*(torch.from_numpy(maps[step][name]) for name in ("text", "repeated")), period)
+        values = {"precision": "float32", "fidelity": 1e-7, "causality": 0.0} | snapshot
+        snapshots.append(Snapshot(step, **values, scores={name: score.numpy() for name, score in scores.items()}))
+    return Captures("demo", probes, snapshots, maps.get)
+
+
+class Scripts(HTMLParser):
+    """Script elements as an HTML parser sees them, and every other element that carries a load or an event."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scripts, self.suspicious, self.inside = {}, [], None
+
+    def handle_starttag(self, tag, attributes):
+        names = dict(attributes)
+        if tag == "script":
+            self.inside = names.get("id", "program")
+            self.scripts[self.inside] = ""
+        if {"src", "href"} & set(names) or any(name.startswith("on") for name in names):
+            self.suspicious.append((tag, attributes))
+
+    def handle_data(self, text):
+        if self.inside:
+            self.scripts[self.inside] += text
+
+    def handle_endtag(self, tag):
+        self.inside = None if tag == "script" else self.inside
+
+
+def parse(page: str) -> tuple[dict, Scripts]:
+    scripts = Scripts()
+    scripts.feed(page)
+    return json.loads(scripts.scripts["data"]), scripts
+
+
+def unpack(text: str, layers: int, heads_: int) -> np.ndarray:
+    return (np.frombuffer(gzip.decompress(base64.b64decode(text)), np.uint8).reshape(layers, heads_, -1) / 255) ** 2
+
+
+def test_every_weight_is_in_the_page_within_its_promise():
+    captures = random_captures()
+    data, page = parse(attention_page([captures], "a title"))
+    rows, columns = np.tril_indices(12)
+    for capture in data["runs"][0]["captures"]:
+        for number, name in zip(capture["blocks"], ("text", "repeated"), strict=True):
+            maps = captures.load(capture["step"])[name]
+            keep = (rows < maps.shape[-1]) & (columns < maps.shape[-1])
+            found = unpack(page.scripts[f"block-{number}"], 2, 3)
+            np.testing.assert_allclose(found, maps[:, :, rows[keep], columns[keep]].astype(float), atol=0.004)
+
+
+def test_scores_uniform_values_and_formation_are_those_of_heads():
+    captures = random_captures()
+    grown = [replace(s, scores=s.scores | {"sink": np.full((2, 3), i / 4)}) for i, s in enumerate(captures.snapshots)]
+    captures = replace(captures, snapshots=grown)
+    data, _ = parse(attention_page([captures], "a title"))
+    assert data["uniform"] == heads.uniform_scores(12, 11, 5)
+    run = data["runs"][0]
+    assert run["formation"]["sink"] == [[4] * 3] * 2  # 0, 1/4, 1/2, 3/4, 1 at the steps 0, 1, 2, 4, 8
+    for capture, snapshot in zip(run["captures"], captures.snapshots, strict=True):
+        for name, score in snapshot.scores.items():
+            np.testing.assert_allclose(capture["scores"][name], score, atol=5.1e-4)
+
+
+@pytest.mark.parametrize(
+    ("measured", "faithful", "causal"),
+    [
+        ({}, True, True),
+        ({"fidelity": 2e-5}, False, True),
+        ({"fidelity": 1.9e-2, "precision": "bfloat16"}, True, True),
+        ({"fidelity": 3e-2, "precision": "bfloat16"}, False, True),
+        ({"causality": 1e-9}, True, False),
+        ({"fidelity": math.nan, "causality": math.nan}, False, False),
+    ],
+)
+def test_badges_say_what_was_measured(measured, faithful, causal):
+    data, _ = parse(attention_page([random_captures(**measured)], "a title"))
+    for capture in data["runs"][0]["captures"]:
+        assert (capture["faithful"], capture["causal"]) == (faithful, causal)
+
+
+def test_hostile_text_stays_within_its_string():
+    labels = (HOSTILE + ["x" * 10_000] + [f"t{i}" for i in range(12)])[:12]
+    page = attention_page([random_captures(labels=labels)], "</title><script>alert(1)</script>")
+    data, scripts = parse(page)
+    assert data["probes"][0]["labels"] == labels
+    assert data["title"] == "</title><script>alert(1)</script>"
+    assert set(scripts.scripts) == {"data", "program", *(f"block-{n}" for n in range(10))}
+    assert not scripts.suspicious
+    page.encode()  # lone surrogates are escaped
+
+
+def test_nothing_in_the_page_points_anywhere():
+    page = attention_page([random_captures()], "a title")
+    assert "http://" not in page and "https://" not in page and "innerHTML" not in page
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1]
+    assert html.unescape(policy).startswith("default-src 'none'")
+
+
+def test_the_same_captures_make_the_same_page():
+    assert attention_page([random_captures()], "a title") == attention_page([random_captures()], "a title")
+
+
+def test_too_many_steps_are_thinned_and_the_page_says_so():
+    captures = random_captures(2, 3, 24, steps=range(0, 4000, 50))
+    full = attention_page([captures], "a title")
+    limit = len(full.encode()) // 2
+    page = attention_page([captures], "a title", max_bytes=limit)
+    assert len(page.encode()) <= limit
+    data, _ = parse(page)
+    kept = [capture["step"] for capture in data["runs"][0]["captures"] if "blocks" in capture]
+    assert 12 <= len(kept) < 80 and kept[0] == 0 and kept[-1] == 3950
+    assert len(data["runs"][0]["captures"]) == 80 and len(data["probes"][0]["labels"]) == 24
+    assert data["notes"] == [f"To stay small, this page shows {len(kept)} of 80 recorded steps; the curves show all."]
+
+
+def test_then_the_text_is_cut_and_the_page_says_so():
+    captures = random_captures(4, 4, 40, steps=range(30))
+    template = len(attention_page([random_captures(1, 1, 5, steps=[0])], "a title").encode())
+    page = attention_page([captures], "a title", max_bytes=template + 200_000)
+    assert len(page.encode()) <= template + 200_000
+    data, scripts = parse(page)
+    length = len(data["probes"][0]["labels"])
+    assert 8 <= length < 40 and f"the first {length} of 40 tokens" in data["notes"][1]
+    last = data["runs"][0]["captures"][-1]
+    cut = captures.load(29)["text"][:, :, :length, :length]
+    rows, columns = np.tril_indices(length)
+    found = unpack(scripts.scripts[f"block-{last['blocks'][0]}"], 4, 4)
+    np.testing.assert_allclose(found, cut[:, :, rows, columns].astype(float), atol=0.004)
+
+
+def test_what_fits_in_no_way_is_refused():
+    with pytest.raises(ValueError, match="do not fit"):
+        attention_page([random_captures(8, 8, 16, steps=range(14))], "a title", max_bytes=100_000)
+
+
+@given(st.sets(st.integers(0, 100_000), min_size=1), st.integers(1, 60))
+def test_log_spaced_steps_are_ascending_and_keep_both_ends(steps, count):
+    steps = sorted(steps)
+    chosen = log_spaced(steps, count)
+    assert len(chosen) == min(count, len(steps)) and chosen == sorted(set(chosen)) and set(chosen) <= set(steps)
+    assert chosen[-1] == steps[-1] and (count == 1 or chosen[0] == steps[0])
+
+
+def test_log_spaced_steps_are_dense_where_steps_are_small():
+    chosen = log_spaced(range(0, 10_001), 14)
+    gaps = np.diff(chosen)
+    assert (np.diff(gaps)[1:] >= 0).all() and gaps[-1] > 50 * gaps[0]
+
+
+def test_runs_that_differ_are_not_compared():
+    one = random_captures()
+    for other, reason in [
+        (random_captures(length=14), "text probes have different tokens"),
+        (random_captures(layers=3), "2 x 3 and 3 x 3 layers x heads"),
+    ]:
+        with pytest.raises(ValueError, match=f"demo and other cannot be compared: .*{reason}"):
+            attention_page([one, replace(other, name="other")], "a title")
+
+
+def test_a_run_without_maps_is_refused():
+    with pytest.raises(ValueError, match="demo has no recorded maps"):
+        attention_page([replace(random_captures(), load=lambda step: None)], "a title")
+
+
+def test_an_archive_is_shown_without_the_files_that_were_removed(tmp_path):
+    captures = random_captures()
+    archive = AttentionArchive(tmp_path, captures.probes, "fingerprint")
+    for snapshot in captures.snapshots:
+        archive.add(snapshot, captures.load(snapshot.step))
+    archive.path(2).unlink()
+    data, _ = parse(attention_page([Captures.of(AttentionArchive.open(tmp_path), "demo")], "a title"))
+    assert ["blocks" in capture for capture in data["runs"][0]["captures"]] == [True, True, False, True, True]

@@ -1,0 +1,232 @@
+"""The path a person takes to the maps: pages and pictures of runs and prompts, and a sentence for every mistake."""
+
+import base64
+import gzip
+import json
+import re
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.image import imread
+
+from data.tokenizers import byte_level
+from model.gpt import GPT, GPTConfig
+from model.inspection.recorder import AttentionRecorder, capture
+from scripts.inspect_attention import main
+
+ROOT = Path(__file__).parents[1]
+TEXT = "for i in range(10):\n"
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A folder with two runs, as training leaves them, the second the newer."""
+    folder = tmp_path_factory.mktemp("workplace")
+    make_run(folder / "runs" / "first", seed=0)
+    make_run(folder / "runs" / "second", seed=1)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def here(request, monkeypatch):
+    monkeypatch.chdir(request.getfixturevalue("workplace"))
+
+
+def make_run(run: Path, seed: int, **config) -> None:
+    gpt, tokenizer = random_gpt(seed, **config), byte_level()
+    tokens = tokenizer.encode(TEXT)
+    recorder = AttentionRecorder(
+        run / "attention", tokens, list(TEXT), tokenizer.fingerprint, tokenizer.vocab_size, end_of_text=256
+    )
+    for step in (0, 1, 2):
+        recorder.record(gpt, step)
+    save_checkpoint(run / "checkpoints" / "best.ckpt", gpt)
+
+
+def random_gpt(seed: int, **config) -> GPT:
+    torch.manual_seed(seed)
+    sizes = {"vocab_size": 257, "context_length": 32, "num_layers": 2, "num_heads": 3, "embed_dim": 24} | config
+    gpt = GPT(GPTConfig(**sizes))
+    with torch.no_grad():
+        for parameter in gpt.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return gpt
+
+
+def save_checkpoint(path: Path, gpt: GPT) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    weights = {f"gpt.{name}": value for name, value in gpt.state_dict().items()}
+    content = {"state_dict": weights, "gpt_config": asdict(gpt.config), "tokenizer": byte_level().to_dict()}
+    torch.save(content | {"global_step": 7}, path)
+
+
+def data_of(page: Path) -> dict:
+    return json.loads(re.search(r'id="data">(.*?)</script>', page.read_text(), re.DOTALL)[1])
+
+
+def map_of(page: Path, block: int, layers: int, heads: int) -> np.ndarray:
+    """(L, H, T, T) from a page's block, unpacked by hand."""
+    text = re.search(rf'id="block-{block}">(.*?)</script>', page.read_text())[1]
+    packed = np.frombuffer(gzip.decompress(base64.b64decode(text)), np.uint8).reshape(layers, heads, -1)
+    size = int((2 * packed.shape[-1]) ** 0.5)
+    maps = np.zeros((layers, heads, size, size))
+    queries, keys = np.tril_indices(size)
+    maps[:, :, queries, keys] = (packed / 255) ** 2
+    return maps
+
+
+def test_a_run_becomes_a_page(capsys):
+    assert main(["--run", "runs/first"]) == 0
+    assert capsys.readouterr().out == "wrote runs/first/attention.html; open it in a browser\n"
+    page = Path("runs/first/attention.html")
+    data = data_of(page)
+    assert data["title"] == "first" and [c["step"] for c in data["runs"][0]["captures"]] == [0, 1, 2]
+    assert "".join(data["probes"][0]["labels"]) == TEXT
+    weights = capture(random_gpt(0), byte_level().encode(TEXT)).weights
+    np.testing.assert_allclose(map_of(page, data["runs"][0]["captures"][2]["blocks"][0], 2, 3), weights, atol=0.0045)
+
+
+def test_a_prompt_becomes_a_page_with_one_snapshot():
+    assert main(["--checkpoint", "runs/first", "--prompt", "for i in range(", "--output", "maps.html"]) == 0
+    data = data_of(Path("maps.html"))
+    (snapshot,) = data["runs"][0]["captures"]
+    assert snapshot["step"] == 7 and snapshot["faithful"] and snapshot["causal"]
+    assert "".join(data["probes"][0]["labels"]) == "for i in range("
+    weights = capture(random_gpt(0), byte_level().encode("for i in range(")).weights
+    np.testing.assert_allclose(map_of(Path("maps.html"), snapshot["blocks"][0], 2, 3), weights, atol=0.0045)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--checkpoint", "runs/first/checkpoints/best.ckpt", "--prompt", "for i in range("],
+        ["--run", "runs/first"],
+        ["--run", "runs/first", "--step", "1", "--head", "1.2", "--probe", "repeated"],
+        ["--run", "runs/first", "--scores"],
+        [],
+    ],
+    ids=" ".join,
+)
+def test_a_picture_can_be_had_of_everything(arguments):
+    assert main([*arguments, "--output", "maps.png"]) == 0
+    pixels = imread("maps.png")
+    assert min(pixels.shape[:2]) > 200 and pixels[..., :3].std() > 0.05
+
+
+def test_one_head_takes_a_part_of_the_grid():
+    sizes = []
+    for head in ([], ["--head", "0.1"]):
+        assert main(["--run", "runs/first", *head, "--output", "maps.png"]) == 0
+        sizes.append(imread("maps.png").shape)
+    assert sizes[1][0] < 0.7 * sizes[0][0] and sizes[1][1] < 0.7 * sizes[0][1]
+
+
+def test_without_a_choice_it_is_the_newest_run():
+    assert main(["--output", "maps.html"]) == 0
+    assert data_of(Path("maps.html"))["title"] == "second"
+    assert main(["--prompt", "x = 1", "--output", "maps.html"]) == 0
+    assert data_of(Path("maps.html"))["title"] == "second"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--run", "runs/first", "--compare", "runs/second"],
+        ["--checkpoint", "runs/first", "--prompt", "x = 1", "--compare", "runs/second"],
+    ],
+    ids=["runs", "checkpoints"],
+)
+def test_two_can_be_compared(arguments):
+    assert main([*arguments, "--output", "maps.html"]) == 0
+    data = data_of(Path("maps.html"))
+    assert [run["name"] for run in data["runs"]] == ["first", "second"]
+    maps = [map_of(Path("maps.html"), run["captures"][-1]["blocks"][0], 2, 3) for run in data["runs"]]
+    assert np.abs(maps[0] - maps[1]).max() > 0.1
+
+
+def test_a_run_is_known_by_anything_in_it():
+    for path in ("runs/first/checkpoints/best.ckpt", "runs/first/attention", "runs/first/attention/probe.json"):
+        assert main(["--run", path, "--output", "maps.html"]) == 0
+        assert data_of(Path("maps.html"))["title"] == "first"
+
+
+def test_characters_cut_by_the_tokenizer_are_spelled_out():
+    assert main(["--checkpoint", "runs/first", "--prompt", "é</script>", "--output", "maps.html"]) == 0
+    assert data_of(Path("maps.html"))["probes"][0]["labels"][:3] == ["\\xc3", "\\xa9", "<"]
+
+
+MISTAKES = {
+    "no such run": (["--run", "runs/none"], "there is no runs/none"),
+    "no such checkpoint": (["--checkpoint", "runs/none", "--prompt", "ab"], "there is no runs/none"),
+    "run without maps": (["--run", "bare"], "bare has no recorded maps"),
+    "file in no run": (["--run", "note.txt"], "note.txt has no recorded maps"),
+    "foreign checkpoint": (["--checkpoint", "note.txt", "--prompt", "ab"], "note.txt"),
+    "long prompt": (["--prompt", "x" * 33], "must be 2 to 32 tokens long (the model's context), but this one is 33"),
+    "short prompt": (["--prompt", "x"], "but this one is 1\n"),
+    "empty prompt": (["--prompt", ""], "--prompt is empty"),
+    "no prompt": (["--checkpoint", "runs/first"], "--checkpoint needs a text to read"),
+    "run and prompt": (["--run", "runs/first", "--prompt", "ab"], "--run shows recorded maps"),
+    "no output folder": (["--output", "none/maps.html"], "there is no folder none"),
+    "other ending": (["--output", "maps.pdf"], "--output maps.pdf must end in .html"),
+    "output is a folder": (["--output", "folder.html"], "is a folder"),
+    "other sizes": (
+        ["--run", "runs/first", "--compare", "larger"],
+        "first and larger cannot be compared: they have 2 x 3",
+    ),
+    "compare in a picture": (["--compare", "runs/first", "--output", "maps.png"], "a PNG shows one model"),
+    "no such step": (["--run", "runs/first", "--step", "9", "--output", "maps.png"], "the nearest that was is 2"),
+    "no such head": (["--head", "2.0", "--output", "maps.png"], "--head must be LAYER.HEAD, from 0.0 to 1.2, not 2.0"),
+    "head of a page": (["--head", "1.0"], "--head chooses what a PNG shows"),
+    "scores of one": (["--prompt", "abc", "--scores", "--output", "maps.png"], "--scores needs a run"),
+    "damaged maps": (["--run", "damaged"], "step_00000001.npz is damaged"),
+    "damaged scores": (["--run", "damaged_scores"], "scores.jsonl, line 2: damaged"),
+    "removed maps": (["--run", "removed", "--step", "2", "--output", "maps.png"], "have been removed"),
+    "unknown option": (["--rum", "x"], "unrecognized arguments: --rum x"),
+}
+
+
+@pytest.fixture(scope="module")
+def mistakes(workplace):
+    (workplace / "bare").mkdir()
+    (workplace / "folder.html").mkdir()
+    (workplace / "note.txt").write_text("not a checkpoint")
+    make_run(workplace / "larger", seed=0, num_layers=3)
+    for name in ("damaged", "damaged_scores", "removed"):
+        make_run(workplace / name, seed=0)
+    (workplace / "damaged" / "attention" / "step_00000001.npz").write_bytes(b"PK\x03\x04")
+    scores = workplace / "damaged_scores" / "attention" / "scores.jsonl"
+    lines = scores.read_bytes().splitlines(keepends=True)
+    scores.write_bytes(lines[0] + lines[1][:40] + b"\n")
+    (workplace / "removed" / "attention" / "step_00000002.npz").unlink()
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_gets_one_sentence_and_leaves_nothing(name, mistakes, workplace, capsys):
+    arguments, message = MISTAKES[name]
+    before = set(workplace.rglob("*"))
+    try:
+        status = main(arguments)
+    except SystemExit as stop:  # argparse leaves by itself
+        status = stop.code
+    out, err = capsys.readouterr()
+    assert status == 2 and not out
+    assert message in err and err.startswith("inspect_attention.py: ") and err.count("\n") == 1
+    assert set(workplace.rglob("*")) == before
+
+
+def test_a_page_does_without_removed_maps(mistakes):
+    assert main(["--run", "removed", "--output", "maps.html"]) == 0
+    captures = data_of(Path("maps.html"))["runs"][0]["captures"]
+    assert ["blocks" in capture for capture in captures] == [True, True, False]
+
+
+@pytest.mark.parametrize("command", [["scripts/inspect_attention.py"], ["-m", "scripts.inspect_attention"]])
+def test_both_ways_to_call_it_work_and_help_explains_every_option(command):
+    done = subprocess.run([sys.executable, *command, "--help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for option in ("run", "checkpoint", "prompt", "compare", "output", "step", "head", "probe", "scores"):
+        assert re.search(rf"--{option}\b[^\n]*(\n\s+|\s\s+)\w", done.stdout), option
