@@ -194,7 +194,7 @@ def read_prompt(checkpoints: list[Path | None], prompt: str) -> list[Captures]:
         snapshot, maps = take_snapshot(gpt, probes, info["global_step"])
         name = path.parents[1].name if path.parent.name == "checkpoints" else path.stem
         arrays = {probe: weights.numpy() for probe, weights in maps.items()}
-        result.append(Captures(name, probes, [snapshot], lambda step, arrays=arrays: arrays))
+        result.append(Captures(name, probes, [snapshot], lambda step, arrays=arrays: arrays, [snapshot.step]))
     return result
 
 
@@ -220,14 +220,14 @@ def draw(captures: Captures, output: Path, arguments: argparse.Namespace) -> Non
         scores = {name: np.stack([snapshot.scores[name] for snapshot in captures.snapshots]) for name in SCORES}
         score_curves(steps, scores, output, captures.name)
         return
-    step = steps[-1] if arguments.step is None else arguments.step
+    step = captures.steps[-1] if arguments.step is None else arguments.step
     if step not in steps:
         near = min(steps, key=lambda other: abs(other - step))
         raise ValueError(f"--step {step} was not recorded in {captures.name}: the nearest that was is {near}")
     probe = arguments.probe or "text"
-    maps = captures.load(step)
-    if maps is None:
+    if step not in captures.steps:
         raise FileNotFoundError(f"the maps of step {step} in {captures.name} have been removed: choose another --step")
+    maps = captures.load(step)
     layers, heads = chosen_head(arguments.head, *maps[probe].shape[:2])
     title = f"{captures.name}, step {step}: rows attend to columns"
     attention_grid(maps[probe], captures.probes[probe].labels, output, title, layers=layers, heads=heads)

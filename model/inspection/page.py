@@ -37,24 +37,21 @@ FIDELITY_LIMITS = {"float64": 1e-5, "float32": 1e-5, "float16": 5e-3, "bfloat16"
 class Captures:
     """What one model has shown of itself.
 
-    name: how the page calls it. probes: "text" and "repeated". snapshots: at least one, by step.
-    load: from a step to each probe's maps (L, H, T, T), or None for a step whose maps are not kept.
+    name: how the page calls it. probes: "text" and "repeated". snapshots: by step.
+    load: from a step to each probe's maps (L, H, T, T). steps: those that it can be asked for, in order.
     """
 
     name: str
     probes: Mapping[str, Probe]
     snapshots: Sequence[Snapshot]
-    load: Callable[[int], Mapping[str, np.ndarray] | None]
+    load: Callable[[int], Mapping[str, np.ndarray]]
+    steps: Sequence[int]
 
     @classmethod
     def of(cls, archive: AttentionArchive, name: str) -> Captures:
         """A run's archive. Steps whose file has been removed keep their scores."""
-        return cls(
-            name,
-            archive.probes,
-            archive.snapshots,
-            lambda step: archive.maps(step) if archive.path(step).exists() else None,
-        )
+        steps = [step for step in archive.steps if archive.path(step).exists()]
+        return cls(name, archive.probes, archive.snapshots, archive.maps, steps)
 
 
 def attention_page(runs: Sequence[Captures], title: str, *, max_bytes: int = MAX_BYTES) -> str:
@@ -70,8 +67,7 @@ def attention_page(runs: Sequence[Captures], title: str, *, max_bytes: int = MAX
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     room = max_bytes - len(template.encode()) - 20_000
     room -= sum(len(json.dumps(_curve(run, frozenset()))) for run in runs)
-    steps = [[snapshot.step for snapshot in run.snapshots if run.load(snapshot.step)] for run in runs]
-    packed = _fit(runs, steps, room)
+    packed = _fit(runs, room)
 
     numbers = {place: number for number, place in enumerate(packed.blocks)}
     probes = runs[0].probes
@@ -116,14 +112,14 @@ class _Packed:
     notes: list[str]
 
 
-def _fit(runs: Sequence[Captures], steps: list[list[int]], room: int) -> _Packed:
+def _fit(runs: Sequence[Captures], room: int) -> _Packed:
     """As many steps, and then as much of the text, as `room` bytes hold."""
     full = max(len(probe.tokens) for probe in runs[0].probes.values())
-    most = max(map(len, steps))
+    most = max(len(run.steps) for run in runs)
     length, count = full, most
     cache: dict[tuple[int, int], dict[str, str]] = {}
     while True:
-        chosen = [log_spaced(of_run, count) for of_run in steps]
+        chosen = [log_spaced(run.steps, count) for run in runs]
         blocks, size = {}, 0
         for i, step in ((i, step) for i, of_run in enumerate(chosen) for step in reversed(of_run)):
             if (i, step) not in cache:
@@ -141,7 +137,7 @@ def _fit(runs: Sequence[Captures], steps: list[list[int]], room: int) -> _Packed
             length, cache = max(8, int(length * 0.85)), {}
         else:
             raise ValueError(f"even {count} steps of {length} tokens do not fit into {room} bytes: {size} and more")
-    layers, heads = next(iter(runs[0].load(steps[0][-1]).values())).shape[:2]
+    layers, heads = runs[0].snapshots[0].scores["sink"].shape
     notes = []
     if count < most:
         notes.append(f"To stay small, this page shows {count} of {most} recorded steps; the curves show all.")
@@ -220,7 +216,7 @@ def _script_safe(value: object) -> str:
 
 def _check_comparable(runs: Sequence[Captures]) -> None:
     for run in runs:
-        if not any(run.load(snapshot.step) for snapshot in run.snapshots):
+        if not run.steps:
             raise ValueError(f"{run.name} has no recorded maps")
     first = runs[0]
     for other in runs[1:]:

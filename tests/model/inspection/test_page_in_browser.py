@@ -57,7 +57,7 @@ def capture_steps(seed=0, layers=2, heads_=3, labels=LABELS, **snapshot) -> Capt
         values = {"precision": "float32", "fidelity": 1.5e-7, "causality": 0.0} | snapshot
         snapshots.append(Snapshot(step, **values, scores={name: score.numpy() for name, score in scores.items()}))
     arrays = {step: {name: weights.numpy() for name, weights in of_step.items()} for step, of_step in maps.items()}
-    return Captures("demo", probes, snapshots, arrays.get)
+    return Captures("demo", probes, snapshots, arrays.get, STEPS)
 
 
 @pytest.fixture(scope="module")
@@ -405,7 +405,7 @@ def test_the_layout_holds_at_every_width(open_page, width, layers, count):
 
 def test_one_snapshot_needs_no_slider_and_no_curves(open_page):
     captures = capture_steps()
-    page = open_page(replace(captures, snapshots=captures.snapshots[-1:]))
+    page = open_page(replace(captures, snapshots=captures.snapshots[-1:], steps=[32]))
     for part in ("#slide-a", "#curves", "#compare"):
         assert page.locator(part).is_hidden()
     assert page.locator("#card").is_visible()
