@@ -199,14 +199,14 @@ class GPT(nn.Module):
         x = self.token_embedding(tokens)
         if self.bigram_embedding is not None:
             x = x + self.bigram_embedding(self.bigram_buckets(seen, document_ids)[:, offset:])
-        rotary = None
-        if self.rotary is None:
+        if self.position_embedding is not None:
             x = x + self.position_embedding(torch.arange(offset, offset + length, device=tokens.device))
-        else:
-            rotary = self.rotary(length, offset)
-        mask = None if document_ids is None else document_mask(document_ids)
         if torch.is_autocast_enabled(x.device.type):  # else the sums below would stay in float32
             x = x.to(torch.get_autocast_dtype(x.device.type))
+        rotary = None
+        if self.rotary is not None:
+            rotary = tuple(table.to(x.dtype) for table in self.rotary(length, offset))
+        mask = None if document_ids is None else document_mask(document_ids)
         x = self.dropout(self.embedding_norm(x))
         for layer, block in enumerate(self.blocks):
             value_embedding = None
