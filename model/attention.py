@@ -79,7 +79,7 @@ def scaled_dot_product_attention(
 
 
 def _fused_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options) -> Tensor:
-    """PyTorch's kernel, which leaves undefined what a query sees that may attend to nothing; here that is zeros."""
+    """PyTorch's kernel, with zeros for a query that may attend to nothing."""
     if mask is None:
         return F.scaled_dot_product_attention(query, key, value, **options)
     mask, blind = _open_blind_rows(mask)
@@ -89,8 +89,8 @@ def _fused_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
 def _open_blind_rows(mask: Tensor) -> tuple[Tensor, Tensor]:
     """Opens the rows of a mask that allow nothing, and says which they are, (..., T, 1), to erase their result.
 
-    A softmax over nothing is 0 / 0, and its NaN would survive in the gradients even if the values were
-    replaced afterwards. Computed on something and then erased, both are zero.
+    A softmax over nothing is 0 / 0, and kernels differ in what they make of it, forwards and backwards. None is
+    asked: computed on something and then erased, values and gradients are zero without a NaN ever being made.
     """
     blind = ~mask.any(dim=-1, keepdim=True)
     return mask | blind, blind
@@ -269,14 +269,14 @@ class CausalSelfAttention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The queries (B, H, T, K), keys and values (B, H_kv, T, K) of x, as `attend` takes them."""
         heads = _split_heads(self.qkv_proj(x), self.num_heads + 2 * self.num_kv_heads)
-        qk, v = heads.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
+        qk, v = heads.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=-3)
         if value_embedding is not None:
             v = v + _split_heads(value_embedding, self.num_kv_heads)
         if self.qk_norm:
             qk = F.rms_norm(qk, (self.head_dim,), eps=1e-6)
         if rotary is not None:
             qk = apply_rotary(qk, *rotary)
-        q, k = qk.split((self.num_heads, self.num_kv_heads), dim=1)
+        q, k = qk.split((self.num_heads, self.num_kv_heads), dim=-3)
         return q, k, v
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -284,14 +284,14 @@ class CausalSelfAttention(nn.Module):
 
         The last query stands at the last key, so S - T keys are the past of all queries.
         """
-        T, S = q.shape[2], k.shape[2]
+        T, S = q.shape[-2], k.shape[-2]
         if mask is not None:
-            check_mask(mask, (*q.shape[:3], S))
+            check_mask(mask, (*q.shape[:-1], S))
         window = S if self.window is None else self.window
         if window + T - 1 < S:
             # The keys before the first query's window are out of every query's sight.
             S = window + T - 1
-            k, v = k[:, :, -S:], v[:, :, -S:]
+            k, v = k[..., -S:, :], v[..., -S:, :]
             mask = mask[..., -S:] if mask is not None and mask.shape[-1] > 1 else mask
         is_causal = mask is None and T == S <= window
         if T > 1 and not is_causal:  # a single query, the last, sees all that is left: decoding needs no mask

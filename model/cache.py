@@ -15,7 +15,7 @@ class KVCache:
     """Preallocated keys and values for every layer of a model.
 
     Each forward pass appends its T new positions layer by layer, first to last; all layers write at the same
-    place, `length`, which moves on when the last one has written.
+    place, `length`, which moves on when the last one has written. No gradient flows through what is cached.
 
     Args:
         num_layers, batch_size, num_kv_heads, max_len, head_dim: the sizes; all at least 1.
@@ -71,8 +71,8 @@ class KVCache:
                 f"the cache takes keys and values of shape {tuple(new_keys.shape)}, "
                 f"not {tuple(k.shape)} and {tuple(v.shape)}"
             )
-        new_keys.copy_(k)
-        new_values.copy_(v)
+        new_keys.copy_(k.detach())
+        new_values.copy_(v.detach())
         if layer == len(self.keys) - 1:
             self.length = end
         return keys, values

@@ -5,7 +5,8 @@ Shapes: B batch, T prompt length, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -84,8 +85,9 @@ def stream(
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
     _check_sampling(temperature, top_k, top_p)
+    draw = partial(sample, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
     # A function of its own, because the body of a generator runs, and so complains, only when it is iterated.
-    return _decode(model, tokens, max_new_tokens, temperature, top_k, top_p, generator, stop_token)
+    return _decode(model, tokens, max_new_tokens, draw, stop_token)
 
 
 @torch.inference_mode()
@@ -93,10 +95,7 @@ def _decode(
     model: GPT,
     tokens: Tensor,
     max_new_tokens: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    generator: torch.Generator | None,
+    draw: Callable[[Tensor], Tensor],
     stop_token: int | None,
 ) -> Iterator[Tensor]:
     config = model.config
@@ -122,8 +121,7 @@ def _decode(
                 cache.reset()
                 context = unread = context[:, -max(1, context_length // 2) :]
             features = model.features(unread, cache=cache)
-            logits = model.unembed(features[:, -1])
-            token = sample(logits, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
+            token = draw(model.unembed(features[:, -1]))
             if stop_token is not None:
                 token = token.masked_fill(finished, stop_token)
                 finished = finished | (token == stop_token)

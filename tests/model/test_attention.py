@@ -233,6 +233,7 @@ def test_the_scale_can_go_into_query_and_key():
 # A query that may attend to nothing
 
 
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
 @given(st.integers(1, 5), st.integers(1, 5), st.booleans(), st.booleans())
 @settings(deadline=None)
 def test_a_blind_query_gets_zeros_everywhere(T, S, need_weights, is_causal):
@@ -244,7 +245,8 @@ def test_a_blind_query_gets_zeros_everywhere(T, S, need_weights, is_causal):
     def attend(*inputs):
         return scaled_dot_product_attention(*inputs, mask, is_causal=is_causal, need_weights=need_weights)[0]
 
-    values, dq, dk, dv = values_and_gradients(attend, inputs)
+    with torch.autograd.detect_anomaly(check_nan=True):  # not even a NaN that is masked away again
+        values, dq, dk, dv = values_and_gradients(attend, inputs)
     assert values[0].abs().max() == 0 and values[1, T - 1].abs().max() == 0
     assert dq[0].abs().max() == 0 and dq[1, T - 1].abs().max() == 0
     assert dk[0].abs().max() == 0 and dv[0].abs().max() == 0
@@ -266,6 +268,17 @@ def test_queries_before_the_first_key_are_blind(dtype, need_weights):
     assert values[:2].abs().max() == 0 and dq[:2].abs().max() == 0
     torch.testing.assert_close(values[2], inputs[2][0])  # the third sees the first key alone
     assert all(x.isfinite().all() for x in (values, dq, dk, dv))
+
+
+def test_no_kernel_is_asked_about_a_blind_query(monkeypatch):
+    asked, fused = [], F.scaled_dot_product_attention
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **kw: (asked.append(a[3]), fused(*a, **kw))[1])
+    q, mask = torch.randn(2, 4, 8), torch.zeros(2, 4, 4, dtype=torch.bool)
+    scaled_dot_product_attention(q, q, q, mask)
+    scaled_dot_product_attention(q, q[:, :2], q[:, :2], is_causal=True)
+    layer = CausalSelfAttention(8, 2)
+    layer(q, mask=padding_mask(torch.tensor([0, 2]), 4))
+    assert len(asked) == 3 and all(mask.any(-1).all() for mask in asked)
 
 
 def test_a_blind_token_of_the_gpts_layer_gets_zeros():
@@ -390,6 +403,12 @@ def test_the_training_path_is_one_fused_call_without_a_mask(monkeypatch):
     q, k, v = layer.project(torch.randn(2, 6, 16))
     layer.attend(q[:, :, -1:], k, v)  # decoding: the last query sees every key
     assert calls == [(None, True), (None, False)]
+
+
+def test_a_single_sequence_needs_no_batch():
+    layer = CausalSelfAttention(16, 4, num_kv_heads=2, window=3, qk_norm=True)
+    x, rotary = torch.randn(8, 16), RotaryEmbedding(4, 8)(8)
+    torch.testing.assert_close(layer(x, rotary=rotary), layer(x[None], rotary=rotary)[0])
 
 
 def test_a_mask_is_combined_with_causality_and_window():

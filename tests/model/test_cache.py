@@ -69,6 +69,15 @@ def test_refuses_sizes_that_do_not_fit():
         KVCache(1, 2, 0, 8, 4)
 
 
+def test_no_gradient_flows_through_what_is_cached():
+    layer, cache = CausalSelfAttention(16, 4), KVCache(1, 2, 4, 8, 4)
+    for _ in range(2):  # the second pass must not reach into the first one's graph
+        x = torch.randn(2, 3, 16, requires_grad=True)
+        layer(x, cache=cache.layer(0)).sum().backward()
+        assert x.grad.abs().max() > 0  # through the queries
+    assert not cache.keys.requires_grad
+
+
 chunkings = st.lists(st.integers(1, 5), min_size=1, max_size=6)
 
 
@@ -108,7 +117,7 @@ GPT2 = {
     "tie_embeddings": True,
     "qk_norm": False,
 }
-GPT2 |= {"logit_soft_cap": None, "value_embeddings": False}
+GPT2 |= {"logit_soft_cap": None, "value_embeddings": False, "embedding_norm": False}
 OPTIONS = {
     "gpt2": GPT2,
     "modern": {},

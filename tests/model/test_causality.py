@@ -26,6 +26,7 @@ GPT2 = GPTConfig(
     tie_embeddings=True,
     qk_norm=False,
     value_embeddings=False,
+    embedding_norm=False,
     logit_soft_cap=None,
 )
 MODERN = GPTConfig(vocab_size=31, context_length=12, num_layers=2, num_heads=4, embed_dim=32, num_kv_heads=2)

@@ -23,6 +23,7 @@ GPT2 = dataclasses.replace(
     tie_embeddings=True,
     qk_norm=False,
     value_embeddings=False,
+    embedding_norm=False,
     logit_soft_cap=None,
 )
 
