@@ -150,6 +150,13 @@ def test_nothing_in_the_page_points_anywhere():
     assert html.unescape(policy).startswith("default-src 'none'")
 
 
+def test_both_colour_maps_change_lightness_steadily():
+    data, _ = parse(attention_page([random_captures()], "a title"))
+    for theme, direction in (("light", -1), ("dark", 1)):
+        rgb = np.array([[int(stop[i : i + 2], 16) for i in (1, 3, 5)] for stop in data["colours"][theme]])
+        assert (direction * np.diff(rgb @ [0.2126, 0.7152, 0.0722]) > 0).all()
+
+
 def test_the_same_captures_make_the_same_page():
     assert attention_page([random_captures()], "a title") == attention_page([random_captures()], "a title")
 

@@ -255,6 +255,15 @@ def test_clicking_the_curves_jumps_to_that_step(open_page):
         assert address(page)["step"] == str(step)
 
 
+def test_clicking_a_curve_chooses_its_head(open_page):
+    captures = capture_steps()
+    page = open_page(captures, hash_="#score=induction&head=0.1")
+    place = page.evaluate(f"[curve.x(16), curve.y({captures.snapshots[5].scores['induction'][1, 2]})]")
+    page.locator("#curve").click(position={"x": place[0], "y": place[1]})
+    settle(page)
+    assert address(page)["head"] == "1.2" and address(page)["step"] == "16"
+
+
 def test_a_view_is_kept_in_the_address(open_page):
     captures = capture_steps()
     page = open_page(captures)
