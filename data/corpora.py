@@ -174,7 +174,7 @@ class HubCorpus(Corpus):
             raise ValueError(
                 f"no data set {self.dataset!r} on the Hugging Face Hub, or it asks for a login (hf auth login)"
             ) from error
-        except (ConnectionError, datasets.utils.file_utils.OfflineModeIsEnabled) as error:
+        except ConnectionError as error:
             raise ConnectionError(
                 f"cannot reach the Hugging Face Hub for {self.dataset!r}: offline, set --data.dataset to a folder of "
                 f"parquet, jsonl or arrow files, or train on --data.corpus stdlib, which is on every machine"

@@ -1,8 +1,7 @@
 """Reading text: files and tables of any size as passages, with bounded memory.
 
 A passage is a piece of a document that is small enough to hold and is tokenised on its own. Long documents are cut
-where a line begins with something other than white space: every split pattern of tiktoken ends a piece there, so the
-tokens are those of the whole document.
+where the split pattern of every encoding cuts them anyway, so that the tokens are those of the whole document.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from types import ModuleType
 from typing import Any, BinaryIO, NamedTuple
 
 BLOCK_BYTES = 2**20
-MAX_PASSAGE_CHARS = 8 * 2**20  # a line longer than this is cut anywhere
+MAX_PASSAGE_CHARS = 8 * 2**20  # without a place to cut within this, any place will do
 
 # The name `datasets` has for the reader of each format; every other ending is read as plain text.
 TABLE_FORMATS = {
@@ -33,7 +32,11 @@ TABLE_FORMATS = {
 }
 COMPRESSIONS = (".gz", ".zst")
 
+# Between a word and a space before another, or behind the only line end between two marks.
+_CUTS = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])|(?<=\S\n)(?=[^\s/])")
+
 _BLANK_LINES = re.compile(r"\r?\n(?:[ \t]*\r?\n)+")
+_OUTER_BLANK_LINES = re.compile(r"\A(?:[ \t]*\r?\n)+|[\r\n]+\Z")
 _BLANK_LINES_BYTES = re.compile(rb"\n(?:[ \t]*\r?\n)+")
 
 
@@ -158,10 +161,10 @@ def uniform_hash(key: str) -> float:
 def _whole(pieces: Iterable[str]) -> Iterator[Passage]:
     held = ""
     for piece in pieces:
-        held += piece
         if cut := _last_cut(held):
             yield Passage(held[:cut], ends_document=False)
             held = held[cut:]
+        held += piece
     if held:
         yield Passage(held, ends_document=True)
 
@@ -171,21 +174,21 @@ def _blocks(pieces: Iterable[str]) -> Iterator[Passage]:
     for piece in pieces:
         *complete, held = _BLANK_LINES.split(held + piece)
         for block in complete:
-            if block := block.strip("\r\n"):
+            if block := _OUTER_BLANK_LINES.sub("", block).rstrip("\r\n"):
                 yield Passage(block, ends_document=True)
         if len(held) > MAX_PASSAGE_CHARS and (cut := _last_cut(held)):
             yield Passage(held[:cut], ends_document=False)
             held = held[cut:]
-    if block := held.strip("\r\n"):
+    if block := _OUTER_BLANK_LINES.sub("", held).rstrip("\r\n"):
         yield Passage(block, ends_document=True)
 
 
 def _last_cut(text: str) -> int:
-    """Where the last line that begins with something other than white space begins; 0 where there is none."""
-    newline = len(text) - 1
-    while (newline := text.rfind("\n", 0, newline)) >= 0:
-        if not text[newline + 1].isspace():
-            return newline + 1
+    """The last place where `text` can be cut without changing its tokens; 0 where there is none."""
+    for begin in (max(len(text) - 4096, 0), 0):
+        cuts = [found.start() for found in _CUTS.finditer(text, begin)]
+        if cuts and cuts[-1] > 0:
+            return cuts[-1]
     return len(text) - 1 if len(text) > MAX_PASSAGE_CHARS else 0
 
 

@@ -94,7 +94,7 @@ class Tokenizer:
     def from_dict(cls, state: dict) -> Tokenizer:
         """Inverse of `to_dict`. Raises ValueError where `state` is not what `to_dict` returns."""
         try:
-            packed, special = state["tokens"], state["special_tokens"]
+            packed = state["tokens"]
             ranks: dict[bytes, int] = {}
             start = rank = 0
             while start < len(packed):
@@ -102,10 +102,15 @@ class Tokenizer:
                 if stop > start + 2:
                     ranks[packed[start + 2 : stop]] = rank
                 start, rank = stop, rank + 1
-            name, pattern = state["name"], state["pattern"]
-        except (KeyError, TypeError) as error:
+            encoding = tiktoken.Encoding(
+                name=state["name"],
+                pat_str=state["pattern"],
+                mergeable_ranks=ranks,
+                special_tokens=state["special_tokens"],
+            )
+        except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a stored tokenizer: {type(error).__name__} {error}") from error
-        return cls(tiktoken.Encoding(name=name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special))
+        return cls(encoding)
 
 
 def by_name(name: str) -> Tokenizer:

@@ -1,0 +1,206 @@
+"""Reading files: every byte of the text, once, in pieces of bounded size, in every format."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data import readers, tokenizers
+from data.readers import Passage, TableFile, TextFile, uniform_hash
+
+WORDS = ["word", "\n", "\n\n", "    indented", "é", "\u3000", "日本", "x = 1", "\r\n", "(", ")\n", "'s", "12345", "\t"]
+texts = st.lists(st.sampled_from(WORDS), max_size=200).map("".join)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "BLOCK_BYTES", 16)
+
+
+def documents(passages) -> list[str]:
+    """Joins passages to documents."""
+    found, held = [], ""
+    for passage in passages:
+        held += passage.text
+        if passage.ends_document:
+            found.append(held)
+            held = ""
+    assert held == ""
+    return found
+
+
+def pieces_of(text: str, size: int) -> list[str]:
+    return [text[start : start + size] for start in range(0, len(text), size)]
+
+
+@given(text=texts, size=st.integers(1, 40))
+def test_a_long_document_is_cut_without_changing_its_tokens(text: str, size: int):
+    passages = list(readers._whole(pieces_of(text, size)))
+    assert documents(passages) == ([text] if text else [])
+    for pattern in (
+        tokenizers.SPLIT_PATTERN,
+        r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    ):
+        tokenizer = merging(pattern)
+        assert [t for p in passages for t in tokenizer.encode(p.text)] == tokenizer.encode(text)
+
+
+def merging(pattern: str) -> tokenizers.Tokenizer:
+    """Merges whatever the split pattern leaves together, so that a wrong cut shows."""
+    import tiktoken
+
+    ranks = {bytes([value]): value for value in range(256)}
+    for word in ["\n\n", "\n ", "\n    ", "  ", "    ", ")\n", "\n\t", " (", "wo", "rd", "word", "\r\n", "\n\r", "12"]:
+        for stop in range(2, len(word) + 1):
+            ranks.setdefault(word[:stop].encode(), len(ranks))
+    special = {tokenizers.END_OF_TEXT: len(ranks)}
+    return tokenizers.Tokenizer(
+        tiktoken.Encoding(name="merging", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
+    )
+
+
+@given(text=texts, size=st.integers(1, 40))
+def test_blocks_do_not_depend_on_how_the_file_is_read(text: str, size: int):
+    found = documents(readers._blocks(pieces_of(text, size)))
+    assert found == documents(readers._blocks([text]))
+    assert "".join("".join(found).split()) == "".join(text.split())
+    assert all(not readers._BLANK_LINES.search(block) for block in found)
+
+
+def test_blocks_keep_the_indentation_of_their_first_line(tmp_path: Path):
+    path = tmp_path / "poem.txt"
+    path.write_text("\n\nfirst\n  line\n \t\n\n    second\n\n\n")
+    assert list(TextFile(path, blocks=True).passages()) == [Passage("first\n  line", True), Passage("    second", True)]
+
+
+def test_a_file_without_line_ends_is_cut_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(readers, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(readers, "MAX_PASSAGE_CHARS", 256)
+    path = tmp_path / "line.txt"
+    path.write_text("a" * 10_000)
+    for blocks in (False, True):
+        passages = list(TextFile(path, blocks).passages())
+        assert documents(passages) == ["a" * 10_000]
+        assert max(len(passage.text) for passage in passages) <= 256 + 64
+
+
+@settings(max_examples=50)
+@given(text=texts.filter(lambda text: len(text) > 10), fraction=st.floats(0.05, 0.95), blocks=st.booleans())
+def test_two_shares_are_the_whole_file(tmp_path_factory, text: str, fraction: float, blocks: bool):
+    path = tmp_path_factory.mktemp("shares") / "text.txt"
+    path.write_bytes(text.encode())
+    whole = documents(TextFile(path, blocks).passages())
+    head = documents(TextFile(path, blocks, (0.0, fraction)).passages())
+    tail = documents(TextFile(path, blocks, (fraction, 1.0)).passages())
+    if blocks:
+        assert head + tail == whole
+    else:
+        assert "".join(head + tail) == "".join(whole)
+        assert len("".join(head).encode()) - int(len(text.encode()) * fraction) in range(4)
+
+
+def test_position_split_is_the_one_of_nanogpt(tmp_path: Path):
+    path = tmp_path / "text.txt"
+    text = "".join(chr(32 + i % 90) for i in range(12_347))
+    path.write_text(text)
+    assert documents(TextFile(path, share=(0.0, 1 - 0.1)).passages()) == [text[: int(len(text) * 0.9)]]
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize(
+    ("content", "offset"),
+    [
+        (b"fine text, then \xff bad", 16),
+        ("ends within a character é".encode()[:-1], 24),
+        (b"0123456789abcde\xc3" + b"X and more", 15),
+        (b"looks like text \0 but is not", 16),
+        (b"a" * 40 + b"\x80", 40),
+    ],
+)
+def test_bytes_that_are_no_text_are_named_with_their_offset(tmp_path: Path, content: bytes, offset: int):
+    path = tmp_path / "broken.txt"
+    path.write_bytes(content)
+    for blocks in (False, True):
+        with pytest.raises(ValueError, match=rf"broken.txt is not UTF-8 text at byte offset {offset}: "):
+            list(TextFile(path, blocks).passages())
+
+
+def compressed_with_zstd(content: bytes, path: Path) -> None:
+    import pyarrow
+
+    with pyarrow.CompressedOutputStream(str(path), "zstd") as stream:
+        stream.write(content)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_compressed_text_is_the_text(tmp_path: Path, suffix: str):
+    text = "line é\n\n" * 1000
+    plain, path = tmp_path / "text.txt", tmp_path / f"text.txt{suffix}"
+    plain.write_text(text)
+    if suffix == ".gz":
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        compressed_with_zstd(text.encode(), path)
+    for share in ((0.0, 1.0), (0.0, 0.9), (0.9, 1.0)):
+        for blocks in (False, True):
+            assert list(TextFile(path, blocks, share).passages()) == list(TextFile(plain, blocks, share).passages())
+
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=f"cannot read .*text.txt{suffix}: "):
+        list(TextFile(path).passages())
+
+
+ROWS = [{"text": f"document {i}\nof é", "author": "me", "year": i} for i in range(600)]
+
+
+def write_table(path: Path) -> None:
+    if path.name.endswith(".jsonl"):
+        path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    elif path.name.endswith(".jsonl.gz"):
+        path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in ROWS).encode()))
+    elif path.suffix in (".csv", ".tsv"):
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, ROWS[0], delimiter="\t" if path.suffix == ".tsv" else ",")
+            writer.writeheader()
+            writer.writerows(ROWS)
+    else:
+        import pyarrow
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.csv", "rows.tsv", "rows.parquet"])
+def test_tables_are_one_document_a_row(tmp_path: Path, name: str):
+    path = tmp_path / name
+    write_table(path)
+    whole = [row["text"] for row in ROWS]
+    assert documents(TableFile(path, "text").passages()) == whole
+
+    tail = documents(TableFile(path, "text", (0.0, 0.1)).passages())
+    head = documents(TableFile(path, "text", (0.1, 1.0)).passages())
+    assert sorted(head + tail) == sorted(whole)
+    assert 30 < len(tail) < 90
+
+    with pytest.raises(ValueError, match=rf"{name} has no column 'body': .* one of text, author, year"):
+        list(TableFile(path, "body").passages())
+    with pytest.raises(ValueError, match=r"column 'year' holds int, not text, in row 0"):
+        list(TableFile(path, "year").passages())
+
+
+def test_a_damaged_table_is_named(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "a"}\n{"text": oops\n')
+    with pytest.raises(ValueError, match=r"cannot read .*rows.jsonl: .*JSON"):
+        list(TableFile(path, "text").passages())
+
+
+def test_hash_is_the_same_everywhere():
+    """The figure is what decides the split of the default corpus on every machine."""
+    assert uniform_hash("json/decoder.py") == 0.11393991729957655
