@@ -111,15 +111,17 @@ def _decode(
         device=weight.device,
         dtype=weight.dtype,
     )
-    context = unread = tokens[:, -context_length:]
+    unread = tokens[:, -context_length:]
     finished = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
     was_training = model.training
     model.eval()
     try:
         for _ in range(max_new_tokens):
             if cache.length + unread.shape[1] > context_length:
+                kept = max(1, context_length // 2)
+                recent = cache.tokens[:, context_length - kept + 1 :]
+                unread = torch.cat((recent, unread), dim=1)
                 cache.reset()
-                context = unread = context[:, -max(1, context_length // 2) :]
             features = model.features(unread, cache=cache)
             token = draw(model.unembed(features[:, -1]))
             if stop_token is not None:
@@ -130,7 +132,6 @@ def _decode(
             if stop_token is not None and finished.all():
                 return
             unread = token[:, None]
-            context = torch.cat((context, unread), dim=1)
     finally:
         model.train(was_training)
 

@@ -31,6 +31,17 @@ def test_append_returns_everything_so_far_layer_by_layer():
     assert cache.length == cache.max_len == 8
 
 
+def test_token_ids_are_kept_beside_their_keys():
+    cache = KVCache(1, 2, 3, 8, 4)
+    tokens = torch.randint(31, (2, 8))
+    torch.testing.assert_close(cache.append_tokens(tokens[:, :5]), tokens[:, :5])
+    assert cache.length == 0  # their keys and values are still to come
+    cache.append(0, *keys_and_values(5))
+    torch.testing.assert_close(cache.append_tokens(tokens[:, 5:]), tokens)
+    with pytest.raises(ValueError, match="full: 5 of 8 positions are taken, so 4 more do not fit"):
+        cache.append_tokens(tokens[:, :4])
+
+
 def test_truncate_and_reset_forget():
     cache = KVCache(1, 2, 3, 8, 4)
     first, second = keys_and_values(5), keys_and_values(4)
@@ -120,7 +131,7 @@ GPT2 = {
 GPT2 |= {"logit_soft_cap": None, "value_embeddings": False, "embedding_norm": False}
 OPTIONS = {
     "gpt2": GPT2,
-    "modern": {},
+    "modern": {"value_embeddings": True, "bigram_buckets": 50},
     "grouped": {"num_kv_heads": 2},
     "window": {"window": 5},
     "grouped window swiglu": {"num_kv_heads": 1, "window": 3, "activation": "swiglu"},

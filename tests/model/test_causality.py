@@ -29,7 +29,16 @@ GPT2 = GPTConfig(
     embedding_norm=False,
     logit_soft_cap=None,
 )
-MODERN = GPTConfig(vocab_size=31, context_length=12, num_layers=2, num_heads=4, embed_dim=32, num_kv_heads=2)
+MODERN = GPTConfig(
+    vocab_size=31,
+    context_length=12,
+    num_layers=2,
+    num_heads=4,
+    embed_dim=32,
+    num_kv_heads=2,
+    value_embeddings=True,
+    bigram_buckets=50,
+)
 FAMILIES = pytest.mark.parametrize("config", [GPT2, MODERN], ids=["gpt2", "modern"])
 
 

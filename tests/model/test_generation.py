@@ -13,7 +13,15 @@ from torch import nn
 from model.generation import generate, sample, stream
 from model.gpt import GPT, GPTConfig
 
-MODERN = GPTConfig(vocab_size=23, context_length=10, num_layers=2, num_heads=4, embed_dim=32)
+MODERN = GPTConfig(
+    vocab_size=23,
+    context_length=10,
+    num_layers=2,
+    num_heads=4,
+    embed_dim=32,
+    value_embeddings=True,
+    bigram_buckets=50,
+)
 GPT2 = dataclasses.replace(
     MODERN,
     position="learned",
@@ -23,6 +31,7 @@ GPT2 = dataclasses.replace(
     tie_embeddings=True,
     qk_norm=False,
     value_embeddings=False,
+    bigram_buckets=None,
     embedding_norm=False,
     logit_soft_cap=None,
 )
