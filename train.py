@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+from argparse import ArgumentError
 from pathlib import Path
 from typing import Literal
 
@@ -32,6 +33,7 @@ from model.training.runs import XZ_BYTES, RunFolder, farewell, new_run_dir
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "default.yaml"
 TRAINER_DEFAULTS = {
     "default_root_dir": "runs",
+    "max_epochs": -1,
     "check_val_every_n_epoch": None,  # count batches, not epochs
     "num_sanity_val_steps": 0,
     "enable_model_summary": False,
@@ -65,7 +67,10 @@ class TrainingCLI(LightningCLI):
         parser.link_arguments("seed_everything", "data.seed")
 
     def parse_arguments(self, parser: ArgumentParser, args: list[str]) -> None:
-        self.config = parser.parse_args(args)  # without Lightning's warning that sys.argv has arguments too
+        try:
+            self.config = parser.parse_args(args)
+        except ArgumentError as error:
+            raise ValueError(sentence(error, [action.dest for action in parser._actions])) from error
 
     def before_instantiate_classes(self) -> None:
         trainer = self.config.trainer
@@ -80,7 +85,7 @@ class TrainingCLI(LightningCLI):
         run_config = config.clone()
         run_config.name = run_config.resume = run_config.ckpt_path = None
         metrics = Metrics()
-        callbacks = [RunFolder(self.parser.dump(run_config)), metrics]
+        callbacks = [RunFolder(self.parser.dump(run_config, skip_unset=False)), metrics]
         if config.trainer.enable_progress_bar is not False:
             callbacks.append(Progress(metrics))
         self.config_init.trainer.callbacks = callbacks + (self.config_init.trainer.callbacks or [])

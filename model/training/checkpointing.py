@@ -18,6 +18,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from model.checkpoint import read_checkpoint
+from model.gpt import GPTConfig
 from model.training.files import atomic_file, flush_folder
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,21 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: Any = None) -> dict[str, Any]:
         return read_checkpoint(Path(path))  # to the CPU, and plain data only, whatever the arguments ask for
+
+
+def check_same_model(checkpoint: dict[str, Any], config: GPTConfig, tokenizer: dict[str, Any]) -> None:
+    """Raises ValueError unless the checkpoint's weights belong to this model and tokenizer; dropout has no weights."""
+    saved, current = checkpoint["gpt_config"], dataclasses.asdict(config)
+    for name in sorted(saved.keys() | current.keys()):
+        if name != "dropout" and saved.get(name) != current.get(name):
+            raise ValueError(
+                f"the checkpoint is of another model: its {name} is {saved.get(name)}, here it is {current.get(name)}"
+            )
+    if checkpoint["tokenizer"] != tokenizer:
+        raise ValueError(
+            f"the checkpoint is of a model with another tokenizer: {checkpoint['tokenizer']['name']!r} trained on "
+            f"other text or of another size than {tokenizer['name']!r} here; use the data it was trained on"
+        )
 
 
 class TrainingInterrupted(Exception):
@@ -109,11 +125,14 @@ class Checkpoints(Checkpoint):
         if step == self.seen_step:  # gradients are still being accumulated
             return
         self.seen_step = step
-        if self._must_stop(trainer):
+        if validation_follows(trainer):
+            return  # which saves, and what it finds belongs to this step
+        # All ranks must agree; asking them at every step would make each wait for the slowest.
+        stops = (trainer.world_size == 1 or step % trainer.log_every_n_steps == 0) and self._is_asked_to_stop(trainer)
+        if stops or (self.every_n_steps and step % self.every_n_steps == 0):
             self.save(trainer)
+        if stops:
             raise TrainingInterrupted(self.signum or signal.SIGTERM)
-        if self.every_n_steps and step % self.every_n_steps == 0 and not validation_follows(trainer):
-            self.save(trainer)
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         if trainer.state.fn != "fit":
@@ -122,6 +141,8 @@ class Checkpoints(Checkpoint):
         is_best = loss < self.best_loss
         self.best_loss = min(loss, self.best_loss)
         self.save(trainer, is_best)
+        if self._is_asked_to_stop(trainer):
+            raise TrainingInterrupted(self.signum or signal.SIGTERM)
 
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
         if self.saved_step != trainer.global_step:
@@ -163,13 +184,9 @@ class Checkpoints(Checkpoint):
         self.signum = signum
         log.warning("Stopping after this step, to save; once more to stop at once.")
 
-    def _must_stop(self, trainer: Trainer) -> bool:
-        if trainer.world_size == 1:
-            return self.signum is not None
-        # All ranks must agree on the step; asking at every one would make each wait for the slowest.
-        if trainer.global_step % trainer.log_every_n_steps:
-            return False
-        return trainer.strategy.reduce_boolean_decision(self.signum is not None, all=False)
+    def _is_asked_to_stop(self, trainer: Trainer) -> bool:
+        asked = self.signum is not None
+        return asked if trainer.world_size == 1 else trainer.strategy.reduce_boolean_decision(asked, all=False)
 
     def _restore_handlers(self) -> None:
         for signum, handler in self.handlers.items():

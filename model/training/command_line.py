@@ -89,14 +89,16 @@ def sentence(error: BaseException, options: Iterable[str] = ()) -> str:
             re.findall(r"Expected an? (?:<class '(\w+)'>|(.+?))(?:\. Got value.*)?$", message, re.MULTILINE)
         )
         kinds = [("null" if name == "NoneType" else name) or other.removeprefix("typing.") for name, other in expected]
-        return f"{key[1]} cannot be {value[1]!r}: it must be {' or '.join(kinds)}"
+        return f"{key[1]} cannot be {value[1]!r}: expected {' or '.join(kinds)}"
     if key:
         message = f"{key[1]}: {message[key.end() :]}"
     return " ".join(message.split())
 
 
 def suggestion(key: str, options: Iterable[str]) -> str:
-    similar = difflib.get_close_matches(key, list(options), n=1)
+    options = list(options)
+    leaves = [option for option in options if not any(other.startswith(f"{option}.") for other in options)]
+    similar = difflib.get_close_matches(key, leaves, n=1, cutoff=0.8)
     return f"; did you mean {similar[0]}?" if similar else ""
 
 

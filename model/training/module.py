@@ -1,13 +1,14 @@
 """The LightningModule: what one training step and one validation pass do."""
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from model.gpt import GPT, GPTConfig
+from model.training.checkpointing import check_same_model
 from model.training.hardware import compile_where_it_pays
 from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
@@ -50,6 +51,7 @@ class GPTModule(LightningModule):
         self.loss = compile_where_it_pays(self.gpt.loss, self.compile_mode, self.trainer.strategy.root_device)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
+        self.learning_rate_factor()  # complains about a schedule that needs an end before the run has begun
         optimizer = build_optimizer(self.gpt, self.optimizer_config)
         self.group_options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         return optimizer
@@ -63,9 +65,16 @@ class GPTModule(LightningModule):
         return self.loss(batch["tokens"], batch["targets"], document_ids=batch.get("document_ids"))
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        factor = learning_rate_factor(self.global_step, self.trainer.max_steps, self.schedule_config)
+        factor = self.learning_rate_factor()
         for group, options in zip(optimizer.param_groups, self.group_options, strict=True):
             group["lr"] = options["lr"] * factor
+
+    def learning_rate_factor(self) -> float:
+        """What the next update's learning rates are multiplied by."""
+        return learning_rate_factor(self.global_step, self.trainer.max_steps, self.schedule_config)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        check_same_model(checkpoint, self.gpt_config, self.trainer.datamodule.tokenizer.to_dict())
 
     def on_validation_epoch_start(self) -> None:
         # Float32 would lose digits over millions of tokens; Apple's GPUs have nothing wider.

@@ -27,10 +27,27 @@ class RunFolder(Callback):
     def __init__(self, config: str) -> None:
         self.config = config
 
+    def setup(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
+        check_options(trainer)
+
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         if trainer.is_global_zero:
             Path(trainer.default_root_dir).mkdir(parents=True, exist_ok=trainer.ckpt_path is not None)
             write_atomically(Path(trainer.default_root_dir, "config.yaml"), self.config.encode())
+
+
+def check_options(trainer: Trainer) -> None:
+    """Raises ValueError for options of Lightning's that would do nothing, or harm, where batches go on without end."""
+    if trainer.max_epochs not in (None, -1):
+        raise ValueError("trainer.max_epochs: training is counted in steps here, set trainer.max_steps")
+    if trainer.limit_train_batches not in (None, 1.0) and not (trainer.overfit_batches or trainer.fast_dev_run):
+        raise ValueError("trainer.limit_train_batches: would begin the same batches anew, set trainer.max_steps")
+    interval, accumulate = trainer.val_check_interval, trainer.accumulate_grad_batches
+    if isinstance(interval, int) and interval % accumulate:
+        raise ValueError(
+            f"trainer.val_check_interval is {interval} batches, which would validate in the middle of a step: "
+            f"make it a multiple of trainer.accumulate_grad_batches, {accumulate}"
+        )
 
 
 def new_run_dir(runs_dir: Path, name: str | None, config: str) -> Path:

@@ -1,0 +1,309 @@
+"""The paths a person takes with train.py: train, validate, resume, stop, and get something wrong."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from model.checkpoint import load_gpt, read_checkpoint
+from model.training.module import GPTModule
+
+REPOSITORY = Path(__file__).parent.parent
+CONFIGS = sorted(path.name for path in (REPOSITORY / "configs").glob("*.yaml"))
+
+# All that could go wrong with a resume: numbers drawn while training, accumulated gradients, both optimizers,
+# rows and saves that do not fall together.
+EVENTFUL = (
+    "--model.gpt.dropout=0.1",
+    "--trainer.accumulate_grad_batches=2",
+    "--trainer.val_check_interval=8",
+    "--trainer.log_every_n_steps=3",
+    "--checkpoints.every_n_steps=1",
+)
+
+
+def test_a_run_leaves_everything_in_its_folder(train, metrics, capsys):
+    assert train("--name=first") == 0
+    run = Path("runs/first")
+    assert sorted(path.name for path in run.iterdir()) == [
+        "attention",
+        "checkpoints",
+        "config.yaml",
+        "metrics.csv",
+        "samples.jsonl",
+    ]
+    rows = metrics(run)
+    assert [int(row["step"]) for row in rows if row["train/loss"]] == [2, 4, 6, 8, 10, 12]
+    assert [int(row["step"]) for row in rows if row["val/loss"]] == [4, 8, 12]
+    assert [int(row["tokens"]) for row in rows if row["tokens"]] == [128, 256, 384, 512, 640, 768]
+    losses = [float(row["train/loss"]) for row in rows if row["train/loss"]]
+    assert losses[-1] < losses[0] - 0.5
+
+    samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+    assert [sample["step"] for sample in samples] == [4, 8, 12]
+    assert all(sample["text"] for sample in samples)
+    recorded = [int(path.stem.removeprefix("step_")) for path in sorted((run / "attention").glob("*.npz"))]
+    assert recorded == [0, 1, 2, 4, 8, 12]
+
+    output = capsys.readouterr().out
+    last = [row for row in rows if row["val/bits_per_byte"]][-1]
+    assert f"{float(last['val/bits_per_byte']):.4f} bits per byte" in output
+    assert "xz -9e" in output and "--resume runs/first" in output
+
+
+def test_a_checkpoint_is_plain_data_and_complete(train):
+    assert train() == 0
+    [run] = Path("runs").iterdir()
+    assert run.name.startswith("debug-")
+    checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    assert checkpoint["global_step"] == 12
+    assert checkpoint["tokenizer"]["name"] == "bytes"
+    assert checkpoint["gpt_config"]["vocab_size"] == 257
+    assert checkpoint["optimizer_states"] and checkpoint["random_states"]
+    gpt, info = load_gpt(run / "checkpoints" / "best.ckpt")
+    assert info["global_step"] in (4, 8, 12)
+    assert gpt.config.num_layers == 2
+
+
+def test_the_saved_config_repeats_the_run_to_the_last_digit(train, metrics):
+    assert train("--name=first", "--model.gpt.logit_soft_cap=null") == 0
+    saved = yaml.safe_load(Path("runs/first/config.yaml").read_text())
+    assert saved["model"]["gpt"]["logit_soft_cap"] is None
+    from train import main
+
+    assert main(["--config", "runs/first/config.yaml", "--name", "second"]) == 0
+    assert metrics("runs/first") == metrics("runs/second")
+
+
+def test_validate_finds_what_training_found(train, metrics, capsys):
+    assert train("--name=first") == 0
+    best = min((row for row in metrics("runs/first") if row["val/loss"]), key=lambda row: float(row["val/loss"]))
+    capsys.readouterr()
+    for options in (["--ckpt_path", "runs/first/checkpoints/best.ckpt"], ["--ckpt_path=runs/first"], []):
+        assert train("validate", *options) == 0
+        assert f"val/loss {best['val/loss']}  val/bits_per_byte {best['val/bits_per_byte']}" in capsys.readouterr().out
+    assert [path.name for path in Path("runs").iterdir()] == ["first"]
+
+
+def final_state(run: str) -> dict:
+    checkpoint = read_checkpoint(Path(run, "checkpoints", "last.ckpt"))
+    return {key: checkpoint[key] for key in ("global_step", "state_dict", "optimizer_states", "random_states")}
+
+
+def assert_same(left, right, where="checkpoint"):
+    """Equal, bit for bit, however deep."""
+    assert type(left) is type(right), where
+    if isinstance(left, torch.Tensor):
+        assert torch.equal(left, right), where
+    elif isinstance(left, dict):
+        assert left.keys() == right.keys(), where
+        for key in left:
+            assert_same(left[key], right[key], f"{where}.{key}")
+    elif isinstance(left, (list, tuple)):
+        assert len(left) == len(right), where
+        for i, (a, b) in enumerate(zip(left, right, strict=True)):
+            assert_same(a, b, f"{where}.{i}")
+    else:
+        assert left == right, where
+
+
+def assert_same_run(left: str, right: str, metrics) -> None:
+    assert_same(final_state(left), final_state(right))
+    assert metrics(left) == metrics(right)
+    for file in ("samples.jsonl", "attention/scores.jsonl"):
+        assert Path(left, file).read_text() == Path(right, file).read_text()
+
+
+@pytest.fixture
+def send_signal(monkeypatch):
+    """Sends this process a signal in the middle of a batch, once."""
+
+    def at(batch: int, signum: int) -> None:
+        training_step, calls = GPTModule.training_step, []
+
+        def interrupted(self, *args):
+            calls.append(None)
+            if len(calls) == batch:
+                os.kill(os.getpid(), signum)
+            return training_step(self, *args)
+
+        monkeypatch.setattr(GPTModule, "training_step", interrupted)
+
+    return at
+
+
+@pytest.mark.parametrize(
+    ("batch", "signum", "saved_step"), [(1, signal.SIGTERM, 1), (9, signal.SIGINT, 5), (16, signal.SIGTERM, 8)]
+)
+def test_a_stopped_run_goes_on_bit_for_bit(train, metrics, send_signal, capsys, batch, signum, saved_step):
+    assert train("--name=whole", *EVENTFUL) == 0
+    send_signal(batch, signum)
+    assert train("--name=stopped", *EVENTFUL) == 128 + signum
+    assert "python train.py --resume runs/stopped" in capsys.readouterr().err
+    assert final_state("runs/stopped")["global_step"] == saved_step
+    assert train("--resume=runs/stopped") == 0
+    assert_same_run("runs/whole", "runs/stopped", metrics)
+
+
+def test_a_resumed_run_overrides_and_lengthens(train, metrics):
+    assert train("--name=run", "--model.schedule.decay=none") == 0
+    assert train("--resume=runs/run", "--trainer.max_steps=20", "--model.optimizer.learning_rate=0.001") == 0
+    rows = [row for row in metrics("runs/run") if row["train/loss"]]
+    assert [int(row["step"]) for row in rows] == list(range(2, 21, 2))
+    assert {float(row["lr"]) for row in rows[6:]} == {0.001}
+    assert yaml.safe_load(Path("runs/run/config.yaml").read_text())["trainer"]["max_steps"] == 20
+
+
+def test_resuming_a_finished_run_changes_nothing(train):
+    assert train("--name=run") == 0
+    before = final_state("runs/run")
+    assert train("--resume", "runs/run") == 0
+    assert_same(before, final_state("runs/run"))
+
+
+@pytest.mark.parametrize("damage", ["bit", "end"])
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_used(train, metrics, caplog, damage):
+    assert train("--name=whole") == 0
+    shutil.copytree("runs/whole", "runs/damaged")
+    last = Path("runs/damaged/checkpoints/last.ckpt")
+    content = bytearray(last.read_bytes())
+    if damage == "bit":
+        content[len(content) // 2] ^= 1
+    else:
+        del content[-100:]
+    last.write_bytes(content)
+    assert train("--resume=runs/damaged") == 0
+    assert "last.ckpt is damaged" in caplog.text and "previous.ckpt" in caplog.text
+    assert_same_run("runs/whole", "runs/damaged", metrics)
+    read_checkpoint(Path("runs/damaged/checkpoints/previous.ckpt"))
+
+
+def test_the_time_limit_saves_and_says_how_to_go_on(train, capsys):
+    assert train("--name=run", "--trainer.max_time=00:00:00:00", "--trainer.max_steps=100000") == 0
+    step = final_state("runs/run")["global_step"]
+    assert 0 < step < 100000
+    assert f"after {step} steps" in capsys.readouterr().out
+
+
+def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(train, capsys):
+    assert train("--name=run", "--trainer.max_steps=4", "--model.schedule.decay=none") == 0
+    options = ["--trainer.max_steps=40", "--model.optimizer.learning_rate=1e30", "--checkpoints.every_n_steps=1"]
+    assert train("--resume=runs/run", *options) == 2
+    error = capsys.readouterr().err
+    assert "model.optimizer" in error and "Traceback" not in error
+    weights = read_checkpoint(Path("runs/run/checkpoints/best.ckpt"))["state_dict"]
+    assert all(weight.isfinite().all() for weight in weights.values())
+
+
+MISTAKES = {
+    "unknown option": (["--model.gpt.num_layer=3"], "--model.gpt.num_layer; did you mean model.gpt.num_layers?"),
+    "wrong type": (["--model.gpt.num_layers=many"], "model.gpt.num_layers cannot be 'many': expected int"),
+    "heads": (["--model.gpt.num_heads=3"], "3 does not divide 32"),
+    "context": (["--data.context_length=100000"], "context_length"),
+    "file": (["--data.files=none.txt"], "none.txt"),
+    "tokenizer": (["--data.tokenizer=gpt5"], "unknown tokenizer 'gpt5'"),
+    "config": (["--config=none.yaml"], "none.yaml"),
+    "linked": (["--model.gpt.context_length=8"], "data.context_length"),
+    "schedule": (["--model.schedule.decay=sudden"], "'linear', 'cosine' or 'none'"),
+    "no end": (["--trainer.max_steps=-1"], "trainer.max_steps"),
+    "no epochs": (["--trainer.max_epochs=2"], "trainer.max_steps"),
+    "limited": (["--trainer.limit_train_batches=2"], "trainer.max_steps"),
+    "validation within a step": (
+        ["--trainer.accumulate_grad_batches=3"],
+        "multiple of trainer.accumulate_grad_batches",
+    ),
+    "name": (["--name=a/b"], "'a/b'"),
+    "name and resume": (["--resume=none"], "there is no none to resume"),
+    "subcommand": (["train"], "unknown subcommand 'train'"),
+    "precision": (["--trainer.precision=low"], "trainer.precision cannot be 'low'"),
+    "no value": (["--trainer.max_steps"], "expected one argument"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_costs_one_sentence_and_leaves_nothing(train, capsys, mistake):
+    options, expected = MISTAKES[mistake]
+    if mistake == "subcommand":
+        from train import main as train
+    assert train(*options) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("train.py: ") and expected in error
+    assert not Path("runs").exists()
+
+
+def test_unknown_keys_in_a_config_are_mistakes(train, capsys):
+    Path("own.yaml").write_text("model:\n  gpt:\n    num_layer: 3\n")
+    assert train("--config=own.yaml") == 2
+    assert "model.gpt.num_layer; did you mean model.gpt.num_layers?" in capsys.readouterr().err
+
+
+def test_a_run_is_never_overwritten(train, capsys):
+    assert train("--name=run") == 0
+    before = Path("runs/run/metrics.csv").read_text()
+    assert train("--name=run") == 2
+    assert "runs/run exists" in capsys.readouterr().err
+    assert Path("runs/run/metrics.csv").read_text() == before
+
+
+def test_what_cannot_be_resumed_is_told(train, capsys, small_text):
+    assert train("--name=run") == 0
+    before = Path("runs/run/checkpoints/last.ckpt").read_bytes()
+    Path("empty").mkdir()
+    for options, expected in [
+        (["--resume=runs/run", "--model.gpt.num_layers=3"], "its num_layers is 2, here it is 3"),
+        (["--resume=runs/run", "--data.tokenizer=bpe", "--data.vocab_size=300"], "vocab_size"),
+        (["--resume=empty"], "empty is no run folder"),
+        (["--resume=runs/run/metrics.csv"], "no run folder"),
+    ]:
+        assert train(*options) == 2
+        assert expected in capsys.readouterr().err.splitlines()[-1]
+    assert Path("runs/run/checkpoints/last.ckpt").read_bytes() == before
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_every_shipped_config_trains(train, small_text, config):
+    shrunk = ["--data.dataset=null", "--data.corpus=files", f"--data.files={small_text}", "--data.dataset_config=null"]
+    shrunk += ["--data.tokenizer=bytes", "--data.vocab_size=null", "--data.context_length=16", "--data.batch_size=2"]
+    shrunk += ["--data.validation_fraction=0.1", "--data.num_workers=0", "--model.gpt.num_layers=2"]
+    shrunk += ["--model.gpt.num_heads=2", "--model.gpt.embed_dim=16", "--trainer.accelerator=cpu"]
+    shrunk += ["--trainer.accumulate_grad_batches=1", "--trainer.max_steps=2", "--wandb=disabled", "--name=run"]
+    assert train(f"--config={REPOSITORY / 'configs' / config}", *shrunk) == 0
+    assert Path("runs/run/checkpoints/best.ckpt").exists()
+
+
+def test_print_config_is_a_config(train, capsys):
+    with pytest.raises(SystemExit) as exit:
+        train("--print_config")
+    assert exit.value.code == 0
+    printed = capsys.readouterr().out
+    Path("printed.yaml").write_text(printed)
+    assert yaml.safe_load(printed)["model"]["gpt"]["num_layers"] == 2
+    from train import main
+
+    assert main(["--config", "printed.yaml", "--name", "run"]) == 0
+
+
+def test_help_explains_every_group_of_options(train, capsys):
+    with pytest.raises(SystemExit) as exit:
+        train("--help")
+    assert exit.value.code == 0
+    text = capsys.readouterr().out
+    for option in ("--model.gpt.num_layers", "--model.optimizer.algorithm", "--model.schedule.decay", "--data.files"):
+        assert option in text
+    for option in ("--attention.early_steps", "--samples.prompt", "--checkpoints.every_n_steps", "--wandb", "--resume"):
+        assert option in text
+
+
+def test_as_a_process_a_mistake_ends_with_status_2():
+    command = [sys.executable, str(REPOSITORY / "train.py"), "--model.gpt.num_layers", "many"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert ended.stderr.count("\n") == 1
