@@ -92,6 +92,8 @@ class TextDataModule(lightning.LightningDataModule):
         cache_dir: str | None = None,
     ):
         super().__init__()
+        if num_workers < 0:
+            raise ValueError(f"data.num_workers is {num_workers}: it must be 0 or more")
         if not 0 < validation_fraction < 1:
             raise ValueError(f"data.validation_fraction is {validation_fraction}: it must lie between 0 and 1")
         if vocab_size is not None and tokenizer != "bpe":

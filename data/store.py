@@ -114,7 +114,6 @@ def write_split(
     num_bytes: int | None = None,
     max_tokens: int | None = None,
     num_processes: int = 1,
-    shard_tokens: int = SHARD_TOKENS,
 ) -> None:
     """Tokenises `passages` into `folder`, behind the sound shards that are already there.
 
@@ -145,14 +144,17 @@ def write_split(
     try:
         for batch in encoded:
             # A shard is finished only once there is more to write, so that the last one is known to be the last.
-            if shard is not None and shard.num_tokens >= shard_tokens:
+            if shard is not None and shard.num_tokens >= SHARD_TOKENS:
                 shard.finish(is_last=False)
                 shard, index = None, index + 1
             if shard is None:
                 shard = _ShardWriter(_shard_path(folder, split, index), fingerprint, tokenizer.dtype)
             shard.write(batch)
         if shard is None:
-            raise ValueError(f"the {split} split holds no text")
+            raise ValueError(
+                f"the {split} split of this corpus holds no text: "
+                f"set --data.validation_fraction so that both splits get some"
+            )
         shard.finish(is_last=True)
     finally:
         if shard is not None:

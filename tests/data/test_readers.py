@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from data import readers, tokenizers
 from data.readers import Passage, TableFile, TextFile, uniform_hash
 
 WORDS = ["word", "\n", "\n\n", "    indented", "é", "\u3000", "日本", "x = 1", "\r\n", "(", ")\n", "'s", "12345", "\t"]
-texts = st.lists(st.sampled_from(WORDS), max_size=200).map("".join)
+texts = st.lists(st.sampled_from(WORDS), max_size=100).map("".join)
 
 
 @pytest.fixture
@@ -51,6 +52,7 @@ def test_a_long_document_is_cut_without_changing_its_tokens(text: str, size: int
         assert [t for p in passages for t in tokenizer.encode(p.text)] == tokenizer.encode(text)
 
 
+@cache
 def merging(pattern: str) -> tokenizers.Tokenizer:
     """Merges whatever the split pattern leaves together, so that a wrong cut shows."""
     import tiktoken

@@ -1,0 +1,239 @@
+"""Token files: the stream of the text, whole, in shards, noticed when damaged, gone on with when cut off."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data import encoding, store, tokenizers
+from data.readers import Passage
+from data.store import TokenStore
+
+TOKENIZER = tokenizers.byte_level()
+END = TOKENIZER.end_of_text
+DOCUMENTS = [f"document {number} é\n" * (1 + number % 7) for number in range(300)]
+
+
+def stream_of(documents: list[str]) -> list[int]:
+    tokens = [END]
+    for document in documents:
+        tokens += [*document.encode(), END]
+    return tokens
+
+
+def passages_of(documents: list[str]) -> list[Passage]:
+    """Every third document in two passages."""
+    passages = []
+    for number, text in enumerate(documents):
+        if number % 3 == 0:
+            passages.append(Passage(text[:5], ends_document=False))
+            text = text[5:]
+        passages.append(Passage(text, ends_document=True))
+    return passages
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding, "BATCH_CHARS", 500)
+
+
+def write(
+    folder: Path, documents: list[str] = DOCUMENTS, fingerprint: str = "abc", shard_tokens: int = 3000, **options
+) -> TokenStore:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "SHARD_TOKENS", shard_tokens)
+        store.write_split(folder, "train", passages_of(documents), TOKENIZER, fingerprint=fingerprint, **options)
+    return store.open_split(folder, "train", fingerprint)
+
+
+def tokens_of(tokens: TokenStore) -> list[int]:
+    return tokens.read(0, tokens.num_tokens).tolist()
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+@pytest.mark.parametrize("shard_tokens", [1, 3000, 10**9])
+def test_the_stream_is_the_text(tmp_path: Path, num_processes: int, shard_tokens: int):
+    tokens = write(tmp_path, num_processes=num_processes, shard_tokens=shard_tokens)
+    assert tokens_of(tokens) == stream_of(DOCUMENTS)
+    assert tokens.num_tokens == len(stream_of(DOCUMENTS))
+    assert tokens.num_documents == len(DOCUMENTS)
+    assert tokens.num_bytes == sum(len(document.encode()) for document in DOCUMENTS)
+    assert (len(list(tmp_path.glob("train-*.bin"))) > 1) == (shard_tokens < 10**9)
+    assert not list(tmp_path.glob("*.partial"))
+
+
+@given(data=st.data(), shard_tokens=st.sampled_from([600, 3000, 10**9]), length=st.integers(1, 2500))
+def test_gather_is_slicing(tmp_path_factory, data, shard_tokens: int, length: int):
+    folder = tmp_path_factory.getbasetemp() / f"gather-{shard_tokens}"
+    tokens = store.open_split(folder, "train", "abc") or write(folder, shard_tokens=shard_tokens)
+    stream = np.array(stream_of(DOCUMENTS))
+    starts = data.draw(st.lists(st.integers(0, len(stream) - length), max_size=10))
+    windows = tokens.gather(np.array(starts, dtype=np.int64), length)
+    assert windows.dtype == np.int64
+    assert windows.shape == (len(starts), length)
+    for window, start in zip(windows, starts, strict=True):
+        assert np.array_equal(window, stream[start : start + length])
+
+
+@given(start=st.integers(0, 20_000), length=st.integers(0, 20_000))
+def test_read_stops_at_the_end(tmp_path_factory, start: int, length: int):
+    folder = tmp_path_factory.getbasetemp() / "read"
+    tokens = store.open_split(folder, "train", "abc") or write(folder)
+    assert tokens.read(start, length).tolist() == stream_of(DOCUMENTS)[start : start + length]
+
+
+def test_large_vocabularies_take_four_bytes(tmp_path: Path):
+    wide = tokenizers.Tokenizer.from_dict(TOKENIZER.to_dict() | {"special_tokens": {tokenizers.END_OF_TEXT: 100_000}})
+    store.write_split(tmp_path, "train", [Passage("ab", ends_document=True)], wide, fingerprint="wide")
+    assert tokens_of(store.open_split(tmp_path, "train", "wide")) == [100_000, ord("a"), ord("b"), 100_000]
+
+
+def test_header_can_be_read_by_people(tmp_path: Path):
+    write(tmp_path, shard_tokens=10**9)
+    magic, fields, _ = (tmp_path / "train-00000.bin").read_bytes()[: store.HEADER_BYTES].decode().rstrip().split("\n")
+    assert magic == store.MAGIC
+    assert json.loads(fields)["num_tokens"] == len(stream_of(DOCUMENTS))
+
+
+@pytest.mark.parametrize("max_tokens", [2, 100, 3001, 7000])
+@pytest.mark.parametrize("shard_tokens", [2000, 10**9])
+def test_max_tokens_cuts_exactly_and_counts_the_bytes_left(tmp_path: Path, max_tokens: int, shard_tokens: int):
+    tokens = write(tmp_path, max_tokens=max_tokens, shard_tokens=shard_tokens)
+    expected = stream_of(DOCUMENTS)[:max_tokens]
+    assert tokens_of(tokens) == expected
+    assert tokens.num_bytes == sum(token != END for token in expected)
+    assert tokens.num_documents == expected[:-1].count(END)
+
+
+def test_a_second_write_touches_nothing(tmp_path: Path):
+    write(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+
+    def no_text():
+        raise AssertionError("the text was read again")
+        yield
+
+    store.write_split(tmp_path, "train", no_text(), TOKENIZER, fingerprint="abc")
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+
+
+def test_another_make_is_not_taken_for_this_one(tmp_path: Path):
+    write(tmp_path)
+    assert store.open_split(tmp_path, "train", "other") is None
+    assert tokens_of(write(tmp_path, DOCUMENTS[:10], fingerprint="other")) == stream_of(DOCUMENTS[:10])
+
+
+def flip_a_bit(path: Path, offset: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path: Path, size: int) -> None:
+    with path.open("r+b") as file:
+        file.truncate(size)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: flip_a_bit(path, store.HEADER_BYTES + 99),
+        lambda path: flip_a_bit(path, -1),
+        lambda path: flip_a_bit(path, 40),
+        lambda path: truncate(path, path.stat().st_size - 2),
+        lambda path: truncate(path, 100),
+        lambda path: truncate(path, 0),
+        lambda path: path.write_bytes(os.urandom(9000)),
+    ],
+)
+def test_damage_is_noticed_and_repaired(tmp_path: Path, damage):
+    write(tmp_path)
+    first, second = tmp_path / "train-00000.bin", tmp_path / "train-00001.bin"
+    kept = first.stat().st_mtime_ns
+    damage(second)
+    with pytest.warns(UserWarning, match=r"train-00001.bin is damaged \(.*\) and is made again"):
+        assert store.open_split(tmp_path, "train", "abc") is None
+    with pytest.warns(UserWarning, match="is damaged"):
+        tokens = write(tmp_path)
+    assert tokens_of(tokens) == stream_of(DOCUMENTS)
+    assert first.stat().st_mtime_ns == kept
+
+
+def test_a_copied_cache_is_checked_once(tmp_path: Path):
+    write(tmp_path)
+    path = tmp_path / "train-00000.bin"
+    os.utime(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert tokens_of(store.open_split(tmp_path, "train", "abc")) == stream_of(DOCUMENTS)
+    assert path.stat().st_mtime_ns % 10**9 == 0
+
+
+def test_failing_source_keeps_what_is_finished_and_nothing_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(store, "SHARD_TOKENS", 3000)
+
+    def failing():
+        yield from passages_of(DOCUMENTS)[:200]
+        raise ValueError("part.txt is not UTF-8 text at byte offset 7")
+
+    with pytest.raises(ValueError, match=r"part.txt is not UTF-8"):
+        store.write_split(tmp_path, "train", failing(), TOKENIZER, fingerprint="abc")
+    assert {path.suffix for path in tmp_path.iterdir()} == {".bin"}
+    assert store.open_split(tmp_path, "train", "abc") is None
+    kept = (tmp_path / "train-00000.bin").stat().st_mtime_ns
+    assert tokens_of(write(tmp_path)) == stream_of(DOCUMENTS)
+    assert (tmp_path / "train-00000.bin").stat().st_mtime_ns == kept
+
+
+def test_no_text_is_a_mistake(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"the train split of this corpus holds no text"):
+        write(tmp_path, [])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dead_worker_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(encoding, "_encode", lambda tokenizer, batch: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(ChildProcessError, match=r"killed, most likely for want of memory: set --data.num_processes"):
+        write(tmp_path, num_processes=2)
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from data import store, tokenizers
+from data.readers import Passage
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # as a full disk, but for this process alone
+passages = [Passage("some text\\n" * 200, True)] * 500
+try:
+    store.write_split(Path(sys.argv[1]), "train", passages, tokenizers.byte_level(), fingerprint="abc")
+except OSError as error:
+    print(error.strerror)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of a process are POSIX")
+def test_a_full_disk_is_reported_and_leaves_nothing_half_written(tmp_path: Path):
+    done = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert "cannot write tokens (File too large): make room, or set --data.cache_dir" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_pickled_store_carries_no_tokens(tmp_path: Path):
+    tokens = write(tmp_path, ["text " * 100_000], shard_tokens=10**9)
+    pickled = pickle.dumps(tokens)
+    assert len(pickled) < 2000
+    assert tokens_of(pickle.loads(pickled)) == tokens_of(tokens)
