@@ -76,7 +76,7 @@ def grid_figure(
     size = len(labels)
     gap = max(1, round(size / 16))
     rows, columns = len(layers) * (size + gap) - gap, len(heads) * (size + gap) - gap
-    pitch = min(16.0, max_side / max(rows, columns))
+    pitch = min(max(16, min(400 / size, 40)), max_side / max(rows, columns))
     if pitch > 1:
         pitch = math.floor(pitch)  # whole pixels for each weight keep the squares square
     stride = math.ceil(LABEL_PITCH / pitch)

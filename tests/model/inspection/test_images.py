@@ -18,7 +18,7 @@ from matplotlib.text import Text
 from model.inspection import images
 
 HOSTILE = [
-    "$\\frac{1}{",
+    "$\\frac{1$",
     "</script>",
     "\u202eabc",
     "😀",
@@ -101,14 +101,14 @@ def test_labels_hold_only_visible_glyphs(token):
 
 
 def test_labels_of_different_characters_differ():
-    characters = [" ", "·", "\n", "\\", "n", "\x00", "😀", "界", "\u0301", "\u202e"]
+    characters = [" ", "·", "\n", "\\n", "\\", "n", "\x00", "😀", "界", "\u0301", "\u202e"]
     labels = {char: images.printable(char) for char in characters}
     assert labels[" "] == labels.pop("·")  # the one exception: a dot stands for a space
     assert len(set(labels.values())) == len(labels)
 
 
 def test_hostile_text_is_drawn_without_a_warning(recwarn):
-    png = images.attention_grid(np.zeros((1, 2, len(HOSTILE), len(HOSTILE))), HOSTILE, title="$\\bad{ </script>")
+    png = images.attention_grid(np.zeros((1, 2, len(HOSTILE), len(HOSTILE))), HOSTILE, title="$\\bad{$ </script>")
     assert png.startswith(b"\x89PNG") and not recwarn.list
 
 
@@ -123,7 +123,7 @@ def test_a_selection_draws_only_that_head():
 def test_scores_are_drawn(tmp_path):
     scores = np.random.default_rng(0).random((5, 2, 3))
     assert images.score_grid(scores[0], "sink", tmp_path / "grid.png") == (tmp_path / "grid.png").read_bytes()
-    curves = images.score_curves([0, 1, 2, 4, 8], {"sink": scores, "induction": scores}, tmp_path / "curves.png", "$")
+    curves = images.score_curves([0, 1, 2, 4, 8], {"sink": scores, "induction": scores}, tmp_path / "curves.png", "$\\bad{$")
     assert curves == (tmp_path / "curves.png").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "grid.png"]
 

@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from model.inspection import heads
@@ -67,7 +67,7 @@ class Scripts(HTMLParser):
     def handle_starttag(self, tag, attributes):
         names = dict(attributes)
         if tag == "script":
-            self.inside = names.get("id", "program")
+            self.inside = names.get("id", "program" if "program" not in self.scripts else "another program")
             self.scripts[self.inside] = ""
         if {"src", "href"} & set(names) or any(name.startswith("on") for name in names):
             self.suspicious.append((tag, attributes))
@@ -189,12 +189,23 @@ def test_then_the_text_is_cut_and_the_page_says_so():
     np.testing.assert_allclose(found, cut[:, :, rows, columns].astype(float), atol=0.004)
 
 
+def test_many_captures_thin_the_curves_but_every_map_can_be_reached():
+    captures = random_captures(1, 1, 5, steps=range(400))
+    data, page = parse(attention_page([replace(captures, steps=[0, 7, 399])], "a title"))
+    shown = data["runs"][0]["captures"]
+    assert 300 <= len(shown) < 400 and [c["step"] for c in shown if "blocks" in c] == [0, 7, 399]
+    data, page = parse(attention_page([captures], "a title"))
+    numbers = [number for capture in data["runs"][0]["captures"] for number in capture["blocks"]]
+    assert {f"block-{number}" for number in numbers} == set(page.scripts) - {"data", "program"} and len(numbers) == 800
+
+
 def test_what_fits_in_no_way_is_refused():
     with pytest.raises(ValueError, match="do not fit"):
         attention_page([random_captures(8, 8, 16, steps=range(14))], "a title", max_bytes=100_000)
 
 
 @given(st.sets(st.integers(0, 100_000), min_size=1), st.integers(1, 60))
+@example({0, 1, 2, 3, 1000}, 4)  # the nearest to the first target would leave too few for the rest
 def test_log_spaced_steps_are_ascending_and_keep_both_ends(steps, count):
     steps = sorted(steps)
     chosen = log_spaced(steps, count)
