@@ -123,7 +123,9 @@ def test_a_selection_draws_only_that_head():
 def test_scores_are_drawn(tmp_path):
     scores = np.random.default_rng(0).random((5, 2, 3))
     assert images.score_grid(scores[0], "sink", tmp_path / "grid.png") == (tmp_path / "grid.png").read_bytes()
-    curves = images.score_curves([0, 1, 2, 4, 8], {"sink": scores, "induction": scores}, tmp_path / "curves.png", "$\\bad{$")
+    curves = images.score_curves(
+        [0, 1, 2, 4, 8], {"sink": scores, "induction": scores}, tmp_path / "curves.png", "$\\bad{$"
+    )
     assert curves == (tmp_path / "curves.png").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "grid.png"]
 
