@@ -97,7 +97,7 @@ class TextDataModule(lightning.LightningDataModule):
         if not 0 < validation_fraction < 1:
             raise ValueError(f"data.validation_fraction is {validation_fraction}: it must lie between 0 and 1")
         if vocab_size is not None and tokenizer != "bpe":
-            raise ValueError(f"data.vocab_size is for --data.tokenizer bpe; {tokenizer!r} brings its own")
+            raise ValueError(f"data.vocab_size is for the bpe tokenizer, not {tokenizer!r}: set --data.vocab_size null")
         tokenizers.check_name(tokenizer)
         _require_positive(
             context_length=context_length,

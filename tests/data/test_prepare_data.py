@@ -1,0 +1,100 @@
+"""scripts/prepare_data.py, as a person runs it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from data.module import TextDataModule
+from scripts.prepare_data import main
+
+ROOT = Path(__file__).parents[2]
+CONFIG = """
+seed_everything: 1
+model: {gpt: {num_layers: 2}}
+data:
+  files: FOLDER/*.txt
+  tokenizer: bpe
+  vocab_size: 300
+  context_length: 16
+trainer: {max_steps: 10}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GLASSGPT_CACHE", str(tmp_path / "cache"))
+    for number in range(20):
+        (tmp_path / f"{number}.txt").write_text("".join(f"{number * i} bottles of beer\n" for i in range(100)))
+    path = tmp_path / "run.yaml"
+    path.write_text(CONFIG.replace("FOLDER", str(tmp_path)))
+    return path
+
+
+def table(output: str) -> dict[str, list[int]]:
+    """Documents, tokens and bytes of each split."""
+    rows = [line.split() for line in output.splitlines() if line.startswith(("train ", "validation "))]
+    return {split: [int(cell.replace(",", "")) for cell in cells[:3]] for split, *cells in rows}
+
+
+@pytest.mark.parametrize("command", [["scripts/prepare_data.py"], ["-m", "scripts.prepare_data"]])
+def test_both_ways_to_call_it(config: Path, tmp_path: Path, command: list[str]):
+    done = subprocess.run(
+        [sys.executable, *command, "--config", str(config), "--data.tokenizer", "bytes", "--data.vocab_size", "null"],
+        cwd=ROOT,
+        env=os.environ | {"GLASSGPT_CACHE": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    documents, tokens, num_bytes = map(sum, zip(*table(done.stdout).values(), strict=True))
+    assert documents == 20
+    assert num_bytes == sum(path.stat().st_size for path in tmp_path.glob("*.txt"))
+    assert tokens == num_bytes + documents + 2
+
+
+def test_training_finds_what_it_has_made(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    assert main(["--config", str(config)]) == 0
+    output = capsys.readouterr().out
+    data = TextDataModule(files=str(tmp_path / "*.txt"), vocab_size=300, context_length=16)
+    tokenized = data.cache.open()
+    assert table(output)["train"][1:] == [tokenized.train.num_tokens, tokenized.train.num_bytes]
+    assert f"in {tokenized.folder}" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--config", "nowhere.yaml"], "nowhere.yaml"),
+        (["--data.files", "nothing/*.txt"], "no file matches 'nothing/*.txt'"),
+        (
+            ["--data.tokenizer", "gpt9", "--data.vocab_size", "null"],
+            "unknown tokenizer 'gpt9': write one of bpe, bytes",
+        ),
+        (["--data.context_length", "five"], "five"),
+        (["--data.contxt_length", "5"], "contxt_length"),
+        (["--data.context_length", "1000000"], "context_length 1,000,000 needs at least 1,000,001 tokens"),
+        (["--data.vocab_size", "5000"], "vocab_size 5000 is too large for this text"),
+        (["--data.files", "BINARY"], "is not UTF-8 text at byte offset 3"),
+    ],
+)
+def test_a_mistake_gets_one_sentence(
+    config: Path, tmp_path: Path, capfd: pytest.CaptureFixture, arguments: list[str], sentence: str
+):
+    (tmp_path / "binary.txt.dat").write_bytes(b"abc\xff\xfe")
+    arguments = [str(tmp_path / "binary.txt.dat") if part == "BINARY" else part for part in arguments]
+    assert main([*([] if "--config" in arguments else ["--config", str(config)]), *arguments]) == 2
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("prepare_data.py: ")]
+    assert len(said) == 1
+    assert sentence in said[0]
+
+
+def test_a_config_of_something_else_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture):
+    for content in ("just text", "a: [", "data: {colour: red}", "data: 3"):
+        (tmp_path / "other.yaml").write_text(content)
+        assert main(["--config", str(tmp_path / "other.yaml")]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
