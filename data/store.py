@@ -65,10 +65,9 @@ class TokenStore:
         self.num_documents = sum(header.num_documents for header in headers)
         self._folder, self._split, self._headers = folder, split, headers
         self._ends = np.cumsum([header.num_tokens for header in headers])
+        # As plain arrays: np.memmap, a subclass, makes every indexing several times slower.
         self._shards = [
-            np.memmap(
-                _shard_path(folder, split, index), np.dtype(header.dtype), "r", HEADER_BYTES, (header.num_tokens,)
-            )
+            np.asarray(np.memmap(_shard_path(folder, split, index), header.dtype, "r", HEADER_BYTES, header.num_tokens))
             for index, header in enumerate(headers)
         ]
 
@@ -78,6 +77,8 @@ class TokenStore:
 
     def gather(self, starts: np.ndarray, length: int) -> np.ndarray:
         """Windows of `length` tokens from each of `starts` (B,), as int64 (B, length)."""
+        if len(self._shards) == 1:
+            return self._shards[0][starts[:, None] + np.arange(length)].astype(np.int64)
         first = np.searchsorted(self._ends, starts, side="right")
         last = np.searchsorted(self._ends, starts + (length - 1), side="right")
         windows = np.empty((len(starts), length), dtype=np.int64)

@@ -62,8 +62,15 @@ class Tokenizer:
         return self.encoding.decode(list(ids), errors="replace")
 
     def token_bytes(self, token: int) -> bytes:
-        """UTF-8 bytes that one token stands for."""
+        """UTF-8 bytes that one token stands for. Raises KeyError for an id that no text has."""
         return self.encoding.decode_single_token_bytes(token)
+
+    def label(self, token: int) -> str:
+        """How one token reads; bytes that are only part of a character are spelled out, such as \\xe2."""
+        try:
+            return self.token_bytes(token).decode("utf-8", errors="backslashreplace")
+        except KeyError:  # where the vocabulary was rounded up
+            return f"<{token}>"
 
     @cached_property
     def fingerprint(self) -> str:
