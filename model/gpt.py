@@ -198,7 +198,8 @@ class GPT(nn.Module):
         seen = tokens if cache is None else cache.append_tokens(tokens)
         x = self.token_embedding(tokens)
         if self.bigram_embedding is not None:
-            x = x + self.bigram_embedding(self.bigram_buckets(seen, document_ids)[:, offset:])
+            recent = seen[:, max(0, offset - 1) :]  # the new tokens and the one before them
+            x = x + self.bigram_embedding(self.bigram_buckets(recent, document_ids)[:, -length:])
         if self.position_embedding is not None:
             x = x + self.position_embedding(torch.arange(offset, offset + length, device=tokens.device))
         if torch.is_autocast_enabled(x.device.type):  # else the sums below would stay in float32
