@@ -63,7 +63,7 @@ class TrainingCLI(LightningCLI):
         parser.add_lightning_class_args(Checkpoints, "checkpoints")
         parser.add_lightning_class_args(AttentionRecording, "attention")
         parser.add_lightning_class_args(Samples, "samples")
-        parser.link_arguments("data.context_length", "model.gpt.context_length")
+        parser.link_arguments("model.gpt.context_length", "data.context_length")
         parser.link_arguments("seed_everything", "data.seed")
 
     def parse_arguments(self, parser: ArgumentParser, args: list[str]) -> None:
@@ -124,7 +124,7 @@ def main(args: list[str] | None = None) -> int:
             trainer_defaults=TRAINER_DEFAULTS,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
-            parser_kwargs={"exit_on_error": False, "description": __doc__},
+            parser_kwargs={"exit_on_error": False, "allow_abbrev": False, "description": __doc__},
         )
         {"fit": fit, "validate": validate}[subcommand](cli)
         return 0

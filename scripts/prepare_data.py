@@ -59,14 +59,16 @@ def data_options() -> ArgumentParser:
 
 
 def data_section(config: Path) -> dict:
-    """The `data:` part of a training YAML. Raises ValueError or OSError where there is none to read."""
+    """The `data:` part of a training YAML, with the context length, which stands with the model. Raises ValueError or OSError where there is none to read."""
     try:
         content = yaml.safe_load(config.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ValueError(f"{config} is not YAML: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{config} is not the configuration of a training run: it has no options")
-    return content.get("data") or {}
+    data = content.get("data") or {}
+    context_length = ((content.get("model") or {}).get("gpt") or {}).get("context_length")
+    return data if context_length is None else {"context_length": context_length, **data}
 
 
 def report(data: TextDataModule) -> str:

@@ -26,6 +26,8 @@ def expand(args: list[str], default_config: Path) -> tuple[str, list[str]]:
         FileNotFoundError, ValueError: for a run or checkpoint that is not there, or damaged.
     """
     subcommand, args = (args[0], args[1:]) if args and args[0] in SUBCOMMANDS else ("fit", args)
+    # One number that the model and the data share; the model's name for it is the one that configs have.
+    args = [re.sub("^--data.context_length(?==|$)", "--model.gpt.context_length", arg) for arg in args]
     if args and not args[0].startswith("-"):
         raise ValueError(f"unknown subcommand {args[0]!r}: write fit (or nothing), or validate")
     config = [] if has_option(args, "config") else ["--config", str(default_config)]
