@@ -12,7 +12,6 @@ if not __package__:  # run as a file, Python looks for modules beside it and not
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 if TYPE_CHECKING:
-    from data.tokenizers import Tokenizer
     from model.inspection.page import Captures
 
 DESCRIPTION = """\
@@ -188,22 +187,14 @@ def read_prompt(checkpoints: list[Path | None], prompt: str) -> list[Captures]:
         period = min(PERIOD, (context - 1) // 2, tokenizer.vocab_size - 1)
         repeated = repeated_tokens(tokenizer.vocab_size, period, first=tokenizer.end_of_text)
         probes = {
-            "text": Probe(tokens, [label(tokenizer, token) for token in tokens]),
-            "repeated": Probe(repeated, [label(tokenizer, token) for token in repeated], period),
+            "text": Probe(tokens, [tokenizer.label(token) for token in tokens]),
+            "repeated": Probe(repeated, [tokenizer.label(token) for token in repeated], period),
         }
         snapshot, maps = take_snapshot(gpt, probes, info["global_step"])
         name = path.parents[1].name if path.parent.name == "checkpoints" else path.stem
         arrays = {probe: weights.numpy() for probe, weights in maps.items()}
         result.append(Captures(name, probes, [snapshot], lambda step, arrays=arrays: arrays, [snapshot.step]))
     return result
-
-
-def label(tokenizer: Tokenizer, token: int) -> str:
-    """How a token reads; bytes that are only part of a character are spelled out, such as \\xe2."""
-    try:
-        return tokenizer.token_bytes(token).decode("utf-8", errors="backslashreplace")
-    except KeyError:  # an id without text, where the vocabulary was rounded up
-        return f"<{token}>"
 
 
 def draw(captures: Captures, output: Path, arguments: argparse.Namespace) -> None:

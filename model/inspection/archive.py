@@ -145,7 +145,8 @@ class AttentionArchive:
         lines = b"".join(_json(_plain(snapshot)) + b"\n" for snapshot in self.snapshots)
         write_atomically(self.folder / "scores.jsonl", lines)
         for step in outdated:
-            self.path(step).unlink(missing_ok=True)
+            for path in (self.path(step), self.path(step).with_suffix(".png")):
+                path.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -18,6 +18,9 @@ from model.training.files import write_atomically
 from model.training.hardware import peak_flops
 from model.training.logging import CSVLogger, WandbLogger, log_metrics
 
+AUTOCAST_TYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+PICTURE_SIDE = 1400  # pixels: enough to see each weight, and drawn in a fraction of what a print takes
+
 
 class Metrics(Callback):
     """Writes a row of figures at every trainer.log_every_n_steps and at every validation.
@@ -170,11 +173,12 @@ class AttentionRecording(Callback):
         self.recorder = AttentionRecorder(
             Path(trainer.default_root_dir, "attention"),
             tokens,
-            [tokenizer.decode([token]) for token in tokens],
+            [tokenizer.label(token) for token in tokens],
             tokenizer.fingerprint,
             tokenizer.vocab_size,
             end_of_text=tokenizer.end_of_text,
-            token_label=lambda token: tokenizer.decode([token]),
+            token_label=tokenizer.label,
+            autocast=AUTOCAST_TYPES.get(str(trainer.precision)),
         )
         self.recorded_step = trainer.global_step
         if trainer.global_step == 0:
@@ -204,7 +208,8 @@ class AttentionRecording(Callback):
 
         step, archive = trainer.global_step, self.recorder.archive
         path = archive.path(step).with_suffix(".png")
-        attention_grid(archive.maps(step)["text"], archive.probes["text"].labels, path, title=f"step {step}")
+        labels = archive.probes["text"].labels
+        attention_grid(archive.maps(step)["text"], labels, path, f"step {step}", max_side=PICTURE_SIDE)
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
                 logger.log_image("attention/maps", path, step)

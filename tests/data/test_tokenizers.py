@@ -59,6 +59,14 @@ def test_half_a_character_decodes_to_a_replacement():
     assert tokenizers.byte_level().decode("é".encode()[:1]) == "\ufffd"
 
 
+def test_labels_spell_out_what_is_no_text_by_itself(bpe: Tokenizer):
+    tokenizer = tokenizers.byte_level()
+    assert [tokenizer.label(token) for token in "aé".encode()] == ["a", "\\xc3", "\\xa9"]
+    assert tokenizer.label(tokenizer.end_of_text) == END_OF_TEXT
+    assert tokenizer.label(300) == "<300>"
+    assert "".join(map(bpe.label, bpe.encode("def width"))) == "def width"
+
+
 def test_comes_back_through_a_checkpoint_that_is_only_data(bpe: Tokenizer):
     for tokenizer in (bpe, tokenizers.byte_level()):
         buffer = io.BytesIO()
