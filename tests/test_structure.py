@@ -64,8 +64,10 @@ def test_imports_flow_one_way(path):
 
 def test_nothing_imports_the_scripts_or_the_tests():
     for path in [ROOT / "train.py", *sources("model"), *sources("data"), *sources("scripts")]:
+        # A script that outgrows its file goes on in a folder beside it.
+        closed = {"tests", "train"} if ROOT / "scripts" in path.parents else {"scripts", "tests", "train"}
         for module in imported_modules(path):
-            assert module.split(".")[0] not in {"scripts", "tests", "train"}, f"{path} imports {module}"
+            assert module.split(".")[0] not in closed, f"{path} imports {module}"
 
 
 def test_the_network_can_be_used_with_torch_alone():

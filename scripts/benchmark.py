@@ -1,0 +1,105 @@
+"""Measures GlassGPT beside its peers, on this machine and in one invocation."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+if not __package__:  # run as a file, Python looks for modules beside it and not in the repository's root
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts.benchmarks import generate, recording_tax, time_to_loss, train, trainer_tax
+from scripts.benchmarks.report import append, describe_limits, measure_limits, record
+
+DESCRIPTION = """\
+Measures GlassGPT beside its peers: each contender in a process of its own, in turn, over several rounds, with what
+the machine could do at most measured in the same run. Prints a table, and as the last line the same and more as JSON,
+which is also appended to the file of results. Close everything else that computes: the figures are wall-clock time.
+
+A peer comes from where you have it: git clone https://github.com/karpathy/nanoGPT, pip install transformers.
+
+On a GPU, all in one go:
+  for benchmark in train time_to_loss generate; do
+    python scripts/benchmark.py $benchmark --device cuda --nanogpt ../nanoGPT $(
+      [ $benchmark = time_to_loss ] && echo --data tinyshakespeare.txt); done"""
+
+BENCHMARKS = {
+    "train": train,
+    "time_to_loss": time_to_loss,
+    "generate": generate,
+    "trainer_tax": trainer_tax,
+    "recording_tax": recording_tax,
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line; returns the exit status: 0, 1 if a contender fails, 2 for a mistake, 130 for Ctrl-C."""
+    options = build_parser().parse_args(argv)
+    try:
+        measure(options)
+    except KeyboardInterrupt:
+        return 130
+    except (ValueError, OSError) as error:
+        print(f"benchmark.py: {error}", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        print(f"benchmark.py: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The options; each help text names the unit and the default."""
+    common = Parser(add_help=False)
+    add = common.add_argument
+    add("--device", default="cpu", help="cpu or cuda; decides the default sizes (default: cpu)")
+    add("--nanogpt", metavar="PATH", help="checkout of nanoGPT (default: its rows are left out)")
+    add("--rounds", type=int, default=3, metavar="N", help="turns of each contender, each a seed (default: 3)")
+    add("--limit_seconds", type=float, default=3.0, help="time for each of three limits of the machine (default: 3)")
+    add("--peak_tflops", type=float, metavar="N", help="what the maker states; MFU is then a share of it")
+    results = Path("runs/benchmarks.jsonl")
+    add("--results", type=Path, default=results, metavar="FILE", help=f"where JSON is appended (default: {results})")
+    parser = Parser(prog="benchmark.py", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
+    subcommands = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK", parser_class=Parser)
+    for name, module in BENCHMARKS.items():
+        subparser = subcommands.add_parser(
+            name, help=module.HELP, description=module.__doc__, parents=[common], allow_abbrev=False
+        )
+        module.add_options(subparser)
+    return parser
+
+
+class Parser(argparse.ArgumentParser):
+    """Answers a mistake with one sentence, without the usage."""
+
+    def error(self, message: str) -> None:
+        self.exit(2, f"benchmark.py: {message}; --help lists the options\n")
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Runs one benchmark, prints what it found and appends it to the results.
+
+    Raises:
+        ValueError, OSError: for a person's mistake.
+        RuntimeError: if a contender fails.
+    """
+    if options.rounds < 1:
+        raise ValueError(f"--rounds must be at least 1, not {options.rounds}")
+    if options.nanogpt is not None:
+        if not Path(options.nanogpt, "model.py").is_file():
+            raise FileNotFoundError(f"--nanogpt {options.nanogpt} is no checkout of nanoGPT: it has no model.py")
+        options.nanogpt = str(Path(options.nanogpt).resolve())
+    limits = measure_limits(options.device, options.limit_seconds)
+    if options.peak_tflops:
+        limits["stated_flops"] = 1e12 * options.peak_tflops
+    report = BENCHMARKS[options.benchmark].run(options, limits)
+    given = {name: value for name, value in vars(options).items() if name not in ("benchmark", "results", "nanogpt")}
+    line = record(options.benchmark, report, limits, given, options.nanogpt)
+    append(line, options.results)
+    print(describe_limits(limits), report.table(), json.dumps(line), sep="\n\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

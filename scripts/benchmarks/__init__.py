@@ -1,0 +1,1 @@
+"""What scripts/benchmark.py measures: one module a subcommand, over the loops and limits that they share."""

@@ -1,0 +1,82 @@
+"""What the Trainer costs: a step of `python train.py` by a step of a bare loop, stretch by stretch in one process.
+
+Both train the same model with the same optimizer on the same data, so that only what stands around them differs.
+Figures and progress are logged as shipped; maps, samples and validation have their own prices and are off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from scripts.benchmarks.processes import run_training
+from scripts.benchmarks.report import Report, matrix_rate
+
+HELP = "our Trainer against our own bare loop, for each config"
+CPU_CONFIGS = ["configs/default.yaml", "configs/shakespeare_char.yaml", "configs/debug.yaml"]
+COLUMNS = {
+    "config": "config",
+    "parameters": "parameters",
+    "tokens/step": "tokens_per_step",
+    "precision": "precision",
+    "Trainer ms/step": "trainer_milliseconds",
+    "bare ms/step": "bare_milliseconds",
+    "difference ms": "difference_milliseconds",
+    "tax": "tax",
+    "MFU": "mfu",
+}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--configs", nargs="+", default=CPU_CONFIGS, metavar="YAML", help=f"(default: {' '.join(CPU_CONFIGS)})")
+    add("--data", metavar="FILE", help="the text for configs/shakespeare_char.yaml, which is left out without it")
+    add("--stretch", type=int, default=50, help="steps of the one before the other's turn (default: 50)")
+    add("train_options", nargs="*", metavar="-- OPTION", help="options for train.py, after all others and a --")
+
+
+def run(options: argparse.Namespace, limits: dict[str, Any]) -> Report:
+    report = Report(COLUMNS)
+    for config in options.configs:
+        text = []
+        if Path(config).name == "shakespeare_char.yaml":
+            if options.data is None:
+                report.notes.append(f"{config} is left out: name its text with --data")
+                continue
+            text = [f"--data.files={Path(options.data).resolve()}"]
+        report.rows.append(row(config, text, options, matrix_rate(limits)))
+    report.notes.append(f"tax: median of {options.rounds} pairs of {options.stretch} steps each, Trainer by bare loop.")
+    return report
+
+
+def row(config: str, text: list[str], options: argparse.Namespace, flops: float) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = [
+            f"--config={Path(config).resolve()}",
+            *text,
+            f"--trainer.accelerator={'gpu' if options.device.startswith('cuda') else 'cpu'}",
+            "--trainer.devices=1",
+            f"--trainer.max_steps={options.stretch * (options.rounds + 1)}",
+            "--trainer.val_check_interval=1000000000",
+            "--trainer.limit_val_batches=1",
+            f"--trainer.default_root_dir={folder}",
+            "--attention.enabled=false",
+            "--samples.max_new_tokens=0",
+            *options.train_options,
+        ]
+        result = run_training("BesideBareLoop", {"stretch": options.stretch}, arguments)
+    trainer, bare = result["trainer"], result["bare"]
+    trainer_seconds, bare_seconds = statistics.median(trainer), statistics.median(bare)
+    return {
+        "config": config,
+        **{key: result[key] for key in ("parameters", "tokens_per_step", "precision")},
+        "trainer_milliseconds": 1000 * trainer_seconds,
+        "bare_milliseconds": 1000 * bare_seconds,
+        "difference_milliseconds": 1000 * statistics.median(t - b for t, b in zip(trainer, bare, strict=True)),
+        "tax": statistics.median(t / b for t, b in zip(trainer, bare, strict=True)),
+        "tax_of_pairs": [t / b for t, b in zip(trainer, bare, strict=True)],
+        "mfu": result["flops_per_token"] * result["tokens_per_step"] / trainer_seconds / flops,
+    }
