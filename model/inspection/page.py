@@ -29,7 +29,7 @@ MIN_STEPS = 12  # steps are left out down to so many; after that, the text is cu
 MAX_CURVE_POINTS = 300
 DARK_COLOURS = ("#14181e", "#173150", "#1f5f8b", "#3097ab", "#6cc7a4", "#c3e69a", "#fffbd0")
 
-# Largest |weights @ values - fused output| that rounding explains, by the type that the kernel computed in.
+# Largest fidelity (see `recorder`) that rounding explains, by the type that the kernel computed in.
 FIDELITY_LIMITS = {"float64": 1e-5, "float32": 1e-5, "float16": 5e-3, "bfloat16": 2e-2}
 
 

@@ -4,7 +4,8 @@ The model runs as it always does, with its fused kernel, which returns no weight
 used are projected once more, and the weights computed from them by the formula. Two numbers then say whether the
 maps can be trusted:
 
-    fidelity    max |weights @ values - what the fused kernel gave|, over all layers
+    fidelity    max |weights @ values - what the fused kernel gave|, over all layers, where the largest value of a
+                layer is above 1 as a share of it: that is how rounding grows
     causality   the largest change of any logit before token j when token j is replaced: 0 unless the future leaks
 
 Shapes: L layers, H heads, T tokens, K head width.
@@ -80,7 +81,8 @@ def capture(
     for layer, qkv, (_, _, mask, _), fused in zip(layers, projected, seen.inputs, seen.fused, strict=True):
         layer_values, layer_weights = _attend_by_formula(layer, *qkv, mask)
         fused = fused.unflatten(-1, (layer.num_heads, layer.head_dim)).transpose(1, 2)
-        errors.append((layer_values - fused.cpu()).abs().max().item())
+        largest_value = qkv[2].abs().max().clamp(min=1).item()
+        errors.append((layer_values - fused.cpu()).abs().max().item() / largest_value)
         weights.append(layer_weights[0].float())
     precision = str(seen.fused[0].dtype).removeprefix("torch.")
     return Capture(tokens[0].cpu(), torch.stack(weights), precision, _largest(errors), _largest(leaks))

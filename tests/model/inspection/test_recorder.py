@@ -99,6 +99,19 @@ def test_bfloat16_is_measured_as_training_runs_it(gpt):
     torch.testing.assert_close(taken.weights.sum(-1), torch.ones(3, 4, len(TEXT)))
 
 
+def test_rounding_of_large_values_is_no_infidelity():
+    """What bfloat16 rounds away grows with the values; a kernel that computes something else is still told apart."""
+    gpt = random_gpt(replace(MODERN, num_kv_heads=None))
+    with torch.no_grad():
+        for block in gpt.blocks:
+            block.attention.qkv_proj.weight[-MODERN.embed_dim :] *= 100
+    assert capture(gpt, TEXT, autocast=torch.bfloat16).fidelity <= 1e-2
+    attend = CausalSelfAttention.attend
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CausalSelfAttention, "attend", lambda *args, **options: 1.1 * attend(*args, **options))
+        assert capture(gpt, TEXT, autocast=torch.bfloat16).fidelity > 2e-2
+
+
 def test_bfloat16_weights_can_be_captured():
     taken = capture(random_gpt(MODERN).bfloat16(), TEXT)
     assert taken.fidelity <= 2e-2 and taken.causality == 0
