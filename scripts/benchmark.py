@@ -11,7 +11,7 @@ if not __package__:  # run as a file, Python looks for modules beside it and not
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.benchmarks import generate, recording_tax, time_to_loss, train, trainer_tax
-from scripts.benchmarks.report import append, describe_limits, measure_limits, record
+from scripts.benchmarks.report import Limits, append, record
 
 DESCRIPTION = """\
 Measures GlassGPT beside its peers: each contender in a process of its own, in turn, over several rounds, with what
@@ -87,18 +87,19 @@ def measure(options: argparse.Namespace) -> None:
     """
     if options.rounds < 1:
         raise ValueError(f"--rounds must be at least 1, not {options.rounds}")
+    if options.device.partition(":")[0] not in ("cpu", "cuda"):
+        raise ValueError(f"--device must be cpu or cuda, not {options.device}")
     if options.nanogpt is not None:
         if not Path(options.nanogpt, "model.py").is_file():
             raise FileNotFoundError(f"--nanogpt {options.nanogpt} is no checkout of nanoGPT: it has no model.py")
         options.nanogpt = str(Path(options.nanogpt).resolve())
-    limits = measure_limits(options.device, options.limit_seconds)
-    if options.peak_tflops:
-        limits["stated_flops"] = 1e12 * options.peak_tflops
+    stated = options.peak_tflops and 1e12 * options.peak_tflops
+    limits = Limits(options.device, options.limit_seconds, stated)
     report = BENCHMARKS[options.benchmark].run(options, limits)
     given = {name: value for name, value in vars(options).items() if name not in ("benchmark", "results", "nanogpt")}
     line = record(options.benchmark, report, limits, given, options.nanogpt)
     append(line, options.results)
-    print(describe_limits(limits), report.table(), json.dumps(line), sep="\n\n")
+    print(limits, report.table(), json.dumps(line), sep="\n\n")
 
 
 if __name__ == "__main__":

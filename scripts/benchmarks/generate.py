@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from scripts.benchmarks.processes import Turn, alternate, median, run_job, times_faster
-from scripts.benchmarks.report import Report
+from scripts.benchmarks.report import Limits, Report
 from scripts.benchmarks.workload import check
 
 HELP = "tokens a second written after a prompt, against nanoGPT and transformers"
@@ -48,7 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace, limits: dict[str, Any]) -> Report:
+def run(options: argparse.Namespace, limits: Limits) -> Report:
     longest = options.prompt_tokens + max(options.new_tokens)
     if longest > options.context:
         raise ValueError(f"--context {options.context} is too short for the {longest} tokens of prompt and text")
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace, limits: dict[str, Any]) -> Report:
             }
             jobs = {name: partial(job, name, work) for name in contenders}
             results = alternate(jobs, options.rounds, options.patience)
-            report.rows += rows(results, work, limits["bytes_per_second"])
+            report.rows += rows(results, work, limits.bytes_per_second)
     report.notes.append(
         "the limit: for each token all weights and the keys and values so far are read once, at the bandwidth above; "
         "a model that fits into the processor's cache can be faster."

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.benchmarks.processes import Turn, alternate, median, run_job, run_training, times_faster
-from scripts.benchmarks.report import Report
+from scripts.benchmarks.report import Limits, Report
 
 HELP = "a training with recorded attention maps against the same without"
 CONFIG = "configs/default.yaml"
@@ -34,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("train_options", nargs="*", metavar="-- OPTION", help="options for train.py, after all others and a --")
 
 
-def run(options: argparse.Namespace, limits: dict[str, Any]) -> Report:
+def run(options: argparse.Namespace, limits: Limits) -> Report:
     report = Report(COLUMNS)
     with tempfile.TemporaryDirectory() as folder:
         jobs = {name: partial(train, name, folder, options) for name in ("with", "without")}

@@ -6,6 +6,7 @@ import json
 import subprocess
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import python_version
@@ -52,37 +53,54 @@ def show(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def measure_limits(device: str, seconds: float) -> dict[str, Any]:
-    """The machine's limits, see scripts.benchmarks.limits."""
-    return run_job("limits:measure", {"device": device, "seconds": seconds})
+class Limits:
+    """What the machine could do at most, measured when first asked for: a mistake in the options is found before.
 
+    Args:
+        seconds: to measure each of three limits for.
+        stated_flops: operations a second that the machine's maker states.
+    """
 
-def matrix_rate(limits: dict[str, Any]) -> float:
-    """Operations a second that MFU is a share of: as the maker states, or as measured in the fastest precision."""
-    return limits.get("stated_flops") or max(limits["float32_flops"], limits["bfloat16_flops"] or 0.0)
+    def __init__(self, device: str, seconds: float, stated_flops: float | None = None):
+        self.device, self.seconds, self.stated_flops = device, seconds, stated_flops
 
+    @cached_property
+    def measured(self) -> dict[str, Any]:
+        """See scripts.benchmarks.limits."""
+        return run_job("limits:measure", {"device": self.device, "seconds": self.seconds})
 
-def describe_limits(limits: dict[str, Any]) -> str:
-    rates = [f"{limits['float32_flops'] / 1e9:,.0f} GFLOP/s in float32"]
-    if limits["bfloat16_flops"]:
-        rates.append(f"{limits['bfloat16_flops'] / 1e9:,.0f} in bfloat16")
-    bandwidth = f"{limits['bytes_per_second'] / 1e9:,.1f} GB/s"
-    machine = limits["machine"]
-    return (
-        f"{machine['device']}, {machine['threads']} threads: {', '.join(rates)}, memory {bandwidth}, measured just now"
-    )
+    @property
+    def flops(self) -> float:
+        """Operations a second that MFU is a share of: as stated, or as measured in the fastest precision."""
+        return self.stated_flops or max(self.measured["float32_flops"], self.measured["bfloat16_flops"] or 0.0)
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.measured["bytes_per_second"]
+
+    def to_dict(self) -> dict[str, Any]:
+        figures = {name: value for name, value in self.measured.items() if name != "machine"}
+        return {**figures, "stated_flops": self.stated_flops}
+
+    def __str__(self) -> str:
+        machine, bfloat16 = self.measured["machine"], self.measured["bfloat16_flops"]
+        rates = f"{self.measured['float32_flops'] / 1e9:,.0f} GFLOP/s in float32"
+        if bfloat16:
+            rates += f", {bfloat16 / 1e9:,.0f} in bfloat16"
+        bandwidth = f"{self.bytes_per_second / 1e9:,.1f} GB/s"
+        return f"{machine['device']}, {machine['threads']} threads, measured in this run: {rates}, memory {bandwidth}"
 
 
 def record(
-    benchmark: str, report: Report, limits: dict[str, Any], options: dict[str, Any], nanogpt: str | None
+    benchmark: str, report: Report, limits: Limits, options: dict[str, Any], nanogpt: str | None
 ) -> dict[str, Any]:
     """All that there is to say of one invocation, as plain data."""
     return {
         "benchmark": benchmark,
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "commit": commit(ROOT),
-        "machine": limits["machine"],
-        "limits": {name: value for name, value in limits.items() if name != "machine"},
+        "machine": limits.measured["machine"],
+        "limits": limits.to_dict(),
         "versions": {"python": python_version(), **versions(), "nanogpt": nanogpt and commit(Path(nanogpt))},
         "options": options,
         "rows": report.rows,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.benchmarks.processes import Turn, alternate, median, run_job, run_training, times_faster
-from scripts.benchmarks.report import Report, matrix_rate
+from scripts.benchmarks.report import Limits, Report
 from scripts.benchmarks.workload import Size, check, default_sizes, select
 
 HELP = "time to the validation loss that nanoGPT reaches, on a text by characters"
@@ -53,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("train_options", nargs="*", metavar="-- OPTION", help="options for our train.py, after all others and a --")
 
 
-def run(options: argparse.Namespace, limits: dict[str, Any]) -> Report:
+def run(options: argparse.Namespace, limits: Limits) -> Report:
     gpu = options.device.startswith("cuda")
     report = Report(COLUMNS)
     names = ["glassgpt", "nanogpt+compile"] if gpu else ["glassgpt", "nanogpt", "nanogpt+allocator"]
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace, limits: dict[str, Any]) -> Report:
         }
         results = alternate(jobs, options.rounds)
     target = options.target or highest_low(results)
-    report.rows = rows(results, target, matrix_rate(limits))
+    report.rows = rows(results, target, limits.flops)
     report.notes += [
         f"target: {target:.4f} nats per character on {report.rows[0]['validation_tokens']:,} characters, exact, in "
         f"float32, windows of {size.context}; medians of {options.rounds} seeds.",
@@ -93,6 +93,8 @@ class Text:
     """
 
     def __init__(self, path: Path, folder: Path):
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no file {path} to train on: --data names a text")
         content = path.read_bytes()
         if not content.isascii():
             raise ValueError(f"{path} is not all ASCII: bytes and characters, which are compared here, differ then")

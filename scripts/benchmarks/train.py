@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from scripts.benchmarks.processes import Turn, alternate, median, run_job, times_faster
-from scripts.benchmarks.report import Report, matrix_rate
+from scripts.benchmarks.report import Limits, Report
 from scripts.benchmarks.workload import Size, check, default_sizes, select
 
 HELP = "training steps a second, same architecture, against nanoGPT"
@@ -43,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace, limits: dict[str, Any]) -> Report:
+def run(options: argparse.Namespace, limits: Limits) -> Report:
     report = Report(COLUMNS)
     if options.device.startswith("cuda"):
         names = ["glassgpt", "nanogpt", "nanogpt+compile"]
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace, limits: dict[str, Any]) -> Report:
     contenders = select(options.contenders or names, options, report.notes)
     for size in [Size.parse(text) for text in options.sizes or default_sizes(options.device)]:
         jobs = {name: partial(job, name, size, options) for name in contenders}
-        report.rows += rows(size, alternate(jobs, options.rounds), matrix_rate(limits))
+        report.rows += rows(size, alternate(jobs, options.rounds), limits.flops)
     report.notes.append(
         "MFU: FLOPs per token x tokens a second / the matrix rate above, the best or else --peak_tflops."
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.benchmarks.processes import run_training
-from scripts.benchmarks.report import Report, matrix_rate
+from scripts.benchmarks.report import Limits, Report
 
 HELP = "our Trainer against our own bare loop, for each config"
 CPU_CONFIGS = ["configs/default.yaml", "configs/shakespeare_char.yaml", "configs/debug.yaml"]
@@ -38,7 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("train_options", nargs="*", metavar="-- OPTION", help="options for train.py, after all others and a --")
 
 
-def run(options: argparse.Namespace, limits: dict[str, Any]) -> Report:
+def run(options: argparse.Namespace, limits: Limits) -> Report:
     report = Report(COLUMNS)
     for config in options.configs:
         text = []
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace, limits: dict[str, Any]) -> Report:
                 report.notes.append(f"{config} is left out: name its text with --data")
                 continue
             text = [f"--data.files={Path(options.data).resolve()}"]
-        report.rows.append(row(config, text, options, matrix_rate(limits)))
+        report.rows.append(row(config, text, options, limits.flops))
     report.notes.append(f"tax: median of {options.rounds} pairs of {options.stretch} steps each, Trainer by bare loop.")
     return report
 
