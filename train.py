@@ -13,8 +13,9 @@ import os
 import sys
 from argparse import ArgumentError
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import ArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -52,7 +53,7 @@ class TrainingCLI(LightningCLI):
         )
         parser.add_argument("--resume", type=str | None, help="A run's folder, or a checkpoint in one, to go on from.")
         parser.add_argument(
-            "--ckpt_path", type=str | None, help="For validate: the checkpoint; null: the newest run's."
+            "--ckpt_path", type=str | None, help="Checkpoint to validate (null: the newest run's), or to branch off."
         )
         wandb_help = "Weights & Biases; auto: online if you are logged in, else offline."
         parser.add_argument(
@@ -82,15 +83,26 @@ class TrainingCLI(LightningCLI):
         runs_dir = Path(config.trainer.default_root_dir)
         run_dir = Path(config.resume) if config.resume else new_run_dir(runs_dir, config.name, str(config.config[-1]))
         # Without what belongs to this call alone, the saved config starts a run like this one.
-        run_config = config.clone()
-        run_config.name = run_config.resume = run_config.ckpt_path = None
+        saved = config.clone()
+        saved.name = saved.resume = saved.ckpt_path = None
+        saved = self.parser.dump(saved, skip_unset=False)
         metrics = Metrics()
-        callbacks = [RunFolder(self.parser.dump(run_config, skip_unset=False)), metrics]
+        callbacks = [RunFolder(saved, is_new=config.resume is None), metrics]
         if config.trainer.enable_progress_bar is not False:
             callbacks.append(Progress(metrics))
-        self.config_init.trainer.callbacks = callbacks + (self.config_init.trainer.callbacks or [])
-        loggers = [CSVLogger(run_dir / "metrics.csv"), WandbLogger(run_dir, config.wandb, run_config.as_dict())]
-        return super().instantiate_trainer(default_root_dir=run_dir, logger=loggers, plugins=[AtomicCheckpointIO()])
+        loggers = [CSVLogger(run_dir / "metrics.csv"), WandbLogger(run_dir, config.wandb, yaml.safe_load(saved))]
+        plugins = [AtomicCheckpointIO()]
+        own = self.config_init.trainer  # what the config names itself comes behind these
+        return super().instantiate_trainer(
+            default_root_dir=run_dir,
+            callbacks=callbacks + as_list(own.callbacks),
+            logger=loggers + as_list(own.logger or None),
+            plugins=plugins + as_list(own.plugins),
+        )
+
+
+def as_list(value: Any) -> list:
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def fit(cli: TrainingCLI) -> None:

@@ -29,7 +29,7 @@ def small_options(small_text, tmp_path_factory) -> list[str]:
         "data.files": small_text,
         "data.tokenizer": "bytes",
         "data.vocab_size": "null",
-        "data.context_length": 16,
+        "model.gpt.context_length": 16,
         "data.num_processes": 1,
         "data.cache_dir": tmp_path_factory.mktemp("cache"),
         "trainer.max_steps": 12,

@@ -185,11 +185,13 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_used(train, metrics,
     read_checkpoint(Path("runs/damaged/checkpoints/previous.ckpt"))
 
 
-def test_the_time_limit_saves_and_says_how_to_go_on(train, capsys):
-    assert train("--name=run", "--trainer.max_time=00:00:00:00", "--trainer.max_steps=100000") == 0
+def test_the_time_limit_is_one_for_each_call(train, capsys):
+    assert train("--name=run", "--trainer.max_time=00:00:00:01", "--trainer.max_steps=100000") == 0
     step = final_state("runs/run")["global_step"]
     assert 0 < step < 100000
     assert f"after {step} steps" in capsys.readouterr().out
+    assert train("--resume=runs/run") == 0
+    assert step < final_state("runs/run")["global_step"] < 100000
 
 
 def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(train, capsys):
@@ -206,11 +208,11 @@ MISTAKES = {
     "unknown option": (["--model.gpt.num_layer=3"], "--model.gpt.num_layer; did you mean model.gpt.num_layers?"),
     "wrong type": (["--model.gpt.num_layers=many"], "model.gpt.num_layers cannot be 'many': expected int"),
     "heads": (["--model.gpt.num_heads=3"], "3 does not divide 32"),
-    "context": (["--data.context_length=100000"], "context_length"),
+    "context": (["--model.gpt.context_length=100000"], "context_length"),
+    "linked": (["--data.context_length=8"], 'must be given via "model.gpt.context_length"'),
     "file": (["--data.files=none.txt"], "none.txt"),
     "tokenizer": (["--data.tokenizer=gpt5"], "unknown tokenizer 'gpt5'"),
     "config": (["--config=none.yaml"], "none.yaml"),
-    "linked": (["--model.gpt.context_length=8"], "data.context_length"),
     "schedule": (["--model.schedule.decay=sudden"], "'linear', 'cosine' or 'none'"),
     "no end": (["--trainer.max_steps=-1"], "trainer.max_steps"),
     "no epochs": (["--trainer.max_epochs=2"], "trainer.max_steps"),
@@ -220,8 +222,7 @@ MISTAKES = {
         "multiple of trainer.accumulate_grad_batches",
     ),
     "name": (["--name=a/b"], "'a/b'"),
-    "name and resume": (["--resume=none"], "there is no none to resume"),
-    "subcommand": (["train"], "unknown subcommand 'train'"),
+    "nothing to resume": (["--resume=none"], "there is no none to resume"),
     "precision": (["--trainer.precision=low"], "trainer.precision cannot be 'low'"),
     "no value": (["--trainer.max_steps"], "expected one argument"),
 }
@@ -230,12 +231,17 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_costs_one_sentence_and_leaves_nothing(train, capsys, mistake):
     options, expected = MISTAKES[mistake]
-    if mistake == "subcommand":
-        from train import main as train
     assert train(*options) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("train.py: ") and expected in error
     assert not Path("runs").exists()
+
+
+def test_an_unknown_subcommand_is_a_mistake(capsys):
+    from train import main
+
+    assert main(["train"]) == 2
+    assert "unknown subcommand 'train'" in capsys.readouterr().err
 
 
 def test_unknown_keys_in_a_config_are_mistakes(train, capsys):
@@ -270,7 +276,12 @@ def test_what_cannot_be_resumed_is_told(train, capsys, small_text):
 @pytest.mark.parametrize("config", CONFIGS)
 def test_every_shipped_config_trains(train, small_text, config):
     shrunk = ["--data.dataset=null", "--data.corpus=files", f"--data.files={small_text}", "--data.dataset_config=null"]
-    shrunk += ["--data.tokenizer=bytes", "--data.vocab_size=null", "--data.context_length=16", "--data.batch_size=2"]
+    shrunk += [
+        "--data.tokenizer=bytes",
+        "--data.vocab_size=null",
+        "--model.gpt.context_length=16",
+        "--data.batch_size=2",
+    ]
     shrunk += ["--data.validation_fraction=0.1", "--data.num_workers=0", "--model.gpt.num_layers=2"]
     shrunk += ["--model.gpt.num_heads=2", "--model.gpt.embed_dim=16", "--trainer.accelerator=cpu"]
     shrunk += ["--trainer.accumulate_grad_batches=1", "--trainer.max_steps=2", "--wandb=disabled", "--name=run"]
@@ -307,3 +318,47 @@ def test_as_a_process_a_mistake_ends_with_status_2():
     assert ended.returncode == 2
     assert ended.stdout == ""
     assert ended.stderr.count("\n") == 1
+
+
+@pytest.fixture
+def python(tmp_path):
+    """Runs a program of this repository in an empty folder, as a process of its own."""
+
+    def run(program: str, *arguments: str) -> subprocess.CompletedProcess:
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, str(REPOSITORY / program), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+
+    return run
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(python, tmp_path, metrics, small_options, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = [*small_options, *EVENTFUL, "--trainer.max_steps=50", "--data.num_workers=2"]
+    whole = python("tests/kill_and_resume.py", "whole", "0", "0", *options)
+    assert whole.returncode == 0, whole.stderr
+    killed = python("tests/kill_and_resume.py", "killed", "0", "20", *options)
+    assert killed.returncode == 0, killed.stderr
+    assert int(killed.stdout.split()[-1]) >= 10
+    assert_same_run("runs/whole", "runs/killed", metrics)
+    steps = [row["step"] for row in metrics("runs/killed")]
+    assert len(steps) == len(set(steps))
+
+
+def test_two_processes_are_one(train, python, small_options, metrics):
+    """A run that goes on with two devices and then with one again has the losses of one device, in float32."""
+    constant = ["--model.schedule.decay=none", "--trainer.log_every_n_steps=1"]
+    assert train("--name=one", *constant, "--trainer.max_steps=50") == 0
+    assert train("--name=two", *constant, "--trainer.max_steps=5") == 0
+    ended = python(
+        "train.py", "--resume=runs/two", "--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.max_steps=45"
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert train("--resume=runs/two", "--trainer.devices=1", "--trainer.strategy=auto", "--trainer.max_steps=50") == 0
+    one, two = metrics("runs/one"), metrics("runs/two")
+    for column in ("train/loss", "val/loss"):
+        expected = {row["step"]: float(row[column]) for row in one if row[column]}
+        found = {row["step"]: float(row[column]) for row in two if row[column] and row["step"] in expected}
+        assert found == pytest.approx(expected, abs=1e-5)
+    assert [row["tokens"] for row in one if row["tokens"]] == [row["tokens"] for row in two if row["tokens"]]

@@ -16,10 +16,9 @@ from torch import Tensor
 from model.generation import generate
 from model.training.files import write_atomically
 from model.training.hardware import peak_flops
-from model.training.logging import CSVLogger, WandbLogger, log_metrics
+from model.training.logging import CSVLogger, log_metrics, wandb_loggers
 
 AUTOCAST_TYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-PICTURE_SIDE = 1400  # pixels: enough to see each weight, and drawn in a fraction of what a print takes
 
 
 class Metrics(Callback):
@@ -36,6 +35,7 @@ class Metrics(Callback):
         self.latest: dict[str, float] = {}
         self.loss_sum: Tensor | None = None  # over the batches since the last row; None stands for 0
         self.num_batches = 0
+        self.tokens = 0  # over all batches and ranks
         self.seen_step = 0
         self.clock = Stopwatch()
         self.timed_tokens = 0
@@ -44,10 +44,10 @@ class Metrics(Callback):
         loss_sum = 0.0 if self.loss_sum is None else self.loss_sum.item()
         if not math.isfinite(loss_sum):
             raise diverged(loss_sum, "training")  # before the weights that did it replace a good checkpoint
-        return {"loss_sum": loss_sum, "num_batches": self.num_batches}
+        return {"loss_sum": loss_sum, "num_batches": self.num_batches, "tokens": self.tokens}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.num_batches = state["num_batches"]
+        self.num_batches, self.tokens = state["num_batches"], state["tokens"]
         self.loss_sum = torch.tensor(state["loss_sum"]) if self.num_batches else None
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
@@ -69,7 +69,9 @@ class Metrics(Callback):
         loss = outputs["loss"]  # divided by accumulate_grad_batches
         self.loss_sum = loss if self.loss_sum is None else self.loss_sum + loss
         self.num_batches += 1
-        self.timed_tokens += batch["tokens"].numel()
+        tokens = batch["tokens"].numel() * trainer.world_size
+        self.tokens += tokens
+        self.timed_tokens += tokens
         step = trainer.global_step
         if step == self.seen_step:  # gradients are still being accumulated
             return
@@ -77,7 +79,7 @@ class Metrics(Callback):
         if step == trainer.max_steps:
             trainer.should_stop = True  # makes Lightning validate once more, wherever the last validation was
         if step % trainer.log_every_n_steps == 0 or step == trainer.max_steps:
-            self._write_row(trainer, batch["tokens"].numel() * trainer.world_size)
+            self._write_row(trainer)
 
     def on_validation_start(self, trainer: Trainer, module: LightningModule) -> None:
         self.clock.stop()
@@ -89,20 +91,20 @@ class Metrics(Callback):
         if trainer.state.fn == "fit":
             log_metrics(trainer, module.validation_metrics)
 
-    def _write_row(self, trainer: Trainer, tokens_per_batch: int) -> None:
-        accumulate = trainer.accumulate_grad_batches
-        loss = trainer.strategy.reduce(self.loss_sum * accumulate / self.num_batches, reduce_op="mean").item()
+    def _write_row(self, trainer: Trainer) -> None:
+        loss = self.loss_sum * trainer.accumulate_grad_batches / self.num_batches
+        loss = trainer.strategy.reduce(loss, reduce_op="mean").item()
         if not math.isfinite(loss):
             raise diverged(loss, "training")
         # Reading the loss has waited for the device, so the clock has seen all of the work.
         seconds = self.clock.lap()
         row = {
-            "tokens": trainer.global_step * accumulate * tokens_per_batch,
+            "tokens": self.tokens,
             "train/loss": loss,
             "lr": trainer.optimizers[0].param_groups[0]["lr"],
         }
         if seconds:
-            row["tokens_per_second"] = self.timed_tokens * trainer.world_size / seconds
+            row["tokens_per_second"] = self.timed_tokens / seconds
             if self.peak_flops:
                 row["mfu"] = row["tokens_per_second"] * self.flops_per_token / self.peak_flops
         log_metrics(trainer, row)
@@ -151,7 +153,7 @@ class AttentionRecording(Callback):
             enabled: whether maps are recorded.
             probe_tokens: length of the text, at most context_length; a file holds layers x heads x its square numbers.
             early_steps: powers of two are recorded up to this step.
-            picture: whether every validation also draws the maps as a PNG.
+            picture: whether the maps of the last step are also drawn, as a PNG.
         """
         self.enabled = enabled
         self.probe_tokens = probe_tokens
@@ -161,8 +163,7 @@ class AttentionRecording(Callback):
         self.recorded_step = -1
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        # The parameters of FSDP are spread over the ranks: no single one can run the model by itself.
-        if not self.enabled or not trainer.is_global_zero or "FSDP" in type(trainer.strategy).__name__:
+        if not self.enabled or not trainer.is_global_zero:
             return
         from model.inspection.recorder import AttentionRecorder
 
@@ -190,29 +191,36 @@ class AttentionRecording(Callback):
             self._record(trainer, module)
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
-        if self.recorder is None:
-            return
-        if trainer.global_step > self.recorded_step:
+        if self.recorder is not None and trainer.global_step > self.recorded_step:
             self._record(trainer, module)
+
+    def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
+        if self.recorder is None or not self.recorder.archive.snapshots:
+            return
+        archive, run = self.recorder.archive, Path(trainer.default_root_dir).name
         if self.picture:
-            self._draw(trainer)
+            from model.inspection.images import attention_grid
+
+            step = archive.steps[-1]
+            path = archive.path(step).with_suffix(".png")
+            attention_grid(archive.maps(step)["text"], archive.probes["text"].labels, path, f"{run}, step {step}")
+        for logger in wandb_loggers(trainer):
+            from model.inspection.page import Captures, attention_page
+
+            logger.log_page("attention/page", attention_page([Captures.of(archive, run)], run), trainer.global_step)
+            logger.log_folder("attention-maps", archive.folder)
 
     def _record(self, trainer: Trainer, module: LightningModule) -> None:
         if self.recorder is None:
             return
-        self.recorded_step = trainer.global_step
-        log_metrics(trainer, self.recorder.record(module.gpt, trainer.global_step))
+        step = self.recorded_step = trainer.global_step
+        log_metrics(trainer, self.recorder.record(module.gpt, step))
+        for logger in wandb_loggers(trainer):
+            from model.inspection.images import mosaic_pixels, score_pixels
 
-    def _draw(self, trainer: Trainer) -> None:
-        from model.inspection.images import attention_grid
-
-        step, archive = trainer.global_step, self.recorder.archive
-        path = archive.path(step).with_suffix(".png")
-        labels = archive.probes["text"].labels
-        attention_grid(archive.maps(step)["text"], labels, path, f"step {step}", max_side=PICTURE_SIDE)
-        for logger in trainer.loggers:
-            if isinstance(logger, WandbLogger):
-                logger.log_image("attention/maps", path, step)
+            archive = self.recorder.archive
+            heat_maps = {f"attention/{name}/heads": score_pixels(score) for name, score in archive.snapshots[-1].scores.items()}
+            logger.log_images({"attention/maps": mosaic_pixels(archive.maps(step)["text"]), **heat_maps}, step)
 
 
 class Samples(Callback):
@@ -240,8 +248,7 @@ class Samples(Callback):
         write_atomically(self.path, "".join(kept).encode())
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
-        fsdp = "FSDP" in type(trainer.strategy).__name__
-        if trainer.state.fn != "fit" or not trainer.is_global_zero or not self.max_new_tokens or fsdp:
+        if trainer.state.fn != "fit" or not trainer.is_global_zero or not self.max_new_tokens:
             return
         tokenizer = trainer.datamodule.tokenizer
         prompt = tokenizer.encode(self.prompt) or [tokenizer.end_of_text]

@@ -98,6 +98,7 @@ class Checkpoints(Checkpoint):
         # Lightning would restart its loops in the middle of an epoch, with rules for each place a save can happen.
         # Order and schedule depend on the step alone here, so fresh loops that begin to count at that step suffice.
         checkpoint.pop("loops", None)
+        checkpoint["callbacks"].pop("Timer", None)  # trainer.max_time is a limit for each call, not for all together
         epoch_loop = trainer.fit_loop.epoch_loop
         step = checkpoint["global_step"]
         epoch_loop.automatic_optimization.optim_progress.optimizer.step.total.ready = step

@@ -7,9 +7,14 @@ import io
 import logging
 import netrc
 import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
+
+import numpy as np
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger
@@ -132,15 +137,38 @@ class WandbLogger(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         if self.start():
-            self.run.log(metrics, step=step)
+            with self._forgiven():
+                self.run.log(metrics, step=step)
 
     @rank_zero_only
-    def log_image(self, key: str, path: Path, step: int) -> None:
-        """Shows the PNG at `path` at `step`."""
+    def log_images(self, images: dict[str, np.ndarray], step: int) -> None:
+        """Shows pictures by name, uint8 (height, width, 3), at `step`."""
         if self.start():
             import wandb
 
-            self.run.log({key: wandb.Image(str(path))}, step=step)
+            with self._forgiven():
+                self.run.log({name: wandb.Image(pixels) for name, pixels in images.items()}, step=step)
+
+    @rank_zero_only
+    def log_page(self, name: str, page: str, step: int) -> None:
+        """Shows a whole HTML document as it is."""
+        if self.start():
+            import wandb
+
+            with self._forgiven():
+                self.run.log({name: wandb.Html(page, inject=False, data_is_not_path=True)}, step=step)
+
+    @rank_zero_only
+    def log_folder(self, kind: str, folder: Path) -> None:
+        """Keeps the files of a folder, which must not change any more, as an artifact of this kind."""
+        if self.start():
+            import wandb
+
+            with self._forgiven():
+                artifact = wandb.Artifact(f"{kind}-{self.run.id}", type=kind)
+                for path in sorted(folder.iterdir()):
+                    artifact.add_file(str(path), policy="immutable")  # a mutable one is copied to the home folder
+                self.run.log_artifact(artifact)
 
     def start(self) -> bool:
         """Whether figures can be sent; starts the run if it has not been."""
@@ -152,6 +180,14 @@ class WandbLogger(Logger):
                 self.mode = "disabled"
         return self.run is not None
 
+    @contextmanager
+    def _forgiven(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            log.warning("Weights & Biases stops, and the run goes on without it: %s", error)
+            self.run, self.mode = None, "disabled"
+
     def _init(self) -> Any:
         import wandb
 
@@ -160,7 +196,7 @@ class WandbLogger(Logger):
         if resumed := id_file.exists():
             run_id = id_file.read_text().strip()
         else:
-            run_id = wandb.util.generate_id()
+            run_id = secrets.token_hex(4)
             write_atomically(id_file, run_id.encode())
         return wandb.init(
             project=os.environ.get("WANDB_PROJECT", "glassgpt"),
@@ -178,6 +214,11 @@ class WandbLogger(Logger):
         if self.run is not None:
             self.run.finish(exit_code=0 if status == "success" else 1)
             self.run = None
+
+
+def wandb_loggers(trainer: Trainer) -> list[WandbLogger]:
+    """Those that take what is given to them: none where Weights & Biases is disabled."""
+    return [logger for logger in trainer.loggers if isinstance(logger, WandbLogger) and logger.mode != "disabled"]
 
 
 def wandb_mode(mode: WandbMode) -> str:

@@ -24,15 +24,16 @@ XZ_BYTES = 10_000_000
 class RunFolder(Callback):
     """Makes the folder, with the config in it, when training begins: a mistake found before leaves nothing behind."""
 
-    def __init__(self, config: str) -> None:
+    def __init__(self, config: str, is_new: bool) -> None:
         self.config = config
+        self.is_new = is_new
 
     def setup(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
         check_options(trainer)
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         if trainer.is_global_zero:
-            Path(trainer.default_root_dir).mkdir(parents=True, exist_ok=trainer.ckpt_path is not None)
+            Path(trainer.default_root_dir).mkdir(parents=True, exist_ok=not self.is_new)
             write_atomically(Path(trainer.default_root_dir, "config.yaml"), self.config.encode())
 
 
@@ -42,6 +43,8 @@ def check_options(trainer: Trainer) -> None:
         raise ValueError("trainer.max_epochs: training is counted in steps here, set trainer.max_steps")
     if trainer.limit_train_batches not in (None, 1.0) and not (trainer.overfit_batches or trainer.fast_dev_run):
         raise ValueError("trainer.limit_train_batches: would begin the same batches anew, set trainer.max_steps")
+    if type(trainer.strategy).__name__ in ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy"):
+        raise ValueError("trainer.strategy: the optimizer and the recorded maps need whole weights, so write ddp")
     interval, accumulate = trainer.val_check_interval, trainer.accumulate_grad_batches
     if isinstance(interval, int) and interval % accumulate:
         raise ValueError(
@@ -123,6 +126,8 @@ def farewell(run_dir: Path, validation_text: str | None) -> str:
 
 def reached(run_dir: Path, validation_text: str | None) -> str:
     """Such as "validation: 1.742 bits per byte after 960 steps; xz -9e needs 1.741 for the same text"."""
+    if not (run_dir / "metrics.csv").exists():
+        return "nothing was trained: trainer.max_steps or trainer.max_time leave no time for a step"
     with (run_dir / "metrics.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["val/bits_per_byte"]]
     if not rows:

@@ -1,0 +1,64 @@
+"""Files that are whole or not there, and random states that come back."""
+
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from model.training.checkpointing import AtomicCheckpointIO, random_state, set_random_state
+from model.training.files import atomic_file, write_atomically
+
+CPU = torch.device("cpu")
+
+
+def draw():
+    return torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random(), np.random.standard_normal()
+
+
+def test_random_states_come_back_through_a_checkpoint(tmp_path):
+    draw()  # an odd number of normal ones, so that numpy holds one back
+    state = random_state(CPU)
+    expected = draw(), draw()
+    plain = {"state_dict": {}, "gpt_config": {}, "tokenizer": {}, "global_step": 0}
+    io = AtomicCheckpointIO()
+    io.save_checkpoint({**plain, "random": state}, tmp_path / "x.ckpt")
+    draw()
+    set_random_state(io.load_checkpoint(tmp_path / "x.ckpt")["random"], CPU)
+    assert (draw(), draw()) == expected
+
+
+class RunsCode:
+    def __reduce__(self):
+        return os.mkdir, ("harmed",)
+
+
+def test_a_checkpoint_that_would_run_code_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plain = {"state_dict": {}, "gpt_config": {}, "tokenizer": {}, "global_step": 0}
+    torch.save({**plain, "callbacks": RunsCode()}, tmp_path / "evil.ckpt")
+    with pytest.raises(ValueError, match=r"evil\.ckpt"):
+        AtomicCheckpointIO().load_checkpoint(tmp_path / "evil.ckpt", weights_only=False)
+    assert not (tmp_path / "harmed").exists()
+
+
+def test_a_write_that_fails_leaves_the_file_that_was_there(tmp_path):
+    path = tmp_path / "new" / "file"
+    write_atomically(path, b"before")
+    with pytest.raises(ZeroDivisionError), atomic_file(path) as file:
+        file.write(b"after")
+        _ = 1 / 0
+    assert path.read_bytes() == b"before"
+    assert [entry.name for entry in path.parent.iterdir()] == ["file"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a device without room")
+def test_a_full_disk_is_an_oserror_and_the_old_checkpoint_stays(tmp_path):
+    path = tmp_path / "last.ckpt"
+    path.write_bytes(b"before")
+    (tmp_path / ".last.ckpt.aside").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        AtomicCheckpointIO().save_checkpoint({"weights": torch.zeros(100_000)}, path)
+    assert path.read_bytes() == b"before"

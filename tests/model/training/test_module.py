@@ -1,0 +1,132 @@
+"""What a step and a validation pass compute, against a loop of one's own."""
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from data.tokenizers import Tokenizer
+from model.checkpoint import load_gpt, read_checkpoint
+from model.training import hardware
+from model.training.module import GPTModule
+from model.training.schedule import ScheduleConfig, learning_rate_factor
+
+
+def test_validation_is_one_exact_pass(train, metrics, small_text):
+    """Bits per byte of the last tenth of the text, every token predicted once, in float64 and without batches."""
+    assert train("--name=run") == 0
+    gpt, info = load_gpt("runs/run/checkpoints/last.ckpt")
+    tokenizer = Tokenizer.from_dict(info["tokenizer"])
+    text = small_text.read_text()
+    validation = text[metrics_split(text) :]
+    tokens = torch.tensor([tokenizer.end_of_text, *tokenizer.encode(validation), tokenizer.end_of_text])
+    nats, length = 0.0, gpt.config.context_length
+    with torch.no_grad():
+        for start in range(0, len(tokens) - 1, length):
+            window = tokens[start : start + length + 1]
+            logits = gpt(window[None, :-1])[0].double()
+            nats += F.cross_entropy(logits, window[1:], reduction="sum").item()
+    row = [row for row in metrics("runs/run") if row["val/loss"]][-1]
+    assert float(row["val/loss"]) == pytest.approx(nats / (len(tokens) - 1), rel=1e-6)
+    assert float(row["val/bits_per_byte"]) == pytest.approx(nats / math.log(2) / len(validation.encode()), rel=1e-6)
+
+
+def metrics_split(text: str) -> int:
+    return math.ceil(0.9 * len(text))
+
+
+def test_every_update_has_the_schedules_rate(train, monkeypatch):
+    seen = []
+
+    def spy(self, optimizer):
+        original(self, optimizer)
+        seen.append([group["lr"] for group in optimizer.param_groups])
+
+    original = GPTModule.on_before_optimizer_step
+    monkeypatch.setattr(GPTModule, "on_before_optimizer_step", spy)
+    options = ["--model.optimizer.learning_rate=0.5", "--model.optimizer.head_learning_rate=0.25"]
+    options += ["--model.optimizer.matrix_learning_rate=0.125", "--trainer.accumulate_grad_batches=2"]
+    assert train(*options) == 0
+    config = ScheduleConfig(warmup_steps=5, decay="linear", decay_fraction=0.5)
+    factors = [learning_rate_factor(step, 12, config) for step in range(12)]
+    assert seen == [[base * factor for base in (0.5, 0.25, 0.125)] for factor in factors]
+
+
+def test_accumulated_batches_are_one_large_batch(train, metrics):
+    """At the same number of sequences a step: the same windows, and so, but for rounding, the same losses."""
+    assert train("--name=one", "--data.batch_size=8", "--model.optimizer.algorithm=adamw") == 0
+    accumulated = ["--trainer.accumulate_grad_batches=2", "--trainer.val_check_interval=8"]
+    assert train("--name=two", "--data.batch_size=4", "--model.optimizer.algorithm=adamw", *accumulated) == 0
+    one, two = ([float(r["train/loss"]) for r in metrics(f"runs/{n}") if r["train/loss"]] for n in ("one", "two"))
+    assert one == pytest.approx(two, abs=1e-4)
+
+
+def test_gradients_are_clipped(train, monkeypatch):
+    norms = []
+    original = torch.optim.AdamW.step
+
+    def spy(self, closure=None):
+        loss = closure()
+        parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norms.append(torch.stack([p.grad.norm() for p in parameters]).norm().item())
+        original(self)
+        return loss
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", spy)
+    assert train("--model.optimizer.algorithm=adamw", "--trainer.gradient_clip_val=0.01") == 0
+    assert norms == pytest.approx([0.01] * 12, rel=1e-3)
+
+
+def test_compiling_needs_a_compiler_and_pays_on_gpus(monkeypatch, caplog):
+    def function(x):
+        return x
+
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert hardware.compile_where_it_pays(function, False, gpu) is function
+    assert hardware.compile_where_it_pays(function, "auto", cpu) is function
+    monkeypatch.setattr(hardware.shutil, "which", lambda name: None)
+    monkeypatch.delenv("CXX", raising=False)
+    assert hardware.compile_where_it_pays(function, True, cpu) is function
+    assert "a C++ compiler is missing" in caplog.text
+    monkeypatch.setattr(hardware.shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert hardware.compile_where_it_pays(function, True, cpu) is not function
+
+
+def test_half_precision_where_it_is_fast(monkeypatch):
+    monkeypatch.setattr(hardware, "has_fast_bfloat16", lambda device: True)
+    assert hardware.fast_precision("cpu") == "bf16-mixed"
+    monkeypatch.setattr(hardware, "has_fast_bfloat16", lambda device: False)
+    assert hardware.fast_precision("cpu") == "32-true"
+
+
+def test_a_run_in_half_precision_saves_full_weights(train):
+    assert train("--name=run", "--trainer.precision=bf16-mixed") == 0
+    weights = read_checkpoint(Path("runs/run/checkpoints/last.ckpt"))["state_dict"]
+    assert {weight.dtype for weight in weights.values()} == {torch.float32}
+
+
+def test_the_throughput_of_a_run_is_that_of_its_steps(train, monkeypatch):
+    """Validation, recording and samples do not count: with a clock that only steps move, the rate is exact."""
+    from model.training import callbacks
+
+    now = [0.0]
+    monkeypatch.setattr(callbacks.time, "perf_counter", lambda: now[0])
+    training_step, validation_step = GPTModule.training_step, GPTModule.validation_step
+
+    def slow_training_step(self, *args):
+        now[0] += 0.5
+        return training_step(self, *args)
+
+    def slow_validation_step(self, *args):
+        now[0] += 100
+        return validation_step(self, *args)
+
+    monkeypatch.setattr(GPTModule, "training_step", slow_training_step)
+    monkeypatch.setattr(GPTModule, "validation_step", slow_validation_step)
+    assert train("--name=run", "--trainer.val_check_interval=3") == 0
+    with Path("runs/run/metrics.csv").open(newline="") as file:
+        rates = [row["tokens_per_second"] for row in csv.DictReader(file) if row["train/loss"]]
+    assert [float(rate) for rate in rates] == [4 * 16 / 0.5] * 6

@@ -1,0 +1,66 @@
+"""Properties of the schedule over all configurations."""
+
+import math
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from model.training.schedule import ScheduleConfig, learning_rate_factor
+
+configs = st.builds(
+    ScheduleConfig,
+    warmup_steps=st.integers(0, 50),
+    decay=st.sampled_from(["linear", "cosine", "none"]),
+    decay_fraction=st.floats(0, 1),
+    final_factor=st.floats(0, 1),
+)
+
+
+def factors(config, max_steps):
+    return [learning_rate_factor(step, max_steps, config) for step in range(max_steps)]
+
+
+@given(configs, st.integers(1, 200))
+def test_it_rises_then_stays_then_falls(config, max_steps):
+    assume(config.warmup_steps < max_steps)
+    values = factors(config, max_steps)
+    assert all(0 < value <= 1 for value in values)
+    warmup, rest = values[: config.warmup_steps], values[config.warmup_steps :]
+    assert warmup == sorted(warmup)
+    assert rest == sorted(rest, reverse=True)
+    assert rest[0] == 1 or config.decay_fraction * max_steps >= max_steps - config.warmup_steps
+    assert all(value >= config.final_factor - 1e-12 for value in rest)
+
+
+@given(configs, st.integers(1, 200))
+def test_it_lands_on_the_final_factor_one_step_after_the_last(config, max_steps):
+    assume(config.decay != "none" and round(config.decay_fraction * max_steps) > 0 and config.warmup_steps < max_steps)
+    assert learning_rate_factor(max_steps, max_steps, config) == pytest.approx(config.final_factor)
+
+
+def test_linear_decay_after_a_plateau_in_closed_form():
+    config = ScheduleConfig(warmup_steps=4, decay="linear", decay_fraction=0.4, final_factor=0.1)
+    expected = [0.25, 0.5, 0.75, 1] + [1] * 8 + [1 - 0.9 * i / 8 for i in range(8)]
+    assert factors(config, 20) == pytest.approx(expected)
+
+
+def test_cosine_is_nanogpts():
+    """lr = min + (1 + cos(pi (step - warmup) / (max - warmup))) / 2 * (1 - min), after the warm-up."""
+    config = ScheduleConfig(warmup_steps=5, decay="cosine", decay_fraction=1.0, final_factor=0.1)
+    expected = [0.1 + 0.45 * (1 + math.cos(math.pi * (step - 5) / 15)) for step in range(5, 20)]
+    assert factors(config, 20)[5:] == pytest.approx(expected)
+
+
+def test_without_an_end_only_a_constant_will_do():
+    assert learning_rate_factor(10**6, -1, ScheduleConfig(decay="none")) == 1
+    with pytest.raises(ValueError, match=r"trainer\.max_steps"):
+        learning_rate_factor(0, -1, ScheduleConfig(decay="cosine"))
+
+
+@pytest.mark.parametrize(
+    "options", [{"warmup_steps": -1}, {"decay": "step"}, {"decay_fraction": 1.5}, {"final_factor": -0.1}]
+)
+def test_senseless_schedules_are_refused(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        ScheduleConfig(**options)
