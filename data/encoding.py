@@ -93,7 +93,7 @@ def _start_worker(tokenizer: Tokenizer) -> None:
     _worker_tokenizer = tokenizer
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its workers itself
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # A worker that outlives a killed parent would keep the inherited lock of the cache folder.
+    # Nobody else would end the workers of a parent that was killed: they would wait for its next batch forever.
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 

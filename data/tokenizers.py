@@ -31,7 +31,7 @@ SPLIT_PATTERN = "|".join(
 )
 
 # Merges settle long before this; the cap keeps the table of distinct pieces within memory on large corpora.
-TRAINING_BYTES = 256 * 2**20
+TRAINING_BYTES = 128 * 2**20
 
 
 class Tokenizer:

@@ -141,8 +141,11 @@ def flip_a_bit(path: Path, offset: int) -> None:
 
 
 def truncate(path: Path, size: int) -> None:
+    """As a crash of the machine does it, without a sign in the time of the last change."""
+    changed = path.stat().st_mtime_ns
     with path.open("r+b") as file:
         file.truncate(size)
+    os.utime(path, ns=(changed, changed))
 
 
 @pytest.mark.parametrize(
@@ -151,6 +154,7 @@ def truncate(path: Path, size: int) -> None:
         lambda path: flip_a_bit(path, store.HEADER_BYTES + 99),
         lambda path: flip_a_bit(path, -1),
         lambda path: flip_a_bit(path, 40),
+        lambda path: path.write_bytes(path.read_bytes().replace(b'"num_bytes": ', b'"num_bytes":1', 1)),
         lambda path: truncate(path, path.stat().st_size - 2),
         lambda path: truncate(path, 100),
         lambda path: truncate(path, 0),

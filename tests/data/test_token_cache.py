@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -152,14 +153,18 @@ def test_two_runs_on_a_cold_cache_make_it_once(folder: Path, tmp_path: Path):
     assert same(cache_of(folder, tmp_path / "cache").open(), expected)
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the worker processes in /proc")
 def test_killed_runs_lose_no_finished_shard(folder: Path, tmp_path: Path):
     expected = cache_of(folder, tmp_path / "expected").prepare()
     made_at: dict[Path, int] = {}
     for kill in range(2):
         run = start_run(folder, tmp_path / "cache", pause=0.05)
         wait_for(lambda: len(list(tmp_path.glob("cache/*/train-*.bin"))) > 2 * kill, run)  # noqa: B023
+        workers = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+        assert len(workers) == 2
         run.send_signal(signal.SIGKILL)
         run.wait()
+        wait_for(lambda: not any(Path("/proc", worker).exists() for worker in workers))  # noqa: B023
         for path in tmp_path.glob("cache/*/*.bin"):
             assert made_at.setdefault(path, path.stat().st_ino) == path.stat().st_ino
     assert len(made_at) > 2
@@ -171,9 +176,9 @@ def test_killed_runs_lose_no_finished_shard(folder: Path, tmp_path: Path):
     assert same(cache_of(folder, tmp_path / "cache").open(), expected)
 
 
-def wait_for(condition, run: subprocess.Popen) -> None:
+def wait_for(condition: Callable[[], bool], run: subprocess.Popen | None = None) -> None:
     give_up = time.monotonic() + 120
     while not condition():
-        assert run.poll() is None, "the run ended before it could be killed"
+        assert run is None or run.poll() is None, "the run ended before it could be killed"
         assert time.monotonic() < give_up
         time.sleep(0.005)
