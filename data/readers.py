@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO, NamedTuple
@@ -108,6 +109,10 @@ class TableFile:
 
     def passages(self) -> Iterator[Passage]:
         """Raises ValueError where the file is damaged or lacks the column."""
+        if self.path.suffix.lower() == ".zst" and find_spec("zstandard") is None:
+            raise ValueError(
+                f"reading {self.path} takes the package zstandard: pip install zstandard, or unpack it first"
+            )
         datasets = import_datasets()
         options: dict[str, Any] = {"sep": "\t"} if ".tsv" in self.path.suffixes else {}
         with _naming(self.path):

@@ -59,7 +59,10 @@ def data_options() -> ArgumentParser:
 
 
 def data_section(config: Path) -> dict:
-    """The `data:` part of a training YAML, with the context length, which stands with the model. Raises ValueError or OSError where there is none to read."""
+    """The `data:` part of a training YAML, with the context length, which stands with the model.
+
+    Raises ValueError or OSError where there is none to read.
+    """
     try:
         content = yaml.safe_load(config.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:

@@ -203,6 +203,13 @@ def test_a_damaged_table_is_named(tmp_path: Path):
         list(TableFile(path, "text").passages())
 
 
+def test_compressed_table_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    compressed_with_zstd(b'{"text": "a"}\n', tmp_path / "rows.jsonl.zst")
+    monkeypatch.setattr(readers, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"rows.jsonl.zst takes the package zstandard: pip install zstandard"):
+        list(TableFile(tmp_path / "rows.jsonl.zst", "text").passages())
+
+
 def test_hash_is_the_same_everywhere():
     """The figure is what decides the split of the default corpus on every machine."""
     assert uniform_hash("json/decoder.py") == 0.11393991729957655
