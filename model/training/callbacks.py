@@ -219,7 +219,9 @@ class AttentionRecording(Callback):
             from model.inspection.images import mosaic_pixels, score_pixels
 
             archive = self.recorder.archive
-            heat_maps = {f"attention/{name}/heads": score_pixels(score) for name, score in archive.snapshots[-1].scores.items()}
+            heat_maps = {
+                f"attention/{name}/heads": score_pixels(score) for name, score in archive.snapshots[-1].scores.items()
+            }
             logger.log_images({"attention/maps": mosaic_pixels(archive.maps(step)["text"]), **heat_maps}, step)
 
 

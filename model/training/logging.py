@@ -15,7 +15,6 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import numpy as np
-
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only

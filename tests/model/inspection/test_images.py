@@ -152,3 +152,26 @@ def test_wrong_shapes_are_refused(shape, labels, message):
 def test_importing_the_room_does_not_import_matplotlib():
     code = "import sys, model.inspection.images; sys.exit('matplotlib' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(images.__file__).parents[2])
+
+
+def test_bare_pixels_have_the_colours_of_the_grid():
+    weights = np.zeros((2, 3, 4, 4))
+    weights[1, 2, 3, 0] = 1
+    pixels = images.mosaic_pixels(weights)
+    assert pixels.dtype == np.uint8 and max(pixels.shape) == pixels.shape[1] <= images.PIXELS
+    zoom = pixels.shape[1] // (3 * 5 - 1)
+    assert pixels.shape == ((2 * 5 - 1) * zoom, (3 * 5 - 1) * zoom, 3)
+    darkest, brightest = [[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in images.COLOURS[::6]][::-1]
+    row, column = (5 + 3) * zoom, (2 * 5) * zoom
+    assert (pixels[row : row + zoom, column : column + zoom] == darkest).all()
+    assert (pixels[:zoom, :zoom] == brightest).all()
+    assert (pixels[: 4 * zoom, 4 * zoom : 5 * zoom] == 200).all()  # between two heads
+
+
+def test_a_heat_map_has_a_square_for_each_head_and_grey_where_a_model_diverged():
+    pixels = images.score_pixels([[0, 1], [np.nan, 0.5]])
+    assert pixels.shape == (images.PIXELS, images.PIXELS, 3)
+    half = images.PIXELS // 2
+    corners = pixels[::half, ::half].tolist()
+    assert corners[0] == [[255, 255, 255], [13, 18, 56]] and corners[1][0] == [200, 200, 200]
+    assert (pixels[half:, half:] == pixels[-1, -1]).all()
