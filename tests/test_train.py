@@ -209,7 +209,6 @@ MISTAKES = {
     "wrong type": (["--model.gpt.num_layers=many"], "model.gpt.num_layers cannot be 'many': expected int"),
     "heads": (["--model.gpt.num_heads=3"], "3 does not divide 32"),
     "context": (["--model.gpt.context_length=100000"], "context_length"),
-    "linked": (["--data.context_length=8"], 'must be given via "model.gpt.context_length"'),
     "file": (["--data.files=none.txt"], "none.txt"),
     "tokenizer": (["--data.tokenizer=gpt5"], "unknown tokenizer 'gpt5'"),
     "config": (["--config=none.yaml"], "none.yaml"),
@@ -348,7 +347,9 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(python, tmp_path,
 
 def test_two_processes_are_one(train, python, small_options, metrics):
     """A run that goes on with two devices and then with one again has the losses of one device, in float32."""
+    # AdamW, because Muon's products in bfloat16 make more of a difference in rounding.
     constant = ["--model.schedule.decay=none", "--trainer.log_every_n_steps=1"]
+    constant += ["--model.optimizer.algorithm=adamw", "--model.optimizer.learning_rate=0.001"]
     assert train("--name=one", *constant, "--trainer.max_steps=50") == 0
     assert train("--name=two", *constant, "--trainer.max_steps=5") == 0
     ended = python(

@@ -21,7 +21,7 @@ def test_validation_is_one_exact_pass(train, metrics, small_text):
     gpt, info = load_gpt("runs/run/checkpoints/last.ckpt")
     tokenizer = Tokenizer.from_dict(info["tokenizer"])
     text = small_text.read_text()
-    validation = text[metrics_split(text) :]
+    validation = text[int(0.9 * len(text)) :]
     tokens = torch.tensor([tokenizer.end_of_text, *tokenizer.encode(validation), tokenizer.end_of_text])
     nats, length = 0.0, gpt.config.context_length
     with torch.no_grad():
@@ -32,10 +32,6 @@ def test_validation_is_one_exact_pass(train, metrics, small_text):
     row = [row for row in metrics("runs/run") if row["val/loss"]][-1]
     assert float(row["val/loss"]) == pytest.approx(nats / (len(tokens) - 1), rel=1e-6)
     assert float(row["val/bits_per_byte"]) == pytest.approx(nats / math.log(2) / len(validation.encode()), rel=1e-6)
-
-
-def metrics_split(text: str) -> int:
-    return math.ceil(0.9 * len(text))
 
 
 def test_every_update_has_the_schedules_rate(train, monkeypatch):
