@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -206,12 +207,13 @@ def test_validation_counts_every_token_once(length):
 def test_validation_sees_windows_side_by_side():
     torch.manual_seed(0)
     size = workload.Size.parse("1x2x16/2x4/5")
-    gpt = GPT(loops.gpt2_config(size)).train()
+    gpt = GPT(replace(loops.gpt2_config(size), dropout=0.5)).eval()
     text = torch.randint(5, (11,))
     nats = torch.zeros(())
     for start in (0, 4, 8):
         window = text[start : start + 5]
         nats += F.cross_entropy(gpt(window[None, :-1])[0], window[1:], reduction="sum")
+    gpt.train()
     loss = training.validation_loss(lambda x, y: gpt.loss(x, y, reduction="sum"), gpt, text, context=4)
     assert loss == pytest.approx(nats.item() / 10, rel=1e-5)
     assert gpt.training
@@ -225,7 +227,9 @@ def test_a_rehearsal_leaves_no_trace():
         loop = loops.build_loop("glassgpt", tokens, size, {"device": "cpu", "steps": 10, "seed": 3})
         first = loop.batch
         if rehearsed:
-            loops.rehearse(loop.step, loop.model, loop.optimizer, "cpu")
+            state = torch.get_rng_state()
+            loops.rehearse(lambda: (torch.rand(()), loop.step()), loop.model, loop.optimizer, "cpu")
+            assert torch.equal(torch.get_rng_state(), state)
             loop.step_number, loop.batch = 0, first
         loop.step()
         return torch.cat([parameter.flatten() for parameter in loop.model.parameters()])
