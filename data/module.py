@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from data import corpora, tokenizers
 from data.cache import CorpusCache, TokenizedCorpus
 from data.corpora import Corpus
+from data.repetitions import RepetitionCorpus
 from data.sampler import WindowSampler
 from data.store import TokenStore
 from data.tokenizers import Tokenizer
@@ -36,7 +37,8 @@ class TextDataModule(lightning.LightningDataModule):
     side, each token of the text predicted once; what is left of the last batch has targets of -100.
 
     Args:
-        corpus: stdlib (the source of Python's standard library), files, or hub (any name or folder for `datasets`).
+        corpus: stdlib (the source of Python's standard library), files, hub (any name or folder for `datasets`), or
+            repetitions (generated, to see induction heads form).
         files: globs of text, jsonl, csv or parquet, each may be .gz or .zst; setting it means --data.corpus files.
         validation_files: globs of files to validate on; otherwise part of `files` is held out.
         documents: what one document of a text file is: the whole file, or each block between blank lines.
@@ -52,7 +54,7 @@ class TextDataModule(lightning.LightningDataModule):
             validation_fraction of it. Default: all.
         validation_fraction: part of the corpus to validate on, where it does not come with its own.
         tokenizer: bpe (trained on the training split), bytes, or a published tiktoken encoding such as gpt2.
-        vocab_size: tokens of the bpe tokenizer, end-of-text included (default 2048).
+        vocab_size: tokens of the bpe tokenizer, end-of-text included (default 2048); the others bring their own.
         context_length: tokens T in a sequence.
         batch_size: sequences B in a batch, over all devices.
         validation_batch_size: sequences in a validation batch, over all devices (default: batch_size).
@@ -67,7 +69,7 @@ class TextDataModule(lightning.LightningDataModule):
 
     def __init__(
         self,
-        corpus: Literal["stdlib", "files", "hub"] = "stdlib",
+        corpus: Literal["stdlib", "files", "hub", "repetitions"] = "stdlib",
         files: list[str] | str | None = None,
         validation_files: list[str] | str | None = None,
         documents: Literal["file", "block"] = "file",
@@ -96,8 +98,6 @@ class TextDataModule(lightning.LightningDataModule):
             raise ValueError(f"data.num_workers is {num_workers}: it must be 0 or more")
         if not 0 < validation_fraction < 1:
             raise ValueError(f"data.validation_fraction is {validation_fraction}: it must lie between 0 and 1")
-        if vocab_size is not None and tokenizer != "bpe":
-            raise ValueError(f"data.vocab_size is for the bpe tokenizer, not {tokenizer!r}: set --data.vocab_size null")
         tokenizers.check_name(tokenizer)
         _require_positive(
             context_length=context_length,
@@ -108,7 +108,7 @@ class TextDataModule(lightning.LightningDataModule):
         )
         if files and dataset:
             raise ValueError("data.files and data.dataset are both set: keep the one to train on")
-        if (files or dataset) is None and corpus != "stdlib":
+        if (files or dataset) is None and corpus in ("files", "hub"):
             option = "--data.files 'my/*.txt'" if corpus == "files" else "--data.dataset NAME_OR_FOLDER"
             raise ValueError(f"data.corpus {corpus} needs to know which: set {option}")
         if streaming and max_tokens is None:
@@ -134,6 +134,8 @@ class TextDataModule(lightning.LightningDataModule):
                 streaming=streaming,
                 validation_fraction=validation_fraction,
             )
+        elif corpus == "repetitions":
+            self.corpus = RepetitionCorpus(validation_fraction=validation_fraction)
         else:
             self.corpus = corpora.stdlib(validation_fraction)
 

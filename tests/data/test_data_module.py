@@ -179,7 +179,6 @@ def test_contradicting_options_are_named(module, tmp_path: Path):
         r"data.corpus hub needs to know which: set --data.dataset": {"corpus": "hub", "files": None},
         r"data.files and data.dataset are both set": {"dataset": "x/y"},
         r"data.streaming reads without an end: set --data.max_tokens": {"streaming": True},
-        r"data.vocab_size is for the bpe tokenizer, not 'bytes': set --data.vocab_size null": {"vocab_size": 300},
         r"unknown tokenizer 'gpt9': write one of bpe, bytes, gpt2": {"tokenizer": "gpt9"},
         r"data.validation_fraction is 1.5: it must lie between 0 and 1": {"validation_fraction": 1.5},
         r"data.batch_size is 0: it must be 1 or more": {"batch_size": 0},
