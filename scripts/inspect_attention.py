@@ -185,7 +185,7 @@ def read_prompt(checkpoints: list[Path | None], prompt: str) -> list[Captures]:
                 f"a prompt must be 2 to {context} tokens long (the model's context), but this one is {len(tokens)}"
             )
         period = min(PERIOD, (context - 1) // 2, tokenizer.vocab_size - 1)
-        repeated = repeated_tokens(tokenizer.vocab_size, period, first=tokenizer.end_of_text)
+        repeated = repeated_tokens(range(tokenizer.vocab_size), period, first=tokenizer.end_of_text)
         probes = {
             "text": Probe(tokens, [tokenizer.label(token) for token in tokens]),
             "repeated": Probe(repeated, [tokenizer.label(token) for token in repeated], period),

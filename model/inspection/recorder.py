@@ -13,7 +13,7 @@ Shapes: L layers, H heads, T tokens, K head width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +100,8 @@ class AttentionRecorder:
         tokenizer_fingerprint: of the tokenizer that made the ids.
         vocab_size: random tokens are drawn below it.
         seed: of the random tokens.
+        known_tokens: the ids to draw from, if they are two or more; else all are. A model that never met a token
+            cannot look for it.
         end_of_text: put before the random tokens, and never drawn, if given.
         token_label: how a random token reads.
         autocast: as in `capture`.
@@ -117,6 +119,7 @@ class AttentionRecorder:
         vocab_size: int,
         seed: int = 0,
         *,
+        known_tokens: Collection[int] = (),
         end_of_text: int | None = None,
         token_label: Callable[[int], str] = str,
         autocast: torch.dtype | None = None,
@@ -125,8 +128,11 @@ class AttentionRecorder:
         # As long as the text, so that both fit the same context; never longer than there are distinct tokens.
         if len(probe_text_ids) < 5:
             raise ValueError(f"a probe text needs at least 5 tokens, but this one has {len(probe_text_ids)}")
-        period = min((len(probe_text_ids) - 1) // 2, vocab_size - 1)
-        repeated = repeated_tokens(vocab_size, period, seed, end_of_text)
+        candidates = set(known_tokens) - {end_of_text}
+        if len(candidates) < 2:
+            candidates = set(range(vocab_size)) - {end_of_text}
+        period = min((len(probe_text_ids) - 1) // 2, len(candidates))
+        repeated = repeated_tokens(candidates, period, seed, end_of_text)
         probes = {
             "text": Probe(list(probe_text_ids), list(labels)),
             "repeated": Probe(repeated, [token_label(token) for token in repeated], period),
@@ -162,16 +168,17 @@ def take_snapshot(
     return Snapshot(step, precision, fidelity, causality, scores), maps
 
 
-def repeated_tokens(vocab_size: int, period: int, seed: int = 0, first: int | None = None) -> list[int]:
+def repeated_tokens(candidates: Collection[int], period: int, seed: int = 0, first: int | None = None) -> list[int]:
     """`period` distinct random tokens, twice, after the token `first`, if given, which is not one of them.
 
-    Raises ValueError if the vocabulary is too small for that.
+    Raises ValueError if there are too few candidates for that.
     """
-    generator = torch.Generator().manual_seed(seed)
-    drawn = [token for token in torch.randperm(vocab_size, generator=generator).tolist() if token != first]
-    if len(drawn) < period:
-        raise ValueError(f"{period} distinct tokens cannot be drawn from a vocabulary of {len(drawn)}")
-    return ([] if first is None else [first]) + 2 * drawn[:period]
+    candidates = sorted(set(candidates) - {first})
+    if len(candidates) < period:
+        raise ValueError(f"{period} distinct tokens cannot be drawn from {len(candidates)}")
+    order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(seed))
+    drawn = [candidates[place] for place in order[:period]]
+    return ([] if first is None else [first]) + 2 * drawn
 
 
 def _positions(length: int) -> list[int]:

@@ -19,6 +19,7 @@ from model.training.hardware import peak_flops
 from model.training.logging import CSVLogger, log_metrics, wandb_loggers
 
 AUTOCAST_TYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+KNOWN_CHARS = 200_000  # a token that so much text does not hold is too rare to probe with
 
 
 class Metrics(Callback):
@@ -177,6 +178,7 @@ class AttentionRecording(Callback):
             [tokenizer.label(token) for token in tokens],
             tokenizer.fingerprint,
             tokenizer.vocab_size,
+            known_tokens=set(tokenizer.encode(data.validation_text(KNOWN_CHARS))),
             end_of_text=tokenizer.end_of_text,
             token_label=tokenizer.label,
             autocast=AUTOCAST_TYPES.get(str(trainer.precision)),

@@ -199,12 +199,13 @@ def test_one_token_attends_to_itself():
 
 
 def test_repeated_tokens_are_distinct_and_come_twice():
-    tokens = repeated_tokens(50, 10, seed=3, first=0)
-    assert tokens[0] == 0 and tokens[1:11] == tokens[11:] and len(set(tokens)) == 11
-    assert repeated_tokens(50, 10, seed=3, first=0) == tokens != repeated_tokens(50, 10, seed=4, first=0)
-    assert len(repeated_tokens(5, 5)) == 10
-    with pytest.raises(ValueError, match="5 distinct tokens cannot be drawn from a vocabulary of 4"):
-        repeated_tokens(5, 5, first=0)
+    some = range(0, 100, 2)
+    tokens = repeated_tokens(some, 10, seed=3, first=0)
+    assert tokens[0] == 0 and tokens[1:11] == tokens[11:] and len(set(tokens)) == 11 and set(tokens) <= set(some)
+    assert repeated_tokens(some, 10, seed=3, first=0) == tokens != repeated_tokens(some, 10, seed=4, first=0)
+    assert len(repeated_tokens(range(5), 5)) == 10
+    with pytest.raises(ValueError, match="5 distinct tokens cannot be drawn from 4"):
+        repeated_tokens(range(5), 5, first=0)
 
 
 def test_a_record_can_be_read_back(tmp_path, gpt):
@@ -283,6 +284,14 @@ def test_a_probe_text_that_is_too_short_is_refused(tmp_path, length):
 def test_a_small_vocabulary_shortens_the_repetition(tmp_path):
     watcher = AttentionRecorder(tmp_path, [1, 2] * 8, ["x"] * 16, "fingerprint", 4, 0, end_of_text=0)
     assert watcher.archive.probes["repeated"].period == 3
+
+
+@pytest.mark.parametrize(("known", "drawn"), [({0, 7, 8, 9}, {7, 8, 9}), ({0, 7}, set(range(1, 50))), ((), None)])
+def test_only_tokens_that_the_model_has_met_are_drawn(tmp_path, known, drawn):
+    options = {"end_of_text": 0, "known_tokens": known}
+    tokens = AttentionRecorder(tmp_path, TEXT, TEXT, "fingerprint", 50, **options).archive.probes["repeated"].tokens
+    assert tokens[0] == 0 and set(tokens[1:]) <= (drawn or set(range(1, 50)))
+    assert len(set(tokens)) == 1 + min(8, len(drawn or range(49)))
 
 
 def damage(path, data: bytes):

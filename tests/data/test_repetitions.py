@@ -1,0 +1,43 @@
+"""Generated repetitions: every row comes again, no row is that of another document, and all is the same every time."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from data.module import TextDataModule
+from data.repetitions import LETTERS, RepetitionCorpus
+
+CORPUS = RepetitionCorpus(num_documents=400)
+
+
+def rows(corpus: RepetitionCorpus, split: str) -> list[str]:
+    """The shortest text that each document is a repetition of."""
+    return [re.fullmatch(r"(.+?)\1+", passage.text)[1] for passage in corpus.passages(split)]
+
+
+def test_documents_repeat_rows_of_all_lengths():
+    lengths = sorted(map(len, rows(CORPUS, "train")))
+    assert len(lengths) == 360 and len(rows(CORPUS, "validation")) == 40
+    assert 1 <= lengths[0] <= 2 and lengths[-1] == 30
+    assert 6 <= lengths[180] <= 9  # the geometric mean of 2 and 30 is 7.7
+    texts = [passage.text for passage in CORPUS.passages("train")]
+    assert all(20 < len(text) <= 60 and set(text) <= set(LETTERS) for text in texts)
+    assert CORPUS.num_bytes("train") == pytest.approx(sum(map(len, texts)), rel=0.2)
+
+
+def test_splits_share_no_long_row_and_are_drawn_again_alike():
+    train, validation = (rows(CORPUS, split) for split in ("train", "validation"))
+    assert not {row for row in train if len(row) > 4} & set(validation)
+    assert train == rows(RepetitionCorpus(num_documents=400), "train")
+    assert train != rows(RepetitionCorpus(num_documents=400, seed=1), "train")
+    assert CORPUS.fingerprint != RepetitionCorpus(num_documents=400, seed=1).fingerprint
+
+
+def test_it_is_a_corpus_to_train_on(tmp_path):
+    data = TextDataModule("repetitions", tokenizer="bytes", context_length=32, cache_dir=str(tmp_path), num_processes=1)
+    data.prepare_data()
+    data.setup()
+    assert data.validation_text(20) == next(data.corpus.passages("validation")).text[:20]
+    assert 600_000 < data.train_tokens < 1_200_000
