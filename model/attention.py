@@ -80,6 +80,10 @@ def scaled_dot_product_attention(
 
 def _fused_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options) -> Tensor:
     """PyTorch's kernel, with zeros for a query that may attend to nothing."""
+    if query.device.type == "cpu" and query.dtype == torch.bfloat16:
+        # On processors the kernel is no faster in bfloat16, and its backward pass takes twice as long.
+        with torch.autocast("cpu", enabled=False):
+            return _fused_attention(query.float(), key.float(), value.float(), mask, **options).bfloat16()
     if mask is None:
         return F.scaled_dot_product_attention(query, key, value, **options)
     mask, blind = _open_blind_rows(mask)
