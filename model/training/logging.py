@@ -8,9 +8,9 @@ import logging
 import netrc
 import os
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -112,8 +112,9 @@ class CSVLogger(Logger):
 class WandbLogger(Logger):
     """Weights & Biases, in the run's own folder; Lightning's own logger would start it before the data is ready.
 
-    Starts at the first figure: importing it takes seconds, and a run that fails before leaves nothing behind.
-    Whatever goes wrong with it costs one warning, never the run.
+    Importing and starting it takes seconds. Where a person can watch, it starts with the first figure; offline,
+    where nobody does, with the first validation, and what came before waits until then: so the first step does not
+    wait for it, and a run that fails early leaves nothing of it. Whatever goes wrong costs one warning, never the run.
     """
 
     def __init__(self, run_dir: Path, mode: WandbMode = "auto", config: dict | None = None):
@@ -121,7 +122,8 @@ class WandbLogger(Logger):
         self.run_dir = Path(run_dir)
         self.mode = wandb_mode(mode)
         self.config = config
-        self.run = None
+        self.run: Any = None
+        self.waiting: list[Callable[[ModuleType, Any], None]] = []
 
     name = None
     version = None
@@ -133,63 +135,59 @@ class WandbLogger(Logger):
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """The run's config is given when it starts."""
 
-    @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        if self.start():
-            with self._forgiven():
-                self.run.log(metrics, step=step)
+        self._do(lambda wandb, run: run.log(metrics, step=step), starts="val/loss" in metrics)
 
-    @rank_zero_only
     def log_images(self, images: dict[str, np.ndarray], step: int) -> None:
         """Shows pictures by name, uint8 (height, width, 3), at `step`."""
-        if self.start():
-            import wandb
+        self._do(lambda wandb, run: run.log({name: wandb.Image(pixels) for name, pixels in images.items()}, step=step))
 
-            with self._forgiven():
-                self.run.log({name: wandb.Image(pixels) for name, pixels in images.items()}, step=step)
-
-    @rank_zero_only
     def log_page(self, name: str, page: str, step: int) -> None:
         """Shows a whole HTML document as it is."""
-        if self.start():
-            import wandb
+        self._do(lambda wandb, run: run.log({name: wandb.Html(page, inject=False, data_is_not_path=True)}, step=step))
 
-            with self._forgiven():
-                self.run.log({name: wandb.Html(page, inject=False, data_is_not_path=True)}, step=step)
-
-    @rank_zero_only
     def log_folder(self, kind: str, folder: Path) -> None:
         """Keeps the files of a folder, which must not change any more, as an artifact of this kind."""
-        if self.start():
+
+        def keep(wandb: ModuleType, run: Any) -> None:
+            artifact = wandb.Artifact(f"{kind}-{run.id}", type=kind)
+            for path in sorted(folder.iterdir()):
+                artifact.add_file(str(path), policy="immutable")  # a mutable one is copied to the home folder
+            run.log_artifact(artifact)
+
+        self._do(keep)
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        if self.waiting and status == "success":
+            self._catch_up()
+        if self.run is not None:
+            self.run.finish(exit_code=0 if status == "success" else 1)
+            self.run = None
+
+    @rank_zero_only
+    def _do(self, action: Callable[[ModuleType, Any], None], starts: bool = False) -> None:
+        """Calls `action(wandb, run)`, now or when the run starts."""
+        if self.mode == "disabled":
+            return
+        self.waiting.append(action)
+        if starts or self.run is not None or self.mode == "online":
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        try:
             import wandb
 
-            with self._forgiven():
-                artifact = wandb.Artifact(f"{kind}-{self.run.id}", type=kind)
-                for path in sorted(folder.iterdir()):
-                    artifact.add_file(str(path), policy="immutable")  # a mutable one is copied to the home folder
-                self.run.log_artifact(artifact)
-
-    def start(self) -> bool:
-        """Whether figures can be sent; starts the run if it has not been."""
-        if self.run is None and self.mode != "disabled":
-            try:
-                self.run = self._init()
-            except Exception as error:
-                log.warning("Weights & Biases does not start, so the run goes on without it: %s", error)
-                self.mode = "disabled"
-        return self.run is not None
-
-    @contextmanager
-    def _forgiven(self) -> Iterator[None]:
-        try:
-            yield
+            if self.run is None:
+                self.run = self._start(wandb)
+            for action in waiting:
+                action(wandb, self.run)
         except Exception as error:
-            log.warning("Weights & Biases stops, and the run goes on without it: %s", error)
+            log.warning("Weights & Biases fails, and the run goes on without it: %s", error)
             self.run, self.mode = None, "disabled"
 
-    def _init(self) -> Any:
-        import wandb
-
+    def _start(self, wandb: ModuleType) -> Any:
         settings = wandb.Settings(console="off", silent=True, init_timeout=30)
         id_file = self.run_dir / "wandb" / "run_id"
         if resumed := id_file.exists():
@@ -207,12 +205,6 @@ class WandbLogger(Logger):
             config=self.config,
             settings=settings,
         )
-
-    @rank_zero_only
-    def finalize(self, status: str) -> None:
-        if self.run is not None:
-            self.run.finish(exit_code=0 if status == "success" else 1)
-            self.run = None
 
 
 def wandb_loggers(trainer: Trainer) -> list[WandbLogger]:

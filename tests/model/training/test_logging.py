@@ -93,9 +93,9 @@ def test_a_key_for_another_server_does_not_count(tmp_path, monkeypatch):
 
 def test_weights_and_biases_that_fails_costs_a_warning(tmp_path, monkeypatch, caplog):
     logger = WandbLogger(tmp_path, mode="offline")
-    monkeypatch.setattr(logger, "_init", lambda: 1 / 0)
-    logger.log_metrics({"train/loss": 1.0}, step=1)
-    logger.log_metrics({"train/loss": 1.0}, step=2)
+    monkeypatch.setattr(logger, "_start", lambda wandb: 1 / 0)
+    logger.log_metrics({"val/loss": 1.0}, step=1)
+    logger.log_metrics({"val/loss": 1.0}, step=2)
     logger.finalize("success")
     assert caplog.text.count("goes on without it") == 1
 
@@ -104,6 +104,8 @@ def test_offline_figures_lie_in_the_runs_own_folder_under_one_id(tmp_path):
     for step in (1, 2):
         logger = WandbLogger(tmp_path, mode="offline", config={"seed": 1})
         logger.log_metrics({"train/loss": 1.0}, step=step)
+        assert logger.run is None  # nothing is started for it
+        logger.log_metrics({"val/loss": 1.0}, step=step)
         logger.finalize("success")
     run_id = (tmp_path / "wandb" / "run_id").read_text()
     assert len(list((tmp_path / "wandb").glob(f"offline-run-*{run_id}*"))) >= 1
