@@ -29,7 +29,7 @@ from model.training.hardware import fast_precision
 from model.training.logging import CSVLogger, WandbLogger
 from model.training.module import GPTModule
 from model.training.progress import Progress
-from model.training.runs import XZ_BYTES, RunFolder, farewell, new_run_dir
+from model.training.runs import XZ_BYTES, RunFolder, farewell, leave_report, new_run_dir
 
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "default.yaml"
 TRAINER_DEFAULTS = {
@@ -109,6 +109,7 @@ def fit(cli: TrainingCLI) -> None:
     trainer, data, run_dir = cli.trainer, cli.datamodule, cli.trainer.default_root_dir
     trainer.fit(cli.model, data, ckpt_path=cli.config.ckpt_path)
     if trainer.is_global_zero and not trainer.fast_dev_run:
+        leave_report(Path(run_dir))
         text = data.validation_text(XZ_BYTES) if data.validation_bytes <= XZ_BYTES else None
         print(farewell(Path(run_dir), text))
 

@@ -37,6 +37,7 @@ def test_a_run_leaves_everything_in_its_folder(train, metrics, capsys):
         "checkpoints",
         "config.yaml",
         "metrics.csv",
+        "report.html",
         "samples.jsonl",
     ]
     rows = metrics(run)

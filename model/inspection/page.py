@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import base64
 import gzip
-import html
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
+from model.inspection import template
 from model.inspection.archive import AttentionArchive, Probe, Snapshot
 from model.inspection.heads import SCORES, formation_step, uniform_scores
 from model.inspection.images import COLOURS
@@ -64,8 +63,7 @@ def attention_page(runs: Sequence[Captures], title: str, *, max_bytes: int = MAX
         ValueError: if a run has no maps, or the runs differ in their probes or in their layers and heads.
     """
     _check_comparable(runs)
-    template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-    room = max_bytes - len(template.encode()) - 20_000
+    room = max_bytes - template.size("page.html") - 20_000
     room -= sum(len(json.dumps(_curve(run, frozenset()))) for run in runs)
     packed = _fit(runs, room)
 
@@ -90,16 +88,8 @@ def attention_page(runs: Sequence[Captures], title: str, *, max_bytes: int = MAX
         for capture in run["captures"]:
             if capture["step"] in packed.steps[i]:
                 capture["blocks"] = [numbers[i, capture["step"], name] for name in probes]
-    scripts = [f'<script type="application/json" id="data">{_script_safe(data)}</script>']
-    # Text in a script element of an unknown type is neither run nor parsed, so even megabytes of it open at once.
-    scripts += [
-        f'<script type="text/plain" id="block-{n}">{text}</script>' for n, text in enumerate(packed.blocks.values())
-    ]
-    before, marker, after = template.partition("<!-- data -->")
-    if not marker:
-        raise ValueError("page.html has lost its place for the data")
-    before = before.replace("<title>Attention maps</title>", f"<title>{html.escape(title)}</title>")
-    return before + "\n".join(scripts) + after
+    blocks = [template.text_element(f"block-{n}", text) for n, text in enumerate(packed.blocks.values())]
+    return template.fill("page.html", title, [template.json_element("data", data), *blocks])
 
 
 @dataclass(frozen=True)
@@ -174,7 +164,7 @@ def _curve(run: Captures, kept: frozenset[int] | set[int]) -> dict:
     """A run without its maps: errors and scores by step, and when heads formed."""
     steps = [snapshot.step for snapshot in run.snapshots]
     points = set(log_spaced(steps, MAX_CURVE_POINTS)) | kept
-    formation = _formation(run)
+    formation = formation_steps(run)
     points |= {step for score in formation.values() for row in score for step in row if step is not None}
     return {
         "name": run.name,
@@ -195,7 +185,8 @@ def _curve(run: Captures, kept: frozenset[int] | set[int]) -> dict:
     }
 
 
-def _formation(run: Captures) -> dict[str, list[list[int | None]]]:
+def formation_steps(run: Captures) -> dict[str, list[list[int | None]]]:
+    """For each score (L, H) steps at which a head has formed, None for those that have not."""
     steps = [snapshot.step for snapshot in run.snapshots]
     repeated = run.probes["repeated"]
     uniform = uniform_scores(len(run.probes["text"].tokens), len(repeated.tokens), repeated.period)
@@ -207,11 +198,6 @@ def _formation(run: Captures) -> dict[str, list[list[int | None]]]:
             for layer in range(scores.shape[1])
         ]
     return formed
-
-
-def _script_safe(value: object) -> str:
-    # Once no "<" is left, nothing in a token can end the element or open a comment.
-    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _check_comparable(runs: Sequence[Captures]) -> None:

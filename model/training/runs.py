@@ -12,6 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from model.checkpoint import verify_checkpoint
+from model.inspection.report import write_report
 from model.training.checkpointing import BEST, LAST, PREVIOUS
 from model.training.files import write_atomically
 
@@ -106,6 +107,14 @@ def resume_point(path: Path) -> tuple[Path, Path]:
     raise damage or FileNotFoundError(f"{run_dir} has no checkpoint to resume from")
 
 
+def leave_report(run_dir: Path) -> None:
+    """Writes report.html into a run's folder; what stands in its way costs a warning, never the run."""
+    try:
+        write_report(run_dir)
+    except (OSError, ValueError) as error:
+        log.warning("There is no report of this run: %s", error)
+
+
 def farewell(run_dir: Path, validation_text: str | None) -> str:
     """What the run has reached, where that is, and what to type next.
 
@@ -115,7 +124,7 @@ def farewell(run_dir: Path, validation_text: str | None) -> str:
     lines = [
         "",
         reached(run_dir, validation_text),
-        f"everything is in {run_dir}/: checkpoints, metrics.csv, samples.jsonl, attention maps",
+        f"everything is in {run_dir}/: report.html, checkpoints, metrics.csv, samples.jsonl, attention maps",
         "",
         f"  python scripts/generate.py --checkpoint {run_dir}           let it write",
         f"  python scripts/inspect_attention.py --run {run_dir}         see what it attends to",

@@ -3,7 +3,6 @@
 import io
 import math
 import re
-import shutil
 from dataclasses import replace
 from urllib.parse import parse_qs
 
@@ -16,13 +15,6 @@ from model.inspection import heads
 from model.inspection.archive import AttentionArchive, Probe, Snapshot
 from model.inspection.page import Captures, attention_page
 
-CHROMIUM = next(filter(None, map(shutil.which, ["chromium", "chromium-browser", "google-chrome", "chrome"])), None)
-if CHROMIUM is None:
-    pytest.skip("no Chromium is installed to open the page in", allow_module_level=True)
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright, which drives the browser, is not installed")
-
-FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-FLAGS += ["--disable-component-update", "--disable-sync"]
 STEPS = [0, 1, 2, 4, 8, 16, 32]
 PERIOD, LENGTH = 9, 20
 LABELS = ["for", " i", " in", " range", "(", "10", "):", "\n", "    ", "print"] * 2
@@ -60,38 +52,18 @@ def capture_steps(seed=0, layers=2, heads_=3, labels=LABELS, **snapshot) -> Capt
     return Captures("demo", probes, snapshots, arrays.get, STEPS)
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
-def open_page(browser, tmp_path):
-    """Opens a page of captures; at the end nothing may have been asked for, and nothing complained about."""
-    contexts, trouble = [], []
+def open_page(open_file, tmp_path):
+    """Opens a page of captures."""
 
-    def open_(*runs, hash_="", width=1280, height=900, theme="light"):
+    def open_(*runs, **window):
         path = tmp_path / "page.html"
         path.write_text(attention_page(runs, "A title & <more>"), encoding="utf-8")
-        size = {"width": width, "height": height}
-        context = browser.new_context(viewport=size, color_scheme=theme, offline=True, accept_downloads=True)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: trouble.append(message.text))
-        page.on("pageerror", lambda error: trouble.append(str(error)))
-        allowed = (path.as_uri(), "blob:")
-        page.on("request", lambda request: request.url.startswith(allowed) or trouble.append(request.url))
-        page.goto(path.as_uri() + hash_)
+        page = open_file(path, **window)
         settle(page)
         return page
 
-    yield open_
-    for context in contexts:
-        context.close()
-    assert not trouble
+    return open_
 
 
 def settle(page) -> None:

@@ -1,0 +1,45 @@
+"""A real browser without a network, in which nothing may be asked for and nothing may be complained about."""
+
+import shutil
+
+import pytest
+
+CHROMIUM = next(filter(None, map(shutil.which, ["chromium", "chromium-browser", "google-chrome", "chrome"])), None)
+FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+FLAGS += ["--disable-component-update", "--disable-sync"]
+
+
+@pytest.fixture(scope="session")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed to open the page in")
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="playwright, which drives the browser, is not installed"
+    )
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_file(browser):
+    """Opens an HTML file in a window of its own."""
+    contexts, trouble = [], []
+
+    def open_(path, hash_="", width=1280, height=900, theme="light"):
+        size = {"width": width, "height": height}
+        context = browser.new_context(viewport=size, color_scheme=theme, offline=True, accept_downloads=True)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: trouble.append(message.text))
+        page.on("pageerror", lambda error: trouble.append(str(error)))
+        allowed = (path.as_uri(), "blob:", "about:srcdoc")
+        page.on("request", lambda request: request.url.startswith(allowed) or trouble.append(request.url))
+        page.goto(path.as_uri() + hash_)
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert not trouble

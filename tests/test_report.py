@@ -1,0 +1,54 @@
+"""The paths a person takes to a run's report."""
+
+from pathlib import Path
+
+import pytest
+
+from scripts.report import main
+
+
+def test_a_run_is_reported_at_its_end_and_again_when_asked(train, capsys):
+    assert train("--name=run") == 0
+    report = Path("runs/run/report.html")
+    page = report.read_text(encoding="utf-8")
+    assert "val/loss" not in page and '"bits per byte"' in page and 'id="attention"' in page
+    report.unlink()
+    for options in ([], ["--run=runs/run"], ["--run=runs/run/checkpoints/best.ckpt"]):
+        assert main(options) == 0
+        assert "wrote" in capsys.readouterr().out
+        assert report.read_text(encoding="utf-8") == page
+        report.unlink()
+    assert main(["--output=other.html"]) == 0
+    assert Path("other.html").read_text(encoding="utf-8") == page
+
+
+def test_a_run_is_not_lost_with_its_report(train, monkeypatch, caplog):
+    monkeypatch.setattr("model.inspection.report.read_samples", lambda path: int("damaged"))
+    assert train("--name=run") == 0
+    assert "There is no report of this run" in caplog.text
+    assert Path("runs/run/checkpoints/best.ckpt").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "there are no runs under runs/ yet"),
+        (["--run=nowhere"], "there is no nowhere"),
+        (["--run=here"], "here is no run folder"),
+        (["--run=here", "--output=report.pdf"], "must end in .html"),
+    ],
+)
+def test_a_mistake_costs_one_sentence(tmp_path, monkeypatch, capsys, options, message):
+    monkeypatch.chdir(tmp_path)
+    Path("here").mkdir()
+    assert main(options) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert not list(tmp_path.rglob("*.html"))
+
+
+def test_an_unknown_option_costs_one_sentence(capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(["--runs=x"])
+    assert exit.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
