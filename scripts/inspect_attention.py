@@ -203,13 +203,14 @@ def draw(captures: Captures, output: Path, arguments: argparse.Namespace) -> Non
 
     from model.inspection.heads import SCORES
     from model.inspection.images import attention_grid, score_curves
+    from model.inspection.page import formation_steps
 
     steps = [snapshot.step for snapshot in captures.snapshots]
     if arguments.scores:
         if len(steps) < 2:
             raise ValueError(f"{captures.name} has been looked at once only: --scores needs a run with several steps")
         scores = {name: np.stack([snapshot.scores[name] for snapshot in captures.snapshots]) for name in SCORES}
-        score_curves(steps, scores, output, captures.name)
+        score_curves(steps, scores, output, captures.name, formation_steps(captures))
         return
     step = captures.steps[-1] if arguments.step is None else arguments.step
     if step not in steps:

@@ -139,11 +139,16 @@ def score_grid(scores: ArrayLike, name: str, path: Path | None = None, title: st
 
 
 def score_curves(
-    steps: Sequence[int], scores: Mapping[str, ArrayLike], path: Path | None = None, title: str = ""
+    steps: Sequence[int],
+    scores: Mapping[str, ArrayLike],
+    path: Path | None = None,
+    title: str = "",
+    formed: Mapping[str, Sequence[Sequence[int | None]]] | None = None,
 ) -> bytes:
     """How the scores grew: for each name one panel with a line a head, coloured by layer.
 
-    steps: N captures. scores: name -> (N, L, H) in [0, 1]. Returns the PNG, also written to `path`.
+    steps: N captures. scores: name -> (N, L, H) in [0, 1]. formed: name -> (L, H) steps at which heads formed, which
+    get a dot, and the first of them a note. Returns the PNG, also written to `path`.
     """
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -154,17 +159,32 @@ def score_curves(
         values = np.asarray(scores[name], dtype=np.float32)
         if values.ndim != 3 or len(values) != len(steps):
             raise ValueError(f"{len(steps)} steps need scores (N, L, H) with N = {len(steps)}, not {values.shape}")
-        colours = [_colour_map()(0.25 + 0.75 * (layer + 1) / values.shape[1]) for layer in range(values.shape[1])]
+        colours = [_colour_map()(0.3 + 0.6 * (layer + 0.5) / values.shape[1]) for layer in range(values.shape[1])]
         for layer, head in np.ndindex(values.shape[1:]):
-            axes.plot(steps, values[:, layer, head], color=colours[layer], linewidth=1, alpha=0.8)
+            axes.plot(steps, values[:, layer, head], color=colours[layer], linewidth=1.5, alpha=0.85)
+        marks = [
+            (step, values[list(steps).index(step), layer, head], layer, head)
+            for layer, of_layer in enumerate((formed or {}).get(name, ()))
+            for head, step in enumerate(of_layer)
+            if step is not None
+        ]
+        for step, value, layer, _ in marks:
+            axes.plot(step, value, "o", color=colours[layer], markeredgecolor="white", markersize=7, clip_on=False)
+        if marks:
+            step, value, layer, head = min(marks)
+            note = f"head {layer}.{head}\nforms at {step}"
+            axes.annotate(note, (step, value), (-8, 0), textcoords="offset points", ha="right", va="center", fontsize=9)
         # Most of what happens, happens early; below the first step, zero still has its place.
         axes.set_xscale("symlog", linthresh=1)
-        axes.set(title=name.replace("_", " "), xlabel="step", ylim=(0, 1), xlim=(min(steps), max(max(steps), 1)))
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.set(title=name.replace("_", " "), xlabel="step", ylim=(0, 1.02), xlim=(min(steps), max(max(steps), 1)))
         axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#e3e6ea", linewidth=0.8)
+        axes.tick_params(length=0, labelsize=9)
     lines = [Line2D([], [], color=colour, label=f"layer {layer}") for layer, colour in enumerate(colours)]
     figure.legend(handles=lines, loc="outside right center", frameon=False)
     if title:
-        figure.suptitle(title, parse_math=False)
+        figure.suptitle(title, x=0.01, ha="left", parse_math=False)
     return _png(figure, path)
 
 

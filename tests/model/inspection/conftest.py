@@ -1,8 +1,12 @@
-"""A real browser without a network, in which nothing may be asked for and nothing may be complained about."""
+"""Shared by the tests of what is looked at: a real browser without a network, in which nothing may go wrong."""
 
 import shutil
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("no deadline", deadline=None)  # a busy machine is no mistake
+settings.load_profile("no deadline")
 
 CHROMIUM = next(filter(None, map(shutil.which, ["chromium", "chromium-browser", "google-chrome", "chrome"])), None)
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]

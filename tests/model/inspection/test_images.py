@@ -175,3 +175,13 @@ def test_a_heat_map_has_a_square_for_each_head_and_grey_where_a_model_diverged()
     corners = pixels[::half, ::half].tolist()
     assert corners[0] == [[255, 255, 255], [13, 18, 56]] and corners[1][0] == [200, 200, 200]
     assert (pixels[half:, half:] == pixels[-1, -1]).all()
+
+
+def test_formed_heads_are_marked_on_the_curves():
+    steps, scores = [0, 1, 2, 4], {"induction": np.array([0.1, 0.2, 0.7, 0.9]).reshape(4, 1, 1)}
+    plain = images.score_curves(steps, scores)
+    assert images.score_curves(steps, scores, formed={"induction": [[None]]}) == plain
+    marked = imread(io.BytesIO(images.score_curves(steps, scores, formed={"induction": [[2]]})))
+    changed = np.argwhere((marked != imread(io.BytesIO(plain))).any(-1))
+    middle = changed.mean(0) / marked.shape[:2]
+    assert 0.2 < middle[0] < 0.6 and len(changed) > 100  # a dot and a note at 0.7, above the middle
