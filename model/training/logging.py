@@ -199,7 +199,7 @@ class WandbLogger(Logger):
             project=os.environ.get("WANDB_PROJECT", "glassgpt"),
             name=self.run_dir.name,
             id=run_id,
-            dir=self.run_dir,
+            dir=self.run_dir.resolve(),  # its service may have been started from another folder
             mode=self.mode,
             resume="allow" if resumed and self.mode == "online" else None,
             config=self.config,
