@@ -35,7 +35,11 @@ class Progress(ProgressBar):
         if self.enabled and trainer.is_global_zero and sys.stderr.isatty():
             total = trainer.max_steps if trainer.max_steps > 0 else None
             self.bar = tqdm(
-                total=total, dynamic_ncols=True, leave=False, bar_format="{l_bar}{bar}| {desc}", file=sys.stderr
+                total=total,
+                dynamic_ncols=True,
+                leave=False,
+                bar_format="{percentage:3.0f}%|{bar}| {desc}",
+                file=sys.stderr,
             )
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:

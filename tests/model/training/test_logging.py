@@ -3,7 +3,7 @@
 import csv
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.training.logging import COLUMNS, CSVLogger, WandbLogger, has_wandb_credentials, wandb_mode
@@ -46,6 +46,7 @@ def test_a_new_column_keeps_the_rows_before_it(tmp_path):
     assert [(row["lr"], row["attention/sink/layer_0"]) for row in rows] == [("1.0", ""), ("2.0", "0.5"), ("3.0", "")]
 
 
+@settings(deadline=None, max_examples=50)  # writing files takes as long as the disk lets it
 @given(st.lists(st.booleans(), min_size=1, max_size=12), st.data())
 def test_a_run_cut_anywhere_and_gone_on_writes_the_same_file(tmp_path_factory, has_extra, data):
     """The file is cut at any byte behind the row of the step that is gone on from, as a kill may leave it."""
