@@ -5,6 +5,10 @@ import random
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("unhurried", deadline=None)  # no test asserts a duration
+settings.load_profile("unhurried")
 
 REPOSITORY = Path(__file__).parent.parent
 

@@ -3,10 +3,6 @@
 import shutil
 
 import pytest
-from hypothesis import settings
-
-settings.register_profile("no deadline", deadline=None)  # a busy machine is no mistake
-settings.load_profile("no deadline")
 
 CHROMIUM = next(filter(None, map(shutil.which, ["chromium", "chromium-browser", "google-chrome", "chrome"])), None)
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
