@@ -92,7 +92,8 @@ class TextFile:
             if self.blocks:
                 boundary = _BLANK_LINES_BYTES.search(window)
                 return offset + (boundary.end() if boundary else len(window))
-            return offset + next((i for i, byte in enumerate(window[:4]) if byte & 0xC0 != 0x80), 0)
+            # The first byte from here on that begins a character; the end of the file where its last one was cut.
+            return offset + next((i for i, byte in enumerate(window[:4]) if byte & 0xC0 != 0x80), len(window[:4]))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data import readers, tokenizers
@@ -93,6 +93,7 @@ def test_a_file_without_line_ends_is_cut_too(tmp_path: Path, monkeypatch: pytest
 
 
 @settings(max_examples=50)
+@example(text="ends in a cut é", fraction=0.95, blocks=False)
 @given(text=texts.filter(lambda text: len(text) > 10), fraction=st.floats(0.05, 0.95), blocks=st.booleans())
 def test_two_shares_are_the_whole_file(tmp_path_factory, text: str, fraction: float, blocks: bool):
     path = tmp_path_factory.mktemp("shares") / "text.txt"
