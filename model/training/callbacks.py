@@ -154,7 +154,7 @@ class AttentionRecording(Callback):
             enabled: whether maps are recorded.
             probe_tokens: length of the text, at most context_length; a file holds layers x heads x its square numbers.
             early_steps: powers of two are recorded up to this step.
-            picture: whether the maps of the last step are also drawn, as a PNG.
+            picture: whether every validation also draws the maps, as a PNG.
         """
         self.enabled = enabled
         self.probe_tokens = probe_tokens
@@ -193,24 +193,30 @@ class AttentionRecording(Callback):
             self._record(trainer, module)
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
-        if self.recorder is not None and trainer.global_step > self.recorded_step:
+        if self.recorder is None:
+            return
+        if trainer.global_step > self.recorded_step:
             self._record(trainer, module)
+        if self.picture:
+            self._draw(Path(trainer.default_root_dir).name)
 
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
         if self.recorder is None or not self.recorder.archive.snapshots:
             return
         archive, run = self.recorder.archive, Path(trainer.default_root_dir).name
-        if self.picture:
-            from model.inspection.images import attention_grid
-
-            step = archive.steps[-1]
-            path = archive.path(step).with_suffix(".png")
-            attention_grid(archive.maps(step)["text"], archive.probes["text"].labels, path, f"{run}, step {step}")
         for logger in wandb_loggers(trainer):
             from model.inspection.page import Captures, attention_page
 
             logger.log_page("attention/page", attention_page([Captures.of(archive, run)], run), trainer.global_step)
             logger.log_folder("attention-maps", archive.folder)
+
+    def _draw(self, run: str) -> None:
+        from model.inspection.images import attention_grid
+
+        archive = self.recorder.archive
+        step = archive.steps[-1]
+        path = archive.path(step).with_suffix(".png")
+        attention_grid(archive.maps(step)["text"], archive.probes["text"].labels, path, f"{run}, step {step}")
 
     def _record(self, trainer: Trainer, module: LightningModule) -> None:
         if self.recorder is None:
