@@ -12,6 +12,7 @@ if not __package__:  # run as a file, Python looks for modules beside it and not
 
 from scripts.benchmarks import generate, recording_tax, time_to_loss, train, trainer_tax
 from scripts.benchmarks.report import Limits, append, record
+from scripts.parser import Parser
 
 DESCRIPTION = """\
 Measures GlassGPT beside its peers: each contender in a process of its own, in turn, over several rounds, with what
@@ -69,13 +70,6 @@ def build_parser() -> argparse.ArgumentParser:
         )
         module.add_options(subparser)
     return parser
-
-
-class Parser(argparse.ArgumentParser):
-    """Answers a mistake with one sentence, without the usage."""
-
-    def error(self, message: str) -> None:
-        self.exit(2, f"benchmark.py: {message}; --help lists the options\n")
 
 
 def measure(options: argparse.Namespace) -> None:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 if not __package__:  # run as a file, Python looks for modules beside it and not in the repository's root
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from scripts.parser import Parser
+
 if TYPE_CHECKING:
     import torch
 
@@ -70,13 +72,6 @@ def build_parser() -> argparse.ArgumentParser:
     add("--seed", type=int, metavar="N", help="number that makes the texts repeatable (default: a new one each time)")
     add("--device", default="auto", metavar="NAME", help="cpu, cuda, cuda:1, mps, ... (default: auto, the fastest)")
     return parser
-
-
-class Parser(argparse.ArgumentParser):
-    """Answers a mistake with one sentence, without the usage."""
-
-    def error(self, message: str) -> None:
-        self.exit(2, f"{self.prog}: {message}; --help lists the options\n")
 
 
 def write_samples(arguments: argparse.Namespace) -> None:

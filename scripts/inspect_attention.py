@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 if not __package__:  # run as a file, Python looks for modules beside it and not in the repository's root
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from scripts.parser import Parser
+
 if TYPE_CHECKING:
     from model.inspection.page import Captures
 
@@ -73,13 +75,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     picture.add_argument("--scores", action="store_true", help="draw every head's scores over the steps, not maps")
     return parser
-
-
-class Parser(argparse.ArgumentParser):
-    """Answers a mistake with one sentence, without the usage."""
-
-    def error(self, message: str) -> None:
-        self.exit(2, f"{self.prog}: {message}; --help lists the options\n")
 
 
 def inspect(arguments: argparse.Namespace) -> Path:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 if not __package__:  # run as a file, Python looks for modules beside it and not in the repository's root
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts.parser import Parser
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -26,13 +27,6 @@ def main(argv: list[str] | None = None) -> int:
         print(f"report.py: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-class Parser(argparse.ArgumentParser):
-    """Answers a mistake with one sentence, without the usage."""
-
-    def error(self, message: str) -> None:
-        self.exit(2, f"{self.prog}: {message}; --help lists the options\n")
 
 
 def report(run: Path | None, output: Path | None) -> Path:
