@@ -35,7 +35,7 @@ class GPTConfig:
         position: "rotary" (arXiv:2104.09864) or "learned" (a table of context_length vectors).
         norm: "rmsnorm" (without parameters) or "layernorm".
         embedding_norm: the embeddings are normalised before they enter the first block, as in nanochat.
-        activation: "relu2", "swiglu" or "gelu".
+        activation: "relu2", "swiglu", "gelu" or "gelu_exact".
         bias: offsets in the linear layers and LayerNorms.
         tie_embeddings: the head's matrix is the embedding's (arXiv:1608.05859).
         qk_norm: queries and keys are normalised before their product (arXiv:2302.05442).

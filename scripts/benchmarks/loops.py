@@ -213,7 +213,7 @@ def build_loop(contender: str, tokens: np.ndarray, size: Size, options: dict) ->
 
 
 def gpt2_config(size: Size, bias: bool = False) -> GPTConfig:
-    """Our GPT in GPT-2's architecture, as nanoGPT has it; but for GELU, ours by tanh as GPT-2's own, the same."""
+    """Our GPT in GPT-2's architecture, as nanoGPT has it."""
     return GPTConfig(
         vocab_size=size.vocab,
         context_length=size.context,
@@ -223,7 +223,7 @@ def gpt2_config(size: Size, bias: bool = False) -> GPTConfig:
         position="learned",
         norm="layernorm",
         embedding_norm=False,
-        activation="gelu",
+        activation="gelu_exact",
         bias=bias,
         tie_embeddings=True,
         qk_norm=False,

@@ -33,12 +33,19 @@ def randomized(config: GPTConfig) -> GPT:
     return gpt
 
 
-def test_gpt2_family_equals_hugging_face_gpt2():
+@pytest.mark.parametrize(("activation", "theirs"), [("gelu", "gelu_new"), ("gelu_exact", "gelu")])
+def test_gpt2_family_equals_hugging_face_gpt2(activation, theirs):
     transformers = pytest.importorskip("transformers")
-    gpt = randomized(GPTConfig(**SIZES, **GPT2))
+    gpt = randomized(GPTConfig(**SIZES, **{**GPT2, "activation": activation}))
     peer = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
-            vocab_size=50, n_positions=16, n_embd=32, n_layer=3, n_head=4, attn_implementation="eager"
+            vocab_size=50,
+            n_positions=16,
+            n_embd=32,
+            n_layer=3,
+            n_head=4,
+            activation_function=theirs,
+            attn_implementation="eager",
         )
     ).eval()
     names = {
@@ -212,7 +219,7 @@ def test_config_survives_a_round_trip_as_plain_data():
         ({"vocab_size": 0}, "vocab_size must be at least 1, not 0"),
         ({"position": "alibi"}, "'rotary' or 'learned', not 'alibi'"),
         ({"norm": "batchnorm"}, "'layernorm' or 'rmsnorm', not 'batchnorm'"),
-        ({"activation": "tanh"}, "'gelu', 'relu2' or 'swiglu', not 'tanh'"),
+        ({"activation": "tanh"}, "'gelu', 'gelu_exact', 'relu2' or 'swiglu', not 'tanh'"),
         ({"embed_dim": 36, "num_heads": 12}, "even head width: embed_dim / num_heads is 3"),
         ({"window": 0}, "window must be at least 1, not 0"),
         ({"logit_soft_cap": 0.0}, "logit_soft_cap must be positive or null, not 0.0"),
