@@ -48,7 +48,8 @@ def run(options: argparse.Namespace, limits: Limits) -> Report:
     if options.device.startswith("cuda"):
         names = ["glassgpt", "nanogpt", "nanogpt+compile"]
     else:
-        names = ["glassgpt", "nanogpt", "nanogpt+compile", "nanogpt+allocator", "nanogpt+compile+allocator"]
+        names = ["glassgpt", "glassgpt+compile", "nanogpt", "nanogpt+compile"]
+        names += ["nanogpt+allocator", "nanogpt+compile+allocator"]
         report.notes.append(
             "glassgpt keeps freed memory in the process (model/device.py), as train.py does; nanogpt does not by "
             "itself, and with +allocator is given the same."
