@@ -28,6 +28,7 @@ from model.training.command_line import expand, quiet, sentence
 from model.training.hardware import fast_precision
 from model.training.logging import CSVLogger, WandbLogger
 from model.training.module import GPTModule
+from model.training.profiling import build_profiler
 from model.training.progress import Progress
 from model.training.runs import XZ_BYTES, RunFolder, farewell, leave_report, new_run_dir
 
@@ -98,6 +99,7 @@ class TrainingCLI(LightningCLI):
             callbacks=callbacks + as_list(own.callbacks),
             logger=loggers + as_list(own.logger or None),
             plugins=plugins + as_list(own.plugins),
+            profiler=build_profiler(own.profiler, run_dir),
         )
 
 

@@ -59,6 +59,14 @@ def test_a_run_leaves_everything_in_its_folder(train, metrics, capsys):
     assert "xz -9e" in output and "--resume runs/first" in output
 
 
+def test_a_profiler_that_is_asked_for_leaves_its_table(train, capsys):
+    assert train("--name=first", "--trainer.profiler=simple") == 0
+    assert "run_training_batch" in Path("runs/first/fit-profile.txt").read_text()
+    assert train("--name=second", "--trainer.profiler=sample") == 2
+    assert "must be one of simple, advanced, pytorch, xla, not sample" in capsys.readouterr().err
+    assert not Path("runs/second").exists()
+
+
 def test_a_checkpoint_is_plain_data_and_complete(train):
     assert train() == 0
     [run] = Path("runs").iterdir()
