@@ -10,7 +10,7 @@ from pathlib import Path
 if not __package__:  # run as a file, Python looks for modules beside it and not in the repository's root
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.benchmarks import generate, recording_tax, time_to_loss, train, trainer_tax
+from scripts.benchmarks import default_run, generate, recording_tax, time_to_loss, train, trainer_tax
 from scripts.benchmarks.report import Limits, append, record
 from scripts.parser import Parser
 
@@ -32,6 +32,7 @@ BENCHMARKS = {
     "generate": generate,
     "trainer_tax": trainer_tax,
     "recording_tax": recording_tax,
+    "default_run": default_run,
 }
 
 

@@ -149,6 +149,28 @@ def test_recording_tax(measure, small_text, tmp_path):
     assert 0 < row["recording_seconds"] < row["seconds_with"]
 
 
+def test_default_run(measure, small_text, tmp_path):
+    data = [f"--data.files={small_text}", "--data.tokenizer=bytes", "--data.vocab_size=null"]
+    printed = measure(
+        "default_run",
+        "--rounds=1",
+        "--config=configs/debug.yaml",
+        "--learning_rates=0.01",
+        "--",
+        *data,
+        f"--data.cache_dir={tmp_path}",
+        "--data.batch_size=2",
+        "--trainer.limit_val_batches=1",
+    )
+    ours, peer = printed["rows"]
+    assert ours["contender"] == "glassgpt" and ours["steps"] == 40 and ours["lower_by"] == 0
+    assert peer["contender"] == "gpt2+adamw 0.01"
+    assert ours["tokens_per_step"] == peer["tokens_per_step"] == 128
+    assert ours["validation_tokens"] == peer["validation_tokens"] > 0
+    assert peer["lower_by"] == peer["bits_per_byte"] - ours["bits_per_byte"]
+    assert peer["parameters"] != ours["parameters"]
+
+
 @needs_nanogpt
 def test_both_train_on_the_same_work(measure):
     printed = measure(

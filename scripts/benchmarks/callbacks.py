@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
-from model.training.callbacks import AttentionRecording
+from model.training.callbacks import AttentionRecording, Stopwatch
 from scripts.benchmarks.limits import synchronize
 from scripts.benchmarks.loops import rehearse, validation_loss
 from scripts.benchmarks.training import Curve
@@ -129,6 +129,43 @@ class BesideBareLoop(Callback):
         synchronize(self.device)
         self.tokens_per_step = batch["tokens"].numel() * accumulate
         return time.perf_counter() - started
+
+
+class TrainingClock(Callback):
+    """Seconds of training, validation not counted, and the bits per byte that it ends at."""
+
+    def __init__(self, output: str):
+        """
+        Args:
+            output: where the result goes.
+        """
+        self.output = output
+        self.clock = Stopwatch()
+        self.step_seconds: list[float] = []
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self.clock.start()
+
+    def on_train_batch_end(self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, *_: Any) -> None:
+        if trainer.global_step == len(self.step_seconds):  # gradients are still being accumulated
+            return
+        synchronize(module.device.type)
+        self.step_seconds.append(self.clock.lap())
+        self.tokens_per_step = batch["tokens"].numel() * trainer.accumulate_grad_batches
+
+    def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
+        result = {
+            "seconds": sum(self.step_seconds),
+            "step_seconds": self.step_seconds,
+            "steps": trainer.global_step,
+            "bits_per_byte": module.validation_metrics["val/bits_per_byte"],
+            "validation_tokens": trainer.datamodule.validation_tokens,
+            "parameters": module.gpt.num_parameters(),
+            "tokens_per_step": self.tokens_per_step,
+            "flops_per_token": module.gpt.flops_per_token(),
+            "precision": precision_in_words(trainer),
+        }
+        Path(self.output).write_text(json.dumps(result))
 
 
 class FitClock(Callback):

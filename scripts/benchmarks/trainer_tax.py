@@ -16,7 +16,7 @@ from scripts.benchmarks.processes import run_training
 from scripts.benchmarks.report import Limits, Report
 
 HELP = "our Trainer against our own bare loop, for each config"
-CPU_CONFIGS = ["configs/default.yaml", "configs/shakespeare_char.yaml", "configs/debug.yaml"]
+CPU_CONFIGS = [f"configs/{name}.yaml" for name in ("default", "shakespeare_char", "induction", "debug")]
 COLUMNS = {
     "config": "config",
     "parameters": "parameters",
