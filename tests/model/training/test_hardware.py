@@ -1,0 +1,30 @@
+"""What is known of a machine's speed."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from model.training.hardware import peak_flops
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bf16-mixed", 989.4e12),
+        ("NVIDIA H200", "bf16-mixed", 989.4e12),
+        ("NVIDIA A100-SXM4-80GB", "bf16-mixed", 312e12),
+        ("NVIDIA H200", "32-true", None),
+    ],
+)
+def test_peak_is_the_data_sheets_for_dense_matrices_on_all_devices(monkeypatch, name, precision, peak):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: name)
+    strategy = SimpleNamespace(root_device=torch.device("cuda", 0))
+    trainer = SimpleNamespace(strategy=strategy, precision=precision, world_size=8)
+    found = peak_flops(trainer)
+    assert found == (peak and pytest.approx(8 * peak))
+
+
+def test_nobody_states_the_peak_of_a_processor():
+    trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")), world_size=1)
+    assert peak_flops(trainer) is None
