@@ -82,8 +82,10 @@ def grid_figure(
         pitch = math.floor(pitch)  # whole pixels for each weight keep the squares square
     stride = math.ceil(LABEL_PITCH / pitch)
     label_size = min(max(0.8 * pitch, 8.0), 12.0)
-    label_room = max(map(len, labels)) * 0.61 * label_size + 8
-    heading_size = min(max(size * pitch / 18, 13), 36)  # a large grid is looked at from further away
+    # Margins of whole pixels too, or every square would be smeared over two.
+    label_room = math.ceil(max(map(len, labels)) * 0.61 * label_size + 8)
+    # A large picture is looked at from further away, but "layer 10" has to fit beside its maps.
+    heading_size = round(min(max(min(max(rows, columns) * pitch / 100, size * pitch / 5), 13), 36))
 
     margins = {
         "left": 2 * heading_size + label_room,
@@ -92,16 +94,21 @@ def grid_figure(
         "bottom": 8 + label_room,
     }
     figure, axes = _figure(columns * pitch, rows * pitch, margins, title, 1.2 * heading_size)
-    image = axes.imshow(_mosaic(weights, gap), cmap=_colour_map(), norm=PowerNorm(0.5, 0, 1), interpolation="auto")
+    mosaic = _mosaic(weights, gap)
+    # Coloured before it is enlarged: there are far fewer weights than pixels.
+    colouring = {"cmap": _colour_map(), "norm": PowerNorm(0.5, 0, 1), "interpolation_stage": "rgba"}
+    image = axes.imshow(mosaic, interpolation="nearest" if pitch >= 1 else "auto", **colouring)
 
-    shown = np.arange(0, size, stride)
-    for axis, cells in ((axes.xaxis, len(heads)), (axes.yaxis, len(layers))):
-        starts = np.arange(cells)[:, None] * (size + gap)
-        axis.set_ticks((starts + shown).ravel(), [labels[i] for i in shown] * cells)
-        for text in axis.get_ticklabels():
-            text.set(fontfamily=FONT, fontsize=_points(label_size), parse_math=False)
-    axes.tick_params(length=0, pad=3)
-    axes.tick_params(axis="x", rotation=90)
+    # Plain texts beside the axes: as ticks, hundreds of them take five times as long.
+    axes.set(xticks=(), yticks=())
+    text = {"fontfamily": FONT, "fontsize": _points(label_size), "parse_math": False}
+    edge, last_row = 3 / pitch + 0.5, len(mosaic) - 1
+    for i in range(0, size, stride):
+        for row in range(len(layers)):
+            axes.text(-edge, row * (size + gap) + i, labels[i], ha="right", va="center", **text)
+        for column in range(len(heads)):
+            place = (column * (size + gap) + i, last_row + edge)
+            axes.text(*place, labels[i], ha="center", va="top", rotation=90, **text)
 
     heading = {"fontsize": _points(heading_size), "color": "#444444"}
     for column, head in enumerate(heads):
