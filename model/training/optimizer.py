@@ -69,7 +69,10 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
     ]
     groups = [group | {"initial_lr": group["lr"]} for group in groups if group["params"]]
     if config.algorithm == "adamw":
-        return torch.optim.AdamW(groups, betas=config.betas, eps=config.epsilon, fused=True)
+        optimizer = torch.optim.AdamW(groups, betas=config.betas, eps=config.epsilon, fused=True)
+        # Gradients scaled for float16 are to be unscaled before the step, where they are clipped, and not inside it.
+        optimizer._step_supports_amp_scaling = False
+        return optimizer
     rate = config.matrix_learning_rate
     groups[-1] |= {"lr": rate, "initial_lr": rate, "momentum": config.momentum, "muon": True}
     return Muon(groups, betas=config.betas, eps=config.epsilon)

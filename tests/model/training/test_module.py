@@ -60,7 +60,8 @@ def test_accumulated_batches_are_one_large_batch(train, metrics):
     assert one == pytest.approx(two, abs=1e-4)
 
 
-def test_gradients_are_clipped(train, monkeypatch):
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_gradients_are_clipped(train, monkeypatch, precision):
     norms = []
     original = torch.optim.AdamW.step
 
@@ -72,7 +73,8 @@ def test_gradients_are_clipped(train, monkeypatch):
         return loss
 
     monkeypatch.setattr(torch.optim.AdamW, "step", spy)
-    assert train("--model.optimizer.algorithm=adamw", "--trainer.gradient_clip_val=0.01") == 0
+    clipped = ["--model.optimizer.algorithm=adamw", "--trainer.gradient_clip_val=0.01"]
+    assert train(*clipped, f"--trainer.precision={precision}") == 0
     assert norms == pytest.approx([0.01] * 12, rel=1e-3)
 
 
