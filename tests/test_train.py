@@ -292,6 +292,7 @@ def test_every_shipped_config_trains(train, small_text, config):
     ]
     shrunk += ["--data.validation_fraction=0.1", "--data.num_workers=0", "--model.gpt.num_layers=2"]
     shrunk += ["--model.gpt.num_heads=2", "--model.gpt.embed_dim=16", "--trainer.accelerator=cpu"]
+    shrunk += ["--trainer.precision=bf16-mixed"]  # as on a GPU
     shrunk += ["--trainer.accumulate_grad_batches=1", "--trainer.max_steps=2", "--wandb=disabled", "--name=run"]
     assert train(f"--config={REPOSITORY / 'configs' / config}", *shrunk) == 0
     assert Path("runs/run/checkpoints/best.ckpt").exists()
