@@ -12,6 +12,7 @@ if not __package__:  # run as a file, Python looks for modules beside it and not
 
 from scripts.benchmarks import default_run, generate, recording_tax, time_to_loss, train, trainer_tax
 from scripts.benchmarks.report import Limits, append, record
+from scripts.benchmarks.summary import markdown
 from scripts.parser import Parser
 
 DESCRIPTION = """\
@@ -40,7 +41,10 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the command line; returns the exit status: 0, 1 if a contender fails, 2 for a mistake, 130 for Ctrl-C."""
     options = build_parser().parse_args(argv)
     try:
-        measure(options)
+        if options.benchmark == "table":
+            print(markdown(options.results))
+        else:
+            measure(options)
     except KeyboardInterrupt:
         return 130
     except (ValueError, OSError) as error:
@@ -54,15 +58,18 @@ def main(argv: list[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """The options; each help text names the unit and the default."""
-    common = Parser(add_help=False)
+    kept = Parser(add_help=False)
+    results = Path("runs/benchmarks.jsonl")
+    kept.add_argument(
+        "--results", type=Path, default=results, metavar="FILE", help=f"where JSON is appended (default: {results})"
+    )
+    common = Parser(add_help=False, parents=[kept])
     add = common.add_argument
     add("--device", default="cpu", help="cpu or cuda; decides the default sizes (default: cpu)")
     add("--nanogpt", metavar="PATH", help="checkout of nanoGPT (default: its rows are left out)")
     add("--rounds", type=int, default=3, metavar="N", help="turns of each contender, each a seed (default: 3)")
     add("--limit_seconds", type=float, default=3.0, help="time for each of three limits of the machine (default: 3)")
     add("--peak_tflops", type=float, metavar="N", help="what the maker states; MFU is then a share of it")
-    results = Path("runs/benchmarks.jsonl")
-    add("--results", type=Path, default=results, metavar="FILE", help=f"where JSON is appended (default: {results})")
     parser = Parser(prog="benchmark.py", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     subcommands = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK", parser_class=Parser)
     for name, module in BENCHMARKS.items():
@@ -70,6 +77,8 @@ def build_parser() -> argparse.ArgumentParser:
             name, help=module.HELP, description=module.__doc__, parents=[common], allow_abbrev=False
         )
         module.add_options(subparser)
+    table = "the newest figures of each benchmark as a table in Markdown"
+    subcommands.add_parser("table", help=table, description=table, parents=[kept], allow_abbrev=False)
     return parser
 
 

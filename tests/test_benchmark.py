@@ -171,6 +171,41 @@ def test_default_run(measure, small_text, tmp_path):
     assert peer["parameters"] != ours["parameters"]
 
 
+def test_the_table_shows_the_newest_of_each_benchmark(tmp_path, capsys):
+    def rows(milliseconds):
+        times = {"glassgpt": milliseconds, "glassgpt+compile": milliseconds - 10, "nanogpt": 90, "nanogpt+compile": 80}
+        return [
+            {
+                "size": TINY,
+                "contender": name,
+                "milliseconds_per_step": time,
+                "milliseconds_of_rounds": [time, 2 * time, 3 * time],
+                "tokens_per_second": 1e6 / time,
+                "mfu": 0.25,
+            }
+            for name, time in times.items()
+        ]
+
+    results = tmp_path / "results.jsonl"
+    results.write_text("".join(json.dumps({"benchmark": "train", "rows": rows(time)}) + "\n" for time in (70, 50)))
+    assert benchmark.main(["table", f"--results={results}"]) == 0
+    _, _, line = capsys.readouterr().out.splitlines()
+    # 80 by 40: the faster of each, in the newest record.
+    assert line == (
+        f"| tokens a second in training, GPT-2's architecture {TINY} | 25,000 (25% MFU) "
+        "| nanoGPT+compile 12,500 (25%) | **2.00** |"
+    )
+
+
+@pytest.mark.parametrize("content", [None, "not JSON", '{"rows": []}', "[]"])
+def test_no_table_without_results(tmp_path, capsys, content):
+    results = tmp_path / "results.jsonl"
+    if content is not None:
+        results.write_text(content)
+    assert benchmark.main(["table", f"--results={results}"]) == 2
+    assert str(results) in capsys.readouterr().err
+
+
 @needs_nanogpt
 def test_both_train_on_the_same_work(measure):
     printed = measure(
