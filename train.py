@@ -31,6 +31,7 @@ from model.training.module import GPTModule
 from model.training.profiling import build_profiler
 from model.training.progress import Progress
 from model.training.runs import XZ_BYTES, RunFolder, farewell, leave_report, new_run_dir
+from model.training.sharding import FullyShardedStrategy
 
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "default.yaml"
 TRAINER_DEFAULTS = {
@@ -100,6 +101,7 @@ class TrainingCLI(LightningCLI):
             logger=loggers + as_list(own.logger or None),
             plugins=plugins + as_list(own.plugins),
             profiler=build_profiler(own.profiler, run_dir),
+            strategy=FullyShardedStrategy() if own.strategy == "fsdp" else own.strategy,
         )
 
 

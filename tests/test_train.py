@@ -355,18 +355,19 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(python, tmp_path,
     assert len(steps) == len(set(steps))
 
 
-def test_two_processes_are_one(train, python, small_options, metrics):
+@pytest.mark.parametrize(("strategy", "steps"), [("ddp", 50), ("fsdp", 20)])
+def test_two_processes_are_one(train, python, metrics, strategy, steps):
     """A run that goes on with two devices and then with one again has the losses of one device, in float32."""
     # AdamW, because Muon's products in bfloat16 make more of a difference in rounding.
     constant = ["--model.schedule.decay=none", "--trainer.log_every_n_steps=1"]
     constant += ["--model.optimizer.algorithm=adamw", "--model.optimizer.learning_rate=0.001"]
-    assert train("--name=one", *constant, "--trainer.max_steps=50") == 0
+    one_device = ["--resume=runs/two", "--trainer.devices=1", "--trainer.strategy=auto"]
+    two_devices = ["--resume=runs/two", "--trainer.devices=2", f"--trainer.strategy={strategy}"]
+    assert train("--name=one", *constant, f"--trainer.max_steps={steps}") == 0
     assert train("--name=two", *constant, "--trainer.max_steps=5") == 0
-    ended = python(
-        "train.py", "--resume=runs/two", "--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.max_steps=45"
-    )
+    ended = python("train.py", *two_devices, f"--trainer.max_steps={steps - 5}")
     assert ended.returncode == 0, ended.stderr
-    assert train("--resume=runs/two", "--trainer.devices=1", "--trainer.strategy=auto", "--trainer.max_steps=50") == 0
+    assert train(*one_device, f"--trainer.max_steps={steps}") == 0
     one, two = metrics("runs/one"), metrics("runs/two")
     for column in ("train/loss", "val/loss"):
         expected = {row["step"]: float(row[column]) for row in one if row[column]}

@@ -6,17 +6,21 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
+from model.files import write_atomically
 from model.generation import generate
-from model.training.files import write_atomically
 from model.training.hardware import peak_flops
 from model.training.logging import CSVLogger, log_metrics, wandb_loggers
+from model.training.sharding import whole_gpt
+
+if TYPE_CHECKING:
+    from model.inspection.recorder import AttentionRecorder
 
 AUTOCAST_TYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 KNOWN_CHARS = 200_000  # a token that so much text does not hold is too rare to probe with
@@ -165,15 +169,20 @@ class AttentionRecording(Callback):
         self.recorded_step = -1
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        if not self.enabled or not trainer.is_global_zero:
-            return
+        self.recorded_step = trainer.global_step
+        if self.enabled and trainer.is_global_zero:
+            self.recorder = self._recorder(trainer, module)
+        if trainer.global_step == 0:
+            self._record(trainer, module)
+
+    def _recorder(self, trainer: Trainer, module: LightningModule) -> AttentionRecorder:
         from model.inspection.recorder import AttentionRecorder
 
         data = trainer.datamodule
         length = min(self.probe_tokens, module.gpt.config.context_length)
         tokenizer = data.tokenizer
         tokens = tokenizer.encode(data.validation_text(16 * length))[:length]
-        self.recorder = AttentionRecorder(
+        return AttentionRecorder(
             Path(trainer.default_root_dir, "attention"),
             tokens,
             [tokenizer.label(token) for token in tokens],
@@ -184,9 +193,6 @@ class AttentionRecording(Callback):
             token_label=tokenizer.label,
             autocast=AUTOCAST_TYPES.get(str(trainer.precision)),
         )
-        self.recorded_step = trainer.global_step
-        if trainer.global_step == 0:
-            self._record(trainer, module)
 
     def on_train_batch_end(self, trainer: Trainer, module: LightningModule, *_: Any) -> None:
         step = trainer.global_step
@@ -194,11 +200,9 @@ class AttentionRecording(Callback):
             self._record(trainer, module)
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
-        if self.recorder is None:
-            return
-        if trainer.global_step > self.recorded_step:
+        if trainer.state.fn == "fit" and trainer.global_step > self.recorded_step:
             self._record(trainer, module)
-        if self.picture:
+        if self.recorder is not None and self.picture:
             self._draw(Path(trainer.default_root_dir).name)
 
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
@@ -221,10 +225,10 @@ class AttentionRecording(Callback):
         attention_grid(maps, labels, path, f"{run}, step {step}", max_side=PICTURE_SIDE)
 
     def _record(self, trainer: Trainer, module: LightningModule) -> None:
-        if self.recorder is None:
-            return
         step = self.recorded_step = trainer.global_step
-        log_metrics(trainer, self.recorder.record(module.gpt, step))
+        if not self.enabled or (gpt := whole_gpt(trainer, module)) is None:
+            return
+        log_metrics(trainer, self.recorder.record(gpt, step))
         for logger in wandb_loggers(trainer):
             from model.inspection.images import mosaic_pixels, score_pixels
 
@@ -260,14 +264,14 @@ class Samples(Callback):
         write_atomically(self.path, "".join(kept).encode())
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
-        if trainer.state.fn != "fit" or not trainer.is_global_zero or not self.max_new_tokens:
+        if trainer.state.fn != "fit" or not self.max_new_tokens or (gpt := whole_gpt(trainer, module)) is None:
             return
         tokenizer = trainer.datamodule.tokenizer
         prompt = tokenizer.encode(self.prompt) or [tokenizer.end_of_text]
         # A generator of its own: what is drawn for show must not change what the run draws for itself.
         generator = torch.Generator(module.device).manual_seed(trainer.global_step)
         tokens = generate(
-            module.gpt,
+            gpt,
             torch.tensor([prompt], device=module.device),
             self.max_new_tokens,
             temperature=self.temperature,

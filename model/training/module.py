@@ -12,6 +12,7 @@ from model.training.checkpointing import check_same_model
 from model.training.hardware import compile_where_it_pays
 from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
+from model.training.sharding import FullyShardedStrategy
 
 
 class GPTModule(LightningModule):
@@ -32,7 +33,8 @@ class GPTModule(LightningModule):
             gpt: the network.
             optimizer: how the weights are updated.
             schedule: how the learning rates move over the run.
-            compile: torch.compile the network; auto: on a GPU, where it soon pays. Without a compiler it runs as it is.
+            compile: torch.compile the network; auto: on a GPU, where it soon pays. Without a compiler, and sharded over
+                devices, it runs as it is.
         """
         super().__init__()
         self.gpt_config = gpt
@@ -48,7 +50,9 @@ class GPTModule(LightningModule):
         if self.gpt_config.vocab_size is None:
             self.gpt_config.vocab_size = self.trainer.datamodule.tokenizer.vocab_size
         self.gpt = GPT(self.gpt_config)
-        self.loss = compile_where_it_pays(self.gpt.loss, self.compile_mode, self.trainer.strategy.root_device)
+        strategy = self.trainer.strategy
+        mode = False if isinstance(strategy, FullyShardedStrategy) else self.compile_mode
+        self.loss = compile_where_it_pays(self.gpt.loss, mode, strategy.root_device)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         self.learning_rate_factor()  # complains about a schedule that needs an end before the run has begun

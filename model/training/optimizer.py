@@ -10,6 +10,7 @@ from torch.optim.adamw import adamw
 
 from model.device import has_fast_bfloat16
 from model.gpt import GPT
+from model.training.sharding import shard_like, whole
 
 
 @dataclass
@@ -114,7 +115,7 @@ class Muon(torch.optim.Optimizer):
         directions = torch._foreach_lerp(gradients, momenta, group["momentum"])  # Nesterov: look one step ahead
 
         same_shape = defaultdict(list)
-        for parameter, direction in zip(parameters, directions, strict=True):
+        for parameter, direction in zip(parameters, map(whole, directions), strict=True):
             tall = direction.shape[0] > direction.shape[1]
             wide = direction.mT if tall else direction
             same_shape[wide.shape].append((parameter, wide, tall))
@@ -124,7 +125,7 @@ class Muon(torch.optim.Optimizer):
             updates = orthogonalize(torch.stack([wide for _, wide, _ in members]))
             for (parameter, _, tall), update in zip(members, updates, strict=True):
                 scale = math.sqrt(max(1.0, parameter.shape[0] / parameter.shape[1]))
-                parameter.add_(update.mT if tall else update, alpha=-group["lr"] * scale)
+                parameter.add_(shard_like(update.mT if tall else update, parameter), alpha=-group["lr"] * scale)
 
     def _adamw(self, group: dict, parameters: list[Tensor]) -> None:
         # The tensors must exist before `adamw`, which counts steps in place.

@@ -12,9 +12,9 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from model.checkpoint import verify_checkpoint
+from model.files import write_atomically
 from model.inspection.report import write_report
 from model.training.checkpointing import BEST, LAST, PREVIOUS
-from model.training.files import write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def check_options(trainer: Trainer) -> None:
     if trainer.limit_train_batches not in (None, 1.0) and not (trainer.overfit_batches or trainer.fast_dev_run):
         raise ValueError("trainer.limit_train_batches: would begin the same batches anew, set trainer.max_steps")
     if type(trainer.strategy).__name__ in ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy"):
-        raise ValueError("trainer.strategy: the optimizer and the recorded maps need whole weights, so write ddp")
+        raise ValueError("trainer.strategy: the optimizer needs matrices that know their shape, so write ddp or fsdp")
     interval, accumulate = trainer.val_check_interval, trainer.accumulate_grad_batches
     if isinstance(interval, int) and interval % accumulate:
         raise ValueError(

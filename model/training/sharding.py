@@ -1,0 +1,111 @@
+"""FSDP: weights, gradients and the optimizer's state cut over the devices, one checkpoint file for all of them.
+
+PyTorch's `fully_shard` makes every parameter a DTensor, which still is one matrix and knows its whole shape: names,
+groups and Muon's products stay those of one device. Lightning's own "fsdp" flattens them, and needs GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+
+from model.gpt import GPT
+
+
+class FullyShardedStrategy(ModelParallelStrategy):
+    """What `--trainer.strategy fsdp` means here, on processors as on GPUs.
+
+    A checkpoint is the file that one device writes, and goes on with any number of devices, sharded or not.
+    """
+
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        return True
+
+    def setup(self, trainer: Trainer) -> None:
+        mesh = init_device_mesh(self.root_device.type, (self.world_size,))
+        gpt = self.lightning_module.gpt
+        for block in gpt.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(gpt, mesh=mesh)
+        super().setup(trainer)
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """On the first rank; the others take part and get nothing worth keeping."""
+        return {name: self._gather(tensor) for name, tensor in self.lightning_module.state_dict().items()}
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        state = optimizer.state_dict()
+        gathered = {
+            number: {name: self._gather(value) for name, value in values.items()}
+            for number, values in state["state"].items()
+        }
+        return {**state, "state": gathered}
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        if self.is_global_zero:
+            self.checkpoint_io.save_checkpoint(checkpoint, filepath, storage_options)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        return self.checkpoint_io.load_checkpoint(checkpoint_path)
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        shards = self.lightning_module.state_dict()
+        state = {
+            name: shard_like(value, shards[name]) if name in shards else value
+            for name, value in checkpoint["state_dict"].items()
+        }
+        self.lightning_module.load_state_dict(state, strict=strict)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            cut = {
+                number: {
+                    name: shard_like(value, parameters[number]) if value.ndim else value.to(self.root_device)
+                    for name, value in values.items()
+                }
+                for number, values in state["state"].items()
+            }
+            optimizer.load_state_dict({**state, "state": cut})
+
+    def _gather(self, value: Any) -> Any:
+        if not isinstance(value, DTensor):
+            return value
+        whole = value.detach().full_tensor()
+        return whole.cpu() if self.is_global_zero else None
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor that may be cut over the devices; then every rank has to ask for it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """`tensor`, which every rank holds whole, cut as `like` is; itself where that is whole too."""
+    if not isinstance(like, DTensor):
+        return tensor
+    on_device = tensor.to(like.device)
+    return distribute_tensor(on_device, like.device_mesh, like.placements, src_data_rank=None)  # nothing is sent
+
+
+def whole_gpt(trainer: Trainer, module: LightningModule) -> GPT | None:
+    """The network to look at while it is trained, on the first rank and None on the others; all ranks have to ask."""
+    if not isinstance(trainer.strategy, FullyShardedStrategy):
+        return module.gpt if trainer.is_global_zero else None
+    weights = trainer.strategy.lightning_module_state_dict()
+    if not trainer.is_global_zero:
+        return None
+    with torch.random.fork_rng(devices=[]):  # the first weights, which it draws, are not the run's
+        gpt = GPT(module.gpt.config)
+    gpt.load_state_dict({name.removeprefix("gpt."): weight for name, weight in weights.items()})
+    return gpt.to(module.device).train(module.training)

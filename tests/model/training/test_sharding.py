@@ -1,0 +1,60 @@
+"""Sharded over two processes, every optimizer moves the weights as on one device."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[3]
+
+PROGRAM = """
+import sys
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from model.gpt import GPT, GPTConfig
+from model.training import optimizer, sharding
+
+optimizer.has_fast_bfloat16 = lambda device: False  # else rounding would hide a difference
+distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=int(sys.argv[3]), world_size=2)
+mesh = init_device_mesh("cpu", (2,))
+
+def train(is_sharded):
+    torch.manual_seed(0)
+    # Sizes that two do not divide.
+    gpt = GPT(GPTConfig(vocab_size=33, context_length=8, num_layers=2, num_heads=3, embed_dim=18, bigram_buckets=9))
+    if is_sharded:
+        for module in [*gpt.blocks, gpt]:
+            fully_shard(module, mesh=mesh)
+    config = optimizer.OptimizerConfig(algorithm=sys.argv[2], weight_decay=0.1)
+    update = optimizer.build_optimizer(gpt, config)
+    for _ in range(5):
+        tokens = torch.randint(33, (4, 9))
+        if is_sharded:
+            tokens = tokens.chunk(2)[distributed.get_rank()]
+        gpt.loss(tokens[:, :-1], tokens[:, 1:]).backward()
+        torch.nn.utils.clip_grad_norm_(gpt.parameters(), 0.5)
+        update.step()
+        update.zero_grad()
+    return gpt
+
+expected = train(is_sharded=False).state_dict()
+for name, shard in train(is_sharded=True).state_dict().items():
+    assert shard.to_local().numel() < expected[name].numel(), name
+    torch.testing.assert_close(sharding.whole(shard), expected[name], atol=1e-5, rtol=0)
+    assert torch.equal(sharding.shard_like(sharding.whole(shard), shard).to_local(), shard.to_local())
+"""
+
+
+@pytest.mark.parametrize("algorithm", ["muon", "adamw"])
+def test_sharded_weights_move_as_whole_ones(tmp_path, algorithm):
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "store"), algorithm]
+    processes = [
+        subprocess.Popen([*command, rank], env=environment, stderr=subprocess.PIPE, text=True) for rank in ("0", "1")
+    ]
+    errors = [process.communicate()[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], errors
