@@ -95,7 +95,7 @@ def inspect(arguments: argparse.Namespace) -> Path:
     if output.suffix == ".png":
         draw(shown[0], output, arguments)
     else:
-        from model.inspection.archive import write_atomically
+        from model.files import write_atomically
         from model.inspection.page import attention_page
 
         page = attention_page(shown, " and ".join(captures.name for captures in shown))

@@ -35,6 +35,10 @@ def report(run: Path | None, output: Path | None) -> Path:
 
     if output and output.suffix != ".html":
         raise ValueError(f"--output {output} must end in .html")
+    if output and not output.parent.is_dir():
+        raise FileNotFoundError(f"--output {output}: there is no folder {output.parent}")
+    if output and output.is_dir():
+        raise ValueError(f"--output {output} is a folder: name a file in it")
     return write_report(find_run(run), output)
 
 

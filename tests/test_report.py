@@ -36,15 +36,18 @@ def test_a_run_is_not_lost_with_its_report(train, monkeypatch, caplog):
         (["--run=nowhere"], "there is no nowhere"),
         (["--run=here"], "here is no run folder"),
         (["--run=here", "--output=report.pdf"], "must end in .html"),
+        (["--run=here", "--output=none/report.html"], "there is no folder none"),
+        (["--run=here", "--output=folder.html"], "folder.html is a folder"),
     ],
 )
 def test_a_mistake_costs_one_sentence(tmp_path, monkeypatch, capsys, options, message):
     monkeypatch.chdir(tmp_path)
     Path("here").mkdir()
+    Path("folder.html").mkdir()
     assert main(options) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
-    assert not list(tmp_path.rglob("*.html"))
+    assert len(list(tmp_path.rglob("*"))) == 2
 
 
 def test_an_unknown_option_costs_one_sentence(capsys):

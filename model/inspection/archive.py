@@ -12,8 +12,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import os
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -22,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from model.files import write_atomically
 from model.inspection.heads import SCORES
 
 
@@ -132,7 +131,6 @@ class AttentionArchive:
 
     def add(self, snapshot: Snapshot, maps: Mapping[str, np.ndarray]) -> None:
         """Writes a capture. Those of this step and later, left by a run that went further before, are forgotten."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         if not (self.folder / "probe.json").exists():
             probes = {name: asdict(probe) for name, probe in self.probes.items()}
             write_atomically(self.folder / "probe.json", _json({"tokenizer": self.tokenizer, "probes": probes}))
@@ -147,30 +145,6 @@ class AttentionArchive:
         for step in outdated:
             for path in (self.path(step), self.path(step).with_suffix(".png")):
                 path.unlink(missing_ok=True)
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Writes a file that is seen whole or not at all, even when the process or the machine stops in between.
-
-    Raises FileNotFoundError when the folder is missing.
-    """
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"cannot write {path}: there is no folder {path.parent}")
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        # mkstemp makes files that only their owner can read; these are ordinary results.
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(name).chmod(0o666 & ~umask)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _read(path: Path) -> bytes:

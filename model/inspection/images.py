@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from model.inspection.archive import write_atomically
+from model.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

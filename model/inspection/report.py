@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
+from model.files import write_atomically
 from model.inspection import template
-from model.inspection.archive import AttentionArchive, write_atomically
+from model.inspection.archive import AttentionArchive
 from model.inspection.heads import SCORES
 from model.inspection.page import Captures, attention_page, formation_steps
 

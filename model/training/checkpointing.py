@@ -18,8 +18,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from model.checkpoint import read_checkpoint
+from model.files import atomic_file, flush_folder
 from model.gpt import GPTConfig
-from model.training.files import atomic_file, flush_folder
 
 log = logging.getLogger(__name__)
 

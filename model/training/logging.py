@@ -19,7 +19,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from model.training.files import write_atomically
+from model.files import write_atomically
 
 log = logging.getLogger(__name__)
 

@@ -130,12 +130,6 @@ def test_scores_are_drawn(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "grid.png"]
 
 
-def test_a_missing_folder_is_named_and_nothing_is_left(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no folder .*missing"):
-        images.attention_grid(np.zeros((1, 1, 2, 2)), ["a", "b"], tmp_path / "missing" / "x.png")
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(
     ("shape", "labels", "message"),
     [

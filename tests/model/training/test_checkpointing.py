@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from model.files import atomic_file, write_atomically
 from model.training.checkpointing import AtomicCheckpointIO, random_state, set_random_state
-from model.training.files import atomic_file, write_atomically
 
 CPU = torch.device("cpu")
 
