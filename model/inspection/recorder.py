@@ -5,7 +5,8 @@ used are projected once more, and the weights computed from them by the formula.
 maps can be trusted:
 
     fidelity    max |weights @ values - what the fused kernel gave|, over all layers, where the largest value of a
-                layer is above 1 as a share of it: that is how rounding grows
+                layer is above 1 as a share of it: rounding grows with it, and bfloat16 has no number between 10
+                and 10.06 that a kernel could give
     causality   the largest change of any logit before token j when token j is replaced: 0 unless the future leaks
 
 Shapes: L layers, H heads, T tokens, K head width.
@@ -182,8 +183,8 @@ def repeated_tokens(candidates: Collection[int], period: int, seed: int = 0, fir
 
 
 def _positions(length: int) -> list[int]:
-    """Where tokens are replaced: early, in the middle and at the end; nothing comes before the first."""
-    return sorted({1, length // 2, length - 1} & set(range(1, length)))
+    """Where tokens are replaced: in the middle and at the end; nothing comes before the first."""
+    return sorted({length // 2, length - 1} - {0})
 
 
 def _leak(logits: Callable[[Tensor], Tensor], tokens: Tensor, before: Tensor, position: int) -> float:
