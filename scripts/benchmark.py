@@ -22,10 +22,13 @@ which is also appended to the file of results. Close everything else that comput
 
 A peer comes from where you have it: git clone https://github.com/karpathy/nanoGPT, pip install transformers.
 
-On a GPU, all in one go:
-  for benchmark in train time_to_loss generate; do
-    python scripts/benchmark.py $benchmark --device cuda --nanogpt ../nanoGPT $(
-      [ $benchmark = time_to_loss ] && echo --data tinyshakespeare.txt); done"""
+On a GPU, all in one go, the Trainer's tax at the size of nanoGPT's character config:
+  text=tinyshakespeare.txt
+  for benchmark in train generate "time_to_loss --data $text"; do
+    python scripts/benchmark.py $benchmark --device cuda --nanogpt ../nanoGPT; done
+  python scripts/benchmark.py trainer_tax --device cuda --configs configs/shakespeare_char.yaml --data $text -- \\
+    --model.gpt.num_layers=6 --model.gpt.num_heads=6 --model.gpt.embed_dim=384 \\
+    --data.batch_size=64 --model.gpt.context_length=256"""
 
 BENCHMARKS = {
     "train": train,
