@@ -266,6 +266,10 @@ class CausalSelfAttention(nn.Module):
         q, k, v = self.project(x, rotary, value_embedding)
         if cache is not None:
             k, v = cache.append(k, v)
+            if cache.visible is not None:
+                grouped = self.num_kv_heads != self.num_heads
+                values = F.scaled_dot_product_attention(q, k, v, cache.visible, enable_gqa=grouped)
+                return self.output_proj(_merge_heads(values))
         return self.output_proj(_merge_heads(self.attend(q, k, v, mask)))
 
     def project(

@@ -11,8 +11,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from model.cache import KVCache
+from model.cache import KVCache, StaticCache
 from model.gpt import GPT
+
+Recorder = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 
 
 def generate(
@@ -25,6 +27,7 @@ def generate(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
     stop_token: int | None = None,
+    record: Recorder | None = None,
 ) -> Tensor:
     """Continues each prompt of a batch; (B, T) -> (B, T + new tokens), the prompts included.
 
@@ -43,6 +46,8 @@ def generate(
             Holtzman et al. 2019, https://arxiv.org/abs/1904.09751); applied after temperature and top_k.
         generator: source of randomness, on the model's device; PyTorch's default one if None.
         stop_token: ends a sequence, which is filled up with it; when all have ended so does the result.
+        record: makes of a function what repeats it at less cost, here of the step of one token: `record_cuda_graph`
+            on a GPU, which otherwise waits for Python to launch each kernel, or `torch.compile`; None: as written.
 
     Raises:
         TypeError: if the tokens are not integers.
@@ -57,6 +62,7 @@ def generate(
         top_p=top_p,
         generator=generator,
         stop_token=stop_token,
+        record=record,
     )
     return torch.cat((tokens, torch.stack(list(new), dim=1)), dim=1)
 
@@ -71,6 +77,7 @@ def stream(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
     stop_token: int | None = None,
+    record: Recorder | None = None,
 ) -> Iterator[Tensor]:
     """As `generate`, but yields each new token (B,) of the batch as soon as it is drawn, without the prompts."""
     if tokens.is_floating_point() or tokens.dtype == torch.bool:
@@ -87,7 +94,7 @@ def stream(
     _check_sampling(temperature, top_k, top_p)
     draw = partial(sample, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
     # A function of its own, because the body of a generator runs, and so complains, only when it is iterated.
-    return _decode(model, tokens, max_new_tokens, draw, stop_token)
+    return _decode(model, tokens, max_new_tokens, draw, stop_token, record)
 
 
 @torch.inference_mode()
@@ -97,6 +104,7 @@ def _decode(
     max_new_tokens: int,
     draw: Callable[[Tensor], Tensor],
     stop_token: int | None,
+    record: Recorder | None,
 ) -> Iterator[Tensor]:
     config = model.config
     context_length = config.context_length
@@ -111,6 +119,7 @@ def _decode(
         device=weight.device,
         dtype=weight.dtype,
     )
+    step = None if record is None else RecordedStep(model, cache, record)
     unread = tokens[:, -context_length:]
     finished = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
     was_training = model.training
@@ -122,8 +131,11 @@ def _decode(
                 recent = cache.tokens[:, context_length - kept + 1 :]
                 unread = torch.cat((recent, unread), dim=1)
                 cache.reset()
-            features = model.features(unread, cache=cache)
-            token = draw(model.unembed(features[:, -1]))
+            if step is not None and cache.length and unread.shape[1] == 1:
+                logits = step(unread)
+            else:
+                logits = model.unembed(model.features(unread, cache=cache)[:, -1])
+            token = draw(logits)
             if stop_token is not None:
                 token = token.masked_fill(finished, stop_token)
                 finished = finished | (token == stop_token)
@@ -134,6 +146,59 @@ def _decode(
             unread = token[:, None]
     finally:
         model.train(was_training)
+
+
+class RecordedStep:
+    """Reads one token a sequence by operations that are recorded at the first call and repeated from then on.
+
+    Args:
+        cache: whatever a call finds in it is what its tokens follow: one token at least, and room for one more.
+        record: runs a function of no arguments, perhaps several times, and returns what repeats it.
+    """
+
+    def __init__(self, model: GPT, cache: KVCache, record: Recorder) -> None:
+        self.model, self.cache, self.record = model, cache, record
+        # What differs from call to call lies at fixed addresses.
+        self.tokens = torch.zeros_like(cache.tokens[:, :1])
+        self.position = cache.tokens.new_zeros(1)
+        self.static_cache = StaticCache(cache, self.position, model.config.window)
+        self.repeat: Callable[[], Tensor] | None = None
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Tokens (B, 1) -> logits (B, V), which the next call may overwrite."""
+        self.tokens.copy_(tokens)
+        self.position.fill_(self.cache.length)
+        if self.repeat is None:
+            with torch.cuda.device_of(tokens):
+                self.repeat = self.record(self._logits)
+        logits = self.repeat()
+        self.cache.length += 1
+        return logits
+
+    def _logits(self) -> Tensor:
+        return self.model.unembed(self.model.features(self.tokens, cache=self.static_cache)[:, -1])
+
+
+def record_cuda_graph(function: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """Launches all kernels of `function` as one from then on, on the same memory; each call overwrites the result.
+
+    See https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs.
+    """
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # what libraries set up at their first call cannot be recorded
+        function()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    # Other threads, such as one that loads data, may meanwhile use the device.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        result = function()
+
+    def repeat() -> Tensor:
+        graph.replay()
+        return result
+
+    return repeat
 
 
 def sample(

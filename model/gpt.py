@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.block import Block, build_norm
-from model.cache import KVCache
+from model.cache import KVCache, StaticCache
 from model.masks import document_mask
 from model.rotary import RotaryEmbedding
 
@@ -187,21 +187,22 @@ class GPT(nn.Module):
         logits = self(tokens, document_ids=document_ids)
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction=reduction)
 
-    def features(self, tokens: Tensor, *, cache: KVCache | None = None, document_ids: Tensor | None = None) -> Tensor:
+    def features(
+        self, tokens: Tensor, *, cache: KVCache | StaticCache | None = None, document_ids: Tensor | None = None
+    ) -> Tensor:
         """(B, T) -> (B, T, D), the residual stream after the last block and the final norm."""
         length = tokens.shape[1]
         offset = 0 if cache is None else cache.length
-        if offset + length > self.config.context_length:
+        if isinstance(offset, int) and offset + length > self.config.context_length:
             raise ValueError(
                 f"the sequence has {offset + length} tokens, more than the context_length {self.config.context_length}"
             )
-        seen = tokens if cache is None else cache.append_tokens(tokens)
+        recent = tokens if cache is None else cache.append_tokens(tokens)
         x = self.token_embedding(tokens)
         if self.bigram_embedding is not None:
-            recent = seen[:, max(0, offset - 1) :]  # the new tokens and the one before them
             x = x + self.bigram_embedding(self.bigram_buckets(recent, document_ids)[:, -length:])
         if self.position_embedding is not None:
-            x = x + self.position_embedding(torch.arange(offset, offset + length, device=tokens.device))
+            x = x + self.position_embedding(offset + torch.arange(length, device=tokens.device))
         if torch.is_autocast_enabled(x.device.type):  # else the sums below would stay in float32
             x = x.to(torch.get_autocast_dtype(x.device.type))
         rotary = None

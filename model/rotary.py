@@ -50,12 +50,16 @@ class RotaryEmbedding(nn.Module):
         self._fill_tables(self.cos.device)
         return self
 
-    def forward(self, length: int, offset: int = 0) -> tuple[Tensor, Tensor]:
+    def forward(self, length: int, offset: int | Tensor = 0) -> tuple[Tensor, Tensor]:
         """(cos, sin), each (T, K/2) in float32, for the positions offset .. offset + length - 1.
+
+        An offset on the device, (1,), is for a length of 1, and not checked: that would wait for the device.
 
         Raises:
             ValueError: if these run past max_len, or offset is negative.
         """
+        if isinstance(offset, Tensor):
+            return self.cos[offset], self.sin[offset]
         if offset < 0 or offset + length > self.max_len:
             raise ValueError(
                 f"positions {offset} to {offset + length - 1} do not fit a table of {self.max_len} positions"

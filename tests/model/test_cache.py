@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.attention import CausalSelfAttention
-from model.cache import KVCache
+from model.cache import KVCache, StaticCache
 from model.gpt import GPT, GPTConfig
 from model.masks import padding_mask
 from model.rotary import RotaryEmbedding
@@ -37,7 +37,8 @@ def test_token_ids_are_kept_beside_their_keys():
     torch.testing.assert_close(cache.append_tokens(tokens[:, :5]), tokens[:, :5])
     assert cache.length == 0  # their keys and values are still to come
     cache.append(0, *keys_and_values(5))
-    torch.testing.assert_close(cache.append_tokens(tokens[:, 5:]), tokens)
+    torch.testing.assert_close(cache.append_tokens(tokens[:, 5:]), tokens[:, 4:])  # and the one before
+    torch.testing.assert_close(cache.tokens, tokens)
     with pytest.raises(ValueError, match="full: 5 of 8 positions are taken, so 4 more do not fit"):
         cache.append_tokens(tokens[:, :4])
 
@@ -152,3 +153,21 @@ def test_the_gpt_in_any_chunks_gives_the_same_logits(options, chunks):
     at_once = gpt(tokens)
     assert at_once.std(dim=1).mean() > 0.1
     torch.testing.assert_close(torch.cat(logits, dim=1), at_once, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+@torch.no_grad()
+def test_a_static_cache_gives_the_same_logits(options):
+    gpt = GPT(GPTConfig(vocab_size=31, context_length=12, num_layers=3, num_heads=4, embed_dim=32, **options)).eval()
+    for parameter in gpt.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    tokens = torch.randint(31, (2, 12))
+    cache = KVCache(3, 2, gpt.config.num_kv_heads, 12, 8)
+    position = torch.empty(1, dtype=torch.long)
+    static_cache = StaticCache(cache, position, gpt.config.window)
+    logits = [gpt(tokens[:, :3], cache=cache)]
+    for index in range(3, 12):
+        position.fill_(index)
+        logits.append(gpt(tokens[:, index : index + 1], cache=static_cache))
+    torch.testing.assert_close(torch.cat(logits, dim=1), gpt(tokens), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(cache.tokens, tokens)

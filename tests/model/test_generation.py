@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -156,6 +157,30 @@ def test_dropout_is_off_and_the_mode_comes_back():
     next(unfinished)
     unfinished.close()
     assert gpt.training
+
+
+@pytest.mark.parametrize(
+    "config",
+    [MODERN, GPT2, dataclasses.replace(MODERN, num_kv_heads=2, window=3)],
+    ids=["modern", "gpt2", "grouped and windowed"],
+)
+def test_a_step_recorded_once_serves_every_position(config):
+    gpt, tokens = build_gpt(config), torch.randint(23, (3, 4))
+    graphs = []
+
+    def trace(module, inputs):
+        graphs.append(module)
+        assert ".item()" not in module.code  # which would wait for the device
+        return module.forward
+
+    def draw(**options):
+        return generate(gpt, tokens, 64, top_k=9, generator=torch.Generator().manual_seed(1), **options)
+
+    torch.compiler.reset()
+    # Whole, because a CUDA graph, which this stands for, cannot be recorded where Python decides or waits.
+    recorded = draw(record=partial(torch.compile, backend=trace, fullgraph=True, dynamic=False))
+    assert len(graphs) == 1  # though the text outgrew the context ten times
+    torch.testing.assert_close(recorded, draw())
 
 
 # Sampling
