@@ -191,8 +191,8 @@ def _blocks(pieces: Iterable[str]) -> Iterator[Passage]:
 
 def _last_cut(text: str) -> int:
     """The last place where `text` can be cut without changing its tokens; 0 where there is none."""
-    for begin in (max(len(text) - 4096, 0), 0):
-        cuts = [found.start() for found in _CUTS.finditer(text, begin)]
+    for searched in (2**12, 2**16, len(text)):  # from the end, for there are thousands of places in a block
+        cuts = [found.start() for found in _CUTS.finditer(text, max(len(text) - searched, 0))]
         if cuts and cuts[-1] > 0:
             return cuts[-1]
     return len(text) - 1 if len(text) > MAX_PASSAGE_CHARS else 0
