@@ -2,6 +2,7 @@
 
 The page holds every capture as the lower triangles of its maps, one byte 255 sqrt(p) a weight, which is within 0.004
 of the weight; gzip and base64 make of each probe and step a block of its own, which the browser opens when it is shown.
+Bytes below 128 may be rounded without leaving these 0.004, and then take a third less.
 Above the diagonal the recorded maps are zero; whether that is true of the model, the page's causality badge says.
 
 Shapes: L layers, H heads, T tokens.
@@ -56,8 +57,8 @@ class Captures:
 def attention_page(runs: Sequence[Captures], title: str, *, max_bytes: int = MAX_BYTES) -> str:
     """The page, as HTML. With two runs it opens with the one beside the other.
 
-    If all would take more than `max_bytes`, steps are left out, evenly in the logarithm of the step and never the
-    last; if a dozen steps are still too many, the text is cut. The page says so.
+    If all would take more than `max_bytes`, small weights are rounded; then steps are left out, evenly in the
+    logarithm of the step and never the last; if a dozen steps are still too many, the text is cut. The page says so.
 
     Raises:
         ValueError: if a run has no maps, or the runs differ in their probes or in their layers and heads.
@@ -103,17 +104,17 @@ class _Packed:
 
 
 def _fit(runs: Sequence[Captures], room: int) -> _Packed:
-    """As many steps, and then as much of the text, as `room` bytes hold."""
+    """As much precision, then as many steps, and then as much of the text, as `room` bytes hold."""
     full = max(len(probe.tokens) for probe in runs[0].probes.values())
     most = max(len(run.steps) for run in runs)
-    length, count = full, most
+    length, count, rounded = full, most, False
     cache: dict[tuple[int, int], dict[str, str]] = {}
     while True:
         chosen = [log_spaced(run.steps, count) for run in runs]
         blocks, size = {}, 0
         for i, step in ((i, step) for i, of_run in enumerate(chosen) for step in reversed(of_run)):
             if (i, step) not in cache:
-                cache[i, step] = {name: _pack(maps, length) for name, maps in runs[i].load(step).items()}
+                cache[i, step] = {name: _pack(maps, length, rounded) for name, maps in runs[i].load(step).items()}
             for name, text in cache[i, step].items():
                 blocks[i, step, name] = text
                 size += len(text) + 60  # its element
@@ -121,18 +122,21 @@ def _fit(runs: Sequence[Captures], room: int) -> _Packed:
                 break
         if size <= room:
             break
-        if count > MIN_STEPS:
+        if not rounded:
+            rounded, cache = True, {}
+        elif count > MIN_STEPS:
             count = max(MIN_STEPS, int(count * 0.9))
         elif length > 8:
             length, cache = max(8, int(length * 0.85)), {}
         else:
             raise ValueError(f"even {count} steps of {length} tokens do not fit into {room} bytes: {size} and more")
     layers, heads = runs[0].snapshots[0].scores["sink"].shape
-    notes = []
+    saved = ["rounds weights to within 0.004"] if rounded else []
     if count < most:
-        notes.append(f"To stay small, this page shows {count} of {most} recorded steps; the curves show all.")
+        saved.append(f"shows {count} of {most} recorded steps (the curves show all)")
     if length < full:
-        notes.append(f"To stay small, this page shows the first {length} of {full} tokens; scores are of all.")
+        saved.append(f"shows the first {length} of {full} tokens (scores are of all)")
+    notes = [f"To stay small, this page {', '.join(saved)}."] if saved else []
     return _Packed(blocks, [set(of_run) for of_run in chosen], length, layers, heads, notes)
 
 
@@ -152,12 +156,15 @@ def log_spaced(steps: Sequence[int], count: int) -> list[int]:
     return [steps[i] for i in chosen]
 
 
-def _pack(maps: np.ndarray, length: int) -> str:
+def _pack(maps: np.ndarray, length: int, rounded: bool) -> str:
     maps = np.asarray(maps, dtype=np.float32)[:, :, :length, :length]
     rows, columns = np.tril_indices(maps.shape[-1])
-    roots = np.sqrt(np.nan_to_num(maps[:, :, rows, columns]).clip(0, 1))
-    # Without a time stamp the same maps make the same page.
-    return base64.b64encode(gzip.compress(np.rint(255 * roots).astype(np.uint8).tobytes(), 6, mtime=0)).decode()
+    values = 255 * np.sqrt(np.nan_to_num(maps[:, :, rows, columns]).clip(0, 1))
+    # p = (value / 255)^2 changes the less with a value, the smaller that is: these steps all keep it within 0.004.
+    step = np.select([values < 32, values < 64, values < 128], [8, 4, 2], 1) if rounded else 1
+    packed = (np.rint(values / step) * step).astype(np.uint8)
+    # Without a time stamp the same maps make the same page. Higher levels gain nothing on such noise.
+    return base64.b64encode(gzip.compress(packed.tobytes(), 4, mtime=0)).decode()
 
 
 def _curve(run: Captures, kept: frozenset[int] | set[int]) -> dict:

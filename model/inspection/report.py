@@ -157,7 +157,7 @@ def first_formed(captures: Captures) -> dict[str, str]:
         ]
         if formed:
             step, layer, head = min(formed)
-            found[score] = f"formed at step {step:,} by head {layer}.{head}"
+            found[score] = f"{layer}.{head} forms at {step:,}"
     return found
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+PART = re.compile(r"^/\* (\S+\.(?:css|js)) \*/$", re.MULTILINE)  # stands for the text of that file
+
 
 def fill(template: str, title: str, elements: Iterable[str]) -> str:
-    """The document: `template` (a file beside this one) with theme.css in its style, a title, and data elements."""
+    """The document: `template` (a file beside this one) with its parts in their places, a title, and data elements."""
     head, tail = _halves(template)
     return head.replace("<title></title>", f"<title>{html.escape(title)}</title>", 1) + "\n".join(elements) + tail
 
@@ -39,6 +42,6 @@ def _halves(template: str) -> tuple[str, str]:
     """What comes before the data, and after."""
     folder = Path(__file__).parent
     text = (folder / template).read_text(encoding="utf-8")
+    text = PART.sub(lambda part: (folder / part[1]).read_text(encoding="utf-8"), text)
     head, _, tail = text.partition("<!-- data -->")
-    style = (folder / "theme.css").read_text(encoding="utf-8")
-    return head.replace("/* theme.css */", style, 1), tail
+    return head, tail

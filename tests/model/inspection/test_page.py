@@ -161,6 +161,20 @@ def test_the_same_captures_make_the_same_page():
     assert attention_page([random_captures()], "a title") == attention_page([random_captures()], "a title")
 
 
+def test_weights_are_rounded_before_anything_is_left_out_and_keep_their_promise():
+    captures = random_captures(2, 3, 40, steps=range(20))
+    full = len(attention_page([captures], "a title").encode())
+    page = attention_page([captures], "a title", max_bytes=full - 1000)
+    data, scripts = parse(page)
+    assert len(page.encode()) < full - 1000
+    assert data["notes"] == ["To stay small, this page rounds weights to within 0.004."]
+    rows, columns = np.tril_indices(40)
+    for capture in data["runs"][0]["captures"]:
+        found = unpack(scripts.scripts[f"block-{capture['blocks'][0]}"], 2, 3)
+        exact = captures.load(capture["step"])["text"][:, :, rows, columns].astype(float)
+        np.testing.assert_allclose(found, exact, atol=0.004)
+
+
 def test_too_many_steps_are_thinned_and_the_page_says_so():
     captures = random_captures(2, 3, 24, steps=range(0, 4000, 50))
     full = attention_page([captures], "a title")
@@ -171,7 +185,8 @@ def test_too_many_steps_are_thinned_and_the_page_says_so():
     kept = [capture["step"] for capture in data["runs"][0]["captures"] if "blocks" in capture]
     assert 12 <= len(kept) < 80 and kept[0] == 0 and kept[-1] == 3950
     assert len(data["runs"][0]["captures"]) == 80 and len(data["probes"][0]["labels"]) == 24
-    assert data["notes"] == [f"To stay small, this page shows {len(kept)} of 80 recorded steps; the curves show all."]
+    (note,) = data["notes"]
+    assert note.endswith(f", shows {len(kept)} of 80 recorded steps (the curves show all).")
 
 
 def test_then_the_text_is_cut_and_the_page_says_so():
@@ -181,7 +196,7 @@ def test_then_the_text_is_cut_and_the_page_says_so():
     assert len(page.encode()) <= template + 200_000
     data, scripts = parse(page)
     length = len(data["probes"][0]["labels"])
-    assert 8 <= length < 40 and f"the first {length} of 40 tokens" in data["notes"][1]
+    assert 8 <= length < 40 and f"the first {length} of 40 tokens" in data["notes"][0]
     last = data["runs"][0]["captures"][-1]
     cut = captures.load(29)["text"][:, :, :length, :length]
     rows, columns = np.tril_indices(length)

@@ -188,6 +188,15 @@ def test_clicking_a_token_shades_what_it_attends_to_and_what_attends_to_it(open_
     assert not shades().any()
 
 
+def test_pointing_at_a_token_shades_the_text_until_the_pointer_leaves(open_page):
+    page = open_page(capture_steps(), hash_="#head=0.0&token=3")
+    chosen = page.locator("#tokens .chosen")
+    page.locator("#tokens span").nth(11).hover()
+    assert chosen.get_attribute("data-index") == "11" and "10 " in page.locator("#top li").first.inner_text()
+    page.mouse.move(0, 0)
+    assert chosen.get_attribute("data-index") == "3" and address(page)["token"] == "3"
+
+
 @pytest.mark.parametrize("score", heads.SCORES)
 def test_sorting_puts_the_highest_score_first(open_page, score):
     captures = capture_steps()
@@ -312,9 +321,9 @@ def test_the_keyboard_reaches_everything(open_page):
 
 def test_playing_goes_through_the_steps_and_stops_at_the_last(open_page):
     page = open_page(capture_steps(), hash_="#step=8")
-    page.locator(".play").click()
+    page.locator("#play").click()
     page.locator("#slide-a output", has_text="step 32").wait_for()
-    page.locator(".play[aria-pressed=false]").wait_for()
+    page.locator("#play[aria-pressed=false]").wait_for()
 
 
 def test_everything_that_can_be_used_has_a_name(open_page):
@@ -382,6 +391,13 @@ def test_the_layout_holds_at_every_width(open_page, width, layers, count):
     for i, (left, top, right, bottom) in enumerate(boxes):
         for other in boxes[:i]:
             assert left >= other[2] or right <= other[0] or top >= other[3] or bottom <= other[1]
+
+
+def test_two_tokens_and_one_head_are_enough(open_page):
+    page = open_page(capture_steps(layers=1, heads_=1, labels=["a", "b"]), hash_="#order=sink&against=0.1")
+    assert page.locator(".thumb").count() == 1 and page.locator("#tokens span").count() == 2
+    point_at(page, 1, 0)
+    assert page.locator("#readout").inner_text().startswith("1 \u2068b\u2069 → 0 \u2068a\u2069")
 
 
 def test_one_snapshot_needs_no_slider_and_no_curves(open_page):
