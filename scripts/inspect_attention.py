@@ -14,6 +14,8 @@ if not __package__:  # run as a file, Python looks for modules beside it and not
 from scripts.parser import Parser
 
 if TYPE_CHECKING:
+    from data.tokenizers import Tokenizer
+    from model.inspection.archive import Probe
     from model.inspection.page import Captures
 
 DESCRIPTION = """\
@@ -166,30 +168,48 @@ def read_prompt(checkpoints: list[Path | None], prompt: str) -> list[Captures]:
     from model.checkpoint import find_checkpoint, load_gpt
     from model.inspection.archive import Probe
     from model.inspection.page import Captures
-    from model.inspection.recorder import repeated_tokens, take_snapshot
+    from model.inspection.recorder import take_snapshot
 
     paths = [find_checkpoint(path) for path in checkpoints]
     loaded = [load_gpt(path) for path in paths]
     context = min(gpt.config.context_length for gpt, _ in loaded)
+    tokenizers = [Tokenizer.from_dict(info["tokenizer"]) for _, info in loaded]
+    repeated = repeated_probe(paths[0], tokenizers[0], context)
     result = []
-    for path, (gpt, info) in zip(paths, loaded, strict=True):
-        tokenizer = Tokenizer.from_dict(info["tokenizer"])
+    for path, (gpt, info), tokenizer in zip(paths, loaded, tokenizers, strict=True):
         tokens = tokenizer.encode(prompt)
         if not 2 <= len(tokens) <= context:
             raise ValueError(
                 f"a prompt must be 2 to {context} tokens long (the model's context), but this one is {len(tokens)}"
             )
-        period = min(PERIOD, (context - 1) // 2, tokenizer.vocab_size - 1)
-        repeated = repeated_tokens(range(tokenizer.vocab_size), period, first=tokenizer.end_of_text)
-        probes = {
-            "text": Probe(tokens, [tokenizer.label(token) for token in tokens]),
-            "repeated": Probe(repeated, [tokenizer.label(token) for token in repeated], period),
-        }
+        if tokenizer.fingerprint != tokenizers[0].fingerprint:
+            raise ValueError(f"{paths[0]} and {path} cannot be compared: their tokenizers differ")
+        probes = {"text": Probe(tokens, [tokenizer.label(token) for token in tokens]), "repeated": repeated}
         snapshot, maps = take_snapshot(gpt, probes, info["global_step"])
-        name = path.parents[1].name if path.parent.name == "checkpoints" else path.stem
-        arrays = {probe: weights.numpy() for probe, weights in maps.items()}
-        result.append(Captures(name, probes, [snapshot], lambda step, arrays=arrays: arrays, [snapshot.step]))
+        arrays = {name: weights.numpy() for name, weights in maps.items()}
+        load = {snapshot.step: arrays}.__getitem__
+        result.append(Captures(model_name(path), probes, [snapshot], load, [snapshot.step]))
     return result
+
+
+def repeated_probe(checkpoint: Path, tokenizer: Tokenizer, context: int) -> Probe:
+    """Random tokens that come twice: those of the checkpoint's run, which the model has met, or else any."""
+    from model.inspection.archive import AttentionArchive, Probe
+    from model.inspection.recorder import repeated_tokens
+
+    try:
+        archive = AttentionArchive.open(checkpoint.absolute().parents[1] / "attention")
+        if archive.tokenizer == tokenizer.fingerprint and len(archive.probes["repeated"].tokens) <= context:
+            return archive.probes["repeated"]
+    except (OSError, ValueError, KeyError):
+        pass  # no recorded run, or a damaged one: the prompt can be read without it
+    period = min(PERIOD, (context - 1) // 2, tokenizer.vocab_size - 1)
+    tokens = repeated_tokens(range(tokenizer.vocab_size), period, first=tokenizer.end_of_text)
+    return Probe(tokens, [tokenizer.label(token) for token in tokens], period)
+
+
+def model_name(checkpoint: Path) -> str:
+    return checkpoint.absolute().parents[1].name if checkpoint.parent.name == "checkpoints" else checkpoint.stem
 
 
 def draw(captures: Captures, output: Path, arguments: argparse.Namespace) -> None:

@@ -14,8 +14,9 @@ import pytest
 import torch
 from matplotlib.image import imread
 
-from data.tokenizers import byte_level
+from data.tokenizers import byte_level, train_bpe
 from model.gpt import GPT, GPTConfig
+from model.inspection.archive import AttentionArchive
 from model.inspection.recorder import AttentionRecorder, capture
 from scripts.inspect_attention import main
 
@@ -101,6 +102,17 @@ def test_a_prompt_becomes_a_page_with_one_snapshot():
     np.testing.assert_allclose(map_of(Path("maps.html"), snapshot["blocks"][0], 2, 3), weights, atol=0.0045)
 
 
+def test_a_prompt_comes_with_the_repeated_probe_that_the_model_was_trained_beside():
+    assert main(["--checkpoint", "runs/first", "--prompt", "ab", "--output", "maps.html"]) == 0
+    recorded = AttentionArchive.open(Path("runs/first/attention")).probes["repeated"]
+    probe = data_of(Path("maps.html"))["probes"][1]
+    assert (probe["labels"], probe["period"]) == (recorded.labels, recorded.period)
+    Path("alone.ckpt").write_bytes(Path("runs/first/checkpoints/best.ckpt").read_bytes())
+    assert main(["--checkpoint", "alone.ckpt", "--prompt", "ab", "--output", "maps.html"]) == 0
+    alone = data_of(Path("maps.html"))["probes"][1]
+    assert alone["labels"] != recorded.labels and alone["labels"][1:16] == alone["labels"][16:]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -178,6 +190,10 @@ MISTAKES = {
         ["--run", "runs/first", "--compare", "larger"],
         "first and larger cannot be compared: they have 2 x 3",
     ),
+    "other tokenizers": (
+        ["--checkpoint", "runs/first", "--prompt", "ab", "--compare", "foreign"],
+        "cannot be compared: their tokenizers differ",
+    ),
     "compare in a picture": (["--compare", "runs/first", "--output", "maps.png"], "a PNG shows one model"),
     "no such step": (["--run", "runs/first", "--step", "9", "--output", "maps.png"], "the nearest that was is 2"),
     "no such head": (["--head", "2.0", "--output", "maps.png"], "--head must be LAYER.HEAD, from 0.0 to 1.2, not 2.0"),
@@ -196,6 +212,10 @@ def mistakes(workplace):
     (workplace / "folder.html").mkdir()
     (workplace / "note.txt").write_text("not a checkpoint")
     make_run(workplace / "larger", seed=0, num_layers=3)
+    make_run(workplace / "foreign", seed=0)
+    checkpoint = workplace / "foreign" / "checkpoints" / "best.ckpt"
+    foreign = train_bpe(["to be or not to be"] * 9, 258).to_dict()
+    torch.save(torch.load(checkpoint, weights_only=True) | {"tokenizer": foreign}, checkpoint)
     for name in ("damaged", "damaged_scores", "removed"):
         make_run(workplace / name, seed=0)
     (workplace / "damaged" / "attention" / "step_00000001.npz").write_bytes(b"PK\x03\x04")
