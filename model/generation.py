@@ -191,7 +191,7 @@ def record_cuda_graph(function: Callable[[], Tensor]) -> Callable[[], Tensor]:
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     # Other threads, such as one that loads data, may meanwhile use the device.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         result = function()
 
     def repeat() -> Tensor:

@@ -90,7 +90,7 @@ def write_samples(arguments: argparse.Namespace) -> None:
 
     from data.tokenizers import Tokenizer
     from model.checkpoint import find_checkpoint, load_gpt
-    from model.generation import stream
+    from model.generation import record_cuda_graph, stream
 
     device = choose_device(arguments.device)
     checkpoint = find_checkpoint(arguments.checkpoint)
@@ -113,6 +113,7 @@ def write_samples(arguments: argparse.Namespace) -> None:
         top_p=arguments.top_p,
         generator=generator,
         stop_token=tokenizer.end_of_text,
+        record=record_cuda_graph if device.type == "cuda" else None,
     )
     print(f"{checkpoint}, step {info['global_step']}, on {device}", file=sys.stderr)
     first, *others = [TextStream(tokenizer) for _ in range(arguments.num_samples)]

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from model.device import keep_freed_memory
-from model.generation import generate
+from model.generation import generate, record_cuda_graph
 from model.gpt import GPT
 from scripts.benchmarks import nanogpt
 from scripts.benchmarks.limits import synchronize
@@ -57,9 +56,11 @@ def decode(
 
 
 def build_ours(size: Size, checkout: str | None, device: str) -> tuple[nn.Module, Callable[[Tensor, int], Tensor]]:
-    keep_freed_memory()
     gpt = GPT(gpt2_config(size, bias=True))
-    return gpt, lambda prompt, length: generate(gpt, prompt, length, temperature=TEMPERATURE, top_k=TOP_K)
+    record = record_cuda_graph if device.startswith("cuda") else None
+    return gpt, lambda prompt, length: generate(
+        gpt, prompt, length, temperature=TEMPERATURE, top_k=TOP_K, record=record
+    )
 
 
 def build_nanogpt(size: Size, checkout: str | None, device: str) -> tuple[nn.Module, Callable[[Tensor, int], Tensor]]:
@@ -79,6 +80,7 @@ def build_transformers(
         n_embd=size.width,
         n_layer=size.layers,
         n_head=size.heads,
+        activation_function="gelu",  # as the others have it; the one of GPT-2 takes more operations
         bos_token_id=None,
         eos_token_id=None,  # nothing ends a text early
     )
