@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from lightning.pytorch.callbacks import Timer
 
 from model.checkpoint import load_gpt, read_checkpoint
 from model.training.module import GPTModule
@@ -159,6 +160,24 @@ def test_a_stopped_run_goes_on_bit_for_bit(train, metrics, send_signal, capsys, 
     assert final_state("runs/stopped")["global_step"] == saved_step
     assert train("--resume=runs/stopped") == 0
     assert_same_run("runs/whole", "runs/stopped", metrics)
+
+
+def test_a_time_limit_lets_an_accumulated_step_end(train, monkeypatch):
+    assert train("--name=whole", *EVENTFUL) == 0
+    training_step, calls = GPTModule.training_step, []
+
+    def counted(self, *args):
+        calls.append(None)
+        return training_step(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GPTModule, "training_step", counted)
+        patch.setattr(Timer, "time_elapsed", lambda self, *_: 0.0 if len(calls) < 9 else 7200.0)
+        assert train("--name=limited", *EVENTFUL, "--trainer.max_time=00:01:00:00") == 0
+    assert final_state("runs/limited")["global_step"] == 5
+    assert len(calls) == 10
+    assert train("--resume=runs/limited") == 0
+    assert_same(final_state("runs/whole"), final_state("runs/limited"))
 
 
 def test_a_resumed_run_overrides_and_lengthens(train, metrics):

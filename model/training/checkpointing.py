@@ -124,6 +124,7 @@ class Checkpoints(Checkpoint):
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         step = trainer.global_step
         if step == self.seen_step:  # gradients are still being accumulated
+            trainer.should_stop = False  # trainer.max_time, which asks again; half a step could not be gone on from
             return
         self.seen_step = step
         if validation_follows(trainer):
