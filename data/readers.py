@@ -10,11 +10,12 @@ import codecs
 import gzip
 import hashlib
 import re
+import shutil
+import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO, NamedTuple
@@ -110,15 +111,11 @@ class TableFile:
 
     def passages(self) -> Iterator[Passage]:
         """Raises ValueError where the file is damaged or lacks the column."""
-        if self.path.suffix.lower() == ".zst" and find_spec("zstandard") is None:
-            raise ValueError(
-                f"reading {self.path} takes the package zstandard: pip install zstandard, or unpack it first"
-            )
         datasets = import_datasets()
         options: dict[str, Any] = {"sep": "\t"} if ".tsv" in self.path.suffixes else {}
-        with _naming(self.path):
+        with _naming(self.path), _seekable(self.path) as path:
             rows = datasets.load_dataset(
-                table_format(self.path), data_files=[str(self.path)], split="train", streaming=True, **options
+                table_format(self.path), data_files=[str(path)], split="train", streaming=True, **options
             )
             yield from row_passages(rows, self.column, str(self.path), self.share)
 
@@ -232,6 +229,19 @@ def _open(path: Path) -> BinaryIO:
 
         return pyarrow.input_stream(str(path), compression="zstd")
     return path.open("rb")
+
+
+@contextmanager
+def _seekable(path: Path) -> Iterator[Path]:
+    """`path`; or its content in a temporary file, where it is a compressed table that is read from its end."""
+    if path.suffix.lower() not in COMPRESSIONS or table_format(path) not in ("parquet", "arrow"):
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder, _open(path) as packed:
+        unpacked = Path(folder, path.stem)
+        with unpacked.open("wb") as file:
+            shutil.copyfileobj(packed, file, BLOCK_BYTES)
+        yield unpacked
 
 
 def _read_blocks(stream: BinaryIO, limit: int | None = None) -> Iterator[bytes]:

@@ -163,26 +163,34 @@ ROWS = [{"text": f"document {i}\nof é", "author": "me", "year": i} for i in ran
 
 
 def write_table(path: Path) -> None:
-    if path.name.endswith(".jsonl"):
+    if path.suffix == ".jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    elif path.name.endswith(".jsonl.gz"):
-        path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in ROWS).encode()))
     elif path.suffix in (".csv", ".tsv"):
         with path.open("w", newline="") as file:
             writer = csv.DictWriter(file, ROWS[0], delimiter="\t" if path.suffix == ".tsv" else ",")
             writer.writeheader()
             writer.writerows(ROWS)
-    else:
+    elif path.suffix == ".parquet":
         import pyarrow
         import pyarrow.parquet
 
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
+    else:
+        import pyarrow
+
+        table = pyarrow.Table.from_pylist(ROWS)
+        with pyarrow.ipc.new_stream(str(path), table.schema) as stream:
+            stream.write_table(table)
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.csv", "rows.tsv", "rows.parquet"])
-def test_tables_are_one_document_a_row(tmp_path: Path, name: str):
-    path = tmp_path / name
+@pytest.mark.parametrize("compression", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("table", ["rows.jsonl", "rows.csv", "rows.tsv", "rows.parquet", "rows.arrow"])
+def test_tables_are_one_document_a_row(tmp_path: Path, table: str, compression: str):
+    path, name = tmp_path / table, table + compression
     write_table(path)
+    if compression:
+        content, path = path.read_bytes(), tmp_path / name
+        path.write_bytes(gzip.compress(content)) if compression == ".gz" else compressed_with_zstd(content, path)
     whole = [row["text"] for row in ROWS]
     assert documents(TableFile(path, "text").passages()) == whole
 
@@ -204,11 +212,15 @@ def test_a_damaged_table_is_named(tmp_path: Path):
         list(TableFile(path, "text").passages())
 
 
-def test_compressed_table_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    compressed_with_zstd(b'{"text": "a"}\n', tmp_path / "rows.jsonl.zst")
-    monkeypatch.setattr(readers, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"rows.jsonl.zst takes the package zstandard: pip install zstandard"):
-        list(TableFile(tmp_path / "rows.jsonl.zst", "text").passages())
+@pytest.mark.parametrize("name", ["rows.jsonl.gz", "rows.csv.zst", "rows.parquet.gz", "rows.parquet.zst"])
+def test_a_compressed_table_cut_short_is_named(tmp_path: Path, name: str):
+    path = tmp_path / name
+    write_table(path.with_suffix(""))
+    content = path.with_suffix("").read_bytes()
+    path.write_bytes(gzip.compress(content)) if path.suffix == ".gz" else compressed_with_zstd(content, path)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=f"cannot read .*{name}: "):
+        list(TableFile(path, "text").passages())
 
 
 def test_hash_is_the_same_everywhere():
