@@ -38,6 +38,15 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"generate.py: {error}", file=sys.stderr)
         return 2
+    except (MemoryError, OverflowError, RuntimeError) as error:
+        # PyTorch has no type of its own for a processor's memory that is used up.
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        print(
+            f"generate.py: the memory is too small for --num_samples {arguments.num_samples}: ask for fewer",
+            file=sys.stderr,
+        )
+        return 2
     return 0
 
 
@@ -158,7 +167,9 @@ def choose_device(name: str) -> torch.device:
     if name == "auto":
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     try:
-        return torch.empty(0, device=name).device
+        device = torch.empty(0, device=name).device
+        torch.Generator(device)  # what has no random numbers, such as "meta", cannot write
+        return device
     except (RuntimeError, AssertionError) as error:  # the latter from a PyTorch built without CUDA
         raise ValueError(f"--device {name} is not to be had here: {str(error).splitlines()[0]}") from error
 
