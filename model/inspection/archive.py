@@ -154,8 +154,9 @@ def _read(path: Path) -> bytes:
 
 
 def _read_snapshots(path: Path) -> list[Snapshot]:
-    snapshots = []
-    for number, line in enumerate(_read(path).splitlines(), start=1):
+    content, snapshots = _read(path), []
+    # A last line without an end has been cut short, by a copy perhaps: it stands for no capture.
+    for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), start=1):
         try:
             fields = json.loads(line)
             scores = {name: np.array(fields["scores"][name], dtype=np.float32) for name in SCORES}

@@ -52,7 +52,8 @@ def run_report(run: Path) -> str:
     formed = {}
     if (run / "attention" / "scores.jsonl").exists():
         captures = Captures.of(AttentionArchive.open(run / "attention"), name)
-        formed = first_formed(captures)
+        if captures.snapshots:
+            formed = first_formed(captures)
         if captures.steps:
             elements.append(template.json_element("attention", attention_page([captures], f"{name}: attention")))
     charts = [chart(rows, *spec) for spec in CHARTS]
@@ -62,7 +63,7 @@ def run_report(run: Path) -> str:
         "charts": [one for one in charts if one["curves"]],
         "heads": head_charts(rows, formed),
         "samples": evenly(read_samples(run / "samples.jsonl"), MAX_SAMPLES),
-        "config": (run / "config.yaml").read_text(encoding="utf-8") if (run / "config.yaml").exists() else "",
+        "config": _read_text(run / "config.yaml") if (run / "config.yaml").exists() else "",
     }
     return template.fill("report.html", name, [template.json_element("data", data), *elements])
 
@@ -74,7 +75,7 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     """
     if not path.exists():
         raise FileNotFoundError(f"there is no {path}: nothing has been trained there yet")
-    text = path.read_text(encoding="utf-8")
+    text = _read_text(path)
     reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
     try:
         rows = [{name: float(value) for name, value in row.items() if value} for row in reader]
@@ -178,3 +179,10 @@ def short(number: float) -> str:
         if number >= size:
             return f"{number / size:.3g}{unit}"
     return f"{number:.3g}"
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is damaged, for it is no text ({error})") from None

@@ -84,6 +84,17 @@ def test_no_text_breaks_out(run):
     assert loaded == []
 
 
+def test_captures_that_were_cut_short_are_left_out(run):
+    record(run)
+    scores = run / "attention" / "scores.jsonl"
+    lines = scores.read_bytes().splitlines(keepends=True)
+    scores.write_bytes(lines[0] + lines[1][:40])
+    captures = data_of(data_of(run_report(run), "attention"))["runs"][0]["captures"]
+    assert [capture["step"] for capture in captures] == [0]
+    scores.write_bytes(lines[0][:40])
+    assert 'id="attention"' not in run_report(run)
+
+
 @pytest.mark.parametrize("missing", ["samples.jsonl", "config.yaml"])
 def test_what_is_missing_is_left_out(run, missing):
     (run / missing).unlink()
@@ -107,9 +118,11 @@ def test_damage_and_absence_are_named(run, tmp_path):
     with pytest.raises(ValueError, match=r"metrics\.csv, line 5: damaged"):
         run_report(run)
     (run / "metrics.csv").write_text(METRICS)
-    (run / "samples.jsonl").write_text("[]\n")
-    with pytest.raises(ValueError, match=r"samples\.jsonl is damaged"):
-        run_report(run)
+    for name, content in (("samples.jsonl", b"[]\n"), ("config.yaml", b"\xff"), ("metrics.csv", b"\xff")):
+        (run / name).write_bytes(content)
+        with pytest.raises(ValueError, match=rf"{name} is damaged"):
+            run_report(run)
+        (run / name).write_text(METRICS if name == "metrics.csv" else "")
     assert not (run / "report.html").exists()
 
 
