@@ -8,6 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import tracemalloc
 import warnings
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from data import encoding, store, tokenizers
 from data.readers import Passage
+from data.sampler import WindowSampler
 from data.store import TokenStore
 
 TOKENIZER = tokenizers.byte_level()
@@ -234,6 +236,38 @@ def test_a_full_disk_is_reported_and_leaves_nothing_half_written(tmp_path: Path)
     done = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, check=True)
     assert "cannot write tokens (File too large): make room, or set --data.cache_dir" in done.stdout
     assert not list(tmp_path.iterdir())
+
+
+def sparse_corpus(folder: Path, num_tokens: int) -> TokenStore:
+    """A shard whose tokens are a hole in the file: they take no room, and read as zeros."""
+    header = store.ShardHeader("abc", "uint16", num_tokens, num_tokens, 1, 1, True, 10**9, 0)
+    path = folder / "train-00000.bin"
+    with path.open("wb") as file:
+        file.write(store._header_text(header).encode().ljust(store.HEADER_BYTES))
+        file.truncate(store.HEADER_BYTES + 2 * num_tokens)
+    os.utime(path, (header.written, header.written))
+    return store.open_split(folder, "train", "abc")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="NTFS fills the holes of a file")
+def test_ten_billion_tokens_take_no_more_memory_than_a_million(tmp_path: Path):
+    def first_batches(num_tokens: int) -> tuple[int, int]:
+        """The last token that five steps read, and the peak of memory."""
+        folder = tmp_path / str(num_tokens)
+        folder.mkdir()
+        tracemalloc.start()
+        tokens = sparse_corpus(folder, num_tokens)
+        starts = WindowSampler(tokens.num_tokens, 1024, 64, seed=1).starts(np.arange(5))
+        assert all(tokens.gather(row, 1025).shape == (64, 1025) for row in starts)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return int(starts.max()) + 1025, peak
+
+    first_batches(10**5)  # whatever is set up once
+    _, small = first_batches(10**6)
+    last, large = first_batches(10**10)
+    assert 9.9 * 10**9 < last <= 10**10
+    assert large < 1.2 * small
 
 
 def test_pickled_store_carries_no_tokens(tmp_path: Path):
