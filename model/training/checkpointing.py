@@ -30,8 +30,16 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint aside and renames it; reads nothing that could run code."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        with atomic_file(Path(path)) as file:
-            torch.save(checkpoint, file)
+        try:
+            with atomic_file(Path(path)) as file:
+                torch.save(checkpoint, file)
+        except (OSError, RuntimeError) as error:
+            # Where a write fails, torch still ends its archive, and then complains only that this has failed.
+            cause = error if isinstance(error, OSError) else error.__context__
+            if not isinstance(cause, OSError):
+                raise
+            message = f"cannot be saved ({cause.strerror}): make room, then go on with --resume"
+            raise OSError(cause.errno, message, str(path)) from error
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: Any = None) -> dict[str, Any]:
         return read_checkpoint(Path(path))  # to the CPU, and plain data only, whatever the arguments ask for

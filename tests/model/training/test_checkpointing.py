@@ -2,6 +2,7 @@
 
 import os
 import random
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -62,3 +63,21 @@ def test_a_full_disk_is_an_oserror_and_the_old_checkpoint_stays(tmp_path):
     with pytest.raises(OSError, match="No space left"):
         AtomicCheckpointIO().save_checkpoint({"weights": torch.zeros(100_000)}, path)
     assert path.read_bytes() == b"before"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of a process are POSIX")
+@pytest.mark.parametrize("room", [0, 100, 100_000, 399_999])
+def test_a_disk_that_is_full_at_any_byte_is_an_oserror_and_leaves_nothing(tmp_path, room):
+    import resource
+
+    path = tmp_path / "last.ckpt"
+    path.write_bytes(b"before")
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, most))
+    try:
+        with pytest.raises(OSError, match=r"cannot be saved \(File too large\): make room, .*last\.ckpt"):
+            AtomicCheckpointIO().save_checkpoint({"weights": torch.zeros(100_000)}, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    assert path.read_bytes() == b"before"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["last.ckpt"]
