@@ -119,6 +119,7 @@ def test_trainer_tax(measure, small_text, tmp_path):
         "trainer_tax",
         "--rounds=2",
         "--stretch=2",
+        "--seconds=0",
         "--configs=configs/debug.yaml",
         "--",
         *data,

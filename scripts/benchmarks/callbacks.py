@@ -71,13 +71,15 @@ class LearningCurve(Callback):
 class BesideBareLoop(Callback):
     """Times stretches of the Trainer and of a bare loop in turn: the same model, optimizer and data in one process."""
 
-    def __init__(self, output: str, stretch: int):
+    def __init__(self, output: str, stretch: int, seconds: float, min_pairs: int):
         """
         Args:
             output: where the result goes: seconds a step of each, stretch by stretch.
             stretch: steps; the Trainer's first stretch, and a bare one after it, warm up and do not count.
+            seconds: of both together, after which the training stops.
+            min_pairs: of stretches, one of each, however long they take.
         """
-        self.output, self.stretch = output, stretch
+        self.output, self.stretch, self.enough_seconds, self.min_pairs = output, stretch, seconds, min_pairs
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         self.device = module.device.type
@@ -95,6 +97,8 @@ class BesideBareLoop(Callback):
         if self.started is not None:
             self.seconds["trainer"].append((now - self.started) / steps)
             self.seconds["bare"].append(bare_seconds / steps)
+            spent = steps * (sum(self.seconds["trainer"]) + sum(self.seconds["bare"]))
+            trainer.should_stop = spent >= self.enough_seconds and len(self.seconds["bare"]) >= self.min_pairs
         self.next_stop = trainer.global_step + self.stretch
         self.started = time.perf_counter()
 

@@ -25,6 +25,7 @@ COLUMNS = {
     "Trainer ms/step": "trainer_milliseconds",
     "bare ms/step": "bare_milliseconds",
     "difference ms": "difference_milliseconds",
+    "pairs": "pairs",
     "tax": "tax",
     "MFU": "mfu",
 }
@@ -34,7 +35,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--configs", nargs="+", default=CPU_CONFIGS, metavar="YAML", help=f"(default: {' '.join(CPU_CONFIGS)})")
     add("--data", metavar="FILE", help="the text for configs/shakespeare_char.yaml, which is left out without it")
-    add("--stretch", type=int, default=50, help="steps of the one before the other's turn (default: 50)")
+    add("--stretch", type=int, default=10, help="steps of the one before the other's turn (default: 10)")
+    add("--seconds", type=float, default=45.0, help="for each config, once warmed up (default: 45)")
     add("train_options", nargs="*", metavar="-- OPTION", help="options for train.py, after all others and a --")
 
 
@@ -48,7 +50,7 @@ def run(options: argparse.Namespace, limits: Limits) -> Report:
                 continue
             text = [f"--data.files={Path(options.data).resolve()}"]
         report.rows.append(row(config, text, options, limits.flops))
-    report.notes.append(f"tax: median of {options.rounds} pairs of {options.stretch} steps each, Trainer by bare loop.")
+    report.notes.append(f"tax: median of pairs of {options.stretch} steps each, Trainer by bare loop.")
     return report
 
 
@@ -59,7 +61,7 @@ def row(config: str, text: list[str], options: argparse.Namespace, flops: float)
             *text,
             f"--trainer.accelerator={'gpu' if options.device.startswith('cuda') else 'cpu'}",
             "--trainer.devices=1",
-            f"--trainer.max_steps={options.stretch * (options.rounds + 1)}",
+            "--trainer.max_steps=1000000000",
             "--trainer.val_check_interval=1000000000",
             "--trainer.limit_val_batches=1",
             f"--trainer.default_root_dir={folder}",
@@ -67,7 +69,8 @@ def row(config: str, text: list[str], options: argparse.Namespace, flops: float)
             "--samples.max_new_tokens=0",
             *options.train_options,
         ]
-        result = run_training("BesideBareLoop", {"stretch": options.stretch}, arguments)
+        measured = {"stretch": options.stretch, "seconds": options.seconds, "min_pairs": options.rounds}
+        result = run_training("BesideBareLoop", measured, arguments)
     trainer, bare = result["trainer"], result["bare"]
     trainer_seconds, bare_seconds = statistics.median(trainer), statistics.median(bare)
     return {
@@ -76,6 +79,7 @@ def row(config: str, text: list[str], options: argparse.Namespace, flops: float)
         "trainer_milliseconds": 1000 * trainer_seconds,
         "bare_milliseconds": 1000 * bare_seconds,
         "difference_milliseconds": 1000 * statistics.median(t - b for t, b in zip(trainer, bare, strict=True)),
+        "pairs": len(trainer),
         "tax": statistics.median(t / b for t, b in zip(trainer, bare, strict=True)),
         "tax_of_pairs": [t / b for t, b in zip(trainer, bare, strict=True)],
         "mfu": result["flops_per_token"] * result["tokens_per_step"] / trainer_seconds / flops,
