@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from model.gpt import GPT
 from scripts import benchmark
-from scripts.benchmarks import loops, processes, time_to_loss, training, workload
+from scripts.benchmarks import loops, processes, summary, time_to_loss, training, workload
 
 REPOSITORY = Path(__file__).parent.parent
 NANOGPT = os.environ.get("GLASSGPT_NANOGPT")
@@ -196,6 +196,11 @@ def test_the_table_shows_the_newest_of_each_benchmark(tmp_path, capsys):
         f"| tokens a second in training, GPT-2's architecture {TINY} | 25,000 (25% MFU) "
         "| nanoGPT+compile 12,500 (25%) | **2.00** |"
     )
+
+
+def test_the_readme_shows_the_kept_results():
+    table = summary.markdown(REPOSITORY / "scripts" / "benchmarks" / "results.jsonl")
+    assert table in (REPOSITORY / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("content", [None, "not JSON", '{"rows": []}', "[]"])
