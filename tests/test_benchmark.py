@@ -64,6 +64,13 @@ def measure(monkeypatch, capsys, tmp_path):
     return run
 
 
+@pytest.fixture
+def small_data(small_text, tmp_path):
+    """Options of train.py for a text that is tokenised at once."""
+    data = [f"--data.files={small_text}", "--data.tokenizer=bytes", "--data.vocab_size=null"]
+    return [*data, f"--data.cache_dir={tmp_path}"]
+
+
 def test_a_job_runs_in_a_process_of_its_own():
     limits = processes.run_job("limits:measure", {"device": "cpu", "seconds": 0.001})
     assert limits["machine"]["threads"] >= 1
@@ -113,8 +120,7 @@ def test_time_to_loss(measure, characters):
     assert 0 < row["seconds"] < row["cold_seconds"]
 
 
-def test_trainer_tax(measure, small_text, tmp_path):
-    data = [f"--data.files={small_text}", "--data.tokenizer=bytes", "--data.vocab_size=null"]
+def test_trainer_tax(measure, small_data):
     printed = measure(
         "trainer_tax",
         "--rounds=2",
@@ -122,24 +128,21 @@ def test_trainer_tax(measure, small_text, tmp_path):
         "--seconds=0",
         "--configs=configs/debug.yaml",
         "--",
-        *data,
-        f"--data.cache_dir={tmp_path}",
+        *small_data,
     )
     (row,) = printed["rows"]
     assert len(row["tax_of_pairs"]) == 2
     assert row["trainer_milliseconds"] > 0 < row["bare_milliseconds"]
 
 
-def test_recording_tax(measure, small_text, tmp_path):
-    data = [f"--data.files={small_text}", "--data.tokenizer=bytes", "--data.vocab_size=null"]
+def test_recording_tax(measure, small_data):
     printed = measure(
         "recording_tax",
         "--rounds=1",
         "--steps=3",
         "--config=configs/debug.yaml",
         "--",
-        *data,
-        f"--data.cache_dir={tmp_path}",
+        *small_data,
         "--attention.picture=false",
         "--trainer.limit_val_batches=1",
         "--samples.max_new_tokens=0",
@@ -150,16 +153,14 @@ def test_recording_tax(measure, small_text, tmp_path):
     assert 0 < row["recording_seconds"] < row["seconds_with"]
 
 
-def test_default_run(measure, small_text, tmp_path):
-    data = [f"--data.files={small_text}", "--data.tokenizer=bytes", "--data.vocab_size=null"]
+def test_default_run(measure, small_data):
     printed = measure(
         "default_run",
         "--rounds=1",
         "--config=configs/debug.yaml",
         "--learning_rates=0.01",
         "--",
-        *data,
-        f"--data.cache_dir={tmp_path}",
+        *small_data,
         "--data.batch_size=2",
         "--trainer.limit_val_batches=1",
     )

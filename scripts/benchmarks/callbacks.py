@@ -60,10 +60,7 @@ class LearningCurve(Callback):
         result = {
             **self.curve.result(),
             "validation_tokens": len(self.text) - 1,
-            "parameters": module.gpt.num_parameters(),
-            "tokens_per_step": self.tokens_per_step,
-            "flops_per_token": module.gpt.flops_per_token(),
-            "precision": precision_in_words(trainer),
+            **description(trainer, module, self.tokens_per_step),
         }
         Path(self.output).write_text(json.dumps(result))
 
@@ -105,10 +102,7 @@ class BesideBareLoop(Callback):
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
         result = {
             **self.seconds,
-            "parameters": module.gpt.num_parameters(),
-            "tokens_per_step": self.tokens_per_step,
-            "flops_per_token": module.gpt.flops_per_token(),
-            "precision": precision_in_words(trainer),
+            **description(trainer, module, self.tokens_per_step),
         }
         Path(self.output).write_text(json.dumps(result))
 
@@ -164,10 +158,7 @@ class TrainingClock(Callback):
             "steps": trainer.global_step,
             "bits_per_byte": module.validation_metrics["val/bits_per_byte"],
             "validation_tokens": trainer.datamodule.validation_tokens,
-            "parameters": module.gpt.num_parameters(),
-            "tokens_per_step": self.tokens_per_step,
-            "flops_per_token": module.gpt.flops_per_token(),
-            "precision": precision_in_words(trainer),
+            **description(trainer, module, self.tokens_per_step),
         }
         Path(self.output).write_text(json.dumps(result))
 
@@ -209,6 +200,16 @@ class FitClock(Callback):
             self.recording_seconds += time.perf_counter() - started
 
         return timed
+
+
+def description(trainer: Trainer, module: LightningModule, tokens_per_step: int) -> dict[str, Any]:
+    """What was trained, and how much of it a step is."""
+    return {
+        "parameters": module.gpt.num_parameters(),
+        "tokens_per_step": tokens_per_step,
+        "flops_per_token": module.gpt.flops_per_token(),
+        "precision": precision_in_words(trainer),
+    }
 
 
 def precision_in_words(trainer: Trainer) -> str:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scripts.benchmarks.processes import median, run_training
+from scripts.benchmarks.processes import Turn, alternate, flags, median, one_device, run_training
 from scripts.benchmarks.report import Limits, Report
 
 HELP = "bits per byte of the default run against GPT-2's architecture and AdamW in the same time"
@@ -71,21 +71,30 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, limits: Limits) -> Report:
     report = Report(COLUMNS)
-    results: dict[str, list[dict[str, Any]]] = {}
-    for number in range(options.rounds):
-        ours = train("glassgpt", {}, number, options)
-        results.setdefault("glassgpt", []).append(ours)
-        for rate in options.learning_rates:
-            name, peer = f"gpt2+adamw {rate:g}", peer_options(rate)
-            trial = train(name, peer | {"trainer.max_steps": CALIBRATION_STEPS}, number, options)
-            steps = max(1, round(ours["seconds"] / statistics.median(trial["step_seconds"])))
-            results.setdefault(name, []).append(train(name, peer | {"trainer.max_steps": steps}, number, options))
-    report.rows = rows(results, limits.flops)
+    seconds: dict[int, float] = {}  # that ours took in each round, for the others of that round
+    jobs = {"glassgpt": partial(train_ours, seconds, options)}
+    jobs |= {f"gpt2+adamw {rate:g}": partial(train_peer, rate, seconds, options) for rate in options.learning_rates}
+    report.rows = rows(alternate(jobs, options.rounds), limits.flops)
     report.notes += [
         f"medians of {options.rounds} seeds; seconds of training, validation not counted.",
         "bits/byte: of all validation files, after the last step.",
     ]
     return report
+
+
+def train_ours(seconds: dict[int, float], options: argparse.Namespace, turn: Turn) -> dict[str, Any]:
+    result = train({}, options, turn)
+    seconds[turn.number] = result["seconds"]
+    return result
+
+
+def train_peer(
+    learning_rate: float, seconds: dict[int, float], options: argparse.Namespace, turn: Turn
+) -> dict[str, Any]:
+    peer = peer_options(learning_rate)
+    trial = train(peer | {"trainer.max_steps": CALIBRATION_STEPS}, options, turn)
+    steps = max(1, round(seconds[turn.number] / statistics.median(trial["step_seconds"])))
+    return train(peer | {"trainer.max_steps": steps}, options, turn)
 
 
 def peer_options(learning_rate: float) -> dict[str, Any]:
@@ -96,22 +105,19 @@ def peer_options(learning_rate: float) -> dict[str, Any]:
     return architecture | optimizer | rate
 
 
-def train(name: str, own: dict[str, Any], number: int, options: argparse.Namespace) -> dict[str, Any]:
-    print(f"round {number + 1}/{options.rounds}  {name}", file=sys.stderr, flush=True)
+def train(own: dict[str, Any], options: argparse.Namespace, turn: Turn) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         arguments = {
             "config": Path(options.config).resolve(),
-            "trainer.accelerator": "gpu" if options.device.startswith("cuda") else "cpu",
-            "trainer.devices": 1,
+            **one_device(options.device),
             "trainer.val_check_interval": 1_000_000_000,
             "trainer.default_root_dir": folder,
-            "seed_everything": number,
+            "seed_everything": turn.number,
             "attention.enabled": "false",
             "samples.max_new_tokens": 0,
             **own,
         }
-        flags = [f"--{option}={value}" for option, value in arguments.items()]
-        return run_training("TrainingClock", {}, [*flags, *options.train_options])
+        return run_training("TrainingClock", {}, [*flags(arguments), *options.train_options], turn.cache)
 
 
 def rows(results: dict[str, list[dict[str, Any]]], flops: float) -> list[dict[str, Any]]:

@@ -42,6 +42,16 @@ def run_job(function: str, options: dict[str, Any], cache: str | None = None) ->
         return _run(["-m", "scripts.benchmarks.job", function, json.dumps(options), str(output)], output, cache)
 
 
+def flags(arguments: Mapping[str, Any]) -> list[str]:
+    """Options as a command line has them: {"trainer.devices": 1} -> ["--trainer.devices=1"]."""
+    return [f"--{name}={value}" for name, value in arguments.items()]
+
+
+def one_device(device: str) -> dict[str, Any]:
+    """What makes train.py use `device`, cpu or cuda, and one of it."""
+    return {"trainer.accelerator": "gpu" if device.startswith("cuda") else "cpu", "trainer.devices": 1}
+
+
 def run_training(
     callback: str, options: dict[str, Any], arguments: list[str], cache: str | None = None
 ) -> dict[str, Any]:

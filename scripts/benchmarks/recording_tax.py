@@ -8,7 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scripts.benchmarks.processes import Turn, alternate, median, run_job, run_training, times_faster
+from scripts.benchmarks.processes import (
+    Turn,
+    alternate,
+    flags,
+    median,
+    one_device,
+    run_job,
+    run_training,
+    times_faster,
+)
 from scripts.benchmarks.report import Limits, Report
 
 HELP = "a training with recorded attention maps against the same without"
@@ -68,14 +77,12 @@ def run(options: argparse.Namespace, limits: Limits) -> Report:
 
 
 def train(name: str, folder: str, options: argparse.Namespace, turn: Turn) -> dict[str, Any]:
-    arguments = [
-        f"--config={Path(options.config).resolve()}",
-        f"--trainer.accelerator={'gpu' if options.device.startswith('cuda') else 'cpu'}",
-        "--trainer.devices=1",
-        f"--trainer.max_steps={options.steps}",
-        f"--trainer.default_root_dir={folder}",
-        f"--name={name}-{turn.number}",
-        f"--attention.enabled={'true' if name == 'with' else 'false'}",
-        *options.train_options,
-    ]
-    return run_training("FitClock", {}, arguments, turn.cache)
+    arguments = {
+        "config": Path(options.config).resolve(),
+        **one_device(options.device),
+        "trainer.max_steps": options.steps,
+        "trainer.default_root_dir": folder,
+        "name": f"{name}-{turn.number}",
+        "attention.enabled": "true" if name == "with" else "false",
+    }
+    return run_training("FitClock", {}, [*flags(arguments), *options.train_options], turn.cache)

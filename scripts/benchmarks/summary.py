@@ -53,12 +53,11 @@ def time_to_loss(rows: Rows) -> Iterator[Line]:
 
 
 def train(rows: Rows) -> Iterator[Line]:
-    for size in unique(rows, "size"):
+    for (size,) in unique(rows, "size"):
         here = [row for row in rows if row["size"] == size]
-        ours = best(here, "glassgpt", "milliseconds_per_step")
-        peers = [row for row in here if row["contender"] in ("nanogpt", "nanogpt+compile")]
-        if ours and peers:
-            peer = min(peers, key=lambda row: row["milliseconds_per_step"])
+        ours = best(here, ("glassgpt", "glassgpt+compile"), "milliseconds_per_step")
+        peer = best(here, ("nanogpt", "nanogpt+compile"), "milliseconds_per_step")
+        if ours and peer:
             pairs = zip(peer["milliseconds_of_rounds"], ours["milliseconds_of_rounds"], strict=True)
             yield Line(
                 f"tokens a second in training, GPT-2's architecture {size}",
@@ -131,14 +130,14 @@ def named(rows: Rows, contender: str) -> dict[str, Any] | None:
     return next((row for row in rows if row["contender"] == contender), None)
 
 
-def best(rows: Rows, prefix: str, key: str) -> dict[str, Any] | None:
-    """The contender, as it is or with something added, that has least of `key`."""
-    return min((row for row in rows if row["contender"].startswith(prefix)), key=lambda row: row[key], default=None)
+def best(rows: Rows, contenders: tuple[str, ...], key: str) -> dict[str, Any] | None:
+    """The row of one of these contenders that has least of `key`."""
+    return min((row for row in rows if row["contender"] in contenders), key=lambda row: row[key], default=None)
 
 
-def unique(rows: Rows, *keys: str) -> list[Any]:
-    """The values of a key, or of several as tuples, in the order of the rows."""
-    return list(dict.fromkeys(row[keys[0]] if len(keys) == 1 else tuple(row[key] for key in keys) for row in rows))
+def unique(rows: Rows, *keys: str) -> list[tuple]:
+    """The values of these keys that occur together, in the order of the rows."""
+    return list(dict.fromkeys(tuple(row[key] for key in keys) for row in rows))
 
 
 def label(row: dict[str, Any]) -> str:

@@ -13,7 +13,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scripts.benchmarks.processes import Turn, alternate, median, run_job, run_training, times_faster
+from scripts.benchmarks.processes import (
+    Turn,
+    alternate,
+    flags,
+    median,
+    one_device,
+    run_job,
+    run_training,
+    times_faster,
+)
 from scripts.benchmarks.report import Limits, Report
 from scripts.benchmarks.workload import Size, check, default_sizes, select
 
@@ -130,8 +139,7 @@ def train_ours(name: str, size: Size, text: Text, options: argparse.Namespace, t
         "model.gpt.num_layers": size.layers,
         "model.gpt.num_heads": size.heads,
         "model.gpt.embed_dim": size.width,
-        "trainer.accelerator": "gpu" if gpu else "cpu",
-        "trainer.devices": 1,
+        **one_device(options.device),
         "trainer.max_steps": steps,
         "trainer.val_check_interval": 1_000_000_000,
         "trainer.default_root_dir": text.folder / "runs",
@@ -159,10 +167,6 @@ def train_peer(name: str, size: Size, text: Text, options: argparse.Namespace, t
         "options": settings,
     }
     return run_job("training:learning_curve", arguments, turn.cache)
-
-
-def flags(arguments: dict[str, Any]) -> list[str]:
-    return [f"--{name}={value}" for name, value in arguments.items()]
 
 
 def highest_low(results: dict[str, list[dict[str, Any]]]) -> float:

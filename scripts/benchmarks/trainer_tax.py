@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from scripts.benchmarks.processes import run_training
+from scripts.benchmarks.processes import flags, one_device, run_training
 from scripts.benchmarks.report import Limits, Report
 
 HELP = "our Trainer against our own bare loop, for each config"
@@ -43,34 +43,32 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, limits: Limits) -> Report:
     report = Report(COLUMNS)
     for config in options.configs:
-        text = []
+        text = {}
         if Path(config).name == "shakespeare_char.yaml":
             if options.data is None:
                 report.notes.append(f"{config} is left out: name its text with --data")
                 continue
-            text = [f"--data.files={Path(options.data).resolve()}"]
+            text = {"data.files": Path(options.data).resolve()}
         report.rows.append(row(config, text, options, limits.flops))
     report.notes.append(f"tax: median of pairs of {options.stretch} steps each, Trainer by bare loop.")
     return report
 
 
-def row(config: str, text: list[str], options: argparse.Namespace, flops: float) -> dict[str, Any]:
+def row(config: str, text: dict[str, Path], options: argparse.Namespace, flops: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        arguments = [
-            f"--config={Path(config).resolve()}",
-            *text,
-            f"--trainer.accelerator={'gpu' if options.device.startswith('cuda') else 'cpu'}",
-            "--trainer.devices=1",
-            "--trainer.max_steps=1000000000",
-            "--trainer.val_check_interval=1000000000",
-            "--trainer.limit_val_batches=1",
-            f"--trainer.default_root_dir={folder}",
-            "--attention.enabled=false",
-            "--samples.max_new_tokens=0",
-            *options.train_options,
-        ]
+        arguments = {
+            "config": Path(config).resolve(),
+            **text,
+            **one_device(options.device),
+            "trainer.max_steps": 1_000_000_000,
+            "trainer.val_check_interval": 1_000_000_000,
+            "trainer.limit_val_batches": 1,
+            "trainer.default_root_dir": folder,
+            "attention.enabled": "false",
+            "samples.max_new_tokens": 0,
+        }
         measured = {"stretch": options.stretch, "seconds": options.seconds, "min_pairs": options.rounds}
-        result = run_training("BesideBareLoop", measured, arguments)
+        result = run_training("BesideBareLoop", measured, [*flags(arguments), *options.train_options])
     trainer, bare = result["trainer"], result["bare"]
     trainer_seconds, bare_seconds = statistics.median(trainer), statistics.median(bare)
     return {
