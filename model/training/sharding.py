@@ -81,8 +81,8 @@ class FullyShardedStrategy(ModelParallelStrategy):
     def _gather(self, value: Any) -> Any:
         if not isinstance(value, DTensor):
             return value
-        whole = value.detach().full_tensor()
-        return whole.cpu() if self.is_global_zero else None
+        gathered = whole(value.detach())
+        return gathered.cpu() if self.is_global_zero else None
 
 
 def whole(tensor: Tensor) -> Tensor:
