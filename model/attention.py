@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.cache import LayerCache
+from model.linear import Linear
 from model.masks import causal_mask, check_mask, sliding_window_mask
 from model.rotary import apply_rotary
 
@@ -238,8 +239,8 @@ class CausalSelfAttention(nn.Module):
         self.qk_norm = qk_norm
         self.window = window
         self.dropout = dropout
-        self.qkv_proj = nn.Linear(embed_dim, (num_heads + 2 * num_kv_heads) * head_dim, bias=bias)
-        self.output_proj = nn.Linear(num_heads * head_dim, embed_dim, bias=bias)
+        self.qkv_proj = Linear(embed_dim, (num_heads + 2 * num_kv_heads) * head_dim, bias=bias)
+        self.output_proj = Linear(num_heads * head_dim, embed_dim, bias=bias)
 
     def forward(
         self,
@@ -277,14 +278,14 @@ class CausalSelfAttention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The queries (B, H, T, K), keys and values (B, H_kv, T, K) of x, as `attend` takes them."""
         heads = _split_heads(self.qkv_proj(x), self.num_heads + 2 * self.num_kv_heads)
-        qk, v = heads.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=-3)
+        qk, v = heads.split_with_sizes((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=-3)
         if value_embedding is not None:
             v = v + _split_heads(value_embedding, self.num_kv_heads)
         if self.qk_norm:
             qk = F.rms_norm(qk, (self.head_dim,), eps=1e-6)
         if rotary is not None:
             qk = apply_rotary(qk, *rotary)
-        q, k = qk.split((self.num_heads, self.num_kv_heads), dim=-3)
+        q, k = qk.split_with_sizes((self.num_heads, self.num_kv_heads), dim=-3)
         return q, k, v
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:

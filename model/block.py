@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.attention import CausalSelfAttention
+from model.linear import Linear
 
 
 def build_norm(kind: str, dim: int, bias: bool) -> nn.Module:
@@ -45,9 +46,9 @@ class FeedForward(nn.Module):
         if activation not in ("gelu", "gelu_exact", "relu2", "swiglu"):
             raise ValueError(f"activation must be 'gelu', 'gelu_exact', 'relu2' or 'swiglu', not {activation!r}")
         self.activation = activation
-        self.up_proj = nn.Linear(dim, hidden_dim, bias=bias)
-        self.gate_proj = nn.Linear(dim, hidden_dim, bias=bias) if activation == "swiglu" else None
-        self.down_proj = nn.Linear(hidden_dim, dim, bias=bias)
+        self.up_proj = Linear(dim, hidden_dim, bias=bias)
+        self.gate_proj = Linear(dim, hidden_dim, bias=bias) if activation == "swiglu" else None
+        self.down_proj = Linear(hidden_dim, dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.up_proj(x)
@@ -81,7 +82,7 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(
             config.embed_dim, config.feed_forward_dim, activation=config.activation, bias=config.bias
         )
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
     def forward(
         self,

@@ -69,9 +69,11 @@ class KVCache:
         Raises:
             ValueError: if they do not fit, in length or in another size; nothing is stored then.
         """
-        end = self._end(k.shape[-2])
-        keys, values = self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
-        new_keys, new_values = keys[:, :, self.length :], values[:, :, self.length :]
+        new = k.shape[-2]
+        end = self._end(new)
+        # Indexing would give the same views, at twice the time, for each layer of each token.
+        keys, values = self.keys[layer].narrow(2, 0, end), self.values[layer].narrow(2, 0, end)
+        new_keys, new_values = keys.narrow(2, self.length, new), values.narrow(2, self.length, new)
         if not new_keys.shape == k.shape == v.shape:
             raise ValueError(
                 f"the cache takes keys and values of shape {tuple(new_keys.shape)}, "

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from model.block import Block, build_norm
 from model.cache import KVCache, StaticCache
+from model.linear import Linear
 from model.masks import document_mask
 from model.rotary import RotaryEmbedding
 
@@ -124,7 +125,7 @@ class GPT(nn.Module):
             self.position_embedding = nn.Embedding(config.context_length, dim)
             self.rotary = None
         self.embedding_norm = build_norm(config.norm, dim, config.bias) if config.embedding_norm else nn.Identity()
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.value_embeddings = nn.ModuleDict()
         if config.value_embeddings:
@@ -132,7 +133,7 @@ class GPT(nn.Module):
             for layer in range((config.num_layers - 1) % 2, config.num_layers, 2):
                 self.value_embeddings[str(layer)] = nn.Embedding(vocab_size, config.num_kv_heads * config.head_dim)
         self.final_norm = build_norm(config.norm, dim, config.bias)
-        self.head = nn.Linear(dim, vocab_size, bias=False)
+        self.head = Linear(dim, vocab_size, bias=False)
         if config.tie_embeddings:
             self.head.weight = self.token_embedding.weight
         self.init_weights()
