@@ -44,6 +44,13 @@ class GPTModule(LightningModule):
         self.gpt: GPT | None = None
         self.validation_metrics: dict[str, float] = {}
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Lightning notes 44 times a step which hook it is in; to a module that might be a parameter, and takes 0.1 ms.
+        if type(value) is str:
+            self.__dict__[name] = value
+        else:
+            super().__setattr__(name, value)
+
     def configure_model(self) -> None:
         if self.gpt is not None:
             return
