@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scripts.benchmarks.processes import Turn, alternate, flags, median, one_device, run_training
+from scripts.benchmarks.processes import Turn, alternate, median, one_device, run_training
 from scripts.benchmarks.report import Limits, Report
 
 HELP = "bits per byte of the default run against GPT-2's architecture and AdamW in the same time"
@@ -117,7 +117,7 @@ def train(own: dict[str, Any], options: argparse.Namespace, turn: Turn) -> dict[
             "samples.max_new_tokens": 0,
             **own,
         }
-        return run_training("TrainingClock", {}, [*flags(arguments), *options.train_options], turn.cache)
+        return run_training("TrainingClock", {}, arguments, options.train_options, turn.cache)
 
 
 def rows(results: dict[str, list[dict[str, Any]]], flops: float) -> list[dict[str, Any]]:

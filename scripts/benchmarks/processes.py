@@ -42,31 +42,29 @@ def run_job(function: str, options: dict[str, Any], cache: str | None = None) ->
         return _run(["-m", "scripts.benchmarks.job", function, json.dumps(options), str(output)], output, cache)
 
 
-def flags(arguments: Mapping[str, Any]) -> list[str]:
-    """Options as a command line has them: {"trainer.devices": 1} -> ["--trainer.devices=1"]."""
-    return [f"--{name}={value}" for name, value in arguments.items()]
-
-
 def one_device(device: str) -> dict[str, Any]:
     """What makes train.py use `device`, cpu or cuda, and one of it."""
     return {"trainer.accelerator": "gpu" if device.startswith("cuda") else "cpu", "trainer.devices": 1}
 
 
 def run_training(
-    callback: str, options: dict[str, Any], arguments: list[str], cache: str | None = None
+    callback: str, options: dict[str, Any], arguments: Mapping[str, Any], extra: list[str], cache: str | None = None
 ) -> dict[str, Any]:
     """What a callback of ours measures in `python train.py ARGUMENTS`; raises as `run_job`.
 
     Args:
         callback: its name in scripts.benchmarks.callbacks.
         options: its arguments, but for `output`.
+        arguments: options of train.py, such as {"trainer.devices": 1}.
+        extra: more of them, as a person has typed them; they come behind and so win.
     """
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "result.json")
         callbacks = [
             {"class_path": f"scripts.benchmarks.callbacks.{callback}", "init_args": {"output": str(output), **options}}
         ]
-        command = ["train.py", *arguments, "--wandb=disabled", f"--trainer.callbacks={json.dumps(callbacks)}"]
+        flags = [f"--{name}={value}" for name, value in arguments.items()]
+        command = ["train.py", *flags, *extra, "--wandb=disabled", f"--trainer.callbacks={json.dumps(callbacks)}"]
         return _run(command, output, cache)
 
 

@@ -8,16 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scripts.benchmarks.processes import (
-    Turn,
-    alternate,
-    flags,
-    median,
-    one_device,
-    run_job,
-    run_training,
-    times_faster,
-)
+from scripts.benchmarks.processes import Turn, alternate, median, one_device, run_job, run_training, times_faster
 from scripts.benchmarks.report import Limits, Report
 
 HELP = "a training with recorded attention maps against the same without"
@@ -85,4 +76,4 @@ def train(name: str, folder: str, options: argparse.Namespace, turn: Turn) -> di
         "name": f"{name}-{turn.number}",
         "attention.enabled": "true" if name == "with" else "false",
     }
-    return run_training("FitClock", {}, [*flags(arguments), *options.train_options], turn.cache)
+    return run_training("FitClock", {}, arguments, options.train_options, turn.cache)

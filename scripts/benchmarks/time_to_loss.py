@@ -13,16 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scripts.benchmarks.processes import (
-    Turn,
-    alternate,
-    flags,
-    median,
-    one_device,
-    run_job,
-    run_training,
-    times_faster,
-)
+from scripts.benchmarks.processes import Turn, alternate, median, one_device, run_job, run_training, times_faster
 from scripts.benchmarks.report import Limits, Report
 from scripts.benchmarks.workload import Size, check, default_sizes, select
 
@@ -149,7 +140,7 @@ def train_ours(name: str, size: Size, text: Text, options: argparse.Namespace, t
     if name == "glassgpt+compile":
         arguments["model.compile"] = "true"
     measured = {"validation": text.validation_bytes, "evaluations": min(options.evaluations, steps)}
-    return run_training("LearningCurve", measured, [*flags(arguments), *options.train_options], turn.cache)
+    return run_training("LearningCurve", measured, arguments, options.train_options, turn.cache)
 
 
 def train_peer(name: str, size: Size, text: Text, options: argparse.Namespace, turn: Turn) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from scripts.benchmarks.processes import flags, one_device, run_training
+from scripts.benchmarks.processes import one_device, run_training
 from scripts.benchmarks.report import Limits, Report
 
 HELP = "our Trainer against our own bare loop, for each config"
@@ -68,7 +68,7 @@ def row(config: str, text: dict[str, Path], options: argparse.Namespace, flops: 
             "samples.max_new_tokens": 0,
         }
         measured = {"stretch": options.stretch, "seconds": options.seconds, "min_pairs": options.rounds}
-        result = run_training("BesideBareLoop", measured, [*flags(arguments), *options.train_options])
+        result = run_training("BesideBareLoop", measured, arguments, options.train_options)
     trainer, bare = result["trainer"], result["bare"]
     trainer_seconds, bare_seconds = statistics.median(trainer), statistics.median(bare)
     return {
