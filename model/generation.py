@@ -6,14 +6,13 @@ Shapes: B batch, T prompt length, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from model.cache import KVCache, StaticCache
-from model.gpt import GPT
+from model.gpt import GPT, in_eval_mode
 from model.linear import sliced
 
 Recorder = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
@@ -124,7 +123,7 @@ def _decode(
     step = None if record is None else RecordedStep(model, cache, record)
     unread = tokens[:, -context_length:]
     finished = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
-    with _in_eval_mode(model), sliced(model):
+    with in_eval_mode(model), sliced(model):
         for _ in range(max_new_tokens):
             if cache.length + unread.shape[1] > context_length:
                 kept = max(1, context_length // 2)
@@ -144,16 +143,6 @@ def _decode(
             if stop_token is not None and finished.all():
                 return
             unread = token[:, None]
-
-
-@contextmanager
-def _in_eval_mode(model: GPT) -> Iterator[None]:
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 class RecordedStep:

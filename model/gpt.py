@@ -8,6 +8,8 @@ Shapes: B batch, T query length, S key length, D model width, H heads, K head wi
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -252,3 +254,15 @@ class GPT(nn.Module):
         weights = sum(module.weight.numel() for module in self.modules() if isinstance(module, nn.Linear))
         seen = min(self.config.context_length, self.config.window or self.config.context_length)
         return 6 * weights + 12 * self.config.num_layers * self.config.embed_dim * seen
+
+
+@contextmanager
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Within, dropout is off; afterwards every module is in the mode that it was in."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training

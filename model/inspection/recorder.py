@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from model.attention import CausalSelfAttention, scaled_dot_product_attention
-from model.gpt import GPT
+from model.gpt import GPT, in_eval_mode
 from model.inspection.archive import AttentionArchive, Probe, Snapshot
 from model.inspection.heads import score_heads
 
@@ -250,14 +250,8 @@ def _watched(layers: list[CausalSelfAttention]) -> Iterator[_Seen]:
 @contextmanager
 def _undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
     """In eval mode, and every module's mode and all random numbers afterwards as if nothing had happened."""
-    modes = {module: module.training for module in model.modules()}
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        try:
-            model.eval()
-            yield
-        finally:
-            for module, training in modes.items():
-                module.training = training
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), in_eval_mode(model):
+        yield
 
 
 def _check_tokens(tokens: Tensor, vocab_size: int) -> None:

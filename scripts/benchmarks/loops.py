@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from data.sampler import WindowSampler
 from model.device import has_fast_bfloat16, keep_freed_memory
-from model.gpt import GPT, GPTConfig
+from model.gpt import GPT, GPTConfig, in_eval_mode
 from model.training.hardware import compile_where_it_pays
 from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
@@ -241,8 +241,7 @@ def validation_loss(
         nats: summed nats of targets (B, T) after tokens (B, T).
         model: put in evaluation mode meanwhile.
     """
-    was_training, was_precision = model.training, torch.get_float32_matmul_precision()
-    model.eval()
+    was_precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     tokens, targets = text[:-1], text[1:]
     whole = len(targets) // context * context
@@ -252,9 +251,9 @@ def validation_loss(
     )
     if whole < len(targets):
         pieces.append((tokens[None, whole:], targets[None, whole:]))
-    total = sum(nats(*piece).double() for piece in pieces if piece[0].numel()).item()
+    with in_eval_mode(model):
+        total = sum(nats(*piece).double() for piece in pieces if piece[0].numel()).item()
     torch.set_float32_matmul_precision(was_precision)
-    model.train(was_training)
     return total / len(targets)
 
 
