@@ -236,9 +236,12 @@ class GPT(nn.Module):
 
     def unembed(self, x: Tensor) -> Tensor:
         """Features (B, T, D) -> logits (B, T, V) in float32, soft-capped if the config says so."""
-        logits = self.head(x).float()
         cap = self.config.logit_soft_cap
-        return logits if cap is None else cap * torch.tanh(logits / cap)
+        if cap is None:
+            return self.head(x).float()
+        # cap * tanh(logits / cap); processors are three times as fast at a sigmoid, and at scaling D numbers, not V.
+        gates = torch.sigmoid(self.head(x * (2 / cap)).float())
+        return (2 * cap * gates).sub_(cap)
 
     def num_parameters(self) -> int:
         """Number of weights; shared ones count once."""
