@@ -23,6 +23,7 @@ from model.cache import LayerCache
 from model.linear import Linear
 from model.masks import causal_mask, check_mask, sliding_window_mask
 from model.rotary import apply_rotary
+from model.short_attention import is_faster_short, short_causal_attention
 
 
 def scaled_dot_product_attention(
@@ -308,6 +309,8 @@ class CausalSelfAttention(nn.Module):
             mask = own if mask is None else mask & own
         dropout_p = self.dropout if self.training else 0.0
         grouped = self.num_kv_heads != self.num_heads
+        if is_causal and not dropout_p and not grouped and is_faster_short(q):
+            return short_causal_attention(q, k, v)
         return _fused_attention(q, k, v, mask, is_causal=is_causal, dropout_p=dropout_p, enable_gqa=grouped)
 
 
