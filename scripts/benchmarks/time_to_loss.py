@@ -38,7 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--data", required=True, metavar="FILE", help="the text, ASCII; its last tenth is to validate on")
     add("--size", metavar="SIZE", help="of both models, LAYERSxHEADSxWIDTH/BATCHxCONTEXT (default: as `train`'s first)")
-    add("--steps", type=int, help="our training in all; its schedule ends there (default: 300; on a GPU 1000)")
+    add("--steps", type=int, help="our training in all; its schedule ends there (default: 260; on a GPU 1000)")
     add("--peer_steps", type=int, help="nanoGPT's (default: 2000, its README's; on a GPU 5000, its config's)")
     add("--dropout", type=float, help="nanoGPT's (default: 0, its README's; on a GPU 0.2, its config's)")
     add("--evaluations", type=int, default=20, help="of each run, at equal distances (default: 20)")
@@ -119,7 +119,7 @@ class Text:
 
 def train_ours(name: str, size: Size, text: Text, options: argparse.Namespace, turn: Turn) -> dict[str, Any]:
     gpu = options.device.startswith("cuda")
-    steps = options.steps or (1000 if gpu else 300)
+    steps = options.steps or (1000 if gpu else 260)
     arguments = {
         "config": Path(options.config).resolve(),
         "data.files": text.folder / "train.txt",
