@@ -39,8 +39,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"generate.py: {error}", file=sys.stderr)
         return 2
     except (MemoryError, OverflowError, RuntimeError) as error:
-        # PyTorch has no type of its own for a processor's memory that is used up.
-        if isinstance(error, RuntimeError) and "memory" not in str(error):
+        # PyTorch has no type of its own for a processor's memory that is used up, but says the same as for a GPU's.
+        if isinstance(error, RuntimeError) and "tried to allocate" not in str(error).lower():
             raise
         print(
             f"generate.py: the memory is too small for --num_samples {arguments.num_samples}: ask for fewer",

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from model.gpt import GPT
 from scripts import benchmark
-from scripts.benchmarks import loops, processes, summary, time_to_loss, training, workload
+from scripts.benchmarks import loops, processes, summary, time_to_loss, train, training, workload
 
 REPOSITORY = Path(__file__).parent.parent
 NANOGPT = os.environ.get("GLASSGPT_NANOGPT")
@@ -95,6 +95,22 @@ def test_training_steps(measure):
     flops = max(printed["limits"]["float32_flops"], printed["limits"]["bfloat16_flops"] or 0)
     assert row["mfu"] == pytest.approx(row["flops_per_token"] * row["tokens_per_second"] / flops)
     assert len(row["milliseconds_of_rounds"]) == 2
+
+
+def test_training_steps_are_compared_with_the_faster_of_ours():
+    def rounds(*seconds):
+        same = {"parameters": 9, "tokens_per_step": 16, "flops_per_token": 54, "precision": "float32"}
+        return [same | {"seconds": taken, "cold_seconds": taken} for taken in seconds]
+
+    results = {"glassgpt": rounds(4, 2), "glassgpt+compile": rounds(2, 2), "nanogpt": rounds(8, 5)}
+    made = train.rows(workload.Size.parse(TINY), results, flops=1.0)
+    assert {row["contender"]: row["times_faster"] for row in made} == {
+        "glassgpt": 1.5,  # of the rounds 4 / 2 and 2 / 2
+        "glassgpt+compile": 1.0,
+        "nanogpt": 3.25,
+    }
+    (ours, *_) = train.rows(workload.Size.parse(TINY), {"nanogpt": rounds(8, 5)}, flops=1.0)
+    assert ours["times_faster"] is None
 
 
 def test_generation(measure):

@@ -1,10 +1,10 @@
 """Attention maps of a model on a probe, computed beside the path that it trains on.
 
-The model runs as it always does, with its fused kernel, which returns no weights. The q, k and v that each layer
+The model runs as it always does, and its attention, fused or not, returns no weights. The q, k and v that each layer
 used are projected once more, and the weights computed from them by the formula. Two numbers then say whether the
 maps can be trusted:
 
-    fidelity    max |weights @ values - what the fused kernel gave|, over all layers, where the largest value of a
+    fidelity    max |weights @ values - what the layer's attention gave|, over all layers, where the largest value of a
                 layer is above 1 as a share of it: rounding grows with it, and bfloat16 has no number between 10
                 and 10.06 that a kernel could give
     causality   the largest change of any logit before token j when token j is replaced: 0 unless the future leaks
@@ -32,7 +32,7 @@ from model.inspection.heads import score_heads
 class Capture:
     """The maps of one sequence: tokens (T,), weights (L, H, T, T) in float32 on the CPU, and how true they are.
 
-    precision: the type that the fused kernel computed in.
+    precision: the type that attention gave its values in.
     """
 
     tokens: Tensor
@@ -79,13 +79,13 @@ def capture(
         ]
 
     weights, errors = [], []
-    for layer, qkv, (_, _, mask, _), fused in zip(layers, projected, seen.inputs, seen.fused, strict=True):
+    for layer, qkv, (_, _, mask, _), attended in zip(layers, projected, seen.inputs, seen.attended, strict=True):
         layer_values, layer_weights = _attend_by_formula(layer, *qkv, mask)
-        fused = fused.unflatten(-1, (layer.num_heads, layer.head_dim)).transpose(1, 2)
+        attended = attended.unflatten(-1, (layer.num_heads, layer.head_dim)).transpose(1, 2)
         largest_value = qkv[2].abs().max().clamp(min=1).item()
-        errors.append((layer_values - fused.cpu()).abs().max().item() / largest_value)
+        errors.append((layer_values - attended.cpu()).abs().max().item() / largest_value)
         weights.append(layer_weights[0].float())
-    precision = str(seen.fused[0].dtype).removeprefix("torch.")
+    precision = str(seen.attended[0].dtype).removeprefix("torch.")
     return Capture(tokens[0].cpu(), torch.stack(weights), precision, _largest(errors), _largest(leaks))
 
 
@@ -220,10 +220,10 @@ def _attend_by_formula(
 
 @dataclass
 class _Seen:
-    """What went through each layer: (x, rotary, mask, value_embedding), and the fused kernel's output (1, T, H * K)."""
+    """What went through each layer: (x, rotary, mask, value_embedding), and what attention gave (1, T, H * K)."""
 
     inputs: list[tuple]
-    fused: list[Tensor]
+    attended: list[Tensor]
 
 
 @contextmanager
@@ -233,14 +233,14 @@ def _watched(layers: list[CausalSelfAttention]) -> Iterator[_Seen]:
     def keep_inputs(_, args: tuple, options: dict) -> None:
         seen.inputs.append((*args, options.get("rotary"), options.get("mask"), options.get("value_embedding")))
 
-    def keep_fused(_, args: tuple) -> None:
-        seen.fused.append(args[0])
+    def keep_attended(_, args: tuple) -> None:
+        seen.attended.append(args[0])
 
     handles = []
     try:
         for layer in layers:
             handles.append(layer.register_forward_pre_hook(keep_inputs, with_kwargs=True))
-            handles.append(layer.output_proj.register_forward_pre_hook(keep_fused))
+            handles.append(layer.output_proj.register_forward_pre_hook(keep_attended))
         yield seen
     finally:
         for handle in handles:
