@@ -248,6 +248,11 @@ MISTAKES = {
         ["--trainer.accumulate_grad_batches=3"],
         "multiple of trainer.accumulate_grad_batches",
     ),
+    "graphs and accumulation": (
+        ["--model.compile=reduce-overhead", "--trainer.accumulate_grad_batches=2"],
+        "leave trainer.accumulate_grad_batches at 1",
+    ),
+    "compiler's mode": (["--model.compile=reduce"], "model.compile"),
     "name": (["--name=a/b"], "'a/b'"),
     "nothing to resume": (["--resume=none"], "there is no none to resume"),
     "precision": (["--trainer.precision=low"], "trainer.precision cannot be 'low'"),

@@ -15,14 +15,18 @@ from model.device import has_fast_bfloat16
 log = logging.getLogger(__name__)
 H200_BFLOAT16_FLOPS = 989.4e12  # dense, as in NVIDIA's data sheet of the H100 SXM
 
+CompileMode = bool | Literal["auto", "reduce-overhead"]
 
-def compile_where_it_pays(function: Callable, mode: bool | Literal["auto"], device: torch.device) -> Callable:
+
+def compile_where_it_pays(function: Callable, mode: CompileMode, device: torch.device) -> Callable:
     """`function`, compiled or as it is.
 
     Args:
         function: any function of tensors.
         mode: False never; True where there is a compiler; "auto" on CUDA devices where there is a compiler: a CPU
-            run of a few minutes does not win back the minute that compiling takes.
+            run of a few minutes does not win back the minute that compiling takes. "reduce-overhead" as True, and a
+            GPU gets all kernels of a pass at once, as a CUDA graph; what a call returned, gradients included, is then
+            overwritten by the next (https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/torch.compiler_cudagraph_trees.html).
         device: where the tensors will be.
     """
     if mode is False or (mode == "auto" and device.type != "cuda"):
@@ -31,7 +35,7 @@ def compile_where_it_pays(function: Callable, mode: bool | Literal["auto"], devi
     if missing:
         log.warning("The network is not compiled: %s is missing.", missing)
         return function
-    return torch.compile(function)
+    return torch.compile(function, mode="reduce-overhead" if mode == "reduce-overhead" else None)
 
 
 def missing_compiler(device: torch.device) -> str | None:

@@ -1,7 +1,7 @@
 """The LightningModule: what one training step and one validation pass do."""
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from model.gpt import GPT, GPTConfig
 from model.training.checkpointing import check_same_model
-from model.training.hardware import compile_where_it_pays
+from model.training.hardware import CompileMode, compile_where_it_pays
 from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
 from model.training.sharding import FullyShardedStrategy
@@ -26,15 +26,16 @@ class GPTModule(LightningModule):
         gpt: GPTConfig,
         optimizer: OptimizerConfig,
         schedule: ScheduleConfig,
-        compile: bool | Literal["auto"] = "auto",
+        compile: CompileMode = "auto",
     ):
         """
         Args:
             gpt: the network.
             optimizer: how the weights are updated.
             schedule: how the learning rates move over the run.
-            compile: torch.compile the network; auto: on a GPU, where it soon pays. Without a compiler, and sharded over
-                devices, it runs as it is.
+            compile: torch.compile the network; auto: on a GPU, where it soon pays; reduce-overhead: with CUDA graphs,
+                for networks so small that the GPU waits for Python. Without a compiler, and sharded over devices, it
+                runs as it is.
         """
         super().__init__()
         self.gpt_config = gpt
@@ -58,6 +59,11 @@ class GPTModule(LightningModule):
             self.gpt_config.vocab_size = self.trainer.datamodule.tokenizer.vocab_size
         self.gpt = GPT(self.gpt_config)
         strategy = self.trainer.strategy
+        if self.compile_mode == "reduce-overhead" and self.trainer.accumulate_grad_batches > 1:
+            raise ValueError(
+                "--model.compile reduce-overhead overwrites the gradients of a batch with those of the next, so none "
+                "can be accumulated: leave trainer.accumulate_grad_batches at 1 or write --model.compile true"
+            )
         mode = False if isinstance(strategy, FullyShardedStrategy) else self.compile_mode
         self.loss = compile_where_it_pays(self.gpt.loss, mode, strategy.root_device)
 

@@ -25,7 +25,7 @@ from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
 from scripts.benchmarks import nanogpt
 from scripts.benchmarks.limits import synchronize
-from scripts.benchmarks.workload import Size
+from scripts.benchmarks.workload import Size, compile_mode
 
 
 class Loop(ABC):
@@ -85,7 +85,7 @@ class GlassGPTLoop(Loop):
     """Our GPT in GPT-2's architecture, with our optimizer, sampler and precision.
 
     Args:
-        extras: "compile" compiles it on a CPU too.
+        extras: "compile" compiles it on a CPU too; "reduce-overhead" with CUDA graphs.
     """
 
     def __init__(self, tokens: np.ndarray, size: Size, device: str, steps: int, seed: int, extras: list[str]):
@@ -93,8 +93,7 @@ class GlassGPTLoop(Loop):
         torch.manual_seed(seed)
         self.model = GPT(gpt2_config(size)).to(device)
         self.precision = "bfloat16" if has_fast_bfloat16(device.partition(":")[0]) else "float32"
-        mode = True if "compile" in extras else "auto"
-        self._loss = compile_where_it_pays(self.model.loss, mode, torch.device(device))
+        self._loss = compile_where_it_pays(self.model.loss, compile_mode(extras), torch.device(device))
         self.optimizer = build_optimizer(
             self.model,
             OptimizerConfig(

@@ -54,7 +54,7 @@ def time_to_loss(rows: Rows) -> Iterator[Line]:
 def train(rows: Rows) -> Iterator[Line]:
     for (size,) in unique(rows, "size"):
         here = [row for row in rows if row["size"] == size]
-        ours = best(here, ("glassgpt", "glassgpt+compile"), "milliseconds_per_step")
+        ours = best(here, ("glassgpt", "glassgpt+compile", "glassgpt+reduce-overhead"), "milliseconds_per_step")
         peer = best(here, ("nanogpt", "nanogpt+compile"), "milliseconds_per_step")
         if ours and peer:
             yield Line(

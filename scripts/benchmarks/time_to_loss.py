@@ -15,7 +15,7 @@ from typing import Any
 
 from scripts.benchmarks.processes import Turn, alternate, median, one_device, run_job, run_training, times_faster
 from scripts.benchmarks.report import Limits, Report
-from scripts.benchmarks.workload import Size, check, default_sizes, select
+from scripts.benchmarks.workload import Size, check, compile_mode, default_sizes, select
 
 HELP = "time to the validation loss that nanoGPT reaches, on a text by characters"
 CONFIG = "configs/shakespeare_char.yaml"
@@ -137,8 +137,9 @@ def train_ours(name: str, size: Size, text: Text, options: argparse.Namespace, t
         "name": f"{name}-{turn.number}",
         "seed_everything": turn.number,
     }
-    if name == "glassgpt+compile":
-        arguments["model.compile"] = "true"
+    _, *extras = name.split("+")
+    if extras:
+        arguments["model.compile"] = str(compile_mode(extras)).lower()
     measured = {"validation": text.validation_bytes, "evaluations": min(options.evaluations, steps)}
     return run_training("LearningCurve", measured, arguments, options.train_options, turn.cache)
 

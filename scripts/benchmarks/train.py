@@ -36,7 +36,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--contenders",
         nargs="+",
         metavar="NAME",
-        help="glassgpt, glassgpt+compile, or nanogpt with any of +compile, +allocator, +bf16 (default: all but +bf16)",
+        help="glassgpt, glassgpt+compile, glassgpt+reduce-overhead, or nanogpt with any of +compile, +allocator, +bf16 "
+        "(default: all that can gain something on the device, but +bf16)",
     )
     parser.add_argument(
         "--seconds", type=float, default=15.0, help="time to train in each round after warming up (default: 15)"
@@ -46,7 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, limits: Limits) -> Report:
     report = Report(COLUMNS)
     if options.device.startswith("cuda"):
-        names = ["glassgpt", "nanogpt", "nanogpt+compile"]
+        names = ["glassgpt", "glassgpt+reduce-overhead", "nanogpt", "nanogpt+compile"]
     else:
         names = ["glassgpt", "glassgpt+compile", "nanogpt", "nanogpt+compile"]
         names += ["nanogpt+allocator", "nanogpt+compile+allocator"]

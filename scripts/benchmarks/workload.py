@@ -8,6 +8,8 @@ import shutil
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from model.training.hardware import CompileMode
+
 
 @dataclass(frozen=True)
 class Size:
@@ -58,7 +60,7 @@ def default_sizes(device: str) -> tuple[str, ...]:
 
 
 # What each can be given that it does not have by itself.
-EXTRAS = {"glassgpt": ("compile",), "nanogpt": ("compile", "allocator", "bf16")}
+EXTRAS = {"glassgpt": ("compile", "reduce-overhead"), "nanogpt": ("compile", "allocator", "bf16")}
 COMPILERS = ("g++", "clang++", "gcc", "clang", "cc", "cl")
 
 
@@ -73,16 +75,21 @@ def select(names: list[str], options: argparse.Namespace, notes: list[str]) -> l
         base, *extras = name.split("+")
         if not set(extras) <= set(EXTRAS.get(base, ())) or base not in EXTRAS:
             raise ValueError(
-                f"unknown contender {name!r}: write glassgpt or glassgpt+compile, or nanogpt with any of "
-                f"+{', +'.join(EXTRAS['nanogpt'])}"
+                f"unknown contender {name!r}: write glassgpt, glassgpt+compile or glassgpt+reduce-overhead, or nanogpt "
+                f"with any of +{', +'.join(EXTRAS['nanogpt'])}"
             )
         if base == "nanogpt" and options.nanogpt is None:
             notes.append(f"{name} is left out: name a checkout of it with --nanogpt")
-        elif "compile" in extras and not any(map(shutil.which, COMPILERS)):
+        elif {"compile", "reduce-overhead"} & set(extras) and not any(map(shutil.which, COMPILERS)):
             notes.append(f"{name} is left out: this machine has no C++ compiler")
         else:
             chosen.append(name)
     return chosen
+
+
+def compile_mode(extras: list[str]) -> CompileMode:
+    """What `--model.compile` would be for our contender with these extras."""
+    return "reduce-overhead" if "reduce-overhead" in extras else True if "compile" in extras else "auto"
 
 
 def check(rows: list[dict[str, Any]], *keys: str) -> list[dict[str, Any]]:

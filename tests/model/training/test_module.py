@@ -91,6 +91,11 @@ def test_compiling_needs_a_compiler_and_pays_on_gpus(monkeypatch, caplog):
     assert "a C++ compiler is missing" in caplog.text
     monkeypatch.setattr(hardware.shutil, "which", lambda name: f"/usr/bin/{name}")
     assert hardware.compile_where_it_pays(function, True, cpu) is not function
+    modes = []
+    monkeypatch.setattr(torch, "compile", lambda function, mode: modes.append(mode))
+    for mode in ("auto", "reduce-overhead"):
+        hardware.compile_where_it_pays(function, mode, gpu)
+    assert modes == [None, "reduce-overhead"]
 
 
 def test_half_precision_where_it_is_fast(monkeypatch):
