@@ -12,19 +12,17 @@ import torch
 from torch import nn
 
 from data.tokenizers import byte_level
-from model.gpt import GPT, GPTConfig
+from model.gpt import GPTConfig
 from scripts.generate import TextStream, main
+from tests.gpts import random_gpt
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def save_run(folder, favourite=b"", step=7):
     """A run folder with an untrained model over bytes, which strongly prefers the bytes of `favourite`, if any."""
-    torch.manual_seed(0)
     config = GPTConfig(vocab_size=257, context_length=16, num_layers=2, num_heads=2, embed_dim=32)
-    gpt = GPT(config)
-    for parameter in gpt.parameters():
-        nn.init.normal_(parameter, std=0.3)
+    gpt = random_gpt(config)
     if favourite:
         # The head answers each byte's own direction in the embedding with the byte that follows it.
         nn.init.zeros_(gpt.head.weight)

@@ -19,6 +19,7 @@ from model.gpt import GPT, GPTConfig
 from model.inspection.archive import AttentionArchive
 from model.inspection.recorder import AttentionRecorder, capture
 from scripts.inspect_attention import main
+from tests.gpts import random_gpt
 
 ROOT = Path(__file__).parents[1]
 TEXT = "for i in range(10):\n"
@@ -39,7 +40,7 @@ def here(request, monkeypatch):
 
 
 def make_run(run: Path, seed: int, **config) -> None:
-    gpt, tokenizer = random_gpt(seed, **config), byte_level()
+    gpt, tokenizer = small_gpt(seed, **config), byte_level()
     tokens = tokenizer.encode(TEXT)
     recorder = AttentionRecorder(
         run / "attention", tokens, list(TEXT), tokenizer.fingerprint, tokenizer.vocab_size, end_of_text=256
@@ -49,14 +50,9 @@ def make_run(run: Path, seed: int, **config) -> None:
     save_checkpoint(run / "checkpoints" / "best.ckpt", gpt)
 
 
-def random_gpt(seed: int, **config) -> GPT:
-    torch.manual_seed(seed)
+def small_gpt(seed: int, **config) -> GPT:
     sizes = {"vocab_size": 257, "context_length": 32, "num_layers": 2, "num_heads": 3, "embed_dim": 24} | config
-    gpt = GPT(GPTConfig(**sizes))
-    with torch.no_grad():
-        for parameter in gpt.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return gpt
+    return random_gpt(GPTConfig(**sizes), seed)
 
 
 def save_checkpoint(path: Path, gpt: GPT) -> None:
@@ -88,7 +84,7 @@ def test_a_run_becomes_a_page(capsys):
     data = data_of(page)
     assert data["title"] == "first" and [c["step"] for c in data["runs"][0]["captures"]] == [0, 1, 2]
     assert "".join(data["probes"][0]["labels"]) == TEXT
-    weights = capture(random_gpt(0), byte_level().encode(TEXT)).weights
+    weights = capture(small_gpt(0), byte_level().encode(TEXT)).weights
     np.testing.assert_allclose(map_of(page, data["runs"][0]["captures"][2]["blocks"][0], 2, 3), weights, atol=0.0045)
 
 
@@ -98,7 +94,7 @@ def test_a_prompt_becomes_a_page_with_one_snapshot():
     (snapshot,) = data["runs"][0]["captures"]
     assert snapshot["step"] == 7 and snapshot["faithful"] and snapshot["causal"]
     assert "".join(data["probes"][0]["labels"]) == "for i in range("
-    weights = capture(random_gpt(0), byte_level().encode("for i in range(")).weights
+    weights = capture(small_gpt(0), byte_level().encode("for i in range(")).weights
     np.testing.assert_allclose(map_of(Path("maps.html"), snapshot["blocks"][0], 2, 3), weights, atol=0.0045)
 
 

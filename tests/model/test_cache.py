@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from model.attention import CausalSelfAttention
 from model.cache import KVCache, StaticCache
-from model.gpt import GPT, GPTConfig
+from model.gpt import GPTConfig
 from model.masks import padding_mask
 from model.rotary import RotaryEmbedding
+from tests.gpts import GPT2, random_gpt
 
 
 def keys_and_values(length, batch=2, heads=3, width=4):
@@ -121,15 +122,6 @@ def test_attention_in_any_chunks_is_attention_at_once(chunks, heads, window, use
     torch.testing.assert_close(torch.cat(outputs, dim=1), at_once, atol=1e-10, rtol=1e-10)
 
 
-GPT2 = {
-    "position": "learned",
-    "norm": "layernorm",
-    "activation": "gelu",
-    "bias": True,
-    "tie_embeddings": True,
-    "qk_norm": False,
-}
-GPT2 |= {"logit_soft_cap": None, "value_embeddings": False, "embedding_norm": False}
 OPTIONS = {
     "gpt2": GPT2,
     "modern": {"value_embeddings": True, "bigram_buckets": 50},
@@ -143,10 +135,7 @@ OPTIONS = {
 @pytest.mark.parametrize("chunks", [(1,) * 12, (5, 1, 1, 3, 2), (11, 1)], ids=str)
 @torch.no_grad()
 def test_the_gpt_in_any_chunks_gives_the_same_logits(options, chunks):
-    torch.manual_seed(0)
-    gpt = GPT(GPTConfig(vocab_size=31, context_length=12, num_layers=3, num_heads=4, embed_dim=32, **options)).eval()
-    for parameter in gpt.parameters():  # what starts at zero would hide its input
-        torch.nn.init.normal_(parameter, std=0.3)
+    gpt = random_gpt(GPTConfig(vocab_size=31, context_length=12, num_layers=3, num_heads=4, embed_dim=32, **options))
     tokens = torch.randint(31, (2, 12))
     cache = KVCache(3, 2, gpt.config.num_kv_heads, 12, 8)
     logits = [gpt(piece, cache=cache) for piece in tokens.split(chunks, dim=1)]
@@ -158,9 +147,7 @@ def test_the_gpt_in_any_chunks_gives_the_same_logits(options, chunks):
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 @torch.no_grad()
 def test_a_static_cache_gives_the_same_logits(options):
-    gpt = GPT(GPTConfig(vocab_size=31, context_length=12, num_layers=3, num_heads=4, embed_dim=32, **options)).eval()
-    for parameter in gpt.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
+    gpt = random_gpt(GPTConfig(vocab_size=31, context_length=12, num_layers=3, num_heads=4, embed_dim=32, **options))
     tokens = torch.randint(31, (2, 12))
     cache = KVCache(3, 2, gpt.config.num_kv_heads, 12, 8)
     position = torch.empty(1, dtype=torch.long)

@@ -6,47 +6,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 from model.attention import CausalSelfAttention, MultiHeadAttention, scaled_dot_product_attention
-from model.gpt import GPT, GPTConfig
+from model.gpt import GPTConfig
 from model.masks import causal_mask, document_mask, sliding_window_mask
 from model.rotary import RotaryEmbedding
+from tests.gpts import GPT2, random_gpt
 
-GPT2 = GPTConfig(
-    vocab_size=31,
-    context_length=12,
-    num_layers=2,
-    num_heads=4,
-    embed_dim=32,
-    position="learned",
-    norm="layernorm",
-    activation="gelu",
-    bias=True,
-    tie_embeddings=True,
-    qk_norm=False,
-    value_embeddings=False,
-    embedding_norm=False,
-    logit_soft_cap=None,
-)
-MODERN = GPTConfig(
-    vocab_size=31,
-    context_length=12,
-    num_layers=2,
-    num_heads=4,
-    embed_dim=32,
-    num_kv_heads=2,
-    value_embeddings=True,
-    bigram_buckets=50,
-)
-FAMILIES = pytest.mark.parametrize("config", [GPT2, MODERN], ids=["gpt2", "modern"])
-
-
-def build_gpt(config):
-    gpt = GPT(config).eval()
-    for parameter in gpt.parameters():  # a fresh GPT has zeros that would hide any leak
-        nn.init.normal_(parameter, std=0.3)
-    return gpt
+SIZES = {"vocab_size": 31, "context_length": 12, "num_layers": 2, "num_heads": 4, "embed_dim": 32}
+MODERN = GPTConfig(**SIZES, num_kv_heads=2, value_embeddings=True, bigram_buckets=50)
+FAMILIES = pytest.mark.parametrize("config", [GPTConfig(**SIZES, **GPT2), MODERN], ids=["gpt2", "modern"])
 
 
 def influence(function, x):
@@ -99,7 +68,7 @@ def test_documents_and_causality_together():
 @pytest.mark.parametrize("window", [None, 3])
 @torch.no_grad()
 def test_changing_a_token_moves_no_logit_before_it(config, window):
-    gpt = build_gpt(dataclasses.replace(config, window=window))
+    gpt = random_gpt(dataclasses.replace(config, window=window))
     tokens = torch.randint(31, (1, 12))
     logits = gpt(tokens)
     for position in range(12):
@@ -113,7 +82,7 @@ def test_changing_a_token_moves_no_logit_before_it(config, window):
 @FAMILIES
 @torch.no_grad()
 def test_documents_in_one_sequence_do_not_see_each_other(config):
-    gpt = build_gpt(dataclasses.replace(config, position="rotary"))
+    gpt = random_gpt(dataclasses.replace(config, position="rotary"))
     tokens = torch.randint(31, (1, 10))
     packed = gpt(tokens, document_ids=torch.tensor([[5] * 4 + [6] * 6]))
     # Rotary scores depend on distances alone, so the second document stands anywhere.
@@ -127,7 +96,7 @@ def test_heads_merged_without_the_transpose_would_be_found(monkeypatch):
     layer = CausalSelfAttention(8, 2)
     moved = influence(lambda x: layer(x[None])[0], torch.randn(5, 8))
     assert moved.triu(1).max() > 0
-    gpt = build_gpt(MODERN)
+    gpt = random_gpt(MODERN)
     tokens = torch.randint(31, (1, 12))
     changed = tokens.clone()
     changed[0, -1] = (tokens[0, -1] + 1) % 31
@@ -140,7 +109,7 @@ def test_heads_merged_without_the_transpose_would_be_found(monkeypatch):
 @FAMILIES
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "documents"])
 def test_torch_compile_takes_the_gpt_as_one_graph(config, packed):
-    gpt = build_gpt(config)
+    gpt = random_gpt(config)
     tokens = torch.randint(31, (2, 12))
     ids = torch.arange(12).div(5, rounding_mode="floor").expand(2, 12) if packed else None
     # Graph breaks are found before the backend runs; this one skips the minutes of code generation.
@@ -155,7 +124,7 @@ def test_torch_compile_takes_the_gpt_as_one_graph(config, packed):
 
 @FAMILIES
 def test_torch_export_takes_the_gpt(config):
-    gpt = build_gpt(config)
+    gpt = random_gpt(config)
     exported = torch.export.export(gpt, (torch.randint(31, (2, 12)),)).module()
     tokens = torch.randint(31, (2, 12))
     torch.testing.assert_close(exported(tokens), gpt(tokens), atol=1e-5, rtol=1e-5)

@@ -9,40 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 from model.generation import generate, sample, stream
-from model.gpt import GPT, GPTConfig
+from model.gpt import GPTConfig
+from tests.gpts import GPT2, random_gpt
 
-MODERN = GPTConfig(
-    vocab_size=23,
-    context_length=10,
-    num_layers=2,
-    num_heads=4,
-    embed_dim=32,
-    value_embeddings=True,
-    bigram_buckets=50,
-)
-GPT2 = dataclasses.replace(
-    MODERN,
-    position="learned",
-    norm="layernorm",
-    activation="gelu",
-    bias=True,
-    tie_embeddings=True,
-    qk_norm=False,
-    value_embeddings=False,
-    bigram_buckets=None,
-    embedding_norm=False,
-    logit_soft_cap=None,
-)
-
-
-def build_gpt(config=MODERN):
-    gpt = GPT(config).eval()
-    for parameter in gpt.parameters():  # a fresh GPT predicts every token alike
-        nn.init.normal_(parameter, std=0.3)
-    return gpt
+SIZES = {"vocab_size": 23, "context_length": 10, "num_layers": 2, "num_heads": 4, "embed_dim": 32}
+MODERN = GPTConfig(**SIZES, value_embeddings=True, bigram_buckets=50)
+CONFIGS = [MODERN, GPTConfig(**SIZES, **GPT2), dataclasses.replace(MODERN, num_kv_heads=2, window=3)]
 
 
 @torch.no_grad()
@@ -61,11 +35,11 @@ def without_cache(gpt, tokens, max_new_tokens, choose):
 @pytest.mark.parametrize("prompt_length", [1, 4, 10, 17])
 @pytest.mark.parametrize(
     "config",
-    [MODERN, GPT2, dataclasses.replace(MODERN, num_kv_heads=2, window=3)],
+    CONFIGS,
     ids=["modern", "gpt2", "grouped and windowed"],
 )
 def test_cached_is_uncached_within_and_past_the_context(config, prompt_length):
-    gpt, tokens = build_gpt(config), torch.randint(23, (3, prompt_length))
+    gpt, tokens = random_gpt(config), torch.randint(23, (3, prompt_length))
     greedy = generate(gpt, tokens, 25, temperature=0)
     torch.testing.assert_close(greedy, without_cache(gpt, tokens, 25, lambda logits: logits.argmax(-1)))
 
@@ -78,14 +52,14 @@ def test_cached_is_uncached_within_and_past_the_context(config, prompt_length):
 
 
 def test_a_context_of_one_token():
-    gpt = build_gpt(dataclasses.replace(MODERN, context_length=1))
+    gpt = random_gpt(dataclasses.replace(MODERN, context_length=1))
     tokens = generate(gpt, torch.tensor([[3, 5]]), 4, temperature=0)[0]
     for before, after in pairwise(tokens[1:]):
         assert gpt(before.view(1, 1)).argmax() == after
 
 
 def test_reads_the_prompt_once_and_then_one_token_at_a_time(monkeypatch):
-    gpt, lengths = build_gpt(), []
+    gpt, lengths = random_gpt(MODERN), []
     features = gpt.features
     monkeypatch.setattr(
         gpt, "features", lambda tokens, **kw: (lengths.append(tokens.shape[1]), features(tokens, **kw))[1]
@@ -95,7 +69,7 @@ def test_reads_the_prompt_once_and_then_one_token_at_a_time(monkeypatch):
 
 
 def test_stream_yields_what_generate_returns_as_it_is_drawn():
-    gpt, tokens = build_gpt(), torch.randint(23, (2, 4))
+    gpt, tokens = random_gpt(MODERN), torch.randint(23, (2, 4))
     whole = generate(gpt, tokens, 9, generator=torch.Generator().manual_seed(7))
     passes = []
     gpt.final_norm.register_forward_hook(lambda *_: passes.append(1))
@@ -109,7 +83,7 @@ def test_stream_yields_what_generate_returns_as_it_is_drawn():
 
 
 def test_the_generator_alone_decides():
-    gpt, tokens = build_gpt(), torch.randint(23, (2, 4))
+    gpt, tokens = random_gpt(MODERN), torch.randint(23, (2, 4))
 
     def draw(seed):
         return generate(gpt, tokens, 20, generator=torch.Generator().manual_seed(seed))
@@ -122,7 +96,7 @@ def test_the_generator_alone_decides():
 
 
 def test_a_stop_token_ends_each_sequence_and_then_all():
-    gpt, tokens = build_gpt(), torch.randint(23, (4, 3))
+    gpt, tokens = random_gpt(MODERN), torch.randint(23, (4, 3))
     free = generate(gpt, tokens, 30, generator=torch.Generator().manual_seed(3))[:, 3:]
     stop = int(free[0, 4])
     stopped = generate(gpt, tokens, 30, generator=torch.Generator().manual_seed(3), stop_token=stop)[:, 3:]
@@ -139,7 +113,7 @@ def test_a_stop_token_ends_each_sequence_and_then_all():
 
 
 def test_generation_ends_once_every_sequence_has():
-    gpt = build_gpt()
+    gpt = random_gpt(MODERN)
     tokens = torch.randint(23, (2, 3)).repeat_interleave(2, dim=0)[:2]  # two equal rows end together
     free = generate(gpt, tokens, 20, temperature=0)[0, 3:].tolist()
     stopped = generate(gpt, tokens, 20, temperature=0, stop_token=free[2])[0, 3:].tolist()
@@ -147,7 +121,7 @@ def test_generation_ends_once_every_sequence_has():
 
 
 def test_dropout_is_off_and_the_mode_comes_back():
-    gpt, tokens = build_gpt(dataclasses.replace(MODERN, dropout=0.5)), torch.randint(23, (1, 4))
+    gpt, tokens = random_gpt(dataclasses.replace(MODERN, dropout=0.5)), torch.randint(23, (1, 4))
     expected = generate(gpt, tokens, 8, temperature=0)
     assert not gpt.training
     gpt.train()
@@ -161,11 +135,11 @@ def test_dropout_is_off_and_the_mode_comes_back():
 
 @pytest.mark.parametrize(
     "config",
-    [MODERN, GPT2, dataclasses.replace(MODERN, num_kv_heads=2, window=3)],
+    CONFIGS,
     ids=["modern", "gpt2", "grouped and windowed"],
 )
 def test_a_step_recorded_once_serves_every_position(config):
-    gpt, tokens = build_gpt(config), torch.randint(23, (3, 4))
+    gpt, tokens = random_gpt(config), torch.randint(23, (3, 4))
     graphs = []
 
     def trace(module, inputs):
@@ -276,9 +250,9 @@ def test_temperature_zero_and_its_limit_take_the_likeliest():
 def test_refuses(function, options, message):
     arguments = {"tokens": torch.tensor([[1, 2]]), "max_new_tokens": 3} | options
     with pytest.raises(ValueError, match=message):
-        function(build_gpt(), **arguments)  # stream too, before it is iterated
+        function(random_gpt(MODERN), **arguments)  # stream too, before it is iterated
 
 
 def test_refuses_tokens_that_are_no_integers():
     with pytest.raises(TypeError, match="float32"):
-        generate(build_gpt(), torch.zeros(1, 2), 3)
+        generate(random_gpt(MODERN), torch.zeros(1, 2), 3)

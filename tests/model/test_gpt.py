@@ -9,34 +9,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from model.gpt import GPT, GPTConfig
+from tests.gpts import GPT2, random_gpt
 
-GPT2 = {
-    "position": "learned",
-    "norm": "layernorm",
-    "embedding_norm": False,
-    "activation": "gelu",
-    "bias": True,
-    "tie_embeddings": True,
-    "qk_norm": False,
-    "logit_soft_cap": None,
-}
 SIZES = {"vocab_size": 50, "context_length": 16, "num_layers": 3, "num_heads": 4, "embed_dim": 32}
-
-
-def randomized(config: GPTConfig) -> GPT:
-    """With random weights everywhere: as initialised, much of the modern family's is zero."""
-    torch.manual_seed(1)
-    gpt = GPT(config).eval()
-    with torch.no_grad():
-        for parameter in gpt.parameters():
-            parameter.normal_(std=0.2)
-    return gpt
 
 
 @pytest.mark.parametrize(("activation", "theirs"), [("gelu", "gelu_new"), ("gelu_exact", "gelu")])
 def test_gpt2_family_equals_hugging_face_gpt2(activation, theirs):
     transformers = pytest.importorskip("transformers")
-    gpt = randomized(GPTConfig(**SIZES, **{**GPT2, "activation": activation}))
+    gpt = random_gpt(GPTConfig(**SIZES, **{**GPT2, "activation": activation}))
     peer = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
             vocab_size=50,
@@ -79,7 +60,7 @@ def test_gpt2_family_equals_hugging_face_gpt2(activation, theirs):
 @pytest.mark.parametrize("num_kv_heads", [4, 2])
 def test_modern_family_equals_hugging_face_nanochat(num_kv_heads):
     transformers = pytest.importorskip("transformers")
-    gpt = randomized(GPTConfig(**SIZES, num_kv_heads=num_kv_heads))
+    gpt = random_gpt(GPTConfig(**SIZES, num_kv_heads=num_kv_heads))
     peer = transformers.NanoChatForCausalLM(
         transformers.NanoChatConfig(
             vocab_size=50,
@@ -113,7 +94,7 @@ def test_modern_family_equals_hugging_face_nanochat(num_kv_heads):
 
 
 def test_swiglu_is_the_papers_formula():
-    gpt = randomized(GPTConfig(**SIZES, activation="swiglu"))
+    gpt = random_gpt(GPTConfig(**SIZES, activation="swiglu"))
     feed_forward = gpt.blocks[0].feed_forward
     x = torch.randn(2, 5, 32)
     gate, up, down = (layer.weight for layer in (feed_forward.gate_proj, feed_forward.up_proj, feed_forward.down_proj))
@@ -122,7 +103,7 @@ def test_swiglu_is_the_papers_formula():
 
 
 def test_value_embeddings_reach_the_values_of_their_layers_only():
-    gpt = randomized(GPTConfig(**SIZES, value_embeddings=True))
+    gpt = random_gpt(GPTConfig(**SIZES, value_embeddings=True))
     assert sorted(gpt.value_embeddings) == ["0", "2"]
     tokens = torch.randint(50, (1, 8))
     before = gpt(tokens)
@@ -138,7 +119,7 @@ def test_value_embeddings_reach_the_values_of_their_layers_only():
 
 
 def test_bigram_vector_depends_on_the_pair_and_stops_at_documents():
-    gpt = randomized(GPTConfig(**SIZES, bigram_buckets=1009))
+    gpt = random_gpt(GPTConfig(**SIZES, bigram_buckets=1009))
     tokens = torch.tensor([[7, 3, 7, 3, 9]])
     first, a, b, again, other = gpt.bigram_buckets(tokens)[0].tolist()
     assert a == again
@@ -170,7 +151,7 @@ def test_first_loss_is_that_of_a_uniform_guess(options):
 
 
 def test_loss_is_the_mean_over_targets_that_count():
-    gpt = randomized(GPTConfig(**SIZES))
+    gpt = random_gpt(GPTConfig(**SIZES))
     tokens, targets = torch.randint(50, (2, 2, 10)).unbind()
     targets[0, 3:] = -100
     logits = gpt(tokens).double()
@@ -182,8 +163,8 @@ def test_loss_is_the_mean_over_targets_that_count():
 
 
 def test_soft_cap_bounds_logits_and_leaves_small_ones():
-    gpt = randomized(GPTConfig(**SIZES, logit_soft_cap=2.0))
-    free = randomized(GPTConfig(**SIZES, logit_soft_cap=None))
+    gpt = random_gpt(GPTConfig(**SIZES, logit_soft_cap=2.0))
+    free = random_gpt(GPTConfig(**SIZES, logit_soft_cap=None))
     tokens = torch.randint(50, (1, 16))
     capped, logits = gpt(tokens), free(tokens)
     assert capped.abs().max() <= 2.0 < logits.abs().max()
@@ -240,7 +221,7 @@ def test_too_long_a_sequence_is_refused():
 
 
 def test_autocast_keeps_the_residual_stream_in_bfloat16():
-    gpt = randomized(GPTConfig(**SIZES))
+    gpt = random_gpt(GPTConfig(**SIZES))
     seen = []
     gpt.blocks[1].register_forward_pre_hook(lambda module, args: seen.append(args[0].dtype))
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -250,7 +231,7 @@ def test_autocast_keeps_the_residual_stream_in_bfloat16():
 
 
 def test_loss_gradient_agrees_with_finite_differences():
-    gpt = randomized(GPTConfig(**SIZES)).double()
+    gpt = random_gpt(GPTConfig(**SIZES)).double()
     tokens, targets = torch.randint(50, (2, 1, 6)).unbind()
     loss = gpt.loss(tokens, targets)
     loss.backward()

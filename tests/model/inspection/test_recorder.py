@@ -15,15 +15,13 @@ from model.gpt import GPT, GPTConfig
 from model.inspection import heads
 from model.inspection.archive import AttentionArchive, Probe
 from model.inspection.recorder import AttentionRecorder, capture, repeated_tokens, take_snapshot
+from tests.gpts import GPT2, random_gpt
 
-MODERN = GPTConfig(vocab_size=50, context_length=24, num_layers=3, num_heads=4, embed_dim=32, num_kv_heads=2)
-GPT2 = GPTConfig(
-    vocab_size=50, context_length=24, num_layers=3, num_heads=4, embed_dim=32, position="learned", norm="layernorm",
-    activation="gelu", bias=True, tie_embeddings=True, qk_norm=False, value_embeddings=False, logit_soft_cap=None,
-)  # fmt: skip
+SIZES = {"vocab_size": 50, "context_length": 24, "num_layers": 3, "num_heads": 4, "embed_dim": 32}
+MODERN = GPTConfig(**SIZES, num_kv_heads=2)
 CONFIGS = {
     "modern": MODERN,
-    "gpt2": GPT2,
+    "gpt2": GPTConfig(**SIZES, **GPT2),
     "window": replace(MODERN, window=5),
     "all heads": replace(MODERN, num_kv_heads=None, dropout=0.3),
 }
@@ -33,16 +31,6 @@ TEXT = [3, 14, 15, 9, 2, 6, 5, 35, 8, 9, 7, 9, 32, 38, 46, 26, 4]
 @pytest.fixture(params=CONFIGS)
 def gpt(request) -> GPT:
     return random_gpt(CONFIGS[request.param])
-
-
-def random_gpt(config: GPTConfig) -> GPT:
-    """Every weight random and large enough that heads differ: as initialised, some matrices are all zero."""
-    torch.manual_seed(0)
-    gpt = GPT(config)
-    with torch.no_grad():
-        for parameter in gpt.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return gpt
 
 
 def recorder(folder, **options) -> AttentionRecorder:
@@ -340,7 +328,7 @@ def test_an_npz_that_holds_a_program_does_not_run_it(tmp_path):
 
 
 def test_snapshots_are_taken_of_any_probes():
-    gpt = random_gpt(GPT2)
+    gpt = random_gpt(CONFIGS["gpt2"])
     probes = {"text": Probe(TEXT, ["x"] * 17), "repeated": Probe([1, 2, 3, 1, 2, 3], ["x"] * 6, 3)}
     snapshot, maps = take_snapshot(gpt, probes, step=7)
     assert snapshot.step == 7 and maps["repeated"].shape == (3, 4, 6, 6)
