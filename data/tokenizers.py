@@ -58,8 +58,14 @@ class Tokenizer:
         return self.encoding.encode_to_numpy(text, disallowed_special=())
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of `ids`; bytes that are not UTF-8 (a character cut in two) become U+FFFD."""
-        return self.encoding.decode(list(ids), errors="replace")
+        """Text of `ids`; bytes that are not UTF-8 (a character cut in two), and ids without text, become U+FFFD."""
+        pieces = []
+        for token in ids:
+            try:
+                pieces.append(self.token_bytes(token))
+            except KeyError:  # where the vocabulary was rounded up
+                pieces.append("\N{REPLACEMENT CHARACTER}".encode())
+        return b"".join(pieces).decode("utf-8", errors="replace")
 
     def token_bytes(self, token: int) -> bytes:
         """UTF-8 bytes that one token stands for. Raises KeyError for an id that no text has."""

@@ -283,7 +283,7 @@ class CausalSelfAttention(nn.Module):
         if value_embedding is not None:
             v = v + _split_heads(value_embedding, self.num_kv_heads)
         if self.qk_norm:
-            qk = F.rms_norm(qk, (self.head_dim,), eps=1e-6)
+            qk = F.rms_norm(qk, (self.head_dim,), eps=1e-6).to(v.dtype)  # on GPUs autocast lets a norm give float32
         if rotary is not None:
             qk = apply_rotary(qk, *rotary)
         q, k = qk.split_with_sizes((self.num_heads, self.num_kv_heads), dim=-3)

@@ -212,7 +212,7 @@ class GPT(nn.Module):
         if self.rotary is not None:
             rotary = tuple(table.to(x.dtype) for table in self.rotary(length, offset))
         mask = None if document_ids is None else document_mask(document_ids)
-        x = self.dropout(self.embedding_norm(x))
+        x = self.dropout(self.embedding_norm(x).to(x.dtype))  # on GPUs autocast lets a norm give float32
         for layer, block in enumerate(self.blocks):
             value_embedding = None
             if str(layer) in self.value_embeddings:

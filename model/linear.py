@@ -52,4 +52,4 @@ def sliced(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for layer in layers:
-            layer.slices = None
+            del layer.slices  # not None: torch.compile would see another layer than before, and compile again

@@ -95,8 +95,10 @@ def measure(options: argparse.Namespace) -> None:
     """
     if options.rounds < 1:
         raise ValueError(f"--rounds must be at least 1, not {options.rounds}")
-    if options.device.partition(":")[0] not in ("cpu", "cuda"):
-        raise ValueError(f"--device must be cpu or cuda, not {options.device}")
+    if options.device not in ("cpu", "cuda"):
+        raise ValueError(
+            f"--device must be cpu or cuda, not {options.device}; CUDA_VISIBLE_DEVICES=1 chooses the second GPU"
+        )
     if options.nanogpt is not None:
         if not Path(options.nanogpt, "model.py").is_file():
             raise FileNotFoundError(f"--nanogpt {options.nanogpt} is no checkout of nanoGPT: it has no model.py")

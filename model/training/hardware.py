@@ -3,8 +3,10 @@
 import logging
 import os
 import shutil
+import sysconfig
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -35,7 +37,8 @@ def compile_where_it_pays(function: Callable, mode: CompileMode, device: torch.d
     if missing:
         log.warning("The network is not compiled: %s is missing.", missing)
         return function
-    return torch.compile(function, mode="reduce-overhead" if mode == "reduce-overhead" else None)
+    # Training and validation may differ in batch size: two fixed shapes, and not one that is fast for neither.
+    return torch.compile(function, mode="reduce-overhead" if mode == "reduce-overhead" else None, dynamic=False)
 
 
 def missing_compiler(device: torch.device) -> str | None:
@@ -46,6 +49,8 @@ def missing_compiler(device: torch.device) -> str | None:
     compilers = [os.environ.get("CXX") or "", "g++", "clang++", "gcc", "clang", "cc", "cl"]
     if not any(compiler and shutil.which(compiler) for compiler in compilers):
         return "a C++ compiler"
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        return "Python.h, of Python's development files,"
     return None
 
 

@@ -94,6 +94,7 @@ class GPTModule(LightningModule):
         check_same_model(checkpoint, self.gpt_config, self.trainer.datamodule.tokenizer.to_dict())
 
     def on_validation_epoch_start(self) -> None:
+        self.zero_grad()  # room for the validation, whose CUDA graph would overwrite them
         # Float32 would lose digits over millions of tokens; Apple's GPUs have nothing wider.
         dtype = torch.float32 if self.device.type == "mps" else torch.float64
         self.validation_sums = torch.zeros(2, dtype=dtype, device=self.device)  # nats, tokens

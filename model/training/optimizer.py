@@ -128,16 +128,13 @@ class Muon(torch.optim.Optimizer):
                 parameter.add_(shard_like(update.mT if tall else update, parameter), alpha=-group["lr"] * scale)
 
     def _adamw(self, group: dict, parameters: list[Tensor]) -> None:
-        # The tensors must exist before `adamw`, which counts steps in place.
-        for parameter in parameters:
-            self.state[parameter].setdefault("step", torch.zeros((), device=parameter.device))
         adamw(
             parameters,
             [parameter.grad for parameter in parameters],
             self._state("exp_avg", parameters),
             self._state("exp_avg_sq", parameters),
             [],
-            [self.state[parameter]["step"] for parameter in parameters],
+            [self._step_count(parameter) for parameter in parameters],
             fused=True,
             amsgrad=False,
             beta1=group["betas"][0],
@@ -147,6 +144,15 @@ class Muon(torch.optim.Optimizer):
             eps=group["eps"],
             maximize=False,
         )
+
+    def _step_count(self, parameter: Tensor) -> Tensor:
+        """The updates so far, (), on the parameter's device, where `adamw` counts on."""
+        state = self.state[parameter]
+        if "step" not in state:
+            state["step"] = torch.zeros((), device=parameter.device)
+        elif state["step"].device != parameter.device:  # a checkpoint's, which Lightning leaves on the CPU
+            state["step"] = state["step"].to(parameter.device)
+        return state["step"]
 
     def _state(self, name: str, parameters: list[Tensor]) -> list[Tensor]:
         for parameter in parameters:

@@ -63,7 +63,7 @@ class Loop(ABC):
     def autocast(self) -> AbstractContextManager:
         if self.precision == "float32":
             return nullcontext()
-        return torch.autocast(self.device.partition(":")[0], dtype=torch.bfloat16)
+        return torch.autocast(self.device, dtype=torch.bfloat16)
 
     @abstractmethod
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ class GlassGPTLoop(Loop):
         super().__init__(size, device, steps)
         torch.manual_seed(seed)
         self.model = GPT(gpt2_config(size)).to(device)
-        self.precision = "bfloat16" if has_fast_bfloat16(device.partition(":")[0]) else "float32"
+        self.precision = "bfloat16" if has_fast_bfloat16(device) else "float32"
         self._loss = compile_where_it_pays(self.model.loss, compile_mode(extras), torch.device(device))
         self.optimizer = build_optimizer(
             self.model,
@@ -162,7 +162,7 @@ class NanoGPTLoop(Loop):
         self.model = nanogpt.build(checkout, size, dropout).to(device)
         self.precision = "bfloat16" if device.startswith("cuda") or "bf16" in extras else "float32"
         self.optimizer = self.model.configure_optimizers(
-            nanogpt.WEIGHT_DECAY, nanogpt.LEARNING_RATE, nanogpt.BETAS, device.partition(":")[0]
+            nanogpt.WEIGHT_DECAY, nanogpt.LEARNING_RATE, nanogpt.BETAS, device
         )
         self._forward = torch.compile(self.model) if "compile" in extras else self.model
         self._folder = tempfile.TemporaryDirectory()

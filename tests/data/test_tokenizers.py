@@ -59,6 +59,11 @@ def test_half_a_character_decodes_to_a_replacement():
     assert tokenizers.byte_level().decode("é".encode()[:1]) == "\ufffd"
 
 
+def test_an_id_without_text_decodes_to_a_replacement():
+    """A model may have more tokens than its tokenizer, to be of a size that multiplies fast, and draw any of them."""
+    assert tokenizers.byte_level().decode([97, 300, 98]) == "a\ufffdb"
+
+
 def test_labels_spell_out_what_is_no_text_by_itself(bpe: Tokenizer):
     tokenizer = tokenizers.byte_level()
     assert [tokenizer.label(token) for token in "aé".encode()] == ["a", "\\xc3", "\\xa9"]

@@ -49,6 +49,18 @@ def test_other_types_than_float32_are_left_alone():
         torch.testing.assert_close(layer(x), nn.functional.linear(x, layer.weight, layer.bias))
 
 
+def test_writing_in_between_compiles_nothing_anew():
+    graphs = []
+    layer = Linear(6, 16)
+    compiled = torch.compile(lambda x: layer(x), backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
+    x = torch.randn(FEW + 1, 6)
+    compiled(x)
+    with sliced(layer):
+        pass
+    compiled(x)
+    assert len(graphs) == 1
+
+
 def test_slices_are_gone_after_an_interruption_and_after_writing():
     gpt = GPT(GPTConfig(vocab_size=8, context_length=8, num_layers=1, num_heads=1, embed_dim=8))
     layers = [module for module in gpt.modules() if isinstance(module, Linear)]

@@ -78,7 +78,7 @@ def test_gradients_are_clipped(train, monkeypatch, precision):
     assert norms == pytest.approx([0.01] * 12, rel=1e-3)
 
 
-def test_compiling_needs_a_compiler_and_pays_on_gpus(monkeypatch, caplog):
+def test_compiling_needs_a_compiler_and_pays_on_gpus(monkeypatch, caplog, tmp_path):
     def function(x):
         return x
 
@@ -90,11 +90,15 @@ def test_compiling_needs_a_compiler_and_pays_on_gpus(monkeypatch, caplog):
     assert hardware.compile_where_it_pays(function, True, cpu) is function
     assert "a C++ compiler is missing" in caplog.text
     monkeypatch.setattr(hardware.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(hardware.sysconfig, "get_path", lambda name: str(tmp_path))
+    assert hardware.compile_where_it_pays(function, True, cpu) is function
+    assert "Python.h" in caplog.text
+    (tmp_path / "Python.h").touch()
     assert hardware.compile_where_it_pays(function, True, cpu) is not function
     modes = []
-    monkeypatch.setattr(torch, "compile", lambda function, mode: modes.append(mode))
-    for mode in ("auto", "reduce-overhead"):
-        hardware.compile_where_it_pays(function, mode, gpu)
+    monkeypatch.setattr(torch, "compile", lambda function, mode, dynamic: modes.append(mode))
+    for mode in (True, "reduce-overhead"):
+        hardware.compile_where_it_pays(function, mode, cpu)
     assert modes == [None, "reduce-overhead"]
 
 

@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from lightning.fabric.utilities.optimizer import _optimizer_to_device
 
 from model.gpt import GPT, GPTConfig
 from model.training.optimizer import POLAR_EXPRESS, Muon, OptimizerConfig, build_optimizer, orthogonalize
@@ -104,6 +105,27 @@ def test_every_weight_is_in_one_group_and_only_matrices_decay(algorithm, family)
     for name, parameter in gpt.named_parameters():
         is_embedding = "embedding" in name
         assert (id(parameter) in decayed) == (parameter.ndim == 2 and not is_embedding), name
+
+
+@pytest.mark.parametrize("algorithm", ["muon", "adamw"])
+def test_a_restored_optimizer_counts_steps_where_the_weights_are(algorithm):
+    """A checkpoint is read to the CPU, and Lightning moves all of an optimizer's state to the device but its counts."""
+
+    def step(gpt, optimizer):
+        for parameter in gpt.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+
+    config = GPTConfig(vocab_size=32, context_length=8, num_layers=1, num_heads=2, embed_dim=16)
+    gpt = GPT(config)
+    optimizer = build_optimizer(gpt, OptimizerConfig(algorithm=algorithm))
+    step(gpt, optimizer)
+    elsewhere = GPT(config).to("meta")
+    restored = build_optimizer(elsewhere, OptimizerConfig(algorithm=algorithm))
+    restored.load_state_dict(optimizer.state_dict())
+    _optimizer_to_device(restored, torch.device("meta"))
+    step(elsewhere, restored)
+    assert {value.device.type for state in restored.state.values() for value in state.values()} == {"meta"}
 
 
 def test_a_restored_optimizer_goes_on_bit_for_bit():
