@@ -12,9 +12,10 @@ if not __package__:  # run as a file, Python looks for modules beside it and not
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.benchmarks import default_run, generate, recording_tax, time_to_loss, train, trainer_tax
+from scripts.benchmarks.processes import run_job
 from scripts.benchmarks.report import Limits, append, record
 from scripts.benchmarks.summary import markdown
-from scripts.parser import Parser
+from scripts.parser import Parser, at_least
 
 DESCRIPTION = """\
 Measures GlassGPT beside its peers: each contender in a process of its own, in turn, over several rounds, with what
@@ -70,10 +71,15 @@ def build_parser() -> argparse.ArgumentParser:
     common = Parser(add_help=False, parents=[kept])
     add = common.add_argument
     add("--device", default="cpu", help="cpu or cuda; decides the default sizes (default: cpu)")
-    add("--nanogpt", metavar="PATH", help="checkout of nanoGPT (default: its rows are left out)")
-    add("--rounds", type=int, default=3, metavar="N", help="turns of each contender, each a seed (default: 3)")
-    add("--limit_seconds", type=float, default=3.0, help="time for each of three limits of the machine (default: 3)")
-    add("--peak_tflops", type=float, metavar="N", help="what the maker states; MFU is then a share of it")
+    seconds = at_least(0, float)
+    add("--rounds", type=at_least(1), default=3, metavar="N", help="turns of each contender, each a seed (default: 3)")
+    add("--limit_seconds", type=seconds, default=3.0, help="time for each of three limits of the machine (default: 3)")
+    add(
+        "--peak_tflops",
+        type=at_least(0.001, float),
+        metavar="N",
+        help="what the maker states; MFU is a share of it then",
+    )
     parser = Parser(prog="benchmark.py", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     subcommands = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK", parser_class=Parser)
     for name, module in BENCHMARKS.items():
@@ -93,23 +99,24 @@ def measure(options: argparse.Namespace) -> None:
         ValueError, OSError: for a person's mistake.
         RuntimeError: if a contender fails.
     """
-    if options.rounds < 1:
-        raise ValueError(f"--rounds must be at least 1, not {options.rounds}")
     if options.device not in ("cpu", "cuda"):
         raise ValueError(
             f"--device must be cpu or cuda, not {options.device}; CUDA_VISIBLE_DEVICES=1 chooses the second GPU"
         )
-    if options.nanogpt is not None:
-        if not Path(options.nanogpt, "model.py").is_file():
-            raise FileNotFoundError(f"--nanogpt {options.nanogpt} is no checkout of nanoGPT: it has no model.py")
-        options.nanogpt = str(Path(options.nanogpt).resolve())
+    nanogpt = getattr(options, "nanogpt", None)
+    if nanogpt is not None:
+        if not Path(nanogpt, "model.py").is_file():
+            raise FileNotFoundError(f"--nanogpt {nanogpt} is no checkout of nanoGPT: it has no model.py")
+        options.nanogpt = nanogpt = str(Path(nanogpt).resolve())
     stated = options.peak_tflops and 1e12 * options.peak_tflops
+    if options.device == "cuda":
+        run_job("limits:check_gpu", {})
     limits = Limits(options.device, options.limit_seconds, stated)
     report = BENCHMARKS[options.benchmark].run(options, limits)
     given = {name: value for name, value in vars(options).items() if name not in ("benchmark", "results", "nanogpt")}
-    line = record(options.benchmark, report, limits, given, options.nanogpt)
+    line = record(options.benchmark, report, limits, given, nanogpt)
+    print(limits, report.table(), json.dumps(line), sep="\n\n", flush=True)
     append(line, options.results)
-    print(limits, report.table(), json.dumps(line), sep="\n\n")
 
 
 if __name__ == "__main__":

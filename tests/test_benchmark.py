@@ -189,12 +189,12 @@ def test_default_run(measure, small_data):
     assert peer["parameters"] != ours["parameters"]
 
 
-def test_the_table_shows_the_newest_of_each_benchmark(tmp_path, capsys):
-    def rows(milliseconds):
+def test_the_table_shows_the_newest_of_each_piece_of_work(tmp_path, capsys):
+    def rows(size, milliseconds):
         times = {"glassgpt": milliseconds, "glassgpt+compile": milliseconds - 10, "nanogpt": 90, "nanogpt+compile": 80}
         return [
             {
-                "size": TINY,
+                "size": size,
                 "contender": name,
                 "milliseconds_per_step": time,
                 "times_faster": time / times["glassgpt+compile"],
@@ -205,14 +205,36 @@ def test_the_table_shows_the_newest_of_each_benchmark(tmp_path, capsys):
         ]
 
     results = tmp_path / "results.jsonl"
-    results.write_text("".join(json.dumps({"benchmark": "train", "rows": rows(time)}) + "\n" for time in (70, 50)))
+    records = [
+        {"benchmark": "train", "machine": {"device": device, "threads": 2}, "rows": rows(size, time)}
+        for device, size, time in [("A", TINY, 70), ("A", "other", 60), ("A", TINY, 50), ("B", TINY, 90)]
+    ]
+    results.write_text("".join(json.dumps(record) + "\n" for record in records))
     assert benchmark.main(["table", f"--results={results}"]) == 0
-    _, _, line = capsys.readouterr().out.splitlines()
-    # 80 by 40: the faster of each, in the newest record.
-    assert line == (
-        f"| tokens a second in training, GPT-2's architecture {TINY} | 25,000 (25% MFU) "
-        "| nanoGPT+compile 12,500 (25%) | **2.00** |"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "A, 2 threads:"
+    # 80 by 40: the faster of each, in the newest record of that size.
+    assert lines[4] == (
+        f"| tokens a second in training, GPT-2's architecture {TINY} | 25,000 (25% MFU) compiled "
+        "| nanoGPT compiled 12,500 (25%) | **2.00** |"
     )
+    assert "other" in lines[5] and "20,000" in lines[5]
+    assert lines[7] == "B, 2 threads:"
+    assert len(lines) == 12
+
+
+def test_the_table_leaves_out_who_did_not_reach_the_target(tmp_path):
+    def row(contender, seconds):
+        faster = dict.fromkeys(("times_faster", "times_faster_cold"), seconds and seconds / 2)
+        return {"contender": contender, "seconds": seconds, "target": 1.9, **faster}
+
+    results = tmp_path / "results.jsonl"
+    rows = [row("glassgpt", None), row("glassgpt+compile", 2.0), row("nanogpt+compile", 8.0), row("nanogpt", None)]
+    record = {"benchmark": "time_to_loss", "machine": {"device": "A", "threads": 2}, "rows": rows}
+    results.write_text(json.dumps(record))
+    assert "| 2.0 compiled | nanoGPT compiled 8.0 | **4.0**; cold 4.0 |" in summary.markdown(results)
+    results.write_text(json.dumps(record | {"rows": rows[:1]}))
+    assert summary.markdown(results).endswith("| --- | --- | --- | --- |")
 
 
 def test_the_readme_shows_the_kept_results():
@@ -374,8 +396,13 @@ def test_different_amounts_of_work_are_not_compared():
         "heads": (["train", "--sizes", "1x3x16/2x8/65"], "width 16 is no multiple of the 3 heads"),
         "contender": (["train", "--contenders", "llama"], "unknown contender 'llama'"),
         "checkout": (["train", "--nanogpt", "nowhere"], "--nanogpt nowhere is no checkout of nanoGPT"),
-        "rounds": (["train", "--rounds", "0"], "--rounds must be at least 1, not 0"),
+        "rounds": (["train", "--rounds", "0"], "argument --rounds: must be at least 1, not 0"),
+        "seconds": (["train", "--seconds", "nan"], "argument --seconds: must be at least 0, not nan"),
+        "evaluations": (["time_to_loss", "--data", "x", "--evaluations", "some"], "invalid int value: 'some'"),
         "device": (["train", "--device", "tpu"], "--device must be cpu or cuda, not tpu"),
+        "one of several": (["train", "--device", "cuda:1"], "CUDA_VISIBLE_DEVICES=1"),
+        "nobody": (["train", "--contenders", "nanogpt"], "nobody is left to measure: nanogpt is left out"),
+        "model": (["generate", "--model", "large"], "--model large is no size: write LAYERSxHEADSxWIDTH"),
         "no peer": (["time_to_loss", "--data", "x.txt"], "set --target, or --nanogpt"),
         "no data": (["time_to_loss", "--data", "x.txt", "--target", "2"], "there is no file x.txt to train on"),
         "context": (["generate", "--context", "20"], "--context 20 is too short"),

@@ -33,20 +33,9 @@ class LearningCurve(Callback):
         self.output, self.validation, self.evaluations = output, validation, evaluations
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        device = module.device.type
-        batch = trainer.strategy.batch_to_device(next(iter(trainer.datamodule.train_dataloader())))
-        self.tokens_per_step = batch["tokens"].numel() * trainer.accumulate_grad_batches
-
-        def step() -> None:
-            with trainer.precision_plugin.forward_context():
-                loss = module.training_step(batch, 0)
-            loss.backward()
-            trainer.optimizers[0].step()
-            trainer.optimizers[0].zero_grad()
-
-        warm_up_seconds = rehearse(step, module.gpt, trainer.optimizers[0], device)
+        self.tokens_per_step, warm_up_seconds = warm_up(trainer, module)
         self.text = torch.from_numpy(np.fromfile(self.validation, dtype=np.int64)).to(module.device)
-        self.curve = Curve(device, trainer.max_steps, self.evaluations, warm_up_seconds)
+        self.curve = Curve(module.device.type, trainer.max_steps, self.evaluations, warm_up_seconds)
 
     def on_train_batch_start(self, *_: Any) -> None:
         self.curve.start()
@@ -130,7 +119,7 @@ class BesideBareLoop(Callback):
 
 
 class TrainingClock(Callback):
-    """Seconds of training, validation not counted, and the bits per byte that it ends at."""
+    """Seconds of training, neither compiling nor validation counted, and the bits per byte that it ends at."""
 
     def __init__(self, output: str):
         """
@@ -141,19 +130,22 @@ class TrainingClock(Callback):
         self.clock = Stopwatch()
         self.step_seconds: list[float] = []
 
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        self.tokens_per_step, self.warm_up_seconds = warm_up(trainer, module)
+
     def on_train_batch_start(self, *_: Any) -> None:
         self.clock.start()
 
-    def on_train_batch_end(self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, module: LightningModule, *_: Any) -> None:
         if trainer.global_step == len(self.step_seconds):  # gradients are still being accumulated
             return
         synchronize(module.device.type)
         self.step_seconds.append(self.clock.lap())
-        self.tokens_per_step = batch["tokens"].numel() * trainer.accumulate_grad_batches
 
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
         result = {
             "seconds": sum(self.step_seconds),
+            "warm_up_seconds": self.warm_up_seconds,
             "step_seconds": self.step_seconds,
             "steps": trainer.global_step,
             "bits_per_byte": module.validation_metrics["val/bits_per_byte"],
@@ -187,6 +179,7 @@ class FitClock(Callback):
         result = {
             "seconds": time.perf_counter() - self.started,
             "recording_seconds": self.recording_seconds,
+            "steps": trainer.global_step,
             "recordings": len(list(Path(trainer.default_root_dir).glob("attention/step_*.npz"))),
             "parameters": module.gpt.num_parameters(),
             "precision": precision_in_words(trainer),
@@ -194,12 +187,29 @@ class FitClock(Callback):
         Path(self.output).write_text(json.dumps(result))
 
     def _timed(self, hook: Callable) -> Callable:
-        def timed(*arguments: Any) -> None:
+        def timed(trainer: Trainer, module: LightningModule, *arguments: Any) -> None:
+            synchronize(module.device.type)  # or the hook would wait for the training that is still under way
             started = time.perf_counter()
-            hook(*arguments)
+            hook(trainer, module, *arguments)
+            synchronize(module.device.type)
             self.recording_seconds += time.perf_counter() - started
 
         return timed
+
+
+def warm_up(trainer: Trainer, module: LightningModule) -> tuple[int, float]:
+    """Compiles what will be compiled, in three steps that leave no trace; returns a step's tokens, and the seconds."""
+    batch = trainer.strategy.batch_to_device(next(iter(trainer.datamodule.train_dataloader())))
+
+    def step() -> None:
+        with trainer.precision_plugin.forward_context():
+            loss = module.training_step(batch, 0)
+        loss.backward()
+        trainer.optimizers[0].step()
+        trainer.optimizers[0].zero_grad()
+
+    seconds = rehearse(step, module.gpt, trainer.optimizers[0], module.device.type)
+    return batch["tokens"].numel() * trainer.accumulate_grad_batches, seconds
 
 
 def description(trainer: Trainer, module: LightningModule, tokens_per_step: int) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def decode(
     network.to(device, getattr(torch, dtype)).eval()
     prompt = torch.randint(vocab, (batch, prompt_tokens), device=device)
     # A static cache is compiled for one length, so there the warm-up must be as long.
-    write(prompt, new_tokens if device.startswith("cuda") else 4)
+    write(prompt, new_tokens if device == "cuda" else min(4, new_tokens))
     synchronize(device)
     started = time.perf_counter()
     text = write(prompt, new_tokens)
@@ -57,7 +57,7 @@ def decode(
 
 def build_ours(size: Size, checkout: str | None, device: str) -> tuple[nn.Module, Callable[[Tensor, int], Tensor]]:
     gpt = GPT(gpt2_config(size, bias=True))
-    record = record_cuda_graph if device.startswith("cuda") else None
+    record = record_cuda_graph if device == "cuda" else None
     return gpt, lambda prompt, length: generate(
         gpt, prompt, length, temperature=TEMPERATURE, top_k=TOP_K, record=record
     )
@@ -85,7 +85,7 @@ def build_transformers(
         eos_token_id=None,  # nothing ends a text early
     )
     gpt = GPT2LMHeadModel(config)
-    cache = {"cache_implementation": "static"} if device.startswith("cuda") else {}
+    cache = {"cache_implementation": "static"} if device == "cuda" else {}
 
     def write(prompt: Tensor, length: int) -> Tensor:
         return gpt.generate(

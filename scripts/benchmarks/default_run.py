@@ -11,10 +11,9 @@ import argparse
 import statistics
 import tempfile
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from scripts.benchmarks.processes import Turn, alternate, median, one_device, run_training
+from scripts.benchmarks.processes import Turn, alternate, config_path, flags, median, one_device, run_training
 from scripts.benchmarks.report import Limits, Report
 
 HELP = "bits per byte of the default run against GPT-2's architecture and AdamW in the same time"
@@ -108,16 +107,16 @@ def peer_options(learning_rate: float) -> dict[str, Any]:
 def train(own: dict[str, Any], options: argparse.Namespace, turn: Turn) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         arguments = {
-            "config": Path(options.config).resolve(),
+            "config": config_path(options.config),
             **one_device(options.device),
             "trainer.val_check_interval": 1_000_000_000,
             "trainer.default_root_dir": folder,
             "seed_everything": turn.number,
             "attention.enabled": "false",
             "samples.max_new_tokens": 0,
-            **own,
         }
-        return run_training("TrainingClock", {}, arguments, options.train_options, turn.cache)
+        # What makes it the peer comes behind what a person has typed for both, or it might no longer be one.
+        return run_training("TrainingClock", {}, arguments, [*options.train_options, *flags(own)], turn.cache)
 
 
 def rows(results: dict[str, list[dict[str, Any]]], flops: float) -> list[dict[str, Any]]:

@@ -12,7 +12,8 @@ from typing import Any
 
 from scripts.benchmarks.processes import Turn, alternate, median, run_job, times_faster
 from scripts.benchmarks.report import Limits, Report
-from scripts.benchmarks.workload import check
+from scripts.benchmarks.workload import Size, add_nanogpt, check
+from scripts.parser import at_least
 
 HELP = "tokens a second written after a prompt, against nanoGPT and transformers"
 COLUMNS = {
@@ -30,18 +31,29 @@ NAMES = ("glassgpt", "nanogpt", "transformers")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    add_nanogpt(parser)
     add = parser.add_argument
-    add("--batches", nargs="+", type=int, default=[1, 16], metavar="N", help="texts at once (default: 1 16)")
-    add("--new_tokens", nargs="+", type=int, default=[256, 1000], metavar="N", help="(default: 256 1000)")
-    add("--prompt_tokens", type=int, default=16, help="length of the prompt (default: 16)")
+    add("--batches", nargs="+", type=at_least(1), default=[1, 16], metavar="N", help="texts at once (default: 1 16)")
+    add("--new_tokens", nargs="+", type=at_least(1), default=[256, 1000], metavar="N", help="(default: 256 1000)")
+    add("--prompt_tokens", type=at_least(1), default=16, help="length of the prompt (default: 16)")
     add("--model", default="6x6x384", metavar="LAYERSxHEADSxWIDTH", help="(default: 6x6x384)")
-    add("--context", type=int, default=1024, help="the models' context, which prompt and text must fit (default: 1024)")
-    add("--vocab", type=int, default=65, help="tokens that there are (default: 65, Tiny Shakespeare's characters)")
+    add(
+        "--context",
+        type=at_least(1),
+        default=1024,
+        help="the models' context, which prompt and text must fit (default: 1024)",
+    )
+    add(
+        "--vocab",
+        type=at_least(1),
+        default=65,
+        help="tokens that there are (default: 65, Tiny Shakespeare's characters)",
+    )
     add("--dtype", choices=("float32", "bfloat16"), help="of weights and cache (default: float32; GPU: bfloat16)")
     add("--contenders", nargs="+", choices=NAMES, default=list(NAMES), help="(default: all that are there)")
     add(
         "--patience",
-        type=float,
+        type=at_least(0, float),
         default=300.0,
         metavar="SECONDS",
         help="who takes longer than this in one round is not asked again (default: 300)",
@@ -52,9 +64,15 @@ def run(options: argparse.Namespace, limits: Limits) -> Report:
     longest = options.prompt_tokens + max(options.new_tokens)
     if longest > options.context:
         raise ValueError(f"--context {options.context} is too short for the {longest} tokens of prompt and text")
+    try:
+        Size.parse(f"{options.model}/1x{options.context}/{options.vocab}")
+    except ValueError as error:
+        raise ValueError(f"--model {options.model} is no size: write LAYERSxHEADSxWIDTH, such as 6x6x384") from error
     report = Report(COLUMNS)
     contenders = [name for name in options.contenders if is_there(name, options, report.notes)]
-    dtype = options.dtype or ("bfloat16" if options.device.startswith("cuda") else "float32")
+    if not contenders:
+        raise ValueError(f"nobody is left to measure: {'; '.join(report.notes)}")
+    dtype = options.dtype or ("bfloat16" if options.device == "cuda" else "float32")
     for batch in options.batches:
         for new_tokens in options.new_tokens:
             work = {

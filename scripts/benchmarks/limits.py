@@ -33,9 +33,15 @@ def measure(device: str, seconds: float) -> dict[str, Any]:
     }
 
 
+def check_gpu() -> None:
+    """Raises ValueError where there is none."""
+    if not torch.cuda.is_available():
+        raise ValueError("--device cuda: PyTorch finds no GPU here, leave it out to measure on the processor")
+
+
 def matrix_rate(device: str, dtype: torch.dtype, seconds: float) -> float:
     """Operations a second of square matrix products, a multiplication and an addition counted as two."""
-    sizes = (4096, 8192) if device.startswith("cuda") else (512, 1024, 2048)
+    sizes = (4096, 8192) if device == "cuda" else (512, 1024, 2048)
     best = 0.0
     for size in sizes:
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
@@ -47,7 +53,7 @@ def matrix_rate(device: str, dtype: torch.dtype, seconds: float) -> float:
 
 def memory_bandwidth(device: str, seconds: float) -> float:
     """Bytes a second."""
-    rows, columns = (65536, 16384) if device.startswith("cuda") else (4096, 16384)
+    rows, columns = (65536, 16384) if device == "cuda" else (4096, 16384)
     source = torch.ones(rows, columns, device=device)
     target, vector = torch.empty_like(source), torch.ones(columns, device=device)
     copying = shortest(lambda: target.copy_(source), device, seconds / 2)
@@ -71,14 +77,14 @@ def shortest(function: Callable[[], Any], device: str, seconds: float) -> float:
 
 def synchronize(device: str) -> None:
     """Waits until the device has done all that it was told to."""
-    if device.startswith("cuda"):
+    if device == "cuda":
         torch.cuda.synchronize()
 
 
 def describe(device: str) -> dict[str, Any]:
     """The machine in words and numbers."""
     return {
-        "device": torch.cuda.get_device_name() if device.startswith("cuda") else processor_name(),
+        "device": torch.cuda.get_device_name() if device == "cuda" else processor_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "system": platform.platform(terse=True),

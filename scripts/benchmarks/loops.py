@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from data.sampler import WindowSampler
 from model.device import has_fast_bfloat16, keep_freed_memory
 from model.gpt import GPT, GPTConfig, in_eval_mode
-from model.training.hardware import compile_where_it_pays
+from model.training.hardware import compile_where_it_pays, missing_compiler
 from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
 from scripts.benchmarks import nanogpt
@@ -93,6 +93,8 @@ class GlassGPTLoop(Loop):
         torch.manual_seed(seed)
         self.model = GPT(gpt2_config(size)).to(device)
         self.precision = "bfloat16" if has_fast_bfloat16(device) else "float32"
+        if extras and (missing := missing_compiler(torch.device(device))):
+            raise ValueError(f"glassgpt+{'+'.join(extras)} cannot be compiled: {missing} is missing")
         self._loss = compile_where_it_pays(self.model.loss, compile_mode(extras), torch.device(device))
         self.optimizer = build_optimizer(
             self.model,
@@ -116,7 +118,7 @@ class GlassGPTLoop(Loop):
 
     def draw(self) -> tuple[Tensor, Tensor]:
         windows = torch.from_numpy(next(self.windows))
-        if self.device.startswith("cuda"):
+        if self.device == "cuda":
             windows = windows.pin_memory().to(self.device, non_blocking=True)
         return windows[:, :-1], windows[:, 1:]
 
@@ -160,7 +162,7 @@ class NanoGPTLoop(Loop):
         torch.manual_seed(seed)
         torch.set_float32_matmul_precision("high")  # TF32 where there is
         self.model = nanogpt.build(checkout, size, dropout).to(device)
-        self.precision = "bfloat16" if device.startswith("cuda") or "bf16" in extras else "float32"
+        self.precision = "bfloat16" if device == "cuda" or "bf16" in extras else "float32"
         self.optimizer = self.model.configure_optimizers(
             nanogpt.WEIGHT_DECAY, nanogpt.LEARNING_RATE, nanogpt.BETAS, device
         )
@@ -180,7 +182,7 @@ class NanoGPTLoop(Loop):
             torch.stack([torch.from_numpy(text[i + shift : i + shift + length].astype(np.int64)) for i in starts])
             for shift in (0, 1)
         )
-        if self.device.startswith("cuda"):
+        if self.device == "cuda":
             tokens, targets = tokens.pin_memory(), targets.pin_memory()
         return tokens.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)
 
@@ -262,7 +264,7 @@ def rehearse(step: Callable[[], object], model: nn.Module, optimizer: torch.opti
     Weights are put back, the optimizer's state is dropped and the random numbers are drawn again.
     """
     weights = {name: value.clone() for name, value in model.state_dict().items()}
-    devices = [torch.cuda.current_device()] if device.startswith("cuda") else []
+    devices = [torch.cuda.current_device()] if device == "cuda" else []
     started = time.perf_counter()
     with torch.random.fork_rng(devices):
         for _ in range(3):

@@ -42,9 +42,19 @@ def run_job(function: str, options: dict[str, Any], cache: str | None = None) ->
         return _run(["-m", "scripts.benchmarks.job", function, json.dumps(options), str(output)], output, cache)
 
 
+def config_path(typed: str) -> Path:
+    """A config of train.py: a file from here, or else from the repository's root, as the defaults are spelled."""
+    return Path(typed).resolve() if Path(typed).exists() else ROOT / typed
+
+
 def one_device(device: str) -> dict[str, Any]:
     """What makes train.py use `device`, cpu or cuda, and one of it."""
-    return {"trainer.accelerator": "gpu" if device.startswith("cuda") else "cpu", "trainer.devices": 1}
+    return {"trainer.accelerator": "gpu" if device == "cuda" else "cpu", "trainer.devices": 1}
+
+
+def flags(arguments: Mapping[str, Any]) -> list[str]:
+    """Options as the command line has them."""
+    return [f"--{name}={value}" for name, value in arguments.items()]
 
 
 def run_training(
@@ -63,8 +73,13 @@ def run_training(
         callbacks = [
             {"class_path": f"scripts.benchmarks.callbacks.{callback}", "init_args": {"output": str(output), **options}}
         ]
-        flags = [f"--{name}={value}" for name, value in arguments.items()]
-        command = ["train.py", *flags, *extra, "--wandb=disabled", f"--trainer.callbacks={json.dumps(callbacks)}"]
+        command = [
+            "train.py",
+            *flags(arguments),
+            *extra,
+            "--wandb=disabled",
+            f"--trainer.callbacks={json.dumps(callbacks)}",
+        ]
         return _run(command, output, cache)
 
 
@@ -112,6 +127,13 @@ def median(results: list[dict[str, Any]], key: str) -> float | None:
     """The median of one figure over the rounds; None where a round has none."""
     values = [result[key] for result in results]
     return None if None in values else statistics.median(values)
+
+
+def fastest_of_ours(results: Mapping[str, list[dict[str, Any]]]) -> list[dict[str, Any]] | None:
+    """The rounds of that contender of ours whose median of seconds is the least; None where none took part."""
+    ours = [rounds for name, rounds in results.items() if name.startswith("glassgpt")]
+    done = [rounds for rounds in ours if median(rounds, "seconds") is not None]
+    return min(done or ours, key=lambda rounds: median(rounds, "seconds") or 0.0, default=None)
 
 
 def times_faster(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], key: str = "seconds") -> float | None:

@@ -5,11 +5,20 @@ from __future__ import annotations
 import argparse
 import tempfile
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from scripts.benchmarks.processes import Turn, alternate, median, one_device, run_job, run_training, times_faster
+from scripts.benchmarks.processes import (
+    Turn,
+    alternate,
+    config_path,
+    median,
+    one_device,
+    run_job,
+    run_training,
+    times_faster,
+)
 from scripts.benchmarks.report import Limits, Report
+from scripts.parser import at_least
 
 HELP = "a training with recorded attention maps against the same without"
 CONFIG = "configs/default.yaml"
@@ -30,7 +39,7 @@ COLUMNS = {
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--config", default=CONFIG, metavar="YAML", help=f"(default: {CONFIG})")
-    add("--steps", type=int, default=1000, help="of training (default: 1000)")
+    add("--steps", type=at_least(1), default=1000, help="of training (default: 1000)")
     add("train_options", nargs="*", metavar="-- OPTION", help="options for train.py, after all others and a --")
 
 
@@ -49,7 +58,7 @@ def run(options: argparse.Namespace, limits: Limits) -> Report:
             "config": options.config,
             "parameters": recorded[0]["parameters"],
             "precision": recorded[0]["precision"],
-            "steps": options.steps,
+            "steps": recorded[0]["steps"],
             "recordings": recorded[0]["recordings"],
             "seconds_with": median(recorded, "seconds"),
             "seconds_without": median(results["without"], "seconds"),
@@ -69,7 +78,7 @@ def run(options: argparse.Namespace, limits: Limits) -> Report:
 
 def train(name: str, folder: str, options: argparse.Namespace, turn: Turn) -> dict[str, Any]:
     arguments = {
-        "config": Path(options.config).resolve(),
+        "config": config_path(options.config),
         **one_device(options.device),
         "trainer.max_steps": options.steps,
         "trainer.default_root_dir": folder,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import time
@@ -101,7 +102,11 @@ def record(
         "commit": commit(ROOT),
         "machine": limits.measured["machine"],
         "limits": limits.to_dict(),
-        "versions": {"python": python_version(), **versions(), "nanogpt": nanogpt and commit(Path(nanogpt))},
+        "versions": {
+            "python": python_version(),
+            **versions(),
+            "nanogpt": nanogpt and (commit(Path(nanogpt)) or digest(nanogpt)),
+        },
         "options": options,
         "rows": report.rows,
         "notes": report.notes,
@@ -130,6 +135,11 @@ def commit(folder: Path) -> str | None:
     except OSError:  # no git
         return None
     return top.stdout.splitlines()[1] + ("+changes" if changed.strip() else "")
+
+
+def digest(nanogpt: str) -> str:
+    """What tells one version of nanoGPT's model from another where no commit does."""
+    return f"model.py {hashlib.sha256(Path(nanogpt, 'model.py').read_bytes()).hexdigest()[:16]}"
 
 
 def append(record: dict[str, Any], path: Path) -> None:

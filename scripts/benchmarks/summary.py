@@ -1,8 +1,9 @@
-"""The README's table of figures, from the file that the benchmarks append to: the newest record of each."""
+"""The README's table of figures, from the file that the benchmarks append to: the newest of each piece of work."""
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +20,17 @@ class Line(NamedTuple):
     ratio: str
 
 
+# What tells one piece of work of a benchmark from another; those of one piece were measured in one invocation.
+WORK = {
+    "train": ("size",),
+    "generate": ("model", "batch", "new_tokens"),
+    "trainer_tax": ("config",),
+    "recording_tax": ("config",),
+}
+
+
 def markdown(results: Path) -> str:
-    """A table in Markdown of the newest record of each benchmark in `results`.
+    """For each machine in `results` a table in Markdown, of the newest figures of each piece of work.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -28,25 +38,36 @@ def markdown(results: Path) -> str:
     """
     if not results.is_file():
         raise FileNotFoundError(f"there is no file of results {results}: run a benchmark first, or name one")
-    newest = {}
-    for number, text in enumerate(results.read_text().splitlines(), 1):
+    machines: dict[str, dict[str, dict[tuple, Rows]]] = {}
+    for number, text in enumerate(results.read_text(encoding="utf-8").splitlines(), 1):
         try:
             record = json.loads(text)
-            newest[record["benchmark"]] = record["rows"]
+            name, rows, machine = record["benchmark"], record["rows"], record["machine"]
+            pieces = defaultdict(list)
+            for row in rows:
+                pieces[tuple(row[key] for key in WORK.get(name, ()))].append(row)
+            heading = f"{machine['device']}, {machine['threads']} threads"
+            machines.setdefault(heading, {}).setdefault(name, {}).update(pieces)
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"line {number} of {results} is no benchmark's result") from error
-    lines = [line for name, summarise in SUMMARIES.items() for line in summarise(newest.get(name, []))]
-    cells = [Line("work", "ours", "peer", "ratio"), Line("---", "---", "---", "---"), *lines]
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+    return "\n\n".join(f"{heading}:\n\n{table(newest)}" for heading, newest in machines.items())
+
+
+def table(newest: dict[str, dict[tuple, Rows]]) -> str:
+    lines = [Line("work", "ours", "peer", "ratio"), Line("---", "---", "---", "---")]
+    for name, summarise in SUMMARIES.items():
+        lines += summarise([row for piece in newest.get(name, {}).values() for row in piece])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def time_to_loss(rows: Rows) -> Iterator[Line]:
-    ours, peer = named(rows, "glassgpt"), named(rows, "nanogpt")
+    rows = [row for row in rows if row["seconds"]]  # who reached the target
+    ours, peer = best(rows, "glassgpt", "seconds"), best(rows, "nanogpt", "seconds")
     if ours and peer:
         yield Line(
             f"seconds of training to {peer['target']:.3f} nats per character",
-            f"{ours['seconds']:.1f}",
-            f"nanoGPT {peer['seconds']:.1f}",
+            f"{ours['seconds']:.1f} {label(ours)}".strip(),
+            f"{label(peer)} {peer['seconds']:.1f}",
             f"**{peer['times_faster']:.1f}**; cold {peer['times_faster_cold']:.1f}",
         )
 
@@ -54,12 +75,12 @@ def time_to_loss(rows: Rows) -> Iterator[Line]:
 def train(rows: Rows) -> Iterator[Line]:
     for (size,) in unique(rows, "size"):
         here = [row for row in rows if row["size"] == size]
-        ours = best(here, ("glassgpt", "glassgpt+compile", "glassgpt+reduce-overhead"), "milliseconds_per_step")
-        peer = best(here, ("nanogpt", "nanogpt+compile"), "milliseconds_per_step")
+        ours = best(here, "glassgpt", "milliseconds_per_step")
+        peer = best(here, "nanogpt", "milliseconds_per_step")
         if ours and peer:
             yield Line(
                 f"tokens a second in training, GPT-2's architecture {size}",
-                f"{ours['tokens_per_second']:,.0f} ({ours['mfu']:.0%} MFU)",
+                f"{ours['tokens_per_second']:,.0f} ({ours['mfu']:.0%} MFU) {label(ours)}".strip(),
                 f"{label(peer)} {peer['tokens_per_second']:,.0f} ({peer['mfu']:.0%})",
                 f"**{peer['times_faster']:.2f}**",
             )
@@ -97,7 +118,7 @@ def recording_tax(rows: Rows) -> Iterator[Line]:
             f"seconds of {row['steps']} steps, {Path(row['config']).name}",
             f"with maps {row['seconds_with']:.1f}, of them {row['recording_seconds']:.1f} for the maps",
             f"without {row['seconds_without']:.1f}, {same}",
-            f"{1 + row['recording_share']:.3f}",
+            f"{row['recording_share']:.1%} for the maps",
         )
 
 
@@ -128,9 +149,10 @@ def named(rows: Rows, contender: str) -> dict[str, Any] | None:
     return next((row for row in rows if row["contender"] == contender), None)
 
 
-def best(rows: Rows, contenders: tuple[str, ...], key: str) -> dict[str, Any] | None:
-    """The row of one of these contenders that has least of `key`."""
-    return min((row for row in rows if row["contender"] in contenders), key=lambda row: row[key], default=None)
+def best(rows: Rows, name: str, key: str) -> dict[str, Any] | None:
+    """The row of this contender, compiled or not, that has least of `key`; with our allocator it is not the peer's."""
+    theirs = [row for row in rows if row["contender"].partition("+")[0] == name and "allocator" not in row["contender"]]
+    return min(theirs, key=lambda row: row[key], default=None)
 
 
 def unique(rows: Rows, *keys: str) -> list[tuple]:
@@ -139,4 +161,8 @@ def unique(rows: Rows, *keys: str) -> list[tuple]:
 
 
 def label(row: dict[str, Any]) -> str:
-    return row["contender"].replace("nanogpt", "nanoGPT")
+    name, *extras = row["contender"].replace("nanogpt", "nanoGPT").split("+")
+    if name == "glassgpt":
+        name = ""
+    compiled = {"compile": "compiled", "reduce-overhead": "CUDA graphs"}
+    return " ".join([name, *(compiled.get(extra, extra) for extra in extras)]).strip()

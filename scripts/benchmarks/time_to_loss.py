@@ -13,9 +13,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scripts.benchmarks.processes import Turn, alternate, median, one_device, run_job, run_training, times_faster
+from scripts.benchmarks.processes import (
+    Turn,
+    alternate,
+    config_path,
+    fastest_of_ours,
+    median,
+    one_device,
+    run_job,
+    run_training,
+    times_faster,
+)
 from scripts.benchmarks.report import Limits, Report
-from scripts.benchmarks.workload import Size, check, compile_mode, default_sizes, select
+from scripts.benchmarks.workload import Size, add_nanogpt, check, compile_mode, default_sizes, select
+from scripts.parser import at_least
 
 HELP = "time to the validation loss that nanoGPT reaches, on a text by characters"
 CONFIG = "configs/shakespeare_char.yaml"
@@ -35,16 +46,17 @@ COLUMNS = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    add_nanogpt(parser)
     add = parser.add_argument
     add("--data", required=True, metavar="FILE", help="the text, ASCII; its last tenth is to validate on")
     add("--size", metavar="SIZE", help="of both models, LAYERSxHEADSxWIDTH/BATCHxCONTEXT (default: as `train`'s first)")
-    add("--steps", type=int, help="our training in all; its schedule ends there (default: 260; on a GPU 1000)")
-    add("--peer_steps", type=int, help="nanoGPT's (default: 2000, its README's; on a GPU 5000, its config's)")
-    add("--dropout", type=float, help="nanoGPT's (default: 0, its README's; on a GPU 0.2, its config's)")
-    add("--evaluations", type=int, default=20, help="of each run, at equal distances (default: 20)")
+    add("--steps", type=at_least(1), help="our training in all; its schedule ends there (default: 260; on a GPU 1000)")
+    add("--peer_steps", type=at_least(1), help="nanoGPT's (default: 2000, its README's; on a GPU 5000, its config's)")
+    add("--dropout", type=at_least(0, float), help="nanoGPT's (default: 0, its README's; on a GPU 0.2, its config's)")
+    add("--evaluations", type=at_least(1), default=20, help="of each run, at equal distances (default: 20)")
     add(
         "--target",
-        type=float,
+        type=at_least(0.001, float),
         metavar="NATS",
         help="loss per character to reach (default: the lowest of nanoGPT's run, of the seed where that is highest)",
     )
@@ -54,7 +66,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, limits: Limits) -> Report:
-    gpu = options.device.startswith("cuda")
+    gpu = options.device == "cuda"
     report = Report(COLUMNS)
     names = ["glassgpt", "nanogpt+compile"] if gpu else ["glassgpt", "nanogpt", "nanogpt+allocator"]
     contenders = select(options.contenders or names, options, report.notes)
@@ -76,8 +88,8 @@ def run(options: argparse.Namespace, limits: Limits) -> Report:
         f"float32, windows of {size.context}; medians of {options.rounds} seeds.",
         "cold: with the three steps before the first, in which all is compiled that will be; of the first seed, where "
         "nothing is compiled yet.",
-        f"glassgpt is `python train.py --config {options.config}` as shipped, maps recorded and figures logged; it "
-        "reads bytes and knows 257 tokens, nanogpt the text's characters.",
+        f"glassgpt is `{' '.join(['python train.py --config', options.config, *options.train_options])}`, and records "
+        "and logs what that does; it reads bytes and knows 257 tokens, nanogpt the text's characters.",
     ]
     return report
 
@@ -118,13 +130,15 @@ class Text:
 
 
 def train_ours(name: str, size: Size, text: Text, options: argparse.Namespace, turn: Turn) -> dict[str, Any]:
-    gpu = options.device.startswith("cuda")
+    gpu = options.device == "cuda"
     steps = options.steps or (1000 if gpu else 260)
     arguments = {
-        "config": Path(options.config).resolve(),
+        "config": config_path(options.config),
         "data.files": text.folder / "train.txt",
         "data.validation_files": text.folder / "validation.txt",
         "data.cache_dir": text.folder / "cache",
+        "data.tokenizer": "bytes",  # as the validation text is given to it
+        "data.vocab_size": "null",
         "model.gpt.context_length": size.context,
         "data.batch_size": size.batch,
         "model.gpt.num_layers": size.layers,
@@ -145,7 +159,7 @@ def train_ours(name: str, size: Size, text: Text, options: argparse.Namespace, t
 
 
 def train_peer(name: str, size: Size, text: Text, options: argparse.Namespace, turn: Turn) -> dict[str, Any]:
-    gpu = options.device.startswith("cuda")
+    gpu = options.device == "cuda"
     steps = options.peer_steps or (5000 if gpu else 2000)
     dropout = (0.2 if gpu else 0.0) if options.dropout is None else options.dropout
     settings = {"device": options.device, "steps": steps, "seed": turn.number}
@@ -174,8 +188,9 @@ def rows(results: dict[str, list[dict[str, Any]]], target: float, flops: float) 
             result["lowest_loss"] = min(point["loss"] for point in result["curve"])
             result["seconds_per_step"] = result["curve"][-1]["seconds"] / result["steps"]
     made = []
+    ours = fastest_of_ours(results)
     for name, rounds in results.items():
-        first, ours = rounds[0], results.get("glassgpt")
+        first = rounds[0]
         step_seconds = median(rounds, "seconds_per_step")
         made.append(
             {

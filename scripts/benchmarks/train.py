@@ -6,9 +6,10 @@ import argparse
 from functools import partial
 from typing import Any
 
-from scripts.benchmarks.processes import Turn, alternate, median, run_job, times_faster
+from scripts.benchmarks.processes import Turn, alternate, fastest_of_ours, median, run_job, times_faster
 from scripts.benchmarks.report import Limits, Report
-from scripts.benchmarks.workload import Size, check, default_sizes, select
+from scripts.benchmarks.workload import Size, add_nanogpt, check, default_sizes, select
+from scripts.parser import at_least
 
 HELP = "training steps a second, same architecture, against nanoGPT"
 COLUMNS = {
@@ -25,6 +26,7 @@ COLUMNS = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    add_nanogpt(parser)
     parser.add_argument(
         "--sizes",
         nargs="+",
@@ -40,25 +42,29 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "(default: all that can gain something on the device, but +bf16)",
     )
     parser.add_argument(
-        "--seconds", type=float, default=15.0, help="time to train in each round after warming up (default: 15)"
+        "--seconds",
+        type=at_least(0, float),
+        default=15.0,
+        help="time to train in each round after warming up (default: 15)",
     )
 
 
 def run(options: argparse.Namespace, limits: Limits) -> Report:
     report = Report(COLUMNS)
-    if options.device.startswith("cuda"):
+    if options.device == "cuda":
         names = ["glassgpt", "glassgpt+reduce-overhead", "nanogpt", "nanogpt+compile"]
     else:
         names = ["glassgpt", "glassgpt+compile", "nanogpt", "nanogpt+compile"]
         names += ["nanogpt+allocator", "nanogpt+compile+allocator"]
-        report.notes.append(
-            "glassgpt keeps freed memory in the process (model/device.py), as train.py does; nanogpt does not by "
-            "itself, and with +allocator is given the same."
-        )
     contenders = select(options.contenders or names, options, report.notes)
     for size in [Size.parse(text) for text in options.sizes or default_sizes(options.device)]:
         jobs = {name: partial(job, name, size, options) for name in contenders}
         report.rows += rows(size, alternate(jobs, options.rounds), limits.flops)
+    if options.device == "cpu":
+        report.notes.append(
+            "glassgpt keeps freed memory in the process (model/device.py), as train.py does; nanogpt does not by "
+            "itself, and with +allocator is given the same."
+        )
     report.notes.append(
         "MFU: FLOPs per token x tokens a second / the matrix rate above, the best or else --peak_tflops."
     )
@@ -75,8 +81,7 @@ def job(contender: str, size: Size, options: argparse.Namespace, turn: Turn) -> 
 
 def rows(size: Size, results: dict[str, list[dict[str, Any]]], flops: float) -> list[dict[str, Any]]:
     made = []
-    ours = [rounds for name, rounds in results.items() if name.startswith("glassgpt")]
-    fastest = min(ours, key=lambda rounds: median(rounds, "seconds"), default=None)
+    fastest = fastest_of_ours(results)
     for name, rounds in results.items():
         seconds = median(rounds, "seconds")
         first = rounds[0]

@@ -12,8 +12,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from scripts.benchmarks.processes import one_device, run_training
+from scripts.benchmarks.processes import config_path, one_device, run_training
 from scripts.benchmarks.report import Limits, Report
+from scripts.parser import at_least
 
 HELP = "our Trainer against our own bare loop, for each config"
 CPU_CONFIGS = [f"configs/{name}.yaml" for name in ("default", "shakespeare_char", "induction", "debug")]
@@ -35,8 +36,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--configs", nargs="+", default=CPU_CONFIGS, metavar="YAML", help=f"(default: {' '.join(CPU_CONFIGS)})")
     add("--data", metavar="FILE", help="the text for configs/shakespeare_char.yaml, which is left out without it")
-    add("--stretch", type=int, default=10, help="steps of the one before the other's turn (default: 10)")
-    add("--seconds", type=float, default=45.0, help="for each config, once warmed up (default: 45)")
+    add("--stretch", type=at_least(1), default=10, help="steps of the one before the other's turn (default: 10)")
+    add("--seconds", type=at_least(0, float), default=45.0, help="for each config, once warmed up (default: 45)")
     add("train_options", nargs="*", metavar="-- OPTION", help="options for train.py, after all others and a --")
 
 
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace, limits: Limits) -> Report:
 def row(config: str, text: dict[str, Path], options: argparse.Namespace, flops: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         arguments = {
-            "config": Path(config).resolve(),
+            "config": config_path(config),
             **text,
             **one_device(options.device),
             "trainer.max_steps": 1_000_000_000,

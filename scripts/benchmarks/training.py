@@ -25,7 +25,7 @@ def throughput(contender: str, size: dict[str, int], seconds: float, options: di
     rehearse(loop.step, loop.model, loop.optimizer, loop.device)
     cold_seconds = time.perf_counter() - started
     # On a GPU a clock at each step would stop it from running ahead, as it may between two lines of a log.
-    stride = 10 if loop.device.startswith("cuda") else 1
+    stride = 10 if loop.device == "cuda" else 1
     steps, started = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - started) < seconds or steps < 3:
         for _ in range(stride):

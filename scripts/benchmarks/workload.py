@@ -8,8 +8,6 @@ import shutil
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from model.training.hardware import CompileMode
-
 
 @dataclass(frozen=True)
 class Size:
@@ -56,7 +54,7 @@ GPU_SIZES = ("6x6x384/64x256/65", "12x12x768/32x1024/50304")
 
 
 def default_sizes(device: str) -> tuple[str, ...]:
-    return GPU_SIZES if device.startswith("cuda") else CPU_SIZES
+    return GPU_SIZES if device == "cuda" else CPU_SIZES
 
 
 # What each can be given that it does not have by itself.
@@ -64,11 +62,16 @@ EXTRAS = {"glassgpt": ("compile", "reduce-overhead"), "nanogpt": ("compile", "al
 COMPILERS = ("g++", "clang++", "gcc", "clang", "cc", "cl")
 
 
+def add_nanogpt(parser: argparse.ArgumentParser) -> None:
+    """The option `--nanogpt`, for the benchmarks in which it takes part."""
+    parser.add_argument("--nanogpt", metavar="PATH", help="checkout of nanoGPT (default: its rows are left out)")
+
+
 def select(names: list[str], options: argparse.Namespace, notes: list[str]) -> list[str]:
     """Those of `names` that can run here; a note says which cannot, and why.
 
     Raises:
-        ValueError: for a name that is none.
+        ValueError: for a name that is none, and where nobody is left.
     """
     chosen = []
     for name in names:
@@ -84,10 +87,12 @@ def select(names: list[str], options: argparse.Namespace, notes: list[str]) -> l
             notes.append(f"{name} is left out: this machine has no C++ compiler")
         else:
             chosen.append(name)
+    if not chosen:
+        raise ValueError(f"nobody is left to measure: {'; '.join(notes)}")
     return chosen
 
 
-def compile_mode(extras: list[str]) -> CompileMode:
+def compile_mode(extras: list[str]) -> bool | str:
     """What `--model.compile` would be for our contender with these extras."""
     return "reduce-overhead" if "reduce-overhead" in extras else True if "compile" in extras else "auto"
 
