@@ -1,10 +1,12 @@
 """The GPT computes what other implementations of the same network compute, and says what it cannot."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -180,10 +182,12 @@ def test_flops_are_those_that_torch_counts():
     assert gpt.flops_per_token() == pytest.approx(counted, rel=0.02)
 
 
-def test_number_of_parameters_of_gpt2():
+def test_the_shipped_gpt2_has_the_published_number_of_parameters():
+    config = Path(__file__).parents[2] / "configs" / "gpt2_124m.yaml"
+    fields = yaml.safe_load(config.read_text())["model"]["gpt"]
     with torch.device("meta"):
-        gpt = GPT(GPTConfig(vocab_size=50257, context_length=1024, num_layers=12, num_heads=12, embed_dim=768, **GPT2))
-    assert gpt.num_parameters() == 124_439_808  # as published: "124M"
+        gpt = GPT(GPTConfig(**fields | {"vocab_size": 50257}))
+    assert gpt.num_parameters() == 124_439_808  # "124M"
 
 
 def test_config_survives_a_round_trip_as_plain_data():
