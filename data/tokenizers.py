@@ -115,6 +115,9 @@ class Tokenizer:
                 if stop > start + 2:
                     ranks[packed[start + 2 : stop]] = rank
                 start, rank = stop, rank + 1
+            _check_ids(ranks, state["special_tokens"])
+            if start != len(packed):
+                raise ValueError("its tokens are cut short")
             encoding = tiktoken.Encoding(
                 name=state["name"],
                 pat_str=state["pattern"],
@@ -123,6 +126,8 @@ class Tokenizer:
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a stored tokenizer: {type(error).__name__} {error}") from error
+        except ValueError as error:
+            raise ValueError(f"not a stored tokenizer: {error}") from error
         return cls(encoding)
 
 
@@ -189,6 +194,17 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
             name="bpe", pat_str=SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: vocab_size - 1}
         )
     )
+
+
+def _check_ids(ranks: dict[bytes, int], special_tokens: dict[str, int]) -> None:
+    """Raises ValueError for what tiktoken takes, and then panics over when it reads or writes a text."""
+    missing = [value for value in range(256) if bytes([value]) not in ranks]
+    if missing:
+        raise ValueError(f"it has no token for the byte 0x{missing[0]:02x}")
+    taken = set(ranks.values())
+    for name, token in special_tokens.items():
+        if not isinstance(token, int) or not 0 <= token < 2**32 or token in taken:
+            raise ValueError(f"its {name} cannot have the id {token!r}")
 
 
 def _first_bytes(texts: Iterable[str], limit: int) -> Iterator[str]:

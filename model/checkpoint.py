@@ -68,7 +68,8 @@ def load_gpt(path: str | Path, device: str | torch.device = "cpu") -> tuple[GPT,
         }
         model.load_state_dict(weights)
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-        reason = str(error).splitlines()[0]
+        # load_state_dict puts its reasons, one a line, under a title.
+        reason = str(error).removeprefix("Error(s) in loading state_dict for GPT:").strip().splitlines()[0]
         raise ValueError(f"the weights in {path} do not fit the model it describes: {reason}") from error
     info = {"tokenizer": checkpoint["tokenizer"], "global_step": checkpoint["global_step"]}
     return model.to(device).eval(), info
@@ -85,10 +86,19 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError) as error:
         raise ValueError(f"{path} is not read: it is no checkpoint of plain tensors and values") from error
-    expected = ("state_dict", "gpt_config", "tokenizer", "global_step")
+    expected = {"state_dict": dict, "gpt_config": dict, "tokenizer": dict, "global_step": int}
     missing = [key for key in expected if not isinstance(checkpoint, dict) or key not in checkpoint]
     if missing:
         raise ValueError(f"{path} is not a checkpoint of GlassGPT: it has no {', '.join(missing)}")
+    for key, kind in expected.items():
+        if not isinstance(checkpoint[key], kind):
+            found = type(checkpoint[key]).__name__
+            raise ValueError(
+                f"{path} is not a checkpoint of GlassGPT: its {key} is of type {found}, not {kind.__name__}"
+            )
+    for name, weight in checkpoint["state_dict"].items():
+        if not isinstance(name, str) or not isinstance(weight, torch.Tensor):
+            raise ValueError(f"{path} is not a checkpoint of GlassGPT: its state_dict has no tensor as {name!r}")
     return checkpoint
 
 

@@ -13,6 +13,7 @@ if not __package__:  # run as a file, Python looks for modules beside it and not
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.parser import Parser
+from scripts.prompting import open_checkpoint
 
 if TYPE_CHECKING:
     import torch
@@ -97,14 +98,12 @@ def write_samples(arguments: argparse.Namespace) -> None:
 
     import torch  # takes a second: --help and mistakes above need not wait for it
 
-    from data.tokenizers import Tokenizer
-    from model.checkpoint import find_checkpoint, load_gpt
+    from model.checkpoint import find_checkpoint
     from model.generation import record_cuda_graph, stream
 
     device = choose_device(arguments.device)
     checkpoint = find_checkpoint(arguments.checkpoint)
-    model, info = load_gpt(checkpoint, device)
-    tokenizer = Tokenizer.from_dict(info["tokenizer"])
+    model, tokenizer, step = open_checkpoint(checkpoint, device)
     generator = torch.Generator(device)
     if arguments.seed is None:
         generator.seed()
@@ -124,7 +123,7 @@ def write_samples(arguments: argparse.Namespace) -> None:
         stop_token=tokenizer.end_of_text,
         record=record_cuda_graph if device.type == "cuda" else None,
     )
-    print(f"{checkpoint}, step {info['global_step']}, on {device}", file=sys.stderr)
+    print(f"{checkpoint}, step {step}, on {device}", file=sys.stderr)
     first, *others = [TextStream(tokenizer) for _ in range(arguments.num_samples)]
     titled = bool(others)
     write_text(title(1, titled) + prompt)

@@ -12,6 +12,7 @@ if not __package__:  # run as a file, Python looks for modules beside it and not
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.parser import Parser
+from scripts.prompting import open_checkpoint
 
 if TYPE_CHECKING:
     from data.tokenizers import Tokenizer
@@ -164,28 +165,27 @@ def recorded(run: Path) -> Captures:
 
 def read_prompt(checkpoints: list[Path | None], prompt: str) -> list[Captures]:
     """What each model attends to in the prompt, and in random tokens that come twice."""
-    from data.tokenizers import Tokenizer
-    from model.checkpoint import find_checkpoint, load_gpt
+    from model.checkpoint import find_checkpoint
     from model.inspection.archive import Probe
     from model.inspection.page import Captures
     from model.inspection.recorder import take_snapshot
 
     paths = [find_checkpoint(path) for path in checkpoints]
-    loaded = [load_gpt(path) for path in paths]
-    context = min(gpt.config.context_length for gpt, _ in loaded)
-    tokenizers = [Tokenizer.from_dict(info["tokenizer"]) for _, info in loaded]
-    repeated = repeated_probe(paths[0], tokenizers[0], context)
+    loaded = [open_checkpoint(path) for path in paths]
+    context = min(gpt.config.context_length for gpt, _, _ in loaded)
+    _, first_tokenizer, _ = loaded[0]
+    repeated = repeated_probe(paths[0], first_tokenizer, context)
     result = []
-    for path, (gpt, info), tokenizer in zip(paths, loaded, tokenizers, strict=True):
+    for path, (gpt, tokenizer, step) in zip(paths, loaded, strict=True):
         tokens = tokenizer.encode(prompt)
         if not 2 <= len(tokens) <= context:
             raise ValueError(
                 f"a prompt must be 2 to {context} tokens long (the model's context), but this one is {len(tokens)}"
             )
-        if tokenizer.fingerprint != tokenizers[0].fingerprint:
+        if tokenizer.fingerprint != first_tokenizer.fingerprint:
             raise ValueError(f"{paths[0]} and {path} cannot be compared: their tokenizers differ")
         probes = {"text": Probe(tokens, [tokenizer.label(token) for token in tokens]), "repeated": repeated}
-        snapshot, maps = take_snapshot(gpt, probes, info["global_step"])
+        snapshot, maps = take_snapshot(gpt, probes, step)
         arrays = {name: weights.numpy() for name, weights in maps.items()}
         load = {snapshot.step: arrays}.__getitem__
         result.append(Captures(model_name(path), probes, [snapshot], load, [snapshot.step]))

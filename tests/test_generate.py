@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from data.tokenizers import byte_level
+from data.tokenizers import END_OF_TEXT, byte_level
 from model.gpt import GPTConfig
 from scripts.generate import TextStream, main
 from tests.gpts import random_gpt
@@ -172,7 +172,9 @@ def test_a_mistake_gets_one_sentence(run_dir, capsys, arguments, sentence):
     assert sentence in err and err.startswith("generate.py: ") and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("damage", ["cut short", "one bit", "empty", "foreign", "text", "no text in folder"])
+@pytest.mark.parametrize(
+    "damage", ["cut short", "one bit", "empty", "foreign", "tokenizer", "end of text", "text", "no text in folder"]
+)
 def test_a_checkpoint_that_is_none_gets_one_sentence(tmp_path, capsys, damage):
     run_dir = save_run(tmp_path / "run")
     path = run_dir / "checkpoints" / "best.ckpt"
@@ -186,6 +188,10 @@ def test_a_checkpoint_that_is_none_gets_one_sentence(tmp_path, capsys, damage):
         path.write_bytes(b"")
     elif damage == "foreign":
         torch.save({"state_dict": {}, "epoch": 3}, path)
+    elif damage in ("tokenizer", "end of text"):
+        state = byte_level().to_dict()
+        part = {"tokens": state["tokens"][:300]} if damage == "tokenizer" else {"special_tokens": {END_OF_TEXT: 300}}
+        torch.save(torch.load(path, weights_only=True) | {"tokenizer": state | part}, path)
     elif damage == "text":
         path.write_text("I am no checkpoint.\n" * 50)
     else:

@@ -210,7 +210,7 @@ def mistakes(workplace):
     make_run(workplace / "larger", seed=0, num_layers=3)
     make_run(workplace / "foreign", seed=0)
     checkpoint = workplace / "foreign" / "checkpoints" / "best.ckpt"
-    foreign = train_bpe(["to be or not to be"] * 9, 258).to_dict()
+    foreign = train_bpe(["to be or not to be"] * 9, 257).to_dict()
     torch.save(torch.load(checkpoint, weights_only=True) | {"tokenizer": foreign}, checkpoint)
     for name in ("damaged", "damaged_scores", "removed"):
         make_run(workplace / name, seed=0)

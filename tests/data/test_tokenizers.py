@@ -113,9 +113,34 @@ def test_mistakes_are_named(bpe: Tokenizer, tmp_path, monkeypatch):
         tokenizers.train_bpe([CODE], 200)
     with pytest.raises(ValueError, match=r"vocab_size 2000 is too large.*--data.vocab_size (\d+) or less"):
         tokenizers.train_bpe(["abab"], 2000)
-    for broken in ({}, {**bpe.to_dict(), "tokens": 3}, {**bpe.to_dict(), "special_tokens": None}):
-        with pytest.raises(ValueError, match=r"not a stored tokenizer"):
-            Tokenizer.from_dict(broken)
+    with pytest.raises(ValueError, match="not a stored tokenizer"):
+        Tokenizer.from_dict({})
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"tokens": 3}, "TypeError"),
+        ({"tokens": None}, "TypeError"),
+        ({"special_tokens": None}, "AttributeError"),
+        ({"pattern": "("}, "parenthesis"),
+        ({"tokens": slice(0, 300)}, "it has no token for the byte 0x64"),
+        ({"tokens": slice(0, -1)}, "its tokens are cut short"),
+        ({"special_tokens": {}}, "has no <|endoftext|>"),
+        *(
+            ({"special_tokens": {END_OF_TEXT: token}}, f"its <|endoftext|> cannot have the id {token}")
+            for token in (-1, 5, 2**32, None)
+        ),
+    ],
+    ids=str,
+)
+def test_what_no_text_could_be_read_with_is_no_tokenizer(bpe: Tokenizer, changes: dict, reason: str):
+    state = bpe.to_dict()
+    if isinstance(changes.get("tokens"), slice):
+        changes = {"tokens": state["tokens"][changes["tokens"]]}
+    with pytest.raises(ValueError) as refused:
+        Tokenizer.from_dict(state | changes)
+    assert reason in str(refused.value)
 
 
 def test_failed_download_says_what_to_set(tmp_path, monkeypatch):

@@ -96,10 +96,26 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path, content):
         load_gpt(tmp_path / "x.ckpt")
 
 
-def test_weights_of_another_model_are_refused(tmp_path, gpt):
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("gpt_config", None, "its gpt_config is of type NoneType, not dict"),
+        ("tokenizer", "bytes", "its tokenizer is of type str, not dict"),
+        ("global_step", None, "its global_step is of type NoneType, not int"),
+        ("state_dict", {1: torch.zeros(2)}, "its state_dict has no tensor as 1"),
+        ("state_dict", {"gpt.head.weight": 1}, "its state_dict has no tensor as 'gpt.head.weight'"),
+    ],
+)
+def test_what_stands_in_a_part_is_checked(tmp_path, gpt, key, value, reason):
+    path = save(tmp_path / "x.ckpt", gpt, **{key: value})
+    with pytest.raises(ValueError, match=rf"x\.ckpt is not a checkpoint of GlassGPT: {reason}$"):
+        load_gpt(path)
+
+
+def test_weights_of_another_model_are_refused_with_the_reason(tmp_path, gpt):
     other = dataclasses.asdict(gpt.config) | {"num_layers": 3}
     path = save(tmp_path / "x.ckpt", gpt, gpt_config=other)
-    with pytest.raises(ValueError, match="do not fit the model it describes"):
+    with pytest.raises(ValueError, match=r"do not fit the model it describes: Missing key.*blocks\.2[^\n]*$"):
         load_gpt(path)
     path = save(tmp_path / "x.ckpt", gpt, gpt_config=other | {"colour": "red"})
     with pytest.raises(ValueError, match=r"do not fit the model it describes.*colour"):
