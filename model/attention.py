@@ -55,10 +55,10 @@ def scaled_dot_product_attention(
         values (..., T, Kv) and the weights (..., T, S), or None in their place.
 
     Raises:
-        TypeError: if the mask is not boolean.
+        TypeError: if the tensors are not floating-point of one type (autocast may mix them), or the mask not boolean.
         ValueError: if the shapes do not fit together, or dropout_p is not in [0, 1).
     """
-    _check_shapes(query, key, value, mask)
+    _check_inputs(query, key, value, mask)
     _check_probability("dropout_p", dropout_p)
     T, S = query.shape[-2], key.shape[-2]
     if is_causal and (need_weights or mask is not None or T != S):
@@ -69,7 +69,7 @@ def scaled_dot_product_attention(
 
     # float32 at least: in bfloat16 a score near 100 is known to within 0.5, which would move a weight by half.
     dtype = torch.promote_types(query.dtype, torch.float32)
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scale = max(1, query.shape[-1]) ** -0.5 if scale is None else scale  # with a width of 0 all scores are 0
     scores = (query.to(dtype) * scale) @ key.to(dtype).mT  # (..., T, S)
     if mask is None:
         weights = scores.softmax(dim=-1)
@@ -118,8 +118,7 @@ class MultiHeadAttention(nn.Module):
         dropout: probability that a weight is dropped, in training mode only.
 
     Raises:
-        ValueError: if a width is below 1, num_heads does not divide query_dim (unless head_dim is given),
-            or dropout is not in [0, 1).
+        ValueError: for a width below 1, a dropout not in [0, 1), or, without head_dim, a query_dim not divided by H.
     """
 
     def __init__(
@@ -325,7 +324,10 @@ def _merge_heads(x: Tensor) -> Tensor:
     return x.transpose(-3, -2).flatten(-2)
 
 
-def _check_shapes(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> None:
+def _check_inputs(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> None:
+    mixed = not query.dtype == key.dtype == value.dtype and not torch.is_autocast_enabled(query.device.type)
+    if mixed or not all(x.is_floating_point() for x in (query, key, value)):
+        raise TypeError(f"attention needs floats of one type, not {query.dtype}, {key.dtype} and {value.dtype}")
     shapes = [tuple(x.shape) for x in (query, key, value)]
     if min(map(len, shapes)) < 2:
         raise ValueError(f"query, key and value need 2 axes or more, not the shapes {shapes}")

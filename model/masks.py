@@ -14,6 +14,9 @@ def causal_mask(query_len: int, key_len: int | None = None, *, device: torch.dev
 
     The two sequences are aligned at their ends: the last query sees the last key. With T < S the first
     S - T keys are the past (a cache); with T > S the first T - S queries see nothing.
+
+    Raises:
+        TypeError, ValueError: for a length that is not an integer, or negative.
     """
     key_len = query_len if key_len is None else key_len
     return _distance(query_len, key_len, device) >= 0
@@ -28,7 +31,7 @@ def sliding_window_mask(
     Child et al. 2019 (https://arxiv.org/abs/1904.10509) and Mistral 7B (https://arxiv.org/abs/2310.06825).
 
     Raises:
-        ValueError: for a window below 1.
+        TypeError, ValueError: as `causal_mask`; ValueError also for a window below 1.
     """
     key_len = query_len if key_len is None else key_len
     if window < 1:
@@ -75,6 +78,7 @@ def document_mask(document_ids: Tensor) -> Tensor:
         TypeError: if the ids are not integers.
         ValueError: if they are not (B, T).
     """
+    document_ids = torch.as_tensor(document_ids)
     _check_integers("document_ids", document_ids)
     if document_ids.ndim != 2:
         raise ValueError(f"document_ids must be (B, T), not of shape {tuple(document_ids.shape)}")
@@ -97,6 +101,11 @@ def check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
 
 def _distance(query_len: int, key_len: int, device: torch.device | str | None) -> Tensor:
     """(T, S): how many positions a key lies before its query; negative in the future."""
+    for name, length in (("query_len", query_len), ("key_len", key_len)):
+        if isinstance(length, float):
+            raise TypeError(f"{name} must be an integer, not {length}")
+        if length < 0:
+            raise ValueError(f"{name} must not be negative: it is {length}")
     queries = torch.arange(key_len - query_len, key_len, device=device)
     return queries[:, None] - torch.arange(key_len, device=device)
 

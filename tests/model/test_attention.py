@@ -441,6 +441,24 @@ def test_refuses_shapes(shapes, message, need_weights):
 
 
 @pytest.mark.parametrize("need_weights", [False, True])
+def test_refuses_types_that_it_would_have_to_choose_among(need_weights):
+    x = torch.randn(4, 8)
+    for query, key, value in ((x.long(),) * 3, (x, x.double(), x), (x.bfloat16(), x, x), (x, x, x.bfloat16())):
+        with pytest.raises(TypeError, match=f"attention needs floats of one type, not {query.dtype}, {key.dtype}"):
+            scaled_dot_product_attention(query, key, value, need_weights=need_weights)
+    with torch.autocast("cpu", torch.bfloat16):
+        values, _ = scaled_dot_product_attention(x, x, x.bfloat16(), need_weights=need_weights)
+    assert values.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_without_a_width_all_keys_are_alike(need_weights):
+    value = torch.randn(5, 3)
+    values, _ = scaled_dot_product_attention(torch.ones(4, 0), torch.ones(5, 0), value, need_weights=need_weights)
+    torch.testing.assert_close(values, value.mean(0).expand(4, 3))
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
 def test_refuses_masks(need_weights):
     q = torch.randn(2, 4, 8)
     for mask in (torch.ones(4, 5), torch.ones(3, 4, 4), torch.ones(1, 2, 4, 4), torch.ones(2, 4)):

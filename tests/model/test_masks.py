@@ -72,6 +72,17 @@ def test_a_window_must_be_positive(window):
         sliding_window_mask(4, window)
 
 
+def test_lengths_are_integers_from_0_on():
+    assert causal_mask(0).shape == (0, 0)
+    for mask in (causal_mask, lambda *lengths: sliding_window_mask(lengths[0], 2, *lengths[1:])):
+        with pytest.raises(ValueError, match="query_len must not be negative: it is -1"):
+            mask(-1)
+        with pytest.raises(ValueError, match="key_len must not be negative: it is -2"):
+            mask(3, -2)
+        with pytest.raises(TypeError, match=r"query_len must be an integer, not 2\.5"):
+            mask(2.5)
+
+
 @pytest.mark.parametrize(
     ("valid_lens", "error", "message"),
     [
@@ -86,6 +97,11 @@ def test_a_window_must_be_positive(window):
 def test_padding_refuses(valid_lens, error, message):
     with pytest.raises(error, match=message):
         padding_mask(valid_lens, 4)
+
+
+def test_lists_will_do():
+    torch.testing.assert_close(document_mask([[0, 0, 1]]), document_mask(torch.tensor([[0, 0, 1]])))
+    torch.testing.assert_close(padding_mask([1, 2], 3), padding_mask(torch.tensor([1, 2]), 3))
 
 
 def test_documents_refuse():
