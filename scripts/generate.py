@@ -6,14 +6,15 @@ import argparse
 import codecs
 import os
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if not __package__:  # run as a file, Python looks for modules beside it and not in the repository's root
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.parser import Parser
-from scripts.prompting import open_checkpoint
+from scripts.parser import Parser, sentence
+from scripts.prompting import decoded, open_checkpoint, prompt_text
 
 if TYPE_CHECKING:
     import torch
@@ -37,9 +38,9 @@ def main(argv: list[str] | None = None) -> int:
         print()
         return 130
     except (ValueError, OSError) as error:
-        print(f"generate.py: {error}", file=sys.stderr)
+        print(f"generate.py: {sentence(error)}", file=sys.stderr)
         return 2
-    except (MemoryError, OverflowError, RuntimeError) as error:
+    except (MemoryError, RuntimeError) as error:
         # PyTorch has no type of its own for a processor's memory that is used up, but says the same as for a GPU's.
         if isinstance(error, RuntimeError) and "tried to allocate" not in str(error).lower():
             raise
@@ -90,6 +91,8 @@ def write_samples(arguments: argparse.Namespace) -> None:
     Raises:
         ValueError, OSError: with a sentence for the person.
     """
+    if sys.stdout is None:
+        raise ValueError("standard output is closed, so the text has nowhere to go")
     if arguments.num_samples < 1:
         raise ValueError(f"--num_samples must be at least 1, not {arguments.num_samples}")
     if arguments.seed is not None and not 0 <= arguments.seed < 2**63:
@@ -112,9 +115,11 @@ def write_samples(arguments: argparse.Namespace) -> None:
 
     # Before its first token every document of the training text has an end-of-text, so that is how one starts.
     prompt_tokens = tokenizer.encode(prompt) or [tokenizer.end_of_text]
+    # 2^44 rows are more than any memory can hold; sizes beyond 64 bits would fail in ways of their own.
+    prompts = torch.tensor([prompt_tokens], device=device).repeat(min(arguments.num_samples, 2**44), 1)
     new_tokens = stream(
         model,
-        torch.tensor([prompt_tokens] * arguments.num_samples, device=device),
+        prompts,
         arguments.max_new_tokens,
         temperature=arguments.temperature,
         top_k=arguments.top_k,
@@ -123,12 +128,13 @@ def write_samples(arguments: argparse.Namespace) -> None:
         stop_token=tokenizer.end_of_text,
         record=record_cuda_graph if device.type == "cuda" else None,
     )
+    first_tokens = next(new_tokens)  # takes the memory for all samples, so nothing is written where that is too much
     print(f"{checkpoint}, step {step}, on {device}", file=sys.stderr)
     first, *others = [TextStream(tokenizer) for _ in range(arguments.num_samples)]
     titled = bool(others)
     write_text(title(1, titled) + prompt)
     waiting = [""] * len(others)
-    for tokens in new_tokens:
+    for tokens in chain([first_tokens], new_tokens):
         token, *rest = tokens.tolist()
         write_text(first.feed(token))
         waiting = [text + other.feed(token) for text, other, token in zip(waiting, others, rest, strict=True)]
@@ -139,20 +145,14 @@ def write_samples(arguments: argparse.Namespace) -> None:
 
 def read_prompt(arguments: argparse.Namespace) -> str:
     """The text to continue. Raises ValueError where it is not UTF-8, OSError where it cannot be read."""
-    if arguments.prompt_file is not None:
-        source = str(arguments.prompt_file)
-        try:
-            content = arguments.prompt_file.read_bytes()
-        except OSError as error:
-            raise OSError(f"--prompt_file {source} cannot be read: {error.strerror}") from error
-    elif arguments.prompt == "-":
-        source, content = "standard input", sys.stdin.buffer.read()
-    else:
-        source, content = "--prompt", os.fsencode(arguments.prompt)
+    path = arguments.prompt_file
+    if path is None:
+        return prompt_text(arguments.prompt)
     try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{source} is not UTF-8 text: byte {error.start} is 0x{content[error.start]:02x}") from error
+        content = path.read_bytes()
+    except OSError as error:
+        raise OSError(f"--prompt_file {path} cannot be read: {error.strerror}") from error
+    return decoded(content, str(path))
 
 
 def choose_device(name: str) -> torch.device:

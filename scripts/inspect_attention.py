@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 if not __package__:  # run as a file, Python looks for modules beside it and not in the repository's root
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.parser import Parser
-from scripts.prompting import open_checkpoint
+from scripts.parser import Parser, sentence, writing
+from scripts.prompting import open_checkpoint, prompt_text
 
 if TYPE_CHECKING:
     from data.tokenizers import Tokenizer
@@ -33,12 +33,15 @@ PERIOD = 32  # random tokens of the repeated probe, where the context has room f
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command line; returns the exit status: 0, or 2 for a mistake."""
+    """Runs the command line; returns the exit status: 0, 2 for a mistake, 130 when interrupted."""
     arguments = build_parser().parse_args(argv)
     try:
         output = inspect(arguments)
+    except KeyboardInterrupt:
+        print()
+        return 130
     except (ValueError, OSError) as error:
-        print(f"inspect_attention.py: {error}", file=sys.stderr)
+        print(f"inspect_attention.py: {sentence(error)}", file=sys.stderr)
         return 2
     print(f"wrote {output}" + ("" if output.suffix == ".png" else "; open it in a browser"))
     return 0
@@ -92,7 +95,7 @@ def inspect(arguments: argparse.Namespace) -> Path:
         shown = [recorded(run), *([recorded(find_run(arguments.compare))] if arguments.compare else [])]
         output = arguments.output or run / "attention.html"
     else:
-        prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+        prompt = prompt_text(arguments.prompt)
         shown = read_prompt([arguments.checkpoint, *([arguments.compare] if arguments.compare else [])], prompt)
         output = arguments.output or Path("attention.html")
     if output.suffix == ".png":
@@ -102,7 +105,8 @@ def inspect(arguments: argparse.Namespace) -> Path:
         from model.inspection.page import attention_page
 
         page = attention_page(shown, " and ".join(captures.name for captures in shown))
-        write_atomically(output, page.encode())
+        with writing(output):
+            write_atomically(output, page.encode())
     return output
 
 
@@ -221,11 +225,14 @@ def draw(captures: Captures, output: Path, arguments: argparse.Namespace) -> Non
     from model.inspection.page import formation_steps
 
     steps = [snapshot.step for snapshot in captures.snapshots]
+    if not (steps if arguments.scores else captures.steps):
+        raise ValueError(f"{captures.name} has no recorded maps")
     if arguments.scores:
         if len(steps) < 2:
             raise ValueError(f"{captures.name} has been looked at once only: --scores needs a run with several steps")
         scores = {name: np.stack([snapshot.scores[name] for snapshot in captures.snapshots]) for name in SCORES}
-        score_curves(steps, scores, output, captures.name, formation_steps(captures))
+        with writing(output):
+            score_curves(steps, scores, output, captures.name, formation_steps(captures))
         return
     step = captures.steps[-1] if arguments.step is None else arguments.step
     if step not in steps:
@@ -237,7 +244,8 @@ def draw(captures: Captures, output: Path, arguments: argparse.Namespace) -> Non
     maps = captures.load(step)
     layers, heads = chosen_head(arguments.head, *maps[probe].shape[:2])
     title = f"{captures.name}, step {step}: rows attend to columns"
-    attention_grid(maps[probe], captures.probes[probe].labels, output, title, layers=layers, heads=heads)
+    with writing(output):
+        attention_grid(maps[probe], captures.probes[probe].labels, output, title, layers=layers, heads=heads)
 
 
 def chosen_head(name: str | None, layers: int, heads: int) -> tuple[list[int] | None, list[int] | None]:

@@ -1,8 +1,12 @@
 """How every script answers a mistake in what was typed."""
 
+from __future__ import annotations
+
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 
 class Parser(argparse.ArgumentParser):
@@ -24,3 +28,19 @@ def at_least(minimum: float, number: type = int) -> Callable[[str], float]:
 
     convert.__name__ = number.__name__  # argparse names it where the text is no number
     return convert
+
+
+def sentence(error: Exception) -> str:
+    """What is wrong; of a failure of the system, which file met it and how, without the number."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
+
+
+@contextmanager
+def writing(output: Path) -> Iterator[None]:
+    """Names `output` where writing it fails: the error itself names the file aside that was to become it."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"{output} cannot be written: {error.strerror}") from error

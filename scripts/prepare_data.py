@@ -17,6 +17,7 @@ from jsonargparse import ArgumentParser  # noqa: E402
 
 from data.module import TextDataModule  # noqa: E402
 from model.training.command_line import sentence  # noqa: E402
+from scripts.parser import Parser  # noqa: E402
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -40,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def config_option() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = Parser(prog="prepare_data.py", add_help=False, allow_abbrev=False)
     parser.add_argument(
         "--config",
         type=Path,
@@ -53,7 +54,13 @@ def config_option() -> argparse.ArgumentParser:
 
 def data_options() -> ArgumentParser:
     """The options of TextDataModule as train.py has them, so that both come to the same tokens."""
-    parser = ArgumentParser(prog="prepare_data.py", description=__doc__, exit_on_error=False, parents=[config_option()])
+    parser = ArgumentParser(
+        prog="prepare_data.py",
+        description=__doc__,
+        exit_on_error=False,
+        allow_abbrev=False,
+        parents=[config_option()],
+    )
     parser.add_class_arguments(TextDataModule, "data")
     return parser
 
@@ -65,12 +72,19 @@ def data_section(config: Path) -> dict:
     """
     try:
         content = yaml.safe_load(config.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"{config} is not YAML: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{config} is not the configuration of a training run: it has no options")
-    data = content.get("data") or {}
-    context_length = ((content.get("model") or {}).get("gpt") or {}).get("context_length")
+
+    def options(parent: dict, name: str) -> dict:
+        section = {} if parent.get(name) is None else parent[name]
+        if not isinstance(section, dict):
+            raise ValueError(f"{config} is not the configuration of a training run: under {name} it has no options")
+        return section
+
+    data = options(content, "data")
+    context_length = options(options(content, "model"), "gpt").get("context_length")
     return data if context_length is None else {"context_length": context_length, **data}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,3 +33,20 @@ def open_checkpoint(checkpoint: Path, device: str | torch.device = "cpu") -> tup
             f"which knows {gpt.config.vocab_size:,}"
         )
     return gpt, tokenizer, info["global_step"]
+
+
+def prompt_text(prompt: str) -> str:
+    """The text that a person gave as --prompt, - being standard input. Raises ValueError where it is not UTF-8."""
+    if prompt != "-":
+        return decoded(os.fsencode(prompt), "--prompt")
+    if sys.stdin is None:
+        raise ValueError("--prompt - reads standard input, which is closed")
+    return decoded(sys.stdin.buffer.read(), "standard input")
+
+
+def decoded(content: bytes, source: str) -> str:
+    """`content` as text. Raises ValueError, which names the source, where it is not UTF-8."""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{source} is not UTF-8 text: byte {error.start} is 0x{content[error.start]:02x}") from error

@@ -8,11 +8,11 @@ from pathlib import Path
 if not __package__:  # run as a file, Python looks for modules beside it and not in the repository's root
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.parser import Parser
+from scripts.parser import Parser, sentence, writing
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command line; returns the exit status: 0, or 2 for a mistake."""
+    """Runs the command line; returns the exit status: 0, 2 for a mistake, 130 when interrupted."""
     parser = Parser(prog="report.py", description=__doc__, allow_abbrev=False)
     parser.add_argument(
         "--run", type=Path, metavar="PATH", help="run folder, finished or going on (default: the newest under runs/)"
@@ -23,15 +23,19 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         print(f"wrote {report(arguments.run, arguments.output)}; open it in a browser")
+    except KeyboardInterrupt:
+        print()
+        return 130
     except (ValueError, OSError) as error:
-        print(f"report.py: {error}", file=sys.stderr)
+        print(f"report.py: {sentence(error)}", file=sys.stderr)
         return 2
     return 0
 
 
 def report(run: Path | None, output: Path | None) -> Path:
     """Writes the report and returns where it is. Raises ValueError or OSError with a sentence for the person."""
-    from model.inspection.report import write_report
+    from model.files import write_atomically
+    from model.inspection.report import run_report
 
     if output and output.suffix != ".html":
         raise ValueError(f"--output {output} must end in .html")
@@ -39,7 +43,12 @@ def report(run: Path | None, output: Path | None) -> Path:
         raise FileNotFoundError(f"--output {output}: there is no folder {output.parent}")
     if output and output.is_dir():
         raise ValueError(f"--output {output} is a folder: name a file in it")
-    return write_report(find_run(run), output)
+    run = find_run(run)
+    output = output or run / "report.html"
+    page = run_report(run)
+    with writing(output):
+        write_atomically(output, page.encode())
+    return output
 
 
 def find_run(path: Path | None, runs_dir: Path = Path("runs")) -> Path:

@@ -208,6 +208,24 @@ def test_a_prompt_that_is_no_text_gets_one_sentence(run_dir, capsys, tmp_path):
     assert (status, out) == (2, "") and "picture.png is not UTF-8 text: byte 0 is 0x89" in err
 
 
+def test_nothing_is_written_where_the_memory_is_too_small(run_dir, capsys, monkeypatch):
+    def allocate(*_, **__):
+        raise RuntimeError("you tried to allocate 9 bytes")
+
+    monkeypatch.setattr("model.generation.KVCache", allocate)
+    status, out, err = generate(capsys, "--checkpoint", run_dir, "--num_samples", 1_000_000)
+    assert (status, out) == (2, "")
+    assert err == "generate.py: the memory is too small for --num_samples 1000000: ask for fewer\n"
+
+
+@pytest.mark.parametrize(("stream", "name"), [("stdin", "standard input"), ("stdout", "standard output")])
+def test_a_closed_stream_gets_one_sentence(run_dir, capsys, monkeypatch, stream, name):
+    monkeypatch.setattr(sys, stream, None)  # as Python has it after <&- or >&-
+    assert main(["--checkpoint", str(run_dir), "--prompt", "-"]) == 2
+    err = capsys.readouterr().err
+    assert name in err and "closed" in err and err.count("\n") == 1
+
+
 def test_help_says_that_the_window_slides(capsys):
     status, out, _ = generate(capsys, "--help")
     assert status == 0 and "window slides" in out

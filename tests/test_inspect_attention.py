@@ -168,6 +168,7 @@ def test_characters_cut_by_the_tokenizer_are_spelled_out():
     assert data_of(Path("maps.html"))["probes"][0]["labels"][:3] == ["\\xc3", "\\xa9", "<"]
 
 
+LONG = "x" * 249  # with an ending a name that a file can have, but not the file aside that is to become it
 MISTAKES = {
     "no such run": (["--run", "runs/none"], "there is no runs/none"),
     "no such checkpoint": (["--checkpoint", "runs/none", "--prompt", "ab"], "there is no runs/none"),
@@ -182,6 +183,9 @@ MISTAKES = {
     "no output folder": (["--output", "none/maps.html"], "there is no folder none"),
     "other ending": (["--output", "maps.pdf"], "--output maps.pdf must end in .html"),
     "output is a folder": (["--output", "folder.html"], "is a folder"),
+    "output that cannot be written": (["--output", f"{LONG}.html"], f": {LONG}.html cannot be written: File name too"),
+    "picture that cannot be written": (["--output", f"{LONG}.png"], f": {LONG}.png cannot be written: File name too"),
+    "prompt of no characters": (["--prompt", "a\udcff"], "--prompt is not UTF-8 text: byte 1 is 0xff"),
     "other sizes": (
         ["--run", "runs/first", "--compare", "larger"],
         "first and larger cannot be compared: they have 2 x 3",
@@ -197,6 +201,12 @@ MISTAKES = {
     "scores of one": (["--prompt", "abc", "--scores", "--output", "maps.png"], "--scores needs a run"),
     "damaged maps": (["--run", "damaged"], "step_00000001.npz is damaged"),
     "damaged scores": (["--run", "damaged_scores"], "scores.jsonl, line 2: damaged"),
+    "page of a run that has just begun": (["--run", "begun"], "begun has no recorded maps"),
+    "picture of a run that has just begun": (["--run", "begun", "--output", "a.png"], "begun has no recorded maps"),
+    "scores of a run that has just begun": (
+        ["--run", "begun", "--scores", "--output", "a.png"],
+        "begun has no recorded maps",
+    ),
     "removed maps": (["--run", "removed", "--step", "2", "--output", "maps.png"], "have been removed"),
     "unknown option": (["--rum", "x"], "unrecognized arguments: --rum x"),
 }
@@ -212,12 +222,13 @@ def mistakes(workplace):
     checkpoint = workplace / "foreign" / "checkpoints" / "best.ckpt"
     foreign = train_bpe(["to be or not to be"] * 9, 257).to_dict()
     torch.save(torch.load(checkpoint, weights_only=True) | {"tokenizer": foreign}, checkpoint)
-    for name in ("damaged", "damaged_scores", "removed"):
+    for name in ("damaged", "damaged_scores", "removed", "begun"):
         make_run(workplace / name, seed=0)
     (workplace / "damaged" / "attention" / "step_00000001.npz").write_bytes(b"PK\x03\x04")
     scores = workplace / "damaged_scores" / "attention" / "scores.jsonl"
     lines = scores.read_bytes().splitlines(keepends=True)
     scores.write_bytes(lines[0] + lines[1][:40] + b"\n")
+    (workplace / "begun" / "attention" / "scores.jsonl").write_bytes(b"")
     (workplace / "removed" / "attention" / "step_00000002.npz").unlink()
 
 
@@ -233,6 +244,15 @@ def test_a_mistake_gets_one_sentence_and_leaves_nothing(name, mistakes, workplac
     assert status == 2 and not out
     assert message in err and err.startswith("inspect_attention.py: ") and err.count("\n") == 1
     assert set(workplace.rglob("*")) == before
+
+
+def test_control_c_ends_it_without_a_traceback(monkeypatch, capsys):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("model.inspection.page.attention_page", stop)
+    assert main(["--run", "runs/first", "--output", "stopped.html"]) == 130
+    assert not capsys.readouterr().err and not Path("stopped.html").exists()
 
 
 def test_a_page_does_without_removed_maps(mistakes):

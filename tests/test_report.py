@@ -50,6 +50,33 @@ def test_a_mistake_costs_one_sentence(tmp_path, monkeypatch, capsys, options, me
     assert len(list(tmp_path.rglob("*"))) == 2
 
 
+@pytest.fixture
+def begun(tmp_path, monkeypatch):
+    """A run of one row, in the folder that is worked in."""
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    Path("run", "metrics.csv").write_text("step,train/loss\n1,2.5\n")
+    return Path("run")
+
+
+def test_a_failure_of_the_system_names_what_was_typed(begun, capsys):
+    name = "x" * 249 + ".html"  # a name that a file can have, but not the file aside that is to become it
+    assert main(["--run=run", f"--output={name}"]) == 2
+    assert capsys.readouterr().err == f"report.py: {name} cannot be written: File name too long\n"
+    Path("run", "samples.jsonl").mkdir()
+    assert main(["--run=run"]) == 2
+    assert capsys.readouterr().err == "report.py: run/samples.jsonl: Is a directory\n"
+
+
+def test_control_c_ends_it_without_a_traceback(begun, monkeypatch, capsys):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("model.inspection.report.run_report", stop)
+    assert main(["--run=run"]) == 130
+    assert not capsys.readouterr().err and not Path("run", "report.html").exists()
+
+
 def test_an_unknown_option_costs_one_sentence(capsys):
     with pytest.raises(SystemExit) as exit:
         main(["--runs=x"])

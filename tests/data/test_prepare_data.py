@@ -77,6 +77,8 @@ def test_training_finds_what_it_has_made(config: Path, tmp_path: Path, capsys: p
         ),
         (["--data.context_length", "five"], "five"),
         (["--data.contxt_length", "5"], "contxt_length"),
+        (["--data.fil", "x"], "there is no option --data.fil"),
+        (["--conf", "x"], "there is no option --conf"),
         (["--data.context_length", "1000000"], "context_length 1,000,000 needs at least 1,000,001 tokens"),
         (["--data.vocab_size", "5000"], "vocab_size 5000 is too large for this text"),
         (["--data.files", "BINARY"], "is not UTF-8 text at byte offset 3"),
@@ -93,8 +95,22 @@ def test_a_mistake_gets_one_sentence(
     assert sentence in said[0]
 
 
-def test_a_config_of_something_else_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture):
-    for content in ("just text", "a: [", "data: {colour: red}", "data: 3"):
-        (tmp_path / "other.yaml").write_text(content)
-        assert main(["--config", str(tmp_path / "other.yaml")]) == 2
-        assert capsys.readouterr().err.count("\n") == 1
+@pytest.mark.parametrize(
+    "content",
+    ["just text", "a: [", "data: {colour: red}", "data: 3", "model: 3", "model: {gpt: 3}", "data: \udcff"],
+    ids=ascii,
+)
+def test_a_config_of_something_else_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture, content: str):
+    (tmp_path / "other.yaml").write_bytes(os.fsencode(content))
+    assert main(["--config", str(tmp_path / "other.yaml")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("prepare_data.py: ") and error.count("\n") == 1
+    assert "other.yaml" in error or "colour" in error
+
+
+def test_a_config_must_be_named(capsys: pytest.CaptureFixture):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--config"])
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("prepare_data.py: argument --config") and error.count("\n") == 1
