@@ -219,8 +219,10 @@ def hub(
 def _matches(patterns: Sequence[str]) -> list[Path]:
     found: dict[Path, None] = {}
     for pattern in patterns:
-        expanded = str(Path(pattern).expanduser())
-        matches = [Path(match) for match in glob.glob(expanded, recursive=True)]  # noqa: PTH207 (Path.glob: no "/...")
+        literal = Path(pattern).expanduser()
+        matches = [literal]  # a file may be called a[1].txt
+        if not literal.exists():
+            matches = [Path(match) for match in glob.glob(str(literal), recursive=True)]  # noqa: PTH207 (Path.glob: no "/...")
         paths = sorted(path.absolute() for path in matches if not path.is_dir())
         if not paths and matches:
             raise ValueError(f"{pattern} is a folder: write '{pattern.rstrip('/')}/**/*.txt' to read the texts in it")

@@ -106,6 +106,7 @@ class TextDataModule(lightning.LightningDataModule):
             max_tokens=max_tokens,
             num_processes=num_processes,
         )
+        _require_names(files=files, validation_files=validation_files, dataset=dataset)
         if files and dataset:
             raise ValueError("data.files and data.dataset are both set: keep the one to train on")
         if (files or dataset) is None and corpus in ("files", "hub"):
@@ -302,3 +303,9 @@ def _require_positive(**options: int | None) -> None:
     for name, value in options.items():
         if value is not None and value < 1:
             raise ValueError(f"data.{name} is {value}: it must be 1 or more")
+
+
+def _require_names(**options: list[str] | str | None) -> None:
+    for name, value in options.items():
+        if value is not None and not all([value] if isinstance(value, str) else value or [""]):
+            raise ValueError(f"data.{name} is empty: name what to read, or leave the option out")

@@ -73,6 +73,13 @@ def test_one_file_splits_by_position(tmp_path: Path):
     assert corpus.name == "book"
 
 
+def test_the_name_of_a_file_is_no_pattern(tmp_path: Path):
+    for name in ("a[1].txt", "a1.txt"):
+        (tmp_path / name).write_text(f"text of {name}")
+    assert corpora.files([str(tmp_path / "a[1].txt")]).name == "a[1]"
+    assert corpora.files([str(tmp_path / "a[0-9].txt")]).name == "a1"
+
+
 def test_own_validation_files_are_never_trained_on(tmp_path: Path):
     paths = write_files(tmp_path, 4)
     corpus = corpora.files([str(tmp_path / "*.txt")], validation_patterns=[str(paths[2])])

@@ -189,6 +189,13 @@ def test_contradicting_options_are_named(module, tmp_path: Path):
             module(**options)
 
 
+@pytest.mark.parametrize("option", ["files", "validation_files", "dataset"])
+@pytest.mark.parametrize("nothing", ["", [], ["a.txt", ""]], ids=str)
+def test_an_empty_name_is_not_taken_for_the_default(option: str, nothing: str | list[str]):
+    with pytest.raises(ValueError, match=f"data.{option} is empty"):
+        TextDataModule(**{option: nothing})
+
+
 def test_context_longer_than_the_corpus_names_both(module):
     with pytest.raises(ValueError, match=r"context_length 1,000,000 needs at least 1,000,001 tokens .* there are \d"):
         module(context_length=1_000_000)
