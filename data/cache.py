@@ -10,9 +10,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import logging
 import os
 import re
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +27,8 @@ from data.tokenizers import Tokenizer
 
 # A small corpus is tokenised before worker processes would have earned their start.
 _BYTES_PER_PROCESS = 16 * 2**20
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,9 @@ class CorpusCache:
         return _digest(self._digest + tokenizer.fingerprint)
 
     def _make_tokenizer(self) -> Tokenizer:
+        path = self.folder / "tokenizer.json"
+        if path.exists():
+            _log.warning("%s is damaged and is made again", path)
         if self.tokenizer_name == "bpe":
             print(f"training a bpe tokenizer of {self.vocab_size:,} tokens on {self.corpus.name}", flush=True)
             texts = (passage.text for passage in self.corpus.passages("train"))
@@ -132,10 +137,11 @@ class CorpusCache:
             tokenizer = tokenizers.by_name(self.tokenizer_name)
         state = tokenizer.to_dict()
         state = {**state, "tokens": base64.b64encode(state["tokens"]).decode(), "fingerprint": tokenizer.fingerprint}
-        store.write_atomically(self.folder / "tokenizer.json", json.dumps(state).encode())
+        store.write_atomically(path, json.dumps(state).encode())
         return tokenizer
 
     def _open_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer, or None where it is not there or damaged."""
         path = self.folder / "tokenizer.json"
         if not path.exists():
             return None
@@ -145,7 +151,6 @@ class CorpusCache:
             if tokenizer.fingerprint != state["fingerprint"]:
                 raise ValueError("fingerprint")
         except (ValueError, KeyError, TypeError):
-            warnings.warn(f"{path} is damaged and is made again", stacklevel=2)
             return None
         return tokenizer
 

@@ -10,10 +10,10 @@ Shards appear whole or not at all, so those that a killed run has finished are k
 from __future__ import annotations
 
 import json
+import logging
 import mmap
 import os
 import time
-import warnings
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -32,6 +32,8 @@ MAGIC = "GlassGPT tokens 1"
 HEADER_BYTES = 4096
 SHARD_TOKENS = 2**25  # seconds of tokenising: what a kill can cost
 _CHECKSUM_BLOCK = 2**24
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,8 @@ class TokenStore:
 
 
 def open_split(folder: Path, split: str, fingerprint: str) -> TokenStore | None:
-    """The split as it lies in `folder`, or None where it is not whole. Warns of a damaged file."""
-    headers = _sound_shards(folder, split, fingerprint)
+    """The split as it lies in `folder`, or None where it is not whole."""
+    headers, _ = _sound_shards(folder, split, fingerprint)
     return TokenStore(folder, split, headers) if headers and headers[-1].is_last else None
 
 
@@ -117,7 +119,7 @@ def write_split(
     max_tokens: int | None = None,
     num_processes: int = 1,
 ) -> None:
-    """Tokenises `passages` into `folder`, behind the sound shards that are already there.
+    """Tokenises `passages` into `folder`, behind the sound shards that are already there. Logs a damaged one.
 
     Args:
         num_bytes: UTF-8 bytes of `passages`, about, for the progress bar; None where nobody knows.
@@ -126,7 +128,9 @@ def write_split(
     Raises ValueError where there is no text, OSError where the disk is full or cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    done = _sound_shards(folder, split, fingerprint)
+    done, damage = _sound_shards(folder, split, fingerprint)
+    if damage:
+        _log.warning("%s and is made again", damage)
     if done and done[-1].is_last:
         return
     for path in folder.glob(f"{split}-*"):
@@ -159,6 +163,7 @@ def write_split(
             )
         shard.finish(is_last=True)
     finally:
+        encoded.close()  # or else the bar would be drawn once more behind the sentence that tells of an error
         if shard is not None:
             shard.discard()
 
@@ -248,8 +253,11 @@ def _mapped(path: Path, header: ShardHeader, scattered: bool) -> np.ndarray:
     return np.frombuffer(content, header.dtype, header.num_tokens, HEADER_BYTES)
 
 
-def _sound_shards(folder: Path, split: str, fingerprint: str) -> list[ShardHeader]:
-    """Headers of the shards of this split from the first on, up to where one is missing, damaged or of another make."""
+def _sound_shards(folder: Path, split: str, fingerprint: str) -> tuple[list[ShardHeader], str]:
+    """Headers of the shards of this split from the first on, up to where one is missing, damaged or of another make.
+
+    And what to say of a damaged one; nothing where there is none.
+    """
     headers: list[ShardHeader] = []
     while not (headers and headers[-1].is_last):
         path = _shard_path(folder, split, len(headers))
@@ -258,12 +266,11 @@ def _sound_shards(folder: Path, split: str, fingerprint: str) -> list[ShardHeade
         try:
             header = _checked_header(path)
         except ValueError as error:
-            warnings.warn(f"{path} is damaged ({error}) and is made again", stacklevel=4)
-            break
+            return headers, f"{path} is damaged ({error})"
         if header.fingerprint != fingerprint:
             break
         headers.append(header)
-    return headers
+    return headers, ""
 
 
 def _checked_header(path: Path) -> ShardHeader:
