@@ -257,12 +257,26 @@ MISTAKES = {
     "nothing to resume": (["--resume=none"], "there is no none to resume"),
     "precision": (["--trainer.precision=low"], "trainer.precision cannot be 'low'"),
     "no value": (["--trainer.max_steps"], "expected one argument"),
+    "temperature": (["--samples.temperature=-1"], "samples.temperature must be 0 or more"),
+    "no temperature": (["--samples.temperature=.nan"], "samples.temperature must be 0 or more"),
+    "top_k": (["--samples.top_k=0"], "samples.top_k must be at least 1"),
+    "samples": (["--samples.max_new_tokens=-1"], "samples.max_new_tokens must be 0 or more"),
+    "probe": (["--attention.probe_tokens=4"], "attention.probe_tokens must be at least 5, not 4"),
+    "context of a probe": (
+        ["--model.gpt.context_length=4"],
+        "model.gpt.context_length is too short for attention maps",
+    ),
+    "text of a probe": (
+        ["--data.corpus=files", "--data.files=short.txt", "--data.validation_fraction=0.1"],
+        "the validation text is too short for attention maps, 3 tokens",
+    ),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_costs_one_sentence_and_leaves_nothing(train, capsys, mistake):
     options, expected = MISTAKES[mistake]
+    Path("short.txt").write_text("0123456789" * 3)
     assert train(*options) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("train.py: ") and expected in error
@@ -292,17 +306,21 @@ def test_a_run_is_never_overwritten(train, capsys):
 
 def test_what_cannot_be_resumed_is_told(train, capsys, small_text):
     assert train("--name=run") == 0
-    before = Path("runs/run/checkpoints/last.ckpt").read_bytes()
+    files = [Path("runs/run", name) for name in ("config.yaml", "checkpoints/last.ckpt")]
+    before = [file.read_bytes() for file in files]
+    Path("other.txt").write_text("another text " * 500)
     Path("empty").mkdir()
     for options, expected in [
         (["--resume=runs/run", "--model.gpt.num_layers=3"], "its num_layers is 2, here it is 3"),
         (["--resume=runs/run", "--data.tokenizer=bpe", "--data.vocab_size=300"], "vocab_size"),
+        (["--resume=runs/run", "--attention.probe_tokens=9"], "holds maps of another probe text"),
+        (["--resume=runs/run", "--data.files=other.txt"], "holds maps of another probe text"),
         (["--resume=empty"], "empty is no run folder"),
         (["--resume=runs/run/metrics.csv"], "no run folder"),
     ]:
         assert train(*options) == 2
         assert expected in capsys.readouterr().err.splitlines()[-1]
-    assert Path("runs/run/checkpoints/last.ckpt").read_bytes() == before
+        assert [file.read_bytes() for file in files] == before
 
 
 @pytest.mark.parametrize("config", CONFIGS)

@@ -23,7 +23,10 @@ XZ_BYTES = 10_000_000
 
 
 class RunFolder(Callback):
-    """Makes the folder, with the config in it, when training begins: a mistake found before leaves nothing behind."""
+    """Makes the folder, with the config in it, when training begins: a mistake found before leaves nothing behind.
+
+    A resumed run has both, and its config only changes with the first step: a mistake found before must not stay.
+    """
 
     def __init__(self, config: str, is_new: bool) -> None:
         self.config = config
@@ -33,9 +36,16 @@ class RunFolder(Callback):
         check_options(trainer)
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        if trainer.is_global_zero:
-            Path(trainer.default_root_dir).mkdir(parents=True, exist_ok=not self.is_new)
-            write_atomically(Path(trainer.default_root_dir, "config.yaml"), self.config.encode())
+        if self.is_new and trainer.is_global_zero:
+            Path(trainer.default_root_dir).mkdir(parents=True)
+            self._write_config(trainer)
+
+    def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
+        if not self.is_new and trainer.is_global_zero:  # everyone's on_train_start has found nothing wrong
+            self._write_config(trainer)
+
+    def _write_config(self, trainer: Trainer) -> None:
+        write_atomically(Path(trainer.default_root_dir, "config.yaml"), self.config.encode())
 
 
 def check_options(trainer: Trainer) -> None:
