@@ -383,6 +383,18 @@ def python(tmp_path):
     return run
 
 
+def test_samples_of_any_language_are_written_and_read_back_whatever_the_locale(
+    python, tmp_path, small_options, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for name, value in (("LC_ALL", "C"), ("PYTHONUTF8", "0"), ("PYTHONCOERCECLOCALE", "0")):
+        monkeypatch.setenv(name, value)
+    for options in ([*small_options, "--name=run", "--trainer.max_steps=4"], ["--resume=runs/run"]):
+        ended = python("train.py", *options)
+        assert ended.returncode == 0, ended.stderr
+    assert not Path("runs/run/samples.jsonl").read_text(encoding="utf-8").isascii()
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(python, tmp_path, metrics, small_options, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -276,7 +276,9 @@ class Samples(Callback):
         self.path = Path(trainer.default_root_dir, "samples.jsonl")
         if not trainer.is_global_zero or not self.path.exists():
             return
-        lines = [line for line in self.path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        lines = [
+            line for line in self.path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")
+        ]
         kept = [line for line in lines if json.loads(line)["step"] <= trainer.global_step]
         write_atomically(self.path, "".join(kept).encode())
 
@@ -296,6 +298,6 @@ class Samples(Callback):
             generator=generator,
         )
         text = tokenizer.decode(tokens[0, len(prompt) :].tolist())
-        with self.path.open("a") as file:
+        with self.path.open("a", encoding="utf-8") as file:
             line = {"step": trainer.global_step, "prompt": self.prompt, "text": text}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")

@@ -74,7 +74,7 @@ class CSVLogger(Logger):
             self.columns += new_columns
             self._rewrite([*self.read(), self.row])
         else:
-            with self.path.open("a", newline="") as file:
+            with self.path.open("a", newline="", encoding="utf-8") as file:
                 file.write(self._format([self.row]))
         self.row = {}
 
@@ -82,7 +82,7 @@ class CSVLogger(Logger):
         """The rows written so far; a last one that a kill cut short is left out."""
         if not self.path.exists():
             return []
-        with self.path.open(newline="") as file:
+        with self.path.open(newline="", encoding="utf-8") as file:
             whole = "".join(line for line in file if line.endswith("\n"))
         return [row for row in csv.DictReader(io.StringIO(whole)) if None not in row.values()]
 

@@ -147,7 +147,7 @@ def reached(run_dir: Path, validation_text: str | None) -> str:
     """Such as "validation: 1.742 bits per byte after 960 steps; xz -9e needs 1.741 for the same text"."""
     if not (run_dir / "metrics.csv").exists():
         return "nothing was trained: trainer.max_steps or trainer.max_time leave no time for a step"
-    with (run_dir / "metrics.csv").open(newline="") as file:
+    with (run_dir / "metrics.csv").open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["val/bits_per_byte"]]
     if not rows:
         return "not validated"
