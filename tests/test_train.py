@@ -257,6 +257,8 @@ MISTAKES = {
     "nothing to resume": (["--resume=none"], "there is no none to resume"),
     "precision": (["--trainer.precision=low"], "trainer.precision cannot be 'low'"),
     "no value": (["--trainer.max_steps"], "expected one argument"),
+    "late subcommand": (["--wandb=disabled", "validate"], "the subcommand comes first: python train.py validate"),
+    "late fit": (["--name=a", "fit", "--wandb=disabled"], "the subcommand comes first: python train.py fit"),
     "temperature": (["--samples.temperature=-1"], "samples.temperature must be 0 or more"),
     "no temperature": (["--samples.temperature=.nan"], "samples.temperature must be 0 or more"),
     "top_k": (["--samples.top_k=0"], "samples.top_k must be at least 1"),
@@ -288,6 +290,26 @@ def test_an_unknown_subcommand_is_a_mistake(capsys):
 
     assert main(["train"]) == 2
     assert "unknown subcommand 'train'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["validate", "--resume", "runs/a"], "write --ckpt_path runs/a"),
+        (
+            ["--resume=runs/a", "--ckpt_path=runs/a/checkpoints/best.ckpt"],
+            "--resume and --ckpt_path exclude each other",
+        ),
+        (["--resume=runs/a", "--resume", "runs/b"], "--resume is given 2 times"),
+        (["validate", "--ckpt_path", "runs/a", "--ckpt_path", "runs/b"], "--ckpt_path is given 2 times"),
+        (["--resume"], "--resume needs a value"),
+    ],
+)
+def test_no_option_is_ignored(capsys, args, expected):
+    from train import main
+
+    assert main(args) == 2
+    assert expected in capsys.readouterr().err
 
 
 def test_unknown_keys_in_a_config_are_mistakes(train, capsys):
