@@ -38,7 +38,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             cause = error if isinstance(error, OSError) else error.__context__
             if not isinstance(cause, OSError):
                 raise
-            message = f"cannot be saved ({cause.strerror}): make room, then go on with --resume"
+            message = f"cannot be saved ({cause.strerror}): make room"
+            if any(Path(path).with_name(name).exists() for name in (LAST, PREVIOUS, BEST)):
+                message += ", then go on with --resume"
             raise OSError(cause.errno, message, str(path)) from error
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: Any = None) -> dict[str, Any]:
