@@ -98,7 +98,7 @@ class TrainingCLI(LightningCLI):
         return super().instantiate_trainer(
             default_root_dir=run_dir,
             callbacks=callbacks + as_list(own.callbacks),
-            logger=loggers + as_list(own.logger or None),
+            logger=loggers + as_list(None if isinstance(own.logger, bool) else own.logger),
             plugins=plugins + as_list(own.plugins),
             profiler=build_profiler(own.profiler, run_dir),
             strategy=FullyShardedStrategy() if own.strategy == "fsdp" else own.strategy,

@@ -82,6 +82,8 @@ class GPTConfig:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.vocab_size is not None and self.vocab_size < 1:
             raise ValueError(f"vocab_size must be at least 1, not {self.vocab_size}")
+        if self.feed_forward_dim is not None and self.feed_forward_dim < 1:
+            raise ValueError(f"feed_forward_dim must be at least 1, or null, not {self.feed_forward_dim}")
         if self.embed_dim % self.num_heads:
             raise ValueError(f"num_heads must divide embed_dim: {self.num_heads} does not divide {self.embed_dim}")
         if self.position not in ("rotary", "learned"):

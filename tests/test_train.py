@@ -259,6 +259,10 @@ MISTAKES = {
     "no value": (["--trainer.max_steps"], "expected one argument"),
     "late subcommand": (["--wandb=disabled", "validate"], "the subcommand comes first: python train.py validate"),
     "late fit": (["--name=a", "fit", "--wandb=disabled"], "the subcommand comes first: python train.py fit"),
+    "vocabulary": (["--model.gpt.vocab_size=10"], "model.gpt.vocab_size is 10, but the tokenizer has 257 tokens"),
+    "feed-forward": (["--model.gpt.feed_forward_dim=0"], "feed_forward_dim must be at least 1, or null, not 0"),
+    "never a row": (["--trainer.log_every_n_steps=0"], "trainer.log_every_n_steps must be at least 1"),
+    "no batch a step": (["--trainer.accumulate_grad_batches=0"], "trainer.accumulate_grad_batches must be at least 1"),
     "temperature": (["--samples.temperature=-1"], "samples.temperature must be 0 or more"),
     "no temperature": (["--samples.temperature=.nan"], "samples.temperature must be 0 or more"),
     "top_k": (["--samples.top_k=0"], "samples.top_k must be at least 1"),
@@ -335,6 +339,7 @@ def test_what_cannot_be_resumed_is_told(train, capsys, small_text):
     for options, expected in [
         (["--resume=runs/run", "--model.gpt.num_layers=3"], "its num_layers is 2, here it is 3"),
         (["--resume=runs/run", "--data.tokenizer=bpe", "--data.vocab_size=300"], "vocab_size"),
+        (["--resume=runs/run", "--model.optimizer.algorithm=adamw"], "the checkpoint goes on with muon only"),
         (["--resume=runs/run", "--attention.probe_tokens=9"], "holds maps of another probe text"),
         (["--resume=runs/run", "--data.files=other.txt"], "holds maps of another probe text"),
         (["--resume=empty"], "empty is no run folder"),
@@ -343,6 +348,12 @@ def test_what_cannot_be_resumed_is_told(train, capsys, small_text):
         assert train(*options) == 2
         assert expected in capsys.readouterr().err.splitlines()[-1]
         assert [file.read_bytes() for file in files] == before
+
+
+@pytest.mark.parametrize("option", ["--trainer.precision=bf16-true", "--trainer.logger=true"])
+def test_an_option_of_lightnings_trains(train, option):
+    assert train("--name=run", "--trainer.max_steps=4", option) == 0
+    assert Path("runs/run/report.html").exists()
 
 
 @pytest.mark.parametrize("config", CONFIGS)

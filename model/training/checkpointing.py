@@ -62,6 +62,17 @@ def check_same_model(checkpoint: dict[str, Any], config: GPTConfig, tokenizer: d
         )
 
 
+def check_same_optimizer(checkpoint: dict[str, Any], algorithm: str) -> None:
+    """Raises ValueError unless the checkpoint's moments are those that `algorithm` goes on with."""
+    for state in checkpoint.get("optimizer_states", []):
+        saved = "muon" if any(group.get("muon") for group in state["param_groups"]) else "adamw"
+        if saved != algorithm:
+            raise ValueError(
+                f"model.optimizer.algorithm is {algorithm}, but the checkpoint goes on with {saved} only: leave it, or "
+                "begin a run without a checkpoint"
+            )
+
+
 class TrainingInterrupted(Exception):
     """Training stopped at a signal, after saving."""
 

@@ -56,6 +56,9 @@ def check_options(trainer: Trainer) -> None:
         raise ValueError("trainer.limit_train_batches: would begin the same batches anew, set trainer.max_steps")
     if type(trainer.strategy).__name__ in ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy"):
         raise ValueError("trainer.strategy: the optimizer needs matrices that know their shape, so write ddp or fsdp")
+    for name in ("log_every_n_steps", "accumulate_grad_batches"):
+        if getattr(trainer, name) < 1:
+            raise ValueError(f"trainer.{name} must be at least 1, not {getattr(trainer, name)}")
     interval, accumulate = trainer.val_check_interval, trainer.accumulate_grad_batches
     if isinstance(interval, int) and interval % accumulate:
         raise ValueError(
