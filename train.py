@@ -10,10 +10,14 @@ python train.py --help                                      every option
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from argparse import ArgumentError
 from pathlib import Path
 from typing import Any, Literal
+
+if __name__ == "__main__":  # the imports take seconds, may catch an exception, and leave nothing to tidy up
+    signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
 
 import yaml
 from lightning.pytorch import Trainer
@@ -157,4 +161,7 @@ def main(args: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(
+        signal.SIGINT, lambda *_: sys.exit(128 + signal.SIGINT)
+    )  # Ctrl-C, but while training: see Checkpoints
     sys.exit(main())

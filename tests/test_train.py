@@ -404,6 +404,28 @@ def test_as_a_process_a_mistake_ends_with_status_2():
     assert ended.stderr.count("\n") == 1
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="signals and groups of processes are POSIX")
+@pytest.mark.parametrize(("flags", "sign"), [(["-X", "importtime"], "numpy"), ([], "tokenising")])
+def test_ctrl_c_before_training_ends_it_without_a_traceback(tmp_path, flags, sign):
+    (tmp_path / "text.txt").write_text("a text that takes some time\n" * 1_000_000)
+    options = ["--data.files=text.txt", "--data.tokenizer=bytes", "--data.vocab_size=null", "--data.cache_dir=cache"]
+    options += ["--data.num_processes=2"]
+    command = [sys.executable, *flags, str(REPOSITORY / "train.py"), *options]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            seen = ""
+            while sign not in seen:
+                seen += (character := process.stderr.read(1))
+                assert character, seen
+            os.killpg(process.pid, signal.SIGINT)
+            _, rest = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert "Traceback" not in rest
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.fixture
 def python(tmp_path):
     """Runs a program of this repository in an empty folder, as a process of its own."""

@@ -203,7 +203,7 @@ class Checkpoints(Checkpoint):
     def _ask_to_stop(self, signum: int, frame: Any) -> None:
         if self.signum is not None:
             self._restore_handlers()
-            raise KeyboardInterrupt
+            raise SystemExit(128 + signum)
         self.signum = signum
         log.warning("Stopping after this step, to save; once more to stop at once.")
 
