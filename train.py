@@ -10,6 +10,7 @@ python train.py --help                                      every option
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 from argparse import ArgumentError
@@ -150,7 +151,7 @@ def main(args: list[str] | None = None) -> int:
         {"fit": fit, "validate": validate}[subcommand](cli)
         return 0
     except TrainingInterrupted as stop:
-        run_dir = cli.trainer.default_root_dir
+        run_dir = shlex.quote(str(cli.trainer.default_root_dir))
         print(f"{stop}, and saved; to go on: python train.py --resume {run_dir}", file=sys.stderr)
         return 128 + stop.signum
     except MISTAKES as error:

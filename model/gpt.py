@@ -92,8 +92,8 @@ class GPTConfig:
             raise ValueError(f"rotary positions need an even head width: embed_dim / num_heads is {self.head_dim}")
         if self.bigram_buckets is not None and self.bigram_buckets < 1:
             raise ValueError(f"bigram_buckets must be at least 1, or null for none, not {self.bigram_buckets}")
-        if self.logit_soft_cap is not None and self.logit_soft_cap <= 0:
-            raise ValueError(f"logit_soft_cap must be positive or null, not {self.logit_soft_cap}")
+        if self.logit_soft_cap is not None and not 0 < self.logit_soft_cap < math.inf:
+            raise ValueError(f"logit_soft_cap must be positive (and finite) or null, not {self.logit_soft_cap}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), not {self.dropout}")
         if self.num_kv_heads is None:

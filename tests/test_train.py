@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import Timer
 
 from model.checkpoint import load_gpt, read_checkpoint
 from model.training.module import GPTModule
+from model.training.runs import farewell, new_run_dir
 
 REPOSITORY = Path(__file__).parent.parent
 CONFIGS = sorted(path.name for path in (REPOSITORY / "configs").glob("*.yaml"))
@@ -263,6 +264,9 @@ MISTAKES = {
     "feed-forward": (["--model.gpt.feed_forward_dim=0"], "feed_forward_dim must be at least 1, or null, not 0"),
     "never a row": (["--trainer.log_every_n_steps=0"], "trainer.log_every_n_steps must be at least 1"),
     "no batch a step": (["--trainer.accumulate_grad_batches=0"], "trainer.accumulate_grad_batches must be at least 1"),
+    "soft cap": (["--model.gpt.logit_soft_cap=.nan"], "logit_soft_cap must be positive (and finite) or null, not nan"),
+    "no rate": (["--model.optimizer.learning_rate=.nan"], "optimizer.learning_rate must be 0 or more (and finite)"),
+    "infinite rate": (["--model.optimizer.head_learning_rate=.inf"], "optimizer.head_learning_rate must be 0 or more"),
     "temperature": (["--samples.temperature=-1"], "samples.temperature must be 0 or more"),
     "no temperature": (["--samples.temperature=.nan"], "samples.temperature must be 0 or more"),
     "top_k": (["--samples.top_k=0"], "samples.top_k must be at least 1"),
@@ -354,6 +358,22 @@ def test_what_cannot_be_resumed_is_told(train, capsys, small_text):
 def test_an_option_of_lightnings_trains(train, option):
     assert train("--name=run", "--trainer.max_steps=4", option) == 0
     assert Path("runs/run/report.html").exists()
+
+
+def test_runs_begun_within_a_second_get_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr("time.strftime", lambda _: "now")
+    for expected in ("own-now", "own-now-2", "own-now-3"):
+        run_dir = new_run_dir(tmp_path, None, "configs/own.yaml")
+        assert run_dir.name == expected
+        run_dir.mkdir()
+
+
+def test_commands_to_go_on_with_can_be_pasted(tmp_path):
+    assert f"--resume '{tmp_path}/my runs/a' --trainer.max_steps" in farewell(tmp_path / "my runs" / "a", None)
+
+
+def test_one_step_to_try_a_config_out_is_no_mistake(train):
+    assert train("--trainer.fast_dev_run=true") == 0
 
 
 @pytest.mark.parametrize("config", CONFIGS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import logging
 import lzma
+import shlex
 import time
 from pathlib import Path
 
@@ -50,7 +51,7 @@ class RunFolder(Callback):
 
 def check_options(trainer: Trainer) -> None:
     """Raises ValueError for options of Lightning's that would do nothing, or harm, where batches go on without end."""
-    if trainer.max_epochs not in (None, -1):
+    if trainer.max_epochs not in (None, -1) and not trainer.fast_dev_run:
         raise ValueError("trainer.max_epochs: training is counted in steps here, set trainer.max_steps")
     if trainer.limit_train_batches not in (None, 1.0) and not (trainer.overfit_batches or trainer.fast_dev_run):
         raise ValueError("trainer.limit_train_batches: would begin the same batches anew, set trainer.max_steps")
@@ -75,7 +76,11 @@ def new_run_dir(runs_dir: Path, name: str | None, config: str) -> Path:
         ValueError: if the name is no name for a folder.
     """
     if name is None:
-        name = f"{Path(config).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+        stem = name = f"{Path(config).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+        number = 1
+        while (runs_dir / name).exists():  # two runs within a second
+            number += 1
+            name = f"{stem}-{number}"
     elif name in ("", ".", "..") or Path(name).name != name:
         raise ValueError(f"--name must be a name for a folder under {runs_dir}/, not {name!r}")
     if (runs_dir / name).exists():
@@ -134,14 +139,15 @@ def farewell(run_dir: Path, validation_text: str | None) -> str:
     Args:
         validation_text: all of it, to set a general compressor's figure beside the model's; None for none.
     """
+    path = shlex.quote(str(run_dir))
     lines = [
         "",
         reached(run_dir, validation_text),
         f"everything is in {run_dir}/: report.html, checkpoints, metrics.csv, samples.jsonl, attention maps",
         "",
-        f"  python scripts/generate.py --checkpoint {run_dir}           let it write",
-        f"  python scripts/inspect_attention.py --run {run_dir}         see what it attends to",
-        f"  python train.py --resume {run_dir} --trainer.max_steps N    train it further",
+        f"  python scripts/generate.py --checkpoint {path}           let it write",
+        f"  python scripts/inspect_attention.py --run {path}         see what it attends to",
+        f"  python train.py --resume {path} --trainer.max_steps N    train it further",
     ]
     return "\n".join(lines)
 
