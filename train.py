@@ -79,6 +79,8 @@ class TrainingCLI(LightningCLI):
             self.config = parser.parse_args(args)
         except ArgumentError as error:
             raise ValueError(sentence(error, [action.dest for action in parser._actions])) from error
+        if not 0 <= self.config.seed_everything < 2**32:  # numpy's
+            raise ValueError(f"--seed_everything must be 0 to {2**32 - 1}, not {self.config.seed_everything}")
 
     def before_instantiate_classes(self) -> None:
         trainer = self.config.trainer

@@ -267,6 +267,7 @@ MISTAKES = {
     "soft cap": (["--model.gpt.logit_soft_cap=.nan"], "logit_soft_cap must be positive (and finite) or null, not nan"),
     "no rate": (["--model.optimizer.learning_rate=.nan"], "optimizer.learning_rate must be 0 or more (and finite)"),
     "infinite rate": (["--model.optimizer.head_learning_rate=.inf"], "optimizer.head_learning_rate must be 0 or more"),
+    "seed": (["--seed_everything=-1"], "--seed_everything must be 0 to 4294967295, not -1"),
     "temperature": (["--samples.temperature=-1"], "samples.temperature must be 0 or more"),
     "no temperature": (["--samples.temperature=.nan"], "samples.temperature must be 0 or more"),
     "top_k": (["--samples.top_k=0"], "samples.top_k must be at least 1"),
@@ -352,6 +353,23 @@ def test_what_cannot_be_resumed_is_told(train, capsys, small_text):
         assert train(*options) == 2
         assert expected in capsys.readouterr().err.splitlines()[-1]
         assert [file.read_bytes() for file in files] == before
+
+
+def test_damage_to_what_a_resumed_run_reads_is_told_with_the_file(train, capsys):
+    assert train("--name=run") == 0
+    for name, content, expected in [
+        ("metrics.csv", b"tokens\n1\n", "runs/run/metrics.csv, line 2: damaged"),
+        ("metrics.csv", b"step\n\xff\n", "runs/run/metrics.csv is damaged"),
+        ("samples.jsonl", b"{}\n", "runs/run/samples.jsonl is damaged"),
+        ("samples.jsonl", b"\xff\n", "runs/run/samples.jsonl is damaged"),
+        ("samples.jsonl", b"no JSON\n", "runs/run/samples.jsonl is damaged"),
+    ]:
+        whole = Path("runs/run", name).read_bytes()
+        Path("runs/run", name).write_bytes(content)
+        assert train("--resume=runs/run", "--trainer.max_steps=13") == 2
+        assert expected in capsys.readouterr().err.splitlines()[-1]
+        assert Path("runs/run", name).read_bytes() == content
+        Path("runs/run", name).write_bytes(whole)
 
 
 @pytest.mark.parametrize("option", ["--trainer.precision=bf16-true", "--trainer.logger=true"])

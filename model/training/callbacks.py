@@ -16,6 +16,7 @@ from torch import Tensor
 from model.files import write_atomically
 from model.generation import generate
 from model.inspection.recorder import MIN_PROBE_TOKENS, AttentionRecorder
+from model.inspection.report import read_samples
 from model.training.hardware import peak_flops
 from model.training.logging import CSVLogger, log_metrics, wandb_loggers
 from model.training.sharding import whole_gpt
@@ -276,11 +277,8 @@ class Samples(Callback):
         self.path = Path(trainer.default_root_dir, "samples.jsonl")
         if not trainer.is_global_zero or not self.path.exists():
             return
-        lines = [
-            line for line in self.path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")
-        ]
-        kept = [line for line in lines if json.loads(line)["step"] <= trainer.global_step]
-        write_atomically(self.path, "".join(kept).encode())
+        kept = [sample for sample in read_samples(self.path) if sample["step"] <= trainer.global_step]
+        write_atomically(self.path, "".join(map(json_line, kept)).encode())
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         if trainer.state.fn != "fit" or not self.max_new_tokens or (gpt := whole_gpt(trainer, module)) is None:
@@ -299,5 +297,8 @@ class Samples(Callback):
         )
         text = tokenizer.decode(tokens[0, len(prompt) :].tolist())
         with self.path.open("a", encoding="utf-8") as file:
-            line = {"step": trainer.global_step, "prompt": self.prompt, "text": text}
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            file.write(json_line({"step": trainer.global_step, "prompt": self.prompt, "text": text}))
+
+
+def json_line(sample: dict[str, Any]) -> str:
+    return json.dumps(sample, ensure_ascii=False) + "\n"

@@ -20,6 +20,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from model.files import write_atomically
+from model.inspection.report import read_metrics
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +89,9 @@ class CSVLogger(Logger):
 
     @rank_zero_only
     def rewind(self, step: int) -> None:
-        """Drops the rows after `step`: a resumed run writes them again."""
+        """Drops the rows after `step`: a resumed run writes them again. Raises ValueError for a damaged file."""
+        if self.path.exists():
+            read_metrics(self.path)  # says which line is damaged
         rows = [row for row in self.read() if int(row["step"]) <= step]
         self.columns = list(rows[0] if rows else COLUMNS)
         self.row = {}
