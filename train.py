@@ -34,7 +34,7 @@ from model.training.hardware import fast_precision
 from model.training.logging import CSVLogger, WandbLogger
 from model.training.module import GPTModule
 from model.training.profiling import build_profiler
-from model.training.progress import Progress
+from model.training.progress import Progress, say
 from model.training.runs import XZ_BYTES, RunFolder, farewell, leave_report, new_run_dir
 from model.training.sharding import FullyShardedStrategy
 
@@ -122,14 +122,14 @@ def fit(cli: TrainingCLI) -> None:
     if trainer.is_global_zero and not trainer.fast_dev_run:
         leave_report(Path(run_dir))
         text = data.validation_text(XZ_BYTES) if data.validation_bytes <= XZ_BYTES else None
-        print(farewell(Path(run_dir), text))
+        say(farewell(Path(run_dir), text))
 
 
 def validate(cli: TrainingCLI) -> None:
     cli.trainer.validate(cli.model, cli.datamodule, ckpt_path=cli.config.ckpt_path, verbose=False)
     if cli.trainer.is_global_zero:
         figures = "  ".join(f"{name} {value}" for name, value in cli.model.validation_metrics.items())
-        print(f"{cli.config.ckpt_path}  {figures}")
+        say(f"{cli.config.ckpt_path}  {figures}")
 
 
 def main(args: list[str] | None = None) -> int:

@@ -488,6 +488,19 @@ def test_samples_of_any_language_are_written_and_read_back_whatever_the_locale(
     assert not Path("runs/run/samples.jsonl").read_text(encoding="utf-8").isascii()
 
 
+@pytest.mark.parametrize("bar", ["true", "false"])
+def test_a_reader_that_is_gone_does_not_end_the_run(tmp_path, small_options, bar):
+    command = [sys.executable, str(REPOSITORY / "train.py"), *small_options, "--name=run"]
+    command.append(f"--trainer.enable_progress_bar={bar}")
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=tmp_path, text=True, **pipe) as process:
+        process.stdout.close()
+        error = process.stderr.read()
+    assert process.returncode == 0, error
+    assert "ipe" not in error
+    assert (tmp_path / "runs" / "run" / "report.html").exists()
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(python, tmp_path, metrics, small_options, monkeypatch):
     monkeypatch.chdir(tmp_path)
