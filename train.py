@@ -10,10 +10,15 @@ python train.py --help                                      every option
 from __future__ import annotations
 
 import os
+import shlex
+import signal
 import sys
 from argparse import ArgumentError
 from pathlib import Path
 from typing import Any, Literal
+
+if __name__ == "__main__":  # the imports take seconds, may catch an exception, and leave nothing to tidy up
+    signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
 
 import yaml
 from lightning.pytorch import Trainer
@@ -29,7 +34,7 @@ from model.training.hardware import fast_precision
 from model.training.logging import CSVLogger, WandbLogger
 from model.training.module import GPTModule
 from model.training.profiling import build_profiler
-from model.training.progress import Progress
+from model.training.progress import Progress, say
 from model.training.runs import XZ_BYTES, RunFolder, farewell, leave_report, new_run_dir
 from model.training.sharding import FullyShardedStrategy
 
@@ -74,6 +79,8 @@ class TrainingCLI(LightningCLI):
             self.config = parser.parse_args(args)
         except ArgumentError as error:
             raise ValueError(sentence(error, [action.dest for action in parser._actions])) from error
+        if not 0 <= self.config.seed_everything < 2**32:  # numpy's
+            raise ValueError(f"--seed_everything must be 0 to {2**32 - 1}, not {self.config.seed_everything}")
 
     def before_instantiate_classes(self) -> None:
         trainer = self.config.trainer
@@ -98,7 +105,7 @@ class TrainingCLI(LightningCLI):
         return super().instantiate_trainer(
             default_root_dir=run_dir,
             callbacks=callbacks + as_list(own.callbacks),
-            logger=loggers + as_list(own.logger or None),
+            logger=loggers + as_list(None if isinstance(own.logger, bool) else own.logger),
             plugins=plugins + as_list(own.plugins),
             profiler=build_profiler(own.profiler, run_dir),
             strategy=FullyShardedStrategy() if own.strategy == "fsdp" else own.strategy,
@@ -115,14 +122,14 @@ def fit(cli: TrainingCLI) -> None:
     if trainer.is_global_zero and not trainer.fast_dev_run:
         leave_report(Path(run_dir))
         text = data.validation_text(XZ_BYTES) if data.validation_bytes <= XZ_BYTES else None
-        print(farewell(Path(run_dir), text))
+        say(farewell(Path(run_dir), text))
 
 
 def validate(cli: TrainingCLI) -> None:
     cli.trainer.validate(cli.model, cli.datamodule, ckpt_path=cli.config.ckpt_path, verbose=False)
     if cli.trainer.is_global_zero:
         figures = "  ".join(f"{name} {value}" for name, value in cli.model.validation_metrics.items())
-        print(f"{cli.config.ckpt_path}  {figures}")
+        say(f"{cli.config.ckpt_path}  {figures}")
 
 
 def main(args: list[str] | None = None) -> int:
@@ -146,7 +153,7 @@ def main(args: list[str] | None = None) -> int:
         {"fit": fit, "validate": validate}[subcommand](cli)
         return 0
     except TrainingInterrupted as stop:
-        run_dir = cli.trainer.default_root_dir
+        run_dir = shlex.quote(str(cli.trainer.default_root_dir))
         print(f"{stop}, and saved; to go on: python train.py --resume {run_dir}", file=sys.stderr)
         return 128 + stop.signum
     except MISTAKES as error:
@@ -157,4 +164,7 @@ def main(args: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(
+        signal.SIGINT, lambda *_: sys.exit(128 + signal.SIGINT)
+    )  # Ctrl-C, but while training: see Checkpoints
     sys.exit(main())

@@ -13,7 +13,7 @@ from typing import BinaryIO
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """A binary file that appears under `path`, all of it, when the block ends, and not at all when the block fails.
 
-    Its folder is made if it is not there.
+    Its folder is made if it is not there. An OSError always has a filename, which that of a failed write lacks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.aside")  # one name: what a kill leaves behind is written over next time
@@ -23,6 +23,9 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
     finally:
         aside.unlink(missing_ok=True)
     flush_folder(path.parent)

@@ -82,6 +82,8 @@ class GPTConfig:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.vocab_size is not None and self.vocab_size < 1:
             raise ValueError(f"vocab_size must be at least 1, not {self.vocab_size}")
+        if self.feed_forward_dim is not None and self.feed_forward_dim < 1:
+            raise ValueError(f"feed_forward_dim must be at least 1, or null, not {self.feed_forward_dim}")
         if self.embed_dim % self.num_heads:
             raise ValueError(f"num_heads must divide embed_dim: {self.num_heads} does not divide {self.embed_dim}")
         if self.position not in ("rotary", "learned"):
@@ -90,8 +92,8 @@ class GPTConfig:
             raise ValueError(f"rotary positions need an even head width: embed_dim / num_heads is {self.head_dim}")
         if self.bigram_buckets is not None and self.bigram_buckets < 1:
             raise ValueError(f"bigram_buckets must be at least 1, or null for none, not {self.bigram_buckets}")
-        if self.logit_soft_cap is not None and self.logit_soft_cap <= 0:
-            raise ValueError(f"logit_soft_cap must be positive or null, not {self.logit_soft_cap}")
+        if self.logit_soft_cap is not None and not 0 < self.logit_soft_cap < math.inf:
+            raise ValueError(f"logit_soft_cap must be positive (and finite) or null, not {self.logit_soft_cap}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), not {self.dropout}")
         if self.num_kv_heads is None:

@@ -34,7 +34,7 @@ class _ShortAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         T, K = q.shape[-2:]
-        future = torch.full((T, T), -torch.inf).triu(1)
+        future = torch.full((T, T), -torch.inf, dtype=torch.float32, device=q.device).triu(1)
         scores = torch.baddbmm(future, q.float(), k.float().mT, alpha=K**-0.5)
         weights = scores.softmax(dim=-1).to(q.dtype)
         ctx.save_for_backward(q, k, v, weights)

@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import Timer
 
 from model.checkpoint import load_gpt, read_checkpoint
 from model.training.module import GPTModule
+from model.training.runs import farewell, new_run_dir
 
 REPOSITORY = Path(__file__).parent.parent
 CONFIGS = sorted(path.name for path in (REPOSITORY / "configs").glob("*.yaml"))
@@ -257,12 +258,36 @@ MISTAKES = {
     "nothing to resume": (["--resume=none"], "there is no none to resume"),
     "precision": (["--trainer.precision=low"], "trainer.precision cannot be 'low'"),
     "no value": (["--trainer.max_steps"], "expected one argument"),
+    "late subcommand": (["--wandb=disabled", "validate"], "the subcommand comes first: python train.py validate"),
+    "late fit": (["--name=a", "fit", "--wandb=disabled"], "the subcommand comes first: python train.py fit"),
+    "vocabulary": (["--model.gpt.vocab_size=10"], "model.gpt.vocab_size is 10, but the tokenizer has 257 tokens"),
+    "feed-forward": (["--model.gpt.feed_forward_dim=0"], "feed_forward_dim must be at least 1, or null, not 0"),
+    "never a row": (["--trainer.log_every_n_steps=0"], "trainer.log_every_n_steps must be at least 1"),
+    "no batch a step": (["--trainer.accumulate_grad_batches=0"], "trainer.accumulate_grad_batches must be at least 1"),
+    "soft cap": (["--model.gpt.logit_soft_cap=.nan"], "logit_soft_cap must be positive (and finite) or null, not nan"),
+    "no rate": (["--model.optimizer.learning_rate=.nan"], "optimizer.learning_rate must be 0 or more (and finite)"),
+    "infinite rate": (["--model.optimizer.head_learning_rate=.inf"], "optimizer.head_learning_rate must be 0 or more"),
+    "seed": (["--seed_everything=-1"], "--seed_everything must be 0 to 4294967295, not -1"),
+    "temperature": (["--samples.temperature=-1"], "samples.temperature must be 0 or more"),
+    "no temperature": (["--samples.temperature=.nan"], "samples.temperature must be 0 or more"),
+    "top_k": (["--samples.top_k=0"], "samples.top_k must be at least 1"),
+    "samples": (["--samples.max_new_tokens=-1"], "samples.max_new_tokens must be 0 or more"),
+    "probe": (["--attention.probe_tokens=4"], "attention.probe_tokens must be at least 5, not 4"),
+    "context of a probe": (
+        ["--model.gpt.context_length=4"],
+        "model.gpt.context_length is too short for attention maps",
+    ),
+    "text of a probe": (
+        ["--data.corpus=files", "--data.files=short.txt", "--data.validation_fraction=0.1"],
+        "the validation text is too short for attention maps, 3 tokens",
+    ),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_costs_one_sentence_and_leaves_nothing(train, capsys, mistake):
     options, expected = MISTAKES[mistake]
+    Path("short.txt").write_text("0123456789" * 3)
     assert train(*options) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("train.py: ") and expected in error
@@ -274,6 +299,26 @@ def test_an_unknown_subcommand_is_a_mistake(capsys):
 
     assert main(["train"]) == 2
     assert "unknown subcommand 'train'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["validate", "--resume", "runs/a"], "write --ckpt_path runs/a"),
+        (
+            ["--resume=runs/a", "--ckpt_path=runs/a/checkpoints/best.ckpt"],
+            "--resume and --ckpt_path exclude each other",
+        ),
+        (["--resume=runs/a", "--resume", "runs/b"], "--resume is given 2 times"),
+        (["validate", "--ckpt_path", "runs/a", "--ckpt_path", "runs/b"], "--ckpt_path is given 2 times"),
+        (["--resume"], "--resume needs a value"),
+    ],
+)
+def test_no_option_is_ignored(capsys, args, expected):
+    from train import main
+
+    assert main(args) == 2
+    assert expected in capsys.readouterr().err
 
 
 def test_unknown_keys_in_a_config_are_mistakes(train, capsys):
@@ -292,17 +337,61 @@ def test_a_run_is_never_overwritten(train, capsys):
 
 def test_what_cannot_be_resumed_is_told(train, capsys, small_text):
     assert train("--name=run") == 0
-    before = Path("runs/run/checkpoints/last.ckpt").read_bytes()
+    files = [Path("runs/run", name) for name in ("config.yaml", "checkpoints/last.ckpt")]
+    before = [file.read_bytes() for file in files]
+    Path("other.txt").write_text("another text " * 500)
     Path("empty").mkdir()
     for options, expected in [
         (["--resume=runs/run", "--model.gpt.num_layers=3"], "its num_layers is 2, here it is 3"),
         (["--resume=runs/run", "--data.tokenizer=bpe", "--data.vocab_size=300"], "vocab_size"),
+        (["--resume=runs/run", "--model.optimizer.algorithm=adamw"], "the checkpoint goes on with muon only"),
+        (["--resume=runs/run", "--attention.probe_tokens=9"], "holds maps of another probe text"),
+        (["--resume=runs/run", "--data.files=other.txt"], "holds maps of another probe text"),
         (["--resume=empty"], "empty is no run folder"),
         (["--resume=runs/run/metrics.csv"], "no run folder"),
     ]:
         assert train(*options) == 2
         assert expected in capsys.readouterr().err.splitlines()[-1]
-    assert Path("runs/run/checkpoints/last.ckpt").read_bytes() == before
+        assert [file.read_bytes() for file in files] == before
+
+
+def test_damage_to_what_a_resumed_run_reads_is_told_with_the_file(train, capsys):
+    assert train("--name=run") == 0
+    for name, content, expected in [
+        ("metrics.csv", b"tokens\n1\n", "runs/run/metrics.csv, line 2: damaged"),
+        ("metrics.csv", b"step\n\xff\n", "runs/run/metrics.csv is damaged"),
+        ("samples.jsonl", b"{}\n", "runs/run/samples.jsonl is damaged"),
+        ("samples.jsonl", b"\xff\n", "runs/run/samples.jsonl is damaged"),
+        ("samples.jsonl", b"no JSON\n", "runs/run/samples.jsonl is damaged"),
+    ]:
+        whole = Path("runs/run", name).read_bytes()
+        Path("runs/run", name).write_bytes(content)
+        assert train("--resume=runs/run", "--trainer.max_steps=13") == 2
+        assert expected in capsys.readouterr().err.splitlines()[-1]
+        assert Path("runs/run", name).read_bytes() == content
+        Path("runs/run", name).write_bytes(whole)
+
+
+@pytest.mark.parametrize("option", ["--trainer.precision=bf16-true", "--trainer.logger=true"])
+def test_an_option_of_lightnings_trains(train, option):
+    assert train("--name=run", "--trainer.max_steps=4", option) == 0
+    assert Path("runs/run/report.html").exists()
+
+
+def test_runs_begun_within_a_second_get_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr("time.strftime", lambda _: "now")
+    for expected in ("own-now", "own-now-2", "own-now-3"):
+        run_dir = new_run_dir(tmp_path, None, "configs/own.yaml")
+        assert run_dir.name == expected
+        run_dir.mkdir()
+
+
+def test_commands_to_go_on_with_can_be_pasted(tmp_path):
+    assert f"--resume '{tmp_path}/my runs/a' --trainer.max_steps" in farewell(tmp_path / "my runs" / "a", None)
+
+
+def test_one_step_to_try_a_config_out_is_no_mistake(train):
+    assert train("--trainer.fast_dev_run=true") == 0
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -353,6 +442,28 @@ def test_as_a_process_a_mistake_ends_with_status_2():
     assert ended.stderr.count("\n") == 1
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="signals and groups of processes are POSIX")
+@pytest.mark.parametrize(("flags", "sign"), [(["-X", "importtime"], "numpy"), ([], "tokenising")])
+def test_ctrl_c_before_training_ends_it_without_a_traceback(tmp_path, flags, sign):
+    (tmp_path / "text.txt").write_text("a text that takes some time\n" * 1_000_000)
+    options = ["--data.files=text.txt", "--data.tokenizer=bytes", "--data.vocab_size=null", "--data.cache_dir=cache"]
+    options += ["--data.num_processes=2"]
+    command = [sys.executable, *flags, str(REPOSITORY / "train.py"), *options]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            seen = ""
+            while sign not in seen:
+                seen += (character := process.stderr.read(1))
+                assert character, seen
+            os.killpg(process.pid, signal.SIGINT)
+            _, rest = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert "Traceback" not in rest
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.fixture
 def python(tmp_path):
     """Runs a program of this repository in an empty folder, as a process of its own."""
@@ -363,6 +474,31 @@ def python(tmp_path):
         return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
 
     return run
+
+
+def test_samples_of_any_language_are_written_and_read_back_whatever_the_locale(
+    python, tmp_path, small_options, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for name, value in (("LC_ALL", "C"), ("PYTHONUTF8", "0"), ("PYTHONCOERCECLOCALE", "0")):
+        monkeypatch.setenv(name, value)
+    for options in ([*small_options, "--name=run", "--trainer.max_steps=4"], ["--resume=runs/run"]):
+        ended = python("train.py", *options)
+        assert ended.returncode == 0, ended.stderr
+    assert not Path("runs/run/samples.jsonl").read_text(encoding="utf-8").isascii()
+
+
+@pytest.mark.parametrize("bar", ["true", "false"])
+def test_a_reader_that_is_gone_does_not_end_the_run(tmp_path, small_options, bar):
+    command = [sys.executable, str(REPOSITORY / "train.py"), *small_options, "--name=run"]
+    command.append(f"--trainer.enable_progress_bar={bar}")
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=tmp_path, text=True, **pipe) as process:
+        process.stdout.close()
+        error = process.stderr.read()
+    assert process.returncode == 0, error
+    assert "ipe" not in error
+    assert (tmp_path / "runs" / "run" / "report.html").exists()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -27,6 +27,8 @@ from model.gpt import GPT, in_eval_mode
 from model.inspection.archive import AttentionArchive, Probe, Snapshot
 from model.inspection.heads import score_heads
 
+MIN_PROBE_TOKENS = 5  # one, and two that are written twice
+
 
 @dataclass(frozen=True)
 class Capture:
@@ -108,7 +110,7 @@ class AttentionRecorder:
         autocast: as in `capture`.
 
     Raises:
-        ValueError: for a text of fewer than 5 tokens, or a folder with captures of other probes.
+        ValueError: for a text of fewer than MIN_PROBE_TOKENS, or a folder with captures of other probes.
     """
 
     def __init__(
@@ -127,8 +129,10 @@ class AttentionRecorder:
     ) -> None:
         self.autocast = autocast
         # As long as the text, so that both fit the same context; never longer than there are distinct tokens.
-        if len(probe_text_ids) < 5:
-            raise ValueError(f"a probe text needs at least 5 tokens, but this one has {len(probe_text_ids)}")
+        if len(probe_text_ids) < MIN_PROBE_TOKENS:
+            raise ValueError(
+                f"a probe text needs at least {MIN_PROBE_TOKENS} tokens, but this one has {len(probe_text_ids)}"
+            )
         candidates = set(known_tokens) - {end_of_text}
         if len(candidates) < 2:
             candidates = set(range(vocab_size)) - {end_of_text}

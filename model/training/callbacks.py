@@ -6,7 +6,7 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -15,12 +15,11 @@ from torch import Tensor
 
 from model.files import write_atomically
 from model.generation import generate
+from model.inspection.recorder import MIN_PROBE_TOKENS, AttentionRecorder
+from model.inspection.report import read_samples
 from model.training.hardware import peak_flops
 from model.training.logging import CSVLogger, log_metrics, wandb_loggers
 from model.training.sharding import whole_gpt
-
-if TYPE_CHECKING:
-    from model.inspection.recorder import AttentionRecorder
 
 AUTOCAST_TYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 KNOWN_CHARS = 200_000  # a token that so much text does not hold is too rare to probe with
@@ -160,7 +159,11 @@ class AttentionRecording(Callback):
             probe_tokens: length of the text, at most context_length; a file holds layers x heads x its square numbers.
             early_steps: powers of two are recorded up to this step.
             picture: whether every validation also draws the maps, as a PNG.
+
+        Raises ValueError for a probe that is too short.
         """
+        if probe_tokens < MIN_PROBE_TOKENS:
+            raise ValueError(f"attention.probe_tokens must be at least {MIN_PROBE_TOKENS}, not {probe_tokens}")
         self.enabled = enabled
         self.probe_tokens = probe_tokens
         self.early_steps = early_steps
@@ -168,20 +171,27 @@ class AttentionRecording(Callback):
         self.recorder = None
         self.recorded_step = -1
 
-    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        self.recorded_step = trainer.global_step
+    def on_fit_start(self, trainer: Trainer, module: LightningModule) -> None:
+        # Before on_train_start, where the run's folder is made: it may find that there are no maps to take.
         if self.enabled and trainer.is_global_zero:
             self.recorder = self._recorder(trainer, module)
+
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        self.recorded_step = trainer.global_step
         if trainer.global_step == 0:
             self._record(trainer, module)
 
     def _recorder(self, trainer: Trainer, module: LightningModule) -> AttentionRecorder:
-        from model.inspection.recorder import AttentionRecorder
-
         data = trainer.datamodule
         length = min(self.probe_tokens, module.gpt.config.context_length)
         tokenizer = data.tokenizer
         tokens = tokenizer.encode(data.validation_text(16 * length))[:length]
+        if len(tokens) < MIN_PROBE_TOKENS:
+            short = "model.gpt.context_length" if length < MIN_PROBE_TOKENS else "the validation text"
+            raise ValueError(
+                f"{short} is too short for attention maps, {len(tokens)} tokens where a probe has at least "
+                f"{MIN_PROBE_TOKENS}: make it longer, or write --attention.enabled false"
+            )
         return AttentionRecorder(
             Path(trainer.default_root_dir, "attention"),
             tokens,
@@ -249,7 +259,15 @@ class Samples(Callback):
             max_new_tokens: how much is written, in tokens; 0: no samples.
             temperature: the logits are divided by it; 0 takes the likeliest token.
             top_k: draw from so many likeliest tokens.
+
+        Raises ValueError for a value out of range.
         """
+        if max_new_tokens < 0:
+            raise ValueError(f"samples.max_new_tokens must be 0 or more, not {max_new_tokens}")
+        if not 0 <= temperature < math.inf:
+            raise ValueError(f"samples.temperature must be 0 or more (and finite), not {temperature}")
+        if top_k < 1:
+            raise ValueError(f"samples.top_k must be at least 1, not {top_k}")
         self.prompt = prompt
         self.max_new_tokens = max_new_tokens
         self.temperature = temperature
@@ -259,9 +277,8 @@ class Samples(Callback):
         self.path = Path(trainer.default_root_dir, "samples.jsonl")
         if not trainer.is_global_zero or not self.path.exists():
             return
-        lines = [line for line in self.path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        kept = [line for line in lines if json.loads(line)["step"] <= trainer.global_step]
-        write_atomically(self.path, "".join(kept).encode())
+        kept = [sample for sample in read_samples(self.path) if sample["step"] <= trainer.global_step]
+        write_atomically(self.path, "".join(map(json_line, kept)).encode())
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         if trainer.state.fn != "fit" or not self.max_new_tokens or (gpt := whole_gpt(trainer, module)) is None:
@@ -279,6 +296,9 @@ class Samples(Callback):
             generator=generator,
         )
         text = tokenizer.decode(tokens[0, len(prompt) :].tolist())
-        with self.path.open("a") as file:
-            line = {"step": trainer.global_step, "prompt": self.prompt, "text": text}
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json_line({"step": trainer.global_step, "prompt": self.prompt, "text": text}))
+
+
+def json_line(sample: dict[str, Any]) -> str:
+    return json.dumps(sample, ensure_ascii=False) + "\n"

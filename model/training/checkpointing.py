@@ -38,7 +38,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             cause = error if isinstance(error, OSError) else error.__context__
             if not isinstance(cause, OSError):
                 raise
-            message = f"cannot be saved ({cause.strerror}): make room, then go on with --resume"
+            message = f"cannot be saved ({cause.strerror}): make room"
+            if any(Path(path).with_name(name).exists() for name in (LAST, PREVIOUS, BEST)):
+                message += ", then go on with --resume"
             raise OSError(cause.errno, message, str(path)) from error
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: Any = None) -> dict[str, Any]:
@@ -58,6 +60,17 @@ def check_same_model(checkpoint: dict[str, Any], config: GPTConfig, tokenizer: d
             f"the checkpoint is of a model with another tokenizer: {checkpoint['tokenizer']['name']!r} trained on "
             f"other text or of another size than {tokenizer['name']!r} here; use the data it was trained on"
         )
+
+
+def check_same_optimizer(checkpoint: dict[str, Any], algorithm: str) -> None:
+    """Raises ValueError unless the checkpoint's moments are those that `algorithm` goes on with."""
+    for state in checkpoint.get("optimizer_states", []):
+        saved = "muon" if any(group.get("muon") for group in state["param_groups"]) else "adamw"
+        if saved != algorithm:
+            raise ValueError(
+                f"model.optimizer.algorithm is {algorithm}, but the checkpoint goes on with {saved} only: leave it, or "
+                "begin a run without a checkpoint"
+            )
 
 
 class TrainingInterrupted(Exception):
@@ -190,7 +203,7 @@ class Checkpoints(Checkpoint):
     def _ask_to_stop(self, signum: int, frame: Any) -> None:
         if self.signum is not None:
             self._restore_handlers()
-            raise KeyboardInterrupt
+            raise SystemExit(128 + signum)
         self.signum = signum
         log.warning("Stopping after this step, to save; once more to stop at once.")
 

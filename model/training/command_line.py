@@ -23,7 +23,8 @@ def expand(args: list[str], default_config: Path) -> tuple[str, list[str]]:
     checkpoint behind them; so does `validate`, with its --ckpt_path. Without any --config it is `default_config`.
 
     Raises:
-        FileNotFoundError, ValueError: for a run or checkpoint that is not there, or damaged.
+        FileNotFoundError, ValueError: for a run or checkpoint that is not there, or damaged, and for options that
+            contradict each other.
     """
     subcommand, args = (args[0], args[1:]) if args and args[0] in SUBCOMMANDS else ("fit", args)
     # One number that the model and the data share; the model's name for it is the one that configs have.
@@ -33,17 +34,24 @@ def expand(args: list[str], default_config: Path) -> tuple[str, list[str]]:
     config = [] if has_option(args, "config") else ["--config", str(default_config)]
     if "--help" in args or "-h" in args:
         return subcommand, args
+    resume, args = take_option(args, "resume")
     if subcommand == "validate":
+        if resume is not None:
+            raise ValueError(f"validate does not take --resume: write --ckpt_path {resume}")
         given, args = take_option(args, "ckpt_path")
         checkpoint = find_checkpoint(Path(given) if given else None)
         run_config = checkpoint.parent.parent / "config.yaml"
         if config and run_config.exists():
             config = ["--config", str(run_config)]
         return subcommand, [*config, *args, "--ckpt_path", str(checkpoint)]
-    given, args = take_option(args, "resume")
-    if given is None:
+    if resume is None:
         return subcommand, [*config, *args]
-    run_dir, checkpoint = resume_point(Path(given))
+    if has_option(args, "ckpt_path"):
+        raise ValueError(
+            "--resume and --ckpt_path exclude each other: write --resume FILE to go on from a certain checkpoint of a "
+            "run, or --ckpt_path FILE to begin a new run from it"
+        )
+    run_dir, checkpoint = resume_point(Path(resume))
     return subcommand, [
         "--config",
         str(run_dir / "config.yaml"),
@@ -61,15 +69,21 @@ def has_option(args: list[str], name: str) -> bool:
 
 
 def take_option(args: list[str], name: str) -> tuple[str | None, list[str]]:
-    """The value of `--name VALUE` or `--name=VALUE` (None without it), and the other arguments."""
-    for i, arg in enumerate(args):
-        if arg.startswith(f"--{name}="):
-            return arg.split("=", 1)[1], args[:i] + args[i + 1 :]
-        if arg == f"--{name}":
-            if i + 1 == len(args):
-                raise ValueError(f"--{name} needs a value")
-            return args[i + 1], args[:i] + args[i + 2 :]
-    return None, args
+    """The value of `--name VALUE` or `--name=VALUE` (None without it), and the other arguments.
+
+    Raises ValueError if it has no value, or is given twice.
+    """
+    places = [i for i, arg in enumerate(args) if arg.split("=")[0] == f"--{name}"]
+    if not places:
+        return None, args
+    if len(places) > 1:
+        raise ValueError(f"--{name} is given {len(places)} times: keep one")
+    [i] = places
+    if "=" in args[i]:
+        return args[i].split("=", 1)[1], args[:i] + args[i + 1 :]
+    if i + 1 == len(args):
+        raise ValueError(f"--{name} needs a value")
+    return args[i + 1], args[:i] + args[i + 2 :]
 
 
 def sentence(error: BaseException, options: Iterable[str] = ()) -> str:
@@ -79,6 +93,8 @@ def sentence(error: BaseException, options: Iterable[str] = ()) -> str:
     message = error.message if isinstance(error, argparse.ArgumentError) else str(error)
     if unknown := re.match(r"unrecognized arguments: --([^\s=]+)", message):
         return f"there is no option --{unknown[1]}{suggestion(unknown[1], options)}"
+    if late := re.match(rf"unrecognized arguments: ({'|'.join(SUBCOMMANDS)})\b", message):
+        return f"the subcommand comes first: python train.py {late[1]} --option ..."
     if unknown := re.match(r"Group '(.+)' does not accept option '(.+)'", message):
         key = f"{unknown[1]}.{unknown[2]}"
         return f"the config has an unknown key {key}{suggestion(key, options)}"

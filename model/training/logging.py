@@ -20,6 +20,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from model.files import write_atomically
+from model.inspection.report import read_metrics
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class CSVLogger(Logger):
             self.columns += new_columns
             self._rewrite([*self.read(), self.row])
         else:
-            with self.path.open("a", newline="") as file:
+            with self.path.open("a", newline="", encoding="utf-8") as file:
                 file.write(self._format([self.row]))
         self.row = {}
 
@@ -82,13 +83,15 @@ class CSVLogger(Logger):
         """The rows written so far; a last one that a kill cut short is left out."""
         if not self.path.exists():
             return []
-        with self.path.open(newline="") as file:
+        with self.path.open(newline="", encoding="utf-8") as file:
             whole = "".join(line for line in file if line.endswith("\n"))
         return [row for row in csv.DictReader(io.StringIO(whole)) if None not in row.values()]
 
     @rank_zero_only
     def rewind(self, step: int) -> None:
-        """Drops the rows after `step`: a resumed run writes them again."""
+        """Drops the rows after `step`: a resumed run writes them again. Raises ValueError for a damaged file."""
+        if self.path.exists():
+            read_metrics(self.path)  # says which line is damaged
         rows = [row for row in self.read() if int(row["step"]) <= step]
         self.columns = list(rows[0] if rows else COLUMNS)
         self.row = {}

@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from model.gpt import GPT, GPTConfig
-from model.training.checkpointing import check_same_model
+from model.training.checkpointing import check_same_model, check_same_optimizer
 from model.training.hardware import CompileMode, compile_where_it_pays
 from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
@@ -55,8 +55,14 @@ class GPTModule(LightningModule):
     def configure_model(self) -> None:
         if self.gpt is not None:
             return
-        if self.gpt_config.vocab_size is None:
-            self.gpt_config.vocab_size = self.trainer.datamodule.tokenizer.vocab_size
+        config, num_tokens = self.gpt_config, self.trainer.datamodule.tokenizer.vocab_size
+        if config.vocab_size is None:
+            config.vocab_size = num_tokens
+        if config.vocab_size < num_tokens:  # more are no mistake: it may be rounded up
+            raise ValueError(
+                f"model.gpt.vocab_size is {config.vocab_size}, but the tokenizer has {num_tokens} tokens: make it at "
+                "least as many, or null"
+            )
         self.gpt = GPT(self.gpt_config)
         strategy = self.trainer.strategy
         if self.compile_mode == "reduce-overhead" and self.trainer.accumulate_grad_batches > 1:
@@ -92,6 +98,8 @@ class GPTModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         check_same_model(checkpoint, self.gpt_config, self.trainer.datamodule.tokenizer.to_dict())
+        if self.trainer.state.fn == "fit":
+            check_same_optimizer(checkpoint, self.optimizer_config.algorithm)
 
     def on_validation_epoch_start(self) -> None:
         self.zero_grad()  # room for the validation, whose CUDA graph would overwrite them

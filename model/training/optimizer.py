@@ -44,9 +44,10 @@ class OptimizerConfig:
     def __post_init__(self):
         if self.algorithm not in ("muon", "adamw"):
             raise ValueError(f"optimizer.algorithm must be 'muon' or 'adamw', not {self.algorithm!r}")
-        for name in ("learning_rate", "matrix_learning_rate", "weight_decay", "epsilon"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"optimizer.{name} must not be negative: it is {getattr(self, name)}")
+        for name in ("learning_rate", "head_learning_rate", "matrix_learning_rate", "weight_decay", "epsilon"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise ValueError(f"optimizer.{name} must be 0 or more (and finite), not {value}")
         for name, value in (("betas[0]", self.betas[0]), ("betas[1]", self.betas[1]), ("momentum", self.momentum)):
             if not 0 <= value < 1:
                 raise ValueError(f"optimizer.{name} must be at least 0 and below 1, not {value}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Any
@@ -50,8 +51,7 @@ class Progress(ProgressBar):
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         if self.enabled and trainer.is_global_zero and trainer.state.fn == "fit":
-            tqdm.write(self.line(trainer), file=sys.stdout)
-            sys.stdout.flush()
+            say(self.line(trainer))
 
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
         self.close()
@@ -80,3 +80,12 @@ class Progress(ProgressBar):
             seconds = (time.monotonic() - self.started) / (step - self.first_step) * (max_steps - step)
             parts.append(f"{tqdm.format_interval(seconds)} left")
         return "  ".join(parts)
+
+
+def say(text: str) -> None:
+    """Writes to standard output, above a bar; a reader that is gone, such as `head`, has seen enough."""
+    try:
+        tqdm.write(text, file=sys.stdout)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import logging
 import lzma
+import shlex
 import time
 from pathlib import Path
 
@@ -23,7 +24,10 @@ XZ_BYTES = 10_000_000
 
 
 class RunFolder(Callback):
-    """Makes the folder, with the config in it, when training begins: a mistake found before leaves nothing behind."""
+    """Makes the folder, with the config in it, when training begins: a mistake found before leaves nothing behind.
+
+    A resumed run has both, and its config only changes with the first step: a mistake found before must not stay.
+    """
 
     def __init__(self, config: str, is_new: bool) -> None:
         self.config = config
@@ -33,19 +37,29 @@ class RunFolder(Callback):
         check_options(trainer)
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        if trainer.is_global_zero:
-            Path(trainer.default_root_dir).mkdir(parents=True, exist_ok=not self.is_new)
-            write_atomically(Path(trainer.default_root_dir, "config.yaml"), self.config.encode())
+        if self.is_new and trainer.is_global_zero:
+            Path(trainer.default_root_dir).mkdir(parents=True)
+            self._write_config(trainer)
+
+    def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
+        if not self.is_new and trainer.is_global_zero:  # everyone's on_train_start has found nothing wrong
+            self._write_config(trainer)
+
+    def _write_config(self, trainer: Trainer) -> None:
+        write_atomically(Path(trainer.default_root_dir, "config.yaml"), self.config.encode())
 
 
 def check_options(trainer: Trainer) -> None:
     """Raises ValueError for options of Lightning's that would do nothing, or harm, where batches go on without end."""
-    if trainer.max_epochs not in (None, -1):
+    if trainer.max_epochs not in (None, -1) and not trainer.fast_dev_run:
         raise ValueError("trainer.max_epochs: training is counted in steps here, set trainer.max_steps")
     if trainer.limit_train_batches not in (None, 1.0) and not (trainer.overfit_batches or trainer.fast_dev_run):
         raise ValueError("trainer.limit_train_batches: would begin the same batches anew, set trainer.max_steps")
     if type(trainer.strategy).__name__ in ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy"):
         raise ValueError("trainer.strategy: the optimizer needs matrices that know their shape, so write ddp or fsdp")
+    for name in ("log_every_n_steps", "accumulate_grad_batches"):
+        if getattr(trainer, name) < 1:
+            raise ValueError(f"trainer.{name} must be at least 1, not {getattr(trainer, name)}")
     interval, accumulate = trainer.val_check_interval, trainer.accumulate_grad_batches
     if isinstance(interval, int) and interval % accumulate:
         raise ValueError(
@@ -62,7 +76,11 @@ def new_run_dir(runs_dir: Path, name: str | None, config: str) -> Path:
         ValueError: if the name is no name for a folder.
     """
     if name is None:
-        name = f"{Path(config).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+        stem = name = f"{Path(config).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+        number = 1
+        while (runs_dir / name).exists():  # two runs within a second
+            number += 1
+            name = f"{stem}-{number}"
     elif name in ("", ".", "..") or Path(name).name != name:
         raise ValueError(f"--name must be a name for a folder under {runs_dir}/, not {name!r}")
     if (runs_dir / name).exists():
@@ -121,14 +139,15 @@ def farewell(run_dir: Path, validation_text: str | None) -> str:
     Args:
         validation_text: all of it, to set a general compressor's figure beside the model's; None for none.
     """
+    path = shlex.quote(str(run_dir))
     lines = [
         "",
         reached(run_dir, validation_text),
         f"everything is in {run_dir}/: report.html, checkpoints, metrics.csv, samples.jsonl, attention maps",
         "",
-        f"  python scripts/generate.py --checkpoint {run_dir}           let it write",
-        f"  python scripts/inspect_attention.py --run {run_dir}         see what it attends to",
-        f"  python train.py --resume {run_dir} --trainer.max_steps N    train it further",
+        f"  python scripts/generate.py --checkpoint {path}           let it write",
+        f"  python scripts/inspect_attention.py --run {path}         see what it attends to",
+        f"  python train.py --resume {path} --trainer.max_steps N    train it further",
     ]
     return "\n".join(lines)
 
@@ -137,7 +156,7 @@ def reached(run_dir: Path, validation_text: str | None) -> str:
     """Such as "validation: 1.742 bits per byte after 960 steps; xz -9e needs 1.741 for the same text"."""
     if not (run_dir / "metrics.csv").exists():
         return "nothing was trained: trainer.max_steps or trainer.max_time leave no time for a step"
-    with (run_dir / "metrics.csv").open(newline="") as file:
+    with (run_dir / "metrics.csv").open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["val/bits_per_byte"]]
     if not rows:
         return "not validated"

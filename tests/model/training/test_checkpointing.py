@@ -65,6 +65,18 @@ def test_a_full_disk_is_an_oserror_and_the_old_checkpoint_stays(tmp_path):
     assert path.read_bytes() == b"before"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a device without room")
+def test_a_full_disk_is_told_with_the_file_and_what_can_be_done(tmp_path):
+    (tmp_path / ".config.yaml.aside").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left.*config\.yaml'") as caught:
+        write_atomically(tmp_path / "config.yaml", b"a: 1")
+    assert caught.value.filename == str(tmp_path / "config.yaml")
+    (tmp_path / ".last.ckpt.aside").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="make room") as caught:
+        AtomicCheckpointIO().save_checkpoint({}, tmp_path / "last.ckpt")
+    assert "--resume" not in str(caught.value)  # from what?
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="limits of a process are POSIX")
 @pytest.mark.parametrize("room", [0, 100, 100_000, 399_999])
 def test_a_disk_that_is_full_at_any_byte_is_an_oserror_and_leaves_nothing(tmp_path, room):
@@ -75,7 +87,9 @@ def test_a_disk_that_is_full_at_any_byte_is_an_oserror_and_leaves_nothing(tmp_pa
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, most))
     try:
-        with pytest.raises(OSError, match=r"cannot be saved \(File too large\): make room, .*last\.ckpt"):
+        with pytest.raises(
+            OSError, match=r"cannot be saved \(File too large\): make room, then go on with --resume.*last\.ckpt"
+        ):
             AtomicCheckpointIO().save_checkpoint({"weights": torch.zeros(100_000)}, path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
