@@ -164,7 +164,6 @@ def main(args: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(
-        signal.SIGINT, lambda *_: sys.exit(128 + signal.SIGINT)
-    )  # Ctrl-C, but while training: see Checkpoints
+    # Ctrl-C before a training; within one it saves first (model/training/checkpointing.py).
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(128 + signal.SIGINT))
     sys.exit(main())
