@@ -358,6 +358,10 @@ def test_what_cannot_be_resumed_is_told(train, capsys, small_text):
 def test_damage_to_what_a_resumed_run_reads_is_told_with_the_file(train, capsys):
     assert train("--name=run") == 0
     for name, content, expected in [
+        ("config.yaml", b"", "runs/run/config.yaml is damaged"),
+        ("config.yaml", b"model: \xff", "runs/run/config.yaml is damaged"),
+        ("config.yaml", b"model: [", "runs/run/config.yaml is damaged"),
+        ("config.yaml", b"seed_everything: 1", "runs/run/config.yaml is damaged"),
         ("metrics.csv", b"tokens\n1\n", "runs/run/metrics.csv, line 2: damaged"),
         ("metrics.csv", b"step\n\xff\n", "runs/run/metrics.csv is damaged"),
         ("samples.jsonl", b"{}\n", "runs/run/samples.jsonl is damaged"),

@@ -9,6 +9,7 @@ import shlex
 import time
 from pathlib import Path
 
+import yaml
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
@@ -90,6 +91,16 @@ def new_run_dir(runs_dir: Path, name: str | None, config: str) -> Path:
     return runs_dir / name
 
 
+def check_config(path: Path) -> None:
+    """Raises ValueError where a run's config.yaml is not what the run has written."""
+    try:
+        sections = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, yaml.YAMLError):
+        sections = None
+    if not isinstance(sections, dict) or not {"model", "data", "trainer"} <= sections.keys():
+        raise ValueError(f"{path} is damaged: put the options back that the run was begun with")
+
+
 def resume_point(path: Path) -> tuple[Path, Path]:
     """The run folder, and the newest whole checkpoint in it, for what a person gave to --resume.
 
@@ -98,13 +109,14 @@ def resume_point(path: Path) -> tuple[Path, Path]:
 
     Raises:
         FileNotFoundError: if there is no such run or no checkpoint in it.
-        ValueError: if the checkpoint is damaged, and no older one is whole.
+        ValueError: if the config is damaged, or the checkpoint, and no older one is whole.
     """
     if not path.exists():
         raise FileNotFoundError(f"there is no {path} to resume: give a folder under runs/, or a checkpoint in one")
     run_dir = path if path.is_dir() else path.parent.parent
     if not (run_dir / "config.yaml").is_file():
         raise FileNotFoundError(f"{run_dir} is no run folder: it has no config.yaml")
+    check_config(run_dir / "config.yaml")
     if path.is_file():
         verify_checkpoint(path)
         return run_dir, path
