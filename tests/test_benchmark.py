@@ -139,7 +139,7 @@ def test_time_to_loss(measure, characters):
 def test_trainer_tax(measure, small_data):
     printed = measure(
         "trainer_tax",
-        "--rounds=2",
+        "--pairs=2",
         "--stretch=2",
         "--seconds=0",
         "--configs=configs/debug.yaml",

@@ -37,6 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--configs", nargs="+", default=CPU_CONFIGS, metavar="YAML", help=f"(default: {' '.join(CPU_CONFIGS)})")
     add("--data", metavar="FILE", help="the text for configs/shakespeare_char.yaml, which is left out without it")
     add("--stretch", type=at_least(1), default=10, help="steps of the one before the other's turn (default: 10)")
+    add("--pairs", type=at_least(1), default=15, help="stretches of each at least (default: 15)")
     add("--seconds", type=at_least(0, float), default=45.0, help="for each config, once warmed up (default: 45)")
     add("train_options", nargs="*", metavar="-- OPTION", help="options for train.py, after all others and a --")
 
@@ -68,7 +69,7 @@ def row(config: str, text: dict[str, Path], options: argparse.Namespace, flops: 
             "attention.enabled": "false",
             "samples.max_new_tokens": 0,
         }
-        measured = {"stretch": options.stretch, "seconds": options.seconds, "min_pairs": options.rounds}
+        measured = {"stretch": options.stretch, "seconds": options.seconds, "min_pairs": options.pairs}
         result = run_training("BesideBareLoop", measured, arguments, options.train_options)
     trainer, bare = result["trainer"], result["bare"]
     trainer_seconds, bare_seconds = statistics.median(trainer), statistics.median(bare)
