@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,7 +13,8 @@ from typing import BinaryIO
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """A binary file that appears under `path`, all of it, when the block ends, and not at all when the block fails.
 
-    Its folder is made if it is not there. An OSError always has a filename, which that of a failed write lacks.
+    Its folder is made if it is not there. An OSError of the block names `path`: that of a failed write
+    names nothing, and others the file aside.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.aside")  # one name: what a kill leaves behind is written over next time
@@ -24,10 +25,11 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         aside.replace(path)
     except OSError as error:
-        error.filename = error.filename or str(path)
+        error.filename = str(path)
         raise
     finally:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):  # it would hide the one that matters
+            aside.unlink()
     flush_folder(path.parent)
 
 

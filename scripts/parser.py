@@ -39,8 +39,10 @@ def sentence(error: Exception) -> str:
 
 @contextmanager
 def writing(output: Path) -> Iterator[None]:
-    """Names `output` where writing it fails: the error itself names the file aside that was to become it."""
+    """Says so where `output` cannot be written; what fails at another file is not touched."""
     try:
         yield
     except OSError as error:
+        if error.filename != str(output):
+            raise
         raise OSError(f"{output} cannot be written: {error.strerror}") from error

@@ -34,8 +34,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def report(run: Path | None, output: Path | None) -> Path:
     """Writes the report and returns where it is. Raises ValueError or OSError with a sentence for the person."""
-    from model.files import write_atomically
-    from model.inspection.report import run_report
+    from model.inspection.report import write_report
 
     if output and output.suffix != ".html":
         raise ValueError(f"--output {output} must end in .html")
@@ -45,10 +44,8 @@ def report(run: Path | None, output: Path | None) -> Path:
         raise ValueError(f"--output {output} is a folder: name a file in it")
     run = find_run(run)
     output = output or run / "report.html"
-    page = run_report(run)
     with writing(output):
-        write_atomically(output, page.encode())
-    return output
+        return write_report(run, output)
 
 
 def find_run(path: Path | None, runs_dir: Path = Path("runs")) -> Path:
