@@ -12,7 +12,7 @@ from typing import Any
 
 from scripts.benchmarks.processes import Turn, alternate, median, run_job, times_faster
 from scripts.benchmarks.report import Limits, Report
-from scripts.benchmarks.workload import Size, add_nanogpt, check
+from scripts.benchmarks.workload import Size, add_nanogpt, anybody, check
 from scripts.parser import at_least
 
 HELP = "tokens a second written after a prompt, against nanoGPT and transformers"
@@ -69,9 +69,7 @@ def run(options: argparse.Namespace, limits: Limits) -> Report:
     except ValueError as error:
         raise ValueError(f"--model {options.model} is no size: write LAYERSxHEADSxWIDTH, such as 6x6x384") from error
     report = Report(COLUMNS)
-    contenders = [name for name in options.contenders if is_there(name, options, report.notes)]
-    if not contenders:
-        raise ValueError(f"nobody is left to measure: {'; '.join(report.notes)}")
+    contenders = anybody([name for name in options.contenders if is_there(name, options, report.notes)], report.notes)
     dtype = options.dtype or ("bfloat16" if options.device == "cuda" else "float32")
     for batch in options.batches:
         for new_tokens in options.new_tokens:

@@ -87,6 +87,11 @@ def select(names: list[str], options: argparse.Namespace, notes: list[str]) -> l
             notes.append(f"{name} is left out: this machine has no C++ compiler")
         else:
             chosen.append(name)
+    return anybody(chosen, notes)
+
+
+def anybody(chosen: list[str], notes: list[str]) -> list[str]:
+    """`chosen`; raises ValueError, with the notes that say why, where it is empty."""
     if not chosen:
         raise ValueError(f"nobody is left to measure: {'; '.join(notes)}")
     return chosen
