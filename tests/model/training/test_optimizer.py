@@ -9,6 +9,7 @@ from lightning.fabric.utilities.optimizer import _optimizer_to_device
 
 from model.gpt import GPT, GPTConfig
 from model.training.optimizer import POLAR_EXPRESS, Muon, OptimizerConfig, build_optimizer, orthogonalize
+from tests.gpts import GPT2
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 4), (3, 16, 64), (2, 48, 48)])
@@ -92,8 +93,7 @@ def test_other_weights_move_as_with_torch_adamw():
 @pytest.mark.parametrize("algorithm", ["muon", "adamw"])
 @pytest.mark.parametrize("family", ["gpt2", "modern"])
 def test_every_weight_is_in_one_group_and_only_matrices_decay(algorithm, family):
-    gpt2 = {"position": "learned", "norm": "layernorm", "activation": "gelu", "bias": True, "tie_embeddings": True}
-    options = gpt2 | {"qk_norm": False, "value_embeddings": False} if family == "gpt2" else {}
+    options = GPT2 if family == "gpt2" else {}
     gpt = GPT(GPTConfig(vocab_size=32, context_length=8, num_layers=2, num_heads=2, embed_dim=8, **options))
     optimizer = build_optimizer(gpt, OptimizerConfig(algorithm=algorithm, weight_decay=0.1))
     grouped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
