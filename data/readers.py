@@ -177,12 +177,12 @@ def _blocks(pieces: Iterable[str]) -> Iterator[Passage]:
     for piece in pieces:
         *complete, held = _BLANK_LINES.split(held + piece)
         for block in complete:
-            if block := _OUTER_BLANK_LINES.sub("", block).rstrip("\r\n"):
+            if (block := _OUTER_BLANK_LINES.sub("", block).rstrip("\r\n")).strip():
                 yield Passage(block, ends_document=True)
         if len(held) > MAX_PASSAGE_CHARS and (cut := _last_cut(held)):
             yield Passage(held[:cut], ends_document=False)
             held = held[cut:]
-    if block := _OUTER_BLANK_LINES.sub("", held).rstrip("\r\n"):
+    if (block := _OUTER_BLANK_LINES.sub("", held).rstrip("\r\n")).strip():
         yield Passage(block, ends_document=True)
 
 
