@@ -26,7 +26,7 @@ from lightning.pytorch.cli import ArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from data.module import TextDataModule
-from model.device import keep_freed_memory
+from model.kernels import keep_freed_memory
 from model.training.callbacks import AttentionRecording, Metrics, Samples
 from model.training.checkpointing import AtomicCheckpointIO, Checkpoints, TrainingInterrupted
 from model.training.command_line import expand, quiet, sentence

@@ -176,28 +176,6 @@ class RecordedStep:
         return self.model.unembed(self.model.features(self.tokens, cache=self.static_cache)[:, -1])
 
 
-def record_cuda_graph(function: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """Launches all kernels of `function` as one from then on, on the same memory; each call overwrites the result.
-
-    See https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs.
-    """
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # what libraries set up at their first call cannot be recorded
-        function()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    # Other threads, such as one that loads data, may meanwhile use the device.
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        result = function()
-
-    def repeat() -> Tensor:
-        graph.replay()
-        return result
-
-    return repeat
-
-
 def sample(
     logits: Tensor,
     *,

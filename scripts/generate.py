@@ -102,7 +102,8 @@ def write_samples(arguments: argparse.Namespace) -> None:
     import torch  # takes a second: --help and mistakes above need not wait for it
 
     from model.checkpoint import find_checkpoint
-    from model.generation import record_cuda_graph, stream
+    from model.generation import stream
+    from model.kernels import record_cuda_graph
 
     device = choose_device(arguments.device)
     checkpoint = find_checkpoint(arguments.checkpoint)

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from lightning.pytorch import Trainer
 
-from model.device import has_fast_bfloat16
+from model.kernels import has_fast_bfloat16
 
 log = logging.getLogger(__name__)
 H200_BFLOAT16_FLOPS = 989.4e12  # dense, as in NVIDIA's data sheet of the H100 SXM

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from model.generation import generate, record_cuda_graph
+from model.generation import generate
 from model.gpt import GPT
+from model.kernels import record_cuda_graph
 from scripts.benchmarks import nanogpt
 from scripts.benchmarks.limits import synchronize
 from scripts.benchmarks.loops import gpt2_config, num_parameters

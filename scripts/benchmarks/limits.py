@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from model.device import has_fast_bfloat16, keep_freed_memory
+from model.kernels import has_fast_bfloat16, keep_freed_memory
 
 
 def measure(device: str, seconds: float) -> dict[str, Any]:

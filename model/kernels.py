@@ -1,10 +1,12 @@
-"""What this machine does well, found out when the program runs."""
+"""Hardware capabilities, detected at run time, and what exists only because some machine is faster that way."""
 
 import ctypes
 import platform
+from collections.abc import Callable
 from functools import cache
 
 import torch
+from torch import Tensor
 
 
 @cache
@@ -35,3 +37,25 @@ def keep_freed_memory() -> None:
     libc = ctypes.CDLL(None)
     libc.mallopt(m_mmap_max, 0)
     libc.mallopt(m_trim_threshold, 2**31 - 1)
+
+
+def record_cuda_graph(function: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """Launches all kernels of `function` as one from then on, on the same memory; each call overwrites the result.
+
+    See https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs.
+    """
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # what libraries set up at their first call cannot be recorded
+        function()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    # Other threads, such as one that loads data, may meanwhile use the device.
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        result = function()
+
+    def repeat() -> Tensor:
+        graph.replay()
+        return result
+
+    return repeat
