@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from model.kernels import has_fast_bfloat16
 from model.gpt import GPT
+from model.kernels import has_fast_bfloat16
 from model.training.sharding import shard_like, whole
 
 

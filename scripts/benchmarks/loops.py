@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from data.sampler import WindowSampler
-from model.kernels import has_fast_bfloat16, keep_freed_memory
 from model.gpt import GPT, GPTConfig, in_eval_mode
+from model.kernels import has_fast_bfloat16, keep_freed_memory
 from model.training.hardware import compile_where_it_pays, missing_compiler
 from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
