@@ -1,4 +1,4 @@
-"""Attention: every query takes a weighted mean of the values, the weights say where it looked.
+"""Attention: every query takes a weighted mean of the values, and the weights say where it looked.
 
     weights = softmax(query @ key^T * scale)        values = weights @ value
 
@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.cache import LayerCache
-from model.linear import Linear
-from model.masks import causal_mask, check_mask, sliding_window_mask
+from model.checks import check_divides, check_range
+from model.kernels import fused_attention
+from model.masks import causal_mask, check_mask, window_mask
 from model.rotary import apply_rotary
-from model.short_attention import is_faster_short, short_causal_attention
 
 
 def scaled_dot_product_attention(
@@ -59,15 +59,15 @@ def scaled_dot_product_attention(
         ValueError: if the shapes do not fit together, or dropout_p is not in [0, 1).
     """
     _check_inputs(query, key, value, mask)
-    _check_probability("dropout_p", dropout_p)
+    check_range("dropout_p", dropout_p, 0, 1, high_open=True)
     T, S = query.shape[-2], key.shape[-2]
     if is_causal and (need_weights or mask is not None or T != S):
         causal = causal_mask(T, S, device=query.device)
         mask, is_causal = (causal if mask is None else mask & causal), False
     if not need_weights:
-        return _fused_attention(query, key, value, mask, is_causal=is_causal, dropout_p=dropout_p, scale=scale), None
+        return _fused(query, key, value, mask, is_causal=is_causal, dropout_p=dropout_p, scale=scale), None
 
-    # float32 at least: in bfloat16 a score near 100 is known to within 0.5, which would move a weight by half.
+    # float32 at least: in bfloat16 a score near 100 is known to within 0.5, which would change a weight by half.
     dtype = torch.promote_types(query.dtype, torch.float32)
     scale = max(1, query.shape[-1]) ** -0.5 if scale is None else scale  # with a width of 0 all scores are 0
     scores = (query.to(dtype) * scale) @ key.to(dtype).mT  # (..., T, S)
@@ -80,23 +80,19 @@ def scaled_dot_product_attention(
     return weights @ value, weights
 
 
-def _fused_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options) -> Tensor:
-    """PyTorch's kernel, with zeros for a query that may attend to nothing."""
-    if query.device.type == "cpu" and query.dtype == torch.bfloat16:
-        # On processors the kernel is no faster in bfloat16, and its backward pass takes twice as long.
-        with torch.autocast("cpu", enabled=False):
-            return _fused_attention(query.float(), key.float(), value.float(), mask, **options).bfloat16()
+def _fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options) -> Tensor:
+    """The fused kernel, with zeros for a query that may attend to nothing."""
     if mask is None:
-        return F.scaled_dot_product_attention(query, key, value, **options)
+        return fused_attention(query, key, value, **options)
     mask, blind = _open_blind_rows(mask)
-    return F.scaled_dot_product_attention(query, key, value, mask, **options).masked_fill(blind, 0.0)
+    return fused_attention(query, key, value, mask, **options).masked_fill(blind, 0.0)
 
 
 def _open_blind_rows(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Opens the rows of a mask that allow nothing, and says which they are, (..., T, 1), to erase their result.
+    """Lets the queries that may attend to nothing attend to everything, and says which they are, (..., T, 1).
 
-    A softmax over nothing is 0 / 0, and kernels differ in what they make of it, forwards and backwards. None is
-    asked: computed on something and then erased, values and gradients are zero without a NaN ever being made.
+    A softmax over nothing is 0 / 0, and kernels differ in what they make of it, in both passes. Computed on something
+    and then erased, values and gradients are zero, and no NaN ever appears.
     """
     blind = ~mask.any(dim=-1, keepdim=True)
     return mask | blind, blind
@@ -138,10 +134,12 @@ class MultiHeadAttention(nn.Module):
         key_dim = query_dim if key_dim is None else key_dim
         value_dim = key_dim if value_dim is None else value_dim
         output_dim = query_dim if output_dim is None else output_dim
-        _check_positive(query_dim=query_dim, num_heads=num_heads, key_dim=key_dim, value_dim=value_dim)
-        head_dim = _divide("query_dim", query_dim, "num_heads", num_heads) if head_dim is None else head_dim
-        _check_positive(head_dim=head_dim, output_dim=output_dim)
-        _check_probability("dropout", dropout)
+        _check_sizes(query_dim=query_dim, num_heads=num_heads, key_dim=key_dim, value_dim=value_dim)
+        if head_dim is None:
+            check_divides("num_heads", num_heads, "query_dim", query_dim)
+            head_dim = query_dim // num_heads
+        _check_sizes(head_dim=head_dim, output_dim=output_dim)
+        check_range("dropout", dropout, 0, 1, high_open=True)
         self.num_heads = num_heads
         self.head_dim = head_dim
         self.dropout = dropout
@@ -195,12 +193,12 @@ class MultiHeadAttention(nn.Module):
 
 
 class CausalSelfAttention(nn.Module):
-    """The attention of the GPT: each token looks at itself and at those before it.
+    """The attention of the GPT: each token attends to itself and to those before it.
 
     Args:
         embed_dim: D.
         num_heads: H, the query heads.
-        num_kv_heads: H_kv, the key and value heads; each serves H / H_kv query heads in a row (grouped-query
+        num_kv_heads: H_kv, the key and value heads. Each serves H / H_kv neighbouring query heads (grouped-query
             attention, Ainslie et al. 2023, https://arxiv.org/abs/2305.13245). H if None.
         head_dim: K; embed_dim / num_heads if None.
         bias: whether both projections have one.
@@ -228,19 +226,21 @@ class CausalSelfAttention(nn.Module):
     ) -> None:
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        _check_positive(embed_dim=embed_dim, num_heads=num_heads, num_kv_heads=num_kv_heads)
-        head_dim = _divide("embed_dim", embed_dim, "num_heads", num_heads) if head_dim is None else head_dim
-        _divide("num_heads", num_heads, "num_kv_heads", num_kv_heads)
-        _check_positive(head_dim=head_dim, window=1 if window is None else window)
-        _check_probability("dropout", dropout)
+        _check_sizes(embed_dim=embed_dim, num_heads=num_heads, num_kv_heads=num_kv_heads)
+        if head_dim is None:
+            check_divides("num_heads", num_heads, "embed_dim", embed_dim)
+            head_dim = embed_dim // num_heads
+        check_divides("num_kv_heads", num_kv_heads, "num_heads", num_heads)
+        _check_sizes(head_dim=head_dim, window=window)
+        check_range("dropout", dropout, 0, 1, high_open=True)
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.qk_norm = qk_norm
         self.window = window
         self.dropout = dropout
-        self.qkv_proj = Linear(embed_dim, (num_heads + 2 * num_kv_heads) * head_dim, bias=bias)
-        self.output_proj = Linear(num_heads * head_dim, embed_dim, bias=bias)
+        self.qkv_proj = nn.Linear(embed_dim, (num_heads + 2 * num_kv_heads) * head_dim, bias=bias)
+        self.output_proj = nn.Linear(num_heads * head_dim, embed_dim, bias=bias)
 
     def forward(
         self,
@@ -256,22 +256,25 @@ class CausalSelfAttention(nn.Module):
         Args:
             x: the tokens; with a cache, those that follow the cached ones.
             rotary: (cos, sin), each (T, K/2), for the positions of x.
-            mask: boolean, (B or 1, 1, T, S), S being T plus the cached length; causality and the window are
-                the layer's own, so this may be a bare `document_mask` or `padding_mask`.
-            cache: this layer's part of a KVCache, which x is appended to.
+            mask: boolean, (B or 1, 1, T, S), where S is T plus the cached length. Causality and the window are added
+                here, so this may be a bare `document_mask` or `padding_mask`.
+            cache: this layer's part of a KVCache, to which x is appended.
             value_embedding: (B, T, H_kv * K), added to the values.
 
         Raises:
             TypeError, ValueError: for a mask that is not boolean or does not fit; ValueError for a full cache.
         """
         q, k, v = self.project(x, rotary, value_embedding)
-        if cache is not None:
-            k, v = cache.append(k, v)
-            if cache.visible is not None:
-                grouped = self.num_kv_heads != self.num_heads
-                values = F.scaled_dot_product_attention(q, k, v, cache.visible, enable_gqa=grouped)
-                return self.output_proj(_merge_heads(values))
-        return self.output_proj(_merge_heads(self.attend(q, k, v, mask)))
+        T = q.shape[-2]
+        if cache is None:
+            visible = window_mask(T, T, self.window, device=q.device)
+        else:
+            k, v, visible = cache.append(k, v, self.window)
+        if mask is not None:
+            S = k.shape[-2]
+            check_mask(mask, (*q.shape[:-1], S))
+            visible = mask & (causal_mask(T, S, device=q.device) if visible is None else visible)
+        return self.output_proj(_merge_heads(self.attend(q, k, v, visible)))
 
     def project(
         self, x: Tensor, rotary: tuple[Tensor, Tensor] | None = None, value_embedding: Tensor | None = None
@@ -282,35 +285,28 @@ class CausalSelfAttention(nn.Module):
         if value_embedding is not None:
             v = v + _split_heads(value_embedding, self.num_kv_heads)
         if self.qk_norm:
-            qk = F.rms_norm(qk, (self.head_dim,), eps=1e-6).to(v.dtype)  # on GPUs autocast lets a norm give float32
+            qk = F.rms_norm(qk, (self.head_dim,), eps=1e-6).to(v.dtype)  # on GPUs autocast makes norms return float32
         if rotary is not None:
             qk = apply_rotary(qk, *rotary)
         q, k = qk.split_with_sizes((self.num_heads, self.num_kv_heads), dim=-3)
         return q, k, v
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Causal attention of q (B, H, T, K) over k and v (B, H_kv, S, K) -> (B, H, T, K).
+        """Attention of q (B, H, T, K) over k and v (B, H_kv, S, K) -> (B, H, T, K). Change this to try another one.
 
-        The last query stands at the last key, so S - T keys are the past of all queries.
+        Every path comes through here: training, generation with any cache, and the recorder of attention maps.
+
+        Args:
+            mask: boolean, broadcastable to (B, H, T, S): all that a query may attend to. None means causal attention
+                in which the last query sees the last key.
         """
         T, S = q.shape[-2], k.shape[-2]
-        if mask is not None:
-            check_mask(mask, (*q.shape[:-1], S))
-        window = S if self.window is None else self.window
-        if window + T - 1 < S:
-            # The keys before the first query's window are out of every query's sight.
-            S = window + T - 1
-            k, v = k[..., -S:, :], v[..., -S:, :]
-            mask = mask[..., -S:] if mask is not None and mask.shape[-1] > 1 else mask
-        is_causal = mask is None and T == S <= window
-        if T > 1 and not is_causal:  # a single query, the last, sees all that is left: decoding needs no mask
-            own = sliding_window_mask(T, window, S, device=q.device)
-            mask = own if mask is None else mask & own
+        is_causal = mask is None and T == S  # PyTorch's flag lets the first query see the first key
+        if mask is None and 1 < T < S:
+            mask = causal_mask(T, S, device=q.device)
         dropout_p = self.dropout if self.training else 0.0
         grouped = self.num_kv_heads != self.num_heads
-        if is_causal and not dropout_p and not grouped and is_faster_short(q):
-            return short_causal_attention(q, k, v)
-        return _fused_attention(q, k, v, mask, is_causal=is_causal, dropout_p=dropout_p, enable_gqa=grouped)
+        return _fused(q, k, v, mask, is_causal=is_causal, dropout_p=dropout_p, enable_gqa=grouped)
 
 
 def _split_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -343,18 +339,6 @@ def _check_inputs(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
         check_mask(mask, (*leading, query.shape[-2], key.shape[-2]))
 
 
-def _check_probability(name: str, p: float) -> None:
-    if not 0.0 <= p < 1.0:
-        raise ValueError(f"{name} must be at least 0 and below 1, not {p}")
-
-
-def _check_positive(**sizes: int) -> None:
+def _check_sizes(**sizes: int | None) -> None:
     for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, not {size}")
-
-
-def _divide(name: str, size: int, divisor_name: str, divisor: int) -> int:
-    if size % divisor:
-        raise ValueError(f"{divisor_name}={divisor} does not divide {name}={size}")
-    return size // divisor
+        check_range(name, size, 1)

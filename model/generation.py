@@ -1,4 +1,4 @@
-"""Writing text: one token at a time from the model's own predictions, with its keys and values cached.
+"""Generation: one token at a time from the model's own predictions, with its keys and values cached.
 
 Shapes: B batch, T prompt length, V vocabulary.
 """
@@ -7,65 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from model.cache import KVCache, StaticCache
+from model.checks import check_range
 from model.gpt import GPT, in_eval_mode
-from model.linear import sliced
+from model.kernels import fast_decoding
 
 Recorder = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 
 
-def generate(
-    model: GPT,
-    tokens: Tensor,
-    max_new_tokens: int,
-    *,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    generator: torch.Generator | None = None,
-    stop_token: int | None = None,
-    record: Recorder | None = None,
-) -> Tensor:
-    """Continues each prompt of a batch; (B, T) -> (B, T + new tokens), the prompts included.
-
-    The window slides: a prompt longer than the model's context_length is read from its last context_length
-    tokens, and whenever the context is full the model goes on from its last half. Positions are part of what is
-    cached, so the cache cannot shift by one; reading half a context anew, in one pass, every half context costs
-    each token less than one more token, and the model never sees less than half of its context.
-
-    Args:
-        model: put in eval mode meanwhile.
-        tokens: prompts (B, T) of one length, T >= 1, on the model's device.
-        max_new_tokens: how many tokens to write at most, at least 1.
-        temperature: the logits are divided by it; 0 always takes the likeliest token.
-        top_k: draw from the k likeliest tokens only.
-        top_p: draw from the likeliest tokens that together have this probability, in (0, 1] ("nucleus",
-            Holtzman et al. 2019, https://arxiv.org/abs/1904.09751); applied after temperature and top_k.
-        generator: source of randomness, on the model's device; PyTorch's default one if None.
-        stop_token: ends a sequence, which is filled up with it; when all have ended so does the result.
-        record: makes of a function what repeats it at less cost, here of the step of one token: `record_cuda_graph`
-            on a GPU, which otherwise waits for Python to launch each kernel, or `torch.compile`; None: as written.
-
-    Raises:
-        TypeError: if the tokens are not integers.
-        ValueError: for a value outside its range.
-    """
-    new = stream(
-        model,
-        tokens,
-        max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        generator=generator,
-        stop_token=stop_token,
-        record=record,
-    )
-    return torch.cat((tokens, torch.stack(list(new), dim=1)), dim=1)
+def generate(model: GPT, tokens: Tensor, max_new_tokens: int, **options: Any) -> Tensor:
+    """Continues each prompt of a batch: (B, T) -> (B, T + new tokens), the prompts included. Options as in `stream`."""
+    new_tokens = list(stream(model, tokens, max_new_tokens, **options))
+    return torch.cat((tokens, torch.stack(new_tokens, dim=1)), dim=1)
 
 
 def stream(
@@ -80,7 +38,31 @@ def stream(
     stop_token: int | None = None,
     record: Recorder | None = None,
 ) -> Iterator[Tensor]:
-    """As `generate`, but yields each new token (B,) of the batch as soon as it is drawn, without the prompts."""
+    """Continues each prompt of a batch, and yields each new token (B,) of the batch as soon as it is drawn.
+
+    The window slides: of a prompt longer than the model's context_length only the end is read, and when the context is
+    full the model continues from its last half. Cached keys contain their positions, so the cache cannot shift by one.
+    Reading half a context again, in one pass, once every half context costs less than one more token for each token,
+    and the model never sees less than half of its context.
+
+    Args:
+        model: put in eval mode while it writes.
+        tokens: prompts (B, T) of one length, T >= 1, on the model's device.
+        max_new_tokens: the most tokens to write, at least 1.
+        temperature: divides the logits; 0 always takes the likeliest token.
+        top_k: draw from the k likeliest tokens only.
+        top_p: draw from the likeliest tokens that together have this probability, in (0, 1] ("nucleus",
+            Holtzman et al. 2019, https://arxiv.org/abs/1904.09751); applied after temperature and top_k.
+        generator: source of randomness, on the model's device; PyTorch's default one if None.
+        stop_token: ends a sequence, which is then padded with it; generation stops when all sequences have ended.
+        record: turns the step of one token into a function that repeats it at less cost, such as
+            `model.kernels.record_cuda_graph` on a GPU, which otherwise waits for Python to launch each kernel, or
+            `torch.compile`.
+
+    Raises:
+        TypeError: if the tokens are not integers.
+        ValueError: for a value outside its range.
+    """
     if tokens.is_floating_point() or tokens.dtype == torch.bool:
         raise TypeError(f"tokens must be integers, not {tokens.dtype}")
     if tokens.ndim != 2 or not tokens.numel():
@@ -90,11 +72,12 @@ def stream(
         raise ValueError(f"token ids must lie in 0..{vocab_size - 1}, not in {tokens.min()}..{tokens.max()}")
     if stop_token is not None and not 0 <= stop_token < vocab_size:
         raise ValueError(f"stop_token must lie in 0..{vocab_size - 1}, not {stop_token}")
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
-    _check_sampling(temperature, top_k, top_p)
+    check_range("max_new_tokens", max_new_tokens, 1)
+    check_range("temperature", temperature, 0)
+    check_range("top_k", top_k, 1)
+    check_range("top_p", top_p, 0, 1, low_open=True)
     draw = partial(sample, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
-    # A function of its own, because the body of a generator runs, and so complains, only when it is iterated.
+    # A separate function, because the body of a generator runs, and raises, only when it is iterated.
     return _decode(model, tokens, max_new_tokens, draw, stop_token, record)
 
 
@@ -114,7 +97,7 @@ def _decode(
         config.num_layers,
         len(tokens),
         config.num_kv_heads,
-        # Room for what can come, not for the whole context: less memory when a big batch writes little.
+        # Not always the whole context: a big batch that writes little needs less memory.
         min(context_length, tokens.shape[1] + max_new_tokens),
         config.head_dim,
         device=weight.device,
@@ -123,14 +106,14 @@ def _decode(
     step = None if record is None else RecordedStep(model, cache, record)
     unread = tokens[:, -context_length:]
     finished = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
-    with in_eval_mode(model), sliced(model):
+    with in_eval_mode(model), fast_decoding(model, len(tokens)):
         for _ in range(max_new_tokens):
             if cache.length + unread.shape[1] > context_length:
                 kept = max(1, context_length // 2)
                 recent = cache.tokens[:, context_length - kept + 1 :]
                 unread = torch.cat((recent, unread), dim=1)
                 cache.reset()
-            if step is not None and cache.length and unread.shape[1] == 1:
+            if step is not None and cache.length > 0 and unread.shape[1] == 1:
                 logits = step(unread)
             else:
                 logits = model.unembed(model.features(unread, cache=cache)[:, -1])
@@ -139,30 +122,30 @@ def _decode(
                 token = token.masked_fill(finished, stop_token)
                 finished = finished | (token == stop_token)
             yield token
-            # Asking whether all have finished waits for the device, so only those wait who gave a stop_token.
+            # This waits for the device, so it is asked only if there is a stop_token.
             if stop_token is not None and finished.all():
                 return
             unread = token[:, None]
 
 
 class RecordedStep:
-    """Reads one token a sequence by operations that are recorded at the first call and repeated from then on.
+    """A forward pass of one token a sequence, recorded at the first call and replayed from then on.
 
     Args:
-        cache: whatever a call finds in it is what its tokens follow: one token at least, and room for one more.
-        record: runs a function of no arguments, perhaps several times, and returns what repeats it.
+        cache: what the tokens follow; at every call it must hold at least one token and have room for one more.
+        record: runs a function without arguments, perhaps several times, and returns a function that repeats it.
     """
 
     def __init__(self, model: GPT, cache: KVCache, record: Recorder) -> None:
         self.model, self.cache, self.record = model, cache, record
-        # What differs from call to call lies at fixed addresses.
+        # Whatever changes between calls lives at fixed addresses.
         self.tokens = torch.zeros_like(cache.tokens[:, :1])
         self.position = cache.tokens.new_zeros(1)
-        self.static_cache = StaticCache(cache, self.position, model.config.window)
+        self.static_cache = StaticCache(cache, self.position)
         self.repeat: Callable[[], Tensor] | None = None
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        """Tokens (B, 1) -> logits (B, V), which the next call may overwrite."""
+        """Tokens (B, 1) -> logits (B, V); the next call may overwrite them."""
         self.tokens.copy_(tokens)
         self.position.fill_(self.cache.length)
         if self.repeat is None:
@@ -188,7 +171,7 @@ def sample(
     if temperature == 0:
         return logits.argmax(dim=-1)
     logits = logits.float()
-    # With its maximum at 0 a row cannot overflow, and above `tiny` the division is exact, however cold it gets.
+    # With a maximum of 0 no row can overflow, however low the temperature.
     logits = (logits - logits.amax(dim=-1, keepdim=True)) / max(temperature, torch.finfo(logits.dtype).tiny)
     nucleus = top_p is not None and top_p < 1
     token_ids = None
@@ -197,19 +180,10 @@ def sample(
         logits, token_ids = logits.topk(vocab_size if top_k is None else min(top_k, vocab_size))  # likeliest first
     if nucleus:
         probabilities = logits.softmax(dim=-1)
-        of_likelier = probabilities.cumsum(dim=-1) - probabilities
-        logits = logits.masked_fill(of_likelier >= top_p, -torch.inf)
+        likelier = probabilities.cumsum(dim=-1) - probabilities  # the probability of all likelier tokens
+        logits = logits.masked_fill(likelier >= top_p, -torch.inf)
     # The largest of logit + Gumbel noise is a draw from the softmax (Gumbel 1954; Maddison et al. 2014,
     # https://arxiv.org/abs/1411.0030); the logarithm of an exponential variable is such noise, negated.
     noise = torch.empty_like(logits).exponential_(generator=generator).log()
     drawn = (logits - noise).argmax(dim=-1, keepdim=True)
     return (drawn if token_ids is None else token_ids.gather(-1, drawn)).squeeze(-1)
-
-
-def _check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
-    if not 0 <= temperature < float("inf"):
-        raise ValueError(f"temperature must be 0 or more (and finite), not {temperature}")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k must be at least 1, not {top_k}")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p must be above 0 and at most 1, not {top_p}")

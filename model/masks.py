@@ -40,6 +40,15 @@ def sliding_window_mask(
     return (distance >= 0) & (distance < window)
 
 
+def window_mask(
+    query_len: int, key_len: int, window: int | None, *, device: torch.device | str | None = None
+) -> Tensor | None:
+    """`sliding_window_mask`, or None where the window is None or so wide that it hides nothing."""
+    if window is None or window >= key_len:
+        return None
+    return sliding_window_mask(query_len, window, key_len, device=device)
+
+
 def padding_mask(valid_lens: Tensor, key_len: int) -> Tensor:
     """Hides the padding: each query may attend to the first `valid_lens` keys only.
 

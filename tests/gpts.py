@@ -14,6 +14,7 @@ GPT2 = {
     "tie_embeddings": True,
     "qk_norm": False,
     "logit_soft_cap": None,
+    "init": "gpt2",
 }
 
 

@@ -10,8 +10,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from model.attention import CausalSelfAttention, MultiHeadAttention, scaled_dot_product_attention
+from model.cache import KVCache
+from model.generation import generate
+from model.gpt import GPTConfig
+from model.inspection.recorder import capture
 from model.masks import causal_mask, padding_mask, sliding_window_mask
-from model.rotary import RotaryEmbedding, apply_rotary
+from model.rotary import apply_rotary, rotary_angles
+from tests.gpts import GPT2, random_gpt
 
 SIX_VECTORS = torch.tensor(
     [
@@ -367,7 +372,7 @@ def test_causal_self_attention_is_a_plain_loop(window, num_kv_heads, dressed):
         24, 4, num_kv_heads=num_kv_heads, head_dim=8, bias=dressed, qk_norm=dressed, window=window
     ).double()
     x, T = random(2, 9, 24), 9
-    rotary = RotaryEmbedding(8, 9)(9) if dressed else None
+    rotary = rotary_angles(torch.arange(9), 8) if dressed else None
     value_embedding = torch.randn(2, 9, num_kv_heads * 8).double() if dressed else None
 
     def loop(x):
@@ -407,19 +412,50 @@ def test_the_training_path_is_one_fused_call_without_a_mask(monkeypatch):
 
 def test_a_single_sequence_needs_no_batch():
     layer = CausalSelfAttention(16, 4, num_kv_heads=2, window=3, qk_norm=True)
-    x, rotary = torch.randn(8, 16), RotaryEmbedding(4, 8)(8)
+    x, rotary = torch.randn(8, 16), rotary_angles(torch.arange(8), 4)
     torch.testing.assert_close(layer(x, rotary=rotary), layer(x[None], rotary=rotary)[0])
 
 
 def test_a_mask_is_combined_with_causality_and_window():
     layer = CausalSelfAttention(16, 4, window=3)
-    q, k, v = layer.project(torch.randn(2, 6, 16))
-    padding = padding_mask(torch.tensor([6, 2]), 6)
-    expected = F.scaled_dot_product_attention(q, k, v, sliding_window_mask(6, 3) & padding)
-    actual = layer.attend(q, k, v, padding)
+    x, padding = torch.randn(2, 6, 16), padding_mask(torch.tensor([6, 2]), 6)
+    q, k, v = layer.project(x)
+    values = F.scaled_dot_product_attention(q, k, v, sliding_window_mask(6, 3) & padding)
+    expected = layer.output_proj(values.transpose(1, 2).flatten(2))
+    actual = layer(x, mask=padding)
     torch.testing.assert_close(actual[0], expected[0])
-    torch.testing.assert_close(actual[1, :, :4], expected[1, :, :4])
-    assert actual[1, :, 4:].abs().max() == 0  # their windows hold padding only
+    torch.testing.assert_close(actual[1, :4], expected[1, :4])
+    assert actual[1, 4:].abs().max() == 0  # their windows hold padding only
+
+
+def uniform_attention(layer, q, k, v, mask=None):
+    """Another attention: the mean of the values that each query may attend to."""
+    T, S = q.shape[-2], k.shape[-2]
+    visible = (causal_mask(T, S) if mask is None else mask).to(v.dtype)
+    weights = (visible / visible.sum(-1, keepdim=True)).expand(*q.shape[:-1], S)
+    return weights @ v.repeat_interleave(layer.num_heads // layer.num_kv_heads, dim=-3)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"num_kv_heads": 2, "window": 3}, GPT2], ids=["modern", "grouped window", "gpt2"]
+)
+def test_every_path_computes_attention_by_attend(options, monkeypatch):
+    gpt = random_gpt(GPTConfig(vocab_size=23, context_length=10, num_layers=2, num_heads=4, embed_dim=32, **options))
+    tokens = torch.randint(23, (2, 10))
+    own_loss, own_capture = gpt.loss(tokens[:, :-1], tokens[:, 1:]), capture(gpt, tokens[:1])
+    assert own_capture.fidelity < 1e-5
+    monkeypatch.setattr(CausalSelfAttention, "attend", uniform_attention)
+    assert (gpt.loss(tokens[:, :-1], tokens[:, 1:]) - own_loss).abs() > 1e-3  # training
+    logits = gpt(tokens)
+    cache = KVCache(2, 2, gpt.config.num_kv_heads, 10, 8)
+    pieces = [gpt(piece, cache=cache) for piece in tokens.split((4, 1, 3, 2), dim=1)]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), logits)
+    expected = tokens[:, :4]
+    while expected.shape[1] < 10:
+        expected = torch.cat((expected, gpt(expected)[:, -1:].argmax(-1)), dim=1)
+    for record in (None, lambda step: step):  # a recorded step reads a static cache
+        assert torch.equal(generate(gpt, tokens[:, :4], 6, temperature=0, record=record), expected)
+    assert capture(gpt, tokens[:1]).fidelity > 1e-2  # the maps are those of the formula, and no longer true
 
 
 # Bad input

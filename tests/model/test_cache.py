@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from model.attention import CausalSelfAttention
 from model.cache import KVCache, StaticCache
 from model.gpt import GPTConfig
-from model.masks import padding_mask
-from model.rotary import RotaryEmbedding
+from model.masks import causal_mask, padding_mask, sliding_window_mask
+from model.rotary import rotary_angles
 from tests.gpts import GPT2, random_gpt
 
 
@@ -22,11 +22,13 @@ def test_append_returns_everything_so_far_layer_by_layer():
     first = [keys_and_values(5) for _ in range(2)]
     second = [keys_and_values(3) for _ in range(2)]
     for layer in range(2):
-        torch.testing.assert_close(cache.append(layer, *first[layer]), first[layer])
+        k, v, mask = cache.append(layer, *first[layer])
+        torch.testing.assert_close((k, v), first[layer])
+        assert mask is None  # causality says it all
     assert cache.length == 5
     for layer in range(2):
         assert cache.length == 5  # until the last layer has appended, all write at the same place
-        k, v = cache.layer(layer).append(*second[layer])
+        k, v, _ = cache.layer(layer).append(*second[layer])
         torch.testing.assert_close(k, torch.cat((first[layer][0], second[layer][0]), dim=2))
         torch.testing.assert_close(v, torch.cat((first[layer][1], second[layer][1]), dim=2))
     assert cache.length == cache.max_len == 8
@@ -44,17 +46,22 @@ def test_token_ids_are_kept_beside_their_keys():
         cache.append_tokens(tokens[:, :4])
 
 
-def test_truncate_and_reset_forget():
+def test_reset_forgets():
     cache = KVCache(1, 2, 3, 8, 4)
-    first, second = keys_and_values(5), keys_and_values(4)
-    cache.append(0, *first)
-    cache.truncate(2)
-    k, v = cache.append(0, *second)
-    torch.testing.assert_close(k, torch.cat((first[0][:, :, :2], second[0]), dim=2))
-    torch.testing.assert_close(v, torch.cat((first[1][:, :, :2], second[1]), dim=2))
+    cache.append(0, *keys_and_values(5))
     cache.reset()
     assert cache.length == 0
-    torch.testing.assert_close(cache.append(0, *second), second)
+    again = keys_and_values(4)
+    torch.testing.assert_close(cache.append(0, *again)[:2], again)
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 8])
+def test_the_mask_that_comes_with_the_keys_hides_what_lies_before_the_window(window):
+    cache = KVCache(1, 2, 3, 8, 4)
+    cache.append(0, *keys_and_values(4))
+    _, _, mask = cache.append(0, *keys_and_values(2), window=window)
+    expected = sliding_window_mask(2, window or 6, 6)
+    torch.testing.assert_close(causal_mask(2, 6) if mask is None else mask, expected)
 
 
 def test_says_when_it_is_full_and_keeps_what_it_has():
@@ -64,7 +71,7 @@ def test_says_when_it_is_full_and_keeps_what_it_has():
     with pytest.raises(ValueError, match="full: 6 of 8 positions are taken, so 3 more do not fit"):
         cache.append(0, *keys_and_values(3))
     assert cache.length == 6
-    k, _ = cache.append(0, *last)
+    k, _, _ = cache.append(0, *last)
     torch.testing.assert_close(k, torch.cat((first[0], last[0]), dim=2))
 
 
@@ -74,10 +81,6 @@ def test_refuses_sizes_that_do_not_fit():
         cache.append(0, *keys_and_values(5, batch=1))
     with pytest.raises(ValueError, match=r"\(2, 3, 5, 4\) and \(2, 3, 2, 4\)"):
         cache.append(0, keys_and_values(5)[0], keys_and_values(2)[1])
-    with pytest.raises(ValueError, match=r"cache of 0 positions to 1"):
-        cache.truncate(1)
-    with pytest.raises(ValueError, match=r"to -1"):
-        cache.truncate(-1)
     with pytest.raises(ValueError, match=r"\(1, 2, 0, 8, 4\)"):
         KVCache(1, 2, 0, 8, 4)
 
@@ -107,16 +110,16 @@ chunkings = st.lists(st.integers(1, 5), min_size=1, max_size=6)
 def test_attention_in_any_chunks_is_attention_at_once(chunks, heads, window, use_rotary, qk_norm, padded):
     length = sum(chunks)
     layer = CausalSelfAttention(16, heads[0], num_kv_heads=heads[1], window=window, qk_norm=qk_norm).double()
-    rotary = RotaryEmbedding(4, length)
+    cos, sin = rotary_angles(torch.arange(length), 4)
     x = torch.randn(2, length, 16, dtype=torch.float64)
     mask = padding_mask(torch.tensor([length, (length + 1) // 2]), length) if padded else None
-    at_once = layer(x, rotary=rotary(length) if use_rotary else None, mask=mask)
+    at_once = layer(x, rotary=(cos, sin) if use_rotary else None, mask=mask)
 
     cache = KVCache(1, 2, heads[1], length, 4, dtype=torch.float64)
     outputs = []
     for chunk in chunks:
         start, end = cache.length, cache.length + chunk
-        angles = rotary(chunk, start) if use_rotary else None
+        angles = (cos[start:end], sin[start:end]) if use_rotary else None
         seen = None if mask is None else mask[..., :end]
         outputs.append(layer(x[:, start:end], rotary=angles, mask=seen, cache=cache.layer(0)))
     torch.testing.assert_close(torch.cat(outputs, dim=1), at_once, atol=1e-10, rtol=1e-10)
@@ -151,7 +154,7 @@ def test_a_static_cache_gives_the_same_logits(options):
     tokens = torch.randint(31, (2, 12))
     cache = KVCache(3, 2, gpt.config.num_kv_heads, 12, 8)
     position = torch.empty(1, dtype=torch.long)
-    static_cache = StaticCache(cache, position, gpt.config.window)
+    static_cache = StaticCache(cache, position)
     logits = [gpt(tokens[:, :3], cache=cache)]
     for index in range(3, 12):
         position.fill_(index)

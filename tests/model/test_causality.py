@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from model.attention import CausalSelfAttention, MultiHeadAttention, scaled_dot_product_attention
 from model.gpt import GPTConfig
 from model.masks import causal_mask, document_mask, sliding_window_mask
-from model.rotary import RotaryEmbedding
+from model.rotary import rotary_angles
 from tests.gpts import GPT2, random_gpt
 
 SIZES = {"vocab_size": 31, "context_length": 12, "num_layers": 2, "num_heads": 4, "embed_dim": 32}
@@ -31,7 +31,7 @@ lengths = st.integers(1, 7)
 @settings(deadline=None, max_examples=40)
 def test_each_token_moves_exactly_those_that_may_see_it(T, heads, window, dressed):
     layer = CausalSelfAttention(8, heads[0], num_kv_heads=heads[1], head_dim=4, window=window, qk_norm=dressed)
-    rotary = RotaryEmbedding(4, T)(T) if dressed else None
+    rotary = rotary_angles(torch.arange(T), 4) if dressed else None
     moved = influence(lambda x: layer(x[None], rotary=rotary)[0], torch.randn(T, 8))
     expected = causal_mask(T) if window is None else sliding_window_mask(T, window)
     torch.testing.assert_close(moved > 0, expected)

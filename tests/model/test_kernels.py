@@ -1,0 +1,276 @@
+"""What is faster on some machine computes the same as what PyTorch does by itself."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from model import kernels
+from model.attention import CausalSelfAttention, scaled_dot_product_attention
+from model.generation import generate, stream
+from model.gpt import GPT, GPTConfig
+from model.kernels import FEW_ROWS, MAX_SHORT_LENGTH, fast_decoding, plain, short_causal_attention, sliced_linear
+from tests.gpts import random_gpt
+
+GROUPED = GPTConfig(vocab_size=23, context_length=16, num_layers=2, num_heads=4, embed_dim=32, num_kv_heads=2)
+MODERN = GPTConfig(vocab_size=23, context_length=16, num_layers=2, num_heads=4, embed_dim=32, bigram_buckets=50)
+
+# All of it together
+
+
+@pytest.mark.parametrize("config", [GROUPED, MODERN], ids=["grouped", "modern"])
+def test_without_the_kernels_the_program_gives_the_same(config, monkeypatch):
+    monkeypatch.setattr(kernels, "_measured_gain", lambda layers, num_rows: 2.0)  # as on a machine where slices pay
+    gpt, tokens = random_gpt(config), torch.randint(23, (2, 12))
+
+    def everything():
+        gpt.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = gpt.loss(tokens[:, :-1], tokens[:, 1:])
+        loss.backward()
+        gradient = gpt.blocks[0].attention.qkv_proj.weight.grad.clone()
+        return loss.detach(), gradient / gradient.norm(), generate(gpt, tokens, 9, temperature=0)
+
+    with_kernels = everything()
+    asked = []
+    for name in ("short_causal_attention", "sliced_linear"):
+        monkeypatch.setattr(kernels, name, lambda *args, name=name: asked.append(name))
+    with plain():
+        without = everything()
+    assert not asked
+    torch.testing.assert_close(with_kernels[0], without[0], atol=0.02, rtol=0.02)  # bfloat16 rounds to within 0.4%
+    torch.testing.assert_close(with_kernels[1], without[1], atol=0.02, rtol=0)
+    assert torch.equal(with_kernels[2], without[2])
+
+
+# Attention over short contexts in bfloat16
+
+
+def inputs(*shape, scale=1.0):
+    """Queries, keys, values and the gradient of the result; in bfloat16, and the very same numbers in float64."""
+    rounded = [(torch.randn(shape) * factor).bfloat16() for factor in (scale, scale, 1.0, 1.0)]
+    return rounded, [x.double() for x in rounded]
+
+
+def values_and_gradients(attend, q, k, v, values_grad):
+    leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+    values = attend(*leaves)
+    values.backward(values_grad)
+    return [values.detach(), *(x.grad for x in leaves)]
+
+
+def formula(q, k, v):
+    future = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).triu(1)
+    return (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(future, -torch.inf).softmax(-1) @ v
+
+
+def kernel(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def errors(actual, exact):
+    return [((a.double() - e).norm() / e.norm()).item() for a, e in zip(actual, exact, strict=True)]
+
+
+@pytest.mark.parametrize("scale", [1.0, 4.0], ids=["flat", "sharp"])  # scores of about 1, and of about 16
+@pytest.mark.parametrize("shape", [(2, 64, 32), (3, 2, 128, 16), (1, 2, 256, 64), (2, 7)], ids=str)
+def test_values_and_gradients_are_as_exact_as_those_of_pytorchs_kernel(shape, scale):
+    rounded, exact = inputs(*shape, scale=scale)
+    expected = values_and_gradients(formula, *exact)
+    ours = values_and_gradients(short_causal_attention, *rounded)
+    assert [x.dtype for x in ours] == [torch.bfloat16] * 4 and ours[0].shape == shape
+    theirs = errors(values_and_gradients(kernel, *rounded), expected)
+    for our, their in zip(errors(ours, expected), theirs, strict=True):
+        assert our < max(1.5 * their, 0.01)
+
+
+def test_scores_are_not_rounded_even_under_autocast():
+    # The scores 128 and 128.5 are one number in bfloat16; the weights must differ by the factor exp(0.5).
+    q = torch.tensor([[[0.0, 0.0], [2.0, 2.0]]]).bfloat16() * 2**0.5
+    k = torch.tensor([[[64.0, 64.0], [64.0, 64.5]]]).bfloat16()
+    v = torch.eye(2)[None].bfloat16()
+    exact = formula(q.double(), k.double(), v.double())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        values = short_causal_attention(q, k, v)
+    assert values[0, 1, 1] / values[0, 1, 0] > 1.5
+    torch.testing.assert_close(values.double(), exact, atol=4e-3, rtol=0)
+
+
+def test_the_future_has_no_part_in_anything():
+    (q, k, v, values_grad), _ = inputs(2, 12, 8)
+    values_grad[:, 6:] = 0
+    before = values_and_gradients(short_causal_attention, q, k, v, values_grad)
+    q[:, 6:], k[:, 6:], v[:, 6:] = 9, 9, 9
+    after = values_and_gradients(short_causal_attention, q, k, v, values_grad)
+    for x, y in zip(before, after, strict=True):
+        assert torch.equal(x[:, :6], y[:, :6])
+    assert all(not gradient[:, 6:].any() for gradient in after[1:])
+
+
+def in_bfloat16(layer, x, monkeypatch, mask=None):
+    """What the layer computes in bfloat16, and how often it calls PyTorch's kernel."""
+    calls, fused = [], F.scaled_dot_product_attention
+    with monkeypatch.context() as patch:
+        patch.setattr(F, "scaled_dot_product_attention", lambda *a, **kw: (calls.append(a), fused(*a, **kw))[1])
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            values = layer(x, mask=mask)
+    return values, len(calls)
+
+
+def test_a_layer_computes_the_same_either_way(monkeypatch):
+    layer, x = CausalSelfAttention(32, 4), torch.randn(2, 24, 32)
+    ours, calls = in_bfloat16(layer, x, monkeypatch)
+    assert calls == 0
+    with plain():
+        pytorchs, calls = in_bfloat16(layer, x, monkeypatch)
+    assert calls == 1
+    assert errors([ours], [pytorchs.double()])[0] < 0.01
+
+
+@pytest.mark.parametrize(
+    ("options", "length", "mask"),
+    [
+        ({"dropout": 0.5}, 24, None),
+        ({"num_kv_heads": 2}, 24, None),
+        ({"window": 5}, 24, None),
+        ({}, 24, torch.ones(24, 24, dtype=torch.bool)),
+        ({}, 1, None),
+        ({}, MAX_SHORT_LENGTH + 1, None),
+    ],
+    ids=["dropout", "grouped", "window", "mask", "single query", "long"],
+)
+def test_everything_else_goes_to_pytorchs_kernel(options, length, mask, monkeypatch):
+    _, calls = in_bfloat16(CausalSelfAttention(32, 4, **options), torch.randn(1, length, 32), monkeypatch, mask)
+    assert calls == 1
+
+
+def test_float32_and_cross_attention_go_to_pytorchs_kernel(monkeypatch):
+    monkeypatch.setattr(kernels, "short_causal_attention", lambda *_: pytest.fail("not for these"))
+    q = torch.randn(2, 8, 4)
+    scaled_dot_product_attention(q, q, q, is_causal=True)
+    q, v = q.bfloat16(), torch.randn(2, 8, 6).bfloat16()
+    scaled_dot_product_attention(q, q, v, is_causal=True)
+    scaled_dot_product_attention(q, q, q)
+    scaled_dot_product_attention(q, q, q, is_causal=True, scale=1.0)
+
+
+def test_compiles_without_a_break():
+    layer, x = CausalSelfAttention(32, 4), torch.randn(2, 24, 32)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def compiled(x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return layer(x)
+
+    compiled(x).sum().backward()
+    gradient = layer.qkv_proj.weight.grad.clone()
+    layer.zero_grad()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        layer(x).sum().backward()
+    torch.testing.assert_close(gradient, layer.qkv_proj.weight.grad)
+
+
+# Products with a few vectors
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("out_features", [1, 12, 13, 64])
+@pytest.mark.parametrize(
+    "shape", [(), (1,), (1, 1), (FEW_ROWS, 1), (1, FEW_ROWS), (2, 2), (FEW_ROWS + 1, 1), (3, 2, 2)]
+)
+def test_slices_change_neither_values_nor_gradients(shape, out_features, bias):
+    layer = nn.Linear(6, out_features, bias=bias)
+    x = torch.randn(*shape, 6)
+    expected, actual = layer(x), sliced_linear(layer, x)
+    torch.testing.assert_close(actual, expected)
+    upstream = torch.randn_like(expected)
+    gradients = [torch.autograd.grad(y, layer.parameters(), upstream) for y in (actual, expected)]
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """What the measurement finds, in place of what it would find on this machine."""
+
+    def set_gain(gain):
+        monkeypatch.setattr(kernels, "_slices_are_faster", {})
+        monkeypatch.setattr(kernels, "_measured_gain", lambda layers, num_rows: gain)
+
+    return set_gain
+
+
+def calls_of_bmm(monkeypatch, function):
+    calls, bmm = [], torch.bmm
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "bmm", lambda *args: calls.append(args[0].shape) or bmm(*args))
+        function()
+    return calls
+
+
+def test_slices_are_used_where_they_were_measured_to_be_faster(measured, monkeypatch):
+    model = nn.Sequential(nn.Linear(6, 16, bias=False))
+
+    def decode():
+        with fast_decoding(model, 1):
+            model(torch.randn(FEW_ROWS, 6))
+            model(torch.randn(FEW_ROWS + 1, 6))
+        model(torch.randn(1, 6))
+
+    measured(2.0)
+    assert calls_of_bmm(monkeypatch, decode) == [(8, 2, 6)]
+    measured(1.1)  # too little to be sure
+    assert calls_of_bmm(monkeypatch, decode) == []
+
+
+def test_large_batches_and_other_types_are_left_alone(measured):
+    measured(2.0)
+    for model, batch_size in ((nn.Linear(6, 16), FEW_ROWS + 1), (nn.Linear(6, 16, dtype=torch.float64), 1)):
+        with fast_decoding(model, batch_size):
+            assert "forward" not in vars(model)
+
+
+def test_the_measurement_is_made_once(monkeypatch):
+    measurements = []
+    monkeypatch.setattr(kernels, "_slices_are_faster", {})
+    monkeypatch.setattr(kernels, "_measured_gain", lambda layers, num_rows: measurements.append(num_rows) or 0.5)
+    model = nn.Sequential(nn.Linear(6, 16), nn.Linear(16, 8))
+    for batch_size in (1, 1, 2, 1):
+        with fast_decoding(model, batch_size):
+            pass
+    assert measurements == [1, 2]
+
+
+def test_the_measurement_times_both_ways():
+    layers = [nn.Linear(64, 64), nn.Linear(64, 32, bias=False)]
+    assert 0.001 < kernels._measured_gain(layers, 2) < 1000
+
+
+def test_decoding_in_between_compiles_nothing_again(measured):
+    measured(2.0)
+    graphs = []
+    layer = nn.Linear(6, 16)
+    compiled = torch.compile(lambda x: layer(x), backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
+    x = torch.randn(FEW_ROWS + 1, 6)
+    compiled(x)
+    with fast_decoding(layer, 1):
+        pass
+    compiled(x)
+    assert len(graphs) == 1
+
+
+def test_layers_are_as_before_after_an_interruption_and_after_decoding(measured):
+    measured(2.0)
+    gpt = GPT(GPTConfig(vocab_size=8, context_length=8, num_layers=1, num_heads=1, embed_dim=8))
+
+    def changed_layers():
+        return sum("forward" in vars(module) for module in gpt.modules())
+
+    with pytest.raises(KeyboardInterrupt), fast_decoding(gpt, 1):
+        assert changed_layers() == 5
+        raise KeyboardInterrupt
+    assert changed_layers() == 0
+    text = stream(gpt, torch.zeros(1, 1, dtype=torch.long), 8)
+    next(text)
+    assert changed_layers() == 5
+    text.close()
+    assert changed_layers() == 0
