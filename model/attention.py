@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.cache import LayerCache
-from model.checks import check_divides, check_range
+from model.checks import check_attention_inputs, check_divides, check_mask, check_range, check_sizes
 from model.kernels import fused_attention
-from model.masks import causal_mask, check_mask, window_mask
+from model.masks import causal_mask, window_mask
 from model.rotary import apply_rotary
 
 
@@ -58,7 +58,7 @@ def scaled_dot_product_attention(
         TypeError: if the tensors are not floating-point of one type (autocast may mix them), or the mask not boolean.
         ValueError: if the shapes do not fit together, or dropout_p is not in [0, 1).
     """
-    _check_inputs(query, key, value, mask)
+    check_attention_inputs(query, key, value, mask)
     check_range("dropout_p", dropout_p, 0, 1, high_open=True)
     T, S = query.shape[-2], key.shape[-2]
     if is_causal and (need_weights or mask is not None or T != S):
@@ -134,11 +134,11 @@ class MultiHeadAttention(nn.Module):
         key_dim = query_dim if key_dim is None else key_dim
         value_dim = key_dim if value_dim is None else value_dim
         output_dim = query_dim if output_dim is None else output_dim
-        _check_sizes(query_dim=query_dim, num_heads=num_heads, key_dim=key_dim, value_dim=value_dim)
+        check_sizes(query_dim=query_dim, num_heads=num_heads, key_dim=key_dim, value_dim=value_dim)
         if head_dim is None:
             check_divides("num_heads", num_heads, "query_dim", query_dim)
             head_dim = query_dim // num_heads
-        _check_sizes(head_dim=head_dim, output_dim=output_dim)
+        check_sizes(head_dim=head_dim, output_dim=output_dim)
         check_range("dropout", dropout, 0, 1, high_open=True)
         self.num_heads = num_heads
         self.head_dim = head_dim
@@ -226,12 +226,12 @@ class CausalSelfAttention(nn.Module):
     ) -> None:
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        _check_sizes(embed_dim=embed_dim, num_heads=num_heads, num_kv_heads=num_kv_heads)
+        check_sizes(embed_dim=embed_dim, num_heads=num_heads, num_kv_heads=num_kv_heads)
         if head_dim is None:
             check_divides("num_heads", num_heads, "embed_dim", embed_dim)
             head_dim = embed_dim // num_heads
         check_divides("num_kv_heads", num_kv_heads, "num_heads", num_heads)
-        _check_sizes(head_dim=head_dim, window=window)
+        check_sizes(head_dim=head_dim, window=window)
         check_range("dropout", dropout, 0, 1, high_open=True)
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
@@ -318,27 +318,3 @@ def _merge_heads(x: Tensor) -> Tensor:
     """(..., H, T, K) -> (..., T, H * K)"""
     # Without the transpose this would mix positions, and so carry the future into the past.
     return x.transpose(-3, -2).flatten(-2)
-
-
-def _check_inputs(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> None:
-    mixed = not query.dtype == key.dtype == value.dtype and not torch.is_autocast_enabled(query.device.type)
-    if mixed or not all(x.is_floating_point() for x in (query, key, value)):
-        raise TypeError(f"attention needs floats of one type, not {query.dtype}, {key.dtype} and {value.dtype}")
-    shapes = [tuple(x.shape) for x in (query, key, value)]
-    if min(map(len, shapes)) < 2:
-        raise ValueError(f"query, key and value need 2 axes or more, not the shapes {shapes}")
-    if query.shape[-1] != key.shape[-1]:
-        raise ValueError(f"query has width {query.shape[-1]}, but key has width {key.shape[-1]}")
-    if key.shape[-2] != value.shape[-2]:
-        raise ValueError(f"there are {key.shape[-2]} keys, but {value.shape[-2]} values")
-    try:
-        leading = torch.broadcast_shapes(*(shape[:-2] for shape in shapes))
-    except RuntimeError:
-        raise ValueError(f"the leading dimensions of query, key and value do not broadcast: {shapes}") from None
-    if mask is not None:
-        check_mask(mask, (*leading, query.shape[-2], key.shape[-2]))
-
-
-def _check_sizes(**sizes: int | None) -> None:
-    for name, size in sizes.items():
-        check_range(name, size, 1)

@@ -112,51 +112,10 @@ class KVCache:
         self.length = 0
 
 
-class StaticCache:
-    """A KVCache for steps of one token a sequence that run the same operations at every position.
-
-    The position is a tensor on the device, and all M places are read under a mask. Nothing depends on a number that
-    Python holds, so a step can be recorded once and replayed, as a CUDA graph for example. The caller sets `position`
-    before a step and advances `cache.length` after it.
-
-    Args:
-        cache: holds at least one token.
-        position: (1,) integer on the cache's device, 1 .. M - 1.
-    """
-
-    length = 0  # the caller counts: a number that changes in Python could not be recorded
-
-    def __init__(self, cache: KVCache, position: Tensor) -> None:
-        self.cache, self.position = cache, position
-
-    def positions(self, num_new: int) -> Tensor:
-        """As `KVCache.positions`, for one token."""
-        return self.position
-
-    def append_tokens(self, tokens: Tensor) -> Tensor:
-        """As `KVCache.append_tokens` for ids (B, 1), but returns a copy."""
-        self.cache.tokens.index_copy_(1, self.position, tokens)
-        return self.cache.tokens.index_select(1, torch.cat((self.position - 1, self.position)))
-
-    def append(self, layer: int, k: Tensor, v: Tensor, window: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """As `KVCache.append` for k and v (B, H_kv, 1, K), but returns all M keys and values, and a mask (1, M)."""
-        keys = self.cache.keys[layer].index_copy_(2, self.position, k)
-        values = self.cache.values[layer].index_copy_(2, self.position, v)
-        distance = self.position - torch.arange(self.cache.max_len, device=k.device)
-        visible = distance >= 0
-        if window is not None:
-            visible &= distance < window
-        return keys, values, visible[None]
-
-    def layer(self, index: int) -> LayerCache:
-        """The part of one attention layer."""
-        return LayerCache(self, index)
-
-
 class LayerCache(NamedTuple):
     """The part of a cache that belongs to one attention layer."""
 
-    cache: KVCache | StaticCache
+    cache: KVCache
     index: int
 
     def append(self, k: Tensor, v: Tensor, window: int | None = None) -> tuple[Tensor, Tensor, Tensor | None]:

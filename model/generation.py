@@ -12,12 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.cache import KVCache, StaticCache
+from model.cache import KVCache
 from model.checks import check_range
 from model.gpt import GPT, in_eval_mode
-from model.kernels import fast_decoding
-
-Recorder = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
+from model.kernels import RecordedStep, Recorder, fast_decoding
 
 
 def generate(model: GPT, tokens: Tensor, max_new_tokens: int, **options: Any) -> Tensor:
@@ -126,37 +124,6 @@ def _decode(
             if stop_token is not None and finished.all():
                 return
             unread = token[:, None]
-
-
-class RecordedStep:
-    """A forward pass of one token a sequence, recorded at the first call and replayed from then on.
-
-    Args:
-        cache: what the tokens follow; at every call it must hold at least one token and have room for one more.
-        record: runs a function without arguments, perhaps several times, and returns a function that repeats it.
-    """
-
-    def __init__(self, model: GPT, cache: KVCache, record: Recorder) -> None:
-        self.model, self.cache, self.record = model, cache, record
-        # Whatever changes between calls lives at fixed addresses.
-        self.tokens = torch.zeros_like(cache.tokens[:, :1])
-        self.position = cache.tokens.new_zeros(1)
-        self.static_cache = StaticCache(cache, self.position)
-        self.repeat: Callable[[], Tensor] | None = None
-
-    def __call__(self, tokens: Tensor) -> Tensor:
-        """Tokens (B, 1) -> logits (B, V); the next call may overwrite them."""
-        self.tokens.copy_(tokens)
-        self.position.fill_(self.cache.length)
-        if self.repeat is None:
-            with torch.cuda.device_of(tokens):
-                self.repeat = self.record(self._logits)
-        logits = self.repeat()
-        self.cache.length += 1
-        return logits
-
-    def _logits(self) -> Tensor:
-        return self.model.unembed(self.model.features(self.tokens, cache=self.static_cache)[:, -1])
 
 
 def sample(

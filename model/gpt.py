@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.attention import CausalSelfAttention
-from model.cache import KVCache, LayerCache, StaticCache
+from model.cache import KVCache, LayerCache
 from model.checks import check_choices, check_divides, check_range
 from model.masks import document_mask
 from model.rotary import rotary_angles
@@ -267,9 +267,7 @@ class GPT(nn.Module):
         logits = self(tokens, document_ids=document_ids)
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction=reduction)
 
-    def features(
-        self, tokens: Tensor, *, cache: KVCache | StaticCache | None = None, document_ids: Tensor | None = None
-    ) -> Tensor:
+    def features(self, tokens: Tensor, *, cache: KVCache | None = None, document_ids: Tensor | None = None) -> Tensor:
         """(B, T) -> (B, T, D), the residual stream after the last block and the final norm."""
         T = tokens.shape[1]
         length = T if cache is None else cache.length + T

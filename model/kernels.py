@@ -21,11 +21,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from model.cache import KVCache
+
+if TYPE_CHECKING:
+    from model.gpt import GPT
 
 _enabled = True
 
@@ -186,6 +192,79 @@ def _measured_gain(layers: list[nn.Linear], num_rows: int) -> float:
                 seconds[number] = min(seconds[number], time.perf_counter() - started)
     plain, sliced = map(sum, shortest)
     return plain / sliced
+
+
+# Recorded steps
+
+Recorder = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
+
+
+class StaticCache(KVCache):
+    """Another view of a KVCache, for steps of one token a sequence that run the same operations at every position.
+
+    The position is a tensor on the device, and all M places are read under a mask. Nothing depends on a number that
+    Python holds, so a step can be recorded once and replayed. The caller sets `position` before a step and advances
+    `cache.length` after it.
+
+    Args:
+        cache: holds at least one token.
+        position: (1,) integer on the cache's device, 1 .. M - 1.
+    """
+
+    def __init__(self, cache: KVCache, position: Tensor) -> None:
+        self.max_len, self.tokens, self.keys, self.values = cache.max_len, cache.tokens, cache.keys, cache.values
+        self.length = 0  # the caller counts: a number that changes in Python could not be recorded
+        self.position = position
+
+    def positions(self, num_new: int) -> Tensor:
+        """As `KVCache.positions`, for one token."""
+        return self.position
+
+    def append_tokens(self, tokens: Tensor) -> Tensor:
+        """As `KVCache.append_tokens` for ids (B, 1), but returns a copy."""
+        self.tokens.index_copy_(1, self.position, tokens)
+        return self.tokens.index_select(1, torch.cat((self.position - 1, self.position)))
+
+    def append(self, layer: int, k: Tensor, v: Tensor, window: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """As `KVCache.append` for k and v (B, H_kv, 1, K), but returns all M keys and values, and a mask (1, M)."""
+        keys = self.keys[layer].index_copy_(2, self.position, k)
+        values = self.values[layer].index_copy_(2, self.position, v)
+        distance = self.position - torch.arange(self.max_len, device=k.device)
+        visible = distance >= 0
+        if window is not None:
+            visible &= distance < window
+        return keys, values, visible[None]
+
+
+class RecordedStep:
+    """A forward pass of one token a sequence, recorded at the first call and replayed from then on.
+
+    Args:
+        cache: what the tokens follow; at every call it must hold at least one token and have room for one more.
+        record: runs a function without arguments, perhaps several times, and returns a function that repeats it.
+    """
+
+    def __init__(self, model: GPT, cache: KVCache, record: Recorder) -> None:
+        self.model, self.cache, self.record = model, cache, record
+        # Whatever changes between calls lives at fixed addresses.
+        self.tokens = torch.zeros_like(cache.tokens[:, :1])
+        self.position = cache.tokens.new_zeros(1)
+        self.static_cache = StaticCache(cache, self.position)
+        self.repeat: Callable[[], Tensor] | None = None
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Tokens (B, 1) -> logits (B, V); the next call may overwrite them."""
+        self.tokens.copy_(tokens)
+        self.position.fill_(self.cache.length)
+        if self.repeat is None:
+            with torch.cuda.device_of(tokens):
+                self.repeat = self.record(self._logits)
+        logits = self.repeat()
+        self.cache.length += 1
+        return logits
+
+    def _logits(self) -> Tensor:
+        return self.model.unembed(self.model.features(self.tokens, cache=self.static_cache)[:, -1])
 
 
 def record_cuda_graph(function: Callable[[], Tensor]) -> Callable[[], Tensor]:

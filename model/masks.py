@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from model.checks import check_integers
+
 
 def causal_mask(query_len: int, key_len: int | None = None, *, device: torch.device | str | None = None) -> Tensor:
     """(T, S): a query may attend to its own position and to those before it.
@@ -64,7 +66,7 @@ def padding_mask(valid_lens: Tensor, key_len: int) -> Tensor:
         ValueError: for another number of axes, and for a length that is negative or beyond `key_len`.
     """
     valid_lens = torch.as_tensor(valid_lens)
-    _check_integers("valid_lens", valid_lens)
+    check_integers("valid_lens", valid_lens)
     if valid_lens.ndim not in (1, 2):
         raise ValueError(f"valid_lens must be (B,) or (B, T), not of shape {tuple(valid_lens.shape)}")
     # Looking at the values waits for the device and cannot be traced, so a compiled caller is trusted.
@@ -88,24 +90,10 @@ def document_mask(document_ids: Tensor) -> Tensor:
         ValueError: if they are not (B, T).
     """
     document_ids = torch.as_tensor(document_ids)
-    _check_integers("document_ids", document_ids)
+    check_integers("document_ids", document_ids)
     if document_ids.ndim != 2:
         raise ValueError(f"document_ids must be (B, T), not of shape {tuple(document_ids.shape)}")
     return (document_ids[:, :, None] == document_ids[:, None, :]).unsqueeze(1)
-
-
-def check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
-    """Refuses a mask that cannot say which of `shape` (..., T, S) scores count.
-
-    Raises:
-        TypeError: if it is not boolean.
-        ValueError: if it does not broadcast to `shape`.
-    """
-    if mask.dtype != torch.bool:
-        raise TypeError(f"mask must be boolean (True = may attend), not {mask.dtype}")
-    padded = (1,) * (len(shape) - mask.ndim) + tuple(mask.shape)
-    if len(padded) > len(shape) or any(m not in (1, n) for m, n in zip(padded, shape, strict=True)):
-        raise ValueError(f"mask has shape {tuple(mask.shape)}, which does not broadcast to (..., T, S) = {shape}")
 
 
 def _distance(query_len: int, key_len: int, device: torch.device | str | None) -> Tensor:
@@ -117,8 +105,3 @@ def _distance(query_len: int, key_len: int, device: torch.device | str | None) -
             raise ValueError(f"{name} must not be negative: it is {length}")
     queries = torch.arange(key_len - query_len, key_len, device=device)
     return queries[:, None] - torch.arange(key_len, device=device)
-
-
-def _check_integers(name: str, ids: Tensor) -> None:
-    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-        raise TypeError(f"{name} must hold integers, not {ids.dtype}")

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.attention import CausalSelfAttention
-from model.cache import KVCache, StaticCache
+from model.cache import KVCache
 from model.gpt import GPTConfig
+from model.kernels import StaticCache
 from model.masks import causal_mask, padding_mask, sliding_window_mask
 from model.rotary import rotary_angles
 from tests.gpts import GPT2, random_gpt
