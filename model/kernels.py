@@ -1,15 +1,14 @@
 """Everything that exists only because some machine is faster that way.
 
-With all of it switched off, by `plain()`, the program computes the same results to rounding. What is here, what it
-gains, and where that was measured:
+Without it the program computes the same results, to rounding; `plain()` switches the attention and the products off.
 
-    short_causal_attention   a step of configs/default.yaml takes 7-10% less time, AMD EPYC and Intel Xeon (AMX)
-    fast_decoding            decoding one text takes half the time on an AMD EPYC; not used where it is measured slower
-    keep_freed_memory        a training step takes 30-40% less time, AMD EPYC and glibc
-    record_cuda_graph        for GPUs that wait for Python between small kernels; not measured yet
+    fused_attention     short contexts in bfloat16: 7-10% of a training step, AMD EPYC and Intel Xeon with AMX
+    fast_decoding       half the time to decode one text on an AMD EPYC; measured at run time, as elsewhere it loses
+    RecordedStep        replays a decoding step, on a GPU as a CUDA graph; not measured yet
+    keep_freed_memory   40% of a training step, AMD EPYC with glibc
 
-Shapes: N sequences (batch times heads), T query length, S key length, K head width, I features in, O features out,
-M vectors.
+Shapes: B batch, N sequences (batch times heads), T query length, S key length, K head width, V vocabulary, I features
+in, O features out, M vectors or places in a cache.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -155,7 +154,7 @@ def fast_decoding(model: nn.Module, batch_size: int) -> Iterator[None]:
             _slices_are_faster[shapes] = _measured_gain(layers, batch_size) > MIN_GAIN
         layers = layers if _slices_are_faster[shapes] else []
     for layer in layers:
-        layer.forward = partial(sliced_linear, layer)
+        layer.forward = sliced_linear(layer)
     try:
         yield
     finally:
@@ -163,35 +162,37 @@ def fast_decoding(model: nn.Module, batch_size: int) -> Iterator[None]:
             del layer.forward  # the method of its class is back
 
 
-def sliced_linear(layer: nn.Linear, x: Tensor) -> Tensor:
-    """`layer(x)`, (..., I) -> (..., O), in slices of its weight where x holds up to FEW_ROWS vectors."""
-    if x.numel() > FEW_ROWS * layer.in_features:
-        return F.linear(x, layer.weight, layer.bias)
+def sliced_linear(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
+    """A function like `layer`, (..., I) -> (..., O), that multiplies up to FEW_ROWS vectors in slices of its weight."""
     slices = math.gcd(SLICES, layer.out_features)
     weight = layer.weight.view(slices, -1, layer.in_features)
-    vectors = x.reshape(-1, layer.in_features).t().expand(slices, -1, -1)  # (slices, I, M)
-    if layer.bias is None:
-        product = torch.bmm(weight, vectors)
-    else:
-        product = torch.baddbmm(layer.bias.view(slices, -1, 1), weight, vectors)
-    return product.permute(2, 0, 1).reshape(*x.shape[:-1], layer.out_features)
+    bias = None if layer.bias is None else layer.bias.view(slices, -1, 1)
+
+    def multiply(x: Tensor) -> Tensor:
+        if x.numel() > FEW_ROWS * layer.in_features:
+            return F.linear(x, layer.weight, layer.bias)
+        vectors = x.reshape(-1, layer.in_features).t().expand(slices, -1, -1)  # (slices, I, M)
+        product = torch.bmm(weight, vectors) if bias is None else torch.baddbmm(bias, weight, vectors)
+        return product.permute(2, 0, 1).reshape(*x.shape[:-1], layer.out_features)
+
+    return multiply
 
 
 @torch.inference_mode()
 def _measured_gain(layers: list[nn.Linear], num_rows: int) -> float:
-    """How many times as fast `sliced_linear` is as F.linear, over all layers."""
+    """How many times as fast the slices are, over all layers."""
     inputs = [torch.ones(num_rows, layer.in_features) for layer in layers]
-    ways = (lambda layer, x: F.linear(x, layer.weight, layer.bias), sliced_linear)
+    ways = (layers, [sliced_linear(layer) for layer in layers])
     shortest = [[math.inf] * len(layers) for _ in ways]  # because other work on the machine only adds
     for _ in range(MEASURED_ROUNDS):
-        for multiply, seconds in zip(ways, shortest, strict=True):
-            # One layer after the other, as in the model: a weight used twice in a row is still in the cache.
-            for number, (layer, x) in enumerate(zip(layers, inputs, strict=True)):
+        for functions, seconds in zip(ways, shortest, strict=True):
+            # One layer after the other, as in the model: a weight used twice in a row would still be in the cache.
+            for number, (multiply, x) in enumerate(zip(functions, inputs, strict=True)):
                 started = time.perf_counter()
-                multiply(layer, x)
+                multiply(x)
                 seconds[number] = min(seconds[number], time.perf_counter() - started)
-    plain, sliced = map(sum, shortest)
-    return plain / sliced
+    plain_seconds, sliced_seconds = map(sum, shortest)
+    return plain_seconds / sliced_seconds
 
 
 # Recorded steps
