@@ -120,9 +120,10 @@ def test_a_selection_draws_only_that_head():
     np.testing.assert_allclose(figure.axes[0].images[0].get_array(), maps[2, 1].astype(np.float32))
 
 
-def test_scores_are_drawn(tmp_path):
+def test_pictures_are_returned_and_written(tmp_path):
     scores = np.random.default_rng(0).random((5, 2, 3))
-    assert images.score_grid(scores[0], "sink", tmp_path / "grid.png") == (tmp_path / "grid.png").read_bytes()
+    grid = images.attention_grid(one_hot_maps(1, 1, 3), "abc", tmp_path / "grid.png", max_side=100)
+    assert grid == (tmp_path / "grid.png").read_bytes()
     curves = images.score_curves(
         [0, 1, 2, 4, 8], {"sink": scores, "induction": scores}, tmp_path / "curves.png", "$\\bad{$"
     )

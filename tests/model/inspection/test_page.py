@@ -1,4 +1,4 @@
-"""The page as a file: what it holds, how it stays small, and that nothing in a text can break out of it."""
+"""The page as a file: its content, its size limit, and that no text in it can become markup."""
 
 import base64
 import gzip
@@ -58,7 +58,7 @@ def random_captures(
 
 
 class Scripts(HTMLParser):
-    """Script elements as an HTML parser sees them, and every other element that carries a load or an event."""
+    """The script elements as an HTML parser sees them, and all elements that load something or handle events."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,8 @@ class Scripts(HTMLParser):
     def handle_starttag(self, tag, attributes):
         names = dict(attributes)
         if tag == "script":
-            self.inside = names.get("id", "program" if "program" not in self.scripts else "another program")
+            self.inside = names.get("id") or names.get("type", "program")
+            assert self.inside not in self.scripts
             self.scripts[self.inside] = ""
         if {"src", "href"} & set(names) or any(name.startswith("on") for name in names):
             self.suspicious.append((tag, attributes))
@@ -84,6 +85,12 @@ def parse(page: str) -> tuple[dict, Scripts]:
     scripts = Scripts()
     scripts.feed(page)
     return json.loads(scripts.scripts["data"]), scripts
+
+
+def modules(page: str) -> dict[str, str]:
+    """The source of each JavaScript module in the page."""
+    urls = json.loads(parse(page)[1].scripts["importmap"])["imports"]
+    return {name: base64.b64decode(url.partition("base64,")[2]).decode() for name, url in urls.items()}
 
 
 def unpack(text: str, layers: int, heads_: int) -> np.ndarray:
@@ -107,7 +114,7 @@ def test_scores_uniform_values_and_formation_are_those_of_heads():
     grown = [replace(s, scores=s.scores | {"sink": np.full((2, 3), i / 4)}) for i, s in enumerate(captures.snapshots)]
     captures = replace(captures, snapshots=grown)
     data, _ = parse(attention_page([captures], "a title"))
-    assert data["uniform"] == heads.uniform_scores(12, 11, 5)
+    assert {name: score["uniform"] for name, score in data["scores"].items()} == heads.uniform_scores(12, 11, 5)
     run = data["runs"][0]
     assert run["formation"]["sink"] == [[4] * 3] * 2  # 0, 1/4, 1/2, 3/4, 1 at the steps 0, 1, 2, 4, 8
     for capture, snapshot in zip(run["captures"], captures.snapshots, strict=True):
@@ -138,16 +145,31 @@ def test_hostile_text_stays_within_its_string():
     data, scripts = parse(page)
     assert data["probes"][0]["labels"] == labels
     assert data["title"] == "</title><script>alert(1)</script>"
-    assert set(scripts.scripts) == {"data", "program", *(f"block-{n}" for n in range(10))}
+    assert set(scripts.scripts) == {"data", "importmap", "module", *(f"block-{n}" for n in range(10))}
     assert not scripts.suspicious
     page.encode()  # lone surrogates are escaped
 
 
 def test_nothing_in_the_page_points_anywhere():
     page = attention_page([random_captures()], "a title")
-    assert "http://" not in page and "https://" not in page and "innerHTML" not in page
+    for text in (page, *modules(page).values()):
+        assert "http://" not in text and "https://" not in text and "innerHTML" not in text
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1]
     assert html.unescape(policy).startswith("default-src 'none'")
+
+
+def test_the_page_holds_every_module_that_its_program_imports():
+    sources = modules(attention_page([random_captures()], "a title"))
+    assert {"browser/page.js", "browser/state.js", "browser/card.js"} <= set(sources)
+    assert "browser/report.js" not in sources
+    imported = {name for source in sources.values() for name in re.findall(r'"(browser/\S+)"', source)}
+    assert imported | {"browser/page.js"} == set(sources)
+
+
+def test_every_score_is_in_the_page_with_its_explanation():
+    data, _ = parse(attention_page([random_captures()], "a title"))
+    found = {name: (score["meaning"], score["probe"]) for name, score in data["scores"].items()}
+    assert found == {name: (score.meaning, score.probe) for name, score in heads.SCORES.items()}
 
 
 def test_both_colour_maps_change_lightness_steadily():
@@ -211,7 +233,7 @@ def test_many_captures_thin_the_curves_but_every_map_can_be_reached():
     assert 300 <= len(shown) < 400 and [c["step"] for c in shown if "blocks" in c] == [0, 7, 399]
     data, page = parse(attention_page([captures], "a title"))
     numbers = [number for capture in data["runs"][0]["captures"] for number in capture["blocks"]]
-    assert {f"block-{number}" for number in numbers} == set(page.scripts) - {"data", "program"} and len(numbers) == 800
+    assert {f"block-{number}" for number in numbers} == set(page.scripts) - {"data", "importmap", "module"} and len(numbers) == 800
 
 
 def test_what_fits_in_no_way_is_refused():

@@ -66,10 +66,15 @@ def open_page(open_file, tmp_path):
     return open_
 
 
+def in_page(page, module: str, expression: str):
+    """The value of what a module of the page exports."""
+    return page.evaluate(f"import('browser/{module}.js').then((module) => module.{expression})")
+
+
 def settle(page) -> None:
-    """Waits until what was last asked for is drawn."""
+    """Waits until the last change is drawn."""
     page.locator("html[data-drawn]").wait_for(state="attached")
-    page.evaluate("rendered")
+    in_page(page, "render", "rendered")
 
 
 def large_map(page, pane=0) -> str:
@@ -78,7 +83,7 @@ def large_map(page, pane=0) -> str:
 
 def place(page, query: int, key: int, pane=0) -> tuple[float, float]:
     """Where the middle of a square is in the window."""
-    geometry = page.evaluate(f"shown.panes[{pane}].geometry")
+    geometry = in_page(page, "render", f"shown.panes[{pane}].geometry")
     box = page.locator("#panes .over").nth(pane).bounding_box()
     cell = geometry["side"] / geometry["length"]
     top = box["height"] - geometry["side"] - geometry["room"]
@@ -230,7 +235,7 @@ def test_heads_are_marked_from_the_step_at_which_they_formed(open_page):
 def test_clicking_the_curves_jumps_to_that_step(open_page):
     page = open_page(capture_steps())
     for step in (0, 4, 32):
-        x = page.evaluate(f"curve.x({step})")
+        x = in_page(page, "curves", f"curve.x({step})")
         page.locator("#curve").click(position={"x": x + 1, "y": 100})
         settle(page)
         assert address(page)["step"] == str(step)
@@ -239,8 +244,9 @@ def test_clicking_the_curves_jumps_to_that_step(open_page):
 def test_clicking_a_curve_chooses_its_head(open_page):
     captures = capture_steps()
     page = open_page(captures, hash_="#score=induction&head=0.1")
-    place = page.evaluate(f"[curve.x(16), curve.y({captures.snapshots[5].scores['induction'][1, 2]})]")
-    page.locator("#curve").click(position={"x": place[0], "y": place[1]})
+    x = in_page(page, "curves", "curve.x(16)")
+    y = in_page(page, "curves", f"curve.y({captures.snapshots[5].scores['induction'][1, 2]})")
+    page.locator("#curve").click(position={"x": x, "y": y})
     settle(page)
     assert address(page)["head"] == "1.2" and address(page)["step"] == "16"
 
