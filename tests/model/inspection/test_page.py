@@ -97,7 +97,7 @@ def unpack(text: str, layers: int, heads_: int) -> np.ndarray:
     return (np.frombuffer(gzip.decompress(base64.b64decode(text)), np.uint8).reshape(layers, heads_, -1) / 255) ** 2
 
 
-def test_every_weight_is_in_the_page_within_its_promise():
+def test_every_weight_is_in_the_page_to_within_0_004():
     captures = random_captures()
     data, page = parse(attention_page([captures], "a title"))
     rows, columns = np.tril_indices(12)
@@ -133,13 +133,13 @@ def test_scores_uniform_values_and_formation_are_those_of_heads():
         ({"fidelity": math.nan, "causality": math.nan}, False, False),
     ],
 )
-def test_badges_say_what_was_measured(measured, faithful, causal):
+def test_fidelity_and_causality_are_judged_by_their_limits(measured, faithful, causal):
     data, _ = parse(attention_page([random_captures(**measured)], "a title"))
     for capture in data["runs"][0]["captures"]:
         assert (capture["faithful"], capture["causal"]) == (faithful, causal)
 
 
-def test_hostile_text_stays_within_its_string():
+def test_hostile_text_stays_data():
     labels = (HOSTILE + ["x" * 10_000] + [f"t{i}" for i in range(12)])[:12]
     page = attention_page([random_captures(labels=labels)], "</title><script>alert(1)</script>")
     data, scripts = parse(page)
@@ -150,7 +150,7 @@ def test_hostile_text_stays_within_its_string():
     page.encode()  # lone surrogates are escaped
 
 
-def test_nothing_in_the_page_points_anywhere():
+def test_the_page_loads_nothing():
     page = attention_page([random_captures()], "a title")
     for text in (page, *modules(page).values()):
         assert "http://" not in text and "https://" not in text and "innerHTML" not in text
@@ -183,7 +183,7 @@ def test_the_same_captures_make_the_same_page():
     assert attention_page([random_captures()], "a title") == attention_page([random_captures()], "a title")
 
 
-def test_weights_are_rounded_before_anything_is_left_out_and_keep_their_promise():
+def test_weights_are_rounded_before_steps_are_left_out():
     captures = random_captures(2, 3, 40, steps=range(20))
     full = len(attention_page([captures], "a title").encode())
     page = attention_page([captures], "a title", max_bytes=full - 1000)
@@ -197,7 +197,7 @@ def test_weights_are_rounded_before_anything_is_left_out_and_keep_their_promise(
         np.testing.assert_allclose(found, exact, atol=0.004)
 
 
-def test_too_many_steps_are_thinned_and_the_page_says_so():
+def test_then_steps_are_left_out_and_the_page_says_so():
     captures = random_captures(2, 3, 24, steps=range(0, 4000, 50))
     full = attention_page([captures], "a title")
     limit = len(full.encode()) // 2
@@ -226,7 +226,7 @@ def test_then_the_text_is_cut_and_the_page_says_so():
     np.testing.assert_allclose(found, cut[:, :, rows, columns].astype(float), atol=0.004)
 
 
-def test_many_captures_thin_the_curves_but_every_map_can_be_reached():
+def test_curves_are_thinned_but_keep_every_step_that_has_maps():
     captures = random_captures(1, 1, 5, steps=range(400))
     data, page = parse(attention_page([replace(captures, steps=[0, 7, 399])], "a title"))
     shown = data["runs"][0]["captures"]
@@ -236,13 +236,13 @@ def test_many_captures_thin_the_curves_but_every_map_can_be_reached():
     assert {f"block-{number}" for number in numbers} == set(page.scripts) - {"data", "importmap", "module"} and len(numbers) == 800
 
 
-def test_what_fits_in_no_way_is_refused():
+def test_maps_that_cannot_fit_are_refused():
     with pytest.raises(ValueError, match="do not fit"):
         attention_page([random_captures(8, 8, 16, steps=range(14))], "a title", max_bytes=100_000)
 
 
 @given(st.sets(st.integers(0, 100_000), min_size=1), st.integers(1, 60))
-@example({0, 1, 2, 3, 1000}, 4)  # the nearest to the first target would leave too few for the rest
+@example({0, 1, 2, 3, 1000}, 4)  # the step nearest to the first target would leave too few for the rest
 def test_log_spaced_steps_are_ascending_and_keep_both_ends(steps, count):
     steps = sorted(steps)
     chosen = log_spaced(steps, count)
@@ -256,7 +256,7 @@ def test_log_spaced_steps_are_dense_where_steps_are_small():
     assert (np.diff(gaps)[1:] >= 0).all() and gaps[-1] > 50 * gaps[0]
 
 
-def test_runs_that_differ_are_not_compared():
+def test_runs_with_different_probes_or_shapes_are_not_compared():
     one = random_captures()
     for other, reason in [
         (random_captures(length=14), "text probes have different tokens"),
@@ -271,7 +271,7 @@ def test_a_run_without_maps_is_refused():
         attention_page([replace(random_captures(), steps=[])], "a title")
 
 
-def test_an_archive_is_shown_without_the_files_that_were_removed(tmp_path):
+def test_steps_whose_maps_were_removed_keep_their_scores(tmp_path):
     captures = random_captures()
     archive = AttentionArchive(tmp_path, captures.probes, "fingerprint")
     for snapshot in captures.snapshots:
