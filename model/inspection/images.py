@@ -35,11 +35,9 @@ BORDER = "#b8bcc4"
 FONT = "DejaVu Sans Mono"  # comes with matplotlib
 
 
-def attention_grid(
-    weights: ArrayLike, labels: Sequence[str], path: Path | None = None, title: str = "", **options: Any
-) -> bytes:
-    """The picture of `grid_figure`, which takes the same options, as a PNG. It is also written to `path`, if given."""
-    return _png(grid_figure(weights, labels, title, **options), path)
+def attention_grid(weights: ArrayLike, labels: Sequence[str], path: Path, title: str = "", **options: Any) -> None:
+    """Writes `grid_figure`, which takes the same options, as a PNG."""
+    _write_png(grid_figure(weights, labels, title, **options), path)
 
 
 def grid_figure(
@@ -131,19 +129,16 @@ def grid_figure(
 def score_curves(
     steps: Sequence[int],
     scores: Mapping[str, ArrayLike],
-    path: Path | None = None,
+    path: Path,
     title: str = "",
     formed: Mapping[str, Sequence[Sequence[int | None]]] | None = None,
-) -> bytes:
-    """How the scores grew: for each name one panel with a line a head, coloured by layer.
+) -> None:
+    """Writes a PNG of the scores over steps: for each name one panel with a line a head, coloured by layer.
 
     Args:
         steps: of N captures.
         scores: name -> (N, L, H) in [0, 1].
         formed: name -> (L, H) steps at which heads formed. Each gets a dot, and the first of them a note.
-
-    Returns:
-        The PNG, which is also written to `path`, if given.
     """
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -178,7 +173,7 @@ def score_curves(
     figure.legend(handles=lines, loc="outside right center", frameon=False)
     if title:
         figure.suptitle(title, x=0.01, ha="left", parse_math=False)
-    return _png(figure, path)
+    _write_png(figure, path)
 
 
 def mosaic_pixels(weights: ArrayLike) -> np.ndarray:
@@ -244,9 +239,7 @@ def _points(pixels: float) -> float:
     return pixels * 72 / DPI
 
 
-def _png(figure: Figure, path: Path | None) -> bytes:
+def _write_png(figure: Figure, path: Path) -> None:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
-    if path is not None:
-        write_atomically(Path(path), buffer.getvalue())
-    return buffer.getvalue()
+    write_atomically(path, buffer.getvalue())

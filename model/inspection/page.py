@@ -16,6 +16,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -95,7 +96,7 @@ def attention_page(runs: Sequence[Captures], title: str, *, max_bytes: int = MAX
         ],
         "runs": [_curves(run, of_run) for run, of_run in zip(runs, numbers, strict=True)],
     }
-    elements = [template.text_element(f"block-{number}", text) for number, text in enumerate(blocks.values())]
+    elements = [template.json_element(f"block-{number}", text) for number, text in enumerate(blocks.values())]
     return template.fill("page", title, [template.json_element("data", data), *elements])
 
 
@@ -129,20 +130,20 @@ def _fit(runs: Sequence[Captures], room: int) -> tuple[Blocks, int, list[str]]:
     """The maps that `room` bytes hold, the number of tokens they show, and notes about what was left out."""
     all_tokens = max(len(probe.tokens) for probe in runs[0].probes.values())
     all_steps = max(len(run.steps) for run in runs)
-    packed: Blocks = {}
-    settings = None
+
+    @lru_cache(maxsize=sum(len(run.steps) for run in runs))
+    def packed(run: int, step: int, rounded: bool, length: int) -> dict[str, str]:
+        maps = runs[run].load(step)
+        return {name: _pack(maps[name], length, rounded) for name in runs[0].probes}
+
     for rounded, count, length in _attempts(all_steps, all_tokens):
-        if settings != (rounded, length):
-            packed, settings = {}, (rounded, length)
         blocks, size = {}, 0
         for i, step in ((i, step) for i, run in enumerate(runs) for step in reversed(log_spaced(run.steps, count))):
+            for name, text in packed(i, step, rounded, length).items():
+                blocks[i, step, name] = text
+                size += len(text) + 70  # with its element
             if size > room:
                 break
-            if (i, step, "text") not in packed:
-                packed |= {(i, step, name): _pack(maps, length, rounded) for name, maps in runs[i].load(step).items()}
-            for name in runs[0].probes:
-                blocks[i, step, name] = packed[i, step, name]
-                size += len(blocks[i, step, name]) + 60  # with its element
         if size <= room:
             break
     else:

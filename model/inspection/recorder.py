@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,11 +65,9 @@ def capture(
     device = gpt.token_embedding.weight.device
     tokens = torch.atleast_2d(torch.as_tensor(tokens, device=device))
     _check_tokens(tokens, gpt.token_embedding.num_embeddings)
+    length = tokens.shape[1]
     layers = [block.attention for block in gpt.blocks]
-
-    def logits(tokens: Tensor) -> Tensor:
-        return gpt(tokens, document_ids=document_ids)
-
+    leaks = []
     with (
         torch.compiler.set_stance("force_eager"),  # compiled code might not call what is observed
         torch.random.fork_rng([device] if device.type == "cuda" else []),
@@ -78,17 +75,24 @@ def capture(
         torch.autocast(device.type, autocast, enabled=autocast is not None),
     ):
         with _observed(layers) as calls:
-            before = logits(tokens)
-        leaks = [_leak(logits, tokens, before, position) for position in _positions(tokens.shape[1])]
+            logits = gpt(tokens, document_ids=document_ids)
+        for position in sorted({length // 2, length - 1} - {0}):  # nothing comes before token 0
+            replaced = tokens.clone()
+            replaced[0, position] = 0 if replaced[0, position] else 1
+            # A call of its own: in a batch of two other kernels might run, and rounding would look like a leak.
+            change = gpt(replaced, document_ids=document_ids) - logits
+            leaks.append(change[:, :position].abs().max().item())
 
     weights, errors = [], []
-    for layer, (q, k, v, attended) in zip(layers, calls, strict=True):
-        mask = _mask(tokens.shape[1], layer.window, document_ids)
-        layer_values, layer_weights = _attend_by_formula(q, k, v, mask)
-        largest_value = v.abs().max().clamp(min=1).item()
-        errors.append((layer_values - attended.cpu()).abs().max().item() / largest_value)
+    for layer, call in zip(layers, calls, strict=True):
+        precision = str(call[-1].dtype).removeprefix("torch.")
+        # On the CPU in float64, so that rounding here is far below that of the model.
+        q, k, v, attended = (x.cpu().double() for x in call)
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        mask = _mask(length, layer.window, document_ids)
+        layer_values, layer_weights = scaled_dot_product_attention(q, k, v, mask, need_weights=True)
+        errors.append(((layer_values - attended).abs().max() / v.abs().max().clamp(min=1)).item())
         weights.append(layer_weights[0].float())
-    precision = str(calls[0].attended.dtype).removeprefix("torch.")
     return Capture(tokens[0].cpu(), torch.stack(weights), precision, _largest(errors), _largest(leaks))
 
 
@@ -187,19 +191,6 @@ def repeated_tokens(candidates: Collection[int], period: int, seed: int = 0, fir
     return ([] if first is None else [first]) + 2 * drawn
 
 
-def _positions(length: int) -> list[int]:
-    """Where tokens are replaced: in the middle and at the end, but not at 0, which has no token before it."""
-    return sorted({length // 2, length - 1} - {0})
-
-
-def _leak(logits: Callable[[Tensor], Tensor], tokens: Tensor, before: Tensor, position: int) -> float:
-    """The largest change of a logit before `position` when the token there is replaced."""
-    replaced = tokens.clone()
-    replaced[0, position] = 0 if replaced[0, position] else 1
-    # A call of its own: in a batch of two other kernels might run, and rounding would look like a leak.
-    return (logits(replaced) - before)[:, :position].abs().max().item()
-
-
 def _largest(errors: list[float]) -> float:
     """The largest error, 0 if there are none. NaN if one of them is NaN, which Python's `max` could miss."""
     return torch.tensor([0.0, *errors], dtype=torch.float64).max().item()
@@ -216,40 +207,20 @@ def _mask(length: int, window: int | None, document_ids: Tensor | None) -> Tenso
     return visible
 
 
-def _attend_by_formula(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Values (1, H, T, K) and weights (1, H, T, T) of q (1, H, T, K), k and v (1, H_kv, T, K).
-
-    Computed on the CPU in float64, so that its own rounding is far below that of the model.
-    """
-    q, k, v = (x.cpu().double() for x in (q, k, v))
-    group = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    return scaled_dot_product_attention(q, k, v, mask, need_weights=True)
-
-
-class _Call(NamedTuple):
-    """What went into one call of a layer's `attend`, and what came out."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    attended: Tensor
-
-
 @contextmanager
-def _observed(layers: list[CausalSelfAttention]) -> Iterator[list[_Call]]:
-    """Collects the calls of the layers' `attend` in the order in which they happen."""
-    calls: list[_Call] = []
+def _observed(layers: list[CausalSelfAttention]) -> Iterator[list[tuple[Tensor, ...]]]:
+    """Collects (q, k, v, result) of every call of the layers' `attend`, in the order of the calls."""
+    calls: list[tuple[Tensor, ...]] = []
 
     def observing(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def attend_observed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
             attended = attend(q, k, v, mask)
-            calls.append(_Call(q, k, v, attended))
+            calls.append((q, k, v, attended))
             return attended
 
         return attend_observed
 
-    replaced = [vars(layer).get("attend") for layer in layers]  # usually None: `attend` is a method of the class
+    replaced = [vars(layer).get("attend") for layer in layers]  # None, unless the method was replaced on the layer
     try:
         for layer in layers:
             layer.attend = observing(layer.attend)

@@ -30,17 +30,10 @@ def size(name: str) -> int:
 
 
 def json_element(name: str, value: object) -> str:
-    """`value` in an element that the browser leaves alone, for JSON.parse(document.getElementById(name).textContent)."""
+    """`value` as JSON in an element that the browser does not parse, even if it holds megabytes."""
     # Without any "<", no text can end the element or open a comment.
     content = json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return f'<script type="application/json" id="{name}">{content}</script>'
-
-
-def text_element(name: str, text: str) -> str:
-    """Text without "<", such as base64, in an element that the browser does not parse, even if it holds megabytes."""
-    if "<" in text:
-        raise ValueError(f"the text of {name} holds a <, which could end its element: use json_element")
-    return f'<script type="text/plain" id="{name}">{text}</script>'
 
 
 @cache

@@ -27,7 +27,7 @@ export function block(id) {
 }
 
 async function unpack(id) {
-  const text = atob($(`block-${id}`).textContent);
+  const text = atob(JSON.parse($(`block-${id}`).textContent));
   const bytes = new Uint8Array(text.length);
   for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));

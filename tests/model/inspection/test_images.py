@@ -5,6 +5,7 @@ import subprocess
 import sys
 from itertools import combinations
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -44,6 +45,14 @@ def one_hot_maps(layers: int, heads: int, size: int) -> np.ndarray:
     return maps
 
 
+def written(draw, *args, **options) -> bytes:
+    """The PNG that a function of the module writes."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "picture.png")
+        draw(*args, path, **options)
+        return path.read_bytes()
+
+
 def pixel_at(figure, png: bytes, x: float, y: float) -> np.ndarray:
     """The colour of the PNG where the maps' axes have the data point (x, y)."""
     column, row_from_below = figure.axes[0].transData.transform((x, y))
@@ -56,7 +65,7 @@ def test_each_weight_has_its_colour_at_its_place():
     maps = one_hot_maps(2, 3, size)
     maps[1, 2, 4, 2] = 0.25
     figure = images.grid_figure(maps, list("abcde"))
-    png = images.attention_grid(maps, list("abcde"))
+    png = written(images.attention_grid, maps, list("abcde"))
     darkness = {}
     for layer, head, query, key in np.ndindex(maps.shape):
         x, y = head * (size + gap) + key, layer * (size + gap) + query
@@ -109,8 +118,11 @@ def test_labels_of_different_characters_differ():
 
 
 def test_hostile_text_is_drawn_without_a_warning(recwarn):
-    png = images.attention_grid(np.zeros((1, 2, len(HOSTILE), len(HOSTILE))), HOSTILE, title="$\\bad{$ </script>")
-    assert png.startswith(b"\x89PNG") and not recwarn.list
+    title = "$\\bad{$ </script>"
+    maps, scores = np.zeros((1, 2, len(HOSTILE), len(HOSTILE))), {"sink": np.zeros((2, 1, 1))}
+    assert written(images.attention_grid, maps, HOSTILE, title=title).startswith(b"\x89PNG")
+    assert written(images.score_curves, [0, 1], scores, title=title).startswith(b"\x89PNG")
+    assert not recwarn.list
 
 
 def test_a_selection_draws_only_that_head():
@@ -119,17 +131,6 @@ def test_a_selection_draws_only_that_head():
     texts = {text.get_text() for text in figure.findobj(Text)}
     assert {"layer 2", "head 1"} <= texts and not {"layer 0", "head 0"} & texts
     np.testing.assert_allclose(figure.axes[0].images[0].get_array(), maps[2, 1].astype(np.float32))
-
-
-def test_pictures_are_returned_and_written(tmp_path):
-    scores = np.random.default_rng(0).random((5, 2, 3))
-    grid = images.attention_grid(one_hot_maps(1, 1, 3), "abc", tmp_path / "grid.png", max_side=100)
-    assert grid == (tmp_path / "grid.png").read_bytes()
-    curves = images.score_curves(
-        [0, 1, 2, 4, 8], {"sink": scores, "induction": scores}, tmp_path / "curves.png", "$\\bad{$"
-    )
-    assert curves == (tmp_path / "curves.png").read_bytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "grid.png"]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ def test_pictures_are_returned_and_written(tmp_path):
 )
 def test_wrong_shapes_are_refused(shape, labels, message):
     with pytest.raises(ValueError, match=message):
-        images.attention_grid(np.zeros(shape), list(labels))
+        images.grid_figure(np.zeros(shape), list(labels))
 
 
 def test_importing_the_module_does_not_import_matplotlib():
@@ -175,9 +176,9 @@ def test_a_heat_map_has_a_square_for_each_head_and_grey_where_a_model_diverged()
 
 def test_formed_heads_are_marked_on_the_curves():
     steps, scores = [0, 1, 2, 4], {"induction": np.array([0.1, 0.2, 0.7, 0.9]).reshape(4, 1, 1)}
-    plain = images.score_curves(steps, scores)
-    assert images.score_curves(steps, scores, formed={"induction": [[None]]}) == plain
-    marked = imread(io.BytesIO(images.score_curves(steps, scores, formed={"induction": [[2]]})))
+    plain = written(images.score_curves, steps, scores)
+    assert written(images.score_curves, steps, scores, formed={"induction": [[None]]}) == plain
+    marked = imread(io.BytesIO(written(images.score_curves, steps, scores, formed={"induction": [[2]]})))
     changed = np.argwhere((marked != imread(io.BytesIO(plain))).any(-1))
     middle = changed.mean(0) / marked.shape[:2]
     assert 0.2 < middle[0] < 0.6 and len(changed) > 100  # a dot and a note at 0.7, above the middle

@@ -89,7 +89,7 @@ def test_autocast_is_measured_as_training_runs_it(gpt):
 
 
 def test_fidelity_is_relative_to_large_values(monkeypatch):
-    """The rounding error of bfloat16 grows with the values, but a kernel that computes something else is still found."""
+    """The rounding error of bfloat16 grows with the values; a kernel that computes something else is still found."""
     gpt = random_gpt(replace(MODERN, num_kv_heads=None))
     with torch.no_grad():
         for block in gpt.blocks:
@@ -158,7 +158,9 @@ def test_recording_does_not_change_the_model(gpt, failing, monkeypatch):
     gpt.blocks[1].eval()  # a frozen part must stay frozen
     feed_forward = gpt.blocks[0].feed_forward
     forward = feed_forward.forward
-    monkeypatch.setattr(feed_forward, "forward", lambda x: forward(x) + 0 * torch.rand(1))  # uses random numbers in any mode
+    monkeypatch.setattr(
+        feed_forward, "forward", lambda x: forward(x) + 0 * torch.rand(1)
+    )  # uses random numbers in any mode
     modes = [module.training for module in gpt.modules()]
     weights = copy.deepcopy(gpt.state_dict())
     generator = torch.get_rng_state()

@@ -60,7 +60,10 @@ def test_the_report_is_written_into_the_run_or_where_it_is_told(run, tmp_path):
     assert data["title"] == "run" and data["config"] == "prompt: hello\n"
     assert [sample["text"] for sample in data["samples"]] == ["10", "20"]
     assert data["charts"][0]["curves"][0]["points"] == [[10, 4.0], [20, 3.0]]
-    assert [capture["step"] for capture in element(element(page, "attention"), "data")["runs"][0]["captures"]] == [0, 20]
+    assert [capture["step"] for capture in element(element(page, "attention"), "data")["runs"][0]["captures"]] == [
+        0,
+        20,
+    ]
     other = tmp_path / "other.html"
     assert write_report(run, other) == other and other.read_text(encoding="utf-8") == page
 
