@@ -24,6 +24,8 @@ from numpy.typing import ArrayLike
 from model.files import write_atomically
 from model.inspection.heads import SCORES
 
+SCORE_DIGITS = 5  # decimals in scores.jsonl
+
 
 @dataclass(frozen=True)
 class Probe:
@@ -61,6 +63,23 @@ class Snapshot:
     def shape(self) -> tuple[int, int]:
         """(L, H)"""
         return next(iter(self.scores.values())).shape
+
+    def to_json(self, digits: int) -> dict:
+        """As JSON has it: scores rounded to `digits` decimals, None for what is not finite."""
+        scores = {name: _or_none(score.astype(float).round(digits)) for name, score in self.scores.items()}
+        errors = {"fidelity": _or_none(self.fidelity), "causality": _or_none(self.causality)}
+        return {"step": self.step, "precision": self.precision, **errors, "scores": scores}
+
+    @classmethod
+    def from_json(cls, fields: dict) -> Snapshot:
+        """Raises ValueError, TypeError or KeyError if the fields are not those of `to_json`."""
+        scores = {name: np.array(fields["scores"][name], np.float32) for name in SCORES if name in fields["scores"]}
+        shapes = {score.shape for score in scores.values()}
+        if len(shapes) != 1 or len(shape := shapes.pop()) != 2:
+            raise ValueError("the scores are not all (L, H)")
+        scores = {name: scores.get(name, np.full(shape, np.nan, np.float32)) for name in SCORES}
+        fidelity, causality = (math.nan if fields[x] is None else float(fields[x]) for x in ("fidelity", "causality"))
+        return cls(int(fields["step"]), str(fields["precision"]), fidelity, causality, scores)
 
 
 class AttentionArchive:
@@ -138,7 +157,7 @@ class AttentionArchive:
 
         outdated = [step for step in self.steps if step > snapshot.step]
         self.snapshots = [earlier for earlier in self.snapshots if earlier.step < snapshot.step] + [snapshot]
-        lines = b"".join(_json(_to_json(one)) + b"\n" for one in self.snapshots)
+        lines = b"".join(_json(one.to_json(SCORE_DIGITS)) + b"\n" for one in self.snapshots)
         write_atomically(self.folder / "scores.jsonl", lines)
         for step in outdated:
             for path in (self.path(step), self.path(step).with_suffix(".png")):
@@ -166,34 +185,14 @@ def _read_snapshots(path: Path) -> list[Snapshot]:
     # A last line without a line end was cut short and does not count.
     for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), start=1):
         try:
-            snapshots.append(_from_json(json.loads(line)))
+            snapshots.append(Snapshot.from_json(json.loads(line)))
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{path}, line {number}: damaged ({error})") from None
     return snapshots
 
 
-def _from_json(fields: dict) -> Snapshot:
-    scores = {name: np.array(fields["scores"][name], np.float32) for name in SCORES if name in fields["scores"]}
-    shapes = {score.shape for score in scores.values()}
-    if len(shapes) != 1 or len(shape := shapes.pop()) != 2:
-        raise ValueError("the scores are not all (L, H)")
-    scores = {name: scores.get(name, np.full(shape, np.nan, np.float32)) for name in SCORES}
-    fidelity, causality = (math.nan if fields[x] is None else float(fields[x]) for x in ("fidelity", "causality"))
-    return Snapshot(int(fields["step"]), str(fields["precision"]), fidelity, causality, scores)
-
-
-def _to_json(snapshot: Snapshot) -> dict:
-    return {
-        "step": snapshot.step,
-        "precision": snapshot.precision,
-        "fidelity": _or_null(snapshot.fidelity),
-        "causality": _or_null(snapshot.causality),
-        "scores": {name: _or_null(np.round(score.astype(float), 5)) for name, score in snapshot.scores.items()},
-    }
-
-
-def _or_null(values: ArrayLike) -> list | float | None:
-    """Numbers as JSON has them: None for what is not finite."""
+def _or_none(values: ArrayLike) -> list | float | None:
+    """Numbers as plain Python values, with None for what is not finite."""
     return np.where(np.isfinite(values), values, None).tolist()
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -186,20 +185,12 @@ def _curves(run: Captures, blocks: Mapping[int, list[int]]) -> dict:
     points |= {step for score in formation.values() for row in score for step in row if step is not None}
     captures = []
     for snapshot in run.snapshots:
-        if snapshot.step not in points:
-            continue
-        capture = {
-            "step": snapshot.step,
-            "precision": snapshot.precision,
-            "fidelity": snapshot.fidelity if math.isfinite(snapshot.fidelity) else None,
-            "causality": snapshot.causality if math.isfinite(snapshot.causality) else None,
-            "faithful": bool(snapshot.fidelity <= FIDELITY_LIMITS.get(snapshot.precision, 1e-5)),
-            "causal": snapshot.causality == 0,
-            "scores": {name: np.nan_to_num(score).round(3).tolist() for name, score in snapshot.scores.items()},
-        }
-        if snapshot.step in blocks:
-            capture["blocks"] = blocks[snapshot.step]
-        captures.append(capture)
+        if snapshot.step in points:
+            faithful = snapshot.fidelity <= FIDELITY_LIMITS.get(snapshot.precision, 1e-5)
+            verdicts = {"faithful": faithful, "causal": snapshot.causality == 0}
+            captures.append(snapshot.to_json(digits=3) | verdicts)
+            if snapshot.step in blocks:
+                captures[-1]["blocks"] = blocks[snapshot.step]
     return {"name": run.name, "formation": formation, "captures": captures}
 
 

@@ -2,7 +2,7 @@
 
 import { $, element } from "browser/elements.js";
 import { addView, shown } from "browser/render.js";
-import { formation, SCORES } from "browser/state.js";
+import { formation, SCORES, written } from "browser/state.js";
 
 function drawCard() {
   const rows = Object.entries(SCORES).flatMap(([score, { label, meaning, uniform }]) => {
@@ -13,7 +13,7 @@ function drawCard() {
     return [
       element("span", { textContent: label, title: meaning }),
       element("span", { className: "track", title: `${meaning}; uniform attention: ${uniform.toFixed(3)}` }, filled, tick),
-      element("span", { textContent: value.toFixed(3) }),
+      element("span", { textContent: written(value, 3) }),
       element("span", { className: "soft", textContent: step < Infinity ? `formed at ${step}` : "" }),
     ];
   });

@@ -3,7 +3,7 @@
 import { $, choices, closest, css, element, press } from "browser/elements.js";
 import { fitCanvas, rgb } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
-import { ALL_HEADS, formation, headName, LAYERS, mapped, nearest, placeOf, PROBES, RUNS, SCORES, shortName, state } from "browser/state.js";
+import { ALL_HEADS, formation, headName, LAYERS, mapped, nearest, placeOf, PROBES, RUNS, SCORES, shortName, state, written } from "browser/state.js";
 
 const HIGH = 230;
 export const curve = { left: 34, right: 10, top: 8, bottom: 24 };
@@ -63,7 +63,7 @@ function stroke(context, points, colour, width, dash = []) {
   context.lineWidth = width;
   context.setLineDash(dash);
   context.beginPath();
-  for (const [step, value] of points) context.lineTo(step, curve.y(value));
+  for (const [step, value] of points) if (value !== null) context.lineTo(step, curve.y(value));
   context.stroke();
   context.setLineDash([]);
 }
@@ -138,7 +138,7 @@ function lineAt({ offsetX, offsetY }) {
   const values = steps[at].scores[state.score].flat();
   const off = (head) => Math.abs(curve.y(values[head]) - offsetY);
   const head = closest([state.head, ...ALL_HEADS], off);
-  return { at, head, near: off(head) < 8, text: `${headName(head)}: ${values[head].toFixed(2)} at step ${steps[at].step}` };
+  return { at, head, near: off(head) < 8, text: `${headName(head)}: ${written(values[head], 2)} at step ${steps[at].step}` };
 }
 
 $("curves").hidden = RUNS.every((run) => run.captures.length < 2);

@@ -3,7 +3,7 @@
 import { $, element } from "browser/elements.js";
 import { ofHead, shrink } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
-import { ALL_HEADS, formation, HEADS, headName, labelsOf, LAYERS, MARKED, SCORES, shortName } from "browser/state.js";
+import { ALL_HEADS, formation, HEADS, headName, labelsOf, LAYERS, MARKED, SCORES, shortName, written } from "browser/state.js";
 
 export const thumbs = ALL_HEADS.map((head) => {
   const caption = element("span", { className: "caption" }, element("span"), element("span"));
@@ -30,7 +30,7 @@ function drawGrid() {
     canvas.getContext("2d").putImageData(image, 0, 0);
     bar.style.width = `${100 * scores[head]}%`;
     caption.children[0].textContent = shortName(head);
-    caption.children[1].textContent = scores[head].toFixed(2);
+    caption.children[1].textContent = written(scores[head], 2);
     const formed = MARKED.filter((one) => formation(shown.run, one, head) <= shown.capture.step);
     if (marks.dataset.formed !== formed.join()) {
       marks.dataset.formed = formed.join();
@@ -38,7 +38,7 @@ function drawGrid() {
     }
     thumb.setAttribute("aria-pressed", head === shown.head);
     const told = formed.map((one) => `, ${SCORES[one].label} formed at step ${formation(shown.run, one, head)}`);
-    thumb.title = `${headName(head)}, ${SCORES[score].label} ${scores[head].toFixed(2)}${told.join("")}`;
+    thumb.title = `${headName(head)}, ${SCORES[score].label} ${written(scores[head], 2)}${told.join("")}`;
     thumb.setAttribute("aria-label", thumb.title);
   }
 }

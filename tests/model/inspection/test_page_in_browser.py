@@ -126,6 +126,19 @@ def test_a_diverged_model_can_be_shown(open_page):
     assert page.locator("#fidelity.bad").inner_text() == "✗ fidelity not a number in float32"
 
 
+def test_a_score_that_was_not_measured_is_a_dash(open_page):
+    captures = capture_steps()
+    for snapshot in captures.snapshots[2:]:
+        snapshot.scores["sink"][:] = math.nan
+    page = open_page(captures, hash_="#score=sink&order=sink")
+    assert page.locator(".thumb .caption span:last-child").all_inner_texts() == ["–"] * 6
+    card = page.locator("#card").inner_text().split()
+    assert card[card.index("sink") + 1] == "–"
+    page.locator("#curve").hover(position={"x": 200, "y": 100})
+    slide(page, 0)
+    assert "–" not in page.locator("#card").inner_text()
+
+
 def test_the_slider_changes_the_large_map_and_the_thumbnails(open_page):
     page = open_page(capture_steps())
     seen = set()
