@@ -131,14 +131,14 @@ def score_curves(
     scores: Mapping[str, ArrayLike],
     path: Path,
     title: str = "",
-    formed: Mapping[str, Sequence[Sequence[int | None]]] | None = None,
+    formed: Mapping[str, Mapping[tuple[int, int], int]] | None = None,
 ) -> None:
     """Writes a PNG of the scores over steps: for each name one panel with a line a head, coloured by layer.
 
     Args:
         steps: of N captures.
         scores: name -> (N, L, H) in [0, 1].
-        formed: name -> (L, H) steps at which heads formed. Each gets a dot, and the first of them a note.
+        formed: name -> (layer, head) -> the step at which it formed. Each gets a dot, and the first of them a note.
     """
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -150,13 +150,12 @@ def score_curves(
         if values.ndim != 3 or len(values) != len(steps):
             raise ValueError(f"{len(steps)} steps need scores (N, L, H) with N = {len(steps)}, not {values.shape}")
         colours = _colour_map()(0.3 + 0.6 * (np.arange(values.shape[1]) + 0.5) / values.shape[1])
-        marks = []
         for layer, head in np.ndindex(values.shape[1:]):
             axes.plot(steps, values[:, layer, head], color=colours[layer], linewidth=1.5, alpha=0.85)
-            step = formed[name][layer][head] if formed else None
-            if step is not None:
-                marks.append((step, values[list(steps).index(step), layer, head], layer, head))
-        for step, value, layer, _ in marks:
+        marks = []
+        for (layer, head), step in formed[name].items() if formed else ():
+            value = values[list(steps).index(step), layer, head]
+            marks.append((step, value, layer, head))
             axes.plot(step, value, "o", color=colours[layer], markeredgecolor="white", markersize=7, clip_on=False)
         if marks:
             step, value, layer, head = min(marks)

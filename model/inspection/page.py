@@ -74,7 +74,12 @@ def attention_page(runs: Sequence[Captures], title: str, *, max_bytes: int = MAX
     """
     _check_comparable(runs)
     probes, (layers, heads) = runs[0].probes, runs[0].snapshots[0].shape
-    room = max_bytes - template.size("page") - 20_000 - sum(len(json.dumps(_curves(run, {}))) for run in runs)
+    room = (
+        max_bytes
+        - len(template.fill("page", "", []).encode())
+        - 20_000
+        - sum(len(json.dumps(_curves(run, {}))) for run in runs)
+    )
     blocks, length, notes = _fit(runs, room)
     numbers: list[dict[int, list[int]]] = [{} for _ in runs]  # for each run: step -> its blocks, in the probes' order
     for number, (run, step, _) in enumerate(blocks):
@@ -99,13 +104,16 @@ def attention_page(runs: Sequence[Captures], title: str, *, max_bytes: int = MAX
     return template.fill("page", title, [template.json_element("data", data), *elements])
 
 
-def formation_steps(run: Captures) -> dict[str, list[list[int | None]]]:
-    """For each score (L, H) steps at which the heads formed, None for those that have not."""
+def formation_steps(run: Captures) -> dict[str, dict[tuple[int, int], int]]:
+    """For each score the heads that have formed: (layer, head) -> the step at which it did."""
     steps, uniform = [snapshot.step for snapshot in run.snapshots], run.uniform()
-    formed = {}
-    for name in SCORES:
-        scores = np.stack([snapshot.scores[name] for snapshot in run.snapshots], axis=-1)  # (L, H, N)
-        formed[name] = [[formation_step(steps, head, uniform[name]) for head in layer] for layer in scores]
+    formed: dict[str, dict[tuple[int, int], int]] = {name: {} for name in SCORES}
+    for name, found in formed.items():
+        scores = np.stack([snapshot.scores[name] for snapshot in run.snapshots])  # (N, L, H)
+        for layer, head in np.ndindex(scores.shape[1:]):
+            step = formation_step(steps, scores[:, layer, head], uniform[name])
+            if step is not None:
+                found[layer, head] = step
     return formed
 
 
@@ -180,9 +188,9 @@ def _pack(maps: np.ndarray, length: int, rounded: bool) -> str:
 
 def _curves(run: Captures, blocks: Mapping[int, list[int]]) -> dict:
     """A run's errors and scores by step, and when heads formed. `blocks`: the numbers of the blocks of each step."""
-    formation = formation_steps(run)
+    formed = formation_steps(run)
     points = set(log_spaced([snapshot.step for snapshot in run.snapshots], MAX_CURVE_POINTS)) | set(blocks)
-    points |= {step for score in formation.values() for row in score for step in row if step is not None}
+    points |= {step for heads in formed.values() for step in heads.values()}
     captures = []
     for snapshot in run.snapshots:
         if snapshot.step in points:
@@ -191,6 +199,9 @@ def _curves(run: Captures, blocks: Mapping[int, list[int]]) -> dict:
             captures.append(snapshot.to_json(digits=3) | verdicts)
             if snapshot.step in blocks:
                 captures[-1]["blocks"] = blocks[snapshot.step]
+    formation = {
+        name: {f"{layer}.{head}": step for (layer, head), step in heads.items()} for name, heads in formed.items()
+    }
     return {"name": run.name, "formation": formation, "captures": captures}
 
 
@@ -204,7 +215,6 @@ def _check_comparable(runs: Sequence[Captures]) -> None:
         for name, probe in first.probes.items():
             if other.probes[name].labels != probe.labels:
                 raise ValueError(f"{problem}: their {name} probes have different tokens")
-        shapes = [run.snapshots[0].shape for run in (first, other)]
-        if shapes[0] != shapes[1]:
-            sizes = " and ".join(f"{layers} x {heads}" for layers, heads in shapes)
+        if other.snapshots[0].shape != first.snapshots[0].shape:
+            sizes = " and ".join("{} x {}".format(*run.snapshots[0].shape) for run in (first, other))
             raise ValueError(f"{problem}: they have {sizes} layers x heads")

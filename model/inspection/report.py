@@ -108,12 +108,9 @@ def with_curves(charts: list[dict]) -> list[dict]:
 def first_formed(captures: Captures) -> dict[str, str]:
     """For each score for which heads formed: which was first, and when."""
     found = {}
-    for score, layers in formation_steps(captures).items():
-        formed = [
-            (step, layer, head) for layer, row in enumerate(layers) for head, step in enumerate(row) if step is not None
-        ]
-        if formed:
-            step, layer, head = min(formed)
+    for score, heads in formation_steps(captures).items():
+        if heads:
+            step, (layer, head) = min((step, head) for head, step in heads.items())
             found[score] = f"{layer}.{head} forms at {step:,}"
     return found
 

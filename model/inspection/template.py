@@ -20,13 +20,8 @@ IMPORT = re.compile(r'^import (?:.* from )?"(\S+)";$', re.MULTILINE)
 
 def fill(name: str, title: str, elements: Iterable[str]) -> str:
     """The document `name` with a title and data elements."""
-    head, tail = _halves(name)
-    return head.replace("<title></title>", f"<title>{html.escape(title)}</title>", 1) + "\n".join(elements) + tail
-
-
-def size(name: str) -> int:
-    """Bytes of the document without title and data."""
-    return len("".join(_halves(name)).encode())
+    document = _document(name).replace("<title></title>", f"<title>{html.escape(title)}</title>", 1)
+    return document.replace("<!-- data -->", "\n".join(elements), 1)
 
 
 def json_element(name: str, value: object) -> str:
@@ -37,13 +32,11 @@ def json_element(name: str, value: object) -> str:
 
 
 @cache
-def _halves(name: str) -> tuple[str, str]:
-    """The document before and after the data."""
+def _document(name: str) -> str:
+    """The document without title and data."""
     document = (FOLDER / f"{name}.html").read_text(encoding="utf-8")
     document = document.replace("/* theme.css */", (FOLDER / "theme.css").read_text(encoding="utf-8"))
-    document = document.replace("<!-- program -->", _program(f"browser/{name}.js"))
-    head, _, tail = document.partition("<!-- data -->")
-    return head, tail
+    return document.replace("<!-- program -->", _program(f"browser/{name}.js"))
 
 
 def _program(entry: str) -> str:

@@ -177,8 +177,8 @@ def test_a_heat_map_has_a_square_for_each_head_and_grey_where_a_model_diverged()
 def test_formed_heads_are_marked_on_the_curves():
     steps, scores = [0, 1, 2, 4], {"induction": np.array([0.1, 0.2, 0.7, 0.9]).reshape(4, 1, 1)}
     plain = written(images.score_curves, steps, scores)
-    assert written(images.score_curves, steps, scores, formed={"induction": [[None]]}) == plain
-    marked = imread(io.BytesIO(written(images.score_curves, steps, scores, formed={"induction": [[2]]})))
+    assert written(images.score_curves, steps, scores, formed={"induction": {}}) == plain
+    marked = imread(io.BytesIO(written(images.score_curves, steps, scores, formed={"induction": {(0, 0): 2}})))
     changed = np.argwhere((marked != imread(io.BytesIO(plain))).any(-1))
     middle = changed.mean(0) / marked.shape[:2]
     assert 0.2 < middle[0] < 0.6 and len(changed) > 100  # a dot and a note at 0.7, above the middle
