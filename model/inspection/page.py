@@ -74,12 +74,8 @@ def attention_page(runs: Sequence[Captures], title: str, *, max_bytes: int = MAX
     """
     _check_comparable(runs)
     probes, (layers, heads) = runs[0].probes, runs[0].snapshots[0].shape
-    room = (
-        max_bytes
-        - len(template.fill("page", "", []).encode())
-        - 20_000
-        - sum(len(json.dumps(_curves(run, {}))) for run in runs)
-    )
+    room = max_bytes - len(template.fill("page", title, []).encode()) - 20_000
+    room -= sum(len(json.dumps(_curves(run, {}))) for run in runs)
     blocks, length, notes = _fit(runs, room)
     numbers: list[dict[int, list[int]]] = [{} for _ in runs]  # for each run: step -> its blocks, in the probes' order
     for number, (run, step, _) in enumerate(blocks):

@@ -116,9 +116,8 @@ def test_scores_uniform_values_and_formation_are_those_of_heads():
     data, _ = parse(attention_page([captures], "a title"))
     assert {name: score["uniform"] for name, score in data["scores"].items()} == heads.uniform_scores(12, 11, 5)
     run = data["runs"][0]
-    assert run["formation"]["sink"] == {
-        f"{layer}.{head}": 4 for layer in range(2) for head in range(3)
-    }  # 0, 1/4, 1/2, 3/4, 1 at the steps 0, 1, 2, 4, 8
+    # 0, 1/4, 1/2, 3/4, 1 at the steps 0, 1, 2, 4, 8
+    assert run["formation"]["sink"] == {f"{layer}.{head}": 4 for layer in range(2) for head in range(3)}
     for capture, snapshot in zip(run["captures"], captures.snapshots, strict=True):
         for name, score in snapshot.scores.items():
             np.testing.assert_allclose(capture["scores"][name], score, atol=5.1e-4)
