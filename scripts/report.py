@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def report(run: Path | None, output: Path | None) -> Path:
     """Writes the report and returns where it is. Raises ValueError or OSError with a sentence for the person."""
-    from model.inspection.report import write_report
+    from model.runs.records import write_report
 
     if output and output.suffix != ".html":
         raise ValueError(f"--output {output} must end in .html")

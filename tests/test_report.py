@@ -23,7 +23,7 @@ def test_a_run_is_reported_at_its_end_and_again_when_asked(train, capsys):
 
 
 def test_a_run_is_not_lost_with_its_report(train, monkeypatch, caplog):
-    monkeypatch.setattr("model.inspection.report.read_samples", lambda path: int("damaged"))
+    monkeypatch.setattr("model.runs.records.read_samples", lambda path: int("damaged"))
     assert train("--name=run") == 0
     assert "There is no report of this run" in caplog.text
     assert Path("runs/run/checkpoints/best.ckpt").exists()
@@ -72,7 +72,7 @@ def test_control_c_ends_it_without_a_traceback(begun, monkeypatch, capsys):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("model.inspection.report.run_report", stop)
+    monkeypatch.setattr("model.runs.records.report_page", stop)
     assert main(["--run=run"]) == 130
     assert not capsys.readouterr().err and not Path("run", "report.html").exists()
 

@@ -1,10 +1,10 @@
-"""A run's attention folder on disk: every file complete or absent, every reading checked.
+"""A run's attention folder on disk. Files are written atomically and checked when they are read.
 
-    probe.json           the probes: token ids and their texts, and the tokenizer's fingerprint
-    step_XXXXXXXX.npz    one capture: for each probe its maps (L, H, T, T), float16
+    probe.json           the probes (token ids and their texts) and the tokenizer's fingerprint
+    step_XXXXXXXX.npz    one capture: for each probe its maps (L, H, T, T) in float16
     scores.jsonl         one line a capture: step, precision, fidelity, causality, each score as L lists of H numbers
 
-A capture counts once its line is in scores.jsonl, which is replaced last. Shapes: L layers, H heads, T tokens.
+A capture counts once its line is in scores.jsonl, which is written last. Shapes: L layers, H heads, T tokens.
 """
 
 from __future__ import annotations
@@ -14,21 +14,24 @@ import json
 import math
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from model.files import write_atomically
 from model.inspection.heads import SCORES
 
+SCORE_DIGITS = 5  # decimals in scores.jsonl
+
 
 @dataclass(frozen=True)
 class Probe:
-    """A text that is shown to the model at each capture: T token ids and how they read.
+    """A text that the model is measured on at each capture: T token ids and each as text.
 
-    period: S for a probe of S distinct tokens written twice (possibly after one more), None for ordinary text.
+    period: S for a probe of S distinct tokens that are repeated once (possibly after one more); None for other text.
     """
 
     tokens: list[int]
@@ -45,7 +48,9 @@ class Snapshot:
     """What one capture measured.
 
     precision: the type that attention was computed in, such as "bfloat16", which bounds the fidelity to be expected.
-    scores: by the names of `heads.SCORES`, (L, H) in [0, 1]; NaN, like the two errors, for a model that diverged.
+    fidelity, causality: as in `recorder`; NaN for a model that diverged.
+    scores: by the names of `heads.SCORES`, (L, H) in [0, 1]; NaN for a model that diverged, or for a score that the
+        program did not have yet when the capture was made.
     """
 
     step: int
@@ -54,14 +59,36 @@ class Snapshot:
     causality: float
     scores: dict[str, np.ndarray]
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(L, H)"""
+        return next(iter(self.scores.values())).shape
+
+    def to_json(self, digits: int) -> dict:
+        """As JSON has it: scores rounded to `digits` decimals, None for what is not finite."""
+        scores = {name: _or_none(score.astype(float).round(digits)) for name, score in self.scores.items()}
+        errors = {"fidelity": _or_none(self.fidelity), "causality": _or_none(self.causality)}
+        return {"step": self.step, "precision": self.precision, **errors, "scores": scores}
+
+    @classmethod
+    def from_json(cls, fields: dict) -> Snapshot:
+        """Raises ValueError, TypeError or KeyError if the fields are not those of `to_json`."""
+        scores = {name: np.array(fields["scores"][name], np.float32) for name in SCORES if name in fields["scores"]}
+        shapes = {score.shape for score in scores.values()}
+        if len(shapes) != 1 or len(shape := shapes.pop()) != 2:
+            raise ValueError("the scores are not all (L, H)")
+        scores = {name: scores.get(name, np.full(shape, np.nan, np.float32)) for name in SCORES}
+        fidelity, causality = (math.nan if fields[x] is None else float(fields[x]) for x in ("fidelity", "causality"))
+        return cls(int(fields["step"]), str(fields["precision"]), fidelity, causality, scores)
+
 
 class AttentionArchive:
     """The captures of one run, in the order of their steps.
 
     Args:
-        folder: made when the first capture is added. What it holds already is gone on with.
+        folder: created when the first capture is added. An existing folder is resumed.
         probes: by name, "text" and "repeated".
-        tokenizer: fingerprint of the tokenizer that the ids belong to.
+        tokenizer: fingerprint of the tokenizer that made the ids.
 
     Raises:
         ValueError: if the folder holds captures of other probes, or damaged files.
@@ -73,39 +100,29 @@ class AttentionArchive:
         self.tokenizer = tokenizer
         self.snapshots: list[Snapshot] = []
         if (self.folder / "probe.json").exists():
-            earlier = AttentionArchive.open(self.folder)
-            if (earlier.probes, earlier.tokenizer) != (self.probes, self.tokenizer):
+            if _read_probes(self.folder / "probe.json") != (self.probes, tokenizer):
                 raise ValueError(
                     f"{self.folder} holds maps of another probe text or tokenizer, which cannot be continued; "
-                    "use a new run folder, or go on with the data and the tokenizer of this one"
+                    "use a new run folder, or the data and the tokenizer of this one"
                 )
-            self.snapshots = earlier.snapshots
+            self.snapshots = _read_snapshots(self.folder / "scores.jsonl")
 
     @classmethod
     def open(cls, folder: Path) -> AttentionArchive:
-        """The archive that is on disk.
+        """The archive in an existing folder.
 
         Raises:
             FileNotFoundError: if there is none.
             ValueError: if a file is damaged.
         """
-        folder = Path(folder)
-        try:
-            description = json.loads(_read(folder / "probe.json"))
-            probes = {name: Probe(**probe) for name, probe in description["probes"].items()}
-            archive = cls.__new__(cls)
-            archive.folder, archive.probes, archive.tokenizer = folder, probes, description["tokenizer"]
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"{folder / 'probe.json'} is damaged or not a probe ({error})") from None
-        archive.snapshots = _read_snapshots(folder / "scores.jsonl")
-        return archive
+        return cls(folder, *_read_probes(Path(folder) / "probe.json"))
 
     @property
     def steps(self) -> list[int]:
         return [snapshot.step for snapshot in self.snapshots]
 
     def path(self, step: int) -> Path:
-        """Where the maps of a step are, or would be."""
+        """The file of a step's maps, whether it exists or not."""
         return self.folder / f"step_{step:08d}.npz"
 
     def maps(self, step: int) -> dict[str, np.ndarray]:
@@ -130,7 +147,7 @@ class AttentionArchive:
         return maps
 
     def add(self, snapshot: Snapshot, maps: Mapping[str, np.ndarray]) -> None:
-        """Writes a capture. Those of this step and later, left by a run that went further before, are forgotten."""
+        """Writes a capture, and removes those of the same step or later, which an earlier, longer run has left."""
         if not (self.folder / "probe.json").exists():
             probes = {name: asdict(probe) for name, probe in self.probes.items()}
             write_atomically(self.folder / "probe.json", _json({"tokenizer": self.tokenizer, "probes": probes}))
@@ -140,7 +157,7 @@ class AttentionArchive:
 
         outdated = [step for step in self.steps if step > snapshot.step]
         self.snapshots = [earlier for earlier in self.snapshots if earlier.step < snapshot.step] + [snapshot]
-        lines = b"".join(_json(_plain(snapshot)) + b"\n" for snapshot in self.snapshots)
+        lines = b"".join(_json(one.to_json(SCORE_DIGITS)) + b"\n" for one in self.snapshots)
         write_atomically(self.folder / "scores.jsonl", lines)
         for step in outdated:
             for path in (self.path(step), self.path(step).with_suffix(".png")):
@@ -153,35 +170,30 @@ def _read(path: Path) -> bytes:
     return path.read_bytes()
 
 
+def _read_probes(path: Path) -> tuple[dict[str, Probe], str]:
+    """The probes and the tokenizer's fingerprint."""
+    content = _read(path)
+    try:
+        description = json.loads(content)
+        return {name: Probe(**probe) for name, probe in description["probes"].items()}, description["tokenizer"]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged or not a probe ({error})") from None
+
+
 def _read_snapshots(path: Path) -> list[Snapshot]:
     content, snapshots = _read(path), []
-    # A last line without an end has been cut short, by a copy perhaps: it stands for no capture.
+    # A last line without a line end was cut short and does not count.
     for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), start=1):
         try:
-            fields = json.loads(line)
-            scores = {name: np.array(fields["scores"][name], dtype=np.float32) for name in SCORES}
-            shapes = {score.shape for score in scores.values()}
-            if len(shapes) > 1 or len(shapes.pop()) != 2:
-                raise ValueError("the scores are not all (L, H)")
-            fidelity, causality = (
-                math.nan if fields[x] is None else float(fields[x]) for x in ("fidelity", "causality")
-            )
-            snapshots.append(Snapshot(int(fields["step"]), str(fields["precision"]), fidelity, causality, scores))
+            snapshots.append(Snapshot.from_json(json.loads(line)))
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{path}, line {number}: damaged ({error})") from None
     return snapshots
 
 
-def _plain(snapshot: Snapshot) -> dict:
-    """Data for JSON, which knows no NaN: null stands for it."""
-    scores = {name: _without_nan(np.round(score.astype(float), 5).tolist()) for name, score in snapshot.scores.items()}
-    fidelity, causality = _without_nan([snapshot.fidelity, snapshot.causality])
-    errors = {"fidelity": fidelity, "causality": causality}
-    return {"step": snapshot.step, "precision": snapshot.precision, **errors, "scores": scores}
-
-
-def _without_nan(values: Sequence) -> list:
-    return [_without_nan(v) if isinstance(v, list) else v if math.isfinite(v) else None for v in values]
+def _or_none(values: ArrayLike) -> list | float | None:
+    """Numbers as plain Python values, with None for what is not finite."""
+    return np.where(np.isfinite(values), values, None).tolist()
 
 
 def _json(value: object) -> bytes:

@@ -1,11 +1,11 @@
-"""One self-contained HTML page of attention maps: it opens from a file, without a network, and stays under 25 MB.
+"""One self-contained HTML page of attention maps. It opens from a file, offline, and stays under 25 MB.
 
-The page holds every capture as the lower triangles of its maps, one byte 255 sqrt(p) a weight, which is within 0.004
-of the weight; gzip and base64 make of each probe and step a block of its own, which the browser opens when it is shown.
-Bytes below 128 may be rounded without leaving these 0.004, and then take a third less.
-Above the diagonal the recorded maps are zero; whether that is true of the model, the page's causality badge says.
+The page holds the lower triangles of the maps, one byte 255 sqrt(p) a weight, which is within 0.004 of the weight. The
+bytes of each probe and step are compressed by gzip, encoded in base64, and decoded when they are first shown. To save a
+third of the size, bytes below 128 can be rounded further and still stay within 0.004. Weights above the diagonal are
+left out because the recorder masks them; the page's causality badge says whether the model itself is causal.
 
-Shapes: L layers, H heads, T tokens.
+Shapes: N captures, L layers, H heads, T tokens.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -25,20 +25,23 @@ from model.inspection.heads import SCORES, formation_step, uniform_scores
 from model.inspection.images import COLOURS
 
 MAX_BYTES = 25_000_000
-MIN_STEPS = 12  # steps are left out down to so many; after that, the text is cut
+MIN_STEPS = 12  # the fewest steps that are kept before the text is cut
+MIN_TOKENS = 8
 MAX_CURVE_POINTS = 300
 DARK_COLOURS = ("#14181e", "#173150", "#1f5f8b", "#3097ab", "#6cc7a4", "#c3e69a", "#fffbd0")
 
-# Largest fidelity (see `recorder`) that rounding explains, by the type that the kernel computed in.
+# The largest fidelity (see `recorder`) that rounding explains, by the type that attention was computed in.
 FIDELITY_LIMITS = {"float64": 1e-5, "float32": 1e-5, "float16": 5e-3, "bfloat16": 2e-2}
+
+Blocks = dict[tuple[int, int, str], str]  # (number of the run, step, name of the probe) -> maps in base64
 
 
 @dataclass(frozen=True)
 class Captures:
-    """What one model has shown of itself.
+    """The captures of one model.
 
-    name: how the page calls it. probes: "text" and "repeated". snapshots: by step.
-    load: from a step to each probe's maps (L, H, T, T). steps: those that it can be asked for, in order.
+    name: its name on the page. probes: "text" and "repeated". snapshots: by step.
+    load: from a step to each probe's maps (L, H, T, T). steps: those that have maps, in ascending order.
     """
 
     name: str
@@ -53,95 +56,65 @@ class Captures:
         steps = [step for step in archive.steps if archive.path(step).exists()]
         return cls(name, archive.probes, archive.snapshots, archive.maps, steps)
 
+    def uniform(self) -> dict[str, float]:
+        """The scores that a head with uniform attention has on these probes."""
+        text, repeated = self.probes["text"], self.probes["repeated"]
+        return uniform_scores(len(text.tokens), len(repeated.tokens), repeated.period)
+
 
 def attention_page(runs: Sequence[Captures], title: str, *, max_bytes: int = MAX_BYTES) -> str:
-    """The page, as HTML. With two runs it opens with the one beside the other.
+    """The page, as HTML. With two runs it opens with both side by side.
 
-    If all would take more than `max_bytes`, small weights are rounded; then steps are left out, evenly in the
-    logarithm of the step and never the last; if a dozen steps are still too many, the text is cut. The page says so.
+    If the page would take more than `max_bytes`, small weights are rounded. If that is not enough, steps are left out,
+    evenly in the logarithm of the step but never the last. If MIN_STEPS steps are still too many, the text is cut. The
+    page says what was done.
 
     Raises:
         ValueError: if a run has no maps, or the runs differ in their probes or in their layers and heads.
     """
     _check_comparable(runs)
-    room = max_bytes - template.size("page.html") - 20_000
-    room -= sum(len(json.dumps(_curve(run, frozenset()))) for run in runs)
-    packed = _fit(runs, room)
-
-    numbers = {place: number for number, place in enumerate(packed.blocks)}
-    probes = runs[0].probes
+    probes, (layers, heads) = runs[0].probes, runs[0].snapshots[0].shape
+    room = max_bytes - len(template.fill("page", title, []).encode()) - 20_000
+    room -= sum(len(json.dumps(_curves(run, {}))) for run in runs)
+    blocks, length, notes = _fit(runs, room)
+    numbers: list[dict[int, list[int]]] = [{} for _ in runs]  # for each run: step -> its blocks, in the probes' order
+    for number, (run, step, _) in enumerate(blocks):
+        numbers[run].setdefault(step, []).append(number)
+    uniform = runs[0].uniform()
     data = {
         "title": title,
-        "notes": packed.notes,
-        "layers": packed.layers,
-        "heads": packed.heads,
-        "uniform": uniform_scores(
-            len(probes["text"].tokens), len(probes["repeated"].tokens), probes["repeated"].period
-        ),
+        "notes": notes,
+        "layers": layers,
+        "heads": heads,
+        "scores": {
+            name: {"meaning": score.meaning, "probe": score.probe, "uniform": uniform[name]}
+            for name, score in SCORES.items()
+        },
         "colours": {"light": COLOURS, "dark": DARK_COLOURS},
         "probes": [
-            {"name": name, "labels": probe.labels[: packed.length], "period": probe.period}
-            for name, probe in probes.items()
+            {"name": name, "labels": probe.labels[:length], "period": probe.period} for name, probe in probes.items()
         ],
-        "runs": [_curve(run, packed.steps[i]) for i, run in enumerate(runs)],
+        "runs": [_curves(run, of_run) for run, of_run in zip(runs, numbers, strict=True)],
     }
-    for i, run in enumerate(data["runs"]):
-        for capture in run["captures"]:
-            if capture["step"] in packed.steps[i]:
-                capture["blocks"] = [numbers[i, capture["step"], name] for name in probes]
-    blocks = [template.text_element(f"block-{n}", text) for n, text in enumerate(packed.blocks.values())]
-    return template.fill("page.html", title, [template.json_element("data", data), *blocks])
+    elements = [template.json_element(f"block-{number}", text) for number, text in enumerate(blocks.values())]
+    return template.fill("page", title, [template.json_element("data", data), *elements])
 
 
-@dataclass(frozen=True)
-class _Packed:
-    blocks: dict[tuple[int, int, str], str]  # (run, step, probe) -> base64
-    steps: list[set[int]]
-    length: int
-    layers: int
-    heads: int
-    notes: list[str]
-
-
-def _fit(runs: Sequence[Captures], room: int) -> _Packed:
-    """As much precision, then as many steps, and then as much of the text, as `room` bytes hold."""
-    full = max(len(probe.tokens) for probe in runs[0].probes.values())
-    most = max(len(run.steps) for run in runs)
-    length, count, rounded = full, most, False
-    cache: dict[tuple[int, int], dict[str, str]] = {}
-    while True:
-        chosen = [log_spaced(run.steps, count) for run in runs]
-        blocks, size = {}, 0
-        for i, step in ((i, step) for i, of_run in enumerate(chosen) for step in reversed(of_run)):
-            if (i, step) not in cache:
-                cache[i, step] = {name: _pack(maps, length, rounded) for name, maps in runs[i].load(step).items()}
-            for name, text in cache[i, step].items():
-                blocks[i, step, name] = text
-                size += len(text) + 60  # its element
-            if size > room:
-                break
-        if size <= room:
-            break
-        if not rounded:
-            rounded, cache = True, {}
-        elif count > MIN_STEPS:
-            count = max(MIN_STEPS, int(count * 0.9))
-        elif length > 8:
-            length, cache = max(8, int(length * 0.85)), {}
-        else:
-            raise ValueError(f"even {count} steps of {length} tokens do not fit into {room} bytes: {size} and more")
-    layers, heads = runs[0].snapshots[0].scores["sink"].shape
-    saved = ["rounds weights to within 0.004"] if rounded else []
-    if count < most:
-        saved.append(f"shows {count} of {most} recorded steps (the curves show all)")
-    if length < full:
-        saved.append(f"shows the first {length} of {full} tokens (scores are of all)")
-    notes = [f"To stay small, this page {', '.join(saved)}."] if saved else []
-    return _Packed(blocks, [set(of_run) for of_run in chosen], length, layers, heads, notes)
+def formation_steps(run: Captures) -> dict[str, dict[tuple[int, int], int]]:
+    """For each score the heads that have formed: (layer, head) -> the step at which it did."""
+    steps, uniform = [snapshot.step for snapshot in run.snapshots], run.uniform()
+    formed: dict[str, dict[tuple[int, int], int]] = {name: {} for name in SCORES}
+    for name, found in formed.items():
+        scores = np.stack([snapshot.scores[name] for snapshot in run.snapshots])  # (N, L, H)
+        for layer, head in np.ndindex(scores.shape[1:]):
+            step = formation_step(steps, scores[:, layer, head], uniform[name])
+            if step is not None:
+                found[layer, head] = step
+    return formed
 
 
 def log_spaced(steps: Sequence[int], count: int) -> list[int]:
-    """At most `count` of the ascending steps, the last and the first among them, evenly in log(1 + step)."""
+    """At most `count` of the ascending steps, including the first and the last, evenly spaced in log(1 + step)."""
     if count >= len(steps):
         return list(steps)
     if count == 1:
@@ -149,62 +122,83 @@ def log_spaced(steps: Sequence[int], count: int) -> list[int]:
     places = np.log1p(np.array(steps, dtype=float))
     chosen = [0]
     for left in range(count - 1, 0, -1):
-        # The next of the steps that are left, evenly spread over what is left, but never so far that they run out.
+        # The step nearest to an even share of the rest, but early enough to leave one for each choice to come.
         target = places[chosen[-1]] + (places[-1] - places[chosen[-1]]) / left
         nearest = int(np.abs(places - target).argmin())
         chosen.append(min(max(nearest, chosen[-1] + 1), len(steps) - left))
     return [steps[i] for i in chosen]
 
 
+def _fit(runs: Sequence[Captures], room: int) -> tuple[Blocks, int, list[str]]:
+    """The maps that `room` bytes hold, the number of tokens they show, and notes about what was left out."""
+    all_tokens = max(len(probe.tokens) for probe in runs[0].probes.values())
+    all_steps = max(len(run.steps) for run in runs)
+
+    @lru_cache(maxsize=sum(len(run.steps) for run in runs))
+    def packed(run: int, step: int, rounded: bool, length: int) -> dict[str, str]:
+        maps = runs[run].load(step)
+        return {name: _pack(maps[name], length, rounded) for name in runs[0].probes}
+
+    for rounded, count, length in _attempts(all_steps, all_tokens):
+        blocks, size = {}, 0
+        for i, step in ((i, step) for i, run in enumerate(runs) for step in reversed(log_spaced(run.steps, count))):
+            for name, text in packed(i, step, rounded, length).items():
+                blocks[i, step, name] = text
+                size += len(text) + 70  # with its element
+            if size > room:
+                break
+        if size <= room:
+            break
+    else:
+        raise ValueError(f"even {count} steps of {length} tokens do not fit into {room} bytes: {size} and more")
+    saved = ["rounds weights to within 0.004"] if rounded else []
+    if count < all_steps:
+        saved.append(f"shows {count} of {all_steps} recorded steps (the curves show all)")
+    if length < all_tokens:
+        saved.append(f"shows the first {length} of {all_tokens} tokens (the scores are of all)")
+    return blocks, length, [f"To stay small, this page {', '.join(saved)}."] if saved else []
+
+
+def _attempts(count: int, length: int) -> Iterator[tuple[bool, int, int]]:
+    """(rounded, number of steps, number of tokens), each setting smaller than the one before."""
+    yield False, count, length
+    yield True, count, length
+    while count > MIN_STEPS:
+        count = max(MIN_STEPS, int(count * 0.9))
+        yield True, count, length
+    while length > MIN_TOKENS:
+        length = max(MIN_TOKENS, int(length * 0.85))
+        yield True, count, length
+
+
 def _pack(maps: np.ndarray, length: int, rounded: bool) -> str:
     maps = np.asarray(maps, dtype=np.float32)[:, :, :length, :length]
     rows, columns = np.tril_indices(maps.shape[-1])
     values = 255 * np.sqrt(np.nan_to_num(maps[:, :, rows, columns]).clip(0, 1))
-    # p = (value / 255)^2 changes the less with a value, the smaller that is: these steps all keep it within 0.004.
+    # p = (value / 255)^2 changes more slowly where the value is small. These steps all keep it within 0.004.
     step = np.select([values < 32, values < 64, values < 128], [8, 4, 2], 1) if rounded else 1
     packed = (np.rint(values / step) * step).astype(np.uint8)
-    # Without a time stamp the same maps make the same page. Higher levels gain nothing on such noise.
+    # Without a time stamp, so that the same maps make the same page. A higher level makes it no smaller.
     return base64.b64encode(gzip.compress(packed.tobytes(), 4, mtime=0)).decode()
 
 
-def _curve(run: Captures, kept: frozenset[int] | set[int]) -> dict:
-    """A run without its maps: errors and scores by step, and when heads formed."""
-    steps = [snapshot.step for snapshot in run.snapshots]
-    points = set(log_spaced(steps, MAX_CURVE_POINTS)) | kept
-    formation = formation_steps(run)
-    points |= {step for score in formation.values() for row in score for step in row if step is not None}
-    return {
-        "name": run.name,
-        "formation": formation,
-        "captures": [
-            {
-                "step": snapshot.step,
-                "precision": snapshot.precision,
-                "fidelity": snapshot.fidelity if math.isfinite(snapshot.fidelity) else None,
-                "causality": snapshot.causality if math.isfinite(snapshot.causality) else None,
-                "faithful": bool(snapshot.fidelity <= FIDELITY_LIMITS.get(snapshot.precision, 1e-5)),
-                "causal": snapshot.causality == 0,
-                "scores": {name: np.nan_to_num(score).round(3).tolist() for name, score in snapshot.scores.items()},
-            }
-            for snapshot in run.snapshots
-            if snapshot.step in points
-        ],
+def _curves(run: Captures, blocks: Mapping[int, list[int]]) -> dict:
+    """A run's errors and scores by step, and when heads formed. `blocks`: the numbers of the blocks of each step."""
+    formed = formation_steps(run)
+    points = set(log_spaced([snapshot.step for snapshot in run.snapshots], MAX_CURVE_POINTS)) | set(blocks)
+    points |= {step for heads in formed.values() for step in heads.values()}
+    captures = []
+    for snapshot in run.snapshots:
+        if snapshot.step in points:
+            faithful = snapshot.fidelity <= FIDELITY_LIMITS.get(snapshot.precision, 1e-5)
+            verdicts = {"faithful": faithful, "causal": snapshot.causality == 0}
+            captures.append(snapshot.to_json(digits=3) | verdicts)
+            if snapshot.step in blocks:
+                captures[-1]["blocks"] = blocks[snapshot.step]
+    formation = {
+        name: {f"{layer}.{head}": step for (layer, head), step in heads.items()} for name, heads in formed.items()
     }
-
-
-def formation_steps(run: Captures) -> dict[str, list[list[int | None]]]:
-    """For each score (L, H) steps at which a head has formed, None for those that have not."""
-    steps = [snapshot.step for snapshot in run.snapshots]
-    repeated = run.probes["repeated"]
-    uniform = uniform_scores(len(run.probes["text"].tokens), len(repeated.tokens), repeated.period)
-    formed = {}
-    for name in SCORES:
-        scores = np.stack([snapshot.scores[name] for snapshot in run.snapshots])
-        formed[name] = [
-            [formation_step(steps, scores[:, layer, head], uniform[name]) for head in range(scores.shape[2])]
-            for layer in range(scores.shape[1])
-        ]
-    return formed
+    return {"name": run.name, "formation": formation, "captures": captures}
 
 
 def _check_comparable(runs: Sequence[Captures]) -> None:
@@ -213,12 +207,10 @@ def _check_comparable(runs: Sequence[Captures]) -> None:
             raise ValueError(f"{run.name} has no recorded maps")
     first = runs[0]
     for other in runs[1:]:
+        problem = f"{first.name} and {other.name} cannot be compared"
         for name, probe in first.probes.items():
             if other.probes[name].labels != probe.labels:
-                raise ValueError(
-                    f"{first.name} and {other.name} cannot be compared: their {name} probes have different tokens"
-                )
-        shapes = [run.snapshots[0].scores["sink"].shape for run in (first, other)]
-        if shapes[0] != shapes[1]:
-            sizes = " and ".join(f"{layers} x {heads}" for layers, heads in shapes)
-            raise ValueError(f"{first.name} and {other.name} cannot be compared: they have {sizes} layers x heads")
+                raise ValueError(f"{problem}: their {name} probes have different tokens")
+        if other.snapshots[0].shape != first.snapshots[0].shape:
+            sizes = " and ".join("{} x {}".format(*run.snapshots[0].shape) for run in (first, other))
+            raise ValueError(f"{problem}: they have {sizes} layers x heads")

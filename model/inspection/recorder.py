@@ -1,15 +1,14 @@
-"""Attention maps of a model on a probe, computed beside the path that it trains on.
+"""Computes the attention maps of a model on a probe, and checks them against the path that the model trains on.
 
-The model runs as it always does, and its attention, fused or not, returns no weights. The q, k and v that each layer
-used are projected once more, and the weights computed from them by the formula. Two numbers then say whether the
-maps can be trusted:
+The model runs as it always does. While it runs, every layer's call of `attend` is observed: the q, k and v that went in
+and the values that came out. The weights are then computed from q and k by the formula, with a mask that is built here
+and not taken from the network. Two numbers say whether the maps can be trusted:
 
-    fidelity    max |weights @ values - what the layer's attention gave|, over all layers, where the largest value of a
-                layer is above 1 as a share of it: rounding grows with it, and bfloat16 has no number between 10
-                and 10.06 that a kernel could give
-    causality   the largest change of any logit before token j when token j is replaced: 0 unless the future leaks
+    fidelity    max |weights @ values - what `attend` returned|, over all layers. Where the largest value of a layer is
+                above 1, its difference is divided by that value, because rounding errors grow with the values.
+    causality   the largest change of any logit before token j when token j is replaced; 0 unless the future leaks
 
-Shapes: L layers, H heads, T tokens, K head width.
+Shapes: L layers, H heads, H_kv key and value heads, T tokens, K head width.
 """
 
 from __future__ import annotations
@@ -20,21 +19,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from model.attention import CausalSelfAttention, scaled_dot_product_attention
 from model.gpt import GPT, in_eval_mode
 from model.inspection.archive import AttentionArchive, Probe, Snapshot
 from model.inspection.heads import score_heads
 
-MIN_PROBE_TOKENS = 5  # one, and two that are written twice
+MIN_PROBE_TOKENS = 5  # one token, and two that are repeated
 
 
 @dataclass(frozen=True)
 class Capture:
-    """The maps of one sequence: tokens (T,), weights (L, H, T, T) in float32 on the CPU, and how true they are.
+    """The maps of one sequence and how far they can be trusted.
 
-    precision: the type that attention gave its values in.
+    tokens: (T,). weights: (L, H, T, T) in float32. Both are on the CPU.
+    precision: the type of the values that attention returned, such as "bfloat16".
+    fidelity, causality: as the module's docstring defines them.
     """
 
     tokens: Tensor
@@ -50,63 +51,67 @@ def capture(
 ) -> Capture:
     """Every attention map of the model on one sequence, (T,) or (1, T).
 
-    The model is run in eval mode, without compilation; its modes, its weights and the random number generators are
-    afterwards as they were before.
+    The model runs in eval mode and without its compiled code. Its modes, its weights and the random number generators
+    are the same before and after.
 
     Args:
         document_ids: (1, T), as the model takes them.
-        autocast: run the model under autocast to this type, as mixed-precision training does; None runs it as it is.
+        autocast: run the model under autocast to this type, as mixed-precision training does. None runs it as it is.
 
     Raises:
         ValueError: for no tokens, more than one sequence, or ids outside the vocabulary (the model raises it for
             sequences longer than its context).
     """
-    gpt = getattr(gpt, "_orig_mod", gpt)  # what torch.compile has wrapped
     device = gpt.token_embedding.weight.device
     tokens = torch.atleast_2d(torch.as_tensor(tokens, device=device))
     _check_tokens(tokens, gpt.token_embedding.num_embeddings)
+    length = tokens.shape[1]
     layers = [block.attention for block in gpt.blocks]
-
-    def logits(tokens: Tensor) -> Tensor:
-        # `forward` is the module's own Python code even after `gpt.compile()`.
-        return gpt.forward(tokens, document_ids=document_ids)
-
-    with _undisturbed(gpt, device), torch.autocast(device.type, autocast, enabled=autocast is not None):
-        with _watched(layers) as seen:
-            before = logits(tokens)
-        leaks = [_leak(logits, tokens, before, position) for position in _positions(tokens.shape[1])]
-        projected = [
-            layer.project(x, rotary, embedding)
-            for layer, (x, rotary, _, embedding) in zip(layers, seen.inputs, strict=True)
-        ]
+    leaks = []
+    with (
+        torch.compiler.set_stance("force_eager"),  # compiled code might not call what is observed
+        torch.random.fork_rng([device] if device.type == "cuda" else []),
+        in_eval_mode(gpt),
+        torch.autocast(device.type, autocast, enabled=autocast is not None),
+    ):
+        with _observed(layers) as calls:
+            logits = gpt(tokens, document_ids=document_ids)
+        for position in sorted({length // 2, length - 1} - {0}):  # nothing comes before token 0
+            replaced = tokens.clone()
+            replaced[0, position] = 0 if replaced[0, position] else 1
+            # A call of its own: in a batch of two other kernels might run, and rounding would look like a leak.
+            change = gpt(replaced, document_ids=document_ids) - logits
+            leaks.append(change[:, :position].abs().max().item())
 
     weights, errors = [], []
-    for layer, qkv, (_, _, mask, _), attended in zip(layers, projected, seen.inputs, seen.attended, strict=True):
-        layer_values, layer_weights = _attend_by_formula(layer, *qkv, mask)
-        attended = attended.unflatten(-1, (layer.num_heads, layer.head_dim)).transpose(1, 2)
-        largest_value = qkv[2].abs().max().clamp(min=1).item()
-        errors.append((layer_values - attended.cpu()).abs().max().item() / largest_value)
+    for layer, call in zip(layers, calls, strict=True):
+        precision = str(call[-1].dtype).removeprefix("torch.")
+        # On the CPU in float64, so that rounding here is far below that of the model.
+        q, k, v, attended = (x.cpu().double() for x in call)
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        mask = _mask(length, layer.window, document_ids)
+        layer_values, layer_weights = scaled_dot_product_attention(q, k, v, mask, need_weights=True)
+        errors.append(((layer_values - attended).abs().max() / v.abs().max().clamp(min=1)).item())
         weights.append(layer_weights[0].float())
-    precision = str(seen.attended[0].dtype).removeprefix("torch.")
     return Capture(tokens[0].cpu(), torch.stack(weights), precision, _largest(errors), _largest(leaks))
 
 
 class AttentionRecorder:
-    """Captures a model at chosen steps of its training and keeps what it saw in a folder.
+    """Captures a model at chosen steps of its training and stores the captures in a folder.
 
-    Two probes are shown each time: a text, and random distinct tokens written twice, which is where heads that look
-    back for repetitions betray themselves.
+    Each capture uses two probes: a text, and random distinct tokens that are repeated once. Heads that look back for
+    repetitions show on the second.
 
     Args:
-        folder: where the files go, as `archive` describes them; captures that it holds already are gone on with.
-        probe_text_ids, labels: the token ids of the text, at most a context long, and how each reads.
-        tokenizer_fingerprint: of the tokenizer that made the ids.
+        folder: where the files go, as `archive` describes them. An existing folder is resumed.
+        probe_text_ids, labels: the token ids of the text, at most a context long, and each as text.
+        tokenizer_fingerprint: identifies the tokenizer that made the ids.
         vocab_size: random tokens are drawn below it.
         seed: of the random tokens.
-        known_tokens: the ids to draw from, if they are two or more; else all are. A model that never met a token
-            cannot look for it.
-        end_of_text: put before the random tokens, and never drawn, if given.
-        token_label: how a random token reads.
+        known_tokens: the ids to draw from; with fewer than two, all ids are. A model cannot look for a token that it
+            was never trained on.
+        end_of_text: if given, it comes before the random tokens and is never drawn.
+        token_label: the text of a random token.
         autocast: as in `capture`.
 
     Raises:
@@ -128,7 +133,6 @@ class AttentionRecorder:
         autocast: torch.dtype | None = None,
     ) -> None:
         self.autocast = autocast
-        # As long as the text, so that both fit the same context; never longer than there are distinct tokens.
         if len(probe_text_ids) < MIN_PROBE_TOKENS:
             raise ValueError(
                 f"a probe text needs at least {MIN_PROBE_TOKENS} tokens, but this one has {len(probe_text_ids)}"
@@ -136,6 +140,7 @@ class AttentionRecorder:
         candidates = set(known_tokens) - {end_of_text}
         if len(candidates) < 2:
             candidates = set(range(vocab_size)) - {end_of_text}
+        # The second probe is no longer than the text, so that both fit the same context.
         period = min((len(probe_text_ids) - 1) // 2, len(candidates))
         repeated = repeated_tokens(candidates, period, seed, end_of_text)
         probes = {
@@ -145,7 +150,7 @@ class AttentionRecorder:
         self.archive = AttentionArchive(folder, probes, tokenizer_fingerprint)
 
     def record(self, gpt: GPT, step: int) -> dict[str, float]:
-        """Captures the model at this step, writes it down, and returns what is worth a curve.
+        """Captures the model, stores the capture under this step, and returns the metrics to log.
 
         Keys: attention/fidelity, attention/causality, and attention/SCORE/layer_N, the best head of each layer.
         """
@@ -162,7 +167,7 @@ class AttentionRecorder:
 def take_snapshot(
     gpt: GPT, probes: dict[str, Probe], step: int, *, autocast: torch.dtype | None = None
 ) -> tuple[Snapshot, dict[str, Tensor]]:
-    """What the probes "text" and "repeated" show of a model: the measurements, and each probe's maps (L, H, T, T)."""
+    """Measures a model on the probes "text" and "repeated". Returns the snapshot and each probe's maps (L, H, T, T)."""
     captures = {name: capture(gpt, probe.tokens, autocast=autocast) for name, probe in probes.items()}
     maps = {name: taken.weights for name, taken in captures.items()}
     scores = score_heads(maps["text"], maps["repeated"], probes["repeated"].period)
@@ -174,9 +179,9 @@ def take_snapshot(
 
 
 def repeated_tokens(candidates: Collection[int], period: int, seed: int = 0, first: int | None = None) -> list[int]:
-    """`period` distinct random tokens, twice, after the token `first`, if given, which is not one of them.
+    """`period` distinct random tokens, repeated once. If `first` is given, it comes before them and is never drawn.
 
-    Raises ValueError if there are too few candidates for that.
+    Raises ValueError if there are too few candidates.
     """
     candidates = sorted(set(candidates) - {first})
     if len(candidates) < period:
@@ -186,76 +191,45 @@ def repeated_tokens(candidates: Collection[int], period: int, seed: int = 0, fir
     return ([] if first is None else [first]) + 2 * drawn
 
 
-def _positions(length: int) -> list[int]:
-    """Where tokens are replaced: in the middle and at the end; nothing comes before the first."""
-    return sorted({length // 2, length - 1} - {0})
-
-
-def _leak(logits: Callable[[Tensor], Tensor], tokens: Tensor, before: Tensor, position: int) -> float:
-    replaced = tokens.clone()
-    replaced[0, position] = 0 if replaced[0, position] else 1
-    # In a call of its own: as a second row of one batch it might take other kernels, and differ by rounding.
-    return (logits(replaced) - before)[:, :position].abs().max().item()
-
-
 def _largest(errors: list[float]) -> float:
-    """0 for none; NaN if any is, which `max` would lose."""
+    """The largest error, 0 if there are none. NaN if one of them is NaN, which Python's `max` could miss."""
     return torch.tensor([0.0, *errors], dtype=torch.float64).max().item()
 
 
-def _attend_by_formula(
-    layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Values (1, H, T, K) and weights (1, H, T, T) from what a layer used, with a mask that is built here anew.
-
-    On the CPU in float64: whatever the device's settings for matrix products, rounding here stays out of sight.
-    """
-    q, k, v = (x.cpu().double() for x in (q, k, v))
-    group = layer.num_heads // layer.num_kv_heads
-    positions = torch.arange(q.shape[2])
+def _mask(length: int, window: int | None, document_ids: Tensor | None) -> Tensor:
+    """Which keys each query may attend to, (T, T), built without the network's own code for masks."""
+    positions = torch.arange(length)
     distance = positions[:, None] - positions
-    visible = (distance >= 0) & (distance < (layer.window or len(positions)))
-    if mask is not None:
-        visible = visible & mask.cpu()
-    return scaled_dot_product_attention(
-        q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), visible, need_weights=True
-    )
-
-
-@dataclass
-class _Seen:
-    """What went through each layer: (x, rotary, mask, value_embedding), and what attention gave (1, T, H * K)."""
-
-    inputs: list[tuple]
-    attended: list[Tensor]
+    visible = (distance >= 0) & (distance < (window or length))
+    if document_ids is not None:
+        document = document_ids[0].cpu()
+        visible &= document[:, None] == document
+    return visible
 
 
 @contextmanager
-def _watched(layers: list[CausalSelfAttention]) -> Iterator[_Seen]:
-    seen = _Seen([], [])
+def _observed(layers: list[CausalSelfAttention]) -> Iterator[list[tuple[Tensor, ...]]]:
+    """Collects (q, k, v, result) of every call of the layers' `attend`, in the order of the calls."""
+    calls: list[tuple[Tensor, ...]] = []
 
-    def keep_inputs(_, args: tuple, options: dict) -> None:
-        seen.inputs.append((*args, options.get("rotary"), options.get("mask"), options.get("value_embedding")))
+    def observing(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def attend_observed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+            attended = attend(q, k, v, mask)
+            calls.append((q, k, v, attended))
+            return attended
 
-    def keep_attended(_, args: tuple) -> None:
-        seen.attended.append(args[0])
+        return attend_observed
 
-    handles = []
+    replaced = [vars(layer).get("attend") for layer in layers]  # None, unless the method was replaced on the layer
     try:
         for layer in layers:
-            handles.append(layer.register_forward_pre_hook(keep_inputs, with_kwargs=True))
-            handles.append(layer.output_proj.register_forward_pre_hook(keep_attended))
-        yield seen
+            layer.attend = observing(layer.attend)
+        yield calls
     finally:
-        for handle in handles:
-            handle.remove()
-
-
-@contextmanager
-def _undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """In eval mode, and every module's mode and all random numbers afterwards as if nothing had happened."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), in_eval_mode(model):
-        yield
+        for layer, own in zip(layers, replaced, strict=True):
+            del layer.attend
+            if own is not None:
+                layer.attend = own
 
 
 def _check_tokens(tokens: Tensor, vocab_size: int) -> None:

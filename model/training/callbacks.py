@@ -16,7 +16,7 @@ from torch import Tensor
 from model.files import write_atomically
 from model.generation import generate
 from model.inspection.recorder import MIN_PROBE_TOKENS, AttentionRecorder
-from model.inspection.report import read_samples
+from model.runs.records import read_samples
 from model.training.hardware import peak_flops
 from model.training.logging import CSVLogger, log_metrics, wandb_loggers
 from model.training.sharding import whole_gpt

@@ -20,7 +20,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from model.files import write_atomically
-from model.inspection.report import read_metrics
+from model.runs.records import read_metrics
 
 log = logging.getLogger(__name__)
 

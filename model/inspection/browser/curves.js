@@ -1,9 +1,15 @@
 // Scores over steps: a line a head, marks where heads form, and cursors at the steps that are shown.
 
+import { $, choices, closest, css, element, press } from "browser/elements.js";
+import { fitCanvas, rgb } from "browser/maps.js";
+import { addView, change, shown } from "browser/render.js";
+import { ALL_HEADS, formation, headName, LAYERS, mapped, nearest, placeOf, PROBES, RUNS, SCORES, shortName, state, written } from "browser/state.js";
+
 const HIGH = 230;
-const curve = { left: 34, right: 10, top: 8, bottom: 24 };
+export const curve = { left: 34, right: 10, top: 8, bottom: 24 };
 
 function drawCurves() {
+  press($("scores"), shown.score);
   placeCurves();
   // The lines stay as they are while the step changes, and there may be a hundred of them.
   const { run, head, score, theme, probe, other } = shown;
@@ -40,11 +46,12 @@ function drawLines() {
     context.fillStyle = soft;
     context.fillText(value, curve.left - 6, curve.y(value));
   }
-  if (score !== "entropy") drawGuide(context, (1 + data.uniform[score]) / 2, soft, [2, 4]);
-  drawGuide(context, data.uniform[score], soft, [6, 4]);
+  const { uniform, forms } = SCORES[score];
+  if (forms) drawGuide(context, (1 + uniform) / 2, soft, [2, 4]);
+  drawGuide(context, uniform, soft, [6, 4]);
   drawSteps(context, run);
 
-  const heads = thumbs.map((_, head) => head).filter((head) => head !== chosen);
+  const heads = ALL_HEADS.filter((head) => head !== chosen);
   for (const head of heads) drawLine(context, run, head, { width: 1, alpha: 0.55 });
   if (other && other.run !== shown.run) drawLine(context, RUNS[other.run], chosen, { width: 2, dash: [5, 4] });
   drawLine(context, run, chosen, { width: 3 });
@@ -56,7 +63,7 @@ function stroke(context, points, colour, width, dash = []) {
   context.lineWidth = width;
   context.setLineDash(dash);
   context.beginPath();
-  for (const [step, value] of points) context.lineTo(step, curve.y(value));
+  for (const [step, value] of points) if (value !== null) context.lineTo(step, curve.y(value));
   context.stroke();
   context.setLineDash([]);
 }
@@ -66,11 +73,11 @@ function drawGuide(context, value, colour, dash) {
 }
 
 function drawLine(context, run, head, { width, alpha = 1, dash }) {
-  const [layer, column] = [Math.floor(head / HEADS), head % HEADS];
+  const [layer, column] = placeOf(head);
   const points = run.captures.map(({ step, scores }) => [curve.x(step), scores[shown.score][layer][column]]);
   const ofLayer = rgb(shown.palette.colours[Math.round(90 + (165 * (layer + 1)) / LAYERS)]);
   context.globalAlpha = alpha;
-  stroke(context, points, head === shown.head ? css(`mark-${shown.score}`) || css("accent") : ofLayer, width, dash);
+  stroke(context, points, head === shown.head ? css(SCORES[shown.score].colour) : ofLayer, width, dash);
   context.globalAlpha = 1;
 }
 
@@ -80,7 +87,7 @@ function drawFormation(context, run, head) {
   const { scores } = run.captures.find((capture) => capture.step === step);
   context.beginPath();
   context.arc(curve.x(step), curve.y(scores[shown.score].flat()[head]), head === shown.head ? 5 : 3.5, 0, 7);
-  context.fillStyle = css(`mark-${shown.score}`);
+  context.fillStyle = css(SCORES[shown.score].colour);
   context.fill();
   context.strokeStyle = css("panel");
   context.stroke();
@@ -99,14 +106,14 @@ function drawSteps(context, run) {
   }
 }
 
-// What the picture shows, in words: which heads formed and when, each a way to go there.
+// The same in words: which heads formed and when, each with a button that goes there.
 function describeCurves() {
   const { score } = shown;
-  const [name] = SCORES[score];
-  const formed = thumbs.map((_, head) => ({ head, step: formation(shown.run, score, head) }));
+  const { label, probe: measured, forms } = SCORES[score];
+  const formed = ALL_HEADS.map((head) => ({ head, step: formation(shown.run, score, head) }));
   const heads = formed.filter(({ step }) => step < Infinity).sort((one, two) => one.step - two.step || one.head - two.head);
-  const told = heads.map(({ head, step }) => `${headName(head)} formed at step ${step}`);
-  $("curve").setAttribute("aria-label", [`${name} of every head over steps`, ...told].join("; "));
+  const sentences = heads.map(({ head, step }) => `${headName(head)} formed at step ${step}`);
+  $("curve").setAttribute("aria-label", [`${label} of every head over steps`, ...sentences].join("; "));
 
   const jump = (text, patch) => {
     const button = element("button", { textContent: text });
@@ -114,35 +121,36 @@ function describeCurves() {
     return button;
   };
   const parts = [];
-  if (score !== "entropy") {
-    parts.push(heads.length ? `${heads.length} formed: ` : `No head has formed a ${name} pattern. `);
-    for (const { head, step } of heads.slice(0, 6))
-      parts.push(jump(`${shortName(head)} at ${step}`, () => ({ head, at: nearest(state.run, step) })), " ");
-    if (heads.length > 6) parts.push(`and ${heads.length - 6} more `);
-  }
-  parts.push(score === "entropy" ? "Dashes: uniform attention. " : "Dashes: uniform attention, dots: half-way from it to 1. ");
-  const measured = score === "duplicate" || score === "induction" ? "repeated" : "text";
-  const probe = PROBES.findIndex((one) => one.name === measured);
+  if (forms) parts.push(heads.length ? `${heads.length} formed: ` : `No ${label} head has formed. `);
+  for (const { head, step } of heads.slice(0, 6))
+    parts.push(jump(`${shortName(head)} at ${step}`, () => ({ head, at: nearest(state.run, step) })), " ");
+  if (heads.length > 6) parts.push(`and ${heads.length - 6} more `);
+  parts.push(forms ? "Dashes: uniform attention, dots: half-way from it to 1. " : "Dashes: uniform attention. ");
+  const probe = PROBES.findIndex(({ name }) => name === measured);
   if (probe !== shown.probe) parts.push(`Measured on the ${measured} probe: `, jump("show it", () => ({ probe })));
   $("formed").replaceChildren(...parts);
 }
 
-// The head whose line is nearest to the pointer at the nearest step that has maps.
+// The head whose line is nearest to the pointer, at the nearest step that has maps.
 function lineAt({ offsetX, offsetY }) {
   const steps = mapped[state.run];
-  const far = (at) => Math.abs(curve.x(steps[at].step) - offsetX);
-  const at = steps.reduce((best, _, other) => (far(other) < far(best) ? other : best), 0);
+  const at = closest([...steps.keys()], (at) => Math.abs(curve.x(steps[at].step) - offsetX));
   const values = steps[at].scores[state.score].flat();
   const off = (head) => Math.abs(curve.y(values[head]) - offsetY);
-  const head = values.reduce((best, _, other) => (off(other) < off(best) ? other : best), state.head);
-  return { at, head, near: off(head) < 8, text: `${headName(head)}: ${values[head].toFixed(2)} at step ${steps[at].step}` };
+  const head = closest([state.head, ...ALL_HEADS], off);
+  return { at, head, near: off(head) < 8, text: `${headName(head)}: ${written(values[head], 2)} at step ${steps[at].step}` };
 }
 
-$("curve").addEventListener("click", (event) => {
-  const { at, head, near } = lineAt(event);
-  change({ at, ...(near && { head }) });
-});
-$("curve").addEventListener("pointermove", (event) => {
-  const { near, text } = lineAt(event);
-  $("curve").title = near ? text : "";
-});
+$("curves").hidden = RUNS.every((run) => run.captures.length < 2);
+if (!$("curves").hidden) {
+  choices($("scores"), Object.entries(SCORES).map(([score, { label, meaning }]) => [score, label, meaning]), (score) => change({ score }));
+  $("curve").addEventListener("click", (event) => {
+    const { at, head, near } = lineAt(event);
+    change({ at, ...(near && { head }) });
+  });
+  $("curve").addEventListener("pointermove", (event) => {
+    const { near, text } = lineAt(event);
+    $("curve").title = near ? text : "";
+  });
+  addView(drawCurves);
+}

@@ -1,8 +1,14 @@
-// Everything that is shown is made here, and text only ever becomes text.
+// Small helpers to make and find elements. Text from outside is only ever set as text, never parsed as markup.
 
-const $ = (id) => document.getElementById(id);
+export const $ = (id) => document.getElementById(id);
+export const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+export const clamp = (i, last) => Math.max(0, Math.min(last, i));
+export const systemTheme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
 
-function element(name, fields = {}, ...children) {
+// The item for which `distance` is smallest; the first of them.
+export const closest = (items, distance) => items.reduce((best, item) => (distance(item) < distance(best) ? item : best));
+
+export function element(name, fields = {}, ...children) {
   const { style, ...others } = fields;
   const node = Object.assign(document.createElement(name), others);
   Object.assign(node.style, style);
@@ -10,8 +16,8 @@ function element(name, fields = {}, ...children) {
   return node;
 }
 
-// Buttons of which one is pressed, each with its value in data-value; choose is called with the value.
-function choices(parent, options, choose) {
+// Buttons of which one is pressed. Each has its value in data-value, and a click calls `choose` with the value.
+export function choices(parent, options, choose) {
   for (const [value, text, title = ""] of options) {
     const button = element("button", { textContent: text, title });
     button.dataset.value = value;
@@ -20,6 +26,6 @@ function choices(parent, options, choose) {
   }
 }
 
-function press(parent, value) {
+export function press(parent, value) {
   for (const button of parent.children) button.setAttribute("aria-pressed", button.dataset.value === String(value));
 }

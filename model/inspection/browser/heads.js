@@ -1,8 +1,11 @@
-// All heads, small, and what the chosen one does.
+// Thumbnails of all heads.
 
-// ---- thumbnails of all heads
+import { $, element } from "browser/elements.js";
+import { ofHead, shrink } from "browser/maps.js";
+import { addView, change, shown } from "browser/render.js";
+import { ALL_HEADS, formation, HEADS, headName, labelsOf, LAYERS, MARKED, SCORES, shortName, written } from "browser/state.js";
 
-const thumbs = Array.from({ length: LAYERS * HEADS }, (_, head) => {
+export const thumbs = ALL_HEADS.map((head) => {
   const caption = element("span", { className: "caption" }, element("span"), element("span"));
   const marks = element("span", { className: "marks" });
   const button = element("button", { className: "thumb" }, element("canvas"), element("i"), caption, marks);
@@ -13,10 +16,10 @@ const thumbs = Array.from({ length: LAYERS * HEADS }, (_, head) => {
 function drawGrid() {
   const score = shown.order === "layer" ? shown.score : shown.order;
   const scores = shown.capture.scores[score].flat();
-  const order = thumbs.map((_, head) => head);
+  const order = [...ALL_HEADS];
   if (shown.order !== "layer") order.sort((one, two) => scores[two] - scores[one] || one - two);
   arrange(order);
-  $("bar-meaning").textContent = `bar: ${SCORES[score][0]}`;
+  $("bar-meaning").textContent = `bar: ${SCORES[score].label}`;
   const length = labelsOf(shown.probe).length;
   const factor = Math.max(1, Math.ceil(length / (thumbs[0].clientWidth * devicePixelRatio)));
   const image = new ImageData(Math.ceil(length / factor), Math.ceil(length / factor));
@@ -27,15 +30,15 @@ function drawGrid() {
     canvas.getContext("2d").putImageData(image, 0, 0);
     bar.style.width = `${100 * scores[head]}%`;
     caption.children[0].textContent = shortName(head);
-    caption.children[1].textContent = scores[head].toFixed(2);
+    caption.children[1].textContent = written(scores[head], 2);
     const formed = MARKED.filter((one) => formation(shown.run, one, head) <= shown.capture.step);
     if (marks.dataset.formed !== formed.join()) {
       marks.dataset.formed = formed.join();
       marks.replaceChildren(...formed.map(markOf));
     }
     thumb.setAttribute("aria-pressed", head === shown.head);
-    const told = formed.map((one) => `, ${SCORES[one][0]} formed at step ${formation(shown.run, one, head)}`);
-    thumb.title = `${headName(head)}, ${SCORES[score][0]} ${scores[head].toFixed(2)}${told.join("")}`;
+    const told = formed.map((one) => `, ${SCORES[one].label} formed at step ${formation(shown.run, one, head)}`);
+    thumb.title = `${headName(head)}, ${SCORES[score].label} ${written(scores[head], 2)}${told.join("")}`;
     thumb.setAttribute("aria-label", thumb.title);
   }
 }
@@ -55,23 +58,8 @@ function arrange(order) {
   $("grid").replaceChildren(...rows);
 }
 
-const markOf = (score) => element("b", { textContent: SCORES[score][1], style: { background: `var(--mark-${score})` } });
+const markOf = (score) => element("b", { textContent: SCORES[score].letter, style: { background: `var(--${SCORES[score].colour})` } });
 
-// ---- what one head does
-
-function drawCard() {
-  const rows = Object.entries(SCORES).flatMap(([score, [name, , meaning]]) => {
-    const value = shown.capture.scores[score].flat()[shown.head];
-    const uniform = data.uniform[score];
-    const filled = element("span", { style: { width: `${100 * value}%` } });
-    const tick = element("u", { style: { left: `calc(${100 * uniform}% - 1px)` } });
-    const step = formation(shown.run, score, shown.head);
-    return [
-      element("span", { textContent: name, title: meaning }),
-      element("span", { className: "track", title: `${meaning}; uniform attention: ${uniform.toFixed(3)}` }, filled, tick),
-      element("span", { textContent: value.toFixed(3) }),
-      element("span", { className: "soft", textContent: step < Infinity ? `formed at ${step}` : "" }),
-    ];
-  });
-  $("card").replaceChildren(...rows);
-}
+for (const score of MARKED) $("legend").append(element("span", {}, markOf(score), SCORES[score].label));
+$("legend").append("letter: formed by this step", element("span", { id: "bar-meaning" }));
+addView(drawGrid);

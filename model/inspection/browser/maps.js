@@ -1,38 +1,40 @@
-// Weights, and maps of them on a canvas. Nothing here knows which step or head is shown.
+// Weights, and maps of them on a canvas. Nothing here depends on the step or head that is shown.
+
+import { $, css } from "browser/elements.js";
 
 const KEPT_BLOCKS = 60;
 const MAX_CELL = 56; // pixels
-const PAD = 6; // above a map, where the first label is taller than its row
+export const PAD = 6; // above a map, where the first label is taller than its row
 const FONT = "11px ui-monospace, 'DejaVu Sans Mono', monospace";
 const SPREADS = {
   light: ["#8a3600", "#dd8333", "#fbe1c5", "#ffffff", "#cbdff3", "#4a8bc2", "#0f3a70"],
   dark: ["#ffb678", "#c8641e", "#57300f", "#14181e", "#15395c", "#3d83c0", "#a9d6ff"],
 };
 
-// ---- weights: lower triangles of 255 sqrt(p), one gzip block a probe and step, opened when first shown
+// ---- weights: lower triangles of 255 sqrt(p), one gzip block a probe and step, decoded when first shown
 
-const triangle = (n) => (n * (n + 1)) / 2;
-const ofHead = (weights, head, length) => weights.subarray(head * triangle(length), (head + 1) * triangle(length));
-const weightAt = (map, query, key) => (key > query ? 0 : (map[triangle(query) + key] / 255) ** 2);
+export const triangle = (n) => (n * (n + 1)) / 2;
+export const ofHead = (weights, head, length) => weights.subarray(head * triangle(length), (head + 1) * triangle(length));
+export const weightAt = (map, query, key) => (key > query ? 0 : (map[triangle(query) + key] / 255) ** 2);
 const blocks = new Map();
 
-function block(id) {
+export function block(id) {
   const weights = blocks.get(id) ?? unpack(id);
-  blocks.delete(id); // and in again, at the end: the map stays in the order of last use
+  blocks.delete(id); // and added again at the end, to keep the order of last use
   blocks.set(id, weights);
   if (blocks.size > KEPT_BLOCKS) blocks.delete(blocks.keys().next().value);
   return weights;
 }
 
 async function unpack(id) {
-  const text = atob($(`block-${id}`).textContent);
+  const text = atob(JSON.parse($(`block-${id}`).textContent));
   const bytes = new Uint8Array(text.length);
   for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-// ---- colours, as the numbers that an ImageData's Uint32Array holds
+// ---- colours, as numbers for the Uint32Array of an ImageData
 
 function ramp(stops, count) {
   const channels = stops.map((stop) => [1, 3, 5].map((i) => parseInt(stop.slice(i, i + 2), 16)));
@@ -44,29 +46,28 @@ function ramp(stops, count) {
   });
 }
 
-function palette(stops, { theme, scale }) {
+export function palette(stops, { theme, scale }) {
   const colours = ramp(stops, 256);
-  // Stored values are square roots already, which is one of the two scales.
+  // Stored values are square roots already; the linear scale squares them.
   const weights = scale === "sqrt" ? colours : colours.map((_, v) => colours[Math.round((v * v) / 255)]);
   const spread = ramp(SPREADS[theme], 511);
   const stretch = scale === "sqrt" ? (d) => Math.sign(d) * Math.sqrt(Math.abs(d)) : (d) => d;
   return { weights, colours, difference: (d) => spread[255 + Math.round(255 * stretch(d))] };
 }
 
-const rgb = (colour) => `rgb(${colour & 255} ${(colour >> 8) & 255} ${(colour >> 16) & 255})`;
-const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+export const rgb = (colour) => `rgb(${colour & 255} ${(colour >> 8) & 255} ${(colour >> 16) & 255})`;
 
-// ---- token text: it may be anything, and it is never markup
+// ---- token text, which may hold anything
 
-const HIDDEN = /[\p{Cc}\p{Cs}\p{Co}\p{Cn}\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]/gu;
+export const HIDDEN = /[\p{Cc}\p{Cs}\p{Co}\p{Cn}\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]/gu;
 const NAMED = { "\n": "↵", "\t": "⇥", "\r": "␍" };
-const codePoint = (c) => NAMED[c] ?? `\\u${c.codePointAt(0).toString(16).padStart(4, "0")}`;
-const cut = (text, length) => (text.length > length ? [...text.slice(0, length)].slice(0, -1).join("") + "…" : text);
-const visible = (text, length) => cut(cut(text, 4 * length).replace(HIDDEN, codePoint).replaceAll(" ", "·"), length);
+export const codePoint = (c) => NAMED[c] ?? `\\u${c.codePointAt(0).toString(16).padStart(4, "0")}`;
+export const cut = (text, length) => (text.length > length ? [...text.slice(0, length)].slice(0, -1).join("") + "…" : text);
+export const visible = (text, length) => cut(cut(text, 4 * length).replace(HIDDEN, codePoint).replaceAll(" ", "·"), length);
 
 // ---- one map: token axes and squares
 
-function fitCanvas(canvas, width, height) {
+export function fitCanvas(canvas, width, height) {
   const [wide, high] = [Math.round(width * devicePixelRatio), Math.round(height * devicePixelRatio)];
   if (canvas.width !== wide || canvas.height !== high) Object.assign(canvas, { width: wide, height: high });
   Object.assign(canvas.style, { width: `${width}px`, height: `${height}px` });
@@ -76,13 +77,13 @@ function fitCanvas(canvas, width, height) {
   return context;
 }
 
-function layout(context, width, height, labels) {
+export function layout(context, width, height, labels) {
   context.font = FONT;
   const texts = labels.map((label) => visible(label, 12));
   const room = Math.min(Math.ceil(Math.max(...texts.map((text) => context.measureText(text).width))) + 6, width / 3);
   const pixel = 1 / devicePixelRatio;
   const fit = Math.min(MAX_CELL, Math.max(40, Math.min(width - room - 2, height - room - PAD)) / labels.length);
-  // Squares of whole pixels; only when there are more tokens than pixels must they share.
+  // Squares of whole pixels, unless there are more tokens than pixels.
   const cell = fit < pixel ? fit : Math.floor(fit / pixel) * pixel;
   const side = cell * labels.length;
   const size = { side, wide: room + side + 1, high: PAD + side + room };
@@ -90,7 +91,7 @@ function layout(context, width, height, labels) {
 }
 
 // The context's origin is the corner of the geometry's wide x high; colourOf takes (query, key).
-function drawMap(context, { texts, room, cell, side, stride, length }, colourOf) {
+export function drawMap(context, { texts, room, cell, side, stride, length }, colourOf) {
   const squares = new OffscreenCanvas(length, length);
   const image = new ImageData(length, length);
   const pixels = new Uint32Array(image.data.buffer);
@@ -107,8 +108,8 @@ function drawMap(context, { texts, room, cell, side, stride, length }, colourOf)
     for (const axis of ["query", "key"]) drawLabel(context, { room, cell, side }, axis, i, texts[i]);
 }
 
-// A token beside its row, or turned below its column; on a background where it has to be seen.
-function drawLabel(context, { room, cell, side }, axis, index, text, background) {
+// A token beside its row, or turned below its column; with a background where it must stand out.
+export function drawLabel(context, { room, cell, side }, axis, index, text, background) {
   const middle = (index + 0.5) * cell;
   context.save();
   context.font = FONT;
@@ -126,9 +127,8 @@ function drawLabel(context, { room, cell, side }, axis, index, text, background)
   context.restore();
 }
 
-// Squares of many tokens on few pixels: the strongest weight of a patch stands for it, since a mean would let the
-// thin diagonals fade away.
-function shrink(map, length, factor, colours, image) {
+// Many tokens on few pixels: each patch shows its largest weight, because a mean would fade thin diagonals.
+export function shrink(map, length, factor, colours, image) {
   const pixels = new Uint32Array(image.data.buffer);
   const strongest = new Uint8Array(pixels.length);
   for (let query = 0, i = 0; query < length; query++) {

@@ -1,142 +1,20 @@
-// Badges, controls and keys, and when all of it is drawn.
+// The page of attention maps. Each of the first imports adds a view (see render.js).
 
-// ---- header and controls
-
-function drawHeader() {
-  const { fidelity, causality, faithful, causal, precision } = shown.capture;
-  const badge = (id, good, textContent) => Object.assign($(id), { textContent, className: `badge ${good ? "good" : "bad"}` });
-  const number = (x) => (x === null ? "not a number" : x === 0 ? "0" : x.toExponential(1));
-  badge("fidelity", faithful, `${faithful ? "✓" : "✗"} fidelity ${number(fidelity)} in ${precision}`);
-  badge("causality", causal, causal ? "✓ causality 0" : `✗ the future leaks: ${number(causality)}`);
-  for (const [id, run, at] of [["slide-a", shown.run, shown.at], ["slide-b", shown.other?.run, shown.other?.at]]) {
-    $(id).hidden = run === undefined || (RUNS.length < 2 && lastOf(0) < 1);
-    if (run === undefined) continue;
-    const step = `step ${mapped[run][at].step}`;
-    const slider = $(id).querySelector("input");
-    Object.assign(slider, { max: lastOf(run), value: at, disabled: lastOf(run) < 1 });
-    slider.setAttribute("aria-valuetext", step);
-    $(id).querySelector("output").textContent = step;
-    $(id).querySelector("select").value = run;
-  }
-  $("main").classList.toggle("compare", Boolean(shown.other));
-  $("compare").setAttribute("aria-pressed", Boolean(shown.other));
-  $("sort").value = shown.order;
-  press($("probes"), shown.probe);
-  press($("scales"), shown.scale);
-  press($("scores"), shown.score);
-  press($("directions"), shown.received);
-}
-
-function buildControls() {
-  document.title = $("title").textContent = data.title;
-  for (const note of data.notes) $("notes").append(element("p", { textContent: note }));
-  choices($("probes"), PROBES.map(({ name, period }, i) => [i, name, period ? `${period} random tokens, twice` : "the probe text"]), (probe) => change({ probe }));
-  choices($("scales"), [["sqrt", "√ scale", "colour grows with the square root of the weight"], ["linear", "linear"]], (scale) => change({ scale }));
-  choices($("directions"), [[false, "attends to"], [true, "is attended by"]], (received) => change({ received }));
-  choices($("scores"), Object.entries(SCORES).map(([score, [name, , meaning]]) => [score, name, meaning]), (score) => change({ score }));
-  $("sort").append(new Option("by layer", "layer"), ...Object.entries(SCORES).map(([score, [name]]) => new Option(`by ${name}`, score)));
-  $("sort").addEventListener("change", ({ target: { value } }) => change(value === "layer" ? { order: value } : { order: value, score: value }));
-  for (const score of MARKED) $("legend").append(element("span", {}, markOf(score), SCORES[score][0]));
-  $("legend").append("letter: formed by this step", element("span", { id: "bar-meaning" }));
-  $("curves").hidden = RUNS.every((run) => run.captures.length < 2);
-  $("compare").hidden = RUNS.length < 2 && lastOf(0) < 1;
-  for (const [id, set] of [["slide-a", change], ["slide-b", (patch) => change({ other: { ...state.other, ...patch } })]]) {
-    const [slider, run] = [$(id).querySelector("input"), $(id).querySelector("select")];
-    run.hidden = RUNS.length < 2;
-    run.append(...RUNS.map(({ name }, i) => new Option(name, i)));
-    run.addEventListener("change", () => set({ run: Number(run.value), at: lastOf(run.value) }));
-    slider.addEventListener("input", () => set({ at: Number(slider.value) }));
-  }
-  $("play").addEventListener("click", play);
-  $("compare").addEventListener("click", toggleCompare);
-  $("picture").addEventListener("click", savePicture);
-  $("theme").addEventListener("click", () => change({ theme: state.theme === "dark" ? "light" : "dark" }));
-  $("help").addEventListener("click", () => $("manual").showModal());
-}
-
-const toggleCompare = () => change({ other: state.other ? null : secondRun ?? { run: 0, at: 0 } });
-
-function play() {
-  const next = async () => {
-    await rendered;
-    if (state.at === lastOf(state.run)) return play();
-    change({ at: state.at + 1 });
-    playing = setTimeout(next, 140);
-  };
-  if (playing) playing = clearTimeout(playing);
-  else {
-    if (state.at === lastOf(state.run)) change({ at: 0 });
-    playing = setTimeout(next, 140);
-  }
-  $("play").textContent = playing ? "❚❚" : "▶";
-  $("play").setAttribute("aria-pressed", Boolean(playing));
-}
-
-document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || $("manual").open || event.target.matches("select, input")) return;
-  const step = (by) => change({ at: clamp(state.at + by, lastOf(state.run)) });
-  const order = [...$("grid").querySelectorAll(".thumb")].map((thumb) => thumbs.indexOf(thumb));
-  const head = (by) => change({ head: order[clamp(order.indexOf(state.head) + by, order.length - 1)] });
-  const actions = {
-    ArrowLeft: () => step(-1), ArrowRight: () => step(1), ArrowUp: () => head(-1), ArrowDown: () => head(1),
-    s: () => change({ scale: state.scale === "sqrt" ? "linear" : "sqrt" }), c: () => $("compare").hidden || toggleCompare(),
-    p: () => change({ probe: (state.probe + 1) % PROBES.length }), Escape: () => change({ token: null }),
-  };
-  if (!event.target.matches("button") && !$("slide-a").hidden) actions[" "] = play;
-  if (!actions[event.key]) return;
-  actions[event.key]();
-  event.preventDefault();
-});
-
-// ---- one frame after another; while one is drawn, only the newest wish for another is kept
-
-let rendered = Promise.resolve();
-let wanted = false;
-let busy = false;
-
-function change(patch) {
-  if (patch.probe !== undefined && patch.probe !== state.probe) state.token = null;
-  Object.assign(state, patch);
-  save();
-  rendered = render();
-}
-
-async function render() {
-  wanted = true;
-  if (busy) return rendered;
-  busy = true;
-  try {
-    while (wanted) {
-      wanted = false;
-      await draw();
-    }
-  } finally {
-    busy = false;
-  }
-}
-
-async function draw() {
-  const next = { ...state, capture: mapped[state.run][state.at], otherCapture: state.other && mapped[state.other.run][state.other.at] };
-  [next.a, next.b] = await Promise.all([next.capture, next.otherCapture].map((capture) => capture && block(capture.blocks[next.probe])));
-  document.documentElement.dataset.theme = next.theme;
-  next.palette = palette(data.colours[next.theme], next);
-  if (shown && shown.probe !== next.probe) hovered = pointed = null;
-  shown = next;
-  drawHeader();
-  drawGrid();
-  drawStage();
-  drawCard();
-  if (!$("curves").hidden) drawCurves();
-  drawText();
-  document.documentElement.dataset.drawn = `${next.run}:${next.capture.step}`;
-}
+import "browser/controls.js";
+import "browser/heads.js";
+import "browser/stage.js";
+import "browser/card.js";
+import "browser/curves.js";
+import "browser/text.js";
+import { $ } from "browser/elements.js";
+import { render } from "browser/render.js";
+import { restore } from "browser/state.js";
 
 if (typeof DecompressionStream === "undefined") {
-  $("notes").textContent = "This browser is too old to open the maps: Chrome 80, Firefox 113 and Safari 16.4 or newer can.";
+  $("notes").textContent = "This browser is too old to show the maps. Chrome 89, Firefox 113, Safari 16.4 and later versions can.";
 } else {
-  buildControls();
   restore();
-  addEventListener("hashchange", () => (restore(), (rendered = render())));
-  addEventListener("resize", () => (rendered = render()));
-  rendered = render();
+  addEventListener("hashchange", () => (restore(), render()));
+  addEventListener("resize", render);
+  render();
 }

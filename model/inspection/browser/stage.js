@@ -1,4 +1,9 @@
-// The large map: one head at one step, or two and their difference.
+// The large map: one head at one step, or two of them and their difference.
+
+import { $, clamp, css, element } from "browser/elements.js";
+import { drawLabel, drawMap, fitCanvas, layout, ofHead, PAD, rgb, triangle, visible, weightAt } from "browser/maps.js";
+import { addView, change, chosenToken, pointer, shown } from "browser/render.js";
+import { data, headName, labelsOf, placeOf, RUNS, shortName, state } from "browser/state.js";
 
 function panes() {
   const { probe, head, palette: colours } = shown;
@@ -20,7 +25,8 @@ function panes() {
 const paneTitle = ({ name, title }) => (name ? `${name}: ${title}` : title);
 
 function drawStage() {
-  $("stage-title").textContent = `Layer ${Math.floor(shown.head / HEADS)}, head ${shown.head % HEADS}`;
+  const [layer, head] = placeOf(shown.head);
+  $("stage-title").textContent = `Layer ${layer}, head ${head}`;
   const list = panes();
   while ($("panes").children.length > list.length) $("panes").lastChild.remove();
   while ($("panes").children.length < list.length) $("panes").append(newPane());
@@ -52,7 +58,7 @@ function newPane() {
     const inside = key >= 0 && key < geometry.length && query >= 0 && query < geometry.length;
     return inside ? { query, key } : null;
   };
-  const choose = () => hovered && change({ token: state.received ? hovered.key : hovered.query });
+  const choose = () => pointer.cell && change({ token: state.received ? pointer.cell.key : pointer.cell.query });
   over.addEventListener("pointermove", (event) => hover(locate(event)));
   over.addEventListener("pointerleave", () => hover(null));
   over.addEventListener("click", (event) => (hover(locate(event)), choose()));
@@ -61,7 +67,7 @@ function newPane() {
     if (event.key === "Enter") choose();
     if (!move) return;
     const last = labelsOf(shown.probe).length - 1;
-    const { query, key } = hovered ?? { query: last, key: last };
+    const { query, key } = pointer.cell ?? { query: last, key: last };
     hover({ query: clamp(query + move[0], last), key: clamp(key + move[1], last) });
     $("live").textContent = $("readout").textContent;
     event.preventDefault();
@@ -71,12 +77,13 @@ function newPane() {
 }
 
 function hover(cell) {
-  hovered = cell;
+  pointer.cell = cell;
   drawHover();
 }
 
-// The chosen token's row (or column) in a frame, and a crosshair on the square that is pointed at.
-function drawHover() {
+// Frames the chosen token's row (or column), and draws a crosshair on the square that is pointed at.
+export function drawHover() {
+  const { cell: pointed } = pointer;
   const mark = { back: css("accent"), ink: css("panel") };
   const token = chosenToken();
   for (const { geometry, over } of shown.panes) {
@@ -91,22 +98,22 @@ function drawHover() {
       band("strokeRect", axis, token);
       drawLabel(context, geometry, axis, token, texts[token], mark);
     }
-    if (!hovered) continue;
-    for (const [axis, index] of Object.entries(hovered)) {
+    if (!pointed) continue;
+    for (const [axis, index] of Object.entries(pointed)) {
       context.globalAlpha = 0.16;
       band("fillRect", axis, index);
       context.globalAlpha = 1;
       drawLabel(context, geometry, axis, index, texts[index], mark);
     }
     context.lineWidth = 2;
-    context.strokeRect(room + hovered.key * cell - 1, PAD + hovered.query * cell - 1, cell + 2, cell + 2);
+    context.strokeRect(room + pointed.key * cell - 1, PAD + pointed.query * cell - 1, cell + 2, cell + 2);
   }
-  $("readout").textContent = hovered ? reading(hovered) : "Point at a square to read its weight; click to choose its token.";
+  $("readout").textContent = pointed ? reading(pointed) : "Point at a square to read its weight; click to choose its token.";
 }
 
 function reading({ query, key }) {
   const values = shown.panes.map(({ name, value }) => `${name} ${value(query, key).toFixed(3)}`.trim());
-  // Isolated, so that right-to-left tokens do not turn the sentence around.
+  // Isolated, so that right-to-left tokens do not reorder the sentence.
   const [from, to] = [query, key].map((i) => `${i} \u2068${visible(labelsOf(shown.probe)[i], 20)}\u2069`);
   return `${from} → ${to}   ${values.join("   ")}`;
 }
@@ -119,7 +126,7 @@ function drawRamp() {
 
 // ---- a picture of the maps as they are shown
 
-function savePicture() {
+export function savePicture() {
   const gap = 24;
   const wide = Math.max(shown.panes.reduce((sum, { geometry }) => sum + geometry.wide + gap, gap), 420);
   const high = Math.max(...shown.panes.map(({ geometry }) => geometry.high)) + 78;
@@ -148,3 +155,5 @@ function savePicture() {
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   }, "image/png");
 }
+
+addView(drawStage);

@@ -1,51 +1,53 @@
-// What the page holds, what is shown of it, and both in the address.
+// The data of the page, the state that a person chooses, and that state in the address.
 
-const data = JSON.parse($("data").textContent);
-const { layers: LAYERS, heads: HEADS, probes: PROBES, runs: RUNS } = data;
-const SCORES = {
-  previous_token: ["previous token", "P", "looks at the token just before"],
-  duplicate: ["duplicate", "D", "looks at the same token, earlier in the text"],
-  induction: ["induction", "I", "looks at what followed the same token earlier"],
-  sink: ["sink", "S", "looks at the first token, a place to rest"],
-  entropy: ["entropy", "E", "spreads its weight: 1 is over everything alike"],
-};
-const MARKED = ["previous_token", "duplicate", "induction", "sink"];
+import { $, clamp, closest, systemTheme } from "browser/elements.js";
 
-// The captures of a run that have maps on this page; all of them have scores.
-const mapped = RUNS.map((run) => run.captures.filter((capture) => capture.blocks));
-const lastOf = (run) => mapped[run].length - 1;
-const secondRun = RUNS.length > 1 ? { run: 1, at: lastOf(1) } : null;
-const state = {
-  run: 0, at: lastOf(0), probe: 0, head: bestHead("previous_token"), order: "layer", score: "previous_token",
-  scale: "sqrt", token: null, received: false, other: secondRun,
-  theme: matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light",
+export const data = JSON.parse($("data").textContent);
+export const { layers: LAYERS, heads: HEADS, probes: PROBES, runs: RUNS, scores: SCORES } = data;
+export const ALL_HEADS = [...Array(LAYERS * HEADS).keys()]; // numbered layer by layer
+
+const MARK_COLOURS = 6; // in theme.css
+Object.entries(SCORES).forEach(([name, score], i) => {
+  score.label = name.replaceAll("_", " ");
+  score.letter = name[0].toUpperCase();
+  score.forms = score.uniform < 0.99; // formed: past half-way from uniform to 1, which entropy cannot be
+  score.colour = score.forms ? `mark-${i % MARK_COLOURS}` : "accent";
+});
+export const MARKED = Object.keys(SCORES).filter((score) => SCORES[score].forms);
+
+// The captures of each run that have maps on this page. All captures have scores.
+export const mapped = RUNS.map((run) => run.captures.filter((capture) => capture.blocks));
+export const lastOf = (run) => mapped[run].length - 1;
+export const hasSteps = RUNS.length > 1 || lastOf(0) > 0;
+export const secondRun = RUNS.length > 1 ? { run: 1, at: lastOf(1) } : null;
+
+const [firstScore] = Object.keys(SCORES);
+export const state = {
+  run: 0, at: lastOf(0), probe: 0, head: bestHead(firstScore), order: "layer", score: firstScore,
+  scale: "sqrt", token: null, received: false, other: secondRun, theme: systemTheme,
 };
-let shown = null; // what is on the screen: the state it was drawn from, the captures and their decoded weights
-let hovered = null; // { query, key } under the pointer or the keyboard's crosshair
-let pointed = null; // the token of the text under the pointer
-let playing = null;
 
 function bestHead(score) {
   const values = mapped[0].at(-1).scores[score].flat();
   return values.indexOf(Math.max(...values));
 }
 
-const headName = (head) => `layer ${Math.floor(head / HEADS)}, head ${head % HEADS}`;
-const shortName = (head) => `${Math.floor(head / HEADS)}.${head % HEADS}`;
-const formation = (run, score, head) => RUNS[run].formation[score]?.flat()[head] ?? Infinity;
-const labelsOf = (probe) => PROBES[probe].labels;
-const chosenToken = () => pointed ?? shown.token;
-const clamp = (i, last) => Math.max(0, Math.min(last, i));
+export const placeOf = (head) => [Math.floor(head / HEADS), head % HEADS];
+export const headName = (head) => `layer ${placeOf(head)[0]}, head ${placeOf(head)[1]}`;
+export const shortName = (head) => placeOf(head).join(".");
+export const formation = (run, score, head) => RUNS[run].formation[score][shortName(head)] ?? Infinity;
+export const written = (score, digits) => score?.toFixed(digits) ?? "–"; // null: not measured, or not a number
+export const labelsOf = (probe) => PROBES[probe].labels;
 
-// The place among a run's steps that is nearest to a step.
-function nearest(run, step) {
-  const far = ({ step: other }) => Math.abs(Math.log1p(other) - Math.log1p(step));
-  return mapped[run].reduce((best, capture, at) => (far(capture) < far(mapped[run][best]) ? at : best), 0);
+// The place among a run's mapped captures that is nearest to a step.
+export function nearest(run, step) {
+  const far = (at) => Math.abs(Math.log1p(mapped[run][at].step) - Math.log1p(step));
+  return closest([...mapped[run].keys()], far);
 }
 
-// ---- in the address, so that a view can be kept and sent
+// ---- the state in the address, so that a view can be kept and sent
 
-function save() {
+export function save() {
   const { run, at, head, probe, order, score, scale, theme, received, token, other } = state;
   const fields = {
     step: mapped[run][at].step, head: shortName(head), probe: PROBES[probe].name, order, score, scale, theme,
@@ -57,11 +59,12 @@ function save() {
   try {
     history.replaceState(null, "", `#${new URLSearchParams(fields)}`);
   } catch {
-    // Within a frame that has no address of its own there is nowhere to keep it.
+    // A frame without an address of its own cannot keep the state there.
   }
 }
 
-function restore() {
+// Takes from the address what makes sense, and leaves the rest of the state as it is.
+export function restore() {
   const fields = new URLSearchParams(location.hash.slice(1));
   const number = (text, count) => (/^\d+$/.test(text ?? "") && Number(text) < count ? Number(text) : undefined);
   const pick = (field, options) => (options.includes(fields.get(field)) ? fields.get(field) : undefined);
@@ -71,7 +74,7 @@ function restore() {
   };
   for (const [field, value] of Object.entries(found)) if (value !== undefined) state[field] = value;
   const step = number(fields.get("step"), Infinity);
-  state.at = step === undefined ? Math.min(state.at, lastOf(state.run)) : nearest(state.run, step);
+  state.at = step === undefined ? clamp(state.at, lastOf(state.run)) : nearest(state.run, step);
   const probe = PROBES.findIndex(({ name }) => name === fields.get("probe"));
   if (probe >= 0) state.probe = probe;
   const [layer, head] = (fields.get("head") ?? "").split(".");

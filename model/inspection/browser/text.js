@@ -1,8 +1,14 @@
 // The probe as text, shaded by what a token attends to or is attended by.
 
+import { $, choices, clamp, element, press } from "browser/elements.js";
+import { codePoint, cut, HIDDEN, visible } from "browser/maps.js";
+import { addView, change, chosenToken, pointer, rendered, shown } from "browser/render.js";
+import { drawHover } from "browser/stage.js";
+import { labelsOf, state } from "browser/state.js";
+
 function buildTokens() {
   const spans = labelsOf(shown.probe).map((label, index) => {
-    // A line of the text stays a line here, with its end made visible.
+    // Line ends stay line ends, and get a visible sign.
     const text = cut(label, 60).replace(HIDDEN, (c) => (c === "\n" ? "↵\n" : codePoint(c)));
     const span = element("span", { textContent: text || "∅", title: `${index}: ${visible(label, 100)}` });
     span.dataset.index = index;
@@ -13,6 +19,7 @@ function buildTokens() {
 }
 
 function drawText() {
+  press($("directions"), shown.received);
   if ($("tokens").dataset.probe !== String(shown.probe)) buildTokens();
   const labels = labelsOf(shown.probe);
   const token = chosenToken();
@@ -31,11 +38,14 @@ function drawText() {
 }
 
 function point(token) {
-  if (token === pointed) return;
-  pointed = token;
+  if (token === pointer.token) return;
+  pointer.token = token;
   drawHover();
   drawText();
 }
+
+choices($("directions"), [[false, "attends to"], [true, "is attended by"]], (received) => change({ received }));
+addView(drawText);
 
 const indexOf = (span) => (span.dataset.index === undefined ? null : Number(span.dataset.index));
 
@@ -53,7 +63,7 @@ $("tokens").addEventListener("keydown", (event) => {
   change({ token });
   rendered.then(() => {
     const strongest = $("top").firstChild.textContent;
-    $("live").textContent = `token ${token} ${visible(labels[token], 40)}, most of all ${strongest}`;
+    $("live").textContent = `token ${token} ${visible(labels[token], 40)}, strongest: ${strongest}`;
   });
   event.preventDefault();
   event.stopPropagation();

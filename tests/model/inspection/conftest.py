@@ -1,4 +1,4 @@
-"""Shared by the tests of what is looked at: a real browser without a network, in which nothing may go wrong."""
+"""A real browser, offline. A test fails if a page logs a message, raises an error, or requests a file."""
 
 import shutil
 
@@ -24,7 +24,7 @@ def browser():
 
 @pytest.fixture
 def open_file(browser):
-    """Opens an HTML file in a window of its own."""
+    """Opens an HTML file in a new window."""
     contexts, trouble = [], []
 
     def open_(path, hash_="", width=1280, height=900, theme="light"):

@@ -1,4 +1,4 @@
-"""Head scores: perfect heads score 1, uniform heads the stated baseline, every head something in [0, 1]."""
+"""Head scores: 1 for perfect heads, the stated baseline for uniform heads, and within [0, 1] for every head."""
 
 import math
 
@@ -52,7 +52,7 @@ def test_scores_lie_between_zero_and_one(seed, length, temperature, dtype, data)
     period = data.draw(st.integers(2, length // 2))
     weights = random_maps(seed, length, temperature, dtype)
     scores = heads.score_heads(weights, weights, period)
-    assert tuple(scores) == heads.SCORES
+    assert list(scores) == list(heads.SCORES)
     for score in scores.values():
         assert score.shape == (2, 3) and score.dtype == torch.float32
         assert ((score >= 0) & (score <= 1)).all()
@@ -91,12 +91,12 @@ def test_the_uniform_values_are_the_closed_forms():
     [
         ([0.1, 0.2, 0.8, 0.9, 0.9], 20),
         ([0.1, 0.8, 0.2, 0.9, 0.9], 40),  # one capture alone is noise
-        ([0.1, 0.1, 0.1, 0.1, 0.9], None),  # nothing follows that could confirm it
-        ([0.55, 0.55, 0.55, 0.55, 0.55], None),  # half-way itself has not been passed
+        ([0.1, 0.1, 0.1, 0.1, 0.9], None),  # no later capture confirms it
+        ([0.55, 0.55, 0.55, 0.55, 0.55], None),  # half-way, but not past it
         ([0.9, 0.9, 0.1, 0.1, 0.1], 0),
     ],
 )
-def test_a_head_forms_where_it_passes_half_way_and_stays(scores, formed):
+def test_a_head_forms_when_it_passes_half_way_and_stays(scores, formed):
     assert heads.formation_step([0, 10, 20, 40, 80], scores, uniform=0.1) == formed
 
 
@@ -105,7 +105,7 @@ def test_entropy_never_forms():
 
 
 @pytest.mark.parametrize("shape", [(4,), (3, 4), (1, 1), (2, 5, 4)])
-def test_what_is_not_a_map_is_refused(shape):
+def test_arrays_that_are_not_maps_are_refused(shape):
     with pytest.raises(ValueError, match="an attention map is"):
         heads.sink(torch.zeros(shape))
 

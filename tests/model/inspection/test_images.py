@@ -1,10 +1,11 @@
-"""Pictures of maps: the right colour in the right place, labels that can be read, text that is only text."""
+"""Pictures of maps: each weight has its colour at its place, labels can be read, and token text is never parsed."""
 
 import io
 import subprocess
 import sys
 from itertools import combinations
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -44,6 +45,14 @@ def one_hot_maps(layers: int, heads: int, size: int) -> np.ndarray:
     return maps
 
 
+def written(draw, *args, **options) -> bytes:
+    """The PNG that a function of the module writes."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "picture.png")
+        draw(*args, path, **options)
+        return path.read_bytes()
+
+
 def pixel_at(figure, png: bytes, x: float, y: float) -> np.ndarray:
     """The colour of the PNG where the maps' axes have the data point (x, y)."""
     column, row_from_below = figure.axes[0].transData.transform((x, y))
@@ -56,20 +65,21 @@ def test_each_weight_has_its_colour_at_its_place():
     maps = one_hot_maps(2, 3, size)
     maps[1, 2, 4, 2] = 0.25
     figure = images.grid_figure(maps, list("abcde"))
-    png = images.attention_grid(maps, list("abcde"))
+    png = written(images.attention_grid, maps, list("abcde"))
     darkness = {}
     for layer, head, query, key in np.ndindex(maps.shape):
         x, y = head * (size + gap) + key, layer * (size + gap) + query
         darkness.setdefault(float(maps[layer, head, query, key]), []).append(1 - pixel_at(figure, png, x, y).mean())
-    # The square root puts 0.25 half-way along the colours, far from both ends.
+    # The square root puts 0.25 half-way along the colours.
     assert (
         max(darkness[0]) < 0.02 and 0.3 < min(darkness[0.25]) <= max(darkness[0.25]) < 0.7 and min(darkness[1]) > 0.85
     )
 
 
 def test_colours_darken_steadily():
-    lightness = images._colour_map()(np.linspace(0, 1, 256))[:, :3] @ [0.2126, 0.7152, 0.0722]
-    assert (np.diff(lightness) < 0).all()
+    colours = images.score_pixels([np.linspace(0, 1, images.PIXELS)])[0]
+    lightness = np.unique(colours, axis=0)[::-1] @ [0.2126, 0.7152, 0.0722]
+    assert len(lightness) > 200 and (np.diff(lightness) < 0).all()
 
 
 @pytest.mark.parametrize(("layers", "heads"), [(1, 1), (4, 4), (6, 6), (12, 12)])
@@ -86,7 +96,7 @@ def test_no_two_labels_overlap_at_64_tokens(layers, heads):
             min(one.x1, other.x1) - max(one.x0, other.x0),
             min(one.y1, other.y1) - max(one.y0, other.y0),
         ]
-        assert min(overlap) <= 1, (one, other)  # a pixel of antialiasing
+        assert min(overlap) <= 1, (one, other)  # one pixel of antialiasing
     width, height = figure.get_size_inches() * figure.dpi
     assert all(box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height for box in boxes)
 
@@ -103,13 +113,16 @@ def test_labels_hold_only_visible_glyphs(token):
 def test_labels_of_different_characters_differ():
     characters = [" ", "·", "\n", "\\n", "\\", "n", "\x00", "😀", "界", "\u0301", "\u202e"]
     labels = {char: images.printable(char) for char in characters}
-    assert labels[" "] == labels.pop("·")  # the one exception: a dot stands for a space
+    assert labels[" "] == labels.pop("·")  # the one exception
     assert len(set(labels.values())) == len(labels)
 
 
 def test_hostile_text_is_drawn_without_a_warning(recwarn):
-    png = images.attention_grid(np.zeros((1, 2, len(HOSTILE), len(HOSTILE))), HOSTILE, title="$\\bad{$ </script>")
-    assert png.startswith(b"\x89PNG") and not recwarn.list
+    title = "$\\bad{$ </script>"
+    maps, scores = np.zeros((1, 2, len(HOSTILE), len(HOSTILE))), {"sink": np.zeros((2, 1, 1))}
+    assert written(images.attention_grid, maps, HOSTILE, title=title).startswith(b"\x89PNG")
+    assert written(images.score_curves, [0, 1], scores, title=title).startswith(b"\x89PNG")
+    assert not recwarn.list
 
 
 def test_a_selection_draws_only_that_head():
@@ -118,16 +131,6 @@ def test_a_selection_draws_only_that_head():
     texts = {text.get_text() for text in figure.findobj(Text)}
     assert {"layer 2", "head 1"} <= texts and not {"layer 0", "head 0"} & texts
     np.testing.assert_allclose(figure.axes[0].images[0].get_array(), maps[2, 1].astype(np.float32))
-
-
-def test_scores_are_drawn(tmp_path):
-    scores = np.random.default_rng(0).random((5, 2, 3))
-    assert images.score_grid(scores[0], "sink", tmp_path / "grid.png") == (tmp_path / "grid.png").read_bytes()
-    curves = images.score_curves(
-        [0, 1, 2, 4, 8], {"sink": scores, "induction": scores}, tmp_path / "curves.png", "$\\bad{$"
-    )
-    assert curves == (tmp_path / "curves.png").read_bytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "grid.png"]
 
 
 @pytest.mark.parametrize(
@@ -140,10 +143,10 @@ def test_scores_are_drawn(tmp_path):
 )
 def test_wrong_shapes_are_refused(shape, labels, message):
     with pytest.raises(ValueError, match=message):
-        images.attention_grid(np.zeros(shape), list(labels))
+        images.grid_figure(np.zeros(shape), list(labels))
 
 
-def test_importing_the_room_does_not_import_matplotlib():
+def test_importing_the_module_does_not_import_matplotlib():
     code = "import sys, model.inspection.images; sys.exit('matplotlib' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(images.__file__).parents[2])
 
@@ -173,9 +176,9 @@ def test_a_heat_map_has_a_square_for_each_head_and_grey_where_a_model_diverged()
 
 def test_formed_heads_are_marked_on_the_curves():
     steps, scores = [0, 1, 2, 4], {"induction": np.array([0.1, 0.2, 0.7, 0.9]).reshape(4, 1, 1)}
-    plain = images.score_curves(steps, scores)
-    assert images.score_curves(steps, scores, formed={"induction": [[None]]}) == plain
-    marked = imread(io.BytesIO(images.score_curves(steps, scores, formed={"induction": [[2]]})))
+    plain = written(images.score_curves, steps, scores)
+    assert written(images.score_curves, steps, scores, formed={"induction": {}}) == plain
+    marked = imread(io.BytesIO(written(images.score_curves, steps, scores, formed={"induction": {(0, 0): 2}})))
     changed = np.argwhere((marked != imread(io.BytesIO(plain))).any(-1))
     middle = changed.mean(0) / marked.shape[:2]
     assert 0.2 < middle[0] < 0.6 and len(changed) > 100  # a dot and a note at 0.7, above the middle

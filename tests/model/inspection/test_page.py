@@ -1,4 +1,4 @@
-"""The page as a file: what it holds, how it stays small, and that nothing in a text can break out of it."""
+"""The page as a file: its content, its size limit, and that no text in it can become markup."""
 
 import base64
 import gzip
@@ -58,7 +58,7 @@ def random_captures(
 
 
 class Scripts(HTMLParser):
-    """Script elements as an HTML parser sees them, and every other element that carries a load or an event."""
+    """The script elements as an HTML parser sees them, and all elements that load something or handle events."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,8 @@ class Scripts(HTMLParser):
     def handle_starttag(self, tag, attributes):
         names = dict(attributes)
         if tag == "script":
-            self.inside = names.get("id", "program" if "program" not in self.scripts else "another program")
+            self.inside = names.get("id") or names.get("type", "program")
+            assert self.inside not in self.scripts
             self.scripts[self.inside] = ""
         if {"src", "href"} & set(names) or any(name.startswith("on") for name in names):
             self.suspicious.append((tag, attributes))
@@ -86,11 +87,17 @@ def parse(page: str) -> tuple[dict, Scripts]:
     return json.loads(scripts.scripts["data"]), scripts
 
 
+def modules(page: str) -> dict[str, str]:
+    """The source of each JavaScript module in the page."""
+    urls = json.loads(parse(page)[1].scripts["importmap"])["imports"]
+    return {name: base64.b64decode(url.partition("base64,")[2]).decode() for name, url in urls.items()}
+
+
 def unpack(text: str, layers: int, heads_: int) -> np.ndarray:
     return (np.frombuffer(gzip.decompress(base64.b64decode(text)), np.uint8).reshape(layers, heads_, -1) / 255) ** 2
 
 
-def test_every_weight_is_in_the_page_within_its_promise():
+def test_every_weight_is_in_the_page_to_within_0_004():
     captures = random_captures()
     data, page = parse(attention_page([captures], "a title"))
     rows, columns = np.tril_indices(12)
@@ -107,9 +114,10 @@ def test_scores_uniform_values_and_formation_are_those_of_heads():
     grown = [replace(s, scores=s.scores | {"sink": np.full((2, 3), i / 4)}) for i, s in enumerate(captures.snapshots)]
     captures = replace(captures, snapshots=grown)
     data, _ = parse(attention_page([captures], "a title"))
-    assert data["uniform"] == heads.uniform_scores(12, 11, 5)
+    assert {name: score["uniform"] for name, score in data["scores"].items()} == heads.uniform_scores(12, 11, 5)
     run = data["runs"][0]
-    assert run["formation"]["sink"] == [[4] * 3] * 2  # 0, 1/4, 1/2, 3/4, 1 at the steps 0, 1, 2, 4, 8
+    # 0, 1/4, 1/2, 3/4, 1 at the steps 0, 1, 2, 4, 8
+    assert run["formation"]["sink"] == {f"{layer}.{head}": 4 for layer in range(2) for head in range(3)}
     for capture, snapshot in zip(run["captures"], captures.snapshots, strict=True):
         for name, score in snapshot.scores.items():
             np.testing.assert_allclose(capture["scores"][name], score, atol=5.1e-4)
@@ -126,28 +134,43 @@ def test_scores_uniform_values_and_formation_are_those_of_heads():
         ({"fidelity": math.nan, "causality": math.nan}, False, False),
     ],
 )
-def test_badges_say_what_was_measured(measured, faithful, causal):
+def test_fidelity_and_causality_are_judged_by_their_limits(measured, faithful, causal):
     data, _ = parse(attention_page([random_captures(**measured)], "a title"))
     for capture in data["runs"][0]["captures"]:
         assert (capture["faithful"], capture["causal"]) == (faithful, causal)
 
 
-def test_hostile_text_stays_within_its_string():
+def test_hostile_text_stays_data():
     labels = (HOSTILE + ["x" * 10_000] + [f"t{i}" for i in range(12)])[:12]
     page = attention_page([random_captures(labels=labels)], "</title><script>alert(1)</script>")
     data, scripts = parse(page)
     assert data["probes"][0]["labels"] == labels
     assert data["title"] == "</title><script>alert(1)</script>"
-    assert set(scripts.scripts) == {"data", "program", *(f"block-{n}" for n in range(10))}
+    assert set(scripts.scripts) == {"data", "importmap", "module", *(f"block-{n}" for n in range(10))}
     assert not scripts.suspicious
     page.encode()  # lone surrogates are escaped
 
 
-def test_nothing_in_the_page_points_anywhere():
+def test_the_page_loads_nothing():
     page = attention_page([random_captures()], "a title")
-    assert "http://" not in page and "https://" not in page and "innerHTML" not in page
+    for text in (page, *modules(page).values()):
+        assert "http://" not in text and "https://" not in text and "innerHTML" not in text
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1]
     assert html.unescape(policy).startswith("default-src 'none'")
+
+
+def test_the_page_holds_every_module_that_its_program_imports():
+    sources = modules(attention_page([random_captures()], "a title"))
+    assert {"browser/page.js", "browser/state.js", "browser/card.js"} <= set(sources)
+    assert "browser/report.js" not in sources
+    imported = {name for source in sources.values() for name in re.findall(r'"(browser/\S+)"', source)}
+    assert imported | {"browser/page.js"} == set(sources)
+
+
+def test_every_score_is_in_the_page_with_its_explanation():
+    data, _ = parse(attention_page([random_captures()], "a title"))
+    found = {name: (score["meaning"], score["probe"]) for name, score in data["scores"].items()}
+    assert found == {name: (score.meaning, score.probe) for name, score in heads.SCORES.items()}
 
 
 def test_both_colour_maps_change_lightness_steadily():
@@ -161,7 +184,7 @@ def test_the_same_captures_make_the_same_page():
     assert attention_page([random_captures()], "a title") == attention_page([random_captures()], "a title")
 
 
-def test_weights_are_rounded_before_anything_is_left_out_and_keep_their_promise():
+def test_weights_are_rounded_before_steps_are_left_out():
     captures = random_captures(2, 3, 40, steps=range(20))
     full = len(attention_page([captures], "a title").encode())
     page = attention_page([captures], "a title", max_bytes=full - 1000)
@@ -175,7 +198,7 @@ def test_weights_are_rounded_before_anything_is_left_out_and_keep_their_promise(
         np.testing.assert_allclose(found, exact, atol=0.004)
 
 
-def test_too_many_steps_are_thinned_and_the_page_says_so():
+def test_then_steps_are_left_out_and_the_page_says_so():
     captures = random_captures(2, 3, 24, steps=range(0, 4000, 50))
     full = attention_page([captures], "a title")
     limit = len(full.encode()) // 2
@@ -204,23 +227,24 @@ def test_then_the_text_is_cut_and_the_page_says_so():
     np.testing.assert_allclose(found, cut[:, :, rows, columns].astype(float), atol=0.004)
 
 
-def test_many_captures_thin_the_curves_but_every_map_can_be_reached():
+def test_curves_are_thinned_but_keep_every_step_that_has_maps():
     captures = random_captures(1, 1, 5, steps=range(400))
     data, page = parse(attention_page([replace(captures, steps=[0, 7, 399])], "a title"))
     shown = data["runs"][0]["captures"]
     assert 300 <= len(shown) < 400 and [c["step"] for c in shown if "blocks" in c] == [0, 7, 399]
     data, page = parse(attention_page([captures], "a title"))
     numbers = [number for capture in data["runs"][0]["captures"] for number in capture["blocks"]]
-    assert {f"block-{number}" for number in numbers} == set(page.scripts) - {"data", "program"} and len(numbers) == 800
+    assert len(numbers) == 800
+    assert {f"block-{number}" for number in numbers} == set(page.scripts) - {"data", "importmap", "module"}
 
 
-def test_what_fits_in_no_way_is_refused():
+def test_maps_that_cannot_fit_are_refused():
     with pytest.raises(ValueError, match="do not fit"):
         attention_page([random_captures(8, 8, 16, steps=range(14))], "a title", max_bytes=100_000)
 
 
 @given(st.sets(st.integers(0, 100_000), min_size=1), st.integers(1, 60))
-@example({0, 1, 2, 3, 1000}, 4)  # the nearest to the first target would leave too few for the rest
+@example({0, 1, 2, 3, 1000}, 4)  # the step nearest to the first target would leave too few for the rest
 def test_log_spaced_steps_are_ascending_and_keep_both_ends(steps, count):
     steps = sorted(steps)
     chosen = log_spaced(steps, count)
@@ -234,7 +258,7 @@ def test_log_spaced_steps_are_dense_where_steps_are_small():
     assert (np.diff(gaps)[1:] >= 0).all() and gaps[-1] > 50 * gaps[0]
 
 
-def test_runs_that_differ_are_not_compared():
+def test_runs_with_different_probes_or_shapes_are_not_compared():
     one = random_captures()
     for other, reason in [
         (random_captures(length=14), "text probes have different tokens"),
@@ -249,7 +273,7 @@ def test_a_run_without_maps_is_refused():
         attention_page([replace(random_captures(), steps=[])], "a title")
 
 
-def test_an_archive_is_shown_without_the_files_that_were_removed(tmp_path):
+def test_steps_whose_maps_were_removed_keep_their_scores(tmp_path):
     captures = random_captures()
     archive = AttentionArchive(tmp_path, captures.probes, "fingerprint")
     for snapshot in captures.snapshots:

@@ -1,4 +1,4 @@
-"""The page in a real browser, without a network: what a person does with it, and what they must then see."""
+"""The page in a real browser, offline: what a person does with it and what they then see."""
 
 import io
 import math
@@ -66,10 +66,15 @@ def open_page(open_file, tmp_path):
     return open_
 
 
+def in_page(page, module: str, expression: str):
+    """The value of what a module of the page exports."""
+    return page.evaluate(f"import('browser/{module}.js').then((module) => module.{expression})")
+
+
 def settle(page) -> None:
-    """Waits until what was last asked for is drawn."""
+    """Waits until the last change is drawn."""
     page.locator("html[data-drawn]").wait_for(state="attached")
-    page.evaluate("rendered")
+    in_page(page, "render", "rendered")
 
 
 def large_map(page, pane=0) -> str:
@@ -78,7 +83,7 @@ def large_map(page, pane=0) -> str:
 
 def place(page, query: int, key: int, pane=0) -> tuple[float, float]:
     """Where the middle of a square is in the window."""
-    geometry = page.evaluate(f"shown.panes[{pane}].geometry")
+    geometry = in_page(page, "render", f"shown.panes[{pane}].geometry")
     box = page.locator("#panes .over").nth(pane).bounding_box()
     cell = geometry["side"] / geometry["length"]
     top = box["height"] - geometry["side"] - geometry["room"]
@@ -100,7 +105,7 @@ def address(page) -> dict[str, str]:
     return {name: values[0] for name, values in parse_qs(page.url.partition("#")[2]).items()}
 
 
-def test_the_page_opens_and_says_what_it_is(open_page):
+def test_the_page_opens_with_its_title_and_badges(open_page):
     page = open_page(capture_steps())
     assert page.title() == page.locator("h1").inner_text() == "A title & <more>"
     assert page.locator("#fidelity.good").inner_text() == "✓ fidelity 1.5e-7 in float32"
@@ -115,10 +120,23 @@ def test_a_leak_and_an_unfaithful_map_turn_the_badges_red(open_page):
     assert page.locator("#fidelity.bad").inner_text() == "✗ fidelity 5.0e-1 in float32"
 
 
-def test_a_model_that_diverged_can_still_be_looked_at(open_page):
+def test_a_diverged_model_can_be_shown(open_page):
     captures = capture_steps(causality=math.nan, fidelity=math.nan)
     page = open_page(captures)
     assert page.locator("#fidelity.bad").inner_text() == "✗ fidelity not a number in float32"
+
+
+def test_a_score_that_was_not_measured_is_a_dash(open_page):
+    captures = capture_steps()
+    for snapshot in captures.snapshots[2:]:
+        snapshot.scores["sink"][:] = math.nan
+    page = open_page(captures, hash_="#score=sink&order=sink")
+    assert page.locator(".thumb .caption span:last-child").all_inner_texts() == ["–"] * 6
+    card = page.locator("#card").inner_text().split()
+    assert card[card.index("sink") + 1] == "–"
+    page.locator("#curve").hover(position={"x": 200, "y": 100})
+    slide(page, 0)
+    assert "–" not in page.locator("#card").inner_text()
 
 
 def test_the_slider_changes_the_large_map_and_the_thumbnails(open_page):
@@ -230,7 +248,7 @@ def test_heads_are_marked_from_the_step_at_which_they_formed(open_page):
 def test_clicking_the_curves_jumps_to_that_step(open_page):
     page = open_page(capture_steps())
     for step in (0, 4, 32):
-        x = page.evaluate(f"curve.x({step})")
+        x = in_page(page, "curves", f"curve.x({step})")
         page.locator("#curve").click(position={"x": x + 1, "y": 100})
         settle(page)
         assert address(page)["step"] == str(step)
@@ -239,13 +257,14 @@ def test_clicking_the_curves_jumps_to_that_step(open_page):
 def test_clicking_a_curve_chooses_its_head(open_page):
     captures = capture_steps()
     page = open_page(captures, hash_="#score=induction&head=0.1")
-    place = page.evaluate(f"[curve.x(16), curve.y({captures.snapshots[5].scores['induction'][1, 2]})]")
-    page.locator("#curve").click(position={"x": place[0], "y": place[1]})
+    x = in_page(page, "curves", "curve.x(16)")
+    y = in_page(page, "curves", f"curve.y({captures.snapshots[5].scores['induction'][1, 2]})")
+    page.locator("#curve").click(position={"x": x, "y": y})
     settle(page)
     assert address(page)["head"] == "1.2" and address(page)["step"] == "16"
 
 
-def test_a_view_is_kept_in_the_address(open_page):
+def test_the_view_is_kept_in_the_address(open_page):
     captures = capture_steps()
     page = open_page(captures)
     page.locator("#sort").select_option("induction")
@@ -270,12 +289,12 @@ def test_a_view_is_kept_in_the_address(open_page):
 @pytest.mark.parametrize(
     "hash_", ["#step=999999&head=9.9&token=77&probe=none&scale=x&run=5&against=3.x", "#%%%", "#=&=&step="]
 )
-def test_an_address_that_makes_no_sense_does_no_harm(open_page, hash_):
+def test_an_invalid_address_is_ignored(open_page, hash_):
     page = open_page(capture_steps(), hash_=hash_)
     assert page.locator("#slide-a output").inner_text() == "step 32"
 
 
-def test_two_snapshots_stand_beside_each_other_with_their_difference(open_page):
+def test_two_snapshots_are_shown_side_by_side_with_their_difference(open_page):
     captures = capture_steps()
     page = open_page(captures, hash_="#head=0.0&step=32&against=0.2")
     a, b = (captures.load(step)["text"][0, 0].astype(float) for step in (32, 2))
@@ -289,7 +308,7 @@ def test_two_snapshots_stand_beside_each_other_with_their_difference(open_page):
         np.testing.assert_allclose(shown, [a[9, 8], b[9, 8], a[9, 8] - b[9, 8]], atol=0.008)
 
 
-def test_two_runs_stand_beside_each_other(open_page):
+def test_two_runs_are_shown_side_by_side(open_page):
     one, other = capture_steps(), replace(capture_steps(seed=1), name="other")
     page = open_page(one, other)
     assert page.locator(".pane h3").all_inner_texts()[:2] == ["A: demo, step 32", "B: other, step 32"]
@@ -299,7 +318,7 @@ def test_two_runs_stand_beside_each_other(open_page):
     np.testing.assert_allclose([float(value) for value in values[:2]], expected, atol=0.004)
 
 
-def test_the_keyboard_reaches_everything(open_page):
+def test_everything_can_be_done_with_the_keyboard(open_page):
     page = open_page(capture_steps())
     page.keyboard.press("ArrowLeft")
     settle(page)
@@ -326,14 +345,14 @@ def test_playing_goes_through_the_steps_and_stops_at_the_last(open_page):
     page.locator("#play[aria-pressed=false]").wait_for()
 
 
-def test_everything_that_can_be_used_has_a_name(open_page):
+def test_every_control_has_an_accessible_name(open_page):
     page = open_page(capture_steps(), hash_="#against=0.0")
     unnamed = page.evaluate("""() => [...document.querySelectorAll("button, select, input, canvas.over, section, nav")]
       .filter((e) => !(e.ariaLabel || e.textContent.trim() || e.labels?.length)).map((e) => e.outerHTML)""")
     assert not unnamed
 
 
-def test_what_is_shown_can_be_saved_as_a_picture(open_page, tmp_path):
+def test_the_view_can_be_saved_as_a_picture(open_page, tmp_path):
     page = open_page(capture_steps(), hash_="#against=0.0")
     with page.expect_download() as download:
         page.get_by_role("button", name="save PNG").click()
@@ -345,7 +364,7 @@ def test_what_is_shown_can_be_saved_as_a_picture(open_page, tmp_path):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_system_chooses_light_or_dark_and_a_person_can_overrule_it(open_page, theme):
+def test_the_theme_is_that_of_the_system_until_it_is_switched(open_page, theme):
     page = open_page(capture_steps(), theme=theme)
 
     def lightness():
@@ -363,7 +382,7 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-def test_hostile_text_shows_as_text(open_page):
+def test_hostile_text_is_shown_as_text(open_page):
     labels = [*HOSTILE, "a", "b", "c", "d"]
     page = open_page(capture_steps(labels=labels), hash_="#token=3")
     assert page.title() == "A title & <more>"

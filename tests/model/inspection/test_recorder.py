@@ -1,4 +1,4 @@
-"""Recorded maps are those that the model used, and recording leaves no trace in the model."""
+"""Recorded maps are those that the model used, and recording does not change the model."""
 
 import copy
 import json
@@ -45,28 +45,29 @@ def test_maps_are_faithful_and_causal(gpt):
     assert taken.causality == 0
     torch.testing.assert_close(taken.weights.sum(-1), torch.ones(3, 4, len(TEXT)))
     assert (taken.weights.triu(1) == 0).all()
-    assert taken.weights.std() > 0.05  # heads that choose, not uniform ones that would hide a mistake
+    assert taken.weights.std() > 0.05  # uniform heads would hide a mistake
 
 
-def test_maps_are_those_that_autograd_sees_in_the_fused_kernel():
-    """d(fused output at q) / d(value at k) is the weight of k: the kernel itself, asked without reading its code."""
+def test_maps_agree_with_the_gradients_of_the_fused_kernel(monkeypatch):
+    """d(output at q) / d(value at k) is the weight of k, computed by the kernel itself."""
+    attend, calls = CausalSelfAttention.attend, []
+
+    def observed(self, q, k, v, mask=None):
+        calls.append((self, q, k, v, mask))
+        return attend(self, q, k, v, mask)
+
     gpt = random_gpt(replace(MODERN, num_kv_heads=None)).eval()
     weights = capture(gpt, TEXT).weights
-    layer, inputs = gpt.blocks[1].attention, []
-    handle = layer.register_forward_pre_hook(
-        lambda _, args, options: inputs.append((args[0], options)), with_kwargs=True
-    )
+    monkeypatch.setattr(CausalSelfAttention, "attend", observed)
     gpt(torch.tensor([TEXT]))
-    handle.remove()
-    x, options = inputs[0]
-    q, k, v = layer.project(x, options["rotary"], options["value_embedding"])
+    layer, q, k, v, mask = calls[1]
     for query in (0, 7, len(TEXT) - 1):
         v = v.detach().requires_grad_()
-        layer.attend(q.detach(), k.detach(), v)[0, :, query, 0].sum().backward()
+        attend(layer, q.detach(), k.detach(), v, mask)[0, :, query, 0].sum().backward()
         torch.testing.assert_close(weights[1, :, query], v.grad[0, :, :, 0], atol=1e-6, rtol=1e-4)
 
 
-def test_a_window_hides_what_is_further_away():
+def test_tokens_outside_the_window_have_no_weight():
     weights = capture(random_gpt(CONFIGS["window"]), TEXT).weights
     assert (weights.tril(-5) == 0).all() and (weights.diagonal(-4, -2, -1) > 0).all()
 
@@ -79,7 +80,7 @@ def test_documents_do_not_see_each_other():
     torch.testing.assert_close(taken.weights[..., :7, :7], alone.weights)
 
 
-def test_bfloat16_is_measured_as_training_runs_it(gpt):
+def test_autocast_is_measured_as_training_runs_it(gpt):
     taken = capture(gpt, TEXT, autocast=torch.bfloat16)
     assert taken.precision == "bfloat16" and 1e-5 < taken.fidelity <= 2e-2
     assert taken.causality == 0
@@ -87,17 +88,37 @@ def test_bfloat16_is_measured_as_training_runs_it(gpt):
     torch.testing.assert_close(taken.weights.sum(-1), torch.ones(3, 4, len(TEXT)))
 
 
-def test_rounding_of_large_values_is_no_infidelity():
-    """What bfloat16 rounds away grows with the values; a kernel that computes something else is still told apart."""
+def test_fidelity_is_relative_to_large_values(monkeypatch):
+    """The rounding error of bfloat16 grows with the values; a kernel that computes something else is still found."""
     gpt = random_gpt(replace(MODERN, num_kv_heads=None))
     with torch.no_grad():
         for block in gpt.blocks:
             block.attention.qkv_proj.weight[-MODERN.embed_dim :] *= 100
     assert capture(gpt, TEXT, autocast=torch.bfloat16).fidelity <= 1e-2
+    replace_attend(monkeypatch, lambda values: 1.1 * values)
+    assert capture(gpt, TEXT, autocast=torch.bfloat16).fidelity > 2e-2
+
+
+def replace_attend(monkeypatch, change) -> None:
+    """Replaces every layer's attention by one that changes the values."""
     attend = CausalSelfAttention.attend
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CausalSelfAttention, "attend", lambda *args, **options: 1.1 * attend(*args, **options))
-        assert capture(gpt, TEXT, autocast=torch.bfloat16).fidelity > 2e-2
+    monkeypatch.setattr(CausalSelfAttention, "attend", lambda *args, **options: change(attend(*args, **options)))
+
+
+def test_maps_are_compared_with_whatever_attend_has_become(gpt, monkeypatch):
+    replace_attend(monkeypatch, lambda values: values + 0.5)
+    taken = capture(gpt, TEXT)
+    assert taken.fidelity > 1e-2
+    assert taken.causality == 0
+
+
+def test_a_layer_whose_own_attend_was_replaced_is_observed_and_left_as_it_was():
+    gpt = random_gpt(MODERN)
+    layer = gpt.blocks[1].attention
+    attend = layer.attend
+    layer.attend = replacement = lambda *args, **options: attend(*args, **options) + 0.5
+    assert capture(gpt, TEXT).fidelity > 1e-2
+    assert layer.attend is replacement and "attend" not in vars(gpt.blocks[0].attention)
 
 
 def test_bfloat16_weights_can_be_captured():
@@ -106,7 +127,7 @@ def test_bfloat16_weights_can_be_captured():
 
 
 @pytest.mark.parametrize("family", ["modern", "gpt2"])
-def test_a_layer_that_sees_the_future_is_caught(family, monkeypatch):
+def test_a_layer_that_sees_the_future_is_detected(family, monkeypatch):
     def attend_to_everything(self, q, k, v, mask=None):
         return nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
@@ -115,7 +136,7 @@ def test_a_layer_that_sees_the_future_is_caught(family, monkeypatch):
     assert taken.fidelity > 1e-2 and taken.causality > 1e-2
 
 
-def test_a_leak_of_a_single_token_is_caught(monkeypatch):
+def test_a_leak_of_a_single_token_is_detected(monkeypatch):
     def one_step_ahead(self, q, k, v, mask=None):
         visible = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(1)
         return nn.functional.scaled_dot_product_attention(q, k, v, visible, enable_gqa=True)
@@ -124,7 +145,7 @@ def test_a_leak_of_a_single_token_is_caught(monkeypatch):
     assert capture(random_gpt(MODERN), TEXT).causality > 1e-3
 
 
-def test_a_model_that_diverged_is_not_called_faithful():
+def test_a_diverged_model_is_not_faithful():
     gpt = random_gpt(MODERN)
     nn.init.constant_(gpt.blocks[1].attention.qkv_proj.weight, math.nan)
     taken = capture(gpt, TEXT)
@@ -132,12 +153,14 @@ def test_a_model_that_diverged_is_not_called_faithful():
 
 
 @pytest.mark.parametrize("failing", [False, True])
-def test_recording_leaves_no_trace(gpt, failing, monkeypatch):
+def test_recording_does_not_change_the_model(gpt, failing, monkeypatch):
     gpt.train()
-    gpt.blocks[1].eval()  # a part that is frozen must stay so
+    gpt.blocks[1].eval()  # a frozen part must stay frozen
     feed_forward = gpt.blocks[0].feed_forward
     forward = feed_forward.forward
-    monkeypatch.setattr(feed_forward, "forward", lambda x: forward(x) + 0 * torch.rand(1))  # draws in any mode
+    monkeypatch.setattr(
+        feed_forward, "forward", lambda x: forward(x) + 0 * torch.rand(1)
+    )  # uses random numbers in any mode
     modes = [module.training for module in gpt.modules()]
     weights = copy.deepcopy(gpt.state_dict())
     generator = torch.get_rng_state()
@@ -150,21 +173,41 @@ def test_recording_leaves_no_trace(gpt, failing, monkeypatch):
     assert [module.training for module in gpt.modules()] == modes
     assert all(torch.equal(weights[name], value) for name, value in gpt.state_dict().items())
     assert all(parameter.grad is None for parameter in gpt.parameters())
-    assert not any(module._forward_pre_hooks or module._forward_hooks for module in gpt.modules())
+    assert not any("attend" in vars(module) for module in gpt.modules())
 
 
-def test_dropout_does_not_blur_the_maps():
+def test_dropout_does_not_change_the_maps():
     gpt = random_gpt(CONFIGS["all heads"]).train()
     assert torch.equal(capture(gpt, TEXT).weights, capture(gpt.eval(), TEXT).weights)
 
 
+def refuse(graph, inputs):
+    """A backend for torch.compile that shows that compiled code ran."""
+    pytest.fail("the compiled code ran")
+
+
 def test_a_compiled_model_is_captured_without_its_compiled_code():
-    gpt = random_gpt(MODERN)
-    expected = capture(gpt, TEXT).weights
-    # A backend that refuses to run proves that the compiled path is not taken.
-    gpt.compile(backend=lambda graph, inputs: pytest.fail("the compiled code ran"))
-    assert torch.equal(capture(gpt, TEXT).weights, expected)
-    assert torch.equal(capture(torch.compile(random_gpt(MODERN), backend="eager"), TEXT).weights, expected)
+    expected = capture(random_gpt(MODERN), TEXT).weights
+    gpt, blocks = random_gpt(MODERN), random_gpt(MODERN)
+    gpt.compile(backend=refuse)
+    for block in blocks.blocks:
+        block.compile(backend=refuse)
+    for compiled in (gpt, blocks, torch.compile(random_gpt(MODERN), backend=refuse)):
+        assert torch.equal(capture(compiled, TEXT).weights, expected)
+
+
+def test_a_capture_between_compiled_steps_does_not_compile_them_again():
+    gpt, compiled = random_gpt(MODERN), []
+
+    def backend(graph, inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    loss, tokens = torch.compile(gpt.loss, backend=backend), torch.tensor([TEXT])
+    for _ in range(3):
+        loss(tokens, tokens)
+        capture(gpt, TEXT)
+    assert len(compiled) == 1
 
 
 @pytest.mark.parametrize(
@@ -176,7 +219,7 @@ def test_a_compiled_model_is_captured_without_its_compiled_code():
         ([-1], "-1"),
     ],
 )
-def test_what_cannot_be_captured_is_refused(tokens, message):
+def test_invalid_tokens_are_refused(tokens, message):
     with pytest.raises(ValueError, match=message):
         capture(random_gpt(MODERN), torch.tensor(tokens, dtype=torch.long))
 
@@ -186,7 +229,7 @@ def test_one_token_attends_to_itself():
     assert (taken.weights == 1).all() and taken.causality == 0
 
 
-def test_repeated_tokens_are_distinct_and_come_twice():
+def test_repeated_tokens_are_distinct_and_repeated_once():
     some = range(0, 100, 2)
     tokens = repeated_tokens(some, 10, seed=3, first=0)
     assert tokens[0] == 0 and tokens[1:11] == tokens[11:] and len(set(tokens)) == 11 and set(tokens) <= set(some)
@@ -216,7 +259,7 @@ def test_a_record_can_be_read_back(tmp_path, gpt):
     assert 0 < scalars["attention/fidelity"] <= 1e-5 and scalars["attention/causality"] == 0
 
 
-def test_going_on_forgets_what_a_longer_run_left_and_repeats_nothing(tmp_path):
+def test_resuming_removes_later_captures_and_repeats_none(tmp_path):
     gpt = random_gpt(MODERN)
     for step in (0, 1, 2, 4):
         recorder(tmp_path).record(gpt, step)
@@ -229,7 +272,7 @@ def test_going_on_forgets_what_a_longer_run_left_and_repeats_nothing(tmp_path):
     ]  # fmt: skip
 
 
-def test_another_probe_does_not_mix_with_what_is_there(tmp_path):
+def test_captures_of_different_probes_are_not_mixed(tmp_path):
     recorder(tmp_path).record(random_gpt(MODERN), 0)
     with pytest.raises(ValueError, match="another probe text or tokenizer"):
         AttentionRecorder(tmp_path, TEXT[1:], TEXT[1:], "fingerprint", 50, seed=1)
@@ -240,7 +283,7 @@ def test_nothing_is_written_before_the_first_capture(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_interrupted_capture_leaves_the_earlier_ones_whole(tmp_path, monkeypatch):
+def test_an_interrupted_capture_keeps_the_earlier_ones(tmp_path, monkeypatch):
     watcher = recorder(tmp_path)
     watcher.record(random_gpt(MODERN), 0)
     files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -254,7 +297,7 @@ def test_an_interrupted_capture_leaves_the_earlier_ones_whole(tmp_path, monkeypa
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
 
 
-def test_a_diverged_model_is_recorded_as_json_that_browsers_read(tmp_path):
+def test_a_diverged_model_is_recorded_as_valid_json(tmp_path):
     gpt = random_gpt(MODERN)
     nn.init.constant_(gpt.blocks[0].attention.qkv_proj.weight, math.nan)
     recorder(tmp_path).record(gpt, 0)
@@ -275,15 +318,11 @@ def test_a_small_vocabulary_shortens_the_repetition(tmp_path):
 
 
 @pytest.mark.parametrize(("known", "drawn"), [({0, 7, 8, 9}, {7, 8, 9}), ({0, 7}, set(range(1, 50))), ((), None)])
-def test_only_tokens_that_the_model_has_met_are_drawn(tmp_path, known, drawn):
+def test_only_known_tokens_are_drawn(tmp_path, known, drawn):
     options = {"end_of_text": 0, "known_tokens": known}
     tokens = AttentionRecorder(tmp_path, TEXT, TEXT, "fingerprint", 50, **options).archive.probes["repeated"].tokens
     assert tokens[0] == 0 and set(tokens[1:]) <= (drawn or set(range(1, 50)))
     assert len(set(tokens)) == 1 + min(8, len(drawn or range(49)))
-
-
-def damage(path, data: bytes):
-    path.write_bytes(data)
 
 
 @pytest.mark.parametrize(
@@ -298,14 +337,26 @@ def damage(path, data: bytes):
         ("step_00000000.npz", b"PK\x03\x04 cut short"),
     ],
 )
-def test_damage_is_named(tmp_path, name, data):
+def test_damaged_files_are_named(tmp_path, name, data):
     recorder(tmp_path).record(random_gpt(MODERN), 0)
     (tmp_path / name).write_bytes(data)
     with pytest.raises(ValueError, match=rf"{name}.*damaged"):
         AttentionArchive.open(tmp_path).maps(0)
 
 
-def test_truncated_and_foreign_captures_are_named(tmp_path):
+def test_a_score_that_is_newer_than_a_capture_is_nan(tmp_path, monkeypatch):
+    recorder(tmp_path).record(random_gpt(MODERN), 0)
+    newer = heads.Score(heads.sink, "text", "is newer than the capture")
+    monkeypatch.setitem(heads.SCORES, "newer", newer)
+    resumed = recorder(tmp_path)
+    resumed.record(random_gpt(MODERN), 1)
+    for archive in (resumed.archive, AttentionArchive.open(tmp_path)):
+        first, second = archive.snapshots
+        assert first.scores["newer"].shape == (3, 4) and np.isnan(first.scores["newer"]).all()
+        np.testing.assert_allclose(second.scores["newer"], second.scores["sink"])
+
+
+def test_truncated_files_and_maps_of_other_probes_are_named(tmp_path):
     recorder(tmp_path).record(random_gpt(MODERN), 0)
     path = tmp_path / "step_00000000.npz"
     whole = path.read_bytes()
@@ -319,7 +370,7 @@ def test_truncated_and_foreign_captures_are_named(tmp_path):
         archive.maps(0)
 
 
-def test_an_npz_that_holds_a_program_does_not_run_it(tmp_path):
+def test_pickled_objects_in_an_npz_are_refused(tmp_path):
     recorder(tmp_path).record(random_gpt(MODERN), 0)
     bomb = np.array([pytest.fail], dtype=object)
     np.savez(tmp_path / "step_00000000.npz", text=bomb, repeated=bomb)

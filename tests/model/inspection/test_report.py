@@ -1,134 +1,109 @@
-"""The report of a run: figures that are those of its files, whatever state they are in, and texts that stay texts."""
+"""The report as a page: its figures are those of the data it is given, and texts stay texts."""
 
+import base64
 import html
 import json
 import re
-from pathlib import Path
 
+import numpy as np
 import pytest
 
-from model.gpt import GPT, GPTConfig
-from model.inspection.recorder import AttentionRecorder
-from model.inspection.report import evenly, read_metrics, run_report, short, training_seconds, write_report
+from model.inspection import heads
+from model.inspection.archive import Probe, Snapshot
+from model.inspection.page import Captures
+from model.inspection.report import evenly, report_page, short, training_seconds
 
 HOSTILE = "</script><img src=x onerror=alert(1)><!-- \u202e \x00 &amp;"
-HEADER = "step,tokens,train/loss,val/loss,val/bits_per_byte,lr,tokens_per_second,mfu,attention/sink/layer_0"
-METRICS = f"""{HEADER}
-0,,,,,,,,0.25
-10,1000,4.0,,,0.1,500.0,,
-20,2000,3.0,3.5,2.5,0.1,1000.0,,0.5
-30,3000,2.5,3.25,2.25,0.05,,,
-40,4000,2.0,3.375,2.375,0.0,250.0,,
-"""
+NAME = "a run & <more>"
+ROWS = [
+    {"step": 0, "attention/sink/layer_0": 0.25},
+    {"step": 10, "tokens": 1000.0, "train/loss": 4.0, "lr": 0.1, "tokens_per_second": 500.0},
+    {"step": 20, "tokens": 2000.0, "train/loss": 3.0, "val/loss": 3.5, "val/bits_per_byte": 2.5, "lr": 0.1}
+    | {"tokens_per_second": 1000.0, "attention/sink/layer_0": 0.5},
+    {"step": 30, "tokens": 3000.0, "train/loss": 2.5, "val/loss": 3.25, "val/bits_per_byte": 2.25, "lr": 0.05},
+    {"step": 40, "tokens": 4000.0, "train/loss": 2.0, "val/loss": 3.375, "val/bits_per_byte": 2.375, "lr": 0.0}
+    | {"tokens_per_second": 250.0},
+]
+SAMPLES = [{"step": step, "prompt": "def ", "text": f"{step} {HOSTILE}"} for step in (20, 40)]
+CONFIG = f"prompt: {HOSTILE}\n"
 
 
-@pytest.fixture
-def run(tmp_path) -> Path:
-    run = tmp_path / "a run & <more>"
-    run.mkdir()
-    (run / "metrics.csv").write_text(METRICS)
-    (run / "config.yaml").write_text(f"prompt: {HOSTILE}\n")
-    samples = [{"step": step, "prompt": "def ", "text": f"{step} {HOSTILE}"} for step in (20, 40)]
-    (run / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
-    return run
+def captures(sinks=(0.1, 0.9, 0.9)) -> Captures:
+    """Two layers of two heads with uniform attention, on a hostile text. The sink scores of head 1.0 are given."""
+    uniform = {name: (np.tri(n) / np.arange(1, n + 1)[:, None]) for name, n in (("text", 10), ("repeated", 9))}
+    maps = {name: np.tile(weights, (2, 2, 1, 1)) for name, weights in uniform.items()}
+    probes = {"text": Probe([*range(10)], [HOSTILE] * 10), "repeated": Probe([0] + 2 * [1, 2, 3, 4], ["x"] * 9, 4)}
+    snapshots = []
+    for step, sink in enumerate(sinks):
+        scores = {name: np.full((2, 2), 0.1, np.float32) for name in heads.SCORES}
+        scores["sink"][1, 0] = sink
+        snapshots.append(Snapshot(step, "float32", 0.0, 0.0, scores))
+    return Captures(NAME, probes, snapshots, lambda step: maps, range(len(sinks)))
 
 
-def record(run: Path) -> None:
-    """Two captures of an untrained model, on a text that is hostile."""
-    gpt = GPT(GPTConfig(vocab_size=20, context_length=16, num_layers=2, num_heads=2, embed_dim=16))
-    recorder = AttentionRecorder(run / "attention", range(10), [HOSTILE] * 10, "fingerprint", 20)
-    for step in (0, 20):
-        recorder.record(gpt, step)
+def report(rows=ROWS, samples=SAMPLES, config=CONFIG, captures=None) -> str:
+    return report_page(NAME, rows, samples, config, captures)
 
 
 def data_of(page: str, name: str = "data"):
     return json.loads(re.search(rf'id="{name}">(.*?)</script>', page, re.DOTALL)[1])
 
 
-def test_figures_are_those_of_the_files(run):
-    data = data_of(run_report(run))
-    assert data["title"] == run.name
+def test_figures_are_those_of_the_data():
+    data = data_of(report())
+    assert data["title"] == NAME
     assert {name: (value, remark) for name, value, remark in data["facts"]} == {
         "bits per byte": ("2.3750", "best 2.2500 at step 30"),
         "validation loss": ("3.3750", "best 3.2500 at step 30"),
         "training loss": ("2.0000", "at step 40"),
         "tokens seen": ("4k", "in 40 steps"),
-        "tokens a second": ("500", "median"),
-        "trained for": ("0:07", "steps alone"),
+        "tokens per second": ("500", "median"),
+        "trained for": ("0:07", "without validation"),
     }
     curves = {chart["title"]: {curve["name"]: curve["points"] for curve in chart["curves"]} for chart in data["charts"]}
     assert curves["Loss"] == {
         "training": [[10, 4.0], [20, 3.0], [30, 2.5], [40, 2.0]],
         "validation": [[20, 3.5], [30, 3.25], [40, 3.375]],
     }
-    assert list(curves) == ["Loss", "Bits per byte", "Learning rate", "Tokens a second"]  # nothing knows the peak here
+    assert list(curves) == ["Loss", "Bits per byte", "Learning rate", "Tokens per second"]  # no MFU was measured
     assert [chart["curves"][0]["points"] for chart in data["heads"]] == [[[0, 0.25], [20, 0.5]]]
     assert [sample["step"] for sample in data["samples"]] == [20, 40]
-    assert data["samples"][0]["text"] == f"20 {HOSTILE}" and data["config"] == f"prompt: {HOSTILE}\n"
+    assert data["samples"][0]["text"] == f"20 {HOSTILE}" and data["config"] == CONFIG
 
 
-def test_attention_is_in_the_report_as_a_page_of_its_own(run):
-    record(run)
-    page = data_of(run_report(run), "attention")
+def test_attention_is_in_the_report_as_a_page_of_its_own():
+    page = data_of(report(captures=captures()), "attention")
     assert page.startswith("<!DOCTYPE html>")
     assert data_of(page)["probes"][0]["labels"] == [HOSTILE] * 10
 
 
-def test_no_text_breaks_out(run):
-    record(run)
-    page = run_report(run)
+def test_the_chart_of_a_score_says_which_head_formed_first():
+    (chart,) = data_of(report(captures=captures()))["heads"]
+    assert (chart["title"], chart["unit"]) == ("sink", "1.0 forms at 1")
+    (chart,) = data_of(report(captures=captures(sinks=[0.1, 0.1])))["heads"]
+    assert chart["unit"] == ""
+
+
+def test_no_text_becomes_markup():
+    page = report(captures=captures())
     assert "<img" not in page and "<!-- \u202e" not in page
-    assert page.count("</script>") == page.count("<script") == 3  # two kinds of data and the program
-    assert f"<title>{html.escape(run.name)}</title>" in page
-    loaded = re.findall(r"""(?:src|href)\s*=\s*["']|url\(|@import|https?://(?!www\.w3\.org/2000/svg)""", page)
-    assert loaded == []
+    assert page.count("</script>") == page.count("<script") == 4  # two kinds of data, the modules and their start
+    assert f"<title>{html.escape(NAME)}</title>" in page
+    sources = json.loads(re.search(r'"importmap">(.*?)</script>', page)[1])["imports"].values()
+    for text in (page, *(base64.b64decode(url.partition("base64,")[2]).decode() for url in sources)):
+        assert not re.search(r"""(?:src|href)\s*=\s*["']|url\(|@import|https?://(?!www\.w3\.org/2000/svg)""", text)
 
 
-def test_captures_that_were_cut_short_are_left_out(run):
-    record(run)
-    scores = run / "attention" / "scores.jsonl"
-    lines = scores.read_bytes().splitlines(keepends=True)
-    scores.write_bytes(lines[0] + lines[1][:40])
-    captures = data_of(data_of(run_report(run), "attention"))["runs"][0]["captures"]
-    assert [capture["step"] for capture in captures] == [0]
-    scores.write_bytes(lines[0][:40])
-    assert 'id="attention"' not in run_report(run)
+def test_what_a_run_does_not_have_is_left_out():
+    page = report(samples=[], config="", captures=None)
+    assert data_of(page)["samples"] == [] and data_of(page)["config"] == "" and 'id="attention"' not in page
+    no_snapshots = Captures(NAME, captures().probes, [], dict.get, [])
+    assert 'id="attention"' not in report(captures=no_snapshots)
 
 
-@pytest.mark.parametrize("missing", ["samples.jsonl", "config.yaml"])
-def test_what_is_missing_is_left_out(run, missing):
-    (run / missing).unlink()
-    data = data_of(run_report(run))
-    assert not data[{"samples.jsonl": "samples", "config.yaml": "config"}[missing]]
-
-
-def test_a_run_that_is_going_on_may_be_in_the_middle_of_a_line(run):
-    for name in ("metrics.csv", "samples.jsonl"):
-        path = run / name
-        path.write_text(path.read_text()[:-3])
-    data = data_of(run_report(run))
-    assert data["charts"][0]["curves"][0]["points"][-1] == [30, 2.5]
-    assert [sample["step"] for sample in data["samples"]] == [20]
-
-
-def test_damage_and_absence_are_named(run, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"metrics\.csv: nothing has been trained there yet"):
-        run_report(tmp_path)
-    (run / "metrics.csv").write_text(METRICS.replace("3.25", "high"))
-    with pytest.raises(ValueError, match=r"metrics\.csv, line 5: damaged"):
-        run_report(run)
-    (run / "metrics.csv").write_text(METRICS)
-    for name, content in (("samples.jsonl", b"[]\n"), ("config.yaml", b"\xff"), ("metrics.csv", b"\xff")):
-        (run / name).write_bytes(content)
-        with pytest.raises(ValueError, match=rf"{name} is damaged"):
-            run_report(run)
-        (run / name).write_text(METRICS if name == "metrics.csv" else "")
-    assert not (run / "report.html").exists()
-
-
-def test_a_diverged_run_has_a_report(run):
-    (run / "metrics.csv").write_text(METRICS + "50,5000,nan,inf,inf,0.0,100.0,,nan\n")
-    data = data_of(run_report(run))
+def test_a_diverged_run_has_a_report():
+    row = {"step": 50, "tokens": 5000.0, "train/loss": float("nan"), "val/loss": float("inf"), "tokens_per_second": 9.0}
+    data = data_of(report(rows=[*ROWS, row]))
     assert data["charts"][0]["curves"][0]["points"][-1] == [40, 2.0]
 
 
@@ -138,9 +113,8 @@ def test_long_curves_are_thinned_but_keep_their_ends():
     assert len(thinned) == 1500 and thinned[0] == 0 and thinned[-1] == 99_999 and thinned == sorted(set(thinned))
 
 
-def test_training_time_counts_each_row_at_its_own_speed(run):
-    rows = read_metrics(run / "metrics.csv")
-    assert training_seconds(rows) == 1000 / 500 + 1000 / 1000 + 1000 / 250
+def test_training_time_counts_each_row_at_its_own_speed():
+    assert training_seconds(ROWS) == 1000 / 500 + 1000 / 1000 + 1000 / 250
 
 
 @pytest.mark.parametrize(("number", "text"), [(950.0, "950"), (51_340, "51.3k"), (1_474_560, "1.47M"), (2e9, "2B")])
@@ -148,20 +122,28 @@ def test_large_numbers_are_short(number, text):
     assert short(number) == text
 
 
-def test_the_report_is_written_into_the_run(run):
-    assert write_report(run) == run / "report.html"
-    assert (run / "report.html").read_text(encoding="utf-8") == run_report(run)
+@pytest.fixture
+def open_report(open_file, tmp_path):
+    def open_(page: str, **window):
+        path = tmp_path / "report.html"
+        path.write_text(page, encoding="utf-8")
+        return open_file(path, **window)
+
+    return open_
 
 
 def sample_text(page) -> str:
     return page.locator("#sample").inner_text()
 
 
+def chart_x(page, step: int) -> float:
+    return page.evaluate(f"import('browser/report.js').then(({{ charts }}) => charts[0].x({step}))")
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_report_in_a_browser(open_file, run, theme):
-    record(run)
-    page = open_file(write_report(run), theme=theme)
-    assert page.title() == page.locator("h1").inner_text() == run.name
+def test_the_report_in_a_browser(open_report, theme):
+    page = open_report(report(captures=captures()), theme=theme)
+    assert page.title() == page.locator("h1").inner_text() == NAME
     assert page.locator("#facts .value").first.inner_text() == "2.3750"
     assert page.locator("#charts svg").count() == 4 and page.locator("#heads svg").count() == 1
     assert page.evaluate("document.images.length") == 0
@@ -172,13 +154,12 @@ def test_the_report_in_a_browser(open_file, run, theme):
     assert sample_text(page).startswith("def 20 ")
 
     box = page.locator("#charts svg").first.bounding_box()
-    x = page.evaluate("charts[0].x(30)")
-    page.mouse.move(box["x"] + x, box["y"] + 60)
+    page.mouse.move(box["x"] + chart_x(page, 30), box["y"] + 60)
     assert page.locator(".key").first.inner_text().split() == ["training", "2.5", "validation", "3.25", "step", "30"]
     assert "0.05" in page.locator(".key").nth(2).inner_text()  # all charts follow
-    before = page.evaluate("charts[0].x(10)")
+    before = chart_x(page, 10)
     page.locator("#scale button").last.click()
-    assert page.evaluate("charts[0].x(10)") > before
+    assert chart_x(page, 10) > before
 
     frame = page.frame_locator("iframe")
     frame.locator("html[data-drawn]").wait_for(state="attached")
@@ -190,10 +171,16 @@ def test_the_report_in_a_browser(open_file, run, theme):
     frame.locator(f"html[data-theme={other}]").wait_for(state="attached")
 
 
-def test_a_report_without_maps_or_samples_shows_what_there_is(open_file, run):
-    for name in ("samples.jsonl", "config.yaml"):
-        (run / name).unlink()
-    (run / "metrics.csv").write_text(f"{HEADER}\n10,1000,4.0,,,0.1,500.0,,\n")
-    page = open_file(write_report(run))
+def test_the_arrow_keys_read_a_chart(open_report):
+    page = open_report(report())
+    page.locator("#charts svg").first.focus()
+    for key, step in [("ArrowRight", "40"), ("ArrowLeft", "30"), ("ArrowLeft", "20"), ("ArrowRight", "30")]:
+        page.keyboard.press(key)
+        assert page.locator(".key").first.inner_text().split()[-1] == step
+
+
+def test_a_report_without_maps_or_samples_shows_what_there_is(open_report):
+    rows = [{"step": 10, "tokens": 1000.0, "train/loss": 4.0, "lr": 0.1, "tokens_per_second": 500.0}]
+    page = open_report(report(rows, samples=[], config=""))
     assert page.locator("section:visible").count() == 1
     assert page.locator("#charts svg").count() == 3

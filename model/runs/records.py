@@ -1,0 +1,69 @@
+"""Reads what a run has recorded (metrics, samples, attention maps) and writes its report."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+from model.files import write_atomically
+from model.inspection.archive import AttentionArchive
+from model.inspection.page import Captures
+from model.inspection.report import report_page
+
+
+def write_report(run: Path, path: Path | None = None) -> Path:
+    """Writes the report of a run's folder, by default as report.html in it, and returns its path.
+
+    The run may still be training: the report shows what is there.
+
+    Raises:
+        FileNotFoundError: if the folder has no metrics.csv.
+        ValueError: if a file in it is damaged.
+    """
+    run = Path(run)
+    path = run / "report.html" if path is None else path
+    name = run.resolve().name
+    rows, samples = read_metrics(run / "metrics.csv"), read_samples(run / "samples.jsonl")
+    config = _read_text(run / "config.yaml") if (run / "config.yaml").exists() else ""
+    captures = None
+    if (run / "attention" / "scores.jsonl").exists():
+        captures = Captures.of(AttentionArchive.open(run / "attention"), name)
+    write_atomically(path, report_page(name, rows, samples, config, captures).encode())
+    return path
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """The rows of a metrics.csv, each with the columns in which it has a number. A row cut short by a kill is left out.
+
+    Raises FileNotFoundError if there is no such file, ValueError if it is not a table of numbers.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"there is no {path}: nothing has been trained there yet")
+    text = _read_text(path)
+    reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
+    try:
+        rows = [{name: float(value) for name, value in row.items() if value} for row in reader]
+        return [row | {"step": int(row["step"])} for row in rows]
+    except (ValueError, TypeError, KeyError, csv.Error) as error:
+        raise ValueError(f"{path}, line {reader.line_num}: damaged ({type(error).__name__} {error})") from None
+
+
+def read_samples(path: Path) -> list[dict]:
+    """Step, prompt and text of every sample; none if there is no such file. Raises ValueError for a damaged one."""
+    if not path.exists():
+        return []
+    lines = path.read_bytes().splitlines(keepends=True)
+    try:
+        samples = [json.loads(line) for line in lines if line.endswith(b"\n")]
+        return [{"step": int(one["step"]), "prompt": str(one["prompt"]), "text": str(one["text"])} for one in samples]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} is damaged ({type(error).__name__} {error})") from None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is damaged, because it is not text ({error})") from None

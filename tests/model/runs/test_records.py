@@ -1,0 +1,114 @@
+"""Reading what a run has recorded, whatever state its files are in, and writing its report."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from model.gpt import GPT, GPTConfig
+from model.inspection.recorder import AttentionRecorder
+from model.runs.records import read_metrics, write_report
+
+HEADER = "step,tokens,train/loss,val/loss,val/bits_per_byte,lr,tokens_per_second,mfu,attention/sink/layer_0"
+METRICS = f"""{HEADER}
+0,,,,,,,,0.25
+10,1000,4.0,,,0.1,500.0,,
+20,2000,3.0,3.5,2.5,0.1,1000.0,,0.5
+"""
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "metrics.csv").write_text(METRICS)
+    (run / "config.yaml").write_text("prompt: hello\n")
+    samples = [{"step": step, "prompt": "def ", "text": f"{step}"} for step in (10, 20)]
+    (run / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    return run
+
+
+def record(run: Path) -> None:
+    """Two captures of an untrained model."""
+    gpt = GPT(GPTConfig(vocab_size=20, context_length=16, num_layers=2, num_heads=2, embed_dim=16))
+    recorder = AttentionRecorder(run / "attention", range(10), ["x"] * 10, "fingerprint", 20)
+    for step in (0, 20):
+        recorder.record(gpt, step)
+
+
+def element(page: str, name: str):
+    return json.loads(re.search(rf'id="{name}">(.*?)</script>', page, re.DOTALL)[1])
+
+
+def report_of(run: Path) -> str:
+    return write_report(run).read_text(encoding="utf-8")
+
+
+def test_rows_have_the_columns_in_which_they_have_a_number(run):
+    assert read_metrics(run / "metrics.csv")[:2] == [
+        {"step": 0, "attention/sink/layer_0": 0.25},
+        {"step": 10, "tokens": 1000.0, "train/loss": 4.0, "lr": 0.1, "tokens_per_second": 500.0},
+    ]
+
+
+def test_the_report_is_written_into_the_run_or_where_it_is_told(run, tmp_path):
+    record(run)
+    assert write_report(run) == run / "report.html"
+    page = (run / "report.html").read_text(encoding="utf-8")
+    data = element(page, "data")
+    assert data["title"] == "run" and data["config"] == "prompt: hello\n"
+    assert [sample["text"] for sample in data["samples"]] == ["10", "20"]
+    assert data["charts"][0]["curves"][0]["points"] == [[10, 4.0], [20, 3.0]]
+    assert [capture["step"] for capture in element(element(page, "attention"), "data")["runs"][0]["captures"]] == [
+        0,
+        20,
+    ]
+    other = tmp_path / "other.html"
+    assert write_report(run, other) == other and other.read_text(encoding="utf-8") == page
+
+
+def test_captures_that_were_cut_short_are_left_out(run):
+    record(run)
+    scores = run / "attention" / "scores.jsonl"
+    lines = scores.read_bytes().splitlines(keepends=True)
+    scores.write_bytes(lines[0] + lines[1][:40])
+    captures = element(element(report_of(run), "attention"), "data")["runs"][0]["captures"]
+    assert [capture["step"] for capture in captures] == [0]
+    scores.write_bytes(lines[0][:40])
+    assert 'id="attention"' not in report_of(run)
+
+
+@pytest.mark.parametrize(("missing", "field"), [("samples.jsonl", "samples"), ("config.yaml", "config")])
+def test_missing_files_are_left_out(run, missing, field):
+    (run / missing).unlink()
+    assert not element(report_of(run), "data")[field]
+
+
+def test_a_run_that_is_still_training_may_be_in_the_middle_of_a_line(run):
+    for name in ("metrics.csv", "samples.jsonl"):
+        path = run / name
+        path.write_text(path.read_text()[:-3])
+    data = element(report_of(run), "data")
+    assert data["charts"][0]["curves"][0]["points"][-1] == [10, 4.0]
+    assert [sample["step"] for sample in data["samples"]] == [10]
+
+
+def test_damaged_and_missing_files_are_named(run, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"metrics\.csv: nothing has been trained there yet"):
+        write_report(tmp_path)
+    (run / "metrics.csv").write_text(METRICS.replace("3.5", "high"))
+    with pytest.raises(ValueError, match=r"metrics\.csv, line 4: damaged"):
+        write_report(run)
+    (run / "metrics.csv").write_text(METRICS)
+    for name, content in (("samples.jsonl", b"[]\n"), ("config.yaml", b"\xff"), ("metrics.csv", b"\xff")):
+        (run / name).write_bytes(content)
+        with pytest.raises(ValueError, match=rf"{name} is damaged"):
+            write_report(run)
+        (run / name).write_text(METRICS if name == "metrics.csv" else "")
+    assert not (run / "report.html").exists()
+
+
+def test_a_diverged_run_has_a_report(run):
+    (run / "metrics.csv").write_text(METRICS + "30,3000,nan,inf,inf,0.0,100.0,,nan\n")
+    assert element(report_of(run), "data")["charts"][0]["curves"][0]["points"][-1] == [20, 3.0]
