@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from model.files import atomic_file, write_atomically
-from model.training.checkpointing import AtomicCheckpointIO, random_state, set_random_state
+from model.runs.checkpoints import AtomicCheckpointIO, random_state, set_random_state
 
 CPU = torch.device("cpu")
 
