@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,27 +45,25 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return checkpoint
 
 
+@dataclass
 class Checkpoints:
     """Saves last.ckpt at every validation, at the end and when asked to stop, and best.ckpt at a lower val/loss.
 
     The last.ckpt before is kept as previous.ckpt, so that a damaged last.ckpt costs one interval, not the run.
+
+    Args:
+        every_n_steps: also save last.ckpt every so many steps.
     """
 
-    def __init__(self, every_n_steps: int | None = None):
-        """
-        Args:
-            every_n_steps: also save last.ckpt every so many steps.
-        """
-        self.every_n_steps = every_n_steps
+    every_n_steps: int | None = None
+
+    def __post_init__(self) -> None:
         self.saved_step = -1
         self.last_is_damaged = False
 
     def is_due(self, step: int) -> bool:
+        """Whether a step without validation is saved."""
         return bool(self.every_n_steps) and step % self.every_n_steps == 0
-
-    def resumed_from(self, path: Path, step: int) -> None:
-        self.saved_step = step
-        self.last_is_damaged = path.name == PREVIOUS
 
     def save(self, trainer: Trainer, is_best: bool = False) -> None:
         """Writes last.ckpt, keeping the one before, and first best.ckpt if `is_best`.

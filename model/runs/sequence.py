@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 
 from model.runs.attention import AttentionRecording
-from model.runs.checkpoints import Checkpoints, add_run_state, set_random_state, start_loops_at
+from model.runs.checkpoints import PREVIOUS, Checkpoints, add_run_state, set_random_state, start_loops_at
 from model.runs.metrics import CSVLogger, TrainingMetrics, check_finite, log_metrics
 from model.runs.progress import Progress
 from model.runs.samples import Samples
-from model.runs.stopping import StopSignals
+from model.runs.stopping import StopSignals, TrainingInterrupted
 
 
 class RunSequence(Checkpoint):
@@ -42,7 +43,7 @@ class RunSequence(Checkpoint):
 
     def on_train_batch_start(self, trainer: Trainer, module: LightningModule, *_: Any) -> None:
         self.finish_step(trainer, module)  # the one before
-        self.metrics.clock.start()
+        self.metrics.start_clock()
 
     def on_train_batch_end(
         self, trainer: Trainer, module: LightningModule, outputs: dict[str, Tensor], batch: dict[str, Tensor], *_: Any
@@ -61,7 +62,7 @@ class RunSequence(Checkpoint):
         self.progress.refresh(trainer, self.figures)
 
     def on_validation_start(self, trainer: Trainer, module: LightningModule) -> None:
-        self.metrics.clock.stop()
+        self.metrics.stop_clock()
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         check_finite(module.validation_metrics["val/loss"], "validation")
@@ -92,7 +93,7 @@ class RunSequence(Checkpoint):
         if is_validated or stops or self.checkpoints.is_due(step):
             self.checkpoints.save(trainer, is_best)
         if stops:
-            raise self.signals.interrupted()
+            raise TrainingInterrupted(self.signals.received or signal.SIGTERM)  # another rank's may be either
 
     def write_row(self, trainer: Trainer, figures: dict[str, float]) -> None:
         log_metrics(trainer, figures)
@@ -109,7 +110,6 @@ class RunSequence(Checkpoint):
             if isinstance(logger, CSVLogger):
                 logger.rewind(trainer.global_step)
         self.samples.rewind(trainer)
-        self.metrics.start(trainer, module)
         self.progress.start(trainer)
         if trainer.global_step == 0:
             self.attention.record(trainer, module)
@@ -122,13 +122,13 @@ class RunSequence(Checkpoint):
 
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
         self.finish_step(trainer, module)
-        self.progress.close()
+        self.progress.bar.close()
         self.attention.finish(trainer)
         if self.checkpoints.saved_step != trainer.global_step:
             self.checkpoints.save(trainer)
 
     def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
-        self.progress.close()
+        self.progress.bar.close()
         self.signals.remove()
 
     def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
@@ -150,7 +150,8 @@ class RunSequence(Checkpoint):
         if trainer.state.fn != "fit":
             return
         self.finished_step = checkpoint["global_step"]
-        self.checkpoints.resumed_from(Path(trainer.ckpt_path), self.finished_step)
+        self.checkpoints.saved_step = self.finished_step
+        self.checkpoints.last_is_damaged = Path(trainer.ckpt_path).name == PREVIOUS
         start_loops_at(self.finished_step, trainer, checkpoint)
         states = checkpoint["random_states"]
         self.resumed_random_state = states[trainer.global_rank] if trainer.global_rank < len(states) else None

@@ -63,7 +63,10 @@ def test_stacked_matrices_move_as_each_would_alone():
     weights = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
     alone = [torch.nn.Parameter(weight.detach().clone()) for weight in weights]
     group = {"lr": 0.02, "momentum": 0.95, "muon": True, "weight_decay": 0.1}
-    optimizers = [MuonAdamW([{"params": weights, **group}]), *(MuonAdamW([{"params": [weight], **group}]) for weight in alone)]
+    optimizers = [
+        MuonAdamW([{"params": weights, **group}]),
+        *(MuonAdamW([{"params": [weight], **group}]) for weight in alone),
+    ]
     for _ in range(3):
         for weight, twin in zip(weights, alone, strict=True):
             weight.grad = torch.randn_like(weight)
