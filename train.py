@@ -113,8 +113,8 @@ class TrainingCLI(LightningCLI):
             enable_progress_bar=False,  # the sequence has its own
             strategy=FullyShardedStrategy() if own.strategy == "fsdp" else own.strategy,
         )
-        if trainer.profiler.filename is None:  # Lightning would log its table, which nobody would see
-            trainer.profiler.filename = "profile"
+        if own.profiler is not None:  # Lightning would log its table, which nobody would see
+            trainer.profiler.filename = trainer.profiler.filename or "profile"
         return trainer
 
 
