@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import shutil
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 
 from model.checkpoint import read_checkpoint
 from model.files import atomic_file, flush_folder
@@ -85,13 +84,6 @@ class Checkpoints:
             flush_folder(folder)
         self.last_is_damaged = False
         self.saved_step = trainer.global_step
-
-
-def add_run_state(checkpoint: dict[str, Any], trainer: Trainer, module: LightningModule) -> None:
-    """Adds what Lightning does not save: the network's config, the tokenizer, every rank's random state."""
-    checkpoint["gpt_config"] = dataclasses.asdict(module.gpt.config)
-    checkpoint["tokenizer"] = trainer.datamodule.tokenizer.to_dict()
-    checkpoint["random_states"] = gather_random_states(trainer)
 
 
 def start_loops_at(step: int, trainer: Trainer, checkpoint: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 
 from model.runs.attention import AttentionRecording
-from model.runs.checkpoints import PREVIOUS, Checkpoints, add_run_state, set_random_state, start_loops_at
+from model.runs.checkpoints import PREVIOUS, Checkpoints, gather_random_states, set_random_state, start_loops_at
 from model.runs.metrics import CSVLogger, TrainingMetrics, check_finite, log_metrics
 from model.runs.progress import Progress
 from model.runs.samples import Samples
@@ -77,16 +78,17 @@ class RunSequence(Checkpoint):
         if step == self.finished_step:
             return
         self.finished_step = step
-        is_validated, is_best = validation is not None, False
+        is_validated = validation is not None
+        is_best = is_validated and validation["val/loss"] < self.best_loss
         if is_validated:
             self.write_row(trainer, validation)
-            is_best = validation["val/loss"] < self.best_loss
-            self.best_loss = min(validation["val/loss"], self.best_loss)
         if is_validated or self.attention.is_due(step):
             self.attention.record(trainer, module, draws=is_validated)
         if is_validated:
             self.samples.write(trainer, module)
             self.progress.report(trainer, self.figures)
+        if is_best:
+            self.best_loss = validation["val/loss"]
         # All ranks must agree to stop; to ask them at every step would make each wait for the slowest.
         asks = trainer.world_size == 1 or is_validated or is_logged(trainer)
         stops = asks and self.signals.received_by_any_rank(trainer)
@@ -144,7 +146,9 @@ class RunSequence(Checkpoint):
         self.best_loss = state["best_loss"]
 
     def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        add_run_state(checkpoint, trainer, module)
+        checkpoint["gpt_config"] = dataclasses.asdict(module.gpt.config)
+        checkpoint["tokenizer"] = trainer.datamodule.tokenizer.to_dict()
+        checkpoint["random_states"] = gather_random_states(trainer)
 
     def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != "fit":

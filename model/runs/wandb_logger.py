@@ -12,12 +12,12 @@ from types import ModuleType
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-import numpy as np
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from model.files import write_atomically
+from model.inspection.archive import AttentionArchive
 
 log = logging.getLogger(__name__)
 
@@ -54,24 +54,29 @@ class WandbLogger(Logger):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         self._do(lambda wandb, run: run.log(metrics, step=step), starts="val/loss" in metrics)
 
-    def log_images(self, images: dict[str, np.ndarray], step: int) -> None:
-        """Shows pictures by name, uint8 (height, width, 3), at `step`."""
-        self._do(lambda wandb, run: run.log({name: wandb.Image(pixels) for name, pixels in images.items()}, step=step))
+    def log_attention(self, archive: AttentionArchive) -> None:
+        """Shows the newest maps, and the scores of all heads, as pictures."""
+        from model.inspection.images import mosaic_pixels, score_pixels
 
-    def log_page(self, name: str, page: str, step: int) -> None:
-        """Shows an HTML document."""
-        self._do(lambda wandb, run: run.log({name: wandb.Html(page, inject=False, data_is_not_path=True)}, step=step))
+        newest = archive.snapshots[-1]
+        pixels = {f"attention/{name}/heads": score_pixels(score) for name, score in newest.scores.items()}
+        pixels["attention/maps"] = mosaic_pixels(archive.maps(newest.step)["text"])
+        self._do(lambda wandb, run: run.log({k: wandb.Image(v) for k, v in pixels.items()}, step=newest.step))
 
-    def log_folder(self, kind: str, folder: Path) -> None:
-        """Keeps the files of a folder as an artifact of this kind. They must not change afterwards."""
+    def log_attention_page(self, archive: AttentionArchive, step: int) -> None:
+        """Shows the page of all maps, and keeps their files, which must not change afterwards, as an artifact."""
+        from model.inspection.page import Captures, attention_page
 
-        def keep(wandb: ModuleType, run: Any) -> None:
-            artifact = wandb.Artifact(f"{kind}-{run.id}", type=kind)
-            for path in sorted(folder.iterdir()):
+        page = attention_page([Captures.of(archive, self.run_dir.name)], self.run_dir.name)
+
+        def show_and_keep(wandb: ModuleType, run: Any) -> None:
+            run.log({"attention/page": wandb.Html(page, inject=False, data_is_not_path=True)}, step=step)
+            artifact = wandb.Artifact(f"attention-maps-{run.id}", type="attention-maps")
+            for path in sorted(archive.folder.iterdir()):
                 artifact.add_file(str(path), policy="immutable")  # others would be copied to the home folder
             run.log_artifact(artifact)
 
-        self._do(keep)
+        self._do(show_and_keep)
 
     @rank_zero_only
     def finalize(self, status: str) -> None:

@@ -36,26 +36,19 @@ class ScheduleConfig:
 def learning_rate_factor(step: int, max_steps: int, config: ScheduleConfig) -> float:
     """The factor for the update after the first `step` ones (0 ... max_steps - 1).
 
+    It grows from 1 / warmup_steps to 1, stays there, and decays towards final_factor, which step max_steps would have.
+
     Raises:
         ValueError: if the rates decay, but max_steps is -1 (no end).
     """
-    return warmup_factor(step, config.warmup_steps) * decay_factor(step, max_steps, config)
-
-
-def warmup_factor(step: int, warmup_steps: int) -> float:
-    """1 / warmup_steps for the first update, growing linearly to 1."""
-    return min(1.0, (step + 1) / warmup_steps) if warmup_steps else 1.0
-
-
-def decay_factor(step: int, max_steps: int, config: ScheduleConfig) -> float:
-    """1 until the decay begins, then down to final_factor, which step max_steps would have."""
+    warmup = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
     if config.decay == "none":
-        return 1.0
+        return warmup
     if max_steps < 0:
         raise ValueError(f"model.schedule.decay {config.decay} needs an end: set trainer.max_steps, or write none")
     decay_steps = min(round(config.decay_fraction * max_steps), max_steps - config.warmup_steps)
     if decay_steps <= 0:
-        return 1.0
+        return warmup
     progress = min(1.0, max(0.0, 1 - (max_steps - step) / decay_steps))
     remaining = (1 + math.cos(math.pi * progress)) / 2 if config.decay == "cosine" else 1 - progress
-    return config.final_factor + (1 - config.final_factor) * remaining
+    return warmup * (config.final_factor + (1 - config.final_factor) * remaining)
