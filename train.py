@@ -27,14 +27,17 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from data.module import TextDataModule
 from model.kernels import keep_freed_memory
-from model.training.callbacks import AttentionRecording, Metrics, Samples
-from model.training.checkpointing import AtomicCheckpointIO, Checkpoints, TrainingInterrupted
+from model.runs.attention import AttentionRecording
+from model.runs.checkpoints import AtomicCheckpointIO, Checkpoints
+from model.runs.metrics import CSVLogger
+from model.runs.progress import say
+from model.runs.samples import Samples
+from model.runs.sequence import RunSequence
+from model.runs.stopping import TrainingInterrupted
+from model.runs.wandb_logger import WandbLogger
 from model.training.command_line import expand, quiet, sentence
 from model.training.hardware import fast_precision
-from model.training.logging import CSVLogger, WandbLogger
 from model.training.module import GPTModule
-from model.training.profiling import build_profiler
-from model.training.progress import Progress, say
 from model.training.runs import XZ_BYTES, RunFolder, farewell, leave_report, new_run_dir
 from model.training.sharding import FullyShardedStrategy
 
@@ -68,9 +71,9 @@ class TrainingCLI(LightningCLI):
         )
 
     def add_arguments_to_parser(self, parser: ArgumentParser) -> None:
-        parser.add_lightning_class_args(Checkpoints, "checkpoints")
-        parser.add_lightning_class_args(AttentionRecording, "attention")
-        parser.add_lightning_class_args(Samples, "samples")
+        parser.add_class_arguments(Checkpoints, "checkpoints")
+        parser.add_class_arguments(AttentionRecording, "attention")
+        parser.add_class_arguments(Samples, "samples")
         parser.link_arguments("model.gpt.context_length", "data.context_length")
         parser.link_arguments("seed_everything", "data.seed")
 
@@ -95,21 +98,24 @@ class TrainingCLI(LightningCLI):
         saved = config.clone()
         saved.name = saved.resume = saved.ckpt_path = None
         saved = self.parser.dump(saved, skip_unset=False)
-        metrics = Metrics()
-        callbacks = [RunFolder(saved, is_new=config.resume is None), metrics]
-        if config.trainer.enable_progress_bar is not False:
-            callbacks.append(Progress(metrics))
+        parts = self.config_init
+        shows_progress = config.trainer.enable_progress_bar is not False
+        sequence = RunSequence(parts.attention, parts.samples, parts.checkpoints, shows_progress)
+        callbacks = [RunFolder(saved, is_new=config.resume is None), sequence]
         loggers = [CSVLogger(run_dir / "metrics.csv"), WandbLogger(run_dir, config.wandb, yaml.safe_load(saved))]
         plugins = [AtomicCheckpointIO()]
-        own = self.config_init.trainer  # what the config names itself comes behind these
-        return super().instantiate_trainer(
+        own = parts.trainer  # what the config names itself comes after ours
+        trainer = super().instantiate_trainer(
             default_root_dir=run_dir,
             callbacks=callbacks + as_list(own.callbacks),
             logger=loggers + as_list(None if isinstance(own.logger, bool) else own.logger),
             plugins=plugins + as_list(own.plugins),
-            profiler=build_profiler(own.profiler, run_dir),
+            enable_progress_bar=False,  # the sequence has its own
             strategy=FullyShardedStrategy() if own.strategy == "fsdp" else own.strategy,
         )
+        if own.profiler is not None:  # Lightning would log its table, which nobody would see
+            trainer.profiler.filename = trainer.profiler.filename or "profile"
+        return trainer
 
 
 def as_list(value: Any) -> list:
@@ -164,6 +170,6 @@ def main(args: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # Ctrl-C before a training; within one it saves first (model/training/checkpointing.py).
+    # Ctrl-C before a training; within one it saves first (model/runs/stopping.py).
     signal.signal(signal.SIGINT, lambda *_: sys.exit(128 + signal.SIGINT))
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""What the machine can do: a fast precision, a compiler, operations a second."""
+"""Hardware capabilities, detected at run time: fast precision, compiler, peak operations per second."""
 
 import logging
 import os
@@ -21,14 +21,15 @@ CompileMode = bool | Literal["auto", "reduce-overhead"]
 
 
 def compile_where_it_pays(function: Callable, mode: CompileMode, device: torch.device) -> Callable:
-    """`function`, compiled or as it is.
+    """`function`, compiled or unchanged.
 
     Args:
         function: any function of tensors.
-        mode: False never; True where there is a compiler; "auto" on CUDA devices where there is a compiler: a CPU
-            run of a few minutes does not win back the minute that compiling takes. "reduce-overhead" as True, and a
-            GPU gets all kernels of a pass at once, as a CUDA graph; what a call returned, gradients included, is then
-            overwritten by the next (https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/torch.compiler_cudagraph_trees.html).
+        mode: False: never compiled. True: compiled where there is a compiler. "auto": as True on CUDA devices, as False
+            elsewhere: a CPU run of a few minutes does not win back the minute that compiling takes.
+            "reduce-overhead": as True, and on a GPU all kernels of a pass are launched at once, as a CUDA graph. Each
+            call then overwrites what the call before returned, gradients included
+            (https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/torch.compiler_cudagraph_trees.html).
         device: where the tensors will be.
     """
     if mode is False or (mode == "auto" and device.type != "cuda"):
@@ -37,15 +38,15 @@ def compile_where_it_pays(function: Callable, mode: CompileMode, device: torch.d
     if missing:
         log.warning("The network is not compiled: %s is missing.", missing)
         return function
-    # Training and validation may differ in batch size: two fixed shapes, and not one that is fast for neither.
+    # Training and validation may differ in batch size: two graphs of fixed shape are faster than one of any shape.
     return torch.compile(function, mode="reduce-overhead" if mode == "reduce-overhead" else None, dynamic=False)
 
 
 def missing_compiler(device: torch.device) -> str | None:
-    """What torch.compile needs for `device` and this machine lacks; None if nothing."""
+    """What torch.compile needs for `device` and this machine does not have, or None."""
     if device.type == "cuda" and find_spec("triton") is None:
         return "triton"
-    # Triton's launchers are C too.
+    # GPUs need one too, for Triton's launchers.
     compilers = [os.environ.get("CXX") or "", "g++", "clang++", "gcc", "clang", "cc", "cl"]
     if not any(compiler and shutil.which(compiler) for compiler in compilers):
         return "a C++ compiler"
@@ -55,12 +56,12 @@ def missing_compiler(device: torch.device) -> str | None:
 
 
 def fast_precision(accelerator: str) -> str:
-    """ "bf16-mixed" where the processor multiplies in bfloat16, "32-true" elsewhere; as trainer.precision spells them.
+    """The value of trainer.precision that is fast: "bf16-mixed" where the hardware multiplies bfloat16, else "32-true".
 
-    Where it does not, bfloat16 is emulated, and several times slower than float32.
+    Elsewhere bfloat16 is emulated, and several times slower than float32.
 
     Args:
-        accelerator: as trainer.accelerator has it.
+        accelerator: the value of trainer.accelerator.
     """
     if accelerator == "auto":
         accelerator = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
@@ -68,9 +69,9 @@ def fast_precision(accelerator: str) -> str:
 
 
 def peak_flops(trainer: Trainer) -> float | None:
-    """Operations a second that all devices together can do, as their makers state for the run's precision.
+    """Peak operations per second of all devices together, from their data sheets, for the run's precision.
 
-    None where nobody states it: for CPUs, and for GPUs that Lightning's table does not know.
+    None where it is unknown: for CPUs, and for GPUs that are not in Lightning's table.
     """
     if trainer.strategy.root_device.type != "cuda":
         return None
@@ -79,7 +80,7 @@ def peak_flops(trainer: Trainer) -> float | None:
     device = trainer.strategy.root_device
     dtype = torch.bfloat16 if "bf16" in str(trainer.precision) else torch.float32
     if "H200" in torch.cuda.get_device_name(device):
-        # An H100 with more memory. Lightning's figures for it count the zeros that sparse matrices skip.
+        # An H100 with more memory. Lightning's figures for it are those of sparse matrices, twice as high.
         flops = H200_BFLOAT16_FLOPS if dtype == torch.bfloat16 else None
     else:
         flops = get_available_flops(device, dtype)

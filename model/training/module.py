@@ -1,5 +1,6 @@
 """The LightningModule: what one training step and one validation pass do."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -8,7 +9,6 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from model.gpt import GPT, GPTConfig
-from model.training.checkpointing import check_same_model, check_same_optimizer
 from model.training.hardware import CompileMode, compile_where_it_pays
 from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
@@ -32,10 +32,10 @@ class GPTModule(LightningModule):
         Args:
             gpt: the network.
             optimizer: how the weights are updated.
-            schedule: how the learning rates move over the run.
+            schedule: how the learning rates change over the run.
             compile: torch.compile the network; auto: on a GPU, where it soon pays; reduce-overhead: with CUDA graphs,
-                for networks so small that the GPU waits for Python. Without a compiler, and sharded over devices, it
-                runs as it is.
+                for networks so small that the GPU waits for Python. The network is not compiled where there is no
+                compiler, nor when it is sharded over devices.
         """
         super().__init__()
         self.gpt_config = gpt
@@ -45,20 +45,13 @@ class GPTModule(LightningModule):
         self.gpt: GPT | None = None
         self.validation_metrics: dict[str, float] = {}
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        # Lightning notes 44 times a step which hook it is in; to a module that might be a parameter, and takes 0.1 ms.
-        if type(value) is str:
-            self.__dict__[name] = value
-        else:
-            super().__setattr__(name, value)
-
     def configure_model(self) -> None:
         if self.gpt is not None:
             return
         config, num_tokens = self.gpt_config, self.trainer.datamodule.tokenizer.vocab_size
         if config.vocab_size is None:
             config.vocab_size = num_tokens
-        if config.vocab_size < num_tokens:  # more are no mistake: it may be rounded up
+        if config.vocab_size < num_tokens:  # more are fine: it may be rounded up
             raise ValueError(
                 f"model.gpt.vocab_size is {config.vocab_size}, but the tokenizer has {num_tokens} tokens: make it at "
                 "least as many, or null"
@@ -67,20 +60,20 @@ class GPTModule(LightningModule):
         strategy = self.trainer.strategy
         if self.compile_mode == "reduce-overhead" and self.trainer.accumulate_grad_batches > 1:
             raise ValueError(
-                "--model.compile reduce-overhead overwrites the gradients of a batch with those of the next, so none "
-                "can be accumulated: leave trainer.accumulate_grad_batches at 1 or write --model.compile true"
+                "--model.compile reduce-overhead overwrites the gradients of each batch with the next one's, so they "
+                "cannot be accumulated: leave trainer.accumulate_grad_batches at 1 or write --model.compile true"
             )
         mode = False if isinstance(strategy, FullyShardedStrategy) else self.compile_mode
         self.loss = compile_where_it_pays(self.gpt.loss, mode, strategy.root_device)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        self.learning_rate_factor()  # complains about a schedule that needs an end before the run has begun
+        self.learning_rate_factor()  # refuses a schedule without an end before training begins
         optimizer = build_optimizer(self.gpt, self.optimizer_config)
         self.group_options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         return optimizer
 
     def on_train_start(self) -> None:
-        # A checkpoint brings its own options back; a resumed run may have been given others.
+        # A checkpoint restores the options it was saved with; a resumed run may have been given others.
         for group, options in zip(self.trainer.optimizers[0].param_groups, self.group_options, strict=True):
             group.update(options)
 
@@ -93,7 +86,7 @@ class GPTModule(LightningModule):
             group["lr"] = options["lr"] * factor
 
     def learning_rate_factor(self) -> float:
-        """What the next update's learning rates are multiplied by."""
+        """The factor on the learning rates of the next update."""
         return learning_rate_factor(self.global_step, self.trainer.max_steps, self.schedule_config)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -102,8 +95,8 @@ class GPTModule(LightningModule):
             check_same_optimizer(checkpoint, self.optimizer_config.algorithm)
 
     def on_validation_epoch_start(self) -> None:
-        self.zero_grad()  # room for the validation, whose CUDA graph would overwrite them
-        # Float32 would lose digits over millions of tokens; Apple's GPUs have nothing wider.
+        self.zero_grad()  # frees their memory; with CUDA graphs validation would overwrite them
+        # Float32 would lose digits over millions of tokens, but Apple's GPUs have no float64.
         dtype = torch.float32 if self.device.type == "mps" else torch.float64
         self.validation_sums = torch.zeros(2, dtype=dtype, device=self.device)  # nats, tokens
 
@@ -113,11 +106,36 @@ class GPTModule(LightningModule):
         self.validation_sums += torch.stack((nats.to(self.validation_sums.dtype), (targets != -100).sum()))
 
     def on_validation_epoch_end(self) -> None:
-        """Sets validation_metrics: val/loss, nats per token, and val/bits_per_byte, which no tokenizer flatters."""
+        """Sets validation_metrics: val/loss, nats per token, and val/bits_per_byte, comparable across tokenizers."""
         nats, tokens = self.trainer.strategy.reduce(self.validation_sums, reduce_op="sum").tolist()
         data = self.trainer.datamodule
-        # limit_val_batches may cut the pass short; the bytes are those of all the text.
-        num_bytes = data.validation_bytes * tokens / (data.validation_tokens - 1)  # the first token has none before
+        # limit_val_batches may cut the pass short, so scale the bytes of all the text to the tokens seen.
+        num_bytes = data.validation_bytes * tokens / (data.validation_tokens - 1)  # the first token is not predicted
         self.validation_metrics = {"val/loss": nats / tokens, "val/bits_per_byte": nats / math.log(2) / num_bytes}
-        # For callbacks that watch a metric; callbacks.Metrics writes the figures down, and in full precision.
+        # For callbacks that monitor a metric. RunSequence writes the figures to the loggers, in full precision.
         self.log_dict(self.validation_metrics, logger=False, sync_dist=True)
+
+
+def check_same_model(checkpoint: dict[str, Any], config: GPTConfig, tokenizer: dict[str, Any]) -> None:
+    """Raises ValueError unless the checkpoint's weights belong to this model and tokenizer."""
+    # Fields that an old checkpoint lacks take their defaults.
+    saved, current = dataclasses.asdict(GPTConfig(**checkpoint["gpt_config"])), dataclasses.asdict(config)
+    for name, value in current.items():
+        if saved[name] != value and name not in ("dropout", "init"):  # these do not change what a weight means
+            raise ValueError(f"the checkpoint is of another model: its {name} is {saved[name]}, here it is {value}")
+    if checkpoint["tokenizer"] != tokenizer:
+        raise ValueError(
+            f"the checkpoint is of a model with another tokenizer: {checkpoint['tokenizer']['name']!r} trained on "
+            f"other text or of another size than {tokenizer['name']!r} here; use the data it was trained on"
+        )
+
+
+def check_same_optimizer(checkpoint: dict[str, Any], algorithm: str) -> None:
+    """Raises ValueError unless the checkpoint holds the optimizer state of `algorithm`."""
+    for state in checkpoint.get("optimizer_states", []):
+        saved = "muon" if any(group.get("muon") for group in state["param_groups"]) else "adamw"
+        if saved != algorithm:
+            raise ValueError(
+                f"model.optimizer.algorithm is {algorithm}, but the checkpoint can only be resumed with {saved}: "
+                f"write {saved}, or start a run without a checkpoint"
+            )

@@ -3,11 +3,13 @@
 import math
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from model.checks import check_choices, check_range
 from model.gpt import GPT
 from model.kernels import has_fast_bfloat16
 from model.training.sharding import shard_like, whole
@@ -18,11 +20,11 @@ class OptimizerConfig:
     """How the weights are updated.
 
     Args:
-        algorithm: "muon" (Muon for the matrices of the blocks, AdamW for the rest) or "adamw" (AdamW for all).
-        learning_rate: AdamW's, for embeddings, norms and biases; for every weight where algorithm is "adamw".
+        algorithm: muon: Muon for the matrices of the blocks, AdamW for the rest; adamw: AdamW for all.
+        learning_rate: AdamW's, for embeddings, norms and biases; for every weight where algorithm is adamw.
         head_learning_rate: AdamW's, for an untied head; null means learning_rate.
         matrix_learning_rate: Muon's: about how far one step moves a matrix, as a spectral norm.
-        weight_decay: decoupled, a step shrinks matrices by learning rate x weight_decay; norms, biases and
+        weight_decay: decoupled: a step shrinks matrices by learning rate x weight_decay; norms, biases and
             embeddings are never decayed.
         betas: AdamW's decay of the first and second moment.
         epsilon: AdamW's, added to the root of the second moment.
@@ -32,7 +34,7 @@ class OptimizerConfig:
         ValueError: for an unknown algorithm or a value out of range; the message says what it may be.
     """
 
-    algorithm: str = "muon"
+    algorithm: Literal["muon", "adamw"] = "muon"
     learning_rate: float = 0.01
     head_learning_rate: float | None = None
     matrix_learning_rate: float = 0.02
@@ -42,51 +44,47 @@ class OptimizerConfig:
     momentum: float = 0.95
 
     def __post_init__(self):
-        if self.algorithm not in ("muon", "adamw"):
-            raise ValueError(f"optimizer.algorithm must be 'muon' or 'adamw', not {self.algorithm!r}")
+        check_choices(self)
         for name in ("learning_rate", "head_learning_rate", "matrix_learning_rate", "weight_decay", "epsilon"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
-                raise ValueError(f"optimizer.{name} must be 0 or more (and finite), not {value}")
+            if getattr(self, name) is not None:
+                check_range(f"model.optimizer.{name}", getattr(self, name), 0)
         for name, value in (("betas[0]", self.betas[0]), ("betas[1]", self.betas[1]), ("momentum", self.momentum)):
-            if not 0 <= value < 1:
-                raise ValueError(f"optimizer.{name} must be at least 0 and below 1, not {value}")
+            check_range(f"model.optimizer.{name}", value, 0, 1, high_open=True)
 
 
 def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
     """One optimizer for all weights of `gpt`; every parameter group has a `name`, and an `initial_lr` to schedule."""
     matrices, head, others = [], [], []
     for name, parameter in gpt.named_parameters():
-        if name == "head.weight":  # a tied head goes by the embedding's name, which comes first
+        if name == "head.weight":  # a tied head is listed under the embedding's name
             head.append(parameter)
         elif name.startswith("blocks.") and parameter.ndim == 2:
             matrices.append(parameter)
         else:
             others.append(parameter)
-    head_learning_rate = config.learning_rate if config.head_learning_rate is None else config.head_learning_rate
+    uses_muon = config.algorithm == "muon"
+    head_rate = config.learning_rate if config.head_learning_rate is None else config.head_learning_rate
+    matrix_rate = config.matrix_learning_rate if uses_muon else config.learning_rate
     groups = [
         {"name": "embeddings", "params": others, "lr": config.learning_rate, "weight_decay": 0.0},
-        {"name": "head", "params": head, "lr": head_learning_rate, "weight_decay": config.weight_decay},
-        {"name": "matrices", "params": matrices, "lr": config.learning_rate, "weight_decay": config.weight_decay},
+        {"name": "head", "params": head, "lr": head_rate, "weight_decay": config.weight_decay},
+        {"name": "matrices", "params": matrices, "lr": matrix_rate, "weight_decay": config.weight_decay},
     ]
+    if uses_muon:
+        groups[-1] |= {"momentum": config.momentum, "muon": True}
     groups = [group | {"initial_lr": group["lr"]} for group in groups if group["params"]]
-    if config.algorithm == "adamw":
-        optimizer = torch.optim.AdamW(groups, betas=config.betas, eps=config.epsilon, fused=True)
-        # Gradients scaled for float16 are to be unscaled before the step, where they are clipped, and not inside it.
-        optimizer._step_supports_amp_scaling = False
-        return optimizer
-    rate = config.matrix_learning_rate
-    groups[-1] |= {"lr": rate, "initial_lr": rate, "momentum": config.momentum, "muon": True}
-    return Muon(groups, betas=config.betas, eps=config.epsilon)
+    return MuonAdamW(groups, betas=config.betas, eps=config.epsilon)
 
 
-class Muon(torch.optim.Optimizer):
+class MuonAdamW(torch.optim.Optimizer):
     """Muon for the parameter groups with `muon: True`, AdamW (fused) for the others.
 
     Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) replaces the momentum of each matrix by the
     nearest orthogonal one, so that a step moves every direction of the matrix by the same amount: m x n matrices
     move by lr * sqrt(max(1, m / n)). Matrices of one shape are orthogonalised as one batch, tall ones as their
     transposes: a small model has many small matrices, and one batched product costs less than a loop.
+
+    torch.optim.AdamW gives the same weights, but its fused version refuses gradient clipping in mixed precision.
 
     Args:
         groups: parameter groups; Muon's hold matrices only and have `momentum`.
@@ -110,21 +108,18 @@ class Muon(torch.optim.Optimizer):
         return loss
 
     def _muon(self, group: dict, parameters: list[Tensor]) -> None:
-        gradients = [parameter.grad for parameter in parameters]
-        momenta = self._state("momentum", parameters)
-        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-        directions = torch._foreach_lerp(gradients, momenta, group["momentum"])  # Nesterov: look one step ahead
-
         same_shape = defaultdict(list)
-        for parameter, direction in zip(parameters, map(whole, directions), strict=True):
+        for parameter, momentum in zip(parameters, self._state("momentum", parameters), strict=True):
+            momentum.lerp_(parameter.grad, 1 - group["momentum"])
+            direction = whole(parameter.grad.lerp(momentum, group["momentum"]))  # Nesterov: look one step ahead
             tall = direction.shape[0] > direction.shape[1]
             wide = direction.mT if tall else direction
             same_shape[wide.shape].append((parameter, wide, tall))
-        if group["weight_decay"]:
-            torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
         for members in same_shape.values():
             updates = orthogonalize(torch.stack([wide for _, wide, _ in members]))
             for (parameter, _, tall), update in zip(members, updates, strict=True):
+                if group["weight_decay"]:
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 scale = math.sqrt(max(1.0, parameter.shape[0] / parameter.shape[1]))
                 parameter.add_(shard_like(update.mT if tall else update, parameter), alpha=-group["lr"] * scale)
 
@@ -147,11 +142,11 @@ class Muon(torch.optim.Optimizer):
         )
 
     def _step_count(self, parameter: Tensor) -> Tensor:
-        """The updates so far, (), on the parameter's device, where `adamw` counts on."""
+        """The number of updates so far, (), on the parameter's device, where `adamw` increments it."""
         state = self.state[parameter]
         if "step" not in state:
             state["step"] = torch.zeros((), device=parameter.device)
-        elif state["step"].device != parameter.device:  # a checkpoint's, which Lightning leaves on the CPU
+        elif state["step"].device != parameter.device:  # from a checkpoint: Lightning leaves it on the CPU
             state["step"] = state["step"].to(parameter.device)
         return state["step"]
 
@@ -162,10 +157,10 @@ class Muon(torch.optim.Optimizer):
         return [self.state[parameter][name] for parameter in parameters]
 
 
-# p(x) = a x + b x^3 + c x^5, five of them in a row: the best odd polynomials of that degree that send the singular
-# values in [0.003, 1], whatever they are, to 1, each the minimax solution for the interval that those before it leave
-# (Amsel et al. 2025, "The Polar Express", https://arxiv.org/abs/2505.16932). All but the last are flattened by 1%,
-# so that rounding in bfloat16 cannot push a value above the interval, where they diverge.
+# Five polynomials p(x) = a x + b x^3 + c x^5, applied in a row to send all singular values in [0.003, 1] to 1. Each is
+# the minimax solution for the interval that the ones before it leave (Amsel et al. 2025, "The Polar Express",
+# https://arxiv.org/abs/2505.16932). All but the last are scaled down by 1%, so that rounding in bfloat16 cannot push
+# a value above the interval, where they diverge.
 POLAR_EXPRESS = (
     (8.300667, -24.037544, 17.466134),
     (4.003387, -2.922840, 0.541871),
@@ -184,8 +179,8 @@ def orthogonalize(matrices: Tensor) -> Tensor:
         matrices: (N, m, n), m <= n.
 
     Returns:
-        (N, m, n) in the dtype of `matrices`. The products are taken in bfloat16 where the device multiplies it
-        faster than float32.
+        (N, m, n) in the dtype of `matrices`. The products are in bfloat16 where the device multiplies it faster than
+        float32.
     """
     x = matrices.bfloat16() if has_fast_bfloat16(matrices.device.type) else matrices
     x = x / (x.norm(dim=(-2, -1), keepdim=True) * 1.01 + 1e-7)

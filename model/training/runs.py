@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Callback
 from model.checkpoint import verify_checkpoint
 from model.files import write_atomically
 from model.runs.records import write_report
-from model.training.checkpointing import BEST, LAST, PREVIOUS
+from model.runs.checkpoints import BEST, LAST, PREVIOUS
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
-"""FSDP: weights, gradients and the optimizer's state cut over the devices, one checkpoint file for all of them.
+"""FSDP: weights, gradients and optimizer state sharded over the devices, with one checkpoint file for all of them.
 
-PyTorch's `fully_shard` makes every parameter a DTensor, which still is one matrix and knows its whole shape: names,
-groups and Muon's products stay those of one device. Lightning's own "fsdp" flattens them, and needs GPUs.
+PyTorch's `fully_shard` makes every parameter a DTensor, which keeps the name and the shape of the whole matrix, so
+parameter groups and Muon work as on one device. Lightning's own "fsdp" flattens the parameters, and needs GPUs.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from model.gpt import GPT
 
 
 class FullyShardedStrategy(ModelParallelStrategy):
-    """What `--trainer.strategy fsdp` means here, on processors as on GPUs.
+    """The strategy of `--trainer.strategy fsdp`, on CPUs and GPUs.
 
-    A checkpoint is the file that one device writes, and goes on with any number of devices, sharded or not.
+    A checkpoint is the same file as from one device, and resumes on any number of devices, sharded or not.
     """
 
     @property
@@ -40,7 +40,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         super().setup(trainer)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """On the first rank; the others take part and get nothing worth keeping."""
+        """Whole weights on the first rank, None on the others; every rank must call it."""
         return {name: self._gather(tensor) for name, tensor in self.lightning_module.state_dict().items()}
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
@@ -69,14 +69,14 @@ class FullyShardedStrategy(ModelParallelStrategy):
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            cut = {
+            sharded = {
                 number: {
                     name: shard_like(value, parameters[number]) if value.ndim else value.to(self.root_device)
                     for name, value in values.items()
                 }
                 for number, values in state["state"].items()
             }
-            optimizer.load_state_dict({**state, "state": cut})
+            optimizer.load_state_dict({**state, "state": sharded})
 
     def _gather(self, value: Any) -> Any:
         if not isinstance(value, DTensor):
@@ -86,26 +86,26 @@ class FullyShardedStrategy(ModelParallelStrategy):
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor that may be cut over the devices; then every rank has to ask for it."""
+    """The whole of a tensor that may be sharded; if it is, every rank must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """`tensor`, which every rank holds whole, cut as `like` is; itself where that is whole too."""
+    """`tensor`, which every rank holds whole, sharded as `like` is; `tensor` itself if `like` is not sharded."""
     if not isinstance(like, DTensor):
         return tensor
     on_device = tensor.to(like.device)
-    return distribute_tensor(on_device, like.device_mesh, like.placements, src_data_rank=None)  # nothing is sent
+    return distribute_tensor(on_device, like.device_mesh, like.placements, src_data_rank=None)  # sends nothing
 
 
 def whole_gpt(trainer: Trainer, module: LightningModule) -> GPT | None:
-    """The network to look at while it is trained, on the first rank and None on the others; all ranks have to ask."""
+    """The network with whole weights on the first rank, None on the others; every rank must call it."""
     if not isinstance(trainer.strategy, FullyShardedStrategy):
         return module.gpt if trainer.is_global_zero else None
     weights = trainer.strategy.lightning_module_state_dict()
     if not trainer.is_global_zero:
         return None
-    with torch.random.fork_rng(devices=[]):  # the first weights, which it draws, are not the run's
+    with torch.random.fork_rng(devices=[]):  # initialising weights must not change the run's random numbers
         gpt = GPT(module.gpt.config)
     gpt.load_state_dict({name.removeprefix("gpt."): weight for name, weight in weights.items()})
     return gpt.to(module.device).train(module.training)

@@ -1,4 +1,4 @@
-"""What a step and a validation pass compute, against a loop of one's own."""
+"""What a step and a validation pass compute, compared with loops written out here."""
 
 import csv
 import math
@@ -10,8 +10,10 @@ import torch.nn.functional as F
 
 from data.tokenizers import Tokenizer
 from model.checkpoint import load_gpt, read_checkpoint
+from model.gpt import GPTConfig
 from model.training import hardware
-from model.training.module import GPTModule
+from model.training.module import GPTModule, check_same_model
+from model.training.optimizer import MuonAdamW
 from model.training.schedule import ScheduleConfig, learning_rate_factor
 
 
@@ -63,7 +65,7 @@ def test_accumulated_batches_are_one_large_batch(train, metrics):
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_gradients_are_clipped(train, monkeypatch, precision):
     norms = []
-    original = torch.optim.AdamW.step
+    original = MuonAdamW.step
 
     def spy(self, closure=None):
         loss = closure()
@@ -72,7 +74,7 @@ def test_gradients_are_clipped(train, monkeypatch, precision):
         original(self)
         return loss
 
-    monkeypatch.setattr(torch.optim.AdamW, "step", spy)
+    monkeypatch.setattr(MuonAdamW, "step", spy)
     clipped = ["--model.optimizer.algorithm=adamw", "--trainer.gradient_clip_val=0.01"]
     assert train(*clipped, f"--trainer.precision={precision}") == 0
     assert norms == pytest.approx([0.01] * 12, rel=1e-3)
@@ -116,11 +118,11 @@ def test_a_run_in_half_precision_saves_full_weights(train):
 
 
 def test_the_throughput_of_a_run_is_that_of_its_steps(train, monkeypatch):
-    """Validation, recording and samples do not count: with a clock that only steps move, the rate is exact."""
-    from model.training import callbacks
+    """Validation and samples do not count: with a clock that only steps move, the rate is exact."""
+    from model.runs import metrics
 
     now = [0.0]
-    monkeypatch.setattr(callbacks.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(metrics.time, "perf_counter", lambda: now[0])
     training_step, validation_step = GPTModule.training_step, GPTModule.validation_step
 
     def slow_training_step(self, *args):
@@ -137,3 +139,14 @@ def test_the_throughput_of_a_run_is_that_of_its_steps(train, monkeypatch):
     with Path("runs/run/metrics.csv").open(newline="") as file:
         rates = [row["tokens_per_second"] for row in csv.DictReader(file) if row["train/loss"]]
     assert [float(rate) for rate in rates] == [4 * 16 / 0.5] * 6
+
+
+def test_the_model_of_a_checkpoint_is_compared_field_by_field():
+    config = GPTConfig(vocab_size=32, context_length=8, num_layers=2, num_heads=2, embed_dim=16, dropout=0.1)
+    old = {"vocab_size": 32, "context_length": 8, "num_layers": 2, "num_heads": 2, "embed_dim": 16}
+    tokenizer = {"name": "bytes"}
+    check_same_model({"gpt_config": old, "tokenizer": tokenizer}, config, tokenizer)  # defaults, another dropout
+    with pytest.raises(ValueError, match="its num_layers is 3, here it is 2"):
+        check_same_model({"gpt_config": {**old, "num_layers": 3}, "tokenizer": tokenizer}, config, tokenizer)
+    with pytest.raises(ValueError, match="another tokenizer"):
+        check_same_model({"gpt_config": old, "tokenizer": {"name": "bpe"}}, config, tokenizer)

@@ -1,4 +1,4 @@
-"""Muon moves matrices as its definition says, AdamW the rest, and nothing is decayed that should not be."""
+"""MuonAdamW moves matrices as its definition says, AdamW the rest, and nothing is decayed that should not be."""
 
 import copy
 
@@ -8,7 +8,7 @@ import torch
 from lightning.fabric.utilities.optimizer import _optimizer_to_device
 
 from model.gpt import GPT, GPTConfig
-from model.training.optimizer import POLAR_EXPRESS, Muon, OptimizerConfig, build_optimizer, orthogonalize
+from model.training.optimizer import POLAR_EXPRESS, MuonAdamW, OptimizerConfig, build_optimizer, orthogonalize
 from tests.gpts import GPT2
 
 
@@ -51,7 +51,7 @@ def test_first_muon_step_moves_every_direction_alike(shape):
     weight = torch.nn.Parameter(torch.randn(shape))
     before = weight.detach().clone()
     weight.grad = torch.randn(shape)
-    Muon([{"params": [weight], "lr": 0.1, "momentum": 0.9, "muon": True}]).step()
+    MuonAdamW([{"params": [weight], "lr": 0.1, "momentum": 0.9, "muon": True}]).step()
     moved = torch.linalg.svdvals(before - weight.detach())
     expected = 0.1 * max(1.0, shape[0] / shape[1]) ** 0.5
     torch.testing.assert_close(moved, torch.full_like(moved, expected), rtol=0.03, atol=0)
@@ -63,7 +63,10 @@ def test_stacked_matrices_move_as_each_would_alone():
     weights = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
     alone = [torch.nn.Parameter(weight.detach().clone()) for weight in weights]
     group = {"lr": 0.02, "momentum": 0.95, "muon": True, "weight_decay": 0.1}
-    optimizers = [Muon([{"params": weights, **group}]), *(Muon([{"params": [weight], **group}]) for weight in alone)]
+    optimizers = [
+        MuonAdamW([{"params": weights, **group}]),
+        *(MuonAdamW([{"params": [weight], **group}]) for weight in alone),
+    ]
     for _ in range(3):
         for weight, twin in zip(weights, alone, strict=True):
             weight.grad = torch.randn_like(weight)
@@ -79,7 +82,7 @@ def test_other_weights_move_as_with_torch_adamw():
     ours, theirs = (torch.nn.Parameter(torch.ones(5, 3)) for _ in range(2))
     settings = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-8, "weight_decay": 0.1}
     optimizers = [
-        Muon([{"params": [ours], "lr": 0.01, "weight_decay": 0.1}], betas=(0.8, 0.95), eps=1e-8),
+        MuonAdamW([{"params": [ours], "lr": 0.01, "weight_decay": 0.1}], betas=(0.8, 0.95), eps=1e-8),
         torch.optim.AdamW([theirs], **settings),
     ]
     for _ in range(5):
@@ -143,7 +146,7 @@ def test_a_restored_optimizer_goes_on_bit_for_bit():
             {"params": weights[:1], "lr": 0.1, "momentum": 0.9, "muon": True},
             {"params": weights[1:], "lr": 0.1},
         ]
-        return weights, Muon(groups)
+        return weights, MuonAdamW(groups)
 
     weights, optimizer = setup()
     train(range(3), optimizer, weights)

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and random states that come back."""
+"""Checkpoint files are whole or absent, and restore the random states."""
 
 import os
 import random
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from model.files import atomic_file, write_atomically
-from model.training.checkpointing import AtomicCheckpointIO, random_state, set_random_state
+from model.runs.checkpoints import AtomicCheckpointIO, random_state, set_random_state
 
 CPU = torch.device("cpu")
 
@@ -74,7 +74,7 @@ def test_a_full_disk_is_told_with_the_file_and_what_can_be_done(tmp_path):
     (tmp_path / ".last.ckpt.aside").symlink_to("/dev/full")
     with pytest.raises(OSError, match="make room") as caught:
         AtomicCheckpointIO().save_checkpoint({}, tmp_path / "last.ckpt")
-    assert "--resume" not in str(caught.value)  # from what?
+    assert "--resume" not in str(caught.value)  # there is nothing to resume from
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="limits of a process are POSIX")
@@ -88,10 +88,20 @@ def test_a_disk_that_is_full_at_any_byte_is_an_oserror_and_leaves_nothing(tmp_pa
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, most))
     try:
         with pytest.raises(
-            OSError, match=r"cannot be saved \(File too large\): make room, then go on with --resume.*last\.ckpt"
+            OSError, match=r"cannot be saved \(File too large\): make room, then resume with --resume.*last\.ckpt"
         ):
             AtomicCheckpointIO().save_checkpoint({"weights": torch.zeros(100_000)}, path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     assert path.read_bytes() == b"before"
     assert [entry.name for entry in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_a_checkpoint_of_two_callbacks_is_read_as_one_of_their_successor(tmp_path):
+    plain = {"state_dict": {}, "gpt_config": {}, "tokenizer": {}, "global_step": 0}
+    metrics = {"loss_sum": 1.5, "num_batches": 2, "tokens": 64}
+    callbacks = {"Metrics": metrics, "Checkpoints": {"best_loss": 2.0}, "Timer": {}}
+    io = AtomicCheckpointIO()
+    io.save_checkpoint({**plain, "callbacks": callbacks}, tmp_path / "old.ckpt")
+    read = io.load_checkpoint(tmp_path / "old.ckpt")["callbacks"]
+    assert read == {"RunSequence": {**metrics, "best_loss": 2.0}, "Timer": {}}

@@ -1,4 +1,4 @@
-"""What Weights & Biases is given: read back from the files of an offline run."""
+"""What Weights & Biases is given, read back from the files of an offline run, and when it is used at all."""
 
 import json
 import struct
@@ -11,12 +11,20 @@ from matplotlib.image import imread
 from model.inspection.archive import AttentionArchive
 from model.inspection.heads import SCORES
 from model.inspection.images import mosaic_pixels, score_pixels
+from model.runs.wandb_logger import WandbLogger, has_wandb_credentials, wandb_mode
 
-internal = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+
+@pytest.fixture(autouse=True)
+def not_logged_in(monkeypatch, tmp_path):
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
 
 
 def records(path: Path) -> list:
     """Everything in a .wandb file: a header, then chunks (checksum, length, kind) in blocks, as in LevelDB."""
+    internal = pytest.importorskip("wandb.proto.wandb_internal_pb2")
     content, place, found, parts = path.read_bytes(), 7, [], []
     while place + 7 <= len(content):
         if (room := 32768 - place % 32768) < 7:
@@ -70,3 +78,40 @@ def test_an_offline_run_holds_figures_pictures_the_page_and_the_maps(train, monk
     kept = {entry.path for entry in artifact.manifest.contents}
     assert artifact.type == "attention-maps"
     assert kept >= {"probe.json", "scores.jsonl", *(archive.path(step).name for step in archive.steps)}
+
+
+def test_weights_and_biases_is_offline_until_somebody_has_logged_in(tmp_path, monkeypatch):
+    assert wandb_mode("auto") == "offline"
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password secret\n")
+    assert has_wandb_credentials() and wandb_mode("auto") == "online"
+    assert wandb_mode("offline") == "offline"
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert wandb_mode("auto") == "disabled"
+
+
+def test_a_key_for_another_server_does_not_count(tmp_path, monkeypatch):
+    (tmp_path / "netrc").write_text("machine example.org login user password secret\n")
+    assert not has_wandb_credentials()
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    assert has_wandb_credentials()
+
+
+def test_an_error_in_weights_and_biases_costs_one_warning(tmp_path, monkeypatch, caplog):
+    logger = WandbLogger(tmp_path, mode="offline")
+    monkeypatch.setattr(logger, "_start", lambda wandb: 1 / 0)
+    logger.log_metrics({"val/loss": 1.0}, step=1)
+    logger.log_metrics({"val/loss": 1.0}, step=2)
+    logger.finalize("success")
+    assert caplog.text.count("continues without it") == 1
+
+
+def test_offline_files_are_in_the_run_folder_under_one_id(tmp_path):
+    for step in (1, 2):
+        logger = WandbLogger(tmp_path, mode="offline", config={"seed": 1})
+        logger.log_metrics({"train/loss": 1.0}, step=step)
+        assert logger.run is None  # not started yet
+        logger.log_metrics({"val/loss": 1.0}, step=step)
+        logger.finalize("success")
+    run_id = (tmp_path / "wandb" / "run_id").read_text()
+    assert len(list((tmp_path / "wandb").glob(f"offline-run-*{run_id}*"))) >= 1
+    assert len({path.name.split("-")[3] for path in (tmp_path / "wandb").glob("offline-run-*")}) == 1

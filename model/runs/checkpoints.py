@@ -1,0 +1,132 @@
+"""Checkpoints: whole at every moment, plain data, and enough to resume bit for bit."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.pytorch import Trainer
+
+from model.checkpoint import read_checkpoint
+from model.files import atomic_file, flush_folder
+
+LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint aside and renames it; reads nothing that could run code."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        try:
+            with atomic_file(Path(path)) as file:
+                torch.save(checkpoint, file)
+        except (OSError, RuntimeError) as error:
+            # When a write fails, torch still tries to end its archive, and raises a RuntimeError when that fails too.
+            cause = error if isinstance(error, OSError) else error.__context__
+            if not isinstance(cause, OSError):
+                raise
+            message = f"cannot be saved ({cause.strerror}): make room"
+            if any(Path(path).with_name(name).exists() for name in (LAST, PREVIOUS, BEST)):
+                message += ", then resume with --resume"
+            raise OSError(cause.errno, message, str(path)) from error
+
+    def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: Any = None) -> dict[str, Any]:
+        checkpoint = read_checkpoint(Path(path))  # to the CPU and plain data only, whatever the arguments say
+        callbacks = checkpoint.get("callbacks", {})
+        if "Metrics" in callbacks:  # written when two callbacks did what RunSequence does
+            callbacks["RunSequence"] = {**callbacks.pop("Metrics"), **callbacks.pop("Checkpoints")}
+        return checkpoint
+
+
+@dataclass
+class Checkpoints:
+    """Saves last.ckpt at every validation, at the end and when asked to stop, and best.ckpt at a lower val/loss.
+
+    The last.ckpt before is kept as previous.ckpt, so that a damaged last.ckpt costs one interval, not the run.
+
+    Args:
+        every_n_steps: also save last.ckpt every so many steps.
+    """
+
+    every_n_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        self.saved_step = -1
+        self.last_is_damaged = False
+
+    def is_due(self, step: int) -> bool:
+        """Whether a step without validation is saved."""
+        return bool(self.every_n_steps) and step % self.every_n_steps == 0
+
+    def save(self, trainer: Trainer, is_best: bool = False) -> None:
+        """Writes last.ckpt, keeping the one before, and first best.ckpt if `is_best`.
+
+        In this order, a run killed in between resumes from the older last.ckpt and writes the same best.ckpt again.
+        """
+        for logger in trainer.loggers:
+            logger.save()  # a resumed run does not log again what is older than its checkpoint
+        folder = Path(trainer.default_root_dir, "checkpoints")
+        last, best, new = folder / LAST, folder / BEST, folder / f".{LAST}.new"
+        trainer.save_checkpoint(best if is_best else new)
+        if trainer.is_global_zero:
+            if is_best:
+                with best.open("rb") as source, atomic_file(new) as copy:
+                    shutil.copyfileobj(source, copy)
+            if last.exists() and not self.last_is_damaged:
+                last.replace(folder / PREVIOUS)
+            new.replace(last)
+            flush_folder(folder)
+        self.last_is_damaged = False
+        self.saved_step = trainer.global_step
+
+
+def start_loops_at(step: int, trainer: Trainer, checkpoint: dict[str, Any]) -> None:
+    """Makes the Trainer's loops count from `step` on, in place of restoring the loops of the checkpoint.
+
+    Lightning would resume in the middle of an epoch, with rules for every place where a checkpoint can be saved. Here
+    the order of batches and the schedule depend on the step alone, so new loops that start at this step suffice.
+    """
+    checkpoint.pop("loops", None)
+    checkpoint["callbacks"].pop("Timer", None)  # trainer.max_time limits each call, not all of them together
+    epoch_loop = trainer.fit_loop.epoch_loop
+    steps = epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
+    steps.ready = steps.completed = step
+    batches = epoch_loop.batch_progress.total
+    batches.ready = batches.started = batches.processed = batches.completed = step * trainer.accumulate_grad_batches
+
+
+def gather_random_states(trainer: Trainer) -> list[dict[str, Any]]:
+    """Every rank's random state, in order of rank, on every rank."""
+    state = random_state(trainer.strategy.root_device)
+    if trainer.world_size == 1:
+        return [state]
+    states: list[dict[str, Any]] = [{} for _ in range(trainer.world_size)]
+    torch.distributed.all_gather_object(states, state)
+    return states
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """States of the generators of torch (CPU and `device`), numpy and Python, as plain data."""
+    _, keys, position, has_gauss, cached_gaussian = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        "numpy": (keys.tolist(), position, has_gauss, cached_gaussian),
+        "python": random.getstate(),
+    }
+
+
+def set_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """Inverse of `random_state`."""
+    torch.set_rng_state(state["torch"])
+    if device.type == "cuda" and state["cuda"] is not None:
+        torch.cuda.set_rng_state(state["cuda"], device)
+    keys, *rest = state["numpy"]
+    np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), *rest))
+    random.setstate(state["python"])

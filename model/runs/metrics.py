@@ -1,0 +1,161 @@
+"""The figures of a run: what training measures, and metrics.csv, where they are kept."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor
+
+from model.files import write_atomically
+from model.runs.records import read_metrics
+from model.training.hardware import peak_flops
+
+# Every run has these, in this order; what else is logged (head scores) comes after them.
+COLUMNS = ("step", "tokens", "train/loss", "val/loss", "val/bits_per_byte", "lr", "tokens_per_second", "mfu")
+
+
+class TrainingMetrics:
+    """Adds up the loss, the tokens and the time of training batches until they are read as one row.
+
+    The loss is summed on the device and read only for a row, so that a step never waits for the device.
+    """
+
+    def __init__(self) -> None:
+        self.loss_sum: Tensor | float = 0.0  # over the batches since the last row
+        self.num_batches = 0
+        self.tokens = 0  # of the whole run, over all ranks
+        self.timed_tokens = 0  # in `seconds`
+        self.seconds = 0.0
+        self.clock_started: float | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        loss_sum = float(self.loss_sum)
+        check_finite(loss_sum, "training")  # a diverged model must not replace a good checkpoint
+        return {"loss_sum": loss_sum, "num_batches": self.num_batches, "tokens": self.tokens}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loss_sum, self.num_batches, self.tokens = state["loss_sum"], state["num_batches"], state["tokens"]
+
+    def start_clock(self) -> None:
+        """Does nothing if it is running."""
+        if self.clock_started is None:
+            self.clock_started = time.perf_counter()
+
+    def stop_clock(self) -> None:
+        if self.clock_started is not None:
+            self.seconds += time.perf_counter() - self.clock_started
+            self.clock_started = None
+
+    def add(self, loss: Tensor, num_tokens: int) -> None:
+        """Counts a batch: its loss, which Lightning has divided by accumulate_grad_batches, and all ranks' tokens."""
+        self.loss_sum = self.loss_sum + loss
+        self.num_batches += 1
+        self.tokens += num_tokens
+        self.timed_tokens += num_tokens
+
+    def row(self, trainer: Trainer) -> dict[str, float]:
+        """The figures since the last call. Raises FloatingPointError if the loss has diverged."""
+        loss = self.loss_sum * trainer.accumulate_grad_batches / self.num_batches
+        loss = trainer.strategy.reduce(loss, reduce_op="mean").item()
+        check_finite(loss, "training")
+        row = {"tokens": self.tokens, "train/loss": loss, "lr": trainer.optimizers[0].param_groups[0]["lr"]}
+        self.stop_clock()  # reading the loss has waited for the device, so this includes all of the work
+        if self.seconds:
+            row["tokens_per_second"] = self.timed_tokens / self.seconds
+            if peak := peak_flops(trainer):
+                row["mfu"] = row["tokens_per_second"] * trainer.lightning_module.gpt.flops_per_token() / peak
+        self.loss_sum, self.num_batches, self.timed_tokens, self.seconds = 0.0, 0, 0, 0.0
+        return row
+
+
+def check_finite(loss: float, which: str) -> None:
+    """Raises FloatingPointError if the loss is infinite or NaN."""
+    if not math.isfinite(loss):
+        raise FloatingPointError(
+            f"the {which} loss has become {loss}: lower the learning rates under model.optimizer, lengthen "
+            "model.schedule.warmup_steps or set trainer.gradient_clip_val; the last checkpoint is from before"
+        )
+
+
+def log_metrics(trainer: Trainer, metrics: dict[str, float]) -> None:
+    """Adds `metrics` to the current step's row of every logger."""
+    for logger in trainer.loggers:
+        logger.log_metrics(metrics, step=trainer.global_step)
+
+
+class CSVLogger(Logger):
+    """One row per step: what several calls log for a step becomes one row, written when the next step is logged.
+
+    A new column makes the whole file be rewritten; otherwise rows are only appended.
+    """
+
+    name = None
+    version = None
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.path = Path(path)
+        self.columns = list(COLUMNS)
+        self.row: dict[str, Any] = {}
+
+    @property
+    def save_dir(self) -> str:
+        return str(self.path.parent)
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Does nothing: they are in the run's config.yaml."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        if self.row and self.row["step"] != step:
+            self.save()
+        self.row = {"step": step, **self.row, **metrics}
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Writes the row of the current step."""
+        if not self.row:
+            return
+        new_columns = [column for column in self.row if column not in self.columns]
+        if new_columns or not self.path.exists():
+            self.columns += new_columns
+            self._rewrite([*self._read(), self.row])
+        else:
+            with self.path.open("a", newline="", encoding="utf-8") as file:
+                csv.DictWriter(file, self.columns, lineterminator="\n").writerow(self.row)
+        self.row = {}
+
+    @rank_zero_only
+    def rewind(self, step: int) -> None:
+        """Drops the rows after `step`, which a resumed run writes again. Raises ValueError for a damaged file."""
+        if self.path.exists():
+            read_metrics(self.path)  # raises an error that names the damaged line
+            rows = [row for row in self._read() if int(row["step"]) <= step]
+            self.columns = list(rows[0] if rows else COLUMNS)
+            self._rewrite(rows)
+
+    def finalize(self, status: str) -> None:
+        self.save()
+
+    def _read(self) -> list[dict[str, str]]:
+        """The rows written so far, without a last one that a kill cut short."""
+        if not self.path.exists():
+            return []
+        with self.path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(line for line in file if line.endswith("\n")))
+        return [row for row in rows if None not in row.values()]
+
+    def _rewrite(self, rows: list[dict]) -> None:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self.columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_atomically(self.path, text.getvalue().encode())

@@ -1,0 +1,69 @@
+"""What a person sees while training: a bar on a terminal, and a line for each validation."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+
+from lightning.pytorch import Trainer
+from tqdm import tqdm
+
+FORMATS: dict[str, Callable[[float], str]] = {
+    "train/loss": "loss {:.3f}".format,
+    "val/bits_per_byte": "{:.3f} bits/byte".format,
+    "tokens_per_second": lambda rate: f"{rate / 1000:.1f}k tokens/s",
+    "mfu": "{:.0%} MFU".format,
+}
+
+
+class Progress:
+    """Steps done, loss, bits per byte, tokens per second and the time left, from the newest figures."""
+
+    def __init__(self, is_enabled: bool = True) -> None:
+        self.is_enabled = is_enabled
+        self.bar = tqdm(disable=True)
+
+    def start(self, trainer: Trainer) -> None:
+        self.is_enabled = self.is_enabled and trainer.is_global_zero
+        self.first_step, self.started = trainer.global_step, time.monotonic()
+        self.bar = tqdm(
+            total=trainer.max_steps if trainer.max_steps > 0 else None,
+            initial=trainer.global_step,
+            disable=None if self.is_enabled else True,  # None: shown on a terminal
+            bar_format="{percentage:3.0f}%|{bar}| {desc}",
+            dynamic_ncols=True,
+            leave=False,
+            file=sys.stderr,
+        )
+
+    def refresh(self, trainer: Trainer, figures: dict[str, float]) -> None:
+        """Moves the bar, if there is one."""
+        if not self.bar.disable:
+            self.bar.set_description_str(self.line(trainer, figures), refresh=False)
+            self.bar.update(trainer.global_step - self.bar.n)  # draws ten times a second
+
+    def report(self, trainer: Trainer, figures: dict[str, float]) -> None:
+        """Writes a line that stays."""
+        if self.is_enabled:
+            say(self.line(trainer, figures))
+
+    def line(self, trainer: Trainer, figures: dict[str, float]) -> str:
+        """Such as "step 300/960  loss 2.345  1.897 bits/byte  51.3k tokens/s  1:02 left"; only what is known."""
+        step, max_steps = trainer.global_step, trainer.max_steps
+        parts = [f"step {step:>{len(str(max_steps))}}/{max_steps}" if max_steps > 0 else f"step {step}"]
+        parts += [show(figures[name]) for name, show in FORMATS.items() if name in figures]
+        if step > self.first_step and max_steps > 0:
+            seconds = (time.monotonic() - self.started) / (step - self.first_step) * (max_steps - step)
+            parts.append(f"{tqdm.format_interval(seconds)} left")
+        return "  ".join(parts)
+
+
+def say(text: str) -> None:
+    """Writes to standard output, above a bar. If its reader has gone, such as `head`, later output is dropped."""
+    try:
+        tqdm.write(text, file=sys.stdout)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,166 @@
+"""What happens around every training step, in one order: log, validate, record, sample, save, stop."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from torch import Tensor
+
+from model.runs.attention import AttentionRecording
+from model.runs.checkpoints import PREVIOUS, Checkpoints, gather_random_states, set_random_state, start_loops_at
+from model.runs.metrics import CSVLogger, TrainingMetrics, check_finite, log_metrics
+from model.runs.progress import Progress
+from model.runs.samples import Samples
+from model.runs.stopping import StopSignals, TrainingInterrupted
+
+
+class RunSequence(Checkpoint):
+    """Logs, validates, records, samples, saves and stops, in this order.
+
+    Lightning itself runs the validation, after `on_train_batch_end`. No hook of that moment says whether it will. So
+    a step is finished in `on_validation_end` if it was validated, and else when the next batch starts or training
+    ends. As a `Checkpoint`, this callback runs after all others.
+    """
+
+    def __init__(
+        self, attention: AttentionRecording, samples: Samples, checkpoints: Checkpoints, shows_progress: bool = True
+    ) -> None:
+        self.attention = attention
+        self.samples = samples
+        self.checkpoints = checkpoints
+        self.progress = Progress(shows_progress)
+        self.metrics = TrainingMetrics()
+        self.signals = StopSignals()
+        self.figures: dict[str, float] = {}  # the newest of each name, for the progress line
+        self.best_loss = float("inf")
+        self.finished_step = 0
+        self.resumed_random_state: dict[str, Any] | None = None
+
+    def on_train_batch_start(self, trainer: Trainer, module: LightningModule, *_: Any) -> None:
+        self.finish_step(trainer, module)  # the one before
+        self.metrics.start_clock()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, module: LightningModule, outputs: dict[str, Tensor], batch: dict[str, Tensor], *_: Any
+    ) -> None:
+        self.metrics.add(outputs["loss"], batch["tokens"].numel() * trainer.world_size)
+        step = trainer.global_step
+        if step == self.finished_step:
+            # Gradients are still being accumulated, and a checkpoint inside an accumulation window cannot be resumed.
+            # trainer.max_time, which has asked to stop here, asks again after the next batch.
+            trainer.should_stop = False
+            return
+        if step == trainer.max_steps:
+            trainer.should_stop = True  # Lightning validates before it stops
+        if is_logged(trainer) or step == trainer.max_steps:
+            self.write_row(trainer, self.metrics.row(trainer))
+        self.progress.refresh(trainer, self.figures)
+
+    def on_validation_start(self, trainer: Trainer, module: LightningModule) -> None:
+        self.metrics.stop_clock()
+
+    def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
+        check_finite(module.validation_metrics["val/loss"], "validation")
+        if trainer.state.fn == "fit":
+            self.finish_step(trainer, module, module.validation_metrics)
+
+    def finish_step(
+        self, trainer: Trainer, module: LightningModule, validation: dict[str, float] | None = None
+    ) -> None:
+        """Does what follows an update, and its validation if it had one. Once a step: later calls do nothing."""
+        step = trainer.global_step
+        if step == self.finished_step:
+            return
+        self.finished_step = step
+        is_validated = validation is not None
+        is_best = is_validated and validation["val/loss"] < self.best_loss
+        if is_validated:
+            self.write_row(trainer, validation)
+        if is_validated or self.attention.is_due(step):
+            self.attention.record(trainer, module, draws=is_validated)
+        if is_validated:
+            self.samples.write(trainer, module)
+            self.progress.report(trainer, self.figures)
+        if is_best:
+            self.best_loss = validation["val/loss"]
+        # All ranks must agree to stop; to ask them at every step would make each wait for the slowest.
+        asks = trainer.world_size == 1 or is_validated or is_logged(trainer)
+        stops = asks and self.signals.received_by_any_rank(trainer)
+        if is_validated or stops or self.checkpoints.is_due(step):
+            self.checkpoints.save(trainer, is_best)
+        if stops:
+            raise TrainingInterrupted(self.signals.received or signal.SIGTERM)  # another rank's may be either
+
+    def write_row(self, trainer: Trainer, figures: dict[str, float]) -> None:
+        log_metrics(trainer, figures)
+        self.figures |= figures
+
+    # The beginning and the end of training.
+
+    def on_fit_start(self, trainer: Trainer, module: LightningModule) -> None:
+        # The run's folder is made in on_train_start. A probe that is too short must be found before.
+        self.attention.start(trainer, module)
+
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        for logger in trainer.loggers:
+            if isinstance(logger, CSVLogger):
+                logger.rewind(trainer.global_step)
+        self.samples.rewind(trainer)
+        self.progress.start(trainer)
+        if trainer.global_step == 0:
+            self.attention.record(trainer, module)
+        # Not earlier: making the iterators of the data loaders draws random numbers too.
+        if self.resumed_random_state is not None:
+            set_random_state(self.resumed_random_state, module.device)
+        elif trainer.global_rank > 0:
+            torch.manual_seed(torch.initial_seed() + trainer.global_rank)  # every rank needs its own dropout masks
+        self.signals.install()
+
+    def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
+        self.finish_step(trainer, module)
+        self.progress.bar.close()
+        self.attention.finish(trainer)
+        if self.checkpoints.saved_step != trainer.global_step:
+            self.checkpoints.save(trainer)
+
+    def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
+        self.progress.bar.close()
+        self.signals.remove()
+
+    def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
+        self.signals.remove()
+
+    # What a checkpoint holds of this.
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**self.metrics.state_dict(), "best_loss": self.best_loss}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.metrics.load_state_dict(state)
+        self.best_loss = state["best_loss"]
+
+    def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["gpt_config"] = dataclasses.asdict(module.gpt.config)
+        checkpoint["tokenizer"] = trainer.datamodule.tokenizer.to_dict()
+        checkpoint["random_states"] = gather_random_states(trainer)
+
+    def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if trainer.state.fn != "fit":
+            return
+        self.finished_step = checkpoint["global_step"]
+        self.checkpoints.saved_step = self.finished_step
+        self.checkpoints.last_is_damaged = Path(trainer.ckpt_path).name == PREVIOUS
+        start_loops_at(self.finished_step, trainer, checkpoint)
+        states = checkpoint["random_states"]
+        self.resumed_random_state = states[trainer.global_rank] if trainer.global_rank < len(states) else None
+
+
+def is_logged(trainer: Trainer) -> bool:
+    """Whether the current step gets a row in metrics.csv."""
+    return trainer.global_step % trainer.log_every_n_steps == 0

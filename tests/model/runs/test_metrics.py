@@ -1,0 +1,67 @@
+"""metrics.csv has one row per step, also after a kill and a resume."""
+
+import csv
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.runs.metrics import COLUMNS, CSVLogger
+
+
+def read(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_what_is_logged_for_one_step_is_one_row(tmp_path):
+    logger = CSVLogger(tmp_path / "metrics.csv")
+    logger.log_metrics({"train/loss": 2.5, "lr": 0.1}, step=10)
+    logger.log_metrics({"val/loss": 2.25}, step=10)
+    logger.log_metrics({"train/loss": 1.0 / 3}, step=20)
+    logger.save()
+    rows = read(tmp_path / "metrics.csv")
+    assert list(rows[0]) == list(COLUMNS)
+    assert [(row["step"], row["train/loss"], row["val/loss"], row["lr"]) for row in rows] == [
+        ("10", "2.5", "2.25", "0.1"),
+        ("20", str(1.0 / 3), "", ""),
+    ]
+
+
+def test_a_new_column_keeps_the_rows_before_it(tmp_path):
+    logger = CSVLogger(tmp_path / "metrics.csv")
+    for step, metrics in enumerate([{"lr": 1.0}, {"lr": 2.0, "attention/sink/layer_0": 0.5}, {"lr": 3.0}]):
+        logger.log_metrics(metrics, step=step)
+    logger.save()
+    rows = read(tmp_path / "metrics.csv")
+    assert list(rows[0]) == [*COLUMNS, "attention/sink/layer_0"]
+    assert [(row["lr"], row["attention/sink/layer_0"]) for row in rows] == [("1.0", ""), ("2.0", "0.5"), ("3.0", "")]
+
+
+@settings(deadline=None, max_examples=50)  # writing files takes as long as the disk lets it
+@given(st.lists(st.booleans(), min_size=1, max_size=12), st.data())
+def test_a_file_cut_anywhere_is_continued_to_the_same_file(tmp_path_factory, has_extra, data):
+    """A kill may cut the file at any byte after the row of the step that the run resumes from."""
+
+    def log(path, steps, rewind_to=None):
+        logger = CSVLogger(path)
+        if rewind_to is not None:
+            logger.rewind(rewind_to)
+        for step in steps:
+            logger.log_metrics({"train/loss": step / 7} | ({"extra": step} if has_extra[step] else {}), step=step)
+        logger.save()
+
+    folder = tmp_path_factory.mktemp("metrics")
+    log(folder / "whole.csv", range(len(has_extra)))
+    resumed = data.draw(st.integers(0, len(has_extra) - 1))
+    whole = (folder / "whole.csv").read_bytes()
+    end_of_row = len(b"".join(whole.splitlines(keepends=True)[: resumed + 2]))
+    (folder / "cut.csv").write_bytes(whole[: data.draw(st.integers(end_of_row, len(whole)))])
+    log(folder / "cut.csv", range(resumed + 1, len(has_extra)), rewind_to=resumed)
+    assert read(folder / "cut.csv") == read(folder / "whole.csv")
+
+
+def test_no_file_is_written_before_the_first_figure(tmp_path):
+    logger = CSVLogger(tmp_path / "metrics.csv")
+    logger.rewind(0)
+    logger.finalize("failed")
+    assert not list(tmp_path.iterdir())

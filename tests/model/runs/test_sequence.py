@@ -1,0 +1,59 @@
+"""What happens around a step, and in which order."""
+
+import pytest
+
+from model.runs.attention import AttentionRecording
+from model.runs.checkpoints import Checkpoints
+from model.runs.sequence import RunSequence
+from model.runs.samples import Samples
+from model.training.module import GPTModule
+
+PARTS = (
+    (RunSequence, "write_row"),
+    (GPTModule, "on_validation_epoch_end"),
+    (AttentionRecording, "record"),
+    (Samples, "write"),
+    (Checkpoints, "save"),
+)
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """(step, what) for every part of the sequence that runs."""
+    seen = []
+
+    def watch(owner, name):
+        original = getattr(owner, name)
+
+        def watched(self, *args, **options):
+            trainer = self.trainer if owner is GPTModule else args[0]
+            seen.append((trainer.global_step, name))
+            return original(self, *args, **options)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    for owner, name in PARTS:
+        watch(owner, name)
+    return seen
+
+
+VALIDATED = ["on_validation_epoch_end", "write_row", "record", "write", "save"]
+
+
+def test_a_step_is_logged_validated_recorded_sampled_and_saved_in_this_order(train, events):
+    options = ["--trainer.max_steps=6", "--trainer.log_every_n_steps=3", "--checkpoints.every_n_steps=3"]
+    assert train(*options, "--trainer.accumulate_grad_batches=2", "--trainer.val_check_interval=8") == 0
+    expected = {
+        0: ["record"],
+        1: ["record"],
+        2: ["record"],
+        3: ["write_row", "save"],
+        4: VALIDATED,  # which also records the fourth step, a power of two
+        6: ["write_row", *VALIDATED],  # the last one is always validated
+    }
+    assert events == [(step, name) for step, names in expected.items() for name in names]
+
+
+def test_without_validation_the_last_step_is_saved(train, events):
+    assert train("--trainer.max_steps=3", "--trainer.limit_val_batches=0") == 0
+    assert [step for step, name in events if name == "save"] == [3]
