@@ -96,7 +96,8 @@ def commands(names: list[str], options: argparse.Namespace) -> dict[str, Command
             if name != "glassgpt":  # after what was typed for both, or it would no longer be this peer
                 typed.append(f"--config={GPT2}")
             callback = "time_to_loss.LearningCurve"
-            made[name] = fit(callback, options.config, options.device, typed, evaluations=evaluations)
+            own = {"evaluations": evaluations, "characters": options.data is not None}
+            made[name] = fit(callback, options.config, options.device, typed, **own)
     return made
 
 
@@ -115,10 +116,11 @@ def count_characters(path: Path) -> int:
 def reached(result: Row, target: float) -> Row:
     """The lowest loss, and the first evaluation at which it is `target` or less; None if there is none."""
     lowest = min(point["loss"] for point in result["curve"])
-    nats_per_byte = lowest * result["validation_tokens"] / result["validation_bytes"]
+    targets = result["curve"][0]["targets"]
+    bits_per_byte = lowest * targets / math.log(2) / result["validation_bytes"]
     first = next((point for point in result["curve"] if point["loss"] <= target), {})
     time = {"seconds": first.get("seconds"), "steps_to_target": first.get("step")}
-    return {"lowest_loss": lowest, "bits_per_byte": nats_per_byte / math.log(2), **time}
+    return {"lowest_loss": lowest, "bits_per_byte": bits_per_byte, "validation_tokens": targets, **time}
 
 
 class Curve:
@@ -130,7 +132,7 @@ class Curve:
         self.points: list[dict[str, float]] = []
         self.step, self.seconds = 0, 0.0
 
-    def after(self, step: int, evaluate: Callable[[], float]) -> None:
+    def after(self, step: int, evaluate: Callable[[], Row]) -> None:
         """To be called after every step; evaluates if that is due, with the clock stopped."""
         if step == self.step:  # gradients are still being accumulated
             return
@@ -140,13 +142,13 @@ class Curve:
         if step in self.due:
             self.seconds += synchronized_time(self.device) - self.started
             seconds = self.seconds * step / (step - WARM_UP)
-            self.points.append({"step": step, "seconds": seconds, "loss": evaluate()})
+            self.points.append({"step": step, "seconds": seconds, **evaluate()})
             self.started = synchronized_time(self.device)
 
 
 @torch.no_grad()
-def mean_nats(nats: Callable[..., Tensor], model: nn.Module, batches: Iterable[tuple]) -> float:
-    """The mean loss over all targets of `batches`, in float32 and in eval mode.
+def mean_nats(nats: Callable[..., Tensor], model: nn.Module, batches: Iterable[tuple]) -> Row:
+    """The mean `loss` over all targets of `batches`, in float32 and in eval mode, and the number of `targets`.
 
     Args:
         nats: summed nats of a batch: tokens (B, T), targets (B, T), where negative ones do not count, and what follows.
@@ -159,23 +161,28 @@ def mean_nats(nats: Callable[..., Tensor], model: nn.Module, batches: Iterable[t
             total += nats(*batch).item()
             count += (batch[1] >= 0).sum().item()
     torch.set_float32_matmul_precision(precision)
-    return total / count
+    return {"loss": total / count, "targets": count}
 
 
 class LearningCurve(Callback):
     """Measures `python train.py`."""
 
-    def __init__(self, output: str, evaluations: int):
-        self.output, self.evaluations = output, evaluations
+    def __init__(self, output: str, evaluations: int, characters: bool):
+        """With `characters`, the end of the text, which is no character, does not count in the loss."""
+        self.output, self.evaluations, self.characters = output, evaluations, characters
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         self.curve = Curve(module.device.type, trainer.max_steps, self.evaluations)
 
     def on_train_batch_end(self, trainer: Trainer, module: LightningModule, *_: Any) -> None:
-        def evaluate() -> float:
+        def evaluate() -> Row:
             batches = map(trainer.strategy.batch_to_device, trainer.datamodule.val_dataloader())
-            parts = ((batch["tokens"], batch["targets"], batch.get("document_ids")) for batch in batches)
+            parts = ((batch["tokens"], counted(batch["targets"]), batch.get("document_ids")) for batch in batches)
             return mean_nats(nats, module.gpt, parts)
+
+        def counted(targets: Tensor) -> Tensor:
+            end = trainer.datamodule.tokenizer.end_of_text
+            return targets.masked_fill(targets == end, -100) if self.characters else targets
 
         def nats(tokens: Tensor, targets: Tensor, document_ids: Tensor | None) -> Tensor:
             return module.gpt.loss(tokens, targets, document_ids=document_ids, reduction="sum")
@@ -183,9 +190,8 @@ class LearningCurve(Callback):
         self.curve.after(trainer.global_step, evaluate)
 
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
-        data = trainer.datamodule
-        sizes = {"validation_tokens": data.validation_tokens - 1, "validation_bytes": data.validation_bytes}
-        leave_result(self.output, {"curve": self.curve.points, **sizes, **describe(trainer, module)})
+        text = {"validation_bytes": trainer.datamodule.validation_bytes}
+        leave_result(self.output, {"curve": self.curve.points, **text, **describe(trainer, module)})
 
 
 def describe(trainer: Trainer, module: LightningModule) -> Row:
@@ -211,8 +217,8 @@ def train_nanogpt(
 
     for step in itertools.islice(train(model, *parts, precision, ids[:cut], size, device, steps), steps):
         curve.after(step, lambda: mean_nats(nats, model, batches))
-    counts = dict.fromkeys(("validation_tokens", "validation_bytes"), len(ids) - cut)
-    return {"curve": curve.points, **counts, "parameters": num_parameters(model), "precision": precision}
+    description = {"parameters": num_parameters(model), "precision": precision}
+    return {"curve": curve.points, "validation_bytes": len(ids) - cut, **description}
 
 
 def windows(text: Tensor, context: int) -> list[tuple[Tensor, Tensor]]:
