@@ -1,4 +1,11 @@
-"""Measures GlassGPT beside its peers on this machine."""
+"""Measures GlassGPT beside its peers on this machine.
+
+Each contender runs in a process of its own, in turn, over several rounds, and the machine's limits are measured in the
+same run. Prints a table, and as the last line the same and more as JSON, which is also appended to the file of results.
+The figures are wall-clock time: close everything else that computes.
+
+The peers are not part of this project: git clone https://github.com/karpathy/nanoGPT, pip install transformers.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +21,11 @@ from pathlib import Path
 if not __package__:  # run as a file, Python looks for modules beside it and not in the repository's root
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import torch
+
 from scripts.benchmarks import generate, overhead, results, time_to_loss, train
 from scripts.benchmarks.contenders import ROOT, call, run
 from scripts.parser import Parser, at_least
-
-DESCRIPTION = """\
-Measures GlassGPT beside its peers: each contender in a process of its own, in turn, over several rounds, with the
-machine's limits measured in the same run. Prints a table, and as the last line the same and more as JSON, which is
-also appended to the file of results. The figures are wall-clock time: close everything else that computes.
-
-The peers are not part of this project: git clone https://github.com/karpathy/nanoGPT, pip install transformers."""
 
 BENCHMARKS = {"train": train, "generate": generate, "time_to_loss": time_to_loss, "overhead": overhead}
 RESULTS = Path("runs/benchmarks.jsonl")
@@ -45,24 +47,27 @@ def main(argv: list[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """The options; each help text names the unit and the default."""
-    kept = Parser(add_help=False)
-    kept.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help=f"of results (default: {RESULTS})")
-    parser = Parser(prog="benchmark.py", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog="benchmark.py", description=__doc__, formatter_class=raw)
     subcommands = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK", parser_class=Parser)
-    for name, module in BENCHMARKS.items():
+    modules = {**BENCHMARKS, "table": results}
+    for name, module in modules.items():
         title = module.__doc__.splitlines()[0]
         subparser = subcommands.add_parser(
-            name, help=title, description=module.__doc__, parents=[kept], allow_abbrev=False
+            name, help=title, description=module.__doc__, formatter_class=raw, allow_abbrev=False
         )
         add, seconds = subparser.add_argument, at_least(0, float)
+        add(
+            "--results", type=Path, default=RESULTS, metavar="FILE", help=f"where the JSON is kept (default: {RESULTS})"
+        )
+        if module is results:
+            continue
         rounds = f"turns of each contender (default: {module.ROUNDS})"
         add("--device", default="cpu", help="cpu or cuda (default: cpu)")
         add("--nanogpt", metavar="PATH", help="checkout of nanoGPT (default: it does not take part)")
         add("--rounds", type=at_least(1), default=module.ROUNDS, metavar="N", help=rounds)
         add("--limit_seconds", type=seconds, default=2.0, help="to measure each of the machine's limits (default: 2)")
         module.add_options(subparser)
-    title = "The results so far as Markdown: a table for each machine and commit."
-    subcommands.add_parser("table", help=title, description=title, parents=[kept], allow_abbrev=False)
     return parser
 
 
@@ -75,12 +80,12 @@ def measure(options: argparse.Namespace) -> str:
     """
     if options.device not in ("cpu", "cuda"):
         raise ValueError(f"--device must be cpu or cuda, not {options.device}; CUDA_VISIBLE_DEVICES chooses the GPU")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: PyTorch finds no GPU here; leave the option out to measure on the processor")
     if options.nanogpt is not None:
         if not Path(options.nanogpt, "model.py").is_file():
             raise FileNotFoundError(f"--nanogpt {options.nanogpt} is not a checkout of nanoGPT: it has no model.py")
         options.nanogpt = str(Path(options.nanogpt).resolve())
-    if options.device == "cuda":
-        run(call("machine:check_gpu"))
     notes: list[str] = []
     rows = BENCHMARKS[options.benchmark].run(options, notes)
     limits = run(call("machine:measure", device=options.device, seconds=options.limit_seconds))

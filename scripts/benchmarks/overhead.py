@@ -18,7 +18,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from model.inspection.recorder import AttentionRecorder
-from scripts.benchmarks.contenders import Row, alternate, compare, fit, leave_result
+from scripts.benchmarks.contenders import Command, Row, alternate, compare, fit, leave_result
 from scripts.benchmarks.machine import synchronized_time
 from scripts.benchmarks.time_to_loss import NO_VALIDATION, describe
 from scripts.parser import at_least
@@ -38,16 +38,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, notes: list[str]) -> list[Row]:
-    config, typed, steps = (
-        (options.config, options.device),
-        options.train_options,
-        f"--trainer.max_steps={options.steps}",
-    )
-    stretches = {"stretch": options.stretch, "seconds": options.seconds}
+    def command(callback: str, *last: str, **arguments: Any) -> Command:
+        train_options = [*options.train_options, *last]
+        return fit(f"overhead.{callback}", options.config, options.device, train_options, **arguments)
+
+    steps = f"--trainer.max_steps={options.steps}"
     commands = {
-        "trainer": fit("overhead.BesideBareLoop", *config, [*typed, *BARE], **stretches),
-        "with maps": fit("overhead.FitClock", *config, [*typed, steps, "--attention.enabled=true"]),
-        "without maps": fit("overhead.FitClock", *config, [*typed, steps, "--attention.enabled=false"]),
+        "trainer": command("BesideBareLoop", *BARE, stretch=options.stretch, seconds=options.seconds),
+        "with maps": command("FitClock", steps, "--attention.enabled=true"),
+        "without maps": command("FitClock", steps, "--attention.enabled=false"),
     }
     results = alternate(commands, options.rounds)
     pairs = [pair for result in results.pop("trainer") for pair in result["pairs"]]
@@ -108,12 +107,9 @@ class BesideBareLoop(Callback):
         self.tokens = batch["tokens"].numel() * accumulate
 
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
-        work = {"tokens": self.tokens, "flops": self.tokens * module.gpt.flops_per_token()}
-        work |= describe(trainer, module)
-        milliseconds = [[1000 * seconds / self.stretch for seconds in pair] for pair in self.pairs]
-        rows = [[{"milliseconds_per_step": time, **work} for time in pair] for pair in milliseconds]
-        pairs = [dict(zip(("trainer", "bare loop"), pair, strict=True)) for pair in rows]
-        leave_result(self.output, {"pairs": pairs})
+        work = {"tokens": self.tokens, "flops": self.tokens * module.gpt.flops_per_token(), **describe(trainer, module)}
+        rows = [[{"milliseconds_per_step": 1000 * time / self.stretch, **work} for time in pair] for pair in self.pairs]
+        leave_result(self.output, {"pairs": [dict(zip(("trainer", "bare loop"), pair, strict=True)) for pair in rows]})
 
 
 class FitClock(Callback):

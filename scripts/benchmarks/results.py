@@ -1,4 +1,4 @@
-"""Results: one record for each invocation, as a line of JSON in a file, and one table writer for people."""
+"""The results so far as tables in Markdown, one for each machine and commit, with the newest figures of each work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from scripts.benchmarks.contenders import Row
 
-# Heading -> key of a row, and how a value is written. A column without values is left out.
+# Heading -> key of a row, and how its value is written.
 COLUMNS = {
     "benchmark": ("benchmark", "{}"),
     "work": ("work", "{}"),
@@ -30,16 +30,16 @@ COLUMNS = {
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows in Markdown; a dash stands for a figure that a row does not have."""
-    columns = [heading for heading, (key, _) in COLUMNS.items() if any(row.get(key) is not None for row in rows)]
-    cells = [columns]
+    """The rows in Markdown, without the columns that none of them has; a dash stands for a missing figure."""
+    columns = {name: column for name, column in COLUMNS.items() if any(row.get(column[0]) is not None for row in rows)}
+    lines = [list(columns)]
     for row in rows:
-        values = [(row.get(COLUMNS[heading][0]), COLUMNS[heading][1]) for heading in columns]
-        cells.append(["-" if value is None else form.format(value) for value, form in values])
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    cells.insert(1, ["-" * width for width in widths])
-    lines = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in cells]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        values = [(row.get(key), form) for key, form in columns.values()]
+        lines.append(["-" if value is None else form.format(value) for value, form in values])
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * width for width in widths])
+    padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in padded)
 
 
 def add_rates(row: Row, limits: dict[str, Any]) -> Row:
@@ -47,7 +47,7 @@ def add_rates(row: Row, limits: dict[str, Any]) -> Row:
     seconds = row["seconds"] if "seconds" in row else row["milliseconds_per_step"] / 1000
     rates = {"tokens_per_second": ("tokens", 1.0), "bandwidth_share": ("bytes", limits["bytes_per_second"])}
     rates["mfu"] = ("flops", max(limits["float32_flops"], limits["bfloat16_flops"] or 0.0))
-    return row | {rate: row[key] / seconds / limit for rate, (key, limit) in rates.items() if row.get(key) and seconds}
+    return row | {rate: row[key] / seconds / limit for rate, (key, limit) in rates.items() if key in row}
 
 
 def describe(limits: dict[str, Any]) -> str:
@@ -66,7 +66,7 @@ def append(record: dict[str, Any], path: Path) -> None:
 
 
 def markdown(path: Path) -> str:
-    """A table for each machine and commit in a file of results, with the newest rows of each piece of work.
+    """The tables of a file of results.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -78,13 +78,11 @@ def markdown(path: Path) -> str:
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             record = json.loads(line)
-            benchmark, commit, machine = (record[key] for key in ("benchmark", "commit", "machine"))
-            name = f"{machine['device']}, {machine['threads']} threads"
-            pieces: dict[str, list[Row]] = {}
-            for row in record["rows"]:
-                pieces.setdefault(row["work"], []).append({"benchmark": benchmark, **row})
-            for work, rows in pieces.items():
-                newest[name, benchmark, work] = (f"{name}, commit {str(commit)[:7]}", rows)
+            machine = f"{record['machine']['device']}, {record['machine']['threads']} threads"
+            heading, benchmark = f"{machine}, commit {str(record['commit'])[:7]}", record["benchmark"]
+            for work in dict.fromkeys(row["work"] for row in record["rows"]):
+                rows = [{"benchmark": benchmark, **row} for row in record["rows"] if row["work"] == work]
+                newest[machine, benchmark, work] = (heading, rows)
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"line {number} of {path} is not a benchmark's result") from error
     tables: dict[str, list[Row]] = {}
