@@ -289,13 +289,13 @@ def test_validation_counts_every_token_once(length):
 def test_a_bare_loop_learns():
     torch.manual_seed(0)
     size = contenders.Size.parse(TINY)
-    model, loss, optimizer, precision = train.build("glassgpt", size, "cpu", None)
+    learner = train.build("glassgpt", size, "cpu", None)
     text = torch.arange(8).repeat(50)
-    before = loss(text[None, :8], text[None, 1:9]).item()
-    for step in train.train(model, loss, optimizer, precision, text, size, "cpu", steps=60):
+    before = learner.loss(text[None, :8], text[None, 1:9]).item()
+    for step in train.train(learner, text, size, "cpu", steps=60):
         if step == 60:
             break
-    assert loss(text[None, :8], text[None, 1:9]).item() < before - 0.5
+    assert learner.loss(text[None, :8], text[None, 1:9]).item() < before - 0.5
 
 
 def record(device, commit, work, milliseconds):

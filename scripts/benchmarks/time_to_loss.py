@@ -25,14 +25,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model.gpt import in_eval_mode
-from scripts.benchmarks import train as bare
 from scripts.benchmarks.contenders import Command, Row, Size, alternate, call, compare, fit, leave_result, present
 from scripts.benchmarks.machine import synchronized_time
+from scripts.benchmarks.train import CONTENDERS as BARE_LOOPS
 from scripts.benchmarks.train import GPT2, build, num_parameters, train
 from scripts.parser import at_least
 
 ROUNDS, WARM_UP = 1, 3
-CONTENDERS = ["glassgpt", "gpt2+adamw", *[name for name in bare.CONTENDERS if name.startswith("nanogpt")]]
+CONTENDERS = ["glassgpt", "gpt2+adamw", *[name for name in BARE_LOOPS if name.startswith("nanogpt")]]
 CONFIG = "configs/shakespeare_char.yaml"
 NO_VALIDATION = ("--trainer.val_check_interval=1000000000", "--trainer.limit_val_batches=1")
 # Size, our steps, the peer's steps, nanoGPT's dropout: those of nanoGPT's README for a CPU, of its config for a GPU.
@@ -46,6 +46,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--size", help="LAYERSxHEADSxWIDTH/BATCHxCONTEXT (default: with --data nanoGPT's, otherwise the config's)")
     add("--steps", type=steps, help="of our whole schedule (default: 260; on a GPU 1000)")
     add("--peer_steps", type=steps, help="of the peer's (default: nanoGPT's, 2000; on a GPU 5000)")
+    add(
+        "--peer_learning_rate", type=at_least(0, float), default=0.001, help="of gpt2+adamw (default: nanoGPT's, 0.001)"
+    )
     add("--evaluations", type=at_least(1), default=20, help="in each training, evenly spaced (default: 20)")
     add("--target", type=at_least(0.001, float), metavar="NATS", help="loss per token (default: the peer's lowest)")
     add("--contenders", nargs="+", choices=CONTENDERS, metavar="NAME", help=f"of {', '.join(CONTENDERS)}")
@@ -94,10 +97,9 @@ def commands(names: list[str], options: argparse.Namespace) -> dict[str, Command
         else:
             typed = [*recipe, *options.train_options, f"--trainer.max_steps={steps}"]
             if name != "glassgpt":  # after what was typed for both, or it would no longer be this peer
-                typed.append(f"--config={GPT2}")
+                typed += [f"--config={GPT2}", f"--model.optimizer.learning_rate={options.peer_learning_rate}"]
             callback = "time_to_loss.LearningCurve"
-            own = {"evaluations": evaluations, "characters": options.data is not None}
-            made[name] = fit(callback, options.config, options.device, typed, **own)
+            made[name] = fit(callback, options.config, options.device, typed, evaluations=evaluations)
     return made
 
 
@@ -165,11 +167,10 @@ def mean_nats(nats: Callable[..., Tensor], model: nn.Module, batches: Iterable[t
 
 
 class LearningCurve(Callback):
-    """Measures `python train.py`."""
+    """Measures `python train.py`. The ends of documents do not count in the loss, for nanoGPT's text has none."""
 
-    def __init__(self, output: str, evaluations: int, characters: bool):
-        """With `characters`, the end of the text, which is no character, does not count in the loss."""
-        self.output, self.evaluations, self.characters = output, evaluations, characters
+    def __init__(self, output: str, evaluations: int):
+        self.output, self.evaluations = output, evaluations
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         self.curve = Curve(module.device.type, trainer.max_steps, self.evaluations)
@@ -177,12 +178,11 @@ class LearningCurve(Callback):
     def on_train_batch_end(self, trainer: Trainer, module: LightningModule, *_: Any) -> None:
         def evaluate() -> Row:
             batches = map(trainer.strategy.batch_to_device, trainer.datamodule.val_dataloader())
-            parts = ((batch["tokens"], counted(batch["targets"]), batch.get("document_ids")) for batch in batches)
-            return mean_nats(nats, module.gpt, parts)
+            return mean_nats(nats, module.gpt, (without_ends(batch) for batch in batches))
 
-        def counted(targets: Tensor) -> Tensor:
-            end = trainer.datamodule.tokenizer.end_of_text
-            return targets.masked_fill(targets == end, -100) if self.characters else targets
+        def without_ends(batch: dict[str, Tensor]) -> tuple:
+            ends = batch["targets"] == trainer.datamodule.tokenizer.end_of_text
+            return batch["tokens"], batch["targets"].masked_fill(ends, -100), batch.get("document_ids")
 
         def nats(tokens: Tensor, targets: Tensor, document_ids: Tensor | None) -> Tensor:
             return module.gpt.loss(tokens, targets, document_ids=document_ids, reduction="sum")
@@ -208,17 +208,16 @@ def train_nanogpt(
     _, ids = np.unique(np.frombuffer(Path(data).read_bytes(), np.uint8), return_inverse=True)
     ids, cut = torch.from_numpy(ids), int(0.9 * len(ids))
     torch.manual_seed(seed)
-    model, *parts, precision = build(contender, size, device, **options)
+    learner = build(contender, size, device, **options)
     batches = windows(ids[cut - 1 :].to(device), size.context)  # the first target has the last training token before it
     curve = Curve(device, steps, evaluations)
 
     def nats(tokens: Tensor, targets: Tensor) -> Tensor:
-        return model(tokens, targets)[1] * (targets >= 0).sum()
+        return learner.model(tokens, targets)[1] * (targets >= 0).sum()
 
-    for step in itertools.islice(train(model, *parts, precision, ids[:cut], size, device, steps), steps):
-        curve.after(step, lambda: mean_nats(nats, model, batches))
-    description = {"parameters": num_parameters(model), "precision": precision}
-    return {"curve": curve.points, "validation_bytes": len(ids) - cut, **description}
+    for step in itertools.islice(train(learner, ids[:cut], size, device, steps), steps):
+        curve.after(step, lambda: mean_nats(nats, learner.model, batches))
+    return {"curve": curve.points, "validation_bytes": len(ids) - cut, **learner.describe()}
 
 
 def windows(text: Tensor, context: int) -> list[tuple[Tensor, Tensor]]:

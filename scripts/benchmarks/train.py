@@ -15,6 +15,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import yaml
@@ -70,38 +71,32 @@ def measure(contender: str, size: list[int], seconds: float, device: str, checko
     size = Size(*size)
     torch.manual_seed(seed)
     text = torch.randint(size.vocab, (100 * size.batch * size.context,))
-    model, loss, optimizer, precision = build(contender, size, device, checkout)
-    training = train(model, loss, optimizer, precision, text, size, device, steps=2000)
+    learner = build(contender, size, device, checkout)
     stride = 10 if device == "cuda" else 1  # waiting for a GPU at every step would keep Python from running ahead
-    for step in training:
+    for step in train(learner, text, size, device, steps=2000):
         if step == 3:
             started = synchronized_time(device)
-        elif step > 5 and step % stride == 0:
-            elapsed = synchronized_time(device) - started
-            if elapsed >= seconds:
-                break
+        elif step > 5 and step % stride == 0 and (elapsed := synchronized_time(device) - started) >= seconds:
+            break
     work = {"tokens": size.batch * size.context, "flops": size.batch * size.context * size.flops_per_token}
-    description = {"parameters": num_parameters(model), "precision": precision, **work}
-    return {"milliseconds_per_step": 1000 * elapsed / (step - 3), **description}
+    return {"milliseconds_per_step": 1000 * elapsed / (step - 3), **learner.describe(), **work}
 
 
-def train(
-    model: nn.Module,
-    loss_of: Callable[[Tensor, Tensor], Tensor],
-    optimizer: torch.optim.Optimizer,
-    precision: str,
-    text: Tensor,
-    size: Size,
-    device: str,
-    steps: int,
-) -> Iterator[int]:
-    """nanoGPT's training on windows of `text` (tokens), drawn at random; yields the number of updates after each.
+class Learner(NamedTuple):
+    """A network and what trains it; `loss` is the mean nats of targets (B, T) after tokens (B, T)."""
 
-    Args:
-        loss_of: mean nats of targets (B, T) after tokens (B, T).
-        precision: of matrix products, "float32" or "bfloat16".
-        steps: length of the learning rate's schedule.
-    """
+    model: nn.Module
+    loss: Callable[[Tensor, Tensor], Tensor]
+    optimizer: torch.optim.Optimizer
+    precision: str
+
+    def describe(self) -> Row:
+        return {"parameters": num_parameters(self.model), "precision": self.precision}
+
+
+def train(learner: Learner, text: Tensor, size: Size, device: str, steps: int) -> Iterator[int]:
+    """nanoGPT's training on windows of `text` drawn at random, endless; yields the number of updates after each."""
+    model, loss_of, optimizer, precision = learner
 
     def draw() -> tuple[Tensor, Tensor]:
         starts = torch.randint(len(text) - size.context, (size.batch, 1))
@@ -134,8 +129,8 @@ def learning_rate(step: int, steps: int) -> float:
     return FINAL_LEARNING_RATE + (LEARNING_RATE - FINAL_LEARNING_RATE) * (1 + math.cos(math.pi * progress)) / 2
 
 
-def build(contender: str, size: Size, device: str, checkout: str | None, dropout: float = 0.0) -> tuple:
-    """Model, loss (compiled if the contender is), optimizer and precision, for `train`; sets up this process for them.
+def build(contender: str, size: Size, device: str, checkout: str | None, dropout: float = 0.0) -> Learner:
+    """What `train` takes; sets up this process for it.
 
     Raises:
         ValueError: if this machine cannot compile.
@@ -150,13 +145,14 @@ def build(contender: str, size: Size, device: str, checkout: str | None, dropout
         mode = "reduce-overhead" if "reduce-overhead" in extras else "compile" in extras or "auto"
         loss = compile_where_it_pays(model.loss, mode, torch.device(device))
         optimizer = build_optimizer(model, OptimizerConfig("adamw", weight_decay=WEIGHT_DECAY, betas=BETAS))
-        return model, loss, optimizer, "bfloat16" if has_fast_bfloat16(device) else "float32"
+        precision = "bfloat16" if has_fast_bfloat16(device) else "float32"
+        return Learner(model, loss, optimizer, precision)
     torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
     model = build_nanogpt(checkout, size, dropout).to(device)
     forward = torch.compile(model) if "compile" in extras else model
     optimizer = model.configure_optimizers(WEIGHT_DECAY, LEARNING_RATE, BETAS, device)
     precision = "bfloat16" if device == "cuda" or "bf16" in extras else "float32"
-    return model, lambda tokens, targets: forward(tokens, targets)[1], optimizer, precision
+    return Learner(model, lambda tokens, targets: forward(tokens, targets)[1], optimizer, precision)
 
 
 def build_nanogpt(checkout: str, size: Size, dropout: float = 0.0, bias: bool = False) -> nn.Module:
