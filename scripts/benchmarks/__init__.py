@@ -1,1 +1,1 @@
-"""What scripts/benchmark.py measures: one module a subcommand, over the loops and limits that they share."""
+"""The benchmarks of scripts/benchmark.py, a module for each subcommand, and what they share."""

@@ -1,226 +1,228 @@
-"""Time to a validation loss: `python train.py` with the shipped recipe against nanoGPT with its published settings.
+"""Time to a validation loss: `python train.py` with one of our recipes against a peer that trains on the same text.
 
-The clock runs from the first step on and stands still during evaluation. Evaluation is the same for both: every
-character of the validation split once, in windows of the same length side by side, in float32, not compiled.
+With --data the peer is nanoGPT with its published settings, and the text is read by characters. Otherwise it is the
+same config with GPT-2's architecture and AdamW (gpt2+adamw). The target is the peer's lowest loss, of the seed in which
+that is highest. Evaluation is one exact pass over the validation text in float32; the clock stops meanwhile. The first
+three steps, in which PyTorch may compile, count as long as the later ones.
+
+With the defaults one round takes 3 minutes on 2 CPU cores. To publish a figure take --rounds 3.
 """
 
 from __future__ import annotations
 
 import argparse
-import array
-import tempfile
-from functools import partial
+import itertools
+import math
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from scripts.benchmarks.processes import (
-    Turn,
-    alternate,
-    config_path,
-    fastest_of_ours,
-    median,
-    one_device,
-    run_job,
-    run_training,
-    times_faster,
-)
-from scripts.benchmarks.report import Limits, Report
-from scripts.benchmarks.workload import Size, add_nanogpt, check, compile_mode, default_sizes, select
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from model.gpt import in_eval_mode
+from scripts.benchmarks.contenders import Command, Row, Size, alternate, call, compare, fit, leave_result, present
+from scripts.benchmarks.machine import synchronized_time
+from scripts.benchmarks.train import CONTENDERS as BARE_LOOPS
+from scripts.benchmarks.train import GPT2, build, num_parameters, train
 from scripts.parser import at_least
 
-HELP = "time to the validation loss that nanoGPT reaches, on a text by characters"
+ROUNDS, WARM_UP = 1, 3
+CONTENDERS = ["glassgpt", "gpt2+adamw", *[name for name in BARE_LOOPS if name.startswith("nanogpt")]]
 CONFIG = "configs/shakespeare_char.yaml"
-COLUMNS = {
-    "contender": "contender",
-    "parameters": "parameters",
-    "tokens/step": "tokens_per_step",
-    "precision": "precision",
-    "lowest loss": "lowest_loss",
-    "steps to target": "steps_to_target",
-    "seconds": "seconds",
-    "cold": "cold_seconds",
-    "MFU": "mfu",
-    "ours faster, x": "times_faster",
-    "cold, x": "times_faster_cold",
-}
+NO_VALIDATION = ("--trainer.val_check_interval=1000000000", "--trainer.limit_val_batches=1")
+# Size, our steps, the peer's steps, nanoGPT's dropout: those of nanoGPT's README for a CPU, of its config for a GPU.
+DEFAULTS = {"cpu": ("4x4x128/12x64", 260, 2000, 0.0), "cuda": ("6x6x384/64x256", 1000, 5000, 0.2)}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add_nanogpt(parser)
-    add = parser.add_argument
-    add("--data", required=True, metavar="FILE", help="the text, ASCII; its last tenth is to validate on")
-    add("--size", metavar="SIZE", help="of both models, LAYERSxHEADSxWIDTH/BATCHxCONTEXT (default: as `train`'s first)")
-    add("--steps", type=at_least(1), help="our training in all; its schedule ends there (default: 260; on a GPU 1000)")
-    add("--peer_steps", type=at_least(1), help="nanoGPT's (default: 2000, its README's; on a GPU 5000, its config's)")
-    add("--dropout", type=at_least(0, float), help="nanoGPT's (default: 0, its README's; on a GPU 0.2, its config's)")
-    add("--evaluations", type=at_least(1), default=20, help="of each run, at equal distances (default: 20)")
-    add(
-        "--target",
-        type=at_least(0.001, float),
-        metavar="NATS",
-        help="loss per character to reach (default: the lowest of nanoGPT's run, of the seed where that is highest)",
-    )
+    add, steps = parser.add_argument, at_least(WARM_UP + 1)
+    add("--data", metavar="FILE", help="ASCII text, read by characters; its last tenth validates")
     add("--config", default=CONFIG, metavar="YAML", help=f"our recipe (default: {CONFIG})")
-    add("--contenders", nargs="+", metavar="NAME", help="as for `train` (default: glassgpt and nanogpt as they are)")
-    add("train_options", nargs="*", metavar="-- OPTION", help="options for our train.py, after all others and a --")
+    add("--size", help="LAYERSxHEADSxWIDTH/BATCHxCONTEXT (default: with --data nanoGPT's, otherwise the config's)")
+    add("--steps", type=steps, help="of our whole schedule (default: 260; on a GPU 1000)")
+    add("--peer_steps", type=steps, help="of the peer's (default: nanoGPT's, 2000; on a GPU 5000)")
+    add(
+        "--peer_learning_rate", type=at_least(0, float), default=0.001, help="of gpt2+adamw (default: nanoGPT's, 0.001)"
+    )
+    add("--evaluations", type=at_least(1), default=20, help="in each training, evenly spaced (default: 20)")
+    add("--target", type=at_least(0.001, float), metavar="NATS", help="loss per token (default: the peer's lowest)")
+    add("--contenders", nargs="+", choices=CONTENDERS, metavar="NAME", help=f"of {', '.join(CONTENDERS)}")
+    add("train_options", nargs="*", metavar="-- OPTION", help="for train.py, after a --; paths from the repository")
 
 
-def run(options: argparse.Namespace, limits: Limits) -> Report:
-    gpu = options.device == "cuda"
-    report = Report(COLUMNS)
-    names = ["glassgpt", "nanogpt+compile"] if gpu else ["glassgpt", "nanogpt", "nanogpt+allocator"]
-    contenders = select(options.contenders or names, options, report.notes)
-    if options.target is None and not any(name.startswith("nanogpt") for name in contenders):
-        raise ValueError("without nanoGPT there is no loss to reach: set --target, or --nanogpt to a checkout")
-    with tempfile.TemporaryDirectory() as folder:
-        text = Text(Path(options.data), Path(folder))
-        shape = options.size or default_sizes(options.device)[0].rpartition("/")[0]
-        size = Size.parse(f"{shape}/{text.vocab}")
-        jobs = {
-            name: partial(train_ours if name.startswith("glassgpt") else train_peer, name, size, text, options)
-            for name in contenders
-        }
-        results = alternate(jobs, options.rounds)
-    target = options.target or highest_low(results)
-    report.rows = rows(results, target, limits.flops)
-    report.notes += [
-        f"target: {target:.4f} nats per character on {report.rows[0]['validation_tokens']:,} characters, exact, in "
-        f"float32, windows of {size.context}; medians of {options.rounds} seeds.",
-        "cold: with the three steps before the first, in which all is compiled that will be; of the first seed, where "
-        "nothing is compiled yet.",
-        f"glassgpt is `{' '.join(['python train.py --config', options.config, *options.train_options])}`, and records "
-        "and logs what that does; it reads bytes and knows 257 tokens, nanogpt the text's characters.",
-    ]
-    return report
+def run(options: argparse.Namespace, notes: list[str]) -> list[Row]:
+    nanogpt = "nanogpt+compile" if options.device == "cuda" else "nanogpt"
+    names = options.contenders or ["glassgpt", nanogpt if options.data else "gpt2+adamw"]
+    names = present(names, options.nanogpt, notes)
+    peers = [name for name in names if name != "glassgpt"]
+    if not peers and options.target is None:
+        raise ValueError("; ".join(["without a peer there is no loss to reach: set --target", *notes]))
+    results = alternate(commands(names, options), options.rounds)
+    target = options.target or max(min(point["loss"] for point in turn["curve"]) for turn in results[peers[0]])
+    for turn in [turn for turns in results.values() for turn in turns]:
+        turn |= reached(turn, target)
+    notes.append("glassgpt and gpt2+adamw are train.py, which also logs and records attention.")
+    work = f"training to {target:.3f} nats, {Path(options.config).stem}"
+    return [{"work": work, "target": target, **row} for row in compare(results, same=("validation_tokens",))]
 
 
-class Text:
-    """A text in two splits, as files for nanoGPT's loop, ids of characters, and for ours, text.
+def commands(names: list[str], options: argparse.Namespace) -> dict[str, Command]:
+    """The command of each contender; ValueError or FileNotFoundError for a mistake in the options."""
+    shape, our_steps, peer_steps, dropout = DEFAULTS[options.device]
+    recipe, vocab = list(NO_VALIDATION), 1
+    if options.data:
+        path = Path(options.data).resolve()
+        vocab = count_characters(path)
+        recipe += [f"--data.files={path}", "--data.tokenizer=bytes", "--data.vocab_size=null"]
+    elif any(name.startswith("nanogpt") for name in names):
+        raise ValueError("nanogpt reads a text by characters: name it with --data")
+    size = Size.parse(f"{options.size or shape}/{vocab}")
+    if options.size or options.data:
+        recipe += [f"--model.gpt.num_layers={size.layers}", f"--model.gpt.num_heads={size.heads}"]
+        recipe += [f"--model.gpt.embed_dim={size.width}", f"--model.gpt.context_length={size.context}"]
+        recipe += [f"--data.batch_size={size.batch}"]
+    made = {}
+    for name in names:
+        steps = (options.steps or our_steps) if name == "glassgpt" else (options.peer_steps or peer_steps)
+        evaluations = min(options.evaluations, steps // (WARM_UP + 1))
+        if name.startswith("nanogpt"):
+            work = {"size": size, "data": str(path), "steps": steps, "evaluations": evaluations}
+            settings = {"device": options.device, "checkout": options.nanogpt, "dropout": dropout}
+            made[name] = call("time_to_loss:train_nanogpt", contender=name, **work, **settings)
+        else:
+            typed = [*recipe, *options.train_options, f"--trainer.max_steps={steps}"]
+            if name != "glassgpt":  # after what was typed for both, or it would no longer be this peer
+                typed += [f"--config={GPT2}", f"--model.optimizer.learning_rate={options.peer_learning_rate}"]
+            callback = "time_to_loss.LearningCurve"
+            made[name] = fit(callback, options.config, options.device, typed, evaluations=evaluations)
+    return made
 
-    The last training character comes before the validation split, so that its first one is predicted too.
 
-    Raises:
-        ValueError: if it is not ASCII, where a byte is a character, or too short.
-        FileNotFoundError: if it is not there.
+def count_characters(path: Path) -> int:
+    """The number of different characters; ValueError or FileNotFoundError if the text cannot be used."""
+    if not path.is_file():
+        raise FileNotFoundError(f"--data {path}: there is no such file")
+    content = path.read_bytes()
+    if not content.isascii():
+        raise ValueError(f"--data {path} is not all ASCII: its bytes, which ours reads, are not its characters")
+    if len(content) < 1000:
+        raise ValueError(f"--data {path} has {len(content)} characters: at least 1000 are needed")
+    return len(set(content))
+
+
+def reached(result: Row, target: float) -> Row:
+    """The lowest loss, and the first evaluation at which it is `target` or less; None if there is none."""
+    lowest = min(point["loss"] for point in result["curve"])
+    targets = result["curve"][0]["targets"]
+    bits_per_byte = lowest * targets / math.log(2) / result["validation_bytes"]
+    first = next((point for point in result["curve"] if point["loss"] <= target), {})
+    time = {"seconds": first.get("seconds"), "steps_to_target": first.get("step")}
+    return {"lowest_loss": lowest, "bits_per_byte": bits_per_byte, "validation_tokens": targets, **time}
+
+
+class Curve:
+    """The validation loss over the time of training."""
+
+    def __init__(self, device: str, steps: int, evaluations: int):
+        self.device = device
+        self.due = {steps * number // evaluations for number in range(1, evaluations + 1)}
+        self.points: list[dict[str, float]] = []
+        self.step, self.seconds = 0, 0.0
+
+    def after(self, step: int, evaluate: Callable[[], Row]) -> None:
+        """To be called after every step; evaluates if that is due, with the clock stopped."""
+        if step == self.step:  # gradients are still being accumulated
+            return
+        self.step = step
+        if step == WARM_UP:
+            self.started = synchronized_time(self.device)
+        if step in self.due:
+            self.seconds += synchronized_time(self.device) - self.started
+            seconds = self.seconds * step / (step - WARM_UP)
+            self.points.append({"step": step, "seconds": seconds, **evaluate()})
+            self.started = synchronized_time(self.device)
+
+
+@torch.no_grad()
+def mean_nats(nats: Callable[..., Tensor], model: nn.Module, batches: Iterable[tuple]) -> Row:
+    """The mean `loss` over all targets of `batches`, in float32 and in eval mode, and the number of `targets`.
+
+    Args:
+        nats: summed nats of a batch: tokens (B, T), targets (B, T), where negative ones do not count, and what follows.
     """
-
-    def __init__(self, path: Path, folder: Path):
-        if not path.is_file():
-            raise FileNotFoundError(f"there is no file {path} to train on: --data names a text")
-        content = path.read_bytes()
-        if not content.isascii():
-            raise ValueError(f"{path} is not all ASCII: bytes and characters, which are compared here, differ then")
-        if len(content) < 1000:
-            raise ValueError(f"{path} has {len(content)} characters: too few to train and validate on, give 1000")
-        cut = int(len(content) * 0.9)  # as nanoGPT's prepare.py has it
-        characters = sorted(set(content))
-        self.vocab = len(characters)
-        self.folder = folder
-        ids = content.translate(bytes(characters.index(byte) if byte in characters else 0 for byte in range(256)))
-        (folder / "train.txt").write_bytes(content[:cut])
-        (folder / "validation.txt").write_bytes(content[cut:])
-        self.train = self._write("train.ids", ids[:cut])
-        self.validation = self._write("validation.ids", ids[cut - 1 :])
-        self.validation_bytes = self._write("validation.bytes", content[cut - 1 :])
-
-    def _write(self, name: str, ids: bytes) -> str:
-        path = self.folder / name
-        path.write_bytes(array.array("q", list(ids)).tobytes())
-        return str(path)
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    total, count = 0.0, 0
+    with in_eval_mode(model):
+        for batch in batches:
+            total += nats(*batch).item()
+            count += (batch[1] >= 0).sum().item()
+    torch.set_float32_matmul_precision(precision)
+    return {"loss": total / count, "targets": count}
 
 
-def train_ours(name: str, size: Size, text: Text, options: argparse.Namespace, turn: Turn) -> dict[str, Any]:
-    gpu = options.device == "cuda"
-    steps = options.steps or (1000 if gpu else 260)
-    arguments = {
-        "config": config_path(options.config),
-        "data.files": text.folder / "train.txt",
-        "data.validation_files": text.folder / "validation.txt",
-        "data.cache_dir": text.folder / "cache",
-        "data.tokenizer": "bytes",  # as the validation text is given to it
-        "data.vocab_size": "null",
-        "model.gpt.context_length": size.context,
-        "data.batch_size": size.batch,
-        "model.gpt.num_layers": size.layers,
-        "model.gpt.num_heads": size.heads,
-        "model.gpt.embed_dim": size.width,
-        **one_device(options.device),
-        "trainer.max_steps": steps,
-        "trainer.val_check_interval": 1_000_000_000,
-        "trainer.default_root_dir": text.folder / "runs",
-        "name": f"{name}-{turn.number}",
-        "seed_everything": turn.number,
-    }
-    _, *extras = name.split("+")
-    if extras:
-        arguments["model.compile"] = str(compile_mode(extras)).lower()
-    measured = {"validation": text.validation_bytes, "evaluations": min(options.evaluations, steps)}
-    return run_training("LearningCurve", measured, arguments, options.train_options, turn.cache)
+class LearningCurve(Callback):
+    """Measures `python train.py`. The ends of documents do not count in the loss, for nanoGPT's text has none."""
+
+    def __init__(self, output: str, evaluations: int):
+        self.output, self.evaluations = output, evaluations
+
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        self.curve = Curve(module.device.type, trainer.max_steps, self.evaluations)
+
+    def on_train_batch_end(self, trainer: Trainer, module: LightningModule, *_: Any) -> None:
+        def evaluate() -> Row:
+            batches = map(trainer.strategy.batch_to_device, trainer.datamodule.val_dataloader())
+            return mean_nats(nats, module.gpt, (without_ends(batch) for batch in batches))
+
+        def without_ends(batch: dict[str, Tensor]) -> tuple:
+            ends = batch["targets"] == trainer.datamodule.tokenizer.end_of_text
+            return batch["tokens"], batch["targets"].masked_fill(ends, -100), batch.get("document_ids")
+
+        def nats(tokens: Tensor, targets: Tensor, document_ids: Tensor | None) -> Tensor:
+            return module.gpt.loss(tokens, targets, document_ids=document_ids, reduction="sum")
+
+        self.curve.after(trainer.global_step, evaluate)
+
+    def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
+        text = {"validation_bytes": trainer.datamodule.validation_bytes}
+        leave_result(self.output, {"curve": self.curve.points, **text, **describe(trainer, module)})
 
 
-def train_peer(name: str, size: Size, text: Text, options: argparse.Namespace, turn: Turn) -> dict[str, Any]:
-    gpu = options.device == "cuda"
-    steps = options.peer_steps or (5000 if gpu else 2000)
-    dropout = (0.2 if gpu else 0.0) if options.dropout is None else options.dropout
-    settings = {"device": options.device, "steps": steps, "seed": turn.number}
-    settings |= {"checkout": options.nanogpt, "dropout": dropout}
-    arguments = {
-        "contender": name,
-        "size": size.to_dict(),
-        "train": text.train,
-        "validation": text.validation,
-        "evaluations": min(options.evaluations, steps),
-        "options": settings,
-    }
-    return run_job("training:learning_curve", arguments, turn.cache)
+def describe(trainer: Trainer, module: LightningModule) -> Row:
+    """What was trained, in which precision of matrix products."""
+    precision = "bfloat16" if "bf16" in str(trainer.precision) else "float32"
+    return {"parameters": num_parameters(module.gpt), "precision": precision}
 
 
-def highest_low(results: dict[str, list[dict[str, Any]]]) -> float:
-    """The loss that the peer reaches with every seed: that of the first contender that is not ours."""
-    peer = next(rounds for name, rounds in results.items() if name.startswith("nanogpt"))
-    return max(min(point["loss"] for point in result["curve"]) for result in peer)
+def train_nanogpt(
+    contender: str, size: list[int], data: str, steps: int, evaluations: int, device: str, seed: int, **options: Any
+) -> Row:
+    """The learning curve of nanoGPT on the characters of `data`, split as its prepare.py does."""
+    size = Size(*size)
+    _, ids = np.unique(np.frombuffer(Path(data).read_bytes(), np.uint8), return_inverse=True)
+    ids, cut = torch.from_numpy(ids), int(0.9 * len(ids))
+    torch.manual_seed(seed)
+    learner = build(contender, size, device, **options)
+    batches = windows(ids[cut - 1 :].to(device), size.context)  # the first target has the last training token before it
+    curve = Curve(device, steps, evaluations)
+
+    def nats(tokens: Tensor, targets: Tensor) -> Tensor:
+        return learner.model(tokens, targets)[1] * (targets >= 0).sum()
+
+    for step in itertools.islice(train(learner, ids[:cut], size, device, steps), steps):
+        curve.after(step, lambda: mean_nats(nats, learner.model, batches))
+    return {"curve": curve.points, "validation_bytes": len(ids) - cut, **learner.describe()}
 
 
-def rows(results: dict[str, list[dict[str, Any]]], target: float, flops: float) -> list[dict[str, Any]]:
-    for rounds in results.values():
-        for result in rounds:
-            result |= reached(result["curve"], target, result["warm_up_seconds"])
-            result["lowest_loss"] = min(point["loss"] for point in result["curve"])
-            result["seconds_per_step"] = result["curve"][-1]["seconds"] / result["steps"]
-    made = []
-    ours = fastest_of_ours(results)
-    for name, rounds in results.items():
-        first = rounds[0]
-        step_seconds = median(rounds, "seconds_per_step")
-        made.append(
-            {
-                "contender": name,
-                **{key: first[key] for key in ("parameters", "tokens_per_step", "precision", "steps")},
-                "evaluation_precision": "float32",
-                "validation_tokens": first["validation_tokens"],
-                "target": target,
-                "lowest_loss": median(rounds, "lowest_loss"),
-                "steps_to_target": median(rounds, "steps_to_target"),
-                "seconds": median(rounds, "seconds"),
-                "seconds_of_seeds": [result["seconds"] for result in rounds],
-                "cold_seconds": first["cold_seconds"],
-                "milliseconds_per_step": 1000 * step_seconds,
-                "mfu": first["flops_per_token"] * first["tokens_per_step"] / step_seconds / flops,
-                "times_faster": ours and times_faster(ours, rounds),
-                "times_faster_cold": ours and times_faster(ours[:1], rounds[:1], "cold_seconds"),
-                "curves": [result["curve"] for result in rounds],
-            }
-        )
-    return check(made, "validation_tokens")
-
-
-def reached(curve: list[dict[str, float]], target: float, warm_up_seconds: float) -> dict[str, float | None]:
-    """When an evaluation first shows the target or less; None where none does."""
-    for point in curve:
-        if point["loss"] <= target:
-            return {
-                "steps_to_target": point["step"],
-                "seconds": point["seconds"],
-                "cold_seconds": point["seconds"] + warm_up_seconds,
-            }
-    return dict.fromkeys(("steps_to_target", "seconds", "cold_seconds"))
+def windows(text: Tensor, context: int) -> list[tuple[Tensor, Tensor]]:
+    """Every token of `text` (N,) but the first as a target once, in windows side by side; -1 fills the last one up."""
+    missing = -(len(text) - 1) % context
+    tokens = F.pad(text[:-1], (0, missing)).view(-1, context)
+    targets = F.pad(text[1:], (0, missing), value=-1).view(-1, context)
+    return list(zip(tokens.split(128), targets.split(128), strict=True))

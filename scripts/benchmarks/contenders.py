@@ -1,0 +1,190 @@
+"""The contender protocol: who takes part, each in a process of its own, in turn, and how their times are compared.
+
+A contender is a name, such as "nanogpt+compile", and a function (seed, folder) -> arguments of Python: the command of
+one round. The command runs in the repository's root, may use the folder, and leaves `result.json` there, an object:
+
+    seconds or milliseconds_per_step    the time that is compared
+    tokens                              how many are trained on or written in that time (optional)
+    flops or bytes                      what that takes at least, for a share of the machine's limit (optional)
+    parameters, precision, ...          what else describes the work
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+
+Command = Callable[[int, Path], list[str]]
+Row = dict[str, Any]
+
+
+class Size(NamedTuple):
+    """A GPT and its batches, written LAYERSxHEADSxWIDTH/BATCHxCONTEXT/VOCABULARY, as in 4x4x128/12x64/65."""
+
+    layers: int
+    heads: int
+    width: int
+    batch: int
+    context: int
+    vocab: int
+
+    @classmethod
+    def parse(cls, text: str) -> Size:
+        """Raises ValueError if `text` is not such a size."""
+        numbers = re.fullmatch(r"(\d+)x(\d+)x(\d+)/(\d+)x(\d+)/(\d+)", text)
+        if numbers is None or 0 in (values := [int(number) for number in numbers.groups()]):
+            raise ValueError(
+                f"{text!r} is not a size: write LAYERSxHEADSxWIDTH/BATCHxCONTEXT/VOCABULARY, such as 4x4x128/12x64/65"
+            )
+        if values[2] % values[1]:
+            raise ValueError(f"in the size {text!r} the width {values[2]} is not a multiple of the {values[1]} heads")
+        return cls(*values)
+
+    @property
+    def flops_per_token(self) -> int:
+        """Of a training step of GPT-2's architecture, counted as `GPT.flops_per_token` does."""
+        weights = 12 * self.layers * self.width**2 + self.vocab * self.width
+        return 6 * weights + 12 * self.layers * self.width * self.context
+
+
+def present(names: Sequence[str], nanogpt: str | None, notes: list[str]) -> list[str]:
+    """Those of `names` that can take part; `notes` gets the reason for each that cannot, ValueError if none can."""
+    missing = {} if nanogpt else {"nanogpt": "set --nanogpt to a checkout of it"}
+    if find_spec("transformers") is None:
+        missing["transformers"] = "it is not installed"
+    absent = [name for name in names if name.split("+")[0] in missing]
+    notes.extend(f"{name} is left out: {missing[name.split('+')[0]]}" for name in absent)
+    if len(absent) == len(names):
+        raise ValueError(f"no contender is left to measure: {'; '.join(notes)}")
+    return [name for name in names if name not in absent]
+
+
+def call(function: str, **arguments: Any) -> Command:
+    """The command that calls `function` ("module:name" in this folder) with `arguments` and the round's seed."""
+
+    def command(seed: int, folder: Path) -> list[str]:
+        return ["-m", "scripts.benchmarks.contenders", function, json.dumps({**arguments, "seed": seed}), str(folder)]
+
+    return command
+
+
+def fit(callback: str, config: str, device: str, options: Sequence[str], **arguments: Any) -> Command:
+    """The command `python train.py` with a Lightning callback of ours, which measures and calls `leave_result`.
+
+    Args:
+        callback: "module.Class" in this folder; it gets the round's folder as `output`, and `arguments`.
+        config: looked for in the current folder, then in the repository's root.
+        options: further options of train.py.
+    """
+    config = str(Path(config).resolve()) if Path(config).exists() else config
+    own = [f"--config={config}", f"--trainer.accelerator={'gpu' if device == 'cuda' else 'cpu'}", "--trainer.devices=1"]
+
+    def command(seed: int, folder: Path) -> list[str]:
+        init_args = {"output": str(folder), **arguments}
+        callbacks = [{"class_path": f"scripts.benchmarks.{callback}", "init_args": init_args}]
+        of_round = [f"--seed_everything={seed}", f"--trainer.default_root_dir={folder}", "--wandb=disabled"]
+        return ["train.py", *own, *of_round, *options, f"--trainer.callbacks={json.dumps(callbacks)}"]
+
+    return command
+
+
+def leave_result(folder: str, figures: Row) -> None:
+    """What a contender's process calls at its end."""
+    Path(folder, "result.json").write_text(json.dumps(figures))
+
+
+def run(command: Command, seed: int = 0) -> Row:
+    """One round in a new process; returns what it measured.
+
+    Raises:
+        ValueError: if it ends with status 2, a person's mistake; the message is the last line that it printed.
+        RuntimeError: if it fails otherwise; the message is the end of what it printed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = [sys.executable, *command(seed, Path(folder))]
+        process = subprocess.run(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        result, lines = Path(folder, "result.json"), process.stdout.strip().splitlines()
+        if process.returncode == 2 and lines:
+            raise ValueError(lines[-1])
+        if process.returncode or not result.exists():
+            end = "\n".join(lines[-30:])
+            raise RuntimeError(f"{' '.join(arguments)}\nended with status {process.returncode}:\n{end}")
+        return json.loads(result.read_text())
+
+
+def alternate(contenders: Mapping[str, Command], rounds: int) -> dict[str, list[Row]]:
+    """Runs every contender once, then every contender again, so that a slow spell of the machine meets all of them."""
+    results: dict[str, list[Row]] = {name: [] for name in contenders}
+    for seed in range(rounds):
+        for name, command in contenders.items():
+            print(f"round {seed + 1}/{rounds}  {name}", file=sys.stderr, flush=True)
+            results[name].append(run(command, seed))
+    return results
+
+
+def compare(results: Mapping[str, list[Row]], ours: str = "glassgpt", same: Sequence[str] = ()) -> list[Row]:
+    """A row for each contender: its times and other fractions are medians over the rounds, the rest is the first's.
+
+    `times_faster` is the median over the rounds of its time divided by ours, since the contenders of one round met
+    the same state of the machine. Of several contenders that are ours the fastest counts. A time of None means that
+    the contender did not reach its goal.
+
+    Args:
+        ours: the name of our contender, without extras.
+        same: keys in which all rows must agree, or their times cannot be compared.
+
+    Raises:
+        RuntimeError: if they do not agree.
+    """
+    first = next(iter(results.values()))[0]
+    time = "seconds" if "seconds" in first else "milliseconds_per_step"
+    candidates = [rounds for name, rounds in results.items() if name.split("+")[0] == ours]
+    fastest = min(candidates, key=lambda rounds: median(rounds, time) or math.inf, default=[])
+    rows = []
+    for name, rounds in results.items():
+        row = {"contender": name, **{key: median(rounds, key) for key in rounds[0]}}
+        row[f"{time}_of_rounds"] = [result[time] for result in rounds]
+        pairs = [(their[time], our[time]) for their, our in zip(rounds, fastest, strict=False)]
+        complete = pairs and all(None not in pair for pair in pairs)
+        row["times_faster"] = statistics.median(their / our for their, our in pairs) if complete else None
+        rows.append(row)
+    for key in same:
+        if len({row[key] for row in rows}) > 1:
+            amounts = ", ".join(f"{row['contender']} {row[key]}" for row in rows)
+            raise RuntimeError(f"the contenders differ in {key}, so their times cannot be compared: {amounts}")
+    return rows
+
+
+def median(rounds: Sequence[Row], key: str) -> Any:
+    """The median of a fraction over the rounds, None if a round has none; of anything else the first round's value."""
+    values = [result[key] for result in rounds]
+    if None in values:
+        return None
+    return statistics.median(values) if isinstance(values[0], float) else values[0]
+
+
+def main(function: str, arguments: str, folder: str) -> int:
+    """Calls a function for `call`; returns the exit status, 2 for a mistake."""
+    module, name = function.split(":")
+    try:
+        leave_result(folder, getattr(import_module(f"scripts.benchmarks.{module}"), name)(**json.loads(arguments)))
+    except (ValueError, FileNotFoundError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

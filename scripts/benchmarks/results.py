@@ -1,0 +1,102 @@
+"""The results so far as tables in Markdown, one for each machine and commit, with the newest figures of each work."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from scripts.benchmarks.contenders import Row
+
+# Heading -> key of a row, and how its value is written.
+COLUMNS = {
+    "benchmark": ("benchmark", "{}"),
+    "work": ("work", "{}"),
+    "contender": ("contender", "{}"),
+    "parameters": ("parameters", "{:,}"),
+    "precision": ("precision", "{}"),
+    "lowest loss": ("lowest_loss", "{:.3f}"),
+    "bits per byte": ("bits_per_byte", "{:.3f}"),
+    "seconds": ("seconds", "{:,.2f}"),
+    "ms a step": ("milliseconds_per_step", "{:,.2f}"),
+    "tokens a second": ("tokens_per_second", "{:,.0f}"),
+    "MFU": ("mfu", "{:.0%}"),
+    "share of bandwidth": ("bandwidth_share", "{:.0%}"),
+    "maps": ("recording_share", "{:.1%}"),
+    "ours is faster": ("times_faster", "{:.2f} times"),
+}
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows in Markdown, without the columns that none of them has; a dash stands for a missing figure."""
+    columns = {name: column for name, column in COLUMNS.items() if any(row.get(column[0]) is not None for row in rows)}
+    lines = [list(columns)]
+    for row in rows:
+        values = [(row.get(key), form) for key, form in columns.values()]
+        lines.append(["-" if value is None else form.format(value) for value, form in values])
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * width for width in widths])
+    padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in padded)
+
+
+def add_rates(row: Row, limits: dict[str, Any]) -> Row:
+    """`row`, with tokens per second and the share of the machine's limit that it reached."""
+    seconds = row["seconds"] if "seconds" in row else row["milliseconds_per_step"] / 1000
+    rates = {"tokens_per_second": ("tokens", 1.0), "bandwidth_share": ("bytes", limits["bytes_per_second"])}
+    rates["mfu"] = ("flops", max(limits["float32_flops"], limits["bfloat16_flops"] or 0.0))
+    return row | {rate: row[key] / seconds / limit for rate, (key, limit) in rates.items() if key in row}
+
+
+def describe(limits: dict[str, Any]) -> str:
+    """The limits in a sentence."""
+    machine, bfloat16 = limits["machine"], limits["bfloat16_flops"]
+    rates = f"{limits['float32_flops'] / 1e9:,.0f} GFLOP/s in float32"
+    rates += f", {bfloat16 / 1e9:,.0f} in bfloat16" if bfloat16 else ""
+    bandwidth = f"{limits['bytes_per_second'] / 1e9:,.1f} GB/s"
+    return f"{machine['device']}, {machine['threads']} threads, measured in this run: {rates}, memory {bandwidth}"
+
+
+def append(record: dict[str, Any], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def markdown(path: Path) -> str:
+    """The tables of a file of results.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if a line of it is not a record.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file of results {path}: run a benchmark first, or name one")
+    newest: dict[tuple[str, str, str], tuple[str, list[Row]]] = {}  # machine, benchmark, work -> heading, rows
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            record = json.loads(line)
+            machine = f"{record['machine']['device']}, {record['machine']['threads']} threads"
+            heading, benchmark = f"{machine}, commit {str(record['commit'])[:7]}", record["benchmark"]
+            for work in dict.fromkeys(row["work"] for row in record["rows"]):
+                rows = [{"benchmark": benchmark, **row} for row in record["rows"] if row["work"] == work]
+                newest[machine, benchmark, work] = (heading, rows)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"line {number} of {path} is not a benchmark's result") from error
+    tables: dict[str, list[Row]] = {}
+    for heading, rows in newest.values():
+        tables.setdefault(heading, []).extend(rows)
+    return "\n\n".join(f"{heading}:\n\n{table(rows)}" for heading, rows in tables.items())
+
+
+def commit(folder: Path) -> str | None:
+    """The commit that is checked out, with "+changes" if files differ from it; None if `folder` is not a repository."""
+    if not Path(folder, ".git").exists():
+        return None
+    git = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
+    try:
+        return subprocess.run(git, capture_output=True, text=True).stdout.strip() or None
+    except OSError:  # git is not installed
+        return None
