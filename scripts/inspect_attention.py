@@ -115,7 +115,7 @@ def check(arguments: argparse.Namespace) -> None:
 def recorded_run(path: Path | None) -> Path:
     """The run folder with recorded maps that a person means; None means the newest. Raises FileNotFoundError."""
     hint = f": look at its checkpoint with --checkpoint {path} --prompt TEXT, or train with the recording on"
-    return find_run(path, HEAD_SCORES, hint=hint)
+    return find_run(path, HEAD_SCORES, hint)
 
 
 def recorded(run: Path) -> Captures:

@@ -38,7 +38,9 @@ def exit_status(
         @functools.wraps(main)
         def wrapper(*args, **kwargs) -> int:
             try:
-                return main(*args, **kwargs) or 0
+                status = main(*args, **kwargs) or 0
+                print(end="", flush=True)  # a closed standard output shows here and not when Python ends
+                return status
             except KeyboardInterrupt:
                 print()
                 return 130
@@ -58,7 +60,7 @@ def exit_status(
 def output_is_closed() -> bool:
     """Whether the reader of standard output, such as `head`, has closed it; what is still written then goes nowhere."""
     try:
-        sys.stdout.flush()
+        print(flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return True

@@ -24,25 +24,25 @@ CHECKPOINTS = "checkpoints"
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"  # in CHECKPOINTS
 
 
-def find_run(path: Path | None, file: str, runs_dir: Path = RUNS, *, hint: str = "") -> Path:
+def find_run(path: Path | None, file: str, hint: str = "") -> Path:
     """The run folder that a person means.
 
     Args:
-        path: the folder or anything in it; None for the run under `runs_dir` whose `file` is the newest.
+        path: the folder or anything in it; None for the run under runs/ whose `file` is the newest.
         file: what the run must have, such as METRICS.
         hint: what else to try; the end of the sentence for a `path` without such a run.
 
     Raises:
         FileNotFoundError: if there is no such run.
     """
-    return _find_file(path, [file], runs_dir, hint).parents[file.count("/")]
+    return _find_file(path, [file], hint).parents[file.count("/")]
 
 
-def find_checkpoint(path: str | Path | None = None, runs_dir: Path = RUNS) -> Path:
+def find_checkpoint(path: str | Path | None = None) -> Path:
     """The checkpoint that a person means: a file, or the best.ckpt, else the last.ckpt of a run.
 
     Args:
-        path: a checkpoint, a run's folder, or a folder in one; None for the newest run under `runs_dir`.
+        path: a checkpoint, a run's folder, or a folder in one; None for the newest run under runs/.
 
     Raises:
         FileNotFoundError: if there is none.
@@ -50,7 +50,7 @@ def find_checkpoint(path: str | Path | None = None, runs_dir: Path = RUNS) -> Pa
     path = None if path is None else Path(path)
     if path is not None and path.is_file():
         return path
-    return _find_file(path, [f"{CHECKPOINTS}/{name}" for name in (BEST, LAST)], runs_dir)
+    return _find_file(path, [f"{CHECKPOINTS}/{name}" for name in (BEST, LAST)])
 
 
 def resume_point(path: Path) -> tuple[Path, Path]:
@@ -108,15 +108,13 @@ def new_run_dir(runs_dir: Path, name: str | None, config: str) -> Path:
     return run_dir
 
 
-def _find_file(path: Path | None, names: list[str], runs_dir: Path, hint: str = "") -> Path:
+def _find_file(path: Path | None, names: list[str], hint: str = "") -> Path:
     """The first of the files `names` in the run that `path` means, see `find_run`."""
     wanted = " or ".join(names)
     if path is None:
-        found = [file for run in runs_dir.glob("*") if (file := _first_file([run], names))]
+        found = [file for run in RUNS.glob("*") if (file := _first_file([run], names))]
         if not found:
-            raise FileNotFoundError(
-                f"there is no run under {runs_dir}/ with {wanted} yet: train one with python train.py"
-            )
+            raise FileNotFoundError(f"there is no run under {RUNS}/ with {wanted} yet: train one with python train.py")
         return max(found, key=lambda file: file.stat().st_mtime)
     if not path.exists():
         raise FileNotFoundError(f"there is no {path}: give a run's folder such as runs/NAME, or a file in it")
