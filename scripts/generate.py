@@ -41,7 +41,8 @@ def main(argv: list[str] | None = None) -> None:
         raise ValueError(f"--num_samples must be at least 1, not {arguments.num_samples}")
     if arguments.seed is not None and not 0 <= arguments.seed < 2**63:
         raise ValueError(f"--seed must lie in 0..2^63 - 1, not {arguments.seed}")
-    prompt = read_prompt(arguments)
+    file = arguments.prompt_file
+    prompt = prompt_text(arguments.prompt) if file is None else decoded(file.read_bytes(), str(file))
     try:
         generate(arguments, prompt)
     except (MemoryError, RuntimeError) as error:
@@ -77,18 +78,6 @@ def build_parser() -> argparse.ArgumentParser:
     add("--seed", type=int, metavar="N", help="number that makes the texts repeatable (default: a new one each time)")
     add("--device", default="auto", metavar="NAME", help="cpu, cuda, cuda:1, mps, ... (default: auto, the fastest)")
     return parser
-
-
-def read_prompt(arguments: argparse.Namespace) -> str:
-    """The text to continue. Raises ValueError if it is not UTF-8, OSError if it cannot be read."""
-    path = arguments.prompt_file
-    if path is None:
-        return prompt_text(arguments.prompt)
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise OSError(f"--prompt_file {path} cannot be read: {error.strerror}") from error
-    return decoded(content, str(path))
 
 
 def generate(arguments: argparse.Namespace, prompt: str) -> None:
@@ -128,11 +117,7 @@ def generate(arguments: argparse.Namespace, prompt: str) -> None:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of that name; for "auto" the machine's accelerator, else its processor.
-
-    Raises:
-        ValueError: if this machine or this PyTorch has no such device.
-    """
+    """The device of that name; "auto" is the accelerator, else the CPU. Raises ValueError if there is none such."""
     import torch
 
     if name == "auto":

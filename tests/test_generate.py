@@ -149,7 +149,7 @@ def test_a_document_ends_where_the_model_ends_it(tmp_path, capsys):
         (["--num_samples", str(10**20)], f"the memory is too small for --num_samples {10**20}"),
         (["--device", "toaster"], "--device toaster"),
         (["--device", "meta"], "--device meta is not available here"),
-        (["--prompt_file", "nowhere.txt"], "nowhere.txt cannot be read: No such file or directory"),
+        (["--prompt_file", "nowhere.txt"], "nowhere.txt: No such file or directory"),
         (["--prompt", "a", "--prompt_file", "b"], "not allowed with"),
         (["--prompt", "\udcff"], "--prompt is not UTF-8 text: byte 0 is 0xff"),
         (["--max-new-tokens", "3"], "--max-new-tokens"),

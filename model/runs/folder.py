@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 import yaml
@@ -110,22 +109,22 @@ def new_run_dir(runs_dir: Path, name: str | None, config: str) -> Path:
 
 def _find_file(path: Path | None, names: list[str], hint: str = "") -> Path:
     """The first of the files `names` in the run that `path` means, see `find_run`."""
+
+    def first_in(folder: Path) -> list[Path]:
+        return [folder / name for name in names if (folder / name).is_file()][:1]
+
     wanted = " or ".join(names)
     if path is None:
-        found = [file for run in RUNS.glob("*") if (file := _first_file([run], names))]
+        found = [file for run in RUNS.glob("*") for file in first_in(run)]
         if not found:
             raise FileNotFoundError(f"there is no run under {RUNS}/ with {wanted} yet: train one with python train.py")
         return max(found, key=lambda file: file.stat().st_mtime)
     if not path.exists():
         raise FileNotFoundError(f"there is no {path}: give a run's folder such as runs/NAME, or a file in it")
-    file = _first_file([path, *path.parents[:3], *path.absolute().parents[:3]], names)
-    if file is None:
-        raise FileNotFoundError(f"{path} is not a run folder with {wanted}, nor inside one{hint}")
-    return file
-
-
-def _first_file(folders: Iterable[Path], names: list[str]) -> Path | None:
-    return next((folder / name for folder in folders for name in names if (folder / name).is_file()), None)
+    for folder in (path, *path.parents[:3], *path.absolute().parents[:3]):
+        if file := first_in(folder):
+            return file[0]
+    raise FileNotFoundError(f"{path} is not a run folder with {wanted}, nor inside one{hint}")
 
 
 def _check_config(path: Path) -> None:

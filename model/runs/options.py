@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import re
 import warnings
@@ -63,58 +64,51 @@ def expand(args: list[str], default_config: Path) -> tuple[str, list[str]]:
             contradict each other.
     """
     subcommand, args = (args[0], args[1:]) if args and args[0] in SUBCOMMANDS else ("fit", args)
-    # The model and the data share this number; configs have it as an option of the model.
-    args = [re.sub("^--data.context_length(?==|$)", "--model.gpt.context_length", arg) for arg in args]
     if args and not args[0].startswith("-"):
         raise ValueError(f"unknown subcommand {args[0]!r}: write fit (or nothing), or validate")
+    # The model and the data share this number; configs have it as an option of the model.
+    args = [re.sub("^--data.context_length(?==|$)", "--model.gpt.context_length", arg) for arg in args]
     if "--help" in args or "-h" in args:
         return subcommand, args
     for before, arg in pairwise(args):
         if arg in SUBCOMMANDS and (not before.startswith("-") or "=" in before):  # and is not the value of an option
             raise ValueError(f"the subcommand comes first: python train.py {arg} --option ...")
-    config = [] if has_option(args, "--config", "-c") else ["--config", str(default_config)]
-    resume, args = take_option(args, "--resume")
+    resume, checkpoint, args = take_runs(args)
+    has_config = any(arg.split("=")[0] in ("--config", "-c") for arg in args)
+    config = default_config
     if subcommand == "validate":
         if resume is not None:
             raise ValueError(f"validate does not take --resume: write --ckpt_path {resume}")
-        given, args = take_option(args, "--ckpt_path")
-        checkpoint = find_checkpoint(given or None)
+        checkpoint = find_checkpoint(checkpoint or None)
         run_config = checkpoint.parent.parent / CONFIG
-        if config and run_config.exists():
-            config = ["--config", str(run_config)]
-        return subcommand, [*config, *args, "--ckpt_path", str(checkpoint)]
-    if resume is None:
-        return subcommand, [*config, *args]
-    if has_option(args, "--ckpt_path"):
-        raise ValueError(
-            "--resume and --ckpt_path exclude each other: write --resume FILE to resume from a certain checkpoint of "
-            "a run, or --ckpt_path FILE to start a new run from it"
-        )
-    run_dir, checkpoint = resume_point(Path(resume))
-    config = ["--config", str(run_dir / CONFIG)]
-    return subcommand, [*config, *args, "--resume", str(run_dir), "--ckpt_path", str(checkpoint)]
+        config = run_config if run_config.exists() else default_config
+    elif resume is not None:
+        if checkpoint is not None:
+            raise ValueError(
+                "--resume and --ckpt_path exclude each other: write --resume FILE to resume from a certain checkpoint "
+                "of a run, or --ckpt_path FILE to start a new run from it"
+            )
+        run_dir, checkpoint = resume_point(Path(resume))
+        config, has_config = run_dir / CONFIG, False  # a --config comes after the run's own
+        args = [*args, "--resume", str(run_dir)]
+    if checkpoint is not None:
+        args = [*args, "--ckpt_path", str(checkpoint)]
+    return subcommand, args if has_config else ["--config", str(config), *args]
 
 
-def has_option(args: list[str], *names: str) -> bool:
-    return any(arg.split("=")[0] in names for arg in args)
-
-
-def take_option(args: list[str], name: str) -> tuple[str | None, list[str]]:
-    """The value of `--name VALUE` or `--name=VALUE`, None without it, and the other arguments.
-
-    Raises ValueError if it has no value, or is given twice.
-    """
-    places = [i for i, arg in enumerate(args) if arg.split("=")[0] == name]
-    if not places:
-        return None, args
-    if len(places) > 1:
-        raise ValueError(f"{name} is given {len(places)} times: keep one")
-    [i] = places
-    if "=" in args[i]:
-        return args[i].split("=", 1)[1], args[:i] + args[i + 1 :]
-    if i + 1 == len(args):
-        raise ValueError(f"{name} needs a value")
-    return args[i + 1], args[:i] + args[i + 2 :]
+def take_runs(args: list[str]) -> tuple[str | None, str | None, list[str]]:
+    """The values of --resume and --ckpt_path, and the other arguments. Raises ValueError if one is given twice."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--resume", action="append", default=[])
+    parser.add_argument("--ckpt_path", action="append", default=[])
+    try:
+        given, others = parser.parse_known_args(args)
+    except argparse.ArgumentError as error:  # no value
+        raise ValueError(str(error)) from error
+    for name, values in vars(given).items():
+        if len(values) > 1:
+            raise ValueError(f"--{name} is given {len(values)} times: keep one")
+    return next(iter(given.resume), None), next(iter(given.ckpt_path), None), others
 
 
 def quiet() -> None:
