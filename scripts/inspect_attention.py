@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import re
 import sys
 from pathlib import Path
@@ -38,10 +39,15 @@ PERIOD = 32  # distinct tokens of the repeated probe, in a context that has room
 def main(argv: list[str] | None = None) -> None:
     arguments = build_parser().parse_args(argv)
     check(arguments)
+
+    from model.files import write_atomically
+    from model.inspection.archive import AttentionArchive
+    from model.inspection.page import Captures, attention_page
+
     compared = [arguments.compare] if arguments.compare else []
     if arguments.prompt is None:
         runs = [recorded_run(path) for path in (arguments.run, *compared)]
-        shown = [recorded(run) for run in runs]
+        shown = [Captures.of(AttentionArchive.open(run / ATTENTION), run.resolve().name) for run in runs]
         output = arguments.output or runs[0] / "attention.html"
     else:
         shown = read_prompt([arguments.checkpoint, *compared], prompt_text(arguments.prompt))
@@ -49,30 +55,24 @@ def main(argv: list[str] | None = None) -> None:
     if output.suffix == ".png":
         draw(shown[0], output, arguments)
         print(f"wrote {output}")
-        return
-
-    from model.files import write_atomically
-    from model.inspection.page import attention_page
-
-    page = attention_page(shown, " and ".join(captures.name for captures in shown))
-    with writing(output):
-        write_atomically(output, page.encode())
-    print(f"wrote {output}; open it in a browser")
+    else:
+        page = attention_page(shown, " and ".join(captures.name for captures in shown))
+        with writing(output):
+            write_atomically(output, page.encode())
+        print(f"wrote {output}; open it in a browser")
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The options. Each help text names the unit and the default."""
     parser = Parser(prog="inspect_attention.py", description=DESCRIPTION)
-    add = parser.add_argument
-    add("--run", type=Path, metavar="PATH", help="run folder whose recorded maps are shown (default: the newest)")
-    add("--checkpoint", type=Path, metavar="PATH", help="checkpoint file or run folder that reads --prompt")
-    add("--prompt", metavar="TEXT", help="text to read, at most a context long; - reads it from standard input")
-    compared = "another run, or with --prompt another checkpoint, beside the first"
-    add("--compare", type=Path, metavar="PATH", help=compared)
+    add = functools.partial(parser.add_argument, metavar="PATH", type=Path)
+    add("--run", help="run folder whose recorded maps are shown (default: the newest)")
+    add("--checkpoint", help="checkpoint file or run folder that reads --prompt")
+    reads = "text to read, at most a context long; - reads it from standard input"
+    parser.add_argument("--prompt", metavar="TEXT", help=reads)
+    add("--compare", help="another run, or with --prompt another checkpoint, beside the first")
     add(
         "--output",
-        type=Path,
-        metavar="PATH",
         help=".html or .png file to write (default: attention.html, in the run's folder or for a prompt here)",
     )
     picture = parser.add_argument_group("for a PNG")
@@ -116,13 +116,6 @@ def recorded_run(path: Path | None) -> Path:
     """The run folder with recorded maps that a person means; None means the newest. Raises FileNotFoundError."""
     hint = f": look at its checkpoint with --checkpoint {path} --prompt TEXT, or train with the recording on"
     return find_run(path, HEAD_SCORES, hint)
-
-
-def recorded(run: Path) -> Captures:
-    from model.inspection.archive import AttentionArchive
-    from model.inspection.page import Captures
-
-    return Captures.of(AttentionArchive.open(run / ATTENTION), run.resolve().name)
 
 
 def read_prompt(checkpoints: list[Path | None], prompt: str) -> list[Captures]:
