@@ -149,7 +149,7 @@ class TextStream:
             return self.end() + "\N{REPLACEMENT CHARACTER}"
 
     def end(self) -> str:
-        """A replacement character for one that was begun and not completed, else nothing."""
+        """A replacement character for an incomplete character, else nothing."""
         text = self.decoder.decode(b"", final=True)
         self.decoder.reset()
         return text

@@ -1,4 +1,4 @@
-"""Shows what a GPT attends to: the maps recorded while it was trained, or those of a prompt of yours."""
+"""Shows what a GPT attends to: the maps recorded while it was trained, or those for a prompt."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DESCRIPTION = """\
 Writes one HTML page of attention maps that opens without a network, or a PNG, layers down and heads across.
 
   --run runs/NAME                            the maps recorded during training, step by step
-  --checkpoint runs/NAME --prompt "def f("   the maps of one model on a text of yours
+  --checkpoint runs/NAME --prompt "def f("   the maps of one model on your own text
   --output maps.png                          a picture instead of a page, in both cases
   --compare runs/OTHER                       a second run or checkpoint beside the first
 
