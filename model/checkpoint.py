@@ -1,4 +1,4 @@
-"""Back from a checkpoint file to a GPT. Training writes the files, see model/training/checkpointing.py."""
+"""From a checkpoint file back to a GPT. Training writes the files, see model/runs/checkpoints.py."""
 
 import pickle
 import zipfile
@@ -11,36 +11,6 @@ from model.gpt import GPT, GPTConfig
 
 # The module that trains a GPT holds it as its attribute `gpt`.
 WEIGHT_PREFIX = "gpt."
-
-
-def find_checkpoint(path: str | Path | None = None, runs_dir: str | Path = "runs") -> Path:
-    """The checkpoint file that a person means.
-
-    Args:
-        path: a checkpoint, or a run's folder (its best.ckpt, else its last.ckpt); None for the newest run that has one.
-        runs_dir: where runs are, for None.
-
-    Raises:
-        FileNotFoundError: if there is none.
-    """
-    if path is not None:
-        path = Path(path)
-        if path.is_file():
-            return path
-        if not path.is_dir():
-            raise FileNotFoundError(f"there is no {path}: give a checkpoint file, or a run's folder such as runs/NAME")
-        found = _checkpoint_of_run(path)
-        if found is None:
-            raise FileNotFoundError(
-                f"{path} holds no checkpoint: expected checkpoints/best.ckpt or checkpoints/last.ckpt"
-            )
-        return found
-    checkpoints = [found for run in Path(runs_dir).glob("*") if (found := _checkpoint_of_run(run))]
-    if not checkpoints:
-        raise FileNotFoundError(
-            f"there is no run under {runs_dir}/ yet: train one with python train.py, or name a file"
-        )
-    return max(checkpoints, key=lambda checkpoint: checkpoint.stat().st_mtime)
 
 
 def load_gpt(path: str | Path, device: str | torch.device = "cpu") -> tuple[GPT, dict[str, Any]]:
@@ -118,10 +88,3 @@ def verify_checkpoint(path: Path) -> None:
         raise ValueError(f"{path} is damaged, or no checkpoint: {error}") from error
     if damaged is not None:
         raise ValueError(f"{path} is damaged: {damaged} does not match its checksum")
-
-
-def _checkpoint_of_run(run: Path) -> Path | None:
-    for name in ("best.ckpt", "last.ckpt"):
-        if (run / "checkpoints" / name).is_file():
-            return run / "checkpoints" / name
-    return None

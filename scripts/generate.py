@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import codecs
-import os
 import sys
+from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 if not __package__:  # run as a file, Python looks for modules beside it and not in the repository's root
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.parser import Parser, sentence
+from model.runs.command_line import exit_status
+from model.runs.folder import find_checkpoint
+from scripts.parser import Parser
 from scripts.prompting import decoded, open_checkpoint, prompt_text
 
 if TYPE_CHECKING:
@@ -24,42 +26,35 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Continues a prompt with a trained GPT and writes the text as it is drawn. Everything it needs is in the checkpoint.
 The window slides: of a prompt longer than the model's context only the end is read, and a text that outgrows the
-context is gone on with from the last half of it. A text ends early where the model ends its document."""
+context continues from the last half of it. A text ends early where the model ends its document."""
+
+# A model can write any byte; on a terminal a control character would act instead of show.
+CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {127: 0x2421}
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs the command line; returns the exit status: 0, 2 for a mistake, 130 when interrupted."""
+@exit_status("generate.py")
+def main(argv: list[str] | None = None) -> None:
     arguments = build_parser().parse_args(argv)
+    if sys.stdout is None:
+        raise ValueError("standard output is closed, so the text has nowhere to go")
+    if arguments.num_samples < 1:
+        raise ValueError(f"--num_samples must be at least 1, not {arguments.num_samples}")
+    if arguments.seed is not None and not 0 <= arguments.seed < 2**63:
+        raise ValueError(f"--seed must lie in 0..2^63 - 1, not {arguments.seed}")
+    file = arguments.prompt_file
+    prompt = prompt_text(arguments.prompt) if file is None else decoded(file.read_bytes(), str(file))
     try:
-        write_samples(arguments)
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except KeyboardInterrupt:
-        print()
-        return 130
-    except (ValueError, OSError) as error:
-        print(f"generate.py: {sentence(error)}", file=sys.stderr)
-        return 2
+        generate(arguments, prompt)
     except (MemoryError, RuntimeError) as error:
         # PyTorch has no type of its own for a processor's memory that is used up, but says the same as for a GPU's.
         if isinstance(error, RuntimeError) and "tried to allocate" not in str(error).lower():
             raise
-        print(
-            f"generate.py: the memory is too small for --num_samples {arguments.num_samples}: ask for fewer",
-            file=sys.stderr,
-        )
-        return 2
-    return 0
+        raise ValueError(f"the memory is too small for --num_samples {arguments.num_samples}: ask for fewer") from error
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The options; each help text names the unit and the default."""
-    parser = Parser(
-        prog="generate.py",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    """The options. Each help text names the unit and the default."""
+    parser = Parser(prog="generate.py", description=DESCRIPTION)
     add = parser.add_argument
     add("--checkpoint", type=Path, metavar="PATH", help="checkpoint file or run folder (default: newest under runs/)")
     prompt = parser.add_mutually_exclusive_group()
@@ -85,23 +80,10 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def write_samples(arguments: argparse.Namespace) -> None:
-    """Draws all samples together; the first appears while it is drawn, the others after it.
+def generate(arguments: argparse.Namespace, prompt: str) -> None:
+    """Draws all samples together and writes them. Raises ValueError or OSError with a sentence for the person."""
+    import torch  # takes a second: --help and mistakes in the options need not wait for it
 
-    Raises:
-        ValueError, OSError: with a sentence for the person.
-    """
-    if sys.stdout is None:
-        raise ValueError("standard output is closed, so the text has nowhere to go")
-    if arguments.num_samples < 1:
-        raise ValueError(f"--num_samples must be at least 1, not {arguments.num_samples}")
-    if arguments.seed is not None and not 0 <= arguments.seed < 2**63:
-        raise ValueError(f"--seed must lie in 0..2^63 - 1, not {arguments.seed}")
-    prompt = read_prompt(arguments)
-
-    import torch  # takes a second: --help and mistakes above need not wait for it
-
-    from model.checkpoint import find_checkpoint
     from model.generation import stream
     from model.kernels import record_cuda_graph
 
@@ -114,7 +96,7 @@ def write_samples(arguments: argparse.Namespace) -> None:
     else:
         generator.manual_seed(arguments.seed)
 
-    # Before its first token every document of the training text has an end-of-text, so that is how one starts.
+    # Every document of the training text begins after an end-of-text token, so an empty prompt is that token.
     prompt_tokens = tokenizer.encode(prompt) or [tokenizer.end_of_text]
     # 2^44 rows are more than any memory can hold; sizes beyond 64 bits would fail in ways of their own.
     prompts = torch.tensor([prompt_tokens], device=device).repeat(min(arguments.num_samples, 2**44), 1)
@@ -129,53 +111,27 @@ def write_samples(arguments: argparse.Namespace) -> None:
         stop_token=tokenizer.end_of_text,
         record=record_cuda_graph if device.type == "cuda" else None,
     )
-    first_tokens = next(new_tokens)  # takes the memory for all samples, so nothing is written where that is too much
+    first_tokens = next(new_tokens)  # takes the memory for all samples, before anything is written
     print(f"{checkpoint}, step {step}, on {device}", file=sys.stderr)
-    first, *others = [TextStream(tokenizer) for _ in range(arguments.num_samples)]
-    titled = bool(others)
-    write_text(title(1, titled) + prompt)
-    waiting = [""] * len(others)
-    for tokens in chain([first_tokens], new_tokens):
-        token, *rest = tokens.tolist()
-        write_text(first.feed(token))
-        waiting = [text + other.feed(token) for text, other, token in zip(waiting, others, rest, strict=True)]
-    write_text(first.end() + "\n")
-    for number, (text, other) in enumerate(zip(waiting, others, strict=True), start=2):
-        write_text(title(number, titled) + prompt + text + other.end() + "\n")
-
-
-def read_prompt(arguments: argparse.Namespace) -> str:
-    """The text to continue. Raises ValueError where it is not UTF-8, OSError where it cannot be read."""
-    path = arguments.prompt_file
-    if path is None:
-        return prompt_text(arguments.prompt)
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise OSError(f"--prompt_file {path} cannot be read: {error.strerror}") from error
-    return decoded(content, str(path))
+    write_samples(prompt, chain([first_tokens], new_tokens), arguments.num_samples, tokenizer)
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of that name; for "auto" the machine's accelerator, else its processor.
-
-    Raises:
-        ValueError: if this machine or this PyTorch has no such device.
-    """
+    """The device of that name; "auto" is the accelerator, else the CPU. Raises ValueError if there is none such."""
     import torch
 
     if name == "auto":
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     try:
         device = torch.empty(0, device=name).device
-        torch.Generator(device)  # what has no random numbers, such as "meta", cannot write
+        torch.Generator(device)  # fails for a device without random numbers, such as "meta"
         return device
     except (RuntimeError, AssertionError) as error:  # the latter from a PyTorch built without CUDA
-        raise ValueError(f"--device {name} is not to be had here: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"--device {name} is not available here: {str(error).splitlines()[0]}") from error
 
 
 class TextStream:
-    """Tokens in, text out as soon as it is whole: a character can be spread over several tokens."""
+    """Turns tokens into text. A character spread over several tokens appears with the last of them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -183,7 +139,7 @@ class TextStream:
         self.ended = False
 
     def feed(self, token: int) -> str:
-        """The characters that `token` completes; none from the end of the text on."""
+        """The characters that `token` completes; none after the end of the text."""
         self.ended = self.ended or token == self.tokenizer.end_of_text
         if self.ended:
             return ""
@@ -193,28 +149,38 @@ class TextStream:
             return self.end() + "\N{REPLACEMENT CHARACTER}"
 
     def end(self) -> str:
-        """What shows of a character that was begun and not completed."""
+        """A replacement character for an incomplete character, else nothing."""
         text = self.decoder.decode(b"", final=True)
         self.decoder.reset()
         return text
 
 
-def title(number: int, titled: bool) -> str:
-    return f"--- sample {number} ---\n" if titled else ""
+def write_samples(prompt: str, new_tokens: Iterable[torch.Tensor], num_samples: int, tokenizer: Tokenizer) -> None:
+    """Writes the first sample token by token, then the others. new_tokens: (num_samples,) at each position."""
+
+    def title(number: int) -> str:
+        return f"--- sample {number} ---\n" if num_samples > 1 else ""
+
+    first, *others = [TextStream(tokenizer) for _ in range(num_samples)]
+    waiting = [""] * len(others)
+    write_text(title(1) + prompt)
+    for tokens in new_tokens:
+        token, *rest = tokens.tolist()
+        write_text(first.feed(token))
+        waiting = [text + other.feed(token) for text, other, token in zip(waiting, others, rest, strict=True)]
+    write_text(first.end() + "\n")
+    for number, (text, other) in enumerate(zip(waiting, others, strict=True), start=2):
+        write_text(title(number) + prompt + text + other.end() + "\n")
 
 
 def write_text(text: str) -> None:
-    """Writes to standard output at once, whichever characters it can show."""
+    """Writes to standard output at once; a character that its encoding lacks becomes a question mark."""
     encoding = sys.stdout.encoding or "utf-8"
     text = text.encode(encoding, errors="replace").decode(encoding)
     if sys.stdout.isatty():
         text = text.translate(CONTROL_PICTURES)
     sys.stdout.write(text)
     sys.stdout.flush()
-
-
-# A model can write any byte; on a terminal a control character would act instead of show.
-CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {127: 0x2421}
 
 
 if __name__ == "__main__":

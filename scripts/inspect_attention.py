@@ -1,8 +1,9 @@
-"""Shows what a GPT attends to: the maps recorded while it was trained, or those of a prompt of yours."""
+"""Shows what a GPT attends to: the maps recorded while it was trained, or those for a prompt."""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import re
 import sys
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING
 if not __package__:  # run as a file, Python looks for modules beside it and not in the repository's root
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.parser import Parser, sentence, writing
+from model.runs.command_line import exit_status
+from model.runs.folder import ATTENTION, CHECKPOINTS, HEAD_SCORES, find_checkpoint, find_run
+from scripts.parser import Parser, check_output, writing
 from scripts.prompting import open_checkpoint, prompt_text
 
 if TYPE_CHECKING:
@@ -23,52 +26,53 @@ DESCRIPTION = """\
 Writes one HTML page of attention maps that opens without a network, or a PNG, layers down and heads across.
 
   --run runs/NAME                            the maps recorded during training, step by step
-  --checkpoint runs/NAME --prompt "def f("   the maps of one model on a text of yours
+  --checkpoint runs/NAME --prompt "def f("   the maps of one model on your own text
   --output maps.png                          a picture instead of a page, in both cases
   --compare runs/OTHER                       a second run or checkpoint beside the first
 
 With neither --run nor --checkpoint it is the newest run under runs/."""
 
-PERIOD = 32  # random tokens of the repeated probe, where the context has room for twice as many
+PERIOD = 32  # distinct tokens of the repeated probe, in a context that has room for twice as many
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs the command line; returns the exit status: 0, 2 for a mistake, 130 when interrupted."""
+@exit_status("inspect_attention.py")
+def main(argv: list[str] | None = None) -> None:
     arguments = build_parser().parse_args(argv)
-    try:
-        output = inspect(arguments)
-    except KeyboardInterrupt:
-        print()
-        return 130
-    except (ValueError, OSError) as error:
-        print(f"inspect_attention.py: {sentence(error)}", file=sys.stderr)
-        return 2
-    print(f"wrote {output}" + ("" if output.suffix == ".png" else "; open it in a browser"))
-    return 0
+    check(arguments)
+
+    from model.files import write_atomically
+    from model.inspection.archive import AttentionArchive
+    from model.inspection.page import Captures, attention_page
+
+    compared = [arguments.compare] if arguments.compare else []
+    if arguments.prompt is None:
+        runs = [recorded_run(path) for path in (arguments.run, *compared)]
+        shown = [Captures.of(AttentionArchive.open(run / ATTENTION), run.resolve().name) for run in runs]
+        output = arguments.output or runs[0] / "attention.html"
+    else:
+        shown = read_prompt([arguments.checkpoint, *compared], prompt_text(arguments.prompt))
+        output = arguments.output or Path("attention.html")
+    if output.suffix == ".png":
+        draw(shown[0], output, arguments)
+        print(f"wrote {output}")
+    else:
+        page = attention_page(shown, " and ".join(captures.name for captures in shown))
+        with writing(output):
+            write_atomically(output, page.encode())
+        print(f"wrote {output}; open it in a browser")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The options; each help text names the unit and the default."""
-    parser = Parser(
-        prog="inspect_attention.py",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add("--run", type=Path, metavar="PATH", help="run folder whose recorded maps are shown (default: the newest)")
-    add("--checkpoint", type=Path, metavar="PATH", help="checkpoint file or run folder that reads --prompt")
-    add("--prompt", metavar="TEXT", help="text to read, at most a context long; - reads it from standard input")
-    add(
-        "--compare",
-        type=Path,
-        metavar="PATH",
-        help="another run, or with --prompt another checkpoint, beside the first",
-    )
+    """The options. Each help text names the unit and the default."""
+    parser = Parser(prog="inspect_attention.py", description=DESCRIPTION)
+    add = functools.partial(parser.add_argument, metavar="PATH", type=Path)
+    add("--run", help="run folder whose recorded maps are shown (default: the newest)")
+    add("--checkpoint", help="checkpoint file or run folder that reads --prompt")
+    reads = "text to read, at most a context long; - reads it from standard input"
+    parser.add_argument("--prompt", metavar="TEXT", help=reads)
+    add("--compare", help="another run, or with --prompt another checkpoint, beside the first")
     add(
         "--output",
-        type=Path,
-        metavar="PATH",
         help=".html or .png file to write (default: attention.html, in the run's folder or for a prompt here)",
     )
     picture = parser.add_argument_group("for a PNG")
@@ -77,37 +81,10 @@ def build_parser() -> argparse.ArgumentParser:
     picture.add_argument(
         "--probe",
         choices=("text", "repeated"),
-        help="draw the maps of the text, or of random tokens that come twice (default: text)",
+        help="draw the maps of the text, or of repeated random tokens (default: text)",
     )
-    picture.add_argument("--scores", action="store_true", help="draw every head's scores over the steps, not maps")
+    picture.add_argument("--scores", action="store_true", help="draw all scores of all heads over the steps, not maps")
     return parser
-
-
-def inspect(arguments: argparse.Namespace) -> Path:
-    """Writes what was asked for and returns where it is.
-
-    Raises:
-        ValueError, OSError: with a sentence for the person.
-    """
-    check(arguments)
-    if arguments.prompt is None:
-        run = newest_run() if arguments.run is None else find_run(arguments.run)
-        shown = [recorded(run), *([recorded(find_run(arguments.compare))] if arguments.compare else [])]
-        output = arguments.output or run / "attention.html"
-    else:
-        prompt = prompt_text(arguments.prompt)
-        shown = read_prompt([arguments.checkpoint, *([arguments.compare] if arguments.compare else [])], prompt)
-        output = arguments.output or Path("attention.html")
-    if output.suffix == ".png":
-        draw(shown[0], output, arguments)
-    else:
-        from model.files import write_atomically
-        from model.inspection.page import attention_page
-
-        page = attention_page(shown, " and ".join(captures.name for captures in shown))
-        with writing(output):
-            write_atomically(output, page.encode())
-    return output
 
 
 def check(arguments: argparse.Namespace) -> None:
@@ -123,53 +100,26 @@ def check(arguments: argparse.Namespace) -> None:
         )
     if arguments.prompt == "":
         raise ValueError("--prompt is empty: give it at least two tokens, so that there is something to attend to")
-    output = arguments.output
-    if output and output.suffix not in (".html", ".png"):
-        raise ValueError(f"--output {output} must end in .html, for a page, or .png, for a picture")
-    if output and not output.parent.is_dir():
-        raise FileNotFoundError(f"--output {output}: there is no folder {output.parent}")
-    if output and output.is_dir():
-        raise ValueError(f"--output {output} is a folder: name a file in it")
-    if output and output.suffix == ".png":
-        if arguments.compare:
-            raise ValueError("a PNG shows one model: to --compare, write a page, --output NAME.html")
-        return
-    for name in ("step", "head", "probe", "scores"):
-        if getattr(arguments, name) not in (None, False):
-            raise ValueError(f"--{name} chooses what a PNG shows (the page shows all): add --output NAME.png")
+    check_output(arguments.output, ".html", ".png")
+    choices = [f"--{name}" for name in ("step", "head", "probe") if getattr(arguments, name) is not None]
+    if arguments.output is None or arguments.output.suffix == ".html":
+        if choices or arguments.scores:
+            choice = [*choices, "--scores"][0]
+            raise ValueError(f"{choice} chooses what a PNG shows (the page shows all): add --output NAME.png")
+    elif arguments.compare:
+        raise ValueError("a PNG shows one model: to --compare, write a page, --output NAME.html")
+    elif arguments.scores and choices:
+        raise ValueError(f"--scores draws all heads over all steps: leave out {choices[0]}")
 
 
-def find_run(path: Path) -> Path:
-    """The run folder that a person means by itself or by anything in it. Raises FileNotFoundError."""
-    if not path.exists():
-        raise FileNotFoundError(f"there is no {path}: give a run's folder, such as runs/NAME")
-    for folder in (path, *path.absolute().parents[:3]):
-        if (folder / "attention" / "scores.jsonl").exists():
-            return folder
-    raise FileNotFoundError(
-        f"{path} has no recorded maps (attention/scores.jsonl): "
-        f"look at its checkpoint with --checkpoint {path} --prompt TEXT, or train with the recording on"
-    )
-
-
-def newest_run(runs_dir: Path = Path("runs")) -> Path:
-    """The run that recorded last. Raises FileNotFoundError if none did."""
-    recordings = list(runs_dir.glob("*/attention/scores.jsonl"))
-    if not recordings:
-        raise FileNotFoundError(f"there are no recorded maps under {runs_dir}/ yet: train with python train.py")
-    return max(recordings, key=lambda path: path.stat().st_mtime).parents[1]
-
-
-def recorded(run: Path) -> Captures:
-    from model.inspection.archive import AttentionArchive
-    from model.inspection.page import Captures
-
-    return Captures.of(AttentionArchive.open(run / "attention"), run.resolve().name)
+def recorded_run(path: Path | None) -> Path:
+    """The run folder with recorded maps that a person means; None means the newest. Raises FileNotFoundError."""
+    hint = f": look at its checkpoint with --checkpoint {path} --prompt TEXT, or train with the recording on"
+    return find_run(path, HEAD_SCORES, hint)
 
 
 def read_prompt(checkpoints: list[Path | None], prompt: str) -> list[Captures]:
-    """What each model attends to in the prompt, and in random tokens that come twice."""
-    from model.checkpoint import find_checkpoint
+    """What each model attends to in the prompt, and in random tokens that are repeated."""
     from model.inspection.archive import Probe
     from model.inspection.page import Captures
     from model.inspection.recorder import take_snapshot
@@ -197,27 +147,27 @@ def read_prompt(checkpoints: list[Path | None], prompt: str) -> list[Captures]:
 
 
 def repeated_probe(checkpoint: Path, tokenizer: Tokenizer, context: int) -> Probe:
-    """Random tokens that come twice: those of the checkpoint's run, which the model has met, or else any."""
+    """Random tokens, repeated: those recorded in the checkpoint's run if there are any, else new ones."""
     from model.inspection.archive import AttentionArchive, Probe
     from model.inspection.recorder import repeated_tokens
 
     try:
-        archive = AttentionArchive.open(checkpoint.absolute().parents[1] / "attention")
+        archive = AttentionArchive.open(checkpoint.absolute().parents[1] / ATTENTION)
         if archive.tokenizer == tokenizer.fingerprint and len(archive.probes["repeated"].tokens) <= context:
             return archive.probes["repeated"]
     except (OSError, ValueError, KeyError):
-        pass  # no recorded run, or a damaged one: the prompt can be read without it
+        pass  # a missing or damaged recording is not needed to read a prompt
     period = min(PERIOD, (context - 1) // 2, tokenizer.vocab_size - 1)
     tokens = repeated_tokens(range(tokenizer.vocab_size), period, first=tokenizer.end_of_text)
     return Probe(tokens, [tokenizer.label(token) for token in tokens], period)
 
 
 def model_name(checkpoint: Path) -> str:
-    return checkpoint.absolute().parents[1].name if checkpoint.parent.name == "checkpoints" else checkpoint.stem
+    return checkpoint.absolute().parents[1].name if checkpoint.parent.name == CHECKPOINTS else checkpoint.stem
 
 
 def draw(captures: Captures, output: Path, arguments: argparse.Namespace) -> None:
-    """The PNG: maps of one step as a grid, or all scores over the steps."""
+    """Writes the PNG: the maps of one step as a grid, or all scores over the steps."""
     import numpy as np
 
     from model.inspection.heads import SCORES
@@ -229,7 +179,7 @@ def draw(captures: Captures, output: Path, arguments: argparse.Namespace) -> Non
         raise ValueError(f"{captures.name} has no recorded maps")
     if arguments.scores:
         if len(steps) < 2:
-            raise ValueError(f"{captures.name} has been looked at once only: --scores needs a run with several steps")
+            raise ValueError(f"{captures.name} was recorded at one step only: --scores needs a run with several steps")
         scores = {name: np.stack([snapshot.scores[name] for snapshot in captures.snapshots]) for name in SCORES}
         with writing(output):
             score_curves(steps, scores, output, captures.name, formation_steps(captures))
@@ -249,7 +199,7 @@ def draw(captures: Captures, output: Path, arguments: argparse.Namespace) -> Non
 
 
 def chosen_head(name: str | None, layers: int, heads: int) -> tuple[list[int] | None, list[int] | None]:
-    """From LAYER.HEAD to which layers and heads to draw, None for all. Raises ValueError."""
+    """The layers and the heads to draw for LAYER.HEAD, None for all. Raises ValueError for a head that is not there."""
     if name is None:
         return None, None
     match = re.fullmatch(r"(\d+)\.(\d+)", name)

@@ -1,4 +1,4 @@
-"""How every script answers a mistake in what was typed."""
+"""What the scripts share on their command lines: the parser, types of options, and the file that is written."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from pathlib import Path
 
 
 class Parser(argparse.ArgumentParser):
-    """Answers a mistake with one sentence, without the usage."""
+    """Answers a mistake with one sentence, without the usage, and takes no abbreviated options."""
+
+    def __init__(self, **options) -> None:
+        super().__init__(**{"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter} | options)
 
     def error(self, message: str) -> None:
-        script = self.prog.split()[0]  # a subcommand has its own name behind it
+        script = self.prog.split()[0]  # a subcommand's prog ends in its own name
         self.exit(2, f"{script}: {message}; --help lists the options\n")
 
 
@@ -30,16 +33,21 @@ def at_least(minimum: float, number: type = int) -> Callable[[str], float]:
     return convert
 
 
-def sentence(error: Exception) -> str:
-    """What is wrong; of a failure of the system, which file met it and how, without the number."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error)
+def check_output(output: Path | None, *suffixes: str) -> None:
+    """Raises ValueError or FileNotFoundError for an --output that cannot be written; None is accepted."""
+    if output is None:
+        return
+    if output.suffix not in suffixes:
+        raise ValueError(f"--output {output} must end in {' or '.join(suffixes)}")
+    if not output.parent.is_dir():
+        raise FileNotFoundError(f"--output {output}: there is no folder {output.parent}")
+    if output.is_dir():
+        raise ValueError(f"--output {output} is a folder: name a file in it")
 
 
 @contextmanager
 def writing(output: Path) -> Iterator[None]:
-    """Says so where `output` cannot be written; what fails at another file is not touched."""
+    """Says so where `output` cannot be written. Failures at other files pass unchanged."""
     try:
         yield
     except OSError as error:

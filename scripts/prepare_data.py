@@ -1,95 +1,86 @@
-"""Tokenises ahead of time what a training run will read, and says where the tokens are."""
+"""Tokenises ahead of time the text that a training run will read, and says where the tokens are."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import yaml
-
-ROOT = Path(__file__).resolve().parents[1]
 if not __package__:  # run as a file, Python looks for modules beside it and not in the repository's root
-    sys.path.insert(0, str(ROOT))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from jsonargparse import ArgumentParser  # noqa: E402
+from model.runs.command_line import exit_status, parse
+from scripts.parser import Parser
 
-from data.module import TextDataModule  # noqa: E402
-from model.training.command_line import sentence  # noqa: E402
-from scripts.parser import Parser  # noqa: E402
+if TYPE_CHECKING:
+    from data.module import TextDataModule
 
-
-def main(argv: list[str] | None = None) -> int:
-    """Runs the command line; returns the exit status: 0, 2 for a mistake, 130 when interrupted."""
-    argv = sys.argv[1:] if argv is None else argv
-    config, options = config_option().parse_known_args(argv)
-    parser = data_options()
-    try:
-        data = json.dumps(data_section(config.config))
-        arguments = parser.parse_args(["--data", data, *options])
-        print(report(TextDataModule(**arguments.data.as_dict())))
-    except KeyboardInterrupt:
-        print(
-            "prepare_data.py: stopped; what is finished is kept, and the next call goes on behind it", file=sys.stderr
-        )
-        return 130
-    except (ValueError, TypeError, OSError, argparse.ArgumentError) as error:
-        print(f"prepare_data.py: {sentence(error)}", file=sys.stderr)
-        return 2
-    return 0
+DEFAULT_CONFIG = Path(__file__).resolve().parents[1] / "configs" / "default.yaml"
 
 
-def config_option() -> argparse.ArgumentParser:
-    parser = Parser(prog="prepare_data.py", add_help=False, allow_abbrev=False)
-    parser.add_argument(
+@exit_status("prepare_data.py", (ValueError, TypeError, OSError))
+def main(argv: list[str] | None = None) -> None:
+    from jsonargparse import ArgumentParser
+
+    from data.module import TextDataModule
+
+    config_option = Parser(prog="prepare_data.py", add_help=False)
+    config_option.add_argument(
         "--config",
         type=Path,
-        default=ROOT / "configs" / "default.yaml",
+        default=DEFAULT_CONFIG,
         metavar="PATH",
         help="YAML of a training run; its data part is read (default: configs/default.yaml)",
     )
-    return parser
-
-
-def data_options() -> ArgumentParser:
-    """The options of TextDataModule as train.py has them, so that both come to the same tokens."""
+    known, options = config_option.parse_known_args(argv)
+    # The options of TextDataModule as train.py has them, so that both find the same tokens.
     parser = ArgumentParser(
         prog="prepare_data.py",
         description=__doc__,
         exit_on_error=False,
         allow_abbrev=False,
-        parents=[config_option()],
+        parents=[config_option],
     )
     parser.add_class_arguments(TextDataModule, "data")
-    return parser
+    arguments = parse(parser, ["--data", json.dumps(data_section(known.config)), *options])
+    try:
+        print(prepare(TextDataModule(**arguments.data.as_dict())))
+    except KeyboardInterrupt:
+        print(
+            "prepare_data.py: stopped; what is finished is kept, and the next call continues after it", file=sys.stderr
+        )
+        raise
 
 
 def data_section(config: Path) -> dict:
-    """The `data:` part of a training YAML, with the context length, which stands with the model.
+    """The `data:` part of a training YAML, with the context length, which is an option of the model.
 
-    Raises ValueError or OSError where there is none to read.
+    Raises ValueError or OSError if there is none.
     """
+    import yaml
+
     try:
         content = yaml.safe_load(config.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"{config} is not YAML: {error}") from error
+
     if not isinstance(content, dict):
         raise ValueError(f"{config} is not the configuration of a training run: it has no options")
 
     def options(parent: dict, name: str) -> dict:
         section = {} if parent.get(name) is None else parent[name]
         if not isinstance(section, dict):
-            raise ValueError(f"{config} is not the configuration of a training run: under {name} it has no options")
+            raise ValueError(f"{config} is not the configuration of a training run: there are no options under {name}")
         return section
 
-    data = options(content, "data")
     context_length = options(options(content, "model"), "gpt").get("context_length")
+    data = options(content, "data")
     return data if context_length is None else {"context_length": context_length, **data}
 
 
-def report(data: TextDataModule) -> str:
-    """Tokenises where that is still to do; a table of what there is."""
+def prepare(data: TextDataModule) -> str:
+    """Tokenises what is not in the cache yet; a table of what is there then."""
     data.prepare_data()
     data.setup()
     tokenized = data.tokenized

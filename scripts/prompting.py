@@ -1,4 +1,4 @@
-"""What the scripts that let a GPT read a prompt share: the trained GPT with its tokenizer, and the prompt's text."""
+"""For scripts that let a GPT read a prompt: the trained GPT with its tokenizer, and the prompt's text."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def open_checkpoint(checkpoint: Path, device: str | torch.device = "cpu") -> tup
     if tokenizer.vocab_size > gpt.config.vocab_size:
         raise ValueError(
             f"the tokenizer in {checkpoint} has {tokenizer.vocab_size:,} tokens, more than its model, "
-            f"which knows {gpt.config.vocab_size:,}"
+            f"which has {gpt.config.vocab_size:,}"
         )
     return gpt, tokenizer, info["global_step"]
 
 
 def prompt_text(prompt: str) -> str:
-    """The text that a person gave as --prompt, - being standard input. Raises ValueError where it is not UTF-8."""
+    """The text of --prompt; - reads it from standard input. Raises ValueError unless it is UTF-8."""
     if prompt != "-":
         return decoded(os.fsencode(prompt), "--prompt")
     if sys.stdin is None:
@@ -45,7 +45,7 @@ def prompt_text(prompt: str) -> str:
 
 
 def decoded(content: bytes, source: str) -> str:
-    """`content` as text. Raises ValueError, which names the source, where it is not UTF-8."""
+    """`content` as text. Raises ValueError, which names the source, unless it is UTF-8."""
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -2,6 +2,7 @@
 
 import csv
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,26 @@ def train(small_options, tmp_path, monkeypatch):
         return main([*([] if own_config else small_options), *map(str, options)])
 
     return run
+
+
+@pytest.fixture(scope="session")
+def trained_once(small_options, tmp_path_factory) -> Path:
+    """The folder of a run with `small_options`; `finished_run` copies it."""
+    folder = tmp_path_factory.mktemp("trained")
+    from train import main
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main([*small_options, "--name=run"]) == 0
+    return folder / "runs" / "run"
+
+
+@pytest.fixture
+def finished_run(trained_once, tmp_path, monkeypatch) -> Path:
+    """runs/run in the working folder: a finished run with `small_options`, for tests that need not train one."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained_once, "runs/run")
+    return Path("runs/run")
 
 
 @pytest.fixture

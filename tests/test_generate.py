@@ -1,6 +1,5 @@
-"""scripts/generate.py as a person uses it."""
+"""scripts/generate.py: what a person types, and the text or the sentence that comes back."""
 
-import dataclasses
 import io
 import os
 import subprocess
@@ -14,13 +13,14 @@ from torch import nn
 from data.tokenizers import END_OF_TEXT, byte_level
 from model.gpt import GPTConfig
 from scripts.generate import TextStream, main
+from tests.checkpoints import change_checkpoint, save_checkpoint
 from tests.gpts import random_gpt
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def save_run(folder, favourite=b"", step=7):
-    """A run folder with an untrained model over bytes, which strongly prefers the bytes of `favourite`, if any."""
+    """A run folder with a random model over bytes, which continues each byte of `favourite` with the next of them."""
     config = GPTConfig(vocab_size=257, context_length=16, num_layers=2, num_heads=2, embed_dim=32)
     gpt = random_gpt(config)
     if favourite:
@@ -33,15 +33,7 @@ def save_run(folder, favourite=b"", step=7):
             gpt.token_embedding.weight.normal_()
             for before, after in zip(favourite, favourite[1:] + favourite[:1], strict=True):
                 gpt.head.weight[after] += gpt.token_embedding.weight[before]
-    path = folder / "checkpoints" / "best.ckpt"
-    path.parent.mkdir(parents=True)
-    checkpoint = {
-        "state_dict": {f"gpt.{name}": weight for name, weight in gpt.state_dict().items()},
-        "gpt_config": dataclasses.asdict(config),
-        "tokenizer": byte_level().to_dict(),
-        "global_step": step,
-    }
-    torch.save(checkpoint, path)
+    save_checkpoint(folder / "checkpoints" / "best.ckpt", gpt, step)
     return folder
 
 
@@ -60,7 +52,7 @@ def generate(capsys, *arguments):
     return status, captured.out, captured.err
 
 
-def test_writes_the_prompt_and_goes_on(run_dir, capsys):
+def test_the_prompt_is_continued(run_dir, capsys):
     status, out, err = generate(capsys, "--checkpoint", run_dir, "--prompt", "def ", "--seed", 1)
     assert status == 0 and out.startswith("def ") and len(out) > 10 and out.endswith("\n")
     assert "best.ckpt, step 7" in err
@@ -89,7 +81,7 @@ def test_several_samples(run_dir, capsys):
 def test_the_newest_run_is_the_default(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     status, out, err = generate(capsys)
-    assert (status, out) == (2, "") and "no run under runs/" in err
+    assert (status, out) == (2, "") and "there is no run under runs/" in err
     for age, name in ((20, "newer"), (30, "older")):
         path = save_run(tmp_path / "runs" / name) / "checkpoints" / "best.ckpt"
         os.utime(path, (1_700_000_000 - age, 1_700_000_000 - age))
@@ -116,12 +108,12 @@ def test_text_stream_gives_each_character_with_its_last_byte():
 
 
 @pytest.mark.parametrize("prompt", ["日本 naïve \N{GRINNING FACE}\x00", "<|endoftext|>", "x" * 100, ""], ids=ascii)
-def test_any_prompt_is_taken(run_dir, capsys, prompt):
+def test_any_prompt_is_accepted(run_dir, capsys, prompt):
     status, out, _ = generate(capsys, "--checkpoint", run_dir, "--prompt", prompt, "--max_new_tokens", 30)
     assert status == 0 and out.startswith(prompt)
 
 
-def test_prompt_from_a_file_or_standard_input(run_dir, capsys, tmp_path, monkeypatch):
+def test_the_prompt_comes_from_a_file_or_standard_input(run_dir, capsys, tmp_path, monkeypatch):
     path = tmp_path / "prompt.txt"
     path.write_text("über\nalles", encoding="utf-8")
     status, out, _ = generate(capsys, "--checkpoint", run_dir, "--prompt_file", path)
@@ -134,10 +126,9 @@ def test_prompt_from_a_file_or_standard_input(run_dir, capsys, tmp_path, monkeyp
 def test_a_document_ends_where_the_model_ends_it(tmp_path, capsys):
     run_dir = save_run(tmp_path / "run", favourite=b"ab")
     path = run_dir / "checkpoints" / "best.ckpt"
-    checkpoint = torch.load(path, weights_only=True)
-    weights = checkpoint["state_dict"]
+    weights = torch.load(path, weights_only=True)["state_dict"]
     weights["gpt.head.weight"][256] = 3 * weights["gpt.token_embedding.weight"][ord("b")]
-    torch.save(checkpoint, path)
+    change_checkpoint(path, state_dict=weights)
     assert generate(capsys, "--checkpoint", run_dir, "--temperature", 0, "--prompt", "a")[1] == "ab\n"
 
 
@@ -157,16 +148,18 @@ def test_a_document_ends_where_the_model_ends_it(tmp_path, capsys):
         (["--num_samples", str(10**18)], f"the memory is too small for --num_samples {10**18}"),
         (["--num_samples", str(10**20)], f"the memory is too small for --num_samples {10**20}"),
         (["--device", "toaster"], "--device toaster"),
-        (["--device", "meta"], "--device meta is not to be had here"),
-        (["--prompt_file", "nowhere.txt"], "nowhere.txt cannot be read: No such file or directory"),
+        (["--device", "meta"], "--device meta is not available here"),
+        (["--prompt_file", "nowhere.txt"], "nowhere.txt: No such file or directory"),
         (["--prompt", "a", "--prompt_file", "b"], "not allowed with"),
         (["--prompt", "\udcff"], "--prompt is not UTF-8 text: byte 0 is 0xff"),
         (["--max-new-tokens", "3"], "--max-new-tokens"),
         (["--checkpoint", "nowhere"], "there is no nowhere"),
+        (["--checkpoint", "tests"], "tests is not a run folder with checkpoints/best.ckpt or checkpoints/last.ckpt"),
     ],
     ids=lambda value: ascii(value),
 )
-def test_a_mistake_gets_one_sentence(run_dir, capsys, arguments, sentence):
+def test_a_mistake_gets_one_sentence(run_dir, capsys, monkeypatch, arguments, sentence):
+    monkeypatch.chdir(ROOT)
     status, out, err = generate(capsys, "--checkpoint", run_dir, *arguments)
     assert (status, out) == (2, "")
     assert sentence in err and err.startswith("generate.py: ") and err.count("\n") == 1
@@ -175,7 +168,7 @@ def test_a_mistake_gets_one_sentence(run_dir, capsys, arguments, sentence):
 @pytest.mark.parametrize(
     "damage", ["cut short", "one bit", "empty", "foreign", "tokenizer", "end of text", "text", "no text in folder"]
 )
-def test_a_checkpoint_that_is_none_gets_one_sentence(tmp_path, capsys, damage):
+def test_a_damaged_or_foreign_checkpoint_gets_one_sentence(tmp_path, capsys, damage):
     run_dir = save_run(tmp_path / "run")
     path = run_dir / "checkpoints" / "best.ckpt"
     content = bytearray(path.read_bytes())
@@ -191,7 +184,7 @@ def test_a_checkpoint_that_is_none_gets_one_sentence(tmp_path, capsys, damage):
     elif damage in ("tokenizer", "end of text"):
         state = byte_level().to_dict()
         part = {"tokens": state["tokens"][:300]} if damage == "tokenizer" else {"special_tokens": {END_OF_TEXT: 300}}
-        torch.save(torch.load(path, weights_only=True) | {"tokenizer": state | part}, path)
+        change_checkpoint(path, tokenizer=state | part)
     elif damage == "text":
         path.write_text("I am no checkpoint.\n" * 50)
     else:
@@ -201,14 +194,14 @@ def test_a_checkpoint_that_is_none_gets_one_sentence(tmp_path, capsys, damage):
     assert str(run_dir) in err and err.count("\n") == 1
 
 
-def test_a_prompt_that_is_no_text_gets_one_sentence(run_dir, capsys, tmp_path):
+def test_a_prompt_that_is_not_text_gets_one_sentence(run_dir, capsys, tmp_path):
     path = tmp_path / "picture.png"
     path.write_bytes(b"\x89PNG\r\n")
     status, out, err = generate(capsys, "--checkpoint", run_dir, "--prompt_file", path)
     assert (status, out) == (2, "") and "picture.png is not UTF-8 text: byte 0 is 0x89" in err
 
 
-def test_nothing_is_written_where_the_memory_is_too_small(run_dir, capsys, monkeypatch):
+def test_nothing_is_written_if_the_memory_is_too_small(run_dir, capsys, monkeypatch):
     def allocate(*_, **__):
         raise RuntimeError("you tried to allocate 9 bytes")
 
@@ -241,7 +234,7 @@ def test_both_ways_to_call_it(run_dir, invocation):
     assert finished.stdout.decode().startswith("né")
 
 
-def test_starts_without_what_only_training_needs(run_dir):
+def test_generating_does_not_import_what_only_training_needs(run_dir):
     code = f"""
 import sys
 from scripts.generate import main
@@ -252,7 +245,7 @@ assert not {{"lightning", "datasets", "wandb", "matplotlib"}} & set(sys.modules)
     assert finished.returncode == 0, finished.stderr
 
 
-def test_a_reader_that_leaves_is_no_error(run_dir):
+def test_a_closed_standard_output_is_no_error(run_dir):
     command = [sys.executable, "scripts/generate.py", "--checkpoint", str(run_dir), "--max_new_tokens", "3000"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.read(1)

@@ -1,4 +1,4 @@
-"""The path a person takes to the maps: pages and pictures of runs and prompts, and a sentence for every mistake."""
+"""scripts/inspect_attention.py: pages and pictures of runs and prompts, and a sentence for every mistake."""
 
 import base64
 import gzip
@@ -6,12 +6,10 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from matplotlib.image import imread
 
 from data.tokenizers import byte_level, train_bpe
@@ -19,6 +17,7 @@ from model.gpt import GPT, GPTConfig
 from model.inspection.archive import AttentionArchive
 from model.inspection.recorder import AttentionRecorder, capture
 from scripts.inspect_attention import main
+from tests.checkpoints import change_checkpoint, save_checkpoint
 from tests.gpts import random_gpt
 
 ROOT = Path(__file__).parents[1]
@@ -53,13 +52,6 @@ def make_run(run: Path, seed: int, **config) -> None:
 def small_gpt(seed: int, **config) -> GPT:
     sizes = {"vocab_size": 257, "context_length": 32, "num_layers": 2, "num_heads": 3, "embed_dim": 24} | config
     return random_gpt(GPTConfig(**sizes), seed)
-
-
-def save_checkpoint(path: Path, gpt: GPT) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    weights = {f"gpt.{name}": value for name, value in gpt.state_dict().items()}
-    content = {"state_dict": weights, "gpt_config": asdict(gpt.config), "tokenizer": byte_level().to_dict()}
-    torch.save(content | {"global_step": 7}, path)
 
 
 def data_of(page: Path) -> dict:
@@ -98,7 +90,7 @@ def test_a_prompt_becomes_a_page_with_one_snapshot():
     np.testing.assert_allclose(map_of(Path("maps.html"), snapshot["blocks"][0], 2, 3), weights, atol=0.0045)
 
 
-def test_a_prompt_comes_with_the_repeated_probe_that_the_model_was_trained_beside():
+def test_a_prompt_is_shown_with_the_repeated_probe_of_the_recorded_run():
     assert main(["--checkpoint", "runs/first", "--prompt", "ab", "--output", "maps.html"]) == 0
     recorded = AttentionArchive.open(Path("runs/first/attention")).probes["repeated"]
     probe = data_of(Path("maps.html"))["probes"][1]
@@ -120,13 +112,13 @@ def test_a_prompt_comes_with_the_repeated_probe_that_the_model_was_trained_besid
     ],
     ids=" ".join,
 )
-def test_a_picture_can_be_had_of_everything(arguments):
+def test_everything_can_be_drawn_as_a_picture(arguments):
     assert main([*arguments, "--output", "maps.png"]) == 0
     pixels = imread("maps.png")
     assert min(pixels.shape[:2]) > 200 and pixels[..., :3].std() > 0.05
 
 
-def test_one_head_takes_a_part_of_the_grid():
+def test_one_head_is_drawn_smaller_than_all():
     sizes = []
     for head in ([], ["--head", "0.1"]):
         assert main(["--run", "runs/first", *head, "--output", "maps.png"]) == 0
@@ -134,7 +126,7 @@ def test_one_head_takes_a_part_of_the_grid():
     assert sizes[1][0] < 0.7 * sizes[0][0] and sizes[1][1] < 0.7 * sizes[0][1]
 
 
-def test_without_a_choice_it_is_the_newest_run():
+def test_the_newest_run_is_the_default():
     assert main(["--output", "maps.html"]) == 0
     assert data_of(Path("maps.html"))["title"] == "second"
     assert main(["--prompt", "x = 1", "--output", "maps.html"]) == 0
@@ -157,7 +149,7 @@ def test_two_can_be_compared(arguments):
     assert np.abs(maps[0] - maps[1]).max() > 0.1
 
 
-def test_a_run_is_known_by_anything_in_it():
+def test_a_run_is_found_by_anything_in_it():
     for path in ("runs/first/checkpoints/best.ckpt", "runs/first/attention", "runs/first/attention/probe.json"):
         assert main(["--run", path, "--output", "maps.html"]) == 0
         assert data_of(Path("maps.html"))["title"] == "first"
@@ -168,12 +160,15 @@ def test_characters_cut_by_the_tokenizer_are_spelled_out():
     assert data_of(Path("maps.html"))["probes"][0]["labels"][:3] == ["\\xc3", "\\xa9", "<"]
 
 
-LONG = "x" * 249  # with an ending a name that a file can have, but not the file aside that is to become it
+LONG = "x" * 249  # with its ending possible for a file, but not for the temporary file that becomes it
 MISTAKES = {
     "no such run": (["--run", "runs/none"], "there is no runs/none"),
     "no such checkpoint": (["--checkpoint", "runs/none", "--prompt", "ab"], "there is no runs/none"),
-    "run without maps": (["--run", "bare"], "bare has no recorded maps"),
-    "file in no run": (["--run", "note.txt"], "note.txt has no recorded maps"),
+    "run without maps": (
+        ["--run", "bare"],
+        "bare is not a run folder with attention/scores.jsonl, nor inside one: look at its",
+    ),
+    "file in no run": (["--run", "note.txt"], "note.txt is not a run folder with attention/scores.jsonl"),
     "foreign checkpoint": (["--checkpoint", "note.txt", "--prompt", "ab"], "note.txt"),
     "long prompt": (["--prompt", "x" * 33], "must be 2 to 32 tokens long (the model's context), but this one is 33"),
     "short prompt": (["--prompt", "x"], "but this one is 1\n"),
@@ -185,7 +180,7 @@ MISTAKES = {
     "output is a folder": (["--output", "folder.html"], "is a folder"),
     "output that cannot be written": (["--output", f"{LONG}.html"], f": {LONG}.html cannot be written: File name too"),
     "picture that cannot be written": (["--output", f"{LONG}.png"], f": {LONG}.png cannot be written: File name too"),
-    "prompt of no characters": (["--prompt", "a\udcff"], "--prompt is not UTF-8 text: byte 1 is 0xff"),
+    "prompt that is not text": (["--prompt", "a\udcff"], "--prompt is not UTF-8 text: byte 1 is 0xff"),
     "other sizes": (
         ["--run", "runs/first", "--compare", "larger"],
         "first and larger cannot be compared: they have 2 x 3",
@@ -199,11 +194,15 @@ MISTAKES = {
     "no such head": (["--head", "2.0", "--output", "maps.png"], "--head must be LAYER.HEAD, from 0.0 to 1.2, not 2.0"),
     "head of a page": (["--head", "1.0"], "--head chooses what a PNG shows"),
     "scores of one": (["--prompt", "abc", "--scores", "--output", "maps.png"], "--scores needs a run"),
+    "scores of one head": (
+        ["--scores", "--head", "0.1", "--output", "maps.png"],
+        "--scores draws all heads over all steps: leave out --head",
+    ),
     "damaged maps": (["--run", "damaged"], "step_00000001.npz is damaged"),
     "damaged scores": (["--run", "damaged_scores"], "scores.jsonl, line 2: damaged"),
-    "page of a run that has just begun": (["--run", "begun"], "begun has no recorded maps"),
-    "picture of a run that has just begun": (["--run", "begun", "--output", "a.png"], "begun has no recorded maps"),
-    "scores of a run that has just begun": (
+    "page of a run that has just started": (["--run", "begun"], "begun has no recorded maps"),
+    "picture of a run that has just started": (["--run", "begun", "--output", "a.png"], "begun has no recorded maps"),
+    "scores of a run that has just started": (
         ["--run", "begun", "--scores", "--output", "a.png"],
         "begun has no recorded maps",
     ),
@@ -221,7 +220,7 @@ def mistakes(workplace):
     make_run(workplace / "foreign", seed=0)
     checkpoint = workplace / "foreign" / "checkpoints" / "best.ckpt"
     foreign = train_bpe(["to be or not to be"] * 9, 257).to_dict()
-    torch.save(torch.load(checkpoint, weights_only=True) | {"tokenizer": foreign}, checkpoint)
+    change_checkpoint(checkpoint, tokenizer=foreign)
     for name in ("damaged", "damaged_scores", "removed", "begun"):
         make_run(workplace / name, seed=0)
     (workplace / "damaged" / "attention" / "step_00000001.npz").write_bytes(b"PK\x03\x04")
@@ -255,7 +254,7 @@ def test_control_c_ends_it_without_a_traceback(monkeypatch, capsys):
     assert not capsys.readouterr().err and not Path("stopped.html").exists()
 
 
-def test_a_page_does_without_removed_maps(mistakes):
+def test_a_page_leaves_out_removed_maps(mistakes):
     assert main(["--run", "removed", "--output", "maps.html"]) == 0
     captures = data_of(Path("maps.html"))["runs"][0]["captures"]
     assert ["blocks" in capture for capture in captures] == [True, True, False]

@@ -1,4 +1,4 @@
-"""The paths a person takes to a run's report."""
+"""A run's report: written at its end, written again by scripts/report.py, and a sentence for every mistake."""
 
 from pathlib import Path
 
@@ -7,9 +7,8 @@ import pytest
 from scripts.report import main
 
 
-def test_a_run_is_reported_at_its_end_and_again_when_asked(train, capsys):
-    assert train("--name=run") == 0
-    report = Path("runs/run/report.html")
+def test_a_run_has_a_report_that_can_be_written_again(finished_run, capsys):
+    report = finished_run / "report.html"
     page = report.read_text(encoding="utf-8")
     assert "val/loss" not in page and '"bits per byte"' in page and 'id="attention"' in page
     report.unlink()
@@ -22,7 +21,7 @@ def test_a_run_is_reported_at_its_end_and_again_when_asked(train, capsys):
     assert Path("other.html").read_text(encoding="utf-8") == page
 
 
-def test_a_run_is_not_lost_with_its_report(train, monkeypatch, caplog):
+def test_a_report_that_fails_does_not_fail_the_run(train, monkeypatch, caplog):
     monkeypatch.setattr("model.runs.records.read_samples", lambda path: int("damaged"))
     assert train("--name=run") == 0
     assert "There is no report of this run" in caplog.text
@@ -32,15 +31,15 @@ def test_a_run_is_not_lost_with_its_report(train, monkeypatch, caplog):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "there are no runs under runs/ yet"),
+        ([], "there is no run under runs/ with metrics.csv yet"),
         (["--run=nowhere"], "there is no nowhere"),
-        (["--run=here"], "here is no run folder"),
+        (["--run=here"], "here is not a run folder with metrics.csv"),
         (["--run=here", "--output=report.pdf"], "must end in .html"),
         (["--run=here", "--output=none/report.html"], "there is no folder none"),
         (["--run=here", "--output=folder.html"], "folder.html is a folder"),
     ],
 )
-def test_a_mistake_costs_one_sentence(tmp_path, monkeypatch, capsys, options, message):
+def test_a_mistake_gets_one_sentence(tmp_path, monkeypatch, capsys, options, message):
     monkeypatch.chdir(tmp_path)
     Path("here").mkdir()
     Path("folder.html").mkdir()
@@ -52,15 +51,15 @@ def test_a_mistake_costs_one_sentence(tmp_path, monkeypatch, capsys, options, me
 
 @pytest.fixture
 def begun(tmp_path, monkeypatch):
-    """A run of one row, in the folder that is worked in."""
+    """A run with one row of metrics, in the working folder."""
     monkeypatch.chdir(tmp_path)
     Path("run").mkdir()
     Path("run", "metrics.csv").write_text("step,train/loss\n1,2.5\n")
     return Path("run")
 
 
-def test_a_failure_of_the_system_names_what_was_typed(begun, capsys):
-    name = "x" * 249 + ".html"  # a name that a file can have, but not the file aside that is to become it
+def test_a_file_that_cannot_be_read_or_written_is_named(begun, capsys):
+    name = "x" * 249 + ".html"  # possible for a file, but not for the temporary file that becomes it
     assert main(["--run=run", f"--output={name}"]) == 2
     assert capsys.readouterr().err == f"report.py: {name} cannot be written: File name too long\n"
     Path("run", "samples.jsonl").mkdir()
@@ -77,7 +76,7 @@ def test_control_c_ends_it_without_a_traceback(begun, monkeypatch, capsys):
     assert not capsys.readouterr().err and not Path("run", "report.html").exists()
 
 
-def test_an_unknown_option_costs_one_sentence(capsys):
+def test_an_unknown_option_gets_one_sentence(capsys):
     with pytest.raises(SystemExit) as exit:
         main(["--runs=x"])
     assert exit.value.code == 2

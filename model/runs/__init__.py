@@ -1,1 +1,1 @@
-"""What a run leaves on disk, and how it is read."""
+"""What a run leaves behind, how it is found again, and how it is resumed."""

@@ -15,8 +15,7 @@ from lightning.pytorch import Trainer
 
 from model.checkpoint import read_checkpoint
 from model.files import atomic_file, flush_folder
-
-LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
+from model.runs.folder import BEST, CHECKPOINTS, LAST, PREVIOUS
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -71,7 +70,7 @@ class Checkpoints:
         """
         for logger in trainer.loggers:
             logger.save()  # a resumed run does not log again what is older than its checkpoint
-        folder = Path(trainer.default_root_dir, "checkpoints")
+        folder = Path(trainer.default_root_dir, CHECKPOINTS)
         last, best, new = folder / LAST, folder / BEST, folder / f".{LAST}.new"
         trainer.save_checkpoint(best if is_best else new)
         if trainer.is_global_zero:

@@ -11,6 +11,7 @@ from model.files import write_atomically
 from model.inspection.archive import AttentionArchive
 from model.inspection.page import Captures
 from model.inspection.report import report_page
+from model.runs.folder import ATTENTION, CONFIG, HEAD_SCORES, METRICS, REPORT, SAMPLES
 
 
 def write_report(run: Path, path: Path | None = None) -> Path:
@@ -23,13 +24,13 @@ def write_report(run: Path, path: Path | None = None) -> Path:
         ValueError: if a file in it is damaged.
     """
     run = Path(run)
-    path = run / "report.html" if path is None else path
+    path = run / REPORT if path is None else path
     name = run.resolve().name
-    rows, samples = read_metrics(run / "metrics.csv"), read_samples(run / "samples.jsonl")
-    config = _read_text(run / "config.yaml") if (run / "config.yaml").exists() else ""
+    rows, samples = read_metrics(run / METRICS), read_samples(run / SAMPLES)
+    config = _read_text(run / CONFIG) if (run / CONFIG).exists() else ""
     captures = None
-    if (run / "attention" / "scores.jsonl").exists():
-        captures = Captures.of(AttentionArchive.open(run / "attention"), name)
+    if (run / HEAD_SCORES).exists():
+        captures = Captures.of(AttentionArchive.open(run / ATTENTION), name)
     write_atomically(path, report_page(name, rows, samples, config, captures).encode())
     return path
 

@@ -13,6 +13,7 @@ from lightning.pytorch import LightningModule, Trainer
 from model.checks import check_range
 from model.files import write_atomically
 from model.generation import generate
+from model.runs.folder import SAMPLES
 from model.runs.records import read_samples
 from model.training.sharding import whole_gpt
 
@@ -68,7 +69,7 @@ class Samples:
 
 
 def samples_path(trainer: Trainer) -> Path:
-    return Path(trainer.default_root_dir, "samples.jsonl")
+    return Path(trainer.default_root_dir, SAMPLES)
 
 
 def json_line(sample: dict[str, Any]) -> str:

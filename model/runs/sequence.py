@@ -13,7 +13,8 @@ from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 
 from model.runs.attention import AttentionRecording
-from model.runs.checkpoints import PREVIOUS, Checkpoints, gather_random_states, set_random_state, start_loops_at
+from model.runs.checkpoints import Checkpoints, gather_random_states, set_random_state, start_loops_at
+from model.runs.folder import PREVIOUS
 from model.runs.metrics import CSVLogger, TrainingMetrics, check_finite, log_metrics
 from model.runs.progress import Progress
 from model.runs.samples import Samples

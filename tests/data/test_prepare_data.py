@@ -1,4 +1,4 @@
-"""scripts/prepare_data.py, as a person runs it."""
+"""scripts/prepare_data.py: the table that it prints, and a sentence for every mistake."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_both_ways_to_call_it(config: Path, tmp_path: Path, command: list[str]):
     assert tokens == num_bytes + documents + 2
 
 
-def test_training_finds_what_it_has_made(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_training_reads_the_prepared_tokens(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
     assert main(["--config", str(config)]) == 0
     output = capsys.readouterr().out
     data = TextDataModule(files=str(tmp_path / "*.txt"), vocab_size=300, context_length=16)
@@ -76,7 +76,7 @@ def test_training_finds_what_it_has_made(config: Path, tmp_path: Path, capsys: p
             "unknown tokenizer 'gpt9': write one of bpe, bytes",
         ),
         (["--data.context_length", "five"], "five"),
-        (["--data.contxt_length", "5"], "contxt_length"),
+        (["--data.contxt_length", "5"], "no option --data.contxt_length; did you mean --data.context_length?"),
         (["--data.fil", "x"], "there is no option --data.fil"),
         (["--conf", "x"], "there is no option --conf"),
         (["--data.context_length", "1000000"], "context_length 1,000,000 needs at least 1,000,001 tokens"),
@@ -100,12 +100,21 @@ def test_a_mistake_gets_one_sentence(
     ["just text", "a: [", "data: {colour: red}", "data: 3", "model: 3", "model: {gpt: 3}", "data: \udcff"],
     ids=ascii,
 )
-def test_a_config_of_something_else_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture, content: str):
+def test_a_file_that_is_not_a_training_config_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture, content: str):
     (tmp_path / "other.yaml").write_bytes(os.fsencode(content))
     assert main(["--config", str(tmp_path / "other.yaml")]) == 2
     error = capsys.readouterr().err
     assert error.startswith("prepare_data.py: ") and error.count("\n") == 1
     assert "other.yaml" in error or "colour" in error
+
+
+def test_ctrl_c_says_that_the_next_call_continues(config: Path, monkeypatch, capsys: pytest.CaptureFixture):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TextDataModule, "prepare_data", stop)
+    assert main(["--config", str(config)]) == 130
+    assert "the next call continues" in capsys.readouterr().err
 
 
 def test_a_config_must_be_named(capsys: pytest.CaptureFixture):

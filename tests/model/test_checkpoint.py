@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from model.checkpoint import find_checkpoint, load_gpt
+from model.checkpoint import load_gpt
 from model.gpt import GPT, GPTConfig
 
 
@@ -35,25 +35,7 @@ def test_the_same_gpt_comes_back(tmp_path, gpt):
     assert info == {"tokenizer": {"name": "bytes"}, "global_step": 7}
 
 
-def test_the_newest_run_and_its_best_checkpoint_are_found(tmp_path, gpt):
-    for age, (run, name) in enumerate([("new", "last"), ("new", "best"), ("old", "best")]):
-        path = save(tmp_path / run / "checkpoints" / f"{name}.ckpt", gpt)
-        os.utime(path, (1e9 - age, 1e9 - age))
-    (tmp_path / "empty").mkdir()
-    assert find_checkpoint(None, runs_dir=tmp_path) == tmp_path / "new" / "checkpoints" / "best.ckpt"
-    assert find_checkpoint(tmp_path / "old") == tmp_path / "old" / "checkpoints" / "best.ckpt"
-    (tmp_path / "new" / "checkpoints" / "best.ckpt").unlink()
-    assert find_checkpoint(str(tmp_path / "new")).name == "last.ckpt"
-    assert find_checkpoint(path) == path
-
-
-def test_nothing_to_be_found_is_said(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"there is no run under .*python train.py"):
-        find_checkpoint(None, runs_dir=tmp_path)
-    with pytest.raises(FileNotFoundError, match="holds no checkpoint"):
-        find_checkpoint(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"there is no .*nowhere"):
-        find_checkpoint(tmp_path / "nowhere")
+def test_a_missing_checkpoint_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no checkpoint"):
         load_gpt(tmp_path / "nowhere.ckpt")
 

@@ -4,8 +4,8 @@ import pytest
 
 from model.runs.attention import AttentionRecording
 from model.runs.checkpoints import Checkpoints
-from model.runs.sequence import RunSequence
 from model.runs.samples import Samples
+from model.runs.sequence import RunSequence
 from model.training.module import GPTModule
 
 PARTS = (

@@ -1,0 +1,110 @@
+"""Exit statuses, and one sentence for every mistake, for train.py and the scripts.
+
+Nothing heavy is imported here, so that --help is fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import functools
+import os
+import re
+import sys
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import jsonargparse
+
+# jsonargparse has no exception types for most mistakes, only these phrases; its own sentence is the fallback.
+# tests/model/runs/test_command_line.py fails where a new version words them differently.
+UNRECOGNIZED = re.compile(r"unrecognized arguments: --([^\s=]+)")
+REFUSED_KEY = re.compile(r"'(.+?)'")
+BAD_VALUE = re.compile(r'Parser key "(.+?)":\s+(.*)(?:Got|Given) value: (.*)\Z', re.DOTALL)
+EXPECTED = re.compile(r"Expected an? (?:<class '(\w+)'>|(?:typing\.)?(.+?))(?:\. )?$", re.MULTILINE)
+
+
+def exit_status(
+    program: str, mistakes: tuple[type[Exception], ...] = (ValueError, OSError)
+) -> Callable[[Callable[..., int | None]], Callable[..., int]]:
+    """Decorator for a `main` function: it then returns the exit status and prints no traceback for a mistake.
+
+    0 after success; 2 after one sentence on standard error for one of `mistakes`; 130 after Ctrl-C; or what `main`
+    returns. The environment variable GLASSGPT_DEBUG=1 shows the traceback of a mistake.
+    """
+
+    def decorate(main: Callable[..., int | None]) -> Callable[..., int]:
+        @functools.wraps(main)
+        def wrapper(*args, **kwargs) -> int:
+            try:
+                status = main(*args, **kwargs) or 0
+                print(end="", flush=True)  # a closed standard output shows here and not when Python ends
+                return status
+            except KeyboardInterrupt:
+                print()
+                return 130
+            except Exception as error:
+                if isinstance(error, BrokenPipeError) and output_is_closed():
+                    return 0
+                if os.environ.get("GLASSGPT_DEBUG") or not isinstance(error, mistakes):
+                    raise
+                print(f"{program}: {sentence(error)}", file=sys.stderr)
+                return 2
+
+        return wrapper
+
+    return decorate
+
+
+def output_is_closed() -> bool:
+    """Whether the reader of standard output, such as `head`, has closed it; what is still written then goes nowhere."""
+    try:
+        print(flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
+
+
+def sentence(error: BaseException) -> str:
+    """What is wrong, on one line; for a failure of the system which file and why, without the number."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return " ".join(str(error).split())
+
+
+def parse(parser: jsonargparse.ArgumentParser, args: list[str]) -> jsonargparse.Namespace:
+    """`parser.parse_args`, for a parser with exit_on_error=False. Raises ValueError with one sentence for a mistake."""
+    try:
+        return parser.parse_args(args)
+    except argparse.ArgumentError as error:
+        raise ValueError(explain(error, parser.get_defaults().keys())) from error
+
+
+def explain(error: argparse.ArgumentError, options: Collection[str]) -> str:
+    """jsonargparse's error as one sentence, for an unknown name with the one of `options` that is probably meant."""
+    message = error.message
+    if unknown := UNRECOGNIZED.match(message):
+        return f"there is no option --{unknown[1]}{suggestion(unknown[1], options, '--')}"
+    if isinstance(error.__cause__, KeyError) and (parts := REFUSED_KEY.findall(message)):
+        key = ".".join(parts)  # group and name within it
+        return f"the config has an unknown key {key}{suggestion(key, options)}"
+    if bad := BAD_VALUE.match(message):
+        key, reasons, value = bad.groups()
+        kinds = dict.fromkeys(kind.replace("NoneType", "null") or other for kind, other in EXPECTED.findall(reasons))
+        if kinds:
+            return f"{key} cannot be {value!r}: expected {' or '.join(kinds)}"
+    return re.sub(r'^Parser key "(.+?)":', r"\1:", message)
+
+
+def suggestion(name: str, options: Collection[str], prefix: str = "") -> str:
+    """For example "; did you mean --trainer.max_steps?" for "max_steps"; empty if no option is similar."""
+
+    def similar(word: str, words: Collection[str]) -> str | None:
+        return next(iter(difflib.get_close_matches(word, words, n=1, cutoff=0.8)), None)
+
+    last_parts = {option.rpartition(".")[2]: option for option in options}
+    last_part = name.rpartition(".")[2]
+    meant = last_parts.get(last_part) or similar(name, options) or last_parts.get(similar(last_part, last_parts))
+    return f"; did you mean {prefix}{meant}?" if meant else ""

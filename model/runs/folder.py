@@ -1,0 +1,137 @@
+"""A run's folder: the files in it, and which folder or checkpoint a person means."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import yaml
+
+log = logging.getLogger(__name__)
+
+RUNS = Path("runs")  # where run folders are, unless trainer.default_root_dir says otherwise
+
+# The files of a run, relative to its folder.
+CONFIG = "config.yaml"
+METRICS = "metrics.csv"
+SAMPLES = "samples.jsonl"
+REPORT = "report.html"
+ATTENTION = "attention"
+HEAD_SCORES = "attention/scores.jsonl"
+CHECKPOINTS = "checkpoints"
+LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"  # in CHECKPOINTS
+
+
+def find_run(path: Path | None, file: str, hint: str = "") -> Path:
+    """The run folder that a person means.
+
+    Args:
+        path: the folder or anything in it; None for the run under runs/ whose `file` is the newest.
+        file: what the run must have, such as METRICS.
+        hint: what else to try; the end of the sentence for a `path` without such a run.
+
+    Raises:
+        FileNotFoundError: if there is no such run.
+    """
+    return _find_file(path, [file], hint).parents[file.count("/")]
+
+
+def find_checkpoint(path: str | Path | None = None) -> Path:
+    """The checkpoint that a person means: a file, or the best.ckpt, else the last.ckpt of a run.
+
+    Args:
+        path: a checkpoint, a run's folder, or a folder in one; None for the newest run under runs/.
+
+    Raises:
+        FileNotFoundError: if there is none.
+    """
+    path = None if path is None else Path(path)
+    if path is not None and path.is_file():
+        return path
+    return _find_file(path, [f"{CHECKPOINTS}/{name}" for name in (BEST, LAST)])
+
+
+def resume_point(path: Path) -> tuple[Path, Path]:
+    """The run folder and the checkpoint for --resume.
+
+    Args:
+        path: a checkpoint, or a run folder, of which it is the newest checkpoint that is not damaged.
+
+    Raises:
+        FileNotFoundError: if there is no such run, or no checkpoint in it.
+        ValueError: if the run's config is damaged, the given checkpoint, or every checkpoint of the run.
+    """
+    from model.checkpoint import verify_checkpoint  # torch takes a second to import, and most callers do not need it
+
+    run_dir = find_run(path, CONFIG)
+    _check_config(run_dir / CONFIG)
+    if path.is_file():
+        verify_checkpoint(path)
+        return run_dir, path
+    damage = None
+    for name in (LAST, PREVIOUS, BEST):
+        checkpoint = run_dir / CHECKPOINTS / name
+        if not checkpoint.exists():
+            continue
+        try:
+            verify_checkpoint(checkpoint)
+        except ValueError as error:
+            damage = error
+            log.warning("%s", error)
+            continue
+        if damage:
+            log.warning("Resuming from %s instead.", checkpoint)
+        return run_dir, checkpoint
+    raise damage or FileNotFoundError(f"{run_dir} has no checkpoint to resume from")
+
+
+def new_run_dir(runs_dir: Path, name: str | None, config: str) -> Path:
+    """The folder for a new run, not created yet: `name`, by default the config's name and the time.
+
+    Raises:
+        FileExistsError: if a run has this name.
+        ValueError: if the name cannot be a folder's.
+    """
+    if name is None:
+        stem = name = f"{Path(config).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+        number = 1
+        while (runs_dir / name).exists():  # two runs within a second
+            number += 1
+            name = f"{stem}-{number}"
+    elif name in ("", ".", "..") or Path(name).name != name:
+        raise ValueError(f"--name must be the name of a folder under {runs_dir}/, not {name!r}")
+    run_dir = runs_dir / name
+    if run_dir.exists():
+        raise FileExistsError(f"{run_dir} exists: continue it with --resume {run_dir}, or choose another --name")
+    return run_dir
+
+
+def _find_file(path: Path | None, names: list[str], hint: str = "") -> Path:
+    """The first of the files `names` in the run that `path` means, see `find_run`."""
+
+    def first_in(folder: Path) -> list[Path]:
+        return [folder / name for name in names if (folder / name).is_file()][:1]
+
+    wanted = " or ".join(names)
+    if path is None:
+        found = [file for run in RUNS.glob("*") for file in first_in(run)]
+        if not found:
+            raise FileNotFoundError(f"there is no run under {RUNS}/ with {wanted} yet: train one with python train.py")
+        return max(found, key=lambda file: file.stat().st_mtime)
+    if not path.exists():
+        raise FileNotFoundError(f"there is no {path}: give a run's folder such as runs/NAME, or a file in it")
+    for folder in (path, *path.parents[:3], *path.absolute().parents[:3]):
+        if file := first_in(folder):
+            return file[0]
+    raise FileNotFoundError(f"{path} is not a run folder with {wanted}, nor inside one{hint}")
+
+
+def _check_config(path: Path) -> None:
+    """Raises ValueError unless a run's config.yaml has the sections that every run writes."""
+    try:
+        sections = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, yaml.YAMLError):
+        sections = None
+    if not isinstance(sections, dict) or not {"model", "data", "trainer"} <= sections.keys():
+        raise ValueError(f"{path} is damaged: restore the options that the run was started with")

@@ -1,0 +1,127 @@
+"""From what a person types after `python train.py` to what Lightning's command line reads."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+import warnings
+from itertools import pairwise
+from pathlib import Path
+
+from model.runs.folder import CONFIG, find_checkpoint, resume_point
+
+SUBCOMMANDS = ("fit", "validate")
+
+OVERVIEW = """\
+python train.py [fit | validate] [--config FILE] [--OPTION VALUE]...
+
+Trains a GPT: by default configs/default.yaml, in minutes on two CPU cores. An option here overrides the config's.
+Below are the options that people use. --help lists all of them after these, with types and defaults.
+
+the run
+  --config FILE                          a file of configs/, or the config.yaml of a run
+  --name NAME                            name of its folder under runs/ (default: the config's and the time)
+  --resume RUN                           continue this run exactly where it stopped
+  --ckpt_path FILE                       start a new run from this checkpoint
+  --seed_everything N                    seed of everything random
+  --wandb MODE                           auto, online, offline or disabled
+  --print_config                         show the complete config and train nothing
+how long and on what
+  --trainer.max_steps N                  optimizer steps
+  --trainer.max_time DD:HH:MM:SS         time after which it stops
+  --trainer.val_check_interval N         batches between validations
+  --trainer.accumulate_grad_batches N    batches in a step
+  --trainer.accelerator NAME, --trainer.devices N, --trainer.strategy NAME, --trainer.precision NAME
+the text
+  --data.files 'my/*.txt'                your own text
+  --data.corpus NAME                     stdlib (Python's standard library), files, hub or repetitions
+  --data.dataset OWNER/NAME              a data set of the Hugging Face Hub
+  --data.tokenizer NAME                  bpe (with --data.vocab_size N), bytes, or one of tiktoken's, such as gpt2
+  --data.batch_size N                    sequences in a batch
+the model
+  --model.gpt.num_layers N, --model.gpt.num_heads N, --model.gpt.embed_dim N, --model.gpt.context_length N
+  --model.compile MODE                   auto, true, false or reduce-overhead
+how it learns
+  --model.optimizer.algorithm NAME       muon or adamw
+  --model.optimizer.learning_rate X, --model.optimizer.head_learning_rate X, --model.optimizer.matrix_learning_rate X
+  --model.schedule.warmup_steps N, --model.schedule.decay NAME
+
+python train.py validate --ckpt_path RUN                    measure a checkpoint (default: the newest run's)
+python train.py --resume runs/NAME --trainer.max_steps N    train a run further
+python train.py --help | less                               all options, page by page
+"""
+
+
+def expand(args: list[str], default_config: Path) -> tuple[str, list[str]]:
+    """The subcommand, and the options with everything filled in that may be left out.
+
+    No subcommand means fit. `--resume RUN` puts the run's own config before the other options and its newest undamaged
+    checkpoint after them; `validate` does the same with its --ckpt_path. Without --config it is `default_config`.
+
+    Raises:
+        FileNotFoundError, ValueError: for a run or checkpoint that is missing or damaged, and for options that
+            contradict each other.
+    """
+    subcommand, args = (args[0], args[1:]) if args and args[0] in SUBCOMMANDS else ("fit", args)
+    if args and not args[0].startswith("-"):
+        raise ValueError(f"unknown subcommand {args[0]!r}: write fit (or nothing), or validate")
+    # The model and the data share this number; configs have it as an option of the model.
+    args = [re.sub("^--data.context_length(?==|$)", "--model.gpt.context_length", arg) for arg in args]
+    if "--help" in args or "-h" in args:
+        return subcommand, args
+    for before, arg in pairwise(args):
+        if arg in SUBCOMMANDS and (not before.startswith("-") or "=" in before):  # and is not the value of an option
+            raise ValueError(f"the subcommand comes first: python train.py {arg} --option ...")
+    resume, checkpoint, args = take_runs(args)
+    has_config = any(arg.split("=")[0] in ("--config", "-c") for arg in args)
+    config = default_config
+    if subcommand == "validate":
+        if resume is not None:
+            raise ValueError(f"validate does not take --resume: write --ckpt_path {resume}")
+        checkpoint = find_checkpoint(checkpoint or None)
+        run_config = checkpoint.parent.parent / CONFIG
+        config = run_config if run_config.exists() else default_config
+    elif resume is not None:
+        if checkpoint is not None:
+            raise ValueError(
+                "--resume and --ckpt_path exclude each other: write --resume FILE to resume from a certain checkpoint "
+                "of a run, or --ckpt_path FILE to start a new run from it"
+            )
+        run_dir, checkpoint = resume_point(Path(resume))
+        config, has_config = run_dir / CONFIG, False  # a --config comes after the run's own
+        args = [*args, "--resume", str(run_dir)]
+    if checkpoint is not None:
+        args = [*args, "--ckpt_path", str(checkpoint)]
+    return subcommand, args if has_config else ["--config", str(config), *args]
+
+
+def take_runs(args: list[str]) -> tuple[str | None, str | None, list[str]]:
+    """The values of --resume and --ckpt_path, and the other arguments. Raises ValueError if one is given twice."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--resume", action="append", default=[])
+    parser.add_argument("--ckpt_path", action="append", default=[])
+    try:
+        given, others = parser.parse_known_args(args)
+    except argparse.ArgumentError as error:  # no value
+        raise ValueError(str(error)) from error
+    for name, values in vars(given).items():
+        if len(values) > 1:
+            raise ValueError(f"--{name} is given {len(values)} times: keep one")
+    return next(iter(given.resume), None), next(iter(given.ckpt_path), None), others
+
+
+def quiet() -> None:
+    """Hides what Lightning and torch tell every user at every start; errors and this project's warnings still show."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    for message in (
+        ".*does not have many workers.*",
+        ".*tensorboardX.*",
+        ".*lr_scheduler.step.*",
+        ".*exists and is not empty.*",
+        ".*IterableDataset.*has `__len__` defined.*",
+        ".*isinstance.treespec, LeafSpec.*",
+    ):
+        warnings.filterwarnings("ignore", message=message)
+    logging.basicConfig(format="%(message)s")

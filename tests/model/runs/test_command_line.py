@@ -1,0 +1,180 @@
+"""Exit statuses and sentences of every command line, without training."""
+
+import errno
+import subprocess
+import sys
+from pathlib import Path
+from typing import Literal
+
+import jsonargparse
+import pytest
+
+from model.runs.command_line import exit_status, parse, suggestion
+from model.runs.options import expand
+
+ROOT = Path(__file__).parents[3]
+DEFAULT = Path("default.yaml")
+
+
+class Part:
+    def __init__(self, length: int = 1, rate: float | None = None, kind: Literal["a", "b"] | int = "a"):
+        pass
+
+
+@pytest.fixture
+def parser():
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument("--config", action="config")
+    parser.add_argument("--name", type=str)
+    parser.add_class_arguments(Part, "part")
+    return parser
+
+
+# If one of these fails after an update of jsonargparse, its errors are worded differently: see the patterns in
+# model/runs/command_line.py.
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--part.lenght=3"], "there is no option --part.lenght; did you mean --part.length?"),
+        (["--lenght", "3"], "there is no option --lenght; did you mean --part.length?"),
+        (["--part.colour", "red"], "there is no option --part.colour"),
+        (["--config", "{part: {lenght: 3}}"], "the config has an unknown key part.lenght; did you mean part.length?"),
+        (["--config", "{prat: {length: 3}}"], "the config has an unknown key prat.length; did you mean part.length?"),
+        (["--config", "{colour: red}"], "the config has an unknown key colour"),
+        (["--part.length=big"], "part.length cannot be 'big': expected int"),
+        (["--config", "{part: {length: big}}"], "part.length cannot be 'big': expected int"),
+        (["--part.rate=fast"], "part.rate cannot be 'fast': expected float or null"),
+        (["--part.kind=c"], "part.kind cannot be 'c': expected Literal['a', 'b'] or int"),
+        (["--part.length"], "argument --part.length: expected one argument"),
+        (["--config=none.yaml"], f"config: File does not exist: '{Path.cwd() / 'none.yaml'}'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_jsonargparses_errors_become_sentences(parser, args, expected):
+    with pytest.raises(ValueError) as caught:
+        parse(parser, args)
+    assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("max_steps", "trainer.max_steps"),
+        ("model.max_steps", "trainer.max_steps"),
+        ("learning_rate", "model.optimizer.learning_rate"),
+        ("learn_rate", "model.optimizer.learning_rate"),
+        ("model.optimizer.lerning_rate", "model.optimizer.learning_rate"),
+        ("resum", "resume"),
+    ],
+)
+def test_the_option_that_is_meant_is_suggested(name, meant):
+    options = ["resume", "trainer.max_steps", "trainer.min_steps", "model.optimizer.learning_rate"]
+    assert suggestion(name, options, "--") == f"; did you mean --{meant}?"
+    assert suggestion("colour", options) == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("two\n  lines"), "tool.py: two lines\n"),
+        (
+            FileNotFoundError(errno.ENOENT, "No such file or directory", "x.txt"),
+            "tool.py: x.txt: No such file or directory\n",
+        ),
+        (OSError(errno.ENOSPC, "No space left on device"), "tool.py: No space left on device\n"),
+        (FileNotFoundError("there is no x.txt"), "tool.py: there is no x.txt\n"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_status_2(monkeypatch, capsys, error, said):
+    @exit_status("tool.py")
+    def main():
+        raise error
+
+    monkeypatch.delenv("GLASSGPT_DEBUG", raising=False)
+    assert main() == 2
+    assert capsys.readouterr() == ("", said)
+    monkeypatch.setenv("GLASSGPT_DEBUG", "1")
+    with pytest.raises(type(error)):
+        main()
+
+
+def test_an_error_of_the_program_keeps_its_traceback(monkeypatch):
+    @exit_status("tool.py")
+    def main():
+        raise KeyError("a bug")
+
+    monkeypatch.delenv("GLASSGPT_DEBUG", raising=False)
+    with pytest.raises(KeyError):
+        main()
+
+
+def test_ctrl_c_is_status_130_and_success_0(capsys):
+    @exit_status("tool.py")
+    def main(stop):
+        if stop:
+            raise KeyboardInterrupt
+
+    assert main(True) == 130 and main(False) == 0
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("body", "status"), [("print('x')", 0), ("print('x' * 10**6)", 0), ("raise BrokenPipeError('a pipe')", 2)]
+)
+def test_only_a_closed_standard_output_is_no_error(body, status):
+    """Such as in `python scripts/generate.py | head -1`."""
+    source = (
+        f"import sys\nfrom model.runs.command_line import exit_status\n@exit_status('x')\ndef main():\n    {body}\n"
+    )
+    source += "status = main()\nsys.stderr.write(f'status {status}')"
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", source], cwd=ROOT, text=True, **pipe) as process:
+        process.stdout.close() if status == 0 else process.stdout.read()
+        error = process.stderr.read()
+    assert error.endswith(f"status {status}") and "Traceback" not in error
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("script", ["generate", "inspect_attention", "report"])
+def test_help_does_not_import_what_is_slow(script):
+    source = f"""
+import sys
+from scripts.{script} import main
+try:
+    main(["--help"])
+finally:
+    assert not {{"torch", "lightning", "jsonargparse", "datasets", "matplotlib"}} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", source], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_what_may_be_left_out_is_filled_in():
+    assert expand([], DEFAULT) == ("fit", ["--config", "default.yaml"])
+    assert expand(["fit", "--name", "a"], DEFAULT) == ("fit", ["--config", "default.yaml", "--name", "a"])
+    assert expand(["-c", "own.yaml"], DEFAULT) == ("fit", ["-c", "own.yaml"])
+    assert expand(["--config=own.yaml"], DEFAULT) == ("fit", ["--config=own.yaml"])
+    assert expand(["--config=a", "--data.context_length=8"], DEFAULT)[1][-1] == "--model.gpt.context_length=8"
+    assert expand(["--ckpt_path=x.ckpt", "-c", "a"], DEFAULT)[1] == ["-c", "a", "--ckpt_path", "x.ckpt"]
+    assert expand(["--config=a", "--name", "fit"], DEFAULT)[1] == ["--config=a", "--name", "fit"]
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["train"], "unknown subcommand 'train'"),
+        (["--wandb=disabled", "validate"], "the subcommand comes first: python train.py validate"),
+        (["--name", "a", "fit", "--wandb=disabled"], "the subcommand comes first: python train.py fit"),
+        (["validate", "--resume", "runs/a"], "write --ckpt_path runs/a"),
+        (
+            ["--resume=runs/a", "--ckpt_path=runs/a/checkpoints/best.ckpt"],
+            "--resume and --ckpt_path exclude each other",
+        ),
+        (["--resume=runs/a", "--resume", "runs/b"], "--resume is given 2 times"),
+        (["validate", "--ckpt_path", "runs/a", "--ckpt_path", "runs/b"], "--ckpt_path is given 2 times"),
+        (["--resume"], "argument --resume: expected one argument"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_no_option_is_ignored(args, expected):
+    with pytest.raises(ValueError, match=expected):
+        expand(args, DEFAULT)

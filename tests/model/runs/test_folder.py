@@ -1,0 +1,109 @@
+"""Which run folder and which checkpoint a person means, and the name of a new run's folder."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from model.runs.folder import METRICS, find_checkpoint, find_run, new_run_dir, resume_point
+from model.runs.summary import farewell
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def write(path: str, age: int = 0) -> Path:
+    """A file `age` seconds old; a checkpoint is one that torch.save wrote."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".ckpt":
+        torch.save({"number": age}, path)
+    else:
+        path.write_text("model: {}\ndata: {}\ntrainer: {}\n")
+    os.utime(path, (1e9 - age, 1e9 - age))
+    return path
+
+
+def test_the_newest_run_and_its_best_checkpoint_are_found():
+    for age, name in enumerate(["new/checkpoints/last.ckpt", "new/checkpoints/best.ckpt", "old/checkpoints/best.ckpt"]):
+        write(f"runs/{name}", age)
+    Path("runs/empty").mkdir()
+    assert find_checkpoint() == Path("runs/new/checkpoints/best.ckpt")
+    assert (
+        find_checkpoint("runs/old") == find_checkpoint("runs/old/checkpoints") == Path("runs/old/checkpoints/best.ckpt")
+    )
+    assert find_checkpoint("runs/new/checkpoints/last.ckpt").name == "last.ckpt"
+    Path("runs/new/checkpoints/best.ckpt").unlink()
+    assert find_checkpoint(Path("runs/new")).name == "last.ckpt"
+
+
+def test_a_run_is_found_by_anything_in_it_or_as_the_newest(monkeypatch):
+    write("runs/new/metrics.csv", age=1)
+    write("runs/old/metrics.csv", age=2)
+    write("runs/old/attention/probe.json")
+    write("runs/without/config.yaml")
+    assert find_run(None, METRICS) == Path("runs/new")
+    for path in ("runs/old", "runs/old/metrics.csv", "runs/old/attention", "runs/old/attention/probe.json"):
+        assert find_run(Path(path), METRICS) == Path("runs/old")
+    monkeypatch.chdir("runs/old/attention")
+    assert find_run(Path("probe.json"), METRICS) == Path.cwd().parent
+
+
+def test_a_run_that_is_not_there_is_named(tmp_path):
+    Path("bare").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"there is no run under runs/ with checkpoints/.* python train.py"):
+        find_checkpoint()
+    with pytest.raises(
+        FileNotFoundError, match=r"bare is not a run folder with checkpoints/best.ckpt or checkpoints/last"
+    ):
+        find_checkpoint("bare")
+    with pytest.raises(FileNotFoundError, match="there is no nowhere: give a run's folder"):
+        find_checkpoint("nowhere")
+    with pytest.raises(FileNotFoundError, match=r"there is no run under runs/ with metrics.csv yet"):
+        find_run(None, METRICS)
+    with pytest.raises(FileNotFoundError, match=r"bare is not a run folder with metrics.csv, nor inside one: look"):
+        find_run(Path("bare"), METRICS, hint=": look elsewhere")
+
+
+def test_a_run_is_resumed_from_its_newest_checkpoint_that_is_not_damaged(caplog):
+    with pytest.raises(FileNotFoundError, match="there is no runs/a"):
+        resume_point(Path("runs/a"))
+    write("runs/a/config.yaml")
+    with pytest.raises(FileNotFoundError, match="runs/a has no checkpoint to resume from"):
+        resume_point(Path("runs/a"))
+    last, previous, best = (write(f"runs/a/checkpoints/{name}.ckpt") for name in ("last", "previous", "best"))
+    assert resume_point(Path("runs/a")) == resume_point(last) == (Path("runs/a"), last)
+    assert resume_point(best) == (Path("runs/a"), best)
+    for checkpoint, expected in ((last, previous), (previous, best)):
+        checkpoint.write_bytes(checkpoint.read_bytes()[:-20])
+        assert resume_point(Path("runs/a")) == (Path("runs/a"), expected)
+        assert f"{checkpoint} is damaged" in caplog.text and f"Resuming from {expected} instead" in caplog.text
+    with pytest.raises(ValueError, match=r"last.ckpt is damaged"):
+        resume_point(last)
+    best.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"best.ckpt is damaged"):
+        resume_point(Path("runs/a"))
+    Path("runs/a/config.yaml").write_text("seed_everything: 1")
+    with pytest.raises(ValueError, match=r"config.yaml is damaged: restore the options"):
+        resume_point(Path("runs/a"))
+
+
+def test_runs_started_within_a_second_get_different_folders(tmp_path, monkeypatch):
+    monkeypatch.setattr("time.strftime", lambda _: "now")
+    for expected in ("own-now", "own-now-2", "own-now-3"):
+        run_dir = new_run_dir(tmp_path, None, "configs/own.yaml")
+        assert run_dir.name == expected
+        run_dir.mkdir()
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a"])
+def test_the_name_of_a_run_must_be_that_of_a_folder(tmp_path, name):
+    with pytest.raises(ValueError, match="--name must be the name of a folder"):
+        new_run_dir(tmp_path, name, "configs/own.yaml")
+
+
+def test_commands_to_continue_with_can_be_pasted(tmp_path):
+    assert f"--resume '{tmp_path}/my runs/a' --trainer.max_steps" in farewell(tmp_path / "my runs" / "a", None)

@@ -1,0 +1,198 @@
+"""What train.py answers to a mistake: one sentence, exit status 2, and nothing left behind. No test here trains."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent
+
+MISTAKES = {
+    "unknown option": (["--model.gpt.num_layer=3"], "--model.gpt.num_layer; did you mean --model.gpt.num_layers?"),
+    "last part": (["--learning_rate=1"], "no option --learning_rate; did you mean --model.optimizer.learning_rate?"),
+    "wrong type": (["--model.gpt.num_layers=many"], "model.gpt.num_layers cannot be 'many': expected int"),
+    "heads": (["--model.gpt.num_heads=3"], "3 does not divide 32"),
+    "context": (["--model.gpt.context_length=100000"], "context_length"),
+    "file": (["--data.files=none.txt"], "none.txt"),
+    "tokenizer": (["--data.tokenizer=gpt5"], "unknown tokenizer 'gpt5'"),
+    "config": (["--config=none.yaml"], "none.yaml"),
+    "schedule": (["--model.schedule.decay=sudden"], "'linear', 'cosine' or 'none'"),
+    "no end": (["--trainer.max_steps=-1"], "trainer.max_steps"),
+    "no epochs": (["--trainer.max_epochs=2"], "trainer.max_steps"),
+    "limited": (["--trainer.limit_train_batches=2"], "trainer.max_steps"),
+    "validation within a step": (
+        ["--trainer.accumulate_grad_batches=3"],
+        "multiple of trainer.accumulate_grad_batches",
+    ),
+    "graphs and accumulation": (
+        ["--model.compile=reduce-overhead", "--trainer.accumulate_grad_batches=2"],
+        "leave trainer.accumulate_grad_batches at 1",
+    ),
+    "compiler's mode": (["--model.compile=reduce"], "model.compile"),
+    "name": (["--name=a/b"], "'a/b'"),
+    "nothing to resume": (["--resume=none"], "there is no none: give a run's folder"),
+    "precision": (["--trainer.precision=low"], "trainer.precision cannot be 'low'"),
+    "no value": (["--trainer.max_steps"], "expected one argument"),
+    "late subcommand": (["--wandb=disabled", "validate"], "the subcommand comes first: python train.py validate"),
+    "late fit": (["--name=a", "fit", "--wandb=disabled"], "the subcommand comes first: python train.py fit"),
+    "vocabulary": (["--model.gpt.vocab_size=10"], "model.gpt.vocab_size is 10, but the tokenizer has 257 tokens"),
+    "feed-forward": (["--model.gpt.feed_forward_dim=0"], "feed_forward_dim must be at least 1, or null, not 0"),
+    "never a row": (["--trainer.log_every_n_steps=0"], "trainer.log_every_n_steps must be at least 1"),
+    "no batch a step": (["--trainer.accumulate_grad_batches=0"], "trainer.accumulate_grad_batches must be at least 1"),
+    "soft cap": (["--model.gpt.logit_soft_cap=.nan"], "logit_soft_cap must be positive (and finite) or null, not nan"),
+    "no rate": (["--model.optimizer.learning_rate=.nan"], "optimizer.learning_rate must be 0 or more (and finite)"),
+    "infinite rate": (["--model.optimizer.head_learning_rate=.inf"], "optimizer.head_learning_rate must be 0 or more"),
+    "seed": (["--seed_everything=-1"], "--seed_everything must be 0 to 4294967295, not -1"),
+    "temperature": (["--samples.temperature=-1"], "samples.temperature must be 0 or more"),
+    "no temperature": (["--samples.temperature=.nan"], "samples.temperature must be 0 or more"),
+    "top_k": (["--samples.top_k=0"], "samples.top_k must be at least 1"),
+    "samples": (["--samples.max_new_tokens=-1"], "samples.max_new_tokens must be 0 or more"),
+    "probe": (["--attention.probe_tokens=4"], "attention.probe_tokens must be at least 5, not 4"),
+    "context of a probe": (
+        ["--model.gpt.context_length=4"],
+        "model.gpt.context_length is too short for attention maps",
+    ),
+    "text of a probe": (
+        ["--data.corpus=files", "--data.files=short.txt", "--data.validation_fraction=0.1"],
+        "the validation text is too short for attention maps, 3 tokens",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_gets_one_sentence_and_leaves_nothing(train, capsys, mistake):
+    options, expected = MISTAKES[mistake]
+    Path("short.txt").write_text("0123456789" * 3)
+    assert train(*options) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("train.py: ") and expected in error
+    assert not Path("runs").exists()
+
+
+def test_an_unknown_subcommand_is_a_mistake(capsys):
+    from train import main
+
+    assert main(["train"]) == 2
+    assert "unknown subcommand 'train'" in capsys.readouterr().err
+
+
+def test_unknown_keys_in_a_config_are_mistakes(train, capsys):
+    Path("own.yaml").write_text("model:\n  gpt:\n    num_layer: 3\n")
+    assert train("--config=own.yaml") == 2
+    assert "model.gpt.num_layer; did you mean model.gpt.num_layers?" in capsys.readouterr().err
+
+
+def test_a_run_is_never_overwritten(train, finished_run, capsys):
+    before = Path("runs/run/metrics.csv").read_text()
+    assert train("--name=run") == 2
+    assert "runs/run exists" in capsys.readouterr().err
+    assert Path("runs/run/metrics.csv").read_text() == before
+
+
+def test_what_cannot_be_resumed_is_told(train, finished_run, capsys):
+    files = [Path("runs/run", name) for name in ("config.yaml", "checkpoints/last.ckpt")]
+    before = [file.read_bytes() for file in files]
+    Path("other.txt").write_text("another text " * 500)
+    Path("empty").mkdir()
+    for options, expected in [
+        (["--resume=runs/run", "--model.gpt.num_layers=3"], "its num_layers is 2, here it is 3"),
+        (["--resume=runs/run", "--data.tokenizer=bpe", "--data.vocab_size=300"], "vocab_size"),
+        (["--resume=runs/run", "--model.optimizer.algorithm=adamw"], "the checkpoint goes on with muon only"),
+        (["--resume=runs/run", "--attention.probe_tokens=9"], "holds maps of another probe text"),
+        (["--resume=runs/run", "--data.files=other.txt"], "holds maps of another probe text"),
+        (["--resume=empty"], "empty is not a run folder with config.yaml"),
+        (["--resume=runs/run/metrics.csv"], "metrics.csv is damaged, or no checkpoint"),
+    ]:
+        assert train(*options) == 2
+        assert expected in capsys.readouterr().err.splitlines()[-1]
+        assert [file.read_bytes() for file in files] == before
+
+
+def test_damage_to_what_a_resumed_run_reads_is_told_with_the_file(train, finished_run, capsys):
+    for name, content, expected in [
+        ("config.yaml", b"", "runs/run/config.yaml is damaged"),
+        ("config.yaml", b"model: \xff", "runs/run/config.yaml is damaged"),
+        ("config.yaml", b"model: [", "runs/run/config.yaml is damaged"),
+        ("config.yaml", b"seed_everything: 1", "runs/run/config.yaml is damaged"),
+        ("metrics.csv", b"tokens\n1\n", "runs/run/metrics.csv, line 2: damaged"),
+        ("metrics.csv", b"step\n\xff\n", "runs/run/metrics.csv is damaged"),
+        ("samples.jsonl", b"{}\n", "runs/run/samples.jsonl is damaged"),
+        ("samples.jsonl", b"\xff\n", "runs/run/samples.jsonl is damaged"),
+        ("samples.jsonl", b"no JSON\n", "runs/run/samples.jsonl is damaged"),
+    ]:
+        whole = Path("runs/run", name).read_bytes()
+        Path("runs/run", name).write_bytes(content)
+        assert train("--resume=runs/run", "--trainer.max_steps=13") == 2
+        assert expected in capsys.readouterr().err.splitlines()[-1]
+        assert Path("runs/run", name).read_bytes() == content
+        Path("runs/run", name).write_bytes(whole)
+
+
+def test_help_begins_with_one_screen_of_the_usual_options(capsys):
+    from train import main
+
+    with pytest.raises(SystemExit) as exit:
+        main(["--help"])
+    assert exit.value.code == 0
+    text = capsys.readouterr().out
+    screen, all_options = text.split("\noptions:\n")
+    assert screen.count("\n") <= 42 and max(map(len, screen.splitlines())) <= 120
+    for option in set(re.findall(r"--[a-z_.]+", screen)) - {"--help"}:
+        assert f"{option} " in all_options or f"{option}\n" in all_options, option
+    for option in ("--model.gpt.qk_norm", "--attention.early_steps", "--samples.prompt", "--checkpoints.every_n_steps"):
+        assert option in all_options
+
+
+def test_as_a_process_a_mistake_ends_with_status_2():
+    command = [sys.executable, str(REPOSITORY / "train.py"), "--model.gpt.num_layers", "many"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert ended.stderr.count("\n") == 1
+
+
+# Runs train.py as a program; Ctrl-C comes when it imports the module that is named first.
+INTERRUPTED_IMPORT = """
+import os, runpy, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+runpy.run_path("train.py", run_name="__main__")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX")
+@pytest.mark.parametrize("module", ["lightning.pytorch", "data.module"])
+def test_ctrl_c_during_the_imports_shows_no_traceback(module):
+    command = [sys.executable, "-c", INTERRUPTED_IMPORT, module]
+    ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert ended.returncode == 130
+    assert ended.stderr == ""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals and groups of processes are POSIX")
+def test_ctrl_c_before_training_shows_no_traceback(tmp_path):
+    (tmp_path / "text.txt").write_text("a text that takes some time\n" * 1_000_000)
+    options = ["--data.files=text.txt", "--data.tokenizer=bytes", "--data.vocab_size=null", "--data.cache_dir=cache"]
+    command = [sys.executable, str(REPOSITORY / "train.py"), *options]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            seen = ""
+            while "tokenising" not in seen:
+                seen += (character := process.stderr.read(1))
+                assert character, seen
+            os.killpg(process.pid, signal.SIGINT)
+            _, rest = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert "Traceback" not in rest
+    assert not (tmp_path / "runs").exists()
