@@ -1,15 +1,10 @@
-"""From passages to tokens, in worker processes, in order, with a few batches in memory at a time."""
+"""From passages to tokens: encoded in threads, in order, with a few batches in memory at a time."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +17,7 @@ BATCH_CHARS = 2**19
 
 @dataclass(frozen=True)
 class Encoded:
-    """The tokens (N,) of some passages, end-of-text after each finished document, and what they were made of."""
+    """Tokens (N,) of some passages, with end-of-text after each finished document, and the size of the text."""
 
     tokens: np.ndarray
     num_bytes: int
@@ -30,31 +25,16 @@ class Encoded:
     num_passages: int
 
 
-def encode_passages(tokenizer: Tokenizer, passages: Iterable[Passage], num_processes: int) -> Iterator[Encoded]:
-    """Batches of `passages`, encoded, in order; with one process, in this one.
-
-    Raises ChildProcessError where a worker dies.
-    """
-    batches = _batches(passages)
-    if num_processes == 1:
-        for batch in batches:
-            yield _encode(tokenizer, batch)
-        return
-    pool = ProcessPoolExecutor(num_processes, initializer=_start_worker, initargs=(tokenizer,))
+def encode_passages(tokenizer: Tokenizer, passages: Iterable[Passage], num_threads: int) -> Iterator[Encoded]:
+    """Encodes `passages` batch by batch, in order. Threads suffice because tiktoken releases the GIL."""
     pending: deque[Future[Encoded]] = deque()
-    try:
-        for batch in batches:
-            pending.append(pool.submit(_encode_in_worker, batch))
-            if len(pending) > 2 * num_processes:
+    with ThreadPoolExecutor(num_threads) as pool:
+        for batch in _batches(passages):
+            pending.append(pool.submit(_encode, tokenizer, batch))
+            if len(pending) > 2 * num_threads:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
-    except BrokenProcessPool as error:
-        raise ChildProcessError(
-            "a tokenising process was killed, most likely for want of memory: set --data.num_processes lower"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _batches(passages: Iterable[Passage]) -> Iterator[list[Passage]]:
@@ -83,24 +63,3 @@ def _encode(tokenizer: Tokenizer, batch: list[Passage]) -> Encoded:
         num_documents=sum(passage.ends_document for passage in batch),
         num_passages=len(batch),
     )
-
-
-_worker_tokenizer: Tokenizer
-
-
-def _start_worker(tokenizer: Tokenizer) -> None:
-    global _worker_tokenizer
-    _worker_tokenizer = tokenizer
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its workers itself
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # Nobody else would end the workers of a parent that was killed: they would wait for its next batch forever.
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
-
-
-def _exit_with_parent() -> None:
-    multiprocessing.parent_process().join()
-    os._exit(1)
-
-
-def _encode_in_worker(batch: list[Passage]) -> Encoded:
-    return _encode(_worker_tokenizer, batch)

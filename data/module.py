@@ -17,8 +17,6 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from data import corpora, tokenizers
 from data.cache import CorpusCache, TokenizedCorpus
-from data.corpora import Corpus
-from data.repetitions import RepetitionCorpus
 from data.sampler import WindowSampler
 from data.store import TokenStore
 from data.tokenizers import Tokenizer
@@ -69,7 +67,7 @@ class TextDataModule(lightning.LightningDataModule):
 
     def __init__(
         self,
-        corpus: Literal["stdlib", "files", "hub", "repetitions"] = "stdlib",
+        corpus: str = "stdlib",
         files: list[str] | str | None = None,
         validation_files: list[str] | str | None = None,
         documents: Literal["file", "block"] = "file",
@@ -94,52 +92,37 @@ class TextDataModule(lightning.LightningDataModule):
         cache_dir: str | None = None,
     ):
         super().__init__()
-        if num_workers < 0:
-            raise ValueError(f"data.num_workers is {num_workers}: it must be 0 or more")
-        if not 0 < validation_fraction < 1:
-            raise ValueError(f"data.validation_fraction is {validation_fraction}: it must lie between 0 and 1")
-        tokenizers.check_name(tokenizer)
-        _require_positive(
+        _check_at_least(0, num_workers=num_workers)
+        _check_at_least(
+            1,
             context_length=context_length,
             batch_size=batch_size,
             validation_batch_size=validation_batch_size,
             max_tokens=max_tokens,
             num_processes=num_processes,
         )
-        _require_names(files=files, validation_files=validation_files, dataset=dataset)
-        if files and dataset:
-            raise ValueError("data.files and data.dataset are both set: keep the one to train on")
-        if (files or dataset) is None and corpus in ("files", "hub"):
-            option = "--data.files 'my/*.txt'" if corpus == "files" else "--data.dataset NAME_OR_FOLDER"
-            raise ValueError(f"data.corpus {corpus} needs to know which: set {option}")
+        if not 0 < validation_fraction < 1:
+            raise ValueError(f"data.validation_fraction is {validation_fraction}: it must lie between 0 and 1")
         if streaming and max_tokens is None:
             raise ValueError("data.streaming reads without an end: set --data.max_tokens to the tokens to train on")
+        tokenizers.check_name(tokenizer)
 
-        self.corpus: Corpus
-        if files:
-            self.corpus = corpora.files(
-                [files] if isinstance(files, str) else files,
-                validation_patterns=[validation_files] if isinstance(validation_files, str) else validation_files or [],
-                blocks=documents == "block",
-                text_column=text_column,
-                validation_fraction=validation_fraction,
-            )
-        elif dataset:
-            self.corpus = corpora.hub(
-                dataset,
-                dataset_config,
-                split=dataset_split,
-                validation_split=dataset_validation_split,
-                text_column=text_column,
-                revision=dataset_revision,
-                streaming=streaming,
-                validation_fraction=validation_fraction,
-            )
-        elif corpus == "repetitions":
-            self.corpus = RepetitionCorpus(validation_fraction=validation_fraction)
-        else:
-            self.corpus = corpora.stdlib(validation_fraction)
-
+        self.corpus = corpora.build(
+            corpus,
+            {
+                "files": files,
+                "validation_files": validation_files,
+                "documents": documents,
+                "dataset": dataset,
+                "dataset_config": dataset_config,
+                "dataset_split": dataset_split,
+                "dataset_validation_split": dataset_validation_split,
+                "dataset_revision": dataset_revision,
+                "text_column": text_column,
+                "streaming": streaming,
+                "validation_fraction": validation_fraction,
+            },
+        )
         validation_tokens = None if max_tokens is None else max(int(max_tokens * validation_fraction), 2)
         self.cache = CorpusCache(
             self.corpus,
@@ -299,13 +282,7 @@ def _loader_worker() -> tuple[int, int]:
     return (info.id, info.num_workers) if info else (0, 1)
 
 
-def _require_positive(**options: int | None) -> None:
+def _check_at_least(minimum: int, **options: int | None) -> None:
     for name, value in options.items():
-        if value is not None and value < 1:
-            raise ValueError(f"data.{name} is {value}: it must be 1 or more")
-
-
-def _require_names(**options: list[str] | str | None) -> None:
-    for name, value in options.items():
-        if value is not None and not all([value] if isinstance(value, str) else value or [""]):
-            raise ValueError(f"data.{name} is empty: name what to read, or leave the option out")
+        if value is not None and value < minimum:
+            raise ValueError(f"data.{name} is {value}: it must be {minimum} or more")
