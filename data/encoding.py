@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,13 +15,10 @@ from data.tokenizers import Tokenizer
 BATCH_CHARS = 2**19
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """Tokens (N,) of some passages, with end-of-text after each finished document, and the size of the text."""
+class Encoded(NamedTuple):
+    """Tokens (N,) of some passages, with end-of-text after each finished document."""
 
     tokens: np.ndarray
-    num_bytes: int
-    num_documents: int
     num_passages: int
 
 
@@ -57,9 +54,4 @@ def _encode(tokenizer: Tokenizer, batch: list[Passage]) -> Encoded:
         pieces.append(tokenizer.encode_array(passage.text).astype(tokenizer.dtype))
         if passage.ends_document:
             pieces.append(end)
-    return Encoded(
-        tokens=np.concatenate(pieces),
-        num_bytes=sum(len(passage.text.encode()) for passage in batch),
-        num_documents=sum(passage.ends_document for passage in batch),
-        num_passages=len(batch),
-    )
+    return Encoded(np.concatenate(pieces), len(batch))

@@ -7,8 +7,8 @@ only where the split pattern of every encoding cuts too, so that the tokens are 
 from __future__ import annotations
 
 import codecs
-import gzip
 import hashlib
+import math
 import re
 import shutil
 import tempfile
@@ -25,14 +25,8 @@ BLOCK_BYTES = 2**20
 MAX_PASSAGE_CHARS = 8 * 2**20  # text without a place to cut is cut anywhere beyond this
 
 # The name `datasets` has for the reader of each format; every other ending is read as plain text.
-TABLE_FORMATS = {
-    ".jsonl": "json",
-    ".json": "json",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-}
+TABLE_FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv"}
+TABLE_FORMATS |= {".parquet": "parquet", ".arrow": "arrow"}
 COMPRESSIONS = (".gz", ".zst")
 
 # Places to cut: between a word and a space before another, or after a single line end between two marks.
@@ -69,24 +63,16 @@ class TextFile:
     def passages(self) -> Iterator[Passage]:
         """Raises ValueError where the bytes are not text, with their offset."""
         with _naming(self.path):
-            start, stop = (self._offset(fraction) for fraction in self.share)
+            start, stop = map(self._offset, self.share)
             pieces = _decoded(self.path, start, stop)
             yield from _blocks(pieces) if self.blocks else _whole(pieces)
 
-    def num_bytes(self) -> int | None:
-        """Bytes of text in this share, about; None where the file is compressed."""
-        if _is_compressed(self.path):
-            return None
-        return int(self.path.stat().st_size * (self.share[1] - self.share[0]))
-
-    def _offset(self, fraction: float) -> int | None:
-        """The byte at which this fraction of the file ends; None for the end of the file."""
-        if fraction == 0.0:
-            return 0
-        if fraction == 1.0:
-            return None
+    def _offset(self, fraction: float) -> float:
+        """The byte at which this fraction of the file ends; infinity for the end of the file."""
+        if fraction in (0.0, 1.0):
+            return math.inf if fraction else 0
         size = self.path.stat().st_size
-        if _is_compressed(self.path):
+        if is_compressed(self.path):
             with _open(self.path) as stream:
                 size = sum(map(len, _read_blocks(stream)))
         offset = int(size * fraction)
@@ -117,14 +103,9 @@ class TableFile:
         datasets = import_datasets()
         options: dict[str, Any] = {"sep": "\t"} if ".tsv" in self.path.suffixes else {}
         with _naming(self.path), _seekable(self.path) as path:
-            rows = datasets.load_dataset(
-                table_format(self.path), data_files=[str(path)], split="train", streaming=True, **options
-            )
+            kind = table_format(self.path)
+            rows = datasets.load_dataset(kind, data_files=[str(path)], split="train", streaming=True, **options)
             yield from row_passages(rows, self.column, str(self.path), self.share)
-
-    def num_bytes(self) -> int | None:
-        """Bytes of this file; None where they say little about its text."""
-        return None if self.path.suffix.lower() in (*COMPRESSIONS, ".parquet") else self.path.stat().st_size
 
 
 def row_passages(rows, column: str, label: str, share: tuple[float, float]) -> Iterator[Passage]:
@@ -140,8 +121,8 @@ def row_passages(rows, column: str, label: str, share: tuple[float, float]) -> I
             raise ValueError(f"{label} has no column {column!r}: {hint}")
         for text in table[column].to_pylist():
             if text is not None and not isinstance(text, str):
-                kind = type(text).__name__
-                raise ValueError(f"{label}: column {column!r} holds {kind}, not text, in row {number}: {hint}")
+                found = type(text).__name__
+                raise ValueError(f"{label}: column {column!r} holds {found}, not text, in row {number}: {hint}")
             if text and low <= uniform_hash(str(number)) < high:
                 yield Passage(text, ends_document=True)
             number += 1
@@ -201,14 +182,13 @@ def _last_cut(text: str) -> int:
     return len(text) - 1 if len(text) > MAX_PASSAGE_CHARS else 0
 
 
-def _decoded(path: Path, start: int, stop: int | None) -> Iterator[str]:
+def _decoded(path: Path, start: int, stop: float) -> Iterator[str]:
     """The text between two byte offsets. Raises ValueError where it is not UTF-8 or holds a zero byte."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset = start
     with _open(path) as stream:
         _skip(stream, start)
-        blocks = _read_blocks(stream, None if stop is None else stop - start)
-        for block in chain(blocks, [b""]):
+        for block in chain(_read_blocks(stream, stop - start), [b""]):
             undecoded = len(decoder.getstate()[0])
             try:
                 text = decoder.decode(block, final=not block)
@@ -217,7 +197,8 @@ def _decoded(path: Path, start: int, stop: int | None) -> Iterator[str]:
             if (zero := block.find(b"\0")) >= 0:
                 raise _not_text(path, offset + zero)
             offset += len(block)
-            yield text
+            if text:
+                yield text
 
 
 def _not_text(path: Path, offset: int) -> ValueError:
@@ -226,24 +207,23 @@ def _not_text(path: Path, offset: int) -> ValueError:
     )
 
 
-def _is_compressed(path: Path) -> bool:
+def is_compressed(path: Path) -> bool:
     return path.suffix.lower() in COMPRESSIONS
 
 
 def _open(path: Path) -> BinaryIO:
-    if path.suffix.lower() == ".gz":
-        return gzip.open(path)
-    if path.suffix.lower() == ".zst":
-        import pyarrow
+    """The bytes of a file, decompressed."""
+    if not is_compressed(path):
+        return path.open("rb")
+    import pyarrow
 
-        return pyarrow.input_stream(str(path), compression="zstd")
-    return path.open("rb")
+    return pyarrow.input_stream(str(path))
 
 
 @contextmanager
 def _seekable(path: Path) -> Iterator[Path]:
     """`path`, or a temporary file with its content where it is a compressed table whose format needs seeking."""
-    if not _is_compressed(path) or table_format(path) not in ("parquet", "arrow"):
+    if not is_compressed(path) or table_format(path) not in ("parquet", "arrow"):
         yield path
         return
     with tempfile.TemporaryDirectory() as folder, _open(path) as packed:
@@ -253,12 +233,10 @@ def _seekable(path: Path) -> Iterator[Path]:
         yield unpacked
 
 
-def _read_blocks(stream: BinaryIO, limit: int | None = None) -> Iterator[bytes]:
-    left = limit
-    while block := stream.read(BLOCK_BYTES if left is None else min(BLOCK_BYTES, left)):
+def _read_blocks(stream: BinaryIO, limit: float = math.inf) -> Iterator[bytes]:
+    while block := stream.read(int(min(BLOCK_BYTES, limit))):
         yield block
-        if left is not None:
-            left -= len(block)
+        limit -= len(block)
 
 
 def _skip(stream: BinaryIO, count: int) -> None:

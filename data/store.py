@@ -18,7 +18,7 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
@@ -128,30 +128,26 @@ def write_split(
     _remove_unfinished(folder, split, len(done))
     encoded = encode_passages(tokenizer, islice(passages, sum(shard.num_passages for shard in done), None), num_threads)
     if max_tokens is not None:
-        encoded = _truncated(encoded, max_tokens - max(sum(shard.num_tokens for shard in done), 1), tokenizer)
+        encoded = _truncated(encoded, max_tokens - max(sum(shard.num_tokens for shard in done), 1))
 
-    index, batches = len(done), []
-    if not done:
-        batches = [Encoded(np.array([tokenizer.end_of_text], dtype=tokenizer.dtype), 0, 0, 0)]
-    num_documents = sum(shard.num_documents for shard in done)
-    written_bytes = sum(shard.num_bytes for shard in done)
+    index = len(done)
+    batches = [] if done else [Encoded(np.array([tokenizer.end_of_text], dtype=tokenizer.dtype), 0)]
+    bytes_done = sum(shard.num_bytes for shard in done)
     try:
-        with tqdm(desc=f"tokenising {split}", initial=written_bytes, total=num_bytes, unit="B", unit_scale=True) as bar:
+        with tqdm(desc=f"tokenising {split}", initial=bytes_done, total=num_bytes, unit="B", unit_scale=True) as bar:
             for batch in encoded:
                 # Only now it is known that the shard is not the last one.
                 if sum(len(held.tokens) for held in batches) >= SHARD_TOKENS:
-                    _write_shard(_shard_path(folder, split, index), batches, fingerprint, is_last=False)
+                    _write_shard(_shard_path(folder, split, index), batches, tokenizer, fingerprint, is_last=False)
                     index, batches = index + 1, []
                 batches.append(batch)
-                num_documents += batch.num_documents
-                bar.set_postfix_str(f"{num_documents:,} documents", refresh=False)
-                bar.update(batch.num_bytes)
+                bar.update(tokenizer.num_bytes(batch.tokens))
         if not any(batch.num_passages for batch in batches):
             raise ValueError(
                 f"the {split} split of this corpus holds no text: "
                 f"set --data.validation_fraction so that both splits get some"
             )
-        _write_shard(_shard_path(folder, split, index), batches, fingerprint, is_last=True)
+        _write_shard(_shard_path(folder, split, index), batches, tokenizer, fingerprint, is_last=True)
     except BaseException:
         _remove_unfinished(folder, split, index)
         raise
@@ -184,7 +180,7 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
             raise
 
 
-def _write_shard(path: Path, batches: list[Encoded], fingerprint: str, is_last: bool) -> None:
+def _write_shard(path: Path, batches: list[Encoded], tokenizer: Tokenizer, fingerprint: str, is_last: bool) -> None:
     tokens = np.concatenate([batch.tokens for batch in batches])
     with new_file(path) as file:
         # As np.save does it, whose error does not say that the disk is full.
@@ -193,8 +189,9 @@ def _write_shard(path: Path, batches: list[Encoded], fingerprint: str, is_last: 
     shard = Shard(
         fingerprint=fingerprint,
         num_tokens=len(tokens),
-        num_bytes=sum(batch.num_bytes for batch in batches),
-        num_documents=sum(batch.num_documents for batch in batches),
+        num_bytes=tokenizer.num_bytes(tokens),
+        # Each document has end-of-text before it; the last token begins none.
+        num_documents=int(np.count_nonzero(tokens[: len(tokens) - is_last] == tokenizer.end_of_text)),
         num_passages=sum(batch.num_passages for batch in batches),
         is_last=is_last,
         file_size=path.stat().st_size,
@@ -279,15 +276,9 @@ def _mapped(path: Path, scattered: bool) -> np.ndarray:
     return np.asarray(array)  # indexing a np.memmap is slower
 
 
-def _truncated(encoded: Iterator[Encoded], num_tokens: int, tokenizer: Tokenizer) -> Iterator[Encoded]:
-    """The first `num_tokens` tokens; the last document, cut or not, counts as one."""
+def _truncated(encoded: Iterator[Encoded], num_tokens: int) -> Iterator[Encoded]:
     for batch in encoded:
-        if len(batch.tokens) >= num_tokens:
-            tokens = batch.tokens[:num_tokens]
-            text = tokens[tokens != tokenizer.end_of_text]
-            num_bytes = sum(len(tokenizer.token_bytes(token)) for token in text.tolist())
-            num_documents = int(np.count_nonzero(tokens[:-1] == tokenizer.end_of_text)) + 1
-            yield replace(batch, tokens=tokens, num_bytes=num_bytes, num_documents=num_documents)
-            return
-        yield batch
+        yield Encoded(batch.tokens[:num_tokens], batch.num_passages)
         num_tokens -= len(batch.tokens)
+        if num_tokens <= 0:
+            return

@@ -86,6 +86,16 @@ class Tokenizer:
         except KeyError:  # the model's vocabulary may be rounded up
             return f"<{token}>"
 
+    def num_bytes(self, tokens: np.ndarray) -> int:
+        """UTF-8 bytes of the text of `tokens` (N,), without end-of-text."""
+        return int(self._lengths[tokens].sum())
+
+    @cached_property
+    def _lengths(self) -> np.ndarray:
+        lengths = np.zeros(self.vocab_size, dtype=np.int64)
+        lengths[list(self.ranks.values())] = [len(token) for token in self.ranks]
+        return lengths
+
     @cached_property
     def fingerprint(self) -> str:
         """Hex digest; equal for two tokenizers exactly when they encode every text alike."""
