@@ -20,7 +20,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from data import store, tokenizers
+from data import store, tokenizers, writing
 from data.corpora import SPLITS, Corpus
 from data.store import TokenStore
 from data.tokenizers import Tokenizer
@@ -84,7 +84,7 @@ class CorpusCache:
         with self._lock():
             tokenizer = self._open_tokenizer() or self._make_tokenizer()
             for split in SPLITS:
-                store.write_split(
+                writing.write_split(
                     self.folder,
                     split,
                     self.corpus.passages(split),
@@ -99,7 +99,7 @@ class CorpusCache:
     @contextmanager
     def _lock(self) -> Iterator[None]:
         lock = FileLock(self.folder / "lock")
-        with store.explained(self.folder):
+        with writing.explained(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             try:
                 lock.acquire(timeout=0)
@@ -128,7 +128,7 @@ class CorpusCache:
             tokenizer = tokenizers.published(self.tokenizer_name)
         state = tokenizer.to_dict()
         state = {**state, "tokens": base64.b64encode(state["tokens"]).decode(), "fingerprint": tokenizer.fingerprint}
-        with store.new_file(path) as file:
+        with writing.new_file(path) as file:
             file.write(json.dumps(state).encode())
         return tokenizer
 

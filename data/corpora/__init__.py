@@ -29,7 +29,7 @@ CORPORA: dict[str, Callable[..., Corpus]] = {
 SELECTED_BY = {"files": "files", "dataset": "hub"}
 
 
-def build(name: str, options: dict[str, Any]) -> Corpus:
+def build(name: str, **options: Any) -> Corpus:
     """The corpus `name`, or the one that an option selects, with those of `options` that it takes.
 
     Raises ValueError or FileNotFoundError for options that contradict each other or name nothing.

@@ -209,17 +209,17 @@ def test_a_corpus_without_options_of_its_own_is_one_line_in_the_registry(monkeyp
             yield Passage(f"a sentence to {split}", ends_document=True)
 
     monkeypatch.setitem(CORPORA, "sentence", Sentence)
-    corpus = build("sentence", {"validation_fraction": 0.1, "files": None, "dataset": None})
+    corpus = build("sentence", validation_fraction=0.1, files=None, dataset=None)
     assert texts(corpus, "train") == ["a sentence to train"]
     assert corpus.num_bytes("train") is None
 
 
 def test_an_unknown_corpus_is_named():
     with pytest.raises(ValueError, match=r"unknown data.corpus 'wiki': write one of stdlib, files, hub, repetitions"):
-        build("wiki", {})
+        build("wiki")
 
 
 def test_a_set_option_selects_its_corpus(tmp_path: Path):
     (path,) = write_files(tmp_path, 1)
-    assert build("stdlib", {"files": str(path), "dataset": None}).name == "part000"
-    assert build("stdlib", {"files": None, "dataset": str(tmp_path)}).name == tmp_path.name
+    assert build("stdlib", files=str(path), dataset=None).name == "part000"
+    assert build("stdlib", files=None, dataset=str(tmp_path)).name == tmp_path.name

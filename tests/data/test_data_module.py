@@ -53,7 +53,7 @@ def test_targets_are_the_tokens_that_follow(module):
         assert part.shape == (8, 32)
         assert part.dtype == torch.int64
         assert part.is_contiguous()
-    stream = data.tokenized.train.read(0, data.train_tokens)
+    stream = data.tokenized.train.read(0, data.tokenized.train.num_tokens)
     windows = np.lib.stride_tricks.sliding_window_view(stream, 33)
     for tokens, targets in zip(batch["tokens"], batch["targets"], strict=True):
         window = np.append(tokens.numpy(), targets.numpy()[-1])
@@ -111,7 +111,7 @@ def test_validation_text_is_the_end_of_the_book(module):
     assert data.validation_text() == held_out
     assert data.validation_text(100) == held_out[:100]
     assert data.validation_bytes == len(held_out.encode())
-    assert data.train_tokens + data.validation_tokens == len(content) + 4  # end-of-text around each split
+    assert data.tokenized.train.num_tokens + data.validation_tokens == len(content) + 4  # end-of-text around each split
 
 
 def test_document_ids_tell_documents_apart(module):
@@ -216,4 +216,4 @@ def test_batch_that_cannot_be_shared_names_both(module):
 def test_tokens_are_available_only_after_setup(tmp_path: Path):
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(RuntimeError, match="call prepare_data"):
-        _ = TextDataModule(files=str(tmp_path / "a.txt")).train_tokens
+        _ = TextDataModule(files=str(tmp_path / "a.txt")).tokenized

@@ -57,7 +57,7 @@ def test_both_ways_to_call_it(config: Path, tmp_path: Path, command: list[str]):
     assert tokens == num_bytes + documents + 2
 
 
-def test_training_uses_the_prepared_tokens(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_training_finds_what_it_has_made(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
     assert main(["--config", str(config)]) == 0
     output = capsys.readouterr().out
     data = TextDataModule(files=str(tmp_path / "*.txt"), vocab_size=300, context_length=16)

@@ -40,4 +40,4 @@ def test_it_can_be_trained_on(tmp_path):
     data.prepare_data()
     data.setup()
     assert data.validation_text(20) == next(data.corpus.passages("validation")).text[:20]
-    assert 600_000 < data.train_tokens < 1_200_000
+    assert 600_000 < data.tokenized.train.num_tokens < 1_200_000

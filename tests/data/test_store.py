@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data import encoding, store, tokenizers
+from data import store, tokenizers, writing
 from data.readers import Passage
 from data.sampler import WindowSampler
 from data.store import TokenStore
@@ -46,7 +46,7 @@ def passages_of(documents: list[str]) -> list[Passage]:
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "BATCH_CHARS", 500)
+    monkeypatch.setattr(writing, "BATCH_CHARS", 500)
 
 
 def write(
@@ -54,8 +54,8 @@ def write(
 ) -> TokenStore:
     folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store, "SHARD_TOKENS", shard_tokens)
-        store.write_split(folder, "train", passages_of(documents), TOKENIZER, fingerprint=fingerprint, **options)
+        patch.setattr(writing, "SHARD_TOKENS", shard_tokens)
+        writing.write_split(folder, "train", passages_of(documents), TOKENIZER, fingerprint=fingerprint, **options)
     return store.open_split(folder, "train", fingerprint)
 
 
@@ -99,7 +99,7 @@ def test_read_stops_at_the_end(tmp_path_factory, start: int, length: int):
 
 def test_large_vocabularies_take_four_bytes(tmp_path: Path):
     wide = tokenizers.Tokenizer.from_dict(TOKENIZER.to_dict() | {"special_tokens": {tokenizers.END_OF_TEXT: 100_000}})
-    store.write_split(tmp_path, "train", [Passage("ab", ends_document=True)], wide, fingerprint="wide")
+    writing.write_split(tmp_path, "train", [Passage("ab", ends_document=True)], wide, fingerprint="wide")
     assert tokens_of(store.open_split(tmp_path, "train", "wide")) == [100_000, ord("a"), ord("b"), 100_000]
 
 
@@ -121,7 +121,7 @@ def test_a_second_write_touches_nothing(tmp_path: Path):
         raise AssertionError("the text was read again")
         yield
 
-    store.write_split(tmp_path, "train", no_text(), TOKENIZER, fingerprint="abc")
+    writing.write_split(tmp_path, "train", no_text(), TOKENIZER, fingerprint="abc")
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
 
 
@@ -199,7 +199,7 @@ def test_no_bar_is_drawn_after_an_error(tmp_path: Path, monkeypatch: pytest.Monk
     def write_nothing(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(store, "_write_shard", write_nothing)
+    monkeypatch.setattr(writing, "_write_shard", write_nothing)
     with pytest.raises(OSError, match="No space left"):
         try:
             write(tmp_path)
@@ -220,14 +220,14 @@ def test_a_copied_cache_is_checked_once(tmp_path: Path):
 def test_failing_source_keeps_what_is_finished_and_nothing_half_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(store, "SHARD_TOKENS", 3000)
+    monkeypatch.setattr(writing, "SHARD_TOKENS", 3000)
 
     def failing():
         yield from passages_of(DOCUMENTS)[:200]
         raise ValueError("part.txt is not UTF-8 text at byte offset 7")
 
     with pytest.raises(ValueError, match=r"part.txt is not UTF-8"):
-        store.write_split(tmp_path, "train", failing(), TOKENIZER, fingerprint="abc")
+        writing.write_split(tmp_path, "train", failing(), TOKENIZER, fingerprint="abc")
     assert {path.stem for path in tmp_path.glob("*.npy")} == {path.stem for path in tmp_path.glob("*.json")}
     assert store.open_split(tmp_path, "train", "abc") is None
     kept = (tmp_path / "train-00000.npy").stat().st_mtime_ns
@@ -244,13 +244,13 @@ def test_no_text_is_a_mistake(tmp_path: Path):
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
-from data import store, tokenizers
+from data import tokenizers, writing
 from data.readers import Passage
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # as a full disk, but for this process alone
 passages = [Passage("some text\\n" * 200, True)] * 500
 try:
-    store.write_split(Path(sys.argv[1]), "train", passages, tokenizers.byte_level(), fingerprint="abc")
+    writing.write_split(Path(sys.argv[1]), "train", passages, tokenizers.byte_level(), fingerprint="abc")
 except OSError as error:
     print(error.strerror)
 """

@@ -116,11 +116,11 @@ def test_a_cache_that_cannot_be_made_says_what_to_set(folder: Path, tmp_path: Pa
 # A run that tokenises slowly and in small shards, so that it can be killed in the middle.
 RUN = """
 import sys, time
-from data import cache, encoding, store
+from data import cache, writing
 from data.corpora.files import FileCorpus, file_corpus
 
-encoding.BATCH_CHARS = 2000
-store.SHARD_TOKENS = 4000
+writing.BATCH_CHARS = 2000
+writing.SHARD_TOKENS = 4000
 pause = float(sys.argv[3])
 read = FileCorpus.passages
 
