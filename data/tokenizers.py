@@ -109,7 +109,7 @@ class Tokenizer:
     def to_dict(self) -> dict:
         """Everything needed to build the tokenizer again, offline, as str, int and bytes.
 
-        The tokens are one bytes object, in order of id, each behind its length (2 bytes, little-endian); a hundred
+        The tokens are one bytes object, in order of id, each after its length (2 bytes, little-endian); a hundred
         thousand separate objects would make every checkpoint slow to read. Length 0 is an unused id.
         """
         by_id = {rank: token for token, rank in self.ranks.items()}

@@ -6,6 +6,8 @@ import io
 
 import numpy as np
 import pytest
+import tiktoken
+import tiktoken.registry
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -138,6 +140,22 @@ def test_a_stored_tokenizer_that_cannot_work_is_refused(bpe: Tokenizer, changes:
     with pytest.raises(ValueError) as refused:
         Tokenizer.from_dict(state | changes)
     assert reason in str(refused.value)
+
+
+def test_a_published_encoding_is_built_from_the_constructor_in_tiktokens_registry(monkeypatch):
+    arguments = {
+        "name": "small",
+        "pat_str": r"[\s\S]",
+        "mergeable_ranks": {bytes([value]): value for value in range(256)},
+        "special_tokens": {END_OF_TEXT: 256},
+    }
+    tiktoken.list_encoding_names()  # fills the registry
+    constructors = tiktoken.registry.ENCODING_CONSTRUCTORS
+    assert constructors and "gpt2" in constructors, "tiktoken keeps its constructors elsewhere: adapt `published`"
+    monkeypatch.setitem(constructors, "small", lambda: arguments)
+    tokenizer = tokenizers.published("small")
+    assert tokenizer.fingerprint == tokenizers.byte_level().fingerprint
+    assert tokenizer.encode("ab") == [97, 98]
 
 
 def test_failed_download_says_what_to_set(tmp_path, monkeypatch):
