@@ -1,8 +1,8 @@
 """The cache of tokenised corpora: one folder for each combination of corpus, tokenizer and limits.
 
-The folder's name ends in a digest of all that decides its content, sizes and dates of the files included: a changed
-file or option means another folder, and an unchanged one is opened without reading any text. Everything in the cache
-may be deleted at any time.
+The folder's name ends in a digest of everything that decides its content, including sizes and dates of the files: a
+changed file or option means another folder, and an unchanged one is opened without reading any text. The cache may be
+deleted at any time.
 """
 
 from __future__ import annotations
@@ -20,13 +20,10 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from data import store, tokenizers
+from data import store, tokenizers, writing
 from data.corpora import SPLITS, Corpus
 from data.store import TokenStore
 from data.tokenizers import Tokenizer
-
-# A small corpus is tokenised before worker processes would have earned their start.
-_BYTES_PER_PROCESS = 16 * 2**20
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +37,13 @@ class TokenizedCorpus:
 
 
 class CorpusCache:
-    """Where the tokens of one corpus under one tokenizer are, or will be."""
+    """The tokens of one corpus under one tokenizer.
+
+    Args:
+        vocab_size: of the bpe tokenizer; the others bring their own.
+        max_tokens: for each split; None means all.
+        cache_dir: default $GLASSGPT_CACHE, or else .cache/glassgpt beside this project.
+    """
 
     def __init__(
         self,
@@ -51,78 +54,64 @@ class CorpusCache:
         max_tokens: dict[str, int | None],
         cache_dir: str | Path | None = None,
     ):
-        """
-        Args:
-            vocab_size: of the bpe tokenizer; the others bring their own.
-            max_tokens: for each split; None means all.
-            cache_dir: default $GLASSGPT_CACHE, or else .cache/glassgpt beside this project.
-        """
         self.corpus = corpus
         self.tokenizer_name = tokenizer_name
         self.vocab_size = vocab_size
         self.max_tokens = max_tokens
-        making = [store.MAGIC, corpus.fingerprint, tokenizers.recipe(tokenizer_name, vocab_size), max_tokens]
-        self._digest = _digest(json.dumps(making, sort_keys=True))
+        parts = [store.FORMAT, corpus.fingerprint, tokenizers.recipe(tokenizer_name, vocab_size), max_tokens]
+        self._digest = _digest(json.dumps(parts, sort_keys=True))
         name = re.sub(r"[^\w.-]+", "_", f"{corpus.name}-{tokenizer_name}")
-        self.folder = _cache_dir(cache_dir) / f"{name}-{self._digest[:16]}"
+        beside_project = Path(__file__).resolve().parents[1] / ".cache" / "glassgpt"
+        parent = Path(cache_dir or os.environ.get("GLASSGPT_CACHE") or beside_project).expanduser().absolute()
+        self.folder = parent / f"{name}-{self._digest[:16]}"
 
     def open(self) -> TokenizedCorpus | None:
-        """The tokenised corpus, or None where it is not there or not whole."""
+        """The tokenised corpus, or None where it is not there or not complete."""
         tokenizer = self._open_tokenizer()
         if tokenizer is None:
             return None
-        fingerprint = self._shard_fingerprint(tokenizer)
+        fingerprint = self._fingerprint(tokenizer)
         splits = {split: store.open_split(self.folder, split, fingerprint) for split in SPLITS}
         return None if None in splits.values() else TokenizedCorpus(self.folder, tokenizer, **splits)
 
-    def prepare(self, num_processes: int | None = None) -> TokenizedCorpus:
-        """Opens the tokenised corpus, after making what is missing; of several runs at once, one makes it.
+    def prepare(self, num_threads: int | None = None) -> TokenizedCorpus:
+        """Opens the tokenised corpus, after making what is missing. Of several runs at once, one makes it.
 
         Raises ValueError, FileNotFoundError or OSError where the text cannot be read or the tokens not be written.
         """
         if ready := self.open():
             return ready
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OSError(
-                error.errno, f"cannot keep tokens ({error.strerror}): set --data.cache_dir", str(self.folder)
-            ) from error
         with self._lock():
             tokenizer = self._open_tokenizer() or self._make_tokenizer()
             for split in SPLITS:
-                self._write(split, tokenizer, num_processes or os.cpu_count() or 1)
+                writing.write_split(
+                    self.folder,
+                    split,
+                    self.corpus.passages(split),
+                    tokenizer,
+                    fingerprint=self._fingerprint(tokenizer),
+                    num_bytes=self.corpus.num_bytes(split),
+                    max_tokens=self.max_tokens[split],
+                    num_threads=num_threads or os.cpu_count() or 1,
+                )
         return self.open()
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
         lock = FileLock(self.folder / "lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            print(f"waiting for another run that is tokenising {self.corpus.name} into {self.folder}", flush=True)
-            lock.acquire()
+        with writing.explained(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                print(f"waiting for another run that is tokenising {self.corpus.name} into {self.folder}", flush=True)
+                lock.acquire()
         try:
             yield
         finally:
             lock.release()
 
-    def _write(self, split: str, tokenizer: Tokenizer, num_processes: int) -> None:
-        num_bytes = self.corpus.num_bytes(split)
-        if num_bytes is not None:
-            num_processes = min(num_processes, num_bytes // _BYTES_PER_PROCESS + 1)
-        store.write_split(
-            self.folder,
-            split,
-            self.corpus.passages(split),
-            tokenizer,
-            fingerprint=self._shard_fingerprint(tokenizer),
-            num_bytes=num_bytes,
-            max_tokens=self.max_tokens[split],
-            num_processes=num_processes,
-        )
-
-    def _shard_fingerprint(self, tokenizer: Tokenizer) -> str:
+    def _fingerprint(self, tokenizer: Tokenizer) -> str:
         return _digest(self._digest + tokenizer.fingerprint)
 
     def _make_tokenizer(self) -> Tokenizer:
@@ -133,31 +122,24 @@ class CorpusCache:
             print(f"training a bpe tokenizer of {self.vocab_size:,} tokens on {self.corpus.name}", flush=True)
             texts = (passage.text for passage in self.corpus.passages("train"))
             tokenizer = tokenizers.train_bpe(texts, self.vocab_size)
+        elif self.tokenizer_name == "bytes":
+            tokenizer = tokenizers.byte_level()
         else:
-            tokenizer = tokenizers.by_name(self.tokenizer_name)
+            tokenizer = tokenizers.published(self.tokenizer_name)
         state = tokenizer.to_dict()
         state = {**state, "tokens": base64.b64encode(state["tokens"]).decode(), "fingerprint": tokenizer.fingerprint}
-        store.write_atomically(path, json.dumps(state).encode())
+        with writing.new_file(path) as file:
+            file.write(json.dumps(state).encode())
         return tokenizer
 
     def _open_tokenizer(self) -> Tokenizer | None:
         """The tokenizer, or None where it is not there or damaged."""
-        path = self.folder / "tokenizer.json"
-        if not path.exists():
-            return None
         try:
-            state = json.loads(path.read_bytes())
+            state = json.loads((self.folder / "tokenizer.json").read_bytes())
             tokenizer = Tokenizer.from_dict({**state, "tokens": base64.b64decode(state["tokens"])})
-            if tokenizer.fingerprint != state["fingerprint"]:
-                raise ValueError("fingerprint")
-        except (ValueError, KeyError, TypeError):
+            return tokenizer if tokenizer.fingerprint == state["fingerprint"] else None
+        except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
             return None
-        return tokenizer
-
-
-def _cache_dir(chosen: str | Path | None) -> Path:
-    beside_project = Path(__file__).resolve().parents[1] / ".cache" / "glassgpt"
-    return Path(chosen or os.environ.get("GLASSGPT_CACHE") or beside_project).expanduser().absolute()
 
 
 def _digest(text: str) -> str:

@@ -17,8 +17,6 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from data import corpora, tokenizers
 from data.cache import CorpusCache, TokenizedCorpus
-from data.corpora import Corpus
-from data.repetitions import RepetitionCorpus
 from data.sampler import WindowSampler
 from data.store import TokenStore
 from data.tokenizers import Tokenizer
@@ -26,15 +24,15 @@ from data.tokenizers import Tokenizer
 IGNORED = -100  # what torch's cross-entropy leaves out
 DEFAULT_BPE_VOCAB_SIZE = 2048
 
-# Steps whose order is drawn at once, which makes drawing it cost next to nothing.
+# Steps whose order is computed at once, which makes its cost negligible.
 _STEPS_DRAWN = 256
 
 
 class TextDataModule(lightning.LightningDataModule):
     """Text as batches {"tokens": (B, T), "targets": (B, T)}, int64; targets are the tokens that follow.
 
-    Training batches go on forever and depend on (seed, step) alone. Validation is one exact pass: windows side by
-    side, each token of the text predicted once; what is left of the last batch has targets of -100.
+    Training batches never end and depend on (seed, step) alone. Validation is one exact pass over adjacent windows:
+    each token of the text is predicted once, and the rest of the last batch has targets of -100.
 
     Args:
         corpus: stdlib (the source of Python's standard library), files, hub (any name or folder for `datasets`), or
@@ -59,9 +57,9 @@ class TextDataModule(lightning.LightningDataModule):
         batch_size: sequences B in a batch, over all devices.
         validation_batch_size: sequences in a validation batch, over all devices (default: batch_size).
         document_masking: also yield "document_ids" (B, T), which tell tokens of different documents apart.
-        seed: decides the order of the training windows.
+        seed: of the order of the training windows.
         num_workers: loader processes; 0 is right unless a profile says otherwise.
-        num_processes: processes that tokenise (default: one a core).
+        num_processes: threads that tokenise at once (default: one a core).
         cache_dir: where tokens are kept (default: $GLASSGPT_CACHE, or .cache/glassgpt beside this project).
 
     Raises ValueError or FileNotFoundError for options that contradict each other or name nothing.
@@ -69,7 +67,7 @@ class TextDataModule(lightning.LightningDataModule):
 
     def __init__(
         self,
-        corpus: Literal["stdlib", "files", "hub", "repetitions"] = "stdlib",
+        corpus: str = "stdlib",
         files: list[str] | str | None = None,
         validation_files: list[str] | str | None = None,
         documents: Literal["file", "block"] = "file",
@@ -94,52 +92,35 @@ class TextDataModule(lightning.LightningDataModule):
         cache_dir: str | None = None,
     ):
         super().__init__()
-        if num_workers < 0:
-            raise ValueError(f"data.num_workers is {num_workers}: it must be 0 or more")
-        if not 0 < validation_fraction < 1:
-            raise ValueError(f"data.validation_fraction is {validation_fraction}: it must lie between 0 and 1")
-        tokenizers.check_name(tokenizer)
-        _require_positive(
+        _check_at_least(0, num_workers=num_workers)
+        _check_at_least(
+            1,
             context_length=context_length,
             batch_size=batch_size,
             validation_batch_size=validation_batch_size,
             max_tokens=max_tokens,
             num_processes=num_processes,
         )
-        _require_names(files=files, validation_files=validation_files, dataset=dataset)
-        if files and dataset:
-            raise ValueError("data.files and data.dataset are both set: keep the one to train on")
-        if (files or dataset) is None and corpus in ("files", "hub"):
-            option = "--data.files 'my/*.txt'" if corpus == "files" else "--data.dataset NAME_OR_FOLDER"
-            raise ValueError(f"data.corpus {corpus} needs to know which: set {option}")
+        if not 0 < validation_fraction < 1:
+            raise ValueError(f"data.validation_fraction is {validation_fraction}: it must lie between 0 and 1")
         if streaming and max_tokens is None:
             raise ValueError("data.streaming reads without an end: set --data.max_tokens to the tokens to train on")
+        tokenizers.check_name(tokenizer)
 
-        self.corpus: Corpus
-        if files:
-            self.corpus = corpora.files(
-                [files] if isinstance(files, str) else files,
-                validation_patterns=[validation_files] if isinstance(validation_files, str) else validation_files or [],
-                blocks=documents == "block",
-                text_column=text_column,
-                validation_fraction=validation_fraction,
-            )
-        elif dataset:
-            self.corpus = corpora.hub(
-                dataset,
-                dataset_config,
-                split=dataset_split,
-                validation_split=dataset_validation_split,
-                text_column=text_column,
-                revision=dataset_revision,
-                streaming=streaming,
-                validation_fraction=validation_fraction,
-            )
-        elif corpus == "repetitions":
-            self.corpus = RepetitionCorpus(validation_fraction=validation_fraction)
-        else:
-            self.corpus = corpora.stdlib(validation_fraction)
-
+        self.corpus = corpora.build(
+            corpus,
+            files=files,
+            validation_files=validation_files,
+            documents=documents,
+            dataset=dataset,
+            dataset_config=dataset_config,
+            dataset_split=dataset_split,
+            dataset_validation_split=dataset_validation_split,
+            dataset_revision=dataset_revision,
+            text_column=text_column,
+            streaming=streaming,
+            validation_fraction=validation_fraction,
+        )
         validation_tokens = None if max_tokens is None else max(int(max_tokens * validation_fraction), 2)
         self.cache = CorpusCache(
             self.corpus,
@@ -158,7 +139,7 @@ class TextDataModule(lightning.LightningDataModule):
         self._tokenized: TokenizedCorpus | None = None
 
     def prepare_data(self) -> None:
-        """Tokenises the corpus where the cache does not hold it yet."""
+        """Tokenises the corpus unless the cache holds it."""
         self.cache.prepare(self.num_processes)
 
     def setup(self, stage: str | None = None) -> None:
@@ -182,10 +163,6 @@ class TextDataModule(lightning.LightningDataModule):
         return self.tokenized.tokenizer
 
     @property
-    def train_tokens(self) -> int:
-        return self.tokenized.train.num_tokens
-
-    @property
     def validation_tokens(self) -> int:
         return self.tokenized.validation.num_tokens
 
@@ -196,21 +173,16 @@ class TextDataModule(lightning.LightningDataModule):
 
     def validation_text(self, max_chars: int | None = None) -> str:
         """The beginning of the validation split, or all of it, without end-of-text."""
-        # At most four bytes a character, one token a byte, and an end-of-text before each document of one byte or more.
+        # A character is at most four tokens, and before each there may be an end-of-text.
         num_tokens = self.validation_tokens if max_chars is None else 8 * max_chars
         tokens = self.tokenized.validation.read(0, num_tokens)
         return self.tokenizer.decode(tokens[tokens != self.tokenizer.end_of_text])[:max_chars]
 
     def train_dataloader(self) -> DataLoader:
-        """Batches from the step at which the trainer stands on, without end."""
-        first_step = 0
-        if self.trainer is not None:
-            first_step = self.trainer.global_step * self.trainer.accumulate_grad_batches
-        return self._loader(
-            TrainingWindows(
-                self.tokenized.train, self._sampler(self.tokenized), first_step, *self._place(self.batch_size)
-            )
-        )
+        """Endless batches, from the trainer's current step on."""
+        first_step = self.trainer.global_step * self.trainer.accumulate_grad_batches if self.trainer else 0
+        tokens, place = self.tokenized.train, self._place(self.batch_size)
+        return self._loader(TrainingWindows(tokens, self._sampler(self.tokenized), first_step, *place))
 
     def val_dataloader(self) -> DataLoader:
         """Every window of the validation split, once over all devices."""
@@ -234,16 +206,16 @@ class TextDataModule(lightning.LightningDataModule):
     def _loader(self, windows: TrainingWindows | ValidationWindows) -> DataLoader:
         return DataLoader(
             windows,
-            batch_size=None,  # a window batch is gathered at once, not collated from samples
+            batch_size=None,  # the data set yields whole batches
             collate_fn=partial(as_batch, end_of_text=self.tokenizer.end_of_text, with_documents=self.document_masking),
             num_workers=self.num_workers,
             pin_memory=torch.cuda.is_available(),
-            generator=torch.Generator(),  # otherwise every new iterator would draw from the global one, and move it on
+            generator=torch.Generator(),  # otherwise each new iterator would advance the global one
         )
 
 
 class TrainingWindows(IterableDataset):
-    """Windows (B, T + 1) of consecutive steps from `first_step` on, without end; loader workers take turns."""
+    """Windows (B, T + 1) of each step from `first_step` on, without end; loader workers take turns."""
 
     def __init__(self, tokens: TokenStore, sampler: WindowSampler, first_step: int, rank: int, world_size: int):
         self.tokens, self.sampler, self.first_step = tokens, sampler, first_step
@@ -259,7 +231,7 @@ class TrainingWindows(IterableDataset):
 
 
 class ValidationWindows(IterableDataset):
-    """Windows (B, T + 1) side by side, from the first token to the last; what is missing in the last is IGNORED."""
+    """Adjacent windows (B, T + 1) from the first token to the last; beyond the last token they hold IGNORED."""
 
     def __init__(self, tokens: TokenStore, context_length: int, batch_size: int, rank: int, world_size: int):
         self.tokens, self.context_length, self.batch_size = tokens, context_length, batch_size
@@ -273,20 +245,17 @@ class ValidationWindows(IterableDataset):
         share, length = self.batch_size // self.world_size, self.context_length + 1
         worker, num_workers = _loader_worker()
         for batch in range(worker, len(self), num_workers):
-            rows = batch * self.batch_size + self.rank * share + np.arange(share)
-            starts = rows * self.context_length
-            whole = starts + length <= self.tokens.num_tokens
+            first = batch * self.batch_size + self.rank * share
             windows = np.full((share, length), IGNORED)
-            windows[whole] = self.tokens.gather(starts[whole], length)
-            for row in np.flatnonzero(~whole):
-                rest = self.tokens.read(int(starts[row]), length)
-                windows[row, : len(rest)] = rest
+            for row, window in enumerate(windows, first):
+                tokens = self.tokens.read(row * self.context_length, length)
+                window[: len(tokens)] = tokens
             yield windows
 
 
 def as_batch(windows: np.ndarray, end_of_text: int, with_documents: bool) -> dict[str, Tensor]:
-    """Inputs and targets (B, T) of windows (B, T + 1), and the number of its document within the window for each."""
-    tokens = np.maximum(windows[:, :-1], 0)  # where nothing is predicted, any token will do
+    """Inputs and targets (B, T) of windows (B, T + 1), and on request the number of each token's document (B, T)."""
+    tokens = np.maximum(windows[:, :-1], 0)  # any token will do where nothing is predicted
     batch = {"tokens": tokens, "targets": np.ascontiguousarray(windows[:, 1:])}
     if with_documents:
         batch["document_ids"] = np.cumsum(tokens == end_of_text, axis=1)
@@ -299,13 +268,7 @@ def _loader_worker() -> tuple[int, int]:
     return (info.id, info.num_workers) if info else (0, 1)
 
 
-def _require_positive(**options: int | None) -> None:
+def _check_at_least(minimum: int, **options: int | None) -> None:
     for name, value in options.items():
-        if value is not None and value < 1:
-            raise ValueError(f"data.{name} is {value}: it must be 1 or more")
-
-
-def _require_names(**options: list[str] | str | None) -> None:
-    for name, value in options.items():
-        if value is not None and not all([value] if isinstance(value, str) else value or [""]):
-            raise ValueError(f"data.{name} is empty: name what to read, or leave the option out")
+        if value is not None and value < minimum:
+            raise ValueError(f"data.{name} is {value}: it must be {minimum} or more")

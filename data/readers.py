@@ -1,14 +1,14 @@
 """Reading text: files and tables of any size as passages, with bounded memory.
 
 A passage is a piece of a document that is small enough to hold and is tokenised on its own. Long documents are cut
-where the split pattern of every encoding cuts them anyway, so that the tokens are those of the whole document.
+only where the split pattern of every encoding cuts too, so that the tokens are those of the whole document.
 """
 
 from __future__ import annotations
 
 import codecs
-import gzip
 import hashlib
+import math
 import re
 import shutil
 import tempfile
@@ -16,25 +16,20 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO, NamedTuple
 
 BLOCK_BYTES = 2**20
-MAX_PASSAGE_CHARS = 8 * 2**20  # without a place to cut within this, any place will do
+MAX_PASSAGE_CHARS = 8 * 2**20  # text without a place to cut is cut anywhere beyond this
 
 # The name `datasets` has for the reader of each format; every other ending is read as plain text.
-TABLE_FORMATS = {
-    ".jsonl": "json",
-    ".json": "json",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-}
+TABLE_FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv"}
+TABLE_FORMATS |= {".parquet": "parquet", ".arrow": "arrow"}
 COMPRESSIONS = (".gz", ".zst")
 
-# Between a word and a space before another, or behind the only line end between two marks.
+# Places to cut: between a word and a space before another, or after a single line end between two marks.
 _CUTS = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])|(?<=\S\n)(?=[^\s/])")
 
 _BLANK_LINES = re.compile(r"\r?\n(?:[ \t]*\r?\n)+")
@@ -57,8 +52,8 @@ def table_format(path: Path) -> str | None:
 class TextFile:
     """UTF-8 text, plain or compressed; one document, or one per blank-line block.
 
-    `share` is the part of the file to read, as fractions of its bytes; its ends move on to the next character
-    or, between blocks, to the next block.
+    `share` is the part of the file to read, as fractions of its bytes; both ends move forward to the next character
+    or, with `blocks`, to the next block.
     """
 
     path: Path
@@ -68,41 +63,35 @@ class TextFile:
     def passages(self) -> Iterator[Passage]:
         """Raises ValueError where the bytes are not text, with their offset."""
         with _naming(self.path):
-            start, stop = (self._offset(fraction) for fraction in self.share)
+            start, stop = map(self._offset, self.share)
             pieces = _decoded(self.path, start, stop)
             yield from _blocks(pieces) if self.blocks else _whole(pieces)
 
-    def num_bytes(self) -> int | None:
-        """Bytes of text in this share, about; None where compression hides them."""
-        if self.path.suffix.lower() in COMPRESSIONS:
-            return None
-        return int(self.path.stat().st_size * (self.share[1] - self.share[0]))
-
-    def _offset(self, fraction: float) -> int | None:
-        if fraction == 0.0:
-            return 0
-        if fraction == 1.0:
-            return None
+    def _offset(self, fraction: float) -> float:
+        """The byte at which this fraction of the file ends; infinity for the end of the file."""
+        if fraction in (0.0, 1.0):
+            return math.inf if fraction else 0
+        size = self.path.stat().st_size
+        if is_compressed(self.path):
+            with _open(self.path) as stream:
+                size = sum(map(len, _read_blocks(stream)))
+        offset = int(size * fraction)
         with _open(self.path) as stream:
-            compressed = self.path.suffix.lower() in COMPRESSIONS
-            size = sum(len(block) for block in _read_blocks(stream)) if compressed else self.path.stat().st_size
-        with _open(self.path) as stream:
-            offset = int(size * fraction)
             _skip(stream, offset)
             window = stream.read(BLOCK_BYTES)
-            if self.blocks:
-                boundary = _BLANK_LINES_BYTES.search(window)
-                return offset + (boundary.end() if boundary else len(window))
-            # The first byte from here on that begins a character; the end of the file where its last one was cut.
-            return offset + next((i for i, byte in enumerate(window[:4]) if byte & 0xC0 != 0x80), len(window[:4]))
+        if self.blocks:
+            boundary = _BLANK_LINES_BYTES.search(window)
+            return offset + (boundary.end() if boundary else len(window))
+        # The first byte from here on that begins a character; the end of the file where its last one was cut.
+        return offset + next((i for i, byte in enumerate(window[:4]) if byte & 0xC0 != 0x80), len(window[:4]))
 
 
 @dataclass(frozen=True)
 class TableFile:
     """One document a row of a jsonl, csv, parquet or arrow file.
 
-    `share` is the part of the rows to read, as an interval in [0, 1): a hash of its number puts each row somewhere,
-    so that a stream can be split before its length is known.
+    `share` is the part of the rows to read, as an interval in [0, 1): a hash of its number puts each row somewhere
+    in it, so that a stream can be split before its length is known.
     """
 
     path: Path
@@ -114,13 +103,9 @@ class TableFile:
         datasets = import_datasets()
         options: dict[str, Any] = {"sep": "\t"} if ".tsv" in self.path.suffixes else {}
         with _naming(self.path), _seekable(self.path) as path:
-            rows = datasets.load_dataset(
-                table_format(self.path), data_files=[str(path)], split="train", streaming=True, **options
-            )
+            kind = table_format(self.path)
+            rows = datasets.load_dataset(kind, data_files=[str(path)], split="train", streaming=True, **options)
             yield from row_passages(rows, self.column, str(self.path), self.share)
-
-    def num_bytes(self) -> int | None:
-        return None if self.path.suffix.lower() in (*COMPRESSIONS, ".parquet") else self.path.stat().st_size
 
 
 def row_passages(rows, column: str, label: str, share: tuple[float, float]) -> Iterator[Passage]:
@@ -131,23 +116,20 @@ def row_passages(rows, column: str, label: str, share: tuple[float, float]) -> I
     low, high = share
     number = 0
     for table in rows.with_format("arrow").iter(batch_size=256):
+        hint = f"set --data.text_column to one of {', '.join(table.column_names)}"
         if column not in table.column_names:
-            raise ValueError(
-                f"{label} has no column {column!r}: set --data.text_column to one of {', '.join(table.column_names)}"
-            )
+            raise ValueError(f"{label} has no column {column!r}: {hint}")
         for text in table[column].to_pylist():
             if text is not None and not isinstance(text, str):
-                raise ValueError(
-                    f"{label}: column {column!r} holds {type(text).__name__}, not text, in row {number}: "
-                    f"set --data.text_column to one of {', '.join(table.column_names)}"
-                )
+                found = type(text).__name__
+                raise ValueError(f"{label}: column {column!r} holds {found}, not text, in row {number}: {hint}")
             if text and low <= uniform_hash(str(number)) < high:
                 yield Passage(text, ends_document=True)
             number += 1
 
 
 def import_datasets() -> ModuleType:
-    """`datasets`, which takes seconds to import and is needed only to read; it must not report errors that we raise."""
+    """`datasets`, which takes seconds to import, silenced: the errors that it also logs are raised here."""
     import datasets
     import huggingface_hub
 
@@ -157,7 +139,7 @@ def import_datasets() -> ModuleType:
 
 
 def uniform_hash(key: str) -> float:
-    """A number in [0, 1) that depends on `key` alone: the same on every machine, whatever else there is."""
+    """A number in [0, 1) that depends on `key` alone: the same on every machine and in every corpus."""
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") / 2**64
 
 
@@ -177,42 +159,46 @@ def _blocks(pieces: Iterable[str]) -> Iterator[Passage]:
     for piece in pieces:
         *complete, held = _BLANK_LINES.split(held + piece)
         for block in complete:
-            if (block := _OUTER_BLANK_LINES.sub("", block).rstrip("\r\n")).strip():
-                yield Passage(block, ends_document=True)
+            yield from _block(block)
         if len(held) > MAX_PASSAGE_CHARS and (cut := _last_cut(held)):
             yield Passage(held[:cut], ends_document=False)
             held = held[cut:]
-    if (block := _OUTER_BLANK_LINES.sub("", held).rstrip("\r\n")).strip():
-        yield Passage(block, ends_document=True)
+    yield from _block(held)
+
+
+def _block(text: str) -> Iterator[Passage]:
+    """`text` as a document without the blank lines around it; nothing where it is blank."""
+    text = _OUTER_BLANK_LINES.sub("", text).rstrip("\r\n")
+    if text.strip():
+        yield Passage(text, ends_document=True)
 
 
 def _last_cut(text: str) -> int:
     """The last place where `text` can be cut without changing its tokens; 0 where there is none."""
-    for searched in (2**12, 2**16, len(text)):  # from the end, for there are thousands of places in a block
+    for searched in (2**12, 2**16, len(text)):  # from the end, because a block has thousands of places
         cuts = [found.start() for found in _CUTS.finditer(text, max(len(text) - searched, 0))]
         if cuts and cuts[-1] > 0:
             return cuts[-1]
     return len(text) - 1 if len(text) > MAX_PASSAGE_CHARS else 0
 
 
-def _decoded(path: Path, start: int, stop: int | None) -> Iterator[str]:
+def _decoded(path: Path, start: int, stop: float) -> Iterator[str]:
+    """The text between two byte offsets. Raises ValueError where it is not UTF-8 or holds a zero byte."""
     decoder = codecs.getincrementaldecoder("utf-8")()
+    offset = start
     with _open(path) as stream:
         _skip(stream, start)
-        offset = start
-        for block in _read_blocks(stream, None if stop is None else stop - start):
+        for block in chain(_read_blocks(stream, stop - start), [b""]):
+            undecoded = len(decoder.getstate()[0])
             try:
-                if (zero := block.find(b"\0")) >= 0:
-                    raise UnicodeDecodeError("utf-8", block, zero, zero + 1, "zero byte")
-                undecoded = len(decoder.getstate()[0])
-                text = decoder.decode(block)
+                text = decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
-                position = offset + error.start - (0 if error.reason == "zero byte" else undecoded)
-                raise _not_text(path, position) from error
+                raise _not_text(path, offset - undecoded + error.start) from error
+            if (zero := block.find(b"\0")) >= 0:
+                raise _not_text(path, offset + zero)
             offset += len(block)
-            yield text
-        if undecoded := len(decoder.getstate()[0]):
-            raise _not_text(path, offset - undecoded)
+            if text:
+                yield text
 
 
 def _not_text(path: Path, offset: int) -> ValueError:
@@ -221,20 +207,23 @@ def _not_text(path: Path, offset: int) -> ValueError:
     )
 
 
-def _open(path: Path) -> BinaryIO:
-    if path.suffix.lower() == ".gz":
-        return gzip.open(path)
-    if path.suffix.lower() == ".zst":
-        import pyarrow
+def is_compressed(path: Path) -> bool:
+    return path.suffix.lower() in COMPRESSIONS
 
-        return pyarrow.input_stream(str(path), compression="zstd")
-    return path.open("rb")
+
+def _open(path: Path) -> BinaryIO:
+    """The bytes of a file, decompressed."""
+    if not is_compressed(path):
+        return path.open("rb")
+    import pyarrow
+
+    return pyarrow.input_stream(str(path))
 
 
 @contextmanager
 def _seekable(path: Path) -> Iterator[Path]:
-    """`path`; or its content in a temporary file, where it is a compressed table that is read from its end."""
-    if path.suffix.lower() not in COMPRESSIONS or table_format(path) not in ("parquet", "arrow"):
+    """`path`, or a temporary file with its content where it is a compressed table whose format needs seeking."""
+    if not is_compressed(path) or table_format(path) not in ("parquet", "arrow"):
         yield path
         return
     with tempfile.TemporaryDirectory() as folder, _open(path) as packed:
@@ -244,12 +233,10 @@ def _seekable(path: Path) -> Iterator[Path]:
         yield unpacked
 
 
-def _read_blocks(stream: BinaryIO, limit: int | None = None) -> Iterator[bytes]:
-    left = limit
-    while block := stream.read(BLOCK_BYTES if left is None else min(BLOCK_BYTES, left)):
+def _read_blocks(stream: BinaryIO, limit: float = math.inf) -> Iterator[bytes]:
+    while block := stream.read(int(min(BLOCK_BYTES, limit))):
         yield block
-        if left is not None:
-            left -= len(block)
+        limit -= len(block)
 
 
 def _skip(stream: BinaryIO, count: int) -> None:
@@ -265,13 +252,8 @@ def _naming(path: Path) -> Iterator[None]:
     """Turns what a damaged or unreadable file raises into one sentence that names the file."""
     try:
         yield
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"cannot read {path}: {_first_line(error)}") from error
-    except ValueError as error:
-        if str(path) in str(error):
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        if isinstance(error, ValueError) and str(path) in str(error):
             raise
-        raise ValueError(f"cannot read {path}: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"cannot read {path}: {reason}") from error

@@ -1,7 +1,8 @@
-"""Which windows of the token stream go into step n: a pure function of (seed, n).
+"""The windows of the token stream that step n trains on: a pure function of (seed, n).
 
-Nothing is stored and nothing needs saving: the n-th batch of a resumed run is the n-th batch of one that never
-stopped. Letters: B windows in a batch over all ranks, T tokens in a window, N windows in an epoch.
+There is no state to save: the n-th batch of a resumed run is the n-th batch of one that never stopped.
+
+Letters: B windows in a batch over all ranks, T tokens in a window, N windows in an epoch.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ _MASK64 = 2**64 - 1
 class WindowSampler:
     """Windows of T inputs and their targets, in a new random order and at a new offset in every epoch.
 
-    An epoch is a permutation of the N windows that stand side by side from a random offset below T on: each is seen
-    once, none twice, and with the offset the cuts between them move. Memory does not depend on the corpus.
+    An epoch is a permutation of the N adjacent windows that begin at a random offset below T: each is seen exactly
+    once, and the offset moves the cuts between them. Memory does not depend on the size of the corpus.
     """
 
     def __init__(self, num_tokens: int, context_length: int, batch_size: int, seed: int):
@@ -29,14 +30,14 @@ class WindowSampler:
         self.context_length = context_length
         self.batch_size = batch_size
         self.seed = seed
-        # As many as fit behind every offset, so that the epoch of a step needs no more than a division.
+        # As many as fit after every offset, so that all epochs have the same length.
         self.windows_per_epoch = max((num_tokens - context_length) // context_length, 1)
         self._offsets = min(context_length, num_tokens - self.windows_per_epoch * context_length)
 
     def starts(self, steps: np.ndarray, rank: int = 0, world_size: int = 1) -> np.ndarray:
         """First token of each window that `rank` trains on in each of `steps` (n,): int64 (n, B / world_size).
 
-        The ranks' shares, one behind the other, are the batch of a single device.
+        The ranks' shares, concatenated, are the batch of a single device.
         """
         share = self.batch_size // world_size
         drawn = steps[:, None] * self.batch_size + rank * share + np.arange(share, dtype=np.int64)

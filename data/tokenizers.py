@@ -13,11 +13,12 @@ from functools import cached_property
 
 import numpy as np
 import tiktoken
+import tiktoken.registry
 
 END_OF_TEXT = "<|endoftext|>"
 
-# Words keep the space or punctuation mark before them, as in GPT-4's pattern. Unlike it, the end of a line and the
-# indentation of the next are one piece: in code, what follows a newline is mostly how deep the next line stands.
+# As GPT-4's pattern, words keep the space or punctuation mark before them. Unlike GPT-4's, the end of a line and the
+# indentation of the next are one piece: in code, what follows a newline is mostly the depth of the next line.
 SPLIT_PATTERN = "|".join(
     [
         r"'(?i:[sdmt]|ll|ve|re)",
@@ -30,23 +31,30 @@ SPLIT_PATTERN = "|".join(
     ]
 )
 
-# Merges settle long before this; the cap keeps the table of distinct pieces within memory on large corpora.
+# Merges change little with more text than this; the limit bounds the memory for the table of distinct pieces.
 TRAINING_BYTES = 128 * 2**20
 
 
 class Tokenizer:
     """A `tiktoken.Encoding` with an end-of-text token, which can be stored as plain data.
 
-    Text is always plain text: a special token's name inside it ("<|endoftext|>") is spelled out, never obeyed.
+    A special token's name inside a text ("<|endoftext|>") is encoded as ordinary text, never as the special token.
+
+    Args:
+        pattern: regular expression that splits text into pieces; tokens never cross a piece.
+        ranks: id of each token's bytes, in order of the merges.
+        special_tokens: id of each special token.
+
+    Raises ValueError where end-of-text is missing.
     """
 
-    def __init__(self, encoding: tiktoken.Encoding):
-        if END_OF_TEXT not in encoding.special_tokens_set:
-            raise ValueError(f"encoding {encoding.name!r} has no {END_OF_TEXT} token to separate documents with")
-        self.encoding = encoding
-        self.name = encoding.name
-        self.vocab_size = encoding.n_vocab
-        self.end_of_text = encoding.encode_single_token(END_OF_TEXT)
+    def __init__(self, name: str, pattern: str, ranks: dict[bytes, int], special_tokens: dict[str, int]):
+        if END_OF_TEXT not in special_tokens:
+            raise ValueError(f"encoding {name!r} has no {END_OF_TEXT} token to separate documents with")
+        self.name, self.pattern, self.ranks, self.special_tokens = name, pattern, ranks, special_tokens
+        self.encoding = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special_tokens)
+        self.vocab_size = self.encoding.n_vocab
+        self.end_of_text = special_tokens[END_OF_TEXT]
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
 
     def encode(self, text: str) -> list[int]:
@@ -58,82 +66,72 @@ class Tokenizer:
         return self.encoding.encode_to_numpy(text, disallowed_special=())
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of `ids`; bytes that are not UTF-8 (a character cut in two), and ids without text, become U+FFFD."""
+        """Text of `ids`; bytes that are not UTF-8 (a character cut in two) and unused ids become U+FFFD."""
         pieces = []
         for token in ids:
             try:
                 pieces.append(self.token_bytes(token))
-            except KeyError:  # where the vocabulary was rounded up
+            except KeyError:  # the model's vocabulary may be rounded up
                 pieces.append("\N{REPLACEMENT CHARACTER}".encode())
         return b"".join(pieces).decode("utf-8", errors="replace")
 
     def token_bytes(self, token: int) -> bytes:
-        """UTF-8 bytes that one token stands for. Raises KeyError for an id that no text has."""
+        """UTF-8 bytes of one token. Raises KeyError for an unused id."""
         return self.encoding.decode_single_token_bytes(token)
 
     def label(self, token: int) -> str:
-        """How one token reads; bytes that are only part of a character are spelled out, such as \\xe2."""
+        """One token for people to read; bytes that are only part of a character are escaped, such as \\xe2."""
         try:
             return self.token_bytes(token).decode("utf-8", errors="backslashreplace")
-        except KeyError:  # where the vocabulary was rounded up
+        except KeyError:  # the model's vocabulary may be rounded up
             return f"<{token}>"
+
+    def num_bytes(self, tokens: np.ndarray) -> int:
+        """UTF-8 bytes of the text of `tokens` (N,), without end-of-text."""
+        return int(self._lengths[tokens].sum())
+
+    @cached_property
+    def _lengths(self) -> np.ndarray:
+        lengths = np.zeros(self.vocab_size, dtype=np.int64)
+        lengths[list(self.ranks.values())] = [len(token) for token in self.ranks]
+        return lengths
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hex digest that is equal for two tokenizers exactly when they turn every text into the same ids."""
+        """Hex digest; equal for two tokenizers exactly when they encode every text alike."""
         digest = hashlib.sha256()
-        for part in (self.encoding._pat_str, json.dumps(self.encoding._special_tokens, sort_keys=True)):
+        for part in (self.pattern, json.dumps(self.special_tokens, sort_keys=True)):
             digest.update(part.encode() + b"\0")
-        for token, rank in sorted(self.encoding._mergeable_ranks.items(), key=lambda item: item[1]):
+        for token, rank in sorted(self.ranks.items(), key=lambda item: item[1]):
             digest.update(rank.to_bytes(4, "little") + len(token).to_bytes(4, "little") + token)
         return digest.hexdigest()
 
     def to_dict(self) -> dict:
         """Everything needed to build the tokenizer again, offline, as str, int and bytes.
 
-        The merge table is one bytes object, each token behind its length (2 bytes, little-endian), in order of id:
-        a hundred thousand separate objects would make every checkpoint slow to read. Length 0 is an unused id.
+        The tokens are one bytes object, in order of id, each after its length (2 bytes, little-endian); a hundred
+        thousand separate objects would make every checkpoint slow to read. Length 0 is an unused id.
         """
-        by_id = {rank: token for token, rank in self.encoding._mergeable_ranks.items()}
+        by_id = {rank: token for token, rank in self.ranks.items()}
         tokens = (by_id.get(rank, b"") for rank in range(max(by_id) + 1))
         return {
             "name": self.name,
-            "pattern": self.encoding._pat_str,
+            "pattern": self.pattern,
             "tokens": b"".join(len(token).to_bytes(2, "little") + token for token in tokens),
-            "special_tokens": dict(self.encoding._special_tokens),
+            "special_tokens": dict(self.special_tokens),
         }
 
     @classmethod
     def from_dict(cls, state: dict) -> Tokenizer:
         """Inverse of `to_dict`. Raises ValueError where `state` is not what `to_dict` returns."""
         try:
-            packed = state["tokens"]
-            ranks: dict[bytes, int] = {}
-            start = rank = 0
-            while start < len(packed):
-                stop = start + 2 + int.from_bytes(packed[start : start + 2], "little")
-                if stop > start + 2:
-                    ranks[packed[start + 2 : stop]] = rank
-                start, rank = stop, rank + 1
+            ranks = _unpacked(state["tokens"])
             _check_ids(ranks, state["special_tokens"])
-            if start != len(packed):
-                raise ValueError("its tokens are cut short")
-            encoding = tiktoken.Encoding(
-                name=state["name"],
-                pat_str=state["pattern"],
-                mergeable_ranks=ranks,
-                special_tokens=state["special_tokens"],
-            )
+            return cls(state["name"], state["pattern"], ranks, state["special_tokens"])
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a stored tokenizer: {type(error).__name__} {error}") from error
         except ValueError as error:
             raise ValueError(f"not a stored tokenizer: {error}") from error
-        return cls(encoding)
-
-
-def by_name(name: str) -> Tokenizer:
-    """The "bytes" tokenizer, or a published one; raises as `published` does."""
-    return byte_level() if name == "bytes" else published(name)
 
 
 def check_name(name: str) -> None:
@@ -144,7 +142,7 @@ def check_name(name: str) -> None:
 
 
 def recipe(name: str, vocab_size: int) -> list[str | int]:
-    """Plain data that decides which tokenizer comes out of a given text."""
+    """Plain data that, with the training text, determines the tokenizer."""
     return [name, vocab_size, SPLIT_PATTERN, TRAINING_BYTES] if name == "bpe" else [name]
 
 
@@ -155,27 +153,25 @@ def published(name: str) -> Tokenizer:
     """
     check_name(name)
     try:
-        return Tokenizer(tiktoken.get_encoding(name))
+        arguments = tiktoken.registry.ENCODING_CONSTRUCTORS[name]()
     except OSError as error:  # every exception of `requests` is one
         raise ConnectionError(
             f"cannot download the encoding {name!r}: on a machine without network, set TIKTOKEN_CACHE_DIR to a folder "
             f"where another machine has stored it, or write --data.tokenizer bpe"
         ) from error
+    return Tokenizer(name, arguments["pat_str"], arguments["mergeable_ranks"], arguments["special_tokens"])
 
 
 def byte_level() -> Tokenizer:
     """One token a byte, and end-of-text: V = 257."""
-    ranks = {bytes([value]): value for value in range(256)}
-    return Tokenizer(
-        tiktoken.Encoding(name="bytes", pat_str=r"[\s\S]", mergeable_ranks=ranks, special_tokens={END_OF_TEXT: 256})
-    )
+    return Tokenizer("bytes", r"[\s\S]", {bytes([value]): value for value in range(256)}, {END_OF_TEXT: 256})
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Byte-pair encoding (Sennrich et al. 2016, over bytes as in GPT-2) of V = `vocab_size`, end-of-text included.
 
-    Reads `texts` up to TRAINING_BYTES. Raises ValueError where V is too small to hold all bytes, or larger than
-    the merges that `texts` can fill.
+    Reads `texts` up to TRAINING_BYTES. Raises ValueError where V is less than the bytes need, or more than the
+    merges that `texts` give.
     """
     import rustbpe
 
@@ -189,15 +185,26 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
             f"vocab_size {vocab_size} is too large for this text, which fills only {len(ranks) + 1}: "
             f"write --data.vocab_size {len(ranks) + 1} or less"
         )
-    return Tokenizer(
-        tiktoken.Encoding(
-            name="bpe", pat_str=SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: vocab_size - 1}
-        )
-    )
+    return Tokenizer("bpe", SPLIT_PATTERN, ranks, {END_OF_TEXT: vocab_size - 1})
+
+
+def _unpacked(tokens: bytes) -> dict[bytes, int]:
+    """The ids of tokens that `to_dict` has packed. Raises ValueError where the last one is cut."""
+    ranks: dict[bytes, int] = {}
+    start = rank = 0
+    while start < len(tokens):
+        length = int.from_bytes(tokens[start : start + 2], "little")
+        start += 2 + length
+        if length:
+            ranks[tokens[start - length : start]] = rank
+        rank += 1
+    if start != len(tokens):
+        raise ValueError("its tokens are cut short")
+    return ranks
 
 
 def _check_ids(ranks: dict[bytes, int], special_tokens: dict[str, int]) -> None:
-    """Raises ValueError for what tiktoken takes, and then panics over when it reads or writes a text."""
+    """Raises ValueError for ids that tiktoken accepts at first and panics over when it encodes or decodes."""
     missing = [value for value in range(256) if bytes([value]) not in ranks]
     if missing:
         raise ValueError(f"it has no token for the byte 0x{missing[0]:02x}")

@@ -1,4 +1,4 @@
-"""The data module: what step n trains on, what validation covers, and that a resumed run goes on."""
+"""The data module: what step n trains on, what validation covers, and which batch a resumed run starts with."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_targets_are_the_tokens_that_follow(module):
         assert part.shape == (8, 32)
         assert part.dtype == torch.int64
         assert part.is_contiguous()
-    stream = data.tokenized.train.read(0, data.train_tokens)
+    stream = data.tokenized.train.read(0, data.tokenized.train.num_tokens)
     windows = np.lib.stride_tricks.sliding_window_view(stream, 33)
     for tokens, targets in zip(batch["tokens"], batch["targets"], strict=True):
         window = np.append(tokens.numpy(), targets.numpy()[-1])
@@ -76,8 +76,8 @@ def test_seed_decides_the_order(module):
     assert not torch.equal(first_batches(module(seed=6), 5), first_batches(module(), 5))
 
 
-def test_loading_leaves_the_global_random_numbers_alone(module):
-    """Otherwise a resumed run, which makes its loaders at another moment, would draw other dropout masks."""
+def test_loaders_do_not_use_the_global_random_generator(module):
+    """A resumed run makes its loaders at another moment, and would then draw other dropout masks."""
     data = module()
     before = torch.random.get_rng_state()
     next(iter(data.train_dataloader()))
@@ -111,7 +111,7 @@ def test_validation_text_is_the_end_of_the_book(module):
     assert data.validation_text() == held_out
     assert data.validation_text(100) == held_out[:100]
     assert data.validation_bytes == len(held_out.encode())
-    assert data.train_tokens + data.validation_tokens == len(content) + 4  # end-of-text around each split
+    assert data.tokenized.train.num_tokens + data.validation_tokens == len(content) + 4  # end-of-text around each split
 
 
 def test_document_ids_tell_documents_apart(module):
@@ -128,7 +128,7 @@ def test_document_ids_tell_documents_apart(module):
 
 
 class Recorder(lightning.LightningModule):
-    """Keeps the batches that it is trained on."""
+    """Records the batches it is trained on."""
 
     def __init__(self):
         super().__init__()
@@ -166,7 +166,7 @@ def fit(data: TextDataModule, max_steps: int, accumulate: int, folder: Path, res
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("num_workers", "accumulate"), [(0, 1), (2, 2)])
-def test_a_resumed_run_goes_on_with_the_next_batch(module, tmp_path: Path, num_workers: int, accumulate: int):
+def test_a_resumed_run_starts_with_the_next_batch(module, tmp_path: Path, num_workers: int, accumulate: int):
     expected = first_batches(module(), 10 * accumulate)
     seen = fit(module(num_workers=num_workers), 4, accumulate, tmp_path)
     seen += fit(module(num_workers=num_workers), 10, accumulate, tmp_path, tmp_path / "stopped.ckpt")
@@ -182,7 +182,8 @@ def test_contradicting_options_are_named(module, tmp_path: Path):
         r"unknown tokenizer 'gpt9': write one of bpe, bytes, gpt2": {"tokenizer": "gpt9"},
         r"data.validation_fraction is 1.5: it must lie between 0 and 1": {"validation_fraction": 1.5},
         r"data.batch_size is 0: it must be 1 or more": {"batch_size": 0},
-        r"data.num_workers is -1": {"num_workers": -1},
+        r"data.num_workers is -1: it must be 0 or more": {"num_workers": -1},
+        r"unknown data.corpus 'wiki'": {"corpus": "wiki", "files": None},
     }
     for message, options in mistakes.items():
         with pytest.raises(ValueError, match=message):
@@ -212,7 +213,7 @@ def test_batch_that_cannot_be_shared_names_both(module):
         module(0, 3).train_dataloader()
 
 
-def test_tokens_are_at_hand_only_after_setup(tmp_path: Path):
+def test_tokens_are_available_only_after_setup(tmp_path: Path):
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(RuntimeError, match="call prepare_data"):
-        _ = TextDataModule(files=str(tmp_path / "a.txt")).train_tokens
+        _ = TextDataModule(files=str(tmp_path / "a.txt")).tokenized

@@ -54,17 +54,13 @@ def test_a_long_document_is_cut_without_changing_its_tokens(text: str, size: int
 
 @cache
 def merging(pattern: str) -> tokenizers.Tokenizer:
-    """Merges whatever the split pattern leaves together, so that a wrong cut shows."""
-    import tiktoken
-
+    """Merges everything that the split pattern leaves together, so that a wrong cut changes the tokens."""
     ranks = {bytes([value]): value for value in range(256)}
     for word in ["\n\n", "\n ", "\n    ", "  ", "    ", ")\n", "\n\t", " (", "wo", "rd", "word", "\r\n", "\n\r", "12"]:
         for stop in range(2, len(word) + 1):
             ranks.setdefault(word[:stop].encode(), len(ranks))
     special = {tokenizers.END_OF_TEXT: len(ranks)}
-    return tokenizers.Tokenizer(
-        tiktoken.Encoding(name="merging", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
-    )
+    return tokenizers.Tokenizer("merging", pattern, ranks, special)
 
 
 @given(text=texts, size=st.integers(1, 40))
@@ -81,7 +77,7 @@ def test_blocks_keep_the_indentation_of_their_first_line(tmp_path: Path):
     assert list(TextFile(path, blocks=True).passages()) == [Passage("first\n  line", True), Passage("    second", True)]
 
 
-def test_a_file_without_line_ends_is_cut_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_without_line_ends_is_cut_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(readers, "BLOCK_BYTES", 64)
     monkeypatch.setattr(readers, "MAX_PASSAGE_CHARS", 256)
     path = tmp_path / "line.txt"
@@ -108,7 +104,7 @@ def test_two_shares_are_the_whole_file(tmp_path_factory, text: str, fraction: fl
         assert len("".join(head).encode()) - int(len(text.encode()) * fraction) in range(4)
 
 
-def test_position_split_is_the_one_of_nanogpt(tmp_path: Path):
+def test_the_split_by_position_is_that_of_nanogpt(tmp_path: Path):
     path = tmp_path / "text.txt"
     text = "".join(chr(32 + i % 90) for i in range(12_347))
     path.write_text(text)
@@ -126,7 +122,7 @@ def test_position_split_is_the_one_of_nanogpt(tmp_path: Path):
         (b"a" * 40 + b"\x80", 40),
     ],
 )
-def test_bytes_that_are_no_text_are_named_with_their_offset(tmp_path: Path, content: bytes, offset: int):
+def test_bytes_that_are_not_text_are_named_with_their_offset(tmp_path: Path, content: bytes, offset: int):
     path = tmp_path / "broken.txt"
     path.write_bytes(content)
     for blocks in (False, True):
@@ -142,7 +138,7 @@ def compressed_with_zstd(content: bytes, path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
-def test_compressed_text_is_the_text(tmp_path: Path, suffix: str):
+def test_compressed_text_reads_like_plain_text(tmp_path: Path, suffix: str):
     text = "line é\n\n" * 1000
     plain, path = tmp_path / "text.txt", tmp_path / f"text.txt{suffix}"
     plain.write_text(text)
@@ -224,5 +220,5 @@ def test_a_compressed_table_cut_short_is_named(tmp_path: Path, name: str):
 
 
 def test_hash_is_the_same_everywhere():
-    """The figure is what decides the split of the default corpus on every machine."""
+    """This value decides the split of the default corpus on every machine."""
     assert uniform_hash("json/decoder.py") == 0.11393991729957655

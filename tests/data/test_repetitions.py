@@ -1,4 +1,4 @@
-"""Generated repetitions: every row comes again, no row is that of another document, and all is the same every time."""
+"""The repetitions corpus: every row is repeated, splits share no long row, and each call generates the same text."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from data.corpora.repetitions import LETTERS, RepetitionCorpus
 from data.module import TextDataModule
-from data.repetitions import LETTERS, RepetitionCorpus
 
 CORPUS = RepetitionCorpus(num_documents=400)
 
@@ -27,7 +27,7 @@ def test_documents_repeat_rows_of_all_lengths():
     assert CORPUS.num_bytes("train") == pytest.approx(sum(map(len, texts)), rel=0.2)
 
 
-def test_splits_share_no_long_row_and_are_drawn_again_alike():
+def test_splits_share_no_long_row_and_are_reproducible():
     train, validation = (rows(CORPUS, split) for split in ("train", "validation"))
     assert not {row for row in train if len(row) > 4} & set(validation)
     assert train == rows(RepetitionCorpus(num_documents=400), "train")
@@ -35,9 +35,9 @@ def test_splits_share_no_long_row_and_are_drawn_again_alike():
     assert CORPUS.fingerprint != RepetitionCorpus(num_documents=400, seed=1).fingerprint
 
 
-def test_it_is_a_corpus_to_train_on(tmp_path):
+def test_it_can_be_trained_on(tmp_path):
     data = TextDataModule("repetitions", tokenizer="bytes", context_length=32, cache_dir=str(tmp_path), num_processes=1)
     data.prepare_data()
     data.setup()
     assert data.validation_text(20) == next(data.corpus.passages("validation")).text[:20]
-    assert 600_000 < data.train_tokens < 1_200_000
+    assert 600_000 < data.tokenized.train.num_tokens < 1_200_000

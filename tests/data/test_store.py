@@ -1,13 +1,11 @@
-"""Token files: the stream of the text, whole, in shards, noticed when damaged, gone on with when cut off."""
+"""Token files: they hold the stream of the text, notice damage, and are continued after an interruption."""
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import pickle
 import re
-import signal
 import subprocess
 import sys
 import tracemalloc
@@ -18,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data import encoding, store, tokenizers
+from data import store, tokenizers, writing
 from data.readers import Passage
 from data.sampler import WindowSampler
 from data.store import TokenStore
@@ -48,15 +46,16 @@ def passages_of(documents: list[str]) -> list[Passage]:
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "BATCH_CHARS", 500)
+    monkeypatch.setattr(writing, "BATCH_CHARS", 500)
 
 
 def write(
     folder: Path, documents: list[str] = DOCUMENTS, fingerprint: str = "abc", shard_tokens: int = 3000, **options
 ) -> TokenStore:
+    folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store, "SHARD_TOKENS", shard_tokens)
-        store.write_split(folder, "train", passages_of(documents), TOKENIZER, fingerprint=fingerprint, **options)
+        patch.setattr(writing, "SHARD_TOKENS", shard_tokens)
+        writing.write_split(folder, "train", passages_of(documents), TOKENIZER, fingerprint=fingerprint, **options)
     return store.open_split(folder, "train", fingerprint)
 
 
@@ -64,16 +63,18 @@ def tokens_of(tokens: TokenStore) -> list[int]:
     return tokens.read(0, tokens.num_tokens).tolist()
 
 
-@pytest.mark.parametrize("num_processes", [1, 2])
+@pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("shard_tokens", [1, 3000, 10**9])
-def test_the_stream_is_the_text(tmp_path: Path, num_processes: int, shard_tokens: int):
-    tokens = write(tmp_path, num_processes=num_processes, shard_tokens=shard_tokens)
+def test_the_stream_is_the_text(tmp_path: Path, num_threads: int, shard_tokens: int):
+    tokens = write(tmp_path, num_threads=num_threads, shard_tokens=shard_tokens)
     assert tokens_of(tokens) == stream_of(DOCUMENTS)
     assert tokens.num_tokens == len(stream_of(DOCUMENTS))
     assert tokens.num_documents == len(DOCUMENTS)
     assert tokens.num_bytes == sum(len(document.encode()) for document in DOCUMENTS)
-    assert (len(list(tmp_path.glob("train-*.bin"))) > 1) == (shard_tokens < 10**9)
-    assert not list(tmp_path.glob("*.partial"))
+    shards = sorted(tmp_path.glob("train-*.npy"))
+    assert (len(shards) > 1) == (shard_tokens < 10**9)
+    assert sorted(tmp_path.iterdir()) == sorted([*shards, *(path.with_suffix(".json") for path in shards)])
+    assert np.concatenate([np.load(path) for path in shards]).tolist() == stream_of(DOCUMENTS)
 
 
 @given(data=st.data(), shard_tokens=st.sampled_from([600, 3000, 10**9]), length=st.integers(1, 2500))
@@ -98,15 +99,8 @@ def test_read_stops_at_the_end(tmp_path_factory, start: int, length: int):
 
 def test_large_vocabularies_take_four_bytes(tmp_path: Path):
     wide = tokenizers.Tokenizer.from_dict(TOKENIZER.to_dict() | {"special_tokens": {tokenizers.END_OF_TEXT: 100_000}})
-    store.write_split(tmp_path, "train", [Passage("ab", ends_document=True)], wide, fingerprint="wide")
+    writing.write_split(tmp_path, "train", [Passage("ab", ends_document=True)], wide, fingerprint="wide")
     assert tokens_of(store.open_split(tmp_path, "train", "wide")) == [100_000, ord("a"), ord("b"), 100_000]
-
-
-def test_header_can_be_read_by_people(tmp_path: Path):
-    write(tmp_path, shard_tokens=10**9)
-    magic, fields, _ = (tmp_path / "train-00000.bin").read_bytes()[: store.HEADER_BYTES].decode().rstrip().split("\n")
-    assert magic == store.MAGIC
-    assert json.loads(fields)["num_tokens"] == len(stream_of(DOCUMENTS))
 
 
 @pytest.mark.parametrize("max_tokens", [2, 100, 3001, 7000])
@@ -127,11 +121,11 @@ def test_a_second_write_touches_nothing(tmp_path: Path):
         raise AssertionError("the text was read again")
         yield
 
-    store.write_split(tmp_path, "train", no_text(), TOKENIZER, fingerprint="abc")
+    writing.write_split(tmp_path, "train", no_text(), TOKENIZER, fingerprint="abc")
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
 
 
-def test_another_make_is_not_taken_for_this_one(tmp_path: Path):
+def test_shards_with_another_fingerprint_are_replaced(tmp_path: Path):
     write(tmp_path)
     assert store.open_split(tmp_path, "train", "other") is None
     assert tokens_of(write(tmp_path, DOCUMENTS[:10], fingerprint="other")) == stream_of(DOCUMENTS[:10])
@@ -144,7 +138,7 @@ def flip_a_bit(path: Path, offset: int) -> None:
 
 
 def truncate(path: Path, size: int) -> None:
-    """As a crash of the machine does it, without a sign in the time of the last change."""
+    """As a crash of the machine may do it, without a change of the modification time."""
     changed = path.stat().st_mtime_ns
     with path.open("r+b") as file:
         file.truncate(size)
@@ -154,48 +148,70 @@ def truncate(path: Path, size: int) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda path: flip_a_bit(path, store.HEADER_BYTES + 99),
-        lambda path: flip_a_bit(path, -1),
         lambda path: flip_a_bit(path, 40),
-        lambda path: path.write_bytes(path.read_bytes().replace(b'"num_bytes": ', b'"num_bytes":1', 1)),
+        lambda path: flip_a_bit(path, 999),
+        lambda path: flip_a_bit(path, -1),
         lambda path: truncate(path, path.stat().st_size - 2),
         lambda path: truncate(path, 100),
         lambda path: truncate(path, 0),
         lambda path: path.write_bytes(os.urandom(9000)),
+        lambda path: flip_a_bit(path.with_suffix(".json"), 120),
+        lambda path: truncate(path.with_suffix(".json"), 100),
+        lambda path: truncate(path.with_suffix(".json"), 0),
+        lambda path: path.with_suffix(".json").write_text("[]"),
     ],
 )
 def test_damage_is_noticed_and_repaired(tmp_path: Path, caplog: pytest.LogCaptureFixture, damage):
     write(tmp_path)
-    first, second = tmp_path / "train-00000.bin", tmp_path / "train-00001.bin"
+    first, second = tmp_path / "train-00000.npy", tmp_path / "train-00001.npy"
     kept = first.stat().st_mtime_ns
     damage(second)
     assert store.open_split(tmp_path, "train", "abc") is None
     tokens = write(tmp_path)
     (said,) = caplog.messages
-    assert re.search(r"train-00001.bin is damaged \(.*\) and is made again$", said)
+    assert re.search(r"train-00001.npy is damaged \(.*\) and is made again$", said)
     assert tokens_of(tokens) == stream_of(DOCUMENTS)
     assert first.stat().st_mtime_ns == kept
 
 
-def test_no_bar_is_drawn_behind_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture):
-    def write_nothing(*_):
+@pytest.mark.parametrize("bit", range(8))
+def test_every_flipped_bit_of_a_json_file_is_noticed(tmp_path: Path, bit: int):
+    write(tmp_path, shard_tokens=10**9)
+    path = tmp_path / "train-00000.json"
+    content = path.read_bytes()
+    for offset in range(len(content)):
+        path.write_bytes(content[:offset] + bytes([content[offset] ^ 1 << bit]) + content[offset + 1 :])
+        assert store.open_split(tmp_path, "train", "abc") is None, offset
+    path.write_bytes(content)
+    assert store.open_split(tmp_path, "train", "abc") is not None
+
+
+@pytest.mark.parametrize("missing", [".json", ".npy"])
+def test_a_shard_without_one_of_its_files_is_unfinished(tmp_path: Path, caplog: pytest.LogCaptureFixture, missing: str):
+    write(tmp_path)
+    (tmp_path / "train-00001.npy").with_suffix(missing).unlink()
+    assert store.open_split(tmp_path, "train", "abc") is None
+    assert tokens_of(write(tmp_path)) == stream_of(DOCUMENTS)
+    assert not caplog.messages
+
+
+def test_no_bar_is_drawn_after_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture):
+    def write_nothing(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(store._ShardWriter, "write", write_nothing)
+    monkeypatch.setattr(writing, "_write_shard", write_nothing)
     with pytest.raises(OSError, match="No space left"):
         try:
             write(tmp_path)
         except OSError:
-            assert capfd.readouterr().err.endswith(
-                "\n"
-            )  # the bar is done with, though its generator is in the traceback
+            assert capfd.readouterr().err.endswith("\n")  # the bar is closed before the error is reported
             raise
     assert not capfd.readouterr().err
 
 
 def test_a_copied_cache_is_checked_once(tmp_path: Path):
     write(tmp_path)
-    path = tmp_path / "train-00000.bin"
+    path = tmp_path / "train-00000.npy"
     os.utime(path)
     assert tokens_of(store.open_split(tmp_path, "train", "abc")) == stream_of(DOCUMENTS)
     assert path.stat().st_mtime_ns % 10**9 == 0
@@ -204,19 +220,19 @@ def test_a_copied_cache_is_checked_once(tmp_path: Path):
 def test_failing_source_keeps_what_is_finished_and_nothing_half_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(store, "SHARD_TOKENS", 3000)
+    monkeypatch.setattr(writing, "SHARD_TOKENS", 3000)
 
     def failing():
         yield from passages_of(DOCUMENTS)[:200]
         raise ValueError("part.txt is not UTF-8 text at byte offset 7")
 
     with pytest.raises(ValueError, match=r"part.txt is not UTF-8"):
-        store.write_split(tmp_path, "train", failing(), TOKENIZER, fingerprint="abc")
-    assert {path.suffix for path in tmp_path.iterdir()} == {".bin"}
+        writing.write_split(tmp_path, "train", failing(), TOKENIZER, fingerprint="abc")
+    assert {path.stem for path in tmp_path.glob("*.npy")} == {path.stem for path in tmp_path.glob("*.json")}
     assert store.open_split(tmp_path, "train", "abc") is None
-    kept = (tmp_path / "train-00000.bin").stat().st_mtime_ns
+    kept = (tmp_path / "train-00000.npy").stat().st_mtime_ns
     assert tokens_of(write(tmp_path)) == stream_of(DOCUMENTS)
-    assert (tmp_path / "train-00000.bin").stat().st_mtime_ns == kept
+    assert (tmp_path / "train-00000.npy").stat().st_mtime_ns == kept
 
 
 def test_no_text_is_a_mistake(tmp_path: Path):
@@ -225,22 +241,16 @@ def test_no_text_is_a_mistake(tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_dead_worker_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(encoding, "_encode", lambda tokenizer, batch: os.kill(os.getpid(), signal.SIGKILL))
-    with pytest.raises(ChildProcessError, match=r"killed, most likely for want of memory: set --data.num_processes"):
-        write(tmp_path, num_processes=2)
-
-
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
-from data import store, tokenizers
+from data import tokenizers, writing
 from data.readers import Passage
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # as a full disk, but for this process alone
 passages = [Passage("some text\\n" * 200, True)] * 500
 try:
-    store.write_split(Path(sys.argv[1]), "train", passages, tokenizers.byte_level(), fingerprint="abc")
+    writing.write_split(Path(sys.argv[1]), "train", passages, tokenizers.byte_level(), fingerprint="abc")
 except OSError as error:
     print(error.strerror)
 """
@@ -254,13 +264,13 @@ def test_a_full_disk_is_reported_and_leaves_nothing_half_written(tmp_path: Path)
 
 
 def sparse_corpus(folder: Path, num_tokens: int) -> TokenStore:
-    """A shard whose tokens are a hole in the file: they take no room, and read as zeros."""
-    header = store.ShardHeader("abc", "uint16", num_tokens, num_tokens, 1, 1, True, 10**9, 0)
-    path = folder / "train-00000.bin"
-    with path.open("wb") as file:
-        file.write(store._header_text(header).encode().ljust(store.HEADER_BYTES))
-        file.truncate(store.HEADER_BYTES + 2 * num_tokens)
-    os.utime(path, (header.written, header.written))
+    """A shard whose tokens are a hole in the file: they take no space on the disk, and read as zeros."""
+    path = folder / "train-00000.npy"
+    np.lib.format.open_memmap(path, mode="w+", dtype=np.uint16, shape=(num_tokens,))
+    size, written = path.stat().st_size, 10**9
+    os.utime(path, (written, written))
+    shard = store.Shard("abc", num_tokens, num_tokens, 1, 1, True, size, written, checksum=0)
+    path.with_suffix(".json").write_text(store.shard_json(shard))
     return store.open_split(folder, "train", "abc")
 
 

@@ -1,10 +1,9 @@
-"""The cache of tokens: made once, by one of several runs, whatever is killed; remade when what made it changes."""
+"""The token cache: made once by one of several runs, also after a kill; made again when its text or options change."""
 
 from __future__ import annotations
 
 import json
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -14,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data import corpora
 from data.cache import CorpusCache, TokenizedCorpus
+from data.corpora.files import FileCorpus, file_corpus
 
 LIMITS = {"train": None, "validation": None}
 
@@ -29,7 +28,7 @@ def write_corpus(folder: Path, num_files: int = 40) -> None:
 
 
 def cache_of(folder: Path, cache_dir: Path, tokenizer: str = "bpe", vocab_size: int = 300, **options) -> CorpusCache:
-    corpus = corpora.files([str(folder / "*.txt")], **options)
+    corpus = file_corpus([str(folder / "*.txt")], **options)
     return CorpusCache(corpus, tokenizer, vocab_size, max_tokens=LIMITS, cache_dir=cache_dir)
 
 
@@ -61,14 +60,14 @@ def test_tokens_are_the_text(folder: Path, tmp_path: Path):
 
 def test_second_run_reads_no_text(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     first = cache_of(folder, tmp_path / "cache").prepare()
-    monkeypatch.setattr(corpora.FileCorpus, "passages", None)
+    monkeypatch.setattr(FileCorpus, "passages", None)
     assert same(cache_of(folder, tmp_path / "cache").prepare(), first)
 
 
 def test_tokenizer_is_trained_on_the_training_split_alone(folder: Path, tmp_path: Path):
     first = cache_of(folder, tmp_path / "cache").prepare()
-    corpus = corpora.files([str(folder / "*.txt")])
-    for file in corpus.validation:
+    corpus = file_corpus([str(folder / "*.txt")])
+    for file in corpus.files["validation"]:
         file.path.write_text("zzzz yyyy zzzz yyyy " * 10_000)
     second = cache_of(folder, tmp_path / "cache").prepare()
     assert second.folder != first.folder
@@ -110,30 +109,30 @@ def test_environment_names_the_cache(folder: Path, tmp_path: Path, monkeypatch: 
 
 def test_a_cache_that_cannot_be_made_says_what_to_set(folder: Path, tmp_path: Path):
     (tmp_path / "occupied").write_text("a file")
-    with pytest.raises(OSError, match=r"cannot keep tokens .*: set --data.cache_dir"):
+    with pytest.raises(OSError, match=r"cannot write tokens \(.*\): .*set --data.cache_dir"):
         cache_of(folder, tmp_path / "occupied").prepare()
 
 
-# A run that tokenises, slowly and in small shards so that it can be met half-way.
+# A run that tokenises slowly and in small shards, so that it can be killed in the middle.
 RUN = """
 import sys, time
-from data import cache, corpora, encoding, store
+from data import cache, writing
+from data.corpora.files import FileCorpus, file_corpus
 
-encoding.BATCH_CHARS = 2000
-store.SHARD_TOKENS = 4000
+writing.BATCH_CHARS = 2000
+writing.SHARD_TOKENS = 4000
 pause = float(sys.argv[3])
-read = corpora.FileCorpus.passages
+read = FileCorpus.passages
 
 def slowly(self, split):
     for passage in read(self, split):
         time.sleep(pause)
         yield passage
 
-corpora.FileCorpus.passages = slowly
-cache._BYTES_PER_PROCESS = 1000  # worker processes even for this little text
-corpus = corpora.files([sys.argv[1] + "/*.txt"])
+FileCorpus.passages = slowly
+corpus = file_corpus([sys.argv[1] + "/*.txt"])
 made = cache.CorpusCache(corpus, "bpe", 300, max_tokens={"train": None, "validation": None}, cache_dir=sys.argv[2])
-print(made.prepare(num_processes=2).train.num_tokens)
+print(made.prepare(num_threads=2).train.num_tokens)
 """
 
 
@@ -154,19 +153,15 @@ def test_two_runs_on_a_cold_cache_make_it_once(folder: Path, tmp_path: Path):
     assert same(cache_of(folder, tmp_path / "cache").open(), expected)
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the worker processes in /proc")
 def test_killed_runs_lose_no_finished_shard(folder: Path, tmp_path: Path):
     expected = cache_of(folder, tmp_path / "expected").prepare()
     made_at: dict[Path, int] = {}
     for kill in range(2):
         run = start_run(folder, tmp_path / "cache", pause=0.05)
-        wait_for(lambda: len(list(tmp_path.glob("cache/*/train-*.bin"))) > 2 * kill, run)  # noqa: B023
-        workers = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
-        assert len(workers) == 2
-        run.send_signal(signal.SIGKILL)
-        run.wait()
-        wait_for(lambda: not any(Path("/proc", worker).exists() for worker in workers))  # noqa: B023
-        for path in tmp_path.glob("cache/*/*.bin"):
+        wait_for(lambda: len(list(tmp_path.glob("cache/*/train-*.json"))) > 2 * kill, run)  # noqa: B023
+        run.kill()
+        run.communicate()
+        for path in tmp_path.glob("cache/*/train-*.json"):
             assert made_at.setdefault(path, path.stat().st_ino) == path.stat().st_ino
     assert len(made_at) > 2
     assert cache_of(folder, tmp_path / "cache").open() is None
@@ -177,9 +172,9 @@ def test_killed_runs_lose_no_finished_shard(folder: Path, tmp_path: Path):
     assert same(cache_of(folder, tmp_path / "cache").open(), expected)
 
 
-def wait_for(condition: Callable[[], bool], run: subprocess.Popen | None = None) -> None:
+def wait_for(condition: Callable[[], bool], run: subprocess.Popen) -> None:
     give_up = time.monotonic() + 120
     while not condition():
-        assert run is None or run.poll() is None, "the run ended before it could be killed"
+        assert run.poll() is None, "the run ended before it could be killed"
         assert time.monotonic() < give_up
         time.sleep(0.005)

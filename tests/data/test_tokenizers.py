@@ -1,4 +1,4 @@
-"""Tokenizers: nothing is lost, nothing is obeyed, and what is stored comes back as it was."""
+"""Tokenizers: they lose no text, treat special tokens in a text as text, and come back unchanged when stored."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 import numpy as np
 import pytest
 import tiktoken
+import tiktoken.registry
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,16 +56,16 @@ def test_special_tokens_in_text_are_plain_text(bpe: Tokenizer):
     assert tokenizer.end_of_text == tokenizer.vocab_size - 1
 
 
-def test_half_a_character_decodes_to_a_replacement():
+def test_half_a_character_decodes_to_a_replacement_character():
     assert tokenizers.byte_level().decode("é".encode()[:1]) == "\ufffd"
 
 
-def test_an_id_without_text_decodes_to_a_replacement():
-    """A model may have more tokens than its tokenizer, to be of a size that multiplies fast, and draw any of them."""
+def test_an_unused_id_decodes_to_a_replacement_character():
+    """A model's vocabulary may be rounded up to a size that multiplies faster, and it may sample any id."""
     assert tokenizers.byte_level().decode([97, 300, 98]) == "a\ufffdb"
 
 
-def test_labels_spell_out_what_is_no_text_by_itself(bpe: Tokenizer):
+def test_labels_escape_parts_of_a_character(bpe: Tokenizer):
     tokenizer = tokenizers.byte_level()
     assert [tokenizer.label(token) for token in "aé".encode()] == ["a", "\\xc3", "\\xa9"]
     assert tokenizer.label(tokenizer.end_of_text) == END_OF_TEXT
@@ -72,7 +73,7 @@ def test_labels_spell_out_what_is_no_text_by_itself(bpe: Tokenizer):
     assert "".join(map(bpe.label, bpe.encode("def width"))) == "def width"
 
 
-def test_comes_back_through_a_checkpoint_that_is_only_data(bpe: Tokenizer):
+def test_a_tokenizer_is_stored_in_a_checkpoint_as_data(bpe: Tokenizer):
     for tokenizer in (bpe, tokenizers.byte_level()):
         buffer = io.BytesIO()
         torch.save({"tokenizer": tokenizer.to_dict()}, buffer)
@@ -84,11 +85,9 @@ def test_comes_back_through_a_checkpoint_that_is_only_data(bpe: Tokenizer):
 
 
 def test_gaps_between_ids_are_kept():
-    """As in p50k_base, where end-of-text stands in the middle of the merges."""
+    """As in p50k_base, where end-of-text is in the middle of the merges."""
     ranks = {bytes([value]): value for value in range(256)} | {b"ab": 257}
-    tokenizer = Tokenizer(
-        tiktoken.Encoding(name="gap", pat_str=r"\w+|\W+", mergeable_ranks=ranks, special_tokens={END_OF_TEXT: 256})
-    )
+    tokenizer = Tokenizer("gap", r"\w+|\W+", ranks, {END_OF_TEXT: 256})
     restored = Tokenizer.from_dict(tokenizer.to_dict())
     assert restored.encode("abc") == [257, ord("c")]
     assert restored.vocab_size == 258
@@ -134,13 +133,29 @@ def test_mistakes_are_named(bpe: Tokenizer, tmp_path, monkeypatch):
     ],
     ids=str,
 )
-def test_what_no_text_could_be_read_with_is_no_tokenizer(bpe: Tokenizer, changes: dict, reason: str):
+def test_a_stored_tokenizer_that_cannot_work_is_refused(bpe: Tokenizer, changes: dict, reason: str):
     state = bpe.to_dict()
     if isinstance(changes.get("tokens"), slice):
         changes = {"tokens": state["tokens"][changes["tokens"]]}
     with pytest.raises(ValueError) as refused:
         Tokenizer.from_dict(state | changes)
     assert reason in str(refused.value)
+
+
+def test_a_published_encoding_is_built_from_the_constructor_in_tiktokens_registry(monkeypatch):
+    arguments = {
+        "name": "small",
+        "pat_str": r"[\s\S]",
+        "mergeable_ranks": {bytes([value]): value for value in range(256)},
+        "special_tokens": {END_OF_TEXT: 256},
+    }
+    tiktoken.list_encoding_names()  # fills the registry
+    constructors = tiktoken.registry.ENCODING_CONSTRUCTORS
+    assert constructors and "gpt2" in constructors, "tiktoken keeps its constructors elsewhere: adapt `published`"
+    monkeypatch.setitem(constructors, "small", lambda: arguments)
+    tokenizer = tokenizers.published("small")
+    assert tokenizer.fingerprint == tokenizers.byte_level().fingerprint
+    assert tokenizer.encode("ab") == [97, 98]
 
 
 def test_failed_download_says_what_to_set(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Generated text in which there is nothing to learn but to look back: random letters, each row of them repeated."""
+"""Generated text in which only looking back helps: random letters, each row of them repeated."""
 
 from __future__ import annotations
 
@@ -7,41 +7,39 @@ import random
 import string
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
 
-from data.corpora import Corpus
+from data.corpora.corpus import Corpus
 from data.readers import Passage
 
 LETTERS = string.ascii_letters + string.digits
 
 
-@dataclass(frozen=True)
+@dataclass
 class RepetitionCorpus(Corpus):
-    """Documents such as "f3Kf3Kf3K...": as many random letters as are drawn from `row_lengths`, over and over.
+    """Documents such as "f3Kf3Kf3K...": a row of random letters, over and over.
 
-    Lengths are drawn evenly in their logarithm. Where a row is short, looking at the letters just before almost gives
-    the next one away, and what is learned there carries over to long rows; with long rows alone, a small model goes
-    on guessing for thousands of steps.
+    The length of a row is drawn from `row_lengths`, uniformly in its logarithm. In a short row, the letters just
+    before almost determine the next one, and what is learned there carries over to long rows; with long rows alone,
+    a small model still guesses after thousands of steps.
 
     Args:
+        validation_fraction: part of the documents to validate on.
         num_documents: of both splits together.
         document_length: letters of a document, about; a row comes at least twice, whatever its length.
-        row_lengths: of the shortest and the longest row.
-        validation_fraction: part of the documents to validate on.
-        seed: of all letters and lengths.
+        row_lengths: letters of the shortest and the longest row.
+        seed: decides all letters and lengths.
     """
 
+    validation_fraction: float = 0.1
     num_documents: int = 24_000
     document_length: int = 40
     row_lengths: tuple[int, int] = (2, 30)
-    validation_fraction: float = 0.1
     seed: int = 0
 
     name = "repetitions"
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        return {"repetitions": asdict(self), "letters": LETTERS}
+    def __post_init__(self):
+        self.identity = {"repetitions": asdict(self), "letters": LETTERS}
 
     def passages(self, split: str) -> Iterator[Passage]:
         num_validation = round(self.num_documents * self.validation_fraction)

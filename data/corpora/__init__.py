@@ -1,0 +1,48 @@
+"""Where text comes from. A corpus is one file in this folder and one line in CORPORA.
+
+The options of a corpus are the arguments of what CORPORA names. They have the names that they have on the command
+line, where TextDataModule declares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import signature
+from typing import Any
+
+from data.corpora.corpus import SPLITS, Corpus
+from data.corpora.files import file_corpus
+from data.corpora.hub import HubCorpus
+from data.corpora.repetitions import RepetitionCorpus
+from data.corpora.stdlib import stdlib_corpus
+
+__all__ = ["CORPORA", "SPLITS", "Corpus", "build"]
+
+CORPORA: dict[str, Callable[..., Corpus]] = {
+    "stdlib": stdlib_corpus,
+    "files": file_corpus,
+    "hub": HubCorpus,
+    "repetitions": RepetitionCorpus,
+}
+
+# Setting one of these options selects its corpus.
+SELECTED_BY = {"files": "files", "dataset": "hub"}
+
+
+def build(name: str, **options: Any) -> Corpus:
+    """The corpus `name`, or the one that an option selects, with those of `options` that it takes.
+
+    Raises ValueError or FileNotFoundError for options that contradict each other or name nothing.
+    """
+    for option, value in options.items():
+        if value in ("", []) or (isinstance(value, list) and "" in value):
+            raise ValueError(f"data.{option} is empty: name what to read, or leave the option out")
+    selected = [option for option in SELECTED_BY if options.get(option) is not None]
+    if len(selected) > 1:
+        raise ValueError(f"data.{' and data.'.join(selected)} are both set: keep the one to train on")
+    if selected:
+        name = SELECTED_BY[selected[0]]
+    if name not in CORPORA:
+        raise ValueError(f"unknown data.corpus {name!r}: write one of {', '.join(CORPORA)}")
+    make = CORPORA[name]
+    return make(**{option: options[option] for option in signature(make).parameters if option in options})

@@ -1,0 +1,50 @@
+"""What every corpus offers: its documents in two splits, and what tells whether they have changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from data.readers import Passage
+
+SPLITS = ("train", "validation")
+
+
+class Corpus(ABC):
+    """Documents in two splits.
+
+    Building a corpus looks at names, sizes and dates only, so that a run whose tokens are cached starts at once.
+
+    Attributes:
+        name: for people.
+        identity: plain data that changes whenever the text may have changed.
+    """
+
+    name: str
+    identity: dict[str, Any]
+
+    @abstractmethod
+    def passages(self, split: str) -> Iterator[Passage]:
+        """The text of "train" or "validation", always in the same order.
+
+        Raises ValueError or OSError for what cannot be read.
+        """
+
+    def num_bytes(self, split: str) -> int | None:
+        """UTF-8 bytes of a split, about, without reading it; None where that is unknown."""
+        return None
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex digest of `identity`."""
+        return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
+
+
+def file_stamp(path: Path, root: Path) -> list[str | int]:
+    """Tells that a file has changed without reading it: name, bytes, modification time in nanoseconds."""
+    stat = path.stat()
+    return [path.relative_to(root).as_posix(), stat.st_size, stat.st_mtime_ns]

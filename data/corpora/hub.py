@@ -1,0 +1,83 @@
+"""A data set of the Hugging Face Hub, or a local folder that `datasets` can load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from data.corpora.corpus import Corpus, file_stamp
+from data.readers import Passage, import_datasets, row_passages
+
+# How data sets call the split to validate on. "test" is not among them: it is for the final evaluation.
+_VALIDATION_NAMES = ("validation", "valid", "val", "dev")
+
+
+@dataclass
+class HubCorpus(Corpus):
+    """A data set by its name ("roneneldan/TinyStories"), or a folder of parquet, jsonl or arrow files.
+
+    Each row is one document. Validates on `dataset_validation_split`, or else on the data set's own validation split,
+    or else on `validation_fraction` of the rows of `dataset_split`. With `streaming`, rows are never stored.
+    """
+
+    dataset: str | None = None
+    dataset_config: str | None = None
+    dataset_split: str = "train"
+    dataset_validation_split: str | None = None
+    dataset_revision: str | None = None
+    text_column: str = "text"
+    streaming: bool = False
+    validation_fraction: float = 0.1
+
+    def __post_init__(self):
+        """Raises ValueError where no data set is named, FileNotFoundError where a folder does not exist."""
+        if self.dataset is None:
+            raise ValueError("data.corpus hub needs to know which: set --data.dataset NAME_OR_FOLDER")
+        folder = Path(self.dataset).expanduser()
+        if self.dataset.startswith((".", "/", "~")) and not folder.is_dir():
+            raise FileNotFoundError(f"--data.dataset {self.dataset}: there is no such folder")
+        self.name = folder.name
+        files = sorted(folder.rglob("*")) if folder.is_dir() else []
+        self.identity = asdict(self) | {"files": [file_stamp(file, folder) for file in files if file.is_file()]}
+
+    def passages(self, split: str) -> Iterator[Passage]:
+        """Raises ConnectionError where the Hub cannot be reached, ValueError where a split or column is missing."""
+        by_name = self._load()
+        for name in filter(None, (self.dataset_split, self.dataset_validation_split)):
+            if name not in by_name:
+                raise ValueError(f"data set {self.dataset!r} has no split {name!r}: it has {', '.join(by_name)}")
+        own = self.dataset_validation_split or next((name for name in _VALIDATION_NAMES if name in by_name), None)
+        rows, share = by_name[self.dataset_split], (0.0, 1.0)
+        if own in (None, self.dataset_split):
+            cut = self.validation_fraction
+            share = (0.0, cut) if split == "validation" else (cut, 1.0)
+        elif split == "validation":
+            rows = by_name[own]
+        yield from row_passages(rows, self.text_column, f"data set {self.dataset!r}", share)
+
+    def _load(self) -> dict[str, Any]:
+        datasets = import_datasets()
+        folder = Path(self.dataset).expanduser()
+        try:
+            if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():
+                saved = datasets.load_from_disk(str(folder))
+                return saved if isinstance(saved, dict) else {self.dataset_split: saved}
+            local = folder.is_dir()
+            return datasets.load_dataset(
+                str(folder) if local else self.dataset,
+                self.dataset_config,
+                revision=self.dataset_revision,
+                # A local folder is read in place: without streaming, `datasets` would copy it into its cache.
+                streaming=self.streaming or local,
+            )
+        except datasets.exceptions.DatasetNotFoundError as error:
+            raise ValueError(
+                f"no data set {self.dataset!r} on the Hugging Face Hub, or it asks for a login (hf auth login)"
+            ) from error
+        except ConnectionError as error:
+            raise ConnectionError(
+                f"cannot reach the Hugging Face Hub for {self.dataset!r}: offline, set --data.dataset to a folder of "
+                f"parquet, jsonl or arrow files, or train on --data.corpus stdlib, which is on every machine"
+            ) from error

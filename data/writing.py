@@ -1,0 +1,182 @@
+"""From passages to token files: encoded in threads, in order, with about one shard in memory at a time."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from data.readers import Passage
+from data.store import Shard, file_checksum, finished_shards, shard_json, shard_path
+from data.tokenizers import Tokenizer
+
+SHARD_TOKENS = 2**25  # 64 or 128 MB; some seconds of tokenising, which is what a kill can cost
+BATCH_CHARS = 2**19  # what a thread encodes at once
+
+
+def write_split(
+    folder: Path,
+    split: str,
+    passages: Iterable[Passage],
+    tokenizer: Tokenizer,
+    *,
+    fingerprint: str,
+    num_bytes: int | None = None,
+    max_tokens: int | None = None,
+    num_threads: int = 1,
+) -> None:
+    """Tokenises `passages` into `folder`, after the finished shards that are already there. Logs a damaged one.
+
+    Args:
+        fingerprint: of everything that decides the tokens; shards with another one are replaced.
+        num_bytes: UTF-8 bytes of `passages`, about, for the progress bar; None where unknown.
+        max_tokens: stop there, even within a document.
+
+    Raises ValueError where there is no text, OSError where the disk is full or cannot be written.
+    """
+    done = finished_shards(folder, split, fingerprint, warn=True)
+    if done and done[-1].is_last:
+        return
+    _remove_unfinished(folder, split, len(done))
+    encoded = _encoded(tokenizer, islice(passages, sum(shard.num_passages for shard in done), None), num_threads)
+    if max_tokens is not None:
+        encoded = _truncated(encoded, max_tokens - max(sum(shard.num_tokens for shard in done), 1))
+
+    index = len(done)
+    batches = [] if done else [Encoded(np.array([tokenizer.end_of_text], dtype=tokenizer.dtype), 0)]
+    bytes_done = sum(shard.num_bytes for shard in done)
+    try:
+        with tqdm(desc=f"tokenising {split}", initial=bytes_done, total=num_bytes, unit="B", unit_scale=True) as bar:
+            for batch in encoded:
+                # Only now it is known that the shard is not the last one.
+                if sum(len(held.tokens) for held in batches) >= SHARD_TOKENS:
+                    _write_shard(shard_path(folder, split, index), batches, tokenizer, fingerprint, is_last=False)
+                    index, batches = index + 1, []
+                batches.append(batch)
+                bar.update(tokenizer.num_bytes(batch.tokens))
+        if not any(batch.num_passages for batch in batches):
+            raise ValueError(
+                f"the {split} split of this corpus holds no text: "
+                f"set --data.validation_fraction so that both splits get some"
+            )
+        _write_shard(shard_path(folder, split, index), batches, tokenizer, fingerprint, is_last=True)
+    except BaseException:
+        _remove_unfinished(folder, split, index)
+        raise
+
+
+@contextmanager
+def explained(folder: Path) -> Iterator[None]:
+    """Turns the OSError of a full disk or a folder that cannot be written into a sentence that says what to set."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"cannot write tokens ({error.strerror}): make room, or set --data.cache_dir to another folder",
+            str(folder),
+        ) from error
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that is on the disk when the block ends, and removed where the block fails."""
+    with explained(path.parent):
+        try:
+            with path.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+
+def _write_shard(path: Path, batches: list[Encoded], tokenizer: Tokenizer, fingerprint: str, is_last: bool) -> None:
+    tokens = np.concatenate([batch.tokens for batch in batches])
+    with new_file(path) as file:
+        # As np.save does it, whose error does not say that the disk is full.
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(tokens))
+        file.write(tokens.data)
+    shard = Shard(
+        fingerprint=fingerprint,
+        num_tokens=len(tokens),
+        num_bytes=tokenizer.num_bytes(tokens),
+        # Each document has end-of-text before it; the last token begins none.
+        num_documents=int(np.count_nonzero(tokens[: len(tokens) - is_last] == tokenizer.end_of_text)),
+        num_passages=sum(batch.num_passages for batch in batches),
+        is_last=is_last,
+        file_size=path.stat().st_size,
+        written=int(time.time()),
+        checksum=file_checksum(path),
+    )
+    os.utime(path, (shard.written, shard.written))
+    with new_file(path.with_suffix(".json")) as file:
+        file.write(shard_json(shard).encode())
+
+
+def _remove_unfinished(folder: Path, split: str, num_finished: int) -> None:
+    finished = {shard_path(folder, split, index).stem for index in range(num_finished)}
+    with explained(folder):
+        for path in sorted(folder.glob(f"{split}-*")):  # a shard's JSON file before its tokens
+            if path.stem not in finished:
+                path.unlink()
+
+
+def _truncated(encoded: Iterator[Encoded], num_tokens: int) -> Iterator[Encoded]:
+    for batch in encoded:
+        yield Encoded(batch.tokens[:num_tokens], batch.num_passages)
+        num_tokens -= len(batch.tokens)
+        if num_tokens <= 0:
+            return
+
+
+class Encoded(NamedTuple):
+    """Tokens (N,) of some passages, with end-of-text after each finished document."""
+
+    tokens: np.ndarray
+    num_passages: int
+
+
+def _encoded(tokenizer: Tokenizer, passages: Iterable[Passage], num_threads: int) -> Iterator[Encoded]:
+    """Encodes `passages` batch by batch, in order. Threads suffice because tiktoken releases the GIL."""
+    pending: deque[Future[Encoded]] = deque()
+    with ThreadPoolExecutor(num_threads) as pool:
+        for batch in _batches(passages):
+            pending.append(pool.submit(_encode, tokenizer, batch))
+            if len(pending) > 2 * num_threads:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+
+
+def _batches(passages: Iterable[Passage]) -> Iterator[list[Passage]]:
+    batch: list[Passage] = []
+    chars = 0
+    for passage in passages:
+        batch.append(passage)
+        chars += len(passage.text)
+        if chars >= BATCH_CHARS:
+            yield batch
+            batch, chars = [], 0
+    if batch:
+        yield batch
+
+
+def _encode(tokenizer: Tokenizer, batch: list[Passage]) -> Encoded:
+    end = np.array([tokenizer.end_of_text], dtype=tokenizer.dtype)
+    pieces = []
+    for passage in batch:
+        pieces.append(tokenizer.encode_array(passage.text).astype(tokenizer.dtype))
+        if passage.ends_document:
+            pieces.append(end)
+    return Encoded(np.concatenate(pieces), len(batch))
