@@ -116,8 +116,8 @@ class LayerCache(NamedTuple):
     """The part of a cache that belongs to one attention layer."""
 
     cache: KVCache
-    index: int
+    layer: int
 
     def append(self, k: Tensor, v: Tensor, window: int | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
         """As `KVCache.append`, for this layer."""
-        return self.cache.append(self.index, k, v, window)
+        return self.cache.append(self.layer, k, v, window)

@@ -12,7 +12,7 @@ Shapes: B batch, T query length, S key length, D model width, H heads, K head wi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -119,7 +119,7 @@ def build_norm(config: GPTConfig) -> nn.Module:
     return nn.RMSNorm(config.embed_dim, eps=1e-6, elementwise_affine=False)
 
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": partial(F.gelu, approximate="tanh"),
     "gelu_exact": F.gelu,
     "relu2": lambda x: F.relu(x).square(),
@@ -222,10 +222,10 @@ class GPT(nn.Module):
         that the network starts as the identity and its first logits are exactly uniform. A tied head cannot be zero:
         its deviation is 1 / D, which keeps each token's logit for itself near 1.
         """
-        sublayer_ends = {
-            m for block in self.blocks for m in (block.attention.output_proj, block.feed_forward.down_proj)
-        }
-        for module in self.modules():
+        sublayer_ends: set[nn.Module] = set()
+        for module in self.modules():  # a block comes before its parts
+            if isinstance(module, Block):
+                sublayer_ends |= {module.attention.output_proj, module.feed_forward.down_proj}
             if isinstance(module, nn.LayerNorm):
                 module.reset_parameters()
             if not isinstance(module, nn.Linear | nn.Embedding):

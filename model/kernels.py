@@ -17,9 +17,9 @@ import ctypes
 import math
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -78,15 +78,22 @@ def fused_attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention`, computed in the way that is fastest here."""
-    options = {"is_causal": is_causal, "dropout_p": dropout_p, "scale": scale, "enable_gqa": enable_gqa}
+    fused = partial(
+        F.scaled_dot_product_attention,
+        attn_mask=mask,
+        is_causal=is_causal,
+        dropout_p=dropout_p,
+        scale=scale,
+        enable_gqa=enable_gqa,
+    )
     if not (_enabled and query.device.type == "cpu" and query.dtype == torch.bfloat16):
-        return F.scaled_dot_product_attention(query, key, value, mask, **options)
+        return fused(query, key, value)
     short = query.shape == key.shape == value.shape and 1 < query.shape[-2] <= MAX_SHORT_LENGTH
     if short and is_causal and mask is None and scale is None and not dropout_p:
         return short_causal_attention(query, key, value)
     # On processors PyTorch's kernel is no faster in bfloat16, and its backward pass takes twice as long.
     with torch.autocast("cpu", enabled=False):
-        return F.scaled_dot_product_attention(query.float(), key.float(), value.float(), mask, **options).bfloat16()
+        return fused(query.float(), key.float(), value.float()).bfloat16()
 
 
 def short_causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -154,7 +161,7 @@ def fast_decoding(model: nn.Module, batch_size: int) -> Iterator[None]:
             _slices_are_faster[shapes] = _measured_gain(layers, batch_size) > MIN_GAIN
         layers = layers if _slices_are_faster[shapes] else []
     for layer in layers:
-        layer.forward = sliced_linear(layer)
+        layer.forward = sliced_linear(layer)  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -182,7 +189,7 @@ def sliced_linear(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
 def _measured_gain(layers: list[nn.Linear], num_rows: int) -> float:
     """How many times as fast the slices are, over all layers."""
     inputs = [torch.ones(num_rows, layer.in_features) for layer in layers]
-    ways = (layers, [sliced_linear(layer) for layer in layers])
+    ways: tuple[Sequence[Callable], ...] = (layers, [sliced_linear(layer) for layer in layers])
     shortest = [[math.inf] * len(layers) for _ in ways]  # because other work on the machine only adds
     for _ in range(MEASURED_ROUNDS):
         for functions, seconds in zip(ways, shortest, strict=True):

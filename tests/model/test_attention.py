@@ -277,7 +277,7 @@ def test_queries_before_the_first_key_are_blind(dtype, need_weights):
 
 def test_no_kernel_is_asked_about_a_blind_query(monkeypatch):
     asked, fused = [], F.scaled_dot_product_attention
-    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **kw: (asked.append(a[3]), fused(*a, **kw))[1])
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **kw: (asked.append(kw["attn_mask"]), fused(*a, **kw))[1])
     q, mask = torch.randn(2, 4, 8), torch.zeros(2, 4, 4, dtype=torch.bool)
     scaled_dot_product_attention(q, q, q, mask)
     scaled_dot_product_attention(q, q[:, :2], q[:, :2], is_causal=True)
