@@ -14,9 +14,9 @@ WEIGHT_PREFIX = "gpt."
 
 
 def load_gpt(path: str | Path, device: str | torch.device = "cpu") -> tuple[GPT, dict[str, Any]]:
-    """The GPT in a checkpoint, in evaluation mode, and what else the checkpoint says of it.
+    """The GPT in a checkpoint, in evaluation mode, with its tokenizer and step.
 
-    Nothing in the file is run: it is read as plain data.
+    The file is read as plain data; nothing in it is run.
 
     Returns:
         The model on `device`, and a dict of `tokenizer` (plain data, for `Tokenizer.from_dict`) and `global_step`
@@ -25,7 +25,7 @@ def load_gpt(path: str | Path, device: str | torch.device = "cpu") -> tuple[GPT,
     Raises:
         FileNotFoundError: if there is no such file.
         ValueError: if the file is cut short or damaged, is not a checkpoint of GlassGPT, or its weights do not fit
-            its own description.
+            its own config.
     """
     path = Path(path)
     checkpoint = read_checkpoint(path)
@@ -38,7 +38,7 @@ def load_gpt(path: str | Path, device: str | torch.device = "cpu") -> tuple[GPT,
         }
         model.load_state_dict(weights)
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-        # load_state_dict puts its reasons, one a line, under a title.
+        # The message of load_state_dict is a title and one reason a line.
         reason = str(error).removeprefix("Error(s) in loading state_dict for GPT:").strip().splitlines()[0]
         raise ValueError(f"the weights in {path} do not fit the model it describes: {reason}") from error
     info = {"tokenizer": checkpoint["tokenizer"], "global_step": checkpoint["global_step"]}
@@ -46,7 +46,7 @@ def load_gpt(path: str | Path, device: str | torch.device = "cpu") -> tuple[GPT,
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """All that a checkpoint of ours holds, on the CPU, every byte compared with its checksum.
+    """The content of a checkpoint, on the CPU, after comparing every byte with its checksum.
 
     Raises:
         FileNotFoundError, ValueError: as `load_gpt`.
@@ -55,7 +55,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError) as error:
-        raise ValueError(f"{path} is not read: it is no checkpoint of plain tensors and values") from error
+        raise ValueError(f"{path} is refused: it is not a checkpoint of plain tensors and values") from error
     expected = {"state_dict": dict, "gpt_config": dict, "tokenizer": dict, "global_step": int}
     missing = [key for key in expected if not isinstance(checkpoint, dict) or key not in checkpoint]
     if missing:
@@ -73,11 +73,11 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def verify_checkpoint(path: Path) -> None:
-    """Reads all of `path` once and compares it with the checksums that torch.save writes beside every tensor.
+    """Compares all of `path` with the checksums that torch.save stores with every tensor.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if it is cut short, or any bit of its content is not what was written.
+        ValueError: if it is cut short or any bit of it has changed.
     """
     if not path.is_file():
         raise FileNotFoundError(f"there is no checkpoint {path}")

@@ -1,4 +1,4 @@
-"""Files that are whole at every moment: written aside, flushed to the disk, renamed."""
+"""Atomic file writing: a file is written under another name, flushed to the disk and renamed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import BinaryIO
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """A binary file that appears under `path`, all of it, when the block ends, and not at all when the block fails.
+    """A binary file that appears at `path`, complete, when the block ends; if the block fails, `path` is unchanged.
 
-    Its folder is made if it is not there. An OSError of the block names `path`: that of a failed write
-    names nothing, and others the file aside.
+    The folder is created if necessary. An OSError in the block gets `path` as its filename, since that of a failed
+    write has none.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.aside")  # one name: what a kill leaves behind is written over next time
+    aside = path.with_name(f".{path.name}.aside")  # a fixed name, so that the next write replaces what a kill left
     try:
         with aside.open("wb") as file:
             yield file
@@ -28,18 +28,19 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         error.filename = str(path)
         raise
     finally:
-        with suppress(OSError):  # it would hide the one that matters
+        with suppress(OSError):  # after success there is nothing to remove; after an error that one matters
             aside.unlink()
     flush_folder(path.parent)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
+    """Replaces the content of `path`, see `atomic_file`."""
     with atomic_file(path) as file:
         file.write(content)
 
 
 def flush_folder(folder: Path) -> None:
-    """Makes renames within `folder` outlast a power cut, where the system can (not on Windows)."""
+    """Makes renames in `folder` survive a power cut; does nothing on Windows, which cannot."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:

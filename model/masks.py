@@ -14,8 +14,8 @@ from model.checks import check_integers
 def causal_mask(query_len: int, key_len: int | None = None, *, device: torch.device | str | None = None) -> Tensor:
     """(T, S): a query may attend to its own position and to those before it.
 
-    The two sequences are aligned at their ends: the last query sees the last key. With T < S the first
-    S - T keys are the past (a cache); with T > S the first T - S queries see nothing.
+    Both sequences are aligned at their ends: the last query sees the last key. With T < S the first S - T keys are the
+    past (a cache); with T > S the first T - S queries see nothing.
 
     Raises:
         TypeError, ValueError: for a length that is not an integer, or negative.
@@ -29,8 +29,8 @@ def sliding_window_mask(
 ) -> Tensor:
     """(T, S): causal, and only over the `window` nearest keys, the query's own included.
 
-    A window of 1 is the token itself; one of S or more is `causal_mask`. This is local attention as in
-    Child et al. 2019 (https://arxiv.org/abs/1904.10509) and Mistral 7B (https://arxiv.org/abs/2310.06825).
+    A window of 1 is the token itself; one of S or more is `causal_mask`. Local attention as in Child et al. 2019
+    (https://arxiv.org/abs/1904.10509) and Mistral 7B (https://arxiv.org/abs/2310.06825).
 
     Raises:
         TypeError, ValueError: as `causal_mask`; ValueError also for a window below 1.
@@ -52,10 +52,10 @@ def window_mask(
 
 
 def padding_mask(valid_lens: Tensor, key_len: int) -> Tensor:
-    """Hides the padding: each query may attend to the first `valid_lens` keys only.
+    """Hides padding: each query may attend only to the first `valid_lens` keys.
 
     Args:
-        valid_lens: integers in 0..S; (B,) one length a sequence, or (B, T) one length a query.
+        valid_lens: integers in 0..S, one for each sequence, (B,), or for each query, (B, T).
         key_len: S.
 
     Returns:
@@ -69,7 +69,7 @@ def padding_mask(valid_lens: Tensor, key_len: int) -> Tensor:
     check_integers("valid_lens", valid_lens)
     if valid_lens.ndim not in (1, 2):
         raise ValueError(f"valid_lens must be (B,) or (B, T), not of shape {tuple(valid_lens.shape)}")
-    # Looking at the values waits for the device and cannot be traced, so a compiled caller is trusted.
+    # Reading the values waits for the device and cannot be traced, so they are not checked in compiled code.
     if not torch.compiler.is_compiling() and valid_lens.numel():
         shortest, longest = valid_lens.min().item(), valid_lens.max().item()
         if shortest < 0:
@@ -81,9 +81,9 @@ def padding_mask(valid_lens: Tensor, key_len: int) -> Tensor:
 
 
 def document_mask(document_ids: Tensor) -> Tensor:
-    """(B, T) -> (B, 1, T, T): a token may attend to the tokens of its own document, whichever their order.
+    """(B, T) -> (B, 1, T, T): a token may attend to all tokens of its own document, before and after it.
 
-    Several documents packed into one sequence then do not see each other; causality is the caller's `&`.
+    For documents packed into one sequence. Add causality with `&`.
 
     Raises:
         TypeError: if the ids are not integers.
