@@ -107,6 +107,17 @@ def test_the_future_has_no_part_in_anything():
     assert all(not gradient[:, 6:].any() for gradient in after[1:])
 
 
+def test_the_private_gradient_of_torch_is_still_the_softmaxs():
+    assert hasattr(torch, "_softmax_backward_data"), (
+        "torch has dropped _softmax_backward_data: in model/kernels.py write out weights * (grad - sum(weights * grad))"
+    )
+    scores, upstream = torch.randn(2, 5, 5, dtype=torch.float64, requires_grad=True), torch.randn(2, 5, 5).double()
+    weights = scores.softmax(-1)
+    (expected,) = torch.autograd.grad(weights, scores, upstream)
+    actual = torch._softmax_backward_data(upstream, weights.detach(), -1, weights.dtype)
+    torch.testing.assert_close(actual, expected)
+
+
 def in_bfloat16(layer, x, monkeypatch, mask=None):
     """What the layer computes in bfloat16, and how often it calls PyTorch's kernel."""
     calls, fused = [], F.scaled_dot_product_attention
