@@ -55,7 +55,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError) as error:
-        raise ValueError(f"{path} is refused: it is not a checkpoint of plain tensors and values") from error
+        raise ValueError(f"{path} is not read: it is not a checkpoint of plain tensors and values") from error
     expected = {"state_dict": dict, "gpt_config": dict, "tokenizer": dict, "global_step": int}
     missing = [key for key in expected if not isinstance(checkpoint, dict) or key not in checkpoint]
     if missing:

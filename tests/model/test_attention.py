@@ -131,7 +131,7 @@ leading_dims = st.sampled_from([(), (2,), (2, 3), (2, 1, 3)])
 
 @given(leading_dims, st.integers(1, 6), st.integers(1, 6), st.integers(1, 8), st.integers(1, 5), st.data())
 @settings(deadline=None, max_examples=60)
-def test_explicit_is_fused_is_pytorch(leading, T, S, K, Kv, data):
+def test_formula_and_kernel_agree_with_pytorch(leading, T, S, K, Kv, data):
     inputs = random(*leading, T, K), random(*leading, S, K), random(*leading, S, Kv)
     scale = data.draw(st.sampled_from([None, 0.3, 1.0]))
     mask = data.draw(st.sampled_from([None, torch.rand(T, S) < 0.6, torch.rand(*leading, T, S) < 0.6]))
@@ -183,7 +183,7 @@ def test_leading_dimensions_broadcast(need_weights):
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=str)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("masked", ["nothing", "future", "padding"])
-def test_multi_head_attention_is_pytorchs(dtype, tolerance, bias, masked):
+def test_multi_head_attention_equals_pytorchs(dtype, tolerance, bias, masked):
     reference = nn.MultiheadAttention(24, 4, bias=bias, kdim=10, vdim=14, batch_first=True, dtype=dtype)
     ours = MultiHeadAttention(24, 4, key_dim=10, value_dim=14, qkv_bias=bias, output_bias=bias).to(dtype)
     with torch.no_grad():
@@ -213,7 +213,7 @@ def test_multi_head_attention_is_pytorchs(dtype, tolerance, bias, masked):
 
 
 @pytest.mark.parametrize("head_dim", [12, 4, 3], ids=["wide", "shared", "per head"])
-def test_heads_are_a_plain_loop(head_dim):
+def test_heads_equal_a_plain_loop(head_dim):
     attention = MultiHeadAttention(12, 3, head_dim=head_dim).double()
     x = random(2, 5, 12)
     heads = []
@@ -229,7 +229,7 @@ def test_heads_are_a_plain_loop(head_dim):
         torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-10)
 
 
-def test_the_scale_can_go_into_query_and_key():
+def test_scaling_the_query_equals_scaling_the_scores():
     q, k, v = (torch.randn(2, 5, 16).double() for _ in range(3))
     into_both = scaled_dot_product_attention(q / 16**0.25, k / 16**0.25, v, scale=1.0, need_weights=True)
     torch.testing.assert_close(into_both, scaled_dot_product_attention(q, k, v, need_weights=True))
@@ -330,7 +330,7 @@ def test_weights_are_rows_that_sum_to_one_or_zero(T, S, dtype, magnitude, is_cau
     torch.testing.assert_close(fused.double().squeeze(-1), expected, atol=tolerance, rtol=0)
 
 
-def test_weights_keep_apart_scores_that_bfloat16_cannot():
+def test_scores_are_computed_in_float32_at_least():
     # 128 and 128.5 are one number in bfloat16; the weights must still differ by the factor exp(0.5).
     q = torch.tensor([[1.0, 1.0]], dtype=torch.bfloat16)
     k = torch.tensor([[64.0, 64.0], [64.0, 64.5]], dtype=torch.bfloat16)
@@ -372,7 +372,7 @@ def test_dropout_in_training_only(layer):
 @pytest.mark.parametrize("window", [None, 1, 3, 20])
 @pytest.mark.parametrize("num_kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("dressed", [False, True], ids=["plain", "rotary, norm, value embedding, bias"])
-def test_causal_self_attention_is_a_plain_loop(window, num_kv_heads, dressed):
+def test_causal_self_attention_equals_a_plain_loop(window, num_kv_heads, dressed):
     layer = CausalSelfAttention(
         24, 4, num_kv_heads=num_kv_heads, head_dim=8, bias=dressed, qk_norm=dressed, window=window
     ).double()
@@ -415,7 +415,7 @@ def test_the_training_path_is_one_fused_call_without_a_mask(monkeypatch):
     assert calls == [(None, True), (None, False)]
 
 
-def test_a_single_sequence_needs_no_batch():
+def test_the_batch_dimension_is_optional():
     layer = CausalSelfAttention(16, 4, num_kv_heads=2, window=3, qk_norm=True)
     x, rotary = torch.randn(8, 16), rotary_angles(torch.arange(8), 4)
     torch.testing.assert_close(layer(x, rotary=rotary), layer(x[None], rotary=rotary)[0])
@@ -476,13 +476,13 @@ def test_every_path_computes_attention_by_attend(options, monkeypatch):
     ],
 )
 @pytest.mark.parametrize("need_weights", [False, True])
-def test_refuses_shapes(shapes, message, need_weights):
+def test_shapes_that_do_not_fit_are_refused(shapes, message, need_weights):
     with pytest.raises(ValueError, match=message):
         scaled_dot_product_attention(*map(torch.randn, shapes), need_weights=need_weights)
 
 
 @pytest.mark.parametrize("need_weights", [False, True])
-def test_refuses_types_that_it_would_have_to_choose_among(need_weights):
+def test_mixed_types_are_refused(need_weights):
     x = torch.randn(4, 8)
     for query, key, value in ((x.long(),) * 3, (x, x.double(), x), (x.bfloat16(), x, x), (x, x, x.bfloat16())):
         with pytest.raises(TypeError, match=f"attention needs floats of one type, not {query.dtype}, {key.dtype}"):
@@ -493,14 +493,14 @@ def test_refuses_types_that_it_would_have_to_choose_among(need_weights):
 
 
 @pytest.mark.parametrize("need_weights", [False, True])
-def test_without_a_width_all_keys_are_alike(need_weights):
+def test_with_a_width_of_zero_all_keys_are_equal(need_weights):
     value = torch.randn(5, 3)
     values, _ = scaled_dot_product_attention(torch.ones(4, 0), torch.ones(5, 0), value, need_weights=need_weights)
     torch.testing.assert_close(values, value.mean(0).expand(4, 3))
 
 
 @pytest.mark.parametrize("need_weights", [False, True])
-def test_refuses_masks(need_weights):
+def test_wrong_masks_are_refused(need_weights):
     q = torch.randn(2, 4, 8)
     for mask in (torch.ones(4, 5), torch.ones(3, 4, 4), torch.ones(1, 2, 4, 4), torch.ones(2, 4)):
         with pytest.raises(ValueError, match=rf"\({', '.join(map(str, mask.shape))}\).* = \(2, 4, 4\)"):
@@ -511,7 +511,7 @@ def test_refuses_masks(need_weights):
 
 
 @pytest.mark.parametrize("p", [-0.1, 1.0])
-def test_refuses_dropout_that_is_no_probability(p):
+def test_a_dropout_that_is_not_a_probability_is_refused(p):
     q = torch.randn(4, 8)
     for call in (
         lambda: scaled_dot_product_attention(q, q, q, dropout_p=p),
@@ -538,12 +538,12 @@ def test_refuses_dropout_that_is_no_probability(p):
         (lambda: CausalSelfAttention(12, 6, head_dim=-2), "head_dim must be at least 1, not -2"),
     ],
 )
-def test_refuses_sizes(build, message):
+def test_impossible_sizes_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
 
 
-def test_multi_head_attention_refuses_inputs_of_another_width():
+def test_multi_head_attention_refuses_inputs_of_the_wrong_width():
     attention = MultiHeadAttention(8, 2, key_dim=10, value_dim=12)
     query, key, value = torch.randn(2, 4, 8), torch.randn(2, 6, 10), torch.randn(2, 6, 12)
     with pytest.raises(ValueError, match=r"key has width 8, .* key_dim=10"):

@@ -65,7 +65,7 @@ def test_the_mask_that_comes_with_the_keys_hides_what_lies_before_the_window(win
     torch.testing.assert_close(causal_mask(2, 6) if mask is None else mask, expected)
 
 
-def test_says_when_it_is_full_and_keeps_what_it_has():
+def test_a_full_cache_is_refused_and_unchanged():
     cache = KVCache(1, 2, 3, 8, 4)
     first, last = keys_and_values(6), keys_and_values(2)
     cache.append(0, *first)
@@ -76,7 +76,7 @@ def test_says_when_it_is_full_and_keeps_what_it_has():
     torch.testing.assert_close(k, torch.cat((first[0], last[0]), dim=2))
 
 
-def test_refuses_sizes_that_do_not_fit():
+def test_keys_that_do_not_fit_are_refused():
     cache = KVCache(1, 2, 3, 8, 4)
     with pytest.raises(ValueError, match=r"\(2, 3, 5, 4\), not \(1, 3, 5, 4\)"):
         cache.append(0, *keys_and_values(5, batch=1))
@@ -86,7 +86,7 @@ def test_refuses_sizes_that_do_not_fit():
         KVCache(1, 2, 0, 8, 4)
 
 
-def test_no_gradient_flows_through_what_is_cached():
+def test_no_gradient_flows_through_the_cache():
     layer, cache = CausalSelfAttention(16, 4), KVCache(1, 2, 4, 8, 4)
     for _ in range(2):  # the second pass must not reach into the first one's graph
         x = torch.randn(2, 3, 16, requires_grad=True)

@@ -29,7 +29,7 @@ lengths = st.integers(1, 7)
 
 @given(lengths, st.sampled_from([(1, 1), (2, 2), (4, 2), (4, 1)]), st.sampled_from([None, 1, 2, 3, 9]), st.booleans())
 @settings(deadline=None, max_examples=40)
-def test_each_token_moves_exactly_those_that_may_see_it(T, heads, window, dressed):
+def test_each_token_influences_exactly_the_queries_that_may_see_it(T, heads, window, dressed):
     layer = CausalSelfAttention(8, heads[0], num_kv_heads=heads[1], head_dim=4, window=window, qk_norm=dressed)
     rotary = rotary_angles(torch.arange(T), 4) if dressed else None
     moved = influence(lambda x: layer(x[None], rotary=rotary)[0], torch.randn(T, 8))
@@ -67,7 +67,7 @@ def test_documents_and_causality_together():
 @FAMILIES
 @pytest.mark.parametrize("window", [None, 3])
 @torch.no_grad()
-def test_changing_a_token_moves_no_logit_before_it(config, window):
+def test_changing_a_token_changes_no_logit_before_it(config, window):
     gpt = random_gpt(dataclasses.replace(config, window=window))
     tokens = torch.randint(31, (1, 12))
     logits = gpt(tokens)
@@ -91,7 +91,7 @@ def test_documents_in_one_sequence_do_not_see_each_other(config):
     assert (packed[:, 4:] - gpt(tokens)[:, 4:]).abs().max() > 1e-2
 
 
-def test_heads_merged_without_the_transpose_would_be_found(monkeypatch):
+def test_a_missing_transpose_of_the_heads_is_detected(monkeypatch):
     monkeypatch.setattr("model.attention._merge_heads", lambda x: x.flatten(-3).unflatten(-1, (x.shape[-2], -1)))
     layer = CausalSelfAttention(8, 2)
     moved = influence(lambda x: layer(x[None])[0], torch.randn(5, 8))
@@ -108,7 +108,7 @@ def test_heads_merged_without_the_transpose_would_be_found(monkeypatch):
 
 @FAMILIES
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "documents"])
-def test_torch_compile_takes_the_gpt_as_one_graph(config, packed):
+def test_torch_compile_captures_the_gpt_in_one_graph(config, packed):
     gpt = random_gpt(config)
     tokens = torch.randint(31, (2, 12))
     ids = torch.arange(12).div(5, rounding_mode="floor").expand(2, 12) if packed else None
@@ -123,7 +123,7 @@ def test_torch_compile_takes_the_gpt_as_one_graph(config, packed):
 
 
 @FAMILIES
-def test_torch_export_takes_the_gpt(config):
+def test_torch_export_captures_the_gpt(config):
     gpt = random_gpt(config)
     exported = torch.export.export(gpt, (torch.randint(31, (2, 12)),)).module()
     tokens = torch.randint(31, (2, 12))

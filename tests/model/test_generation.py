@@ -38,7 +38,7 @@ def without_cache(gpt, tokens, max_new_tokens, choose):
     CONFIGS,
     ids=["modern", "gpt2", "grouped and windowed"],
 )
-def test_cached_is_uncached_within_and_past_the_context(config, prompt_length):
+def test_cached_generation_equals_uncached_within_and_past_the_context(config, prompt_length):
     gpt, tokens = random_gpt(config), torch.randint(23, (3, prompt_length))
     greedy = generate(gpt, tokens, 25, temperature=0)
     torch.testing.assert_close(greedy, without_cache(gpt, tokens, 25, lambda logits: logits.argmax(-1)))
@@ -82,7 +82,7 @@ def test_stream_yields_what_generate_returns_as_it_is_drawn():
     torch.testing.assert_close(whole[:, :4], tokens)
 
 
-def test_the_generator_alone_decides():
+def test_the_generator_determines_the_text():
     gpt, tokens = random_gpt(MODERN), torch.randint(23, (2, 4))
 
     def draw(seed):
@@ -120,7 +120,7 @@ def test_generation_ends_once_every_sequence_has():
     assert stopped == free[: free.index(free[2]) + 1]
 
 
-def test_dropout_is_off_and_the_mode_comes_back():
+def test_dropout_is_off_and_the_mode_is_restored():
     gpt, tokens = random_gpt(dataclasses.replace(MODERN, dropout=0.5)), torch.randint(23, (1, 4))
     expected = generate(gpt, tokens, 8, temperature=0)
     assert not gpt.training
@@ -247,12 +247,12 @@ def test_temperature_zero_and_its_limit_take_the_likeliest():
     ids=str,
 )
 @pytest.mark.parametrize("function", [generate, stream])
-def test_refuses(function, options, message):
+def test_impossible_options_are_refused(function, options, message):
     arguments = {"tokens": torch.tensor([[1, 2]]), "max_new_tokens": 3} | options
     with pytest.raises(ValueError, match=message):
         function(random_gpt(MODERN), **arguments)  # stream too, before it is iterated
 
 
-def test_refuses_tokens_that_are_no_integers():
+def test_tokens_that_are_not_integers_are_refused():
     with pytest.raises(TypeError, match="float32"):
         generate(random_gpt(MODERN), torch.zeros(1, 2), 3)

@@ -144,7 +144,7 @@ def test_pairs_spread_evenly_over_the_bigram_table():
     "options",
     [{"value_embeddings": True, "bigram_buckets": 64}, GPT2, {"num_kv_heads": 2, "window": 4, "activation": "swiglu"}],
 )
-def test_first_loss_is_that_of_a_uniform_guess(options):
+def test_the_first_loss_is_that_of_a_uniform_guess(options):
     torch.manual_seed(0)
     config = GPTConfig(**SIZES, **options)
     loss = GPT(config).loss(torch.randint(50, (4, 16)), torch.randint(50, (4, 16)))

@@ -10,7 +10,7 @@ from model.rotary import apply_rotary, rotary_angles
 
 @given(st.integers(1, 8), st.integers(1, 12), st.integers(0, 20), st.sampled_from([100.0, 10000.0]))
 @settings(deadline=None)
-def test_is_multiplication_by_a_unit_complex_number(half, length, offset, base):
+def test_rotation_is_multiplication_by_a_unit_complex_number(half, length, offset, base):
     x = torch.randn(2, 3, length, 2 * half)
     positions = torch.arange(offset, offset + length)
     angles = positions.double()[:, None] * base ** (-torch.arange(half).double() / half)
