@@ -229,7 +229,7 @@ def test_heads_equal_a_plain_loop(head_dim):
         torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-10)
 
 
-def test_scaling_the_query_equals_scaling_the_scores():
+def test_scaling_query_and_key_equals_scaling_the_scores():
     q, k, v = (torch.randn(2, 5, 16).double() for _ in range(3))
     into_both = scaled_dot_product_attention(q / 16**0.25, k / 16**0.25, v, scale=1.0, need_weights=True)
     torch.testing.assert_close(into_both, scaled_dot_product_attention(q, k, v, need_weights=True))
