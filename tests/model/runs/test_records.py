@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from model.gpt import GPT, GPTConfig
-from model.inspection.recorder import AttentionRecorder
+from model.inspection.archive import AttentionArchive, Probe
+from model.inspection.recorder import draw_repeated_probe, record_maps
 from model.runs.records import read_metrics, write_report
 
 HEADER = "step,tokens,train/loss,val/loss,val/bits_per_byte,lr,tokens_per_second,mfu,attention/sink/layer_0"
@@ -32,9 +33,10 @@ def run(tmp_path) -> Path:
 def record(run: Path) -> None:
     """Two captures of an untrained model."""
     gpt = GPT(GPTConfig(vocab_size=20, context_length=16, num_layers=2, num_heads=2, embed_dim=16))
-    recorder = AttentionRecorder(run / "attention", range(10), ["x"] * 10, "fingerprint", 20)
+    probes = {"text": Probe([*range(10)], ["x"] * 10), "repeated": draw_repeated_probe(range(20), 4, str)}
+    archive = AttentionArchive(run / "attention", probes, "fingerprint")
     for step in (0, 20):
-        recorder.record(gpt, step)
+        record_maps(archive, gpt, step)
 
 
 def element(page: str, name: str):

@@ -164,8 +164,8 @@ def test_a_restored_optimizer_goes_on_bit_for_bit():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"algorithm": "sgd"}, "'muon' or 'adamw', not 'sgd'"),
-        ({"learning_rate": -1.0}, "learning_rate must be 0 or more .* not -1.0"),
+        ({"algorithm": "sgd"}, "model.optimizer.algorithm must be 'muon' or 'adamw', not 'sgd'"),
+        ({"learning_rate": -1.0}, "model.optimizer.learning_rate must be at least 0, not -1.0"),
         ({"betas": (0.9, 1.0)}, "betas\\[1\\] must be at least 0 and below 1, not 1.0"),
     ],
 )
