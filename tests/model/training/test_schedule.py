@@ -59,8 +59,14 @@ def test_without_an_end_only_a_constant_will_do():
 
 
 @pytest.mark.parametrize(
-    "options", [{"warmup_steps": -1}, {"decay": "step"}, {"decay_fraction": 1.5}, {"final_factor": -0.1}]
+    ("options", "message"),
+    [
+        ({"warmup_steps": -1}, "model.schedule.warmup_steps must be at least 0, not -1"),
+        ({"decay": "step"}, "model.schedule.decay must be 'linear', 'cosine' or 'none', not 'step'"),
+        ({"decay_fraction": 1.5}, "model.schedule.decay_fraction must be at least 0 and at most 1, not 1.5"),
+        ({"final_factor": -0.1}, "model.schedule.final_factor must be at least 0 and at most 1, not -0.1"),
+    ],
 )
-def test_senseless_schedules_are_refused(options):
-    with pytest.raises(ValueError, match=next(iter(options))):
+def test_values_out_of_range_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
         ScheduleConfig(**options)
