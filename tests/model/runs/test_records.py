@@ -1,4 +1,4 @@
-"""Reading what a run has recorded, whatever state its files are in, and writing its report."""
+"""Reading the files of a run, also unfinished or damaged ones, and writing its report."""
 
 import json
 import re
@@ -54,7 +54,7 @@ def test_rows_have_the_columns_in_which_they_have_a_number(run):
     ]
 
 
-def test_the_report_is_written_into_the_run_or_where_it_is_told(run, tmp_path):
+def test_the_report_is_written_into_the_run_folder_or_to_a_given_path(run, tmp_path):
     record(run)
     assert write_report(run) == run / "report.html"
     page = (run / "report.html").read_text(encoding="utf-8")
@@ -87,7 +87,7 @@ def test_missing_files_are_left_out(run, missing, field):
     assert not element(report_of(run), "data")[field]
 
 
-def test_a_run_that_is_still_training_may_be_in_the_middle_of_a_line(run):
+def test_an_unfinished_last_line_is_left_out(run):
     for name in ("metrics.csv", "samples.jsonl"):
         path = run / name
         path.write_text(path.read_text()[:-3])
