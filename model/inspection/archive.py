@@ -87,7 +87,7 @@ class AttentionArchive:
 
     Args:
         folder: created when the first capture is added. An existing folder is resumed.
-        probes: by name, "text" and "repeated".
+        probes: by name: "text", and "repeated", on which heads show that look back for repetitions.
         tokenizer: fingerprint of the tokenizer that made the ids.
 
     Raises:

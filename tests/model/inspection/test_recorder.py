@@ -1,4 +1,4 @@
-"""Recorded maps are those that the model used, and recording does not change the model."""
+"""Captured maps are those that the model used, capturing does not change the model, and archives are checked."""
 
 import copy
 import json
@@ -82,7 +82,7 @@ def test_documents_do_not_see_each_other():
     torch.testing.assert_close(taken.weights[..., :7, :7], alone.weights)
 
 
-def test_autocast_is_measured_as_training_runs_it(gpt):
+def test_a_model_can_be_captured_under_autocast(gpt):
     taken = capture(gpt, TEXT, autocast=torch.bfloat16)
     assert taken.precision == "bfloat16" and 1e-5 < taken.fidelity <= 2e-2
     assert taken.causality == 0
@@ -91,7 +91,7 @@ def test_autocast_is_measured_as_training_runs_it(gpt):
 
 
 def test_fidelity_is_relative_to_large_values(monkeypatch):
-    """The rounding error of bfloat16 grows with the values; a kernel that computes something else is still found."""
+    """The rounding error of bfloat16 grows with the values. A kernel that is wrong by a tenth is still detected."""
     gpt = random_gpt(replace(MODERN, num_kv_heads=None))
     with torch.no_grad():
         for block in gpt.blocks:
@@ -107,14 +107,14 @@ def replace_attend(monkeypatch, change) -> None:
     monkeypatch.setattr(CausalSelfAttention, "attend", lambda *args, **options: change(attend(*args, **options)))
 
 
-def test_maps_are_compared_with_whatever_attend_has_become(gpt, monkeypatch):
+def test_maps_are_compared_with_a_replaced_attend(gpt, monkeypatch):
     replace_attend(monkeypatch, lambda values: values + 0.5)
     taken = capture(gpt, TEXT)
     assert taken.fidelity > 1e-2
     assert taken.causality == 0
 
 
-def test_a_layer_whose_own_attend_was_replaced_is_observed_and_left_as_it_was():
+def test_an_attend_that_was_replaced_on_one_layer_is_observed_and_restored():
     gpt = random_gpt(MODERN)
     layer = gpt.blocks[1].attention
     attend = layer.attend
@@ -255,7 +255,7 @@ def test_few_candidates_shorten_the_repetition():
     assert probe.period == 3 and sorted(probe.tokens) == [0, 1, 1, 2, 2, 3, 3]
 
 
-def test_a_record_can_be_read_back(tmp_path, gpt):
+def test_recorded_maps_can_be_read_back(tmp_path, gpt):
     scalars = record_maps(new_archive(tmp_path / "attention"), gpt, 8)
     archive = AttentionArchive.open(tmp_path / "attention")
     text, repeated = archive.probes["text"], archive.probes["repeated"]
@@ -340,7 +340,7 @@ def test_damaged_files_are_named(tmp_path, name, data):
         AttentionArchive.open(tmp_path).maps(0)
 
 
-def test_a_score_that_is_newer_than_a_capture_is_nan(tmp_path, monkeypatch):
+def test_a_score_that_a_capture_does_not_have_is_nan(tmp_path, monkeypatch):
     record_maps(new_archive(tmp_path), random_gpt(MODERN), 0)
     newer = heads.Score(heads.sink, "text", "is newer than the capture")
     monkeypatch.setitem(heads.SCORES, "newer", newer)
