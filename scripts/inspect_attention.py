@@ -148,8 +148,8 @@ def read_prompt(checkpoints: list[Path | None], prompt: str) -> list[Captures]:
 
 def repeated_probe(checkpoint: Path, tokenizer: Tokenizer, context: int) -> Probe:
     """Random tokens, repeated: those recorded in the checkpoint's run if there are any, else new ones."""
-    from model.inspection.archive import AttentionArchive, Probe
-    from model.inspection.recorder import repeated_tokens
+    from model.inspection.archive import AttentionArchive
+    from model.inspection.recorder import draw_repeated_probe
 
     try:
         archive = AttentionArchive.open(checkpoint.absolute().parents[1] / ATTENTION)
@@ -157,9 +157,8 @@ def repeated_probe(checkpoint: Path, tokenizer: Tokenizer, context: int) -> Prob
             return archive.probes["repeated"]
     except (OSError, ValueError, KeyError):
         pass  # a missing or damaged recording is not needed to read a prompt
-    period = min(PERIOD, (context - 1) // 2, tokenizer.vocab_size - 1)
-    tokens = repeated_tokens(range(tokenizer.vocab_size), period, first=tokenizer.end_of_text)
-    return Probe(tokens, [tokenizer.label(token) for token in tokens], period)
+    period = min(PERIOD, (context - 1) // 2)
+    return draw_repeated_probe(range(tokenizer.vocab_size), period, tokenizer.label, first=tokenizer.end_of_text)
 
 
 def model_name(checkpoint: Path) -> str:

@@ -14,8 +14,8 @@ from matplotlib.image import imread
 
 from data.tokenizers import byte_level, train_bpe
 from model.gpt import GPT, GPTConfig
-from model.inspection.archive import AttentionArchive
-from model.inspection.recorder import AttentionRecorder, capture
+from model.inspection.archive import AttentionArchive, Probe
+from model.inspection.recorder import capture, draw_repeated_probe, record_maps
 from scripts.inspect_attention import main
 from tests.checkpoints import change_checkpoint, save_checkpoint
 from tests.gpts import random_gpt
@@ -41,11 +41,11 @@ def here(request, monkeypatch):
 def make_run(run: Path, seed: int, **config) -> None:
     gpt, tokenizer = small_gpt(seed, **config), byte_level()
     tokens = tokenizer.encode(TEXT)
-    recorder = AttentionRecorder(
-        run / "attention", tokens, list(TEXT), tokenizer.fingerprint, tokenizer.vocab_size, end_of_text=256
-    )
+    repeated = draw_repeated_probe(range(256), (len(tokens) - 1) // 2, tokenizer.label, first=256)
+    probes = {"text": Probe(tokens, list(TEXT)), "repeated": repeated}
+    archive = AttentionArchive(run / "attention", probes, tokenizer.fingerprint)
     for step in (0, 1, 2):
-        recorder.record(gpt, step)
+        record_maps(archive, gpt, step)
     save_checkpoint(run / "checkpoints" / "best.ckpt", gpt)
 
 

@@ -87,7 +87,7 @@ class AttentionArchive:
 
     Args:
         folder: created when the first capture is added. An existing folder is resumed.
-        probes: by name, "text" and "repeated".
+        probes: by name: "text", and "repeated", on which heads show that look back for repetitions.
         tokenizer: fingerprint of the tokenizer that made the ids.
 
     Raises:
@@ -133,7 +133,7 @@ class AttentionArchive:
             ValueError: if it is damaged, or does not hold maps of these probes.
         """
         path = self.path(step)
-        content = io.BytesIO(_read(path))
+        content = io.BytesIO(path.read_bytes())
         try:
             with np.load(content, allow_pickle=False) as file:
                 maps = {name: file[name] for name in self.probes}
@@ -146,7 +146,7 @@ class AttentionArchive:
                 )
         return maps
 
-    def add(self, snapshot: Snapshot, maps: Mapping[str, np.ndarray]) -> None:
+    def add(self, snapshot: Snapshot, maps: Mapping[str, ArrayLike]) -> None:
         """Writes a capture, and removes those of the same step or later, which an earlier, longer run has left."""
         if not (self.folder / "probe.json").exists():
             probes = {name: asdict(probe) for name, probe in self.probes.items()}
@@ -164,15 +164,9 @@ class AttentionArchive:
                 path.unlink(missing_ok=True)
 
 
-def _read(path: Path) -> bytes:
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no {path}")
-    return path.read_bytes()
-
-
 def _read_probes(path: Path) -> tuple[dict[str, Probe], str]:
     """The probes and the tokenizer's fingerprint."""
-    content = _read(path)
+    content = path.read_bytes()
     try:
         description = json.loads(content)
         return {name: Probe(**probe) for name, probe in description["probes"].items()}, description["tokenizer"]
@@ -181,7 +175,7 @@ def _read_probes(path: Path) -> tuple[dict[str, Probe], str]:
 
 
 def _read_snapshots(path: Path) -> list[Snapshot]:
-    content, snapshots = _read(path), []
+    content, snapshots = path.read_bytes(), []
     # A last line without a line end was cut short and does not count.
     for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), start=1):
         try:

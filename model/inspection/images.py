@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
-DPI = 100
+DPI = 72  # dots an inch, so that a point, in which matplotlib measures text, is a pixel
 MAX_SIDE = 4000  # pixels
 PIXELS = 600  # of the longer side of a picture without text, unless there are more weights
 LABEL_PITCH = 10  # pixels from one token label to the next, below which they would touch
@@ -75,22 +75,23 @@ def grid_figure(
     size = len(labels)
     gap = max(1, round(size / 16))
     mosaic = _mosaic(weights[np.ix_(layers, heads)], gap)
-    pitch = min(max(16, min(400 / size, 40)), max_side / max(mosaic.shape))
+    pitch = min(np.clip(400 / size, 16, 40), max_side / max(mosaic.shape))  # pixels of a weight's square
     if pitch > 1:
         pitch = math.floor(pitch)  # whole pixels for each weight keep the squares square
     height, width = (side * pitch for side in mosaic.shape)
-    label_size = min(max(0.8 * pitch, 8.0), 12.0)
+    label_size = np.clip(0.8 * pitch, 8, 12)
     # Margins are whole pixels too, or every square would be smeared over two.
     label_room = math.ceil(max(map(len, labels)) * 0.61 * label_size + 8)
     # A large picture is viewed from further away, but "layer 10" has to fit beside its maps.
-    heading_size = round(min(max(min(max(width, height) / 100, size * pitch / 5), 13), 36))
+    heading_size = round(np.clip(min(max(width, height) / 100, size * pitch / 5), 13, 36))
+    title_size = 1.2 * heading_size
 
-    left, top, title_size = 2 * heading_size + label_room, 4 * heading_size + 16, 1.2 * heading_size
+    left, top = 2 * heading_size + label_room, 4 * heading_size + 16
     full_width = max(left + width + 90, 0.62 * title_size * len(title) + 40)
     full_height = top + max(height, 120) + label_room + 8
     figure = Figure(figsize=(full_width / DPI, full_height / DPI), dpi=DPI)
     place = (16 / full_width, 1 - 16 / full_height)
-    figure.text(*place, title, va="top", fontsize=_points(title_size), parse_math=False)
+    figure.text(*place, title, va="top", fontsize=title_size, parse_math=False)
     axes = _axes(figure, left, top, width, height)
     axes.set(xticks=(), yticks=())
     axes.spines[:].set_visible(False)
@@ -99,8 +100,8 @@ def grid_figure(
     image = axes.imshow(mosaic, interpolation="nearest" if pitch >= 1 else "auto", **colouring)
 
     # Plain texts beside the axes: as ticks, hundreds of them take five times as long.
-    text = {"fontfamily": FONT, "fontsize": _points(label_size), "parse_math": False}
-    heading = {"fontsize": _points(heading_size), "color": "#444444", "textcoords": "offset pixels"}
+    text = {"fontfamily": FONT, "fontsize": label_size, "parse_math": False}
+    heading = {"fontsize": heading_size, "color": "#444444", "textcoords": "offset pixels"}
     edge, last_row = 3 / pitch + 0.5, len(mosaic) - 1
     labelled = range(0, size, math.ceil(LABEL_PITCH / pitch))
     tops, lefts = ([i * (size + gap) for i in range(len(shown))] for shown in (layers, heads))
@@ -114,14 +115,14 @@ def grid_figure(
         for i in labelled:
             axes.text(start + i, last_row + edge, labels[i], ha="center", va="top", rotation=90, **text)
     for x, y in product(lefts, tops):
-        frame = Rectangle((x - 0.5, y - 0.5), size, size, fill=False, edgecolor=BORDER, linewidth=0.6, clip_on=False)
+        frame = Rectangle((x - 0.5, y - 0.5), size, size, fill=False, edgecolor=BORDER, linewidth=0.8, clip_on=False)
         axes.add_patch(frame)
 
     bar = figure.colorbar(image, cax=_axes(figure, left + width + 20, top, 12, min(max(height, 60), 220)))
     ticks = (0, 0.01, 0.1, 0.25, 0.5, 1)
     bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
-    bar.ax.tick_params(labelsize=_points(11), length=2)
-    bar.set_label("weight", fontsize=_points(12))
+    bar.ax.tick_params(labelsize=11, length=3)
+    bar.set_label("weight", fontsize=12)
     bar.outline.set_edgecolor(BORDER)
     return figure
 
@@ -143,7 +144,7 @@ def score_curves(
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    figure = Figure(figsize=(3.4 * len(scores), 3.2), dpi=DPI, layout="constrained")
+    figure = Figure(figsize=(3.4 * len(scores), 3.2), dpi=100, layout="constrained")
     panels = figure.subplots(1, len(scores), sharey=True, squeeze=False)[0]
     for axes, (name, values) in zip(panels, scores.items(), strict=True):
         values = np.asarray(values, dtype=np.float32)
@@ -232,10 +233,6 @@ def _colour_map() -> Colormap:
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("ink", COLOURS)
-
-
-def _points(pixels: float) -> float:
-    return pixels * 72 / DPI
 
 
 def _write_png(figure: Figure, path: Path) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,19 +26,18 @@ from model.gpt import GPT, in_eval_mode
 from model.inspection.archive import AttentionArchive, Probe, Snapshot
 from model.inspection.heads import score_heads
 
-MIN_PROBE_TOKENS = 5  # one token, and two that are repeated
+MIN_PROBE_TOKENS = 5  # of the shortest repeated probe: one token, and two that are repeated
 
 
 @dataclass(frozen=True)
 class Capture:
     """The maps of one sequence and how far they can be trusted.
 
-    tokens: (T,). weights: (L, H, T, T) in float32. Both are on the CPU.
+    weights: (L, H, T, T) in float32, on the CPU.
     precision: the type of the values that attention returned, such as "bfloat16".
     fidelity, causality: as the module's docstring defines them.
     """
 
-    tokens: Tensor
     weights: Tensor
     precision: str
     fidelity: float
@@ -83,9 +82,9 @@ def capture(
             change = gpt(replaced, document_ids=document_ids) - logits
             leaks.append(change[:, :position].abs().max().item())
 
+    precision = str(calls[0][-1].dtype).removeprefix("torch.")
     weights, errors = [], []
     for layer, call in zip(layers, calls, strict=True):
-        precision = str(call[-1].dtype).removeprefix("torch.")
         # On the CPU in float64, so that rounding here is far below that of the model.
         q, k, v, attended = (x.cpu().double() for x in call)
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
@@ -93,75 +92,24 @@ def capture(
         layer_values, layer_weights = scaled_dot_product_attention(q, k, v, mask, need_weights=True)
         errors.append(((layer_values - attended).abs().max() / v.abs().max().clamp(min=1)).item())
         weights.append(layer_weights[0].float())
-    return Capture(tokens[0].cpu(), torch.stack(weights), precision, _largest(errors), _largest(leaks))
+    return Capture(torch.stack(weights), precision, _largest(errors), _largest(leaks))
 
 
-class AttentionRecorder:
-    """Captures a model at chosen steps of its training and stores the captures in a folder.
+def record_maps(
+    archive: AttentionArchive, gpt: GPT, step: int, *, autocast: torch.dtype | None = None
+) -> dict[str, float]:
+    """Captures the model on the archive's probes, adds the capture to the archive, and returns the metrics to log.
 
-    Each capture uses two probes: a text, and random distinct tokens that are repeated once. Heads that look back for
-    repetitions show on the second.
-
-    Args:
-        folder: where the files go, as `archive` describes them. An existing folder is resumed.
-        probe_text_ids, labels: the token ids of the text, at most a context long, and each as text.
-        tokenizer_fingerprint: identifies the tokenizer that made the ids.
-        vocab_size: random tokens are drawn below it.
-        seed: of the random tokens.
-        known_tokens: the ids to draw from; with fewer than two, all ids are. A model cannot look for a token that it
-            was never trained on.
-        end_of_text: if given, it comes before the random tokens and is never drawn.
-        token_label: the text of a random token.
-        autocast: as in `capture`.
-
-    Raises:
-        ValueError: for a text of fewer than MIN_PROBE_TOKENS, or a folder with captures of other probes.
+    Keys: attention/fidelity, attention/causality, and attention/SCORE/layer_N, the best head of each layer.
     """
-
-    def __init__(
-        self,
-        folder: Path,
-        probe_text_ids: Sequence[int],
-        labels: Sequence[str],
-        tokenizer_fingerprint: str,
-        vocab_size: int,
-        seed: int = 0,
-        *,
-        known_tokens: Collection[int] = (),
-        end_of_text: int | None = None,
-        token_label: Callable[[int], str] = str,
-        autocast: torch.dtype | None = None,
-    ) -> None:
-        self.autocast = autocast
-        if len(probe_text_ids) < MIN_PROBE_TOKENS:
-            raise ValueError(
-                f"a probe text needs at least {MIN_PROBE_TOKENS} tokens, but this one has {len(probe_text_ids)}"
-            )
-        candidates = set(known_tokens) - {end_of_text}
-        if len(candidates) < 2:
-            candidates = set(range(vocab_size)) - {end_of_text}
-        # The second probe is no longer than the text, so that both fit the same context.
-        period = min((len(probe_text_ids) - 1) // 2, len(candidates))
-        repeated = repeated_tokens(candidates, period, seed, end_of_text)
-        probes = {
-            "text": Probe(list(probe_text_ids), list(labels)),
-            "repeated": Probe(repeated, [token_label(token) for token in repeated], period),
-        }
-        self.archive = AttentionArchive(folder, probes, tokenizer_fingerprint)
-
-    def record(self, gpt: GPT, step: int) -> dict[str, float]:
-        """Captures the model, stores the capture under this step, and returns the metrics to log.
-
-        Keys: attention/fidelity, attention/causality, and attention/SCORE/layer_N, the best head of each layer.
-        """
-        snapshot, maps = take_snapshot(gpt, self.archive.probes, step, autocast=self.autocast)
-        self.archive.add(snapshot, {name: weights.numpy() for name, weights in maps.items()})
-        best = {
-            f"attention/{name}/layer_{layer}": float(heads.max())
-            for name, score in snapshot.scores.items()
-            for layer, heads in enumerate(score)
-        }
-        return {"attention/fidelity": snapshot.fidelity, "attention/causality": snapshot.causality, **best}
+    snapshot, maps = take_snapshot(gpt, archive.probes, step, autocast=autocast)
+    archive.add(snapshot, maps)
+    best = {
+        f"attention/{name}/layer_{layer}": float(heads.max())
+        for name, score in snapshot.scores.items()
+        for layer, heads in enumerate(score)
+    }
+    return {"attention/fidelity": snapshot.fidelity, "attention/causality": snapshot.causality, **best}
 
 
 def take_snapshot(
@@ -178,17 +126,28 @@ def take_snapshot(
     return Snapshot(step, precision, fidelity, causality, scores), maps
 
 
-def repeated_tokens(candidates: Collection[int], period: int, seed: int = 0, first: int | None = None) -> list[int]:
-    """`period` distinct random tokens, repeated once. If `first` is given, it comes before them and is never drawn.
+def draw_repeated_probe(
+    candidates: Collection[int],
+    max_period: int,
+    label: Callable[[int], str],
+    *,
+    first: int | None = None,
+    seed: int = 0,
+) -> Probe:
+    """Distinct random tokens, repeated once. Heads that look back for repetitions show on it.
 
-    Raises ValueError if there are too few candidates.
+    Args:
+        candidates: the token ids to draw from.
+        max_period: how many are drawn, if there are so many.
+        label: the text of a token.
+        first: if given, it comes before the random tokens and is never drawn.
     """
     candidates = sorted(set(candidates) - {first})
-    if len(candidates) < period:
-        raise ValueError(f"{period} distinct tokens cannot be drawn from {len(candidates)}")
+    period = min(max_period, len(candidates))
     order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(seed))
     drawn = [candidates[place] for place in order[:period]]
-    return ([] if first is None else [first]) + 2 * drawn
+    tokens = ([] if first is None else [first]) + 2 * drawn
+    return Probe(tokens, [label(token) for token in tokens], period)
 
 
 def _largest(errors: list[float]) -> float:
@@ -213,8 +172,8 @@ def _observed(layers: list[CausalSelfAttention]) -> Iterator[list[tuple[Tensor, 
     calls: list[tuple[Tensor, ...]] = []
 
     def observing(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def attend_observed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-            attended = attend(q, k, v, mask)
+        def attend_observed(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            attended = attend(q, k, v, *args, **kwargs)
             calls.append((q, k, v, attended))
             return attended
 

@@ -38,10 +38,7 @@ def report_page(
         config_text: its configuration as YAML.
         captures: its attention maps.
     """
-    elements = []
     formed = first_formed(captures) if captures and captures.snapshots else {}
-    if captures and captures.steps:
-        elements.append(template.json_element("attention", attention_page([captures], f"{name}: attention")))
     data = {
         "title": name,
         "facts": facts(rows),
@@ -50,7 +47,10 @@ def report_page(
         "samples": evenly(samples, MAX_SAMPLES),
         "config": config_text,
     }
-    return template.fill("report", name, [template.json_element("data", data), *elements])
+    elements = [template.json_element("data", data)]
+    if captures and captures.steps:
+        elements.append(template.json_element("attention", attention_page([captures], f"{name}: attention")))
+    return template.fill("report", name, elements)
 
 
 def facts(rows: Rows) -> list[tuple[str, str, str]]:

@@ -9,13 +9,14 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from model.checks import check_range
-from model.inspection.recorder import MIN_PROBE_TOKENS, AttentionRecorder
+from model.inspection.archive import AttentionArchive, Probe
+from model.inspection.recorder import MIN_PROBE_TOKENS, draw_repeated_probe, record_maps
 from model.runs.metrics import log_metrics
 from model.runs.wandb_logger import wandb_loggers
 from model.training.sharding import whole_gpt
 
 AUTOCAST_TYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-KNOWN_CHARS = 200_000  # a token that does not occur in so much text is too rare for a probe
+KNOWN_CHARS = 200_000  # of validation text; only tokens that occur in it are drawn, as a model knows no rarer ones
 PICTURE_SIDE = 1300  # pixels, about a screen: five times as fast to draw as one with every token named
 
 
@@ -41,7 +42,7 @@ class AttentionRecording:
 
     def __post_init__(self) -> None:
         check_range("attention.probe_tokens", self.probe_tokens, MIN_PROBE_TOKENS)
-        self.recorder: AttentionRecorder | None = None  # on the first rank, once training begins
+        self.archive: AttentionArchive | None = None  # on the first rank, once training begins
 
     def is_due(self, step: int) -> bool:
         """Whether a step without validation is recorded."""
@@ -61,17 +62,14 @@ class AttentionRecording:
                 f"{short} is too short for attention maps, {len(tokens)} tokens where a probe has at least "
                 f"{MIN_PROBE_TOKENS}: make it longer, or write --attention.enabled false"
             )
-        self.recorder = AttentionRecorder(
-            Path(trainer.default_root_dir, "attention"),
-            tokens,
-            [tokenizer.label(token) for token in tokens],
-            tokenizer.fingerprint,
-            tokenizer.vocab_size,
-            known_tokens=set(tokenizer.encode(data.validation_text(KNOWN_CHARS))),
-            end_of_text=tokenizer.end_of_text,
-            token_label=tokenizer.label,
-            autocast=AUTOCAST_TYPES.get(str(trainer.precision)),
-        )
+        known = set(tokenizer.encode(data.validation_text(KNOWN_CHARS))) - {tokenizer.end_of_text}
+        candidates = known if len(known) > 1 else range(tokenizer.vocab_size)
+        max_period = (len(tokens) - 1) // 2  # no longer than the text, so that both fit the context
+        probes = {
+            "text": Probe(tokens, [tokenizer.label(token) for token in tokens]),
+            "repeated": draw_repeated_probe(candidates, max_period, tokenizer.label, first=tokenizer.end_of_text),
+        }
+        self.archive = AttentionArchive(Path(trainer.default_root_dir, "attention"), probes, tokenizer.fingerprint)
 
     def record(self, trainer: Trainer, module: LightningModule, draws: bool = False) -> None:
         """Records the maps of the current step and logs their scores; every rank must call it.
@@ -81,8 +79,9 @@ class AttentionRecording:
         """
         if not self.enabled or (gpt := whole_gpt(trainer, module)) is None:
             return
-        log_metrics(trainer, self.recorder.record(gpt, trainer.global_step))
-        archive, step = self.recorder.archive, trainer.global_step
+        archive, step = self.archive, trainer.global_step
+        autocast = AUTOCAST_TYPES.get(str(trainer.precision))
+        log_metrics(trainer, record_maps(archive, gpt, step, autocast=autocast))
         for logger in wandb_loggers(trainer):
             logger.log_attention(archive)
         if draws and self.picture:
@@ -93,6 +92,6 @@ class AttentionRecording:
             attention_grid(maps, labels, archive.path(step).with_suffix(".png"), title, max_side=PICTURE_SIDE)
 
     def finish(self, trainer: Trainer) -> None:
-        if self.recorder is not None and self.recorder.archive.snapshots:
+        if self.archive is not None and self.archive.snapshots:
             for logger in wandb_loggers(trainer):
-                logger.log_attention_page(self.recorder.archive, trainer.global_step)
+                logger.log_attention_page(self.archive, trainer.global_step)

@@ -137,21 +137,15 @@ class CSVLogger(Logger):
     def rewind(self, step: int) -> None:
         """Drops the rows after `step`, which a resumed run writes again. Raises ValueError for a damaged file."""
         if self.path.exists():
-            read_metrics(self.path)  # raises an error that names the damaged line
-            rows = [row for row in self._read() if int(row["step"]) <= step]
-            self.columns = list(rows[0] if rows else COLUMNS)
+            rows = [row for row in self._read() if row["step"] <= step]
+            self.columns = list(dict.fromkeys([*COLUMNS, *(column for row in rows for column in row)]))
             self._rewrite(rows)
 
     def finalize(self, status: str) -> None:
         self.save()
 
-    def _read(self) -> list[dict[str, str]]:
-        """The rows written so far, without a last one that a kill cut short."""
-        if not self.path.exists():
-            return []
-        with self.path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(line for line in file if line.endswith("\n")))
-        return [row for row in rows if None not in row.values()]
+    def _read(self) -> list[dict[str, float]]:
+        return read_metrics(self.path) if self.path.exists() else []
 
     def _rewrite(self, rows: list[dict]) -> None:
         text = io.StringIO()

@@ -45,7 +45,7 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     text = _read_text(path)
     reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
     try:
-        rows = [{name: float(value) for name, value in row.items() if value} for row in reader]
+        rows = [{name: _number(value) for name, value in row.items() if value} for row in reader]
         return [row | {"step": int(row["step"])} for row in rows]
     except (ValueError, TypeError, KeyError, csv.Error) as error:
         raise ValueError(f"{path}, line {reader.line_num}: damaged ({type(error).__name__} {error})") from None
@@ -61,6 +61,11 @@ def read_samples(path: Path) -> list[dict]:
         return [{"step": int(one["step"]), "prompt": str(one["prompt"]), "text": str(one["text"])} for one in samples]
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path} is damaged ({type(error).__name__} {error})") from None
+
+
+def _number(text: str) -> float:
+    """An int for digits alone, so that what is read and written again stays as it was."""
+    return int(text) if text.isdecimal() else float(text)
 
 
 def _read_text(path: Path) -> str:

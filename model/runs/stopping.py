@@ -38,8 +38,7 @@ class StopSignals:
 
     def received_by_any_rank(self, trainer: Trainer) -> bool:
         """Whether training should stop; every rank must ask, and all get the same answer."""
-        received = self.received is not None
-        return received if trainer.world_size == 1 else trainer.strategy.reduce_boolean_decision(received, all=False)
+        return trainer.strategy.reduce_boolean_decision(self.received is not None, all=False)
 
     def _note(self, signum: int, frame: Any) -> None:
         if self.received is not None:

@@ -7,6 +7,7 @@ import netrc
 import os
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from model.inspection.archive import AttentionArchive
 log = logging.getLogger(__name__)
 
 WandbMode = Literal["auto", "online", "offline", "disabled"]
+Action = Callable[[ModuleType, Any], None]  # of the module wandb and its run
 
 
 class WandbLogger(Logger):
@@ -42,11 +44,7 @@ class WandbLogger(Logger):
         self.mode = wandb_mode(mode)
         self.config = config
         self.run: Any = None
-        self.waiting: list[Callable[[ModuleType, Any], None]] = []
-
-    @property
-    def save_dir(self) -> str:
-        return str(self.run_dir)
+        self.waiting: list[Action] = []
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Does nothing: `wandb.init` gets the run's config."""
@@ -87,8 +85,8 @@ class WandbLogger(Logger):
             self.run = None
 
     @rank_zero_only
-    def _do(self, action: Callable[[ModuleType, Any], None], starts: bool = False) -> None:
-        """Calls `action(wandb, run)` now, or when the run starts. If `starts`, it starts at the latest now."""
+    def _do(self, action: Action, starts: bool = False) -> None:
+        """Calls `action` now, or when the run starts. If `starts`, it starts now at the latest."""
         if self.mode == "disabled":
             return
         self.waiting.append(action)
@@ -133,23 +131,19 @@ def wandb_loggers(trainer: Trainer) -> list[WandbLogger]:
 
 
 def wandb_mode(mode: WandbMode) -> str:
-    """Replaces "auto": by WANDB_MODE if it is set, else by online where there are credentials, else by offline."""
+    """Replaces "auto": by WANDB_MODE if it is set, else by online if wandb would find a key, else by offline.
+
+    The key is looked for here, because importing wandb to ask it takes seconds.
+    """
     if mode != "auto":
         return mode
     if os.environ.get("WANDB_MODE") in ("online", "offline", "disabled"):
         return os.environ["WANDB_MODE"]
-    return "online" if has_wandb_credentials() else "offline"
-
-
-def has_wandb_credentials() -> bool:
-    """Whether Weights & Biases would find a key without asking for one. (Asking wandb itself takes a slow import.)"""
     if os.environ.get("WANDB_API_KEY"):
-        return True
+        return "online"
     host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).netloc
-    for path in [os.environ.get("NETRC"), "~/.netrc", "~/_netrc"]:
-        try:
-            if path and netrc.netrc(Path(path).expanduser()).authenticators(host):
-                return True
-        except (OSError, netrc.NetrcParseError):
-            continue
-    return False
+    for path in filter(None, (os.environ.get("NETRC"), "~/.netrc", "~/_netrc")):
+        with suppress(OSError, netrc.NetrcParseError):
+            if netrc.netrc(Path(path).expanduser()).authenticators(host):
+                return "online"
+    return "offline"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from lightning.fabric.utilities.throughput import get_available_flops
 from lightning.pytorch import Trainer
 
 from model.kernels import has_fast_bfloat16
@@ -73,11 +74,9 @@ def peak_flops(trainer: Trainer) -> float | None:
 
     None where it is unknown: for CPUs, and for GPUs that are not in Lightning's table.
     """
-    if trainer.strategy.root_device.type != "cuda":
-        return None
-    from lightning.fabric.utilities.throughput import get_available_flops
-
     device = trainer.strategy.root_device
+    if device.type != "cuda":
+        return None
     dtype = torch.bfloat16 if "bf16" in str(trainer.precision) else torch.float32
     if "H200" in torch.cuda.get_device_name(device):
         # An H100 with more memory. Lightning's figures for it are those of sparse matrices, twice as high.

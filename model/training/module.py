@@ -82,8 +82,8 @@ class GPTModule(LightningModule):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         factor = self.learning_rate_factor()
-        for group, options in zip(optimizer.param_groups, self.group_options, strict=True):
-            group["lr"] = options["lr"] * factor
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * factor
 
     def learning_rate_factor(self) -> float:
         """The factor on the learning rates of the next update."""

@@ -30,8 +30,7 @@ class OptimizerConfig:
         epsilon: AdamW's, added to the root of the second moment.
         momentum: Muon's, of Nesterov's kind.
 
-    Raises:
-        ValueError: for an unknown algorithm or a value out of range; the message says what it may be.
+    Raises ValueError for a value that is not allowed.
     """
 
     algorithm: Literal["muon", "adamw"] = "muon"
@@ -44,10 +43,9 @@ class OptimizerConfig:
     momentum: float = 0.95
 
     def __post_init__(self):
-        check_choices(self)
+        check_choices(self, "model.optimizer.")
         for name in ("learning_rate", "head_learning_rate", "matrix_learning_rate", "weight_decay", "epsilon"):
-            if getattr(self, name) is not None:
-                check_range(f"model.optimizer.{name}", getattr(self, name), 0)
+            check_range(f"model.optimizer.{name}", getattr(self, name), 0)
         for name, value in (("betas[0]", self.betas[0]), ("betas[1]", self.betas[1]), ("momentum", self.momentum)):
             check_range(f"model.optimizer.{name}", value, 0, 1, high_open=True)
 

@@ -19,6 +19,8 @@ class ScheduleConfig:
         decay: shape of the decay; none: the factor stays at 1.
         decay_fraction: share of all steps, at the end, over which the factor decays; at most what the warm-up leaves.
         final_factor: what the factor would be one step after the last.
+
+    Raises ValueError for a value that is not allowed.
     """
 
     warmup_steps: int = 0
@@ -27,7 +29,7 @@ class ScheduleConfig:
     final_factor: float = 0.0
 
     def __post_init__(self):
-        check_choices(self)
+        check_choices(self, "model.schedule.")
         check_range("model.schedule.warmup_steps", self.warmup_steps, 0)
         check_range("model.schedule.decay_fraction", self.decay_fraction, 0, 1)
         check_range("model.schedule.final_factor", self.final_factor, 0, 1)

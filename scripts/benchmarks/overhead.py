@@ -17,7 +17,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
-from model.inspection.recorder import AttentionRecorder
+from model.runs import attention
 from scripts.benchmarks.contenders import Command, Row, alternate, compare, fit, leave_result
 from scripts.benchmarks.machine import synchronized_time
 from scripts.benchmarks.time_to_loss import NO_VALIDATION, describe
@@ -119,7 +119,7 @@ class FitClock(Callback):
         self.output, self.recordings, self.recording_seconds = output, 0, 0.0
 
     def on_fit_start(self, trainer: Trainer, module: LightningModule) -> None:
-        record, device = AttentionRecorder.record, module.device.type
+        record, device = attention.record_maps, module.device.type
 
         def timed(*arguments: Any, **options: Any) -> Any:
             started = synchronized_time(device)  # without the training that a GPU still has to do
@@ -128,7 +128,7 @@ class FitClock(Callback):
             self.recordings += 1
             return result
 
-        AttentionRecorder.record = timed
+        attention.record_maps = timed
         self.started = time.perf_counter()
 
     def on_fit_end(self, trainer: Trainer, module: LightningModule) -> None:

@@ -1,4 +1,4 @@
-"""Pictures of maps: each weight has its colour at its place, labels can be read, and token text is never parsed."""
+"""Pictures of maps: each weight has its colour and place, labels are legible, and token text is not parsed."""
 
 import io
 import subprocess

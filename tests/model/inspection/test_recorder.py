@@ -1,4 +1,4 @@
-"""Recorded maps are those that the model used, and recording does not change the model."""
+"""Captured maps are those that the model used, capturing does not change the model, and archives are checked."""
 
 import copy
 import json
@@ -12,9 +12,9 @@ from torch import nn
 
 from model.attention import CausalSelfAttention
 from model.gpt import GPT, GPTConfig
-from model.inspection import heads
+from model.inspection import heads, recorder
 from model.inspection.archive import AttentionArchive, Probe
-from model.inspection.recorder import AttentionRecorder, capture, repeated_tokens, take_snapshot
+from model.inspection.recorder import capture, draw_repeated_probe, record_maps, take_snapshot
 from tests.gpts import GPT2, random_gpt
 
 SIZES = {"vocab_size": 50, "context_length": 24, "num_layers": 3, "num_heads": 4, "embed_dim": 32}
@@ -33,14 +33,16 @@ def gpt(request) -> GPT:
     return random_gpt(CONFIGS[request.param])
 
 
-def recorder(folder, **options) -> AttentionRecorder:
-    return AttentionRecorder(folder, TEXT, [f"<{t}>" for t in TEXT], "fingerprint", 50, seed=1, **options)
+def new_archive(folder, text=TEXT) -> AttentionArchive:
+    repeated = draw_repeated_probe(range(50), 8, lambda token: f"[{token}]", first=0, seed=1)
+    return AttentionArchive(
+        folder, {"text": Probe(text, [f"<{t}>" for t in text]), "repeated": repeated}, "fingerprint"
+    )
 
 
 def test_maps_are_faithful_and_causal(gpt):
     taken = capture(gpt, TEXT)
     assert taken.weights.shape == (3, 4, len(TEXT), len(TEXT)) and taken.weights.dtype == torch.float32
-    assert taken.tokens.tolist() == TEXT
     assert taken.precision == "float32" and taken.fidelity <= 1e-5
     assert taken.causality == 0
     torch.testing.assert_close(taken.weights.sum(-1), torch.ones(3, 4, len(TEXT)))
@@ -80,7 +82,7 @@ def test_documents_do_not_see_each_other():
     torch.testing.assert_close(taken.weights[..., :7, :7], alone.weights)
 
 
-def test_autocast_is_measured_as_training_runs_it(gpt):
+def test_a_model_can_be_captured_under_autocast(gpt):
     taken = capture(gpt, TEXT, autocast=torch.bfloat16)
     assert taken.precision == "bfloat16" and 1e-5 < taken.fidelity <= 2e-2
     assert taken.causality == 0
@@ -89,7 +91,7 @@ def test_autocast_is_measured_as_training_runs_it(gpt):
 
 
 def test_fidelity_is_relative_to_large_values(monkeypatch):
-    """The rounding error of bfloat16 grows with the values; a kernel that computes something else is still found."""
+    """The rounding error of bfloat16 grows with the values. A kernel that is wrong by a tenth is still detected."""
     gpt = random_gpt(replace(MODERN, num_kv_heads=None))
     with torch.no_grad():
         for block in gpt.blocks:
@@ -105,20 +107,28 @@ def replace_attend(monkeypatch, change) -> None:
     monkeypatch.setattr(CausalSelfAttention, "attend", lambda *args, **options: change(attend(*args, **options)))
 
 
-def test_maps_are_compared_with_whatever_attend_has_become(gpt, monkeypatch):
+def test_maps_are_compared_with_a_replaced_attend(gpt, monkeypatch):
     replace_attend(monkeypatch, lambda values: values + 0.5)
     taken = capture(gpt, TEXT)
     assert taken.fidelity > 1e-2
     assert taken.causality == 0
 
 
-def test_a_layer_whose_own_attend_was_replaced_is_observed_and_left_as_it_was():
+def test_an_attend_that_was_replaced_on_one_layer_is_observed_and_restored():
     gpt = random_gpt(MODERN)
     layer = gpt.blocks[1].attention
     attend = layer.attend
     layer.attend = replacement = lambda *args, **options: attend(*args, **options) + 0.5
     assert capture(gpt, TEXT).fidelity > 1e-2
     assert layer.attend is replacement and "attend" not in vars(gpt.blocks[0].attention)
+
+
+def test_an_attend_with_further_arguments_is_observed():
+    layer, x = random_gpt(MODERN).blocks[0].attention, torch.ones(2)
+    layer.attend = lambda q, k, v, mask, shift, *, scale: scale * v + shift
+    with recorder._observed([layer]) as calls:
+        layer.attend(x, x, x, None, 1.0, scale=3.0)
+    assert calls[0][-1].tolist() == [4.0, 4.0]
 
 
 def test_bfloat16_weights_can_be_captured():
@@ -229,19 +239,24 @@ def test_one_token_attends_to_itself():
     assert (taken.weights == 1).all() and taken.causality == 0
 
 
-def test_repeated_tokens_are_distinct_and_repeated_once():
+def test_a_repeated_probe_has_distinct_tokens_that_are_repeated_once():
     some = range(0, 100, 2)
-    tokens = repeated_tokens(some, 10, seed=3, first=0)
+    probe = draw_repeated_probe(some, 10, str, first=0, seed=3)
+    assert probe.period == 10 and probe.labels == [str(token) for token in probe.tokens]
+    tokens = probe.tokens
     assert tokens[0] == 0 and tokens[1:11] == tokens[11:] and len(set(tokens)) == 11 and set(tokens) <= set(some)
-    assert repeated_tokens(some, 10, seed=3, first=0) == tokens != repeated_tokens(some, 10, seed=4, first=0)
-    assert len(repeated_tokens(range(5), 5)) == 10
-    with pytest.raises(ValueError, match="5 distinct tokens cannot be drawn from 4"):
-        repeated_tokens(range(5), 5, first=0)
+    assert draw_repeated_probe(some, 10, str, first=0, seed=3) == probe
+    assert draw_repeated_probe(some, 10, str, first=0, seed=4) != probe
+    assert len(draw_repeated_probe(range(5), 5, str).tokens) == 10
 
 
-def test_a_record_can_be_read_back(tmp_path, gpt):
-    watcher = recorder(tmp_path / "attention", end_of_text=0, token_label=lambda token: f"[{token}]")
-    scalars = watcher.record(gpt, 8)
+def test_few_candidates_shorten_the_repetition():
+    probe = draw_repeated_probe(range(4), 8, str, first=0)
+    assert probe.period == 3 and sorted(probe.tokens) == [0, 1, 1, 2, 2, 3, 3]
+
+
+def test_recorded_maps_can_be_read_back(tmp_path, gpt):
+    scalars = record_maps(new_archive(tmp_path / "attention"), gpt, 8)
     archive = AttentionArchive.open(tmp_path / "attention")
     text, repeated = archive.probes["text"], archive.probes["repeated"]
     assert text == Probe(TEXT, [f"<{t}>" for t in TEXT])
@@ -262,10 +277,10 @@ def test_a_record_can_be_read_back(tmp_path, gpt):
 def test_resuming_removes_later_captures_and_repeats_none(tmp_path):
     gpt = random_gpt(MODERN)
     for step in (0, 1, 2, 4):
-        recorder(tmp_path).record(gpt, step)
-    resumed = recorder(tmp_path)
-    resumed.record(gpt, 2)
-    resumed.record(gpt, 3)
+        record_maps(new_archive(tmp_path), gpt, step)
+    resumed = new_archive(tmp_path)
+    record_maps(resumed, gpt, 2)
+    record_maps(resumed, gpt, 3)
     assert [json.loads(line)["step"] for line in (tmp_path / "scores.jsonl").read_text().splitlines()] == [0, 1, 2, 3]
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "probe.json", "scores.jsonl", *(f"step_{step:08d}.npz" for step in (0, 1, 2, 3)),
@@ -273,19 +288,19 @@ def test_resuming_removes_later_captures_and_repeats_none(tmp_path):
 
 
 def test_captures_of_different_probes_are_not_mixed(tmp_path):
-    recorder(tmp_path).record(random_gpt(MODERN), 0)
+    record_maps(new_archive(tmp_path), random_gpt(MODERN), 0)
     with pytest.raises(ValueError, match="another probe text or tokenizer"):
-        AttentionRecorder(tmp_path, TEXT[1:], TEXT[1:], "fingerprint", 50, seed=1)
+        new_archive(tmp_path, TEXT[1:])
 
 
 def test_nothing_is_written_before_the_first_capture(tmp_path):
-    recorder(tmp_path / "attention")
+    new_archive(tmp_path / "attention")
     assert not list(tmp_path.iterdir())
 
 
 def test_an_interrupted_capture_keeps_the_earlier_ones(tmp_path, monkeypatch):
-    watcher = recorder(tmp_path)
-    watcher.record(random_gpt(MODERN), 0)
+    archive = new_archive(tmp_path)
+    record_maps(archive, random_gpt(MODERN), 0)
     files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
     def killed(*_, **__):
@@ -293,36 +308,17 @@ def test_an_interrupted_capture_keeps_the_earlier_ones(tmp_path, monkeypatch):
 
     monkeypatch.setattr("os.fsync", killed)
     with pytest.raises(KeyboardInterrupt):
-        watcher.record(random_gpt(MODERN), 1)
+        record_maps(archive, random_gpt(MODERN), 1)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
 
 
 def test_a_diverged_model_is_recorded_as_valid_json(tmp_path):
     gpt = random_gpt(MODERN)
     nn.init.constant_(gpt.blocks[0].attention.qkv_proj.weight, math.nan)
-    recorder(tmp_path).record(gpt, 0)
+    record_maps(new_archive(tmp_path), gpt, 0)
     assert "NaN" not in (tmp_path / "scores.jsonl").read_text()
     (snapshot,) = AttentionArchive.open(tmp_path).snapshots
     assert math.isnan(snapshot.fidelity) and all(np.isnan(score).all() for score in snapshot.scores.values())
-
-
-@pytest.mark.parametrize("length", [0, 4])
-def test_a_probe_text_that_is_too_short_is_refused(tmp_path, length):
-    with pytest.raises(ValueError, match=f"at least 5 tokens, but this one has {length}"):
-        AttentionRecorder(tmp_path, [1] * length, ["x"] * length, "fingerprint", 50, 0)
-
-
-def test_a_small_vocabulary_shortens_the_repetition(tmp_path):
-    watcher = AttentionRecorder(tmp_path, [1, 2] * 8, ["x"] * 16, "fingerprint", 4, 0, end_of_text=0)
-    assert watcher.archive.probes["repeated"].period == 3
-
-
-@pytest.mark.parametrize(("known", "drawn"), [({0, 7, 8, 9}, {7, 8, 9}), ({0, 7}, set(range(1, 50))), ((), None)])
-def test_only_known_tokens_are_drawn(tmp_path, known, drawn):
-    options = {"end_of_text": 0, "known_tokens": known}
-    tokens = AttentionRecorder(tmp_path, TEXT, TEXT, "fingerprint", 50, **options).archive.probes["repeated"].tokens
-    assert tokens[0] == 0 and set(tokens[1:]) <= (drawn or set(range(1, 50)))
-    assert len(set(tokens)) == 1 + min(8, len(drawn or range(49)))
 
 
 @pytest.mark.parametrize(
@@ -338,26 +334,26 @@ def test_only_known_tokens_are_drawn(tmp_path, known, drawn):
     ],
 )
 def test_damaged_files_are_named(tmp_path, name, data):
-    recorder(tmp_path).record(random_gpt(MODERN), 0)
+    record_maps(new_archive(tmp_path), random_gpt(MODERN), 0)
     (tmp_path / name).write_bytes(data)
     with pytest.raises(ValueError, match=rf"{name}.*damaged"):
         AttentionArchive.open(tmp_path).maps(0)
 
 
-def test_a_score_that_is_newer_than_a_capture_is_nan(tmp_path, monkeypatch):
-    recorder(tmp_path).record(random_gpt(MODERN), 0)
+def test_a_score_that_a_capture_does_not_have_is_nan(tmp_path, monkeypatch):
+    record_maps(new_archive(tmp_path), random_gpt(MODERN), 0)
     newer = heads.Score(heads.sink, "text", "is newer than the capture")
     monkeypatch.setitem(heads.SCORES, "newer", newer)
-    resumed = recorder(tmp_path)
-    resumed.record(random_gpt(MODERN), 1)
-    for archive in (resumed.archive, AttentionArchive.open(tmp_path)):
+    resumed = new_archive(tmp_path)
+    record_maps(resumed, random_gpt(MODERN), 1)
+    for archive in (resumed, AttentionArchive.open(tmp_path)):
         first, second = archive.snapshots
         assert first.scores["newer"].shape == (3, 4) and np.isnan(first.scores["newer"]).all()
         np.testing.assert_allclose(second.scores["newer"], second.scores["sink"])
 
 
 def test_truncated_files_and_maps_of_other_probes_are_named(tmp_path):
-    recorder(tmp_path).record(random_gpt(MODERN), 0)
+    record_maps(new_archive(tmp_path), random_gpt(MODERN), 0)
     path = tmp_path / "step_00000000.npz"
     whole = path.read_bytes()
     archive = AttentionArchive.open(tmp_path)
@@ -371,7 +367,7 @@ def test_truncated_files_and_maps_of_other_probes_are_named(tmp_path):
 
 
 def test_pickled_objects_in_an_npz_are_refused(tmp_path):
-    recorder(tmp_path).record(random_gpt(MODERN), 0)
+    record_maps(new_archive(tmp_path), random_gpt(MODERN), 0)
     bomb = np.array([pytest.fail], dtype=object)
     np.savez(tmp_path / "step_00000000.npz", text=bomb, repeated=bomb)
     with pytest.raises(ValueError, match="damaged"):

@@ -1,9 +1,12 @@
-"""What a run records of its own attention: on the path that it trains on, and nothing of a future it no longer has."""
+"""The attention maps that a run records: on which tokens, in which precision, and after a resume."""
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from model.runs.attention import AttentionRecording
 
 
 def captures(run: str) -> list[dict]:
@@ -11,7 +14,7 @@ def captures(run: str) -> list[dict]:
 
 
 @pytest.mark.parametrize(("precision", "kernel"), [("32-true", "float32"), ("bf16-mixed", "bfloat16")])
-def test_maps_are_held_against_the_kernel_that_trains(train, precision, kernel):
+def test_maps_are_compared_with_the_kernel_that_trains(train, precision, kernel):
     assert train("--name=run", f"--trainer.precision={precision}") == 0
     taken = captures("runs/run")
     assert {capture["precision"] for capture in taken} == {kernel}
@@ -19,7 +22,7 @@ def test_maps_are_held_against_the_kernel_that_trains(train, precision, kernel):
     assert all(capture["causality"] == 0 for capture in taken)
 
 
-def test_every_validation_draws_the_maps_and_a_resumed_run_keeps_nothing_of_its_former_future(train):
+def test_every_validation_draws_the_maps_and_a_resumed_run_removes_later_ones(train):
     picture = "--attention.picture=true"
     assert train("--name=run", picture, "--trainer.max_steps=8", "--checkpoints.every_n_steps=2") == 0
     folder = Path("runs/run/attention")
@@ -29,3 +32,22 @@ def test_every_validation_draws_the_maps_and_a_resumed_run_keeps_nothing_of_its_
     assert train("--resume=runs/run", "--trainer.val_check_interval=7", "--trainer.max_steps=7") == 0
     assert sorted(path.stem for path in folder.glob("*.png")) == ["step_00000004", "step_00000007"]
     assert [capture["step"] for capture in captures("runs/run")] == [0, 1, 2, 4, 7]
+
+
+@pytest.mark.parametrize(
+    ("known", "drawn"), [({0, 7, 8, 9}, {7, 8, 9}), ({0, 7}, set(range(1, 50))), ({}, range(1, 50))]
+)
+def test_random_tokens_are_drawn_from_those_of_the_validation_text(tmp_path, known, drawn):
+    """From all tokens if the text has fewer than two."""
+    text = {16 * 20: [7, 8] * 10}
+    tokenizer = SimpleNamespace(
+        encode=lambda size: text.get(size, known), label=str, fingerprint="x", vocab_size=50, end_of_text=0
+    )
+    data = SimpleNamespace(tokenizer=tokenizer, validation_text=lambda size: size)
+    trainer = SimpleNamespace(is_global_zero=True, datamodule=data, default_root_dir=tmp_path)
+    gpt = SimpleNamespace(config=SimpleNamespace(context_length=24))
+    recording = AttentionRecording(probe_tokens=20)
+    recording.start(trainer, SimpleNamespace(gpt=gpt))
+    tokens = recording.archive.probes["repeated"].tokens
+    assert tokens[0] == 0 and set(tokens[1:]) <= set(drawn)
+    assert len(set(tokens)) == 1 + min(9, len(drawn))

@@ -1,4 +1,4 @@
-"""Checkpoint files are whole or absent, and restore the random states."""
+"""Checkpoint files are complete or absent, run no code, and restore the random states."""
 
 import os
 import random
@@ -19,8 +19,8 @@ def draw():
     return torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random(), np.random.standard_normal()
 
 
-def test_random_states_come_back_through_a_checkpoint(tmp_path):
-    draw()  # an odd number of normal ones, so that numpy holds one back
+def test_a_checkpoint_restores_the_random_states(tmp_path):
+    draw()  # one normal number, so that numpy keeps the second of the pair for later
     state = random_state(CPU)
     expected = draw(), draw()
     plain = {"state_dict": {}, "gpt_config": {}, "tokenizer": {}, "global_step": 0}
@@ -33,7 +33,7 @@ def test_random_states_come_back_through_a_checkpoint(tmp_path):
 
 class RunsCode:
     def __reduce__(self):
-        return os.mkdir, ("harmed",)
+        return os.mkdir, ("code_ran",)
 
 
 def test_a_checkpoint_that_would_run_code_is_refused(tmp_path, monkeypatch):
@@ -42,10 +42,10 @@ def test_a_checkpoint_that_would_run_code_is_refused(tmp_path, monkeypatch):
     torch.save({**plain, "callbacks": RunsCode()}, tmp_path / "evil.ckpt")
     with pytest.raises(ValueError, match=r"evil\.ckpt"):
         AtomicCheckpointIO().load_checkpoint(tmp_path / "evil.ckpt", weights_only=False)
-    assert not (tmp_path / "harmed").exists()
+    assert not (tmp_path / "code_ran").exists()
 
 
-def test_a_write_that_fails_leaves_the_file_that_was_there(tmp_path):
+def test_a_failed_write_keeps_the_old_file(tmp_path):
     path = tmp_path / "new" / "file"
     write_atomically(path, b"before")
     with pytest.raises(ZeroDivisionError), atomic_file(path) as file:
@@ -56,7 +56,7 @@ def test_a_write_that_fails_leaves_the_file_that_was_there(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a device without room")
-def test_a_full_disk_is_an_oserror_and_the_old_checkpoint_stays(tmp_path):
+def test_a_full_disk_is_an_oserror_and_keeps_the_old_checkpoint(tmp_path):
     path = tmp_path / "last.ckpt"
     path.write_bytes(b"before")
     (tmp_path / ".last.ckpt.aside").symlink_to("/dev/full")
@@ -66,7 +66,7 @@ def test_a_full_disk_is_an_oserror_and_the_old_checkpoint_stays(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a device without room")
-def test_a_full_disk_is_told_with_the_file_and_what_can_be_done(tmp_path):
+def test_the_message_for_a_full_disk_names_the_file_and_the_remedy(tmp_path):
     (tmp_path / ".config.yaml.aside").symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"No space left.*config\.yaml'") as caught:
         write_atomically(tmp_path / "config.yaml", b"a: 1")
@@ -79,7 +79,7 @@ def test_a_full_disk_is_told_with_the_file_and_what_can_be_done(tmp_path):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="limits of a process are POSIX")
 @pytest.mark.parametrize("room", [0, 100, 100_000, 399_999])
-def test_a_disk_that_is_full_at_any_byte_is_an_oserror_and_leaves_nothing(tmp_path, room):
+def test_a_disk_that_fills_up_at_any_byte_is_an_oserror_and_leaves_no_partial_file(tmp_path, room):
     import resource
 
     path = tmp_path / "last.ckpt"
@@ -97,7 +97,7 @@ def test_a_disk_that_is_full_at_any_byte_is_an_oserror_and_leaves_nothing(tmp_pa
     assert [entry.name for entry in tmp_path.iterdir()] == ["last.ckpt"]
 
 
-def test_a_checkpoint_of_two_callbacks_is_read_as_one_of_their_successor(tmp_path):
+def test_the_two_callbacks_of_old_checkpoints_are_read_as_run_sequence(tmp_path):
     plain = {"state_dict": {}, "gpt_config": {}, "tokenizer": {}, "global_step": 0}
     metrics = {"loss_sum": 1.5, "num_batches": 2, "tokens": 64}
     callbacks = {"Metrics": metrics, "Checkpoints": {"best_loss": 2.0}, "Timer": {}}

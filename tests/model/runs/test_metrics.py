@@ -13,7 +13,7 @@ def read(path):
         return list(csv.DictReader(file))
 
 
-def test_what_is_logged_for_one_step_is_one_row(tmp_path):
+def test_all_metrics_of_a_step_are_in_one_row(tmp_path):
     logger = CSVLogger(tmp_path / "metrics.csv")
     logger.log_metrics({"train/loss": 2.5, "lr": 0.1}, step=10)
     logger.log_metrics({"val/loss": 2.25}, step=10)
@@ -37,9 +37,9 @@ def test_a_new_column_keeps_the_rows_before_it(tmp_path):
     assert [(row["lr"], row["attention/sink/layer_0"]) for row in rows] == [("1.0", ""), ("2.0", "0.5"), ("3.0", "")]
 
 
-@settings(deadline=None, max_examples=50)  # writing files takes as long as the disk lets it
+@settings(deadline=None, max_examples=50)  # the disk may be slow
 @given(st.lists(st.booleans(), min_size=1, max_size=12), st.data())
-def test_a_file_cut_anywhere_is_continued_to_the_same_file(tmp_path_factory, has_extra, data):
+def test_a_file_that_was_cut_anywhere_is_completed_to_the_same_file(tmp_path_factory, has_extra, data):
     """A kill may cut the file at any byte after the row of the step that the run resumes from."""
 
     def log(path, steps, rewind_to=None):
@@ -60,7 +60,7 @@ def test_a_file_cut_anywhere_is_continued_to_the_same_file(tmp_path_factory, has
     assert read(folder / "cut.csv") == read(folder / "whole.csv")
 
 
-def test_no_file_is_written_before_the_first_figure(tmp_path):
+def test_no_file_is_written_before_the_first_metric(tmp_path):
     logger = CSVLogger(tmp_path / "metrics.csv")
     logger.rewind(0)
     logger.finalize("failed")

@@ -1,4 +1,4 @@
-"""Reading what a run has recorded, whatever state its files are in, and writing its report."""
+"""Reading the files of a run, also unfinished or damaged ones, and writing its report."""
 
 import json
 import re
@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from model.gpt import GPT, GPTConfig
-from model.inspection.recorder import AttentionRecorder
+from model.inspection.archive import AttentionArchive, Probe
+from model.inspection.recorder import draw_repeated_probe, record_maps
 from model.runs.records import read_metrics, write_report
 
 HEADER = "step,tokens,train/loss,val/loss,val/bits_per_byte,lr,tokens_per_second,mfu,attention/sink/layer_0"
@@ -32,9 +33,10 @@ def run(tmp_path) -> Path:
 def record(run: Path) -> None:
     """Two captures of an untrained model."""
     gpt = GPT(GPTConfig(vocab_size=20, context_length=16, num_layers=2, num_heads=2, embed_dim=16))
-    recorder = AttentionRecorder(run / "attention", range(10), ["x"] * 10, "fingerprint", 20)
+    probes = {"text": Probe([*range(10)], ["x"] * 10), "repeated": draw_repeated_probe(range(20), 4, str)}
+    archive = AttentionArchive(run / "attention", probes, "fingerprint")
     for step in (0, 20):
-        recorder.record(gpt, step)
+        record_maps(archive, gpt, step)
 
 
 def element(page: str, name: str):
@@ -52,7 +54,7 @@ def test_rows_have_the_columns_in_which_they_have_a_number(run):
     ]
 
 
-def test_the_report_is_written_into_the_run_or_where_it_is_told(run, tmp_path):
+def test_the_report_is_written_into_the_run_folder_or_to_a_given_path(run, tmp_path):
     record(run)
     assert write_report(run) == run / "report.html"
     page = (run / "report.html").read_text(encoding="utf-8")
@@ -85,7 +87,7 @@ def test_missing_files_are_left_out(run, missing, field):
     assert not element(report_of(run), "data")[field]
 
 
-def test_a_run_that_is_still_training_may_be_in_the_middle_of_a_line(run):
+def test_an_unfinished_last_line_is_left_out(run):
     for name in ("metrics.csv", "samples.jsonl"):
         path = run / name
         path.write_text(path.read_text()[:-3])

@@ -1,4 +1,4 @@
-"""What happens around a step, and in which order."""
+"""The order of what happens after a training step."""
 
 import pytest
 

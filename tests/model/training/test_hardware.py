@@ -1,4 +1,4 @@
-"""What is known of a machine's speed."""
+"""The peak operations per second of GPUs that are known, and of others."""
 
 from types import SimpleNamespace
 
@@ -17,7 +17,7 @@ from model.training.hardware import peak_flops
         ("NVIDIA H200", "32-true", None),
     ],
 )
-def test_peak_is_the_data_sheets_for_dense_matrices_on_all_devices(monkeypatch, name, precision, peak):
+def test_the_peak_is_that_of_dense_matrices_on_all_devices_together(monkeypatch, name, precision, peak):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: name)
     strategy = SimpleNamespace(root_device=torch.device("cuda", 0))
     trainer = SimpleNamespace(strategy=strategy, precision=precision, world_size=8)
@@ -25,6 +25,6 @@ def test_peak_is_the_data_sheets_for_dense_matrices_on_all_devices(monkeypatch, 
     assert found == (peak and pytest.approx(8 * peak))
 
 
-def test_nobody_states_the_peak_of_a_processor():
+def test_the_peak_of_a_cpu_is_unknown():
     trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")), world_size=1)
     assert peak_flops(trainer) is None

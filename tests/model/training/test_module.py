@@ -1,4 +1,4 @@
-"""What a step and a validation pass compute, compared with loops written out here."""
+"""The training step and the validation pass, compared with plain loops; compilation and precision."""
 
 import csv
 import math
@@ -17,7 +17,7 @@ from model.training.optimizer import MuonAdamW
 from model.training.schedule import ScheduleConfig, learning_rate_factor
 
 
-def test_validation_is_one_exact_pass(train, metrics, small_text):
+def test_validation_is_exact(train, metrics, small_text):
     """Bits per byte of the last tenth of the text, every token predicted once, in float64 and without batches."""
     assert train("--name=run") == 0
     gpt, info = load_gpt("runs/run/checkpoints/last.ckpt")
@@ -36,7 +36,7 @@ def test_validation_is_one_exact_pass(train, metrics, small_text):
     assert float(row["val/bits_per_byte"]) == pytest.approx(nats / math.log(2) / len(validation.encode()), rel=1e-6)
 
 
-def test_every_update_has_the_schedules_rate(train, monkeypatch):
+def test_every_update_uses_the_learning_rate_of_the_schedule(train, monkeypatch):
     seen = []
 
     def spy(self, optimizer):
@@ -53,8 +53,8 @@ def test_every_update_has_the_schedules_rate(train, monkeypatch):
     assert seen == [[base * factor for base in (0.5, 0.25, 0.125)] for factor in factors]
 
 
-def test_accumulated_batches_are_one_large_batch(train, metrics):
-    """At the same number of sequences a step: the same windows, and so, but for rounding, the same losses."""
+def test_accumulating_batches_equals_one_large_batch(train, metrics):
+    """With as many sequences a step, the windows are the same, and so the losses are the same to rounding."""
     assert train("--name=one", "--data.batch_size=8", "--model.optimizer.algorithm=adamw") == 0
     accumulated = ["--trainer.accumulate_grad_batches=2", "--trainer.val_check_interval=8"]
     assert train("--name=two", "--data.batch_size=4", "--model.optimizer.algorithm=adamw", *accumulated) == 0
@@ -80,7 +80,7 @@ def test_gradients_are_clipped(train, monkeypatch, precision):
     assert norms == pytest.approx([0.01] * 12, rel=1e-3)
 
 
-def test_compiling_needs_a_compiler_and_pays_on_gpus(monkeypatch, caplog, tmp_path):
+def test_the_network_is_compiled_only_on_gpus_or_on_request_and_with_a_compiler(monkeypatch, caplog, tmp_path):
     def function(x):
         return x
 
@@ -104,21 +104,21 @@ def test_compiling_needs_a_compiler_and_pays_on_gpus(monkeypatch, caplog, tmp_pa
     assert modes == [None, "reduce-overhead"]
 
 
-def test_half_precision_where_it_is_fast(monkeypatch):
+def test_the_default_precision_is_bfloat16_where_it_is_fast(monkeypatch):
     monkeypatch.setattr(hardware, "has_fast_bfloat16", lambda device: True)
     assert hardware.fast_precision("cpu") == "bf16-mixed"
     monkeypatch.setattr(hardware, "has_fast_bfloat16", lambda device: False)
     assert hardware.fast_precision("cpu") == "32-true"
 
 
-def test_a_run_in_half_precision_saves_full_weights(train):
+def test_a_run_in_bfloat16_saves_float32_weights(train):
     assert train("--name=run", "--trainer.precision=bf16-mixed") == 0
     weights = read_checkpoint(Path("runs/run/checkpoints/last.ckpt"))["state_dict"]
     assert {weight.dtype for weight in weights.values()} == {torch.float32}
 
 
-def test_the_throughput_of_a_run_is_that_of_its_steps(train, monkeypatch):
-    """Validation and samples do not count: with a clock that only steps move, the rate is exact."""
+def test_throughput_counts_training_steps_only(train, monkeypatch):
+    """Not validation or samples. The clock moves by half a second a step, so the rate is exact."""
     from model.runs import metrics
 
     now = [0.0]

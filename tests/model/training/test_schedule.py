@@ -1,4 +1,4 @@
-"""Properties of the schedule over all configurations."""
+"""Properties of the learning-rate schedule over random configurations, and closed forms."""
 
 import math
 
@@ -22,7 +22,7 @@ def factors(config, max_steps):
 
 
 @given(configs, st.integers(1, 200))
-def test_it_rises_then_stays_then_falls(config, max_steps):
+def test_the_factor_rises_then_stays_then_falls(config, max_steps):
     assume(config.warmup_steps < max_steps)
     values = factors(config, max_steps)
     assert all(0 < value <= 1 for value in values)
@@ -34,7 +34,7 @@ def test_it_rises_then_stays_then_falls(config, max_steps):
 
 
 @given(configs, st.integers(1, 200))
-def test_it_lands_on_the_final_factor_one_step_after_the_last(config, max_steps):
+def test_one_step_after_the_last_the_factor_would_be_the_final_one(config, max_steps):
     assume(config.decay != "none" and round(config.decay_fraction * max_steps) > 0 and config.warmup_steps < max_steps)
     assert learning_rate_factor(max_steps, max_steps, config) == pytest.approx(config.final_factor)
 
@@ -45,22 +45,28 @@ def test_linear_decay_after_a_plateau_in_closed_form():
     assert factors(config, 20) == pytest.approx(expected)
 
 
-def test_cosine_is_nanogpts():
+def test_cosine_decay_is_that_of_nanogpt():
     """lr = min + (1 + cos(pi (step - warmup) / (max - warmup))) / 2 * (1 - min), after the warm-up."""
     config = ScheduleConfig(warmup_steps=5, decay="cosine", decay_fraction=1.0, final_factor=0.1)
     expected = [0.1 + 0.45 * (1 + math.cos(math.pi * (step - 5) / 15)) for step in range(5, 20)]
     assert factors(config, 20)[5:] == pytest.approx(expected)
 
 
-def test_without_an_end_only_a_constant_will_do():
+def test_a_run_without_an_end_must_not_decay():
     assert learning_rate_factor(10**6, -1, ScheduleConfig(decay="none")) == 1
     with pytest.raises(ValueError, match=r"trainer\.max_steps"):
         learning_rate_factor(0, -1, ScheduleConfig(decay="cosine"))
 
 
 @pytest.mark.parametrize(
-    "options", [{"warmup_steps": -1}, {"decay": "step"}, {"decay_fraction": 1.5}, {"final_factor": -0.1}]
+    ("options", "message"),
+    [
+        ({"warmup_steps": -1}, "model.schedule.warmup_steps must be at least 0, not -1"),
+        ({"decay": "step"}, "model.schedule.decay must be 'linear', 'cosine' or 'none', not 'step'"),
+        ({"decay_fraction": 1.5}, "model.schedule.decay_fraction must be at least 0 and at most 1, not 1.5"),
+        ({"final_factor": -0.1}, "model.schedule.final_factor must be at least 0 and at most 1, not -0.1"),
+    ],
 )
-def test_senseless_schedules_are_refused(options):
-    with pytest.raises(ValueError, match=next(iter(options))):
+def test_values_out_of_range_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
         ScheduleConfig(**options)

@@ -1,4 +1,4 @@
-"""Sharded over two processes, every optimizer moves the weights as on one device."""
+"""With weights sharded over two processes, both optimizers update them as on one device."""
 
 import os
 import subprocess
@@ -50,7 +50,7 @@ for name, shard in train(is_sharded=True).state_dict().items():
 
 
 @pytest.mark.parametrize("algorithm", ["muon", "adamw"])
-def test_sharded_weights_move_as_whole_ones(tmp_path, algorithm):
+def test_sharded_weights_are_updated_as_whole_ones(tmp_path, algorithm):
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "store"), algorithm]
     processes = [
