@@ -25,6 +25,7 @@ from lightning.pytorch.cli import ArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from data.module import TextDataModule
+from model.checks import check_range
 from model.kernels import keep_freed_memory
 from model.runs.attention import AttentionRecording
 from model.runs.checkpoints import AtomicCheckpointIO, Checkpoints
@@ -75,8 +76,7 @@ class TrainingCLI(LightningCLI):
 
     def parse_arguments(self, parser: ArgumentParser, args: list[str]) -> None:
         self.config = config = parse(parser, args)
-        if not 0 <= config.seed_everything < 2**32:  # numpy's
-            raise ValueError(f"--seed_everything must be 0 to {2**32 - 1}, not {config.seed_everything}")
+        check_range("seed_everything", config.seed_everything, 0, 2**32 - 1)  # numpy's limits
         if config.trainer.precision is None:
             config.trainer.precision = fast_precision(config.trainer.accelerator)
 
@@ -151,8 +151,8 @@ def main(args: list[str] | None = None) -> int:
         load_from_checkpoint_support=False,
         parser_kwargs={"exit_on_error": False, "allow_abbrev": False, "usage": OVERVIEW, "description": None},
     )
-    call = {"fit": fit, "validate": validate}[subcommand]
-    return call(cli.trainer, cli.model, cli.datamodule, cli.config.ckpt_path)
+    run = {"fit": fit, "validate": validate}[subcommand]
+    return run(cli.trainer, cli.model, cli.datamodule, cli.config.ckpt_path)
 
 
 if __name__ == "__main__":

@@ -55,13 +55,13 @@ MISTAKES = {
     "soft cap": (["--model.gpt.logit_soft_cap=.nan"], "logit_soft_cap must be above 0 and finite, not nan"),
     "no rate": (
         ["--model.optimizer.learning_rate=.nan"],
-        "optimizer.learning_rate must be at least 0 and finite, not nan",
+        "optimizer.learning_rate must be at least 0 and finite",
     ),
     "infinite rate": (
         ["--model.optimizer.head_learning_rate=.inf"],
         "optimizer.head_learning_rate must be at least 0 and finite",
     ),
-    "seed": (["--seed_everything=-1"], "--seed_everything must be 0 to 4294967295, not -1"),
+    "seed": (["--seed_everything=-1"], "seed_everything must be at least 0 and at most 4294967295, not -1"),
     "temperature": (["--samples.temperature=-1"], "samples.temperature must be at least 0"),
     "no temperature": (["--samples.temperature=.nan"], "samples.temperature must be at least 0"),
     "top_k": (["--samples.top_k=0"], "samples.top_k must be at least 1"),

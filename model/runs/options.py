@@ -1,4 +1,4 @@
-"""The options of train.py: what a person may type, what Lightning's command line reads, what a run may not have."""
+"""The options of train.py: the overview of --help, what is filled in, what is refused, and what is saved."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
+from model.checks import check_range
 from model.files import write_atomically
 from model.runs.folder import CONFIG, find_checkpoint, resume_point
 
@@ -149,10 +150,9 @@ def check_options(trainer: Trainer) -> None:
         raise ValueError("trainer.limit_train_batches: would repeat the same batches, set trainer.max_steps")
     if type(trainer.strategy).__name__ in ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy"):
         raise ValueError("trainer.strategy: the optimizer needs unflattened matrices, so write ddp or fsdp")
-    for name in ("log_every_n_steps", "accumulate_grad_batches"):
-        if getattr(trainer, name) < 1:
-            raise ValueError(f"trainer.{name} must be at least 1, not {getattr(trainer, name)}")
     interval, accumulate = trainer.val_check_interval, trainer.accumulate_grad_batches
+    check_range("trainer.log_every_n_steps", trainer.log_every_n_steps, 1)
+    check_range("trainer.accumulate_grad_batches", accumulate, 1)
     if isinstance(interval, int) and interval % accumulate:
         raise ValueError(
             f"trainer.val_check_interval is {interval} batches, which would validate in the middle of a step: "
