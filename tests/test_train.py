@@ -19,7 +19,7 @@ from model.training.module import GPTModule
 REPOSITORY = Path(__file__).parent.parent
 CONFIGS = sorted(path.name for path in (REPOSITORY / "configs").glob("*.yaml"))
 
-# What could go wrong with a resume: random numbers of the training, accumulated gradients, both optimizers, rows and
+# What a resume could get wrong: random numbers of the training, accumulated gradients, both optimizers, rows and
 # saves at different steps.
 EVENTFUL = (
     "--model.gpt.dropout=0.1",
@@ -60,7 +60,7 @@ def test_a_run_leaves_everything_in_its_folder(train, metrics, capsys):
     assert "xz -9e" in output and "--resume runs/first" in output
 
 
-def test_a_profiler_that_is_asked_for_leaves_its_table(train):
+def test_a_profiler_writes_its_table_into_the_run(train):
     assert train("--name=first", "--trainer.profiler=simple") == 0
     assert "run_training_batch" in Path("runs/first/fit-profile.txt").read_text()
 
@@ -231,7 +231,7 @@ def test_an_option_of_lightnings_trains(train, option):
     assert Path("runs/run/report.html").exists()
 
 
-def test_one_step_to_try_a_config_out_is_no_mistake(train):
+def test_fast_dev_run_is_accepted(train):
     assert train("--trainer.fast_dev_run=true") == 0
 
 
@@ -293,7 +293,7 @@ def test_samples_of_any_language_are_written_and_read_back_whatever_the_locale(p
     assert not Path("runs/run/samples.jsonl").read_text(encoding="utf-8").isascii()
 
 
-def test_a_reader_that_is_gone_does_not_end_the_run(tmp_path, small_options):
+def test_a_closed_standard_output_does_not_end_the_run(tmp_path, small_options):
     bars = {"with": "true", "without": "false"}
     calls = [[*small_options, f"--name={run}", f"--trainer.enable_progress_bar={bar}"] for run, bar in bars.items()]
     command = [sys.executable, "-c", TRAIN_EACH, json.dumps(calls)]
@@ -309,7 +309,7 @@ def test_a_reader_that_is_gone_does_not_end_the_run(tmp_path, small_options):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(python, metrics, small_options):
+def test_a_run_killed_at_any_moment_and_resumed_ends_in_the_same_weights(python, metrics, small_options):
     program = REPOSITORY / "tests" / "kill_and_resume.py"
     options = [*small_options, *EVENTFUL, "--trainer.max_steps=40", "--data.num_workers=2"]
     whole = python(program, "whole", "0", "0", *options)
@@ -323,7 +323,7 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(python, metrics, 
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_processes_are_one(train, python, metrics, strategy):
+def test_two_devices_give_the_losses_of_one(train, python, metrics, strategy):
     """A run resumed on two devices, and then on one again, has the losses of one device, in float32."""
     # AdamW, because Muon's products in bfloat16 differ more by rounding.
     constant = ["--model.schedule.decay=none", "--trainer.log_every_n_steps=1"]

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from data.corpora import CORPORA
+
 REPOSITORY = Path(__file__).parent.parent
 
 MISTAKES = {
@@ -108,7 +110,7 @@ def test_a_run_is_never_overwritten(train, finished_run, capsys):
     assert Path("runs/run/metrics.csv").read_text() == before
 
 
-def test_what_cannot_be_resumed_is_told(train, finished_run, capsys):
+def test_what_cannot_be_resumed_gets_one_sentence(train, finished_run, capsys):
     files = [Path("runs/run", name) for name in ("config.yaml", "checkpoints/last.ckpt")]
     before = [file.read_bytes() for file in files]
     Path("other.txt").write_text("another text " * 500)
@@ -127,7 +129,7 @@ def test_what_cannot_be_resumed_is_told(train, finished_run, capsys):
         assert [file.read_bytes() for file in files] == before
 
 
-def test_damage_to_what_a_resumed_run_reads_is_told_with_the_file(train, finished_run, capsys):
+def test_a_damaged_file_of_a_resumed_run_is_named(train, finished_run, capsys):
     for name, content, expected in [
         ("config.yaml", b"", "runs/run/config.yaml is damaged"),
         ("config.yaml", b"model: \xff", "runs/run/config.yaml is damaged"),
@@ -160,6 +162,9 @@ def test_help_begins_with_one_screen_of_the_usual_options(capsys):
         assert f"{option} " in all_options or f"{option}\n" in all_options, option
     for option in ("--model.gpt.qk_norm", "--attention.early_steps", "--samples.prompt", "--checkpoints.every_n_steps"):
         assert option in all_options
+    corpus = all_options.split("--data.corpus CORPUS")[1].split("--data.files")[0]
+    for name in CORPORA:
+        assert f"{name} (" in corpus or f"{name}," in corpus
 
 
 def test_as_a_process_a_mistake_ends_with_status_2():
