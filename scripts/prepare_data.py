@@ -64,10 +64,13 @@ def data_section(config: Path) -> dict:
         raise ValueError(f"{config} is not YAML: {error}") from error
     try:
         gpt = (content.get("model") or {}).get("gpt") or {}
-        shared = {"context_length": gpt["context_length"]} if "context_length" in gpt else {}
+        context_length = gpt.get("context_length")
+        shared = {} if context_length is None else {"context_length": context_length}
         return shared | (content.get("data") or {})
-    except (AttributeError, TypeError) as error:  # a value where options must be
-        raise ValueError(f"{config} is not the configuration of a training run: a part of it has no options") from error
+    except (AttributeError, TypeError) as error:
+        raise ValueError(
+            f"{config} is not the configuration of a training run: model, model.gpt and data must hold options"
+        ) from error
 
 
 def prepare(data: TextDataModule) -> str:

@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import Timer
 
 from model.checkpoint import load_gpt, read_checkpoint
 from model.training.module import GPTModule
+from train import main
 
 REPOSITORY = Path(__file__).parent.parent
 CONFIGS = sorted(path.name for path in (REPOSITORY / "configs").glob("*.yaml"))
@@ -83,8 +84,6 @@ def test_the_saved_config_repeats_the_run_to_the_last_digit(train, metrics):
     assert train("--name=first", "--model.gpt.logit_soft_cap=null") == 0
     saved = yaml.safe_load(Path("runs/first/config.yaml").read_text())
     assert saved["model"]["gpt"]["logit_soft_cap"] is None
-    from train import main
-
     assert main(["--config", "runs/first/config.yaml", "--name", "second"]) == 0
     assert metrics("runs/first") == metrics("runs/second")
 
@@ -97,7 +96,7 @@ def test_validate_finds_what_training_found(train, finished_run, metrics, capsys
     assert [path.name for path in Path("runs").iterdir()] == ["run"]
 
 
-def final_state(run: str) -> dict:
+def final_state(run: str | Path) -> dict:
     checkpoint = read_checkpoint(Path(run, "checkpoints", "last.ckpt"))
     return {key: checkpoint[key] for key in ("global_step", "state_dict", "optimizer_states", "random_states")}
 
@@ -119,7 +118,7 @@ def assert_same(left, right, where="checkpoint"):
         assert left == right, where
 
 
-def assert_same_run(left: str, right: str, metrics) -> None:
+def assert_same_run(left: str | Path, right: str | Path, metrics) -> None:
     assert_same(final_state(left), final_state(right))
     assert metrics(left) == metrics(right)
     for file in ("samples.jsonl", "attention/scores.jsonl"):
@@ -147,18 +146,18 @@ def send_signal(monkeypatch):
 @pytest.mark.parametrize(
     ("batch", "signum", "saved_step"), [(1, signal.SIGTERM, 1), (9, signal.SIGINT, 5), (16, signal.SIGTERM, 8)]
 )
-def test_a_stopped_run_resumes_bit_for_bit(train, metrics, send_signal, capsys, batch, signum, saved_step):
-    assert train("--name=whole", *EVENTFUL) == 0
+def test_a_stopped_run_resumes_bit_for_bit(train, trained, metrics, send_signal, capsys, batch, signum, saved_step):
+    whole = trained(*EVENTFUL)
     send_signal(batch, signum)
     assert train("--name=stopped", *EVENTFUL) == 128 + signum
     assert "python train.py --resume runs/stopped" in capsys.readouterr().err
     assert final_state("runs/stopped")["global_step"] == saved_step
     assert train("--resume=runs/stopped") == 0
-    assert_same_run("runs/whole", "runs/stopped", metrics)
+    assert_same_run(whole, "runs/stopped", metrics)
 
 
-def test_a_time_limit_lets_an_accumulated_step_end(train, monkeypatch):
-    assert train("--name=whole", *EVENTFUL) == 0
+def test_a_time_limit_lets_an_accumulated_step_end(train, trained, monkeypatch):
+    whole = trained(*EVENTFUL)
     training_step, calls = GPTModule.training_step, []
 
     def counted(self, *args):
@@ -172,7 +171,7 @@ def test_a_time_limit_lets_an_accumulated_step_end(train, monkeypatch):
     assert final_state("runs/limited")["global_step"] == 5
     assert len(calls) == 10
     assert train("--resume=runs/limited") == 0
-    assert_same(final_state("runs/whole"), final_state("runs/limited"))
+    assert_same(final_state(whole), final_state("runs/limited"))
 
 
 def test_a_resumed_run_overrides_and_lengthens(train, metrics):
@@ -255,8 +254,6 @@ def test_print_config_is_a_config(train, capsys):
     printed = capsys.readouterr().out
     Path("printed.yaml").write_text(printed)
     assert yaml.safe_load(printed)["model"]["gpt"]["num_layers"] == 2
-    from train import main
-
     assert main(["--config", "printed.yaml", "--name", "run"]) == 0
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from data.corpora import CORPORA
+from train import main
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -91,8 +92,6 @@ def test_a_mistake_gets_one_sentence_and_leaves_nothing(train, capsys, mistake):
 
 
 def test_an_unknown_subcommand_is_a_mistake(capsys):
-    from train import main
-
     assert main(["train"]) == 2
     assert "unknown subcommand 'train'" in capsys.readouterr().err
 
@@ -150,8 +149,6 @@ def test_a_damaged_file_of_a_resumed_run_is_named(train, finished_run, capsys):
 
 
 def test_help_begins_with_one_screen_of_the_usual_options(capsys):
-    from train import main
-
     with pytest.raises(SystemExit) as exit:
         main(["--help"])
     assert exit.value.code == 0
