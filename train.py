@@ -14,7 +14,7 @@ import shlex
 import signal
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 if __name__ == "__main__":  # Ctrl-C during the imports, which take seconds; nothing needs cleaning up
     signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
@@ -25,20 +25,20 @@ from lightning.pytorch.cli import ArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from data.module import TextDataModule
+from model.checks import check_range
 from model.kernels import keep_freed_memory
 from model.runs.attention import AttentionRecording
 from model.runs.checkpoints import AtomicCheckpointIO, Checkpoints
 from model.runs.command_line import exit_status, parse
 from model.runs.folder import METRICS, RUNS, new_run_dir
 from model.runs.metrics import CSVLogger
-from model.runs.options import OVERVIEW, expand, quiet
+from model.runs.options import OVERVIEW, RunFolder, expand, quiet
 from model.runs.progress import say
+from model.runs.records import finish
 from model.runs.samples import Samples
 from model.runs.sequence import RunSequence
-from model.runs.start import RunFolder
 from model.runs.stopping import TrainingInterrupted
-from model.runs.summary import finish
-from model.runs.wandb_logger import WandbLogger
+from model.runs.wandb_logger import WandbLogger, WandbMode
 from model.training.hardware import fast_precision
 from model.training.module import GPTModule
 from model.training.sharding import FullyShardedStrategy
@@ -53,6 +53,7 @@ TRAINER_DEFAULTS = {
     "use_distributed_sampler": False,  # the data module slices over ranks itself
 }
 MISTAKES = (ValueError, TypeError, OSError, FloatingPointError, MisconfigurationException)
+XZ_BYTES = 10_000_000  # of validation text, to compare the model with: a few seconds for xz
 
 
 class TrainingCLI(LightningCLI):
@@ -64,8 +65,7 @@ class TrainingCLI(LightningCLI):
         add("--name", type=str | None, help="Name of the run's folder; null: the config's and the time.")
         add("--resume", type=str | None, help="A run's folder, or a checkpoint in one, to continue.")
         add("--ckpt_path", type=str | None, help="Checkpoint to validate (null: the newest run's), or to start from.")
-        modes = Literal["auto", "online", "offline", "disabled"]
-        add("--wandb", type=modes, default="auto", help="Weights & Biases; auto: online if you are logged in.")
+        add("--wandb", type=WandbMode, default="auto", help="Weights & Biases; auto: online if you are logged in.")
 
     def add_arguments_to_parser(self, parser: ArgumentParser) -> None:
         parser.add_class_arguments(Checkpoints, "checkpoints")
@@ -75,14 +75,10 @@ class TrainingCLI(LightningCLI):
         parser.link_arguments("seed_everything", "data.seed")
 
     def parse_arguments(self, parser: ArgumentParser, args: list[str]) -> None:
-        self.config = parse(parser, args)
-        if not 0 <= self.config.seed_everything < 2**32:  # numpy's
-            raise ValueError(f"--seed_everything must be 0 to {2**32 - 1}, not {self.config.seed_everything}")
-
-    def before_instantiate_classes(self) -> None:
-        trainer = self.config.trainer
-        if trainer.precision is None:
-            trainer.precision = fast_precision(trainer.accelerator)
+        self.config = config = parse(parser, args)
+        check_range("seed_everything", config.seed_everything, 0, 2**32 - 1)  # numpy's limits
+        if config.trainer.precision is None:
+            config.trainer.precision = fast_precision(config.trainer.accelerator)
 
     def instantiate_trainer(self) -> Trainer:
         config, parts = self.config, self.config_init
@@ -94,17 +90,14 @@ class TrainingCLI(LightningCLI):
         saved.name = saved.resume = saved.ckpt_path = None
         saved = self.parser.dump(saved, skip_unset=False)
         sequence = RunSequence(
-            parts.attention,
-            parts.samples,
-            parts.checkpoints,
-            shows_progress=config.trainer.enable_progress_bar is not False,
+            parts.attention, parts.samples, parts.checkpoints, config.trainer.enable_progress_bar is not False
         )
-        loggers = [CSVLogger(run_dir / METRICS), WandbLogger(run_dir, config.wandb, yaml.safe_load(saved))]
+        own_loggers = [CSVLogger(run_dir / METRICS), WandbLogger(run_dir, config.wandb, yaml.safe_load(saved))]
         # The callbacks, loggers and plugins of the config come after this project's own.
         trainer = super().instantiate_trainer(
             default_root_dir=run_dir,
             callbacks=[RunFolder(saved, is_new=config.resume is None), sequence, *as_list(chosen.callbacks)],
-            logger=loggers + as_list(None if isinstance(chosen.logger, bool) else chosen.logger),
+            logger=[*own_loggers, *as_list(chosen.logger)],
             plugins=[AtomicCheckpointIO(), *as_list(chosen.plugins)],
             enable_progress_bar=False,  # the sequence has its own
             strategy=FullyShardedStrategy() if chosen.strategy == "fsdp" else chosen.strategy,
@@ -115,25 +108,29 @@ class TrainingCLI(LightningCLI):
 
 
 def as_list(value: Any) -> list:
-    return value if isinstance(value, list) else [] if value is None else [value]
+    """An option of the Trainer that may be one object, several, or none (None, or a logger's true or false)."""
+    if value is None or isinstance(value, bool):
+        return []
+    return value if isinstance(value, list) else [value]
 
 
-def fit(cli: TrainingCLI) -> int:
+def fit(trainer: Trainer, model: GPTModule, data: TextDataModule, ckpt_path: str | None) -> int:
     try:
-        cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=cli.config.ckpt_path)
+        trainer.fit(model, data, ckpt_path=ckpt_path)
     except TrainingInterrupted as stop:
-        run_dir = shlex.quote(str(cli.trainer.default_root_dir))
+        run_dir = shlex.quote(str(trainer.default_root_dir))
         print(f"{stop}, and saved; to continue: python train.py --resume {run_dir}", file=sys.stderr)
         return 128 + stop.signum
-    finish(cli.trainer)
+    if trainer.is_global_zero and not trainer.fast_dev_run:
+        text = data.validation_text() if data.validation_bytes <= XZ_BYTES else None
+        say(finish(Path(trainer.default_root_dir), text))
     return 0
 
 
-def validate(cli: TrainingCLI) -> int:
-    cli.trainer.validate(cli.model, cli.datamodule, ckpt_path=cli.config.ckpt_path, verbose=False)
-    if cli.trainer.is_global_zero:
-        figures = "  ".join(f"{name} {value}" for name, value in cli.model.validation_metrics.items())
-        say(f"{cli.config.ckpt_path}  {figures}")
+def validate(trainer: Trainer, model: GPTModule, data: TextDataModule, ckpt_path: str | None) -> int:
+    trainer.validate(model, data, ckpt_path=ckpt_path, verbose=False)
+    if trainer.is_global_zero:
+        say("  ".join([ckpt_path, *(f"{name} {value}" for name, value in model.validation_metrics.items())]))
     return 0
 
 
@@ -154,7 +151,8 @@ def main(args: list[str] | None = None) -> int:
         load_from_checkpoint_support=False,
         parser_kwargs={"exit_on_error": False, "allow_abbrev": False, "usage": OVERVIEW, "description": None},
     )
-    return {"fit": fit, "validate": validate}[subcommand](cli)
+    run = {"fit": fit, "validate": validate}[subcommand]
+    return run(cli.trainer, cli.model, cli.datamodule, cli.config.ckpt_path)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ if not __package__:  # run as a file, Python looks for modules beside it and not
 
 from model.runs.command_line import exit_status
 from model.runs.folder import find_checkpoint
-from scripts.parser import Parser
-from scripts.prompting import decoded, open_checkpoint, prompt_text
+from scripts.parser import Parser, at_least
+from scripts.prompting import open_checkpoint, prompt_text
 
 if TYPE_CHECKING:
     import torch
@@ -37,14 +37,10 @@ def main(argv: list[str] | None = None) -> None:
     arguments = build_parser().parse_args(argv)
     if sys.stdout is None:
         raise ValueError("standard output is closed, so the text has nowhere to go")
-    if arguments.num_samples < 1:
-        raise ValueError(f"--num_samples must be at least 1, not {arguments.num_samples}")
     if arguments.seed is not None and not 0 <= arguments.seed < 2**63:
         raise ValueError(f"--seed must lie in 0..2^63 - 1, not {arguments.seed}")
-    file = arguments.prompt_file
-    prompt = prompt_text(arguments.prompt) if file is None else decoded(file.read_bytes(), str(file))
     try:
-        generate(arguments, prompt)
+        generate(arguments, prompt_text(arguments.prompt, arguments.prompt_file))
     except (MemoryError, RuntimeError) as error:
         # PyTorch has no type of its own for a processor's memory that is used up, but says the same as for a GPU's.
         if isinstance(error, RuntimeError) and "tried to allocate" not in str(error).lower():
@@ -74,7 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="P",
         help="draw from the likeliest tokens that together have probability P, in (0, 1] (default: from all)",
     )
-    add("--num_samples", type=int, default=1, metavar="N", help="texts to write, drawn together (default: 1)")
+    add("--num_samples", type=at_least(1), default=1, metavar="N", help="texts to write, drawn together (default: 1)")
     add("--seed", type=int, metavar="N", help="number that makes the texts repeatable (default: a new one each time)")
     add("--device", default="auto", metavar="NAME", help="cpu, cuda, cuda:1, mps, ... (default: auto, the fastest)")
     return parser

@@ -14,7 +14,7 @@ if not __package__:  # run as a file, Python looks for modules beside it and not
 
 from model.runs.command_line import exit_status
 from model.runs.folder import ATTENTION, CHECKPOINTS, HEAD_SCORES, find_checkpoint, find_run
-from scripts.parser import Parser, check_output, writing
+from scripts.parser import Parser, check_output
 from scripts.prompting import open_checkpoint, prompt_text
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ def main(argv: list[str] | None = None) -> None:
 
     compared = [arguments.compare] if arguments.compare else []
     if arguments.prompt is None:
-        runs = [recorded_run(path) for path in (arguments.run, *compared)]
+        hint = ": look at its checkpoint with --checkpoint PATH --prompt TEXT, or train with the recording on"
+        runs = [find_run(path, HEAD_SCORES, hint) for path in (arguments.run, *compared)]
         shown = [Captures.of(AttentionArchive.open(run / ATTENTION), run.resolve().name) for run in runs]
         output = arguments.output or runs[0] / "attention.html"
     else:
@@ -57,8 +58,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f"wrote {output}")
     else:
         page = attention_page(shown, " and ".join(captures.name for captures in shown))
-        with writing(output):
-            write_atomically(output, page.encode())
+        write_atomically(output, page.encode())
         print(f"wrote {output}; open it in a browser")
 
 
@@ -110,12 +110,6 @@ def check(arguments: argparse.Namespace) -> None:
         raise ValueError("a PNG shows one model: to --compare, write a page, --output NAME.html")
     elif arguments.scores and choices:
         raise ValueError(f"--scores draws all heads over all steps: leave out {choices[0]}")
-
-
-def recorded_run(path: Path | None) -> Path:
-    """The run folder with recorded maps that a person means; None means the newest. Raises FileNotFoundError."""
-    hint = f": look at its checkpoint with --checkpoint {path} --prompt TEXT, or train with the recording on"
-    return find_run(path, HEAD_SCORES, hint)
 
 
 def read_prompt(checkpoints: list[Path | None], prompt: str) -> list[Captures]:
@@ -180,8 +174,7 @@ def draw(captures: Captures, output: Path, arguments: argparse.Namespace) -> Non
         if len(steps) < 2:
             raise ValueError(f"{captures.name} was recorded at one step only: --scores needs a run with several steps")
         scores = {name: np.stack([snapshot.scores[name] for snapshot in captures.snapshots]) for name in SCORES}
-        with writing(output):
-            score_curves(steps, scores, output, captures.name, formation_steps(captures))
+        score_curves(steps, scores, output, captures.name, formation_steps(captures))
         return
     step = captures.steps[-1] if arguments.step is None else arguments.step
     if step not in steps:
@@ -193,8 +186,7 @@ def draw(captures: Captures, output: Path, arguments: argparse.Namespace) -> Non
     maps = captures.load(step)
     layers, heads = chosen_head(arguments.head, *maps[probe].shape[:2])
     title = f"{captures.name}, step {step}: rows attend to columns"
-    with writing(output):
-        attention_grid(maps[probe], captures.probes[probe].labels, output, title, layers=layers, heads=heads)
+    attention_grid(maps[probe], captures.probes[probe].labels, output, title, layers=layers, heads=heads)
 
 
 def chosen_head(name: str | None, layers: int, heads: int) -> tuple[list[int] | None, list[int] | None]:

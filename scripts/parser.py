@@ -1,11 +1,10 @@
-"""What the scripts share on their command lines: the parser, types of options, and the file that is written."""
+"""What the scripts share on their command lines: the parser, a type of options, and the check of --output."""
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -43,14 +42,3 @@ def check_output(output: Path | None, *suffixes: str) -> None:
         raise FileNotFoundError(f"--output {output}: there is no folder {output.parent}")
     if output.is_dir():
         raise ValueError(f"--output {output} is a folder: name a file in it")
-
-
-@contextmanager
-def writing(output: Path) -> Iterator[None]:
-    """Says so where `output` cannot be written. Failures at other files pass unchanged."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename != str(output):
-            raise
-        raise OSError(f"{output} cannot be written: {error.strerror}") from error

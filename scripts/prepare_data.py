@@ -47,16 +47,14 @@ def main(argv: list[str] | None = None) -> None:
     try:
         print(prepare(TextDataModule(**arguments.data.as_dict())))
     except KeyboardInterrupt:
-        print(
-            "prepare_data.py: stopped; what is finished is kept, and the next call continues after it", file=sys.stderr
-        )
+        print("prepare_data.py: stopped; the next call continues after what is finished", file=sys.stderr)
         raise
 
 
 def data_section(config: Path) -> dict:
     """The `data:` part of a training YAML, with the context length, which is an option of the model.
 
-    Raises ValueError or OSError if there is none.
+    Raises ValueError or OSError if the file is not such a YAML.
     """
     import yaml
 
@@ -64,19 +62,15 @@ def data_section(config: Path) -> dict:
         content = yaml.safe_load(config.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"{config} is not YAML: {error}") from error
-
-    if not isinstance(content, dict):
-        raise ValueError(f"{config} is not the configuration of a training run: it has no options")
-
-    def options(parent: dict, name: str) -> dict:
-        section = {} if parent.get(name) is None else parent[name]
-        if not isinstance(section, dict):
-            raise ValueError(f"{config} is not the configuration of a training run: there are no options under {name}")
-        return section
-
-    context_length = options(options(content, "model"), "gpt").get("context_length")
-    data = options(content, "data")
-    return data if context_length is None else {"context_length": context_length, **data}
+    try:
+        gpt = (content.get("model") or {}).get("gpt") or {}
+        context_length = gpt.get("context_length")
+        shared = {} if context_length is None else {"context_length": context_length}
+        return shared | (content.get("data") or {})
+    except (AttributeError, TypeError) as error:
+        raise ValueError(
+            f"{config} is not the configuration of a training run: model, model.gpt and data must hold options"
+        ) from error
 
 
 def prepare(data: TextDataModule) -> str:

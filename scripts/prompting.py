@@ -35,17 +35,16 @@ def open_checkpoint(checkpoint: Path, device: str | torch.device = "cpu") -> tup
     return gpt, tokenizer, info["global_step"]
 
 
-def prompt_text(prompt: str) -> str:
-    """The text of --prompt; - reads it from standard input. Raises ValueError unless it is UTF-8."""
-    if prompt != "-":
-        return decoded(os.fsencode(prompt), "--prompt")
-    if sys.stdin is None:
+def prompt_text(prompt: str, file: Path | None = None) -> str:
+    """The text of `file` if there is one, else of --prompt; - reads standard input. Raises ValueError unless UTF-8."""
+    if file is not None:
+        content, source = file.read_bytes(), str(file)
+    elif prompt != "-":
+        content, source = os.fsencode(prompt), "--prompt"
+    elif sys.stdin is not None:
+        content, source = sys.stdin.buffer.read(), "standard input"
+    else:
         raise ValueError("--prompt - reads standard input, which is closed")
-    return decoded(sys.stdin.buffer.read(), "standard input")
-
-
-def decoded(content: bytes, source: str) -> str:
-    """`content` as text. Raises ValueError, which names the source, unless it is UTF-8."""
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -10,7 +10,7 @@ if not __package__:  # run as a file, Python looks for modules beside it and not
 
 from model.runs.command_line import exit_status
 from model.runs.folder import METRICS, REPORT, find_run
-from scripts.parser import Parser, check_output, writing
+from scripts.parser import Parser, check_output
 
 
 @exit_status("report.py")
@@ -26,8 +26,7 @@ def main(argv: list[str] | None = None) -> None:
 
     from model.runs.records import write_report  # imports torch
 
-    with writing(output):
-        write_report(run, output)
+    write_report(run, output)
     print(f"wrote {output}; open it in a browser")
 
 

@@ -1,6 +1,7 @@
 """Shared by the tests that train: a run that takes a second."""
 
 import csv
+import functools
 import random
 import shutil
 from pathlib import Path
@@ -67,22 +68,29 @@ def train(small_options, tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def trained_once(small_options, tmp_path_factory) -> Path:
-    """The folder of a run with `small_options`; `finished_run` copies it."""
-    folder = tmp_path_factory.mktemp("trained")
+def trained(small_options, tmp_path_factory):
+    """Trains with `small_options` and the given ones, once a session for the same, and gives the run's folder.
+
+    No test may change this folder; `finished_run` is a copy.
+    """
     from train import main
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert main([*small_options, "--name=run"]) == 0
-    return folder / "runs" / "run"
+    @functools.cache
+    def run(*options: str) -> Path:
+        folder = tmp_path_factory.mktemp("trained")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            assert main([*small_options, "--name=run", *options]) == 0
+        return folder / "runs" / "run"
+
+    return run
 
 
 @pytest.fixture
-def finished_run(trained_once, tmp_path, monkeypatch) -> Path:
+def finished_run(trained, tmp_path, monkeypatch) -> Path:
     """runs/run in the working folder: a finished run with `small_options`, for tests that need not train one."""
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(trained_once, "runs/run")
+    shutil.copytree(trained(), "runs/run")
     return Path("runs/run")
 
 

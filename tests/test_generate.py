@@ -135,14 +135,14 @@ def test_a_document_ends_where_the_model_ends_it(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--temperature", "-1"], "temperature must be 0 or more"),
-        (["--temperature", "nan"], "temperature must be 0 or more"),
+        (["--temperature", "-1"], "temperature must be at least 0"),
+        (["--temperature", "nan"], "temperature must be at least 0"),
         (["--temperature", "warm"], "invalid float value: 'warm'"),
         (["--top_k", "0"], "top_k must be at least 1, not 0"),
         (["--top_p", "0"], r"top_p must be above 0 and at most 1, not 0.0"),
         (["--top_p", "1.1"], r"top_p must be above 0 and at most 1, not 1.1"),
         (["--max_new_tokens", "0"], "max_new_tokens must be at least 1, not 0"),
-        (["--num_samples", "0"], "num_samples must be at least 1, not 0"),
+        (["--num_samples", "0"], "--num_samples: must be at least 1, not 0"),
         (["--seed", "-1"], "seed must lie in 0"),
         (["--seed", str(2**70)], "seed must lie in 0"),
         (["--num_samples", str(10**18)], f"the memory is too small for --num_samples {10**18}"),

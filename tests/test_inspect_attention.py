@@ -178,8 +178,8 @@ MISTAKES = {
     "no output folder": (["--output", "none/maps.html"], "there is no folder none"),
     "other ending": (["--output", "maps.pdf"], "--output maps.pdf must end in .html"),
     "output is a folder": (["--output", "folder.html"], "is a folder"),
-    "output that cannot be written": (["--output", f"{LONG}.html"], f": {LONG}.html cannot be written: File name too"),
-    "picture that cannot be written": (["--output", f"{LONG}.png"], f": {LONG}.png cannot be written: File name too"),
+    "output that cannot be written": (["--output", f"{LONG}.html"], f": {LONG}.html: File name too long"),
+    "picture that cannot be written": (["--output", f"{LONG}.png"], f": {LONG}.png: File name too long"),
     "prompt that is not text": (["--prompt", "a\udcff"], "--prompt is not UTF-8 text: byte 1 is 0xff"),
     "other sizes": (
         ["--run", "runs/first", "--compare", "larger"],

@@ -15,11 +15,12 @@ from lightning.pytorch.callbacks import Timer
 
 from model.checkpoint import load_gpt, read_checkpoint
 from model.training.module import GPTModule
+from train import main
 
 REPOSITORY = Path(__file__).parent.parent
 CONFIGS = sorted(path.name for path in (REPOSITORY / "configs").glob("*.yaml"))
 
-# What could go wrong with a resume: random numbers of the training, accumulated gradients, both optimizers, rows and
+# What a resume could get wrong: random numbers of the training, accumulated gradients, both optimizers, rows and
 # saves at different steps.
 EVENTFUL = (
     "--model.gpt.dropout=0.1",
@@ -60,12 +61,9 @@ def test_a_run_leaves_everything_in_its_folder(train, metrics, capsys):
     assert "xz -9e" in output and "--resume runs/first" in output
 
 
-def test_a_profiler_that_is_asked_for_leaves_its_table(train, capsys):
+def test_a_profiler_writes_its_table_into_the_run(train):
     assert train("--name=first", "--trainer.profiler=simple") == 0
     assert "run_training_batch" in Path("runs/first/fit-profile.txt").read_text()
-    assert train("--name=second", "--trainer.profiler=sample") == 2
-    assert "['simple', 'advanced', 'pytorch', 'xla']" in capsys.readouterr().err
-    assert not Path("runs/second").exists()
 
 
 def test_a_checkpoint_is_plain_data_and_complete(train):
@@ -86,8 +84,6 @@ def test_the_saved_config_repeats_the_run_to_the_last_digit(train, metrics):
     assert train("--name=first", "--model.gpt.logit_soft_cap=null") == 0
     saved = yaml.safe_load(Path("runs/first/config.yaml").read_text())
     assert saved["model"]["gpt"]["logit_soft_cap"] is None
-    from train import main
-
     assert main(["--config", "runs/first/config.yaml", "--name", "second"]) == 0
     assert metrics("runs/first") == metrics("runs/second")
 
@@ -100,7 +96,7 @@ def test_validate_finds_what_training_found(train, finished_run, metrics, capsys
     assert [path.name for path in Path("runs").iterdir()] == ["run"]
 
 
-def final_state(run: str) -> dict:
+def final_state(run: str | Path) -> dict:
     checkpoint = read_checkpoint(Path(run, "checkpoints", "last.ckpt"))
     return {key: checkpoint[key] for key in ("global_step", "state_dict", "optimizer_states", "random_states")}
 
@@ -122,7 +118,7 @@ def assert_same(left, right, where="checkpoint"):
         assert left == right, where
 
 
-def assert_same_run(left: str, right: str, metrics) -> None:
+def assert_same_run(left: str | Path, right: str | Path, metrics) -> None:
     assert_same(final_state(left), final_state(right))
     assert metrics(left) == metrics(right)
     for file in ("samples.jsonl", "attention/scores.jsonl"):
@@ -150,18 +146,18 @@ def send_signal(monkeypatch):
 @pytest.mark.parametrize(
     ("batch", "signum", "saved_step"), [(1, signal.SIGTERM, 1), (9, signal.SIGINT, 5), (16, signal.SIGTERM, 8)]
 )
-def test_a_stopped_run_resumes_bit_for_bit(train, metrics, send_signal, capsys, batch, signum, saved_step):
-    assert train("--name=whole", *EVENTFUL) == 0
+def test_a_stopped_run_resumes_bit_for_bit(train, trained, metrics, send_signal, capsys, batch, signum, saved_step):
+    whole = trained(*EVENTFUL)
     send_signal(batch, signum)
     assert train("--name=stopped", *EVENTFUL) == 128 + signum
     assert "python train.py --resume runs/stopped" in capsys.readouterr().err
     assert final_state("runs/stopped")["global_step"] == saved_step
     assert train("--resume=runs/stopped") == 0
-    assert_same_run("runs/whole", "runs/stopped", metrics)
+    assert_same_run(whole, "runs/stopped", metrics)
 
 
-def test_a_time_limit_lets_an_accumulated_step_end(train, monkeypatch):
-    assert train("--name=whole", *EVENTFUL) == 0
+def test_a_time_limit_lets_an_accumulated_step_end(train, trained, monkeypatch):
+    whole = trained(*EVENTFUL)
     training_step, calls = GPTModule.training_step, []
 
     def counted(self, *args):
@@ -175,7 +171,7 @@ def test_a_time_limit_lets_an_accumulated_step_end(train, monkeypatch):
     assert final_state("runs/limited")["global_step"] == 5
     assert len(calls) == 10
     assert train("--resume=runs/limited") == 0
-    assert_same(final_state("runs/whole"), final_state("runs/limited"))
+    assert_same(final_state(whole), final_state("runs/limited"))
 
 
 def test_a_resumed_run_overrides_and_lengthens(train, metrics):
@@ -234,20 +230,16 @@ def test_an_option_of_lightnings_trains(train, option):
     assert Path("runs/run/report.html").exists()
 
 
-def test_one_step_to_try_a_config_out_is_no_mistake(train):
+def test_fast_dev_run_is_accepted(train):
     assert train("--trainer.fast_dev_run=true") == 0
 
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_every_shipped_config_trains(train, small_text, config):
     shrunk = ["--data.dataset=null", "--data.corpus=files", f"--data.files={small_text}", "--data.dataset_config=null"]
-    shrunk += [
-        "--data.tokenizer=bytes",
-        "--data.vocab_size=null",
-        "--model.gpt.context_length=16",
-        "--data.batch_size=2",
-    ]
-    shrunk += ["--data.validation_fraction=0.1", "--data.num_workers=0", "--model.gpt.num_layers=2"]
+    shrunk += ["--data.tokenizer=bytes", "--data.vocab_size=null", "--model.gpt.context_length=16"]
+    shrunk += ["--data.validation_fraction=0.1", "--data.num_workers=0", "--data.batch_size=2"]
+    shrunk += ["--model.gpt.num_layers=2"]
     shrunk += ["--model.gpt.num_heads=2", "--model.gpt.embed_dim=16", "--trainer.accelerator=cpu"]
     shrunk += ["--trainer.precision=bf16-mixed"]  # as on a GPU
     shrunk += ["--trainer.accumulate_grad_batches=1", "--trainer.max_steps=2", "--wandb=disabled", "--name=run"]
@@ -262,55 +254,64 @@ def test_print_config_is_a_config(train, capsys):
     printed = capsys.readouterr().out
     Path("printed.yaml").write_text(printed)
     assert yaml.safe_load(printed)["model"]["gpt"]["num_layers"] == 2
-    from train import main
-
     assert main(["--config", "printed.yaml", "--name", "run"]) == 0
 
 
 @pytest.fixture
-def python(tmp_path):
-    """Runs a program of this repository in an empty folder, as a process of its own."""
+def python(tmp_path, monkeypatch):
+    """Runs Python in an empty folder, as a process of its own; modules of this repository can be imported there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
-    def run(program: str, *arguments: str) -> subprocess.CompletedProcess:
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, str(REPOSITORY / program), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    def run(*arguments: str | Path) -> subprocess.CompletedProcess:
+        return subprocess.run([sys.executable, *arguments], capture_output=True, text=True)
 
     return run
 
 
-def test_samples_of_any_language_are_written_and_read_back_whatever_the_locale(
-    python, tmp_path, small_options, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
+# Trains with the options in each list of a list, in one process, because importing takes longer than training.
+TRAIN_EACH = """
+import json, os, sys
+from train import main
+stdout = os.dup(1)
+for options in json.loads(sys.argv[1]):
+    assert main(options) == 0, options
+    os.dup2(stdout, 1)  # a run replaces it where nothing reads it
+"""
+
+
+def test_samples_of_any_language_are_written_and_read_back_whatever_the_locale(python, small_options, monkeypatch):
     for name, value in (("LC_ALL", "C"), ("PYTHONUTF8", "0"), ("PYTHONCOERCECLOCALE", "0")):
         monkeypatch.setenv(name, value)
-    for options in ([*small_options, "--name=run", "--trainer.max_steps=4"], ["--resume=runs/run"]):
-        ended = python("train.py", *options)
-        assert ended.returncode == 0, ended.stderr
+    calls = [[*small_options, "--name=run", "--trainer.max_steps=4"], ["--resume=runs/run", "--trainer.max_steps=8"]]
+    ended = python("-c", TRAIN_EACH, json.dumps(calls))
+    assert ended.returncode == 0, ended.stderr
     assert not Path("runs/run/samples.jsonl").read_text(encoding="utf-8").isascii()
 
 
-@pytest.mark.parametrize("bar", ["true", "false"])
-def test_a_reader_that_is_gone_does_not_end_the_run(tmp_path, small_options, bar):
-    command = [sys.executable, str(REPOSITORY / "train.py"), *small_options, "--name=run"]
-    command.append(f"--trainer.enable_progress_bar={bar}")
+def test_a_closed_standard_output_does_not_end_the_run(tmp_path, small_options):
+    bars = {"with": "true", "without": "false"}
+    calls = [[*small_options, f"--name={run}", f"--trainer.enable_progress_bar={bar}"] for run, bar in bars.items()]
+    command = [sys.executable, "-c", TRAIN_EACH, json.dumps(calls)]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=tmp_path, text=True, **pipe) as process:
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, text=True, **pipe) as process:
         process.stdout.close()
         error = process.stderr.read()
     assert process.returncode == 0, error
     assert "ipe" not in error
-    assert (tmp_path / "runs" / "run" / "report.html").exists()
+    for run in bars:
+        assert (tmp_path / "runs" / run / "report.html").exists()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(python, tmp_path, metrics, small_options, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    options = [*small_options, *EVENTFUL, "--trainer.max_steps=50", "--data.num_workers=2"]
-    whole = python("tests/kill_and_resume.py", "whole", "0", "0", *options)
+def test_a_run_killed_at_any_moment_and_resumed_ends_in_the_same_weights(python, metrics, small_options):
+    program = REPOSITORY / "tests" / "kill_and_resume.py"
+    options = [*small_options, *EVENTFUL, "--trainer.max_steps=40", "--data.num_workers=2"]
+    whole = python(program, "whole", "0", "0", *options)
     assert whole.returncode == 0, whole.stderr
-    killed = python("tests/kill_and_resume.py", "killed", "0", "20", *options)
+    killed = python(program, "killed", "0", "12", *options)
     assert killed.returncode == 0, killed.stderr
     assert int(killed.stdout.split()[-1]) >= 10
     assert_same_run("runs/whole", "runs/killed", metrics)
@@ -318,19 +319,19 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(python, tmp_path,
     assert len(steps) == len(set(steps))
 
 
-@pytest.mark.parametrize(("strategy", "steps"), [("ddp", 50), ("fsdp", 20)])
-def test_two_processes_are_one(train, python, metrics, strategy, steps):
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_devices_give_the_losses_of_one(train, python, metrics, strategy):
     """A run resumed on two devices, and then on one again, has the losses of one device, in float32."""
     # AdamW, because Muon's products in bfloat16 differ more by rounding.
     constant = ["--model.schedule.decay=none", "--trainer.log_every_n_steps=1"]
     constant += ["--model.optimizer.algorithm=adamw", "--model.optimizer.learning_rate=0.001"]
     one_device = ["--resume=runs/two", "--trainer.devices=1", "--trainer.strategy=auto"]
     two_devices = ["--resume=runs/two", "--trainer.devices=2", f"--trainer.strategy={strategy}"]
-    assert train("--name=one", *constant, f"--trainer.max_steps={steps}") == 0
+    assert train("--name=one", *constant, "--trainer.max_steps=20") == 0
     assert train("--name=two", *constant, "--trainer.max_steps=5") == 0
-    ended = python("train.py", *two_devices, f"--trainer.max_steps={steps - 5}")
+    ended = python(REPOSITORY / "train.py", *two_devices, "--trainer.max_steps=15")
     assert ended.returncode == 0, ended.stderr
-    assert train(*one_device, f"--trainer.max_steps={steps}") == 0
+    assert train(*one_device, "--trainer.max_steps=20") == 0
     one, two = metrics("runs/one"), metrics("runs/two")
     for column in ("train/loss", "val/loss"):
         expected = {row["step"]: float(row[column]) for row in one if row[column]}

@@ -9,18 +9,27 @@ from pathlib import Path
 
 import pytest
 
+from data.corpora import CORPORA
+from train import main
+
 REPOSITORY = Path(__file__).parent.parent
 
 MISTAKES = {
     "unknown option": (["--model.gpt.num_layer=3"], "--model.gpt.num_layer; did you mean --model.gpt.num_layers?"),
     "last part": (["--learning_rate=1"], "no option --learning_rate; did you mean --model.optimizer.learning_rate?"),
     "wrong type": (["--model.gpt.num_layers=many"], "model.gpt.num_layers cannot be 'many': expected int"),
-    "heads": (["--model.gpt.num_heads=3"], "3 does not divide 32"),
+    "heads": (["--model.gpt.num_heads=3"], "num_heads=3 does not divide embed_dim=32"),
     "context": (["--model.gpt.context_length=100000"], "context_length"),
     "file": (["--data.files=none.txt"], "none.txt"),
     "tokenizer": (["--data.tokenizer=gpt5"], "unknown tokenizer 'gpt5'"),
     "config": (["--config=none.yaml"], "none.yaml"),
-    "schedule": (["--model.schedule.decay=sudden"], "'linear', 'cosine' or 'none'"),
+    "schedule": (
+        ["--model.schedule.decay=sudden"],
+        "model.schedule.decay cannot be 'sudden': expected 'linear', 'cosine' or 'none'",
+    ),
+    "initial weights": (["--model.gpt.init=small"], "model.gpt.init cannot be 'small': expected 'scaled' or 'gpt2'"),
+    "corpus": (["--data.corpus=book"], "unknown data.corpus 'book': write one of stdlib, files, hub, repetitions"),
+    "profiler": (["--trainer.profiler=sample"], "['simple', 'advanced', 'pytorch', 'xla']"),
     "no end": (["--trainer.max_steps=-1"], "trainer.max_steps"),
     "no epochs": (["--trainer.max_epochs=2"], "trainer.max_steps"),
     "limited": (["--trainer.limit_train_batches=2"], "trainer.max_steps"),
@@ -32,7 +41,10 @@ MISTAKES = {
         ["--model.compile=reduce-overhead", "--trainer.accumulate_grad_batches=2"],
         "leave trainer.accumulate_grad_batches at 1",
     ),
-    "compiler's mode": (["--model.compile=reduce"], "model.compile"),
+    "compiler's mode": (
+        ["--model.compile=reduce"],
+        "model.compile cannot be 'reduce': expected bool, 'auto' or 'reduce-overhead'",
+    ),
     "name": (["--name=a/b"], "'a/b'"),
     "nothing to resume": (["--resume=none"], "there is no none: give a run's folder"),
     "precision": (["--trainer.precision=low"], "trainer.precision cannot be 'low'"),
@@ -40,17 +52,23 @@ MISTAKES = {
     "late subcommand": (["--wandb=disabled", "validate"], "the subcommand comes first: python train.py validate"),
     "late fit": (["--name=a", "fit", "--wandb=disabled"], "the subcommand comes first: python train.py fit"),
     "vocabulary": (["--model.gpt.vocab_size=10"], "model.gpt.vocab_size is 10, but the tokenizer has 257 tokens"),
-    "feed-forward": (["--model.gpt.feed_forward_dim=0"], "feed_forward_dim must be at least 1, or null, not 0"),
+    "feed-forward": (["--model.gpt.feed_forward_dim=0"], "feed_forward_dim must be at least 1, not 0"),
     "never a row": (["--trainer.log_every_n_steps=0"], "trainer.log_every_n_steps must be at least 1"),
     "no batch a step": (["--trainer.accumulate_grad_batches=0"], "trainer.accumulate_grad_batches must be at least 1"),
-    "soft cap": (["--model.gpt.logit_soft_cap=.nan"], "logit_soft_cap must be positive (and finite) or null, not nan"),
-    "no rate": (["--model.optimizer.learning_rate=.nan"], "optimizer.learning_rate must be 0 or more (and finite)"),
-    "infinite rate": (["--model.optimizer.head_learning_rate=.inf"], "optimizer.head_learning_rate must be 0 or more"),
-    "seed": (["--seed_everything=-1"], "--seed_everything must be 0 to 4294967295, not -1"),
-    "temperature": (["--samples.temperature=-1"], "samples.temperature must be 0 or more"),
-    "no temperature": (["--samples.temperature=.nan"], "samples.temperature must be 0 or more"),
+    "soft cap": (["--model.gpt.logit_soft_cap=.nan"], "logit_soft_cap must be above 0 and finite, not nan"),
+    "no rate": (
+        ["--model.optimizer.learning_rate=.nan"],
+        "optimizer.learning_rate must be at least 0 and finite",
+    ),
+    "infinite rate": (
+        ["--model.optimizer.head_learning_rate=.inf"],
+        "optimizer.head_learning_rate must be at least 0 and finite",
+    ),
+    "seed": (["--seed_everything=-1"], "seed_everything must be at least 0 and at most 4294967295, not -1"),
+    "temperature": (["--samples.temperature=-1"], "samples.temperature must be at least 0"),
+    "no temperature": (["--samples.temperature=.nan"], "samples.temperature must be at least 0"),
     "top_k": (["--samples.top_k=0"], "samples.top_k must be at least 1"),
-    "samples": (["--samples.max_new_tokens=-1"], "samples.max_new_tokens must be 0 or more"),
+    "samples": (["--samples.max_new_tokens=-1"], "samples.max_new_tokens must be at least 0, not -1"),
     "probe": (["--attention.probe_tokens=4"], "attention.probe_tokens must be at least 5, not 4"),
     "context of a probe": (
         ["--model.gpt.context_length=4"],
@@ -74,8 +92,6 @@ def test_a_mistake_gets_one_sentence_and_leaves_nothing(train, capsys, mistake):
 
 
 def test_an_unknown_subcommand_is_a_mistake(capsys):
-    from train import main
-
     assert main(["train"]) == 2
     assert "unknown subcommand 'train'" in capsys.readouterr().err
 
@@ -93,7 +109,7 @@ def test_a_run_is_never_overwritten(train, finished_run, capsys):
     assert Path("runs/run/metrics.csv").read_text() == before
 
 
-def test_what_cannot_be_resumed_is_told(train, finished_run, capsys):
+def test_what_cannot_be_resumed_gets_one_sentence(train, finished_run, capsys):
     files = [Path("runs/run", name) for name in ("config.yaml", "checkpoints/last.ckpt")]
     before = [file.read_bytes() for file in files]
     Path("other.txt").write_text("another text " * 500)
@@ -101,7 +117,7 @@ def test_what_cannot_be_resumed_is_told(train, finished_run, capsys):
     for options, expected in [
         (["--resume=runs/run", "--model.gpt.num_layers=3"], "its num_layers is 2, here it is 3"),
         (["--resume=runs/run", "--data.tokenizer=bpe", "--data.vocab_size=300"], "vocab_size"),
-        (["--resume=runs/run", "--model.optimizer.algorithm=adamw"], "the checkpoint goes on with muon only"),
+        (["--resume=runs/run", "--model.optimizer.algorithm=adamw"], "the checkpoint can only be resumed with muon"),
         (["--resume=runs/run", "--attention.probe_tokens=9"], "holds maps of another probe text"),
         (["--resume=runs/run", "--data.files=other.txt"], "holds maps of another probe text"),
         (["--resume=empty"], "empty is not a run folder with config.yaml"),
@@ -112,7 +128,7 @@ def test_what_cannot_be_resumed_is_told(train, finished_run, capsys):
         assert [file.read_bytes() for file in files] == before
 
 
-def test_damage_to_what_a_resumed_run_reads_is_told_with_the_file(train, finished_run, capsys):
+def test_a_damaged_file_of_a_resumed_run_is_named(train, finished_run, capsys):
     for name, content, expected in [
         ("config.yaml", b"", "runs/run/config.yaml is damaged"),
         ("config.yaml", b"model: \xff", "runs/run/config.yaml is damaged"),
@@ -133,8 +149,6 @@ def test_damage_to_what_a_resumed_run_reads_is_told_with_the_file(train, finishe
 
 
 def test_help_begins_with_one_screen_of_the_usual_options(capsys):
-    from train import main
-
     with pytest.raises(SystemExit) as exit:
         main(["--help"])
     assert exit.value.code == 0
@@ -145,6 +159,9 @@ def test_help_begins_with_one_screen_of_the_usual_options(capsys):
         assert f"{option} " in all_options or f"{option}\n" in all_options, option
     for option in ("--model.gpt.qk_norm", "--attention.early_steps", "--samples.prompt", "--checkpoints.every_n_steps"):
         assert option in all_options
+    corpus = all_options.split("--data.corpus CORPUS")[1].split("--data.files")[0]
+    for name in CORPORA:
+        assert f"{name} (" in corpus or f"{name}," in corpus
 
 
 def test_as_a_process_a_mistake_ends_with_status_2():

@@ -34,6 +34,8 @@ def build(name: str, **options: Any) -> Corpus:
 
     Raises ValueError or FileNotFoundError for options that contradict each other or name nothing.
     """
+    if name not in CORPORA:
+        raise ValueError(f"unknown data.corpus {name!r}: write one of {', '.join(CORPORA)}")
     for option, value in options.items():
         if value in ("", []) or (isinstance(value, list) and "" in value):
             raise ValueError(f"data.{option} is empty: name what to read, or leave the option out")
@@ -42,7 +44,5 @@ def build(name: str, **options: Any) -> Corpus:
         raise ValueError(f"data.{' and data.'.join(selected)} are both set: keep the one to train on")
     if selected:
         name = SELECTED_BY[selected[0]]
-    if name not in CORPORA:
-        raise ValueError(f"unknown data.corpus {name!r}: write one of {', '.join(CORPORA)}")
     make = CORPORA[name]
     return make(**{option: options[option] for option in signature(make).parameters if option in options})

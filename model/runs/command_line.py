@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 UNRECOGNIZED = re.compile(r"unrecognized arguments: --([^\s=]+)")
 REFUSED_KEY = re.compile(r"'(.+?)'")
 BAD_VALUE = re.compile(r'Parser key "(.+?)":\s+(.*)(?:Got|Given) value: (.*)\Z', re.DOTALL)
-EXPECTED = re.compile(r"Expected an? (?:<class '(\w+)'>|(?:typing\.)?(.+?))(?:\. )?$", re.MULTILINE)
+EXPECTED = re.compile(r"Expected a (?:<class '(.+)'>|(?:typing\.)?Literal\[(.+)\])(?:\. )?$", re.MULTILINE)
 
 
 def exit_status(
@@ -92,9 +92,11 @@ def explain(error: argparse.ArgumentError, options: Collection[str]) -> str:
         return f"the config has an unknown key {key}{suggestion(key, options)}"
     if bad := BAD_VALUE.match(message):
         key, reasons, value = bad.groups()
-        kinds = dict.fromkeys(kind.replace("NoneType", "null") or other for kind, other in EXPECTED.findall(reasons))
-        if kinds:
-            return f"{key} cannot be {value!r}: expected {' or '.join(kinds)}"
+        # Each is a type, or the words of a Literal, separated by commas.
+        allowed = [kind.replace("NoneType", "null") or words for kind, words in EXPECTED.findall(reasons)]
+        if allowed:
+            listed = re.sub(", ([^,]+)$", r" or \1", ", ".join(allowed))
+            return f"{key} cannot be {value!r}: expected {listed}"
     return re.sub(r'^Parser key "(.+?)":', r"\1:", message)
 
 

@@ -37,7 +37,7 @@ def find_run(path: Path | None, file: str, hint: str = "") -> Path:
     return _find_file(path, [file], hint).parents[file.count("/")]
 
 
-def find_checkpoint(path: str | Path | None = None) -> Path:
+def find_checkpoint(path: Path | None = None) -> Path:
     """The checkpoint that a person means: a file, or the best.ckpt, else the last.ckpt of a run.
 
     Args:
@@ -46,7 +46,6 @@ def find_checkpoint(path: str | Path | None = None) -> Path:
     Raises:
         FileNotFoundError: if there is none.
     """
-    path = None if path is None else Path(path)
     if path is not None and path.is_file():
         return path
     return _find_file(path, [f"{CHECKPOINTS}/{name}" for name in (BEST, LAST)])
@@ -110,12 +109,12 @@ def new_run_dir(runs_dir: Path, name: str | None, config: str) -> Path:
 def _find_file(path: Path | None, names: list[str], hint: str = "") -> Path:
     """The first of the files `names` in the run that `path` means, see `find_run`."""
 
-    def first_in(folder: Path) -> list[Path]:
-        return [folder / name for name in names if (folder / name).is_file()][:1]
+    def first_in(folder: Path) -> Path | None:
+        return next((folder / name for name in names if (folder / name).is_file()), None)
 
     wanted = " or ".join(names)
     if path is None:
-        found = [file for run in RUNS.glob("*") for file in first_in(run)]
+        found = [file for run in RUNS.glob("*") if (file := first_in(run))]
         if not found:
             raise FileNotFoundError(f"there is no run under {RUNS}/ with {wanted} yet: train one with python train.py")
         return max(found, key=lambda file: file.stat().st_mtime)
@@ -123,7 +122,7 @@ def _find_file(path: Path | None, names: list[str], hint: str = "") -> Path:
         raise FileNotFoundError(f"there is no {path}: give a run's folder such as runs/NAME, or a file in it")
     for folder in (path, *path.parents[:3], *path.absolute().parents[:3]):
         if file := first_in(folder):
-            return file[0]
+            return file
     raise FileNotFoundError(f"{path} is not a run folder with {wanted}, nor inside one{hint}")
 
 

@@ -1,4 +1,4 @@
-"""From what a person types after `python train.py` to what Lightning's command line reads."""
+"""The options of train.py: the overview of --help, what is filled in, what is refused, and what is saved."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ import warnings
 from itertools import pairwise
 from pathlib import Path
 
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+
+from model.checks import check_range
+from model.files import write_atomically
 from model.runs.folder import CONFIG, find_checkpoint, resume_point
 
 SUBCOMMANDS = ("fit", "validate")
@@ -79,7 +84,7 @@ def expand(args: list[str], default_config: Path) -> tuple[str, list[str]]:
     if subcommand == "validate":
         if resume is not None:
             raise ValueError(f"validate does not take --resume: write --ckpt_path {resume}")
-        checkpoint = find_checkpoint(checkpoint or None)
+        checkpoint = find_checkpoint(Path(checkpoint) if checkpoint else None)
         run_config = checkpoint.parent.parent / CONFIG
         config = run_config if run_config.exists() else default_config
     elif resume is not None:
@@ -111,15 +116,57 @@ def take_runs(args: list[str]) -> tuple[str | None, str | None, list[str]]:
     return next(iter(given.resume), None), next(iter(given.ckpt_path), None), others
 
 
+class RunFolder(Callback):
+    """Creates the run's folder with its config when training begins: a mistake found earlier leaves nothing behind.
+
+    A resumed run has both already. Its config is replaced after every on_train_start hook has accepted the options.
+    """
+
+    def __init__(self, config: str, is_new: bool) -> None:
+        self.config = config
+        self.is_new = is_new
+
+    def setup(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
+        check_options(trainer)
+
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        if self.is_new and trainer.is_global_zero:
+            Path(trainer.default_root_dir).mkdir(parents=True)
+            self._write_config(trainer)
+
+    def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
+        if not self.is_new and trainer.is_global_zero:
+            self._write_config(trainer)
+
+    def _write_config(self, trainer: Trainer) -> None:
+        write_atomically(Path(trainer.default_root_dir, CONFIG), self.config.encode())
+
+
+def check_options(trainer: Trainer) -> None:
+    """Raises ValueError for options of Lightning that do nothing or do harm in a run counted in steps."""
+    if trainer.max_epochs not in (None, -1) and not trainer.fast_dev_run:
+        raise ValueError("trainer.max_epochs: training is counted in steps here, set trainer.max_steps")
+    if trainer.limit_train_batches not in (None, 1.0) and not (trainer.overfit_batches or trainer.fast_dev_run):
+        raise ValueError("trainer.limit_train_batches: would repeat the same batches, set trainer.max_steps")
+    if type(trainer.strategy).__name__ in ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy"):
+        raise ValueError("trainer.strategy: the optimizer needs unflattened matrices, so write ddp or fsdp")
+    interval, accumulate = trainer.val_check_interval, trainer.accumulate_grad_batches
+    check_range("trainer.log_every_n_steps", trainer.log_every_n_steps, 1)
+    check_range("trainer.accumulate_grad_batches", accumulate, 1)
+    if isinstance(interval, int) and interval % accumulate:
+        raise ValueError(
+            f"trainer.val_check_interval is {interval} batches, which would validate in the middle of a step: "
+            f"make it a multiple of trainer.accumulate_grad_batches, {accumulate}"
+        )
+
+
 def quiet() -> None:
     """Hides what Lightning and torch tell every user at every start; errors and this project's warnings still show."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     for message in (
         ".*does not have many workers.*",
-        ".*tensorboardX.*",
         ".*lr_scheduler.step.*",
-        ".*exists and is not empty.*",
         ".*IterableDataset.*has `__len__` defined.*",
         ".*isinstance.treespec, LeafSpec.*",
     ):

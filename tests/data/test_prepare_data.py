@@ -97,7 +97,17 @@ def test_a_mistake_gets_one_sentence(
 
 @pytest.mark.parametrize(
     "content",
-    ["just text", "a: [", "data: {colour: red}", "data: 3", "model: 3", "model: {gpt: 3}", "data: \udcff"],
+    [
+        "just text",
+        "a: [",
+        "data: {colour: red}",
+        "data: 3",
+        "model: 3",
+        "model: {gpt: 3}",
+        "model: {gpt: [3]}",
+        "data: [3]",
+        "data: \udcff",
+    ],
     ids=ascii,
 )
 def test_a_file_that_is_not_a_training_config_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture, content: str):

@@ -44,7 +44,7 @@ def parser():
         (["--part.length=big"], "part.length cannot be 'big': expected int"),
         (["--config", "{part: {length: big}}"], "part.length cannot be 'big': expected int"),
         (["--part.rate=fast"], "part.rate cannot be 'fast': expected float or null"),
-        (["--part.kind=c"], "part.kind cannot be 'c': expected Literal['a', 'b'] or int"),
+        (["--part.kind=c"], "part.kind cannot be 'c': expected 'a', 'b' or int"),
         (["--part.length"], "argument --part.length: expected one argument"),
         (["--config=none.yaml"], f"config: File does not exist: '{Path.cwd() / 'none.yaml'}'"),
     ],

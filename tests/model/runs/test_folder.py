@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from model.runs.folder import METRICS, find_checkpoint, find_run, new_run_dir, resume_point
-from model.runs.summary import farewell
 
 
 @pytest.fixture(autouse=True)
@@ -32,10 +31,9 @@ def test_the_newest_run_and_its_best_checkpoint_are_found():
         write(f"runs/{name}", age)
     Path("runs/empty").mkdir()
     assert find_checkpoint() == Path("runs/new/checkpoints/best.ckpt")
-    assert (
-        find_checkpoint("runs/old") == find_checkpoint("runs/old/checkpoints") == Path("runs/old/checkpoints/best.ckpt")
-    )
-    assert find_checkpoint("runs/new/checkpoints/last.ckpt").name == "last.ckpt"
+    for path in ("runs/old", "runs/old/checkpoints"):
+        assert find_checkpoint(Path(path)) == Path("runs/old/checkpoints/best.ckpt")
+    assert find_checkpoint(Path("runs/new/checkpoints/last.ckpt")).name == "last.ckpt"
     Path("runs/new/checkpoints/best.ckpt").unlink()
     assert find_checkpoint(Path("runs/new")).name == "last.ckpt"
 
@@ -59,9 +57,9 @@ def test_a_run_that_is_not_there_is_named(tmp_path):
     with pytest.raises(
         FileNotFoundError, match=r"bare is not a run folder with checkpoints/best.ckpt or checkpoints/last"
     ):
-        find_checkpoint("bare")
+        find_checkpoint(Path("bare"))
     with pytest.raises(FileNotFoundError, match="there is no nowhere: give a run's folder"):
-        find_checkpoint("nowhere")
+        find_checkpoint(Path("nowhere"))
     with pytest.raises(FileNotFoundError, match=r"there is no run under runs/ with metrics.csv yet"):
         find_run(None, METRICS)
     with pytest.raises(FileNotFoundError, match=r"bare is not a run folder with metrics.csv, nor inside one: look"):
@@ -103,7 +101,3 @@ def test_runs_started_within_a_second_get_different_folders(tmp_path, monkeypatc
 def test_the_name_of_a_run_must_be_that_of_a_folder(tmp_path, name):
     with pytest.raises(ValueError, match="--name must be the name of a folder"):
         new_run_dir(tmp_path, name, "configs/own.yaml")
-
-
-def test_commands_to_continue_with_can_be_pasted(tmp_path):
-    assert f"--resume '{tmp_path}/my runs/a' --trainer.max_steps" in farewell(tmp_path / "my runs" / "a", None)

@@ -9,7 +9,7 @@ import pytest
 from model.gpt import GPT, GPTConfig
 from model.inspection.archive import AttentionArchive, Probe
 from model.inspection.recorder import draw_repeated_probe, record_maps
-from model.runs.records import read_metrics, write_report
+from model.runs.records import finish, read_metrics, write_report
 
 HEADER = "step,tokens,train/loss,val/loss,val/bits_per_byte,lr,tokens_per_second,mfu,attention/sink/layer_0"
 METRICS = f"""{HEADER}
@@ -114,3 +114,17 @@ def test_damaged_and_missing_files_are_named(run, tmp_path):
 def test_a_diverged_run_has_a_report(run):
     (run / "metrics.csv").write_text(METRICS + "30,3000,nan,inf,inf,0.0,100.0,,nan\n")
     assert element(report_of(run), "data")["charts"][0]["curves"][0]["points"][-1] == [20, 3.0]
+
+
+def test_the_summary_says_what_was_reached(run):
+    (run / "metrics.csv").write_text(METRICS + "30,3000,2.9,3.6,2.6,0.1,100.0,,\n")
+    reached = "validation: 2.6000 bits per byte after 30 steps, best 2.5000 after 20"
+    assert f"{reached}\n" in finish(run, None)
+    assert (run / "report.html").exists()
+    assert f"{reached}; xz -9e needs " in finish(run, "a text " * 50)
+
+
+def test_commands_of_the_summary_can_be_pasted_even_if_nothing_was_trained(tmp_path, caplog):
+    summary = finish(tmp_path / "my runs" / "a", None)
+    assert f"--resume '{tmp_path}/my runs/a' --trainer.max_steps" in summary and "nothing was trained" in summary
+    assert "There is no report of this run" in caplog.text
