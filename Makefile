@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 SOURCES := train.py model data scripts tests
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint format clean
+.PHONY: help train test test-fast lint format clean
 
 help: ## what can be made
 	@grep -hE '^[a-z_]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z_]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
@@ -16,16 +16,20 @@ train: $(VENV)/installed ## install what is needed, then train the default model
 test: $(VENV)/installed-dev ## install what is needed, then run the whole test suite; ARGS="-k causal" adds options
 	$(BIN)/python -m pytest $(ARGS)
 
-lint: $(VENV)/installed-dev ## check style and formatting
+test-fast: $(VENV)/installed-dev ## the tests of model/ and data/ that neither train nor open a browser, in under a minute
+	$(BIN)/python -m pytest -m "not slow" tests/model tests/data $(ARGS)
+
+lint: $(VENV)/installed-dev ## check style, formatting and types
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
 
 format: $(VENV)/installed-dev ## repair style and formatting
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
 clean: ## remove the environment and caches; runs/ stays
-	rm -rf $(VENV) .cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || { \

@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -152,7 +153,8 @@ class AttentionArchive:
             probes = {name: asdict(probe) for name, probe in self.probes.items()}
             write_atomically(self.folder / "probe.json", _json({"tokenizer": self.tokenizer, "probes": probes}))
         content = io.BytesIO()
-        np.savez_compressed(content, **{name: np.asarray(array, np.float16) for name, array in maps.items()})
+        arrays: dict[str, Any] = {name: np.asarray(array, np.float16) for name, array in maps.items()}
+        np.savez_compressed(content, **arrays)
         write_atomically(self.path(snapshot.step), content.getvalue())
 
         outdated = [step for step in self.steps if step > snapshot.step]

@@ -107,7 +107,7 @@ def formation_steps(run: Captures) -> dict[str, dict[tuple[int, int], int]]:
     for name, found in formed.items():
         scores = np.stack([snapshot.scores[name] for snapshot in run.snapshots])  # (N, L, H)
         for layer, head in np.ndindex(scores.shape[1:]):
-            step = formation_step(steps, scores[:, layer, head], uniform[name])
+            step = formation_step(steps, scores[:, layer, head].tolist(), uniform[name])
             if step is not None:
                 found[layer, head] = step
     return formed

@@ -62,10 +62,10 @@ def capture(
             sequences longer than its context).
     """
     device = gpt.token_embedding.weight.device
-    tokens = torch.atleast_2d(torch.as_tensor(tokens, device=device))
-    _check_tokens(tokens, gpt.token_embedding.num_embeddings)
-    length = tokens.shape[1]
-    layers = [block.attention for block in gpt.blocks]
+    sequence = torch.atleast_2d(torch.as_tensor(tokens, device=device))
+    _check_tokens(sequence, gpt.token_embedding.num_embeddings)
+    length = sequence.shape[1]
+    layers = [module for module in gpt.modules() if isinstance(module, CausalSelfAttention)]
     leaks = []
     with (
         torch.compiler.set_stance("force_eager"),  # compiled code might not call what is observed
@@ -74,9 +74,9 @@ def capture(
         torch.autocast(device.type, autocast, enabled=autocast is not None),
     ):
         with _observed(layers) as calls:
-            logits = gpt(tokens, document_ids=document_ids)
+            logits = gpt(sequence, document_ids=document_ids)
         for position in sorted({length // 2, length - 1} - {0}):  # nothing comes before token 0
-            replaced = tokens.clone()
+            replaced = sequence.clone()
             replaced[0, position] = 0 if replaced[0, position] else 1
             # A call of its own: in a batch of two other kernels might run, and rounding would look like a leak.
             change = gpt(replaced, document_ids=document_ids) - logits
@@ -118,11 +118,11 @@ def take_snapshot(
     """Measures a model on the probes "text" and "repeated". Returns the snapshot and each probe's maps (L, H, T, T)."""
     captures = {name: capture(gpt, probe.tokens, autocast=autocast) for name, probe in probes.items()}
     maps = {name: taken.weights for name, taken in captures.items()}
-    scores = score_heads(maps["text"], maps["repeated"], probes["repeated"].period)
+    heads = score_heads(maps["text"], maps["repeated"], probes["repeated"].period)
     fidelity = _largest([taken.fidelity for taken in captures.values()])
     causality = _largest([taken.causality for taken in captures.values()])
     precision = captures["text"].precision
-    scores = {name: score.numpy() for name, score in scores.items()}
+    scores = {name: score.numpy() for name, score in heads.items()}
     return Snapshot(step, precision, fidelity, causality, scores), maps
 
 

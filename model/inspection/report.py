@@ -14,7 +14,7 @@ MAX_POINTS = 1500  # of a curve: more than a screen has pixels for
 MAX_SAMPLES = 200
 
 Rows = Sequence[dict[str, float]]  # of metrics.csv: the columns that have a number there, "step" always
-Points = list[tuple[int, float]]  # (step, value)
+Points = list[tuple[float, float]]  # (step, value)
 
 # Title and unit of each chart, and its curves: name -> column of metrics.csv.
 CHARTS = (

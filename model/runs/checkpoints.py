@@ -112,11 +112,11 @@ def gather_random_states(trainer: Trainer) -> list[dict[str, Any]]:
 
 def random_state(device: torch.device) -> dict[str, Any]:
     """States of the generators of torch (CPU and `device`), numpy and Python, as plain data."""
-    _, keys, position, has_gauss, cached_gaussian = np.random.get_state()
+    _, keys, *rest = np.random.get_state()
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-        "numpy": (keys.tolist(), position, has_gauss, cached_gaussian),
+        "numpy": (np.asarray(keys).tolist(), *rest),
         "python": random.getstate(),
     }
 

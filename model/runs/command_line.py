@@ -79,7 +79,7 @@ def parse(parser: jsonargparse.ArgumentParser, args: list[str]) -> jsonargparse.
     try:
         return parser.parse_args(args)
     except argparse.ArgumentError as error:
-        raise ValueError(explain(error, parser.get_defaults().keys())) from error
+        raise ValueError(explain(error, list(parser.get_defaults().keys()))) from error
 
 
 def explain(error: argparse.ArgumentError, options: Collection[str]) -> str:

@@ -78,13 +78,14 @@ def expand(args: list[str], default_config: Path) -> tuple[str, list[str]]:
     for before, arg in pairwise(args):
         if arg in SUBCOMMANDS and (not before.startswith("-") or "=" in before):  # and is not the value of an option
             raise ValueError(f"the subcommand comes first: python train.py {arg} --option ...")
-    resume, checkpoint, args = take_runs(args)
+    resume, ckpt_path, args = take_runs(args)
+    checkpoint = Path(ckpt_path) if ckpt_path else None
     has_config = any(arg.split("=")[0] in ("--config", "-c") for arg in args)
     config = default_config
     if subcommand == "validate":
         if resume is not None:
             raise ValueError(f"validate does not take --resume: write --ckpt_path {resume}")
-        checkpoint = find_checkpoint(Path(checkpoint) if checkpoint else None)
+        checkpoint = find_checkpoint(checkpoint)
         run_config = checkpoint.parent.parent / CONFIG
         config = run_config if run_config.exists() else default_config
     elif resume is not None:
