@@ -7,8 +7,8 @@ SOURCES := train.py model data scripts tests
 .PHONY: help train test test-fast lint format clean
 
 help: ## what can be made
-	@grep -hE '^[a-z_]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z_]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
-		|| grep -hE '^[a-z_]+:.*## ' $(MAKEFILE_LIST)
+	@grep -hE '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z_-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
+		|| grep -hE '^[a-z_-]+:.*## ' $(MAKEFILE_LIST)
 
 train: $(VENV)/installed ## install what is needed, then train the default model; ARGS="--name first" adds options
 	$(BIN)/python train.py $(ARGS)

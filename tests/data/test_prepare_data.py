@@ -41,6 +41,7 @@ def table(output: str) -> dict[str, list[int]]:
     return {split: [int(cell.replace(",", "")) for cell in cells[:3]] for split, *cells in rows}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["scripts/prepare_data.py"], ["-m", "scripts.prepare_data"]])
 def test_both_ways_to_call_it(config: Path, tmp_path: Path, command: list[str]):
     done = subprocess.run(

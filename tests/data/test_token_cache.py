@@ -153,6 +153,7 @@ def test_two_runs_on_a_cold_cache_make_it_once(folder: Path, tmp_path: Path):
     assert same(cache_of(folder, tmp_path / "cache").open(), expected)
 
 
+@pytest.mark.slow
 def test_killed_runs_lose_no_finished_shard(folder: Path, tmp_path: Path):
     expected = cache_of(folder, tmp_path / "expected").prepare()
     made_at: dict[Path, int] = {}

@@ -106,6 +106,7 @@ def test_a_missing_transpose_of_the_heads_is_detected(monkeypatch):
 # Capture: the whole GPT is one graph, so the causal path is the same whoever runs it
 
 
+@pytest.mark.slow
 @FAMILIES
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "documents"])
 def test_torch_compile_captures_the_gpt_in_one_graph(config, packed):

@@ -15,6 +15,8 @@ from model.inspection import heads
 from model.inspection.archive import AttentionArchive, Probe, Snapshot
 from model.inspection.page import Captures, attention_page
 
+pytestmark = pytest.mark.slow
+
 STEPS = [0, 1, 2, 4, 8, 16, 32]
 PERIOD, LENGTH = 9, 20
 LABELS = ["for", " i", " in", " range", "(", "10", "):", "\n", "    ", "print"] * 2

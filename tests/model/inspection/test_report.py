@@ -140,6 +140,7 @@ def chart_x(page, step: int) -> float:
     return page.evaluate(f"import('browser/report.js').then(({{ charts }}) => charts[0].x({step}))")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_report_in_a_browser(open_report, theme):
     page = open_report(report(captures=captures()), theme=theme)

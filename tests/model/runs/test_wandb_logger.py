@@ -50,6 +50,7 @@ def logged(found: list) -> dict[int, dict]:
     return steps
 
 
+@pytest.mark.slow
 def test_an_offline_run_holds_metrics_pictures_the_page_and_the_maps(train, monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "staging"))
     options = ["--trainer.max_steps=2", "--trainer.val_check_interval=2", "--wandb=offline", "--name=run"]

@@ -49,6 +49,7 @@ for name, shard in train(is_sharded=True).state_dict().items():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["muon", "adamw"])
 def test_sharded_weights_are_updated_as_whole_ones(tmp_path, algorithm):
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
