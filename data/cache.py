@@ -58,7 +58,7 @@ class CorpusCache:
         self.tokenizer_name = tokenizer_name
         self.vocab_size = vocab_size
         self.max_tokens = max_tokens
-        parts = [store.FORMAT, corpus.fingerprint, tokenizers.recipe(tokenizer_name, vocab_size), max_tokens]
+        parts = [store.FORMAT, corpus.identity, tokenizers.recipe(tokenizer_name, vocab_size), max_tokens]
         self._digest = _digest(json.dumps(parts, sort_keys=True))
         name = re.sub(r"[^\w.-]+", "_", f"{corpus.name}-{tokenizer_name}")
         beside_project = Path(__file__).resolve().parents[1] / ".cache" / "glassgpt"
@@ -90,7 +90,6 @@ class CorpusCache:
                     self.corpus.passages(split),
                     tokenizer,
                     fingerprint=self._fingerprint(tokenizer),
-                    num_bytes=self.corpus.num_bytes(split),
                     max_tokens=self.max_tokens[split],
                     num_threads=num_threads or os.cpu_count() or 1,
                 )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from data.corpora.corpus import SPLITS, Corpus, file_stamp
-from data.readers import Passage, TableFile, TextFile, is_compressed, table_format, uniform_hash
+from data.readers import Passage, TableFile, TextFile, table_format, uniform_hash
 
 
 class FileCorpus(Corpus):
@@ -29,12 +29,6 @@ class FileCorpus(Corpus):
     def passages(self, split: str) -> Iterator[Passage]:
         for file in self.files[split]:
             yield from file.passages()
-
-    def num_bytes(self, split: str) -> int | None:
-        files = self.files[split]
-        if any(is_compressed(file.path) or file.path.suffix.lower() == ".parquet" for file in files):
-            return None
-        return int(sum(file.path.stat().st_size * (file.share[1] - file.share[0]) for file in files))
 
 
 def file_corpus(
