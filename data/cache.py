@@ -36,33 +36,23 @@ class TokenizedCorpus:
     validation: TokenStore
 
 
+@dataclass
 class CorpusCache:
-    """The tokens of one corpus under one tokenizer.
+    """The tokens of one corpus under one tokenizer."""
 
-    Args:
-        vocab_size: of the bpe tokenizer; the others bring their own.
-        max_tokens: for each split; None means all.
-        cache_dir: default $GLASSGPT_CACHE, or else .cache/glassgpt beside this project.
-    """
+    corpus: Corpus
+    tokenizer_name: str
+    vocab_size: int  # of the bpe tokenizer; the others bring their own
+    max_tokens: dict[str, int | None]  # for each split; None means all
+    cache_dir: str | Path | None = None  # default: $GLASSGPT_CACHE, or else .cache/glassgpt beside this project
 
-    def __init__(
-        self,
-        corpus: Corpus,
-        tokenizer_name: str,
-        vocab_size: int,
-        *,
-        max_tokens: dict[str, int | None],
-        cache_dir: str | Path | None = None,
-    ):
-        self.corpus = corpus
-        self.tokenizer_name = tokenizer_name
-        self.vocab_size = vocab_size
-        self.max_tokens = max_tokens
-        parts = [store.FORMAT, corpus.fingerprint, tokenizers.recipe(tokenizer_name, vocab_size), max_tokens]
+    def __post_init__(self):
+        recipe = tokenizers.recipe(self.tokenizer_name, self.vocab_size)
+        parts = [store.FORMAT, self.corpus.identity, recipe, self.max_tokens]
         self._digest = _digest(json.dumps(parts, sort_keys=True))
-        name = re.sub(r"[^\w.-]+", "_", f"{corpus.name}-{tokenizer_name}")
+        name = re.sub(r"[^\w.-]+", "_", f"{self.corpus.name}-{self.tokenizer_name}")
         beside_project = Path(__file__).resolve().parents[1] / ".cache" / "glassgpt"
-        parent = Path(cache_dir or os.environ.get("GLASSGPT_CACHE") or beside_project).expanduser().absolute()
+        parent = Path(self.cache_dir or os.environ.get("GLASSGPT_CACHE") or beside_project).expanduser().absolute()
         self.folder = parent / f"{name}-{self._digest[:16]}"
 
     def open(self) -> TokenizedCorpus | None:
@@ -90,7 +80,6 @@ class CorpusCache:
                     self.corpus.passages(split),
                     tokenizer,
                     fingerprint=self._fingerprint(tokenizer),
-                    num_bytes=self.corpus.num_bytes(split),
                     max_tokens=self.max_tokens[split],
                     num_threads=num_threads or os.cpu_count() or 1,
                 )

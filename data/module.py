@@ -181,8 +181,8 @@ class TextDataModule(lightning.LightningDataModule):
     def train_dataloader(self) -> DataLoader:
         """Endless batches, from the trainer's current step on."""
         first_step = self.trainer.global_step * self.trainer.accumulate_grad_batches if self.trainer else 0
-        tokens, place = self.tokenized.train, self._place(self.batch_size)
-        return self._loader(TrainingWindows(tokens, self._sampler(self.tokenized), first_step, *place))
+        place = self._place(self.batch_size)
+        return self._loader(TrainingWindows(self.tokenized.train, self._sampler(self.tokenized), first_step, *place))
 
     def val_dataloader(self) -> DataLoader:
         """Every window of the validation split, once over all devices."""

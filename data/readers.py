@@ -33,7 +33,7 @@ COMPRESSIONS = (".gz", ".zst")
 _CUTS = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])|(?<=\S\n)(?=[^\s/])")
 
 _BLANK_LINES = re.compile(r"\r?\n(?:[ \t]*\r?\n)+")
-_OUTER_BLANK_LINES = re.compile(r"\A(?:[ \t]*\r?\n)+|[\r\n]+\Z")
+_FIRST_BLANK_LINES = re.compile(r"\A(?:[ \t]*\r?\n)+")
 _BLANK_LINES_BYTES = re.compile(rb"\n(?:[ \t]*\r?\n)+")
 
 
@@ -64,8 +64,7 @@ class TextFile:
         """Raises ValueError where the bytes are not text, with their offset."""
         with _naming(self.path):
             start, stop = map(self._offset, self.share)
-            pieces = _decoded(self.path, start, stop)
-            yield from _blocks(pieces) if self.blocks else _whole(pieces)
+            yield from _passages(_decoded(self.path, start, stop), self.blocks)
 
     def _offset(self, fraction: float) -> float:
         """The byte at which this fraction of the file ends; infinity for the end of the file."""
@@ -143,34 +142,24 @@ def uniform_hash(key: str) -> float:
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") / 2**64
 
 
-def _whole(pieces: Iterable[str]) -> Iterator[Passage]:
+def _passages(pieces: Iterable[str], blocks: bool) -> Iterator[Passage]:
+    """The passages of a text that is read piece by piece; of one document, or of one per block."""
     held = ""
     for piece in pieces:
-        if cut := _last_cut(held):
+        if (not blocks or len(held) > MAX_PASSAGE_CHARS) and (cut := _last_cut(held)):
             yield Passage(held[:cut], ends_document=False)
             held = held[cut:]
         held += piece
-    if held:
-        yield Passage(held, ends_document=True)
-
-
-def _blocks(pieces: Iterable[str]) -> Iterator[Passage]:
-    held = ""
-    for piece in pieces:
-        *complete, held = _BLANK_LINES.split(held + piece)
-        for block in complete:
-            yield from _block(block)
-        if len(held) > MAX_PASSAGE_CHARS and (cut := _last_cut(held)):
-            yield Passage(held[:cut], ends_document=False)
-            held = held[cut:]
-    yield from _block(held)
-
-
-def _block(text: str) -> Iterator[Passage]:
-    """`text` as a document without the blank lines around it; nothing where it is blank."""
-    text = _OUTER_BLANK_LINES.sub("", text).rstrip("\r\n")
-    if text.strip():
+        if blocks:
+            *complete, held = _BLANK_LINES.split(held)
+            yield from (Passage(text, ends_document=True) for block in complete if (text := _stripped(block)))
+    if text := _stripped(held) if blocks else held:
         yield Passage(text, ends_document=True)
+
+
+def _stripped(block: str) -> str:
+    """`block` without the blank lines around it; its first line keeps its indentation."""
+    return _FIRST_BLANK_LINES.sub("", block).rstrip("\r\n") if block.strip() else ""
 
 
 def _last_cut(text: str) -> int:

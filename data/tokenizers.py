@@ -88,13 +88,8 @@ class Tokenizer:
 
     def num_bytes(self, tokens: np.ndarray) -> int:
         """UTF-8 bytes of the text of `tokens` (N,), without end-of-text."""
-        return int(self._lengths[tokens].sum())
-
-    @cached_property
-    def _lengths(self) -> np.ndarray:
-        lengths = np.zeros(self.vocab_size, dtype=np.int64)
-        lengths[list(self.ranks.values())] = [len(token) for token in self.ranks]
-        return lengths
+        counts = np.bincount(tokens, minlength=self.vocab_size).tolist()
+        return sum(len(token) * counts[rank] for token, rank in self.ranks.items())
 
     @cached_property
     def fingerprint(self) -> str:

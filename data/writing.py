@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -30,7 +32,6 @@ def write_split(
     tokenizer: Tokenizer,
     *,
     fingerprint: str,
-    num_bytes: int | None = None,
     max_tokens: int | None = None,
     num_threads: int = 1,
 ) -> None:
@@ -38,7 +39,6 @@ def write_split(
 
     Args:
         fingerprint: of everything that decides the tokens; shards with another one are replaced.
-        num_bytes: UTF-8 bytes of `passages`, about, for the progress bar; None where unknown.
         max_tokens: stop there, even within a document.
 
     Raises ValueError where there is no text, OSError where the disk is full or cannot be written.
@@ -46,23 +46,26 @@ def write_split(
     done = finished_shards(folder, split, fingerprint, warn=True)
     if done and done[-1].is_last:
         return
-    _remove_unfinished(folder, split, len(done))
-    encoded = _encoded(tokenizer, islice(passages, sum(shard.num_passages for shard in done), None), num_threads)
-    if max_tokens is not None:
-        encoded = _truncated(encoded, max_tokens - max(sum(shard.num_tokens for shard in done), 1))
-
     index = len(done)
+    _remove_unfinished(folder, split, index)
     batches = [] if done else [Encoded(np.array([tokenizer.end_of_text], dtype=tokenizer.dtype), 0)]
-    bytes_done = sum(shard.num_bytes for shard in done)
+    num_tokens = sum(shard.num_tokens for shard in done) or 1
+    missing = sys.maxsize if max_tokens is None else max_tokens - num_tokens
+    passages = islice(passages, sum(shard.num_passages for shard in done), None)
     try:
-        with tqdm(desc=f"tokenising {split}", initial=bytes_done, total=num_bytes, unit="B", unit_scale=True) as bar:
-            for batch in encoded:
+        with tqdm(
+            desc=f"tokenising {split}", initial=num_tokens, total=max_tokens, unit=" tokens", unit_scale=True
+        ) as bar:
+            for tokens, num_passages in _encoded(tokenizer, passages, num_threads):
                 # Only now it is known that the shard is not the last one.
-                if sum(len(held.tokens) for held in batches) >= SHARD_TOKENS:
+                if sum(len(batch.tokens) for batch in batches) >= SHARD_TOKENS:
                     _write_shard(shard_path(folder, split, index), batches, tokenizer, fingerprint, is_last=False)
                     index, batches = index + 1, []
-                batches.append(batch)
-                bar.update(tokenizer.num_bytes(batch.tokens))
+                batches.append(Encoded(tokens[:missing], num_passages))
+                bar.update(len(batches[-1].tokens))
+                missing -= len(tokens)
+                if missing <= 0:
+                    break
         if not any(batch.num_passages for batch in batches):
             raise ValueError(
                 f"the {split} split of this corpus holds no text: "
@@ -132,14 +135,6 @@ def _remove_unfinished(folder: Path, split: str, num_finished: int) -> None:
                 path.unlink()
 
 
-def _truncated(encoded: Iterator[Encoded], num_tokens: int) -> Iterator[Encoded]:
-    for batch in encoded:
-        yield Encoded(batch.tokens[:num_tokens], batch.num_passages)
-        num_tokens -= len(batch.tokens)
-        if num_tokens <= 0:
-            return
-
-
 class Encoded(NamedTuple):
     """Tokens (N,) of some passages, with end-of-text after each finished document."""
 
@@ -148,11 +143,20 @@ class Encoded(NamedTuple):
 
 
 def _encoded(tokenizer: Tokenizer, passages: Iterable[Passage], num_threads: int) -> Iterator[Encoded]:
-    """Encodes `passages` batch by batch, in order. Threads suffice because tiktoken releases the GIL."""
+    """Encodes `passages` batch by batch, in order. Threads suffice because tiktoken releases the GIL.
+
+    Each thread has its own copy of the tokenizer: in a shared one, the threads wait for each other at every piece,
+    which took 15 to 30% more processor time on 2 cores (AMD EPYC).
+    """
+    own = threading.local()
+
+    def start_thread() -> None:
+        own.tokenizer = Tokenizer(tokenizer.name, tokenizer.pattern, tokenizer.ranks, tokenizer.special_tokens)
+
     pending: deque[Future[Encoded]] = deque()
-    with ThreadPoolExecutor(num_threads) as pool:
+    with ThreadPoolExecutor(num_threads, initializer=start_thread) as pool:
         for batch in _batches(passages):
-            pending.append(pool.submit(_encode, tokenizer, batch))
+            pending.append(pool.submit(_encode, own, batch))
             if len(pending) > 2 * num_threads:
                 yield pending.popleft().result()
         while pending:
@@ -172,11 +176,11 @@ def _batches(passages: Iterable[Passage]) -> Iterator[list[Passage]]:
         yield batch
 
 
-def _encode(tokenizer: Tokenizer, batch: list[Passage]) -> Encoded:
-    end = np.array([tokenizer.end_of_text], dtype=tokenizer.dtype)
+def _encode(own: threading.local, batch: list[Passage]) -> Encoded:
+    tokenizer: Tokenizer = own.tokenizer
     pieces = []
     for passage in batch:
-        pieces.append(tokenizer.encode_array(passage.text).astype(tokenizer.dtype))
+        pieces.append(tokenizer.encode_array(passage.text))
         if passage.ends_document:
-            pieces.append(end)
-    return Encoded(np.concatenate(pieces), len(batch))
+            pieces.append([tokenizer.end_of_text])
+    return Encoded(np.concatenate(pieces, dtype=tokenizer.dtype, casting="unsafe"), len(batch))

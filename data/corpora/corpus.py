@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,15 +31,6 @@ class Corpus(ABC):
 
         Raises ValueError or OSError for what cannot be read.
         """
-
-    def num_bytes(self, split: str) -> int | None:
-        """UTF-8 bytes of a split, about, without reading it; None where that is unknown."""
-        return None
-
-    @property
-    def fingerprint(self) -> str:
-        """Hex digest of `identity`."""
-        return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
 
 
 def file_stamp(path: Path, root: Path) -> list[str | int]:

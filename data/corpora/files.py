@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Literal
 
 from data.corpora.corpus import SPLITS, Corpus, file_stamp
-from data.readers import Passage, TableFile, TextFile, is_compressed, table_format, uniform_hash
+from data.readers import Passage, TableFile, TextFile, table_format, uniform_hash
+
+Reader = TextFile | TableFile
 
 
 class FileCorpus(Corpus):
-    """Files on this machine below `root`, each read by a TextFile or a TableFile."""
+    """Files on this machine below `root`."""
 
-    def __init__(
-        self, name: str, root: Path, train: Iterable[TextFile | TableFile], validation: Iterable[TextFile | TableFile]
-    ):
+    def __init__(self, name: str, root: Path, train: Iterable[Reader], validation: Iterable[Reader]):
         self.name = name
         self.files = dict(zip(SPLITS, (list(train), list(validation)), strict=True))
         self.identity = {
@@ -29,12 +29,6 @@ class FileCorpus(Corpus):
     def passages(self, split: str) -> Iterator[Passage]:
         for file in self.files[split]:
             yield from file.passages()
-
-    def num_bytes(self, split: str) -> int | None:
-        files = self.files[split]
-        if any(is_compressed(file.path) or file.path.suffix.lower() == ".parquet" for file in files):
-            return None
-        return int(sum(file.path.stat().st_size * (file.share[1] - file.share[0]) for file in files))
 
 
 def file_corpus(
@@ -54,10 +48,10 @@ def file_corpus(
     if files is None:
         raise ValueError("data.corpus files needs to know which: set --data.files 'my/*.txt'")
 
-    def reader(path: Path, share: tuple[float, float] = (0.0, 1.0)) -> TextFile | TableFile:
-        return (
-            TableFile(path, text_column, share) if table_format(path) else TextFile(path, documents == "block", share)
-        )
+    def reader(path: Path, share: tuple[float, float] = (0.0, 1.0)) -> Reader:
+        if table_format(path):
+            return TableFile(path, text_column, share)
+        return TextFile(path, documents == "block", share)
 
     validation = _matches(validation_files or [])
     train = [path for path in _matches(files) if path not in set(validation)]
@@ -85,10 +79,10 @@ def _matches(patterns: list[str] | str) -> list[Path]:
     found: dict[Path, None] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         literal = Path(pattern).expanduser()
-        matches = [literal]  # a file may be called a[1].txt
-        if not literal.exists():
-            matches = [Path(match) for match in glob.glob(str(literal), recursive=True)]  # noqa: PTH207 (Path.glob: no "/...")
-        paths = sorted(path.absolute() for path in matches if not path.is_dir())
+        # A file may be called a[1].txt. Path.glob refuses absolute patterns.
+        matches = [literal] if literal.exists() else map(Path, glob.glob(str(literal), recursive=True))  # noqa: PTH207
+        matches = sorted(match.absolute() for match in matches)
+        paths = [path for path in matches if not path.is_dir()]
         if not paths and matches:
             raise ValueError(f"{pattern} is a folder: write '{pattern.rstrip('/')}/**/*.txt' to read the texts in it")
         if not paths:

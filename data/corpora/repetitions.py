@@ -49,7 +49,3 @@ class RepetitionCorpus(Corpus):
             length = round(math.exp(draw.uniform(shortest, longest)))
             row = "".join(draw.choices(LETTERS, k=length))
             yield Passage(row * max(2, self.document_length // length), ends_document=True)
-
-    def num_bytes(self, split: str) -> int:
-        share = self.validation_fraction if split == "validation" else 1 - self.validation_fraction
-        return round(self.num_documents * share * self.document_length)

@@ -20,9 +20,8 @@ def stdlib_corpus(validation_fraction: float = 0.1) -> FileCorpus:
     for folder, subfolders, names in os.walk(root):
         # config-3.11-x86_64-linux-gnu and _sysconfigdata_* describe how this Python was built.
         subfolders[:] = [name for name in set(subfolders) - _SKIPPED_FOLDERS if not name.startswith("config-")]
-        found += [
-            Path(folder, name) for name in names if name.endswith(".py") and not name.startswith("_sysconfigdata")
-        ]
+        names = [name for name in names if name.endswith(".py") and not name.startswith("_sysconfigdata")]
+        found += [Path(folder, name) for name in names]
     if not found:
         raise FileNotFoundError(f"no source files of the standard library in {root}: name your own with --data.files")
     found.sort(key=lambda path: path.relative_to(root).as_posix())

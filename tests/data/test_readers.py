@@ -42,7 +42,7 @@ def pieces_of(text: str, size: int) -> list[str]:
 
 @given(text=texts, size=st.integers(1, 40))
 def test_a_long_document_is_cut_without_changing_its_tokens(text: str, size: int):
-    passages = list(readers._whole(pieces_of(text, size)))
+    passages = list(readers._passages(pieces_of(text, size), blocks=False))
     assert documents(passages) == ([text] if text else [])
     for pattern in (
         tokenizers.SPLIT_PATTERN,
@@ -65,8 +65,8 @@ def merging(pattern: str) -> tokenizers.Tokenizer:
 
 @given(text=texts, size=st.integers(1, 40))
 def test_blocks_do_not_depend_on_how_the_file_is_read(text: str, size: int):
-    found = documents(readers._blocks(pieces_of(text, size)))
-    assert found == documents(readers._blocks([text]))
+    found = documents(readers._passages(pieces_of(text, size), blocks=True))
+    assert found == documents(readers._passages([text], blocks=True))
     assert "".join("".join(found).split()) == "".join(text.split())
     assert all(not readers._BLANK_LINES.search(block) for block in found)
 
