@@ -64,7 +64,7 @@ class TextFile:
         """Raises ValueError where the bytes are not text, with their offset."""
         with _naming(self.path):
             start, stop = map(self._offset, self.share)
-            yield from _passages(_decoded(self.path, start, stop), self.blocks)
+            yield from _passages(_decoded(self.path, int(start), stop), self.blocks)
 
     def _offset(self, fraction: float) -> float:
         """The byte at which this fraction of the file ends; infinity for the end of the file."""

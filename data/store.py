@@ -136,7 +136,7 @@ def _checked_shard(path: Path) -> Shard:
 
 
 def file_checksum(path: Path) -> int:
-    return zlib.crc32(np.memmap(path, mode="r"))
+    return zlib.crc32(np.memmap(path, mode="r").data)
 
 
 def shard_path(folder: Path, split: str, index: int) -> Path:

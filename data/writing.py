@@ -178,9 +178,10 @@ def _batches(passages: Iterable[Passage]) -> Iterator[list[Passage]]:
 
 def _encode(own: threading.local, batch: list[Passage]) -> Encoded:
     tokenizer: Tokenizer = own.tokenizer
+    end = np.array([tokenizer.end_of_text])
     pieces = []
     for passage in batch:
         pieces.append(tokenizer.encode_array(passage.text))
         if passage.ends_document:
-            pieces.append([tokenizer.end_of_text])
+            pieces.append(end)
     return Encoded(np.concatenate(pieces, dtype=tokenizer.dtype, casting="unsafe"), len(batch))
