@@ -10,24 +10,24 @@ The peers are not part of this project: git clone https://github.com/karpathy/na
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import signal
 import sys
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 if not __package__:  # run as a file, Python looks for modules beside it and not in the repository's root
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import torch
-
-from scripts.benchmarks import generate, overhead, results, time_to_loss, train
+from scripts.benchmarks import plans, results
 from scripts.benchmarks.contenders import ROOT, call, run
 from scripts.parser import Parser, at_least
 
-BENCHMARKS = {"train": train, "generate": generate, "time_to_loss": time_to_loss, "overhead": overhead}
 RESULTS = Path("runs/benchmarks.jsonl")
 PACKAGES = ("torch", "lightning", "transformers", "numpy")
 
@@ -49,25 +49,67 @@ def build_parser() -> argparse.ArgumentParser:
     """The options; each help text names the unit and the default."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = Parser(prog="benchmark.py", description=__doc__, formatter_class=raw)
-    subcommands = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK", parser_class=Parser)
-    modules = {**BENCHMARKS, "table": results}
-    for name, module in modules.items():
-        title = module.__doc__.splitlines()[0]
-        subparser = subcommands.add_parser(
-            name, help=title, description=module.__doc__, formatter_class=raw, allow_abbrev=False
-        )
-        add, seconds = subparser.add_argument, at_least(0, float)
-        add(
-            "--results", type=Path, default=RESULTS, metavar="FILE", help=f"where the JSON is kept (default: {RESULTS})"
-        )
-        if module is results:
-            continue
-        rounds = f"turns of each contender (default: {module.ROUNDS})"
-        add("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    subparsers = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK", parser_class=Parser)
+    number, seconds, steps = at_least(1), at_least(0, float), at_least(plans.WARM_UP + 1)
+
+    def subcommand(name: str, described: Any) -> Callable:
+        """Adds a subcommand that a docstring describes; returns what adds an option to it."""
+        text = inspect.getdoc(described)
+        settings = {"help": text.splitlines()[0], "description": text, "formatter_class": raw, "allow_abbrev": False}
+        add = subparsers.add_parser(name, **settings).add_argument
+        add("--results", type=Path, default=RESULTS, metavar="FILE", help=f"where JSON is kept (default: {RESULTS})")
+        return add
+
+    def benchmark(function: Callable, rounds: int) -> Callable:
+        add = subcommand(function.__name__, function)
+        add("--device", choices=("cpu", "cuda"), default="cpu", help="CUDA_VISIBLE_DEVICES chooses the GPU")
         add("--nanogpt", metavar="PATH", help="checkout of nanoGPT (default: it does not take part)")
-        add("--rounds", type=at_least(1), default=module.ROUNDS, metavar="N", help=rounds)
+        add("--rounds", type=number, default=rounds, metavar="N", help=f"turns of each contender (default: {rounds})")
         add("--limit_seconds", type=seconds, default=2.0, help="to measure each of the machine's limits (default: 2)")
-        module.add_options(subparser)
+        return add
+
+    def add_recipe(add: Callable, config: str) -> None:
+        add("--config", default=config, metavar="YAML", help=f"what is trained (default: {config})")
+        add("train_options", nargs="*", metavar="-- OPTION", help="for train.py, after a --; paths from the repository")
+
+    def add_contenders(add: Callable, names: list[str], default: str) -> None:
+        add(
+            "--contenders", nargs="+", choices=names, metavar="NAME", help=f"of {', '.join(names)} (default: {default})"
+        )
+
+    add = benchmark(plans.train, rounds=3)
+    default = "{cpu}; on a GPU {cuda}"
+    sizes = f"LAYERSxHEADSxWIDTH/BATCHxCONTEXT/VOCABULARY (default: {default.format(**plans.SIZES)})"
+    add("--sizes", nargs="+", metavar="SIZE", help=sizes)
+    add_contenders(add, plans.TRAINED, default.format(**plans.TRAINED_BY_DEFAULT))
+    add("--seconds", type=seconds, default=5.0, help="of training in each round, at least (default: 5)")
+
+    add = benchmark(plans.generate, rounds=3)
+    add("--batches", nargs="+", type=number, default=[1, 16], metavar="N", help="texts at once (default: 1 16)")
+    add("--new_tokens", nargs="+", type=number, default=[128], metavar="N", help="length in tokens (default: 128)")
+    add("--model", default="6x6x384", metavar="LAYERSxHEADSxWIDTH", help="(default: 6x6x384)")
+    add("--context", type=number, default=1024, help="of the models, for prompt and text (default: 1024)")
+    add("--dtype", choices=("float32", "bfloat16"), help="of weights and cache (default: float32; on a GPU bfloat16)")
+    add_contenders(add, plans.WRITERS, "all")
+
+    add = benchmark(plans.time_to_loss, rounds=1)
+    add_recipe(add, "configs/shakespeare_char.yaml")
+    add("--data", metavar="FILE", help="ASCII text, read by characters; its last tenth validates")
+    add("--size", help="LAYERSxHEADSxWIDTH/BATCHxCONTEXT (default: with --data nanoGPT's, otherwise the config's)")
+    add("--steps", type=steps, help="of our whole schedule (default: 260; on a GPU 1000)")
+    add("--peer_steps", type=steps, help="of the peer's (default: nanoGPT's, 2000; on a GPU 5000)")
+    add("--peer_learning_rate", type=seconds, default=0.001, help="of gpt2+adamw (default: nanoGPT's, 0.001)")
+    add("--evaluations", type=number, default=20, help="in each training, evenly spaced (default: 20)")
+    add("--target", type=at_least(0.001, float), metavar="NATS", help="loss per token (default: the peer's lowest)")
+    add_contenders(add, plans.LEARNERS, "glassgpt and its peer")
+
+    add = benchmark(plans.overhead, rounds=1)
+    add_recipe(add, "configs/default.yaml")
+    add("--seconds", type=seconds, default=45.0, help="of stretches in each round (default: 45)")
+    add("--stretch", type=number, default=10, help="steps in a stretch (default: 10)")
+    add("--steps", type=number, default=60, help="of the training that records maps (default: 60)")
+
+    subcommand("table", results)
     return parser
 
 
@@ -78,19 +120,22 @@ def measure(options: argparse.Namespace) -> str:
         ValueError, OSError: for a person's mistake.
         RuntimeError: if a contender fails, or the contenders did not do the same work.
     """
-    if options.device not in ("cpu", "cuda"):
-        raise ValueError(f"--device must be cpu or cuda, not {options.device}; CUDA_VISIBLE_DEVICES chooses the GPU")
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: PyTorch finds no GPU here; leave the option out to measure on the processor")
+    if options.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ValueError(
+                "--device cuda: PyTorch finds no GPU here; leave the option out to measure on the processor"
+            )
     if options.nanogpt is not None:
         if not Path(options.nanogpt, "model.py").is_file():
             raise FileNotFoundError(f"--nanogpt {options.nanogpt} is not a checkout of nanoGPT: it has no model.py")
         options.nanogpt = str(Path(options.nanogpt).resolve())
     notes: list[str] = []
-    rows = BENCHMARKS[options.benchmark].run(options, notes)
+    rows = getattr(plans, options.benchmark)(options, notes)
     limits = run(call("machine:measure", device=options.device, seconds=options.limit_seconds))
     rows = [results.add_rates(row, limits) for row in rows]
-    text = "\n\n".join([results.describe(limits), results.table(rows), "\n".join(notes)])
+    text = "\n\n".join([results.describe(limits), results.table(rows), *notes])
     versions = {package: version(package) for package in PACKAGES if find_spec(package)}
     hidden = ("benchmark", "results", "nanogpt")
     record = {
@@ -104,7 +149,9 @@ def measure(options: argparse.Namespace) -> str:
         "rows": rows,
         "notes": notes,
     }
-    results.append(record, options.results)
+    options.results.parent.mkdir(parents=True, exist_ok=True)
+    with options.results.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
     return f"{text}\n\n{json.dumps(record)}"
 
 

@@ -1,12 +1,13 @@
-"""The contender protocol: who takes part, each in a process of its own, in turn, and how their times are compared.
+"""The contender protocol: each runs in a process of its own, in turn, and their times are compared round by round.
 
 A contender is a name, such as "nanogpt+compile", and a function (seed, folder) -> arguments of Python: the command of
 one round. The command runs in the repository's root, may use the folder, and leaves `result.json` there, an object:
 
     seconds or milliseconds_per_step    the time that is compared
-    tokens                              how many are trained on or written in that time (optional)
-    flops or bytes                      what that takes at least, for a share of the machine's limit (optional)
+    tokens, flops                       how many are trained on or written in that time, what that takes (optional)
     parameters, precision, ...          what else describes the work
+
+The processes of `overhead` measure two contenders at once: their object holds a list of such objects for each.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
+OURS = ("glassgpt", "trainer", "with maps")  # what the others are compared with
 
 Command = Callable[[int, Path], list[str]]
 Row = dict[str, Any]
@@ -43,20 +45,19 @@ class Size(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Size:
         """Raises ValueError if `text` is not such a size."""
-        numbers = re.fullmatch(r"(\d+)x(\d+)x(\d+)/(\d+)x(\d+)/(\d+)", text)
-        if numbers is None or 0 in (values := [int(number) for number in numbers.groups()]):
-            raise ValueError(
-                f"{text!r} is not a size: write LAYERSxHEADSxWIDTH/BATCHxCONTEXT/VOCABULARY, such as 4x4x128/12x64/65"
-            )
-        if values[2] % values[1]:
-            raise ValueError(f"in the size {text!r} the width {values[2]} is not a multiple of the {values[1]} heads")
-        return cls(*values)
+        match = re.fullmatch(r"(\d+)x(\d+)x(\d+)/(\d+)x(\d+)/(\d+)", text)
+        size = cls(*map(int, match.groups())) if match else None
+        if size is None or 0 in size:
+            form = "LAYERSxHEADSxWIDTH/BATCHxCONTEXT/VOCABULARY, such as 4x4x128/12x64/65"
+            raise ValueError(f"{text!r} is not a size: write {form}")
+        if size.width % size.heads:
+            raise ValueError(f"in the size {text!r} the width {size.width} is not a multiple of the {size.heads} heads")
+        return size
 
-    @property
-    def flops_per_token(self) -> int:
-        """Of a training step of GPT-2's architecture, counted as `GPT.flops_per_token` does."""
-        weights = 12 * self.layers * self.width**2 + self.vocab * self.width
-        return 6 * weights + 12 * self.layers * self.width * self.context
+    def network(self) -> dict[str, int]:
+        """As fields of GPTConfig, without the vocabulary."""
+        fields = ("num_layers", "num_heads", "embed_dim", "context_length")
+        return dict(zip(fields, (self.layers, self.heads, self.width, self.context), strict=True))
 
 
 def present(names: Sequence[str], nanogpt: str | None, notes: list[str]) -> list[str]:
@@ -73,18 +74,20 @@ def present(names: Sequence[str], nanogpt: str | None, notes: list[str]) -> list
 
 def call(function: str, **arguments: Any) -> Command:
     """The command that calls `function` ("module:name" in this folder) with `arguments` and the round's seed."""
-
-    def command(seed: int, folder: Path) -> list[str]:
-        return ["-m", "scripts.benchmarks.contenders", function, json.dumps({**arguments, "seed": seed}), str(folder)]
-
-    return command
+    return lambda seed, folder: [
+        "-m",
+        "scripts.benchmarks.contenders",
+        function,
+        json.dumps({**arguments, "seed": seed}),
+        str(folder),
+    ]
 
 
 def fit(callback: str, config: str, device: str, options: Sequence[str], **arguments: Any) -> Command:
-    """The command `python train.py` with a Lightning callback of ours, which measures and calls `leave_result`.
+    """The command `python train.py` with a callback of callbacks.py, which measures and calls `leave_result`.
 
     Args:
-        callback: "module.Class" in this folder; it gets the round's folder as `output`, and `arguments`.
+        callback: its class; it gets the round's folder as `output`, and `arguments`.
         config: looked for in the current folder, then in the repository's root.
         options: further options of train.py.
     """
@@ -92,10 +95,10 @@ def fit(callback: str, config: str, device: str, options: Sequence[str], **argum
     own = [f"--config={config}", f"--trainer.accelerator={'gpu' if device == 'cuda' else 'cpu'}", "--trainer.devices=1"]
 
     def command(seed: int, folder: Path) -> list[str]:
-        init_args = {"output": str(folder), **arguments}
-        callbacks = [{"class_path": f"scripts.benchmarks.{callback}", "init_args": init_args}]
+        class_path, init_args = f"scripts.benchmarks.callbacks.{callback}", {"output": str(folder), **arguments}
+        callbacks = json.dumps([{"class_path": class_path, "init_args": init_args}])
         of_round = [f"--seed_everything={seed}", f"--trainer.default_root_dir={folder}", "--wandb=disabled"]
-        return ["train.py", *own, *of_round, *options, f"--trainer.callbacks={json.dumps(callbacks)}"]
+        return ["train.py", *own, *of_round, *options, f"--trainer.callbacks={callbacks}"]
 
     return command
 
@@ -134,24 +137,17 @@ def alternate(contenders: Mapping[str, Command], rounds: int) -> dict[str, list[
     return results
 
 
-def compare(results: Mapping[str, list[Row]], ours: str = "glassgpt", same: Sequence[str] = ()) -> list[Row]:
+def compare(results: Mapping[str, list[Row]], same: Sequence[str] = ()) -> list[Row]:
     """A row for each contender: its times and other fractions are medians over the rounds, the rest is the first's.
 
     `times_faster` is the median over the rounds of its time divided by ours, since the contenders of one round met
     the same state of the machine. Of several contenders that are ours the fastest counts. A time of None means that
-    the contender did not reach its goal.
-
-    Args:
-        ours: the name of our contender, without extras.
-        same: keys in which all rows must agree, or their times cannot be compared.
-
-    Raises:
-        RuntimeError: if they do not agree.
+    the contender did not reach its goal. RuntimeError if the rows do not agree in the keys `same`.
     """
     first = next(iter(results.values()))[0]
     time = "seconds" if "seconds" in first else "milliseconds_per_step"
-    candidates = [rounds for name, rounds in results.items() if name.split("+")[0] == ours]
-    fastest = min(candidates, key=lambda rounds: median(rounds, time) or math.inf, default=[])
+    ours = [rounds for name, rounds in results.items() if name.split("+")[0] in OURS]
+    fastest = min(ours, key=lambda rounds: median(rounds, time) or math.inf, default=[])
     rows = []
     for name, rounds in results.items():
         row = {"contender": name, **{key: median(rounds, key) for key in rounds[0]}}

@@ -1,4 +1,4 @@
-"""What the machine is, and the most that it can do: its matrix rate and its memory bandwidth."""
+"""What the machine is, the most that it can do in matrix products, and its clock."""
 
 from __future__ import annotations
 
@@ -15,60 +15,27 @@ from model.kernels import has_fast_bfloat16, keep_freed_memory
 
 
 def measure(device: str, seconds: float, seed: int) -> dict[str, Any]:
-    """The machine's description and its limits, each measured for `seconds`.
-
-    Returns:
-        `machine`; `float32_flops` and `bfloat16_flops` (None if the format is emulated), operations per second of
-        the best of several sizes of matrix product; `bytes_per_second`, read and written, of the better of a copy
-        and a matrix-vector product, both far larger than any cache.
-    """
+    """The machine's description, and its `float32_flops` and `bfloat16_flops` (None if the format is emulated)."""
     keep_freed_memory()
     torch.set_float32_matmul_precision("highest")
+    name = torch.cuda.get_device_name() if device == "cuda" else processor_name()
+    machine = {"device": name, "cores": os.cpu_count(), "threads": torch.get_num_threads()}
     return {
-        "machine": {
-            "device": torch.cuda.get_device_name() if device == "cuda" else processor_name(),
-            "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "system": platform.platform(terse=True),
-        },
+        "machine": {**machine, "system": platform.platform(terse=True)},
         "float32_flops": matrix_rate(device, torch.float32, seconds),
         "bfloat16_flops": matrix_rate(device, torch.bfloat16, seconds) if has_fast_bfloat16(device) else None,
-        "bytes_per_second": memory_bandwidth(device, seconds),
     }
 
 
 def matrix_rate(device: str, dtype: torch.dtype, seconds: float) -> float:
-    """Operations per second of square matrix products; a multiplication and an addition count as two."""
-    sizes = (4096, 8192) if device == "cuda" else (512, 1024, 2048)
+    """Operations per second of the best of several sizes; a multiplication and an addition count as two."""
     rates = []
+    sizes = (4096, 8192) if device == "cuda" else (512, 1024, 2048)
     for size in sizes:
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-        product = torch.empty_like(a)
-        duration = shortest("torch.mm(a, b, out=product)", seconds / len(sizes), a=a, b=b, product=product)
-        rates.append(2 * size**3 / duration)
+        timer = Timer("torch.mm(a, b)", globals={"torch": torch, "a": a, "b": b}, num_threads=torch.get_num_threads())
+        rates += [2 * size**3 / t for t in timer.blocked_autorange(min_run_time=seconds / len(sizes)).times]
     return max(rates)
-
-
-def memory_bandwidth(device: str, seconds: float) -> float:
-    """Bytes per second."""
-    source = torch.ones(65536 if device == "cuda" else 4096, 16384, device=device)
-    target, vector = torch.empty_like(source), torch.ones(16384, device=device)
-    copying = shortest("target.copy_(source)", seconds / 2, target=target, source=source)
-    multiplying = shortest("source @ vector", seconds / 2, source=source, vector=vector)
-    return max(2 * source.nbytes / copying, source.nbytes / multiplying)
-
-
-def shortest(statement: str, seconds: float, **variables: torch.Tensor) -> float:
-    """The shortest time of one execution, in seconds."""
-    timer = Timer(statement, globals={"torch": torch, **variables}, num_threads=torch.get_num_threads())
-    return min(timer.blocked_autorange(min_run_time=seconds).times)
-
-
-def synchronized_time(device: str) -> float:
-    """The clock, in seconds, once the device has finished its work."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def processor_name() -> str:
@@ -76,3 +43,10 @@ def processor_name() -> str:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def synchronized_time(device: str) -> float:
+    """The clock, in seconds, once the device has finished its work."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()

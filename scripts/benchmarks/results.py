@@ -23,8 +23,6 @@ COLUMNS = {
     "ms a step": ("milliseconds_per_step", "{:,.2f}"),
     "tokens a second": ("tokens_per_second", "{:,.0f}"),
     "MFU": ("mfu", "{:.0%}"),
-    "share of bandwidth": ("bandwidth_share", "{:.0%}"),
-    "maps": ("recording_share", "{:.1%}"),
     "ours is faster": ("times_faster", "{:.2f} times"),
 }
 
@@ -43,10 +41,10 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def add_rates(row: Row, limits: dict[str, Any]) -> Row:
-    """`row`, with tokens per second and the share of the machine's limit that it reached."""
+    """`row`, with tokens per second and MFU, the share of the machine's matrix rate that it reached."""
     seconds = row["seconds"] if "seconds" in row else row["milliseconds_per_step"] / 1000
-    rates = {"tokens_per_second": ("tokens", 1.0), "bandwidth_share": ("bytes", limits["bytes_per_second"])}
-    rates["mfu"] = ("flops", max(limits["float32_flops"], limits["bfloat16_flops"] or 0.0))
+    matrix_rate = max(limits["float32_flops"], limits["bfloat16_flops"] or 0.0)
+    rates = {"tokens_per_second": ("tokens", 1.0), "mfu": ("flops", matrix_rate)}
     return row | {rate: row[key] / seconds / limit for rate, (key, limit) in rates.items() if key in row}
 
 
@@ -55,14 +53,7 @@ def describe(limits: dict[str, Any]) -> str:
     machine, bfloat16 = limits["machine"], limits["bfloat16_flops"]
     rates = f"{limits['float32_flops'] / 1e9:,.0f} GFLOP/s in float32"
     rates += f", {bfloat16 / 1e9:,.0f} in bfloat16" if bfloat16 else ""
-    bandwidth = f"{limits['bytes_per_second'] / 1e9:,.1f} GB/s"
-    return f"{machine['device']}, {machine['threads']} threads, measured in this run: {rates}, memory {bandwidth}"
-
-
-def append(record: dict[str, Any], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
+    return f"{machine['device']}, {machine['threads']} threads, matrix rate measured in this run: {rates}"
 
 
 def markdown(path: Path) -> str:

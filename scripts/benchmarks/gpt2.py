@@ -1,0 +1,208 @@
+"""GPT-2's architecture by three authors, how they train and how they write: ours, nanoGPT's and transformers'.
+
+nanoGPT's model.py is imported from the person's checkout. Its train.py runs when it is imported, so its loop is written
+here anew, with the settings that it publishes, and trains ours too.
+
+Letters: B sequences in a batch, T tokens of context, N tokens of a text.
+"""
+
+from __future__ import annotations
+
+import itertools
+import runpy
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import yaml
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from model.generation import generate
+from model.gpt import GPT, GPTConfig
+from model.kernels import has_fast_bfloat16, keep_freed_memory, record_cuda_graph
+from model.training.hardware import compile_where_it_pays, missing_compiler
+from model.training.optimizer import OptimizerConfig, build_optimizer
+from model.training.schedule import ScheduleConfig, learning_rate_factor
+from scripts.benchmarks.callbacks import Curve, mean_nats
+from scripts.benchmarks.contenders import ROOT, Row, Size
+from scripts.benchmarks.machine import synchronized_time
+from scripts.benchmarks.plans import GPT2_RECIPE
+
+# Of nanoGPT's train.py and config/train_shakespeare_char.py, which its README's command for CPUs starts from too.
+LEARNING_RATE, WEIGHT_DECAY, BETAS, GRADIENT_CLIP, LOG_INTERVAL = 1e-3, 0.1, (0.9, 0.99), 1.0, 10
+SCHEDULE = ScheduleConfig(warmup_steps=100, decay="cosine", final_factor=0.1)  # its warm-up is slower by 1%
+Writer = Callable[..., Tensor]
+SAMPLING = {"temperature": 0.8, "top_k": 200}  # as in its sample.py
+
+
+def measure_step(contender: str, size: list[int], seconds: float, device: str, checkout: str | None, seed: int) -> Row:
+    """Time of a step on random tokens, after three steps to warm up: what a step costs does not depend on the text."""
+    size = Size(*size)
+    torch.manual_seed(seed)
+    text = torch.randint(size.vocab, (100 * size.batch * size.context,))
+    learner = build_learner(contender, size, device, checkout)
+    stride = 10 if device == "cuda" else 1  # waiting for a GPU at every step would keep Python from running ahead
+    for step in train(learner, text, size, device, steps=2000):
+        if step == 3:
+            started = synchronized_time(device)
+        elif step > 5 and step % stride == 0 and (elapsed := synchronized_time(device) - started) >= seconds:
+            break
+    with torch.device("meta"):
+        flops_per_token = GPT(gpt2_config(size)).flops_per_token()
+    tokens = size.batch * size.context
+    work = {"tokens": tokens, "flops": tokens * flops_per_token, **learner.describe()}
+    return {"milliseconds_per_step": 1000 * elapsed / (step - 3), **work}
+
+
+def learn_characters(
+    contender: str, size: list[int], data: str, steps: int, evaluations: int, device: str, seed: int, **options: Any
+) -> Row:
+    """The learning curve of nanoGPT on the characters of `data`, split as its prepare.py does."""
+    size = Size(*size)
+    characters = torch.frombuffer(bytearray(Path(data).read_bytes()), dtype=torch.uint8)
+    ids, cut = characters.unique(return_inverse=True)[1], int(0.9 * len(characters))
+    torch.manual_seed(seed)
+    learner = build_learner(contender, size, device, **options)
+    batches = windows(ids[cut - 1 :].to(device), size.context)  # the first target has the last training token before it
+    curve = Curve(device, steps, evaluations)
+
+    def losses() -> Iterator[tuple[Tensor, Tensor]]:
+        for tokens, targets in batches:
+            count = (targets >= 0).sum()
+            yield learner.model(tokens, targets)[1] * count, count
+
+    for step in itertools.islice(train(learner, ids[:cut], size, device, steps), steps):
+        curve.after(step, lambda: mean_nats(learner.model, losses()))
+    return {"curve": curve.points, "validation_bytes": len(ids) - cut, **learner.describe()}
+
+
+def windows(text: Tensor, context: int) -> list[tuple[Tensor, Tensor]]:
+    """Every token of `text` (N,) but the first as a target once, in windows side by side; -1 fills the last one up."""
+    missing = -(len(text) - 1) % context
+    tokens = F.pad(text[:-1], (0, missing)).view(-1, context)
+    targets = F.pad(text[1:], (0, missing), value=-1).view(-1, context)
+    return list(zip(tokens.split(128), targets.split(128), strict=True))
+
+
+class Learner(NamedTuple):
+    """A network and what trains it; `loss` is the mean nats of targets (B, T) after tokens (B, T)."""
+
+    model: nn.Module
+    loss: Callable[[Tensor, Tensor], Tensor]
+    optimizer: torch.optim.Optimizer
+    precision: str
+
+    def describe(self) -> Row:
+        return {"parameters": num_parameters(self.model), "precision": self.precision}
+
+
+def build_learner(contender: str, size: Size, device: str, checkout: str | None, dropout: float = 0.0) -> Learner:
+    """What `train` takes; sets up this process for it.
+
+    Raises:
+        ValueError: if this machine cannot compile.
+    """
+    name, *extras = contender.split("+")
+    if extras and (missing := missing_compiler(torch.device(device))):
+        raise ValueError(f"{contender} cannot be compiled: {missing} is missing")
+    if name == "glassgpt":
+        keep_freed_memory()
+        model = GPT(gpt2_config(size)).to(device)
+        mode = "reduce-overhead" if "reduce-overhead" in extras else "compile" in extras or "auto"
+        loss = compile_where_it_pays(model.loss, mode, torch.device(device))
+        optimizer = build_optimizer(model, OptimizerConfig("adamw", weight_decay=WEIGHT_DECAY, betas=BETAS))
+        return Learner(model, loss, optimizer, "bfloat16" if has_fast_bfloat16(device) else "float32")
+    torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
+    model = build_nanogpt(checkout, size, dropout).to(device)
+    forward = torch.compile(model) if extras else model
+    optimizer = model.configure_optimizers(WEIGHT_DECAY, LEARNING_RATE, BETAS, device)
+    precision = "bfloat16" if device == "cuda" else "float32"
+    return Learner(model, lambda tokens, targets: forward(tokens, targets)[1], optimizer, precision)
+
+
+def train(learner: Learner, text: Tensor, size: Size, device: str, steps: int) -> Iterator[int]:
+    """nanoGPT's training on windows of `text` (N,) drawn at random, endless; yields the number of updates."""
+    model, loss_of, optimizer, precision = learner
+
+    def draw() -> tuple[Tensor, Tensor]:
+        starts = torch.randint(len(text) - size.context, (size.batch, 1))
+        rows = text[starts + torch.arange(size.context + 1)]
+        if device == "cuda":
+            rows = rows.pin_memory().to(device, non_blocking=True)
+        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+    batch = draw()
+    for step in itertools.count():
+        for group in optimizer.param_groups:
+            group["lr"] = LEARNING_RATE * learning_rate_factor(step, steps, SCHEDULE)
+        with torch.autocast(device, torch.bfloat16, enabled=precision == "bfloat16"):
+            loss = loss_of(*batch)
+        batch = draw()  # while an accelerator is still at work
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_CLIP)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if step % LOG_INTERVAL == 0:
+            loss.item()
+        yield step + 1
+
+
+def measure_writing(
+    contender: str, size: list[int], prompt_tokens: int, new_tokens: int, dtype: str, device: str, seed: int, **peer
+) -> Row:
+    """Seconds to write `new_tokens` after each prompt of the batch, once, after a shorter text to warm up."""
+    size = Size(*size)
+    torch.manual_seed(seed)
+    network, write = build_writer(contender, size, device, **peer)
+    network.to(device, getattr(torch, dtype)).eval()
+    prompt = torch.randint(size.vocab, (size.batch, prompt_tokens), device=device)
+    write(prompt, max_new_tokens=new_tokens if device == "cuda" else min(4, new_tokens))  # a graph has one length
+    started = synchronized_time(device)
+    text = write(prompt, max_new_tokens=new_tokens)
+    seconds = synchronized_time(device) - started
+    if text.shape != (size.batch, prompt_tokens + new_tokens):
+        raise RuntimeError(f"{contender} wrote {tuple(text.shape)}, not {new_tokens} tokens for each of {size.batch}")
+    work = {"tokens": size.batch * new_tokens, "precision": dtype}
+    return {"seconds": seconds, "parameters": num_parameters(network), **work}
+
+
+def build_writer(contender: str, size: Size, device: str, checkout: str | None) -> tuple[nn.Module, Writer]:
+    """A network and what writes with it: (prompt, max_new_tokens=...) -> prompt and text."""
+    if contender == "glassgpt":
+        gpt = GPT(gpt2_config(size, bias=True))
+        return gpt, partial(generate, gpt, record=record_cuda_graph if device == "cuda" else None, **SAMPLING)
+    if contender == "nanogpt":
+        torch.set_float32_matmul_precision("high")
+        gpt = build_nanogpt(checkout, size, bias=True)
+        return gpt, partial(gpt.generate, **SAMPLING)
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    shape = {"n_layer": size.layers, "n_head": size.heads, "n_embd": size.width, "n_positions": size.context}
+    ids = {"vocab_size": size.vocab, "bos_token_id": None, "eos_token_id": None}  # nothing ends a text early
+    # The activation of the others; GPT-2's own takes more operations.
+    gpt = GPT2LMHeadModel(GPT2Config(**shape, **ids, activation_function="gelu"))
+    cache = {"use_cache": True, "cache_implementation": "static" if device == "cuda" else None}
+    return gpt, partial(gpt.generate, do_sample=True, pad_token_id=0, **cache, **SAMPLING)
+
+
+def build_nanogpt(checkout: str, size: Size, dropout: float = 0.0, bias: bool = False) -> nn.Module:
+    """nanoGPT's GPT; without biases, as its train.py builds it."""
+    nanogpt = runpy.run_path(str(Path(checkout, "model.py")), run_name="nanogpt")
+    shape = {"n_layer": size.layers, "n_head": size.heads, "n_embd": size.width}
+    shape |= {"block_size": size.context, "vocab_size": size.vocab}
+    return nanogpt["GPT"](nanogpt["GPTConfig"](**shape, dropout=dropout, bias=bias))
+
+
+def gpt2_config(size: Size, bias: bool = False) -> GPTConfig:
+    """Our GPT in GPT-2's architecture, as nanoGPT builds it."""
+    recipe = yaml.safe_load(Path(ROOT, GPT2_RECIPE).read_text(encoding="utf-8"))
+    architecture = recipe["model"]["gpt"] | {"bias": bias}
+    return GPTConfig(vocab_size=size.vocab, **size.network(), **architecture)
+
+
+def num_parameters(model: nn.Module) -> int:
+    """Weights that layers share count once."""
+    return sum(parameter.numel() for parameter in model.parameters())
