@@ -15,17 +15,16 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 if not __package__:  # run as a file, Python looks for modules beside it and not in the repository's root
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.benchmarks import plans, results
-from scripts.benchmarks.contenders import ROOT, call, run
+from scripts.benchmarks.contenders import ROOT, WARM_UP, call, run
 from scripts.parser import Parser, at_least
 
 RESULTS = Path("runs/benchmarks.jsonl")
@@ -47,53 +46,60 @@ def main(argv: list[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """The options; each help text names the unit and the default."""
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = Parser(prog="benchmark.py", description=__doc__, formatter_class=raw)
+    formatter = {"formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = Parser(prog="benchmark.py", description=__doc__, **formatter)
     subparsers = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK", parser_class=Parser)
-    number, seconds, steps = at_least(1), at_least(0, float), at_least(plans.WARM_UP + 1)
+    number, seconds, steps = at_least(1), at_least(0, float), at_least(WARM_UP + 1)
 
-    def subcommand(name: str, described: Any) -> Callable:
-        """Adds a subcommand that a docstring describes; returns what adds an option to it."""
-        text = inspect.getdoc(described)
-        settings = {"help": text.splitlines()[0], "description": text, "formatter_class": raw, "allow_abbrev": False}
-        add = subparsers.add_parser(name, **settings).add_argument
+    def subcommand(name: str, text: str, config: str | None = None) -> Callable:
+        """Adds a subcommand; returns what adds an option to it."""
+        summary = text.splitlines()[0]
+        add = subparsers.add_parser(name, help=summary, description=text, allow_abbrev=False, **formatter).add_argument
         add("--results", type=Path, default=RESULTS, metavar="FILE", help=f"where JSON is kept (default: {RESULTS})")
+        if config:
+            add("--config", default=config, metavar="YAML", help=f"what is trained (default: {config})")
+            add(
+                "train_options",
+                nargs="*",
+                metavar="-- OPTION",
+                help="of train.py, after a --, seen from the repository",
+            )
         return add
 
-    def benchmark(function: Callable, rounds: int) -> Callable:
-        add = subcommand(function.__name__, function)
-        add("--device", choices=("cpu", "cuda"), default="cpu", help="CUDA_VISIBLE_DEVICES chooses the GPU")
+    def benchmark(
+        function: Callable, rounds: int, names: Sequence[str] = (), usual: str = "all", **of_training
+    ) -> Callable:
+        """Adds a function of plans.py; its contenders are `names`, by default the `usual` ones."""
+        add = subcommand(function.__name__, inspect.getdoc(function), **of_training)
+        add(
+            "--device",
+            choices=("cpu", "cuda"),
+            default="cpu",
+            help="CUDA_VISIBLE_DEVICES chooses the GPU (default: cpu)",
+        )
         add("--nanogpt", metavar="PATH", help="checkout of nanoGPT (default: it does not take part)")
         add("--rounds", type=number, default=rounds, metavar="N", help=f"turns of each contender (default: {rounds})")
-        add("--limit_seconds", type=seconds, default=2.0, help="to measure each of the machine's limits (default: 2)")
+        add("--limit_seconds", type=seconds, default=2.0, help="to measure each of the matrix rates (default: 2)")
+        if names:
+            text = f"of {', '.join(names)} (default: {usual})"
+            add("--contenders", nargs="+", choices=names, metavar="NAME", help=text)
         return add
 
-    def add_recipe(add: Callable, config: str) -> None:
-        add("--config", default=config, metavar="YAML", help=f"what is trained (default: {config})")
-        add("train_options", nargs="*", metavar="-- OPTION", help="for train.py, after a --; paths from the repository")
-
-    def add_contenders(add: Callable, names: list[str], default: str) -> None:
-        add(
-            "--contenders", nargs="+", choices=names, metavar="NAME", help=f"of {', '.join(names)} (default: {default})"
-        )
-
-    add = benchmark(plans.train, rounds=3)
-    default = "{cpu}; on a GPU {cuda}"
-    sizes = f"LAYERSxHEADSxWIDTH/BATCHxCONTEXT/VOCABULARY (default: {default.format(**plans.SIZES)})"
+    by_device = "{cpu}; on a GPU {cuda}".format
+    add = benchmark(plans.train, 3, plans.TRAINED, by_device(**plans.TRAINED_BY_DEFAULT))
+    sizes = f"LAYERSxHEADSxWIDTH/BATCHxCONTEXT/VOCABULARY (default: {by_device(**plans.SIZES)})"
     add("--sizes", nargs="+", metavar="SIZE", help=sizes)
-    add_contenders(add, plans.TRAINED, default.format(**plans.TRAINED_BY_DEFAULT))
     add("--seconds", type=seconds, default=5.0, help="of training in each round, at least (default: 5)")
 
-    add = benchmark(plans.generate, rounds=3)
+    add = benchmark(plans.generate, 3, plans.WRITERS)
     add("--batches", nargs="+", type=number, default=[1, 16], metavar="N", help="texts at once (default: 1 16)")
     add("--new_tokens", nargs="+", type=number, default=[128], metavar="N", help="length in tokens (default: 128)")
     add("--model", default="6x6x384", metavar="LAYERSxHEADSxWIDTH", help="(default: 6x6x384)")
     add("--context", type=number, default=1024, help="of the models, for prompt and text (default: 1024)")
     add("--dtype", choices=("float32", "bfloat16"), help="of weights and cache (default: float32; on a GPU bfloat16)")
-    add_contenders(add, plans.WRITERS, "all")
 
-    add = benchmark(plans.time_to_loss, rounds=1)
-    add_recipe(add, "configs/shakespeare_char.yaml")
+    peers = "glassgpt and its peer"
+    add = benchmark(plans.time_to_loss, 1, plans.LEARNERS, peers, config="configs/shakespeare_char.yaml")
     add("--data", metavar="FILE", help="ASCII text, read by characters; its last tenth validates")
     add("--size", help="LAYERSxHEADSxWIDTH/BATCHxCONTEXT (default: with --data nanoGPT's, otherwise the config's)")
     add("--steps", type=steps, help="of our whole schedule (default: 260; on a GPU 1000)")
@@ -101,42 +107,37 @@ def build_parser() -> argparse.ArgumentParser:
     add("--peer_learning_rate", type=seconds, default=0.001, help="of gpt2+adamw (default: nanoGPT's, 0.001)")
     add("--evaluations", type=number, default=20, help="in each training, evenly spaced (default: 20)")
     add("--target", type=at_least(0.001, float), metavar="NATS", help="loss per token (default: the peer's lowest)")
-    add_contenders(add, plans.LEARNERS, "glassgpt and its peer")
 
-    add = benchmark(plans.overhead, rounds=1)
-    add_recipe(add, "configs/default.yaml")
+    add = benchmark(plans.overhead, 1, config="configs/default.yaml")
     add("--seconds", type=seconds, default=45.0, help="of stretches in each round (default: 45)")
     add("--stretch", type=number, default=10, help="steps in a stretch (default: 10)")
     add("--steps", type=number, default=60, help="of the training that records maps (default: 60)")
 
-    subcommand("table", results)
+    subcommand("table", inspect.getdoc(results))
     return parser
 
 
 def measure(options: argparse.Namespace) -> str:
     """Runs one benchmark and appends its record to the file of results; returns what to print.
 
-    Raises:
-        ValueError, OSError: for a person's mistake.
-        RuntimeError: if a contender fails, or the contenders did not do the same work.
+    Raises ValueError or OSError for a mistake, RuntimeError if a contender fails or does other work than the rest.
     """
     if options.device == "cuda":
-        import torch
+        import torch  # only here, as it takes seconds
 
         if not torch.cuda.is_available():
-            raise ValueError(
-                "--device cuda: PyTorch finds no GPU here; leave the option out to measure on the processor"
-            )
+            raise ValueError("--device cuda: PyTorch finds no GPU here; leave it out to measure on the processor")
     if options.nanogpt is not None:
         if not Path(options.nanogpt, "model.py").is_file():
             raise FileNotFoundError(f"--nanogpt {options.nanogpt} is not a checkout of nanoGPT: it has no model.py")
         options.nanogpt = str(Path(options.nanogpt).resolve())
     notes: list[str] = []
-    rows = getattr(plans, options.benchmark)(options, notes)
+    rows = list(getattr(plans, options.benchmark)(options, notes))
     limits = run(call("machine:measure", device=options.device, seconds=options.limit_seconds))
     rows = [results.add_rates(row, limits) for row in rows]
     text = "\n\n".join([results.describe(limits), results.table(rows), *notes])
-    versions = {package: version(package) for package in PACKAGES if find_spec(package)}
+    versions = {name: version(name) for name in PACKAGES if find_spec(name)}
+    versions["nanogpt"] = options.nanogpt and results.commit(Path(options.nanogpt))
     hidden = ("benchmark", "results", "nanogpt")
     record = {
         "benchmark": options.benchmark,
@@ -144,7 +145,7 @@ def measure(options: argparse.Namespace) -> str:
         "commit": results.commit(ROOT),
         "machine": limits.pop("machine"),
         "limits": limits,
-        "versions": versions | {"nanogpt": options.nanogpt and results.commit(Path(options.nanogpt))},
+        "versions": versions,
         "options": {name: value for name, value in vars(options).items() if name not in hidden},
         "rows": rows,
         "notes": notes,

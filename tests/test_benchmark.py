@@ -76,7 +76,7 @@ def characters(tmp_path_factory):
 
 @pytest.fixture
 def measure(monkeypatch, capsys, tmp_path):
-    """Runs the command line, with the contenders in this process unless `apart`; returns the JSON that it prints last."""
+    """Runs the command line, its contenders in this process unless `apart`; returns the JSON that it prints last."""
     from train import main as train
 
     def run(command, seed=0):
@@ -181,7 +181,12 @@ def rounds(*seconds, **same):
 
 def test_times_are_compared_round_by_round_with_the_faster_of_ours():
     compared = contenders.compare(
-        {"glassgpt": rounds(4.0, 2.0, 9.0), "glassgpt+compile": rounds(2.0, 2.0, 3.0), "nanogpt": rounds(8.0, 5.0, 3.0)}
+        "learning",
+        {
+            "glassgpt": rounds(4.0, 2.0, 9.0),
+            "glassgpt+compile": rounds(2.0, 2.0, 3.0),
+            "nanogpt": rounds(8.0, 5.0, 3.0),
+        },
     )
     assert {row["contender"]: row["seconds"] for row in compared} == {
         "glassgpt": 4.0,
@@ -198,7 +203,7 @@ def test_times_are_compared_round_by_round_with_the_faster_of_ours():
 
 def test_a_contender_that_never_reached_the_target_has_no_time():
     ours, compiled, theirs = contenders.compare(
-        {"glassgpt": rounds(None, 2.0), "glassgpt+compile": rounds(2.0, 2.0), "nanogpt": rounds(8.0, None)}
+        "learning", {"glassgpt": rounds(None, 2.0), "glassgpt+compile": rounds(2.0, 2.0), "nanogpt": rounds(8.0, None)}
     )
     assert ours["seconds"] is None and ours["times_faster"] is None
     assert theirs["times_faster"] is None
@@ -206,13 +211,15 @@ def test_a_contender_that_never_reached_the_target_has_no_time():
 
 
 def test_without_a_contender_of_ours_there_is_no_ratio():
-    (row,) = contenders.compare({"nanogpt": rounds(8.0)})
+    (row,) = contenders.compare("learning", {"nanogpt": rounds(8.0)})
     assert row["times_faster"] is None
 
 
 def test_different_amounts_of_work_are_not_compared():
     with pytest.raises(RuntimeError, match=r"differ in tokens.*glassgpt 1, nanogpt 2"):
-        contenders.compare({"glassgpt": rounds(1.0, tokens=1), "nanogpt": rounds(1.0, tokens=2)}, same=("tokens",))
+        contenders.compare(
+            "learning", {"glassgpt": rounds(1.0, tokens=1), "nanogpt": rounds(1.0, tokens=2)}, same=("tokens",)
+        )
 
 
 def test_contenders_take_turns(monkeypatch):

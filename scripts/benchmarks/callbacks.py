@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from model.gpt import in_eval_mode
 from model.inspection.recorder import AttentionRecorder
-from scripts.benchmarks.contenders import Row, leave_result
+from scripts.benchmarks.contenders import WARM_UP, Row, leave_result
 from scripts.benchmarks.machine import synchronized_time
-from scripts.benchmarks.plans import WARM_UP
 
 
 class Curve:
@@ -31,31 +30,26 @@ class Curve:
         if step == self.step:  # gradients are still being accumulated
             return
         self.step = step
-        if step == WARM_UP:
-            self.started = synchronized_time(self.device)
         if step in self.due:
             self.seconds += synchronized_time(self.device) - self.started
             seconds = self.seconds * step / (step - WARM_UP)
             self.points.append({"step": step, "seconds": seconds, **evaluate()})
+        if step in self.due or step == WARM_UP:
             self.started = synchronized_time(self.device)
 
 
 @torch.no_grad()
 def mean_nats(model: nn.Module, losses: Iterable[tuple[Tensor, Tensor]]) -> Row:
-    """The mean `loss` over all targets, computed in float32 and in eval mode, and the number of `targets`.
+    """The mean `loss` over all targets, in float32 and in eval mode, and the number of `targets`.
 
-    Args:
-        losses: computes, batch by batch, the sum of the nats and the number of targets.
+    `losses` computes, batch by batch, the sum of the nats and the number of targets.
     """
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
-    total, count = 0.0, 0
     with in_eval_mode(model):
-        for nats, targets in losses:
-            total += nats.item()
-            count += targets.item()
+        nats, targets = zip(*((nats.item(), targets.item()) for nats, targets in losses), strict=True)
     torch.set_float32_matmul_precision(precision)
-    return {"loss": total / count, "targets": count}
+    return {"loss": sum(nats) / sum(targets), "targets": sum(targets)}
 
 
 class LearningCurve(Callback):
@@ -77,63 +71,55 @@ class LearningCurve(Callback):
         self.curve.after(trainer.global_step, lambda: mean_nats(module.gpt, losses()))
 
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
-        text = {"validation_bytes": trainer.datamodule.validation_bytes}
-        leave_result(self.output, {"curve": self.curve.points, **text, **describe(trainer, module)})
-
-
-def describe(trainer: Trainer, module: LightningModule) -> Row:
-    """What was trained, in which precision of matrix products."""
-    precision = "bfloat16" if "bf16" in str(trainer.precision) else "float32"
-    return {"parameters": sum(parameter.numel() for parameter in module.gpt.parameters()), "precision": precision}
+        learned = {"curve": self.curve.points, "validation_bytes": trainer.datamodule.validation_bytes}
+        leave_result(self.output, {**learned, **describe(module.gpt, trainer.precision)})
 
 
 class BesideBareLoop(Callback):
-    """Times stretches of the Trainer and of a bare loop in turn.
+    """Times stretches of the Trainer and of a bare loop in turn; the first of each warms up and does not count.
 
-    Args:
-        stretch: steps; the first of each warms up and does not count.
-        seconds: of all stretches together, after which training stops; three pairs are the least.
+    `stretch` is the number of steps in each. After `seconds` of all together, and three of each, training stops.
     """
 
     def __init__(self, output: str, stretch: int, seconds: float):
         self.output, self.stretch, self.enough_seconds = output, stretch, seconds
         self.seconds: dict[str, list[float]] = {"trainer": [], "bare loop": []}
-        self.started: float | None = None
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         self.batches = iter(trainer.datamodule.train_dataloader())
-        self.next_stop = self.stretch
+        self.started, self.next_stop = None, self.stretch
 
     def on_train_batch_end(self, trainer: Trainer, module: LightningModule, *_: Any) -> None:
         if trainer.global_step < self.next_stop:
             return
         now = synchronized_time(module.device.type)
-        self.bare_steps(trainer, module)
+        for _ in range(self.stretch):
+            self.bare_step(trainer, module)
         finished = synchronized_time(module.device.type)
         if self.started is not None:
             self.seconds["trainer"].append(now - self.started)
             self.seconds["bare loop"].append(finished - now)
         enough = sum(map(sum, self.seconds.values())) >= self.enough_seconds
         trainer.should_stop = enough and len(self.seconds["trainer"]) >= 3
-        self.next_stop, self.started = trainer.global_step + self.stretch, finished
+        self.started, self.next_stop = finished, trainer.global_step + self.stretch
 
-    def bare_steps(self, trainer: Trainer, module: LightningModule) -> None:
-        """One stretch without Lightning's loop."""
+    def bare_step(self, trainer: Trainer, module: LightningModule) -> None:
+        """What the Trainer does in a step, without its loop."""
         optimizer, accumulate = trainer.optimizers[0], trainer.accumulate_grad_batches
-        for _ in range(self.stretch):
-            optimizer.zero_grad(set_to_none=True)
-            for _ in range(accumulate):
-                batch = {name: part.to(module.device, non_blocking=True) for name, part in next(self.batches).items()}
-                with trainer.precision_plugin.forward_context():
-                    loss = module.training_step(batch, 0)
-                (loss / accumulate).backward()
-            if trainer.gradient_clip_val:
-                torch.nn.utils.clip_grad_norm_(module.parameters(), trainer.gradient_clip_val)
-            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        for _ in range(accumulate):
+            batch = {name: part.to(module.device, non_blocking=True) for name, part in next(self.batches).items()}
+            with trainer.precision_plugin.forward_context():
+                loss = module.training_step(batch, 0)
+            (loss / accumulate).backward()
+        if trainer.gradient_clip_val:
+            torch.nn.utils.clip_grad_norm_(module.parameters(), trainer.gradient_clip_val)
+        optimizer.step()
         self.tokens = batch["tokens"].numel() * accumulate
 
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
-        work = {"tokens": self.tokens, "flops": self.tokens * module.gpt.flops_per_token(), **describe(trainer, module)}
+        work = {"tokens": self.tokens, "flops": self.tokens * module.gpt.flops_per_token()}
+        work |= describe(module.gpt, trainer.precision)
         rows: dict[str, list[Row]] = {}
         for name, times in self.seconds.items():
             rows[name] = [{"milliseconds_per_step": 1000 * time / self.stretch, **work} for time in times]
@@ -144,24 +130,28 @@ class RecordingClock(Callback):
     """Times a whole fit, and in it AttentionRecorder.record, which a timed one stands in for meanwhile."""
 
     def __init__(self, output: str):
-        self.output, self.recordings, self.recording_seconds = output, 0, 0.0
+        self.output, self.recordings = output, []
 
     def on_fit_start(self, trainer: Trainer, module: LightningModule) -> None:
-        record, device = AttentionRecorder.record, module.device.type
+        device, self.record = module.device.type, AttentionRecorder.record
 
-        def timed(*arguments: Any, **options: Any) -> Any:
+        def timed(*arguments: Any) -> Any:
             started = synchronized_time(device)  # without the training that a GPU still has to do
-            result = record(*arguments, **options)
-            self.recording_seconds += synchronized_time(device) - started
-            self.recordings += 1
+            result = self.record(*arguments)
+            self.recordings.append(synchronized_time(device) - started)
             return result
 
-        self.record, AttentionRecorder.record = record, timed
-        self.started = synchronized_time(device)
+        AttentionRecorder.record, self.started = timed, synchronized_time(device)
 
     def on_fit_end(self, trainer: Trainer, module: LightningModule) -> None:
         AttentionRecorder.record = self.record
-        seconds, work = synchronized_time(module.device.type) - self.started, describe(trainer, module)
-        total = {"seconds": seconds, "recordings": self.recordings, **work}
-        rest = {"seconds": seconds - self.recording_seconds, **work}
+        seconds, work = synchronized_time(module.device.type) - self.started, describe(module.gpt, trainer.precision)
+        total = {"seconds": seconds, "recordings": len(self.recordings), **work}
+        rest = {"seconds": seconds - sum(self.recordings), **work}
         leave_result(self.output, {"with maps": [total], "without maps": [rest]})
+
+
+def describe(network: nn.Module, precision: str) -> Row:
+    """What is trained or writes, in which precision of matrix products. Weights that layers share count once."""
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    return {"parameters": parameters, "precision": "bfloat16" if precision.startswith("b") else "float32"}

@@ -4,7 +4,7 @@ A contender is a name, such as "nanogpt+compile", and a function (seed, folder) 
 one round. The command runs in the repository's root, may use the folder, and leaves `result.json` there, an object:
 
     seconds or milliseconds_per_step    the time that is compared
-    tokens, flops                       how many are trained on or written in that time, what that takes (optional)
+    tokens, flops                       how many it trains on or writes in that time, and what that takes (optional)
     parameters, precision, ...          what else describes the work
 
 The processes of `overhead` measure two contenders at once: their object holds a list of such objects for each.
@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
+GPT2_RECIPE = "scripts/benchmarks/gpt2_adamw.yaml"
+WARM_UP = 3  # steps
 OURS = ("glassgpt", "trainer", "with maps")  # what the others are compared with
 
 Command = Callable[[int, Path], list[str]]
@@ -74,31 +76,24 @@ def present(names: Sequence[str], nanogpt: str | None, notes: list[str]) -> list
 
 def call(function: str, **arguments: Any) -> Command:
     """The command that calls `function` ("module:name" in this folder) with `arguments` and the round's seed."""
-    return lambda seed, folder: [
-        "-m",
-        "scripts.benchmarks.contenders",
-        function,
-        json.dumps({**arguments, "seed": seed}),
-        str(folder),
-    ]
+    prefix = ["-m", "scripts.benchmarks.contenders", function]
+    return lambda seed, folder: [*prefix, json.dumps({**arguments, "seed": seed}), str(folder)]
 
 
 def fit(callback: str, config: str, device: str, options: Sequence[str], **arguments: Any) -> Command:
-    """The command `python train.py` with a callback of callbacks.py, which measures and calls `leave_result`.
+    """The command `python train.py` with a class of callbacks.py, which gets `arguments` and calls `leave_result`.
 
-    Args:
-        callback: its class; it gets the round's folder as `output`, and `arguments`.
-        config: looked for in the current folder, then in the repository's root.
-        options: further options of train.py.
+    The config is looked for in the current folder, then in the repository's root; `options` are further ones.
     """
-    config = str(Path(config).resolve()) if Path(config).exists() else config
-    own = [f"--config={config}", f"--trainer.accelerator={'gpu' if device == 'cuda' else 'cpu'}", "--trainer.devices=1"]
+    config = Path(config).resolve() if Path(config).exists() else config
+    accelerator = "gpu" if device == "cuda" else "cpu"
+    own = ["train.py", f"--config={config}", f"--trainer.accelerator={accelerator}", "--trainer.devices=1"]
 
     def command(seed: int, folder: Path) -> list[str]:
         class_path, init_args = f"scripts.benchmarks.callbacks.{callback}", {"output": str(folder), **arguments}
         callbacks = json.dumps([{"class_path": class_path, "init_args": init_args}])
         of_round = [f"--seed_everything={seed}", f"--trainer.default_root_dir={folder}", "--wandb=disabled"]
-        return ["train.py", *own, *of_round, *options, f"--trainer.callbacks={callbacks}"]
+        return [*own, *of_round, *options, f"--trainer.callbacks={callbacks}"]
 
     return command
 
@@ -111,9 +106,8 @@ def leave_result(folder: str, figures: Row) -> None:
 def run(command: Command, seed: int = 0) -> Row:
     """One round in a new process; returns what it measured.
 
-    Raises:
-        ValueError: if it ends with status 2, a person's mistake; the message is the last line that it printed.
-        RuntimeError: if it fails otherwise; the message is the end of what it printed.
+    Raises ValueError with the last line that it printed if it ends with status 2, a person's mistake, and RuntimeError
+    with the end of what it printed if it fails otherwise.
     """
     with tempfile.TemporaryDirectory() as folder:
         arguments = [sys.executable, *command(seed, Path(folder))]
@@ -137,8 +131,8 @@ def alternate(contenders: Mapping[str, Command], rounds: int) -> dict[str, list[
     return results
 
 
-def compare(results: Mapping[str, list[Row]], same: Sequence[str] = ()) -> list[Row]:
-    """A row for each contender: its times and other fractions are medians over the rounds, the rest is the first's.
+def compare(work: str, results: Mapping[str, list[Row]], same: Sequence[str] = ()) -> list[Row]:
+    """A row for each contender of `work`: fractions are medians over the rounds, the rest is the first's.
 
     `times_faster` is the median over the rounds of its time divided by ours, since the contenders of one round met
     the same state of the machine. Of several contenders that are ours the fastest counts. A time of None means that
@@ -150,7 +144,7 @@ def compare(results: Mapping[str, list[Row]], same: Sequence[str] = ()) -> list[
     fastest = min(ours, key=lambda rounds: median(rounds, time) or math.inf, default=[])
     rows = []
     for name, rounds in results.items():
-        row = {"contender": name, **{key: median(rounds, key) for key in rounds[0]}}
+        row = {"work": work, "contender": name, **{key: median(rounds, key) for key in rounds[0]}}
         row[f"{time}_of_rounds"] = [result[time] for result in rounds]
         pairs = [(their[time], our[time]) for their, our in zip(rounds, fastest, strict=False)]
         complete = pairs and all(None not in pair for pair in pairs)

@@ -1,7 +1,7 @@
 """GPT-2's architecture by three authors, how they train and how they write: ours, nanoGPT's and transformers'.
 
-nanoGPT's model.py is imported from the person's checkout. Its train.py runs when it is imported, so its loop is written
-here anew, with the settings that it publishes, and trains ours too.
+nanoGPT's model.py is run from the person's checkout. Its train.py trains as soon as it is imported, so its loop is
+written here anew, with the settings that it publishes, and trains ours too.
 
 Letters: B sequences in a batch, T tokens of context, N tokens of a text.
 """
@@ -26,35 +26,33 @@ from model.kernels import has_fast_bfloat16, keep_freed_memory, record_cuda_grap
 from model.training.hardware import compile_where_it_pays, missing_compiler
 from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
-from scripts.benchmarks.callbacks import Curve, mean_nats
-from scripts.benchmarks.contenders import ROOT, Row, Size
+from scripts.benchmarks.callbacks import Curve, describe, mean_nats
+from scripts.benchmarks.contenders import GPT2_RECIPE, ROOT, WARM_UP, Row, Size
 from scripts.benchmarks.machine import synchronized_time
-from scripts.benchmarks.plans import GPT2_RECIPE
 
 # Of nanoGPT's train.py and config/train_shakespeare_char.py, which its README's command for CPUs starts from too.
 LEARNING_RATE, WEIGHT_DECAY, BETAS, GRADIENT_CLIP, LOG_INTERVAL = 1e-3, 0.1, (0.9, 0.99), 1.0, 10
 SCHEDULE = ScheduleConfig(warmup_steps=100, decay="cosine", final_factor=0.1)  # its warm-up is slower by 1%
-Writer = Callable[..., Tensor]
 SAMPLING = {"temperature": 0.8, "top_k": 200}  # as in its sample.py
 
 
 def measure_step(contender: str, size: list[int], seconds: float, device: str, checkout: str | None, seed: int) -> Row:
-    """Time of a step on random tokens, after three steps to warm up: what a step costs does not depend on the text."""
+    """Time of a step on random tokens, after a warm-up: what a step costs does not depend on the text."""
     size = Size(*size)
     torch.manual_seed(seed)
     text = torch.randint(size.vocab, (100 * size.batch * size.context,))
     learner = build_learner(contender, size, device, checkout)
     stride = 10 if device == "cuda" else 1  # waiting for a GPU at every step would keep Python from running ahead
     for step in train(learner, text, size, device, steps=2000):
-        if step == 3:
+        if step == WARM_UP:
             started = synchronized_time(device)
         elif step > 5 and step % stride == 0 and (elapsed := synchronized_time(device) - started) >= seconds:
             break
     with torch.device("meta"):
         flops_per_token = GPT(gpt2_config(size)).flops_per_token()
     tokens = size.batch * size.context
-    work = {"tokens": tokens, "flops": tokens * flops_per_token, **learner.describe()}
-    return {"milliseconds_per_step": 1000 * elapsed / (step - 3), **work}
+    work = {"tokens": tokens, "flops": tokens * flops_per_token, **describe(learner.model, learner.precision)}
+    return {"milliseconds_per_step": 1000 * elapsed / (step - WARM_UP), **work}
 
 
 def learn_characters(
@@ -76,7 +74,8 @@ def learn_characters(
 
     for step in itertools.islice(train(learner, ids[:cut], size, device, steps), steps):
         curve.after(step, lambda: mean_nats(learner.model, losses()))
-    return {"curve": curve.points, "validation_bytes": len(ids) - cut, **learner.describe()}
+    learned = {"curve": curve.points, "validation_bytes": len(ids) - cut}
+    return {**learned, **describe(learner.model, learner.precision)}
 
 
 def windows(text: Tensor, context: int) -> list[tuple[Tensor, Tensor]]:
@@ -95,16 +94,9 @@ class Learner(NamedTuple):
     optimizer: torch.optim.Optimizer
     precision: str
 
-    def describe(self) -> Row:
-        return {"parameters": num_parameters(self.model), "precision": self.precision}
-
 
 def build_learner(contender: str, size: Size, device: str, checkout: str | None, dropout: float = 0.0) -> Learner:
-    """What `train` takes; sets up this process for it.
-
-    Raises:
-        ValueError: if this machine cannot compile.
-    """
+    """What `train` takes; sets up this process for it. Raises ValueError if this machine cannot compile."""
     name, *extras = contender.split("+")
     if extras and (missing := missing_compiler(torch.device(device))):
         raise ValueError(f"{contender} cannot be compiled: {missing} is missing")
@@ -165,11 +157,10 @@ def measure_writing(
     seconds = synchronized_time(device) - started
     if text.shape != (size.batch, prompt_tokens + new_tokens):
         raise RuntimeError(f"{contender} wrote {tuple(text.shape)}, not {new_tokens} tokens for each of {size.batch}")
-    work = {"tokens": size.batch * new_tokens, "precision": dtype}
-    return {"seconds": seconds, "parameters": num_parameters(network), **work}
+    return {"seconds": seconds, "tokens": size.batch * new_tokens, **describe(network, dtype)}
 
 
-def build_writer(contender: str, size: Size, device: str, checkout: str | None) -> tuple[nn.Module, Writer]:
+def build_writer(contender: str, size: Size, device: str, checkout: str | None) -> tuple[nn.Module, Callable]:
     """A network and what writes with it: (prompt, max_new_tokens=...) -> prompt and text."""
     if contender == "glassgpt":
         gpt = GPT(gpt2_config(size, bias=True))
@@ -199,10 +190,4 @@ def build_nanogpt(checkout: str, size: Size, dropout: float = 0.0, bias: bool = 
 def gpt2_config(size: Size, bias: bool = False) -> GPTConfig:
     """Our GPT in GPT-2's architecture, as nanoGPT builds it."""
     recipe = yaml.safe_load(Path(ROOT, GPT2_RECIPE).read_text(encoding="utf-8"))
-    architecture = recipe["model"]["gpt"] | {"bias": bias}
-    return GPTConfig(vocab_size=size.vocab, **size.network(), **architecture)
-
-
-def num_parameters(model: nn.Module) -> int:
-    """Weights that layers share count once."""
-    return sum(parameter.numel() for parameter in model.parameters())
+    return GPTConfig(vocab_size=size.vocab, **size.network(), **recipe["model"]["gpt"] | {"bias": bias})

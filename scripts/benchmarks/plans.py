@@ -1,16 +1,19 @@
 """What each benchmark compares: its contenders, their work, and the rows that come of it.
 
-A benchmark is a function (options, notes) -> rows, whose docstring is the help of its subcommand. Mistakes in the
-options are found before anything is measured. Nothing here imports torch.
+A benchmark is a function (options, notes) -> rows, whose docstring is the help of its subcommand. `notes` gets what the
+reader of the rows should know. Mistakes in the options are found before anything is measured, and without torch.
 """
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import math
+from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from scripts.benchmarks.contenders import Command, Row, Size, alternate, call, compare, fit, present
+from scripts.benchmarks.contenders import GPT2_RECIPE, WARM_UP, Row, Size, alternate, call, compare, fit, present
 
 # "reduce-overhead" compiles with CUDA graphs.
 TRAINED = ["glassgpt", "glassgpt+compile", "glassgpt+reduce-overhead", "nanogpt", "nanogpt+compile"]
@@ -23,8 +26,6 @@ WRITERS = ["glassgpt", "nanogpt", "transformers"]
 VOCABULARY, PROMPT_TOKENS = 65, 16
 
 LEARNERS = ["glassgpt", "gpt2+adamw", "nanogpt", "nanogpt+compile"]
-GPT2_RECIPE = "scripts/benchmarks/gpt2_adamw.yaml"
-WARM_UP = 3  # steps
 # Size, our steps, the peer's steps, nanoGPT's dropout: those of nanoGPT's README for a CPU, of its config for a GPU.
 LEARNING = {"cpu": ("4x4x128/12x64", 260, 2000, 0.0), "cuda": ("6x6x384/64x256", 1000, 5000, 0.2)}
 
@@ -32,63 +33,49 @@ NO_VALIDATION = ("--trainer.val_check_interval=1000000000", "--trainer.limit_val
 BARE = ("--attention.enabled=false", "--samples.max_new_tokens=0", "--trainer.max_steps=1000000000", *NO_VALIDATION)
 
 
-def train(options: argparse.Namespace, notes: list[str]) -> list[Row]:
+def train(options: Namespace, notes: list[str]) -> Iterator[Row]:
     """Time of a training step: our GPT in GPT-2's architecture against nanoGPT, each in a bare loop.
 
     With the defaults 3 minutes on 2 CPU cores. A compiled contender takes a minute more for each size.
     MFU is FLOPs of training per second, divided by the machine's matrix rate.
     """
     names = present(options.contenders or TRAINED_BY_DEFAULT[options.device].split(), options.nanogpt, notes)
-    works = {}
-    for text in options.sizes or SIZES[options.device].split():
-        work = {"size": Size.parse(text), "seconds": options.seconds}
-        works[f"training step, {text}"] = calls("gpt2:measure_step", names, options, **work)
-    return compete(works, options.rounds)
+    texts = options.sizes or SIZES[options.device].split()
+    for text, size in [(text, Size.parse(text)) for text in texts]:
+        arguments = {"size": size, "seconds": options.seconds}
+        yield from compete(f"training step, {text}", "gpt2:measure_step", names, options, **arguments)
 
 
-def generate(options: argparse.Namespace, notes: list[str]) -> list[Row]:
-    """Time to write text after a prompt: ours, nanoGPT, and GPT-2 of `transformers` with its cache.
+def generate(options: Namespace, notes: list[str]) -> Iterator[Row]:
+    """Time to write text after 16 tokens: ours, nanoGPT, and GPT-2 of `transformers` with its cache.
 
-    All have the same architecture and size, and random weights, and write equally many tokens after 16. With the
-    defaults 4 minutes on 2 CPU cores. nanoGPT has no cache: 16 texts of 256 tokens take it 100 seconds, and of 1000
-    tokens half an hour.
+    All have the same architecture and size, and random weights. With the defaults 4 minutes on 2 CPU cores. nanoGPT
+    has no cache: 16 texts of 256 tokens take it 100 seconds, and of 1000 tokens half an hour.
     """
     longest = PROMPT_TOKENS + max(options.new_tokens)
     if longest > options.context:
         raise ValueError(f"--context {options.context} is too short for the {longest} tokens of prompt and text")
     names = present(options.contenders or WRITERS, options.nanogpt, notes)
     dtype = options.dtype or ("bfloat16" if options.device == "cuda" else "float32")
-    works = {}
-    for batch in options.batches:
+    for batch, new_tokens in itertools.product(options.batches, options.new_tokens):
         size = Size.parse(f"{options.model}/{batch}x{options.context}/{VOCABULARY}")
-        for new_tokens in options.new_tokens:
-            work = {"size": size, "prompt_tokens": PROMPT_TOKENS, "new_tokens": new_tokens, "dtype": dtype}
-            commands = calls("gpt2:measure_writing", names, options, **work)
-            works[f"writing {batch} x {new_tokens} tokens, {options.model}"] = commands
-    return compete(works, options.rounds)
+        work = f"writing {batch} x {new_tokens} tokens, {options.model}"
+        arguments = {"size": size, "prompt_tokens": PROMPT_TOKENS, "new_tokens": new_tokens, "dtype": dtype}
+        yield from compete(work, "gpt2:measure_writing", names, options, **arguments)
 
 
-def calls(function: str, names: list[str], options: argparse.Namespace, **work: object) -> dict[str, Command]:
-    """The command of each contender that calls `function` with `work`."""
-    where = {"device": options.device, "checkout": options.nanogpt}
-    return {name: call(function, contender=name, **where, **work) for name in names}
+def compete(work: str, function: str, names: list[str], options: Namespace, **arguments: Any) -> list[Row]:
+    """The rows of contenders that call `function`; they must do it with equally large networks."""
+    where = {"device": options.device, "checkout": options.nanogpt, **arguments}
+    results = alternate({name: call(function, contender=name, **where) for name in names}, options.rounds)
+    return compare(work, results, same=("parameters", "tokens"))
 
 
-def compete(works: dict[str, dict[str, Command]], rounds: int) -> list[Row]:
-    """The rows of several works, each with a command for each contender, who must do it with equally large networks."""
-    same = ("parameters", "tokens")
-    return [
-        {"work": work, **row}
-        for work, commands in works.items()
-        for row in compare(alternate(commands, rounds), same=same)
-    ]
-
-
-def time_to_loss(options: argparse.Namespace, notes: list[str]) -> list[Row]:
+def time_to_loss(options: Namespace, notes: list[str]) -> Iterator[Row]:
     """Time to a validation loss: `python train.py` with one of our recipes against a peer on the same text.
 
     With --data the peer is nanoGPT with its published settings, and the text is read by characters. Otherwise it is
-    the same config with GPT-2's architecture and AdamW (gpt2+adamw), which is train.py too and also logs and records
+    the same config with GPT-2's architecture and AdamW (gpt2+adamw), in train.py too, which also logs and records
     attention. The target is the peer's lowest loss, of the seed in which that is highest. Evaluation is one exact pass
     over the validation text in float32; the clock stops meanwhile. The first three steps, in which PyTorch may
     compile, count as long as the later ones.
@@ -101,15 +88,14 @@ def time_to_loss(options: argparse.Namespace, notes: list[str]) -> list[Row]:
     peers = [name for name in names if name != "glassgpt"]
     if not peers and options.target is None:
         raise ValueError("; ".join(["without a peer there is no loss to reach: set --target", *notes]))
-    shape, our_steps, peer_steps, dropout = LEARNING[options.device]
-    recipe, vocabulary = list(NO_VALIDATION), 1
-    if options.data:
-        path = Path(options.data).resolve()
-        vocabulary = count_characters(path)
-        recipe += [f"--data.files={path}", "--data.tokenizer=bytes", "--data.vocab_size=null"]
-    elif any(name.startswith("nanogpt") for name in names):
+    if not options.data and any(name.startswith("nanogpt") for name in names):
         raise ValueError("nanogpt reads a text by characters: name it with --data")
-    size = Size.parse(f"{options.size or shape}/{vocabulary}")
+    shape, our_steps, peer_steps, dropout = LEARNING[options.device]
+    path = Path(options.data or "").resolve()
+    size = Size.parse(f"{options.size or shape}/{count_characters(path) if options.data else 1}")
+    recipe = list(NO_VALIDATION)
+    if options.data:
+        recipe += [f"--data.files={path}", "--data.tokenizer=bytes", "--data.vocab_size=null"]
     if options.size or options.data:
         recipe += [f"--model.gpt.{name}={value}" for name, value in size.network().items()]
         recipe += [f"--data.batch_size={size.batch}"]
@@ -119,18 +105,18 @@ def time_to_loss(options: argparse.Namespace, notes: list[str]) -> list[Row]:
         work = {"evaluations": min(options.evaluations, steps // (WARM_UP + 1))}
         if name.startswith("nanogpt"):
             work |= {"size": size, "data": str(path), "steps": steps, "dropout": dropout}
-            commands |= calls("gpt2:learn_characters", [name], options, **work)
-        else:
-            typed = [*recipe, *options.train_options, f"--trainer.max_steps={steps}"]
-            if name != "glassgpt":  # after what was typed for both, or it would no longer be this peer
-                typed += [f"--config={GPT2_RECIPE}", f"--model.optimizer.learning_rate={options.peer_learning_rate}"]
-            commands[name] = fit("LearningCurve", options.config, options.device, typed, **work)
+            where = {"device": options.device, "checkout": options.nanogpt}
+            commands[name] = call("gpt2:learn_characters", contender=name, **work, **where)
+            continue
+        typed = [*recipe, *options.train_options, f"--trainer.max_steps={steps}"]
+        if name == "gpt2+adamw":  # after what was typed for both, or it would no longer be this peer
+            typed += [f"--config={GPT2_RECIPE}", f"--model.optimizer.learning_rate={options.peer_learning_rate}"]
+        commands[name] = fit("LearningCurve", options.config, options.device, typed, **work)
     results = alternate(commands, options.rounds)
     target = options.target or max(min(point["loss"] for point in turn["curve"]) for turn in results[peers[0]])
-    for turn in [turn for turns in results.values() for turn in turns]:
-        turn |= reached(turn, target)
+    reaching = {name: [{**turn, **reached(turn, target)} for turn in turns] for name, turns in results.items()}
     work = f"training to {target:.3f} nats, {Path(options.config).stem}"
-    return [{"work": work, "target": target, **row} for row in compare(results, same=("validation_tokens",))]
+    yield from compare(work, reaching, same=("validation_tokens",))
 
 
 def reached(result: Row, target: float) -> Row:
@@ -140,7 +126,13 @@ def reached(result: Row, target: float) -> Row:
     bits_per_byte = lowest * targets / math.log(2) / result["validation_bytes"]
     first = next((point for point in result["curve"] if point["loss"] <= target), {})
     time = {"seconds": first.get("seconds"), "steps_to_target": first.get("step")}
-    return {"lowest_loss": lowest, "bits_per_byte": bits_per_byte, "validation_tokens": targets, **time}
+    return {
+        "target": target,
+        "lowest_loss": lowest,
+        "bits_per_byte": bits_per_byte,
+        "validation_tokens": targets,
+        **time,
+    }
 
 
 def count_characters(path: Path) -> int:
@@ -155,24 +147,22 @@ def count_characters(path: Path) -> int:
     return len(set(content))
 
 
-def overhead(options: argparse.Namespace, notes: list[str]) -> list[Row]:
+def overhead(options: Namespace, notes: list[str]) -> Iterator[Row]:
     """What the Trainer costs beside a bare loop, and what recording attention costs.
 
     Stretches of the Trainer and of a bare loop alternate in one process, on the same model, optimizer and data, with
     maps, samples and validation off. The recording is timed in a whole `python train.py`, with validation and
-    checkpoints: "with maps" is all of its time, "without maps" the same without the seconds inside the recorder. With
-    the defaults 3 minutes on 2 CPU cores.
+    checkpoints: "with maps" is all of its time, "without maps" the same less the seconds inside the recorder. With the
+    defaults 3 minutes on 2 CPU cores.
     """
     recorded = (f"--trainer.max_steps={options.steps}", "--attention.enabled=true")
     measured = {
         "training step": ("BesideBareLoop", BARE, {"stretch": options.stretch, "seconds": options.seconds}),
         f"{options.steps} steps": ("RecordingClock", recorded, {}),
     }
-    rows = []
     for work, (callback, last, arguments) in measured.items():
         typed = [*options.train_options, *last]
         command = fit(callback, options.config, options.device, typed, **arguments)
         turns = alternate({work: command}, options.rounds)[work]
         results = {name: [row for turn in turns for row in turn[name]] for name in turns[0]}
-        rows += [{"work": f"{work}, {Path(options.config).stem}", **row} for row in compare(results)]
-    return rows
+        yield from compare(f"{work}, {Path(options.config).stem}", results)
