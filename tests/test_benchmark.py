@@ -25,7 +25,6 @@ from dataclasses import dataclass
 import torch
 from model.generation import generate
 from model.gpt import GPT as Network
-from scripts.benchmarks.contenders import Size
 from scripts.benchmarks.gpt2 import gpt2_config
 
 
@@ -43,7 +42,8 @@ class GPTConfig:
 class GPT(torch.nn.Module):
     def __init__(self, config):
         super().__init__()
-        size = Size(config.n_layer, config.n_head, config.n_embd, 1, config.block_size, config.vocab_size)
+        size = {"num_layers": config.n_layer, "num_heads": config.n_head, "embed_dim": config.n_embd}
+        size |= {"context_length": config.block_size, "vocab_size": config.vocab_size}
         self.network = Network(gpt2_config(size, config.bias))
 
     def forward(self, tokens, targets):
@@ -135,9 +135,9 @@ def test_generate(measure, nanogpt):
 
 def test_a_text_that_is_too_short_is_not_compared(monkeypatch):
     monkeypatch.setattr(gpt2, "generate", lambda gpt, prompt, max_new_tokens, **_: prompt)
-    size = contenders.Size.parse("1x2x16/2x12/65")
+    batch_size, size = contenders.parse_size("1x2x16/2x12/65")
     with pytest.raises(RuntimeError, match=r"glassgpt wrote \(2, 4\), not 3 tokens for each of 2"):
-        gpt2.measure_writing("glassgpt", size, 4, 3, "float32", "cpu", seed=0, checkout=None)
+        gpt2.measure_writing("glassgpt", batch_size, size, 4, 3, "float32", "cpu", seed=0, checkout=None)
 
 
 def test_time_to_loss_against_nanogpt(measure, nanogpt, characters):
@@ -294,11 +294,11 @@ def test_validation_counts_every_token_once(length):
 
 def test_a_bare_loop_learns():
     torch.manual_seed(0)
-    size = contenders.Size.parse(TINY)
+    batch_size, size = contenders.parse_size(TINY)
     learner = gpt2.build_learner("glassgpt", size, "cpu", None)
     text = torch.arange(8).repeat(50)
     before = learner.loss(text[None, :8], text[None, 1:9]).item()
-    for step in gpt2.train(learner, text, size, "cpu", steps=60):
+    for step in gpt2.train(learner, text, batch_size, size["context_length"], steps=60):
         if step == 60:
             break
     assert learner.loss(text[None, :8], text[None, 1:9]).item() < before - 0.5

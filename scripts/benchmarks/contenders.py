@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 GPT2_RECIPE = "scripts/benchmarks/gpt2_adamw.yaml"
@@ -34,32 +34,20 @@ Command = Callable[[int, Path], list[str]]
 Row = dict[str, Any]
 
 
-class Size(NamedTuple):
-    """A GPT and its batches, written LAYERSxHEADSxWIDTH/BATCHxCONTEXT/VOCABULARY, as in 4x4x128/12x64/65."""
+def parse_size(text: str) -> tuple[int, dict[str, int]]:
+    """The size of a batch, and the fields of GPTConfig: 4x4x128/12x64/65 is LAYERSxHEADSxWIDTH/BATCHxCONTEXT/VOCABULARY.
 
-    layers: int
-    heads: int
-    width: int
-    batch: int
-    context: int
-    vocab: int
-
-    @classmethod
-    def parse(cls, text: str) -> Size:
-        """Raises ValueError if `text` is not such a size."""
-        match = re.fullmatch(r"(\d+)x(\d+)x(\d+)/(\d+)x(\d+)/(\d+)", text)
-        size = cls(*map(int, match.groups())) if match else None
-        if size is None or 0 in size:
-            form = "LAYERSxHEADSxWIDTH/BATCHxCONTEXT/VOCABULARY, such as 4x4x128/12x64/65"
-            raise ValueError(f"{text!r} is not a size: write {form}")
-        if size.width % size.heads:
-            raise ValueError(f"in the size {text!r} the width {size.width} is not a multiple of the {size.heads} heads")
-        return size
-
-    def network(self) -> dict[str, int]:
-        """As fields of GPTConfig, without the vocabulary."""
-        fields = ("num_layers", "num_heads", "embed_dim", "context_length")
-        return dict(zip(fields, (self.layers, self.heads, self.width, self.context), strict=True))
+    Raises ValueError if `text` is not such a size.
+    """
+    match = re.fullmatch(r"(\d+)x(\d+)x(\d+)/(\d+)x(\d+)/(\d+)", text)
+    layers, heads, width, batch_size, context, vocabulary = map(int, match.groups() if match else "000000")
+    if 0 in (layers, heads, width, batch_size, context, vocabulary):
+        form = "LAYERSxHEADSxWIDTH/BATCHxCONTEXT/VOCABULARY, such as 4x4x128/12x64/65"
+        raise ValueError(f"{text!r} is not a size: write {form}")
+    if width % heads:
+        raise ValueError(f"in the size {text!r} the width {width} is not a multiple of the {heads} heads")
+    network = {"num_layers": layers, "num_heads": heads, "embed_dim": width}
+    return batch_size, {**network, "context_length": context, "vocab_size": vocabulary}
 
 
 def present(names: Sequence[str], nanogpt: str | None, notes: list[str]) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from scripts.benchmarks.contenders import GPT2_RECIPE, WARM_UP, Row, Size, alternate, call, compare, fit, present
+from scripts.benchmarks.contenders import GPT2_RECIPE, WARM_UP, Row, alternate, call, compare, fit, parse_size, present
 
 # "reduce-overhead" compiles with CUDA graphs.
 TRAINED = ["glassgpt", "glassgpt+compile", "glassgpt+reduce-overhead", "nanogpt", "nanogpt+compile"]
@@ -40,10 +40,10 @@ def train(options: Namespace, notes: list[str]) -> Iterator[Row]:
     MFU is FLOPs of training per second, divided by the machine's matrix rate.
     """
     names = present(options.contenders or TRAINED_BY_DEFAULT[options.device].split(), options.nanogpt, notes)
-    texts = options.sizes or SIZES[options.device].split()
-    for text, size in [(text, Size.parse(text)) for text in texts]:
-        arguments = {"size": size, "seconds": options.seconds}
-        yield from compete(f"training step, {text}", "gpt2:measure_step", names, options, **arguments)
+    works = {text: parse_size(text) for text in options.sizes or SIZES[options.device].split()}
+    for text, (batch_size, size) in works.items():
+        work = {"batch_size": batch_size, "size": size, "seconds": options.seconds}
+        yield from compete(f"training step, {text}", "gpt2:measure_step", names, options, **work)
 
 
 def generate(options: Namespace, notes: list[str]) -> Iterator[Row]:
@@ -58,9 +58,10 @@ def generate(options: Namespace, notes: list[str]) -> Iterator[Row]:
     names = present(options.contenders or WRITERS, options.nanogpt, notes)
     dtype = options.dtype or ("bfloat16" if options.device == "cuda" else "float32")
     for batch, new_tokens in itertools.product(options.batches, options.new_tokens):
-        size = Size.parse(f"{options.model}/{batch}x{options.context}/{VOCABULARY}")
+        _, size = parse_size(f"{options.model}/{batch}x{options.context}/{VOCABULARY}")
         work = f"writing {batch} x {new_tokens} tokens, {options.model}"
-        arguments = {"size": size, "prompt_tokens": PROMPT_TOKENS, "new_tokens": new_tokens, "dtype": dtype}
+        lengths = {"prompt_tokens": PROMPT_TOKENS, "new_tokens": new_tokens}
+        arguments = {"batch_size": batch, "size": size, "dtype": dtype, **lengths}
         yield from compete(work, "gpt2:measure_writing", names, options, **arguments)
 
 
@@ -92,19 +93,19 @@ def time_to_loss(options: Namespace, notes: list[str]) -> Iterator[Row]:
         raise ValueError("nanogpt reads a text by characters: name it with --data")
     shape, our_steps, peer_steps, dropout = LEARNING[options.device]
     path = Path(options.data or "").resolve()
-    size = Size.parse(f"{options.size or shape}/{count_characters(path) if options.data else 1}")
+    batch_size, size = parse_size(f"{options.size or shape}/{count_characters(path) if options.data else 1}")
     recipe = list(NO_VALIDATION)
     if options.data:
         recipe += [f"--data.files={path}", "--data.tokenizer=bytes", "--data.vocab_size=null"]
     if options.size or options.data:
-        recipe += [f"--model.gpt.{name}={value}" for name, value in size.network().items()]
-        recipe += [f"--data.batch_size={size.batch}"]
+        recipe += [f"--model.gpt.{name}={value}" for name, value in size.items() if name != "vocab_size"]
+        recipe += [f"--data.batch_size={batch_size}"]
     commands = {}
     for name in names:
         steps = (options.steps or our_steps) if name == "glassgpt" else (options.peer_steps or peer_steps)
         work = {"evaluations": min(options.evaluations, steps // (WARM_UP + 1))}
         if name.startswith("nanogpt"):
-            work |= {"size": size, "data": str(path), "steps": steps, "dropout": dropout}
+            work |= {"batch_size": batch_size, "size": size, "data": str(path), "steps": steps, "dropout": dropout}
             where = {"device": options.device, "checkout": options.nanogpt}
             commands[name] = call("gpt2:learn_characters", contender=name, **work, **where)
             continue
