@@ -6,6 +6,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -133,11 +134,16 @@ def test_generate(measure, nanogpt):
     assert ours["tokens_per_second"] == pytest.approx(6 / ours["seconds"])
 
 
+def small_job(text, **work):
+    batch_size, size = contenders.parse_size(text)
+    return SimpleNamespace(contender="glassgpt", batch_size=batch_size, size=size, device="cpu", seed=0, **work)
+
+
 def test_a_text_that_is_too_short_is_not_compared(monkeypatch):
     monkeypatch.setattr(gpt2, "generate", lambda gpt, prompt, max_new_tokens, **_: prompt)
-    batch_size, size = contenders.parse_size("1x2x16/2x12/65")
-    with pytest.raises(RuntimeError, match=r"glassgpt wrote \(2, 4\), not 3 tokens for each of 2"):
-        gpt2.measure_writing("glassgpt", batch_size, size, 4, 3, "float32", "cpu", seed=0, checkout=None)
+    job = small_job("1x2x16/2x12/65", prompt_tokens=4, new_tokens=3, dtype="float32")
+    with pytest.raises(RuntimeError, match=r"glassgpt wrote \(2, 4\), not 6 tokens after the prompts"):
+        gpt2.measure_writing(job)
 
 
 def test_time_to_loss_against_nanogpt(measure, nanogpt, characters):
@@ -294,11 +300,11 @@ def test_validation_counts_every_token_once(length):
 
 def test_a_bare_loop_learns():
     torch.manual_seed(0)
-    batch_size, size = contenders.parse_size(TINY)
-    learner = gpt2.build_learner("glassgpt", size, "cpu", None)
+    job = small_job(TINY)
+    learner = gpt2.build_learner(job)
     text = torch.arange(8).repeat(50)
     before = learner.loss(text[None, :8], text[None, 1:9]).item()
-    for step in gpt2.train(learner, text, batch_size, size["context_length"], steps=60):
+    for step in gpt2.train(learner, text, job, steps=60):
         if step == 60:
             break
     assert learner.loss(text[None, :8], text[None, 1:9]).item() < before - 0.5

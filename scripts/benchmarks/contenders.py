@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,10 +36,7 @@ Row = dict[str, Any]
 
 
 def parse_size(text: str) -> tuple[int, dict[str, int]]:
-    """The size of a batch, and the fields of GPTConfig: 4x4x128/12x64/65 is LAYERSxHEADSxWIDTH/BATCHxCONTEXT/VOCABULARY.
-
-    Raises ValueError if `text` is not such a size.
-    """
+    """The size of a batch and fields of GPTConfig; ValueError if `text` is not written as a size is."""
     match = re.fullmatch(r"(\d+)x(\d+)x(\d+)/(\d+)x(\d+)/(\d+)", text)
     layers, heads, width, batch_size, context, vocabulary = map(int, match.groups() if match else "000000")
     if 0 in (layers, heads, width, batch_size, context, vocabulary):
@@ -63,7 +61,7 @@ def present(names: Sequence[str], nanogpt: str | None, notes: list[str]) -> list
 
 
 def call(function: str, **arguments: Any) -> Command:
-    """The command that calls `function` ("module:name" in this folder) with `arguments` and the round's seed."""
+    """The command that calls `function`, "module:name" in this folder, with the `arguments` and a `seed` as attributes."""
     prefix = ["-m", "scripts.benchmarks.contenders", function]
     return lambda seed, folder: [*prefix, json.dumps({**arguments, "seed": seed}), str(folder)]
 
@@ -154,10 +152,11 @@ def median(rounds: Sequence[Row], key: str) -> Any:
 
 
 def main(function: str, arguments: str, folder: str) -> int:
-    """Calls a function for `call`; returns the exit status, 2 for a mistake."""
+    """What `call` starts; returns the exit status, 2 for a mistake."""
     module, name = function.split(":")
     try:
-        leave_result(folder, getattr(import_module(f"scripts.benchmarks.{module}"), name)(**json.loads(arguments)))
+        measure = getattr(import_module(f"scripts.benchmarks.{module}"), name)
+        leave_result(folder, measure(SimpleNamespace(**json.loads(arguments))))
     except (ValueError, FileNotFoundError) as error:
         print(error, file=sys.stderr)
         return 2

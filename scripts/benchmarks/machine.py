@@ -6,6 +6,7 @@ import os
 import platform
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,27 +15,27 @@ from torch.utils.benchmark import Timer
 from model.kernels import has_fast_bfloat16, keep_freed_memory
 
 
-def measure(device: str, seconds: float, seed: int) -> dict[str, Any]:
+def measure(job: SimpleNamespace) -> dict[str, Any]:
     """The machine's description, and its `float32_flops` and `bfloat16_flops` (None if the format is emulated)."""
     keep_freed_memory()
     torch.set_float32_matmul_precision("highest")
-    name = torch.cuda.get_device_name() if device == "cuda" else processor_name()
+    name = torch.cuda.get_device_name() if job.device == "cuda" else processor_name()
     machine = {"device": name, "cores": os.cpu_count(), "threads": torch.get_num_threads()}
     return {
         "machine": {**machine, "system": platform.platform(terse=True)},
-        "float32_flops": matrix_rate(device, torch.float32, seconds),
-        "bfloat16_flops": matrix_rate(device, torch.bfloat16, seconds) if has_fast_bfloat16(device) else None,
+        "float32_flops": matrix_rate(torch.float32, job),
+        "bfloat16_flops": matrix_rate(torch.bfloat16, job) if has_fast_bfloat16(job.device) else None,
     }
 
 
-def matrix_rate(device: str, dtype: torch.dtype, seconds: float) -> float:
+def matrix_rate(dtype: torch.dtype, job: SimpleNamespace) -> float:
     """Operations per second of the best of several sizes; a multiplication and an addition count as two."""
     rates = []
-    sizes = (4096, 8192) if device == "cuda" else (512, 1024, 2048)
+    sizes = (4096, 8192) if job.device == "cuda" else (512, 1024, 2048)
     for size in sizes:
-        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        a, b = (torch.randn(size, size, device=job.device).to(dtype) for _ in range(2))
         timer = Timer("torch.mm(a, b)", globals={"torch": torch, "a": a, "b": b}, num_threads=torch.get_num_threads())
-        rates += [2 * size**3 / t for t in timer.blocked_autorange(min_run_time=seconds / len(sizes)).times]
+        rates += [2 * size**3 / t for t in timer.blocked_autorange(min_run_time=job.seconds / len(sizes)).times]
     return max(rates)
 
 

@@ -42,7 +42,7 @@ def train(options: Namespace, notes: list[str]) -> Iterator[Row]:
     names = present(options.contenders or TRAINED_BY_DEFAULT[options.device].split(), options.nanogpt, notes)
     works = {text: parse_size(text) for text in options.sizes or SIZES[options.device].split()}
     for text, (batch_size, size) in works.items():
-        work = {"batch_size": batch_size, "size": size, "seconds": options.seconds}
+        work = {"batch_size": batch_size, "size": size, "seconds": options.seconds, "dropout": 0.0}
         yield from compete(f"training step, {text}", "gpt2:measure_step", names, options, **work)
 
 
