@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from model.inspection.recorder import AttentionRecorder
 from scripts import benchmark
-from scripts.benchmarks import callbacks, contenders, gpt2, plans, results
+from scripts.benchmarks import callbacks, contenders, gpt2, results
 
 REPOSITORY = Path(__file__).parent.parent
 PROMISED = {"benchmark", "date", "commit", "machine", "limits", "versions", "options", "rows", "notes"}
@@ -94,7 +94,6 @@ def measure(monkeypatch, capsys, tmp_path):
     def benchmark_run(name, *arguments, apart=False):
         if not apart:
             monkeypatch.setattr(contenders, "run", run)
-            monkeypatch.setattr(benchmark, "run", run)
         kept = tmp_path / "results.jsonl"
         given = [name, "--limit_seconds=0.001", "--rounds=1", f"--results={kept}", *map(str, arguments)]
         assert benchmark.main(given) == 0, capsys.readouterr().err
@@ -253,10 +252,10 @@ def test_the_target_is_reached_at_the_first_evaluation_that_shows_it():
         {"step": step, "seconds": step / 2, "loss": loss, "targets": 10}
         for step, loss in [(1, 3.0), (2, 1.9), (3, 2.0), (4, 1.8)]
     ]
-    reached = plans.reached({"curve": curve, "validation_bytes": 20}, 1.95)
+    reached = benchmark.reached({"curve": curve, "validation_bytes": 20}, 1.95)
     assert (reached["seconds"], reached["steps_to_target"], reached["lowest_loss"]) == (1.0, 2, 1.8)
     assert reached["bits_per_byte"] == pytest.approx(1.8 * 10 / 20 / 0.693147, rel=1e-5)
-    assert plans.reached({"curve": curve, "validation_bytes": 20}, 1.7)["seconds"] is None
+    assert benchmark.reached({"curve": curve, "validation_bytes": 20}, 1.7)["seconds"] is None
 
 
 def test_the_clock_stops_during_evaluation_and_compiling_does_not_count(monkeypatch):
@@ -395,10 +394,10 @@ def test_a_text_must_be_ascii_and_long_enough(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("ä" * 1000, encoding="utf-8")
     with pytest.raises(ValueError, match="is not all ASCII"):
-        plans.count_characters(path)
+        benchmark.count_characters(path)
     path.write_text("a" * 999)
     with pytest.raises(ValueError, match="has 999 characters"):
-        plans.count_characters(path)
+        benchmark.count_characters(path)
 
 
 @pytest.mark.parametrize(

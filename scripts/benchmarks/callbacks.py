@@ -104,18 +104,16 @@ class BesideBareLoop(Callback):
         self.started, self.next_stop = finished, trainer.global_step + self.stretch
 
     def bare_step(self, trainer: Trainer, module: LightningModule) -> None:
-        """What the Trainer does in a step, without its loop."""
-        optimizer, accumulate = trainer.optimizers[0], trainer.accumulate_grad_batches
-        optimizer.zero_grad(set_to_none=True)
-        for _ in range(accumulate):
-            batch = {name: part.to(module.device, non_blocking=True) for name, part in next(self.batches).items()}
-            with trainer.precision_plugin.forward_context():
-                loss = module.training_step(batch, 0)
-            (loss / accumulate).backward()
+        """What the Trainer does in a step of one batch, without its loop."""
+        batch = {name: part.to(module.device, non_blocking=True) for name, part in next(self.batches).items()}
+        trainer.optimizers[0].zero_grad(set_to_none=True)
+        with trainer.precision_plugin.forward_context():
+            loss = module.training_step(batch, 0)
+        loss.backward()
         if trainer.gradient_clip_val:
             torch.nn.utils.clip_grad_norm_(module.parameters(), trainer.gradient_clip_val)
-        optimizer.step()
-        self.tokens = batch["tokens"].numel() * accumulate
+        trainer.optimizers[0].step()
+        self.tokens = batch["tokens"].numel()
 
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
         work = {"tokens": self.tokens, "flops": self.tokens * module.gpt.flops_per_token()}

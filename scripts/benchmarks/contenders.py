@@ -38,10 +38,11 @@ Row = dict[str, Any]
 def parse_size(text: str) -> tuple[int, dict[str, int]]:
     """The size of a batch and fields of GPTConfig; ValueError if `text` is not written as a size is."""
     match = re.fullmatch(r"(\d+)x(\d+)x(\d+)/(\d+)x(\d+)/(\d+)", text)
-    layers, heads, width, batch_size, context, vocabulary = map(int, match.groups() if match else "000000")
-    if 0 in (layers, heads, width, batch_size, context, vocabulary):
+    numbers = [int(number) for number in match.groups()] if match else [0]
+    if 0 in numbers:
         form = "LAYERSxHEADSxWIDTH/BATCHxCONTEXT/VOCABULARY, such as 4x4x128/12x64/65"
         raise ValueError(f"{text!r} is not a size: write {form}")
+    layers, heads, width, batch_size, context, vocabulary = numbers
     if width % heads:
         raise ValueError(f"in the size {text!r} the width {width} is not a multiple of the {heads} heads")
     network = {"num_layers": layers, "num_heads": heads, "embed_dim": width}
@@ -61,16 +62,14 @@ def present(names: Sequence[str], nanogpt: str | None, notes: list[str]) -> list
 
 
 def call(function: str, **arguments: Any) -> Command:
-    """The command that calls `function`, "module:name" in this folder, with the `arguments` and a `seed` as attributes."""
+    """The command that calls `function`, "module:name" of this folder, with a namespace of `arguments` and `seed`."""
     prefix = ["-m", "scripts.benchmarks.contenders", function]
     return lambda seed, folder: [*prefix, json.dumps({**arguments, "seed": seed}), str(folder)]
 
 
 def fit(callback: str, config: str, device: str, options: Sequence[str], **arguments: Any) -> Command:
-    """The command `python train.py` with a class of callbacks.py, which gets `arguments` and calls `leave_result`.
-
-    The config is looked for in the current folder, then in the repository's root; `options` are further ones.
-    """
+    """The command `python train.py` with a class of callbacks.py, which gets `arguments` and calls `leave_result`."""
+    # A relative path is looked for in the current folder, then in the repository.
     config = Path(config).resolve() if Path(config).exists() else config
     accelerator = "gpu" if device == "cuda" else "cpu"
     own = ["train.py", f"--config={config}", f"--trainer.accelerator={accelerator}", "--trainer.devices=1"]
@@ -90,11 +89,7 @@ def leave_result(folder: str, figures: Row) -> None:
 
 
 def run(command: Command, seed: int = 0) -> Row:
-    """One round in a new process; returns what it measured.
-
-    Raises ValueError with the last line that it printed if it ends with status 2, a person's mistake, and RuntimeError
-    with the end of what it printed if it fails otherwise.
-    """
+    """What a new process measures; ValueError if it ends with status 2, for a mistake, RuntimeError if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = [sys.executable, *command(seed, Path(folder))]
         process = subprocess.run(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

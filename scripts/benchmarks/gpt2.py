@@ -3,8 +3,7 @@
 nanoGPT's model.py is run from the person's checkout. Its train.py trains as soon as it is imported, so its loop is
 written here anew, with the settings that it publishes, and trains ours too.
 
-`job` is what the contender was given by plans.py: `size` are fields of GPTConfig, `checkout` is a folder with nanoGPT.
-
+`job` is what benchmark.py gives a contender: `size` are fields of GPTConfig, `checkout` is the folder with nanoGPT.
 Letters: B sequences in a batch, T tokens of context, N tokens of a text.
 """
 
@@ -12,11 +11,12 @@ from __future__ import annotations
 
 import itertools
 import runpy
+from collections import namedtuple
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace as Namespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import yaml
@@ -87,17 +87,14 @@ def windows(text: Tensor, context: int) -> list[tuple[Tensor, Tensor]]:
     return list(zip(tokens.split(128), targets.split(128), strict=True))
 
 
-class Learner(NamedTuple):
-    """A network and what trains it; `loss` is the mean nats of targets (B, T) after tokens (B, T)."""
-
-    model: nn.Module
-    loss: Callable[[Tensor, Tensor], Tensor]
-    optimizer: torch.optim.Optimizer
-    precision: str
+Learner = namedtuple("Learner", "model, loss, optimizer, precision")
 
 
 def build_learner(job: Namespace) -> Learner:
-    """What `train` takes; sets up this process for it. Raises ValueError if this machine cannot compile."""
+    """A network and what trains it; sets up this process for that. Raises ValueError if this machine cannot compile.
+
+    `loss` is the mean nats of targets (B, T) after tokens (B, T).
+    """
     torch.manual_seed(job.seed)
     device = torch.device(job.device)
     name, *extras = job.contender.split("+")

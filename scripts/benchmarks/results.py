@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,12 +58,7 @@ def describe(limits: dict[str, Any]) -> str:
 
 
 def markdown(path: Path) -> str:
-    """The tables of a file of results.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if a line of it is not a record.
-    """
+    """The tables of a file of results; FileNotFoundError if there is none, ValueError if a line is not a record."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no file of results {path}: run a benchmark first, or name one")
     newest: dict[tuple[str, str, str], tuple[str, list[Row]]] = {}  # machine, benchmark, work -> heading, rows
@@ -84,10 +80,7 @@ def markdown(path: Path) -> str:
 
 def commit(folder: Path) -> str | None:
     """The commit that is checked out, with "+changes" if files differ from it; None if `folder` is not a repository."""
-    if not Path(folder, ".git").exists():
+    if shutil.which("git") is None or not Path(folder, ".git").exists():
         return None
     git = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
-    try:
-        return subprocess.run(git, capture_output=True, text=True).stdout.strip() or None
-    except OSError:  # git is not installed
-        return None
+    return subprocess.run(git, capture_output=True, text=True).stdout.strip() or None
