@@ -34,7 +34,7 @@ from scripts.benchmarks.contenders import GPT2_RECIPE, ROOT, WARM_UP, Row
 from scripts.benchmarks.machine import synchronized_time
 
 # Of nanoGPT's train.py and config/train_shakespeare_char.py, which its README's command for CPUs starts from too.
-LEARNING_RATE, WEIGHT_DECAY, BETAS, GRADIENT_CLIP, LOG_INTERVAL = 1e-3, 0.1, (0.9, 0.99), 1.0, 10
+LEARNING_RATE, WEIGHT_DECAY, BETAS, GRADIENT_CLIP = 1e-3, 0.1, (0.9, 0.99), 1.0
 SCHEDULE = ScheduleConfig(warmup_steps=100, decay="cosine", final_factor=0.1)  # its warm-up is slower by 1%
 # Fields of GPTConfig, and what the others call them.
 TRANSFORMERS_NAMES = {"num_layers": "n_layer", "num_heads": "n_head", "embed_dim": "n_embd"}
@@ -138,8 +138,6 @@ def train(learner: Learner, text: Tensor, job: Namespace, steps: int) -> Iterato
         nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_CLIP)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        if step % LOG_INTERVAL == 0:
-            loss.item()
         yield step + 1
 
 
