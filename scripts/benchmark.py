@@ -1,8 +1,7 @@
 """Measures GlassGPT beside its peers on this machine.
 
-Each contender runs in a process of its own, in turn, over several rounds, and the machine's limits are measured in the
-same run. Prints a table, and as the last line the same and more as JSON, which is also appended to the file of results.
-The figures are wall-clock time: close everything else that computes.
+Each contender runs in a process of its own, in turn, over several rounds. Prints a table, and as the last line the same
+and more as JSON, which is also appended to a file. Times are wall-clock time: close everything else that computes.
 
 The peers are not part of this project: git clone https://github.com/karpathy/nanoGPT, pip install transformers.
 """
@@ -90,7 +89,6 @@ def build_parser() -> argparse.ArgumentParser:
         add("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu; see CUDA_VISIBLE_DEVICES")
         add("--nanogpt", metavar="PATH", help="checkout of nanoGPT (default: it does not take part)")
         add("--rounds", type=number, default=rounds, metavar="N", help=f"turns of each contender (default: {rounds})")
-        add("--limit_seconds", type=seconds, default=2.0, help="to measure each of the matrix rates (default: 2)")
         if names:
             text = f"of {', '.join(names)} (default: {usual})"
             add("--contenders", nargs="+", choices=names, metavar="NAME", help=text)
@@ -109,8 +107,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--context", type=number, default=1024, help="of the models, for prompt and text (default: 1024)")
     add("--dtype", choices=("float32", "bfloat16"), help="of weights and cache (default: float32; on a GPU bfloat16)")
 
-    peers = "glassgpt and its peer"
-    add = benchmark(time_to_loss, 1, LEARNERS, peers, config="configs/shakespeare_char.yaml")
+    add = benchmark(time_to_loss, 1, LEARNERS, "glassgpt and a peer", config="configs/shakespeare_char.yaml")
     add("--data", metavar="FILE", help="ASCII text, read by characters; its last tenth validates")
     add("--size", help="LAYERSxHEADSxWIDTH/BATCHxCONTEXT (default: with --data nanoGPT's, otherwise the config's)")
     add("--steps", type=steps, help="of our whole schedule (default: 260; on a GPU 1000)")
@@ -135,15 +132,12 @@ def measure(options: argparse.Namespace) -> str:
 
         if not torch.cuda.is_available():
             raise ValueError("--device cuda: PyTorch finds no GPU here; leave it out to measure on the processor")
-    if options.nanogpt is not None:
-        if not Path(options.nanogpt, "model.py").is_file():
-            raise FileNotFoundError(f"--nanogpt {options.nanogpt} is not a checkout of nanoGPT: it has no model.py")
-        options.nanogpt = str(Path(options.nanogpt).resolve())
+    if options.nanogpt and not Path(options.nanogpt, "model.py").is_file():
+        raise FileNotFoundError(f"--nanogpt {options.nanogpt} is not a checkout of nanoGPT: it has no model.py")
+    options.nanogpt = options.nanogpt and str(Path(options.nanogpt).resolve())
     notes: list[str] = []
     rows = list(options.rows_of(options, notes))
-    limits = contenders.run(call("machine:measure", device=options.device, seconds=options.limit_seconds))
-    rows = [results.add_rates(row, limits) for row in rows]
-    text = "\n\n".join([results.describe(limits), results.table(rows), *notes])
+    machine = rows[0]["machine"]
     versions = {name: version(name) for name in PACKAGES if find_spec(name)}
     versions["nanogpt"] = options.nanogpt and results.commit(Path(options.nanogpt))
     hidden = ("benchmark", "results", "nanogpt", "rows_of")
@@ -151,30 +145,29 @@ def measure(options: argparse.Namespace) -> str:
         "benchmark": options.benchmark,
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "commit": results.commit(contenders.ROOT),
-        "machine": limits.pop("machine"),
-        "limits": limits,
+        "machine": machine,
         "versions": versions,
         "options": {name: value for name, value in vars(options).items() if name not in hidden},
-        "rows": rows,
+        "rows": [{key: value for key, value in row.items() if key != "machine"} for row in rows],
         "notes": notes,
     }
     options.results.parent.mkdir(parents=True, exist_ok=True)
     with options.results.open("a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
-    return f"{text}\n\n{json.dumps(record)}"
+    heading = f"{machine['device']}, {machine['threads']} threads:"
+    return "\n\n".join([heading, results.table(rows), *notes, json.dumps(record)])
 
 
 def train(options: argparse.Namespace, notes: list[str]) -> Iterator[Row]:
     """Time of a training step: our GPT in GPT-2's architecture against nanoGPT, each in a bare loop.
 
     With the defaults 3 minutes on 2 CPU cores. A compiled contender takes a minute more for each size.
-    MFU is FLOPs of training per second, divided by the machine's matrix rate.
     """
     names = present(options.contenders or TRAINED_BY_DEFAULT[options.device].split(), options.nanogpt, notes)
     works = {text: parse_size(text) for text in options.sizes or SIZES[options.device].split()}
     for text, (batch_size, size) in works.items():
         work = {"batch_size": batch_size, "size": size, "seconds": options.seconds, "dropout": 0.0}
-        yield from compete(f"training step, {text}", "gpt2:measure_step", names, options, **work)
+        yield from compete(f"training step, {text}", "measure_step", names, options, **work)
 
 
 def generate(options: argparse.Namespace, notes: list[str]) -> Iterator[Row]:
@@ -193,7 +186,7 @@ def generate(options: argparse.Namespace, notes: list[str]) -> Iterator[Row]:
         work = f"writing {batch} x {new_tokens} tokens, {options.model}"
         lengths = {"prompt_tokens": PROMPT_TOKENS, "new_tokens": new_tokens}
         arguments = {"batch_size": batch, "size": size, "dtype": dtype, **lengths}
-        yield from compete(work, "gpt2:measure_writing", names, options, **arguments)
+        yield from compete(work, "measure_writing", names, options, **arguments)
 
 
 def compete(work: str, function: str, names: list[str], options: argparse.Namespace, **arguments: Any) -> list[Row]:
@@ -235,7 +228,7 @@ def time_to_loss(options: argparse.Namespace, notes: list[str]) -> Iterator[Row]
         work = {"evaluations": min(options.evaluations, steps // (WARM_UP + 1))}
         if name.startswith("nanogpt"):
             work |= {"batch_size": batch_size, "size": size, "data": str(path), "steps": steps}
-            commands[name] = call("gpt2:learn_characters", contender=name, **work, **where)
+            commands[name] = call("learn_characters", contender=name, **work, **where)
             continue
         typed = [*recipe, *options.train_options, f"--trainer.max_steps={steps}"]
         if name == "gpt2+adamw":  # after what was typed for both, or it would no longer be this peer

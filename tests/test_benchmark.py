@@ -18,7 +18,7 @@ from scripts import benchmark
 from scripts.benchmarks import callbacks, contenders, gpt2, results
 
 REPOSITORY = Path(__file__).parent.parent
-PROMISED = {"benchmark", "date", "commit", "machine", "limits", "versions", "options", "rows", "notes"}
+PROMISED = {"benchmark", "date", "commit", "machine", "versions", "options", "rows", "notes"}
 TINY = "1x2x16/2x8/65"
 # Answers like nanoGPT's model.py, with our network.
 STAND_IN = """
@@ -95,14 +95,13 @@ def measure(monkeypatch, capsys, tmp_path):
         if not apart:
             monkeypatch.setattr(contenders, "run", run)
         kept = tmp_path / "results.jsonl"
-        given = [name, "--limit_seconds=0.001", "--rounds=1", f"--results={kept}", *map(str, arguments)]
+        given = [name, "--rounds=1", f"--results={kept}", *map(str, arguments)]
         assert benchmark.main(given) == 0, capsys.readouterr().err
         printed = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert json.loads(kept.read_text().splitlines()[-1]) == printed
         assert set(printed) == PROMISED
         assert printed["benchmark"] == name
         assert printed["machine"]["device"] and printed["machine"]["threads"] >= 1
-        assert printed["limits"]["float32_flops"] > 0
         for row in printed["rows"]:
             assert row["contender"] and row["times_faster"] > 0
             assert row["seconds" if "seconds" in row else "milliseconds_per_step"] > 0
@@ -113,15 +112,12 @@ def measure(monkeypatch, capsys, tmp_path):
 
 
 def test_train(measure, nanogpt):
-    rows, printed = measure("train", "--rounds=2", "--seconds=0", f"--sizes={TINY}", f"--nanogpt={nanogpt}")
+    rows, _ = measure("train", "--rounds=2", "--seconds=0", f"--sizes={TINY}", f"--nanogpt={nanogpt}")
     ours, theirs = rows["glassgpt"], rows["nanogpt"]
     assert ours["times_faster"] == 1
     assert ours["parameters"] == theirs["parameters"]
     assert len(theirs["milliseconds_per_step_of_rounds"]) == 2
     assert ours["tokens_per_second"] == pytest.approx(16_000 / ours["milliseconds_per_step"])
-    flops = max(printed["limits"]["float32_flops"], printed["limits"]["bfloat16_flops"] or 0)
-    flops_per_token = 6 * (12 * 16**2 + 65 * 16) + 12 * 16 * 8
-    assert ours["mfu"] == pytest.approx(flops_per_token * ours["tokens_per_second"] / flops)
 
 
 def test_generate(measure, nanogpt):
@@ -301,6 +297,7 @@ def test_a_bare_loop_learns():
     torch.manual_seed(0)
     job = small_job(TINY)
     learner = gpt2.build_learner(job)
+    assert learner.model.config.init == "gpt2"
     text = torch.arange(8).repeat(50)
     before = learner.loss(text[None, :8], text[None, 1:9]).item()
     for step in gpt2.train(learner, text, job, steps=60):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from model.gpt import in_eval_mode
 from model.inspection.recorder import AttentionRecorder
 from scripts.benchmarks.contenders import WARM_UP, Row, leave_result
-from scripts.benchmarks.machine import synchronized_time
+from scripts.benchmarks.machine import describe, synchronized_time
 
 
 class Curve:
@@ -40,10 +40,7 @@ class Curve:
 
 @torch.no_grad()
 def mean_nats(model: nn.Module, losses: Iterable[tuple[Tensor, Tensor]]) -> Row:
-    """The mean `loss` over all targets, in float32 and in eval mode, and the number of `targets`.
-
-    `losses` computes, batch by batch, the sum of the nats and the number of targets.
-    """
+    """The mean `loss` in float32 and eval mode, and the number of `targets`; `losses` yields a batch's sums of both."""
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     with in_eval_mode(model):
@@ -116,8 +113,7 @@ class BesideBareLoop(Callback):
         self.tokens = batch["tokens"].numel()
 
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
-        work = {"tokens": self.tokens, "flops": self.tokens * module.gpt.flops_per_token()}
-        work |= describe(module.gpt, trainer.precision)
+        work = {"tokens": self.tokens, **describe(module.gpt, trainer.precision)}
         rows: dict[str, list[Row]] = {}
         for name, times in self.seconds.items():
             rows[name] = [{"milliseconds_per_step": 1000 * time / self.stretch, **work} for time in times]
@@ -147,9 +143,3 @@ class RecordingClock(Callback):
         total = {"seconds": seconds, "recordings": len(self.recordings), **work}
         rest = {"seconds": seconds - sum(self.recordings), **work}
         leave_result(self.output, {"with maps": [total], "without maps": [rest]})
-
-
-def describe(network: nn.Module, precision: str) -> Row:
-    """What is trained or writes, in which precision of matrix products. Weights that layers share count once."""
-    parameters = sum(parameter.numel() for parameter in network.parameters())
-    return {"parameters": parameters, "precision": "bfloat16" if precision.startswith("b") else "float32"}

@@ -4,8 +4,8 @@ A contender is a name, such as "nanogpt+compile", and a function (seed, folder) 
 one round. The command runs in the repository's root, may use the folder, and leaves `result.json` there, an object:
 
     seconds or milliseconds_per_step    the time that is compared
-    tokens, flops                       how many it trains on or writes in that time, and what that takes (optional)
-    parameters, precision, ...          what else describes the work
+    tokens                              how many it trains on or writes in that time (optional)
+    parameters, precision, machine      of machine.py, and what else describes the work
 
 The processes of `overhead` measure two contenders at once: their object holds a list of such objects for each.
 """
@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,9 +61,9 @@ def present(names: Sequence[str], nanogpt: str | None, notes: list[str]) -> list
 
 
 def call(function: str, **arguments: Any) -> Command:
-    """The command that calls `function`, "module:name" of this folder, with a namespace of `arguments` and `seed`."""
-    prefix = ["-m", "scripts.benchmarks.contenders", function]
-    return lambda seed, folder: [*prefix, json.dumps({**arguments, "seed": seed}), str(folder)]
+    """The command that calls a `function` of gpt2.py with a namespace of `arguments` and the round's `seed`."""
+    module = ["-m", "scripts.benchmarks.contenders", function]
+    return lambda seed, folder: [*module, json.dumps({**arguments, "seed": seed}), str(folder)]
 
 
 def fit(callback: str, config: str, device: str, options: Sequence[str], **arguments: Any) -> Command:
@@ -83,7 +82,7 @@ def fit(callback: str, config: str, device: str, options: Sequence[str], **argum
     return command
 
 
-def leave_result(folder: str, figures: Row) -> None:
+def leave_result(folder: str, figures: dict[str, Any]) -> None:
     """What a contender's process calls at its end."""
     Path(folder, "result.json").write_text(json.dumps(figures))
 
@@ -129,6 +128,8 @@ def compare(work: str, results: Mapping[str, list[Row]], same: Sequence[str] = (
         row[f"{time}_of_rounds"] = [result[time] for result in rounds]
         pairs = [(their[time], our[time]) for their, our in zip(rounds, fastest, strict=False)]
         complete = pairs and all(None not in pair for pair in pairs)
+        if "tokens" in row:
+            row["tokens_per_second"] = row["tokens"] / row[time] * (1 if time == "seconds" else 1000)
         row["times_faster"] = statistics.median(their / our for their, our in pairs) if complete else None
         rows.append(row)
     for key in same:
@@ -148,9 +149,10 @@ def median(rounds: Sequence[Row], key: str) -> Any:
 
 def main(function: str, arguments: str, folder: str) -> int:
     """What `call` starts; returns the exit status, 2 for a mistake."""
-    module, name = function.split(":")
+    from scripts.benchmarks import gpt2  # only here: it imports torch
+
     try:
-        measure = getattr(import_module(f"scripts.benchmarks.{module}"), name)
+        measure = getattr(gpt2, function)
         leave_result(folder, measure(SimpleNamespace(**json.loads(arguments))))
     except (ValueError, FileNotFoundError) as error:
         print(error, file=sys.stderr)

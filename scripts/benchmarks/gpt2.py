@@ -29,9 +29,9 @@ from model.kernels import has_fast_bfloat16, keep_freed_memory, record_cuda_grap
 from model.training.hardware import compile_where_it_pays, missing_compiler
 from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
-from scripts.benchmarks.callbacks import Curve, describe, mean_nats
+from scripts.benchmarks.callbacks import Curve, mean_nats
 from scripts.benchmarks.contenders import GPT2_RECIPE, ROOT, WARM_UP, Row
-from scripts.benchmarks.machine import synchronized_time
+from scripts.benchmarks.machine import describe, synchronized_time
 
 # Of nanoGPT's train.py and config/train_shakespeare_char.py, which its README's command for CPUs starts from too.
 LEARNING_RATE, WEIGHT_DECAY, BETAS, GRADIENT_CLIP = 1e-3, 0.1, (0.9, 0.99), 1.0
@@ -40,6 +40,7 @@ SCHEDULE = ScheduleConfig(warmup_steps=100, decay="cosine", final_factor=0.1)  #
 TRANSFORMERS_NAMES = {"num_layers": "n_layer", "num_heads": "n_head", "embed_dim": "n_embd"}
 TRANSFORMERS_NAMES |= {"context_length": "n_positions", "vocab_size": "vocab_size"}
 NANOGPT_NAMES = TRANSFORMERS_NAMES | {"context_length": "block_size"}
+Learner = namedtuple("Learner", "model, loss, optimizer, precision")  # as `build_learner` describes it
 SAMPLING = {"temperature": 0.8, "top_k": 200}  # as in its sample.py
 
 
@@ -54,10 +55,8 @@ def measure_step(job: Namespace) -> Row:
             started = synchronized_time(device)
         elif step > 5 and step % stride == 0 and (elapsed := synchronized_time(device) - started) >= job.seconds:
             break
-    with torch.device("meta"):
-        flops_per_token = GPT(gpt2_config(job.size)).flops_per_token()
-    work = {"tokens": tokens, "flops": tokens * flops_per_token, **describe(learner.model, learner.precision)}
-    return {"milliseconds_per_step": 1000 * elapsed / (step - WARM_UP), **work}
+    milliseconds = 1000 * elapsed / (step - WARM_UP)
+    return {"milliseconds_per_step": milliseconds, "tokens": tokens, **describe(learner.model, learner.precision)}
 
 
 def learn_characters(job: Namespace) -> Row:
@@ -85,9 +84,6 @@ def windows(text: Tensor, context: int) -> list[tuple[Tensor, Tensor]]:
     tokens = F.pad(text[:-1], (0, missing)).view(-1, context)
     targets = F.pad(text[1:], (0, missing), value=-1).view(-1, context)
     return list(zip(tokens.split(128), targets.split(128), strict=True))
-
-
-Learner = namedtuple("Learner", "model, loss, optimizer, precision")
 
 
 def build_learner(job: Namespace) -> Learner:

@@ -1,4 +1,4 @@
-"""What the machine is, the most that it can do in matrix products, and its clock."""
+"""The clock of a contender, and what it says of itself."""
 
 from __future__ import annotations
 
@@ -6,44 +6,10 @@ import os
 import platform
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch.utils.benchmark import Timer
-
-from model.kernels import has_fast_bfloat16, keep_freed_memory
-
-
-def measure(job: SimpleNamespace) -> dict[str, Any]:
-    """The machine's description, and its `float32_flops` and `bfloat16_flops` (None if the format is emulated)."""
-    keep_freed_memory()
-    torch.set_float32_matmul_precision("highest")
-    name = torch.cuda.get_device_name() if job.device == "cuda" else processor_name()
-    machine = {"device": name, "cores": os.cpu_count(), "threads": torch.get_num_threads()}
-    return {
-        "machine": {**machine, "system": platform.platform(terse=True)},
-        "float32_flops": matrix_rate(torch.float32, job),
-        "bfloat16_flops": matrix_rate(torch.bfloat16, job) if has_fast_bfloat16(job.device) else None,
-    }
-
-
-def matrix_rate(dtype: torch.dtype, job: SimpleNamespace) -> float:
-    """Operations per second of the best of several sizes; a multiplication and an addition count as two."""
-    rates = []
-    sizes = (4096, 8192) if job.device == "cuda" else (512, 1024, 2048)
-    for size in sizes:
-        a, b = (torch.randn(size, size, device=job.device).to(dtype) for _ in range(2))
-        timer = Timer("torch.mm(a, b)", globals={"torch": torch, "a": a, "b": b}, num_threads=torch.get_num_threads())
-        rates += [2 * size**3 / t for t in timer.blocked_autorange(min_run_time=job.seconds / len(sizes)).times]
-    return max(rates)
-
-
-def processor_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+from torch import nn
 
 
 def synchronized_time(device: str) -> float:
@@ -51,3 +17,20 @@ def synchronized_time(device: str) -> float:
     if device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
+
+
+def describe(network: nn.Module, precision: str) -> dict[str, Any]:
+    """The network, in which precision of matrix products, and on which machine. Shared weights count once."""
+    parameters = list(network.parameters())
+    name = torch.cuda.get_device_name() if parameters[0].is_cuda else processor_name()
+    machine = {"device": name, "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    machine["system"] = platform.platform(terse=True)
+    precision = "bfloat16" if precision.startswith("b") else "float32"  # "bf16-mixed" is the Trainer's name for it
+    return {"parameters": sum(p.numel() for p in parameters), "precision": precision, "machine": machine}
+
+
+def processor_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from scripts.benchmarks.contenders import Row
 
@@ -23,7 +22,6 @@ COLUMNS = {
     "seconds": ("seconds", "{:,.2f}"),
     "ms a step": ("milliseconds_per_step", "{:,.2f}"),
     "tokens a second": ("tokens_per_second", "{:,.0f}"),
-    "MFU": ("mfu", "{:.0%}"),
     "ours is faster": ("times_faster", "{:.2f} times"),
 }
 
@@ -39,22 +37,6 @@ def table(rows: Sequence[Row]) -> str:
     lines.insert(1, ["-" * width for width in widths])
     padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in padded)
-
-
-def add_rates(row: Row, limits: dict[str, Any]) -> Row:
-    """`row`, with tokens per second and MFU, the share of the machine's matrix rate that it reached."""
-    seconds = row["seconds"] if "seconds" in row else row["milliseconds_per_step"] / 1000
-    matrix_rate = max(limits["float32_flops"], limits["bfloat16_flops"] or 0.0)
-    rates = {"tokens_per_second": ("tokens", 1.0), "mfu": ("flops", matrix_rate)}
-    return row | {rate: row[key] / seconds / limit for rate, (key, limit) in rates.items() if key in row}
-
-
-def describe(limits: dict[str, Any]) -> str:
-    """The limits in a sentence."""
-    machine, bfloat16 = limits["machine"], limits["bfloat16_flops"]
-    rates = f"{limits['float32_flops'] / 1e9:,.0f} GFLOP/s in float32"
-    rates += f", {bfloat16 / 1e9:,.0f} in bfloat16" if bfloat16 else ""
-    return f"{machine['device']}, {machine['threads']} threads, matrix rate measured in this run: {rates}"
 
 
 def markdown(path: Path) -> str:
