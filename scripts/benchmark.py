@@ -1,8 +1,7 @@
 """Measures GlassGPT beside its peers on this machine.
 
-Each contender runs in a process of its own, in turn, over several rounds, and the machine's limits are measured in the
-same run. Prints a table, and as the last line the same and more as JSON, which is also appended to the file of results.
-The figures are wall-clock time: close everything else that computes.
+Each contender runs in a process of its own, in turn, over several rounds. Prints a table, and as the last line the same
+and more as JSON, which is also appended to a file. Times are wall-clock time: close everything else that computes.
 
 The peers are not part of this project: git clone https://github.com/karpathy/nanoGPT, pip install transformers.
 """
@@ -10,26 +9,46 @@ The peers are not part of this project: git clone https://github.com/karpathy/na
 from __future__ import annotations
 
 import argparse
+import inspect
+import itertools
 import json
+import math
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 if not __package__:  # run as a file, Python looks for modules beside it and not in the repository's root
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import torch
-
-from scripts.benchmarks import generate, overhead, results, time_to_loss, train
-from scripts.benchmarks.contenders import ROOT, call, run
+from scripts.benchmarks import contenders, results
+from scripts.benchmarks.contenders import WARM_UP, Row, alternate, call, compare, fit, parse_size, present
 from scripts.parser import Parser, at_least
 
-BENCHMARKS = {"train": train, "generate": generate, "time_to_loss": time_to_loss, "overhead": overhead}
 RESULTS = Path("runs/benchmarks.jsonl")
 PACKAGES = ("torch", "lightning", "transformers", "numpy")
+
+# "reduce-overhead" compiles with CUDA graphs.
+TRAINED = ["glassgpt", "glassgpt+compile", "glassgpt+reduce-overhead", "nanogpt", "nanogpt+compile"]
+TRAINED_BY_DEFAULT = {"cpu": "glassgpt nanogpt", "cuda": "glassgpt glassgpt+reduce-overhead nanogpt nanogpt+compile"}
+# CPU: nanoGPT's README on a laptop, and its GPU config in smaller batches. GPU: its character config, and GPT-2 with
+# the vocabulary rounded up to a multiple of 64, as nanoGPT trains it.
+SIZES = {"cpu": "4x4x128/12x64/65 6x6x384/16x256/65", "cuda": "6x6x384/64x256/65 12x12x768/32x1024/50304"}
+
+WRITERS = ["glassgpt", "nanogpt", "transformers"]
+VOCABULARY, PROMPT_TOKENS = 65, 16
+
+LEARNERS = ["glassgpt", "gpt2+adamw", "nanogpt", "nanogpt+compile"]
+# Size, our steps, the peer's steps, nanoGPT's dropout: those of nanoGPT's README for a CPU, of its config for a GPU.
+LEARNING = {"cpu": ("4x4x128/12x64", 260, 2000, 0.0), "cuda": ("6x6x384/64x256", 1000, 5000, 0.2)}
+
+NO_VALIDATION = ("--trainer.val_check_interval=1000000000", "--trainer.limit_val_batches=1")
+BARE = ("--attention.enabled=false", "--samples.max_new_tokens=0", "--trainer.accumulate_grad_batches=1")
+BARE += ("--trainer.max_steps=1000000000", *NO_VALIDATION)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -47,65 +66,224 @@ def main(argv: list[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """The options; each help text names the unit and the default."""
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = Parser(prog="benchmark.py", description=__doc__, formatter_class=raw)
-    subcommands = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK", parser_class=Parser)
-    modules = {**BENCHMARKS, "table": results}
-    for name, module in modules.items():
-        title = module.__doc__.splitlines()[0]
-        subparser = subcommands.add_parser(
-            name, help=title, description=module.__doc__, formatter_class=raw, allow_abbrev=False
-        )
-        add, seconds = subparser.add_argument, at_least(0, float)
-        add(
-            "--results", type=Path, default=RESULTS, metavar="FILE", help=f"where the JSON is kept (default: {RESULTS})"
-        )
-        if module is results:
-            continue
-        rounds = f"turns of each contender (default: {module.ROUNDS})"
-        add("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    formatter = {"formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = Parser(prog="benchmark.py", description=__doc__, **formatter)
+    subparsers = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK", parser_class=Parser)
+    number, seconds, steps = at_least(1), at_least(0, float), at_least(WARM_UP + 1)
+
+    def subcommand(name: str, text: str, config: str | None = None, **defaults: Any) -> Callable:
+        """Adds a subcommand; returns what adds an option to it."""
+        texts = {"help": text.splitlines()[0], "description": text}
+        subparser = subparsers.add_parser(name, **texts, allow_abbrev=False, **formatter)
+        subparser.set_defaults(**defaults)
+        add = subparser.add_argument
+        add("--results", type=Path, default=RESULTS, metavar="FILE", help=f"where JSON is kept (default: {RESULTS})")
+        if config:
+            add("--config", default=config, metavar="YAML", help=f"what is trained (default: {config})")
+            add("train_options", nargs="*", metavar="-- OPTION", help="for train.py, paths from the repository")
+        return add
+
+    def benchmark(function: Callable, rounds: int, names: Sequence[str] = (), usual: str = "", **more: str) -> Callable:
+        """Adds a function of this file; its contenders are `names`, by default the `usual` ones."""
+        add = subcommand(function.__name__, inspect.getdoc(function), rows_of=function, **more)
+        add("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu; see CUDA_VISIBLE_DEVICES")
         add("--nanogpt", metavar="PATH", help="checkout of nanoGPT (default: it does not take part)")
-        add("--rounds", type=at_least(1), default=module.ROUNDS, metavar="N", help=rounds)
-        add("--limit_seconds", type=seconds, default=2.0, help="to measure each of the machine's limits (default: 2)")
-        module.add_options(subparser)
+        add("--rounds", type=number, default=rounds, metavar="N", help=f"turns of each contender (default: {rounds})")
+        if names:
+            text = f"of {', '.join(names)} (default: {usual})"
+            add("--contenders", nargs="+", choices=names, metavar="NAME", help=text)
+        return add
+
+    by_device = "{cpu}; on a GPU {cuda}".format
+    add = benchmark(train, 3, TRAINED, by_device(**TRAINED_BY_DEFAULT))
+    sizes = f"LAYERSxHEADSxWIDTH/BATCHxCONTEXT/VOCABULARY (default: {by_device(**SIZES)})"
+    add("--sizes", nargs="+", metavar="SIZE", help=sizes)
+    add("--seconds", type=seconds, default=5.0, help="of training in each round, at least (default: 5)")
+
+    add = benchmark(generate, 3, WRITERS, "all")
+    add("--batches", nargs="+", type=number, default=[1, 16], metavar="N", help="texts at once (default: 1 16)")
+    add("--new_tokens", nargs="+", type=number, default=[128], metavar="N", help="length in tokens (default: 128)")
+    add("--model", default="6x6x384", metavar="LAYERSxHEADSxWIDTH", help="(default: 6x6x384)")
+    add("--context", type=number, default=1024, help="of the models, for prompt and text (default: 1024)")
+    add("--dtype", choices=("float32", "bfloat16"), help="of weights and cache (default: float32; on a GPU bfloat16)")
+
+    add = benchmark(time_to_loss, 1, LEARNERS, "glassgpt and a peer", config="configs/shakespeare_char.yaml")
+    add("--data", metavar="FILE", help="ASCII text, read by characters; its last tenth validates")
+    add("--size", help="LAYERSxHEADSxWIDTH/BATCHxCONTEXT (default: with --data nanoGPT's, otherwise the config's)")
+    add("--steps", type=steps, help="of our whole schedule (default: 260; on a GPU 1000)")
+    add("--peer_steps", type=steps, help="of the peer's (default: nanoGPT's, 2000; on a GPU 5000)")
+    add("--peer_learning_rate", type=seconds, default=0.001, help="of gpt2+adamw (default: nanoGPT's, 0.001)")
+    add("--evaluations", type=number, default=20, help="in each training, evenly spaced (default: 20)")
+    add("--target", type=at_least(0.001, float), metavar="NATS", help="loss per token (default: the peer's lowest)")
+
+    add = benchmark(overhead, 1, config="configs/default.yaml")
+    add("--seconds", type=seconds, default=45.0, help="of stretches in each round (default: 45)")
+    add("--stretch", type=number, default=10, help="steps in a stretch (default: 10)")
+    add("--steps", type=number, default=60, help="of the training that records maps (default: 60)")
+
+    subcommand("table", inspect.getdoc(results))
     return parser
 
 
 def measure(options: argparse.Namespace) -> str:
-    """Runs one benchmark and appends its record to the file of results; returns what to print.
+    """Runs one benchmark and appends its record to the file of results; returns what to print."""
+    if options.device == "cuda":
+        import torch  # only here, as it takes seconds
 
-    Raises:
-        ValueError, OSError: for a person's mistake.
-        RuntimeError: if a contender fails, or the contenders did not do the same work.
-    """
-    if options.device not in ("cpu", "cuda"):
-        raise ValueError(f"--device must be cpu or cuda, not {options.device}; CUDA_VISIBLE_DEVICES chooses the GPU")
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: PyTorch finds no GPU here; leave the option out to measure on the processor")
-    if options.nanogpt is not None:
-        if not Path(options.nanogpt, "model.py").is_file():
-            raise FileNotFoundError(f"--nanogpt {options.nanogpt} is not a checkout of nanoGPT: it has no model.py")
-        options.nanogpt = str(Path(options.nanogpt).resolve())
+        if not torch.cuda.is_available():
+            raise ValueError("--device cuda: PyTorch finds no GPU here; leave it out to measure on the processor")
+    if options.nanogpt and not Path(options.nanogpt, "model.py").is_file():
+        raise FileNotFoundError(f"--nanogpt {options.nanogpt} is not a checkout of nanoGPT: it has no model.py")
+    options.nanogpt = options.nanogpt and str(Path(options.nanogpt).resolve())
     notes: list[str] = []
-    rows = BENCHMARKS[options.benchmark].run(options, notes)
-    limits = run(call("machine:measure", device=options.device, seconds=options.limit_seconds))
-    rows = [results.add_rates(row, limits) for row in rows]
-    text = "\n\n".join([results.describe(limits), results.table(rows), "\n".join(notes)])
-    versions = {package: version(package) for package in PACKAGES if find_spec(package)}
-    hidden = ("benchmark", "results", "nanogpt")
+    rows = list(options.rows_of(options, notes))
+    machine = rows[0]["machine"]
+    versions = {name: version(name) for name in PACKAGES if find_spec(name)}
+    versions["nanogpt"] = options.nanogpt and results.commit(Path(options.nanogpt))
+    hidden = ("benchmark", "results", "nanogpt", "rows_of")
     record = {
         "benchmark": options.benchmark,
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "commit": results.commit(ROOT),
-        "machine": limits.pop("machine"),
-        "limits": limits,
-        "versions": versions | {"nanogpt": options.nanogpt and results.commit(Path(options.nanogpt))},
+        "commit": results.commit(contenders.ROOT),
+        "machine": machine,
+        "versions": versions,
         "options": {name: value for name, value in vars(options).items() if name not in hidden},
-        "rows": rows,
+        "rows": [{key: value for key, value in row.items() if key != "machine"} for row in rows],
         "notes": notes,
     }
-    results.append(record, options.results)
-    return f"{text}\n\n{json.dumps(record)}"
+    options.results.parent.mkdir(parents=True, exist_ok=True)
+    with options.results.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+    heading = f"{machine['device']}, {machine['threads']} threads:"
+    return "\n\n".join([heading, results.table(rows), *notes, json.dumps(record)])
+
+
+def train(options: argparse.Namespace, notes: list[str]) -> Iterator[Row]:
+    """Time of a training step: our GPT in GPT-2's architecture against nanoGPT, each in a bare loop.
+
+    With the defaults 3 minutes on 2 CPU cores. A compiled contender takes a minute more for each size.
+    """
+    names = present(options.contenders or TRAINED_BY_DEFAULT[options.device].split(), options.nanogpt, notes)
+    works = {text: parse_size(text) for text in options.sizes or SIZES[options.device].split()}
+    for text, (batch_size, size) in works.items():
+        work = {"batch_size": batch_size, "size": size, "seconds": options.seconds, "dropout": 0.0}
+        yield from compete(f"training step, {text}", "measure_step", names, options, **work)
+
+
+def generate(options: argparse.Namespace, notes: list[str]) -> Iterator[Row]:
+    """Time to write text after 16 tokens: ours, nanoGPT, and GPT-2 of `transformers` with its cache.
+
+    All have the same architecture and size, and random weights. With the defaults 4 minutes on 2 CPU cores. nanoGPT
+    has no cache: 16 texts of 256 tokens take it 100 seconds, and of 1000 tokens half an hour.
+    """
+    longest = PROMPT_TOKENS + max(options.new_tokens)
+    if longest > options.context:
+        raise ValueError(f"--context {options.context} is too short for the {longest} tokens of prompt and text")
+    names = present(options.contenders or WRITERS, options.nanogpt, notes)
+    dtype = options.dtype or ("bfloat16" if options.device == "cuda" else "float32")
+    for batch, new_tokens in itertools.product(options.batches, options.new_tokens):
+        _, size = parse_size(f"{options.model}/{batch}x{options.context}/{VOCABULARY}")
+        work = f"writing {batch} x {new_tokens} tokens, {options.model}"
+        lengths = {"prompt_tokens": PROMPT_TOKENS, "new_tokens": new_tokens}
+        arguments = {"batch_size": batch, "size": size, "dtype": dtype, **lengths}
+        yield from compete(work, "measure_writing", names, options, **arguments)
+
+
+def compete(work: str, function: str, names: list[str], options: argparse.Namespace, **arguments: Any) -> list[Row]:
+    """The rows of contenders that call `function`; they must do it with equally large networks."""
+    where = {"device": options.device, "checkout": options.nanogpt, **arguments}
+    results = alternate({name: call(function, contender=name, **where) for name in names}, options.rounds)
+    return compare(work, results, same=("parameters", "tokens"))
+
+
+def time_to_loss(options: argparse.Namespace, notes: list[str]) -> Iterator[Row]:
+    """Time to a validation loss: `python train.py` with one of our recipes against a peer on the same text.
+
+    With --data the peer is nanoGPT with its published settings, and the text is read by characters. Otherwise it is
+    the same config with GPT-2's architecture and AdamW (gpt2+adamw). The target is the peer's lowest loss, of the seed
+    in which that is highest. The clock stops for evaluation, and the first three steps, in which PyTorch may compile,
+    count as long as the later ones. A round takes 3 minutes on 2 CPU cores; to publish a figure take --rounds 3.
+    """
+    nanogpt = "nanogpt+compile" if options.device == "cuda" else "nanogpt"
+    names = options.contenders or ["glassgpt", nanogpt if options.data else "gpt2+adamw"]
+    names = present(names, options.nanogpt, notes)
+    peers = [name for name in names if name != "glassgpt"]
+    if not peers and options.target is None:
+        raise ValueError("; ".join(["without a peer there is no loss to reach: set --target", *notes]))
+    if not options.data and any(name.startswith("nanogpt") for name in names):
+        raise ValueError("nanogpt reads a text by characters: name it with --data")
+    shape, our_steps, peer_steps, dropout = LEARNING[options.device]
+    path = Path(options.data or "").resolve()
+    batch_size, size = parse_size(f"{options.size or shape}/{count_characters(path) if options.data else 1}")
+    recipe = list(NO_VALIDATION)
+    if options.data:
+        recipe += [f"--data.files={path}", "--data.tokenizer=bytes", "--data.vocab_size=null"]
+    if options.size or options.data:
+        recipe += [f"--model.gpt.{name}={value}" for name, value in size.items() if name != "vocab_size"]
+        recipe += [f"--data.batch_size={batch_size}"]
+    commands = {}
+    where = {"device": options.device, "checkout": options.nanogpt, "dropout": dropout}
+    for name in names:
+        steps = (options.steps or our_steps) if name == "glassgpt" else (options.peer_steps or peer_steps)
+        work = {"evaluations": min(options.evaluations, steps // (WARM_UP + 1))}
+        if name.startswith("nanogpt"):
+            work |= {"batch_size": batch_size, "size": size, "data": str(path), "steps": steps}
+            commands[name] = call("learn_characters", contender=name, **work, **where)
+            continue
+        typed = [*recipe, *options.train_options, f"--trainer.max_steps={steps}"]
+        if name == "gpt2+adamw":  # after what was typed for both, or it would no longer be this peer
+            typed += [
+                f"--config={contenders.GPT2_RECIPE}",
+                f"--model.optimizer.learning_rate={options.peer_learning_rate}",
+            ]
+        commands[name] = fit("LearningCurve", options.config, options.device, typed, **work)
+    results = alternate(commands, options.rounds)
+    target = options.target or max(min(point["loss"] for point in turn["curve"]) for turn in results[peers[0]])
+    reaching = {name: [{**turn, **reached(turn, target)} for turn in turns] for name, turns in results.items()}
+    work = f"training to {target:.3f} nats, {Path(options.config).stem}"
+    yield from compare(work, reaching, same=("validation_tokens",))
+
+
+def reached(result: Row, target: float) -> Row:
+    """The lowest loss, and the first evaluation at which it is `target` or less; None if there is none."""
+    lowest, targets = min(point["loss"] for point in result["curve"]), result["curve"][0]["targets"]
+    first = next((point for point in result["curve"] if point["loss"] <= target), {})
+    time = {"seconds": first.get("seconds"), "steps_to_target": first.get("step")}
+    loss = {"lowest_loss": lowest, "bits_per_byte": lowest * targets / math.log(2) / result["validation_bytes"]}
+    return {"target": target, "validation_tokens": targets, **loss, **time}
+
+
+def count_characters(path: Path) -> int:
+    """The number of different characters; ValueError or FileNotFoundError if the text cannot be used."""
+    if not path.is_file():
+        raise FileNotFoundError(f"--data {path}: there is no such file")
+    content = path.read_bytes()
+    if not content.isascii():
+        raise ValueError(f"--data {path} is not all ASCII: its bytes, which ours reads, are not its characters")
+    if len(content) < 1000:
+        raise ValueError(f"--data {path} has {len(content)} characters: at least 1000 are needed")
+    return len(set(content))
+
+
+def overhead(options: argparse.Namespace, notes: list[str]) -> Iterator[Row]:
+    """What the Trainer costs beside a bare loop, and what recording attention costs.
+
+    Stretches of the Trainer and of a bare loop alternate in one process, on the same model, optimizer and data, with
+    maps, samples and validation off. The recording is timed in a whole `python train.py`, with validation and
+    checkpoints: "with maps" is all of its time, "without maps" the same less the seconds inside the recorder. With the
+    defaults 3 minutes on 2 CPU cores.
+    """
+    recorded = (f"--trainer.max_steps={options.steps}", "--attention.enabled=true")
+    measured = {
+        "training step": ("BesideBareLoop", BARE, {"stretch": options.stretch, "seconds": options.seconds}),
+        f"{options.steps} steps": ("RecordingClock", recorded, {}),
+    }
+    for work, (callback, last, arguments) in measured.items():
+        typed = [*options.train_options, *last]
+        command = fit(callback, options.config, options.device, typed, **arguments)
+        turns = alternate({work: command}, options.rounds)[work]
+        results = {name: [row for turn in turns for row in turn[name]] for name in turns[0]}
+        yield from compare(f"{work}, {Path(options.config).stem}", results)
 
 
 if __name__ == "__main__":

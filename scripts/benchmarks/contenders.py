@@ -1,12 +1,13 @@
-"""The contender protocol: who takes part, each in a process of its own, in turn, and how their times are compared.
+"""The contender protocol: each runs in a process of its own, in turn, and their times are compared round by round.
 
 A contender is a name, such as "nanogpt+compile", and a function (seed, folder) -> arguments of Python: the command of
 one round. The command runs in the repository's root, may use the folder, and leaves `result.json` there, an object:
 
     seconds or milliseconds_per_step    the time that is compared
-    tokens                              how many are trained on or written in that time (optional)
-    flops or bytes                      what that takes at least, for a share of the machine's limit (optional)
-    parameters, precision, ...          what else describes the work
+    tokens                              how many it trains on or writes in that time (optional)
+    parameters, precision, machine      of machine.py, and what else describes the work
+
+The processes of `overhead` measure two contenders at once: their object holds a list of such objects for each.
 """
 
 from __future__ import annotations
@@ -19,44 +20,32 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+GPT2_RECIPE = "scripts/benchmarks/gpt2_adamw.yaml"
+WARM_UP = 3  # steps
+OURS = ("glassgpt", "trainer", "with maps")  # what the others are compared with
 
 Command = Callable[[int, Path], list[str]]
 Row = dict[str, Any]
 
 
-class Size(NamedTuple):
-    """A GPT and its batches, written LAYERSxHEADSxWIDTH/BATCHxCONTEXT/VOCABULARY, as in 4x4x128/12x64/65."""
-
-    layers: int
-    heads: int
-    width: int
-    batch: int
-    context: int
-    vocab: int
-
-    @classmethod
-    def parse(cls, text: str) -> Size:
-        """Raises ValueError if `text` is not such a size."""
-        numbers = re.fullmatch(r"(\d+)x(\d+)x(\d+)/(\d+)x(\d+)/(\d+)", text)
-        if numbers is None or 0 in (values := [int(number) for number in numbers.groups()]):
-            raise ValueError(
-                f"{text!r} is not a size: write LAYERSxHEADSxWIDTH/BATCHxCONTEXT/VOCABULARY, such as 4x4x128/12x64/65"
-            )
-        if values[2] % values[1]:
-            raise ValueError(f"in the size {text!r} the width {values[2]} is not a multiple of the {values[1]} heads")
-        return cls(*values)
-
-    @property
-    def flops_per_token(self) -> int:
-        """Of a training step of GPT-2's architecture, counted as `GPT.flops_per_token` does."""
-        weights = 12 * self.layers * self.width**2 + self.vocab * self.width
-        return 6 * weights + 12 * self.layers * self.width * self.context
+def parse_size(text: str) -> tuple[int, dict[str, int]]:
+    """The size of a batch and fields of GPTConfig; ValueError if `text` is not written as a size is."""
+    match = re.fullmatch(r"(\d+)x(\d+)x(\d+)/(\d+)x(\d+)/(\d+)", text)
+    numbers = [int(number) for number in match.groups()] if match else [0]
+    if 0 in numbers:
+        form = "LAYERSxHEADSxWIDTH/BATCHxCONTEXT/VOCABULARY, such as 4x4x128/12x64/65"
+        raise ValueError(f"{text!r} is not a size: write {form}")
+    layers, heads, width, batch_size, context, vocabulary = numbers
+    if width % heads:
+        raise ValueError(f"in the size {text!r} the width {width} is not a multiple of the {heads} heads")
+    network = {"num_layers": layers, "num_heads": heads, "embed_dim": width}
+    return batch_size, {**network, "context_length": context, "vocab_size": vocabulary}
 
 
 def present(names: Sequence[str], nanogpt: str | None, notes: list[str]) -> list[str]:
@@ -72,46 +61,34 @@ def present(names: Sequence[str], nanogpt: str | None, notes: list[str]) -> list
 
 
 def call(function: str, **arguments: Any) -> Command:
-    """The command that calls `function` ("module:name" in this folder) with `arguments` and the round's seed."""
-
-    def command(seed: int, folder: Path) -> list[str]:
-        return ["-m", "scripts.benchmarks.contenders", function, json.dumps({**arguments, "seed": seed}), str(folder)]
-
-    return command
+    """The command that calls a `function` of gpt2.py with a namespace of `arguments` and the round's `seed`."""
+    module = ["-m", "scripts.benchmarks.contenders", function]
+    return lambda seed, folder: [*module, json.dumps({**arguments, "seed": seed}), str(folder)]
 
 
 def fit(callback: str, config: str, device: str, options: Sequence[str], **arguments: Any) -> Command:
-    """The command `python train.py` with a Lightning callback of ours, which measures and calls `leave_result`.
-
-    Args:
-        callback: "module.Class" in this folder; it gets the round's folder as `output`, and `arguments`.
-        config: looked for in the current folder, then in the repository's root.
-        options: further options of train.py.
-    """
-    config = str(Path(config).resolve()) if Path(config).exists() else config
-    own = [f"--config={config}", f"--trainer.accelerator={'gpu' if device == 'cuda' else 'cpu'}", "--trainer.devices=1"]
+    """The command `python train.py` with a class of callbacks.py, which gets `arguments` and calls `leave_result`."""
+    # A relative path is looked for in the current folder, then in the repository.
+    config = Path(config).resolve() if Path(config).exists() else config
+    accelerator = "gpu" if device == "cuda" else "cpu"
+    own = ["train.py", f"--config={config}", f"--trainer.accelerator={accelerator}", "--trainer.devices=1"]
 
     def command(seed: int, folder: Path) -> list[str]:
-        init_args = {"output": str(folder), **arguments}
-        callbacks = [{"class_path": f"scripts.benchmarks.{callback}", "init_args": init_args}]
+        class_path, init_args = f"scripts.benchmarks.callbacks.{callback}", {"output": str(folder), **arguments}
+        callbacks = json.dumps([{"class_path": class_path, "init_args": init_args}])
         of_round = [f"--seed_everything={seed}", f"--trainer.default_root_dir={folder}", "--wandb=disabled"]
-        return ["train.py", *own, *of_round, *options, f"--trainer.callbacks={json.dumps(callbacks)}"]
+        return [*own, *of_round, *options, f"--trainer.callbacks={callbacks}"]
 
     return command
 
 
-def leave_result(folder: str, figures: Row) -> None:
+def leave_result(folder: str, figures: dict[str, Any]) -> None:
     """What a contender's process calls at its end."""
     Path(folder, "result.json").write_text(json.dumps(figures))
 
 
 def run(command: Command, seed: int = 0) -> Row:
-    """One round in a new process; returns what it measured.
-
-    Raises:
-        ValueError: if it ends with status 2, a person's mistake; the message is the last line that it printed.
-        RuntimeError: if it fails otherwise; the message is the end of what it printed.
-    """
+    """What a new process measures; ValueError if it ends with status 2, for a mistake, RuntimeError if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = [sys.executable, *command(seed, Path(folder))]
         process = subprocess.run(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -134,30 +111,25 @@ def alternate(contenders: Mapping[str, Command], rounds: int) -> dict[str, list[
     return results
 
 
-def compare(results: Mapping[str, list[Row]], ours: str = "glassgpt", same: Sequence[str] = ()) -> list[Row]:
-    """A row for each contender: its times and other fractions are medians over the rounds, the rest is the first's.
+def compare(work: str, results: Mapping[str, list[Row]], same: Sequence[str] = ()) -> list[Row]:
+    """A row for each contender of `work`: fractions are medians over the rounds, the rest is the first's.
 
     `times_faster` is the median over the rounds of its time divided by ours, since the contenders of one round met
     the same state of the machine. Of several contenders that are ours the fastest counts. A time of None means that
-    the contender did not reach its goal.
-
-    Args:
-        ours: the name of our contender, without extras.
-        same: keys in which all rows must agree, or their times cannot be compared.
-
-    Raises:
-        RuntimeError: if they do not agree.
+    the contender did not reach its goal. RuntimeError if the rows do not agree in the keys `same`.
     """
     first = next(iter(results.values()))[0]
     time = "seconds" if "seconds" in first else "milliseconds_per_step"
-    candidates = [rounds for name, rounds in results.items() if name.split("+")[0] == ours]
-    fastest = min(candidates, key=lambda rounds: median(rounds, time) or math.inf, default=[])
+    ours = [rounds for name, rounds in results.items() if name.split("+")[0] in OURS]
+    fastest = min(ours, key=lambda rounds: median(rounds, time) or math.inf, default=[])
     rows = []
     for name, rounds in results.items():
-        row = {"contender": name, **{key: median(rounds, key) for key in rounds[0]}}
+        row = {"work": work, "contender": name, **{key: median(rounds, key) for key in rounds[0]}}
         row[f"{time}_of_rounds"] = [result[time] for result in rounds]
         pairs = [(their[time], our[time]) for their, our in zip(rounds, fastest, strict=False)]
         complete = pairs and all(None not in pair for pair in pairs)
+        if "tokens" in row:
+            row["tokens_per_second"] = row["tokens"] / row[time] * (1 if time == "seconds" else 1000)
         row["times_faster"] = statistics.median(their / our for their, our in pairs) if complete else None
         rows.append(row)
     for key in same:
@@ -176,10 +148,12 @@ def median(rounds: Sequence[Row], key: str) -> Any:
 
 
 def main(function: str, arguments: str, folder: str) -> int:
-    """Calls a function for `call`; returns the exit status, 2 for a mistake."""
-    module, name = function.split(":")
+    """What `call` starts; returns the exit status, 2 for a mistake."""
+    from scripts.benchmarks import gpt2  # only here: it imports torch
+
     try:
-        leave_result(folder, getattr(import_module(f"scripts.benchmarks.{module}"), name)(**json.loads(arguments)))
+        measure = getattr(gpt2, function)
+        leave_result(folder, measure(SimpleNamespace(**json.loads(arguments))))
     except (ValueError, FileNotFoundError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from scripts.benchmarks.contenders import Row
 
@@ -22,9 +22,6 @@ COLUMNS = {
     "seconds": ("seconds", "{:,.2f}"),
     "ms a step": ("milliseconds_per_step", "{:,.2f}"),
     "tokens a second": ("tokens_per_second", "{:,.0f}"),
-    "MFU": ("mfu", "{:.0%}"),
-    "share of bandwidth": ("bandwidth_share", "{:.0%}"),
-    "maps": ("recording_share", "{:.1%}"),
     "ours is faster": ("times_faster", "{:.2f} times"),
 }
 
@@ -42,36 +39,8 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in padded)
 
 
-def add_rates(row: Row, limits: dict[str, Any]) -> Row:
-    """`row`, with tokens per second and the share of the machine's limit that it reached."""
-    seconds = row["seconds"] if "seconds" in row else row["milliseconds_per_step"] / 1000
-    rates = {"tokens_per_second": ("tokens", 1.0), "bandwidth_share": ("bytes", limits["bytes_per_second"])}
-    rates["mfu"] = ("flops", max(limits["float32_flops"], limits["bfloat16_flops"] or 0.0))
-    return row | {rate: row[key] / seconds / limit for rate, (key, limit) in rates.items() if key in row}
-
-
-def describe(limits: dict[str, Any]) -> str:
-    """The limits in a sentence."""
-    machine, bfloat16 = limits["machine"], limits["bfloat16_flops"]
-    rates = f"{limits['float32_flops'] / 1e9:,.0f} GFLOP/s in float32"
-    rates += f", {bfloat16 / 1e9:,.0f} in bfloat16" if bfloat16 else ""
-    bandwidth = f"{limits['bytes_per_second'] / 1e9:,.1f} GB/s"
-    return f"{machine['device']}, {machine['threads']} threads, measured in this run: {rates}, memory {bandwidth}"
-
-
-def append(record: dict[str, Any], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
-
-
 def markdown(path: Path) -> str:
-    """The tables of a file of results.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if a line of it is not a record.
-    """
+    """The tables of a file of results; FileNotFoundError if there is none, ValueError if a line is not a record."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no file of results {path}: run a benchmark first, or name one")
     newest: dict[tuple[str, str, str], tuple[str, list[Row]]] = {}  # machine, benchmark, work -> heading, rows
@@ -93,10 +62,7 @@ def markdown(path: Path) -> str:
 
 def commit(folder: Path) -> str | None:
     """The commit that is checked out, with "+changes" if files differ from it; None if `folder` is not a repository."""
-    if not Path(folder, ".git").exists():
+    if shutil.which("git") is None or not Path(folder, ".git").exists():
         return None
     git = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
-    try:
-        return subprocess.run(git, capture_output=True, text=True).stdout.strip() or None
-    except OSError:  # git is not installed
-        return None
+    return subprocess.run(git, capture_output=True, text=True).stdout.strip() or None

@@ -1,0 +1,144 @@
+"""What measures `python train.py` from within: Lightning callbacks for `contenders.fit`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor, nn
+
+from model.gpt import in_eval_mode
+from model.runs.attention import AttentionRecording
+from scripts.benchmarks.contenders import WARM_UP, Row, leave_result
+from scripts.benchmarks.machine import describe, synchronized_time
+
+
+class Curve:
+    """The validation loss over the time of training."""
+
+    def __init__(self, device: str, steps: int, evaluations: int):
+        self.device = device
+        self.due = {steps * number // evaluations for number in range(1, evaluations + 1)}
+        self.points: list[dict[str, float]] = []
+        self.step, self.seconds = 0, 0.0
+
+    def after(self, step: int, evaluate: Callable[[], Row]) -> None:
+        """To be called after every step; evaluates if that is due, with the clock stopped."""
+        if step == self.step:  # gradients are still being accumulated
+            return
+        self.step = step
+        if step in self.due:
+            self.seconds += synchronized_time(self.device) - self.started
+            seconds = self.seconds * step / (step - WARM_UP)
+            self.points.append({"step": step, "seconds": seconds, **evaluate()})
+        if step in self.due or step == WARM_UP:
+            self.started = synchronized_time(self.device)
+
+
+@torch.no_grad()
+def mean_nats(model: nn.Module, losses: Iterable[tuple[Tensor, Tensor]]) -> Row:
+    """The mean `loss` in float32 and eval mode, and the number of `targets`; `losses` yields a batch's sums of both."""
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    with in_eval_mode(model):
+        nats, targets = zip(*((nats.item(), targets.item()) for nats, targets in losses), strict=True)
+    torch.set_float32_matmul_precision(precision)
+    return {"loss": sum(nats) / sum(targets), "targets": sum(targets)}
+
+
+class LearningCurve(Callback):
+    """Evaluates while `python train.py` trains. The ends of documents do not count: nanoGPT's text has none."""
+
+    def __init__(self, output: str, evaluations: int):
+        self.output, self.evaluations = output, evaluations
+
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        self.curve = Curve(module.device.type, trainer.max_steps, self.evaluations)
+
+    def on_train_batch_end(self, trainer: Trainer, module: LightningModule, *_: Any) -> None:
+        def losses() -> Iterator[tuple[Tensor, Tensor]]:
+            for batch in map(trainer.strategy.batch_to_device, trainer.datamodule.val_dataloader()):
+                ends = batch["targets"] == trainer.datamodule.tokenizer.end_of_text
+                batch["targets"] = batch["targets"].masked_fill(ends, -100)
+                yield module.gpt.loss(**batch, reduction="sum"), (batch["targets"] >= 0).sum()
+
+        self.curve.after(trainer.global_step, lambda: mean_nats(module.gpt, losses()))
+
+    def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
+        learned = {"curve": self.curve.points, "validation_bytes": trainer.datamodule.validation_bytes}
+        leave_result(self.output, {**learned, **describe(module.gpt, trainer.precision)})
+
+
+class BesideBareLoop(Callback):
+    """Times stretches of the Trainer and of a bare loop in turn; the first of each warms up and does not count.
+
+    `stretch` is the number of steps in each. After `seconds` of all together, and three of each, training stops.
+    """
+
+    def __init__(self, output: str, stretch: int, seconds: float):
+        self.output, self.stretch, self.enough_seconds = output, stretch, seconds
+        self.seconds: dict[str, list[float]] = {"trainer": [], "bare loop": []}
+
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        self.batches = iter(trainer.datamodule.train_dataloader())
+        self.started, self.next_stop = None, self.stretch
+
+    def on_train_batch_end(self, trainer: Trainer, module: LightningModule, *_: Any) -> None:
+        if trainer.global_step < self.next_stop:
+            return
+        now = synchronized_time(module.device.type)
+        for _ in range(self.stretch):
+            self.bare_step(trainer, module)
+        finished = synchronized_time(module.device.type)
+        if self.started is not None:
+            self.seconds["trainer"].append(now - self.started)
+            self.seconds["bare loop"].append(finished - now)
+        enough = sum(map(sum, self.seconds.values())) >= self.enough_seconds
+        trainer.should_stop = enough and len(self.seconds["trainer"]) >= 3
+        self.started, self.next_stop = finished, trainer.global_step + self.stretch
+
+    def bare_step(self, trainer: Trainer, module: LightningModule) -> None:
+        """What the Trainer does in a step of one batch, without its loop."""
+        batch = {name: part.to(module.device, non_blocking=True) for name, part in next(self.batches).items()}
+        trainer.optimizers[0].zero_grad(set_to_none=True)
+        with trainer.precision_plugin.forward_context():
+            loss = module.training_step(batch, 0)
+        loss.backward()
+        if trainer.gradient_clip_val:
+            torch.nn.utils.clip_grad_norm_(module.parameters(), trainer.gradient_clip_val)
+        trainer.optimizers[0].step()
+        self.tokens = batch["tokens"].numel()
+
+    def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
+        work = {"tokens": self.tokens, **describe(module.gpt, trainer.precision)}
+        rows: dict[str, list[Row]] = {}
+        for name, times in self.seconds.items():
+            rows[name] = [{"milliseconds_per_step": 1000 * time / self.stretch, **work} for time in times]
+        leave_result(self.output, rows)
+
+
+class RecordingClock(Callback):
+    """Times a whole fit, and in it AttentionRecording.record, which is replaced by a timed one until the end."""
+
+    def __init__(self, output: str):
+        self.output, self.recordings = output, []
+
+    def on_fit_start(self, trainer: Trainer, module: LightningModule) -> None:
+        device, self.record = module.device.type, AttentionRecording.record
+
+        def timed(*arguments: Any, **options: Any) -> None:
+            started = synchronized_time(device)  # without the training that a GPU still has to do
+            self.record(*arguments, **options)
+            self.recordings.append(synchronized_time(device) - started)
+
+        AttentionRecording.record, self.started = timed, synchronized_time(device)
+
+    def on_fit_end(self, trainer: Trainer, module: LightningModule) -> None:
+        AttentionRecording.record = self.record
+        seconds, work = synchronized_time(module.device.type) - self.started, describe(module.gpt, trainer.precision)
+        total = {"seconds": seconds, "recordings": len(self.recordings), **work}
+        rest = {"seconds": seconds - sum(self.recordings), **work}
+        leave_result(self.output, {"with maps": [total], "without maps": [rest]})

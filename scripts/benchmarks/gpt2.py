@@ -1,0 +1,185 @@
+"""GPT-2's architecture by three authors, how they train and how they write: ours, nanoGPT's and transformers'.
+
+nanoGPT's model.py is run from the person's checkout. Its train.py trains as soon as it is imported, so its loop is
+written here anew, with the settings that it publishes, and trains ours too.
+
+`job` is what benchmark.py gives a contender: `size` are fields of GPTConfig, `checkout` is the folder with nanoGPT.
+Letters: B sequences in a batch, T tokens of context, N tokens of a text.
+"""
+
+from __future__ import annotations
+
+import itertools
+import runpy
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace as Namespace
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from model.generation import generate
+from model.gpt import GPT, GPTConfig
+from model.kernels import has_fast_bfloat16, keep_freed_memory, record_cuda_graph
+from model.training.hardware import compile_where_it_pays, missing_compiler
+from model.training.optimizer import OptimizerConfig, build_optimizer
+from model.training.schedule import ScheduleConfig, learning_rate_factor
+from scripts.benchmarks.callbacks import Curve, mean_nats
+from scripts.benchmarks.contenders import GPT2_RECIPE, ROOT, WARM_UP, Row
+from scripts.benchmarks.machine import describe, synchronized_time
+
+# Of nanoGPT's train.py and config/train_shakespeare_char.py, which its README's command for CPUs starts from too.
+LEARNING_RATE, WEIGHT_DECAY, BETAS, GRADIENT_CLIP = 1e-3, 0.1, (0.9, 0.99), 1.0
+SCHEDULE = ScheduleConfig(warmup_steps=100, decay="cosine", final_factor=0.1)  # its warm-up is slower by 1%
+# Fields of GPTConfig, and what the others call them.
+TRANSFORMERS_NAMES = {"num_layers": "n_layer", "num_heads": "n_head", "embed_dim": "n_embd"}
+TRANSFORMERS_NAMES |= {"context_length": "n_positions", "vocab_size": "vocab_size"}
+NANOGPT_NAMES = TRANSFORMERS_NAMES | {"context_length": "block_size"}
+Learner = namedtuple("Learner", "model, loss, optimizer, precision")  # as `build_learner` describes it
+SAMPLING = {"temperature": 0.8, "top_k": 200}  # as in its sample.py
+
+
+def measure_step(job: Namespace) -> Row:
+    """Time of a step on random tokens, after a warm-up: what a step costs does not depend on the text."""
+    device, tokens = job.device, job.batch_size * job.size["context_length"]
+    text = torch.randint(job.size["vocab_size"], (100 * tokens,))
+    learner = build_learner(job)
+    stride = 10 if device == "cuda" else 1  # waiting for a GPU at every step would keep Python from running ahead
+    for step in train(learner, text, job, steps=2000):
+        if step == WARM_UP:
+            started = synchronized_time(device)
+        elif step > 5 and step % stride == 0 and (elapsed := synchronized_time(device) - started) >= job.seconds:
+            break
+    milliseconds = 1000 * elapsed / (step - WARM_UP)
+    return {"milliseconds_per_step": milliseconds, "tokens": tokens, **describe(learner.model, learner.precision)}
+
+
+def learn_characters(job: Namespace) -> Row:
+    """The learning curve of nanoGPT on the characters of `data`, split as its prepare.py does."""
+    characters = torch.frombuffer(bytearray(Path(job.data).read_bytes()), dtype=torch.uint8)
+    ids, cut = characters.unique(return_inverse=True)[1], int(0.9 * len(characters))
+    learner, curve = build_learner(job), Curve(job.device, job.steps, job.evaluations)
+    validation = ids[cut - 1 :].to(job.device)  # from the last training token, which the first target follows
+    batches = windows(validation, job.size["context_length"])
+
+    def losses() -> Iterator[tuple[Tensor, Tensor]]:
+        for tokens, targets in batches:
+            count = (targets >= 0).sum()
+            yield learner.model(tokens, targets)[1] * count, count
+
+    for step in itertools.islice(train(learner, ids[:cut], job, job.steps), job.steps):
+        curve.after(step, lambda: mean_nats(learner.model, losses()))
+    learned = {"curve": curve.points, "validation_bytes": len(ids) - cut}
+    return {**learned, **describe(learner.model, learner.precision)}
+
+
+def windows(text: Tensor, context: int) -> list[tuple[Tensor, Tensor]]:
+    """Every token of `text` (N,) but the first as a target once, in windows side by side; -1 fills the last one up."""
+    missing = -(len(text) - 1) % context
+    tokens = F.pad(text[:-1], (0, missing)).view(-1, context)
+    targets = F.pad(text[1:], (0, missing), value=-1).view(-1, context)
+    return list(zip(tokens.split(128), targets.split(128), strict=True))
+
+
+def build_learner(job: Namespace) -> Learner:
+    """A network and what trains it; sets up this process for that. Raises ValueError if this machine cannot compile.
+
+    `loss` is the mean nats of targets (B, T) after tokens (B, T).
+    """
+    torch.manual_seed(job.seed)
+    device = torch.device(job.device)
+    name, *extras = job.contender.split("+")
+    if extras and (missing := missing_compiler(device)):
+        raise ValueError(f"{job.contender} cannot be compiled: {missing} is missing")
+    if name == "glassgpt":
+        keep_freed_memory()
+        model = GPT(gpt2_config(job.size)).to(device)
+        mode = "reduce-overhead" if "reduce-overhead" in extras else "compile" in extras or "auto"
+        loss = compile_where_it_pays(model.loss, mode, device)
+        optimizer = build_optimizer(model, OptimizerConfig("adamw", weight_decay=WEIGHT_DECAY, betas=BETAS))
+        return Learner(model, loss, optimizer, "bfloat16" if has_fast_bfloat16(device.type) else "float32")
+    torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
+    model = build_nanogpt(job, dropout=job.dropout, bias=False).to(device)
+    forward = torch.compile(model) if extras else model
+    optimizer = model.configure_optimizers(WEIGHT_DECAY, LEARNING_RATE, BETAS, device.type)
+    precision = "bfloat16" if device.type == "cuda" else "float32"
+    return Learner(model, lambda tokens, targets: forward(tokens, targets)[1], optimizer, precision)
+
+
+def train(learner: Learner, text: Tensor, job: Namespace, steps: int) -> Iterator[int]:
+    """nanoGPT's training on windows of `text` (N,) drawn at random, endless; yields the number of updates."""
+    model, loss_of, optimizer, precision = learner
+    context = job.size["context_length"]
+
+    def draw() -> tuple[Tensor, Tensor]:
+        starts = torch.randint(len(text) - context, (job.batch_size, 1))
+        rows = text[starts + torch.arange(context + 1)]
+        if job.device == "cuda":
+            rows = rows.pin_memory().to(job.device, non_blocking=True)
+        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+    batch = draw()
+    for step in itertools.count():
+        for group in optimizer.param_groups:
+            group["lr"] = LEARNING_RATE * learning_rate_factor(step, steps, SCHEDULE)
+        with torch.autocast(job.device, torch.bfloat16, enabled=precision == "bfloat16"):
+            loss = loss_of(*batch)
+        batch = draw()  # while an accelerator is still at work
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_CLIP)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        yield step + 1
+
+
+def measure_writing(job: Namespace) -> Row:
+    """Seconds to write `new_tokens` after each prompt of the batch, once, after a shorter text to warm up."""
+    network, write = build_writer(job)
+    network.to(job.device, getattr(torch, job.dtype)).eval()
+    prompt = torch.randint(job.size["vocab_size"], (job.batch_size, job.prompt_tokens), device=job.device)
+    warm_up = job.new_tokens if job.device == "cuda" else min(4, job.new_tokens)  # a graph has one length
+    write(prompt, max_new_tokens=warm_up)
+    started = synchronized_time(job.device)
+    text = write(prompt, max_new_tokens=job.new_tokens)
+    seconds, tokens = synchronized_time(job.device) - started, job.batch_size * job.new_tokens
+    if text.shape != (job.batch_size, job.prompt_tokens + job.new_tokens):
+        raise RuntimeError(f"{job.contender} wrote {tuple(text.shape)}, not {tokens} tokens after the prompts")
+    return {"seconds": seconds, "tokens": tokens, **describe(network, job.dtype)}
+
+
+def build_writer(job: Namespace) -> tuple[nn.Module, Callable]:
+    """A network and what writes with it: (prompt, max_new_tokens=...) -> prompt and text."""
+    torch.manual_seed(job.seed)
+    if job.contender == "glassgpt":
+        gpt = GPT(gpt2_config(job.size, bias=True))
+        return gpt, partial(generate, gpt, record=record_cuda_graph if job.device == "cuda" else None, **SAMPLING)
+    if job.contender == "nanogpt":
+        torch.set_float32_matmul_precision("high")
+        gpt = build_nanogpt(job, dropout=0.0, bias=True)
+        return gpt, partial(gpt.generate, **SAMPLING)
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    shape = {TRANSFORMERS_NAMES[name]: value for name, value in job.size.items()}
+    ids = {"bos_token_id": None, "eos_token_id": None}  # nothing ends a text early
+    # The activation of the others; GPT-2's own takes more operations.
+    gpt = GPT2LMHeadModel(GPT2Config(**shape, **ids, activation_function="gelu"))
+    cache = {"use_cache": True, "cache_implementation": "static" if job.device == "cuda" else None}
+    return gpt, partial(gpt.generate, do_sample=True, pad_token_id=0, **cache, **SAMPLING)
+
+
+def build_nanogpt(job: Namespace, **options: Any) -> nn.Module:
+    """nanoGPT's GPT, with the `dropout` and `bias` of its GPTConfig."""
+    nanogpt = runpy.run_path(str(Path(job.checkout, "model.py")), run_name="nanogpt")
+    shape = {NANOGPT_NAMES[name]: value for name, value in job.size.items()}
+    return nanogpt["GPT"](nanogpt["GPTConfig"](**shape, **options))
+
+
+def gpt2_config(size: dict[str, int], bias: bool = False) -> GPTConfig:
+    """Our GPT in GPT-2's architecture, as nanoGPT builds it."""
+    recipe = yaml.safe_load(Path(ROOT, GPT2_RECIPE).read_text(encoding="utf-8"))
+    return GPTConfig(**size, **recipe["model"]["gpt"] | {"bias": bias})
