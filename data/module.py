@@ -21,10 +21,10 @@ from data.sampler import WindowSampler
 from data.store import TokenStore
 from data.tokenizers import Tokenizer
 
-IGNORED = -100  # what torch's cross-entropy leaves out
+IGNORED = -100  # cross_entropy's ignore_index
 DEFAULT_BPE_VOCAB_SIZE = 2048
 
-# Steps whose order is computed at once, which makes its cost negligible.
+# Steps sampled at once, to amortise the cost.
 _STEPS_DRAWN = 256
 
 
@@ -181,25 +181,26 @@ class TextDataModule(lightning.LightningDataModule):
     def train_dataloader(self) -> DataLoader:
         """Endless batches, from the trainer's current step on."""
         first_step = self.trainer.global_step * self.trainer.accumulate_grad_batches if self.trainer else 0
-        place = self._place(self.batch_size)
+        place = self._place("batch_size", self.batch_size)
         return self._loader(TrainingWindows(self.tokenized.train, self._sampler(self.tokenized), first_step, *place))
 
     def val_dataloader(self) -> DataLoader:
         """Every window of the validation split, once over all devices."""
         size = self.validation_batch_size
-        return self._loader(ValidationWindows(self.tokenized.validation, self.context_length, size, *self._place(size)))
+        place = self._place("validation_batch_size", size)
+        return self._loader(ValidationWindows(self.tokenized.validation, self.context_length, size, *place))
 
     def _sampler(self, tokenized: TokenizedCorpus) -> WindowSampler:
         return WindowSampler(tokenized.train.num_tokens, self.context_length, self.batch_size, self.seed)
 
-    def _place(self, batch_size: int) -> tuple[int, int]:
-        """This device's rank and the number of devices."""
+    def _place(self, option: str, batch_size: int) -> tuple[int, int]:
+        """This device's rank and the number of devices. Raises ValueError if they cannot share a batch equally."""
         if self.trainer is None:
             return 0, 1
         if batch_size % self.trainer.world_size:
             raise ValueError(
                 f"a batch of {batch_size} sequences cannot be shared by {self.trainer.world_size} devices: "
-                f"set --data.batch_size to a multiple of {self.trainer.world_size}"
+                f"set --data.{option} to a multiple of {self.trainer.world_size}"
             )
         return self.trainer.global_rank, self.trainer.world_size
 

@@ -27,7 +27,7 @@ MAX_PASSAGE_CHARS = 8 * 2**20  # text without a place to cut is cut anywhere bey
 # The name `datasets` has for the reader of each format; every other ending is read as plain text.
 TABLE_FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv"}
 TABLE_FORMATS |= {".parquet": "parquet", ".arrow": "arrow"}
-COMPRESSIONS = (".gz", ".zst")
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}  # ending -> name in pyarrow
 
 # Places to cut: between a word and a space before another, or after a single line end between two marks.
 _CUTS = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])|(?<=\S\n)(?=[^\s/])")
@@ -206,7 +206,7 @@ def _open(path: Path) -> BinaryIO:
         return path.open("rb")
     import pyarrow
 
-    return pyarrow.input_stream(str(path))
+    return pyarrow.input_stream(str(path), compression=COMPRESSIONS[path.suffix.lower()])
 
 
 @contextmanager

@@ -57,7 +57,7 @@ def write_split(
             desc=f"tokenising {split}", initial=num_tokens, total=max_tokens, unit=" tokens", unit_scale=True
         ) as bar:
             for tokens, num_passages in _encoded(tokenizer, passages, num_threads):
-                # Only now it is known that the shard is not the last one.
+                # More tokens follow, so this shard is not the last one.
                 if sum(len(batch.tokens) for batch in batches) >= SHARD_TOKENS:
                     _write_shard(shard_path(folder, split, index), batches, tokenizer, fingerprint, is_last=False)
                     index, batches = index + 1, []
@@ -155,12 +155,15 @@ def _encoded(tokenizer: Tokenizer, passages: Iterable[Passage], num_threads: int
 
     pending: deque[Future[Encoded]] = deque()
     with ThreadPoolExecutor(num_threads, initializer=start_thread) as pool:
-        for batch in _batches(passages):
-            pending.append(pool.submit(_encode, own, batch))
-            if len(pending) > 2 * num_threads:
+        try:
+            for batch in _batches(passages):
+                pending.append(pool.submit(_encode, own, batch))
+                if len(pending) > 2 * num_threads:
+                    yield pending.popleft().result()
+            while pending:
                 yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _batches(passages: Iterable[Passage]) -> Iterator[list[Passage]]:

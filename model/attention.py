@@ -64,8 +64,12 @@ def scaled_dot_product_attention(
     if is_causal and (need_weights or mask is not None or T != S):
         causal = causal_mask(T, S, device=query.device)
         mask, is_causal = (causal if mask is None else mask & causal), False
+    empty = None
+    if mask is not None:
+        mask, empty = _fill_empty_rows(mask)
     if not need_weights:
-        return _fused(query, key, value, mask, is_causal=is_causal, dropout_p=dropout_p, scale=scale), None
+        values = fused_attention(query, key, value, mask, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
+        return values if empty is None else values.masked_fill(empty, 0.0), None
 
     # float32 at least: in bfloat16 a score near 100 is known to within 0.5, which would change a weight by half.
     dtype = torch.promote_types(query.dtype, torch.float32)
@@ -74,35 +78,25 @@ def scaled_dot_product_attention(
     if mask is None:
         weights = scores.softmax(dim=-1)
     else:
-        mask, blind = _open_blind_rows(mask)
-        weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1).masked_fill(blind, 0.0)
+        weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1).masked_fill(empty, 0.0)
     weights = F.dropout(weights, dropout_p).to(query.dtype)
     return weights @ value, weights
 
 
-def _fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options) -> Tensor:
-    """The fused kernel, with zeros for a query that may attend to nothing."""
-    if mask is None:
-        return fused_attention(query, key, value, **options)
-    mask, blind = _open_blind_rows(mask)
-    return fused_attention(query, key, value, mask, **options).masked_fill(blind, 0.0)
+def _fill_empty_rows(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Unmasks the rows of queries that may attend to nothing, and returns which they are, (..., T, 1).
 
-
-def _open_blind_rows(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Lets the queries that may attend to nothing attend to everything, and says which they are, (..., T, 1).
-
-    A softmax over nothing is 0 / 0, and kernels differ in what they make of it, in both passes. Computed on something
-    and then erased, values and gradients are zero, and no NaN ever appears.
+    A softmax over nothing is 0 / 0, and kernels differ in what they return. Computed on something and then zeroed,
+    values and gradients are 0 and never NaN.
     """
-    blind = ~mask.any(dim=-1, keepdim=True)
-    return mask | blind, blind
+    empty = ~mask.any(dim=-1, keepdim=True)
+    return mask | empty, empty
 
 
 class MultiHeadAttention(nn.Module):
-    """H attentions side by side, each in its own K-dimensional view of the inputs, joined by one linear map.
+    """H attention heads of width K, concatenated and projected (section 3.2.2); self- or cross-attention.
 
-    By its arguments this is self-attention or cross-attention, with heads that share the model width
-    (K = D / H, the default), wide heads (head_dim = D) or heads of any other width.
+    The heads split the model width (K = D / H, the default) or have any width, `head_dim`.
 
     Args:
         query_dim: width of the queries.
@@ -183,7 +177,7 @@ class MultiHeadAttention(nn.Module):
         k = _split_heads(self.key_proj(key), self.num_heads)
         v = _split_heads(self.value_proj(value), self.num_heads)
         if mask is not None and mask.ndim not in (2, q.ndim):
-            # With three axes the first would be taken for the heads, and no error tells when B == H.
+            # A mask with three axes would broadcast as (H, T, S), silently if B == H.
             raise ValueError(f"mask must have 2 axes (T, S) or {q.ndim} (B or 1, H or 1, T, S), not {mask.ndim}")
         dropout_p = self.dropout if self.training else 0.0
         values, weights = scaled_dot_product_attention(
@@ -270,11 +264,14 @@ class CausalSelfAttention(nn.Module):
             visible = window_mask(T, T, self.window, device=q.device)
         else:
             k, v, visible = cache.append(k, v, self.window)
-        if mask is not None:
-            S = k.shape[-2]
-            check_mask(mask, (*q.shape[:-1], S))
-            visible = mask & (causal_mask(T, S, device=q.device) if visible is None else visible)
-        return self.output_proj(_merge_heads(self.attend(q, k, v, visible)))
+        if mask is None:
+            return self.output_proj(_merge_heads(self.attend(q, k, v, visible)))
+        S = k.shape[-2]
+        mask = mask[..., -S:] if cache is not None else mask  # the cache leaves out keys that are in no window
+        check_mask(mask, (*q.shape[:-1], S))
+        visible, empty = _fill_empty_rows(mask & (causal_mask(T, S, device=q.device) if visible is None else visible))
+        values = self.attend(q, k, v, visible).masked_fill(empty, 0.0)
+        return self.output_proj(_merge_heads(values))
 
     def project(
         self, x: Tensor, rotary: tuple[Tensor, Tensor] | None = None, value_embedding: Tensor | None = None
@@ -292,13 +289,13 @@ class CausalSelfAttention(nn.Module):
         return q, k, v
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Attention of q (B, H, T, K) over k and v (B, H_kv, S, K) -> (B, H, T, K). Change this to try another one.
+        """Attention of q (B, H, T, K) over k and v (B, H_kv, S, K) -> (B, H, T, K). Replace this to try another one.
 
         Every path comes through here: training, generation with any cache, and the recorder of attention maps.
 
         Args:
-            mask: boolean, broadcastable to (B, H, T, S): all that a query may attend to. None means causal attention
-                in which the last query sees the last key.
+            mask: boolean, broadcastable to (B, H, T, S), all that a query may attend to; no row of it is empty. None
+                means `causal_mask(T, S)`: the last query sees the last key, and with a cache T < S.
         """
         T, S = q.shape[-2], k.shape[-2]
         is_causal = mask is None and T == S  # PyTorch's flag lets the first query see the first key
@@ -306,7 +303,7 @@ class CausalSelfAttention(nn.Module):
             mask = causal_mask(T, S, device=q.device)
         dropout_p = self.dropout if self.training else 0.0
         grouped = self.num_kv_heads != self.num_heads
-        return _fused(q, k, v, mask, is_causal=is_causal, dropout_p=dropout_p, enable_gqa=grouped)
+        return fused_attention(q, k, v, mask, is_causal=is_causal, dropout_p=dropout_p, enable_gqa=grouped)
 
 
 def _split_heads(x: Tensor, num_heads: int) -> Tensor:

@@ -73,8 +73,8 @@ class KVCache:
         """Stores the k and v (B, H_kv, T, K) of new tokens in a layer.
 
         Returns:
-            keys and values (B, H_kv, S, K) of the layer, as views, and the mask that belongs to them under this window:
-            (T, S), or None for plain causality, where the last query sees the last key.
+            keys and values (B, H_kv, S, K) of the layer, as views, without those that are in no query's window, and
+            the mask that belongs to them: (T, S), or None for plain causality, where the last query sees the last key.
 
         Raises:
             ValueError: if they do not fit, in length or in another size; nothing is stored then.
@@ -93,7 +93,10 @@ class KVCache:
         new_values.copy_(v.detach())
         if layer == len(self.keys) - 1:
             self.length = end
-        return keys, values, window_mask(new, end, window, device=k.device)
+        if window is not None and window + new - 1 < end:
+            seen = window + new - 1
+            keys, values = keys.narrow(2, end - seen, seen), values.narrow(2, end - seen, seen)
+        return keys, values, window_mask(new, keys.shape[2], window, device=k.device)
 
     def _end(self, num_new: int) -> int:
         end = self.length + num_new

@@ -38,7 +38,7 @@ def load_gpt(path: str | Path, device: str | torch.device = "cpu") -> tuple[GPT,
         }
         model.load_state_dict(weights)
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-        # The message of load_state_dict is a title and one reason a line.
+        # load_state_dict's message is a title, then one reason per line.
         reason = str(error).removeprefix("Error(s) in loading state_dict for GPT:").strip().splitlines()[0]
         raise ValueError(f"the weights in {path} do not fit the model it describes: {reason}") from error
     info = {"tokenizer": checkpoint["tokenizer"], "global_step": checkpoint["global_step"]}

@@ -38,10 +38,10 @@ def stream(
 ) -> Iterator[Tensor]:
     """Continues each prompt of a batch, and yields each new token (B,) of the batch as soon as it is drawn.
 
-    The window slides: of a prompt longer than the model's context_length only the end is read, and when the context is
-    full the model continues from its last half. Cached keys contain their positions, so the cache cannot shift by one.
-    Reading half a context again, in one pass, once every half context costs less than one more token for each token,
-    and the model never sees less than half of its context.
+    Of a prompt longer than the model's context_length only the end is read. When the context is full, its last half is
+    read again in one pass and generation continues from there: cached keys contain their positions, so the cache
+    cannot be shifted. This costs less than one extra token per token, and the model always sees at least half of its
+    context.
 
     Args:
         model: put in eval mode while it writes.
@@ -53,8 +53,7 @@ def stream(
             Holtzman et al. 2019, https://arxiv.org/abs/1904.09751); applied after temperature and top_k.
         generator: source of randomness, on the model's device; PyTorch's default one if None.
         stop_token: ends a sequence, which is then padded with it; generation stops when all sequences have ended.
-        record: turns the step of one token into a function that repeats it at less cost, such as
-            `model.kernels.record_cuda_graph` on a GPU, which otherwise waits for Python to launch each kernel, or
+        record: wraps the step of one token so that it runs faster: `model.kernels.record_cuda_graph` on a GPU, or
             `torch.compile`.
 
     Raises:

@@ -1,10 +1,8 @@
 """GPT: token embeddings -> blocks -> logits, in two families with one code path.
 
-GPT-2's (Radford et al. 2019): learned positions, LayerNorm, GELU, biases, tied head.
-The modern one: rotary positions, RMSNorm without parameters, QK-norm, squared ReLU or SwiGLU, no biases, untied head,
+GPT-2 (Radford et al. 2019): learned positions, LayerNorm, GELU, biases, tied head.
+Modern: rotary positions, RMSNorm without parameters, QK-norm, squared ReLU or SwiGLU, no biases, untied head,
 value embeddings, logit soft-cap, grouped KV heads.
-
-The order of this file is the order of the data: configuration, feed-forward, block, network.
 
 Shapes: B batch, T query length, S key length, D model width, H heads, K head width, V vocabulary.
 """
@@ -31,7 +29,7 @@ from model.rotary import rotary_angles
 
 @dataclass
 class GPTConfig:
-    """What makes a GPT. Plain data: `dataclasses.asdict` and `GPTConfig(**fields)` are inverses.
+    """The hyperparameters of a GPT. Plain data: `dataclasses.asdict` and `GPTConfig(**fields)` are inverses.
 
     Args:
         vocab_size: V; null in a YAML means the tokenizer's.
@@ -47,7 +45,7 @@ class GPTConfig:
         activation: "relu2" (squared ReLU, arXiv:2109.08668), "swiglu" (gated, arXiv:2002.05202; one more matrix),
             "gelu" (its tanh approximation, as in GPT-2; three times slower on a processor) or "gelu_exact"
             (arXiv:1606.08415).
-        bias: offsets in the linear layers and LayerNorms.
+        bias: whether linear layers and LayerNorms have biases.
         tie_embeddings: the head's matrix is the embedding's (arXiv:1608.05859).
         qk_norm: normalise queries and keys before their product (arXiv:2302.05442).
         window: how many positions back a query sees, itself included; null means all.
@@ -59,10 +57,11 @@ class GPTConfig:
             modded-nanogpt); null means no such table.
         logit_soft_cap: logits become cap * tanh(logits / cap) (Gemma 2, arXiv:2408.00118); null means no cap.
         dropout: probability, on attention weights, on what each sub-layer adds, and on the embeddings.
-        init: how weights are drawn, "scaled" (for the modern family) or "gpt2"; see `GPT.init_weights`.
+        init: how weights are drawn, "scaled" (for the modern family) or "gpt2"; see `GPT.init_weights`. Before this
+            field existed, tie_embeddings implied "gpt2".
 
     Raises:
-        ValueError: for values that fit no model; the message names the field and what it may be.
+        ValueError: for an invalid value; the message names the field and what it may be.
     """
 
     vocab_size: int | None = None
@@ -319,7 +318,7 @@ class GPT(nn.Module):
         cap = self.config.logit_soft_cap
         if cap is None:
             return self.head(x).float()
-        # cap * tanh(logits / cap), as a sigmoid, which is faster, of scaled features, which are fewer than logits.
+        # cap * tanh(z / cap) = 2 cap sigmoid(2 z / cap) - cap. Sigmoid is faster, and features are fewer than logits.
         gates = torch.sigmoid(self.head(x * (2 / cap)).float())
         return (2 * cap * gates).sub_(cap)
 

@@ -1,14 +1,14 @@
-"""Everything that exists only because some machine is faster that way.
+"""Optional fast paths for particular machines: everything that exists only because some machine is faster that way.
 
-Without it the program computes the same results, to rounding; `plain()` switches the attention and the products off.
+`plain()` turns `fused_attention` and `fast_decoding` off; results then differ by rounding only. What each one gains:
 
     fused_attention     short contexts in bfloat16: 7-10% of a training step, AMD EPYC and Intel Xeon with AMX
-    fast_decoding       half the time to decode one text on an AMD EPYC; measured at run time, as elsewhere it loses
+    fast_decoding       one text twice as fast on an AMD EPYC, slower on an Intel Xeon with AMX; timed at run time
     RecordedStep        replays a decoding step, on a GPU as a CUDA graph; not measured yet
     keep_freed_memory   40% of a training step, AMD EPYC with glibc
 
-Shapes: B batch, N sequences (batch times heads), T query length, S key length, K head width, V vocabulary, I features
-in, O features out, M vectors or places in a cache.
+Shapes: B batch, N sequences (batch times heads), T query length, K head width, V vocabulary, I features in, O features
+out, R rows of input, M places in a cache.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _enabled = True
 
 @contextmanager
 def plain() -> Iterator[None]:
-    """Within, PyTorch's own operations take the place of the attention and the products below."""
+    """Disables `fused_attention` and `fast_decoding` inside the block: PyTorch's own operations run."""
     global _enabled
     before, _enabled = _enabled, False
     try:
@@ -50,8 +50,7 @@ def plain() -> Iterator[None]:
 def has_fast_bfloat16(device_type: str) -> bool:
     """Whether matrix products in bfloat16 are faster than in float32 on "cpu", "cuda" or another device.
 
-    On a processor that takes AVX-512 BF16 or AMX (x86), or the BF16 extension (Arm); on a GPU, tensor cores that know
-    the format (NVIDIA from Ampere on).
+    True for CPUs with AVX-512 BF16 or AMX (x86) or BF16 (Arm), and for NVIDIA GPUs from Ampere on.
     """
     if device_type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
@@ -125,8 +124,8 @@ class _ShortCausalAttention(torch.autograd.Function):
     def backward(ctx, values_grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v, weights = ctx.saved_tensors
         weights_grad = values_grad @ v.mT
-        # Through the softmax: weights * (weights_grad - sum(weights * weights_grad)), row by row. PyTorch has it in one
-        # pass over memory under this private name only; written out it takes four, and most of the gain is lost.
+        # Through the softmax: weights * (weights_grad - sum(weights * weights_grad)), row by row. The private function
+        # does it in one pass over memory; written out it takes four and loses most of the gain.
         scores_grad = torch._softmax_backward_data(weights_grad, weights, -1, weights.dtype)
         scores_grad *= q.shape[-1] ** -0.5
         return scores_grad @ k, scores_grad.mT @ q, weights.mT @ values_grad
@@ -134,7 +133,7 @@ class _ShortCausalAttention(torch.autograd.Function):
 
 # Decoding
 
-FEW_ROWS = 4  # from about eight vectors on slices gain nothing, and from sixteen on they lose
+FEW_ROWS = 4  # slices gain nothing from 8 rows on and lose from 16
 SLICES = 8
 MIN_GAIN = 1.2  # slices must be this many times as fast when measured; nearer to 1, noise would decide
 MEASURED_ROUNDS = 4
@@ -144,12 +143,12 @@ _slices_are_faster: dict[tuple, bool] = {}
 
 @contextmanager
 def fast_decoding(model: nn.Module, batch_size: int) -> Iterator[None]:
-    """Within, the model's linear layers multiply up to FEW_ROWS vectors in slices of W, if that is faster here.
+    """Inside the block, linear layers multiply up to FEW_ROWS rows of input by slices of W, if that is faster here.
 
-    Where memory is the limit, some processors read W at a third of the rate that memory can give in PyTorch's product
-    of a matrix and a few vectors, and at nearly all of it in its product of a batch of matrices, here slices of W.
-    Others do not. So both are timed, once in a process for each kind of model. Only for processors, in float32. The
-    weights must stay where they are meanwhile.
+    With few rows the product is bound by memory bandwidth. On some CPUs PyTorch's matrix-vector product reaches a third
+    of it, and torch.bmm over slices of W nearly all; on others it is the reverse. Both are timed once per process and
+    model shape. The choice can change the last bits of a logit, and so, rarely, a sampled token. Only for CPUs and
+    float32. Do not move or replace the weights inside the block.
     """
     layers = [m for m in model.modules() if isinstance(m, nn.Linear)]
     suited = all(layer.weight.is_cpu and layer.weight.dtype == torch.float32 for layer in layers)
@@ -166,11 +165,11 @@ def fast_decoding(model: nn.Module, batch_size: int) -> Iterator[None]:
         yield
     finally:
         for layer in layers:
-            del layer.forward  # the method of its class is back
+            layer.__dict__.pop("forward", None)  # the method of its class is back; another block may have done it
 
 
 def sliced_linear(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
-    """A function like `layer`, (..., I) -> (..., O), that multiplies up to FEW_ROWS vectors in slices of its weight."""
+    """A function like `layer`, (..., I) -> (..., O), that multiplies up to FEW_ROWS rows by slices of its weight."""
     slices = math.gcd(SLICES, layer.out_features)
     weight = layer.weight.view(slices, -1, layer.in_features)
     bias = None if layer.bias is None else layer.bias.view(slices, -1, 1)
@@ -178,7 +177,7 @@ def sliced_linear(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
     def multiply(x: Tensor) -> Tensor:
         if x.numel() > FEW_ROWS * layer.in_features:
             return F.linear(x, layer.weight, layer.bias)
-        vectors = x.reshape(-1, layer.in_features).t().expand(slices, -1, -1)  # (slices, I, M)
+        vectors = x.reshape(-1, layer.in_features).t().expand(slices, -1, -1)  # (slices, I, R)
         product = torch.bmm(weight, vectors) if bias is None else torch.baddbmm(bias, weight, vectors)
         return product.permute(2, 0, 1).reshape(*x.shape[:-1], layer.out_features)
 
@@ -187,10 +186,10 @@ def sliced_linear(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
 
 @torch.inference_mode()
 def _measured_gain(layers: list[nn.Linear], num_rows: int) -> float:
-    """How many times as fast the slices are, over all layers."""
+    """Time of the plain layers divided by that of the sliced ones."""
     inputs = [torch.ones(num_rows, layer.in_features) for layer in layers]
     ways: tuple[Sequence[Callable], ...] = (layers, [sliced_linear(layer) for layer in layers])
-    shortest = [[math.inf] * len(layers) for _ in ways]  # because other work on the machine only adds
+    shortest = [[math.inf] * len(layers) for _ in ways]  # other processes can only add time
     for _ in range(MEASURED_ROUNDS):
         for functions, seconds in zip(ways, shortest, strict=True):
             # One layer after the other, as in the model: a weight used twice in a row would still be in the cache.
@@ -208,11 +207,10 @@ Recorder = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 
 
 class StaticCache(KVCache):
-    """Another view of a KVCache, for steps of one token a sequence that run the same operations at every position.
+    """A view of a KVCache for steps of one token with fixed shapes, so that a step can be recorded once and replayed.
 
-    The position is a tensor on the device, and all M places are read under a mask. Nothing depends on a number that
-    Python holds, so a step can be recorded once and replayed. The caller sets `position` before a step and advances
-    `cache.length` after it.
+    The position is a tensor on the device, and all M places are read under a mask. Set `position` before a step, and
+    advance `cache.length` after it.
 
     Args:
         cache: holds at least one token.

@@ -1,7 +1,7 @@
 """Rotary position embedding: positions enter attention as angles between queries and keys.
 
-Position t turns the pair (x[i], x[i + K/2]) of a query or key by the angle t * base^(-2i/K). The product of a query and
-a key then depends on their contents and on the distance between them, not on where they stand.
+Position t turns the pair (x[i], x[i + K/2]) of a query or key by the angle t * base^(-2i/K), so that the product of a
+query and a key depends on their contents and on the distance between them, not on where they stand.
 
 Su et al. 2021, "RoFormer", https://arxiv.org/abs/2104.09864. Shapes: T length, K head width.
 """

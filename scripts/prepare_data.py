@@ -58,15 +58,17 @@ def data_section(config: Path) -> dict:
     """
     import yaml
 
+    def options(parent: dict, name: str) -> dict:
+        return {} if parent.get(name) is None else parent[name]
+
     try:
         content = yaml.safe_load(config.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"{config} is not YAML: {error}") from error
     try:
-        gpt = (content.get("model") or {}).get("gpt") or {}
-        context_length = gpt.get("context_length")
+        context_length = options(options(content, "model"), "gpt").get("context_length")
         shared = {} if context_length is None else {"context_length": context_length}
-        return shared | (content.get("data") or {})
+        return shared | options(content, "data")
     except (AttributeError, TypeError) as error:
         raise ValueError(
             f"{config} is not the configuration of a training run: model, model.gpt and data must hold options"
@@ -74,7 +76,7 @@ def data_section(config: Path) -> dict:
 
 
 def prepare(data: TextDataModule) -> str:
-    """Tokenises what is not in the cache yet; a table of what is there then."""
+    """Tokenises the corpus if needed; returns a table of its splits."""
     data.prepare_data()
     data.setup()
     tokenized = data.tokenized

@@ -135,6 +135,7 @@ def test_a_damaged_file_of_a_resumed_run_is_named(train, finished_run, capsys):
         ("config.yaml", b"model: [", "runs/run/config.yaml is damaged"),
         ("config.yaml", b"seed_everything: 1", "runs/run/config.yaml is damaged"),
         ("metrics.csv", b"tokens\n1\n", "runs/run/metrics.csv, line 2: damaged"),
+        ("metrics.csv", b"step,a\n1,2,3\n", "runs/run/metrics.csv, line 2: damaged"),
         ("metrics.csv", b"step\n\xff\n", "runs/run/metrics.csv is damaged"),
         ("samples.jsonl", b"{}\n", "runs/run/samples.jsonl is damaged"),
         ("samples.jsonl", b"\xff\n", "runs/run/samples.jsonl is damaged"),

@@ -1,7 +1,6 @@
 """Where text comes from. A corpus is one file in this folder and one line in CORPORA.
 
-The options of a corpus are the arguments of what CORPORA names. They have the names that they have on the command
-line, where TextDataModule declares them.
+A corpus takes its options as arguments, under the names that TextDataModule declares.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every corpus offers: its documents in two splits, and what tells whether they have changed."""
+"""The interface of a corpus: documents in two splits, and an identity that changes when they may have changed."""
 
 from __future__ import annotations
 

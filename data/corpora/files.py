@@ -56,7 +56,7 @@ def file_corpus(
     validation = _matches(validation_files or [])
     train = [path for path in _matches(files) if path not in set(validation)]
     if not train:
-        raise ValueError(f"every file of data.files {files!r} is one to validate on: none is left to train on")
+        raise ValueError(f"data.validation_files matches every file of data.files {files!r}: none is left to train on")
     root = Path(os.path.commonpath([path.parent for path in train + validation]))
     name = train[0].stem if len(train) == 1 else root.name or "files"
     if len(train) == 1 and not validation:

@@ -1,1 +1,1 @@
-"""What a run leaves behind, how it is found again, and how it is resumed."""
+"""Run folders: logging, checkpoints, samples, recording, resuming."""

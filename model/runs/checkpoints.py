@@ -1,4 +1,4 @@
-"""Checkpoints: whole at every moment, plain data, and enough to resume bit for bit."""
+"""Checkpoints: written atomically, plain data, enough to resume bit for bit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: Any = None) -> dict[str, Any]:
         checkpoint = read_checkpoint(Path(path))  # to the CPU and plain data only, whatever the arguments say
         callbacks = checkpoint.get("callbacks", {})
-        if "Metrics" in callbacks:  # written when two callbacks did what RunSequence does
+        if "RunSequence" not in callbacks and {"Metrics", "Checkpoints"} <= callbacks.keys():  # of an older version
             callbacks["RunSequence"] = {**callbacks.pop("Metrics"), **callbacks.pop("Checkpoints")}
         return checkpoint
 
@@ -69,7 +69,7 @@ class Checkpoints:
         In this order, a run killed in between resumes from the older last.ckpt and writes the same best.ckpt again.
         """
         for logger in trainer.loggers:
-            logger.save()  # a resumed run does not log again what is older than its checkpoint
+            logger.save()  # a resumed run does not repeat the rows before its checkpoint
         folder = Path(trainer.default_root_dir, CHECKPOINTS)
         last, best, new = folder / LAST, folder / BEST, folder / f".{LAST}.new"
         trainer.save_checkpoint(best if is_best else new)

@@ -1,4 +1,4 @@
-"""Exit statuses, and one sentence for every mistake, for train.py and the scripts.
+"""Turns mistakes into exit status 2 and one sentence, for train.py and the scripts.
 
 Nothing heavy is imported here, so that --help is fast.
 """

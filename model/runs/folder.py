@@ -120,9 +120,11 @@ def _find_file(path: Path | None, names: list[str], hint: str = "") -> Path:
         return max(found, key=lambda file: file.stat().st_mtime)
     if not path.exists():
         raise FileNotFoundError(f"there is no {path}: give a run's folder such as runs/NAME, or a file in it")
-    for folder in (path, *path.parents[:3], *path.absolute().parents[:3]):
-        if file := first_in(folder):
-            return file
+    folder = path if path.is_dir() else path.parent
+    if folder.absolute().name in (CHECKPOINTS, ATTENTION):
+        folder = (folder if folder.name else folder.absolute()).parent
+    if file := first_in(folder):
+        return file
     raise FileNotFoundError(f"{path} is not a run folder with {wanted}, nor inside one{hint}")
 
 

@@ -1,4 +1,4 @@
-"""The figures of a run: what training measures, and metrics.csv, where they are kept."""
+"""Training metrics, and metrics.csv."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ python train.py --help | less                               all options, page by
 
 
 def expand(args: list[str], default_config: Path) -> tuple[str, list[str]]:
-    """The subcommand, and the options with everything filled in that may be left out.
+    """The subcommand, and the options with defaults filled in.
 
     No subcommand means fit. `--resume RUN` puts the run's own config before the other options and its newest undamaged
     checkpoint after them; `validate` does the same with its --ckpt_path. Without --config it is `default_config`.
@@ -154,6 +154,8 @@ def check_options(trainer: Trainer) -> None:
     interval, accumulate = trainer.val_check_interval, trainer.accumulate_grad_batches
     check_range("trainer.log_every_n_steps", trainer.log_every_n_steps, 1)
     check_range("trainer.accumulate_grad_batches", accumulate, 1)
+    if accumulate > 1 and not isinstance(interval, int | float):
+        raise ValueError("trainer.val_check_interval must be a number of batches where gradients are accumulated")
     if isinstance(interval, int) and interval % accumulate:
         raise ValueError(
             f"trainer.val_check_interval is {interval} batches, which would validate in the middle of a step: "

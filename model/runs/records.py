@@ -52,7 +52,7 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     try:
         rows = [{name: _number(value) for name, value in row.items() if value} for row in reader]
         return [row | {"step": int(row["step"])} for row in rows]
-    except (ValueError, TypeError, KeyError, csv.Error) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, csv.Error) as error:
         raise ValueError(f"{path}, line {reader.line_num}: damaged ({type(error).__name__} {error})") from None
 
 

@@ -20,7 +20,7 @@ from model.training.sharding import whole_gpt
 
 @dataclass
 class Samples:
-    """Lets the model write at every validation: one JSON line each in samples.jsonl, with step, prompt and text.
+    """Generates a sample at every validation and appends it to samples.jsonl: step, prompt and text.
 
     Args:
         prompt: the text to continue; empty: the beginning of a document.

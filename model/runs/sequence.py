@@ -24,9 +24,9 @@ from model.runs.stopping import StopSignals, TrainingInterrupted
 class RunSequence(Checkpoint):
     """Logs, validates, records, samples, saves and stops, in this order.
 
-    Lightning itself runs the validation, after `on_train_batch_end`. No hook of that moment says whether it will. So
-    a step is finished in `on_validation_end` if it was validated, and else when the next batch starts or training
-    ends. As a `Checkpoint`, this callback runs after all others.
+    Lightning validates after `on_train_batch_end`, and no public hook says whether it will. So a step is finished in
+    `on_validation_end` if it was validated, otherwise when the next batch starts or training ends. As a `Checkpoint`,
+    this callback runs after all others.
     """
 
     def __init__(

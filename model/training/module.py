@@ -67,7 +67,7 @@ class GPTModule(LightningModule):
         self.loss = compile_where_it_pays(self.gpt.loss, mode, strategy.root_device)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        self.learning_rate_factor()  # refuses a schedule without an end before training begins
+        self.learning_rate_factor()  # raises before training if the schedule has no end
         optimizer = build_optimizer(self.gpt, self.optimizer_config)
         self.group_options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         return optimizer
@@ -133,7 +133,8 @@ def check_same_model(checkpoint: dict[str, Any], config: GPTConfig, tokenizer: d
 def check_same_optimizer(checkpoint: dict[str, Any], algorithm: str) -> None:
     """Raises ValueError unless the checkpoint holds the optimizer state of `algorithm`."""
     for state in checkpoint.get("optimizer_states", []):
-        saved = "muon" if any(group.get("muon") for group in state["param_groups"]) else "adamw"
+        group = state["param_groups"][-1]
+        saved = group.get("algorithm", "muon" if group.get("muon") else "adamw")  # older checkpoints lack the name
         if saved != algorithm:
             raise ValueError(
                 f"model.optimizer.algorithm is {algorithm}, but the checkpoint can only be resumed with {saved}: "

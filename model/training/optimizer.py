@@ -28,7 +28,7 @@ class OptimizerConfig:
             embeddings are never decayed.
         betas: AdamW's decay of the first and second moment.
         epsilon: AdamW's, added to the root of the second moment.
-        momentum: Muon's, of Nesterov's kind.
+        momentum: Muon's Nesterov momentum.
 
     Raises ValueError for a value that is not allowed.
     """
@@ -70,7 +70,7 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
     ]
     if uses_muon:
         groups[-1] |= {"momentum": config.momentum, "muon": True}
-    groups = [group | {"initial_lr": group["lr"]} for group in groups if group["params"]]
+    groups = [group | {"initial_lr": group["lr"], "algorithm": config.algorithm} for group in groups if group["params"]]
     return MuonAdamW(groups, betas=config.betas, eps=config.epsilon)
 
 

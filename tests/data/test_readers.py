@@ -137,7 +137,7 @@ def compressed_with_zstd(content: bytes, path: Path) -> None:
         stream.write(content)
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("suffix", [".gz", ".zst", ".ZST"])
 def test_compressed_text_reads_like_plain_text(tmp_path: Path, suffix: str):
     text = "line é\n\n" * 1000
     plain, path = tmp_path / "text.txt", tmp_path / f"text.txt{suffix}"

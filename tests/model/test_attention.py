@@ -461,6 +461,9 @@ def test_every_path_computes_attention_by_attend(options, monkeypatch):
     for record in (None, lambda step: step):  # a recorded step reads a static cache
         assert torch.equal(generate(gpt, tokens[:, :4], 6, temperature=0, record=record), expected)
     assert capture(gpt, tokens[:1]).fidelity > 1e-2  # the maps are those of the formula, and no longer true
+    attention = gpt.blocks[0].attention
+    blind = attention(torch.randn(2, 3, 32), mask=padding_mask(torch.tensor([3, 0]), 3))[1]
+    torch.testing.assert_close(blind, attention.output_proj(torch.zeros(3, 32)))
 
 
 # Bad input

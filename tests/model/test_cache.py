@@ -60,9 +60,14 @@ def test_reset_forgets():
 def test_the_mask_that_comes_with_the_keys_hides_what_lies_before_the_window(window):
     cache = KVCache(1, 2, 3, 8, 4)
     cache.append(0, *keys_and_values(4))
-    _, _, mask = cache.append(0, *keys_and_values(2), window=window)
+    new = keys_and_values(2)
+    keys, _, mask = cache.append(0, *new, window=window)
+    S = min(6, (window or 6) + 1)  # what lies before every window is left out
+    assert keys.shape[2] == S
+    torch.testing.assert_close(keys[:, :, -2:], new[0])
     expected = sliding_window_mask(2, window or 6, 6)
-    torch.testing.assert_close(causal_mask(2, 6) if mask is None else mask, expected)
+    torch.testing.assert_close(causal_mask(2, S) if mask is None else mask, expected[:, -S:])
+    assert not expected[:, :-S].any()
 
 
 def test_a_full_cache_is_refused_and_unchanged():

@@ -285,3 +285,13 @@ def test_layers_are_as_before_after_an_interruption_and_after_decoding(measured)
     assert changed_layers() == 5
     text.close()
     assert changed_layers() == 0
+
+
+def test_two_texts_of_one_model_can_be_written_in_turn(measured):
+    measured(2.0)
+    gpt = random_gpt(MODERN)
+    prompt = torch.zeros(1, 1, dtype=torch.long)
+    short, long = stream(gpt, prompt, 2, temperature=0), stream(gpt, prompt, 5, temperature=0)
+    in_turn = [next(short), next(long), next(short), *short, *long]
+    expected = generate(gpt, prompt, 5, temperature=0)[0, 1:]
+    assert torch.equal(torch.cat(in_turn), torch.stack([expected[0], expected[0], expected[1], *expected[1:]]))

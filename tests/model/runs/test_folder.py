@@ -50,6 +50,15 @@ def test_a_run_is_found_by_anything_in_it_or_as_the_newest(monkeypatch):
     assert find_run(Path("probe.json"), METRICS) == Path.cwd().parent
 
 
+def test_files_outside_the_given_folder_are_never_taken():
+    for name in ("checkpoints/best.ckpt", "config.yaml", "runs/config.yaml"):
+        write(name)
+    Path("runs/empty").mkdir()
+    for find in (find_checkpoint, resume_point):
+        with pytest.raises(FileNotFoundError, match="runs/empty is not a run folder"):
+            find(Path("runs/empty"))
+
+
 def test_a_run_that_is_not_there_is_named(tmp_path):
     Path("bare").mkdir()
     with pytest.raises(FileNotFoundError, match=r"there is no run under runs/ with checkpoints/.* python train.py"):
