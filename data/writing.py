@@ -23,6 +23,7 @@ from data.tokenizers import Tokenizer
 
 SHARD_TOKENS = 2**25  # 64 or 128 MB; some seconds of tokenising, which is what a kill can cost
 BATCH_CHARS = 2**19  # what a thread encodes at once
+QUEUED_BATCHES = 32  # what keeps the threads busy while a shard is written
 
 
 def write_split(
@@ -158,7 +159,7 @@ def _encoded(tokenizer: Tokenizer, passages: Iterable[Passage], num_threads: int
         try:
             for batch in _batches(passages):
                 pending.append(pool.submit(_encode, own, batch))
-                if len(pending) > 2 * num_threads:
+                if len(pending) > num_threads + QUEUED_BATCHES:
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()
