@@ -155,16 +155,22 @@ def _encoded(tokenizer: Tokenizer, passages: Iterable[Passage], num_threads: int
         own.tokenizer = Tokenizer(tokenizer.name, tokenizer.pattern, tokenizer.ranks, tokenizer.special_tokens)
 
     pending: deque[Future[Encoded]] = deque()
+    failure: Exception | None = None
     with ThreadPoolExecutor(num_threads, initializer=start_thread) as pool:
         try:
-            for batch in _batches(passages):
-                pending.append(pool.submit(_encode, own, batch))
-                if len(pending) > num_threads + QUEUED_BATCHES:
-                    yield pending.popleft().result()
+            try:
+                for batch in _batches(passages):
+                    pending.append(pool.submit(_encode, own, batch))
+                    if len(pending) > num_threads + QUEUED_BATCHES:
+                        yield pending.popleft().result()
+            except Exception as error:
+                failure = error  # raised once what was read before is encoded, since finished shards are kept
             while pending:
                 yield pending.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)
+    if failure is not None:
+        raise failure
 
 
 def _batches(passages: Iterable[Passage]) -> Iterator[list[Passage]]:
