@@ -61,6 +61,7 @@ def test_targets_are_the_tokens_that_follow(module):
         assert (windows == window).all(axis=1).any()
 
 
+@pytest.mark.slow
 def test_steps_do_not_depend_on_workers_or_ranks(module):
     expected = first_batches(module(), 300)
     assert len(torch.unique(expected[:20].flatten(0, 1), dim=0)) == 160

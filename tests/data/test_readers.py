@@ -179,6 +179,7 @@ def write_table(path: Path) -> None:
             stream.write_table(table)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", ["", ".gz", ".zst"])
 @pytest.mark.parametrize("table", ["rows.jsonl", "rows.csv", "rows.tsv", "rows.parquet", "rows.arrow"])
 def test_tables_are_one_document_a_row(tmp_path: Path, table: str, compression: str):

@@ -142,6 +142,7 @@ def start_run(folder: Path, cache_dir: Path, pause: float) -> subprocess.Popen:
     )
 
 
+@pytest.mark.slow
 def test_two_runs_on_a_cold_cache_make_it_once(folder: Path, tmp_path: Path):
     expected = cache_of(folder, tmp_path / "expected").prepare()
     runs = [start_run(folder, tmp_path / "cache", pause=0.02) for _ in range(2)]

@@ -16,6 +16,7 @@ from tests.gpts import GPT2, random_gpt
 SIZES = {"vocab_size": 50, "context_length": 16, "num_layers": 3, "num_heads": 4, "embed_dim": 32}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("activation", "theirs"), [("gelu", "gelu_new"), ("gelu_exact", "gelu")])
 def test_gpt2_family_equals_hugging_face_gpt2(activation, theirs):
     transformers = pytest.importorskip("transformers")
@@ -59,6 +60,7 @@ def test_gpt2_family_equals_hugging_face_gpt2(activation, theirs):
         torch.testing.assert_close(gpt(tokens), peer(tokens).logits, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_kv_heads", [4, 2])
 def test_modern_family_equals_hugging_face_nanochat(num_kv_heads):
     transformers = pytest.importorskip("transformers")

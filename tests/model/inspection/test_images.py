@@ -82,6 +82,7 @@ def test_colours_darken_steadily():
     assert len(lightness) > 200 and (np.diff(lightness) < 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layers", "heads"), [(1, 1), (4, 4), (6, 6), (12, 12)])
 def test_no_two_labels_overlap_at_64_tokens(layers, heads):
     tokens = [*HOSTILE, "return", " self", "supercalifragilistic"]
