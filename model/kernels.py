@@ -2,10 +2,10 @@
 
 `plain()` turns `fused_attention` and `fast_decoding` off; results then differ by rounding only. What each one gains:
 
-    fused_attention     short contexts in bfloat16: 7-10% of a training step, AMD EPYC and Intel Xeon with AMX
+    fused_attention     short contexts in bfloat16: 7-12% of a training step, AMD EPYC and Intel Xeon with AMX
     fast_decoding       one text twice as fast on an AMD EPYC, slower on an Intel Xeon with AMX; timed at run time
     RecordedStep        replays a decoding step, on a GPU as a CUDA graph; not measured yet
-    keep_freed_memory   40% of a training step, AMD EPYC with glibc
+    keep_freed_memory   a third of a training step, AMD EPYC with glibc
 
 Shapes: B batch, N sequences (batch times heads), T query length, K head width, V vocabulary, I features in, O features
 out, R rows of input, M places in a cache.
@@ -303,7 +303,7 @@ def keep_freed_memory() -> None:
     """Lets the C library keep memory that tensors free, rather than return it to the system. Linux with glibc only.
 
     glibc maps every large block anew and unmaps it when it is freed, so each large activation of each step costs page
-    faults: 40% of the time of a training step on 2 cores. The price is that the process keeps its largest size.
+    faults: a third of the time of a training step on 2 cores. The price is that the process keeps its largest size.
     """
     if platform.libc_ver()[0] != "glibc":
         return
