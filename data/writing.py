@@ -154,17 +154,22 @@ def _encoded(tokenizer: Tokenizer, passages: Iterable[Passage], num_threads: int
     def start_thread() -> None:
         own.tokenizer = Tokenizer(tokenizer.name, tokenizer.pattern, tokenizer.ranks, tokenizer.special_tokens)
 
-    pending: deque[Future[Encoded]] = deque()
     failure: Exception | None = None
+
+    def readable() -> Iterator[list[Passage]]:
+        nonlocal failure
+        try:
+            yield from _batches(passages)
+        except Exception as error:
+            failure = error  # raised once what was read before is encoded, since finished shards are kept
+
+    pending: deque[Future[Encoded]] = deque()
     with ThreadPoolExecutor(num_threads, initializer=start_thread) as pool:
         try:
-            try:
-                for batch in _batches(passages):
-                    pending.append(pool.submit(_encode, own, batch))
-                    if len(pending) > num_threads + QUEUED_BATCHES:
-                        yield pending.popleft().result()
-            except Exception as error:
-                failure = error  # raised once what was read before is encoded, since finished shards are kept
+            for batch in readable():
+                pending.append(pool.submit(_encode, own, batch))
+                if len(pending) > num_threads + QUEUED_BATCHES:
+                    yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()
         finally:
