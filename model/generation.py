@@ -119,7 +119,7 @@ def _decode(
                 token = token.masked_fill(finished, stop_token)
                 finished = finished | (token == stop_token)
             yield token
-            # This waits for the device, so it is asked only if there is a stop_token.
+            # The check waits for the device, so it is made only if there is a stop_token.
             if stop_token is not None and finished.all():
                 return
             unread = token[:, None]

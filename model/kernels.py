@@ -228,6 +228,7 @@ class StaticCache(KVCache):
 
     def append_tokens(self, tokens: Tensor) -> Tensor:
         """As `KVCache.append_tokens` for ids (B, 1), but returns a copy."""
+        self.distance = self.position - torch.arange(self.max_len, device=tokens.device)  # (M,), the same in all layers
         self.tokens.index_copy_(1, self.position, tokens)
         return self.tokens.index_select(1, torch.cat((self.position - 1, self.position)))
 
@@ -235,10 +236,9 @@ class StaticCache(KVCache):
         """As `KVCache.append` for k and v (B, H_kv, 1, K), but returns all M keys and values, and a mask (1, M)."""
         keys = self.keys[layer].index_copy_(2, self.position, k)
         values = self.values[layer].index_copy_(2, self.position, v)
-        distance = self.position - torch.arange(self.max_len, device=k.device)
-        visible = distance >= 0
+        visible = self.distance >= 0
         if window is not None:
-            visible &= distance < window
+            visible &= self.distance < window
         return keys, values, visible[None]
 
 
