@@ -235,6 +235,22 @@ def test_failing_source_keeps_what_is_finished_and_nothing_half_written(
     assert (tmp_path / "train-00000.npy").stat().st_mtime_ns == kept
 
 
+def test_a_batch_that_cannot_be_encoded_leaves_no_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(writing, "SHARD_TOKENS", 3000)
+    monkeypatch.setattr(writing, "BATCH_CHARS", 1)
+    encode, bad = writing._encode, passages_of(DOCUMENTS)[100]
+
+    def failing(own, batch):
+        if batch == [bad]:
+            raise MemoryError
+        return encode(own, batch)
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(writing, "_encode", failing)
+        writing.write_split(tmp_path, "train", passages_of(DOCUMENTS), TOKENIZER, fingerprint="abc")
+    assert tokens_of(write(tmp_path)) == stream_of(DOCUMENTS)
+
+
 def test_no_text_is_a_mistake(tmp_path: Path):
     with pytest.raises(ValueError, match=r"the train split of this corpus holds no text"):
         write(tmp_path, [])
