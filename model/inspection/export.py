@@ -22,7 +22,7 @@ from model.inspection.archive import SCORE_DIGITS
 from model.inspection.heads import SCORES
 from model.inspection.images import Curves, attention_grid, score_curves
 from model.inspection.lens import TOP
-from model.inspection.page import Captures, formation_steps
+from model.inspection.page import Captures
 
 DIGITS = 5  # significant ones of a weight: enough to tell every float16 from its neighbours
 
@@ -99,9 +99,8 @@ def choose_step(captures: Captures, step: int | None = None) -> int:
         ValueError: if there are no maps, or the step was not recorded.
         FileNotFoundError: if its maps have been removed.
     """
+    captures.check_maps()
     recorded = [snapshot.step for snapshot in captures.snapshots]
-    if not captures.steps:
-        raise ValueError(f"{captures.name} has no recorded maps")
     if step is None:
         return captures.steps[-1]
     if step not in recorded:
@@ -113,12 +112,14 @@ def choose_step(captures: Captures, step: int | None = None) -> int:
 
 
 def choose_heads(names: Sequence[str] | None, shown: Sequence[Captures]) -> list[Head] | None:
-    """The heads named LAYER.HEAD, or None for all. Raises ValueError for one that is not in every model."""
+    """The heads named LAYER.HEAD, or None for all. Raises ValueError for one that is not in every model.
+
+    A model of which nothing was captured has no heads to show: ValueError too.
+    """
+    for captures in shown:
+        captures.check_captures()
     if names is None:
         return None
-    for captures in shown:
-        if not captures.snapshots:
-            raise ValueError(f"{captures.name} has no recorded maps")
     layers, heads = np.min([captures.snapshots[0].shape for captures in shown], axis=0)
     chosen = []
     for name in names:
@@ -178,12 +179,10 @@ def draw_scores(shown: Sequence[Captures], output: Path, heads: Sequence[Head] |
     runs = []
     for captures in shown:
         steps = [snapshot.step for snapshot in captures.snapshots]
-        if not steps:
-            raise ValueError(f"{captures.name} has no recorded maps")
         if len(steps) < 2:
             raise ValueError(f"{captures.name} was recorded at one step only: --scores needs a run with several steps")
         scores = {name: np.stack([snapshot.scores[name] for snapshot in captures.snapshots]) for name in SCORES}
-        runs.append(Curves(captures.name, steps, scores, formation_steps(captures)))
+        runs.append(Curves(captures.name, steps, scores, captures.formation))
     title = shown[0].name if len(shown) == 1 else ""  # two have their names beside their rows
     score_curves(runs, output, title, heads=heads, **options)
 
@@ -217,9 +216,6 @@ def map_table(shown: Sequence[Captures], step: int | None, probe: str, heads: Se
 
 def score_table(shown: Sequence[Captures], heads: Sequence[Head] | None) -> Table:
     """What every capture says of each head: a row for each model, step and head."""
-    for captures in shown:
-        if not captures.snapshots:
-            raise ValueError(f"{captures.name} has no recorded maps")
     rows: list[Row] = []
     names = list(SCORES)
     if any("copying" in snapshot.to_json(SCORE_DIGITS) for captures in shown for snapshot in captures.snapshots):

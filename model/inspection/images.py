@@ -187,13 +187,13 @@ class Curves:
     """The scores of one run over its steps.
 
     steps: of N captures. scores: name -> (N, L, H) in [0, 1].
-    formed: name -> (layer, head) -> the step at which it formed. Each gets a dot, and the first of them a note.
+    formed: name -> "LAYER.HEAD" -> the step at which it formed. Each gets a dot, and the first of them a note.
     """
 
     name: str
     steps: Sequence[int]
     scores: Mapping[str, ArrayLike]
-    formed: Mapping[str, Mapping[tuple[int, int], int]] = field(default_factory=dict)
+    formed: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 def score_curves(
@@ -326,14 +326,14 @@ def _draw_curves(axes: Axes, run: Curves, name: str, heads: Mapping[tuple[int, i
     steps, values = run.steps, np.asarray(run.scores[name], dtype=np.float32)
     if values.ndim != 3 or len(values) != len(steps):
         raise ValueError(f"{len(steps)} steps need scores (N, L, H) with N = {len(steps)}, not {values.shape}")
+    marks = []
     for (layer, head), colour in heads.items():
         axes.plot(steps, values[:, layer, head], color=colour, linewidth=1.5, alpha=0.85)
-    marks = []
-    for (layer, head), step in run.formed.get(name, {}).items():
-        if (layer, head) in heads:
+        step = run.formed.get(name, {}).get(f"{layer}.{head}")
+        if step is not None:
             value = values[list(steps).index(step), layer, head]
             marks.append((step, value, layer, head))
-            dot = {"color": heads[layer, head], "markeredgecolor": axes.get_facecolor(), "markersize": 7}
+            dot = {"color": colour, "markeredgecolor": axes.get_facecolor(), "markersize": 7}
             axes.plot(step, value, "o", clip_on=False, **dot)
     if marks:
         step, value, layer, head = min(marks)

@@ -18,7 +18,7 @@ import gzip
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -79,9 +79,39 @@ class Captures:
         steps = [step for step in archive.steps if archive.path(step).exists()]
         return cls(name, archive.probes, archive.snapshots, archive.maps, steps, archive.details, archive.tokenizer)
 
+    @cached_property
     def uniform(self) -> dict[str, float]:
         """The scores that a head with uniform attention has on these probes."""
         return uniform_scores(self.probes)
+
+    @cached_property
+    def formation(self) -> dict[str, dict[str, int]]:
+        """For each score the heads that have formed: "LAYER.HEAD" -> the step at which it did."""
+        steps = [snapshot.step for snapshot in self.snapshots]
+        formed: dict[str, dict[str, int]] = {name: {} for name in SCORES}
+        for name, found in formed.items():
+            scores = np.stack([snapshot.scores[name] for snapshot in self.snapshots])  # (N, L, H)
+            for layer, head in np.ndindex(scores.shape[1:]):
+                step = formation_step(steps, scores[:, layer, head].tolist(), self.uniform[name])
+                if step is not None:
+                    found[f"{layer}.{head}"] = step
+        return formed
+
+    @property
+    def curve_steps(self) -> set[int]:
+        """The steps that are points of the curves, whether or not their maps are on the page."""
+        points = set(log_spaced([snapshot.step for snapshot in self.snapshots], MAX_CURVE_POINTS))
+        return points | {step for heads in self.formation.values() for step in heads.values()}
+
+    def check_captures(self) -> None:
+        """Raises ValueError if nothing was captured."""
+        if not self.snapshots:
+            raise ValueError(f"{self.name} has no recorded maps")
+
+    def check_maps(self) -> None:
+        """Raises ValueError if no capture has maps: nothing was captured, or their files have been removed."""
+        if not self.steps:
+            raise ValueError(f"{self.name} has no recorded maps")
 
 
 def attention_page(runs: Sequence[Captures], title: str, *, max_bytes: int = MAX_BYTES) -> str:
@@ -98,8 +128,7 @@ def attention_page(runs: Sequence[Captures], title: str, *, max_bytes: int = MAX
         ValueError: if a run has no maps.
     """
     for captures in runs:
-        if not captures.steps:
-            raise ValueError(f"{captures.name} has no recorded maps")
+        captures.check_maps()
     data: dict[str, Any] = {
         "title": title,
         "scores": {
@@ -123,25 +152,6 @@ def attention_page(runs: Sequence[Captures], title: str, *, max_bytes: int = MAX
     return template.fill("page", title, [template.json_element("data", data), *elements])
 
 
-def formation_steps(run: Captures) -> dict[str, dict[tuple[int, int], int]]:
-    """For each score the heads that have formed: (layer, head) -> the step at which it did."""
-    steps, uniform = [snapshot.step for snapshot in run.snapshots], run.uniform()
-    formed: dict[str, dict[tuple[int, int], int]] = {name: {} for name in SCORES}
-    for name, found in formed.items():
-        scores = np.stack([snapshot.scores[name] for snapshot in run.snapshots])  # (N, L, H)
-        for layer, head in np.ndindex(scores.shape[1:]):
-            step = formation_step(steps, scores[:, layer, head].tolist(), uniform[name])
-            if step is not None:
-                found[layer, head] = step
-    return formed
-
-
-def curve_steps(run: Captures) -> set[int]:
-    """The steps that are points of the curves, whether or not their maps are on the page."""
-    points = set(log_spaced([snapshot.step for snapshot in run.snapshots], MAX_CURVE_POINTS))
-    return points | {step for heads in formation_steps(run).values() for step in heads.values()}
-
-
 def log_spaced(steps: Sequence[int], count: int) -> list[int]:
     """At most `count` of the ascending steps, including the first and the last, evenly spaced in log(1 + step)."""
     if count >= len(steps):
@@ -163,23 +173,23 @@ def _fit(runs: Sequence[Captures], room: int) -> tuple[Blocks, int, list[str]]:
     all_tokens = max(len(probe.tokens) for run in runs for probe in run.probes.values())
     all_steps = max(len(run.steps) for run in runs)
 
+    snapshots = [{snapshot.step: snapshot for snapshot in run.snapshots} for run in runs]
+    in_curves = [run.curve_steps for run in runs]
+    load = [lru_cache(maxsize=1)(run.load) for run in runs]  # a step is described and packed at once
+
     @cache
     def described(run: int, step: int) -> list[list[Description]]:
-        ablation = next(snapshot.ablation for snapshot in runs[run].snapshots if snapshot.step == step)
-        return describe_heads(runs[run].load(step), runs[run].probes, ablation)
-
-    in_curves = [curve_steps(run) for run in runs]
+        return describe_heads(load[run](step), runs[run].probes, snapshots[run][step].ablation)
 
     def size_of_scores(run: int, step: int) -> int:
         """What a step adds to the page besides its blocks."""
         if step in in_curves[run]:
             return 0
-        snapshot = next(snapshot for snapshot in runs[run].snapshots if snapshot.step == step)
-        return len(json.dumps(snapshot.to_json(digits=3))) + 70
+        return len(json.dumps(snapshots[run][step].to_json(digits=3))) + 70
 
     @lru_cache(maxsize=sum(len(run.steps) for run in runs))
     def packed(run: int, step: int, rounded: bool, length: int) -> dict[str, str]:
-        maps = runs[run].load(step)
+        maps = load[run](step)
         details = _cut(runs[run].details(step), length, rounded) | {"descriptions": described(run, step)}
         packed_maps = {name: _pack(maps[name], length, rounded) for name in runs[run].probes}
         return packed_maps | {DETAILS: _compressed_json(details)}
@@ -279,15 +289,15 @@ def _about(run: Captures, length: int) -> dict:
             {"name": name, "labels": probe.labels[:length], "period": probe.period}
             for name, probe in run.probes.items()
         ],
-        "uniform": run.uniform(),
-        "threshold": {name: threshold(uniform) for name, uniform in run.uniform().items()},
+        "uniform": run.uniform,
+        "threshold": {name: threshold(uniform) for name, uniform in run.uniform.items()},
         "opening": opening | {"probe": list(run.probes).index(opening["probe"])},
     }
 
 
 def _curves(run: Captures, blocks: Mapping[int, Mapping[str, int]]) -> dict:
     """A run's errors and scores by step, and when heads formed. `blocks`: the numbers of the blocks of each step."""
-    formed, points, captures = formation_steps(run), curve_steps(run) | set(blocks), []
+    points, captures = run.curve_steps | set(blocks), []
     for snapshot in run.snapshots:
         if snapshot.step in points:
             faithful = snapshot.fidelity <= FIDELITY_LIMITS.get(snapshot.precision, 1e-5)
@@ -296,7 +306,4 @@ def _curves(run: Captures, blocks: Mapping[int, Mapping[str, int]]) -> dict:
             if snapshot.step in blocks:
                 numbers = blocks[snapshot.step]
                 captures[-1] |= {"blocks": [numbers[name] for name in run.probes], "details": numbers[DETAILS]}
-    formation = {
-        name: {f"{layer}.{head}": step for (layer, head), step in heads.items()} for name, heads in formed.items()
-    }
-    return {"name": run.name, "formation": formation, "captures": captures}
+    return {"name": run.name, "formation": run.formation, "captures": captures}

@@ -15,7 +15,7 @@ from model.inspection.compare import Rows, column_points, evenly
 from model.inspection.describe import describe_heads
 from model.inspection.heads import SCORES, threshold
 from model.inspection.images import PALETTES
-from model.inspection.page import Captures, attention_page, formation_steps
+from model.inspection.page import Captures, attention_page
 
 MAX_POINTS = 1500  # of a curve: more than a screen has pixels for
 MAX_SAMPLES = 200
@@ -52,7 +52,7 @@ def report_page(
         captures: its attention maps, and what was measured beside them.
         config: the configuration as values, for the sentences at the top.
     """
-    uniform = captures.uniform() if captures and captures.snapshots else {}
+    uniform = captures.uniform if captures and captures.snapshots else {}
     head_charts = with_curves([head_chart(rows, score) for score in SCORES])
     data = {
         "title": name,
@@ -68,10 +68,7 @@ def report_page(
         "colours": PALETTES,
     }
     if captures and captures.snapshots:
-        data["formation"] = {
-            score: {f"{layer}.{head}": step for (layer, head), step in heads.items()}
-            for score, heads in formation_steps(captures).items()
-        }
+        data["formation"] = captures.formation
         data |= last_capture(captures)
     elements = [template.json_element("data", data)]
     if captures and captures.steps:

@@ -1,5 +1,7 @@
 // Small helpers to make and find elements. Text from outside is only ever set as text, never parsed as markup.
 
+import { codePoint, cut, HIDDEN } from "browser/words.js";
+
 export const $ = (id) => document.getElementById(id);
 export const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 export const clamp = (i, last) => Math.max(0, Math.min(last, i));
@@ -14,6 +16,16 @@ export function element(name, fields = {}, ...children) {
   Object.assign(node.style, style);
   node.append(...children);
   return node;
+}
+
+// A text as one span a token, each with its position in data-index. Line ends stay line ends, and get a visible sign.
+export function tokenSpans(labels) {
+  return labels.map((label, index) => {
+    const text = cut(label, 60).replace(HIDDEN, (c) => (c === "\n" ? "↵\n" : codePoint(c)));
+    const span = element("span", { textContent: text || "∅" });
+    span.dataset.index = index;
+    return span;
+  });
 }
 
 // Buttons of which one is pressed. Each has its value in data-value, and a click calls `choose` with the value.

@@ -3,12 +3,11 @@
 
 import { signed } from "browser/attribution.js";
 import { chartColumns, ticks } from "browser/charts.js";
-import { $, choices, clamp, closest, element, press, systemTheme } from "browser/elements.js";
+import { $, choices, clamp, closest, element, press, systemTheme, tokenSpans } from "browser/elements.js";
 import { createLens } from "browser/lens.js";
 import { palette } from "browser/maps.js";
 import { placeLabels, stagesOf } from "browser/stages.js";
 import { listExpectation, shadeBySurprise } from "browser/surprise.js";
-import { codePoint, cut, HIDDEN } from "browser/words.js";
 
 const data = JSON.parse($("data").textContent);
 const MARK_COLOURS = 8; // in theme.css
@@ -150,8 +149,7 @@ function showSample() {
 // The text with a colour for each token's surprise, and below it what the model expected in place of one of them.
 function showSurprise() {
   const { labels, details } = data;
-  const spans = labels.map((label) => element("span", { textContent: cut(label, 60).replace(HIDDEN, (c) => (c === "\n" ? "↵\n" : codePoint(c))) || "∅" }));
-  for (const [token, span] of spans.entries()) span.dataset.index = token;
+  const spans = tokenSpans(labels);
   $("surprised").append(...spans);
   shadeBySurprise(spans, details, "text");
   const bits = details.probes.text.bits;

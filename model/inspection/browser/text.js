@@ -1,22 +1,10 @@
 // The probe as text, shaded by what a token reads (attends to) or by what reads it.
 
-import { $, choices, clamp, element, press } from "browser/elements.js";
+import { $, choices, clamp, press, tokenSpans } from "browser/elements.js";
 import { isDark, rgb } from "browser/maps.js";
 import { addFollower, addView, change, chosenToken, point, pointer, rendered, shown } from "browser/render.js";
 import { labelsOf, PROBES, state } from "browser/state.js";
-import { codePoint, cut, HIDDEN, visible } from "browser/words.js";
-
-function buildTokens(root) {
-  const spans = labelsOf(shown.probe).map((label, index) => {
-    // Line ends stay line ends, and get a visible sign.
-    const text = cut(label, 60).replace(HIDDEN, (c) => (c === "\n" ? "↵\n" : codePoint(c)));
-    const span = element("span", { textContent: text || "∅" });
-    span.dataset.index = index;
-    return span;
-  });
-  root.replaceChildren(...spans);
-  root.dataset.probe = shown.probe;
-}
+import { visible } from "browser/words.js";
 
 // The weights between the chosen token and each other token, on one of the large maps.
 export function weightsOf(pane) {
@@ -33,7 +21,10 @@ function shadeOf(token, weights) {
 }
 
 function drawTokens(root, pane) {
-  if (root.dataset.probe !== String(shown.probe)) buildTokens(root);
+  if (root.dataset.probe !== String(shown.probe)) {
+    root.replaceChildren(...tokenSpans(labelsOf(shown.probe)));
+    root.dataset.probe = shown.probe;
+  }
   const weights = weightsOf(pane);
   const token = chosenToken();
   const pointed = pointer.cell && (shown.received ? pointer.cell.query : pointer.cell.key);

@@ -184,8 +184,8 @@ def test_formed_heads_are_marked_on_the_curves():
 
     plain = drawn({})
     assert drawn({"induction": {}}) == plain
-    assert drawn({"induction": {(0, 0): 2}}, heads=[]) == drawn({}, heads=[])  # a head that is not drawn has no mark
-    marked = imread(io.BytesIO(drawn({"induction": {(0, 0): 2}})))
+    assert drawn({"induction": {"0.0": 2}}, heads=[]) == drawn({}, heads=[])  # a head that is not drawn has no mark
+    marked = imread(io.BytesIO(drawn({"induction": {"0.0": 2}})))
     changed = np.argwhere((marked != imread(io.BytesIO(plain))).any(-1))
     middle = changed.mean(0) / marked.shape[:2]
     assert 0.2 < middle[0] < 0.6 and len(changed) > 100  # a dot and a note at 0.7, above the middle
