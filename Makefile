@@ -2,6 +2,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := train.py model data scripts tests
+# One process a core, each with one thread: most tests are too small for two.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help train test test-fast lint format clean
@@ -14,10 +16,10 @@ train: $(VENV)/installed ## install what is needed, then train the default model
 	$(BIN)/python train.py $(ARGS)
 
 test: $(VENV)/installed-dev ## install what is needed, then run the whole test suite; ARGS="-k causal" adds options
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-fast: $(VENV)/installed-dev ## the tests of model/ and data/ that neither train nor open a browser, in under a minute
-	$(BIN)/python -m pytest -m "not slow" tests/model tests/data $(ARGS)
+	$(PYTEST) -m "not slow" tests/model tests/data $(ARGS)
 
 lint: $(VENV)/installed-dev ## check style, formatting and types
 	$(BIN)/ruff check $(SOURCES)
