@@ -148,7 +148,10 @@ def with_training(captures: Captures, run: Path) -> Captures:
 
 
 def read_prompt(checkpoints: list[Path | None], prompt: str) -> list[Captures]:
-    """What each model attends to in the prompt, and in random tokens that are repeated."""
+    """What each model attends to in the prompt, and in random tokens that are repeated.
+
+    Models with one tokenizer read the same random tokens, so that their maps can be subtracted.
+    """
     from model.inspection.archive import Probe
     from model.inspection.page import Captures
     from model.inspection.recorder import take_snapshot
@@ -156,18 +159,18 @@ def read_prompt(checkpoints: list[Path | None], prompt: str) -> list[Captures]:
     paths = [find_checkpoint(path) for path in checkpoints]
     loaded = [open_checkpoint(path) for path in paths]
     context = min(gpt.config.context_length for gpt, _, _ in loaded)
-    _, first_tokenizer, _ = loaded[0]
-    repeated = repeated_probe(paths[0], first_tokenizer, context)
     result = []
+    repeated: dict[str, Probe] = {}  # by the tokenizer's fingerprint
     for path, (gpt, tokenizer, step) in zip(paths, loaded, strict=True):
         tokens = tokenizer.encode(prompt)
         if not 2 <= len(tokens) <= context:
             raise ValueError(
                 f"a prompt must be 2 to {context} tokens long (the model's context), but this one is {len(tokens)}"
             )
-        if tokenizer.fingerprint != first_tokenizer.fingerprint:
-            raise ValueError(f"{paths[0]} and {path} cannot be compared: their tokenizers differ")
-        probes = {"text": Probe(tokens, [tokenizer.label(token) for token in tokens]), "repeated": repeated}
+        if tokenizer.fingerprint not in repeated:
+            repeated[tokenizer.fingerprint] = repeated_probe(path, tokenizer, context)
+        text = Probe(tokens, [tokenizer.label(token) for token in tokens])
+        probes = {"text": text, "repeated": repeated[tokenizer.fingerprint]}
         # There is no validation text here: what ablation takes away is averaged over the prompt's own positions.
         snapshot, maps, details = take_snapshot(gpt, probes, step, tokenizer.label)
         arrays = {name: weights.numpy() for name, weights in maps.items()}

@@ -242,6 +242,19 @@ def test_two_can_be_compared(arguments):
     assert np.abs(maps[0] - maps[1]).max() > 0.1
 
 
+def test_two_that_read_a_prompt_by_other_tokenizers_are_shown_one_at_a_time(tmp_path):
+    make_run(tmp_path / "words", seed=0, vocab_size=260)
+    tokenizer = train_bpe(["to be or not to be"] * 9, 260)
+    change_checkpoint(tmp_path / "words" / "checkpoints" / "best.ckpt", tokenizer=tokenizer.to_dict())
+    arguments = ["--checkpoint", "runs/first", "--prompt", "to be or", "--compare", str(tmp_path / "words")]
+    assert main([*arguments, "--output", "maps.html"]) == 0
+    data = data_of(Path("maps.html"))
+    assert "their text probes have different tokens" in data["apart"]
+    by_bytes, by_words = ([probe["labels"] for probe in run["probes"]] for run in data["runs"])
+    assert by_bytes[0] == list("to be or") and by_words[0] == [tokenizer.label(i) for i in tokenizer.encode("to be or")]
+    assert set(by_words[1]) <= {tokenizer.label(i) for i in range(tokenizer.vocab_size)}
+
+
 def test_a_comparison_has_what_both_runs_recorded_even_if_they_differ(tmp_path):
     for name, layers in (("small", 2), ("large", 3)):
         make_run(tmp_path / name, seed=0, num_layers=layers)
@@ -296,8 +309,8 @@ MISTAKES = {
     "no folder for a table": (["--output", "none/maps.json"], "there is no folder none"),
     "prompt that is not text": (["--prompt", "a\udcff"], "--prompt is not UTF-8 text: byte 1 is 0xff"),
     "other tokenizers": (
-        ["--checkpoint", "runs/first", "--prompt", "ab", "--compare", "foreign"],
-        "cannot be compared: their tokenizers differ",
+        ["--checkpoint", "runs/first", "--prompt", "to be or", "--compare", "foreign", "--output", "a.png"],
+        "first and foreign cannot be compared: their text probes have different tokens",
     ),
     "no such step": (["--run", "runs/first", "--step", "9", "--output", "maps.png"], "the nearest that was is 2"),
     "no such head": (["--head", "2.0", "--output", "maps.png"], "--head must be LAYER.HEAD, from 0.0 to 1.2, not 2.0"),
@@ -354,9 +367,9 @@ def mistakes(workplace):
     make_run(workplace / "larger", seed=0, num_layers=3)
     make_run(workplace / "another_text", seed=0, text=TEXT[::-1])
     make_run(workplace / "early", seed=0, steps=(0, 1))
-    make_run(workplace / "foreign", seed=0)
+    make_run(workplace / "foreign", seed=0, vocab_size=260)
     checkpoint = workplace / "foreign" / "checkpoints" / "best.ckpt"
-    foreign = train_bpe(["to be or not to be"] * 9, 257).to_dict()
+    foreign = train_bpe(["to be or not to be"] * 9, 260).to_dict()
     change_checkpoint(checkpoint, tokenizer=foreign)
     for name in ("damaged", "damaged_scores", "removed", "begun", "maps_only"):
         make_run(workplace / name, seed=0)

@@ -11,7 +11,10 @@ export const UNMEASURED = "This capture was recorded before predictions were mea
 // From 0 to 1: how deep the colour of a token is. The first token was not predicted.
 export const depth = (measured, token) => Math.min(1, (measured?.bits[token - 1] ?? 0) / FULL);
 
-export const share = (probability) => probability?.toFixed(probability < 0.0095 ? 3 : 2) ?? "–";
+export function share(probability) {
+  if (probability > 0 && probability < 0.0005) return "<0.001";
+  return probability?.toFixed(probability < 0.0095 ? 3 : 2) ?? "–";
+}
 
 export function ordinal(place) {
   const ending = [11, 12, 13].includes(place % 100) ? "th" : { 1: "st", 2: "nd", 3: "rd" }[place % 10] ?? "th";
