@@ -138,17 +138,21 @@ function drawFormation(context, run, head) {
 // A vertical mark where the first head of each kind formed, with its label above the lines.
 function drawStages(context) {
   context.textAlign = "left";
-  for (const { score, x, left, row, label } of curve.stages) {
-    const middle = 8 + LABEL * (row + 0.5);
-    context.fillStyle = context.strokeStyle = css(SCORES[score].colour);
-    context.lineWidth = 1;
-    context.setLineDash([3, 3]);
+  context.lineWidth = 1;
+  context.setLineDash([3, 3]);
+  for (const { score, x, row } of curve.stages) {
+    context.strokeStyle = css(SCORES[score].colour);
     context.beginPath();
-    context.moveTo(x, middle - LABEL / 2);
+    context.moveTo(x, 8 + LABEL * row);
     context.lineTo(x, HIGH - curve.bottom);
     context.stroke();
-    context.setLineDash([]);
-    context.fillText(label, left, middle);
+  }
+  context.setLineDash([]);
+  for (const { score, left, row, label, width } of curve.stages) {
+    context.fillStyle = css("panel");
+    context.fillRect(left - 1, 8 + LABEL * row, width + 2, LABEL); // no other mark's line crosses the label
+    context.fillStyle = css(SCORES[score].colour);
+    context.fillText(label, left, 8 + LABEL * (row + 0.5));
   }
 }
 

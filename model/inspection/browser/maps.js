@@ -139,8 +139,8 @@ export function drawMap(context, geometry, colourOf) {
     for (const axis of ["query", "key"]) drawLabel(context, geometry, axis, i, texts[i]);
 }
 
-// A token beside its row, or turned below its column; with a background where it must stand out.
-export function drawLabel(context, { room, cell, side, font }, axis, index, text, background) {
+// A token beside its row, or turned below its column; with a background where it must stand out, which hides what it meets.
+export function drawLabel(context, { room, cell, side, stride, font }, axis, index, text, background) {
   const middle = (index + 0.5) * cell;
   context.save();
   context.font = font;
@@ -150,6 +150,11 @@ export function drawLabel(context, { room, cell, side, font }, axis, index, text
   if (axis === "key") context.rotate(-Math.PI / 2);
   if (background) {
     const wide = Math.min(context.measureText(text).width, room - 5) + 6;
+    context.fillStyle = css("panel");
+    for (const labelled of [Math.floor, Math.ceil].map((round) => stride * round(index / stride))) {
+      const apart = (labelled - index) * cell;
+      if (Math.abs(apart) < 14) context.fillRect(4 - room, apart - 7, room - 2, 14);
+    }
     context.fillStyle = background.back;
     context.fillRect(3 - wide, -7.5, wide, 15);
     context.fillStyle = background.ink;
