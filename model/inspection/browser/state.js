@@ -124,7 +124,7 @@ export function restore() {
   state.head = headNumber(fields.get("head")) ?? state.head;
   if (!location.hash) return;
   state.received = fields.get("direction") === "from";
-  state.token = number(fields.get("token"), labelsOf(state.probe).length) ?? null;
+  state.token = number(fields.get("token"), Infinity) ?? null; // drawing knows how many there are
   state.linked = fields.get("linked") === "1";
   const [run, other] = (fields.get("against") ?? "").split(".");
   const known = number(run, RUNS.length) !== undefined && number(other, Infinity) !== undefined;

@@ -6,6 +6,8 @@ import { addFollower, addView, change, chosenToken, point, pointer, rendered, sh
 import { labelsOf, PROBES, state } from "browser/state.js";
 import { codePoint, cut, HIDDEN, visible } from "browser/words.js";
 
+const built = new Map(); // the labels that each element shows
+
 function buildTokens(root) {
   const spans = labelsOf(shown.probe).map((label, index) => {
     // Line ends stay line ends, and get a visible sign.
@@ -15,7 +17,7 @@ function buildTokens(root) {
     return span;
   });
   root.replaceChildren(...spans);
-  root.dataset.probe = shown.probe;
+  built.set(root, labelsOf(shown.probe));
 }
 
 // The weights between the chosen token and each other token, on one of the large maps.
@@ -33,7 +35,7 @@ function shadeOf(token, weights) {
 }
 
 function drawTokens(root, pane) {
-  if (root.dataset.probe !== String(shown.probe)) buildTokens(root);
+  if (built.get(root) !== labelsOf(shown.probe)) buildTokens(root);
   const weights = weightsOf(pane);
   const token = chosenToken();
   const pointed = pointer.cell && (shown.received ? pointer.cell.query : pointer.cell.key);
