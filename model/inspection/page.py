@@ -16,7 +16,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from typing import Any
@@ -100,15 +100,7 @@ def attention_page(runs: Sequence[Captures], title: str, *, max_bytes: int = MAX
     for captures in runs:
         if not captures.steps:
             raise ValueError(f"{captures.name} has no recorded maps")
-    data: dict[str, Any] = {
-        "title": title,
-        "scores": {
-            name: {"meaning": score.meaning, "glossary": score.glossary, "letter": score.letter, "probe": score.probe}
-            for name, score in SCORES.items()
-        },
-        "colours": PALETTES,
-        "apart": why_apart(runs),
-    }
+    data: dict[str, Any] = _legend(title) | {"apart": why_apart(runs)}
     if len(runs) == 2:
         data |= {"losses": losses(runs), "options": options(runs)}
     room = max_bytes - len(template.fill("page", title, [template.json_element("data", data)]).encode()) - 20_000
@@ -121,6 +113,29 @@ def attention_page(runs: Sequence[Captures], title: str, *, max_bytes: int = MAX
     data["runs"] = [_about(run, length) | _curves(run, of_run) for run, of_run in zip(runs, numbers, strict=True)]
     elements = [template.json_element(f"block-{number}", text) for number, text in enumerate(blocks.values())]
     return template.fill("page", title, [template.json_element("data", data), *elements])
+
+
+def live_page(run: Captures, title: str, opening: str, model: Iterable[str]) -> str:
+    """The page that holds the model itself, as HTML: it reads what a person types.
+
+    Args:
+        run: a capture of each snapshot in the page, in ascending order. Its scores and names of heads are shown beside
+            the maps of what is typed.
+        opening: the text that the page opens with.
+        model: the elements that hold it, see `live.Packed`.
+    """
+    captures = []
+    for snapshot in run.snapshots:
+        described = describe_heads(run.load(snapshot.step), run.probes)
+        # Of a head without a name the sentence has only counts, which are of the probe and not of what is typed.
+        sentences = [[{"sentence": head["sentence"] if head["name"] else ""} for head in row] for row in described]
+        captures.append({"step": snapshot.step, **snapshot.to_json(digits=3), "blocks": [], "descriptions": sentences})
+    shown = _about(run, len(run.probes["text"].tokens))
+    shown |= {"name": run.name, "formation": _formation(run), "captures": captures}
+    shown["opening"] = {name: shown["opening"][name] for name in ("head", "score")}  # its token is of the probe
+    shown["probes"] = [{"name": "text", "labels": [], "period": None}]  # what is typed
+    data = _legend(title) | {"opening": opening, "notes": [], "apart": "", "runs": [shown]}
+    return template.fill("live", title, [template.json_element("data", data), *model])
 
 
 def formation_steps(run: Captures) -> dict[str, dict[tuple[int, int], int]]:
@@ -287,7 +302,7 @@ def _about(run: Captures, length: int) -> dict:
 
 def _curves(run: Captures, blocks: Mapping[int, Mapping[str, int]]) -> dict:
     """A run's errors and scores by step, and when heads formed. `blocks`: the numbers of the blocks of each step."""
-    formed, points, captures = formation_steps(run), curve_steps(run) | set(blocks), []
+    points, captures = curve_steps(run) | set(blocks), []
     for snapshot in run.snapshots:
         if snapshot.step in points:
             faithful = snapshot.fidelity <= FIDELITY_LIMITS.get(snapshot.precision, 1e-5)
@@ -296,7 +311,21 @@ def _curves(run: Captures, blocks: Mapping[int, Mapping[str, int]]) -> dict:
             if snapshot.step in blocks:
                 numbers = blocks[snapshot.step]
                 captures[-1] |= {"blocks": [numbers[name] for name in run.probes], "details": numbers[DETAILS]}
-    formation = {
-        name: {f"{layer}.{head}": step for (layer, head), step in heads.items()} for name, heads in formed.items()
+    return {"name": run.name, "formation": _formation(run), "captures": captures}
+
+
+def _formation(run: Captures) -> dict[str, dict[str, int]]:
+    """`formation_steps` as JSON has it: for each score {"layer.head": step}."""
+    return {
+        name: {f"{layer}.{head}": step for (layer, head), step in heads.items()}
+        for name, heads in formation_steps(run).items()
     }
-    return {"name": run.name, "formation": formation, "captures": captures}
+
+
+def _legend(title: str) -> dict[str, Any]:
+    """What every page has: its title, its colours, and what the scores mean."""
+    scores = {
+        name: {"meaning": score.meaning, "glossary": score.glossary, "letter": score.letter, "probe": score.probe}
+        for name, score in SCORES.items()
+    }
+    return {"title": title, "scores": scores, "colours": PALETTES}

@@ -19,6 +19,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 IMPORT = re.compile(r'^import (?:.* from )?"(\S+)";$', re.MULTILINE)
 STYLES = re.compile(r"/\* (\S+\.css) \*/")
+WORKER = re.compile(r'import\.meta\.resolve\("(\S+)"\)')
 SHARED = re.compile(r"^ *<!-- (\S+\.html)#(\S+) -->$", re.MULTILINE)
 
 
@@ -57,13 +58,27 @@ def _read(name: str) -> str:
 
 
 def _program(entry: str) -> str:
-    """An import map of `entry` and of all that it imports, and the script that starts it."""
-    urls, wanted = {}, [entry]
+    """An import map of `entry`, of all that it imports and of its workers, and the script that starts it."""
+    urls, wanted, workers = {}, [entry], []
     while wanted:
         name = wanted.pop()
         if name not in urls:
             source = _read(name)
-            urls[name] = "data:text/javascript;base64," + base64.b64encode(source.encode()).decode()
+            urls[name] = _url(source)
             wanted += IMPORT.findall(source)
+            workers += WORKER.findall(source)
+    urls |= {name: _with_imports(name) for name in workers}
     import_map = json.dumps({"imports": urls})
     return f'<script type="importmap">{import_map}</script>\n<script type="module">import "{entry}";</script>'
+
+
+@cache
+def _with_imports(name: str) -> str:
+    """The URL of a module that needs no import map. What two of its modules import is in it twice."""
+    return _url(
+        IMPORT.sub(lambda found: found[0].replace(f'"{found[1]}"', f'"{_with_imports(found[1])}"'), _read(name))
+    )
+
+
+def _url(source: str) -> str:
+    return "data:text/javascript;base64," + base64.b64encode(source.encode()).decode()

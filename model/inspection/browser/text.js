@@ -75,6 +75,7 @@ function reveal(root, span) {
 }
 
 choices($("probes"), PROBES.map(({ name }, i) => [i, name]), (probe) => change({ probe }));
+$("probes").hidden = PROBES.length < 2;
 choices($("directions"), [[false, "reads"], [true, "is read by"]], (received) => change({ received }));
 addView(drawControls);
 addFollower(drawText);
