@@ -2,6 +2,9 @@
 
 The document NAME is NAME.html with the program browser/NAME.js. The program and every module that it imports become
 data: URLs in an import map, so that the modules are ordinary ES modules and the document is still a single file.
+
+A worker does not see its page's import map. So a module that the program names by import.meta.resolve("browser/..."),
+to start a worker with it, has the URLs of what it imports written into it.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 IMPORT = re.compile(r'^import (?:.* from )?"(\S+)";$', re.MULTILINE)
+WORKER = re.compile(r'import\.meta\.resolve\("(\S+)"\)')
 
 
 def fill(name: str, title: str, elements: Iterable[str]) -> str:
@@ -40,13 +44,31 @@ def _document(name: str) -> str:
 
 
 def _program(entry: str) -> str:
-    """An import map of `entry` and of all that it imports, and the script that starts it."""
-    urls, wanted = {}, [entry]
+    """An import map of `entry`, of all that it imports and of its workers, and the script that starts it."""
+    urls, wanted, workers = {}, [entry], []
     while wanted:
         name = wanted.pop()
         if name not in urls:
-            source = (FOLDER / name).read_text(encoding="utf-8")
-            urls[name] = "data:text/javascript;base64," + base64.b64encode(source.encode()).decode()
+            source = _source(name)
+            urls[name] = _url(source)
             wanted += IMPORT.findall(source)
+            workers += WORKER.findall(source)
+    urls |= {name: _with_imports(name) for name in workers}
     import_map = json.dumps({"imports": urls})
     return f'<script type="importmap">{import_map}</script>\n<script type="module">import "{entry}";</script>'
+
+
+@cache
+def _with_imports(name: str) -> str:
+    """The URL of a module that needs no import map. What two of its modules import is in it twice."""
+    return _url(
+        IMPORT.sub(lambda found: found[0].replace(f'"{found[1]}"', f'"{_with_imports(found[1])}"'), _source(name))
+    )
+
+
+def _source(name: str) -> str:
+    return (FOLDER / name).read_text(encoding="utf-8")
+
+
+def _url(source: str) -> str:
+    return "data:text/javascript;base64," + base64.b64encode(source.encode()).decode()
