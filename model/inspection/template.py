@@ -3,6 +3,9 @@
 The document NAME is NAME.html with the program browser/NAME.js. The program and every module that it imports become
 data: URLs in an import map, so that the modules are ordinary ES modules and the document is still a single file.
 
+A worker does not see its page's import map. So a module that the program names by import.meta.resolve("browser/..."),
+to start a worker with it, has the URLs of what it imports written into it.
+
 In NAME.html, /* other.css */ stands for a style sheet, and <!-- other.html#id --> for an element of another document.
 """
 

@@ -51,7 +51,7 @@ async function start() {
   readFrom(readTyped);
   addView(drawParity);
   tell("");
-  for (const id of ["parity", "typing", "main"]) $(id).hidden = false;
+  for (const id of ["parity", "main"]) $(id).hidden = false;
   $("parity").addEventListener("click", () => $("manual").showModal());
   state.typed = box.value = data.opening;
   restore();
