@@ -75,7 +75,7 @@ const clicksBox = element("span", { id: "clicks", className: "segments" });
 clicksBox.setAttribute("role", "group");
 clicksBox.setAttribute("aria-label", "what a click on a head does");
 $("sort").before(clicksBox);
-choices(clicksBox, [["looks", "click: look"], ["switches", "on / off"]], (chosen) => {
+choices(clicksBox, [["looks", "look"], ["switches", "switch off"]], (chosen) => {
   clicks = chosen;
   drawThumbs();
 });

@@ -71,8 +71,12 @@ const lenses = [0, 1].map(() => {
   return { pane, title, draw: createLens(pane, (token) => change({ token })) };
 });
 
+// The page that holds the model has these after the rest; until then the earlier ones stay.
+const pending = ({ details }) => Boolean(details.probes?.[probeName()]) && !details.probes[probeName()].lens;
+
 function drawLenses() {
   const found = shown.sides;
+  if (found.some(pending)) return;
   $("lens-absent").hidden = found.every(measured);
   press($("colourings"), shown.lens);
   $("lens-meaning").textContent = COLOURINGS.find(([colouring]) => colouring === shown.lens)[2];
@@ -93,6 +97,7 @@ let order = "largest";
 
 function drawAttribution() {
   const [a, b] = shown.sides;
+  if (shown.sides.some(pending)) return;
   $("attribution").hidden = !measured(a);
   if ($("attribution").hidden) return;
   const labels = labelsOf(shown.probe);

@@ -9,6 +9,7 @@ import { box, engine } from "browser/typed.js";
 import { quote, visible } from "browser/words.js";
 
 const SHOWN = 8;
+const EXPECTED = 3; // of the whole model's, which are shown in any case
 
 // The text of a token, null for one that is only a part of a character, and for the end of the text.
 function textOf(id) {
@@ -18,6 +19,15 @@ function textOf(id) {
   } catch {
     return null;
   }
+}
+
+// [id, probability] of what is shown. Those that are not among the listed ones get less than the last of them.
+function likeliest({ next, intact, edits }) {
+  if (!edits.length) return next.slice(0, SHOWN);
+  const known = new Map(next);
+  const expected = intact.next.slice(0, EXPECTED).map(([id]) => id);
+  const others = next.map(([id]) => id).filter((id) => !expected.includes(id));
+  return [...expected, ...others.slice(0, SHOWN - EXPECTED)].map((id) => [id, known.get(id) ?? 0]).sort(([, one], [, two]) => two - one);
 }
 
 function row([id, probability], before) {
@@ -39,9 +49,10 @@ function row([id, probability], before) {
 }
 
 function drawNext() {
-  const [{ next, intact, edits }] = shown.sides;
+  const [side] = shown.sides;
+  const { intact, edits } = side;
   const before = new Map(intact.next);
-  const list = next.slice(0, SHOWN).map((one) => row(one, edits.length ? before.get(one[0]) ?? 0 : null));
+  const list = likeliest(side).map((one) => row(one, edits.length ? before.get(one[0]) ?? 0 : null));
   $("coming-note").textContent = edits.length ? "mark: with all parts" : "click one to write it";
   $("next").replaceChildren(...list);
 }

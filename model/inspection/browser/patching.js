@@ -6,7 +6,7 @@ import { $, clamp, css, element } from "browser/elements.js";
 import { fitCanvas, rgb } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
 import { addField, ALL_HEADS, placeOf, shortName, state } from "browser/state.js";
-import { ask, engine } from "browser/typed.js";
+import { ask, engine, unlessAborted } from "browser/typed.js";
 import { quote, visible } from "browser/words.js";
 
 const CANDIDATES = 5; // of each text's likeliest next tokens, from which the one is chosen whose logit is told
@@ -60,11 +60,6 @@ async function patched(options) {
   const [{ typed, other }] = shown.sides;
   await ask(shown.at);
   return engine.patch(typed.tokens, other.typed.tokens, options);
-}
-
-// What another snapshot has taken the place of is asked again by the next drawing.
-function unlessAborted(error) {
-  if (error.name !== "AbortError") throw error;
 }
 
 const headPhrase = (head) => `head ${shortName(head)}`;

@@ -1,6 +1,7 @@
 // What a person has typed, as the model reads it, and the model's readings of it. All views of the live page ask here.
 
 import { $ } from "browser/elements.js";
+import { render } from "browser/render.js";
 import { addField, mapped, state } from "browser/state.js";
 
 const LONGEST = 10_000; // characters; far more than a context holds
@@ -51,27 +52,34 @@ function keep(map, key, value) {
 
 const readings = new Map();
 
-async function reading(at, tokens, edits) {
+async function reading(at, tokens, edits, details = false) {
   const key = JSON.stringify([at, tokens, edits]);
-  if (!readings.has(key)) {
+  if (!readings.has(key) || (details && !readings.get(key).deep)) {
     await ask(at);
-    keep(readings, key, await engine.read(tokens, { edits, details: true }));
+    keep(readings, key, { ...(await engine.read(tokens, { edits, details })), deep: details });
   }
   return readings.get(key);
 }
 
 export const editsOf = ({ off, instead }) => off.map((part) => ({ part, with: instead }));
 
-// What `render` shows: the reading of the model as it is switched, and `intact`, that of the whole model.
+// What `render` shows: the reading of the model as it is switched, and `intact`, that of the whole model. What takes
+// longer than the rest, lens and attribution, follows in a second drawing.
 export async function readTyped(run, at) {
   const typed = tokensOf(state.typed);
   const edits = editsOf(state);
   const intact = await reading(at, typed.tokens, []);
-  const { block, details, loss, next } = edits.length ? await reading(at, typed.tokens, edits) : intact;
+  const { block, details, loss, next, deep } = await reading(at, typed.tokens, edits, state.weighting === "values");
   const b = state.otherText && tokensOf(state.otherText);
   const other = b && { typed: b, next: (await reading(at, b.tokens, [])).next };
+  if (!deep) reading(at, typed.tokens, edits, true).then(render, unlessAborted);
   const { descriptions } = mapped[run][at]; // of what each head does on the text with which the page opened
   return { typed, intact, edits, loss, next, other, details: { ...details, descriptions }, weights: block, labels: typed.labels };
+}
+
+// A newer question has taken the place of one that nobody needs an answer to.
+export function unlessAborted(error) {
+  if (error.name !== "AbortError") throw error;
 }
 
 // ---- the box
