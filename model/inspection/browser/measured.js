@@ -12,7 +12,7 @@ import { EXPLANATION } from "browser/weighting.js";
 import { quote } from "browser/words.js";
 
 export const probeName = () => PROBES[shown.probe].name;
-const measured = ({ details }) => Boolean(details.probes?.[probeName()]);
+const measured = ({ details }) => Boolean(details.probes?.[probeName()]?.lens);
 export const titleOf = ({ name, run, capture }) => [shown.other && `${name}:`, RUNS.length > 1 && `${RUNS[run].name},`, `step ${capture.step}`].filter(Boolean).join(" ");
 
 // One table for the one or two sides that are shown. Each row begins with its run and step.
@@ -71,12 +71,8 @@ const lenses = [0, 1].map(() => {
   return { pane, title, draw: createLens(pane, (token) => change({ token })) };
 });
 
-// The page that holds the model has these after the rest; until then the earlier ones stay.
-const pending = ({ details }) => Boolean(details.probes?.[probeName()]) && !details.probes[probeName()].lens;
-
 function drawLenses() {
   const found = shown.sides;
-  if (found.some(pending)) return;
   $("lens-absent").hidden = found.every(measured);
   press($("colourings"), shown.lens);
   $("lens-meaning").textContent = COLOURINGS.find(([colouring]) => colouring === shown.lens)[2];
@@ -97,7 +93,6 @@ let order = "largest";
 
 function drawAttribution() {
   const [a, b] = shown.sides;
-  if (shown.sides.some(pending)) return;
   $("attribution").hidden = !measured(a);
   if ($("attribution").hidden) return;
   const labels = labelsOf(shown.probe);
@@ -124,11 +119,24 @@ function showEveryPart() {
   drawAttribution();
 }
 
+// A model that is asked while one types has lens and attribution after the rest. Until then the earlier ones stay.
+async function drawDeep() {
+  const now = shown;
+  const late = now.sides.filter(({ later }) => later);
+  if (late.length) {
+    const details = await Promise.all(late.map(({ later }) => later));
+    if (now !== shown || !details.every(Boolean)) return;
+    late.forEach((side, i) => (side.details = details[i]));
+  }
+  drawLenses();
+  drawAttribution();
+}
+
 // ---- value-weighted maps
 
 function drawWeighting() {
   press($("weightings"), shown.weighting);
-  const possible = shown.sides.every(measured);
+  const possible = shown.sides.every(({ details }) => details.probes?.[probeName()]);
   for (const button of $("weightings").children) button.disabled = !possible;
   $("weighting-note").hidden = shown.weighting === "weights" || !possible;
 }
@@ -142,4 +150,4 @@ $("every-part").addEventListener("click", showEveryPart);
 $("surprise-csv").addEventListener("click", () => save(`surprise-${probeName()}`, SURPRISE_HEADER, rowsOfProbe(surpriseRows)));
 $("lens-csv").addEventListener("click", () => save(`lens-${probeName()}`, LENS_HEADER, rowsOfProbe(lensRows)));
 $("attribution-csv").addEventListener("click", () => save(`attribution-${probeName()}`, ATTRIBUTION_HEADER, rowsOfProbe(attributionRows)));
-for (const view of [drawSurprise, drawWeighting, drawLenses, drawAttribution]) addView(view);
+for (const view of [drawSurprise, drawWeighting, drawDeep]) addView(view);

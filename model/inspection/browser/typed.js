@@ -1,7 +1,6 @@
 // What a person has typed, as the model reads it, and the model's readings of it. All views of the live page ask here.
 
 import { $ } from "browser/elements.js";
-import { render } from "browser/render.js";
 import { addField, mapped, state } from "browser/state.js";
 
 const LONGEST = 10_000; // characters; far more than a context holds
@@ -63,8 +62,8 @@ async function reading(at, tokens, edits, details = false) {
 
 export const editsOf = ({ off, instead }) => off.map((part) => ({ part, with: instead }));
 
-// What `render` shows: the reading of the model as it is switched, and `intact`, that of the whole model. What takes
-// longer than the rest, lens and attribution, follows in a second drawing.
+// What `render` shows: the reading of the model as it is switched, and `intact`, that of the whole model. `later` is what
+// takes longer, the details with lens and attribution; undefined if a newer question has come.
 export async function readTyped(run, at) {
   const typed = tokensOf(state.typed);
   const edits = editsOf(state);
@@ -72,12 +71,12 @@ export async function readTyped(run, at) {
   const { block, details, loss, next, deep } = await reading(at, typed.tokens, edits, state.weighting === "values");
   const b = state.otherText && tokensOf(state.otherText);
   const other = b && { typed: b, next: (await reading(at, b.tokens, [])).next };
-  if (!deep) reading(at, typed.tokens, edits, true).then(render, unlessAborted);
   const { descriptions } = mapped[run][at]; // of what each head does on the text with which the page opened
-  return { typed, intact, edits, loss, next, other, details: { ...details, descriptions }, weights: block, labels: typed.labels };
+  const later = deep ? null : reading(at, typed.tokens, edits, true).then(({ details }) => ({ ...details, descriptions }), unlessAborted);
+  return { typed, intact, edits, loss, next, other, later, details: { ...details, descriptions }, weights: block, labels: typed.labels };
 }
 
-// A newer question has taken the place of one that nobody needs an answer to.
+// Nobody waits for the answer to a question any more whose place a newer one has taken.
 export function unlessAborted(error) {
   if (error.name !== "AbortError") throw error;
 }
