@@ -7,7 +7,7 @@ import { bytesOf } from "browser/weights.js";
 //
 // Raises an Error with a sentence for a person if the browser has no such workers or the weights are cut short.
 export async function startEngine(manifest, texts) {
-  const { ask, stopAll } = connect(new Worker(import.meta.resolve("browser/worker.js"), { type: "module" }));
+  const { ask, stopAll, close } = connect(new Worker(import.meta.resolve("browser/worker.js"), { type: "module" }));
   const stored = manifest.tokenizer;
   const tokenizer = createTokenizer({ ...stored, tokens: bytesOf(stored.tokens) });
   const engine = {
@@ -48,6 +48,8 @@ export async function startEngine(manifest, texts) {
       const job = ask("patchAll", { tokens, other, target }, onRow);
       return { stop: job.stop, done: unlessStopped(job.done) };
     },
+
+    close,
   };
   return engine;
 }
@@ -59,25 +61,25 @@ const unlessStopped = (done) => done.catch((error) => { if (error.name !== "Abor
 function connect(worker) {
   const open = new Map();
   let last = 0;
-  const close = (id) => {
+  const take = (id) => {
     const job = open.get(id);
     open.delete(id);
     return job;
   };
   const stop = (id) => {
-    const job = close(id);
+    const job = take(id);
     if (!job) return;
     worker.postMessage({ id, stop: true });
     job.reject(aborted());
   };
   worker.onmessage = ({ data: { id, value, result, error } }) => {
     if (value !== undefined) return open.get(id)?.onValue?.(value);
-    const job = close(id);
+    const job = take(id);
     if (error) job?.reject(new Error(error));
     else job?.resolve(result);
   };
   worker.onerror = ({ message }) => {
-    for (const id of [...open.keys()]) close(id).reject(new Error(message || "the browser cannot run the model's worker"));
+    for (const id of [...open.keys()]) take(id).reject(new Error(message || "the browser cannot run the model's worker"));
   };
   return {
     ask(name, request, onValue) {
@@ -87,6 +89,7 @@ function connect(worker) {
       return { done, stop: () => stop(id) };
     },
     stopAll: () => [...open.keys()].forEach(stop),
+    close: () => worker.terminate(),
   };
 }
 

@@ -9,9 +9,9 @@ import { bytesOf, tensorsOf } from "browser/weights.js";
 const KEPT_READINGS = 3; // with different edits: switching a part off and on again does not read the text anew
 
 export class LiveModel {
-  // manifest: see live.py; texts: the weights of each snapshot in base64.
-  constructor(manifest, texts) {
-    this.manifest = manifest;
+  // manifest: see live.py; texts: the weights of each snapshot in base64; products: see products.js.
+  constructor(manifest, texts, products = undefined) {
+    Object.assign(this, { manifest, products });
     this.config = manifest.config;
     this.snapshots = texts.map((text, i) => {
       const bytes = bytesOf(text);
@@ -26,7 +26,7 @@ export class LiveModel {
     const { tensors, means, reference } = this.manifest;
     const bytes = this.snapshots[snapshot];
     if (this.network) this.network.fill(tensorsOf(tensors, bytes));
-    else this.network = new Network(this.config, tensorsOf(tensors, bytes));
+    else this.network = new Network(this.config, tensorsOf(tensors, bytes), this.products);
     this.means = loaded(tensorsOf(means, bytes));
     this.reference = loaded(tensorsOf([reference], bytes)).get(reference.name);
     this.readings = new Map();

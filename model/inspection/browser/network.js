@@ -247,7 +247,8 @@ export class Network {
     const x = this.scratch.x.subarray(0, T * D);
     x.set(features); // the products take only what is in their memory
     this.products.into(out, x, this.weight("head"), T, D, V);
-    if (cap) for (let i = 0; i < out.length; i++) out[i] = cap * Math.tanh(out[i] / cap);
+    // cap * tanh(z / cap); Math.tanh takes twice as long.
+    if (cap) for (let i = 0; i < out.length; i++) out[i] = cap - (2 * cap) / (1 + Math.exp((2 / cap) * out[i]));
     return out;
   }
 }

@@ -68,12 +68,14 @@ export class Reading {
     const column = {
       next: top.map((id) => [id, probability(stages - 1, id)]),
       nats: next === undefined ? null : totals.at(-1) - last[next],
-      rank: next === undefined ? null : last.reduce((count, logit) => count + (logit > last[next]), 0),
+      rank: next === undefined ? null : countAbove(last, last[next]),
     };
     if (deep) {
-      column.token = read.map((early) => early.reduce((best, logit, id) => (logit > early[best] ? id : best), 0));
+      const final = Float64Array.from(last, (logit) => logit - totals.at(-1));
+      const share = final.map(Math.exp);
+      column.token = read.map((early) => likeliest(early, 1)[0]);
       column.probability = read.map((_, stage) => (next === undefined ? null : probability(stage, next)));
-      column.divergence = read.map((early, stage) => divergence(last, totals.at(-1), early, totals[stage]));
+      column.divergence = read.map((early, stage) => divergence(share, final, early, totals[stage]));
     }
     return column;
   }
@@ -223,12 +225,15 @@ export function logTotal(logits) {
   return largest + Math.log(total);
 }
 
-// The Kullback-Leibler divergence of an early prediction from the final one, in bits.
-function divergence(final, finalTotal, early, earlyTotal) {
+// The Kullback-Leibler divergence in bits of an early prediction from the final one, given as probabilities and their logs.
+function divergence(share, final, early, earlyTotal) {
   let sum = 0;
-  for (let id = 0; id < final.length; id++) {
-    const log = final[id] - finalTotal;
-    sum += Math.exp(log) * (log - (early[id] - earlyTotal));
-  }
+  for (let id = 0; id < final.length; id++) sum += share[id] * (final[id] - early[id] + earlyTotal);
   return sum / Math.LN2;
+}
+
+function countAbove(logits, limit) {
+  let count = 0;
+  for (let id = 0; id < logits.length; id++) if (logits[id] > limit) count++;
+  return count;
 }

@@ -13,24 +13,29 @@ export function randomNumbers(seed) {
 
 // temperature divides the logits, 0 takes the likeliest token; topK draws from so many of the likeliest, null from all.
 export function sample(logits, { temperature = 1, topK = null }, random) {
-  if (temperature === 0) return logits.reduce((best, logit, id) => (logit > logits[best] ? id : best), 0);
-  const ids = topK ? likeliest(logits, topK) : [...logits.keys()];
-  const largest = ids.reduce((most, id) => Math.max(most, logits[id]), -Infinity);
-  const shares = ids.map((id) => Math.exp((logits[id] - largest) / temperature));
-  let left = random() * shares.reduce((sum, share) => sum + share, 0);
-  const place = shares.findIndex((share) => (left -= share) < 0);
-  return ids[place < 0 ? ids.length - 1 : place];
+  if (temperature === 0) return likeliest(logits, 1)[0];
+  const ids = topK && topK < logits.length ? likeliest(logits, topK) : null;
+  const count = ids?.length ?? logits.length;
+  const logitAt = (place) => logits[ids ? ids[place] : place];
+  let largest = -Infinity;
+  for (let place = 0; place < count; place++) largest = Math.max(largest, logitAt(place));
+  const sums = new Float64Array(count);
+  let sum = 0;
+  for (let place = 0; place < count; place++) sums[place] = sum += Math.exp((logitAt(place) - largest) / temperature);
+  const drawn = random() * sum;
+  const place = sums.findIndex((below) => drawn < below);
+  return ids ? ids[place] : place;
 }
 
 // The ids of the `count` largest logits, largest first; of equal ones the lower id.
 export function likeliest(logits, count) {
   const best = [];
   for (let id = 0; id < logits.length; id++) {
-    if (best.length === count && logits[id] <= logits[best.at(-1)]) continue;
+    if (best.length === count && logits[id] <= logits[best[count - 1]]) continue;
+    if (best.length === count) best.pop();
     let place = best.length;
     while (place && logits[id] > logits[best[place - 1]]) place--;
     best.splice(place, 0, id);
-    if (best.length > count) best.pop();
   }
   return best;
 }
