@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -17,10 +18,12 @@ CONFIG = "config.yaml"
 METRICS = "metrics.csv"
 SAMPLES = "samples.jsonl"
 REPORT = "report.html"
+MODEL_PAGE = "model.html"
 ATTENTION = "attention"
 HEAD_SCORES = "attention/scores.jsonl"
 CHECKPOINTS = "checkpoints"
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"  # in CHECKPOINTS
+KEPT = "step_{:08d}.ckpt"  # in CHECKPOINTS, of a step that is kept
 
 
 def find_run(path: Path | None, file: str, hint: str = "") -> Path:
@@ -49,6 +52,19 @@ def find_checkpoint(path: Path | None = None) -> Path:
     if path is not None and path.is_file():
         return path
     return _find_file(path, [f"{CHECKPOINTS}/{name}" for name in (BEST, LAST)])
+
+
+def find_kept(path: Path | None, steps: Sequence[int]) -> list[Path]:
+    """The checkpoints that a run has kept of these steps. `path` and FileNotFoundError as `find_checkpoint`."""
+    folder = find_checkpoint(path).parent
+    missing = [step for step in steps if not (folder / KEPT.format(step)).is_file()]
+    if missing:
+        kept = ", ".join(str(int(file.stem.removeprefix("step_"))) for file in sorted(folder.glob("step_*.ckpt")))
+        raise FileNotFoundError(
+            f"{folder} has no checkpoint of step {missing[0]}, only of {kept or 'the best and the last'}: "
+            f"train with --checkpoints.keep_steps '[{','.join(map(str, steps))}]'"
+        )
+    return [folder / KEPT.format(step) for step in steps]
 
 
 def resume_point(path: Path) -> tuple[Path, Path]:

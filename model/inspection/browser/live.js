@@ -15,7 +15,7 @@ import { $ } from "browser/elements.js";
 import { startEngine } from "browser/engine.js";
 import { addView, readFrom, render } from "browser/render.js";
 import { data, restore, state } from "browser/state.js";
-import { box, engine, readTyped, useEngine } from "browser/typed.js";
+import { box, engine, readTyped, textOf, useEngine } from "browser/typed.js";
 
 const LARGEST_ERROR = 1e-3; // of a logit
 const CUT_SHORT = "This file has been cut short: copy or download it again.";
@@ -53,7 +53,7 @@ async function start() {
   tell("");
   for (const id of ["parity", "main"]) $(id).hidden = false;
   $("parity").addEventListener("click", () => $("manual").showModal());
-  state.typed = box.value = data.opening;
+  state.typed = box.value = textOf(data.opening);
   restore();
   addEventListener("hashchange", () => (restore(), render()));
   addEventListener("resize", render);

@@ -42,6 +42,8 @@ export function tokensOf(text) {
   return read.get(text);
 }
 
+export const textOf = (tokens) => new TextDecoder().decode(Uint8Array.from(tokens.flatMap((token) => [...engine.tokenizer.bytes(token)])));
+
 function keep(map, key, value) {
   map.set(key, value);
   if (map.size > KEPT) map.delete(map.keys().next().value);
