@@ -51,6 +51,17 @@ def find_checkpoint(path: Path | None = None) -> Path:
     return _find_file(path, [f"{CHECKPOINTS}/{name}" for name in (BEST, LAST)])
 
 
+def kept_checkpoint(run_dir: Path, step: int) -> Path:
+    """The file of a step that --checkpoints.keep_steps names, whether it exists or not."""
+    return run_dir / CHECKPOINTS / f"step_{step:08d}.ckpt"
+
+
+def kept_steps(run_dir: Path) -> list[int]:
+    """The steps whose checkpoints a run has kept, in ascending order."""
+    names = (path.stem.removeprefix("step_") for path in (run_dir / CHECKPOINTS).glob("step_*.ckpt"))
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
 def resume_point(path: Path) -> tuple[Path, Path]:
     """The run folder and the checkpoint for --resume.
 
