@@ -13,10 +13,9 @@ export class LiveModel {
   constructor(manifest, texts, products = undefined) {
     Object.assign(this, { manifest, products });
     this.config = manifest.config;
-    this.snapshots = texts.map((text, i) => {
-      const bytes = bytesOf(text);
-      if (bytes.length !== manifest.bytes) throw new Error(`the weights of snapshot ${i} are cut short`);
-      return bytes;
+    this.snapshots = texts.map((text) => {
+      if (text.length !== 4 * Math.ceil(manifest.bytes / 3)) throw new Error("This page was cut short: its model is not complete. Copy the file again.");
+      return bytesOf(text);
     });
     this.use(this.snapshots.length - 1);
   }

@@ -1,8 +1,10 @@
-"""The model in the page computes what the model in PyTorch computes. In node, and in Chromium as the page runs it."""
+"""The page's engine computes what PyTorch and the tokenizer compute: in node, and in Chromium as the page runs it."""
 
 import base64
 import json
 import math
+import os
+import random
 import shutil
 import subprocess
 from contextlib import ExitStack
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.tokenizers import byte_level
+from data.tokenizers import Tokenizer, byte_level, published, train_bpe
 from model.generation import generate
 from model.gpt import GPT, GPTConfig
 from model.inspection import live, template
@@ -297,3 +299,138 @@ def patched(gpt: GPT, layer: int, places: list[tuple[int, int, int]]) -> torch.T
         return gpt(TOKENS.expand(len(places), -1))[:, -1, TARGET]
     finally:
         handle.remove()
+
+
+# What tokenizers differ in: kinds of white space, case, digits, composed and rare characters, names of special tokens.
+PIECES = [
+    "'s",
+    "'LL",
+    "'\u017f",
+    "don't",
+    "def f(x):",
+    "    ",
+    "\n\n\t",
+    "\r\n",
+    "12345",
+    "½Ⅳ٣",
+    "<|endoftext|>",
+    "x_1",
+]
+PIECES += [
+    "\u0085",
+    "\ufeff",
+    "\u00a0",
+    "\u3000",
+    "\u2028",
+    "\x1c",
+    "\x00",
+    "İ",
+    "ß",
+    "ﬀ",
+    "e\u0301",
+    "\u200b",
+    "漢字かな",
+    "हिन्दी",
+]
+PIECES += [
+    "🙂",
+    "👩\u200d👧",
+    "\U0001f1e9\U0001f1ea",
+    "\ud800",
+    "\udc00",
+    "\ud83d\ude42",
+    "\u212a",
+    "。",
+    "...",
+    "aaaaaaa",
+    "Ü",
+    " ",
+]
+
+
+def tokenizers() -> list[Tokenizer]:
+    source = Path(template.__file__).read_text()
+    found = [byte_level(), train_bpe([source], 400)]
+    return [*found, published("gpt2")] if os.environ.get("TIKTOKEN_CACHE_DIR") else found
+
+
+def test_the_tokenizer_gives_the_same_ids_and_texts():
+    draw = random.Random(0)
+    texts = ["".join(draw.choices(PIECES + [" "] * 9, k=draw.randrange(12))) for _ in range(1000)]
+    texts += Path(__file__).read_text().splitlines()
+    all_ = tokenizers()
+    asked = [("tokenizer", {"stored": packed_tokenizer(one), "texts": texts, "ids": [*range(402)]}) for one in all_]
+    for tokenizer, answer in zip(all_, in_node(asked), strict=True):
+        assert answer["ids"] == [tokenizer.encode(text) for text in texts]
+        assert answer["labels"] == [tokenizer.label(token) for token in range(402)]
+        assert (answer["vocabSize"], answer["endOfText"]) == (tokenizer.vocab_size, tokenizer.end_of_text)
+
+
+def packed_tokenizer(tokenizer: Tokenizer) -> dict:
+    return live.pack([(0, small(MODERN))], tokenizer.to_dict(), TOKENS.tolist()).manifest["tokenizer"]
+
+
+def test_tokens_are_drawn_as_often_as_they_are_likely():
+    logits = [0.0, 1.0, -1.0, 2.0, 1.5, -30.0]
+    options = [{"temperature": 1}, {"temperature": 0.5, "topK": 3}, {"temperature": 0}, {"temperature": 2, "topK": 99}]
+    count = 20_000
+    draws = in_node([("draws", {"logits": logits, "options": some, "count": count}) for some in options])
+    for some, drawn in zip(options, draws, strict=True):
+        scaled = torch.tensor(logits) / max(some["temperature"], 1e-6)
+        least = scaled.topk(min(some.get("topK", 6), 6)).values[-1]
+        expected = scaled.masked_fill(scaled < least, -math.inf).softmax(-1)
+        np.testing.assert_allclose(np.bincount(drawn, minlength=6) / count, expected, atol=0.015)
+
+
+SNAPSHOTS = """async ([{ manifest, texts }, tokens]) => {
+  const { startEngine } = await import("browser/engine.js");
+  const engine = await startEngine(manifest, texts);
+  const newest = engine.read(tokens).then((answer) => answer.loss);
+  const losses = { last: await newest };
+  const [older, newer] = [engine.read(tokens), engine.read(tokens.slice(0, 5))];
+  losses.given_up = await older.catch((error) => error.name);
+  losses.short = (await newer).details.probes.text.bits.length;
+  await engine.use(0);
+  losses.first = (await engine.read(tokens)).loss;
+  losses.parity = engine.parity;
+  losses.nothing = await engine.read([]);
+  const edits = [{ part: "head 9.9", with: "zero" }];
+  losses.mistake = await engine.read(tokens, { edits }).catch((error) => error.message);
+  const few = [];
+  const writing = engine.write(tokens, { count: 1e9, stop: null }, (id) => few.push(id) > 20 && writing.stop());
+  await writing.done;
+  losses.few = few.length;
+  const rows = [];
+  const patching = engine.patchAll(tokens, tokens, 7, ({ row }) => rows.push(row) && patching.stop());
+  losses.matrix = (await patching.done) === undefined && rows.length;
+  losses.label = engine.tokenizer.label(engine.tokenizer.encode("é")[0]);
+  losses.cut = await startEngine(manifest, texts.map((text) => text.slice(0, -9))).catch((error) => error.message);
+  engine.close();
+  return losses;
+}"""
+
+
+def test_the_engine_changes_snapshots_and_gives_up_what_is_stopped(engine_page):
+    config = replace(MODERN, num_layers=1)
+    models = [(step, random_gpt(config, seed=step)) for step in (0, 50)]
+    data = live.pack(models, TOKENIZER, TOKENS.tolist())
+    answer = engine_page.evaluate(SNAPSHOTS, [{"manifest": data.manifest, "texts": data.blocks}, TOKENS.tolist()])
+    with torch.no_grad():
+        first, last = (cross_entropy(unpacked(data, number)(TOKENS[None])[0]) for number in range(2))
+    assert data.manifest["steps"] == [0, 50]
+    assert (answer["first"], answer["last"]) == (pytest.approx(first, abs=1e-4), pytest.approx(last, abs=1e-4))
+    assert answer["parity"]["error"] < 1e-4 and answer["parity"]["bits"] == data.manifest["parity"]["bits"][0]
+    assert answer["given_up"] == "AbortError" and answer["short"] == 5
+    assert answer["nothing"]["next"] == [] and answer["nothing"]["loss"] is None
+    assert answer["mistake"] == "the model has no part head 9.9"
+    assert answer["few"] == 21 and answer["matrix"] == 1
+    assert answer["label"] == "\\xc3"
+    assert answer["cut"].startswith("This page was cut short")
+
+
+def test_the_parity_badge_sees_a_wrong_weight(packed):
+    """The page would not notice if it only compared itself with itself."""
+    data = packed["modern"]
+    manifest = data.manifest | {"reference": data.manifest["reference"] | {"start": 0}}
+    ((ours, wrong),) = in_node([("models", [questions(data), questions(replace(data, manifest=manifest))])])
+    assert ours[0]["error"] < 1e-4 < 0.1 < wrong[0]["error"]
