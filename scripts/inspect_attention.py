@@ -14,7 +14,17 @@ if not __package__:  # run as a file, Python looks for modules beside it and not
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from model.runs.command_line import exit_status
-from model.runs.folder import ATTENTION, CHECKPOINTS, CONFIG, HEAD_SCORES, METRICS, find_checkpoint, find_run
+from model.runs.folder import (
+    ATTENTION,
+    CHECKPOINTS,
+    CONFIG,
+    HEAD_SCORES,
+    METRICS,
+    MODEL_PAGE,
+    find_checkpoint,
+    find_kept,
+    find_run,
+)
 from scripts.parser import Parser, at_least, check_output
 from scripts.prompting import open_checkpoint, prompt_text
 
@@ -31,6 +41,7 @@ Writes what a GPT attends to: one HTML page that opens without a network, a pict
   --compare runs/OTHER                       a second run or checkpoint beside the first
   --output maps.svg                          a picture instead of a page: layers down, heads across
   --output maps.csv                          the numbers instead
+  --live                                     the model itself in a page: type, switch heads off, patch
 
 With neither --run nor --checkpoint it is the newest run under runs/."""
 
@@ -39,6 +50,7 @@ PAGE, PICTURES, TABLES = (".html",), (".png", ".svg", ".pdf"), (".csv", ".json")
 KINDS = dict.fromkeys(("step", "head", "probe", "scores"), PICTURES + TABLES)
 KINDS |= {"measure": TABLES, "theme": PICTURES, "dpi": (".png",)}
 # What can be shown instead of maps, and the options that choose nothing from it.
+LIVE = ("run", "checkpoint", "prompt", "steps", "output", "open")  # the options that go with --live
 SUBJECTS = {
     "scores": ("step", "probe"),
     "surprise": ("head",),
@@ -60,6 +72,9 @@ def main(argv: list[str] | None = None) -> None:
     from model.inspection.archive import AttentionArchive
     from model.inspection.page import Captures
 
+    if arguments.live:
+        say_where(write_live(arguments), arguments)
+        return
     compared = [arguments.compare] if arguments.compare else []
     if arguments.prompt is None:
         hint = ": look at its checkpoint with --checkpoint PATH --prompt TEXT, or train with the recording on"
@@ -75,6 +90,10 @@ def main(argv: list[str] | None = None) -> None:
         title = prompt_title(prompt, shown)
         output = arguments.output or Path("attention.html")
     write(shown, title, output, arguments)
+    say_where(output, arguments)
+
+
+def say_where(output: Path, arguments: argparse.Namespace) -> None:
     if arguments.open and webbrowser.open(output.resolve().as_uri()):
         print(f"wrote {output} and opened it in the browser")
     elif arguments.open:
@@ -95,6 +114,10 @@ def build_parser() -> argparse.ArgumentParser:
     endings = ", ".join(PAGE + PICTURES + TABLES)
     add("--output", help=f"file: {endings} (default: attention.html, in the run's folder or for a prompt here)")
     parser.add_argument("--open", action="store_true", help="open the written file in the browser")
+    lives = "write a page that holds the model and reads what one types in it, at first --prompt (model.html)"
+    parser.add_argument("--live", action="store_true", help=lives)
+    kept = "training steps whose checkpoints the page holds, such as 0,500,1500 (default: the one best.ckpt)"
+    parser.add_argument("--steps", type=step_list, metavar="N,N,...", help=f"with --live: {kept}")
     chosen = parser.add_argument_group("for a picture or a table")
     chosen.add_argument(
         "--step", type=int, metavar="N", help="training step that is shown (default: the last of each run)"
@@ -114,8 +137,21 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def step_list(text: str) -> list[int]:
+    """For `type=` of an option: different steps in ascending order."""
+    return sorted({at_least(0)(step) for step in text.split(",")})
+
+
+step_list.__name__ = "list of steps"  # argparse names it where the text is none
+
+
 def check(arguments: argparse.Namespace) -> None:
     """Finds mistakes before anything is loaded. Raises ValueError, or FileNotFoundError for the output's folder."""
+    if arguments.live:
+        check_live(arguments)
+        return
+    if arguments.steps:
+        raise ValueError("--steps is for --live, where a slider goes from one step to the next; without it use --step")
     if arguments.run and (arguments.checkpoint or arguments.prompt is not None):
         raise ValueError(
             "--run shows recorded maps and takes no prompt: write --checkpoint in its place, with --prompt"
@@ -139,12 +175,51 @@ def check(arguments: argparse.Namespace) -> None:
             raise ValueError(f"--{option} chooses nothing from {subject}: leave it out")
 
 
+def check_live(arguments: argparse.Namespace) -> None:
+    """As `check`, for the page that holds the model."""
+    given = [name for name, value in vars(arguments).items() if value and name not in (*LIVE, "live")]
+    if given:
+        raise ValueError(f"--{given[0]} chooses nothing from --live, the page that holds the model: leave it out")
+    if arguments.run and arguments.checkpoint:
+        raise ValueError("--run and --checkpoint both name the model of --live: leave one out")
+    check_output(arguments.output, *PAGE)
+
+
 def with_training(captures: Captures, run: Path) -> Captures:
     """The captures of a run with its metrics and its configuration, as far as they are on record."""
     from model.runs.records import read_config, read_metrics
 
     metrics = read_metrics(run / METRICS) if (run / METRICS).exists() else []
     return replace(captures, metrics=metrics, config=read_config(run / CONFIG))
+
+
+def write_live(arguments: argparse.Namespace) -> Path:
+    """Writes the page that holds a model, or several steps of one, and returns its path."""
+    from model.inspection.archive import Probe
+    from model.runs.records import write_model_page
+
+    path = arguments.run or arguments.checkpoint
+    checkpoints = find_kept(path, arguments.steps) if arguments.steps else [find_checkpoint(path)]
+    loaded = [open_checkpoint(checkpoint) for checkpoint in checkpoints]
+    gpt, tokenizer, _ = loaded[0]
+    context = gpt.config.context_length
+    repeated = repeated_probe(checkpoints[0], tokenizer, context)
+    text = recorded_probe(checkpoints[0], tokenizer, "text", context)
+    tokens = None if arguments.prompt is None else tokenizer.encode(prompt_text(arguments.prompt))
+    if text is None:
+        if tokens is None or not 2 <= len(tokens) <= context:
+            raise ValueError(
+                f"{checkpoints[0]} has no text on record to try it on: give --prompt with 2 to {context} tokens"
+            )
+        text = Probe(tokens, [tokenizer.label(token) for token in tokens])
+    run = checkpoints[0].absolute().parents[1]
+    in_run = checkpoints[0].absolute().parent.name == CHECKPOINTS
+    output = arguments.output or (run / MODEL_PAGE if in_run else Path(MODEL_PAGE))
+    snapshots = [(step, gpt) for gpt, _, step in loaded]
+    opening = text.tokens if tokens is None else tokens
+    probes = {"text": text, "repeated": repeated}
+    write_model_page(output, model_name(checkpoints[0]), snapshots, tokenizer.to_dict(), probes, opening)
+    return output
 
 
 def read_prompt(checkpoints: list[Path | None], prompt: str) -> list[Captures]:
@@ -181,21 +256,29 @@ def read_prompt(checkpoints: list[Path | None], prompt: str) -> list[Captures]:
 
 def repeated_probe(checkpoint: Path, tokenizer: Tokenizer, context: int) -> Probe:
     """Random tokens, repeated: those recorded in the checkpoint's run if there are any, else new ones."""
-    from model.inspection.archive import AttentionArchive
     from model.inspection.recorder import draw_repeated_probe
 
-    try:
-        archive = AttentionArchive.open(checkpoint.absolute().parents[1] / ATTENTION)
-        if archive.tokenizer == tokenizer.fingerprint and len(archive.probes["repeated"].tokens) <= context:
-            return archive.probes["repeated"]
-    except (OSError, ValueError, KeyError):
-        pass  # a missing or damaged recording is not needed to read a prompt
+    if recorded := recorded_probe(checkpoint, tokenizer, "repeated", context):
+        return recorded
     if context < 3:
         raise ValueError(
             f"the model's context of {context} tokens is too short to repeat one after end-of-text: 3 is the least"
         )
     period = min(PERIOD, (context - 1) // 2)
     return draw_repeated_probe(range(tokenizer.vocab_size), period, tokenizer.label, first=tokenizer.end_of_text)
+
+
+def recorded_probe(checkpoint: Path, tokenizer: Tokenizer, name: str, context: int) -> Probe | None:
+    """A probe of the checkpoint's run, None if none was recorded that this model can read."""
+    from model.inspection.archive import AttentionArchive
+
+    try:
+        archive = AttentionArchive.open(checkpoint.absolute().parents[1] / ATTENTION)
+        if archive.tokenizer == tokenizer.fingerprint and len(archive.probes[name].tokens) <= context:
+            return archive.probes[name]
+    except (OSError, ValueError, KeyError):
+        pass  # a missing or damaged recording is not needed to read a text
+    return None
 
 
 def model_name(checkpoint: Path) -> str:

@@ -18,7 +18,8 @@ def test_a_run_has_a_report_that_can_be_written_again(finished_run, capsys):
         assert report.read_text(encoding="utf-8") == page
         report.unlink()
     assert main(["--output=other.html"]) == 0
-    assert Path("other.html").read_text(encoding="utf-8") == page
+    # Elsewhere the page that holds the model does not stand beside it.
+    assert Path("other.html").read_text(encoding="utf-8") == page.replace('"model":"model.html"', '"model":""')
 
 
 def test_a_report_that_fails_does_not_fail_the_run(train, monkeypatch, caplog):

@@ -16,7 +16,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
 from typing import Any
@@ -129,15 +129,7 @@ def attention_page(runs: Sequence[Captures], title: str, *, max_bytes: int = MAX
     """
     for captures in runs:
         captures.check_maps()
-    data: dict[str, Any] = {
-        "title": title,
-        "scores": {
-            name: {"meaning": score.meaning, "glossary": score.glossary, "letter": score.letter, "probe": score.probe}
-            for name, score in SCORES.items()
-        },
-        "colours": PALETTES,
-        "apart": why_apart(runs),
-    }
+    data: dict[str, Any] = _legend(title) | {"apart": why_apart(runs)}
     if len(runs) == 2:
         data |= {"losses": losses(runs), "options": options(runs)}
     room = max_bytes - len(template.fill("page", title, [template.json_element("data", data)]).encode()) - 20_000
@@ -150,6 +142,29 @@ def attention_page(runs: Sequence[Captures], title: str, *, max_bytes: int = MAX
     data["runs"] = [_about(run, length) | _curves(run, of_run) for run, of_run in zip(runs, numbers, strict=True)]
     elements = [template.json_element(f"block-{number}", text) for number, text in enumerate(blocks.values())]
     return template.fill("page", title, [template.json_element("data", data), *elements])
+
+
+def live_page(run: Captures, title: str, opening: Sequence[int], model: Iterable[str]) -> str:
+    """The page that holds the model itself, as HTML: it reads what a person types.
+
+    Args:
+        run: a capture of each snapshot in the page, in ascending order. Its scores and names of heads are shown beside
+            the maps of what is typed.
+        opening: the tokens that the page opens with.
+        model: the elements that hold it, see `live.Packed`.
+    """
+    captures = []
+    for snapshot in run.snapshots:
+        described = describe_heads(run.load(snapshot.step), run.probes)
+        # Of a head without a name the sentence has only counts, which are of the probe and not of what is typed.
+        sentences = [[{"sentence": head["sentence"] if head["name"] else ""} for head in row] for row in described]
+        captures.append({"step": snapshot.step, **snapshot.to_json(digits=3), "blocks": [], "descriptions": sentences})
+    shown = _about(run, len(run.probes["text"].tokens))
+    shown |= {"name": run.name, "formation": run.formation, "captures": captures}
+    shown["opening"] = {name: shown["opening"][name] for name in ("head", "score")}  # its token is of the probe
+    shown["probes"] = [{"name": "text", "labels": [], "period": None}]  # what is typed
+    data = _legend(title) | {"opening": list(opening), "notes": [], "apart": "", "runs": [shown]}
+    return template.fill("live", title, [template.json_element("data", data), *model])
 
 
 def log_spaced(steps: Sequence[int], count: int) -> list[int]:
@@ -307,3 +322,12 @@ def _curves(run: Captures, blocks: Mapping[int, Mapping[str, int]]) -> dict:
                 numbers = blocks[snapshot.step]
                 captures[-1] |= {"blocks": [numbers[name] for name in run.probes], "details": numbers[DETAILS]}
     return {"name": run.name, "formation": run.formation, "captures": captures}
+
+
+def _legend(title: str) -> dict[str, Any]:
+    """What every page has: its title, its colours, and what the scores mean."""
+    scores = {
+        name: {"meaning": score.meaning, "glossary": score.glossary, "letter": score.letter, "probe": score.probe}
+        for name, score in SCORES.items()
+    }
+    return {"title": title, "scores": scores, "colours": PALETTES}

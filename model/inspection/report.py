@@ -41,6 +41,7 @@ def report_page(
     config_text: str = "",
     captures: Captures | None = None,
     config: Mapping | None = None,
+    model_page: str = "",
 ) -> str:
     """The report, as HTML. What a run does not have yet is left out.
 
@@ -51,6 +52,7 @@ def report_page(
         config_text: its configuration as YAML.
         captures: its attention maps, and what was measured beside them.
         config: the configuration as values, for the sentences at the top.
+        model_page: the file beside the report that holds the model, if there is one.
     """
     uniform = captures.uniform if captures and captures.snapshots else {}
     head_charts = with_curves([head_chart(rows, score) for score in SCORES])
@@ -65,6 +67,7 @@ def report_page(
         "formation": {},
         "samples": evenly(samples, MAX_SAMPLES),
         "config": config_text,
+        "model": model_page,
         "colours": PALETTES,
     }
     if captures and captures.snapshots:

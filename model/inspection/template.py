@@ -2,6 +2,11 @@
 
 The document NAME is NAME.html with the program browser/NAME.js. The program and every module that it imports become
 data: URLs in an import map, so that the modules are ordinary ES modules and the document is still a single file.
+
+A worker does not see its page's import map. So a module that the program names by import.meta.resolve("browser/..."),
+to start a worker with it, has the URLs of what it imports written into it.
+
+In NAME.html, /* other.css */ stands for a style sheet, and <!-- other.html#id --> for an element of another document.
 """
 
 from __future__ import annotations
@@ -16,6 +21,9 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 IMPORT = re.compile(r'^import (?:.* from )?"(\S+)";$', re.MULTILINE)
+STYLES = re.compile(r"/\* (\S+\.css) \*/")
+WORKER = re.compile(r'import\.meta\.resolve\("(\S+)"\)')
+SHARED = re.compile(r"^ *<!-- (\S+\.html)#(\S+) -->$", re.MULTILINE)
 
 
 def fill(name: str, title: str, elements: Iterable[str]) -> str:
@@ -34,19 +42,46 @@ def json_element(name: str, value: object) -> str:
 @cache
 def _document(name: str) -> str:
     """The document without title and data."""
-    document = (FOLDER / f"{name}.html").read_text(encoding="utf-8")
-    document = document.replace("/* theme.css */", (FOLDER / "theme.css").read_text(encoding="utf-8"))
+    document = SHARED.sub(lambda found: _element(found[1], found[2]), _read(f"{name}.html"))
+    document = STYLES.sub(lambda found: _read(found[1]), document)
     return document.replace("<!-- program -->", _program(f"browser/{name}.js"))
 
 
+def _element(document: str, identifier: str) -> str:
+    """An element of another document, whose end tag is indented as its start tag is."""
+    pattern = rf'^( *)<(\w+) [^>\n]*id="{identifier}".*?^\1</\2>$'
+    found = re.search(pattern, _read(document), re.MULTILINE | re.DOTALL)
+    if found is None:
+        raise ValueError(f"{document} has no element {identifier} whose end tag stands on a line of its own")
+    return found[0]
+
+
+def _read(name: str) -> str:
+    return (FOLDER / name).read_text(encoding="utf-8")
+
+
 def _program(entry: str) -> str:
-    """An import map of `entry` and of all that it imports, and the script that starts it."""
-    urls, wanted = {}, [entry]
+    """An import map of `entry`, of all that it imports and of its workers, and the script that starts it."""
+    urls, wanted, workers = {}, [entry], []
     while wanted:
         name = wanted.pop()
         if name not in urls:
-            source = (FOLDER / name).read_text(encoding="utf-8")
-            urls[name] = "data:text/javascript;base64," + base64.b64encode(source.encode()).decode()
+            source = _read(name)
+            urls[name] = _url(source)
             wanted += IMPORT.findall(source)
+            workers += WORKER.findall(source)
+    urls |= {name: _with_imports(name) for name in workers}
     import_map = json.dumps({"imports": urls})
     return f'<script type="importmap">{import_map}</script>\n<script type="module">import "{entry}";</script>'
+
+
+@cache
+def _with_imports(name: str) -> str:
+    """The URL of a module that needs no import map. What two of its modules import is in it twice."""
+    return _url(
+        IMPORT.sub(lambda found: found[0].replace(f'"{found[1]}"', f'"{_with_imports(found[1])}"'), _read(name))
+    )
+
+
+def _url(source: str) -> str:
+    return "data:text/javascript;base64," + base64.b64encode(source.encode()).decode()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Trainer
 
 from model.checkpoint import read_checkpoint
+from model.checks import check_range
 from model.files import atomic_file, flush_folder
-from model.runs.folder import BEST, CHECKPOINTS, LAST, PREVIOUS
+from model.runs.folder import BEST, CHECKPOINTS, LAST, PREVIOUS, kept_checkpoint
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -51,17 +52,22 @@ class Checkpoints:
 
     Args:
         every_n_steps: also save last.ckpt every so many steps.
+        keep_steps: steps whose checkpoints stay, as step_00000500.ckpt, to see later how the model changed. 0 is the
+            model before training.
     """
 
     every_n_steps: int | None = None
+    keep_steps: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        for step in self.keep_steps:
+            check_range("checkpoints.keep_steps", step, 0)
         self.saved_step = -1
         self.last_is_damaged = False
 
     def is_due(self, step: int) -> bool:
         """Whether a step without validation is saved."""
-        return bool(self.every_n_steps) and step % self.every_n_steps == 0
+        return step in self.keep_steps or bool(self.every_n_steps and step and step % self.every_n_steps == 0)
 
     def save(self, trainer: Trainer, is_best: bool = False) -> None:
         """Writes last.ckpt, keeping the one before, and first best.ckpt if `is_best`.
@@ -75,14 +81,21 @@ class Checkpoints:
         trainer.save_checkpoint(best if is_best else new)
         if trainer.is_global_zero:
             if is_best:
-                with best.open("rb") as source, atomic_file(new) as copy:
-                    shutil.copyfileobj(source, copy)
+                copy_file(best, new)
             if last.exists() and not self.last_is_damaged:
                 last.replace(folder / PREVIOUS)
+            if trainer.global_step in self.keep_steps:
+                copy_file(new, kept_checkpoint(folder.parent, trainer.global_step))
             new.replace(last)
             flush_folder(folder)
         self.last_is_damaged = False
         self.saved_step = trainer.global_step
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copies a file; `target` is complete or absent."""
+    with source.open("rb") as content, atomic_file(target) as copy:
+        shutil.copyfileobj(content, copy)
 
 
 def start_loops_at(step: int, trainer: Trainer, checkpoint: dict[str, Any]) -> None:

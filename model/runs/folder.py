@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -17,6 +18,7 @@ CONFIG = "config.yaml"
 METRICS = "metrics.csv"
 SAMPLES = "samples.jsonl"
 REPORT = "report.html"
+MODEL_PAGE = "model.html"
 ATTENTION = "attention"
 HEAD_SCORES = "attention/scores.jsonl"
 CHECKPOINTS = "checkpoints"
@@ -49,6 +51,33 @@ def find_checkpoint(path: Path | None = None) -> Path:
     if path is not None and path.is_file():
         return path
     return _find_file(path, [f"{CHECKPOINTS}/{name}" for name in (BEST, LAST)])
+
+
+def kept_checkpoint(run_dir: Path, step: int) -> Path:
+    """The file of a step that --checkpoints.keep_steps names, whether it exists or not."""
+    return run_dir / CHECKPOINTS / f"step_{step:08d}.ckpt"
+
+
+def kept_steps(run_dir: Path) -> list[int]:
+    """The steps whose checkpoints a run has kept, in ascending order."""
+    names = (path.stem.removeprefix("step_") for path in (run_dir / CHECKPOINTS).glob("step_*.ckpt"))
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def find_kept(path: Path | None, steps: Sequence[int]) -> list[Path]:
+    """The checkpoints that a run has kept of these steps; `path` as in `find_checkpoint`.
+
+    Raises FileNotFoundError if there is no such run, or no such checkpoint in it.
+    """
+    run_dir = find_checkpoint(path).parents[1]
+    kept = kept_steps(run_dir)
+    if missing := [step for step in steps if step not in kept]:
+        there = f"only of {', '.join(map(str, kept))}" if kept else "only the best and the last"
+        raise FileNotFoundError(
+            f"{run_dir} has no checkpoint of step {missing[0]}, {there}: "
+            f"train with --checkpoints.keep_steps '[{','.join(map(str, steps))}]'"
+        )
+    return [kept_checkpoint(run_dir, step) for step in steps]
 
 
 def resume_point(path: Path) -> tuple[Path, Path]:

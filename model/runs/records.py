@@ -8,15 +8,22 @@ import json
 import logging
 import lzma
 import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
+from model.checkpoint import load_gpt
 from model.files import write_atomically
-from model.inspection.archive import AttentionArchive
-from model.inspection.page import Captures
+from model.gpt import GPT
+from model.inspection.archive import AttentionArchive, Probe, Snapshot
+from model.inspection.heads import score_heads
+from model.inspection.live import pack
+from model.inspection.page import MAX_BYTES, Captures, live_page
+from model.inspection.recorder import capture
 from model.inspection.report import report_page
-from model.runs.folder import ATTENTION, CONFIG, HEAD_SCORES, METRICS, REPORT, SAMPLES
+from model.runs.folder import ATTENTION, CONFIG, HEAD_SCORES, METRICS, MODEL_PAGE, REPORT, SAMPLES, find_checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +46,43 @@ def write_report(run: Path, path: Path | None = None) -> Path:
     if (run / HEAD_SCORES).exists():
         captures = Captures.of(AttentionArchive.open(run / ATTENTION), name)
     config = read_config(run / CONFIG)
-    write_atomically(path, report_page(name, rows, samples, config_text, captures, config).encode())
+    model_page = MODEL_PAGE if (path.parent / MODEL_PAGE).exists() else ""
+    write_atomically(path, report_page(name, rows, samples, config_text, captures, config, model_page).encode())
     return path
+
+
+def write_model_page(
+    path: Path,
+    name: str,
+    snapshots: Sequence[tuple[int, GPT]],
+    tokenizer: Mapping[str, Any],
+    probes: Mapping[str, Probe],
+    opening: Sequence[int],
+) -> None:
+    """Writes the page that holds a model and reads what a person types.
+
+    Args:
+        name: of the model.
+        snapshots: (step, model) in ascending order.
+        tokenizer: as a checkpoint has it.
+        probes: "text" and "repeated", on which the page finds out what the heads do.
+        opening: the tokens that the page opens with.
+
+    Raises:
+        ValueError: if the page would be too large; the message says how large.
+    """
+    taken, maps = [], {}
+    for step, gpt in snapshots:
+        captures = {probe: capture(gpt, about.tokens) for probe, about in probes.items()}
+        weights = {probe: one.weights for probe, one in captures.items()}
+        scores = {score: heads.numpy() for score, heads in score_heads(weights, probes).items()}
+        text = captures["text"]
+        taken.append(Snapshot(step, text.precision, text.fidelity, text.causality, scores))
+        maps[step] = {probe: heads.numpy() for probe, heads in weights.items()}
+    run = Captures(name, probes, taken, maps.__getitem__, list(maps))
+    room = MAX_BYTES - len(live_page(run, name, opening, []).encode())
+    model = pack(snapshots, tokenizer, probes["text"].tokens, max_bytes=room)
+    write_atomically(path, live_page(run, name, opening, model.elements()).encode())
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
@@ -93,25 +135,40 @@ def _read_text(path: Path) -> str:
 
 
 def finish(run_dir: Path, validation_text: str | None) -> str:
-    """Writes report.html; returns what the run reached, where its files are, and what to type next.
+    """Writes model.html and report.html; returns what the run reached, where its files are, and what to type next.
 
-    A report that fails is a warning: the run is not lost.
+    A page that fails is a warning: the run is not lost. There is no model.html of a model that is too large, or whose
+    heads were not recorded.
 
     Args:
         validation_text: all of it, to compare the model with a general compressor; None leaves that out.
     """
     try:
+        if (run_dir / HEAD_SCORES).exists():
+            gpt, info = load_gpt(find_checkpoint(run_dir))
+            probes = AttentionArchive.open(run_dir / ATTENTION).probes
+            snapshots = [(info["global_step"], gpt)]
+            tokens = probes["text"].tokens
+            write_model_page(run_dir / MODEL_PAGE, run_dir.resolve().name, snapshots, info["tokenizer"], probes, tokens)
+    except ValueError as error:
+        log.info("There is no page with this model: %s", error)
+    except OSError as error:
+        log.warning("There is no page with this model: %s", error)
+    try:
         write_report(run_dir)
     except (OSError, ValueError) as error:
         log.warning("There is no report of this run: %s", error)
     path = shlex.quote(str(run_dir))
+    has_page = (run_dir / MODEL_PAGE).exists()
+    pages = f"{REPORT}, {MODEL_PAGE}" if has_page else REPORT
+    type_to_it = f"\n\nto type to it, open {run_dir / MODEL_PAGE} in a browser" if has_page else ""
     return f"""
 {reached(run_dir, validation_text)}
-everything is in {run_dir}/: report.html, checkpoints, metrics.csv, samples.jsonl, attention maps
+everything is in {run_dir}/: {pages}, checkpoints, metrics.csv, samples.jsonl, attention maps
 
   python scripts/generate.py --checkpoint {path}           generate text
   python scripts/inspect_attention.py --run {path}         see what it attends to
-  python train.py --resume {path} --trainer.max_steps N    train it further"""
+  python train.py --resume {path} --trainer.max_steps N    train it further{type_to_it}"""
 
 
 def reached(run_dir: Path, validation_text: str | None) -> str:

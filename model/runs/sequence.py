@@ -117,6 +117,8 @@ class RunSequence(Checkpoint):
         self.progress.start(trainer)
         if trainer.global_step == 0:
             self.attention.record(trainer, module)
+            if self.checkpoints.is_due(0):
+                self.checkpoints.save(trainer)
         # Not earlier: making the iterators of the data loaders draws random numbers too.
         if self.resumed_random_state is not None:
             set_random_state(self.resumed_random_state, module.device)

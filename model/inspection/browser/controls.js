@@ -1,4 +1,4 @@
-// The header with its badges, the controls, and the keys.
+// The header, the controls of the steps, and the keys.
 
 import { $, clamp, element } from "browser/elements.js";
 import { thumbs } from "browser/heads.js";
@@ -9,23 +9,7 @@ const hasSteps = (run) => lastOf(run) > 0;
 
 let playing = null; // the timer of the next step
 
-const BADGES = [
-  ["fidelity", "faithful", "maps verified", "maps are not what the model computes"],
-  ["causality", "causal", "cannot see the future", "the future leaks"],
-];
-
-function drawHeader() {
-  const number = (x) => (x === null ? "not a number" : x === 0 ? "0" : x.toExponential(1));
-  for (const [error, verdict, good, bad] of BADGES) {
-    const wrong = shown.sides.filter(({ capture }) => !capture[verdict]);
-    const where = shown.other && wrong.length ? ` (${wrong.map(({ name }) => name).join(", ")})` : "";
-    const textContent = wrong.length ? `✗ ${bad}${where}` : `✓ ${good}`;
-    const of = (name) => (shown.other ? `${name}: ` : "");
-    const figures = shown.sides.map(({ name, capture }) => `${of(name)}${number(capture[error])} in ${capture.precision}`).join(", ");
-    Object.assign($(error), { textContent, className: `badge ${wrong.length ? "bad" : "good"}` });
-    $(error).setAttribute("aria-label", `${textContent}, ${error} ${figures}; opens the help`);
-    $(`${error}-figures`).textContent = `Here: ${figures}.`;
-  }
+function drawSteps() {
   for (const [id, side, at] of [["slide-a", shown.sides[0], shown.at], ["slide-b", shown.sides[1], shown.other?.at]]) {
     $(id).hidden = !side || (data.runs.length < 2 && !hasSteps(side.run));
     if (!side) continue;
@@ -74,7 +58,7 @@ function buildControls() {
   $("compare").addEventListener("click", toggleCompare);
   $("theme").addEventListener("click", () => change({ theme: state.theme === "dark" ? "light" : "dark" }));
   addEventListener("theme", ({ detail }) => change({ theme: detail })); // from a report that holds this page
-  for (const id of ["help", "fidelity", "causality"]) $(id).addEventListener("click", () => $("manual").showModal());
+  $("help").addEventListener("click", () => $("manual").showModal());
 }
 
 const toggleCompare = () => change({ other: state.other ? null : secondRun ?? { run: 0, at: 0, head: null } });
@@ -96,7 +80,7 @@ function play() {
 }
 
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || $("manual").open || event.target.matches("select, input")) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || $("manual").open || event.target.matches("select, input, textarea")) return;
   const step = (by) => change({ at: clamp(state.at + by, lastOf(state.run)) });
   const order = [...$("grid").querySelectorAll(".thumb")].map((thumb) => thumbs.indexOf(thumb));
   const head = (by) => change({ head: order[clamp(order.indexOf(state.head) + by, order.length - 1)] });
@@ -113,4 +97,4 @@ document.addEventListener("keydown", (event) => {
 });
 
 buildControls();
-addView(drawHeader);
+addView(drawSteps);

@@ -47,27 +47,53 @@ export function lensRows(details, probe, labels) {
 export function createLens(parent, choose) {
   const readout = element("p", { className: "soft readout" });
   readout.setAttribute("aria-live", "polite");
-  const table = element("table", { className: "lens" });
+  const head = element("tr", {}, element("th", { textContent: "reads", scope: "row" }));
+  const foot = element("tr", {}, element("th", { textContent: "true next", scope: "row" }));
+  const body = element("tbody");
+  const table = element("table", { className: "lens" }, element("thead", {}, head), body, element("tfoot", {}, foot));
   const box = element("div", { className: "wide" }, table);
   parent.append(readout, box);
   let view = null;
   let cells = []; // by sub-layer and position
   const focused = { row: 0, token: 0 }; // the one cell that the tab key reaches
 
+  // Rows of the sub-layers, and columns of the tokens. Columns that are there stay, because a text that is typed grows.
   function build() {
     const { details, labels } = view;
-    const corner = element("th", { textContent: "reads", scope: "row" });
-    const head = element("tr", {}, corner, ...labels.map((label, i) => element("th", { scope: "col", textContent: visible(label, 8) || "∅", title: `${i} ${visible(label, 60)}` })));
-    cells = details.sublayers.map((_, row) => labels.map((_, token) => {
-      const cell = element("td", { tabIndex: -1 });
-      Object.assign(cell.dataset, { row, token });
-      return cell;
-    }));
-    const body = cells.map((row, i) => element("tr", {}, element("th", { scope: "row", textContent: details.sublayers[i] }), ...row));
-    const next = element("tr", {}, element("th", { scope: "row", textContent: "true next" }), ...labels.map((_, i) => element("th", { textContent: i + 1 < labels.length ? visible(labels[i + 1], 8) || "∅" : "" })));
-    table.replaceChildren(element("thead", {}, head), element("tbody", {}, ...body), element("tfoot", {}, next));
+    if (String(details.sublayers) !== body.dataset.sublayers) {
+      body.dataset.sublayers = details.sublayers;
+      cells = details.sublayers.map(() => []);
+      body.replaceChildren(...details.sublayers.map((name) => element("tr", {}, element("th", { scope: "row", textContent: name }))));
+      for (const line of [head, foot]) while (line.children.length > 1) line.lastChild.remove();
+    }
+    const lines = [head, ...body.children, foot];
+    while (head.children.length - 1 > labels.length) for (const line of lines) line.lastChild.remove();
+    for (const row of cells) row.length = Math.min(row.length, labels.length);
+    while (head.children.length - 1 < labels.length) addColumn(head.children.length - 1);
+    labels.forEach((label, i) => {
+      say(head.children[i + 1], label);
+      head.children[i + 1].title = `${i} ${visible(label, 60)}`;
+      say(foot.children[i + 1], labels[i + 1]);
+    });
+    if (cells[focused.row]?.[focused.token]) cells[focused.row][focused.token].tabIndex = -1;
     Object.assign(focused, { row: cells.length - 1, token: clamp(focused.token, labels.length - 1) });
     cells[focused.row][focused.token].tabIndex = 0;
+  }
+
+  function addColumn(token) {
+    head.append(element("th", { scope: "col" }));
+    cells.forEach((line, row) => {
+      const cell = element("td", { tabIndex: -1 });
+      Object.assign(cell.dataset, { row, token });
+      line.push(cell);
+      body.children[row].append(cell);
+    });
+    foot.append(element("th"));
+  }
+
+  function say(cell, label) {
+    const text = label === undefined ? "" : visible(label, 8) || "∅";
+    if (cell.textContent !== text) cell.textContent = text;
   }
 
   function fill() {
@@ -78,10 +104,13 @@ export function createLens(parent, choose) {
       for (const [token, cell] of line.entries()) {
         const found = lensCell(details, probe, labels, row, token);
         const colour = colours[Math.round(255 * Math.min(1, strength(colouring, found, largest)))];
-        cell.textContent = found.text === null ? "–" : visible(found.text, 8) || "∅";
+        const text = found.text === null ? "–" : visible(found.text, 8) || "∅";
+        cell.classList.toggle("chosen", token === view.token);
+        if (cell.filled === `${colour} ${text}`) continue;
+        cell.filled = `${colour} ${text}`;
+        cell.textContent = text;
         cell.style.background = rgb(colour);
         cell.style.color = isDark(colour) ? "#ffffff" : "#14181e";
-        cell.classList.toggle("chosen", token === view.token);
       }
     readout.textContent = `Point at a cell to read it${choose ? "; click to choose its token" : ""}.`;
   }
@@ -112,10 +141,10 @@ export function createLens(parent, choose) {
   });
 
   return (next) => {
-    const sameShape = view && view.labels === next.labels && String(view.details.sublayers) === String(next.details.sublayers);
+    const same = view && view.labels === next.labels && String(view.details.sublayers) === String(next.details.sublayers);
     const moved = view?.token !== next.token;
     view = next;
-    if (!sameShape) build();
+    if (!same) build();
     fill();
     if (moved && next.token !== null) {
       const cell = cells[0][next.token];

@@ -1,42 +1,18 @@
 // Weights, and maps of them on a canvas. Nothing here depends on the step or head that is shown.
 
-import { $, clamp, css } from "browser/elements.js";
+import { clamp, css } from "browser/elements.js";
 import { visible } from "browser/words.js";
 
-const KEPT_BLOCKS = 120;
 const MAX_CELL = 56; // pixels
 const LABEL_PITCH = 10; // pixels from one token label to the next, below which they would touch; as in images.py
 const FONT = [8, 11]; // pixels, of labels that are close together and of the others
 export const PAD = 6; // above a map, where the first label is taller than its row
 
-// ---- weights: lower triangles of 255 sqrt(p), one gzip block a probe and step, decoded when first shown
+// ---- weights: lower triangles of 255 sqrt(p), one head after another
 
 export const triangle = (n) => (n * (n + 1)) / 2;
 export const ofHead = (weights, head, length) => weights.subarray(head * triangle(length), (head + 1) * triangle(length));
 export const weightAt = (map, query, key) => (key > query ? 0 : (map[triangle(query) + key] / 255) ** 2);
-const blocks = new Map();
-
-function kept(id, unpacked) {
-  const content = blocks.get(id) ?? unpacked(id);
-  blocks.delete(id); // and added again at the end, to keep the order of last use
-  blocks.set(id, content);
-  if (blocks.size > KEPT_BLOCKS) blocks.delete(blocks.keys().next().value);
-  return content;
-}
-
-export const block = (id) => kept(id, unpack);
-
-// What else was measured at a step, {} where nothing was.
-export const details = (id) => (id === undefined ? {} : kept(id, async () => JSON.parse(new TextDecoder().decode(await unpack(id)))));
-export const sameBlocks = (one, two) => $(`block-${one}`).textContent === $(`block-${two}`).textContent;
-
-async function unpack(id) {
-  const text = atob(JSON.parse($(`block-${id}`).textContent));
-  const bytes = new Uint8Array(text.length);
-  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return new Uint8Array(await new Response(stream).arrayBuffer());
-}
 
 // The query that a newcomer learns most from: the one with the largest weight on an earlier token, but not the first.
 export function clearestQuery(map, length) {

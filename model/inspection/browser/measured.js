@@ -1,11 +1,9 @@
-// The views of what a capture measured beside its maps: surprise, lens, attribution, ablation, and value-weighted maps.
+// The views of what a capture measured beside its maps: surprise, lens, attribution, and value-weighted maps.
 // Their modules know nothing of the page, so that the report can use them too; this one gives them what is shown.
 
-import { ABLATION_HEADER, ablationRows, drawAblation, withoutHead } from "browser/ablation.js";
-import { ATTRIBUTION_HEADER, attributionRows, badge, drawParts, lastKnown, partsOf, signed } from "browser/attribution.js";
+import { ATTRIBUTION_HEADER, attributionRows, badge, drawParts, lastKnown, partsOf } from "browser/attribution.js";
 import { $, choices, element, press } from "browser/elements.js";
 import { csv, download } from "browser/export.js";
-import { thumbs } from "browser/heads.js";
 import { COLOURINGS, createLens, LENS_HEADER, lensRows } from "browser/lens.js";
 import { addView, change, shown } from "browser/render.js";
 import { HEADS, labelsOf, placeOf, PROBES, RUNS } from "browser/state.js";
@@ -13,12 +11,12 @@ import { listExpectation, shadeBySurprise, SURPRISE_HEADER, surpriseRows, UNMEAS
 import { EXPLANATION } from "browser/weighting.js";
 import { quote } from "browser/words.js";
 
-const probeName = () => PROBES[shown.probe].name;
-const measured = ({ details }) => Boolean(details.probes?.[probeName()]);
-const titleOf = ({ name, run, capture }) => [shown.other && `${name}:`, RUNS.length > 1 && `${RUNS[run].name},`, `step ${capture.step}`].filter(Boolean).join(" ");
+export const probeName = () => PROBES[shown.probe].name;
+const measured = ({ details }) => Boolean(details.probes?.[probeName()]?.lens);
+export const titleOf = ({ name, run, capture }) => [shown.other && `${name}:`, RUNS.length > 1 && `${RUNS[run].name},`, `step ${capture.step}`].filter(Boolean).join(" ");
 
 // One table for the one or two sides that are shown. Each row begins with its run and step.
-function save(name, header, rowsOf) {
+export function save(name, header, rowsOf) {
   const rows = shown.sides.flatMap((side) => rowsOf(side).map((row) => [RUNS[side.run].name, side.capture.step, ...row]));
   download(`${name}-step-${shown.capture.step}.csv`, csv([["run", "step", ...header], ...rows]), "text/csv");
 }
@@ -121,34 +119,24 @@ function showEveryPart() {
   drawAttribution();
 }
 
-// ---- ablation
-
-for (const thumb of thumbs) thumb.append(element("span", { className: "without" }));
-
-function drawNumbers() {
-  $("number-note").hidden = !shown.capture.ablation;
-  for (const [head, thumb] of thumbs.entries()) {
-    const change = withoutHead(shown.capture, probeName(), placeOf(head));
-    const number = thumb.lastChild;
-    number.hidden = change === null;
-    if (change === null) continue;
-    number.textContent = signed(change);
-    thumb.title += `, loss without it ${signed(change)} nats per token`;
-    thumb.setAttribute("aria-label", thumb.title);
+// A model that is asked while one types has lens and attribution after the rest. Until then the earlier ones stay.
+async function drawDeep() {
+  const now = shown;
+  const late = now.sides.filter(({ later }) => later);
+  if (late.length) {
+    const details = await Promise.all(late.map(({ later }) => later));
+    if (now !== shown || !details.every(Boolean)) return;
+    late.forEach((side, i) => (side.details = details[i]));
   }
-}
-
-function drawTable() {
-  const found = shown.sides;
-  $("ablation").hidden = !found.some(({ capture }) => capture.ablation || capture.copying);
-  if (!$("ablation").hidden) drawAblation($("ablations"), found.map(({ capture }) => ({ ablation: {}, ...capture })), found.map(titleOf), placeOf(shown.head));
+  drawLenses();
+  drawAttribution();
 }
 
 // ---- value-weighted maps
 
 function drawWeighting() {
   press($("weightings"), shown.weighting);
-  const possible = shown.sides.every(measured);
+  const possible = shown.sides.every(({ details }) => details.probes?.[probeName()]);
   for (const button of $("weightings").children) button.disabled = !possible;
   $("weighting-note").hidden = shown.weighting === "weights" || !possible;
 }
@@ -162,5 +150,4 @@ $("every-part").addEventListener("click", showEveryPart);
 $("surprise-csv").addEventListener("click", () => save(`surprise-${probeName()}`, SURPRISE_HEADER, rowsOfProbe(surpriseRows)));
 $("lens-csv").addEventListener("click", () => save(`lens-${probeName()}`, LENS_HEADER, rowsOfProbe(lensRows)));
 $("attribution-csv").addEventListener("click", () => save(`attribution-${probeName()}`, ATTRIBUTION_HEADER, rowsOfProbe(attributionRows)));
-$("ablation-csv").addEventListener("click", () => save("ablation", ABLATION_HEADER, ({ capture }) => ablationRows({ ablation: {}, ...capture })));
-for (const view of [drawSurprise, drawNumbers, drawWeighting, drawLenses, drawAttribution, drawTable]) addView(view);
+for (const view of [drawSurprise, drawWeighting, drawDeep]) addView(view);

@@ -1,6 +1,7 @@
 // The page of attention maps. Each of the first imports adds a view (see render.js).
 
 import "browser/controls.js";
+import "browser/badges.js";
 import "browser/heads.js";
 import "browser/stage.js";
 import "browser/text.js";
@@ -9,13 +10,16 @@ import "browser/card.js";
 import "browser/compare.js";
 import "browser/curves.js";
 import "browser/measured.js";
+import "browser/missed.js";
+import { recorded } from "browser/blocks.js";
 import { $ } from "browser/elements.js";
-import { render } from "browser/render.js";
+import { readFrom, render } from "browser/render.js";
 import { restore } from "browser/state.js";
 
 if (typeof DecompressionStream === "undefined") {
   $("notes").textContent = "This browser is too old to show the maps. Chrome 89, Firefox 113, Safari 16.4 and later versions can.";
 } else {
+  readFrom(recorded);
   restore();
   addEventListener("hashchange", () => (restore(), render()));
   addEventListener("resize", render);

@@ -2,12 +2,17 @@
 // imports it, and is therefore drawn after it. addFollower is for what changes while something is only pointed at.
 
 import { $ } from "browser/elements.js";
-import { block, clearestQuery, details, matchingHead, ofHead, palette } from "browser/maps.js";
-import { data, labelsOf, mapped, nearest, PROBES, save, state } from "browser/state.js";
+import { clearestQuery, matchingHead, ofHead, palette } from "browser/maps.js";
+import { data, mapped, nearest, PROBES, save, state } from "browser/state.js";
 import { weighted } from "browser/weighting.js";
 
+// Where maps come from: an asynchronous function of a run, the place of a step among its captures, and a probe, which
+// gives { weights of all heads, details (see archive.py), labels of the tokens } and what else the views of a page need.
+let load = null;
+export const readFrom = (source) => (load = source);
+
 // The state that is on the screen with what it shows. `sides` is what is looked at, and what it is compared with:
-// { name, run, capture, head, weights of all heads, details }. `details` are those of the first side (see archive.py).
+// { name, run, capture, head } with what `load` gives. `details` are those of the first side (see archive.py).
 export let shown = null;
 export let rendered = Promise.resolve(); // settles when everything that was asked for is drawn
 export const pointer = { cell: null, token: null }; // the square { query, key } and the token of the text pointed at
@@ -62,7 +67,9 @@ async function draw() {
   const next = { ...state, sides: [await side("A", state, state.probe)] };
   const [first] = next.sides;
   first.head = next.head;
-  const length = labelsOf(next.probe).length;
+  const { length } = first.labels;
+  PROBES[next.probe].labels = first.labels;
+  if (next.token >= length) state.token = next.token = null;
   if (next.token === undefined) state.token = next.token = clearestQuery(ofHead(first.weights, next.head, length), length);
   if (next.other) {
     const second = await side("B", next.other, next.probe);
@@ -85,7 +92,8 @@ async function draw() {
 
 async function side(name, { run, at }, probe) {
   const capture = mapped[run][at];
-  const [weights, measured] = await Promise.all([block(capture.blocks[probe]), details(capture.details)]);
-  const norms = state.weighting === "values" && measured.probes?.[PROBES[probe].name]?.value_norms;
-  return { name, run, capture, weights: norms ? weighted(weights, norms, labelsOf(probe).length) : weights, details: measured };
+  const loaded = await load(run, at, probe);
+  const { weights, details, labels } = loaded;
+  const norms = state.weighting === "values" && details.probes?.[PROBES[probe].name]?.value_norms;
+  return { ...loaded, name, run, capture, weights: norms ? weighted(weights, norms, labels.length) : weights };
 }

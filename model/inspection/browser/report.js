@@ -227,6 +227,7 @@ function layCharts() {
 const present = (id, there) => ($(id).closest("section, details").hidden = !there);
 
 $("title").textContent = data.title;
+if (data.model) Object.assign($("model"), { href: data.model, hidden: false });
 $("story").textContent = data.story;
 $("facts").append(...data.facts.map(([name, value, remark]) =>
   element("div", {}, element("dt", { textContent: name }), element("dd", { className: "value", textContent: value }), element("dd", { className: "remark", textContent: remark }))));

@@ -1,8 +1,9 @@
 // The large map: one head at one step, or two of them and their difference.
 
+import { sameBlocks } from "browser/blocks.js";
 import { $, choices, clamp, css, element, press } from "browser/elements.js";
 import { csv, download, downloadPng, mapRows, mapsSvg } from "browser/export.js";
-import { drawLabel, drawMap, fitCanvas, layout, ofHead, PAD, palette, rgb, sameBlocks, triangle, weightAt } from "browser/maps.js";
+import { drawLabel, drawMap, fitCanvas, layout, ofHead, PAD, palette, rgb, triangle, weightAt } from "browser/maps.js";
 import { addFollower, addView, change, chosenToken, point, pointer, shown } from "browser/render.js";
 import { data, headName, labelsOf, mapped, RUNS, shortName, state } from "browser/state.js";
 import { squareInWords, visible } from "browser/words.js";

@@ -75,6 +75,10 @@ export function nearest(run, step) {
 
 // ---- the state in the address, so that a view can be kept and sent
 
+// What only some pages have: `write` gives a field's text, undefined to leave it out, and `read` takes it, null if absent.
+const added = [];
+export const addField = (name, write, read) => added.push({ name, write, read });
+
 export function save() {
   const { run, at, head, probe, order, score, scale, theme, received, token, other, linked } = state;
   const fields = {
@@ -84,6 +88,7 @@ export function save() {
   if (data.runs.length > 1) fields.run = alone ?? run;
   for (const [name, [first]] of Object.entries(OPTIONS)) if (state[name] !== first) fields[name] = state[name];
   if (typeof token === "number") fields.token = token;
+  for (const { name, write } of added) if (write() !== undefined) fields[name] = write();
   if (other) {
     fields.against = `${other.run}.${mapped[other.run][other.at].step}`;
     fields.other = typeof other.head === "number" ? shortName(other.head) : (other.head ?? "same");
@@ -123,8 +128,9 @@ export function restore() {
   if (probe >= 0) state.probe = probe;
   state.head = headNumber(fields.get("head")) ?? state.head;
   if (!location.hash) return;
+  for (const { name, read } of added) read(fields.get(name));
   state.received = fields.get("direction") === "from";
-  state.token = number(fields.get("token"), labelsOf(state.probe).length) ?? null;
+  state.token = number(fields.get("token"), Infinity) ?? null; // drawing knows how many there are
   state.linked = fields.get("linked") === "1";
   const [run, other] = (fields.get("against") ?? "").split(".");
   const known = number(run, RUNS.length) !== undefined && number(other, Infinity) !== undefined;

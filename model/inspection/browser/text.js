@@ -6,6 +6,8 @@ import { addFollower, addView, change, chosenToken, point, pointer, rendered, sh
 import { labelsOf, PROBES, state } from "browser/state.js";
 import { visible } from "browser/words.js";
 
+const built = new Map(); // the labels that each element shows
+
 // The weights between the chosen token and each other token, on one of the large maps.
 export function weightsOf(pane) {
   const token = chosenToken();
@@ -21,10 +23,9 @@ function shadeOf(token, weights) {
 }
 
 function drawTokens(root, pane) {
-  if (root.dataset.probe !== String(shown.probe)) {
-    root.replaceChildren(...tokenSpans(labelsOf(shown.probe)));
-    root.dataset.probe = shown.probe;
-  }
+  const labels = labelsOf(shown.probe);
+  if (built.get(root) !== labels) root.replaceChildren(...tokenSpans(labels));
+  built.set(root, labels);
   const weights = weightsOf(pane);
   const token = chosenToken();
   const pointed = pointer.cell && (shown.received ? pointer.cell.query : pointer.cell.key);
@@ -64,6 +65,7 @@ function reveal(root, span) {
 }
 
 choices($("probes"), PROBES.map(({ name }, i) => [i, name]), (probe) => change({ probe }));
+$("probes").hidden = PROBES.length < 2;
 choices($("directions"), [[false, "reads"], [true, "is read by"]], (received) => change({ received }));
 addView(drawControls);
 addFollower(drawText);

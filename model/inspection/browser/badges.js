@@ -1,0 +1,26 @@
+// Whether the maps can be trusted: two badges in the header, which open the help.
+
+import { $ } from "browser/elements.js";
+import { addView, shown } from "browser/render.js";
+
+const BADGES = [
+  ["fidelity", "faithful", "maps verified", "maps are not what the model computes"],
+  ["causality", "causal", "cannot see the future", "the future leaks"],
+];
+
+function drawBadges() {
+  const number = (x) => (x === null ? "not a number" : x === 0 ? "0" : x.toExponential(1));
+  for (const [error, verdict, good, bad] of BADGES) {
+    const wrong = shown.sides.filter(({ capture }) => !capture[verdict]);
+    const where = shown.other && wrong.length ? ` (${wrong.map(({ name }) => name).join(", ")})` : "";
+    const textContent = wrong.length ? `✗ ${bad}${where}` : `✓ ${good}`;
+    const of = (name) => (shown.other ? `${name}: ` : "");
+    const figures = shown.sides.map(({ name, capture }) => `${of(name)}${number(capture[error])} in ${capture.precision}`).join(", ");
+    Object.assign($(error), { textContent, className: `badge ${wrong.length ? "bad" : "good"}` });
+    $(error).setAttribute("aria-label", `${textContent}, ${error} ${figures}; opens the help`);
+    $(`${error}-figures`).textContent = `Here: ${figures}.`;
+  }
+}
+
+for (const [id] of BADGES) $(id).addEventListener("click", () => $("manual").showModal());
+addView(drawBadges);

@@ -1,0 +1,37 @@
+// What was recorded, from the elements of the file: one gzip block of maps a probe and step, one of other measurements a
+// step, each decoded when it is first shown.
+
+import { $ } from "browser/elements.js";
+import { labelsOf, mapped } from "browser/state.js";
+
+const KEPT = 120;
+const blocks = new Map();
+
+// What `render` shows of a capture.
+export async function recorded(run, at, probe) {
+  const capture = mapped[run][at];
+  const [weights, details] = await Promise.all([kept(capture.blocks[probe], unpack), detailsOf(capture)]);
+  return { weights, details, labels: labelsOf(probe) };
+}
+
+// What else was measured at a step, {} where nothing was.
+const detailsOf = ({ details: id }) => (id === undefined ? {} : kept(id, async () => JSON.parse(new TextDecoder().decode(await unpack(id)))));
+
+function kept(id, unpacked) {
+  const content = blocks.get(id) ?? unpacked(id);
+  blocks.delete(id); // and added again at the end, to keep the order of last use
+  blocks.set(id, content);
+  if (blocks.size > KEPT) blocks.delete(blocks.keys().next().value);
+  return content;
+}
+
+// Whether two blocks of maps are equal; not those of a page that holds none.
+export const sameBlocks = (one, two) => one !== undefined && $(`block-${one}`).textContent === $(`block-${two}`).textContent;
+
+async function unpack(id) {
+  const text = atob(JSON.parse($(`block-${id}`).textContent));
+  const bytes = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}

@@ -1,0 +1,98 @@
+// Parts of the model that a person switches off: heads on their thumbnails, the others by a button each; and what the
+// model is then worse at.
+
+import { signed } from "browser/attribution.js";
+import { $, choices, element, press } from "browser/elements.js";
+import { thumbs } from "browser/heads.js";
+import { partNames } from "browser/network.js";
+import { addView, change, shown } from "browser/render.js";
+import { addField, shortName, state } from "browser/state.js";
+import { engine } from "browser/typed.js";
+import { listed, quote } from "browser/words.js";
+
+const HARMED = 5; // tokens that are told
+
+const parts = () => partNames(engine.config);
+const headPart = (head) => `head ${shortName(head)}`;
+const isOff = (part) => state.off.includes(part);
+const toggle = (part) => change({ off: isOff(part) ? state.off.filter((one) => one !== part) : [...state.off, part] });
+
+let clicks = "looks"; // what a click on a thumbnail does: "looks" at the head, or "switches"
+
+function drawThumbs() {
+  press($("clicks"), clicks);
+  for (const [head, thumb] of thumbs.entries()) {
+    const off = shown.off.includes(headPart(head));
+    thumb.classList.toggle("off", off);
+    if (off) thumb.ariaLabel += ", switched off";
+  }
+}
+
+function drawSwitches() {
+  if (!$("switches").children.length) buildSwitches();
+  for (const button of $("switches").children) button.setAttribute("aria-pressed", !shown.off.includes(button.dataset.part));
+  press($("instead"), shown.instead);
+}
+
+// All that is not a head: a lit button is on.
+function buildSwitches() {
+  const others = parts().filter((part) => !part.startsWith("head "));
+  $("switches").append(...others.map((part) => {
+    const button = element("button", { textContent: part });
+    button.dataset.part = part;
+    button.addEventListener("click", () => toggle(part));
+    return button;
+  }));
+}
+
+function drawDamage() {
+  const [{ loss, intact, edits, labels, details }] = shown.sides;
+  $("harmed").hidden = !edits.length;
+  if (!edits.length) {
+    const text = "Everything is on. Switch off parts here, or heads on their thumbnails, and see what the model loses.";
+    return $("damage").replaceChildren(element("p", { className: "soft", textContent: text }));
+  }
+  const all = element("button", { textContent: "switch all on" });
+  all.addEventListener("click", () => change({ off: [] }));
+  const told = loss === null ? "" : ` The loss is ${loss.toFixed(2)} in place of ${intact.loss.toFixed(2)} nats per token: `;
+  const number = element("b", { textContent: loss === null ? "" : signed(loss - intact.loss) });
+  $("damage").replaceChildren(element("p", {}, `Off: ${listed(shown.off)}.${told}`, number, loss === null ? "" : ". ", all));
+
+  // bits[t] is the cost of token t + 1
+  const [before, after] = [intact.details, details].map(({ probes }) => probes.text.bits);
+  const worse = after.map((bits, i) => [i + 1, bits - before[i]]).filter(([token, change]) => token < labels.length && change > 0.05);
+  worse.sort(([, one], [, two]) => two - one);
+  $("harmed").replaceChildren(...worse.slice(0, HARMED).map(([token]) => harmedItem(token, before[token - 1], after[token - 1], labels)));
+}
+
+function harmedItem(token, before, after, labels) {
+  const button = element("button", { textContent: quote(labels[token]) });
+  button.addEventListener("click", () => change({ token }));
+  return element("li", {}, button, ` token ${token}: ${before.toFixed(1)} → ${after.toFixed(1)} bits`);
+}
+
+const clicksBox = element("span", { id: "clicks", className: "segments" });
+clicksBox.setAttribute("role", "group");
+clicksBox.setAttribute("aria-label", "what a click on a head does");
+$("sort").before(clicksBox);
+choices(clicksBox, [["looks", "look"], ["switches", "switch off"]], (chosen) => {
+  clicks = chosen;
+  drawThumbs();
+});
+choices($("instead"), [["mean", "its mean"], ["zero", "nothing"]], (instead) => change({ instead }));
+// Before the thumbnail's own listener, which chooses the head.
+$("grid").addEventListener("click", (event) => {
+  const head = thumbs.indexOf(event.target.closest(".thumb"));
+  if (clicks === "looks" || head < 0) return;
+  event.stopPropagation();
+  toggle(headPart(head));
+}, true);
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "x" || event.ctrlKey || event.metaKey || event.altKey || $("manual").open || event.target.matches("select, input, textarea")) return;
+  toggle(headPart(state.head));
+});
+addField("off", () => state.off.join() || undefined, (text) => (state.off = (text ?? "").split(",").filter((part) => parts().includes(part))));
+addField("instead", () => (state.instead === "zero" ? "zero" : undefined), (text) => (state.instead = text === "zero" ? "zero" : "mean"));
+addView(drawThumbs);
+addView(drawSwitches);
+addView(drawDamage);

@@ -1,0 +1,73 @@
+// The box in which a person types. Each token's colour shows how little the model expected it.
+
+import { $, element } from "browser/elements.js";
+import { addView, change, shown } from "browser/render.js";
+import { depth } from "browser/surprise.js";
+import { box, boxText, engine, tokensOf } from "browser/typed.js";
+
+let pieces = []; // [text, depth of its colour]: together the text that was read last
+
+// The tokens as pieces of the text in the box. A character that is spread over several tokens is one piece.
+function piecesOf({ text, tokens, all }, measured) {
+  if (!all) return [];
+  const decoder = new TextDecoder();
+  const found = [];
+  let depthSoFar = 0;
+  tokens.forEach((token, i) => {
+    const { length } = decoder.decode(engine.tokenizer.bytes(token), { stream: i + 1 < tokens.length });
+    depthSoFar = Math.max(depthSoFar, depth(measured, i));
+    if (!length) return;
+    found.push([length, depthSoFar]);
+    depthSoFar = 0;
+  });
+  let at = text.length - found.reduce((sum, [length]) => sum + length, 0);
+  return [[text.slice(0, at), null], ...found.map(([length, depth]) => [text.slice(at, (at += length)), depth])];
+}
+
+// Colours the box: what was read and still stands there, up to where a person has changed it since.
+function paint() {
+  const { value } = box;
+  const spans = [];
+  let at = 0;
+  for (const [text, depth] of pieces) {
+    if (!value.startsWith(text, at)) break;
+    const span = element("span", { textContent: text, className: depth === null ? "unread" : "" });
+    span.style.setProperty("--depth", (depth ?? 0).toFixed(3));
+    spans.push(span);
+    at += text.length;
+  }
+  $("coloured").replaceChildren(...spans, value.slice(at), "\u200b"); // which gives an empty last line its height
+}
+
+function drawBox() {
+  const [{ typed, details, loss }] = shown.sides;
+  pieces = piecesOf(typed, details.probes.text);
+  paint();
+  const { context_length: context } = engine.config;
+  const count = typed.all ? typed.tokens.length : 0;
+  const told = loss === null ? "" : `, loss ${loss.toFixed(2)} nats per token`;
+  $("cost").textContent = `${count} ${count === 1 ? "token" : "tokens"}${count > 1 ? told : ""}`;
+  $("window").textContent = !typed.all
+    ? "The box is empty: shown is what the model expects at the beginning of a document."
+    : typed.all > count ? `The model reads ${context} tokens at once: of these ${typed.all.toLocaleString("en")} it reads the last ${context}.` : "";
+}
+
+// Shows a text in the box, and its end; it is read when `readBox` is called.
+export function showInBox(text) {
+  box.value = text;
+  paint();
+  $("editor").scrollTop = $("editor").scrollHeight;
+}
+
+export function readBox() {
+  const typed = boxText();
+  paint();
+  change({ typed, token: tokensOf(typed).tokens.length - 1 });
+}
+
+box.addEventListener("input", readBox);
+box.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") box.blur();
+  if (event.key === "Enter" && event.ctrlKey) $("write").click();
+});
+addView(drawBox);

@@ -1,0 +1,64 @@
+// The page that holds the model. Each of the first imports adds a view (see render.js); the engine answers from a worker.
+
+import "browser/controls.js";
+import "browser/editor.js";
+import "browser/next.js";
+import "browser/writing.js";
+import "browser/heads.js";
+import "browser/stage.js";
+import "browser/text.js";
+import "browser/says.js";
+import "browser/breaking.js";
+import "browser/patching.js";
+import "browser/measured.js";
+import { $ } from "browser/elements.js";
+import { startEngine } from "browser/engine.js";
+import { addView, readFrom, render } from "browser/render.js";
+import { data, restore, state } from "browser/state.js";
+import { box, engine, readTyped, textOf, useEngine } from "browser/typed.js";
+
+const LARGEST_ERROR = 1e-3; // of a logit
+const CUT_SHORT = "This file has been cut short: copy or download it again.";
+const STOPPED = "The model has stopped, and this page with it. Reload the page to start it again.";
+
+const tell = (sentence) => ($("notes").textContent = sentence);
+
+// What the file holds of the model: { manifest, texts: the weights of each snapshot in base64 }; null if it ends before.
+function model() {
+  try {
+    const manifest = JSON.parse($("manifest").textContent);
+    const texts = manifest.steps.map((_, i) => $(`weights-${i}`).textContent);
+    return texts.every(({ length }) => length === 4 * Math.ceil(manifest.bytes / 3)) ? { manifest, texts } : null;
+  } catch {
+    return null;
+  }
+}
+
+function drawParity() {
+  const { error, bits } = engine.parity;
+  const good = error <= LARGEST_ERROR;
+  const textContent = good ? "✓ as PyTorch computes it" : "✗ not what PyTorch computes";
+  const figures = `the largest difference of a logit is ${error.toExponential(1)}`;
+  Object.assign($("parity"), { textContent, className: `badge ${good ? "good" : "bad"}` });
+  $("parity").setAttribute("aria-label", `${textContent}: ${figures}; opens the help`);
+  $("parity-figures").textContent = `Here ${figures}. Weights are rounded to make the file small, which costs ${bits.toFixed(4)} bits per token.`;
+}
+
+async function start() {
+  const held = model();
+  if (!held) return tell(CUT_SHORT);
+  useEngine(await startEngine(held.manifest, held.texts));
+  readFrom(readTyped);
+  addView(drawParity);
+  tell("");
+  for (const id of ["parity", "main"]) $(id).hidden = false;
+  $("parity").addEventListener("click", () => $("manual").showModal());
+  state.typed = box.value = textOf(data.opening);
+  restore();
+  addEventListener("hashchange", () => (restore(), render()));
+  addEventListener("resize", render);
+  render();
+}
+
+addEventListener("unhandledrejection", () => tell(STOPPED));
+start();

@@ -1,0 +1,337 @@
+// A GPT as model/gpt.py describes it, step by step: tokens -> embeddings -> blocks -> logits.
+//
+// Names of weights are those of the checkpoint. Shapes: T new tokens, S tokens so far, D model width, H heads, K head
+// width, V vocabulary, L layers. Matrices are Float32Arrays with one row after the other.
+
+import { createProducts } from "browser/products.js";
+
+export const CHUNK = 16; // the most tokens that are read at once: a few milliseconds of work
+const LAYER_NORM_EPSILON = 1e-5;
+const RMS_EPSILON = 1e-6;
+
+// Which layers have value embeddings, and what the parts are called that can be replaced (see ablation.py).
+export function partNames(config) {
+  const names = ["token embedding"];
+  if (config.bigram_buckets) names.push("pair table");
+  if (config.position === "learned") names.push("positions");
+  for (let layer = 0; layer < config.num_layers; layer++) {
+    if (hasValues(config, layer)) names.push(`value embeddings ${layer}`);
+    for (let head = 0; head < config.num_heads; head++) names.push(`head ${layer}.${head}`);
+    names.push(`feed-forward ${layer}`);
+  }
+  return names;
+}
+
+export const hasValues = (config, layer) => config.value_embeddings && (config.num_layers - 1 - layer) % 2 === 0;
+export const triangle = (n) => (n * (n + 1)) / 2;
+
+// Keys and values of up to `room` tokens, (S, H_kv K) for each layer, and the tokens.
+export class Cache {
+  constructor(config, room) {
+    const width = config.num_kv_heads * (config.embed_dim / config.num_heads);
+    const perLayer = () => Array.from({ length: config.num_layers }, () => new Float32Array(room * width));
+    Object.assign(this, { room, width, length: 0, tokens: new Int32Array(room), keys: perLayer(), values: perLayer() });
+  }
+
+  // Forgets what comes after the first `length` tokens.
+  cut(length) {
+    this.length = Math.min(this.length, length);
+  }
+
+  // Becomes the first `length` tokens of another cache.
+  copy(other, length) {
+    this.tokens.set(other.tokens.subarray(0, length));
+    for (const name of ["keys", "values"])
+      other[name].forEach((rows, layer) => this[name][layer].set(rows.subarray(0, length * this.width)));
+    this.length = length;
+  }
+}
+
+// What a network computed for up to `room` tokens, row by row; compare Trace in trace.py.
+export class Trace {
+  constructor(config, room) {
+    const { num_layers: L, num_heads: H, embed_dim: D } = config;
+    const rows = (count, width = D) => Array.from({ length: count }, () => new Float32Array(room * width));
+    const wide = config.num_kv_heads * (D / H);
+    this.room = room;
+    this.tables = {}; // (T, D) by name, filled as they are added
+    this.addTable = (name) => (this.tables[name] ??= new Float32Array(room * D));
+    [this.embeddings, this.features] = rows(2); // (T, D): the sum of the tables; what the head reads
+    this.residual = rows(2 * L + 1); // (T, D) after the embeddings, attention 0, feed-forward 0, attention 1, ...
+    this.heads = rows(L); // (T, H K), what the heads give to the output matrix
+    this.feedForwards = rows(L); // (T, D)
+    this.valueRows = Array.from({ length: L }, (_, layer) => (hasValues(config, layer) ? rows(1, wide)[0] : null));
+    this.weights = Array.from({ length: L * H }, () => new Float32Array(triangle(room))); // a row for each query
+  }
+}
+
+export class Network {
+  // tensors: name -> { shape, fill(array) }, where fill writes the numbers into a Float32Array.
+  constructor(config, tensors, products = null) {
+    const { num_heads: H, num_kv_heads: kv, embed_dim: D, feed_forward_dim: hidden, num_layers: L } = config;
+    const K = D / H;
+    Object.assign(this, { config, K, qkvWidth: (H + 2 * kv) * K });
+    const stages = Math.max(CHUNK, 2 * L + 1); // a lens reads all stages of a token at once
+    const sizes = {
+      x: stages * D, normed: stages * D, qkv: CHUNK * this.qkvWidth, merged: CHUNK * D, added: CHUNK * D,
+      hidden: CHUNK * hidden, gate: CHUNK * hidden, logits: stages * config.vocab_size,
+    };
+    const count = (numbers) => Object.values(numbers).reduce((sum, n) => sum + n, 0);
+    const room = count(sizes) + [...tensors.values()].reduce((sum, { shape }) => sum + shape.reduce((a, b) => a * b, 1), 0);
+    this.products = products ?? createProducts(room);
+    this.scratch = Object.fromEntries(Object.entries(sizes).map(([name, n]) => [name, this.products.floats(n)]));
+    this.weights = new Map();
+    for (const [name, { shape }] of tensors) this.weights.set(name, this.products.floats(shape.reduce((a, b) => a * b, 1)));
+    if (config.tie_embeddings) this.weights.set("head.weight", this.weights.get("token_embedding.weight"));
+    this.fill(tensors);
+    this.turns = config.position === "rotary" ? turns(config.context_length, K) : null;
+  }
+
+  // Takes other weights of the same shapes.
+  fill(tensors) {
+    for (const [name, { fill }] of tensors) fill(this.weights.get(name));
+  }
+
+  weight(name) {
+    return this.weights.get(`${name}.weight`);
+  }
+
+  // Reads 1..CHUNK tokens that follow those of the cache, and appends them to it.
+  //
+  // edits: [{ part, vector, position }]: what the part gives (see partNames) becomes the vector, at one position or, if
+  //   it is undefined, at all. trace: takes what is computed, at the tokens' positions.
+  // from: { layer, residual }: begins at that layer, with rows (S, D) of the residual stream before it.
+  // Returns the features (T, D), valid until the next call.
+  read(tokens, cache, { edits = [], trace = null, from = null } = {}) {
+    const { config } = this;
+    const [T, start, D] = [tokens.length, cache.length, config.embed_dim];
+    if (start + T > cache.room || start + T > config.context_length)
+      throw new RangeError(`the sequence has ${start + T} tokens, more than the context of ${config.context_length}`);
+    cache.tokens.set(tokens, start);
+    const chunk = { tokens, cache, start, T, edits, trace };
+    const x = this.scratch.x.subarray(0, T * D);
+    if (from) x.set(from.residual.subarray(start * D, (start + T) * D));
+    else this.embed(x, chunk);
+    for (let layer = from?.layer ?? 0; layer < config.num_layers; layer++) {
+      trace?.residual[2 * layer].set(x, start * D);
+      addTo(x, this.attention(x, layer, chunk));
+      trace?.residual[2 * layer + 1].set(x, start * D);
+      addTo(x, this.feedForward(x, layer, chunk));
+    }
+    trace?.residual.at(-1).set(x, start * D);
+    cache.length = start + T;
+    const features = this.norm("final_norm", x, this.scratch.normed);
+    trace?.features.set(features, start * D);
+    return features;
+  }
+
+  embed(x, chunk) {
+    const { config, scratch } = this;
+    const { tokens, cache, start, T, trace } = chunk;
+    const D = config.embed_dim;
+    x.fill(0);
+    const addTable = (part, weight, idOf) => {
+      const rows = scratch.added.subarray(0, T * D);
+      for (let t = 0; t < T; t++) rows.set(weight.subarray(idOf(t) * D, (idOf(t) + 1) * D), t * D);
+      replace(rows, D, part, chunk);
+      trace?.addTable(part).set(rows, start * D);
+      addTo(x, rows);
+    };
+    addTable("token embedding", this.weight("token_embedding"), (t) => tokens[t]);
+    if (config.bigram_buckets) {
+      const previous = (t) => (start + t ? cache.tokens[start + t - 1] : config.vocab_size);
+      const bucket = (t) => (40503 * tokens[t] + 65599 * previous(t)) % config.bigram_buckets; // as GPT.bigram_buckets
+      addTable("pair table", this.weight("bigram_embedding"), bucket);
+    }
+    if (config.position === "learned") addTable("positions", this.weight("position_embedding"), (t) => start + t);
+    trace?.embeddings.set(x, start * D);
+    if (config.embedding_norm) this.norm("embedding_norm", x, x);
+  }
+
+  // (T, D) -> (T, D). Without a weight an RMSNorm; a LayerNorm has a weight and perhaps a bias.
+  norm(name, x, out) {
+    const D = this.config.embed_dim;
+    const [weight, bias] = [this.weight(name), this.weights.get(`${name}.bias`)];
+    for (let at = 0; at < x.length; at += D) {
+      let [mean, squares] = [0, 0];
+      if (weight) {
+        for (let i = 0; i < D; i++) mean += x[at + i];
+        mean /= D;
+      }
+      for (let i = 0; i < D; i++) squares += (x[at + i] - mean) ** 2;
+      const scale = 1 / Math.sqrt(squares / D + (weight ? LAYER_NORM_EPSILON : RMS_EPSILON));
+      for (let i = 0; i < D; i++) {
+        const value = (x[at + i] - mean) * scale;
+        out[at + i] = weight ? value * weight[i] + (bias ? bias[i] : 0) : value;
+      }
+    }
+    return out.subarray(0, x.length);
+  }
+
+  // x (T, inputs) times a matrix, plus its bias if it has one: (T, outputs).
+  linear(name, x, out, inputs, outputs) {
+    const T = x.length / inputs;
+    this.products.into(out, x, this.weight(name), T, inputs, outputs);
+    const bias = this.weights.get(`${name}.bias`);
+    if (bias) for (let t = 0; t < T; t++) for (let i = 0; i < outputs; i++) out[t * outputs + i] += bias[i];
+    return out.subarray(0, T * outputs);
+  }
+
+  attention(x, layer, chunk) {
+    const { config, K, scratch, qkvWidth } = this;
+    const { cache, start, T, trace } = chunk;
+    const [H, kv, D] = [config.num_heads, config.num_kv_heads, config.embed_dim];
+    const block = `blocks.${layer}.attention`;
+    const qkv = this.linear(`${block}.qkv_proj`, this.norm(`${block}_norm`, x, scratch.normed), scratch.qkv, D, qkvWidth);
+    if (hasValues(config, layer)) this.addValues(qkv, layer, chunk);
+    for (let t = 0; t < T; t++) {
+      for (let head = 0; head < H + kv; head++) {
+        const vector = qkv.subarray(t * qkvWidth + head * K, t * qkvWidth + (head + 1) * K);
+        if (config.qk_norm) rmsNorm(vector);
+        if (this.turns) rotate(vector, start + t, this.turns);
+      }
+      const [keys, values] = [t * qkvWidth + H * K, t * qkvWidth + (H + kv) * K];
+      cache.keys[layer].set(qkv.subarray(keys, values), (start + t) * kv * K);
+      cache.values[layer].set(qkv.subarray(values, (t + 1) * qkvWidth), (start + t) * kv * K);
+    }
+    const merged = scratch.merged.subarray(0, T * D);
+    const weights = new Float32Array(start + T);
+    for (let head = 0; head < H; head++)
+      for (let t = 0; t < T; t++) {
+        const query = qkv.subarray(t * qkvWidth + head * K, t * qkvWidth + (head + 1) * K);
+        const group = Math.floor(head / (H / kv));
+        const out = merged.subarray(t * D + head * K, t * D + (head + 1) * K);
+        attend(query, cache.keys[layer], cache.values[layer], group * K, kv * K, start + t, config.window, weights, out);
+        trace?.weights[layer * H + head].set(weights.subarray(0, start + t + 1), triangle(start + t));
+      }
+    for (let head = 0; head < H; head++) replace(merged, D, `head ${layer}.${head}`, chunk, head * K);
+    trace?.heads[layer].set(merged, start * D);
+    return this.linear(`${block}.output_proj`, merged, scratch.added, D, D);
+  }
+
+  // Adds each token's value embedding to the values, which are the last columns of qkv.
+  addValues(qkv, layer, chunk) {
+    const { tokens, start, T, trace } = chunk;
+    const width = this.config.num_kv_heads * this.K;
+    const table = this.weight(`value_embeddings.${layer}`);
+    const rows = new Float32Array(T * width);
+    for (let t = 0; t < T; t++) rows.set(table.subarray(tokens[t] * width, (tokens[t] + 1) * width), t * width);
+    replace(rows, width, `value embeddings ${layer}`, chunk);
+    trace?.valueRows[layer].set(rows, start * width);
+    for (let t = 0; t < T; t++)
+      for (let i = 0; i < width; i++) qkv[(t + 1) * this.qkvWidth - width + i] += rows[t * width + i];
+  }
+
+  feedForward(x, layer, chunk) {
+    const { config, scratch } = this;
+    const [D, hidden] = [config.embed_dim, config.feed_forward_dim];
+    const block = `blocks.${layer}.feed_forward`;
+    const normed = this.norm(`${block}_norm`, x, scratch.normed);
+    const up = this.linear(`${block}.up_proj`, normed, scratch.hidden, D, hidden);
+    const activation = ACTIVATIONS[config.activation];
+    if (config.activation === "swiglu") {
+      const gate = this.linear(`${block}.gate_proj`, normed, scratch.gate, D, hidden);
+      for (let i = 0; i < up.length; i++) up[i] *= activation(gate[i]);
+    } else for (let i = 0; i < up.length; i++) up[i] = activation(up[i]);
+    const added = this.linear(`${block}.down_proj`, up, scratch.added, hidden, D);
+    replace(added, D, `feed-forward ${layer}`, chunk);
+    chunk.trace?.feedForwards[layer].set(added, chunk.start * D);
+    return added;
+  }
+
+  // Features (T, D) -> logits (T, V), valid until the next call.
+  logits(features) {
+    const { embed_dim: D, vocab_size: V, logit_soft_cap: cap } = this.config;
+    const T = features.length / D;
+    const out = this.scratch.logits.subarray(0, T * V);
+    const x = this.scratch.x.subarray(0, T * D);
+    x.set(features); // the products take only what is in their memory
+    this.products.into(out, x, this.weight("head"), T, D, V);
+    // cap * tanh(z / cap); Math.tanh takes twice as long.
+    if (cap) for (let i = 0; i < out.length; i++) out[i] = cap - (2 * cap) / (1 + Math.exp((2 / cap) * out[i]));
+    return out;
+  }
+}
+
+function addTo(x, added) {
+  for (let i = 0; i < x.length; i++) x[i] += added[i];
+}
+
+// Writes the vectors of the edits of one part into its rows, from column `first` on.
+function replace(rows, stride, part, { edits, start, T }, first = 0) {
+  for (const edit of edits)
+    if (edit.part === part)
+      for (let t = 0; t < T; t++)
+        if (edit.position === undefined || edit.position === start + t) rows.set(edit.vector, t * stride + first);
+}
+
+function rmsNorm(vector) {
+  let squares = 0;
+  for (let i = 0; i < vector.length; i++) squares += vector[i] ** 2;
+  const scale = 1 / Math.sqrt(squares / vector.length + RMS_EPSILON);
+  for (let i = 0; i < vector.length; i++) vector[i] *= scale;
+}
+
+// Cosine and sine of each pair's angle at each position, (positions, K); see rotary.py.
+function turns(positions, K) {
+  const table = new Float32Array(positions * K);
+  for (let position = 0; position < positions; position++)
+    for (let i = 0; i < K / 2; i++) {
+      const angle = Math.fround(position * Math.fround(10000 ** -((2 * i) / K))); // float32, as in PyTorch
+      table[position * K + i] = Math.cos(angle);
+      table[position * K + K / 2 + i] = Math.sin(angle);
+    }
+  return table;
+}
+
+// Turns the pairs (x[i], x[i + K/2]) of a vector by the angles of its position.
+function rotate(vector, position, table) {
+  const half = vector.length / 2;
+  const at = position * vector.length;
+  for (let i = 0; i < half; i++) {
+    const [cos, sin] = [table[at + i], table[at + half + i]];
+    const [a, b] = [vector[i], vector[i + half]];
+    vector[i] = a * cos - b * sin;
+    vector[i + half] = b * cos + a * sin;
+  }
+}
+
+// One query's weights of the keys 0..position, and in `out` the mean of the values with these weights. `first` is where
+// the head's key begins in a row of `stride`.
+function attend(query, keys, values, first, stride, position, window, weights, out) {
+  const K = query.length;
+  const oldest = window ? Math.max(0, position - window + 1) : 0;
+  const scale = 1 / Math.sqrt(K);
+  let largest = -Infinity;
+  for (let key = oldest; key <= position; key++) {
+    const at = key * stride + first;
+    let score = 0;
+    for (let i = 0; i < K; i++) score += query[i] * keys[at + i];
+    weights[key] = score * scale;
+    if (weights[key] > largest) largest = weights[key];
+  }
+  let total = 0;
+  for (let key = oldest; key <= position; key++) total += weights[key] = Math.exp(weights[key] - largest);
+  weights.fill(0, 0, oldest);
+  out.fill(0);
+  for (let key = oldest; key <= position; key++) {
+    const weight = (weights[key] /= total);
+    const at = key * stride + first;
+    for (let i = 0; i < K; i++) out[i] += weight * values[at + i];
+  }
+}
+
+const SQRT_2_OVER_PI = Math.sqrt(2 / Math.PI);
+const ACTIVATIONS = {
+  gelu: (x) => 0.5 * x * (1 + Math.tanh(SQRT_2_OVER_PI * (x + 0.044715 * x ** 3))),
+  gelu_exact: (x) => 0.5 * x * (1 + erf(x / Math.SQRT2)),
+  relu2: (x) => (x > 0 ? x * x : 0),
+  swiglu: (x) => x / (1 + Math.exp(-x)),
+};
+
+// The error function to within 1.5e-7 (Abramowitz and Stegun 1964, formula 7.1.26).
+function erf(x) {
+  const t = 1 / (1 + 0.3275911 * Math.abs(x));
+  const polynomial = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))));
+  return Math.sign(x) * (1 - polynomial * Math.exp(-x * x));
+}

@@ -1,0 +1,181 @@
+// Activation patching (Meng et al. 2022, https://arxiv.org/abs/2202.05262; Wang et al. 2022): what one head gives at one
+// token of a text B is put into the reading of text A, and the logit of a token to come next is compared.
+
+import { signed } from "browser/attribution.js";
+import { $, clamp, css, element } from "browser/elements.js";
+import { fitCanvas, rgb } from "browser/maps.js";
+import { addView, change, shown } from "browser/render.js";
+import { addField, ALL_HEADS, placeOf, shortName, state } from "browser/state.js";
+import { ask, engine, unlessAborted } from "browser/typed.js";
+import { quote, visible } from "browser/words.js";
+
+const CANDIDATES = 5; // of each text's likeliest next tokens, from which the one is chosen whose logit is told
+const ROOM = { left: 34, bottom: 70 }; // pixels for the labels of the matrix
+const CELL = { wide: [11, 26], high: 15 };
+
+Object.assign(state, { from: null, target: null });
+let matrix = null; // { key, rows: [head][token], the change of the logit }
+let running = null; // what fills it
+let pointed = null; // { head, token }
+
+const name = (labels, token) => `${token} ${visible(labels[token], 16)}`;
+
+// What is patched: the chosen head at the chosen token.
+function chosen() {
+  const [{ labels, next, other }] = shown.sides;
+  if (!other) return null;
+  const candidates = [...new Set([...next.slice(0, CANDIDATES), ...other.next.slice(0, CANDIDATES)].map(([id]) => id))];
+  const into = shown.token ?? labels.length - 1;
+  const target = candidates.includes(shown.target) ? shown.target : other.next[0][0];
+  return { candidates, into, target, from: clamp(shown.from ?? into, other.typed.labels.length - 1), head: shown.head };
+}
+
+const keyOf = ({ target }) => JSON.stringify([shown.at, shown.typed, shown.otherText, target]);
+
+function fill(select, options, value) {
+  select.replaceChildren(...options.map(([id, text]) => new Option(text, id)));
+  select.value = value;
+}
+
+async function drawPatch() {
+  const patch = chosen();
+  $("patch").hidden = !patch;
+  if (!patch) return stop();
+  const [{ labels, other }] = shown.sides;
+  const { into, from, target, head } = patch;
+  fill($("patch-from"), other.typed.labels.map((_, token) => [token, name(other.typed.labels, token)]), from);
+  fill($("patch-target"), patch.candidates.map((id) => [id, visible(engine.tokenizer.label(id), 24)]), target);
+  $("patch-what").textContent = `Chosen above: ${headPhrase(head)} at token ${into} ${quote(labels[into])} of A`;
+  if (matrix?.key !== keyOf(patch)) stop();
+  drawMatrix();
+  const now = shown;
+  const [layer, column] = placeOf(head);
+  const answer = await patched({ layer, head: column, position: into, from, target }).catch(unlessAborted);
+  if (!answer || now !== shown) return;
+  const told = `With it, the logit of ${quote(engine.tokenizer.label(target))} after text A is ${answer.patched.toFixed(2)} in place of ${answer.plain.toFixed(2)}: `;
+  $("patched").replaceChildren(told, element("b", { textContent: signed(answer.patched - answer.plain) }), ".");
+}
+
+async function patched(options) {
+  const [{ typed, other }] = shown.sides;
+  await ask(shown.at);
+  return engine.patch(typed.tokens, other.typed.tokens, options);
+}
+
+const headPhrase = (head) => `head ${shortName(head)}`;
+
+// ---- every head at every token
+
+function stop() {
+  running?.stop();
+  running = matrix = pointed = null;
+  $("patch-all").textContent = "every head at every token";
+  $("patch-progress").hidden = $("patch-matrix").hidden = true;
+  $("patch-note").textContent = "";
+}
+
+async function fillMatrix() {
+  if (running) return stop();
+  const [{ typed, other }] = shown.sides;
+  const patch = chosen();
+  stop();
+  const mine = (matrix = { key: keyOf(patch), rows: [] });
+  $("patch-all").textContent = "cancel";
+  Object.assign($("patch-progress"), { hidden: false, max: ALL_HEADS.length, value: 0 });
+  await ask(shown.at);
+  if (matrix !== mine) return;
+  running = engine.patchAll(typed.tokens, other.typed.tokens, patch.target, ({ row }) => {
+    if (matrix !== mine) return;
+    $("patch-progress").value = mine.rows.push(row);
+    drawMatrix();
+  });
+  await running.done;
+  if (matrix !== mine) return;
+  running = null;
+  $("patch-all").textContent = "every head at every token";
+  $("patch-progress").hidden = true;
+  $("patch-note").textContent = "Point at a square to read it; click to choose its head and token.";
+}
+
+function geometry() {
+  const [{ labels, other }] = shown.sides;
+  const columns = Math.min(labels.length, other.typed.labels.length); // each token gets what B has at the same place
+  const [least, most] = CELL.wide;
+  const wide = clamp(Math.floor(($("patching").clientWidth - ROOM.left - 40) / columns), most);
+  return { labels, columns, wide: Math.max(least, wide), high: CELL.high };
+}
+
+function drawMatrix() {
+  $("patch-matrix").hidden = !matrix;
+  if (!matrix) return;
+  const { labels, columns, wide, high } = geometry();
+  const bottom = ALL_HEADS.length * high;
+  const context = fitCanvas($("patch-matrix"), ROOM.left + columns * wide + 4, bottom + ROOM.bottom);
+  const largest = Math.max(1e-6, ...matrix.rows.flat().map(Math.abs));
+  context.font = "10px system-ui, sans-serif";
+  context.textBaseline = "middle";
+  context.textAlign = "right";
+  for (const head of ALL_HEADS) {
+    context.fillStyle = css(head === shown.head ? "accent" : "soft");
+    context.fillText(shortName(head), ROOM.left - 5, (head + 0.5) * high);
+    for (let token = 0; token < columns && matrix.rows[head]; token++) {
+      context.fillStyle = rgb(shown.palette.difference(matrix.rows[head][token] / largest));
+      context.fillRect(ROOM.left + token * wide, head * high, wide - 1, high - 1);
+    }
+  }
+  for (let token = 0; token < columns; token++) {
+    context.save();
+    context.translate(ROOM.left + (token + 0.5) * wide, bottom + 4);
+    context.rotate(-Math.PI / 2);
+    context.fillStyle = css(token === shown.token ? "accent" : "ink");
+    context.fillText(visible(labels[token], 12), 0, 0);
+    context.restore();
+  }
+  if (pointed) {
+    context.strokeStyle = css("accent");
+    context.lineWidth = 2;
+    context.strokeRect(ROOM.left + pointed.token * wide - 1, pointed.head * high - 1, wide + 1, high + 1);
+  }
+}
+
+function point(place) {
+  pointed = place && matrix?.rows[place.head]?.[place.token] !== undefined ? place : null;
+  if (pointed) {
+    const { head, token } = pointed;
+    const [{ labels }] = shown.sides;
+    $("patch-note").textContent = `${headPhrase(head)} at token ${token} ${quote(labels[token])}: ${signed(matrix.rows[head][token])}`;
+  }
+  drawMatrix();
+}
+
+function locate({ offsetX, offsetY }) {
+  const { columns, wide, high } = geometry();
+  const [token, head] = [Math.floor((offsetX - ROOM.left) / wide), Math.floor(offsetY / high)];
+  return token >= 0 && token < columns && head < ALL_HEADS.length ? { head, token } : null;
+}
+
+const choose = () => pointed && change({ ...pointed, from: null });
+
+$("patch-matrix").setAttribute("aria-label", "change of the logit by head and token; arrow keys move, enter chooses");
+$("patch-matrix").addEventListener("pointermove", (event) => point(locate(event)));
+$("patch-matrix").addEventListener("pointerleave", () => point(null));
+$("patch-matrix").addEventListener("click", (event) => (point(locate(event)), choose()));
+$("patch-matrix").addEventListener("keydown", (event) => {
+  if (event.key === "Enter") choose();
+  const move = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+  if (!move) return;
+  const { head, token } = pointed ?? { head: 0, token: 0 };
+  point({ head: clamp(head + move[0], ALL_HEADS.length - 1), token: clamp(token + move[1], geometry().columns - 1) });
+  $("live").textContent = $("patch-note").textContent;
+  event.preventDefault();
+  event.stopPropagation();
+});
+
+$("other-text").addEventListener("input", ({ target }) => change({ otherText: target.value, from: null }));
+$("patch-from").addEventListener("change", ({ target }) => change({ from: Number(target.value) }));
+$("patch-target").addEventListener("change", ({ target }) => change({ target: Number(target.value) }));
+$("patch-all").addEventListener("click", fillMatrix);
+addField("b", () => state.otherText || undefined, (text) => ($("other-text").value = state.otherText = text ?? ""));
+addField("target", () => state.target ?? undefined, (text) => (state.target = text === null ? null : Number(text)));
+addField("from", () => state.from ?? undefined, (text) => (state.from = /^\d+$/.test(text ?? "") ? Number(text) : null));
+addView(drawPatch);

@@ -1,0 +1,239 @@
+// A network that reads one text, and what is measured while it does: the same as trace.py, lens.py, attribution.py and
+// circuits.py measure in Python. What was read of an earlier text stays where the new one begins alike, so that a typed
+// letter costs one token.
+
+import { Cache, CHUNK, hasValues, Trace, triangle } from "browser/network.js";
+import { likeliest } from "browser/sampling.js";
+
+const TOP = 5; // tokens listed for a position, as in lens.py
+const NEXT = 20; // tokens listed after the last position
+
+export class Reading {
+  // edits: as Network.read takes them.
+  constructor(network, edits = []) {
+    Object.assign(this, { network, edits, cache: null, trace: null, columns: [] });
+  }
+
+  // Reads the tokens, and measures each position; yields now and then. deep: also lens, attribution and value norms.
+  *read(tokens, deep) {
+    const { network } = this;
+    this.makeRoom(tokens.length);
+    const { cache, trace } = this;
+    let same = 0;
+    while (same < Math.min(tokens.length, cache.length) && tokens[same] === cache.tokens[same]) same++;
+    cache.cut(same);
+    // The last position that is alike predicts another token now.
+    this.columns.length = Math.min(this.columns.length, Math.max(0, same - 1));
+    while (cache.length < tokens.length) {
+      network.read(tokens.slice(cache.length, cache.length + CHUNK), cache, { edits: this.edits, trace });
+      yield;
+    }
+    for (let t = 0; t < tokens.length; t++) {
+      if (this.columns[t] && this.columns[t].deep >= deep) continue;
+      this.columns[t] = deep ? { ...this.predictions(t, true), ...this.attribution(t), deep } : { ...this.predictions(t, false), deep };
+      if (t % 4 === 3) yield;
+    }
+  }
+
+  // A cache and a trace that hold so many tokens. What was read stays only if it fits.
+  makeRoom(length) {
+    const { config } = this.network;
+    if (length > config.context_length) throw new RangeError(`a text of ${length} tokens, but the context has ${config.context_length}`);
+    if (this.cache?.room >= length) return;
+    const room = Math.min(config.context_length, 2 ** Math.ceil(Math.log2(Math.max(64, length))));
+    Object.assign(this, { cache: new Cache(config, room), trace: new Trace(config, room), columns: [] });
+  }
+
+  // The token after position t, undefined at the end.
+  tokenAfter(t) {
+    return t + 1 < this.cache.length ? this.cache.tokens[t + 1] : undefined;
+  }
+
+  // Surprise and likeliest tokens at a position, and the lens of each stage if `deep`.
+  predictions(t, deep) {
+    const { network, trace } = this;
+    const { embed_dim: D, vocab_size: V } = network.config;
+    const next = this.tokenAfter(t);
+    const rowOf = (rows) => rows.subarray(t * D, (t + 1) * D);
+    const stages = deep ? trace.residual.length : 1;
+    const features = new Float32Array(stages * D);
+    trace.residual.slice(0, stages - 1).forEach((rows, i) => network.norm("final_norm", rowOf(rows), features.subarray(i * D, (i + 1) * D)));
+    features.set(rowOf(trace.features), (stages - 1) * D);
+    const logits = network.logits(features);
+    const read = Array.from({ length: stages }, (_, i) => logits.subarray(i * V, (i + 1) * V));
+    const last = read.at(-1);
+    const totals = read.map(logTotal);
+    const top = likeliest(last, Math.min(NEXT, V));
+    const probability = (stage, id) => Math.exp(read[stage][id] - totals[stage]);
+    const column = {
+      next: top.map((id) => [id, probability(stages - 1, id)]),
+      nats: next === undefined ? null : totals.at(-1) - last[next],
+      rank: next === undefined ? null : countAbove(last, last[next]),
+    };
+    if (deep) {
+      const final = Float64Array.from(last, (logit) => logit - totals.at(-1));
+      const share = final.map(Math.exp);
+      column.token = read.map((early) => likeliest(early, 1)[0]);
+      column.probability = read.map((_, stage) => (next === undefined ? null : probability(stage, next)));
+      column.divergence = read.map((early, stage) => divergence(share, final, early, totals[stage]));
+    }
+    return column;
+  }
+
+  // What each part adds to the logit of the next token, as attribution.py explains; null at the last position. And the
+  // lengths of what the heads would write from this position (see circuits.value_norms).
+  attribution(t) {
+    const { network, trace } = this;
+    const { embed_dim: D, num_layers: L } = network.config;
+    const valueNorms = Array.from({ length: L }, (_, layer) => this.valueNorms(layer, t));
+    const next = this.tokenAfter(t);
+    if (next === undefined) return { parts: null, error: 0, valueNorms };
+    const rowOf = (rows) => rows.subarray(t * D, (t + 1) * D);
+    const row = network.weight("head").subarray(next * D, (next + 1) * D);
+    const logit = dot(rowOf(trace.features), row);
+    const last = this.biasPart("final_norm", "final norm bias", row);
+    let direction = this.beforeNorm("final_norm", rowOf(trace.residual.at(-1)), row);
+    const layers = {};
+    for (let layer = 0; layer < L; layer++) Object.assign(layers, this.layerParts(layer, t, direction));
+    let first = {};
+    if (network.config.embedding_norm) {
+      first = this.biasPart("embedding_norm", "embedding bias", direction);
+      direction = this.beforeNorm("embedding_norm", rowOf(trace.embeddings), direction);
+    }
+    const tables = Object.fromEntries(Object.entries(trace.tables).map(([name, rows]) => [name, dot(rowOf(rows), direction)]));
+    const parts = { ...tables, ...first, ...layers, ...last };
+    const sum = Object.values(parts).reduce((a, b) => a + b, 0);
+    return { parts, error: Math.abs(sum - logit), valueNorms };
+  }
+
+  biasPart(norm, name, direction) {
+    const bias = this.network.weights.get(`${norm}.bias`);
+    return bias ? { [name]: dot(bias, direction) } : {};
+  }
+
+  // What a part of the norm's input x is multiplied with, for its share of norm(x) . direction.
+  beforeNorm(name, x, direction) {
+    const D = x.length;
+    const weight = this.network.weight(name);
+    if (!weight) return Float64Array.from(direction, (value) => value / Math.sqrt(dot(x, x) / D + 1e-6));
+    const weighted = Float64Array.from(direction, (value, i) => value * weight[i]);
+    const [mean, middle] = [average(x), average(weighted)];
+    const variance = x.reduce((sum, value) => sum + (value - mean) ** 2, 0) / D;
+    return weighted.map((value) => (value - middle) / Math.sqrt(variance + 1e-5));
+  }
+
+  layerParts(layer, t, direction) {
+    const { network, trace } = this;
+    const { K } = network;
+    const { embed_dim: D, num_heads: H, num_kv_heads: kv } = network.config;
+    const output = `blocks.${layer}.attention.output_proj`;
+    const down = `blocks.${layer}.feed_forward.down_proj`;
+    const byColumn = new Float64Array(D); // direction times the output matrix
+    const matrix = network.weight(output);
+    for (let d = 0; d < D; d++) for (let i = 0; i < D; i++) byColumn[i] += direction[d] * matrix[d * D + i];
+    const parts = {};
+    for (let head = 0; head < H; head++) {
+      const columns = byColumn.subarray(head * K, (head + 1) * K);
+      parts[`head ${layer}.${head}`] = dot(trace.heads[layer].subarray(t * D + head * K, t * D + (head + 1) * K), columns);
+      if (!hasValues(network.config, layer)) continue;
+      const weights = trace.weights[layer * H + head].subarray(triangle(t), triangle(t + 1));
+      const group = Math.floor(head / (H / kv));
+      const share = weights.reduce((sum, weight, key) => {
+        const start = (key * kv + group) * K;
+        return sum + weight * dot(trace.valueRows[layer].subarray(start, start + K), columns);
+      }, 0);
+      parts[`values ${layer}.${head}`] = share;
+      parts[`head ${layer}.${head}`] -= share;
+    }
+    const [attentionBias, bias] = [output, down].map((name) => network.weights.get(`${name}.bias`));
+    if (attentionBias) parts[`attention bias ${layer}`] = dot(attentionBias, direction);
+    parts[`feed-forward ${layer}`] = dot(trace.feedForwards[layer].subarray(t * D, (t + 1) * D), direction);
+    if (bias) {
+      parts[`feed-forward bias ${layer}`] = dot(bias, direction);
+      parts[`feed-forward ${layer}`] -= parts[`feed-forward bias ${layer}`];
+    }
+    return parts;
+  }
+
+  valueNorms(layer, t) {
+    const { K, config } = this.network;
+    const { embed_dim: D, num_heads: H, num_kv_heads: kv } = config;
+    const matrix = this.network.weight(`blocks.${layer}.attention.output_proj`);
+    const squares = Array(H).fill(0);
+    for (let head = 0; head < H; head++) {
+      const start = (t * kv + Math.floor(head / (H / kv))) * K;
+      const value = this.cache.values[layer].subarray(start, start + K);
+      for (let d = 0; d < D; d++) squares[head] += dot(matrix.subarray(d * D + head * K, d * D + (head + 1) * K), value) ** 2;
+    }
+    return squares.map(Math.sqrt);
+  }
+
+  // All maps of the text in the page's format: for each head the lower triangle of 255 sqrt(p), a byte each.
+  block() {
+    const size = triangle(this.cache.length);
+    const block = new Uint8Array(this.trace.weights.length * size);
+    this.trace.weights.forEach((weights, head) => {
+      for (let i = 0; i < size; i++) block[head * size + i] = Math.round(255 * Math.sqrt(weights[i]));
+    });
+    return block;
+  }
+
+  // Nats per token; null for a single token.
+  loss() {
+    const nats = this.columns.slice(0, -1).map((column) => column.nats);
+    return nats.length ? nats.reduce((a, b) => a + b, 0) / nats.length : null;
+  }
+
+  // As the archive's details of one probe that is called "text" (see archive.py), without the texts of tokens.
+  details(deep) {
+    const { columns } = this;
+    const L = this.network.config.num_layers;
+    const rows = (count, at) => Array.from({ length: count }, (_, i) => columns.map((column) => at(column, i)));
+    const text = {
+      bits: columns.map(({ nats }) => (nats === null ? null : nats / Math.LN2)),
+      rank: columns.map(({ rank }) => rank),
+      top: columns.map(({ next }) => next.slice(0, TOP).map(([id]) => id)),
+      top_probability: columns.map(({ next }) => next.slice(0, TOP).map(([, probability]) => probability)),
+    };
+    const sublayers = Array.from({ length: 2 * L }, (_, i) => `${i % 2 ? "feed-forward" : "attention"} ${i >> 1}`);
+    const details = { version: 1, parts: [], sublayers: ["embeddings", ...sublayers], probes: { text } };
+    if (!deep) return details;
+    const lens = ["token", "probability", "divergence"].map((name) => [name, rows(2 * L + 1, (column, i) => column[name][i])]);
+    details.parts = Object.keys(columns[0].parts ?? {});
+    text.lens = Object.fromEntries(lens);
+    text.attribution = details.parts.map((part) => columns.map(({ parts }) => parts?.[part] ?? null));
+    text.attribution_error = columns.length > 1 ? Math.max(...columns.map(({ error }) => error)) : null;
+    text.value_norms = Array.from({ length: L }, (_, layer) => rows(this.network.config.num_heads, ({ valueNorms }, head) => valueNorms[layer][head]));
+    return details;
+  }
+}
+
+function dot(a, b) {
+  let sum = 0;
+  for (let i = 0; i < a.length; i++) sum += a[i] * b[i];
+  return sum;
+}
+
+const average = (x) => x.reduce((a, b) => a + b, 0) / x.length;
+
+// log of the sum of the exponentials.
+export function logTotal(logits) {
+  let largest = -Infinity;
+  for (let i = 0; i < logits.length; i++) if (logits[i] > largest) largest = logits[i];
+  let total = 0;
+  for (let i = 0; i < logits.length; i++) total += Math.exp(logits[i] - largest);
+  return largest + Math.log(total);
+}
+
+// The Kullback-Leibler divergence in bits of an early prediction from the final one, given as probabilities and their logs.
+function divergence(share, final, early, earlyTotal) {
+  let sum = 0;
+  for (let id = 0; id < final.length; id++) sum += share[id] * (final[id] - early[id] + earlyTotal);
+  return sum / Math.LN2;
+}
+
+function countAbove(logits, limit) {
+  let count = 0;
+  for (let id = 0; id < logits.length; id++) if (logits[id] > limit) count++;
+  return count;
+}

@@ -1,0 +1,41 @@
+// Drawing the next token from logits, as model/generation.py does.
+
+// Numbers in [0, 1) that a seed determines (the generator "mulberry32").
+export function randomNumbers(seed) {
+  let state = seed >>> 0;
+  return () => {
+    state = (state + 0x6d2b79f5) >>> 0;
+    let bits = Math.imul(state ^ (state >>> 15), state | 1);
+    bits ^= bits + Math.imul(bits ^ (bits >>> 7), bits | 61);
+    return ((bits ^ (bits >>> 14)) >>> 0) / 2 ** 32;
+  };
+}
+
+// temperature divides the logits, 0 takes the likeliest token; topK draws from so many of the likeliest, null from all.
+export function sample(logits, { temperature = 1, topK = null }, random) {
+  if (temperature === 0) return likeliest(logits, 1)[0];
+  const ids = topK && topK < logits.length ? likeliest(logits, topK) : null;
+  const count = ids?.length ?? logits.length;
+  const logitAt = (place) => logits[ids ? ids[place] : place];
+  let largest = -Infinity;
+  for (let place = 0; place < count; place++) largest = Math.max(largest, logitAt(place));
+  const sums = new Float64Array(count);
+  let sum = 0;
+  for (let place = 0; place < count; place++) sums[place] = sum += Math.exp((logitAt(place) - largest) / temperature);
+  const drawn = random() * sum;
+  const place = sums.findIndex((below) => drawn < below);
+  return ids ? ids[place] : place;
+}
+
+// The ids of the `count` largest logits, largest first; of equal ones the lower id.
+export function likeliest(logits, count) {
+  const best = [];
+  for (let id = 0; id < logits.length; id++) {
+    if (best.length === count && logits[id] <= logits[best[count - 1]]) continue;
+    if (best.length === count) best.pop();
+    let place = best.length;
+    while (place && logits[id] > logits[best[place - 1]]) place--;
+    best.splice(place, 0, id);
+  }
+  return best;
+}

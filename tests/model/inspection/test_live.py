@@ -1,0 +1,88 @@
+"""What a page that runs a model is packed with. That it runs is tested in test_engine.py."""
+
+import base64
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from data.tokenizers import byte_level
+from model.gpt import GPTConfig
+from model.inspection import live
+from model.inspection.ablation import part_means
+from model.inspection.template import json_element
+from tests.gpts import GPT2, random_gpt
+from tests.model.inspection.architectures import CONFIGS, MODERN, TOKENS
+
+TOKENIZER = byte_level().to_dict()
+PROBE = TOKENS.tolist()
+
+
+def test_rounding_is_within_half_a_step_and_its_cost_is_told(monkeypatch):
+    gpt = random_gpt(MODERN)
+    targets = TOKENS[None, 1:]
+    with torch.no_grad():
+        loss = gpt.loss(TOKENS[None, :-1], targets).item()
+    for limit, kind, largest in ((live.EXACT_BYTES, "bfloat16", 2**-8), (0, "int8", 0.5 / 127)):
+        monkeypatch.setattr(live, "EXACT_BYTES", limit)
+        packed = live.pack([(3, gpt)], TOKENIZER, PROBE)
+        assert packed.manifest["kind"] == kind and packed.manifest["steps"] == [3]
+        rounded = random_gpt(MODERN)
+        with torch.no_grad():
+            for weight, exact in zip(rounded.parameters(), gpt.parameters(), strict=True):
+                row = weight.abs().amax(1, keepdim=True)
+                weight.copy_(weight.bfloat16() if kind == "bfloat16" else (weight * 127 / row).round() * row / 127)
+                assert ((weight - exact).abs() <= 1.001 * largest * row).all()
+            cost = (rounded.loss(TOKENS[None, :-1], targets).item() - loss) / math.log(2)
+        assert packed.manifest["parity"]["bits"] == [pytest.approx(cost, abs=1e-4)]
+
+
+def test_parts_have_their_means_and_a_tied_head_is_stored_once():
+    gpt = random_gpt(replace(CONFIGS["tables"], tie_embeddings=True, position="learned"))
+    with torch.no_grad():
+        for weight in gpt.parameters():
+            weight.copy_(weight.bfloat16())  # so that nothing is lost
+    batch = torch.randint(50, (3, 16), generator=torch.Generator().manual_seed(1))
+    packed = live.pack([(0, gpt)], TOKENIZER, PROBE, batch=batch)
+    names = [tensor["name"] for tensor in packed.manifest["tensors"]]
+    assert names == [name for name, _ in gpt.named_parameters()] and "head.weight" not in names
+    expected = {live.part_name(part): mean for part, mean in part_means(gpt, batch).items()}
+    content = base64.b64decode(packed.blocks[0])
+    for tensor in packed.manifest["means"]:
+        mean = torch.frombuffer(
+            bytearray(content), dtype=torch.float32, count=tensor["shape"][0], offset=tensor["start"]
+        )
+        assert torch.allclose(mean, expected.pop(tensor["name"]), atol=1e-5)
+    assert not expected
+
+
+def test_the_elements_hold_the_data_and_no_text_can_end_them():
+    packed = live.pack([(0, random_gpt(MODERN)), (1, random_gpt(MODERN, seed=1))], TOKENIZER, PROBE)
+    manifest, *weights = packed.elements()
+    assert manifest == json_element("manifest", json.loads(json.dumps(packed.manifest)))
+    assert [element.partition(">")[2].removesuffix("</script>") for element in weights] == packed.blocks
+    assert len(set(packed.blocks)) == 2
+    assert {4 * -(-packed.manifest["bytes"] // 3)} == {len(block) for block in packed.blocks}
+
+
+def test_a_model_that_is_too_large_is_refused_with_its_size():
+    wide = GPTConfig(vocab_size=50257, context_length=16, num_layers=1, num_heads=1, embed_dim=32)
+    packed = live.pack([(0, random_gpt(wide))], TOKENIZER, PROBE)  # such a vocabulary fits where the model is small
+    assert len(packed.blocks[0]) < live.EXACT_BYTES
+    with pytest.raises(
+        ValueError, match=r"would take 5 MB, and the limit is 3 MB: it has 3,22\d,\d+ weights .* 50,257"
+    ):
+        live.pack([(0, random_gpt(wide))], TOKENIZER, PROBE, max_bytes=3_000_000)
+    with pytest.raises(ValueError, match="in each of 9 snapshots"):
+        live.pack([(step, random_gpt(wide)) for step in range(9)], TOKENIZER, PROBE)
+
+
+def test_mistakes_are_named():
+    gpt = random_gpt(MODERN)
+    with pytest.raises(ValueError, match="configs differ"):
+        live.pack([(0, gpt), (1, random_gpt(replace(MODERN, **GPT2)))], TOKENIZER, PROBE)
+    for probe in ([1], [1] * 17):
+        with pytest.raises(ValueError, match="2 to 16 tokens"):
+            live.pack([(0, gpt)], TOKENIZER, probe)
