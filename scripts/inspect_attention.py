@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> None:
         output = arguments.output or runs[0] / "attention.html"
     else:
         prompt = prompt_text(arguments.prompt)
-        shown = read_prompt([arguments.checkpoint, *compared], prompt)
+        shown = read_prompt([arguments.checkpoint, *compared], arguments.steps, prompt)
         title = prompt_title(prompt, shown)
         output = arguments.output or Path("attention.html")
     write(shown, title, output, arguments)
@@ -116,8 +116,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--open", action="store_true", help="open the written file in the browser")
     lives = "write a page that holds the model and reads what one types in it, at first --prompt (model.html)"
     parser.add_argument("--live", action="store_true", help=lives)
-    kept = "training steps whose checkpoints the page holds, such as 0,500,1500 (default: the one best.ckpt)"
-    parser.add_argument("--steps", type=step_list, metavar="N,N,...", help=f"with --live: {kept}")
+    kept = "training steps whose kept checkpoints read it, such as 0,500,1500 (default: the one best.ckpt)"
+    parser.add_argument("--steps", type=step_list, metavar="N,N,...", help=f"with --prompt or --live: {kept}")
     chosen = parser.add_argument_group("for a picture or a table")
     chosen.add_argument(
         "--step", type=int, metavar="N", help="training step that is shown (default: the last of each run)"
@@ -150,8 +150,8 @@ def check(arguments: argparse.Namespace) -> None:
     if arguments.live:
         check_live(arguments)
         return
-    if arguments.steps:
-        raise ValueError("--steps is for --live, where a slider goes from one step to the next; without it use --step")
+    if arguments.steps and arguments.prompt is None:
+        raise ValueError("--steps is for --prompt or --live: recorded maps are of all steps, of which --step takes one")
     if arguments.run and (arguments.checkpoint or arguments.prompt is not None):
         raise ValueError(
             "--run shows recorded maps and takes no prompt: write --checkpoint in its place, with --prompt"
@@ -199,7 +199,7 @@ def write_live(arguments: argparse.Namespace) -> Path:
     from model.runs.records import write_model_page
 
     path = arguments.run or arguments.checkpoint
-    checkpoints = find_kept(path, arguments.steps) if arguments.steps else [find_checkpoint(path)]
+    checkpoints = find_checkpoints(path, arguments.steps)
     loaded = [open_checkpoint(checkpoint) for checkpoint in checkpoints]
     gpt, tokenizer, _ = loaded[0]
     context = gpt.config.context_length
@@ -222,8 +222,13 @@ def write_live(arguments: argparse.Namespace) -> Path:
     return output
 
 
-def read_prompt(checkpoints: list[Path | None], prompt: str) -> list[Captures]:
-    """What each model attends to in the prompt, and in random tokens that are repeated.
+def find_checkpoints(path: Path | None, steps: list[int] | None) -> list[Path]:
+    """The checkpoints that a run has kept of these steps, or its best one without steps."""
+    return find_kept(path, steps) if steps else [find_checkpoint(path)]
+
+
+def read_prompt(models: list[Path | None], steps: list[int] | None, prompt: str) -> list[Captures]:
+    """What each model attends to in the prompt, and in random tokens that are repeated, at each of the steps.
 
     Models with one tokenizer read the same random tokens, so that their maps can be subtracted.
     """
@@ -231,12 +236,13 @@ def read_prompt(checkpoints: list[Path | None], prompt: str) -> list[Captures]:
     from model.inspection.page import Captures
     from model.inspection.recorder import take_snapshot
 
-    paths = [find_checkpoint(path) for path in checkpoints]
-    loaded = [open_checkpoint(path) for path in paths]
-    context = min(gpt.config.context_length for gpt, _, _ in loaded)
+    paths = [find_checkpoints(path, steps) for path in models]
+    loaded = [[open_checkpoint(path) for path in of_model] for of_model in paths]
+    context = min(gpt.config.context_length for (gpt, _, _), *_ in loaded)
     result = []
     repeated: dict[str, Probe] = {}  # by the tokenizer's fingerprint
-    for path, (gpt, tokenizer, step) in zip(paths, loaded, strict=True):
+    for (path, *_), of_model in zip(paths, loaded, strict=True):
+        tokenizer = of_model[0][1]
         tokens = tokenizer.encode(prompt)
         if not 2 <= len(tokens) <= context:
             raise ValueError(
@@ -246,11 +252,14 @@ def read_prompt(checkpoints: list[Path | None], prompt: str) -> list[Captures]:
             repeated[tokenizer.fingerprint] = repeated_probe(path, tokenizer, context)
         text = Probe(tokens, [tokenizer.label(token) for token in tokens])
         probes = {"text": text, "repeated": repeated[tokenizer.fingerprint]}
-        # There is no validation text here: what ablation takes away is averaged over the prompt's own positions.
-        snapshot, maps, details = take_snapshot(gpt, probes, step, tokenizer.label)
-        arrays = {name: weights.numpy() for name, weights in maps.items()}
-        load, load_details = {step: arrays}.__getitem__, {step: details}.__getitem__
-        result.append(Captures(model_name(path), probes, [snapshot], load, [step], load_details))
+        snapshots, arrays, details = [], {}, {}
+        for gpt, _, step in of_model:
+            # There is no validation text here: what ablation takes away is averaged over the prompt's own positions.
+            snapshot, maps, details[step] = take_snapshot(gpt, probes, step, tokenizer.label)
+            snapshots.append(snapshot)
+            arrays[step] = {name: weights.numpy() for name, weights in maps.items()}
+        name, load, load_details = model_name(path), arrays.__getitem__, details.__getitem__
+        result.append(Captures(name, probes, snapshots, load, list(arrays), load_details, is_prompt=True))
     return result
 
 
@@ -289,8 +298,13 @@ def prompt_title(prompt: str, shown: list[Captures]) -> str:
     """The page's: the beginning of the prompt, and each checkpoint that read it."""
     line = " ".join(prompt.split())
     short = line if len(line) <= TITLE_CHARS else line[: TITLE_CHARS - 1] + "…"
-    models = [f"{captures.name} at step {captures.steps[-1]}" for captures in shown]
+    models = [f"{captures.name} at step {numbers_between(list(captures.steps))}" for captures in shown]
     return f"“{short}” read by {' and '.join(models)}"
+
+
+def numbers_between(steps: list[int]) -> str:
+    first, last = steps[0], steps[-1]
+    return str(first) if first == last else f"{first} to {last}"
 
 
 def write(shown: list[Captures], title: str, output: Path, arguments: argparse.Namespace) -> None:

@@ -255,6 +255,25 @@ def test_two_that_read_a_prompt_by_other_tokenizers_are_shown_one_at_a_time(tmp_
     assert set(by_words[1]) <= {tokenizer.label(i) for i in range(tokenizer.vocab_size)}
 
 
+def test_a_prompt_is_followed_over_the_kept_checkpoints(tmp_path):
+    gpts = {0: small_gpt(0), 5: small_gpt(1)}
+    for step, gpt in gpts.items():
+        save_checkpoint(tmp_path / "followed" / "checkpoints" / f"step_{step:08d}.ckpt", gpt, step)
+    save_checkpoint(tmp_path / "followed" / "checkpoints" / "best.ckpt", gpts[5], 5)
+    prompt = ["--checkpoint", str(tmp_path / "followed"), "--prompt", "x = x + 1", "--steps", "5,0"]
+    assert main([*prompt, "--output", "maps.html"]) == 0
+    data = data_of(Path("maps.html"))
+    assert data["title"] == "“x = x + 1” read by followed at step 0 to 5"
+    captures = data["runs"][0]["captures"]
+    assert [capture["step"] for capture in captures] == [0, 5]
+    for captured in captures:
+        weights = capture(gpts[captured["step"]], byte_level().encode("x = x + 1")).weights
+        np.testing.assert_allclose(map_of(Path("maps.html"), captured["blocks"][0], 2, 3), weights, atol=0.0045)
+    assert main([*prompt, "--scores", "--output", "scores.csv"]) == 0
+    rows = csv.DictReader(Path("scores.csv").read_text().splitlines())
+    assert {row["step"] for row in rows} == {"0", "5"}
+
+
 def test_a_comparison_has_what_both_runs_recorded_even_if_they_differ(tmp_path):
     for name, layers in (("small", 2), ("large", 3)):
         make_run(tmp_path / name, seed=0, num_layers=layers)
@@ -312,6 +331,9 @@ MISTAKES = {
         ["--checkpoint", "runs/first", "--prompt", "to be or", "--compare", "foreign", "--output", "a.png"],
         "first and foreign cannot be compared: their text probes have different tokens",
     ),
+    "steps without a prompt": (["--steps", "0,1"], "--steps is for --prompt or --live"),
+    "steps that were not kept": (["--prompt", "ab", "--steps", "0,1"], "has no checkpoint of step 0"),
+    "steps that are no numbers": (["--prompt", "ab", "--steps", "a"], "argument --steps: invalid list of steps value"),
     "no such step": (["--run", "runs/first", "--step", "9", "--output", "maps.png"], "the nearest that was is 2"),
     "no such head": (["--head", "2.0", "--output", "maps.png"], "--head must be LAYER.HEAD, from 0.0 to 1.2, not 2.0"),
     "head of a page": (["--head", "1.0"], "--head is for an --output NAME that ends in .png or .svg or .pdf or .csv"),

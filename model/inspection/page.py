@@ -61,6 +61,7 @@ class Captures:
     details: from a step to what was measured beside its maps, {} where nothing was.
     tokenizer: its fingerprint, "" if unknown.
     metrics, config: of its training, as `compare` needs them; empty if unknown.
+    is_prompt: whether the text is a person's own, which they want to see first.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Captures:
     tokenizer: str = ""
     metrics: Rows = ()
     config: Mapping = field(default_factory=dict)
+    is_prompt: bool = False
 
     @classmethod
     def of(cls, archive: AttentionArchive, name: str) -> Captures:
@@ -294,8 +296,7 @@ def _compressed(content: bytes, level: int) -> str:
 def _about(run: Captures, length: int) -> dict:
     """A run's sizes, the first `length` tokens of its probes, and the probe, head and token that it is shown with."""
     layers, heads = run.snapshots[0].shape
-    # A run of one step is a prompt, and a person wants to see that and not the repeated tokens.
-    shown = run.probes if len(run.steps) > 1 else {"text": run.probes["text"]}
+    shown = {"text": run.probes["text"]} if run.is_prompt else run.probes
     opening = opening_view(run.load(run.steps[-1]), shown, length)
     return {
         "layers": layers,

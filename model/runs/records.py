@@ -79,7 +79,7 @@ def write_model_page(
         text = captures["text"]
         taken.append(Snapshot(step, text.precision, text.fidelity, text.causality, scores))
         maps[step] = {probe: heads.numpy() for probe, heads in weights.items()}
-    run = Captures(name, probes, taken, maps.__getitem__, list(maps))
+    run = Captures(name, probes, taken, maps.__getitem__, list(maps), is_prompt=True)
     room = MAX_BYTES - len(live_page(run, name, opening, []).encode())
     model = pack(snapshots, tokenizer, probes["text"].tokens, max_bytes=room)
     write_atomically(path, live_page(run, name, opening, model.elements()).encode())
