@@ -14,9 +14,8 @@ if not __package__:  # run as a file, Python looks for modules beside it and not
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from model.runs.command_line import exit_status
-from model.runs.folder import find_checkpoint
 from scripts.parser import Parser, at_least
-from scripts.prompting import open_checkpoint, prompt_text, read_prompts
+from scripts.prompting import choose_device, open_model, prompt_text, read_prompts
 from scripts.writing import TextStream, write
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not i
 PROMPTS_AT_ONCE = 32
 
 
-@exit_status("generate.py")
+@exit_status("generate.py", (ValueError, OSError, ModuleNotFoundError))
 def main(argv: list[str] | None = None) -> None:
     arguments = build_parser().parse_args(argv)
     if sys.stdout is None:
@@ -62,7 +61,12 @@ def build_parser() -> argparse.ArgumentParser:
     """The options. Each help text names the unit and the default."""
     parser = Parser(prog="generate.py", description=DESCRIPTION)
     add = parser.add_argument
-    add("--checkpoint", type=Path, metavar="PATH", help="checkpoint file or run folder (default: newest under runs/)")
+    add(
+        "--checkpoint",
+        type=Path,
+        metavar="PATH",
+        help="checkpoint file, run folder or folder of a Hugging Face model (default: newest under runs/)",
+    )
     prompt = parser.add_mutually_exclusive_group()
     prompt.add_argument(
         "--prompt",
@@ -134,9 +138,7 @@ class Writer:
         from model.kernels import record_cuda_graph
 
         self.device = choose_device(arguments.device)
-        checkpoint = find_checkpoint(arguments.checkpoint)
-        self.model, self.tokenizer, step = open_checkpoint(checkpoint, self.device)
-        self.heading = f"{checkpoint}, step {step}, on {self.device}"
+        self.model, self.tokenizer, self.heading = open_model(arguments.checkpoint, self.device)
         self.seed, self.stops, self.max_new_tokens = arguments.seed, arguments.stop, arguments.max_new_tokens
         names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
         self.options = {name: getattr(arguments, name) for name in names}
@@ -267,20 +269,6 @@ def read_turn() -> str | None:
 def tell_speed(texts: list[TextStream], seconds: float) -> None:
     count = sum(len(text.tokens) for text in texts)
     print(f"{count:,} tokens in {seconds:.2f} s: {count / seconds:,.0f} tokens/s", file=sys.stderr)
-
-
-def choose_device(name: str) -> torch.device:
-    """The device of that name; "auto" is the accelerator, else the CPU. Raises ValueError if there is none such."""
-    import torch
-
-    if name == "auto":
-        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-    try:
-        device = torch.empty(0, device=name).device
-        torch.Generator(device)  # fails for a device without random numbers, such as "meta"
-        return device
-    except (RuntimeError, AssertionError) as error:  # the latter from a PyTorch built without CUDA
-        raise ValueError(f"--device {name} is not available here: {str(error).splitlines()[0]}") from error
 
 
 def write_text(text: str) -> None:

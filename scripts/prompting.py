@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from model.runs.folder import find_checkpoint
+
 if TYPE_CHECKING:
     import torch
 
@@ -34,6 +36,42 @@ def open_checkpoint(checkpoint: Path, device: str | torch.device = "cpu") -> tup
             f"which has {gpt.config.vocab_size:,}"
         )
     return gpt, tokenizer, info["global_step"]
+
+
+def is_huggingface(path: Path | None) -> bool:
+    """Whether `path` is the folder of a Hugging Face model, or of what calls itself one."""
+    return path is not None and (path / "config.json").is_file()
+
+
+def open_model(path: Path | None, device: torch.device) -> tuple[GPT, Tokenizer, str]:
+    """The GPT of a checkpoint, run or Hugging Face folder in evaluation mode, its tokenizer, and a line that names it.
+
+    Raises ValueError or OSError, with a sentence that names the file, or ModuleNotFoundError.
+    """
+    if not is_huggingface(path):
+        checkpoint = find_checkpoint(path)
+        gpt, tokenizer, step = open_checkpoint(checkpoint, device)
+        return gpt, tokenizer, f"{checkpoint}, step {step}, on {device}"
+    from data.huggingface import read_tokenizer
+    from model.huggingface import check_tokenizer, from_huggingface
+
+    gpt, tokenizer = from_huggingface(path), read_tokenizer(path)
+    check_tokenizer(gpt, tokenizer)
+    return gpt.to(device), tokenizer, f"{path}, on {device}"
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of that name; "auto" is the accelerator, else the CPU. Raises ValueError if there is none such."""
+    import torch
+
+    if name == "auto":
+        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    try:
+        device = torch.empty(0, device=name).device
+        torch.Generator(device)  # fails for a device without random numbers, such as "meta"
+        return device
+    except (RuntimeError, AssertionError) as error:  # the latter from a PyTorch built without CUDA
+        raise ValueError(f"--device {name} is not available here: {str(error).splitlines()[0]}") from error
 
 
 def prompt_text(prompt: str, file: Path | None = None) -> str:
