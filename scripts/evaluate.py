@@ -168,7 +168,8 @@ def evaluate_text(arguments: argparse.Namespace, data: TextDataModule) -> None:
         raise ValueError(f"--stride {stride} would leave out tokens: the model reads {context_length} at once")
     text = read_text(data, arguments.split, tokenizer)
     num_targets = len(text.tokens) - 1
-    print(f"{heading}: {-(-num_targets // stride):,} windows of {context_length} tokens", file=sys.stderr)
+    num_windows = 1 + max(0, -(-(num_targets - context_length) // stride))
+    print(f"{heading}: {num_windows:,} windows of {context_length} tokens", file=sys.stderr)
     logprobs = text_logprobs(
         gpt,
         torch.from_numpy(text.tokens.astype("int64")),
