@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from model.masks import window_mask
+from model.masks import causal_mask, window_mask
 
 
 class KVCache:
@@ -18,6 +18,9 @@ class KVCache:
 
     A forward pass appends its T new positions layer by layer. All layers write at `length`, which advances when the
     last layer has written. No gradient flows through cached keys and values.
+
+    Texts of different lengths are aligned at their ends: `padding` (B,) says how many places at the beginning of each
+    row hold no text. They form a document of their own, which no text attends to. It is None if there are none.
 
     Args:
         num_layers, batch_size, num_kv_heads, max_len, head_dim: the sizes, each at least 1.
@@ -45,14 +48,23 @@ class KVCache:
             )
         self.max_len = max_len
         self.length = 0
+        self.padding: Tensor | None = None
         self.tokens = torch.empty((batch_size, max_len), device=device, dtype=torch.long)
         # Zeros, because masked values are still multiplied, by 0, and uninitialised memory may hold NaN.
         self.keys = torch.zeros(shape, device=device, dtype=dtype)
         self.values = torch.zeros(shape, device=device, dtype=dtype)
 
     def positions(self, num_new: int) -> Tensor:
-        """(T,), the positions of the next `num_new` tokens."""
-        return torch.arange(self.length, self.length + num_new, device=self.tokens.device)
+        """The positions in their text of the next `num_new` tokens: (T,), or (B, T) with padding, whose own are 0."""
+        places = self._places(num_new, self.length + num_new)
+        return places if self.padding is None else (places - self.padding[:, None]).clamp(min=0)
+
+    def document_ids(self, num_last: int, num_new: int) -> Tensor | None:
+        """(B, num_last): whether each of the last tokens, the `num_new` next ones included, is text and not padding.
+
+        None without padding.
+        """
+        return None if self.padding is None else self._places(num_last, self.length + num_new) >= self.padding[:, None]
 
     def append_tokens(self, tokens: Tensor) -> Tensor:
         """Stores the ids (B, T) of new tokens, before their keys and values.
@@ -74,7 +86,8 @@ class KVCache:
 
         Returns:
             keys and values (B, H_kv, S, K) of the layer, as views, without those that are in no query's window, and
-            the mask that belongs to them: (T, S), or None for plain causality, where the last query sees the last key.
+            the mask that belongs to them: (T, S), (B, 1, T, S) with padding, or None for plain causality, where the
+            last query sees the last key.
 
         Raises:
             ValueError: if they do not fit, in length or in another size; nothing is stored then.
@@ -91,12 +104,21 @@ class KVCache:
             )
         new_keys.copy_(k.detach())
         new_values.copy_(v.detach())
+        is_text = self.document_ids(end, new)
         if layer == len(self.keys) - 1:
             self.length = end
         if window is not None and window + new - 1 < end:
             seen = window + new - 1
             keys, values = keys.narrow(2, end - seen, seen), values.narrow(2, end - seen, seen)
-        return keys, values, window_mask(new, keys.shape[2], window, device=k.device)
+        S = keys.shape[2]
+        mask = window_mask(new, S, window, device=k.device)
+        if is_text is not None:
+            documents = is_text[:, None, -new:, None] == is_text[:, None, None, -S:]
+            mask = documents & (causal_mask(new, S, device=k.device) if mask is None else mask)
+        return keys, values, mask
+
+    def _places(self, number: int, end: int) -> Tensor:
+        return torch.arange(end - number, end, device=self.tokens.device)
 
     def _end(self, num_new: int) -> int:
         end = self.length + num_new
@@ -110,9 +132,13 @@ class KVCache:
         """The part of one attention layer."""
         return LayerCache(self, index)
 
-    def reset(self) -> None:
-        """Forgets everything."""
+    def reset(self, padding: Tensor | None = None) -> None:
+        """Forgets everything. The texts that follow have this `padding` (B,), less than their first tokens' number."""
         self.length = 0
+        if padding is None or self.padding is None:
+            self.padding = padding
+        else:  # a recorded step reads it where it is
+            self.padding.copy_(padding)
 
 
 class LayerCache(NamedTuple):

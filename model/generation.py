@@ -5,7 +5,8 @@ Shapes: B batch, T prompt length, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,8 @@ from model.cache import KVCache
 from model.checks import check_range
 from model.gpt import GPT, in_eval_mode
 from model.kernels import RecordedStep, Recorder, fast_decoding
+
+Generators = torch.Generator | Sequence[torch.Generator] | None
 
 
 def generate(model: GPT, tokens: Tensor, max_new_tokens: int, **options: Any) -> Tensor:
@@ -29,11 +32,16 @@ def stream(
     tokens: Tensor,
     max_new_tokens: int,
     *,
+    lengths: Tensor | None = None,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
-    generator: torch.Generator | None = None,
+    min_p: float | None = None,
+    repetition_penalty: float = 1.0,
+    generator: Generators = None,
     stop_token: int | None = None,
+    cache: KVCache | None = None,
+    logprobs: list[Tensor] | None = None,
     record: Recorder | None = None,
 ) -> Iterator[Tensor]:
     """Continues each prompt of a batch, and yields each new token (B,) of the batch as soon as it is drawn.
@@ -41,18 +49,31 @@ def stream(
     Of a prompt longer than the model's context_length only the end is read. When the context is full, its last half is
     read again in one pass and generation continues from there: cached keys contain their positions, so the cache
     cannot be shifted. This costs less than one extra token per token, and the model always sees at least half of its
-    context.
+    context. With prompts of different lengths this happens when any row is full, and the other rows are read again
+    whole, so that each row's text is the one that it would be alone.
 
     Args:
         model: put in eval mode while it writes.
-        tokens: prompts (B, T) of one length, T >= 1, on the model's device.
+        tokens: prompts (B, T), T >= 1, on the model's device.
         max_new_tokens: the most tokens to write, at least 1.
+        lengths: (B,), for prompts of different lengths: only the last so many tokens of a row are its prompt, and what
+            is before them is not read. Each in 1 .. T; all T if None.
         temperature: divides the logits; 0 always takes the likeliest token.
         top_k: draw from the k likeliest tokens only.
         top_p: draw from the likeliest tokens that together have this probability, in (0, 1] ("nucleus",
             Holtzman et al. 2019, https://arxiv.org/abs/1904.09751); applied after temperature and top_k.
-        generator: source of randomness, on the model's device; PyTorch's default one if None.
+        min_p: draw only from tokens at least this many times as likely as the likeliest, in [0, 1] (Nguyen et al.
+            2024, https://arxiv.org/abs/2407.01082); applied after temperature, top_k and top_p.
+        repetition_penalty: makes tokens of the text so far less likely, prompt included: their positive logits are
+            divided by it and the negative ones multiplied (Keskar et al. 2019, https://arxiv.org/abs/1909.05858).
+            Above 0; 1 changes nothing.
+        generator: source of randomness, on the model's device; PyTorch's default one if None. Of several, each draws
+            for an equal share of the rows.
         stop_token: ends a sequence, which is then padded with it; generation stops when all sequences have ended.
+        cache: of an earlier call, to continue its text: `tokens` follow what it holds. The last token that a call has
+            yielded is not in it yet and must come first. A new one of max_len context_length starts a text.
+        logprobs: a list, to which each token's log-probability (B,) is added before the token is yielded: what the
+            model gives it, in nats, before all options above.
         record: wraps the step of one token so that it runs faster: `model.kernels.record_cuda_graph` on a GPU, or
             `torch.compile`.
 
@@ -64,6 +85,14 @@ def stream(
         raise TypeError(f"tokens must be integers, not {tokens.dtype}")
     if tokens.ndim != 2 or not tokens.numel():
         raise ValueError(f"tokens must be (B, T), both at least 1, not of shape {tuple(tokens.shape)}")
+    B, T = tokens.shape
+    if lengths is not None:
+        if lengths.shape != (B,) or lengths.min() < 1 or lengths.max() > T:
+            raise ValueError(f"lengths must be {B} numbers in 1..{T}, not {lengths.tolist()}")
+        if cache is not None:
+            raise ValueError("prompts of different lengths cannot continue a cache")
+        is_text = torch.arange(T, device=tokens.device) >= T - lengths[:, None]
+        tokens = tokens.where(is_text, tokens[:, -1:])  # any token will do, but it must be one
     vocab_size = model.config.vocab_size
     if tokens.min() < 0 or tokens.max() >= vocab_size:
         raise ValueError(f"token ids must lie in 0..{vocab_size - 1}, not in {tokens.min()}..{tokens.max()}")
@@ -73,56 +102,88 @@ def stream(
     check_range("temperature", temperature, 0)
     check_range("top_k", top_k, 1)
     check_range("top_p", top_p, 0, 1, low_open=True)
-    draw = partial(sample, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
+    check_range("min_p", min_p, 0, 1)
+    check_range("repetition_penalty", repetition_penalty, 0, low_open=True)
+    draw = partial(sample, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, generator=generator)
+    if cache is None:
+        # Not always the whole context: a big batch that writes little needs less memory.
+        cache = new_cache(model, B, min(model.config.context_length, T + max_new_tokens))
+    if lengths is not None and lengths.min() < T:
+        cache.reset(padding=T - lengths)
     # A separate function, because the body of a generator runs, and raises, only when it is iterated.
-    return _decode(model, tokens, max_new_tokens, draw, stop_token, record)
+    return _decode(model, cache, tokens, max_new_tokens, draw, repetition_penalty, stop_token, logprobs, record)
+
+
+def new_cache(model: GPT, batch_size: int, max_len: int) -> KVCache:
+    """An empty cache for `max_len` tokens of each of `batch_size` texts, as this model needs it."""
+    config, weight = model.config, model.token_embedding.weight
+    sizes = (config.num_layers, batch_size, config.num_kv_heads, max_len, config.head_dim)
+    return KVCache(*sizes, device=weight.device, dtype=weight.dtype)
 
 
 @torch.inference_mode()
 def _decode(
     model: GPT,
-    tokens: Tensor,
+    cache: KVCache,
+    unread: Tensor,
     max_new_tokens: int,
     draw: Callable[[Tensor], Tensor],
+    repetition_penalty: float,
     stop_token: int | None,
+    logprobs: list[Tensor] | None,
     record: Recorder | None,
 ) -> Iterator[Tensor]:
-    config = model.config
-    context_length = config.context_length
-    weight = model.token_embedding.weight
-    cache = KVCache(
-        config.num_layers,
-        len(tokens),
-        config.num_kv_heads,
-        # Not always the whole context: a big batch that writes little needs less memory.
-        min(context_length, tokens.shape[1] + max_new_tokens),
-        config.head_dim,
-        device=weight.device,
-        dtype=weight.dtype,
-    )
+    B = len(unread)
     step = None if record is None else RecordedStep(model, cache, record)
-    unread = tokens[:, -context_length:]
-    finished = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
-    with in_eval_mode(model), fast_decoding(model, len(tokens)):
+    finished = torch.zeros(B, dtype=torch.bool, device=unread.device)
+    seen = None
+    if repetition_penalty != 1:
+        text = torch.cat((cache.tokens[:, : cache.length], unread), dim=1)
+        seen = torch.zeros((B, model.config.vocab_size), dtype=torch.bool, device=unread.device)
+        seen.scatter_(1, text, True)
+    with in_eval_mode(model), fast_decoding(model, B):
         for _ in range(max_new_tokens):
-            if cache.length + unread.shape[1] > context_length:
-                kept = max(1, context_length // 2)
-                recent = cache.tokens[:, context_length - kept + 1 :]
-                unread = torch.cat((recent, unread), dim=1)
-                cache.reset()
+            if cache.length + unread.shape[1] > cache.max_len:
+                unread = _shorten(cache, unread)
             if step is not None and cache.length > 0 and unread.shape[1] == 1:
                 logits = step(unread)
             else:
                 logits = model.unembed(model.features(unread, cache=cache)[:, -1])
-            token = draw(logits)
+            token = draw(logits if seen is None else penalise(logits, seen, repetition_penalty))
             if stop_token is not None:
                 token = token.masked_fill(finished, stop_token)
                 finished = finished | (token == stop_token)
+            if logprobs is not None:
+                logprobs.append(logits.log_softmax(dim=-1).gather(1, token[:, None])[:, 0])
             yield token
             # The check waits for the device, so it is made only if there is a stop_token.
             if stop_token is not None and finished.all():
                 return
             unread = token[:, None]
+            if seen is not None:
+                seen.scatter_(1, unread, True)
+
+
+def _shorten(cache: KVCache, unread: Tensor) -> Tensor:
+    """Empties a cache that has no room for `unread` (B, T), and returns what to read then.
+
+    Of each row that is too long this is the last half of the context, or as much as is unread; the rest is kept.
+    """
+    text = torch.cat((cache.tokens[:, : cache.length], unread), dim=1)
+    kept = min(cache.max_len, max(cache.max_len // 2, unread.shape[1]))
+    padding = None
+    if cache.padding is not None:
+        lengths = text.shape[1] - cache.padding
+        lengths = torch.where(lengths > cache.max_len, kept, lengths)
+        kept = int(lengths.max())
+        padding = kept - lengths
+    cache.reset(padding)
+    return text[:, -kept:]
+
+
+def penalise(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+    """Logits (B, V) with those of `seen` (B, V, boolean) tokens divided by `penalty` if positive, else multiplied."""
+    return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
 def sample(
@@ -131,9 +192,10 @@ def sample(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
-    generator: torch.Generator | None = None,
+    min_p: float | None = None,
+    generator: Generators = None,
 ) -> Tensor:
-    """Draws one token a row: logits (B, V) -> (B,), without waiting for the device. Options as in `generate`."""
+    """Draws one token a row: logits (B, V) -> (B,), without waiting for the device. Options as in `stream`."""
     if temperature == 0:
         return logits.argmax(dim=-1)
     logits = logits.float()
@@ -148,8 +210,13 @@ def sample(
         probabilities = logits.softmax(dim=-1)
         likelier = probabilities.cumsum(dim=-1) - probabilities  # the probability of all likelier tokens
         logits = logits.masked_fill(likelier >= top_p, -torch.inf)
+    if min_p:
+        logits = logits.masked_fill(logits < math.log(min_p), -torch.inf)  # the likeliest token's logit is 0
     # The largest of logit + Gumbel noise is a draw from the softmax (Gumbel 1954; Maddison et al. 2014,
     # https://arxiv.org/abs/1411.0030); the logarithm of an exponential variable is such noise, negated.
-    noise = torch.empty_like(logits).exponential_(generator=generator).log()
-    drawn = (logits - noise).argmax(dim=-1, keepdim=True)
+    noise = torch.empty_like(logits)
+    generators = generator if isinstance(generator, Sequence) else [generator]
+    for rows, source in zip(noise.chunk(len(generators)), generators, strict=True):
+        rows.exponential_(generator=source)
+    drawn = (logits - noise.log()).argmax(dim=-1, keepdim=True)
     return (drawn if token_ids is None else token_ids.gather(-1, drawn)).squeeze(-1)

@@ -276,12 +276,14 @@ class GPT(nn.Module):
             )
         if cache is None:
             positions, recent = torch.arange(T, device=tokens.device), tokens
+            recent_ids = document_ids
         else:
             positions, recent = cache.positions(T), cache.append_tokens(tokens)
+            recent_ids = cache.document_ids(recent.shape[1], T)
 
         x = self.token_embedding(tokens)
         if self.bigram_embedding is not None:
-            x = x + self.bigram_embedding(self.bigram_buckets(recent, document_ids)[:, -T:])
+            x = x + self.bigram_embedding(self.bigram_buckets(recent, recent_ids)[:, -T:])
         if self.position_embedding is not None:
             x = x + self.position_embedding(positions)
         if torch.is_autocast_enabled(x.device.type):  # otherwise the residual stream would stay in float32
@@ -290,7 +292,8 @@ class GPT(nn.Module):
 
         rotary = None
         if self.config.position == "rotary":
-            rotary = tuple(table.to(x.dtype) for table in rotary_angles(positions, self.config.head_dim))
+            per_head = positions if positions.ndim == 1 else positions[:, None]  # (B, 1, T), the same for all heads
+            rotary = tuple(table.to(x.dtype) for table in rotary_angles(per_head, self.config.head_dim))
         mask = None if document_ids is None else document_mask(document_ids)
         for layer, block in enumerate(self.blocks):
             value_embedding = None

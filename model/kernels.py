@@ -219,12 +219,19 @@ class StaticCache(KVCache):
 
     def __init__(self, cache: KVCache, position: Tensor) -> None:
         self.max_len, self.tokens, self.keys, self.values = cache.max_len, cache.tokens, cache.keys, cache.values
+        self.padding = cache.padding
         self.length = 0  # the caller counts: a number that changes in Python could not be recorded
         self.position = position
 
     def positions(self, num_new: int) -> Tensor:
         """As `KVCache.positions`, for one token."""
-        return self.position
+        return self.position if self.padding is None else self.position - self.padding[:, None]
+
+    def document_ids(self, num_last: int, num_new: int) -> Tensor | None:
+        """As `KVCache.document_ids`, for one token."""
+        if self.padding is None:
+            return None
+        return self.position + torch.arange(1 - num_last, 1, device=self.tokens.device) >= self.padding[:, None]
 
     def append_tokens(self, tokens: Tensor) -> Tensor:
         """As `KVCache.append_tokens` for ids (B, 1), but returns a copy."""
@@ -233,13 +240,16 @@ class StaticCache(KVCache):
         return self.tokens.index_select(1, torch.cat((self.position - 1, self.position)))
 
     def append(self, layer: int, k: Tensor, v: Tensor, window: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """As `KVCache.append` for k and v (B, H_kv, 1, K), but returns all M keys and values, and a mask (1, M)."""
+        """As `KVCache.append` for k and v (B, H_kv, 1, K), but returns all M keys and values, and a mask (1, M)
+        or (B, 1, 1, M)."""
         keys = self.keys[layer].index_copy_(2, self.position, k)
         values = self.values[layer].index_copy_(2, self.position, v)
-        visible = self.distance >= 0
+        visible = (self.distance >= 0)[None]
         if window is not None:
             visible &= self.distance < window
-        return keys, values, visible[None]
+        if self.padding is not None:  # (1, M) -> (B, 1, 1, M)
+            visible = (visible & (self.distance <= (self.position - self.padding)[:, None]))[:, None, None]
+        return keys, values, visible
 
 
 class RecordedStep:

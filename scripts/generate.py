@@ -3,44 +3,53 @@
 from __future__ import annotations
 
 import argparse
-import codecs
+import json
 import sys
-from collections.abc import Iterable
-from itertools import chain
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if not __package__:  # run as a file, Python looks for modules beside it and not in the repository's root
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from model.runs.command_line import exit_status
-from model.runs.folder import find_checkpoint
 from scripts.parser import Parser, at_least
-from scripts.prompting import open_checkpoint, prompt_text
+from scripts.prompting import choose_device, open_model, prompt_text, read_prompts
+from scripts.writing import TextStream, write
 
 if TYPE_CHECKING:
     import torch
 
-    from data.tokenizers import Tokenizer
 
 DESCRIPTION = """\
-Continues a prompt with a trained GPT and writes the text as it is drawn. Everything it needs is in the checkpoint.
+Continues prompts with a trained GPT and writes the text as it is drawn. Everything it needs is in the checkpoint.
 The window slides: of a prompt longer than the model's context only the end is read, and a text that outgrows the
 context continues from the last half of it. A text ends early where the model ends its document."""
 
 # A model can write any byte; on a terminal a control character would act instead of show.
 CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {127: 0x2421}
+PROMPTS_AT_ONCE = 32
 
 
-@exit_status("generate.py")
+@exit_status("generate.py", (ValueError, OSError, ModuleNotFoundError))
 def main(argv: list[str] | None = None) -> None:
     arguments = build_parser().parse_args(argv)
     if sys.stdout is None:
         raise ValueError("standard output is closed, so the text has nowhere to go")
     if arguments.seed is not None and not 0 <= arguments.seed < 2**63:
         raise ValueError(f"--seed must lie in 0..2^63 - 1, not {arguments.seed}")
+    if "" in arguments.stop:
+        raise ValueError("--stop is empty: write the text to end before")
+    if arguments.interactive and (arguments.num_samples > 1 or arguments.json or arguments.logprobs):
+        raise ValueError("--interactive writes one text: leave out --num_samples, --json and --logprobs")
     try:
-        generate(arguments, prompt_text(arguments.prompt, arguments.prompt_file))
+        if arguments.interactive:
+            converse(arguments)
+        elif arguments.prompts:
+            generate(arguments, read_prompts(arguments.prompts))
+        else:
+            generate(arguments, [prompt_text(arguments.prompt, arguments.prompt_file)])
     except (MemoryError, RuntimeError) as error:
         # PyTorch has no type of its own for a processor's memory that is used up, but says the same as for a GPU's.
         if isinstance(error, RuntimeError) and "tried to allocate" not in str(error).lower():
@@ -52,7 +61,12 @@ def build_parser() -> argparse.ArgumentParser:
     """The options. Each help text names the unit and the default."""
     parser = Parser(prog="generate.py", description=DESCRIPTION)
     add = parser.add_argument
-    add("--checkpoint", type=Path, metavar="PATH", help="checkpoint file or run folder (default: newest under runs/)")
+    add(
+        "--checkpoint",
+        type=Path,
+        metavar="PATH",
+        help="checkpoint file, run folder or folder of a Hugging Face model (default: newest under runs/)",
+    )
     prompt = parser.add_mutually_exclusive_group()
     prompt.add_argument(
         "--prompt",
@@ -61,8 +75,28 @@ def build_parser() -> argparse.ArgumentParser:
         help="text to continue; - reads it from standard input; an empty one starts a document (default: a line break)",
     )
     prompt.add_argument("--prompt_file", type=Path, metavar="PATH", help="UTF-8 file with the text to continue")
+    prompt.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="PATH",
+        help='UTF-8 file with a prompt in each line, in a .jsonl file as its "prompt"; each is continued as it would '
+        "be alone",
+    )
+    prompt.add_argument(
+        "--interactive",
+        action="store_true",
+        help="continue what you type, again and again, as one text; a line that ends in \\ goes on in the next",
+    )
     add("--max_new_tokens", type=int, default=200, metavar="N", help="tokens to write at most, >= 1 (default: 200)")
+    add(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end before this text; may be given several times (default: only where the model ends its document)",
+    )
     add("--temperature", type=float, default=0.8, metavar="X", help="divides the logits; 0 = likeliest (default: 0.8)")
+    add("--greedy", dest="temperature", action="store_const", const=0.0, help="the same as --temperature 0")
     add("--top_k", type=int, metavar="N", help="draw from the N likeliest tokens only (default: from all)")
     add(
         "--top_p",
@@ -70,103 +104,171 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="P",
         help="draw from the likeliest tokens that together have probability P, in (0, 1] (default: from all)",
     )
-    add("--num_samples", type=at_least(1), default=1, metavar="N", help="texts to write, drawn together (default: 1)")
+    add(
+        "--min_p",
+        type=float,
+        metavar="P",
+        help="draw from tokens at least P times as likely as the likeliest, in [0, 1] (default: from all)",
+    )
+    add(
+        "--repetition_penalty",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="above 1 makes tokens that the prompt or text has already less likely (default: 1, which does not)",
+    )
+    add("--num_samples", type=at_least(1), default=1, metavar="N", help="texts of each prompt (default: 1)")
     add("--seed", type=int, metavar="N", help="number that makes the texts repeatable (default: a new one each time)")
+    add("--json", action="store_true", help="write each text as a line of JSON, once it is finished")
+    add("--logprobs", action="store_true", help="the same, with all tokens and their log-probabilities, in nats")
     add("--device", default="auto", metavar="NAME", help="cpu, cuda, cuda:1, mps, ... (default: auto, the fastest)")
     return parser
 
 
-def generate(arguments: argparse.Namespace, prompt: str) -> None:
-    """Draws all samples together and writes them. Raises ValueError or OSError with a sentence for the person."""
-    import torch  # takes a second: --help and mistakes in the options need not wait for it
+class Writer:
+    """A trained GPT and how it shall write.
 
-    from model.generation import stream
-    from model.kernels import record_cuda_graph
+    Args:
+        arguments: of the command line.
 
-    device = choose_device(arguments.device)
-    checkpoint = find_checkpoint(arguments.checkpoint)
-    model, tokenizer, step = open_checkpoint(checkpoint, device)
-    generator = torch.Generator(device)
-    if arguments.seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(arguments.seed)
+    Raises ValueError or OSError with a sentence for the person.
+    """
 
-    # Every document of the training text begins after an end-of-text token, so an empty prompt is that token.
-    prompt_tokens = tokenizer.encode(prompt) or [tokenizer.end_of_text]
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        from model.kernels import record_cuda_graph
+
+        self.device = choose_device(arguments.device)
+        self.model, self.tokenizer, self.heading = open_model(arguments.checkpoint, self.device)
+        self.seed, self.stops, self.max_new_tokens = arguments.seed, arguments.stop, arguments.max_new_tokens
+        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+        self.options = {name: getattr(arguments, name) for name in names}
+        self.options["record"] = record_cuda_graph if self.device.type == "cuda" else None
+
+    def write(self, prompts: list[list[int]], **options: Any) -> tuple[list[TextStream], Iterator[list[str]]]:
+        """As `scripts.writing.write`. With a seed each prompt's texts are those that it would have alone."""
+        import torch
+
+        generators = [torch.Generator(self.device) for _ in prompts]
+        for generator in generators:
+            generator.seed() if self.seed is None else generator.manual_seed(self.seed)
+        options = self.options | {"generator": generators, "stops": self.stops} | options
+        return write(self.model, self.tokenizer, prompts, self.max_new_tokens, **options)
+
+    def encode(self, prompt: str) -> list[int]:
+        """Token ids. Every document of the training text begins after end-of-text, so an empty prompt is that token."""
+        return self.tokenizer.encode(prompt) or [self.tokenizer.end_of_text]
+
+
+def generate(arguments: argparse.Namespace, prompts: list[str]) -> None:
+    """Writes all texts of all prompts. Raises ValueError or OSError with a sentence for the person."""
+    writer = Writer(arguments)
     # 2^44 rows are more than any memory can hold; sizes beyond 64 bits would fail in ways of their own.
-    prompts = torch.tensor([prompt_tokens], device=device).repeat(min(arguments.num_samples, 2**44), 1)
-    new_tokens = stream(
-        model,
-        prompts,
-        arguments.max_new_tokens,
-        temperature=arguments.temperature,
-        top_k=arguments.top_k,
-        top_p=arguments.top_p,
-        generator=generator,
-        stop_token=tokenizer.end_of_text,
-        record=record_cuda_graph if device.type == "cuda" else None,
-    )
-    first_tokens = next(new_tokens)  # takes the memory for all samples, before anything is written
-    print(f"{checkpoint}, step {step}, on {device}", file=sys.stderr)
-    write_samples(prompt, chain([first_tokens], new_tokens), arguments.num_samples, tokenizer)
+    texts_each = min(arguments.num_samples, 2**44)
+    finished, seconds = [], 0.0
+    for first in range(0, len(prompts), PROMPTS_AT_ONCE):
+        some = prompts[first : first + PROMPTS_AT_ONCE]
+        logprobs: list[torch.Tensor] | None = [] if arguments.logprobs else None
+        began = time.perf_counter()
+        tokens = [writer.encode(prompt) for prompt in some]
+        texts, pieces = writer.write(tokens, texts_each=texts_each, logprobs=logprobs)
+        if not first:
+            print(writer.heading, file=sys.stderr)
+            if "" in prompts:
+                print("an empty prompt: its text is the beginning of a document", file=sys.stderr)
+        rows = [(number, sample) for number, _ in enumerate(some) for sample in range(texts_each)]
+        if arguments.json or arguments.logprobs:
+            show_json([(some[number], sample + 1) for number, sample in rows], texts, pieces, logprobs)
+        else:
+            titles = [title(first + number, len(prompts), sample, texts_each) for number, sample in rows]
+            show([line + some[number] for line, (number, _) in zip(titles, rows, strict=True)], texts, pieces)
+        finished += texts
+        seconds += time.perf_counter() - began
+    tell_speed(finished, seconds)
+    unmet = sum(text.ended is None for text in finished)
+    if arguments.stop and unmet:
+        number = "the text" if len(finished) == 1 else f"{unmet} of {len(finished)} texts"
+        print(f"no --stop text came in {number} within {arguments.max_new_tokens} tokens", file=sys.stderr)
 
 
-def choose_device(name: str) -> torch.device:
-    """The device of that name; "auto" is the accelerator, else the CPU. Raises ValueError if there is none such."""
-    import torch
+def title(number: int, of_prompts: int, sample: int, of_samples: int) -> str:
+    """The line above a text where there are several; the numbers count from 0."""
+    parts = [f"prompt {number + 1}"] * (of_prompts > 1) + [f"sample {sample + 1}"] * (of_samples > 1)
+    return f"--- {', '.join(parts)} ---\n" if parts else ""
 
-    if name == "auto":
-        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+
+def show(beginnings: list[str], texts: list[TextStream], pieces: Iterator[list[str]]) -> None:
+    """Writes the first text piece by piece, then the others, each after its beginning."""
+    write_text(beginnings[0])
+    waiting = [""] * (len(texts) - 1)
+    for piece, *others in pieces:
+        write_text(piece)
+        waiting = [text + other for text, other in zip(waiting, others, strict=True)]
+    write_text(texts[0].end() + "\n")
+    for beginning, text, stream in zip(beginnings[1:], waiting, texts[1:], strict=True):
+        write_text(beginning + text + stream.end() + "\n")
+
+
+def show_json(
+    rows: list[tuple[str, int]],
+    texts: list[TextStream],
+    pieces: Iterator[list[str]],
+    logprobs: list[torch.Tensor] | None,
+) -> None:
+    """Writes a line of JSON for each text.
+
+    Args:
+        rows: the prompt of each text, and its number among the samples of this prompt.
+        logprobs: of each step and row, if they shall be written.
+    """
+    written = ["".join(parts) for parts in zip(*pieces, strict=True)]
+    for index, ((prompt, sample), text) in enumerate(zip(rows, texts, strict=True)):
+        record: dict[str, Any] = {"prompt": prompt, "sample": sample, "text": written[index] + text.end()}
+        record |= {"ended": text.ended or "length", "new_tokens": len(text.tokens)}
+        if logprobs is not None:
+            record["tokens"] = [
+                {"id": token, "text": text.tokenizer.label(token), "logprob": float(step[index])}
+                for token, step in zip(text.tokens, logprobs, strict=False)
+            ]
+        print(json.dumps(record), flush=True)
+
+
+def converse(arguments: argparse.Namespace) -> None:
+    """Continues the text with what a person types, turn by turn. Each turn reads only what is new."""
+    from model.generation import new_cache
+
+    if sys.stdin is None:
+        raise ValueError("--interactive reads standard input, which is closed")
+    writer = Writer(arguments)
+    print(f"{writer.heading}; Ctrl-D ends", file=sys.stderr)
+    cache = new_cache(writer.model, 1, writer.model.config.context_length)
+    unread: list[int] = []  # the cache lacks the last token of a turn
+    while (typed := read_turn()) is not None:
+        tokens = unread + writer.tokenizer.encode(typed)
+        began = time.perf_counter()
+        (text,), pieces = writer.write([tokens or [writer.tokenizer.end_of_text]], cache=cache)
+        for (piece,) in pieces:
+            write_text(piece)
+        write_text(text.end() + "\n")
+        unread = text.tokens[-1:]
+        tell_speed([text], time.perf_counter() - began)
+
+
+def read_turn() -> str | None:
+    """What a person types, up to a line that does not end in a backslash; None at the end of standard input."""
+    lines = []
     try:
-        device = torch.empty(0, device=name).device
-        torch.Generator(device)  # fails for a device without random numbers, such as "meta"
-        return device
-    except (RuntimeError, AssertionError) as error:  # the latter from a PyTorch built without CUDA
-        raise ValueError(f"--device {name} is not available here: {str(error).splitlines()[0]}") from error
+        while True:
+            lines.append(input("> " if sys.stdin.isatty() else ""))
+            if not lines[-1].endswith("\\"):
+                return "\n".join(lines)
+            lines[-1] = lines[-1][:-1]
+    except EOFError:
+        return "\n".join(lines) if lines else None
 
 
-class TextStream:
-    """Turns tokens into text. A character spread over several tokens appears with the last of them."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self.ended = False
-
-    def feed(self, token: int) -> str:
-        """The characters that `token` completes; none after the end of the text."""
-        self.ended = self.ended or token == self.tokenizer.end_of_text
-        if self.ended:
-            return ""
-        try:
-            return self.decoder.decode(self.tokenizer.token_bytes(token))
-        except KeyError:  # an id without text, where the vocabulary was rounded up
-            return self.end() + "\N{REPLACEMENT CHARACTER}"
-
-    def end(self) -> str:
-        """A replacement character for an incomplete character, else nothing."""
-        text = self.decoder.decode(b"", final=True)
-        self.decoder.reset()
-        return text
-
-
-def write_samples(prompt: str, new_tokens: Iterable[torch.Tensor], num_samples: int, tokenizer: Tokenizer) -> None:
-    """Writes the first sample token by token, then the others. new_tokens: (num_samples,) at each position."""
-
-    def title(number: int) -> str:
-        return f"--- sample {number} ---\n" if num_samples > 1 else ""
-
-    first, *others = [TextStream(tokenizer) for _ in range(num_samples)]
-    waiting = [""] * len(others)
-    write_text(title(1) + prompt)
-    for tokens in new_tokens:
-        token, *rest = tokens.tolist()
-        write_text(first.feed(token))
-        waiting = [text + other.feed(token) for text, other, token in zip(waiting, others, rest, strict=True)]
-    write_text(first.end() + "\n")
-    for number, (text, other) in enumerate(zip(waiting, others, strict=True), start=2):
-        write_text(title(number) + prompt + text + other.end() + "\n")
+def tell_speed(texts: list[TextStream], seconds: float) -> None:
+    count = sum(len(text.tokens) for text in texts)
+    print(f"{count:,} tokens in {seconds:.2f} s: {count / seconds:,.0f} tokens/s", file=sys.stderr)
 
 
 def write_text(text: str) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from model.runs.folder import find_checkpoint
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +38,42 @@ def open_checkpoint(checkpoint: Path, device: str | torch.device = "cpu") -> tup
     return gpt, tokenizer, info["global_step"]
 
 
+def is_huggingface(path: Path | None) -> bool:
+    """Whether `path` is the folder of a Hugging Face model, or of what calls itself one."""
+    return path is not None and (path / "config.json").is_file()
+
+
+def open_model(path: Path | None, device: torch.device) -> tuple[GPT, Tokenizer, str]:
+    """The GPT of a checkpoint, run or Hugging Face folder in evaluation mode, its tokenizer, and a line that names it.
+
+    Raises ValueError or OSError, with a sentence that names the file, or ModuleNotFoundError.
+    """
+    if not is_huggingface(path):
+        checkpoint = find_checkpoint(path)
+        gpt, tokenizer, step = open_checkpoint(checkpoint, device)
+        return gpt, tokenizer, f"{checkpoint}, step {step}, on {device}"
+    from data.huggingface import read_tokenizer
+    from model.huggingface import check_tokenizer, from_huggingface
+
+    gpt, tokenizer = from_huggingface(path), read_tokenizer(path)
+    check_tokenizer(gpt, tokenizer)
+    return gpt.to(device), tokenizer, f"{path}, on {device}"
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of that name; "auto" is the accelerator, else the CPU. Raises ValueError if there is none such."""
+    import torch
+
+    if name == "auto":
+        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    try:
+        device = torch.empty(0, device=name).device
+        torch.Generator(device)  # fails for a device without random numbers, such as "meta"
+        return device
+    except (RuntimeError, AssertionError) as error:  # the latter from a PyTorch built without CUDA
+        raise ValueError(f"--device {name} is not available here: {str(error).splitlines()[0]}") from error
+
+
 def prompt_text(prompt: str, file: Path | None = None) -> str:
     """The text of `file` if there is one, else of --prompt; - reads standard input. Raises ValueError unless UTF-8."""
     if file is not None:
@@ -49,3 +88,36 @@ def prompt_text(prompt: str, file: Path | None = None) -> str:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{source} is not UTF-8 text: byte {error.start} is 0x{content[error.start]:02x}") from error
+
+
+def read_prompts(file: Path) -> list[str]:
+    """The prompts in a file, one a line; in a .jsonl file a line is a string, or an object with a "prompt".
+
+    Blank lines are skipped, and standard error says which. Raises ValueError for a file without prompts, or a line
+    that is not one, and OSError.
+    """
+    prompts, blank = [], []
+    for number, line in enumerate(prompt_text("", file).removesuffix("\n").split("\n"), start=1):
+        line = line.removesuffix("\r")
+        if not line.strip():
+            blank.append(str(number))
+        elif file.suffix == ".jsonl":
+            prompts.append(_prompt_in(line, f"line {number} of {file}"))
+        else:
+            prompts.append(line)
+    if not prompts:
+        raise ValueError(f"{file} has no prompt: write one in each line")
+    if blank:
+        print(f"{file}: skipped blank line{'s' * (len(blank) > 1)} {', '.join(blank)}", file=sys.stderr)
+    return prompts
+
+
+def _prompt_in(line: str, place: str) -> str:
+    try:
+        content = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{place} is not JSON: {error}") from error
+    prompt = content.get("prompt") if isinstance(content, dict) else content
+    if not isinstance(prompt, str):
+        raise ValueError(f'{place} is neither a string nor an object with a "prompt" that is one')
+    return prompt

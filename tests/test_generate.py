@@ -1,6 +1,7 @@
 """scripts/generate.py: what a person types, and the text or the sentence that comes back."""
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -10,9 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from data.tokenizers import END_OF_TEXT, byte_level
-from model.gpt import GPTConfig
-from scripts.generate import TextStream, main
+from data.tokenizers import END_OF_TEXT, Tokenizer, byte_level
+from model.checkpoint import load_gpt
+from model.generation import generate as write_tokens
+from model.gpt import GPT, GPTConfig
+from scripts.generate import main
+from scripts.writing import TextStream
 from tests.checkpoints import change_checkpoint, save_checkpoint
 from tests.gpts import random_gpt
 
@@ -64,7 +68,8 @@ def test_the_seed_repeats_the_text(run_dir, capsys):
 
     assert text("--seed", 1) == text("--seed", 1) != text("--seed", 2)
     assert text() != text()
-    greedy = ("--temperature", 0)
+    greedy = ("--greedy",)
+    assert text(*greedy) == text("--temperature", 0) == text("--min_p", 1) != text(*greedy, "--repetition_penalty", 2)
     assert text(*greedy, "--seed", 1) == text(*greedy, "--seed", 2) == text("--top_k", 1) == text("--top_p", 1e-9)
 
 
@@ -107,6 +112,25 @@ def test_text_stream_gives_each_character_with_its_last_byte():
     assert [stream.feed(256), stream.feed(ord("a"))] == ["", ""]  # after the end of the text nothing shows
 
 
+def test_text_stream_ends_before_the_first_stop_and_holds_back_what_may_become_one():
+    stream = TextStream(byte_level(), ["END", "a!"])
+    assert [stream.feed(ord(letter)) for letter in "xENaEND?"] == ["x", "", "", "EN", "a", "", "", ""]
+    assert (stream.ended, stream.end(), len(stream.tokens)) == ("stop", "", 7)
+
+    stream = TextStream(byte_level(), ["END"])
+    assert [stream.feed(ord(letter)) for letter in "EENN"] == ["", "E", "", "ENN"]
+    assert [stream.feed(ord("E")), stream.feed(256), stream.end()] == ["", "", "E"]
+    assert stream.ended == "end_of_text"
+
+
+def test_text_stream_finds_a_stop_that_a_token_covers_only_in_part():
+    whole = Tokenizer(
+        "words", r"[\s\S]+", {bytes([byte]): byte for byte in range(256)} | {b"xab": 257}, {END_OF_TEXT: 256}
+    )
+    stream = TextStream(whole, ["bc"])
+    assert [stream.feed(257), stream.feed(ord("c")), stream.end(), stream.ended] == ["xa", "", "", "stop"]
+
+
 @pytest.mark.parametrize("prompt", ["日本 naïve \N{GRINNING FACE}\x00", "<|endoftext|>", "x" * 100, ""], ids=ascii)
 def test_any_prompt_is_accepted(run_dir, capsys, prompt):
     status, out, _ = generate(capsys, "--checkpoint", run_dir, "--prompt", prompt, "--max_new_tokens", 30)
@@ -143,6 +167,13 @@ def test_a_document_ends_where_the_model_ends_it(tmp_path, capsys):
         (["--top_p", "1.1"], r"top_p must be above 0 and at most 1, not 1.1"),
         (["--max_new_tokens", "0"], "max_new_tokens must be at least 1, not 0"),
         (["--num_samples", "0"], "--num_samples: must be at least 1, not 0"),
+        (["--min_p", "2"], "min_p must be at least 0 and at most 1, not 2.0"),
+        (["--repetition_penalty", "0"], "repetition_penalty must be above 0, not 0.0"),
+        (["--stop", ""], "--stop is empty"),
+        (["--prompts", "nowhere.txt"], "nowhere.txt: No such file or directory"),
+        (["--prompts", "a", "--prompt", "b"], "not allowed with"),
+        (["--interactive", "--num_samples", "2"], "--interactive writes one text"),
+        (["--interactive", "--json"], "--interactive writes one text"),
         (["--seed", "-1"], "seed must lie in 0"),
         (["--seed", str(2**70)], "seed must lie in 0"),
         (["--num_samples", str(10**18)], f"the memory is too small for --num_samples {10**18}"),
@@ -211,12 +242,125 @@ def test_nothing_is_written_if_the_memory_is_too_small(run_dir, capsys, monkeypa
     assert err == "generate.py: the memory is too small for --num_samples 1000000: ask for fewer\n"
 
 
+PROMPTS = ["a", "def f(x):", "tell me what is longer than the context", "né", "a"]
+
+
+@pytest.mark.parametrize("name", ["prompts.txt", "prompts.jsonl"])
+@pytest.mark.parametrize("options", [("--greedy",), ("--seed", 3, "--num_samples", 2)], ids=str)
+def test_each_prompt_of_a_file_is_continued_as_it_would_be_alone(run_dir, capsys, tmp_path, name, options):
+    lines = [json.dumps({"prompt": prompt}) for prompt in PROMPTS] if name.endswith("l") else PROMPTS
+    (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    common = ("--checkpoint", run_dir, "--max_new_tokens", 30, "--json", *options)
+    _, together, _ = generate(capsys, *common, "--prompts", tmp_path / name)
+    alone = "".join(generate(capsys, *common, "--prompt", prompt)[1] for prompt in PROMPTS)
+    assert together == alone
+    samples = 2 if "--num_samples" in options else 1
+    assert [json.loads(line)["prompt"] for line in together.splitlines()][::samples] == PROMPTS
+
+
+def test_more_prompts_than_are_continued_at_once(run_dir, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("scripts.generate.PROMPTS_AT_ONCE", 2)
+    (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS), encoding="utf-8")
+    options = ("--checkpoint", run_dir, "--prompts", tmp_path / "prompts.txt", "--max_new_tokens", 5, "--greedy")
+    status, out, err = generate(capsys, *options)
+    assert status == 0 and err.count("step 7") == 1
+    for number, prompt in enumerate(PROMPTS, start=1):
+        assert f"--- prompt {number} ---\n{prompt}" in out
+    first, last = (out.split(f"--- prompt {number} ---\n")[1].split("--- prompt")[0] for number in (1, 5))
+    assert first == last  # the same prompt
+
+
+def test_blank_lines_among_prompts_are_skipped_and_named(run_dir, capsys, tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_bytes(b"\none\r\n\n  two\n \n")
+    options = ("--checkpoint", run_dir, "--prompts", path, "--max_new_tokens", 2, "--json")
+    status, out, err = generate(capsys, *options)
+    assert status == 0 and [json.loads(line)["prompt"] for line in out.splitlines()] == ["one", "  two"]
+    assert err.count(f"{path}: skipped blank lines 1, 3, 5\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("a.txt", b"", "a.txt has no prompt"),
+        ("a.txt", b"\n \n", "a.txt has no prompt"),
+        ("a.txt", b"one\n\xff", "a.txt is not UTF-8 text: byte 4 is 0xff"),
+        ("a.jsonl", b'"one"\n{"prompt": "two"', "line 2 of"),
+        ("a.jsonl", b'{"text": "one"}', 'is neither a string nor an object with a "prompt"'),
+        ("a.jsonl", b"[1]", 'is neither a string nor an object with a "prompt"'),
+    ],
+    ids=str,
+)
+def test_a_file_without_prompts_gets_one_sentence(run_dir, capsys, tmp_path, name, content, sentence):
+    (tmp_path / name).write_bytes(content)
+    status, out, err = generate(capsys, "--checkpoint", run_dir, "--prompts", tmp_path / name)
+    assert (status, out) == (2, "") and sentence in err and err.count("\n") == 1
+
+
+def test_an_empty_prompt_is_named_and_begins_a_document(run_dir, capsys):
+    options = ("--checkpoint", run_dir, "--max_new_tokens", 3, "--prompt")
+    assert generate(capsys, *options, "")[2].count("an empty prompt: its text is the beginning of a document\n") == 1
+    assert "empty prompt" not in generate(capsys, *options, "x")[2]
+
+
+def test_a_text_ends_before_a_stop(tmp_path, capsys):
+    run_dir = save_run(tmp_path / "run", favourite=b"abcde.\n")
+    options = ("--checkpoint", run_dir, "--greedy", "--prompt", "ab", "--max_new_tokens", 9)
+    status, out, err = generate(capsys, *options, "--stop", "e.", "--stop", "zz")
+    assert (status, out) == (0, "abcd\n") and "no --stop" not in err and "4 tokens in" in err
+    record = json.loads(generate(capsys, *options, "--stop", "e.", "--json")[1])
+    assert record == {"prompt": "ab", "sample": 1, "text": "cd", "ended": "stop", "new_tokens": 4}
+    status, out, err = generate(capsys, *options, "--stop", "zz")
+    assert (status, out) == (0, "abcde.\nabcd\n")
+    assert err.count("no --stop text came in the text within 9 tokens\n") == 1
+    err = generate(capsys, *options, "--stop", "zz", "--num_samples", 2)[2]
+    assert "no --stop text came in 2 of 2 texts within 9 tokens" in err
+
+
+@torch.no_grad()
+def test_json_lines_with_the_log_probability_of_each_token(run_dir, capsys):
+    options = ("--checkpoint", run_dir, "--prompt", "ab", "--max_new_tokens", 6, "--num_samples", 2, "--seed", 1)
+    plain = generate(capsys, *options)[1]
+    lines = [json.loads(line) for line in generate(capsys, *options, "--logprobs")[1].splitlines()]
+    gpt, _ = load_gpt(run_dir / "checkpoints" / "best.ckpt")
+    for number, line in enumerate(lines, start=1):
+        assert f"--- sample {number} ---\nab{line['text']}\n" in plain
+        assert (line["sample"], line["ended"], line["new_tokens"]) == (number, "length", 6)
+        text = torch.tensor([[*b"ab", *(token["id"] for token in line["tokens"])]])
+        expected = gpt(text)[0].log_softmax(-1)[:-1].gather(-1, text[0, 1:, None])[1:, 0]
+        assert [token["logprob"] for token in line["tokens"]] == pytest.approx(expected.tolist(), abs=1e-4)
+        for token in line["tokens"]:
+            assert token["text"] == byte_level().label(token["id"])
+
+
+def test_typed_turns_continue_one_text_and_read_only_what_is_new(run_dir, capsys, monkeypatch):
+    lengths, features = [], GPT.features
+    monkeypatch.setattr(GPT, "features", lambda self, x, **kw: (lengths.append(x.shape[1]), features(self, x, **kw))[1])
+    typed = io.TextIOWrapper(io.BytesIO("\nab\\\nc\n\né".encode()))
+    monkeypatch.setattr(sys, "stdin", typed)
+    options = ("--checkpoint", run_dir, "--greedy", "--max_new_tokens", 2)
+    status, out, err = generate(capsys, *options, "--interactive")
+    assert status == 0 and err.count("2 tokens in") == 4
+    assert lengths == [1, 1, 1 + 4, 1, 1, 1, 1 + 2, 1]  # end-of-text first, later the last token of the turn before
+    gpt, _ = load_gpt(run_dir / "checkpoints" / "best.ckpt")
+    text, written = [], b""
+    for turn in (b"", b"ab\nc", b"", "é".encode()):
+        text += list(turn) if text else [256]
+        whole = write_tokens(gpt, torch.tensor([text]), 2, temperature=0)[0].tolist()
+        written += bytes(whole[-2:]) + b"\n"
+        text = whole
+    assert out == written.decode(errors="replace")
+
+
 @pytest.mark.parametrize(("stream", "name"), [("stdin", "standard input"), ("stdout", "standard output")])
 def test_a_closed_stream_gets_one_sentence(run_dir, capsys, monkeypatch, stream, name):
     monkeypatch.setattr(sys, stream, None)  # as Python has it after <&- or >&-
     assert main(["--checkpoint", str(run_dir), "--prompt", "-"]) == 2
     err = capsys.readouterr().err
     assert name in err and "closed" in err and err.count("\n") == 1
+    if stream == "stdin":
+        assert main(["--checkpoint", str(run_dir), "--interactive"]) == 2
+        assert capsys.readouterr().err.count("standard input, which is closed") == 1
 
 
 def test_help_says_that_the_window_slides(capsys):

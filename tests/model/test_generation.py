@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.generation import generate, sample, stream
+from model.generation import generate, new_cache, penalise, sample, stream
 from model.gpt import GPTConfig
 from tests.gpts import GPT2, random_gpt
 
@@ -157,10 +157,117 @@ def test_a_step_recorded_once_serves_every_position(config):
     torch.testing.assert_close(recorded, draw())
 
 
+@pytest.mark.parametrize("config", CONFIGS, ids=["modern", "gpt2", "grouped and windowed"])
+def test_a_recorded_step_serves_prompts_of_different_lengths(config):
+    gpt, (_, tokens) = random_gpt(config), prompts_of_different_lengths()
+    options = {"lengths": torch.tensor(LENGTHS), "temperature": 0}
+    recorded = generate(gpt, tokens, 30, **options, record=lambda step: step)
+    torch.testing.assert_close(recorded, generate(gpt, tokens, 30, **options))
+
+
+# Prompts of different lengths
+
+LENGTHS = [4, 1, 17, 9, 4]  # shorter and longer than the context of 10
+
+
+def prompts_of_different_lengths():
+    """Each prompt alone, and all of them in one (B, T), with ids that no vocabulary has where there is no text."""
+    prompts = [torch.randint(23, (1, length)) for length in LENGTHS]
+    padded = [torch.nn.functional.pad(prompt, (max(LENGTHS) - prompt.shape[1], 0), value=99) for prompt in prompts]
+    return prompts, torch.cat(padded)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=["modern", "gpt2", "grouped and windowed"])
+def test_each_prompt_of_a_batch_is_continued_as_it_would_be_alone(config):
+    gpt = random_gpt(config)
+    prompts, tokens = prompts_of_different_lengths()
+    lengths = torch.tensor(LENGTHS)
+    greedy = generate(gpt, tokens, 30, lengths=lengths, temperature=0, repetition_penalty=1.3)[:, -30:]
+    seeds = range(len(LENGTHS))
+    options = {"temperature": 1.2, "top_p": 0.95}
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    drawn = generate(gpt, tokens, 30, lengths=lengths, generator=generators, **options)[:, -30:]
+    for row, prompt in enumerate(prompts):
+        alone = generate(gpt, prompt, 30, temperature=0, repetition_penalty=1.3)[0, -30:]
+        assert greedy[row].tolist() == alone.tolist()
+        generator = torch.Generator().manual_seed(seeds[row])
+        assert drawn[row].tolist() == generate(gpt, prompt, 30, generator=generator, **options)[0, -30:].tolist()
+
+
+@torch.no_grad()
+def test_what_stands_before_a_prompt_changes_no_logit():
+    gpt, logits = random_gpt(MODERN), []
+    for filling in (3, 19):
+        tokens = torch.full((2, 6), filling)
+        tokens[:, -2:] = torch.tensor([7, 8])
+        tokens[1] = torch.arange(6)
+        cache = new_cache(gpt, 2, 10)
+        cache.reset(padding=torch.tensor([4, 0]))
+        logits.append(gpt(tokens, cache=cache)[0, -2:])
+    assert logits[0].equal(logits[1])
+    torch.testing.assert_close(logits[0], gpt(torch.tensor([[7, 8]]))[0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lengths": torch.tensor([0])}, r"lengths must be 1 numbers in 1\.\.2, not \[0\]"),
+        ({"lengths": torch.tensor([3])}, r"lengths must be .* not \[3\]"),
+        ({"lengths": torch.tensor([1, 2])}, r"lengths must be .* not \[1, 2\]"),
+        ({"lengths": torch.tensor([1]), "cache": new_cache(random_gpt(MODERN), 1, 10)}, "cannot continue a cache"),
+    ],
+    ids=str,
+)
+def test_impossible_lengths_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        stream(random_gpt(MODERN), torch.tensor([[1, 2]]), 3, **options)
+
+
+# A text that goes on
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=["modern", "gpt2", "grouped and windowed"])
+def test_a_kept_cache_continues_the_text_and_reads_only_what_is_new(config, monkeypatch):
+    gpt, read = random_gpt(dataclasses.replace(config, context_length=40)), []
+    features = gpt.features
+    monkeypatch.setattr(gpt, "features", lambda tokens, **kw: (read.append(tokens.shape[1]), features(tokens, **kw))[1])
+    cache = new_cache(gpt, 1, 40)
+    text = []
+    for turn in ([1, 2, 3], [], [9, 8, 7, 6]):
+        unread = text[-1:] + turn
+        options = {"temperature": 0, "repetition_penalty": 1.2}
+        whole = generate(gpt, torch.tensor([text + turn]), 5, **options)
+        read.clear()
+        new = [int(token) for token in stream(gpt, torch.tensor([unread]), 5, cache=cache, **options)]
+        assert read == [len(unread), 1, 1, 1, 1]
+        text += turn + new
+        assert text == whole[0].tolist()
+
+
+def test_a_kept_cache_slides_when_a_turn_does_not_fit():
+    gpt = random_gpt(MODERN)
+    cache = new_cache(gpt, 1, 10)
+    first = generate(gpt, torch.tensor([[1, 2, 3, 4]]), 4, temperature=0, cache=cache)
+    turn = torch.cat((first[:, -1:], torch.tensor([[5, 6, 7]])), dim=1)
+    # Of the 11 tokens, the last half of the context is read again.
+    new = generate(gpt, turn, 3, temperature=0, cache=cache)[:, 4:]
+    expected = generate(gpt, torch.cat((first, turn[:, 1:]), dim=1)[:, -5:], 3, temperature=0)[:, 5:]
+    assert new.tolist() == expected.tolist()
+
+
+@torch.no_grad()
+def test_log_probabilities_are_those_of_the_model_before_any_option():
+    gpt, tokens, logprobs = random_gpt(MODERN), torch.randint(23, (2, 3)), []
+    options = {"temperature": 0.3, "top_k": 4, "repetition_penalty": 2.0, "logprobs": logprobs}
+    text = generate(gpt, tokens, 6, **options)
+    expected = gpt(text[:, :-1]).log_softmax(-1).gather(-1, text[:, 1:, None])[:, 2:, 0]
+    torch.testing.assert_close(torch.stack(logprobs, dim=1), expected, atol=1e-5, rtol=1e-5)
+
+
 # Sampling
 
 
-def probabilities(logits, temperature=1.0, top_k=None, top_p=None):
+def probabilities(logits, temperature=1.0, top_k=None, top_p=None, min_p=None):
     """The distribution that the options describe, by hand, in float64."""
     p = (logits.double() / temperature).softmax(0)
     order = p.argsort(descending=True)
@@ -169,6 +276,8 @@ def probabilities(logits, temperature=1.0, top_k=None, top_p=None):
         share = p[kept] / p[kept].sum()
         count = next(n for n in range(1, len(kept) + 1) if share[:n].sum() >= top_p - 1e-9)
         kept = kept[:count]
+    if min_p is not None:
+        kept = kept[p[kept] >= min_p * p.max()]
     result = torch.zeros_like(p)
     result[kept] = p[kept] / p[kept].sum()
     return result
@@ -185,17 +294,56 @@ def probabilities(logits, temperature=1.0, top_k=None, top_p=None):
         {"top_p": 1.0},
         {"temperature": 1.5, "top_k": 6, "top_p": 0.8},
         {"top_k": 100},
+        {"min_p": 0.1},
+        {"min_p": 0.0},
+        {"min_p": 0.05, "temperature": 1.5},
+        {"min_p": 0.2, "temperature": 2.0, "top_k": 6, "top_p": 0.9},
     ],
     ids=str,
 )
 def test_draws_have_the_described_distribution(options):
-    logits, draws = torch.randn(8) * 2, 40_000
+    logits, draws = torch.randn(8) * 2, 100_000
     generator = torch.Generator().manual_seed(0)
     counts = sample(logits.expand(draws, 8), **options, generator=generator).bincount(minlength=8)
     expected = probabilities(logits, **options)
     assert counts[expected == 0].sum() == 0
-    # Five standard deviations of each count.
-    assert ((counts / draws - expected).abs() <= 5 * (expected * (1 - expected) / draws).sqrt() + 1e-9).all()
+    assert chi_square_tail(counts[expected > 0], draws * expected[expected > 0]) > 1e-4
+
+
+def chi_square_tail(counts, expected):
+    """Pearson's test: the probability of counts at least as far from the expected ones."""
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    freedom = torch.tensor((len(counts) - 1) / 2, dtype=torch.float64)
+    return 1.0 if len(counts) == 1 else float(torch.special.gammaincc(freedom, statistic / 2))
+
+
+def test_each_of_several_generators_draws_for_its_share_of_the_rows():
+    logits = torch.randn(1, 50).expand(6, 50)
+    together = sample(logits, top_k=20, generator=[torch.Generator().manual_seed(seed) for seed in (5, 6)])
+    alone = [sample(logits[:3], top_k=20, generator=torch.Generator().manual_seed(seed)) for seed in (5, 6)]
+    assert together.tolist() == torch.cat(alone).tolist()
+
+
+def test_the_repetition_penalty_is_that_of_transformers():
+    transformers = pytest.importorskip("transformers")
+    tokens, logits = torch.randint(23, (4, 9)), torch.randn(4, 23)
+    seen = torch.zeros(4, 23, dtype=torch.bool).scatter(1, tokens, True)
+    for penalty in (0.5, 1.0, 1.7):
+        expected = transformers.RepetitionPenaltyLogitsProcessor(penalty)(tokens, logits.clone())
+        torch.testing.assert_close(penalise(logits, seen, penalty), expected)
+
+
+@torch.no_grad()
+def test_the_repetition_penalty_covers_the_prompt_and_what_was_written():
+    gpt, text = random_gpt(MODERN), [4, 5, 6]
+    penalised = generate(gpt, torch.tensor([text]), 7, temperature=0, repetition_penalty=3.0)[0].tolist()
+    assert penalised != generate(gpt, torch.tensor([text]), 7, temperature=0)[0].tolist()
+    while len(text) < 10:
+        logits = gpt(torch.tensor([text]))[0, -1]
+        for token in set(text):
+            logits[token] = logits[token] / 3 if logits[token] > 0 else logits[token] * 3
+        text.append(int(logits.argmax()))
+    assert penalised == text
 
 
 @given(
@@ -238,6 +386,8 @@ def test_temperature_zero_and_its_limit_take_the_likeliest():
         ({"top_k": 0}, "top_k must be at least 1, not 0"),
         ({"top_p": 0.0}, r"top_p must be .* not 0\.0"),
         ({"top_p": 1.5}, r"top_p must be .* not 1\.5"),
+        ({"min_p": 1.5}, r"min_p must be .* not 1\.5"),
+        ({"repetition_penalty": 0.0}, r"repetition_penalty must be above 0, not 0\.0"),
         ({"tokens": torch.tensor([[1, 23]])}, r"0\.\.22, not in 1\.\.23"),
         ({"tokens": torch.tensor([[-1, 2]])}, r"0\.\.22, not in -1\.\.2"),
         ({"tokens": torch.zeros(1, 0, dtype=torch.long)}, r"\(1, 0\)"),

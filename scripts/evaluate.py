@@ -1,0 +1,224 @@
+"""Measures how well a GPT predicts a text: bits per byte and perplexity; or runs tasks of lm-evaluation-harness.
+
+python scripts/evaluate.py                                             the newest run, on its own validation split
+python scripts/evaluate.py --checkpoint runs/NAME --data.files 'my/*.txt' --stride 64
+python scripts/evaluate.py --checkpoint FOLDER --split all             a model of Hugging Face
+python scripts/evaluate.py --tasks lambada_openai,piqa --limit 100     needs pip install lm_eval
+
+The text is encoded by the model's own tokenizer. Bits per byte can be compared across tokenizers, perplexity cannot.
+With the stride that is the context length, the default, this is what training validates with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if not __package__:
+    # Run as a file, Python looks for modules beside it and not in the repository's root. Beside it, a package called
+    # `evaluate`, which lm-evaluation-harness needs, would be this file.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from model.runs.command_line import exit_status, parse
+from model.runs.folder import CONFIG, find_checkpoint
+from scripts.parser import Parser, at_least
+from scripts.prepare_data import data_section
+from scripts.prompting import choose_device, is_huggingface, open_model
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from data.module import TextDataModule
+    from data.tokenizers import Tokenizer
+    from model.gpt import GPT
+
+# Options of the data that say which text, and those that only training has. The tokenizer is the model's.
+SELECTING = ("corpus", "files", "dataset")
+OF_TRAINING = {"tokenizer", "vocab_size", "context_length", "batch_size", "validation_batch_size", "repeat_fraction"}
+OF_TRAINING |= {"seed", "num_workers", "num_processes", "cache_dir"}
+
+
+@exit_status("evaluate.py", (ValueError, TypeError, OSError, ModuleNotFoundError))
+def main(argv: list[str] | None = None) -> None:
+    own = build_parser()
+    arguments, rest = own.parse_known_args(argv)
+    if arguments.tasks is not None and not {"-h", "--help"} & set(rest):
+        if rest or arguments.stride is not None:
+            raise ValueError(f"--tasks bring their own text: leave out {rest[0] if rest else '--stride'}")
+        evaluate_tasks(arguments)
+        return
+    data = open_data(own, arguments.checkpoint, rest)
+    evaluate_text(arguments, data)
+
+
+def build_parser() -> Parser:
+    """The options besides those of the data. Each help text names the unit and the default."""
+    parser = Parser(prog="evaluate.py", add_help=False)
+    add = parser.add_argument
+    add(
+        "--checkpoint",
+        type=Path,
+        metavar="PATH",
+        help="checkpoint file, run folder or folder of a Hugging Face model (default: newest run under runs/)",
+    )
+    add(
+        "--stride",
+        type=at_least(1),
+        metavar="N",
+        help="tokens between the windows that are read, 1 to the context length: with a smaller one each token has "
+        "more text before it, and it takes longer (default: the context length)",
+    )
+    add(
+        "--split",
+        choices=("validation", "train", "all"),
+        default="validation",
+        help="part of the text, split as for training (default: validation)",
+    )
+    add("--batch_size", type=at_least(1), default=16, metavar="N", help="windows at once (default: 16)")
+    add("--device", default="auto", metavar="NAME", help="cpu, cuda, cuda:1, mps, ... (default: auto, the fastest)")
+    add("--json", action="store_true", help="write the result as one line of JSON")
+    add("--tasks", metavar="NAMES", help="tasks of lm-evaluation-harness, separated by commas, in place of a text")
+    add("--num_fewshot", type=at_least(0), metavar="N", help="examples before each question (default: the task's)")
+    add("--limit", type=at_least(1), metavar="N", help="questions of each task to ask (default: all)")
+    add("--include_path", type=Path, metavar="FOLDER", help="more tasks, as YAML files (default: none)")
+    return parser
+
+
+def open_data(own: Parser, checkpoint: Path | None, options: list[str]) -> TextDataModule:
+    """The text that the options name, else that of the run which the checkpoint is of.
+
+    Raises ValueError, TypeError or OSError with the sentences of train.py.
+    """
+    from jsonargparse import ArgumentParser
+
+    from data.module import TextDataModule
+
+    parser = ArgumentParser(
+        prog="evaluate.py",
+        description=__doc__,
+        exit_on_error=False,
+        allow_abbrev=False,
+        parents=[own],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_class_arguments(TextDataModule, "data", skip=OF_TRAINING)
+    names = set(inspect.signature(TextDataModule).parameters) - OF_TRAINING
+    typed = {option.split("=")[0] for option in options}
+    if typed & {f"--data.{name}" for name in SELECTING}:
+        names = {"document_masking"}  # a trait of the model
+    section = {name: value for name, value in run_data(checkpoint, options).items() if name in names}
+    return TextDataModule(**parse(parser, ["--data", json.dumps(section), *options]).data.as_dict())
+
+
+def run_data(checkpoint: Path | None, options: list[str]) -> dict[str, Any]:
+    """The options of the data that the checkpoint's run was trained on; empty for a model without a run."""
+    if {"-h", "--help"} & set(options) or is_huggingface(checkpoint):
+        return {}
+    config = find_checkpoint(checkpoint).absolute().parents[1] / CONFIG
+    return data_section(config) if config.is_file() else {}
+
+
+class Text(NamedTuple):
+    """tokens (N,): end-of-text, document, end-of-text, ..., as training reads them."""
+
+    tokens: np.ndarray
+    num_documents: int
+    num_bytes: int
+
+
+def read_text(data: TextDataModule, split: str, tokenizer: Tokenizer) -> Text:
+    """The text of a split, or of both, in tokens. Raises ValueError where there is none."""
+    import numpy as np
+
+    from data.corpora import SPLITS
+
+    pieces, num_documents = [np.array([tokenizer.end_of_text], dtype=np.uint32)], 0
+    for name in SPLITS if split == "all" else (split,):
+        room = data.cache.max_tokens[name] or sys.maxsize
+        for passage in data.corpus.passages(name):
+            tokens = tokenizer.encode_array(passage.text)
+            if passage.ends_document:
+                tokens = np.append(tokens, pieces[0])
+                num_documents += 1
+            pieces.append(tokens[:room])
+            room -= len(tokens)
+            if room <= 0:
+                break
+    if len(pieces) == 1:
+        raise ValueError(f"the {split} split of {data.corpus.name} holds no text: see --split")
+    tokens = np.concatenate(pieces)
+    return Text(tokens, num_documents, tokenizer.num_bytes(tokens))
+
+
+def evaluate_text(arguments: argparse.Namespace, data: TextDataModule) -> None:
+    """Prints how well the model predicts the text."""
+    import torch
+
+    from model.evaluation import text_logprobs
+
+    gpt, tokenizer, heading = opened(arguments)
+    context_length = gpt.config.context_length
+    stride = context_length if arguments.stride is None else arguments.stride
+    if stride > context_length:
+        raise ValueError(f"--stride {stride} would leave out tokens: the model reads {context_length} at once")
+    text = read_text(data, arguments.split, tokenizer)
+    num_targets = len(text.tokens) - 1
+    num_windows = 1 + max(0, -(-(num_targets - context_length) // stride))
+    print(f"{heading}: {num_windows:,} windows of {context_length} tokens", file=sys.stderr)
+    logprobs = text_logprobs(
+        gpt,
+        torch.from_numpy(text.tokens.astype("int64")),
+        stride=stride,
+        batch_size=arguments.batch_size,
+        end_of_text=tokenizer.end_of_text if data.document_masking else None,
+    )
+    nats = -logprobs.double().sum()
+    result = {
+        "checkpoint": heading,
+        "text": data.corpus.name,
+        "split": arguments.split,
+        "documents": text.num_documents,
+        "bytes": text.num_bytes,
+        "tokens": num_targets,
+        "stride": stride,
+        "nats_per_token": (nats / num_targets).item(),
+        "perplexity": (nats / num_targets).exp().item(),
+        "bits_per_byte": (nats / math.log(2) / text.num_bytes).item(),
+    }
+    if arguments.json:
+        print(json.dumps(result))
+    else:
+        print("\n".join(f"{name.replace('_', ' '):<16}{shown(value)}" for name, value in result.items()))
+
+
+def shown(value: Any) -> str:
+    return str(value) if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:,.6f}"
+
+
+def evaluate_tasks(arguments: argparse.Namespace) -> None:
+    """Prints the model's results in tasks of lm-evaluation-harness."""
+    try:
+        from scripts.harness import run_tasks
+    except ModuleNotFoundError as error:
+        if error.name != "lm_eval":
+            raise
+        raise ModuleNotFoundError("--tasks need lm-evaluation-harness: pip install lm_eval") from error
+
+    gpt, tokenizer, heading = opened(arguments)
+    print(heading, file=sys.stderr)
+    options = {name: getattr(arguments, name) for name in ("batch_size", "num_fewshot", "limit", "include_path")}
+    results, table = run_tasks(gpt, tokenizer, arguments.tasks.split(","), **options)
+    print(json.dumps(results) if arguments.json else table)
+
+
+def opened(arguments: argparse.Namespace) -> tuple[GPT, Tokenizer, str]:
+    return open_model(arguments.checkpoint, choose_device(arguments.device))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

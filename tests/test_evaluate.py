@@ -1,0 +1,195 @@
+"""scripts/evaluate.py: its figures against plain loops, and a sentence for every mistake."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from data.module import TextDataModule
+from data.tokenizers import byte_level
+from model.checkpoint import load_gpt
+from model.gpt import GPTConfig
+from scripts.evaluate import main
+from tests.checkpoints import save_checkpoint
+from tests.gpts import GPT2, random_gpt
+
+ROOT = Path(__file__).resolve().parents[1]
+CONTEXT = 16
+
+
+def save_run(folder: Path, **options) -> Path:
+    config = GPTConfig(vocab_size=257, context_length=CONTEXT, num_layers=2, num_heads=2, embed_dim=32, **options)
+    save_checkpoint(folder / "checkpoints" / "best.ckpt", random_gpt(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory) -> Path:
+    return save_run(tmp_path_factory.mktemp("runs") / "first")
+
+
+@pytest.fixture
+def files(tmp_path) -> str:
+    """A glob of three texts; the split by their names puts one of them aside to validate on."""
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text(f"the {number}th tale\n" * (number + 2), encoding="utf-8")
+    return f"{tmp_path}/*.txt"
+
+
+def evaluate(capsys, *arguments):
+    """(exit status, standard output, standard error) of the command line."""
+    try:
+        status = main([str(argument) for argument in arguments])
+    except SystemExit as exit:
+        status = exit.code
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def result(capsys, *arguments) -> dict:
+    status, out, err = evaluate(capsys, *arguments, "--json")
+    assert status == 0, err
+    return json.loads(out)
+
+
+@torch.no_grad()
+def plain_loop(run_dir: Path, text: str, stride: int) -> float:
+    """Nats per token of one document, token after token."""
+    gpt, _ = load_gpt(run_dir / "checkpoints" / "best.ckpt")
+    tokens, nats, end = torch.tensor([256, *text.encode(), 256]), [], 0
+    for begin in range(0, len(tokens), stride):
+        for target in range(end + 1, min(begin + CONTEXT, len(tokens) - 1) + 1):
+            logprobs = gpt(tokens[None, begin:target])[0, -1].double().log_softmax(-1)
+            nats.append(-logprobs[tokens[target]].item())
+            end = target
+    assert len(nats) == len(tokens) - 1
+    return sum(nats) / len(nats)
+
+
+@pytest.mark.parametrize("stride", [1, 5, CONTEXT])
+def test_a_text_is_scored_as_a_plain_loop_scores_it(run_dir, capsys, tmp_path, stride):
+    path = tmp_path / "tale.txt"
+    path.write_text("Once upon a time, añ€😀. " * 30, encoding="utf-8")
+    options = ("--checkpoint", run_dir, "--data.files", path, "--data.validation_fraction", 0.2)
+    found = result(capsys, *options, "--stride", stride)
+    held_out = path.read_bytes()[int(path.stat().st_size * 0.8) :].decode(errors="ignore")
+    nats = plain_loop(run_dir, held_out, stride)
+    assert found["nats_per_token"] == pytest.approx(nats, abs=1e-5)
+    assert found["perplexity"] == pytest.approx(math.exp(nats), rel=1e-5)
+    num_bytes = len(held_out.encode())
+    assert (found["documents"], found["bytes"], found["tokens"]) == (1, num_bytes, num_bytes + 1)
+    assert found["bits_per_byte"] == pytest.approx(nats * (num_bytes + 1) / num_bytes / math.log(2), abs=1e-5)
+    if stride == CONTEXT:
+        assert found == result(capsys, *options)
+
+
+@pytest.mark.parametrize("document_masking", [False, True])
+@torch.no_grad()
+def test_the_default_figure_is_that_of_training(capsys, tmp_path, files, document_masking):
+    run_dir = save_run(tmp_path / "run")
+    data = TextDataModule(
+        files=files,
+        tokenizer="bytes",
+        context_length=CONTEXT,
+        batch_size=2,
+        document_masking=document_masking,
+        cache_dir=str(tmp_path / "cache"),
+    )
+    data.prepare_data()
+    data.setup()
+    gpt, _ = load_gpt(run_dir / "checkpoints" / "best.ckpt")
+    nats = sum(float(gpt.loss(**batch, reduction="sum")) for batch in data.val_dataloader())
+    # A run's folder says what it was trained on; JSON is YAML.
+    options = {"files": files, "tokenizer": "bytes", "batch_size": 2, "document_masking": document_masking}
+    (run_dir / "config.yaml").write_text(json.dumps({"data": options, "model": {"gpt": {}}}))
+    found = result(capsys, "--checkpoint", run_dir, "--batch_size", 3)
+    assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / data.validation_bytes, abs=1e-5)
+    assert (found["tokens"], found["bytes"]) == (data.validation_tokens - 1, data.validation_bytes)
+    # Another text is read with the masking that the model knows, and none of the run's other options.
+    named = result(capsys, "--checkpoint", run_dir, "--data.files", files)
+    assert named == found | {"text": named["text"]}
+
+
+def test_the_splits_add_up(run_dir, capsys, files):
+    parts = {
+        split: result(capsys, "--checkpoint", run_dir, "--data.files", files, "--split", split)
+        for split in ("train", "validation", "all")
+    }
+    for name in ("documents", "bytes"):
+        assert parts["train"][name] + parts["validation"][name] == parts["all"][name]
+    assert parts["all"]["documents"] == 3 and parts["all"]["tokens"] == parts["all"]["bytes"] + 3
+
+
+def test_the_table_says_the_same(run_dir, capsys, files):
+    options = ("--checkpoint", run_dir, "--data.files", files)
+    found = result(capsys, *options)
+    status, out, err = evaluate(capsys, *options)
+    table = {line[:16].strip(): line[16:] for line in out.splitlines()}
+    assert status == 0 and "windows of 16 tokens" in err
+    assert float(table["bits per byte"]) == pytest.approx(found["bits_per_byte"], abs=1e-6)
+    assert table["split"] == "validation"
+
+
+def test_the_limit_of_training_holds(run_dir, capsys, files):
+    options = ("--checkpoint", run_dir, "--data.files", files, "--data.max_tokens", 20)
+    assert result(capsys, *options, "--split", "train")["tokens"] == 20
+
+
+def test_a_folder_of_hugging_face_is_read_like_a_checkpoint(capsys, tmp_path, files):
+    huggingface = pytest.importorskip("model.huggingface")
+    pytest.importorskip("safetensors")
+    run_dir = save_run(tmp_path / "run", **GPT2)
+    gpt, _ = load_gpt(run_dir / "checkpoints" / "best.ckpt")
+    huggingface.to_huggingface(gpt, tmp_path / "exported", byte_level())
+    ours, theirs = (
+        result(capsys, "--checkpoint", tmp_path / name, "--data.files", files, "--split", "all", "--stride", 3)
+        for name in ("run", "exported")
+    )
+    assert theirs["nats_per_token"] == pytest.approx(ours["nats_per_token"], abs=1e-6)
+    assert theirs["tokens"] == ours["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--stride", "0"], "--stride: must be at least 1, not 0"),
+        (["--stride", "17"], "--stride 17 would leave out tokens: the model reads 16 at once"),
+        (["--stride", "far"], "invalid int value: 'far'"),
+        (["--batch_size", "0"], "--batch_size: must be at least 1, not 0"),
+        (["--split", "test"], "invalid choice: 'test'"),
+        (["--checkpoint", "nowhere"], "there is no nowhere"),
+        (["--device", "toaster"], "--device toaster"),
+        (["--data.files", "nothing/*.txt"], "no file matches 'nothing/*.txt'"),
+        (["--data.files", "tests"], "tests is a folder: write 'tests/**/*.txt'"),
+        (["--data.corpus", "stdlob"], "unknown data.corpus 'stdlob': write one of stdlib"),
+        (["--data.fils", "x"], "there is no option --data.fils; did you mean --data.files?"),
+        (["--data.tokenizer", "gpt2"], "there is no option --data.tokenizer"),
+        (["--data.validation_fraction", "2"], "data.validation_fraction is 2.0: it must lie between 0 and 1"),
+        (["--data.validation_fraction", "all"], "data.validation_fraction cannot be 'all': expected float"),
+        (["--data.files", "x", "--data.dataset", "y"], "data.files and data.dataset are both set"),
+        (["--data.dataset", "./nowhere"], "there is no such folder"),
+        (["--tasks", "piqa"], "--tasks need lm-evaluation-harness: pip install lm_eval"),
+        (["--tasks", "piqa", "--data.files", "x"], "--tasks bring their own text: leave out --data.files"),
+        (["--tasks", "piqa", "--stride", "3"], "--tasks bring their own text: leave out --stride"),
+    ],
+    ids=" ".join,
+)
+def test_a_mistake_gets_one_sentence(run_dir, capsys, monkeypatch, arguments, sentence):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setitem(sys.modules, "lm_eval", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "scripts.harness", raising=False)
+    status, out, err = evaluate(capsys, "--checkpoint", run_dir, *arguments)
+    assert (status, out) == (2, "")
+    assert sentence in err and err.startswith("evaluate.py: ") and err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_it_can_be_called_as_a_file_from_anywhere(tmp_path):
+    command = [sys.executable, str(ROOT / "scripts" / "evaluate.py"), "--stride", "0"]
+    finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert finished.returncode == 2
+    assert finished.stderr.startswith("evaluate.py: ") and "--stride: must be at least 1" in finished.stderr
