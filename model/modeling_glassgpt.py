@@ -64,9 +64,8 @@ class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         logits_to_keep: int = 0,
-        return_dict: bool | None = None,
-        use_cache: bool | None = None,
-    ) -> CausalLMOutput:
+        return_dict: bool = True,
+    ) -> CausalLMOutput | tuple[Tensor, ...]:
         """Logits (B, T, V) of the tokens (B, T) in `input_ids`.
 
         Args:
@@ -78,13 +77,14 @@ class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
             logits = self.gpt(input_ids)
         else:
             logits = torch.zeros((*input_ids.shape, self.config.vocab_size), device=input_ids.device)
-            for tokens, is_read, row in zip(input_ids, attention_mask.bool(), logits, strict=True):
+            for text, is_read in enumerate(attention_mask.bool()):
                 if is_read.any():
-                    row[is_read] = self.gpt(tokens[is_read][None])[0]
+                    logits[text, is_read] = self.gpt(input_ids[text, is_read][None])[0]
         loss = None
         if labels is not None:
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
-        return CausalLMOutput(loss=loss, logits=logits[:, -logits_to_keep:])
+        output = CausalLMOutput(loss=loss, logits=logits[:, -logits_to_keep:])
+        return output if return_dict else output.to_tuple()
 
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any
