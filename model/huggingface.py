@@ -17,7 +17,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
@@ -174,6 +174,7 @@ NANOCHAT = Architecture(
 class ExportedTokenizer(Protocol):
     """What `to_huggingface` needs of a tokenizer; data.tokenizers.Tokenizer has it."""
 
+    name: str
     vocab_size: int
     end_of_text: int
 
@@ -247,11 +248,19 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: ExportedTokenizer | 
 
 def architecture_of(config: GPTConfig) -> Architecture | None:
     """The architecture of transformers that a GPT of this config is; None if none can express it."""
-    for architecture in (GPT2, NANOCHAT):
-        if config.activation in ACTIVATIONS:
-            _, expressed = read_options(write_options(config, architecture))
-            if replace(expressed, init=config.init) == config:
-                return architecture
+    return next((known for known in (GPT2, NANOCHAT) if unexpressed(config, known) is None), None)
+
+
+def unexpressed(config: GPTConfig, architecture: Architecture) -> str | None:
+    """The option of a GPT that the architecture lacks, with its value, such as "window 32"; None if it has all."""
+    if config.activation not in ACTIVATIONS:
+        return f"activation {config.activation}"
+    if architecture.ours.get("position", "rotary") != config.position:
+        return f"position {config.position}"
+    _, expressed = read_options(write_options(config, architecture))
+    for name, value in asdict(config).items():
+        if getattr(expressed, name) != value and name != "init":  # which says how a GPT was drawn, not what it is
+            return f"{name} {value}"
     return None
 
 
@@ -294,9 +303,16 @@ def read_option(options: dict[str, Any], option: Option) -> Any:
 def write_options(config: GPTConfig, architecture: Architecture | None) -> dict[str, Any]:
     """Inverse of `read_options`: the content of a config.json."""
     if architecture is None:
-        classes = {"AutoConfig": f"{MODELLING}.GlassGPTConfig", "AutoModelForCausalLM": f"{MODELLING}.GlassGPTForCausalLM"}
-        own = {"model_type": "glassgpt", "architectures": ["GlassGPTForCausalLM"], "auto_map": classes}
-        return own | {"glassgpt_format": FORMAT, "gpt": asdict(config)}
+        return {
+            "model_type": "glassgpt",
+            "architectures": ["GlassGPTForCausalLM"],
+            "auto_map": {
+                "AutoConfig": f"{MODELLING}.GlassGPTConfig",
+                "AutoModelForCausalLM": f"{MODELLING}.GlassGPTForCausalLM",
+            },
+            "glassgpt_format": FORMAT,
+            "gpt": asdict(config),
+        }
     options = {"model_type": architecture.model_type, "architectures": [architecture.class_name], **architecture.theirs}
     for ours, option in architecture.options.items():
         options |= dict.fromkeys(option.names, getattr(config, ours))
