@@ -90,6 +90,8 @@ class TrainingCLI(LightningCLI):
         config, parts = self.config, self.config_init
         chosen = parts.trainer
         runs_dir = Path(config.trainer.default_root_dir)
+        if not self.starts_from_model:
+            parts.model.init_from = None  # the checkpoint brings all weights
         run_dir = Path(config.resume) if config.resume else new_run_dir(runs_dir, config.name, str(config.config[-1]))
         # Without what belongs to this call alone, the saved config starts a run like this one.
         saved = config.clone()

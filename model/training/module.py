@@ -63,7 +63,7 @@ class GPTModule(LightningModule):
                 "least as many, or null"
             )
         self.gpt = GPT(self.gpt_config)
-        if self.init_from is not None and self.trainer.ckpt_path is None:  # a checkpoint brings its own weights
+        if self.init_from is not None:
             start_from(self.gpt, self.init_from, self.trainer.datamodule.tokenizer)
         strategy = self.trainer.strategy
         if self.compile_mode == "reduce-overhead" and self.trainer.accumulate_grad_batches > 1:
