@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, NoneType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -294,9 +294,13 @@ def read_options(options: dict[str, Any]) -> tuple[Architecture | None, GPTConfi
 
 
 def read_option(options: dict[str, Any], option: Option) -> Any:
-    value = options.get(option.names[0], option.default)
-    if value is ...:
-        raise ValueError(f"its {CONFIG} has no {option.names[0]}")
+    name = option.names[0]
+    value = options.get(name, option.default)
+    if value is ... or (value is None and option.default is ...):
+        raise ValueError(f"its {CONFIG} has no {name}")
+    kinds = str if isinstance(option.default, str) else (int, float, NoneType)
+    if not isinstance(value, kinds):
+        raise ValueError(f"its {name} is {value!r}, which is of another type than it must be")
     return value
 
 

@@ -40,7 +40,9 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="import | export", required=True)
 
     add = commands.add_parser("import", help="a model of GPT-2's or NanoChat's architecture -> a checkpoint")
-    add.add_argument("source", metavar="SOURCE", help="folder with config.json and model.safetensors, or name on the Hub")
+    add.add_argument(
+        "source", metavar="SOURCE", help="folder with config.json and model.safetensors, or name on the Hub"
+    )
     add.add_argument("output", type=Path, metavar="OUT.ckpt", help="checkpoint to write")
     add.add_argument(
         "--tokenizer",
