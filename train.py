@@ -9,6 +9,7 @@ python train.py --help                                      every option
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 import signal
@@ -26,11 +27,12 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from data.module import TextDataModule
 from model.checks import check_range
+from model.gpt import GPTConfig
 from model.kernels import keep_freed_memory
 from model.runs.attention import AttentionRecording
 from model.runs.checkpoints import AtomicCheckpointIO, Checkpoints
 from model.runs.command_line import exit_status, parse
-from model.runs.folder import METRICS, RUNS, new_run_dir
+from model.runs.folder import CHECKPOINTS, METRICS, RUNS, find_checkpoint, new_run_dir
 from model.runs.metrics import CSVLogger
 from model.runs.options import OVERVIEW, RunFolder, expand, quiet
 from model.runs.progress import say
@@ -40,6 +42,7 @@ from model.runs.sequence import RunSequence
 from model.runs.stopping import TrainingInterrupted
 from model.runs.wandb_logger import WandbLogger, WandbMode
 from model.training.hardware import fast_precision
+from model.training.initial import initial_config
 from model.training.module import GPTModule
 from model.training.sharding import FullyShardedStrategy
 
@@ -52,7 +55,7 @@ TRAINER_DEFAULTS = {
     "enable_model_summary": False,
     "use_distributed_sampler": False,  # the data module slices over ranks itself
 }
-MISTAKES = (ValueError, TypeError, OSError, FloatingPointError, MisconfigurationException)
+MISTAKES = (ValueError, TypeError, OSError, FloatingPointError, ModuleNotFoundError, MisconfigurationException)
 XZ_BYTES = 10_000_000  # of validation text, to compare the model with: a few seconds for xz
 
 
@@ -77,6 +80,9 @@ class TrainingCLI(LightningCLI):
     def parse_arguments(self, parser: ArgumentParser, args: list[str]) -> None:
         self.config = config = parse(parser, args)
         check_range("seed_everything", config.seed_everything, 0, 2**32 - 1)  # numpy's limits
+        self.starts_from_model = config.model.init_from is not None and not config.resume and not config.ckpt_path
+        if self.starts_from_model:
+            take_over_model(config)
         if config.trainer.precision is None:
             config.trainer.precision = fast_precision(config.trainer.accelerator)
 
@@ -84,6 +90,8 @@ class TrainingCLI(LightningCLI):
         config, parts = self.config, self.config_init
         chosen = parts.trainer
         runs_dir = Path(config.trainer.default_root_dir)
+        if not self.starts_from_model:
+            parts.model.init_from = None  # the checkpoint brings all weights
         run_dir = Path(config.resume) if config.resume else new_run_dir(runs_dir, config.name, str(config.config[-1]))
         # Without what belongs to this call alone, the saved config starts a run like this one.
         saved = config.clone()
@@ -100,11 +108,24 @@ class TrainingCLI(LightningCLI):
             logger=[*own_loggers, *as_list(chosen.logger)],
             plugins=[AtomicCheckpointIO(), *as_list(chosen.plugins)],
             enable_progress_bar=False,  # the sequence has its own
+            # A trained model is measured before its first step, on all of the validation split.
+            num_sanity_val_steps=-1 if self.starts_from_model else config.trainer.num_sanity_val_steps,
             strategy=FullyShardedStrategy() if chosen.strategy == "fsdp" else chosen.strategy,
         )
         if isinstance(chosen.profiler, str):  # its table is written into the run's folder
             trainer.profiler.dirpath, trainer.profiler.filename = run_dir, "profile"
         return trainer
+
+
+def take_over_model(config: Any) -> None:
+    """Puts the options of the network that --model.init_from names into the config."""
+    source = Path(config.model.init_from)
+    if (source / CHECKPOINTS).is_dir():
+        source = find_checkpoint(source)
+        config.model.init_from = str(source)
+    network = initial_config(config.model.init_from, GPTConfig(**config.model.gpt.as_dict()))
+    for name, value in dataclasses.asdict(network).items():
+        config.model.gpt[name] = value
 
 
 def as_list(value: Any) -> list:

@@ -116,6 +116,12 @@ class Tokenizer:
             "special_tokens": dict(self.special_tokens),
         }
 
+    def huggingface_files(self) -> dict[str, dict]:
+        """Files with which Hugging Face's AutoTokenizer encodes as this tokenizer does: name -> content, for JSON."""
+        from data.huggingface import tokenizer_files
+
+        return tokenizer_files(self)
+
     @classmethod
     def from_dict(cls, state: dict) -> Tokenizer:
         """Inverse of `to_dict`. Raises ValueError where `state` is not what `to_dict` returns."""

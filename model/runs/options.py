@@ -46,6 +46,7 @@ the text
   --data.batch_size N                    sequences in a batch
 the model
   --model.gpt.num_layers N, --model.gpt.num_heads N, --model.gpt.embed_dim N, --model.gpt.context_length N
+  --model.init_from MODEL                start from a run, a checkpoint, or a model of Hugging Face such as gpt2
   --model.compile MODE                   auto, true, false or reduce-overhead
 how it learns
   --model.optimizer.algorithm NAME       muon or adamw

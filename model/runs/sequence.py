@@ -116,6 +116,8 @@ class RunSequence(Checkpoint):
         self.samples.rewind(trainer)
         self.progress.start(trainer)
         if trainer.global_step == 0:
+            if module.validation_metrics:  # where trainer.num_sanity_val_steps asks for it
+                self.write_row(trainer, module.validation_metrics)
             self.attention.record(trainer, module)
             if self.checkpoints.is_due(0):
                 self.checkpoints.save(trainer)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from model.gpt import GPT, GPTConfig
 from model.training.hardware import CompileMode, compile_where_it_pays
+from model.training.initial import start_from
 from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
 from model.training.sharding import FullyShardedStrategy
@@ -27,6 +28,7 @@ class GPTModule(LightningModule):
         optimizer: OptimizerConfig,
         schedule: ScheduleConfig,
         compile: CompileMode = "auto",
+        init_from: str | None = None,
     ):
         """
         Args:
@@ -36,12 +38,16 @@ class GPTModule(LightningModule):
             compile: torch.compile the network; auto: on a GPU, where it soon pays; reduce-overhead: with CUDA graphs,
                 for networks so small that the GPU waits for Python. The network is not compiled where there is no
                 compiler, nor when it is sharded over devices.
+            init_from: start from the weights of this model and not from random ones: a run, a checkpoint, a folder of
+                Hugging Face's libraries, or a name on the Hub such as gpt2. The network is then that model's, but for
+                context_length, which may be shorter, and dropout.
         """
         super().__init__()
         self.gpt_config = gpt
         self.optimizer_config = optimizer
         self.schedule_config = schedule
         self.compile_mode = compile
+        self.init_from = init_from
         self.gpt: GPT | None = None
         self.validation_metrics: dict[str, float] = {}
 
@@ -57,6 +63,8 @@ class GPTModule(LightningModule):
                 "least as many, or null"
             )
         self.gpt = GPT(self.gpt_config)
+        if self.init_from is not None:
+            start_from(self.gpt, self.init_from, self.trainer.datamodule.tokenizer)
         strategy = self.trainer.strategy
         if self.compile_mode == "reduce-overhead" and self.trainer.accumulate_grad_batches > 1:
             raise ValueError(

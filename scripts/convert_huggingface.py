@@ -1,0 +1,122 @@
+"""Converts models between this project, Hugging Face's libraries and llama.cpp.
+
+python scripts/convert_huggingface.py import gpt2 gpt2.ckpt             a model of the Hub, or a folder -> a checkpoint
+python scripts/convert_huggingface.py export runs/NAME my_model         a checkpoint -> a folder for transformers
+python scripts/convert_huggingface.py export runs/NAME my_model.gguf    a checkpoint -> a file for llama.cpp
+
+It needs pip install -r requirements-hf.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # so that `python scripts/convert_huggingface.py` finds them
+
+from model.runs.command_line import exit_status
+from model.runs.folder import find_checkpoint
+from scripts.parser import Parser
+from scripts.prompting import open_checkpoint
+
+if TYPE_CHECKING:
+    from data.tokenizers import Tokenizer
+    from model.gpt import GPT
+
+GPT2_VOCAB_SIZE = 50257
+
+
+@exit_status("convert_huggingface.py", (ValueError, OSError, ModuleNotFoundError))
+def main(argv: list[str] | None = None) -> None:
+    arguments = build_parser().parse_args(argv)
+    arguments.run(arguments)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="convert_huggingface.py", description=__doc__)
+    commands = parser.add_subparsers(metavar="import | export", required=True)
+
+    add = commands.add_parser("import", help="a model of GPT-2's or NanoChat's architecture -> a checkpoint")
+    add.add_argument(
+        "source", metavar="SOURCE", help="folder with config.json and model.safetensors, or name on the Hub"
+    )
+    add.add_argument("output", type=Path, metavar="OUT.ckpt", help="checkpoint to write")
+    add.add_argument(
+        "--tokenizer",
+        metavar="NAME",
+        help="bytes or a published encoding such as gpt2, for a model without tokenizer files (default: its own files)",
+    )
+    add.set_defaults(run=import_model)
+
+    add = commands.add_parser("export", help="a checkpoint -> a folder for transformers, or a .gguf file for llama.cpp")
+    add.add_argument("checkpoint", type=Path, metavar="RUN", help="checkpoint file or run folder")
+    add.add_argument("output", type=Path, metavar="OUT", help="folder to write; or, if it ends in .gguf, file")
+    add.set_defaults(run=export_model)
+    return parser
+
+
+def import_model(arguments: argparse.Namespace) -> None:
+    """Writes a checkpoint that every script and --model.init_from take."""
+    import torch
+
+    from model.files import atomic_file
+    from model.huggingface import check_tokenizer, from_huggingface, local_folder
+
+    output = arguments.output
+    if output.exists():
+        raise FileExistsError(f"{output} exists already: name a new file")
+    if output.suffix != ".ckpt":
+        raise ValueError(f"{output} must end in .ckpt")
+    folder = local_folder(arguments.source)
+    gpt = from_huggingface(folder)
+    tokenizer = tokenizer_of(folder, gpt, arguments.tokenizer)
+    check_tokenizer(gpt, tokenizer)
+    checkpoint = {
+        "state_dict": {f"gpt.{name}": weight for name, weight in gpt.state_dict().items()},
+        "gpt_config": asdict(gpt.config),
+        "tokenizer": tokenizer.to_dict(),
+        "global_step": 0,
+    }
+    with atomic_file(output) as file:
+        torch.save(checkpoint, file)
+    print(f"{output}: {gpt.num_parameters():,} parameters, tokenizer {tokenizer.name}")
+
+
+def tokenizer_of(folder: Path, gpt: GPT, name: str | None) -> Tokenizer:
+    """The tokenizer of that name, or the one in the folder; GPT-2's for a model of its vocabulary size without any."""
+    from data.huggingface import read_tokenizer
+    from data.tokenizers import byte_level, published
+
+    if name == "bpe":
+        raise ValueError("--tokenizer bpe would be trained on your text: name bytes or a published encoding")
+    if name is not None:
+        return byte_level() if name == "bytes" else published(name)
+    try:
+        return read_tokenizer(folder)
+    except FileNotFoundError as error:
+        if gpt.config.vocab_size == GPT2_VOCAB_SIZE:
+            return published("gpt2")
+        raise FileNotFoundError(f"{error}: name its tokenizer with --tokenizer") from error
+
+
+def export_model(arguments: argparse.Namespace) -> None:
+    from model.gguf import to_gguf
+    from model.huggingface import to_huggingface
+
+    gpt, tokenizer, _ = open_checkpoint(find_checkpoint(arguments.checkpoint))
+    output = arguments.output
+    if output.suffix == ".gguf":
+        to_gguf(gpt, output, tokenizer)
+        print(f"{output}: {gpt.num_parameters():,} parameters in float32")
+    else:
+        class_name = to_huggingface(gpt, output, tokenizer)
+        print(f"{output}: {class_name}, {gpt.num_parameters():,} parameters")
+        if class_name == "GlassGPTForCausalLM":
+            print("transformers has no such architecture: load it with trust_remote_code=True")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

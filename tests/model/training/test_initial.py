@@ -1,0 +1,131 @@
+"""--model.init_from: a run starts from the weights of a trained model, with the loss that this model has."""
+
+import csv
+import math
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+
+from data.tokenizers import byte_level, train_bpe
+from model.checkpoint import load_gpt
+from model.gpt import GPTConfig
+from model.training.initial import initial_config, start_from
+from tests.checkpoints import save_checkpoint
+from tests.conftest import REPOSITORY
+from tests.gpts import GPT2, huggingface_gpt2, random_gpt
+
+SIZES = {"vocab_size": 257, "context_length": 32, "num_layers": 2, "num_heads": 2, "embed_dim": 16}
+
+
+def small_gpt2(**options):
+    gpt = random_gpt(GPTConfig(**{**SIZES, **GPT2, **options}))
+    with torch.no_grad():
+        for parameter in gpt.parameters():
+            parameter *= 0.3
+    return gpt
+
+
+def finetune(text, *options):
+    """Runs configs/finetune_gpt2.yaml in the working folder, for 4 steps on `text` by bytes."""
+    from train import main
+
+    small = {
+        "config": REPOSITORY / "configs" / "finetune_gpt2.yaml",
+        "data.files": text,
+        "data.tokenizer": "bytes",
+        "data.cache_dir": "cache",
+        "data.num_processes": 1,
+        "model.gpt.context_length": 16,
+        "model.compile": "false",
+        "trainer.accelerator": "cpu",
+        "trainer.precision": "32-true",
+        "trainer.max_steps": 4,
+        "trainer.val_check_interval": 8,
+        "samples.max_new_tokens": 4,
+        "attention.probe_tokens": 8,
+        "wandb": "disabled",
+        "name": "run",
+    }
+    return main([*(f"--{name}={value}" for name, value in small.items()), *options])
+
+
+@pytest.mark.slow
+def test_a_run_begins_with_the_loss_of_the_model_and_resumes_without_it(small_text, tmp_path, monkeypatch):
+    pytest.importorskip("safetensors.torch")
+    from model.huggingface import to_huggingface
+
+    monkeypatch.chdir(tmp_path)
+    gpt = small_gpt2()
+    to_huggingface(gpt, "model")
+    assert finetune(small_text, "--model.init_from=model") == 0
+    rows = list(csv.DictReader(Path("runs/run/metrics.csv").open()))
+    assert rows[0]["step"] == "0" and rows[0]["val/loss"]
+
+    peer = huggingface_gpt2(gpt)
+    content = np.frombuffer(small_text.read_bytes(), np.uint8).astype(np.int64)
+    validation = torch.from_numpy(content[-math.ceil(len(content) / 10) :])
+    nats = []
+    with torch.no_grad():
+        for start in range(0, len(validation) - 1, 16):
+            window = validation[start : start + 17]
+            nats.append(F.cross_entropy(peer(window[None, :-1]).logits[0], window[1:], reduction="none"))
+    assert float(rows[0]["val/loss"]) == pytest.approx(torch.cat(nats).mean().item(), abs=1e-4)
+
+    trained, _ = load_gpt("runs/run/checkpoints/last.ckpt")
+    assert trained.config == GPTConfig(**{**SIZES, **GPT2, "context_length": 16, "dropout": 0.1})
+    saved = yaml.safe_load(Path("runs/run/config.yaml").read_text())["model"]
+    assert saved["init_from"] == "model" and saved["gpt"] == asdict(trained.config)
+
+    Path("model").rename("gone")
+    from train import main
+
+    assert main(["--resume=runs/run", "--trainer.max_steps=5"]) == 0
+
+
+def test_a_shorter_context_takes_the_beginning_of_the_positions(tmp_path):
+    gpt = small_gpt2()
+    save_checkpoint(tmp_path / "model.ckpt", gpt)
+    config = initial_config(str(tmp_path / "model.ckpt"), GPTConfig(context_length=8, dropout=0.2))
+    assert config.context_length == 8 and config.dropout == 0.2 and config.num_layers == 2
+    shorter = random_gpt(config, seed=1)
+    start_from(shorter, str(tmp_path / "model.ckpt"), byte_level())
+    tokens = torch.randint(257, (1, 8))
+    torch.testing.assert_close(shorter(tokens), gpt(tokens))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"num_layers": 3}, r"model\.gpt\.num_layers is 3, but the model of --model\.init_from has 2: leave it out"),
+        ({"window": 4}, r"model\.gpt\.window is 4"),
+        ({"context_length": 64}, r"context_length is 64, but the model .* has learned only 32 positions"),
+    ],
+)
+def test_what_the_model_has_cannot_be_chosen(chosen, message, tmp_path):
+    save_checkpoint(tmp_path / "model.ckpt", small_gpt2())
+    with pytest.raises(ValueError, match=message):
+        initial_config(str(tmp_path / "model.ckpt"), GPTConfig(**{"context_length": 32, **chosen}))
+
+
+def test_another_tokenizer_is_refused(tmp_path):
+    gpt, other = small_gpt2(vocab_size=300), train_bpe(["the cat and the hat and the rat " * 9], 265)
+    save_checkpoint(tmp_path / "model.ckpt", gpt)
+    with pytest.raises(
+        ValueError, match=r"reads the tokens of 'bytes', and the tokenizer of the data is 'bpe' with 265"
+    ):
+        start_from(gpt, str(tmp_path / "model.ckpt"), other)
+
+
+def test_a_folder_of_another_vocabulary_is_refused(tmp_path):
+    pytest.importorskip("safetensors.torch")
+    from model.huggingface import to_huggingface
+
+    gpt = small_gpt2(vocab_size=600)
+    to_huggingface(gpt, tmp_path / "model")
+    with pytest.raises(ValueError, match=r"reads 600 tokens, and the tokenizer of the data is 'bytes' with 257 tokens"):
+        start_from(gpt, str(tmp_path / "model"), byte_level())

@@ -1,0 +1,105 @@
+"""scripts/convert_huggingface.py: there and back, and the sentence for each mistake."""
+
+import json
+
+import pytest
+import torch
+
+from data.tokenizers import byte_level
+from model.checkpoint import load_gpt
+from model.gpt import GPTConfig
+from model.huggingface import from_huggingface, to_huggingface
+from scripts.convert_huggingface import main
+from tests.checkpoints import save_checkpoint
+from tests.gpts import GPT2, random_gpt
+
+pytest.importorskip("safetensors.torch")
+
+SIZES = {"vocab_size": 260, "context_length": 16, "num_layers": 2, "num_heads": 2, "embed_dim": 16}
+
+
+@pytest.fixture
+def gpt():
+    return random_gpt(GPTConfig(**SIZES, **GPT2))
+
+
+def convert(capsys, *arguments):
+    """(exit status, standard output, standard error) of the command line."""
+    try:
+        status = main([str(argument) for argument in arguments])
+    except SystemExit as exit:
+        status = exit.code
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_a_run_is_exported_and_imported_bit_for_bit(gpt, tmp_path, capsys):
+    save_checkpoint(tmp_path / "run/checkpoints/best.ckpt", gpt)
+    status, out, _ = convert(capsys, "export", tmp_path / "run", tmp_path / "folder")
+    assert status == 0 and "GPT2LMHeadModel" in out
+    status, out, _ = convert(capsys, "import", tmp_path / "folder", tmp_path / "again.ckpt")
+    assert status == 0 and f"{gpt.num_parameters():,} parameters, tokenizer bytes" in out
+    again, info = load_gpt(tmp_path / "again.ckpt")
+    assert again.config == gpt.config and info["tokenizer"] == byte_level().to_dict()
+    assert all(map(torch.equal, again.state_dict().values(), gpt.state_dict().values()))
+
+
+def test_another_gpt_is_exported_with_its_source(tmp_path, capsys):
+    save_checkpoint(tmp_path / "our.ckpt", random_gpt(GPTConfig(**SIZES, window=4)))
+    status, out, _ = convert(capsys, "export", tmp_path / "our.ckpt", tmp_path / "folder")
+    assert status == 0 and "GlassGPTForCausalLM" in out and "trust_remote_code=True" in out
+    config = json.loads((tmp_path / "folder/config.json").read_text())
+    assert config["auto_map"]["AutoModelForCausalLM"] == "modeling_glassgpt.GlassGPTForCausalLM"
+    assert from_huggingface(tmp_path / "folder").config.window == 4
+
+
+def test_a_gguf_file_is_written_by_its_ending(gpt, tmp_path, capsys):
+    pytest.importorskip("gguf")
+    save_checkpoint(tmp_path / "our.ckpt", gpt)
+    status, _, _ = convert(capsys, "export", tmp_path / "our.ckpt", tmp_path / "model.gguf")
+    assert status == 0 and (tmp_path / "model.gguf").read_bytes()[:4] == b"GGUF"
+
+
+def test_a_model_without_tokenizer_takes_the_named_one(gpt, tmp_path, capsys):
+    to_huggingface(gpt, tmp_path / "folder")
+    status, _, err = convert(capsys, "import", tmp_path / "folder", tmp_path / "our.ckpt")
+    assert status == 2 and "has no tokenizer.json" in err and "--tokenizer" in err
+    assert convert(capsys, "import", tmp_path / "folder", tmp_path / "our.ckpt", "--tokenizer", "bytes")[0] == 0
+    assert load_gpt(tmp_path / "our.ckpt")[1]["tokenizer"] == byte_level().to_dict()
+
+
+def exported(gpt, folder, tokenizer=None):
+    to_huggingface(gpt, folder, tokenizer)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["import", "small", "new.ckpt"], "the tokenizer has 257 tokens, more than the model, which has 200"),
+        (["import", "gpt2 x", "new.ckpt"], "there is no folder gpt2 x"),
+        (["import", "folder", "new.pt"], "new.pt must end in .ckpt"),
+        (["import", "folder", "our.ckpt"], "our.ckpt exists already"),
+        (["import", "our.ckpt", "new.ckpt"], "our.ckpt is a file: give the folder"),
+        (["import", "folder", "new.ckpt", "--tokenizer", "bpe"], "name bytes or a published encoding"),
+        (["import", "folder", "new.ckpt", "--tokenizer", "gpt5"], "unknown tokenizer 'gpt5'"),
+        (["export", "nothing", "new"], "there is no nothing"),
+        (["export", "our.ckpt", "folder"], "folder exists already"),
+        (["export", "modern.ckpt", "new.gguf"], "it has position rotary"),
+        (["convert"], "invalid choice"),
+    ],
+)
+def test_a_mistake_gets_one_sentence(arguments, message, gpt, tmp_path, capsys, monkeypatch):
+    if "new.gguf" in arguments:
+        pytest.importorskip("gguf")
+    monkeypatch.chdir(tmp_path)
+    save_checkpoint(tmp_path / "our.ckpt", gpt)
+    save_checkpoint(tmp_path / "modern.ckpt", random_gpt(GPTConfig(**SIZES)))
+    exported(gpt, tmp_path / "folder", byte_level())
+    small = exported(random_gpt(GPTConfig(**{**SIZES, "vocab_size": 200}, **GPT2)), tmp_path / "small")
+    for name, content in byte_level().huggingface_files().items():
+        (small / name).write_text(json.dumps(content))
+    before = sorted(path.name for path in tmp_path.iterdir())
+    status, out, err = convert(capsys, *arguments)
+    assert status == 2 and message in err and len(err.splitlines()) == 1 and not out
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
