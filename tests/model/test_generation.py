@@ -216,7 +216,7 @@ def test_what_stands_before_a_prompt_changes_no_logit():
         ({"lengths": torch.tensor([1, 2])}, r"lengths must be .* not \[1, 2\]"),
         ({"lengths": torch.tensor([1]), "cache": new_cache(random_gpt(MODERN), 1, 10)}, "cannot continue a cache"),
     ],
-    ids=str,
+    ids=["0", "too long", "too many", "with a cache"],
 )
 def test_impossible_lengths_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
