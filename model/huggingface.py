@@ -196,7 +196,8 @@ def from_huggingface(source: str | Path | nn.Module) -> GPT:
         ModuleNotFoundError: if an optional package is missing.
     """
     if isinstance(source, nn.Module):
-        name, options, weights = type(source).__name__, source.config.to_dict(), source.state_dict()
+        their_config: Any = source.config
+        name, options, weights = type(source).__name__, their_config.to_dict(), source.state_dict()
     else:
         folder = local_folder(source)
         name, options = str(folder), read_json(folder / CONFIG)
@@ -401,16 +402,15 @@ def local_folder(source: str | Path) -> Path:
         return folder
     if folder.exists():
         raise ValueError(f"{folder} is a file: give the folder with {CONFIG} and {WEIGHTS}")
-    hub = optional_package("huggingface_hub")
+    hub, errors = optional_package("huggingface_hub"), optional_package("huggingface_hub.errors")
     wanted = [CONFIG, "model*.safetensors", INDEX, "tokenizer*.json", "vocab.json", "merges.txt"]
     try:
-        hub.utils.validate_repo_id(str(source))
         return Path(hub.snapshot_download(str(source), allow_patterns=wanted))
-    except hub.errors.HFValidationError as error:
+    except errors.HFValidationError as error:
         raise FileNotFoundError(f"there is no folder {source}, and the Hub cannot have a model of that name") from error
-    except hub.errors.RepositoryNotFoundError as error:
+    except errors.RepositoryNotFoundError as error:
         raise FileNotFoundError(f"there is no folder {source}, and the Hub has no public model of that name") from error
-    except (OSError, hub.errors.HfHubHTTPError) as error:
+    except (OSError, errors.HfHubHTTPError) as error:
         raise ConnectionError(
             f"there is no folder {source}, and the model of that name cannot be downloaded from the Hub: download it "
             "on a machine with network and give its folder"

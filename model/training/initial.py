@@ -10,8 +10,7 @@ from model.checkpoint import load_gpt
 from model.gpt import GPT, GPTConfig
 from model.huggingface import from_huggingface
 
-# What a run may choose: how much of the text it reads, what is dropped, and what says nothing about trained weights.
-CHOSEN = ("context_length", "dropout", "init")
+CHOSEN = ("context_length", "dropout")  # by the run and not by the model
 
 
 ROUNDED_UP = 128  # a vocabulary may have fewer unused tokens than this, so that its size is a round number

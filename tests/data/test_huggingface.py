@@ -10,7 +10,10 @@ import pytest
 from data.huggingface import GPT2_PATTERN, TOKENIZER, TOKENIZER_CONFIG, read_tokenizer
 from data.tokenizers import END_OF_TEXT, Tokenizer, byte_level, published, train_bpe
 
-OTHER_SCRIPTS = "Ωμέγα прощай 漢字かな 한국어 שלום السلام नमस्ते ไทย 👩‍👩‍👧 🏳️‍🌈 😀 é ﬁ ſ İ ß \u2028\u00a0\u3000\t\r\x0b  'LL 'ſ 123456 ١٢ Ⅷ"
+OTHER_SCRIPTS = (
+    "Ωμέγα прощай 漢字かな 한국어 שלום السلام नमस्ते ไทย "
+    "👩‍👩‍👧 🏳️‍🌈 😀 é ﬁ ſ İ ß \u2028\u00a0\u3000\t\r\x0b  'LL 'ſ 123456 ١٢ Ⅷ"
+)
 
 
 def mixed_lines(number):

@@ -1,7 +1,6 @@
 """--model.init_from: a run starts from the weights of a trained model, with the loss that this model has."""
 
 import csv
-import math
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import torch
 import torch.nn.functional as F
 import yaml
 
+from data.module import TextDataModule
 from data.tokenizers import byte_level, train_bpe
 from model.checkpoint import load_gpt
 from model.gpt import GPTConfig
@@ -23,11 +23,7 @@ SIZES = {"vocab_size": 257, "context_length": 32, "num_layers": 2, "num_heads": 
 
 
 def small_gpt2(**options):
-    gpt = random_gpt(GPTConfig(**{**SIZES, **GPT2, **options}))
-    with torch.no_grad():
-        for parameter in gpt.parameters():
-            parameter *= 0.3
-    return gpt
+    return random_gpt(GPTConfig(**{**SIZES, **GPT2, **options}))
 
 
 def finetune(text, *options):
@@ -63,12 +59,13 @@ def test_a_run_begins_with_the_loss_of_the_model_and_resumes_without_it(small_te
     gpt = small_gpt2()
     to_huggingface(gpt, "model")
     assert finetune(small_text, "--model.init_from=model") == 0
-    rows = list(csv.DictReader(Path("runs/run/metrics.csv").open()))
+    rows = list(csv.DictReader(Path("runs/run/metrics.csv").read_text().splitlines()))
     assert rows[0]["step"] == "0" and rows[0]["val/loss"]
 
     peer = huggingface_gpt2(gpt)
-    content = np.frombuffer(small_text.read_bytes(), np.uint8).astype(np.int64)
-    validation = torch.from_numpy(content[-math.ceil(len(content) / 10) :])
+    data = TextDataModule(files=str(small_text), tokenizer="bytes", cache_dir="cache")
+    data.setup()
+    validation = torch.from_numpy(data.tokenized.validation.read(0, data.validation_tokens).astype(np.int64))
     nats = []
     with torch.no_grad():
         for start in range(0, len(validation) - 1, 16):
