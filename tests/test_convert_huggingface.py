@@ -1,5 +1,6 @@
 """scripts/convert_huggingface.py: there and back, and the sentence for each mistake."""
 
+import functools
 import json
 
 import pytest
@@ -11,6 +12,7 @@ from model.gpt import GPTConfig
 from model.huggingface import from_huggingface, to_huggingface
 from scripts.convert_huggingface import main
 from tests.checkpoints import save_checkpoint
+from tests.command_lines import call
 from tests.gpts import GPT2, random_gpt
 
 pytest.importorskip("safetensors.torch")
@@ -23,14 +25,7 @@ def gpt():
     return random_gpt(GPTConfig(**SIZES, **GPT2))
 
 
-def convert(capsys, *arguments):
-    """(exit status, standard output, standard error) of the command line."""
-    try:
-        status = main([str(argument) for argument in arguments])
-    except SystemExit as exit:
-        status = exit.code
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
+convert = functools.partial(call, main)
 
 
 def test_a_run_is_exported_and_imported_bit_for_bit(gpt, tmp_path, capsys):

@@ -1,5 +1,6 @@
 """scripts/evaluate.py: its figures against plain loops, and a sentence for every mistake."""
 
+import functools
 import json
 import math
 import subprocess
@@ -15,6 +16,7 @@ from model.checkpoint import load_gpt
 from model.gpt import GPTConfig
 from scripts.evaluate import main
 from tests.checkpoints import save_checkpoint
+from tests.command_lines import call
 from tests.gpts import GPT2, random_gpt
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,14 +42,7 @@ def files(tmp_path) -> str:
     return f"{tmp_path}/*.txt"
 
 
-def evaluate(capsys, *arguments):
-    """(exit status, standard output, standard error) of the command line."""
-    try:
-        status = main([str(argument) for argument in arguments])
-    except SystemExit as exit:
-        status = exit.code
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
+evaluate = functools.partial(call, main)
 
 
 def result(capsys, *arguments) -> dict:

@@ -1,5 +1,6 @@
 """scripts/generate.py: what a person types, and the text or the sentence that comes back."""
 
+import functools
 import io
 import json
 import os
@@ -18,6 +19,7 @@ from model.gpt import GPT, GPTConfig
 from scripts.generate import main
 from scripts.writing import TextStream
 from tests.checkpoints import change_checkpoint, save_checkpoint
+from tests.command_lines import call
 from tests.gpts import random_gpt
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,14 +48,7 @@ def run_dir(tmp_path_factory):
     return save_run(tmp_path_factory.mktemp("runs") / "first")
 
 
-def generate(capsys, *arguments):
-    """(exit status, standard output, standard error) of the command line."""
-    try:
-        status = main([str(argument) for argument in arguments])
-    except SystemExit as exit:
-        status = exit.code
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
+generate = functools.partial(call, main)
 
 
 def test_the_prompt_is_continued(run_dir, capsys):

@@ -22,6 +22,7 @@ from model.inspection.page import Captures
 from model.inspection.recorder import capture, draw_repeated_probe, record_maps
 from scripts.inspect_attention import build_parser, main, prompt_title
 from tests.checkpoints import change_checkpoint, save_checkpoint
+from tests.command_lines import call
 from tests.gpts import random_gpt
 
 ROOT = Path(__file__).parents[1]
@@ -408,11 +409,7 @@ def mistakes(workplace):
 def test_a_mistake_gets_one_sentence_and_leaves_nothing(name, mistakes, workplace, capsys):
     arguments, message = MISTAKES[name]
     before = set(workplace.rglob("*"))
-    try:
-        status = main(arguments)
-    except SystemExit as stop:  # argparse leaves by itself
-        status = stop.code
-    out, err = capsys.readouterr()
+    status, out, err = call(main, capsys, *arguments)
     assert status == 2 and not out
     assert message in err and err.startswith("inspect_attention.py: ") and err.count("\n") == 1
     assert set(workplace.rglob("*")) == before

@@ -1,5 +1,6 @@
 """scripts/walk.py: every stop against the forward pass written out by hand, the lines it names, and its mistakes."""
 
+import functools
 import gc
 import inspect
 import math
@@ -18,6 +19,7 @@ from model.attention import CausalSelfAttention
 from model.gpt import GPTConfig
 from scripts.walk import Stop, find, lesson, main
 from tests.checkpoints import save_checkpoint
+from tests.command_lines import call
 from tests.gpts import GPT2, random_gpt
 
 ROOT = Path(__file__).parent.parent
@@ -224,14 +226,7 @@ def runs(tmp_path_factory):
     return folder
 
 
-def walk(capsys, *arguments):
-    """(exit status, standard output, standard error) of the command line."""
-    try:
-        status = main([str(argument) for argument in arguments])
-    except SystemExit as exit:
-        status = exit.code
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
+walk = functools.partial(call, main)
 
 
 @pytest.mark.parametrize("head", [1, 3])
