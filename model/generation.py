@@ -105,13 +105,11 @@ def stream(
     check_range("min_p", min_p, 0, 1)
     check_range("repetition_penalty", repetition_penalty, 0, low_open=True)
     draw = partial(sample, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, generator=generator)
-    if cache is None:
-        # Not always the whole context: a big batch that writes little needs less memory.
-        cache = new_cache(model, B, min(model.config.context_length, T + max_new_tokens))
-    if lengths is not None and lengths.min() < T:
-        cache.reset(padding=T - lengths)
+    padding = None if lengths is None or lengths.min() == T else T - lengths
     # A separate function, because the body of a generator runs, and raises, only when it is iterated.
-    return _decode(model, cache, tokens, max_new_tokens, draw, repetition_penalty, stop_token, logprobs, record)
+    return _decode(
+        model, tokens, padding, cache, max_new_tokens, draw, repetition_penalty, stop_token, logprobs, record
+    )
 
 
 def new_cache(model: GPT, batch_size: int, max_len: int) -> KVCache:
@@ -124,8 +122,9 @@ def new_cache(model: GPT, batch_size: int, max_len: int) -> KVCache:
 @torch.inference_mode()
 def _decode(
     model: GPT,
-    cache: KVCache,
     unread: Tensor,
+    padding: Tensor | None,
+    cache: KVCache | None,
     max_new_tokens: int,
     draw: Callable[[Tensor], Tensor],
     repetition_penalty: float,
@@ -133,7 +132,11 @@ def _decode(
     logprobs: list[Tensor] | None,
     record: Recorder | None,
 ) -> Iterator[Tensor]:
-    B = len(unread)
+    B, T = unread.shape
+    if cache is None:
+        # Not always the whole context: a big batch that writes little needs less memory.
+        cache = new_cache(model, B, min(model.config.context_length, T + max_new_tokens))
+        cache.reset(padding)
     step = None if record is None else RecordedStep(model, cache, record)
     finished = torch.zeros(B, dtype=torch.bool, device=unread.device)
     seen = None

@@ -145,14 +145,18 @@ class Writer:
         self.options["record"] = record_cuda_graph if self.device.type == "cuda" else None
 
     def write(self, prompts: list[list[int]], **options: Any) -> tuple[list[TextStream], Iterator[list[str]]]:
-        """As `scripts.writing.write`. With a seed each prompt's texts are those that it would have alone."""
+        """As `scripts.writing.write`."""
+        options = self.options | {"stops": self.stops} | options
+        return write(self.model, self.tokenizer, prompts, self.max_new_tokens, **options)
+
+    def generators(self, number: int) -> list[torch.Generator]:
+        """Sources of randomness, one a prompt: with a seed each of them draws as it would alone."""
         import torch
 
-        generators = [torch.Generator(self.device) for _ in prompts]
+        generators = [torch.Generator(self.device) for _ in range(number)]
         for generator in generators:
             generator.seed() if self.seed is None else generator.manual_seed(self.seed)
-        options = self.options | {"generator": generators, "stops": self.stops} | options
-        return write(self.model, self.tokenizer, prompts, self.max_new_tokens, **options)
+        return generators
 
     def encode(self, prompt: str) -> list[int]:
         """Token ids. Every document of the training text begins after end-of-text, so an empty prompt is that token."""
@@ -169,8 +173,12 @@ def generate(arguments: argparse.Namespace, prompts: list[str]) -> None:
         some = prompts[first : first + PROMPTS_AT_ONCE]
         logprobs: list[torch.Tensor] | None = [] if arguments.logprobs else None
         began = time.perf_counter()
-        tokens = [writer.encode(prompt) for prompt in some]
-        texts, pieces = writer.write(tokens, texts_each=texts_each, logprobs=logprobs)
+        texts, pieces = writer.write(
+            [writer.encode(prompt) for prompt in some],
+            texts_each=texts_each,
+            generator=writer.generators(len(some)),
+            logprobs=logprobs,
+        )
         if not first:
             print(writer.heading, file=sys.stderr)
             if "" in prompts:
@@ -241,11 +249,13 @@ def converse(arguments: argparse.Namespace) -> None:
     writer = Writer(arguments)
     print(f"{writer.heading}; Ctrl-D ends", file=sys.stderr)
     cache = new_cache(writer.model, 1, writer.model.config.context_length)
+    generator = writer.generators(1)
     unread: list[int] = []  # the cache lacks the last token of a turn
     while (typed := read_turn()) is not None:
         tokens = unread + writer.tokenizer.encode(typed)
         began = time.perf_counter()
-        (text,), pieces = writer.write([tokens or [writer.tokenizer.end_of_text]], cache=cache)
+        prompt = tokens or [writer.tokenizer.end_of_text]
+        (text,), pieces = writer.write([prompt], cache=cache, generator=generator)
         for (piece,) in pieces:
             write_text(piece)
         write_text(text.end() + "\n")

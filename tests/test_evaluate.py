@@ -36,9 +36,9 @@ def run_dir(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def files(tmp_path) -> str:
-    """A glob of three texts; the split by their names puts one of them aside to validate on."""
-    for number in range(3):
-        (tmp_path / f"{number}.txt").write_text(f"the {number}th tale\n" * (number + 2), encoding="utf-8")
+    """A glob of eight texts, some shorter than a window, which are split by their names."""
+    for number in range(8):
+        (tmp_path / f"{number}.txt").write_text(f"tale {number}\n" * (number // 3 + 1), encoding="utf-8")
     return f"{tmp_path}/*.txt"
 
 
@@ -91,6 +91,7 @@ def test_the_default_figure_is_that_of_training(capsys, tmp_path, files, documen
         tokenizer="bytes",
         context_length=CONTEXT,
         batch_size=2,
+        validation_fraction=0.5,
         document_masking=document_masking,
         cache_dir=str(tmp_path / "cache"),
     )
@@ -99,14 +100,17 @@ def test_the_default_figure_is_that_of_training(capsys, tmp_path, files, documen
     gpt, _ = load_gpt(run_dir / "checkpoints" / "best.ckpt")
     nats = sum(float(gpt.loss(**batch, reduction="sum")) for batch in data.val_dataloader())
     # A run's folder says what it was trained on; JSON is YAML.
-    options = {"files": files, "tokenizer": "bytes", "batch_size": 2, "document_masking": document_masking}
+    options = {"files": files, "tokenizer": "bytes", "batch_size": 2, "validation_fraction": 0.5}
+    options["document_masking"] = document_masking
     (run_dir / "config.yaml").write_text(json.dumps({"data": options, "model": {"gpt": {}}}))
     found = result(capsys, "--checkpoint", run_dir, "--batch_size", 3)
     assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / data.validation_bytes, abs=1e-5)
     assert (found["tokens"], found["bytes"]) == (data.validation_tokens - 1, data.validation_bytes)
+    assert found["documents"] > 1
     # Another text is read with the masking that the model knows, and none of the run's other options.
-    named = result(capsys, "--checkpoint", run_dir, "--data.files", files)
-    assert named == found | {"text": named["text"]}
+    named = result(capsys, "--checkpoint", run_dir, "--data.files", files, "--data.validation_fraction", 0.5)
+    assert named == found
+    assert result(capsys, "--checkpoint", run_dir, "--data.files", files)["documents"] < found["documents"]
 
 
 def test_the_splits_add_up(run_dir, capsys, files):
@@ -116,7 +120,7 @@ def test_the_splits_add_up(run_dir, capsys, files):
     }
     for name in ("documents", "bytes"):
         assert parts["train"][name] + parts["validation"][name] == parts["all"][name]
-    assert parts["all"]["documents"] == 3 and parts["all"]["tokens"] == parts["all"]["bytes"] + 3
+    assert parts["all"]["documents"] == 8 and parts["all"]["tokens"] == parts["all"]["bytes"] + 8
 
 
 def test_the_table_says_the_same(run_dir, capsys, files):

@@ -36,11 +36,13 @@ def log_probability(gpt, context: bytes, continuation: bytes):
     return total, greedy
 
 
+@torch.no_grad()
 def test_log_likelihoods_are_those_of_the_model():
     gpt = random_gpt(CONFIG)
-    likeliest = bytes(generate(gpt, torch.tensor([[*b"abc"]]), 1, temperature=0)[0, 3:].tolist())
-    pairs = [("", "abc"), ("hello ", "world"), ("a text that does not fit", " at all"), ("x", "é"), ("abc", "d")]
-    pairs.append(("abc", likeliest.decode()))
+    following = {letter: int(gpt(torch.tensor([[ord(letter)]]))[0, 0].argmax()) for letter in "abcdefghijklmnop"}
+    letter, likeliest = next((letter, token) for letter, token in following.items() if 32 < token < 127)
+    pairs = [("", "abc"), ("hello", " world"), ("a text that does not fit", " at all"), ("x", "é"), ("abc", "d")]
+    pairs.append((letter, chr(likeliest)))
     answers = HarnessGPT(gpt, byte_level(), batch_size=2).loglikelihood(requests("loglikelihood", *pairs))
     for (context, continuation), (logprob, is_greedy) in zip(pairs, answers, strict=True):
         expected, greedy = log_probability(gpt, context.encode(), continuation.encode())
@@ -68,6 +70,7 @@ def test_texts_end_before_until():
     assert answers == [text[: text.index(text[4])], text]
 
 
+@pytest.mark.slow
 def test_a_task_of_ones_own(tmp_path, capsys):
     gpt = random_gpt(CONFIG)
     save_checkpoint(tmp_path / "run" / "checkpoints" / "best.ckpt", gpt)
@@ -90,7 +93,5 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
     options = ["--checkpoint", str(tmp_path / "run"), "--include_path", str(tmp_path), "--tasks"]
     assert main([*options, "mine", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["mine"]["acc,none"] == 0.5
-    assert main([*options, "mine", "--limit", "1"]) == 0
-    assert "|mine |" in capsys.readouterr().out
     assert main([*options, "mine,other"]) == 2
     assert "--tasks other: lm-evaluation-harness has no such task" in capsys.readouterr().err
