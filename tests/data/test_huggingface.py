@@ -67,6 +67,15 @@ def test_a_tokenizer_comes_back_as_it_was(name, bpe, tmp_path):
     assert read_tokenizer(write(tokenizer, tmp_path)).to_dict() == tokenizer.to_dict()
 
 
+def test_a_token_that_no_merge_reaches_is_taken_where_it_is_a_whole_piece():
+    tokenizers = pytest.importorskip("tokenizers")
+    ranks = byte_level().ranks | {b"bc": 257, b"abcd": 258}  # b and c are merged first; then nothing makes abcd
+    tokenizer = Tokenizer("bpe", r"\w+|\W", ranks, {END_OF_TEXT: 256})
+    peer = tokenizers.Tokenizer.from_str(json.dumps(tokenizer.huggingface_files()[TOKENIZER]))
+    assert peer.encode("abcd").ids == tokenizer.encode("abcd") == [258]
+    assert peer.encode("xabcd").ids == tokenizer.encode("xabcd") == [ord("x"), ord("a"), 257, ord("d")]
+
+
 def test_what_published_folders_of_gpt2_hold_is_read(bpe, tmp_path):
     """A tokenizer.json that leaves the pattern to ByteLevel, and the older vocab.json with merges.txt."""
     as_gpt2 = Tokenizer("gpt2", GPT2_PATTERN, bpe.ranks, bpe.special_tokens)
