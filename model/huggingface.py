@@ -209,7 +209,7 @@ def from_huggingface(source: str | Path | nn.Module) -> GPT:
         with torch.device("meta"):  # no memory and no random numbers for weights that are replaced at once
             gpt = GPT(config)
         gpt.load_state_dict(to_ours(weights, gpt, architecture), assign=True)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:  # the last two for sizes beyond all memory
         raise ValueError(f"{name} cannot be read as a GPT: {error}") from error
     if config.tie_embeddings:
         gpt.head.weight = gpt.token_embedding.weight

@@ -76,6 +76,15 @@ def test_a_token_that_no_merge_reaches_is_taken_where_it_is_a_whole_piece():
     assert peer.encode("xabcd").ids == tokenizer.encode("xabcd") == [ord("x"), ord("a"), 257, ord("d")]
 
 
+def test_a_possessive_repetition_stays_one():
+    """As in the pattern of GPT-4, whose numbers have three digits at most."""
+    tokenizers = pytest.importorskip("tokenizers")
+    ranks = byte_level().ranks | {b"12": 257, b"34": 258}
+    tokenizer = Tokenizer("bpe", r"\p{N}{1,3}+|\P{N}+", ranks, {END_OF_TEXT: 256})
+    peer = tokenizers.Tokenizer.from_str(json.dumps(tokenizer.huggingface_files()[TOKENIZER]))
+    assert peer.encode("x1234").ids == tokenizer.encode("x1234") == [ord("x"), 257, ord("3"), ord("4")]
+
+
 def test_what_published_folders_of_gpt2_hold_is_read(bpe, tmp_path):
     """A tokenizer.json that leaves the pattern to ByteLevel, and the older vocab.json with merges.txt."""
     as_gpt2 = Tokenizer("gpt2", GPT2_PATTERN, bpe.ranks, bpe.special_tokens)
