@@ -137,11 +137,7 @@ _BYTES = {character: byte for byte, character in _CHARACTERS.items()}
 
 
 def _oniguruma(pattern: str) -> str:
-    """A pattern of tiktoken's in the syntax of Hugging Face's library, where $ also stands before a line break.
-
-    And {1,3}+ would be repeated rather than possessive there.
-    """
-    pattern = re.sub(r"\$(?=\||$)", r"\\z", pattern)
+    """A pattern of tiktoken's in the syntax of Hugging Face's library, where {1,3}+ would repeat, not be possessive."""
     return re.sub(r"(\\p\{\w+\}\{[\d,]+\})\+", r"(?>\1)", pattern)
 
 
@@ -155,7 +151,7 @@ def _pattern(content: dict[str, Any]) -> str:
     if kinds == ["ByteLevel"] and steps[0].get("use_regex", True) and not steps[0].get("add_prefix_space"):
         return GPT2_PATTERN
     if kinds == ["Split", "ByteLevel"] and not steps[1].get("use_regex", True) and "Regex" in steps[0]["pattern"]:
-        return steps[0]["pattern"]["Regex"].replace(r"\z", "$")
+        return steps[0]["pattern"]["Regex"]
     raise ValueError(f"it splits text by {', '.join(map(str, kinds))}, which cannot be expressed")
 
 

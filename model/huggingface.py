@@ -209,7 +209,7 @@ def from_huggingface(source: str | Path | nn.Module) -> GPT:
         with torch.device("meta"):  # no memory and no random numbers for weights that are replaced at once
             gpt = GPT(config)
         gpt.load_state_dict(to_ours(weights, gpt, architecture), assign=True)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:  # the last two for sizes beyond all memory
         raise ValueError(f"{name} cannot be read as a GPT: {error}") from error
     if config.tie_embeddings:
         gpt.head.weight = gpt.token_embedding.weight
@@ -228,11 +228,11 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: ExportedTokenizer | 
     check_tokenizer(gpt, tokenizer)
     architecture = architecture_of(gpt.config)
     end_of_text = None if tokenizer is None else tokenizer.end_of_text
-    special = {"bos_token_id": end_of_text, "eos_token_id": end_of_text, "pad_token_id": end_of_text}
+    special = {"bos_token_id": end_of_text, "eos_token_id": end_of_text, "pad_token_id": None}
     dtype = str(gpt.token_embedding.weight.dtype).removeprefix("torch.")
     with new_folder(Path(folder)) as aside:
         write_json(aside / CONFIG, write_options(gpt.config, architecture) | special | {"dtype": dtype})
-        write_json(aside / GENERATION_CONFIG, special)
+        write_json(aside / GENERATION_CONFIG, special | {"pad_token_id": end_of_text})
         # "pt" tells transformers that the tensors have PyTorch's layout.
         metadata = {"format": "pt", "written_by": "GlassGPT", "parameters": str(gpt.num_parameters())}
         safetensors.save_file(to_theirs(gpt, architecture), aside / WEIGHTS, metadata)
@@ -366,7 +366,7 @@ def to_ours(weights: dict[str, Tensor], gpt: GPT, architecture: Architecture | N
                     f"{found} is {weights[found].dtype} of shape {tuple(weights[found].shape)}, "
                     f"but the options want floats of shape {tuple(shape)}"
                 )
-            pieces.append(turn(weights[found], gpt.config).float())
+            pieces.append(turn(weights[found], gpt.config).to("cpu", torch.float32))
         ours[name] = torch.cat(pieces)
     # Older files of GPT-2 hold the causal mask too.
     others = [name for name in weights if name not in used and not re.search(r"\.attn\.(masked_)?bias$", name)]

@@ -53,6 +53,8 @@ def present(names: Sequence[str], nanogpt: str | None, notes: list[str]) -> list
     missing = {} if nanogpt else {"nanogpt": "set --nanogpt to a checkout of it"}
     if find_spec("transformers") is None:
         missing["transformers"] = "it is not installed"
+    if find_spec("llama_cpp") is None or find_spec("gguf") is None:
+        missing["llama.cpp"] = "pip install gguf llama-cpp-python"
     absent = [name for name in names if name.split("+")[0] in missing]
     notes.extend(f"{name} is left out: {missing[name.split('+')[0]]}" for name in absent)
     if len(absent) == len(names):

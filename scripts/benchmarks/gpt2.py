@@ -13,6 +13,7 @@ import itertools
 import runpy
 from collections import namedtuple
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace as Namespace
@@ -31,6 +32,7 @@ from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
 from scripts.benchmarks.callbacks import Curve, mean_nats
 from scripts.benchmarks.contenders import GPT2_RECIPE, ROOT, WARM_UP, Row
+from scripts.benchmarks.llama import build_llama
 from scripts.benchmarks.machine import describe, synchronized_time
 
 # Of nanoGPT's train.py and config/train_shakespeare_char.py, which its README's command for CPUs starts from too.
@@ -149,7 +151,10 @@ def measure_writing(job: Namespace) -> Row:
     seconds, tokens = synchronized_time(job.device) - started, job.batch_size * job.new_tokens
     if text.shape != (job.batch_size, job.prompt_tokens + job.new_tokens):
         raise RuntimeError(f"{job.contender} wrote {tuple(text.shape)}, not {tokens} tokens after the prompts")
-    return {"seconds": seconds, "tokens": tokens, **describe(network, job.dtype)}
+    described = describe(network, job.dtype)
+    if job.contender.endswith("+q8_0"):
+        described["precision"] = "q8_0"
+    return {"seconds": seconds, "tokens": tokens, **described}
 
 
 def build_writer(job: Namespace) -> tuple[nn.Module, Callable]:
@@ -158,6 +163,10 @@ def build_writer(job: Namespace) -> tuple[nn.Module, Callable]:
     if job.contender == "glassgpt":
         gpt = GPT(gpt2_config(job.size, bias=True))
         return gpt, partial(generate, gpt, record=record_cuda_graph if job.device == "cuda" else None, **SAMPLING)
+    if job.contender.startswith("llama.cpp"):  # which has the tanh form of GELU only
+        gpt = GPT(replace(gpt2_config(job.size, bias=True), activation="gelu"))
+        llama = build_llama(gpt, job.contender.endswith("+q8_0"), temp=SAMPLING["temperature"], top_k=SAMPLING["top_k"])
+        return gpt, llama
     if job.contender == "nanogpt":
         torch.set_float32_matmul_precision("high")
         gpt = build_nanogpt(job, dropout=0.0, bias=True)

@@ -26,33 +26,28 @@ def mixed_lines(number):
     return [*lines, "", f"no {END_OF_TEXT} is made of text"]
 
 
-def write(tokenizer, folder):
-    for name, content in tokenizer.huggingface_files().items():
-        (folder / name).write_text(json.dumps(content), encoding="utf-8")
-    return folder
-
-
 @pytest.fixture(scope="module")
 def bpe():
     return train_bpe(mixed_lines(1000), 600)
 
 
-def named(name, bpe):
-    if name == "bpe":
-        return bpe
-    if name == "bytes":
-        return byte_level()
-    if not os.environ.get("TIKTOKEN_CACHE_DIR"):
+@pytest.fixture(scope="module", params=[pytest.param("gpt2", marks=pytest.mark.slow), "bytes", "bpe"])
+def stored(request, bpe, tmp_path_factory):
+    """A tokenizer of each kind, and the folder with its files."""
+    if request.param == "gpt2" and not os.environ.get("TIKTOKEN_CACHE_DIR"):
         pytest.skip("TIKTOKEN_CACHE_DIR names no folder with the published encodings")
-    return published(name)
+    tokenizer = {"gpt2": lambda: published("gpt2"), "bytes": byte_level, "bpe": lambda: bpe}[request.param]()
+    folder = tmp_path_factory.mktemp(request.param)
+    for name, content in tokenizer.huggingface_files().items():
+        (folder / name).write_text(json.dumps(content), encoding="utf-8")
+    return tokenizer, folder
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt2", "bytes", "bpe"])
-def test_autotokenizer_gives_a_thousand_lines_the_same_ids(name, bpe, tmp_path):
+def test_autotokenizer_gives_a_thousand_lines_the_same_ids(stored):
     transformers = pytest.importorskip("transformers")
-    tokenizer = named(name, bpe)
-    peer = transformers.AutoTokenizer.from_pretrained(write(tokenizer, tmp_path))
+    tokenizer, folder = stored
+    peer = transformers.AutoTokenizer.from_pretrained(folder)
     for line in mixed_lines(1000):
         ids = peer(line)["input_ids"]
         assert ids == tokenizer.encode(line), repr(line)
@@ -61,10 +56,27 @@ def test_autotokenizer_gives_a_thousand_lines_the_same_ids(name, bpe, tmp_path):
     assert peer.bos_token_id == peer.eos_token_id == tokenizer.end_of_text
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bytes", "bpe"])
-def test_a_tokenizer_comes_back_as_it_was(name, bpe, tmp_path):
-    tokenizer = named(name, bpe)
-    assert read_tokenizer(write(tokenizer, tmp_path)).to_dict() == tokenizer.to_dict()
+def test_a_tokenizer_comes_back_as_it_was(stored):
+    tokenizer, folder = stored
+    assert read_tokenizer(folder).to_dict() == tokenizer.to_dict()
+
+
+def test_a_token_that_no_merge_reaches_is_taken_where_it_is_a_whole_piece():
+    tokenizers = pytest.importorskip("tokenizers")
+    ranks = byte_level().ranks | {b"bc": 257, b"abcd": 258}  # b and c are merged first; then nothing makes abcd
+    tokenizer = Tokenizer("bpe", r"\w+|\W", ranks, {END_OF_TEXT: 256})
+    peer = tokenizers.Tokenizer.from_str(json.dumps(tokenizer.huggingface_files()[TOKENIZER]))
+    assert peer.encode("abcd").ids == tokenizer.encode("abcd") == [258]
+    assert peer.encode("xabcd").ids == tokenizer.encode("xabcd") == [ord("x"), ord("a"), 257, ord("d")]
+
+
+def test_a_possessive_repetition_stays_one():
+    """As in the pattern of GPT-4, whose numbers have three digits at most."""
+    tokenizers = pytest.importorskip("tokenizers")
+    ranks = byte_level().ranks | {b"12": 257, b"34": 258}
+    tokenizer = Tokenizer("bpe", r"\p{N}{1,3}+|\P{N}+", ranks, {END_OF_TEXT: 256})
+    peer = tokenizers.Tokenizer.from_str(json.dumps(tokenizer.huggingface_files()[TOKENIZER]))
+    assert peer.encode("x1234").ids == tokenizer.encode("x1234") == [ord("x"), 257, ord("3"), ord("4")]
 
 
 def test_what_published_folders_of_gpt2_hold_is_read(bpe, tmp_path):

@@ -63,6 +63,27 @@ def test_tokens_and_merges_are_those_of_the_tokenizer(tmp_path):
     assert list(dict.fromkeys(made)) == tokens[256:269]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bytes", "bpe"])
+def test_llama_cpp_computes_the_same(kind, tmp_path):
+    """Where llama-cpp-python is installed. It rounds GELU to float16, which moves a logit of 1 by 0.0005."""
+    llama_cpp = pytest.importorskip("llama_cpp")
+    gpt = random_gpt(GPTConfig(**{**SIZES, "context_length": 64}, **GPT2))
+    with torch.no_grad():
+        for parameter in gpt.parameters():
+            parameter *= 0.5
+    text = "the cat and the hat, and the rat: Ünïcödé"
+    tokenizer = byte_level() if kind == "bytes" else train_bpe([text * 20], 280)
+    to_gguf(gpt, tmp_path / "model.gguf", tokenizer)
+    llama = llama_cpp.Llama(str(tmp_path / "model.gguf"), n_ctx=64, logits_all=True, n_threads=1, verbose=False)
+    tokens = tokenizer.encode(text)
+    assert llama.tokenize(text.encode(), add_bos=False) == tokens
+    llama.eval(tokens)
+    logits = torch.from_numpy(llama.scores[: len(tokens)].copy())
+    llama.close()
+    torch.testing.assert_close(logits, gpt(torch.tensor([tokens]))[0].detach(), atol=1e-3, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -235,6 +235,7 @@ def test_published_sizes_have_their_number_of_parameters(layers, heads, width, p
         (GPT2_OPTIONS, {"add_cross_attention": True}, "add_cross_attention is True"),
         (GPT2_OPTIONS, {"quantization_config": {"bits": 4}}, "quantization_config is"),
         (GPT2_OPTIONS, {"n_layer": "many"}, "n_layer is 'many'"),
+        (GPT2_OPTIONS, {"n_embd": 12 * 10**30}, ""),
         (GPT2_OPTIONS, {"n_head": 7}, "num_heads=7 does not divide"),
         (GPT2_OPTIONS, {"model_type": "llama"}, "model_type is 'llama': it can be gpt2, nanochat or glassgpt"),
         (NANOCHAT_OPTIONS, {"attention_bias": True}, "attention_bias is True"),
