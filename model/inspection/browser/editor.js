@@ -21,7 +21,8 @@ function piecesOf({ text, tokens, all }, measured) {
     depthSoFar = 0;
   });
   let at = text.length - found.reduce((sum, [length]) => sum + length, 0);
-  return [[text.slice(0, at), null], ...found.map(([length, depth]) => [text.slice(at, (at += length)), depth])];
+  const unread = at ? [[text.slice(0, at), null]] : [];
+  return [...unread, ...found.map(([length, depth]) => [text.slice(at, (at += length)), depth])];
 }
 
 // Colours the box: what was read and still stands there, up to where a person has changed it since.
