@@ -212,9 +212,8 @@ def write_live(arguments: argparse.Namespace) -> Path:
                 f"{checkpoints[0]} has no text on record to try it on: give --prompt with 2 to {context} tokens"
             )
         text = Probe(tokens, [tokenizer.label(token) for token in tokens])
-    run = checkpoints[0].absolute().parents[1]
-    in_run = checkpoints[0].absolute().parent.name == CHECKPOINTS
-    output = arguments.output or (run / MODEL_PAGE if in_run else Path(MODEL_PAGE))
+    folder = checkpoints[0].parent
+    output = arguments.output or (folder.parent if folder.name == CHECKPOINTS else Path()) / MODEL_PAGE
     snapshots = [(step, gpt) for gpt, _, step in loaded]
     opening = text.tokens if tokens is None else tokens
     probes = {"text": text, "repeated": repeated}

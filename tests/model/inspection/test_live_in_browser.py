@@ -108,7 +108,7 @@ def depths(page) -> list[float]:
 
 def test_what_is_typed_is_read_as_pytorch_reads_it(open_page):
     page = open_page()
-    assert page.title() == "tiny" and page.locator("#box").input_value() == OPENING
+    assert page.title() == "tiny: the model" and page.locator("#box").input_value() == OPENING
     assert page.locator("#parity.good").inner_text() == "✓ as PyTorch computes it"
     for text in (OPENING, "def f(x):", "def f(x): return"):
         type_text(page, text)
