@@ -25,12 +25,12 @@ export function createTokenizer({ pattern, tokens, special_tokens: special }) {
     if (!known.has(piece)) known.set(piece, merged(binary(piece), ranks));
     return known.get(piece);
   };
-  const bytes = (id) => Uint8Array.from(byId[id], (character) => character.charCodeAt(0));
+  const bytes = (id) => Uint8Array.from(byId[id] ?? binary("\ufffd"), (character) => character.charCodeAt(0));
 
   return {
     vocabSize: byId.length,
     endOfText: special["<|endoftext|>"],
-    bytes,
+    bytes, // of an id that no token has, those of U+FFFD, as Tokenizer.decode
     encode: (text) => (text.match(split) ?? []).flatMap(idsOf),
     label: (id) => (byId[id] === undefined ? `<${id}>` : escaped(bytes(id))),
   };
