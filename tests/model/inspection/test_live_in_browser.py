@@ -219,7 +219,7 @@ def test_it_writes_what_pytorch_writes_until_it_is_stopped(open_page):
     # The second time it is stopped at once.
     text = page.locator("#box").input_value()
     page.evaluate("() => { for (const _ of 'ab') document.getElementById('write').click() }")
-    page.locator("#speed", has_text="0 tokens").wait_for()
+    page.locator("#speed", has_text="wrote 0").wait_for()
     settle(page)
     assert page.locator("#box").input_value() == text
     assert page.locator("#write").inner_text() == "▶ write on"
