@@ -81,6 +81,7 @@ async function fillMatrix() {
   const patch = chosen();
   stop();
   const mine = (matrix = { key: keyOf(patch), rows: [] });
+  running = { stop() {} };
   $("patch-all").textContent = "cancel";
   Object.assign($("patch-progress"), { hidden: false, max: ALL_HEADS.length, value: 0 });
   await ask(shown.at);

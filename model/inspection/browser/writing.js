@@ -46,7 +46,7 @@ async function write() {
     press();
   }
   const speed = Math.round((1000 * count) / (performance.now() - start));
-  $("speed").textContent = `wrote ${count}, ${speed} a second`;
+  $("speed").textContent = `wrote ${count} at ${speed}/s`;
   showInBox(text);
   readBox();
 }

@@ -211,7 +211,7 @@ def test_it_writes_what_pytorch_writes_until_it_is_stopped(open_page):
     page = open_page(hash_="#temperature=0")
     page.locator("#box").focus()
     page.keyboard.press("Control+Enter")
-    page.locator("#speed", has_text="a second").wait_for()
+    page.locator("#speed", has_text="wrote 200 at").wait_for()
     settle(page)
     prompt = torch.tensor([TOKENIZER.encode(OPENING)])
     tokens = generate(GPTS[-1], prompt, 200, temperature=0)[0].tolist()
@@ -219,7 +219,7 @@ def test_it_writes_what_pytorch_writes_until_it_is_stopped(open_page):
     # The second time it is stopped at once.
     text = page.locator("#box").input_value()
     page.evaluate("() => { for (const _ of 'ab') document.getElementById('write').click() }")
-    page.locator("#speed", has_text="wrote 0").wait_for()
+    page.locator("#speed", has_text="wrote 0 at").wait_for()
     settle(page)
     assert page.locator("#box").input_value() == text
     assert page.locator("#write").inner_text() == "▶ write on"
@@ -229,8 +229,10 @@ def test_a_patch_moves_the_logit(open_page):
     page = open_page()
     page.locator("#other-text").fill(OPENING[::-1])
     page.locator("#patched b").wait_for()
+    page.evaluate("() => { for (const _ of 'ab') document.getElementById('patch-all').click() }")  # begun and cancelled
+    assert page.locator("#patch-progress").is_hidden() and page.locator("#patch-matrix").is_hidden()
     page.locator("#patch-all").click()
-    page.locator("#patch-progress").wait_for(state="hidden")
+    page.locator("#patch-note", has_text="Point at a square").wait_for()
     matrix = page.locator("#patch-matrix")
     matrix.focus()
     for key in ["ArrowDown"] * 2 + ["ArrowRight"] * 30:  # head 1.0, at the last token
