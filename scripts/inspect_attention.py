@@ -114,9 +114,9 @@ def build_parser() -> argparse.ArgumentParser:
     endings = ", ".join(PAGE + PICTURES + TABLES)
     add("--output", help=f"file: {endings} (default: attention.html, in the run's folder or for a prompt here)")
     parser.add_argument("--open", action="store_true", help="open the written file in the browser")
-    lives = "write a page that holds the model and reads what one types in it, at first --prompt (model.html)"
+    lives = "write model.html: the model itself, which reads what one types in the page; it opens with --prompt"
     parser.add_argument("--live", action="store_true", help=lives)
-    kept = "training steps whose checkpoints the page holds, such as 0,500,1500 (default: the one best.ckpt)"
+    kept = "training steps whose checkpoints the page holds, such as 0,500,1500 (default: only best.ckpt)"
     parser.add_argument("--steps", type=step_list, metavar="N,N,...", help=f"with --live: {kept}")
     chosen = parser.add_argument_group("for a picture or a table")
     chosen.add_argument(
