@@ -114,9 +114,9 @@ def build_parser() -> argparse.ArgumentParser:
     endings = ", ".join(PAGE + PICTURES + TABLES)
     add("--output", help=f"file: {endings} (default: attention.html, in the run's folder or for a prompt here)")
     parser.add_argument("--open", action="store_true", help="open the written file in the browser")
-    lives = "write a page that holds the model and reads what one types in it, at first --prompt (model.html)"
+    lives = "write model.html: the model itself, which reads what one types in the page; it opens with --prompt"
     parser.add_argument("--live", action="store_true", help=lives)
-    kept = "training steps whose kept checkpoints read it, such as 0,500,1500 (default: the one best.ckpt)"
+    kept = "training steps whose kept checkpoints read it, such as 0,500,1500 (default: only best.ckpt)"
     parser.add_argument("--steps", type=step_list, metavar="N,N,...", help=f"with --prompt or --live: {kept}")
     chosen = parser.add_argument_group("for a picture or a table")
     chosen.add_argument(
@@ -212,9 +212,8 @@ def write_live(arguments: argparse.Namespace) -> Path:
                 f"{checkpoints[0]} has no text on record to try it on: give --prompt with 2 to {context} tokens"
             )
         text = Probe(tokens, [tokenizer.label(token) for token in tokens])
-    run = checkpoints[0].absolute().parents[1]
-    in_run = checkpoints[0].absolute().parent.name == CHECKPOINTS
-    output = arguments.output or (run / MODEL_PAGE if in_run else Path(MODEL_PAGE))
+    folder = checkpoints[0].parent
+    output = arguments.output or (folder.parent if folder.name == CHECKPOINTS else Path()) / MODEL_PAGE
     snapshots = [(step, gpt) for gpt, _, step in loaded]
     opening = text.tokens if tokens is None else tokens
     probes = {"text": text, "repeated": repeated}

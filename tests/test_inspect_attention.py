@@ -304,6 +304,36 @@ def test_characters_cut_by_the_tokenizer_are_spelled_out():
     assert data_of(Path("maps.html"))["runs"][0]["probes"][0]["labels"][:3] == ["\\xc3", "\\xa9", "<"]
 
 
+def test_the_page_with_the_model_opens_with_a_text_and_holds_steps(capsys):
+    assert main(["--live", "--run", "runs/first"]) == 0
+    assert capsys.readouterr().out == "wrote runs/first/model.html; open it in a browser\n"
+    page = Path("runs/first/model.html")
+    assert data_of(page)["opening"] == list(TEXT.encode())
+    for step in (3, 7):
+        save_checkpoint(Path(f"runs/first/checkpoints/step_{step:08d}.ckpt"), small_gpt(step), step)
+    page = Path("steps.html")
+    assert main(["--live", "--checkpoint", "runs/first", "--steps", "7,3", "--prompt", "é", f"--output={page}"]) == 0
+    data = data_of(page)
+    assert data["opening"] == list("é".encode())
+    assert [capture["step"] for capture in data["runs"][0]["captures"]] == [3, 7]
+    manifest = json.loads(re.search(r'id="manifest">(.*?)</script>', page.read_text(), re.DOTALL)[1])
+    assert manifest["steps"] == [3, 7] and 'id="weights-1"' in page.read_text()
+    page.unlink()
+
+
+def test_a_checkpoint_outside_a_run_needs_a_text_to_be_tried_on(monkeypatch, tmp_path, capsys):
+    save_checkpoint(tmp_path / "model.ckpt", small_gpt(0))
+    monkeypatch.chdir(tmp_path)
+    assert main(["--live", "--checkpoint", "model.ckpt"]) == 2
+    assert "give --prompt with 2 to 32 tokens" in capsys.readouterr().err
+    assert main(["--live", "--checkpoint", "model.ckpt", "--prompt", "abc"]) == 0
+    assert data_of(Path("model.html"))["opening"] == list(b"abc")
+    monkeypatch.setattr("model.runs.records.MAX_BYTES", 600_000)
+    assert main(["--live", "--checkpoint", "model.ckpt", "--prompt", "abc", "--output", "small.html"]) == 2
+    assert re.search(r"would take \d+ MB, and the limit is \d+ MB: it has 26,160 weights", capsys.readouterr().err)
+    assert not Path("small.html").exists()
+
+
 LONG = "x" * 249  # with its ending possible for a file, but not for the temporary file that becomes it
 MISTAKES = {
     "no such run": (["--run", "runs/none"], "there is no runs/none"),
@@ -377,6 +407,16 @@ MISTAKES = {
         "begun has no recorded maps",
     ),
     "removed maps": (["--run", "removed", "--step", "2", "--output", "maps.png"], "have been removed"),
+    "model in a picture": (["--live", "--output", "a.png"], "--output a.png must end in .html"),
+    "two models in a page": (["--live", "--compare", "runs/first"], "--compare chooses nothing from --live"),
+    "two names of a model": (["--live", "--run", "a", "--checkpoint", "b"], "leave one out"),
+    "step that was not kept": (
+        ["--live", "--run", "runs/second", "--steps", "0,500"],
+        "runs/second has no checkpoint of step 0, only the best and the last: "
+        "train with --checkpoints.keep_steps '[0,500]'",
+    ),
+    "steps that are no numbers": (["--live", "--steps", "1,x"], "--steps: invalid list of steps value: '1,x'"),
+    "steps of recorded maps": (["--steps", "1"], "--steps is for --live"),
     "unknown option": (["--rum", "x"], "unrecognized arguments: --rum x"),
 }
 

@@ -60,6 +60,7 @@ def test_a_run_leaves_everything_in_its_folder(train, metrics, capsys):
     last = [row for row in rows if row["val/bits_per_byte"]][-1]
     assert f"{float(last['val/bits_per_byte']):.4f} bits per byte" in output
     assert "xz -9e" in output and "--resume runs/first" in output
+    assert output.endswith("to type to it, open runs/first/model.html in a browser\n")
 
 
 def test_a_profiler_writes_its_table_into_the_run(train):

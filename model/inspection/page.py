@@ -156,13 +156,18 @@ def live_page(run: Captures, title: str, opening: Sequence[int], model: Iterable
         model: the elements that hold it, see `live.Packed`.
     """
     captures = []
+    formation: dict[str, dict[str, int]] = {score: {} for score in SCORES}  # since when a head has had its last name
     for snapshot in run.snapshots:
         described = describe_heads(run.load(snapshot.step), run.probes)
+        names = {f"{layer}.{head}": one["name"] for layer, row in enumerate(described) for head, one in enumerate(row)}
+        for score, since in formation.items():
+            now = {head: since.get(head, snapshot.step) for head, name in names.items() if name == score}
+            formation[score] = now
         # Of a head without a name the sentence has only counts, which are of the probe and not of what is typed.
         sentences = [[{"sentence": head["sentence"] if head["name"] else ""} for head in row] for row in described]
-        captures.append({"step": snapshot.step, **snapshot.to_json(digits=3), "blocks": [], "descriptions": sentences})
+        captures.append(snapshot.to_json(digits=3) | {"blocks": [], "descriptions": sentences})
     shown = _about(run, len(run.probes["text"].tokens))
-    shown |= {"name": run.name, "formation": run.formation, "captures": captures}
+    shown |= {"name": run.name, "formation": formation, "captures": captures}
     shown["opening"] = {name: shown["opening"][name] for name in ("head", "score")}  # its token is of the probe
     shown["probes"] = [{"name": "text", "labels": [], "period": None}]  # what is typed
     data = _legend(title) | {"opening": list(opening), "notes": [], "apart": "", "runs": [shown]}

@@ -80,9 +80,10 @@ def write_model_page(
         taken.append(Snapshot(step, text.precision, text.fidelity, text.causality, scores))
         maps[step] = {probe: heads.numpy() for probe, heads in weights.items()}
     run = Captures(name, probes, taken, maps.__getitem__, list(maps), is_prompt=True)
-    room = MAX_BYTES - len(live_page(run, name, opening, []).encode())
+    title = f"{name}: the model"
+    room = MAX_BYTES - len(live_page(run, title, opening, []).encode())
     model = pack(snapshots, tokenizer, probes["text"].tokens, max_bytes=room)
-    write_atomically(path, live_page(run, name, opening, model.elements()).encode())
+    write_atomically(path, live_page(run, title, opening, model.elements()).encode())
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:

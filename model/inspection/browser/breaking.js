@@ -20,11 +20,10 @@ const toggle = (part) => change({ off: isOff(part) ? state.off.filter((one) => o
 let clicks = "looks"; // what a click on a thumbnail does: "looks" at the head, or "switches"
 
 function drawThumbs() {
-  press($("clicks"), clicks);
   for (const [head, thumb] of thumbs.entries()) {
     const off = shown.off.includes(headPart(head));
     thumb.classList.toggle("off", off);
-    if (off) thumb.ariaLabel += ", switched off";
+    if (off) thumb.setAttribute("aria-label", `${thumb.getAttribute("aria-label")}, switched off`);
   }
 }
 
@@ -77,8 +76,9 @@ clicksBox.setAttribute("aria-label", "what a click on a head does");
 $("sort").before(clicksBox);
 choices(clicksBox, [["looks", "look"], ["switches", "switch off"]], (chosen) => {
   clicks = chosen;
-  drawThumbs();
+  press(clicksBox, clicks);
 });
+press(clicksBox, clicks);
 choices($("instead"), [["mean", "its mean"], ["zero", "nothing"]], (instead) => change({ instead }));
 // Before the thumbnail's own listener, which chooses the head.
 $("grid").addEventListener("click", (event) => {

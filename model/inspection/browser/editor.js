@@ -1,10 +1,12 @@
 // The box in which a person types. Each token's colour shows how little the model expected it.
 
 import { $, element } from "browser/elements.js";
-import { addView, change, shown } from "browser/render.js";
+import { addView, render, shown } from "browser/render.js";
+import { save, state } from "browser/state.js";
 import { depth } from "browser/surprise.js";
 import { box, boxText, engine, tokensOf } from "browser/typed.js";
 
+const PAUSE = 300; // milliseconds
 let pieces = []; // [text, depth of its colour]: together the text that was read last
 
 // The tokens as pieces of the text in the box. A character that is spread over several tokens is one piece.
@@ -21,7 +23,8 @@ function piecesOf({ text, tokens, all }, measured) {
     depthSoFar = 0;
   });
   let at = text.length - found.reduce((sum, [length]) => sum + length, 0);
-  return [[text.slice(0, at), null], ...found.map(([length, depth]) => [text.slice(at, (at += length)), depth])];
+  const unread = at ? [[text.slice(0, at), null]] : [];
+  return [...unread, ...found.map(([length, depth]) => [text.slice(at, (at += length)), depth])];
 }
 
 // Colours the box: what was read and still stands there, up to where a person has changed it since.
@@ -59,10 +62,16 @@ export function showInBox(text) {
   $("editor").scrollTop = $("editor").scrollHeight;
 }
 
+let saving = null;
+
+// Reads the text in the box. The address follows when a person pauses.
 export function readBox() {
   const typed = boxText();
   paint();
-  change({ typed, token: tokensOf(typed).tokens.length - 1 });
+  Object.assign(state, { typed, token: tokensOf(typed).tokens.length - 1 });
+  render();
+  clearTimeout(saving);
+  saving = setTimeout(save, PAUSE);
 }
 
 box.addEventListener("input", readBox);

@@ -1,20 +1,19 @@
 // The page's side of the worker that holds the model: promises, and functions that are called while it works.
 
 import { createTokenizer } from "browser/tokenizer.js";
-import { bytesOf } from "browser/weights.js";
 
 // manifest: see live.py. texts: the weights of each snapshot, in base64 as they stand in the page.
 //
 // Raises an Error with a sentence for a person if the browser has no such workers or the weights are cut short.
 export async function startEngine(manifest, texts) {
   const { ask, stopAll, close } = connect(new Worker(import.meta.resolve("browser/worker.js"), { type: "module" }));
-  const stored = manifest.tokenizer;
-  const tokenizer = createTokenizer({ ...stored, tokens: bytesOf(stored.tokens) });
+  const started = ask("start", { manifest, texts }).done;
+  const tokenizer = createTokenizer(manifest.tokenizer); // while the worker starts
   const engine = {
     config: manifest.config,
     steps: manifest.steps, // of the snapshots
     tokenizer,
-    parity: await ask("start", { manifest, texts }).done, // { error, bits }
+    parity: await started, // { error, bits }
 
     // Another snapshot answers from now on. What is not answered yet is given up.
     async use(snapshot) {

@@ -19,6 +19,7 @@ import { box, engine, readTyped, textOf, useEngine } from "browser/typed.js";
 
 const LARGEST_ERROR = 1e-3; // of a logit
 const CUT_SHORT = "This file has been cut short: copy or download it again.";
+const TOO_OLD = "This browser cannot run the model. Chrome 105, Firefox 114, Safari 16.4 and later versions can.";
 const STOPPED = "The model has stopped, and this page with it. Reload the page to start it again.";
 
 const tell = (sentence) => ($("notes").textContent = sentence);
@@ -61,4 +62,4 @@ async function start() {
 }
 
 addEventListener("unhandledrejection", () => tell(STOPPED));
-start();
+start().catch(({ message }) => tell(`${TOO_OLD} (${message})`));

@@ -93,7 +93,7 @@ let order = "largest";
 
 function drawAttribution() {
   const [a, b] = shown.sides;
-  $("attribution").hidden = !measured(a);
+  $("attribution").hidden = !measured(a) || !a.details.parts.length; // a single token has no next one
   if ($("attribution").hidden) return;
   const labels = labelsOf(shown.probe);
   const last = lastKnown(a.details, probeName());

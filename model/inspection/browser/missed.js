@@ -18,7 +18,7 @@ function drawNumbers() {
     number.hidden = change === null;
     if (change === null) continue;
     number.textContent = signed(change);
-    thumb.ariaLabel += `, loss without it ${signed(change)} nats per token`;
+    thumb.setAttribute("aria-label", `${thumb.getAttribute("aria-label")}, loss without it ${signed(change)} nats per token`);
   }
 }
 

@@ -21,23 +21,26 @@ function textOf(id) {
   }
 }
 
-// [id, probability] of what is shown. Those that are not among the listed ones get less than the last of them.
+// What is shown: { id, now, before }, probabilities as the model is switched and with all parts; `before` is undefined
+// where all are on. A token that is not among the listed ones has less than the last of them: null.
 function likeliest({ next, intact, edits }) {
-  if (!edits.length) return next.slice(0, SHOWN);
-  const known = new Map(next);
+  if (!edits.length) return next.slice(0, SHOWN).map(([id, now]) => ({ id, now }));
+  const [known, whole] = [new Map(next), new Map(intact.next)];
   const expected = intact.next.slice(0, EXPECTED).map(([id]) => id);
   const others = next.map(([id]) => id).filter((id) => !expected.includes(id));
-  return [...expected, ...others.slice(0, SHOWN - EXPECTED)].map((id) => [id, known.get(id) ?? 0]).sort(([, one], [, two]) => two - one);
+  const ids = [...expected, ...others.slice(0, SHOWN - EXPECTED)];
+  return ids.map((id) => ({ id, now: known.get(id) ?? null, before: whole.get(id) ?? null })).sort((one, two) => two.now - one.now);
 }
 
-function row([id, probability], before) {
+function row({ id, now, before }, least) {
   const label = engine.tokenizer.label(id);
-  const bar = element("span", { className: "track" }, element("i", { style: { width: `${100 * probability}%` } }));
-  if (before !== null) bar.append(element("u", { style: { left: `calc(${100 * before}% - 1px)` } }));
+  const told = now === null ? `<${share(least)}` : share(now);
+  const bar = element("span", { className: "track" }, element("i", { style: { width: `${100 * now}%` } }));
+  if (before !== undefined) bar.append(element("u", { style: { left: `calc(${100 * before}% - 1px)` } }));
   const name = element("bdi", { textContent: visible(label, 24) || "∅" });
-  const button = element("button", { disabled: textOf(id) === null }, element("span", { textContent: share(probability) }), bar, name);
-  const told = before === null ? "" : `, with all parts ${share(before)}`;
-  button.setAttribute("aria-label", `${quote(label)}, probability ${share(probability)}${told}; write it`);
+  const button = element("button", { disabled: textOf(id) === null }, element("span", { textContent: told }), bar, name);
+  const whole = before === undefined ? "" : `, with all parts ${before === null ? "less" : share(before)}`;
+  button.setAttribute("aria-label", `${quote(label)}, probability ${told}${whole}; write it`);
   button.addEventListener("click", async () => {
     const place = [...$("next").children].findIndex((item) => item.contains(document.activeElement));
     showInBox(box.value + textOf(id));
@@ -50,11 +53,8 @@ function row([id, probability], before) {
 
 function drawNext() {
   const [side] = shown.sides;
-  const { intact, edits } = side;
-  const before = new Map(intact.next);
-  const list = likeliest(side).map((one) => row(one, edits.length ? before.get(one[0]) ?? 0 : null));
-  $("coming-note").textContent = edits.length ? "mark: with all parts" : "click one to write it";
-  $("next").replaceChildren(...list);
+  $("coming-note").textContent = side.edits.length ? "mark: with all parts" : "click one to write it";
+  $("next").replaceChildren(...likeliest(side).map((one) => row(one, side.next.at(-1)[1])));
 }
 
 addView(drawNext);

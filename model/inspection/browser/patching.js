@@ -10,8 +10,9 @@ import { ask, engine, unlessAborted } from "browser/typed.js";
 import { quote, visible } from "browser/words.js";
 
 const CANDIDATES = 5; // of each text's likeliest next tokens, from which the one is chosen whose logit is told
-const ROOM = { left: 34, bottom: 70 }; // pixels for the labels of the matrix
+const LEFT = 34; // pixels for the names of heads
 const CELL = { wide: [11, 26], high: 15 };
+const FONT = "10px system-ui, sans-serif";
 
 Object.assign(state, { from: null, target: null });
 let matrix = null; // { key, rows: [head][token], the change of the logit }
@@ -80,6 +81,7 @@ async function fillMatrix() {
   const patch = chosen();
   stop();
   const mine = (matrix = { key: keyOf(patch), rows: [] });
+  running = { stop() {} };
   $("patch-all").textContent = "cancel";
   Object.assign($("patch-progress"), { hidden: false, max: ALL_HEADS.length, value: 0 });
   await ask(shown.at);
@@ -101,7 +103,7 @@ function geometry() {
   const [{ labels, other }] = shown.sides;
   const columns = Math.min(labels.length, other.typed.labels.length); // each token gets what B has at the same place
   const [least, most] = CELL.wide;
-  const wide = clamp(Math.floor(($("patching").clientWidth - ROOM.left - 40) / columns), most);
+  const wide = clamp(Math.floor(($("patching").clientWidth - LEFT - 40) / columns), most);
   return { labels, columns, wide: Math.max(least, wide), high: CELL.high };
 }
 
@@ -110,31 +112,35 @@ function drawMatrix() {
   if (!matrix) return;
   const { labels, columns, wide, high } = geometry();
   const bottom = ALL_HEADS.length * high;
-  const context = fitCanvas($("patch-matrix"), ROOM.left + columns * wide + 4, bottom + ROOM.bottom);
+  const texts = labels.slice(0, columns).map((label) => visible(label, 12));
+  const measuring = $("patch-matrix").getContext("2d");
+  measuring.font = FONT;
+  const room = Math.max(...texts.map((text) => measuring.measureText(text).width)) + 8;
+  const context = fitCanvas($("patch-matrix"), LEFT + columns * wide + 4, bottom + room);
   const largest = Math.max(1e-6, ...matrix.rows.flat().map(Math.abs));
-  context.font = "10px system-ui, sans-serif";
+  context.font = FONT;
   context.textBaseline = "middle";
   context.textAlign = "right";
   for (const head of ALL_HEADS) {
     context.fillStyle = css(head === shown.head ? "accent" : "soft");
-    context.fillText(shortName(head), ROOM.left - 5, (head + 0.5) * high);
+    context.fillText(shortName(head), LEFT - 5, (head + 0.5) * high);
     for (let token = 0; token < columns && matrix.rows[head]; token++) {
       context.fillStyle = rgb(shown.palette.difference(matrix.rows[head][token] / largest));
-      context.fillRect(ROOM.left + token * wide, head * high, wide - 1, high - 1);
+      context.fillRect(LEFT + token * wide, head * high, wide - 1, high - 1);
     }
   }
   for (let token = 0; token < columns; token++) {
     context.save();
-    context.translate(ROOM.left + (token + 0.5) * wide, bottom + 4);
+    context.translate(LEFT + (token + 0.5) * wide, bottom + 4);
     context.rotate(-Math.PI / 2);
     context.fillStyle = css(token === shown.token ? "accent" : "ink");
-    context.fillText(visible(labels[token], 12), 0, 0);
+    context.fillText(texts[token], 0, 0);
     context.restore();
   }
   if (pointed) {
     context.strokeStyle = css("accent");
     context.lineWidth = 2;
-    context.strokeRect(ROOM.left + pointed.token * wide - 1, pointed.head * high - 1, wide + 1, high + 1);
+    context.strokeRect(LEFT + pointed.token * wide - 1, pointed.head * high - 1, wide + 1, high + 1);
   }
 }
 
@@ -150,7 +156,7 @@ function point(place) {
 
 function locate({ offsetX, offsetY }) {
   const { columns, wide, high } = geometry();
-  const [token, head] = [Math.floor((offsetX - ROOM.left) / wide), Math.floor(offsetY / high)];
+  const [token, head] = [Math.floor((offsetX - LEFT) / wide), Math.floor(offsetY / high)];
   return token >= 0 && token < columns && head < ALL_HEADS.length ? { head, token } : null;
 }
 

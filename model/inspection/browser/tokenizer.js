@@ -1,51 +1,71 @@
 // Text <-> token ids, the same as data/tokenizers.py gives: bytes, and byte-pair encodings as tiktoken has them.
 
-// stored: { pattern, tokens, special_tokens } of Tokenizer.to_dict, where tokens are bytes.
+const KEPT_PIECES = 10000;
+
+// stored: { pattern, tokens, special_tokens } as Tokenizer.to_dict gives them, tokens in base64. Bytes are kept as strings of
+// characters below 256 here, because they can be keys of a Map.
 export function createTokenizer({ pattern, tokens, special_tokens: special }) {
+  const packed = atob(tokens);
   const byId = [];
-  const ranks = new Map(); // a token's bytes, as a string of characters below 256 -> its id
-  for (let at = 0; at < tokens.length; ) {
-    const length = tokens[at] + 256 * tokens[at + 1];
-    const piece = tokens.subarray(at + 2, at + 2 + length);
-    if (length) {
-      ranks.set(binary(piece), byId.length);
-      byId[byId.length] = piece;
-    } else byId.length++;
+  const ranks = new Map(); // a token's bytes -> its id
+  for (let at = 0; at < packed.length; ) {
+    const length = packed.charCodeAt(at) + 256 * packed.charCodeAt(at + 1);
+    const token = packed.slice(at + 2, at + 2 + length);
+    if (length) ranks.set(token, byId.length);
+    byId.push(length ? token : undefined); // an id that no token has
     at += 2 + length;
   }
-  for (const [name, id] of Object.entries(special)) byId[id] = new TextEncoder().encode(name);
+  const utf8 = new TextEncoder(); // gives a lone surrogate the bytes of U+FFFD, as tiktoken does
+  const binary = (text) => Array.from(utf8.encode(text), (byte) => String.fromCharCode(byte)).join("");
+  for (const [name, id] of Object.entries(special)) byId[id] = binary(name);
   const split = new RegExp(translated(pattern), "gu");
-  const encoder = new TextEncoder(); // gives a lone surrogate the bytes of U+FFFD, as tiktoken does
+  const known = new Map(); // pieces and their ids, so that a text that is typed on is not merged anew
+  const idsOf = (piece) => {
+    if (known.size > KEPT_PIECES) known.clear();
+    if (!known.has(piece)) known.set(piece, merged(binary(piece), ranks));
+    return known.get(piece);
+  };
+  const bytes = (id) => Uint8Array.from(byId[id] ?? binary("\ufffd"), (character) => character.charCodeAt(0));
 
   return {
     vocabSize: byId.length,
     endOfText: special["<|endoftext|>"],
-    bytes: (id) => byId[id],
-    encode: (text) => (text.match(split) ?? []).flatMap((piece) => merged(encoder.encode(piece), ranks)),
-    label: (id) => (byId[id] ? escaped(byId[id]) : `<${id}>`),
+    bytes, // of an id that no token has, those of U+FFFD, as Tokenizer.decode
+    encode: (text) => (text.match(split) ?? []).flatMap(idsOf),
+    label: (id) => (byId[id] === undefined ? `<${id}>` : escaped(bytes(id))),
   };
 }
 
-const binary = (bytes) => Array.from(bytes, (byte) => String.fromCharCode(byte)).join("");
+const NONE = 2 ** 31 - 1; // the rank of two neighbours that are no token together
 
-// The ids of one piece's bytes: of all neighbours that together are a token, those with the lowest id become it, again and again.
-function merged(bytes, ranks) {
-  const text = binary(bytes);
+// The ids of one piece's bytes. Of all neighbours that are a token together, those with the lowest id become it, the first
+// of them first, again and again. One pass merges all of the same id, or until there is a lower one.
+function merged(text, ranks) {
   const whole = ranks.get(text);
   if (whole !== undefined) return [whole];
-  const starts = Array.from({ length: bytes.length + 1 }, (_, i) => i);
-  const rankAt = (i) => (i + 2 < starts.length ? ranks.get(text.slice(starts[i], starts[i + 2])) ?? Infinity : Infinity);
-  const pairs = starts.map((_, i) => rankAt(i));
+  let count = text.length; // of tokens so far
+  const starts = Int32Array.from({ length: count + 1 }, (_, i) => i);
+  const rank = (start, end) => ranks.get(text.slice(start, end)) ?? NONE;
+  const pairs = Int32Array.from({ length: count }, (_, i) => (i + 1 < count ? rank(i, i + 2) : NONE)); // of each with the next
   for (;;) {
-    let best = 0;
-    for (let i = 1; i < pairs.length; i++) if (pairs[i] < pairs[best]) best = i;
-    if (pairs[best] === Infinity) break;
-    starts.splice(best + 1, 1);
-    pairs.splice(best + 1, 1);
-    pairs[best] = rankAt(best);
-    if (best) pairs[best - 1] = rankAt(best - 1);
+    const lowest = pairs.subarray(0, count).reduce((least, one) => Math.min(least, one), NONE);
+    if (lowest === NONE) break;
+    let [kept, merging] = [0, true];
+    for (let i = 0; i < count; kept++) {
+      starts[kept] = starts[i];
+      if (!merging || pairs[i] !== lowest) {
+        pairs[kept] = pairs[i++];
+        continue;
+      }
+      pairs[kept] = i + 2 < count ? rank(starts[i], starts[i + 3]) : NONE;
+      if (kept) pairs[kept - 1] = rank(starts[kept - 1], starts[i + 2]);
+      merging = pairs[kept] > lowest && (!kept || pairs[kept - 1] > lowest);
+      i += 2;
+    }
+    starts[kept] = text.length;
+    count = kept;
   }
-  return starts.slice(1).map((end, i) => ranks.get(text.slice(starts[i], end)));
+  return Array.from({ length: count }, (_, i) => ranks.get(text.slice(starts[i], starts[i + 1])));
 }
 
 // A pattern of Rust's regular expressions as one of JavaScript's.

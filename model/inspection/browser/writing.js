@@ -32,11 +32,13 @@ async function write() {
   };
   const { temperature, topK } = state;
   const options = { temperature, topK, count: COUNT, seed: Math.floor(2 ** 32 * Math.random()), edits: editsOf(state) };
-  await ask(state.at);
-  running = engine.write(tokensOf(text).tokens, options, onToken);
+  let stopped = false;
+  running = { stop: () => (stopped = true) };
   box.readOnly = true;
   press();
   try {
+    await ask(state.at);
+    if (!stopped) running = engine.write(tokensOf(text).tokens, options, onToken);
     await running.done;
   } finally {
     running = null;
@@ -44,7 +46,7 @@ async function write() {
     press();
   }
   const speed = Math.round((1000 * count) / (performance.now() - start));
-  $("speed").textContent = `${count} tokens, ${speed} a second`;
+  $("speed").textContent = `wrote ${count} at ${speed}/s`;
   showInBox(text);
   readBox();
 }

@@ -13,7 +13,6 @@ const { LiveModel } = await import("browser/live-model.js");
 const { plainProducts } = await import("browser/products.js");
 const { randomNumbers, sample } = await import("browser/sampling.js");
 const { createTokenizer } = await import("browser/tokenizer.js");
-const { bytesOf } = await import("browser/weights.js");
 
 const finished = (job) => {
   const values = [];
@@ -34,7 +33,7 @@ const answers = {
     });
   }),
   tokenizer: ({ stored, texts, ids }) => {
-    const tokenizer = createTokenizer({ ...stored, tokens: bytesOf(stored.tokens) });
+    const tokenizer = createTokenizer(stored);
     return { ids: texts.map(tokenizer.encode), labels: ids.map(tokenizer.label), vocabSize: tokenizer.vocabSize, endOfText: tokenizer.endOfText };
   },
   draws: ({ logits, options, count }) => {

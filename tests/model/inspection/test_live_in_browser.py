@@ -1,0 +1,306 @@
+"""The page that holds the model, in a real browser: what a person types, breaks and patches, against PyTorch."""
+
+import math
+import re
+
+import pytest
+import torch
+
+from data.tokenizers import byte_level
+from model.generation import generate
+from model.gpt import GPT, GPTConfig
+from model.inspection.ablation import ablation, part_means
+from model.inspection.archive import Probe
+from model.inspection.recorder import capture, draw_repeated_probe
+from model.runs.records import write_model_page
+from tests.gpts import random_gpt
+
+pytestmark = pytest.mark.slow
+
+TOKENIZER = byte_level()
+CONFIG = GPTConfig(vocab_size=257, context_length=32, num_layers=2, num_heads=2, embed_dim=16, value_embeddings=True)
+OPENING = "blacksmithblacksmithbla"
+PRINTABLE = range(32, 127)
+
+
+def plain_gpt(seed: int) -> GPT:
+    """A random GPT with weights that bfloat16 has exactly, which writes printable ASCII."""
+    gpt = random_gpt(CONFIG, seed)
+    with torch.no_grad():
+        for weight in gpt.parameters():
+            weight.copy_(weight.bfloat16())
+        for token in set(range(257)) - set(PRINTABLE):
+            gpt.head.weight[token] = 0
+    return gpt
+
+
+GPTS = [plain_gpt(seed) for seed in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The page of two snapshots."""
+    path = tmp_path_factory.mktemp("live") / "model.html"
+    tokens = TOKENIZER.encode(OPENING)
+    probes = {
+        "text": Probe(tokens, list(OPENING)),
+        "repeated": draw_repeated_probe(range(256), 10, TOKENIZER.label, first=256),
+    }
+    write_model_page(path, "tiny", [(0, GPTS[0]), (8, GPTS[1])], TOKENIZER.to_dict(), probes, tokens)
+    return path
+
+
+@pytest.fixture
+def open_page(open_file, written):
+    def open_(**window):
+        page = open_file(written, **window)
+        page.locator("html[data-drawn]").wait_for(state="attached")
+        settle(page)
+        return page
+
+    return open_
+
+
+def in_page(page, module: str, expression: str):
+    return page.evaluate(f"import('browser/{module}.js').then((module) => module.{expression})")
+
+
+def settle(page) -> None:
+    """Waits until the last change is drawn, lens and attribution included."""
+    in_page(page, "render", "rendered")
+    in_page(page, "render", "shown.sides[0].later?.then(() => null)")
+
+
+def type_text(page, text: str) -> None:
+    page.locator("#box").fill(text)
+    settle(page)
+
+
+def predictions(gpt: GPT, text: str) -> tuple[list[float], torch.Tensor]:
+    """The bits that each token but the first costs, and the probabilities of the next one."""
+    tokens = torch.tensor([TOKENIZER.encode(text)])
+    with torch.no_grad():
+        logs = gpt(tokens)[0].log_softmax(-1)
+    bits = -logs[:-1].gather(1, tokens[0, 1:, None])[:, 0] / math.log(2)
+    return bits.tolist(), logs[-1].exp()
+
+
+def shown_next(page) -> list[tuple[str, float]]:
+    rows = page.locator("#next button").evaluate_all(
+        "rows => rows.map((row) => "
+        "[row.querySelector('bdi').textContent, parseFloat(row.querySelector('i').style.width)])"
+    )
+    return [(text.replace("·", " "), width / 100) for text, width in rows]
+
+
+def assert_next(page, probabilities: torch.Tensor, count: int = 8) -> None:
+    top, ids = probabilities.topk(count)
+    shown = shown_next(page)
+    assert [text for text, _ in shown] == [chr(token) for token in ids]
+    assert [share for _, share in shown] == pytest.approx(top.tolist(), abs=1e-3)
+
+
+def depths(page) -> list[float]:
+    return page.locator("#coloured span").evaluate_all(
+        "spans => spans.map((span) => Number(span.style.getPropertyValue('--depth')))"
+    )
+
+
+def test_what_is_typed_is_read_as_pytorch_reads_it(open_page):
+    page = open_page()
+    assert page.title() == "tiny: the model" and page.locator("#box").input_value() == OPENING
+    assert page.locator("#parity.good").inner_text() == "✓ as PyTorch computes it"
+    for text in (OPENING, "def f(x):", "def f(x): return"):
+        type_text(page, text)
+        bits, probabilities = predictions(GPTS[-1], text)
+        assert page.locator("#coloured span").all_inner_texts() == list(text)
+        assert depths(page) == pytest.approx([0, *(min(1, cost / 10) for cost in bits)], abs=2e-3)
+        assert_next(page, probabilities)
+        loss = sum(bits) / len(bits) * math.log(2)
+        assert page.locator("#cost").inner_text() == f"{len(text)} tokens, loss {loss:.2f} nats per token"
+        # The views of the recorded page show this text too.
+        assert "".join(page.locator("#tokens span").all_inner_texts()) == text
+        assert page.locator(".lens tbody tr").count() == 5
+        last = page.locator(".lens tbody tr").last.locator("td")
+        assert last.count() == len(text)
+        shown = shown_next(page)[0][0].replace(" ", "·")
+        assert last.last.inner_text() == shown
+        weights = capture(GPTS[-1], TOKENIZER.encode(text)).weights
+        page.locator(".thumb").nth(3).click()
+        settle(page)
+        in_map = in_page(page, "render", f"shown.panes[0].value({len(text) - 1}, 2)")
+        assert in_map == pytest.approx(weights[1, 1, -1, 2].item(), abs=4e-3)
+
+
+def test_a_click_on_a_next_token_writes_it(open_page):
+    page = open_page()
+    for _ in range(2):
+        before = page.locator("#box").input_value()
+        expected = shown_next(page)[1][0]
+        page.locator("#next button").nth(1).click()
+        settle(page)
+        assert page.locator("#box").input_value() == before + expected
+
+
+HOSTILE = '<img src=x onerror="alert(1)"></script>'
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "count"),
+    [
+        ("", "The box is empty", 1),
+        ("x" * 10_000, "The model reads 32 tokens at once: of these 10,000 it reads the last 32.", 32),
+        ("ab\n" + HOSTILE, "of these 42 it reads the last 32", 32),
+        ("é😀\udc00\n\u202eabc", "", 16),
+    ],
+)
+def test_any_text_can_be_typed(open_page, text, said, count):
+    page = open_page()
+    page.evaluate(
+        "(text) => { document.getElementById('box').value = text;"
+        " document.getElementById('box').dispatchEvent(new Event('input')) }",
+        text,
+    )
+    settle(page)
+    assert said in page.locator("#window").inner_text()
+    assert page.locator("#tokens span").count() == count
+    assert page.locator("#typing img, #text img, .lens img").count() == 0
+    assert (
+        page.locator("#coloured").evaluate("box => box.textContent")
+        == text.encode("utf-8", "replace").decode() + "\u200b"
+        or "\udc00" in text
+    )
+
+
+def test_a_part_that_is_switched_off_is_missed_as_in_pytorch(open_page):
+    page = open_page()
+    tokens = torch.tensor(TOKENIZER.encode(OPENING))
+    _, changes = ablation(GPTS[-1], tokens, part_means(GPTS[-1], tokens[None]))
+    page.get_by_role("button", name="switch off", exact=True).click()
+    for layer, head in ((0, 1), (1, 0)):
+        thumb = page.locator(".thumb").nth(2 * layer + head)
+        thumb.click()
+        settle(page)
+        assert "switched off" in thumb.get_attribute("aria-label")
+        assert number(page) == pytest.approx(changes["heads"][layer][head], abs=0.006)
+        assert page.locator("#next u").count() == 8
+        thumb.click()
+        settle(page)
+    page.get_by_role("button", name="feed-forward 1").click()
+    settle(page)
+    assert number(page) == pytest.approx(changes["feed_forward"][1], abs=0.006)
+    page.get_by_role("button", name="value embeddings 1").click()  # and another
+    settle(page)
+    assert page.locator("#damage").inner_text().startswith("Off: feed-forward 1 and value embeddings 1.")
+    page.get_by_role("button", name="nothing", exact=True).click()
+    settle(page)
+    address, both = page.url.partition("#")[2], number(page)
+    again = open_page(hash_=f"#{address}")
+    assert number(again) == both
+    again.get_by_role("button", name="switch all on").click()
+    settle(again)
+    assert again.locator("#damage b").count() == 0
+    assert_next(again, predictions(GPTS[-1], OPENING)[1])
+
+
+def number(page) -> float:
+    return float(page.locator("#damage b").inner_text().replace("−", "-"))
+
+
+def test_it_writes_what_pytorch_writes_until_it_is_stopped(open_page):
+    page = open_page(hash_="#temperature=0")
+    page.locator("#box").focus()
+    page.keyboard.press("Control+Enter")
+    page.locator("#speed", has_text="wrote 200 at").wait_for()
+    settle(page)
+    prompt = torch.tensor([TOKENIZER.encode(OPENING)])
+    tokens = generate(GPTS[-1], prompt, 200, temperature=0)[0].tolist()
+    assert page.locator("#box").input_value() == TOKENIZER.decode(tokens)
+    # The second time it is stopped at once.
+    text = page.locator("#box").input_value()
+    page.evaluate("() => { for (const _ of 'ab') document.getElementById('write').click() }")
+    page.locator("#speed", has_text="wrote 0 at").wait_for()
+    settle(page)
+    assert page.locator("#box").input_value() == text
+    assert page.locator("#write").inner_text() == "▶ write on"
+
+
+def test_a_patch_moves_the_logit(open_page):
+    page = open_page()
+    page.locator("#other-text").fill(OPENING[::-1])
+    page.locator("#patched b").wait_for()
+    page.evaluate("() => { for (const _ of 'ab') document.getElementById('patch-all').click() }")  # begun and cancelled
+    assert page.locator("#patch-progress").is_hidden() and page.locator("#patch-matrix").is_hidden()
+    page.locator("#patch-all").click()
+    page.locator("#patch-note", has_text="Point at a square").wait_for()
+    matrix = page.locator("#patch-matrix")
+    matrix.focus()
+    for key in ["ArrowDown"] * 2 + ["ArrowRight"] * 30:  # head 1.0, at the last token
+        matrix.press(key)
+    told = page.locator("#patch-note").inner_text()
+    assert told.startswith("head 1.0 at token 22")
+    matrix.press("Enter")
+    settle(page)
+    change = re.search(r"[+−]?[\d.]+$", told)[0]
+    page.locator("#patched", has_text=change).wait_for()
+    logits = [float(x) for x in re.findall(r"-?\d+\.\d+", page.locator("#patched").inner_text())[:2]]
+    target = page.locator("#patch-target").input_value()
+    with torch.no_grad():
+        plain = GPTS[-1](torch.tensor([TOKENIZER.encode(OPENING)]))[0, -1, int(target)].item()
+    assert logits[1] == pytest.approx(plain, abs=0.006)
+    assert logits[0] - logits[1] == pytest.approx(float(change.replace("−", "-")), abs=0.011)
+
+
+def test_the_slider_changes_the_model_that_answers(open_page):
+    page = open_page(hash_="#typed=ab&step=8")
+    for at in (1, 0):
+        page.locator("#slide-a input").evaluate(
+            "(slider, at) => { slider.value = at; slider.dispatchEvent(new Event('input')) }", at
+        )
+        settle(page)
+        assert page.locator("#slide-a output").inner_text() == f"step {[0, 8][at]}"
+        assert_next(page, predictions(GPTS[at], "ab")[1])
+
+
+def test_it_is_used_with_the_keyboard_alone(open_page):
+    page = open_page(theme="dark")
+    page.locator("#box").focus()
+    page.keyboard.type("x")  # is text in the box, and a switch elsewhere
+    settle(page)
+    assert page.locator("#box").input_value() == OPENING + "x" and page.locator("#damage b").count() == 0
+    page.keyboard.press("Escape")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("x")
+    settle(page)
+    head = page.locator('.thumb[aria-pressed="true"]')
+    assert "switched off" in head.get_attribute("aria-label") and number(page)
+    page.keyboard.press("x")
+    settle(page)
+    assert page.locator("#damage b").count() == 0
+    names = page.evaluate(
+        "() => [...document.querySelectorAll('button, select, input, textarea, [tabindex=\"0\"]')]"
+        ".filter((one) => one.checkVisibility() && !one.textContent.trim() && !one.ariaLabel && !one.labels?.length"
+        " && !one.getAttribute('aria-labelledby')).map((one) => one.outerHTML.slice(0, 80))"
+    )
+    assert not names
+
+
+@pytest.mark.parametrize(("width", "height"), [(400, 860), (1366, 768)])
+def test_nothing_is_wider_than_the_window(open_page, width, height):
+    page = open_page(width=width, height=height, touch=width < 500)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("end", ["in the program", "in the weights", "before the weights"])
+def test_a_page_cut_short_says_so(open_file, written, tmp_path, end):
+    document = written.read_text(encoding="utf-8")
+    cut = {
+        "in the program": document.index("importmap") + 5000,
+        "before the weights": document.index('id="weights-0"') - 30,
+        "in the weights": document.index('id="weights-1"') + 500,
+    }[end]
+    path = tmp_path / "cut.html"
+    path.write_text(document[:cut], encoding="utf-8")
+    page = open_file(path)
+    page.locator("#notes", has_text="cut short").wait_for()
+    assert not page.locator("#main").is_visible()
