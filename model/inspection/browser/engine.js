@@ -31,7 +31,8 @@ export async function startEngine(manifest, texts) {
       return result;
     },
 
-    // -> { done, stop }; onToken(id) is called for each token. `done` resolves at the end, also after stop().
+    // options: { temperature, topK, count, seed, edits, stop }, where stop is the token that ends the text, end-of-text if
+    // it is not given. -> { done, stop }; onToken(id) is called for each token. `done` resolves at the end, also after stop().
     write(tokens, options, onToken) {
       const request = { tokens: [...tokens], stop: tokenizer.endOfText, ...options };
       const job = ask("write", request, onToken);

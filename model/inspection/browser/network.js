@@ -9,7 +9,10 @@ export const CHUNK = 16; // the most tokens that are read at once: a few millise
 const LAYER_NORM_EPSILON = 1e-5;
 const RMS_EPSILON = 1e-6;
 
-// Which layers have value embeddings, and what the parts are called that can be replaced (see ablation.py).
+export const triangle = (n) => (n * (n + 1)) / 2;
+export const hasValues = (config, layer) => config.value_embeddings && (config.num_layers - 1 - layer) % 2 === 0;
+
+// The parts that can be switched off, in the order in which they act; see ablation.py.
 export function partNames(config) {
   const names = ["token embedding"];
   if (config.bigram_buckets) names.push("pair table");
@@ -21,9 +24,6 @@ export function partNames(config) {
   }
   return names;
 }
-
-export const hasValues = (config, layer) => config.value_embeddings && (config.num_layers - 1 - layer) % 2 === 0;
-export const triangle = (n) => (n * (n + 1)) / 2;
 
 // Keys and values of up to `room` tokens, (S, H_kv K) for each layer, and the tokens.
 export class Cache {
@@ -53,7 +53,6 @@ export class Trace {
     const { num_layers: L, num_heads: H, embed_dim: D } = config;
     const rows = (count, width = D) => Array.from({ length: count }, () => new Float32Array(room * width));
     const wide = config.num_kv_heads * (D / H);
-    this.room = room;
     this.tables = {}; // (T, D) by name, filled as they are added
     this.addTable = (name) => (this.tables[name] ??= new Float32Array(room * D));
     [this.embeddings, this.features] = rows(2); // (T, D): the sum of the tables; what the head reads
@@ -66,7 +65,7 @@ export class Trace {
 }
 
 export class Network {
-  // tensors: name -> { shape, fill(array) }, where fill writes the numbers into a Float32Array.
+  // tensors: Map of name -> { shape, fill(array) }, where fill writes the numbers into a Float32Array; see weights.js.
   constructor(config, tensors, products = null) {
     const { num_heads: H, num_kv_heads: kv, embed_dim: D, feed_forward_dim: hidden, num_layers: L } = config;
     const K = D / H;
