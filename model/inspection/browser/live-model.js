@@ -9,9 +9,9 @@ import { bytesOf, tensorsOf } from "browser/weights.js";
 const KEPT_READINGS = 3; // with different edits: switching a part off and on again does not read the text anew
 
 export class LiveModel {
-  // manifest: see live.py; texts: the weights of each snapshot in base64; products: see products.js.
-  constructor(manifest, texts, products = undefined) {
-    Object.assign(this, { manifest, products });
+  // manifest: see live.py; texts: the weights of each snapshot in base64.
+  constructor(manifest, texts) {
+    this.manifest = manifest;
     this.config = manifest.config;
     this.snapshots = texts.map((text) => {
       if (text.length !== 4 * Math.ceil(manifest.bytes / 3)) throw new Error("This page was cut short: its model is not complete. Copy the file again.");
@@ -25,7 +25,7 @@ export class LiveModel {
     const { tensors, means, reference } = this.manifest;
     const bytes = this.snapshots[snapshot];
     if (this.network) this.network.fill(tensorsOf(tensors, bytes));
-    else this.network = new Network(this.config, tensorsOf(tensors, bytes), this.products);
+    else this.network = new Network(this.config, tensorsOf(tensors, bytes));
     this.means = loaded(tensorsOf(means, bytes));
     this.reference = loaded(tensorsOf([reference], bytes)).get(reference.name);
     this.readings = new Map();

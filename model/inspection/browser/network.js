@@ -66,7 +66,7 @@ export class Trace {
 
 export class Network {
   // tensors: Map of name -> { shape, fill(array) }, where fill writes the numbers into a Float32Array; see weights.js.
-  constructor(config, tensors, products = null) {
+  constructor(config, tensors) {
     const { num_heads: H, num_kv_heads: kv, embed_dim: D, feed_forward_dim: hidden, num_layers: L } = config;
     const K = D / H;
     Object.assign(this, { config, K, qkvWidth: (H + 2 * kv) * K });
@@ -77,7 +77,7 @@ export class Network {
     };
     const count = (numbers) => Object.values(numbers).reduce((sum, n) => sum + n, 0);
     const room = count(sizes) + [...tensors.values()].reduce((sum, { shape }) => sum + shape.reduce((a, b) => a * b, 1), 0);
-    this.products = products ?? createProducts(room);
+    this.products = createProducts(room);
     this.scratch = Object.fromEntries(Object.entries(sizes).map(([name, n]) => [name, this.products.floats(n)]));
     this.weights = new Map();
     for (const [name, { shape }] of tensors) this.weights.set(name, this.products.floats(shape.reduce((a, b) => a * b, 1)));

@@ -6,7 +6,6 @@ import math
 import os
 import random
 import shutil
-import subprocess
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -27,10 +26,10 @@ from model.inspection.recorder import capture
 from model.inspection.trace import embedding_tables, trace, value_tables
 from tests.gpts import GPT2, random_gpt
 from tests.model.inspection.architectures import CONFIGS, MODERN, TOKENS
+from tests.model.inspection.node import run_node
 
 pytestmark = pytest.mark.slow
 
-NODE = shutil.which("node")
 TOKENIZER = byte_level().to_dict()
 OTHER = TOKENS.flip(0)
 TARGET = 7  # the token whose logit patches change
@@ -94,12 +93,7 @@ def questions(packed: live.Packed, **more) -> dict:
 
 def in_node(asked: list) -> list:
     """The answers of engine.mjs."""
-    if NODE is None:
-        pytest.skip("node is not installed, so the engine is tested in the browser only")
-    program = Path(__file__).with_name("engine.mjs")
-    result = subprocess.run([NODE, program], input=json.dumps(asked).encode(), capture_output=True, check=False)
-    assert result.returncode == 0, result.stderr.decode()
-    return json.loads(result.stdout)
+    return json.loads(run_node(Path(__file__).with_name("engine.mjs"), content=json.dumps(asked)))
 
 
 ENGINE_PAGE = """<!DOCTYPE html>
@@ -167,8 +161,9 @@ def expected(packed) -> dict[str, dict]:
 
 
 def test_node_computes_what_pytorch_computes(packed, expected):
+    """With WebAssembly's SIMD and without."""
     models = [questions(one) for one in packed.values()]
-    simd, plain = in_node([("models", models), ("models", [one | {"plain": True} for one in models])])
+    simd, plain = in_node([("models", models), ("models", [one | {"simd": False} for one in models])])
     for answers in (simd, plain):
         for name, answer in zip(packed, answers, strict=True):
             check(answer, expected[name], name)
