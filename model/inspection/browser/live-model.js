@@ -13,10 +13,7 @@ export class LiveModel {
   constructor(manifest, texts) {
     this.manifest = manifest;
     this.config = manifest.config;
-    this.snapshots = texts.map((text) => {
-      if (text.length !== 4 * Math.ceil(manifest.bytes / 3)) throw new Error("This page was cut short: its model is not complete. Copy the file again.");
-      return bytesOf(text);
-    });
+    this.snapshots = texts.map(bytesOf);
     this.use(this.snapshots.length - 1);
   }
 
@@ -99,7 +96,8 @@ export class LiveModel {
   *patch({ tokens, other, layer, head, position, from, target }) {
     const [reading, source] = yield* this.bothRead(tokens, other);
     const vector = outputOf(source.trace, this.network, layer, head, from);
-    return { plain: this.logitAfter(reading.trace.features, tokens.length - 1, target), patched: this.patched(reading, layer, head, position, vector, target) };
+    const plain = this.logitAfter(reading.trace.features, tokens.length - 1, target);
+    return { plain, patched: this.patched(reading, layer, head, position, vector, target) };
   }
 
   // The same for every head and position, each head's output from the same position of the other text: yields a row of
