@@ -32,7 +32,7 @@ export function createProducts(room) {
   }
 }
 
-export function plainProducts() {
+function plainProducts() {
   const into = (out, x, weight, T, I, O) => {
     const fours = O - (O % 4);
     for (let o = 0; o < fours; o += 4) fourRows(out, x, weight, T, I, O, o);
