@@ -43,7 +43,7 @@ from model.runs.stopping import TrainingInterrupted
 from model.runs.wandb_logger import WandbLogger, WandbMode
 from model.training.hardware import fast_precision
 from model.training.initial import initial_config
-from model.training.module import GPTModule
+from model.training.module import GPTModule, check_start
 from model.training.sharding import FullyShardedStrategy
 
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "default.yaml"
@@ -172,6 +172,8 @@ def main(args: list[str] | None = None) -> int:
         load_from_checkpoint_support=False,
         parser_kwargs={"exit_on_error": False, "allow_abbrev": False, "usage": OVERVIEW, "description": None},
     )
+    if cli.config.ckpt_path:
+        check_start(Path(cli.config.ckpt_path), cli.model.gpt_config)
     run = {"fit": fit, "validate": validate}[subcommand]
     return run(cli.trainer, cli.model, cli.datamodule, cli.config.ckpt_path)
 

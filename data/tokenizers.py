@@ -58,8 +58,13 @@ class Tokenizer:
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, without end-of-text."""
-        return self.encoding.encode_ordinary(text)
+        """Token ids of `text`, without end-of-text. Raises ValueError where the pattern backtracks without end."""
+        try:
+            return self.encoding.encode_ordinary(text)
+        except BaseException as error:  # what tiktoken raises then has no public type
+            if type(error).__name__ != "PanicException":
+                raise
+            raise ValueError(f"the tokenizer's pattern cannot split this text: {error}") from error
 
     def encode_array(self, text: str) -> np.ndarray:
         """`encode` as a uint32 array (N,), without a Python integer per token."""

@@ -187,7 +187,8 @@ def check_live(arguments: argparse.Namespace) -> None:
 
 def with_training(captures: Captures, run: Path) -> Captures:
     """The captures of a run with its metrics and its configuration, as far as they are on record."""
-    from model.runs.records import read_config, read_metrics
+    from model.runs.folder import read_config
+    from model.runs.records import read_metrics
 
     metrics = read_metrics(run / METRICS) if (run / METRICS).exists() else []
     return replace(captures, metrics=metrics, config=read_config(run / CONFIG))

@@ -27,7 +27,6 @@ import io
 import json
 import math
 import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -44,6 +43,11 @@ SCORE_DIGITS = 5  # decimals in scores.jsonl
 MEASURED = ("loss", "ablation", "copying")  # what lines of earlier versions do not have
 DETAILS_VERSION = 1
 DETAILS_DIGITS = 4  # significant
+NPY_HEADER = 1024  # bytes, at most
+MAX_PROBE_TOKENS = 8192  # a head's map of so many takes 128 MiB
+
+# Unreadable JSON, or JSON of something else.
+DAMAGE = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,14 @@ class Probe:
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.labels):
             raise ValueError(f"a probe needs a label for each token, but has {len(self.tokens)} and {len(self.labels)}")
+        if not 1 <= len(self.tokens) <= MAX_PROBE_TOKENS:
+            raise ValueError(f"a probe has 1 to {MAX_PROBE_TOKENS} tokens, not {len(self.tokens)}")
+        if not all(isinstance(token, int) and 0 <= token < 2**32 for token in self.tokens):
+            raise ValueError("the tokens of a probe must be ids")
+        if not all(isinstance(label, str) for label in self.labels):
+            raise ValueError("the labels of a probe must be text")
+        if self.period is not None and not 1 <= self.period <= len(self.tokens) // 2:
+            raise ValueError("the period of a probe is at most half of its length")
 
 
 @dataclass(frozen=True)
@@ -100,18 +112,25 @@ class Snapshot:
 
     @classmethod
     def from_json(cls, fields: dict) -> Snapshot:
-        """Raises ValueError, TypeError or KeyError if the fields are not those of `to_json`."""
+        """Raises one of DAMAGE if the fields are not those of `to_json`."""
         scores = {name: np.array(fields["scores"][name], np.float32) for name in SCORES if name in fields["scores"]}
         shapes = {score.shape for score in scores.values()}
-        if len(shapes) != 1 or len(shape := shapes.pop()) != 2:
+        if len(shapes) != 1 or len(shape := shapes.pop()) != 2 or not min(shape):
             raise ValueError("the scores are not all (L, H)")
         scores = {name: scores.get(name, np.full(shape, np.nan, np.float32)) for name in SCORES}
         fidelity, causality = (math.nan if fields[x] is None else float(fields[x]) for x in ("fidelity", "causality"))
         measured = {name: _arrays(fields[name]) for name in MEASURED if name in fields}
-        by_head = [probe["heads"] for probe in measured.get("ablation", {}).values()]
-        by_head += [measured["copying"]] if "copying" in measured else []
-        if any(heads.shape != shape for heads in by_head):
-            raise ValueError("the measurements are not of the same heads as the scores")
+        numbers = [*measured.get("loss", {}).values()]
+        for probe in measured.get("ablation", {}).values():
+            _check_shape(probe["heads"], shape)
+            _check_shape(probe["feed_forward"], shape[:1])
+            numbers += probe["tables"].values()
+        if "copying" in measured:
+            _check_shape(measured["copying"], shape)
+        if not all(isinstance(number, float) for number in numbers):
+            raise ValueError("its losses are not numbers")
+        if not 0 <= fields["step"] < 2**53:
+            raise ValueError("its step is not one")
         return cls(int(fields["step"]), str(fields["precision"]), fidelity, causality, scores, **measured)
 
 
@@ -171,9 +190,11 @@ class AttentionArchive:
         try:
             details = json.loads(path.read_bytes())
             version = details["version"]
+            if version == DETAILS_VERSION:
+                _check_details(details, self.probes, self.snapshots[0].shape)
         except FileNotFoundError:
             return {}
-        except (ValueError, TypeError, KeyError) as error:
+        except DAMAGE as error:
             raise ValueError(f"{path} is damaged ({error}); without that file the maps can be shown") from None
         if version != DETAILS_VERSION:
             raise ValueError(f"{path} has version {version}, but this program reads {DETAILS_VERSION}: update it")
@@ -188,15 +209,20 @@ class AttentionArchive:
         """
         path = self.path(step)
         content = io.BytesIO(path.read_bytes())
+        shapes = {name: (*self.snapshots[0].shape, *2 * (len(probe.tokens),)) for name, probe in self.probes.items()}
         try:
+            with zipfile.ZipFile(content) as archive:
+                for name, shape in shapes.items():
+                    if archive.getinfo(f"{name}.npy").file_size > 2 * math.prod(shape) + NPY_HEADER:
+                        raise ValueError("unpacked it is larger than these maps")
             with np.load(content, allow_pickle=False) as file:
                 maps = {name: file[name] for name in self.probes}
-        except (zipfile.BadZipFile, ValueError, KeyError, EOFError, OSError, zlib.error):
+        except Exception:  # a zip file can be wrong in many ways
             raise ValueError(f"{path} is damaged; without that file the other steps can be shown") from None
-        for name, probe in self.probes.items():
-            if maps[name].ndim != 4 or maps[name].shape[2:] != (len(probe.tokens),) * 2:
+        for name, shape in shapes.items():
+            if maps[name].shape != shape or maps[name].dtype != np.float16:
                 raise ValueError(
-                    f"{path} holds {name} maps {maps[name].shape}, not (L, H, T, T) of {len(probe.tokens)} tokens"
+                    f"{path} holds {name} maps {maps[name].shape} in {maps[name].dtype}, not {shape} in float16"
                 )
         return maps
 
@@ -236,8 +262,11 @@ def _read_probes(path: Path) -> tuple[dict[str, Probe], str]:
     content = path.read_bytes()
     try:
         description = json.loads(content)
-        return {name: Probe(**probe) for name, probe in description["probes"].items()}, description["tokenizer"]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        probes = {name: Probe(**probe) for name, probe in description["probes"].items()}
+        if "text" not in probes or not isinstance(description["tokenizer"], str):
+            raise ValueError("it has no text or no tokenizer")
+        return probes, description["tokenizer"]
+    except DAMAGE as error:
         raise ValueError(f"{path} is damaged or not a probe ({error})") from None
 
 
@@ -246,10 +275,48 @@ def _read_snapshots(path: Path) -> list[Snapshot]:
     # A last line without a line end was cut short and does not count.
     for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), start=1):
         try:
-            snapshots.append(Snapshot.from_json(json.loads(line)))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            snapshots.append(snapshot := Snapshot.from_json(json.loads(line)))
+            if snapshot.shape != snapshots[0].shape or any(one.step >= snapshot.step for one in snapshots[-2:-1]):
+                raise ValueError("it is of another model, or not in order")
+        except DAMAGE as error:
             raise ValueError(f"{path}, line {number}: damaged ({error})") from None
     return snapshots
+
+
+def _check_shape(array: Any, shape: tuple[int, ...]) -> None:
+    if not isinstance(array, np.ndarray) or array.shape != shape:
+        raise ValueError("the measurements are not of the same layers and heads as the scores")
+
+
+def _check_details(details: dict, probes: Mapping[str, Probe], shape: tuple[int, int]) -> None:
+    """Raises one of DAMAGE unless the details are as the module's docstring says, for these probes and (L, H)."""
+    P, S = len(details["parts"]), len(details["sublayers"])
+    names = [*details["parts"], *details["sublayers"], *details["tokens"].values()]
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError("its names are not text")
+    for name, measured in details["probes"].items():
+        T, tops = len(probes[name].tokens), len(measured["top"][0])
+        for array, sizes in (
+            (measured["bits"], (T,)),
+            (measured["rank"], (T,)),
+            (measured["top"], (T, tops)),
+            (measured["top_probability"], (T, tops)),
+            (measured["lens"]["token"], (S, T)),
+            (measured["lens"]["probability"], (S, T)),
+            (measured["lens"]["divergence"], (S, T)),
+            (measured["attribution"], (P, T)),
+            (measured["attribution_error"], ()),
+            (measured["value_norms"], (*shape, T)),
+        ):
+            if not _holds_numbers(array, sizes):
+                raise ValueError(f"its measurements of the probe {name} are not those of {T} tokens")
+
+
+def _holds_numbers(value: Any, shape: tuple[int, ...]) -> bool:
+    """Whether `value` is lists of this shape, of finite numbers and None."""
+    if shape:
+        return isinstance(value, list) and len(value) == shape[0] and all(_holds_numbers(x, shape[1:]) for x in value)
+    return value is None or (isinstance(value, int | float) and -1e300 < value < 1e300)
 
 
 def _or_none(values: ArrayLike) -> list | float | None:

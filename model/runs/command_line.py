@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import jsonargparse
 
+LONGEST = 1000  # characters of a sentence, which may quote a file
+
 # jsonargparse has no exception types for most mistakes, only these phrases; its own sentence is the fallback.
 # tests/model/runs/test_command_line.py fails where a new version words them differently.
 UNRECOGNIZED = re.compile(r"unrecognized arguments: --([^\s=]+)")
@@ -71,13 +73,16 @@ def sentence(error: BaseException) -> str:
     """What is wrong, on one line; for a failure of the system which file and why, without the number."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return " ".join(str(error).split())
+    line = " ".join(str(error).split())
+    return line if len(line) <= LONGEST else line[:LONGEST] + " ..."
 
 
 def parse(parser: jsonargparse.ArgumentParser, args: list[str]) -> jsonargparse.Namespace:
     """`parser.parse_args`, for a parser with exit_on_error=False. Raises ValueError with one sentence for a mistake."""
     try:
         return parser.parse_args(args)
+    except RecursionError as error:
+        raise ValueError("the config is nested too deeply") from error
     except argparse.ArgumentError as error:
         raise ValueError(explain(error, list(parser.get_defaults().keys()))) from error
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -35,6 +37,7 @@ def find_run(path: Path | None, file: str, hint: str = "") -> Path:
 
     Raises:
         FileNotFoundError: if there is no such run.
+        ValueError: if a file of it is a link to elsewhere.
     """
     return _find_file(path, [file], hint).parents[file.count("/")]
 
@@ -47,6 +50,7 @@ def find_checkpoint(path: Path | None = None) -> Path:
 
     Raises:
         FileNotFoundError: if there is none.
+        ValueError: if a file of the run is a link to elsewhere.
     """
     if path is not None and path.is_file():
         return path
@@ -93,7 +97,8 @@ def resume_point(path: Path) -> tuple[Path, Path]:
     from model.checkpoint import verify_checkpoint  # torch takes a second to import, and most callers do not need it
 
     run_dir = find_run(path, CONFIG)
-    _check_config(run_dir / CONFIG)
+    if not {"model", "data", "trainer"} <= read_config(run_dir / CONFIG).keys():
+        raise ValueError(f"{run_dir / CONFIG} is damaged: restore the options that the run was started with")
     if path.is_file():
         verify_checkpoint(path)
         return run_dir, path
@@ -146,22 +151,49 @@ def _find_file(path: Path | None, names: list[str], hint: str = "") -> Path:
         found = [file for run in RUNS.glob("*") if (file := first_in(run))]
         if not found:
             raise FileNotFoundError(f"there is no run under {RUNS}/ with {wanted} yet: train one with python train.py")
-        return max(found, key=lambda file: file.stat().st_mtime)
+        newest = max(found, key=lambda file: file.stat().st_mtime)
+        _check_links(RUNS / newest.relative_to(RUNS).parts[0])
+        return newest
     if not path.exists():
         raise FileNotFoundError(f"there is no {path}: give a run's folder such as runs/NAME, or a file in it")
     folder = path if path.is_dir() else path.parent
     if folder.absolute().name in (CHECKPOINTS, ATTENTION):
         folder = (folder if folder.name else folder.absolute()).parent
     if file := first_in(folder):
+        _check_links(folder)
         return file
     raise FileNotFoundError(f"{path} is not a run folder with {wanted}, nor inside one{hint}")
 
 
-def _check_config(path: Path) -> None:
-    """Raises ValueError unless a run's config.yaml has the sections that every run writes."""
+def _check_links(run: Path) -> None:
+    """Raises ValueError if a file of the run is a link to elsewhere: it would be read, or written to, as the run's."""
+    home = os.path.realpath(run)
+    for folder in (run, run / CHECKPOINTS, run / ATTENTION):
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if path.is_symlink() and os.path.commonpath([home, os.path.realpath(path)]) != home:
+                raise ValueError(f"{path} is a link out of the run's folder: put what it links to in its place")
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Without references, by which a few lines can describe lists of any length."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("it refers to itself")
+        return super().compose_node(parent, index)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The values of a config.yaml; {} if there is no such file.
+
+    Raises ValueError if it is not YAML of plain values.
+    """
+    if not path.exists():
+        return {}
     try:
-        sections = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, yaml.YAMLError):
-        sections = None
-    if not isinstance(sections, dict) or not {"model", "data", "trainer"} <= sections.keys():
-        raise ValueError(f"{path} is damaged: restore the options that the run was started with")
+        settings = yaml.load(path.read_text(encoding="utf-8"), _PlainLoader)
+    except (ValueError, TypeError, OverflowError, RecursionError, yaml.YAMLError):
+        settings = None
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path} is damaged: it is not YAML with options")
+    return settings

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import re
 import warnings
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from model.checks import check_range
 from model.files import write_atomically
-from model.runs.folder import CONFIG, find_checkpoint, resume_point
+from model.runs.folder import CONFIG, find_checkpoint, read_config, resume_point
 
 SUBCOMMANDS = ("fit", "validate")
+# Groups of options, an outer one before those within.
+SECTIONS = (
+    *("data", "model", "model.gpt", "model.optimizer", "model.schedule"),
+    *("trainer", "attention", "samples", "checkpoints"),
+)
+IMPORTABLE = re.compile(r"[^/\\:{}]+(\.[^/\\:{}]+)+")  # a name within a module; folders may be modules too
 
 OVERVIEW = """\
 python train.py [fit | validate] [--config FILE] [--OPTION VALUE]...
@@ -88,7 +97,9 @@ def expand(args: list[str], default_config: Path) -> tuple[str, list[str]]:
             raise ValueError(f"validate does not take --resume: write --ckpt_path {resume}")
         checkpoint = find_checkpoint(checkpoint)
         run_config = checkpoint.parent.parent / CONFIG
-        config = run_config if run_config.exists() else default_config
+        if run_config.exists():
+            check_classes(run_config, args)
+            config = run_config
     elif resume is not None:
         if checkpoint is not None:
             raise ValueError(
@@ -96,11 +107,15 @@ def expand(args: list[str], default_config: Path) -> tuple[str, list[str]]:
                 "of a run, or --ckpt_path FILE to start a new run from it"
             )
         run_dir, checkpoint = resume_point(Path(resume))
+        check_classes(run_dir / CONFIG, args)
         config, has_config = run_dir / CONFIG, False  # a --config comes after the run's own
         args = [*args, "--resume", str(run_dir)]
     if checkpoint is not None:
         args = [*args, "--ckpt_path", str(checkpoint)]
-    return subcommand, args if has_config else ["--config", str(config), *args]
+    args = args if has_config else ["--config", str(config), *args]
+    for path in typed_configs(args):
+        check_sections(path)
+    return subcommand, args
 
 
 def take_runs(args: list[str]) -> tuple[str | None, str | None, list[str]]:
@@ -116,6 +131,52 @@ def take_runs(args: list[str]) -> tuple[str | None, str | None, list[str]]:
         if len(values) > 1:
             raise ValueError(f"--{name} is given {len(values)} times: keep one")
     return next(iter(given.resume), None), next(iter(given.ckpt_path), None), others
+
+
+def check_classes(run_config: Path, args: list[str]) -> None:
+    """Raises ValueError if a run's config names code that the person does not name too.
+
+    A run may come from a stranger, and the Trainer's options may be any class: a callback, a logger, a plugin. Their
+    arguments may be functions, and files that they write. What the person types, or has in a --config, is meant.
+    """
+    typed = " ".join([*args, *(path.read_text(encoding="utf-8") for path in typed_configs(args))])
+    for name in named_code(read_config(run_config)):
+        own = name.rpartition(".")[2] if name.startswith("lightning.") else name  # Lightning's need no module
+        if own not in typed:
+            raise ValueError(
+                f"{run_config} names {name}, which would be run: if you mean it, repeat the --config or the options "
+                "that the run was started with"
+            )
+
+
+def typed_configs(args: list[str]) -> list[Path]:
+    """The files after --config. What is no file is left to the parser, which has a sentence for it."""
+    given = [arg.removeprefix("--config=") for arg in args if arg.startswith("--config=")]
+    given += [arg for before, arg in pairwise(args) if before in ("--config", "-c")]
+    return [Path(path) for path in given if os.path.isfile(path)]  # noqa: PTH113 (a long text is no path)
+
+
+def check_sections(path: Path) -> None:
+    """Raises ValueError if a config holds anything but options where it should have a group of them."""
+    settings = read_config(path)
+    for name in SECTIONS:
+        *above, last = name.split(".")
+        group = settings.get(above[0], {}) if above else settings
+        if not isinstance(group.get(last, {}), dict):
+            raise ValueError(f"{path}: {name} must hold options, not {group[last]!r}; leave it out for the defaults")
+
+
+def named_code(value: Any, key: str = "") -> Iterator[str]:
+    """The class_path of every object in a config, and in the Trainer's options whatever may be a module's function."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            inside = "trainer" if "trainer" in (key, name) and name != "default_root_dir" else name
+            yield from named_code(item, inside if name != "class_path" else "class_path")
+    elif isinstance(value, list):
+        for item in value:
+            yield from named_code(item, key)
+    elif isinstance(value, str) and (key == "class_path" or (key == "trainer" and IMPORTABLE.fullmatch(value))):
+        yield value
 
 
 class RunFolder(Callback):

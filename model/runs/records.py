@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from model.checkpoint import load_gpt
 from model.files import write_atomically
 from model.gpt import GPT
@@ -23,7 +21,17 @@ from model.inspection.live import pack
 from model.inspection.page import MAX_BYTES, Captures, live_page
 from model.inspection.recorder import capture
 from model.inspection.report import report_page
-from model.runs.folder import ATTENTION, CONFIG, HEAD_SCORES, METRICS, MODEL_PAGE, REPORT, SAMPLES, find_checkpoint
+from model.runs.folder import (
+    ATTENTION,
+    CONFIG,
+    HEAD_SCORES,
+    METRICS,
+    MODEL_PAGE,
+    REPORT,
+    SAMPLES,
+    find_checkpoint,
+    read_config,
+)
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +106,7 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     try:
         rows = [{name: _number(value) for name, value in row.items() if value} for row in reader]
         return [row | {"step": int(row["step"])} for row in rows]
-    except (ValueError, TypeError, KeyError, AttributeError, csv.Error) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, csv.Error) as error:
         raise ValueError(f"{path}, line {reader.line_num}: damaged ({type(error).__name__} {error})") from None
 
 
@@ -110,22 +118,13 @@ def read_samples(path: Path) -> list[dict]:
     try:
         samples = [json.loads(line) for line in lines if line.endswith(b"\n")]
         return [{"step": int(one["step"]), "prompt": str(one["prompt"]), "text": str(one["text"])} for one in samples]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({type(error).__name__} {error})") from None
 
 
 def _number(text: str) -> float:
     """An int for digits alone, so that what is read and written again stays as it was."""
     return int(text) if text.isdecimal() else float(text)
-
-
-def read_config(path: Path) -> dict:
-    """The values of a config.yaml; {} if there is no such file, or if it holds no options."""
-    try:
-        settings = yaml.safe_load(_read_text(path))
-    except (FileNotFoundError, yaml.YAMLError):
-        return {}
-    return settings if isinstance(settings, dict) else {}
 
 
 def _read_text(path: Path) -> str:

@@ -2,12 +2,14 @@
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
+from model.checkpoint import build_gpt, read_description
 from model.gpt import GPT, GPTConfig
 from model.training.hardware import CompileMode, compile_where_it_pays
 from model.training.initial import start_from
@@ -124,16 +126,33 @@ class GPTModule(LightningModule):
         self.log_dict(self.validation_metrics, logger=False, sync_dist=True)
 
 
-def check_same_model(checkpoint: dict[str, Any], config: GPTConfig, tokenizer: dict[str, Any]) -> None:
-    """Raises ValueError unless the checkpoint's weights belong to this model and tokenizer."""
+def check_start(path: Path, config: GPTConfig) -> None:
+    """Compares a checkpoint that a run starts from with the model, before memory is taken for either.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is no checkpoint, or of another model.
+    """
+    checkpoint = read_description(path)
+    build_gpt(path, checkpoint)
+    check_same_model(checkpoint, config)
+
+
+def check_same_model(checkpoint: dict[str, Any], config: GPTConfig, tokenizer: dict[str, Any] | None = None) -> None:
+    """Raises ValueError unless the checkpoint's weights belong to this model and tokenizer; None fits any.
+
+    A vocab_size of None fits any too: it will be the tokenizer's.
+    """
     # Fields that an old checkpoint lacks take their defaults.
     saved, current = dataclasses.asdict(GPTConfig(**checkpoint["gpt_config"])), dataclasses.asdict(config)
     for name, value in current.items():
-        if saved[name] != value and name not in ("dropout", "init"):  # these do not change what a weight means
+        if name in ("dropout", "init") or (name == "vocab_size" and value is None):
+            continue  # these do not change what a weight means
+        if saved[name] != value:
             raise ValueError(f"the checkpoint is of another model: its {name} is {saved[name]}, here it is {value}")
-    if checkpoint["tokenizer"] != tokenizer:
+    if tokenizer is not None and checkpoint["tokenizer"] != tokenizer:
         raise ValueError(
-            f"the checkpoint is of a model with another tokenizer: {checkpoint['tokenizer']['name']!r} trained on "
+            f"the checkpoint is of a model with another tokenizer: {checkpoint['tokenizer'].get('name')!r} trained on "
             f"other text or of another size than {tokenizer['name']!r} here; use the data it was trained on"
         )
 

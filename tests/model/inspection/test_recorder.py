@@ -520,7 +520,7 @@ def test_truncated_files_and_maps_of_other_probes_are_named(tmp_path):
         with pytest.raises(ValueError, match="damaged"):
             archive.maps(0)
     np.savez(path, text=np.zeros((1, 1, 3, 3)), repeated=np.zeros((1, 1, 3, 3)))
-    with pytest.raises(ValueError, match=r"text maps \(1, 1, 3, 3\), not \(L, H, T, T\) of 17 tokens"):
+    with pytest.raises(ValueError, match=r"text maps \(1, 1, 3, 3\) in float64, not \(3, 4, 17, 17\) in float16"):
         archive.maps(0)
 
 

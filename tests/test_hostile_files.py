@@ -1,0 +1,304 @@
+"""What comes from a stranger is data: each hostile file is refused with one sentence by every program that opens it.
+
+Nothing in it is run, no memory is taken that its size does not account for, and nothing is written.
+"""
+
+import dataclasses
+import json
+import os
+import pickle
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from data.tokenizers import byte_level
+from tests.limited_memory import limited_memory
+from tests.strangers import ENTRIES, call, files_below
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="limits the memory as Linux does"),
+]
+
+# Which programs open which files of a run.
+CHECKPOINT = ["resume", "start", "validate", "generate", "walk", "read a prompt"]
+CONFIG = ["resume", "start", "validate", "report", "compare"]
+OF_A_RUN = ["resume", "validate"]  # others that take a config have it from the person, who may mean it
+ATTENTION = ["resume", "inspect", "compare", "report"]
+MAPS = ["inspect", "compare", "report"]
+METRICS = ["resume", "report"]
+
+
+class Calls:
+    """In a pickle, a call."""
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+PWN = Calls(os.mkdir, "pwned")
+
+
+def save_everywhere(run, checkpoint, **options):
+    for path in (run / "checkpoints").glob("*.ckpt"):
+        torch.save(checkpoint, path, **options)
+
+
+def change(**entries):
+    """A checkpoint with other entries."""
+    return lambda run: save_everywhere(run, torch.load(run / "checkpoints/last.ckpt", weights_only=True) | entries)
+
+
+def describe(**sizes):
+    """A checkpoint, and a config, that describe another model."""
+
+    def write(run):
+        checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
+        save_everywhere(run, checkpoint | {"gpt_config": checkpoint["gpt_config"] | sizes})
+        config = (run / "config.yaml").read_text()
+        for name, value in sizes.items():
+            config = "".join(
+                f"    {name}: {value}\n" if line.strip().startswith(f"{name}:") and line.startswith("    ") else line
+                for line in config.splitlines(True)
+            )
+        (run / "config.yaml").write_text(config)
+
+    return write
+
+
+def tokenizer(**entries):
+    return change(tokenizer=byte_level().to_dict() | entries)
+
+
+def packed(run):
+    """A checkpoint that grows a thousandfold when it is unpacked."""
+    for path in (run / "checkpoints").glob("*.ckpt"):
+        torch.save(torch.load(path, weights_only=True) | {"zeros": torch.zeros(10**6)}, path)
+        with zipfile.ZipFile(path) as source:
+            records = {record.filename: source.read(record) for record in source.infolist()}
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as target:
+            for name, content in records.items():
+                target.writestr(name, content)
+
+
+def traversing(run):
+    """A zip file whose records would lie outside if they were unpacked."""
+    for path in (run / "checkpoints").glob("*.ckpt"):
+        with zipfile.ZipFile(path, "w") as target:
+            target.writestr("../../../pwned", b"x")
+
+
+def text(name, content):
+    return lambda run: (run / name).write_text(content)
+
+
+def config(extra):
+    """A config.yaml with another option in the Trainer's part."""
+
+    def write(run):
+        path = run / "config.yaml"
+        path.write_text(path.read_text().replace("  callbacks: null\n", extra))
+
+    return write
+
+
+def link(name):
+    """A file of the run is a link to one outside, which must not be read as the run's, nor written to."""
+
+    def write(run):
+        path, outside = run / name, Path("outside").absolute()
+        shutil.move(path, outside)
+        path.symlink_to(outside)
+
+    return write
+
+
+def maps(**arrays):
+    def write(run):
+        path = max((run / "attention").glob("*.npz"))
+        with np.load(path) as file:
+            np.savez_compressed(path, **({name: file[name] for name in file} | arrays), allow_pickle=True)
+
+    return write
+
+
+def change_json(name, **entries):
+    def write(run):
+        path = run / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+
+    return write
+
+
+def doubled(times):
+    value = [0]
+    for _ in range(times):
+        value = [value, value]
+    return value
+
+
+LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * 10)}]\n" for i in range(30))
+DETAILS = "attention/step_00000012.json"
+
+HOSTILE = {
+    "pickle": (CHECKPOINT, lambda run: [p.write_bytes(pickle.dumps(PWN)) for p in run.glob("checkpoints/*")]),
+    "pickle in a zip": (CHECKPOINT, change(extra=PWN)),
+    "pickle of old torch": (
+        CHECKPOINT,
+        lambda run: save_everywhere(run, {"x": PWN}, _use_new_zipfile_serialization=False),
+    ),
+    "a million layers": (CHECKPOINT, describe(num_layers=1_000_000)),
+    "wide layers": (CHECKPOINT, describe(embed_dim=32768)),
+    "large vocabulary": (["generate", "walk", "read a prompt"], describe(vocab_size=2**40)),
+    "stride of 0": (CHECKPOINT, change(state_dict={"gpt.head.weight": torch.zeros(1).expand(2**20, 2**20)})),
+    "references to references": (CHECKPOINT, change(gpt_config={"position": doubled(60)})),
+    "bytes by number": (CHECKPOINT, change(loops=Calls(bytearray, 2**33))),
+    "packed": (CHECKPOINT, packed),
+    "path traversal": (CHECKPOINT, traversing),
+    "long pattern": (CHECKPOINT, tokenizer(pattern="(" * 9999 + "a" + "{9}){9}" * 9999)),
+    "token of 2^32": (CHECKPOINT, tokenizer(special_tokens={"<|endoftext|>": 2**32 - 1})),
+    "python in YAML": (CONFIG, text("config.yaml", "model: !!python/object/apply:os.mkdir [pwned]\ndata: {}\n")),
+    "lists of lists in YAML": (CONFIG, text("config.yaml", LAUGHS + "model: *a30\ndata: {}\ntrainer: {}\n")),
+    "deep YAML": (CONFIG, text("config.yaml", "[" * 30_000)),
+    "class_path Popen": (
+        [*OF_A_RUN, "start"],
+        config("  callbacks:\n  - class_path: subprocess.Popen\n    init_args: {args: [mkdir, pwned]}\n"),
+    ),
+    "class_path system": (
+        [*OF_A_RUN, "start"],
+        config("  callbacks:\n  - class_path: os.system\n    init_args: {command: mkdir pwned}\n"),
+    ),
+    "class_path in the run": (OF_A_RUN, config("  callbacks: runs.run.evil.Evil\n")),
+    "function in the run": (
+        OF_A_RUN,
+        config(
+            "  callbacks:\n  - class_path: lightning.pytorch.callbacks.LambdaCallback\n"
+            "    init_args: {on_fit_start: runs.run.evil.f}\n"
+        ),
+    ),
+    "link to a config": (["resume", "report", "inspect"], link("config.yaml")),
+    "link to checkpoints": (["resume", "validate", "generate", "walk", "read a prompt"], link("checkpoints")),
+    "link to maps": ([*ATTENTION, "generate"], link("attention")),
+    "link to metrics": (["resume", "report", "inspect"], link("metrics.csv")),
+    "infinite step": (METRICS, text("metrics.csv", "step,train/loss\ninf,1\n")),
+    "deep samples": (METRICS, text("samples.jsonl", "[" * 100_000 + "\n")),
+    "infinite sample": (METRICS, text("samples.jsonl", '{"step": Infinity, "prompt": "", "text": ""}\n')),
+    "deep scores": (ATTENTION, text("attention/scores.jsonl", "[" * 100_000 + "\n")),
+    "long probe": (ATTENTION, lambda run: long_probe(run)),
+    "probe that is no text": (ATTENTION, change_json("attention/probe.json", probes={"text": [{}]})),
+    "objects as maps": (MAPS, maps(text=np.array([PWN], dtype=object))),
+    "maps of another size": (MAPS, maps(text=np.zeros((100, 100, 100, 100), np.float16))),
+    "deep details": (MAPS, text(DETAILS, '{"version": ' + "[" * 100_000)),
+    "details of another size": (MAPS, change_json(DETAILS, parts=["x"] * 1000)),
+}
+
+
+def long_probe(run):
+    probe = {"tokens": [0] * 10**6, "labels": [""] * 10**6, "period": None}
+    change_json("attention/probe.json", probes={"text": probe, "repeated": probe})(run)
+
+
+@pytest.fixture(scope="module")
+def stranger(trained, tmp_path_factory):
+    """A whole run, small, with a module that leaves a mark if it is imported."""
+    run = tmp_path_factory.mktemp("stranger") / "run"
+    shutil.copytree(trained(), run)
+    (run / "evil.py").write_text("import os\nos.mkdir('pwned')\nf = Evil = None\n")
+    return run
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_every_program_refuses_a_hostile_file(name, stranger, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("GLASSGPT_DEBUG", raising=False)
+    entries, write = HOSTILE[name]
+    shutil.copytree(stranger, "runs/run")
+    write(Path("runs/run"))
+    before = files_below(tmp_path)
+    for entry in entries:
+        capfd.readouterr()
+        with limited_memory():
+            status = call(ENTRIES[entry])
+        error = capfd.readouterr().err
+        assert (entry, status) == (entry, 2), error
+        assert error.startswith(entry_program(entry)) and error.count("\n") == 1 and len(error) < 1200, error
+        assert "alloc" not in error
+        assert files_below(tmp_path) == before, entry
+        assert not Path("pwned").exists()
+
+
+def test_a_catastrophic_pattern_ends_in_a_sentence(stranger, tmp_path, monkeypatch, capfd):
+    """tiktoken limits how far it backtracks, and then says so itself, before the sentence."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(stranger, "runs/run")
+    tokenizer(pattern=r"((a*)*)*(?<!a)b|.")(Path("runs/run"))
+    for entry in ("resume", "validate"):
+        assert call(ENTRIES[entry]) == 2
+        assert "another tokenizer" in capfd.readouterr().err.splitlines()[-1]
+    for entry in ("generate", "walk", "read a prompt"):
+        assert call((*ENTRIES[entry], "--prompt", "a" * 100)) == 2
+        assert "the tokenizer's pattern cannot split this text" in capfd.readouterr().err.splitlines()[-1]
+
+
+def entry_program(entry):
+    return ENTRIES[entry][0].removeprefix("scripts.") + ".py: "
+
+
+def test_the_run_is_accepted_before_anything_is_changed(stranger, tmp_path, monkeypatch):
+    """Otherwise every refusal above could have another reason."""
+    monkeypatch.chdir(tmp_path)
+    for entry in ENTRIES:
+        shutil.copytree(stranger, "runs/run", dirs_exist_ok=True)
+        shutil.rmtree("runs/new", ignore_errors=True)
+        assert call(ENTRIES[entry]) == 0, entry
+
+
+def test_a_class_that_the_person_names_too_is_meant(stranger, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(stranger, "runs/run")
+    options = ("--resume=runs/run", "--trainer.max_steps=13")
+    stopping = "lightning.pytorch.callbacks.EarlyStopping"
+    arguments = "init_args: {monitor: val/loss}"
+    config(f"  callbacks:\n  - class_path: {stopping}\n    {arguments}\n")(Path("runs/run"))
+    assert call(("train", *options)) == 2
+    Path("mine.yaml").write_text(f"trainer: {{callbacks: [{{class_path: {stopping}, {arguments}}}]}}\n")
+    assert call(("train", *options, "--config=mine.yaml")) == 0, capfd.readouterr().err
+
+
+def test_markup_in_a_token_stays_text(stranger, tmp_path, monkeypatch):
+    """A token's text, a sample and a config are shown, and never parsed as HTML."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(stranger, "runs/run")
+    evil = "</script><img src=x onerror=alert(1)>"
+    path = Path("runs/run/attention/probe.json")
+    description = json.loads(path.read_text())
+    for probe in description["probes"].values():
+        probe["labels"] = [evil] * len(probe["labels"])
+    path.write_text(json.dumps(description))
+    text("samples.jsonl", json.dumps({"step": 4, "prompt": evil, "text": evil}) + "\n")(Path("runs/run"))
+    with Path("runs/run/config.yaml").open("a") as file:
+        file.write(f"# {evil}\n")
+    for entry, written in (("report", "report.html"), ("inspect", "attention.html")):
+        assert call(ENTRIES[entry]) == 0
+        page = Path("runs/run", written).read_text()
+        assert "onerror=alert" in page and "<img src=x" not in page
+
+
+def test_the_fields_of_a_config_are_checked_here_too():
+    """The list of sizes above must grow with GPTConfig: each size of a network is a way to describe a large one."""
+    from model.gpt import GPTConfig
+
+    sizes = {field.name for field in dataclasses.fields(GPTConfig) if "int" in field.type}
+    assert sizes == {
+        "vocab_size", "context_length", "num_layers", "num_heads", "embed_dim", "num_kv_heads", "feed_forward_dim",
+        "window", "bigram_buckets",
+    }  # fmt: skip
