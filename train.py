@@ -32,6 +32,7 @@ from model.kernels import keep_freed_memory
 from model.runs.attention import AttentionRecording
 from model.runs.checkpoints import AtomicCheckpointIO, Checkpoints
 from model.runs.command_line import exit_status, parse
+from model.runs.failures import explained
 from model.runs.folder import CHECKPOINTS, METRICS, RUNS, find_checkpoint, new_run_dir
 from model.runs.metrics import CSVLogger
 from model.runs.options import OVERVIEW, RunFolder, expand, quiet
@@ -55,7 +56,10 @@ TRAINER_DEFAULTS = {
     "enable_model_summary": False,
     "use_distributed_sampler": False,  # the data module slices over ranks itself
 }
-MISTAKES = (ValueError, TypeError, OSError, FloatingPointError, ModuleNotFoundError, MisconfigurationException)
+MISTAKES = (
+    *(ValueError, TypeError, OSError, MemoryError, FloatingPointError, ModuleNotFoundError),
+    MisconfigurationException,
+)
 XZ_BYTES = 10_000_000  # of validation text, to compare the model with: a few seconds for xz
 
 
@@ -137,7 +141,8 @@ def as_list(value: Any) -> list:
 
 def fit(trainer: Trainer, model: GPTModule, data: TextDataModule, ckpt_path: str | None) -> int:
     try:
-        trainer.fit(model, data, ckpt_path=ckpt_path)
+        with explained(Path(trainer.default_root_dir)):
+            trainer.fit(model, data, ckpt_path=ckpt_path)
     except TrainingInterrupted as stop:
         run_dir = shlex.quote(str(trainer.default_root_dir))
         print(f"{stop}, and saved; to continue: python train.py --resume {run_dir}", file=sys.stderr)

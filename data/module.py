@@ -5,6 +5,7 @@ Letters: B sequences in a batch, T tokens of context.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from functools import partial
 from typing import Literal
@@ -217,6 +218,7 @@ class TextDataModule(lightning.LightningDataModule):
             batch_size=None,  # the data set yields whole batches
             collate_fn=partial(as_batch, end_of_text=self.tokenizer.end_of_text, with_documents=self.document_masking),
             num_workers=self.num_workers,
+            worker_init_fn=_ignore_signals,
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator(),  # otherwise each new iterator would advance the global one
         )
@@ -286,6 +288,12 @@ def as_batch(windows: np.ndarray, end_of_text: int, with_documents: bool) -> dic
     if with_documents:
         batch["document_ids"] = np.cumsum(tokens == end_of_text, axis=1)
     return {name: torch.from_numpy(array) for name, array in batch.items()}
+
+
+def _ignore_signals(worker: int) -> None:
+    """Ctrl-C reaches every process of a terminal; the main one still needs batches to end its step, then ends these."""
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)
 
 
 def _loader_worker() -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Atomic file writing: a file is written under another name, flushed to the disk and renamed."""
+"""Atomic file writing: a file is written under another name, flushed to the disk and renamed. Records are appended."""
 
 from __future__ import annotations
 
@@ -37,6 +37,16 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Replaces the content of `path`, see `atomic_file`."""
     with atomic_file(path) as file:
         file.write(content)
+
+
+def append(path: Path, text: str) -> None:
+    """Adds text to the end of a file. What a full disk or a kill cuts short there has no line end."""
+    try:
+        with path.open("a", newline="", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        error.filename = str(path)
+        raise
 
 
 def flush_folder(folder: Path) -> None:

@@ -1,53 +1,28 @@
 """Shared by the tests that train: a run that takes a second."""
 
-import csv
 import functools
-import random
 import shutil
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from tests import small_runs
+
 settings.register_profile("unhurried", deadline=None)  # no test asserts a duration
 settings.load_profile("unhurried")
-
-REPOSITORY = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="session")
 def small_text(tmp_path_factory) -> Path:
-    """A file of 6 kB that has something to learn: words from a short list."""
-    draw = random.Random(0)
-    words = ["the", "model", "reads", "a", "text", "and", "learns", "which", "word", "comes", "next"]
-    text = "\n".join(" ".join(draw.choices(words, k=8)) for _ in range(150))
     path = tmp_path_factory.mktemp("text") / "words.txt"
-    path.write_text(text)
+    path.write_text(small_runs.small_text())
     return path
 
 
 @pytest.fixture(scope="session")
 def small_options(small_text, tmp_path_factory) -> list[str]:
-    """Options that make configs/debug.yaml a run of 12 steps on that text, validated and saved at every fourth."""
-    options = {
-        "config": REPOSITORY / "configs" / "debug.yaml",
-        "data.corpus": "files",
-        "data.files": small_text,
-        "data.tokenizer": "bytes",
-        "data.vocab_size": "null",
-        "data.batch_size": 4,
-        "model.gpt.context_length": 16,
-        "model.gpt.embed_dim": 32,
-        "data.num_processes": 1,
-        "data.cache_dir": tmp_path_factory.mktemp("cache"),
-        "trainer.max_steps": 12,
-        "trainer.val_check_interval": 4,
-        "trainer.limit_val_batches": 1.0,
-        "trainer.log_every_n_steps": 2,
-        "attention.picture": "false",
-        "attention.probe_tokens": 8,
-    }
-    return [f"--{name}={value}" for name, value in options.items()]
+    return small_runs.small_options(small_text, tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture
@@ -96,11 +71,4 @@ def finished_run(trained, tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def metrics():
-    """Rows of a run's metrics.csv, without the columns that depend on how fast the machine is."""
-
-    def read(run_dir: str | Path) -> list[dict[str, str]]:
-        with Path(run_dir, "metrics.csv").open(newline="") as file:
-            rows = list(csv.DictReader(file))
-        return [{k: v for k, v in row.items() if k not in ("tokens_per_second", "mfu")} for row in rows]
-
-    return read
+    return small_runs.metrics

@@ -364,7 +364,6 @@ MISTAKES = {
     ),
     "steps without a prompt": (["--steps", "0,1"], "--steps is for --prompt or --live"),
     "steps that were not kept": (["--prompt", "ab", "--steps", "0,1"], "has no checkpoint of step 0"),
-    "steps that are no numbers": (["--prompt", "ab", "--steps", "a"], "argument --steps: invalid list of steps value"),
     "no such step": (["--run", "runs/first", "--step", "9", "--output", "maps.png"], "the nearest that was is 2"),
     "no such head": (["--head", "2.0", "--output", "maps.png"], "--head must be LAYER.HEAD, from 0.0 to 1.2, not 2.0"),
     "head of a page": (["--head", "1.0"], "--head is for an --output NAME that ends in .png or .svg or .pdf or .csv"),
@@ -416,7 +415,6 @@ MISTAKES = {
         "train with --checkpoints.keep_steps '[0,500]'",
     ),
     "steps that are no numbers": (["--live", "--steps", "1,x"], "--steps: invalid list of steps value: '1,x'"),
-    "steps of recorded maps": (["--steps", "1"], "--steps is for --live"),
     "unknown option": (["--rum", "x"], "unrecognized arguments: --rum x"),
 }
 

@@ -15,20 +15,10 @@ from lightning.pytorch.callbacks import Timer
 
 from model.checkpoint import load_gpt, read_checkpoint
 from model.training.module import GPTModule
+from tests.small_runs import EVENTFUL, REPOSITORY, assert_same, assert_same_run, final_state
 from train import main
 
-REPOSITORY = Path(__file__).parent.parent
 CONFIGS = sorted(path.name for path in (REPOSITORY / "configs").glob("*.yaml"))
-
-# What a resume could get wrong: random numbers of the training, accumulated gradients, both optimizers, rows and
-# saves at different steps.
-EVENTFUL = (
-    "--model.gpt.dropout=0.1",
-    "--trainer.accumulate_grad_batches=2",
-    "--trainer.val_check_interval=8",
-    "--trainer.log_every_n_steps=3",
-    "--checkpoints.every_n_steps=1",
-)
 
 
 def test_a_run_leaves_everything_in_its_folder(train, metrics, capsys):
@@ -98,35 +88,6 @@ def test_validate_finds_what_training_found(train, finished_run, metrics, capsys
     assert [path.name for path in Path("runs").iterdir()] == ["run"]
 
 
-def final_state(run: str | Path) -> dict:
-    checkpoint = read_checkpoint(Path(run, "checkpoints", "last.ckpt"))
-    return {key: checkpoint[key] for key in ("global_step", "state_dict", "optimizer_states", "random_states")}
-
-
-def assert_same(left, right, where="checkpoint"):
-    """Equal, bit for bit, however deep."""
-    assert type(left) is type(right), where
-    if isinstance(left, torch.Tensor):
-        assert torch.equal(left, right), where
-    elif isinstance(left, dict):
-        assert left.keys() == right.keys(), where
-        for key in left:
-            assert_same(left[key], right[key], f"{where}.{key}")
-    elif isinstance(left, (list, tuple)):
-        assert len(left) == len(right), where
-        for i, (a, b) in enumerate(zip(left, right, strict=True)):
-            assert_same(a, b, f"{where}.{i}")
-    else:
-        assert left == right, where
-
-
-def assert_same_run(left: str | Path, right: str | Path, metrics) -> None:
-    assert_same(final_state(left), final_state(right))
-    assert metrics(left) == metrics(right)
-    for file in ("samples.jsonl", "attention/scores.jsonl"):
-        assert Path(left, file).read_text() == Path(right, file).read_text()
-
-
 @pytest.fixture
 def send_signal(monkeypatch):
     """Sends this process a signal in the middle of a batch, once."""
@@ -155,7 +116,7 @@ def test_a_stopped_run_resumes_bit_for_bit(train, trained, metrics, send_signal,
     assert "python train.py --resume runs/stopped" in capsys.readouterr().err
     assert final_state("runs/stopped")["global_step"] == saved_step
     assert train("--resume=runs/stopped") == 0
-    assert_same_run(whole, "runs/stopped", metrics)
+    assert_same_run(whole, "runs/stopped")
 
 
 def test_a_time_limit_lets_an_accumulated_step_end(train, trained, monkeypatch):
@@ -203,7 +164,7 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_used(train, finished
     last.write_bytes(content)
     assert train("--resume=runs/damaged") == 0
     assert "last.ckpt is damaged" in caplog.text and "previous.ckpt" in caplog.text
-    assert_same_run("runs/run", "runs/damaged", metrics)
+    assert_same_run("runs/run", "runs/damaged")
     read_checkpoint(Path("runs/damaged/checkpoints/previous.ckpt"))
 
 
@@ -316,7 +277,7 @@ def test_a_run_killed_at_any_moment_and_resumed_ends_in_the_same_weights(python,
     killed = python(program, "killed", "0", "20", *options)
     assert killed.returncode == 0, killed.stderr
     assert int(killed.stdout.split()[-1]) >= 10
-    assert_same_run("runs/whole", "runs/killed", metrics)
+    assert_same_run("runs/whole", "runs/killed")
     steps = [row["step"] for row in metrics("runs/killed")]
     assert len(steps) == len(set(steps))
 

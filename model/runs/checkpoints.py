@@ -17,6 +17,8 @@ from model.checkpoint import read_checkpoint
 from model.checks import check_range
 from model.files import atomic_file, flush_folder
 from model.runs.folder import BEST, CHECKPOINTS, LAST, PREVIOUS, kept_checkpoint
+from model.runs.metrics import diverged
+from model.training.sharding import whole
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -73,7 +75,12 @@ class Checkpoints:
         """Writes last.ckpt, keeping the one before, and first best.ckpt if `is_best`.
 
         In this order, a run killed in between resumes from the older last.ckpt and writes the same best.ckpt again.
+
+        Raises FloatingPointError if a weight is infinite or NaN: such weights must not replace good ones.
         """
+        weights = trainer.lightning_module.parameters()
+        if not torch.stack([whole(weight.isfinite().all()) for weight in weights]).all():
+            raise diverged("a weight has become infinite or NaN")
         for logger in trainer.loggers:
             logger.save()  # a resumed run does not repeat the rows before its checkpoint
         folder = Path(trainer.default_root_dir, CHECKPOINTS)

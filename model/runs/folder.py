@@ -136,8 +136,45 @@ def new_run_dir(runs_dir: Path, name: str | None, config: str) -> Path:
         raise ValueError(f"--name must be the name of a folder under {runs_dir}/, not {name!r}")
     run_dir = runs_dir / name
     if run_dir.exists():
-        raise FileExistsError(f"{run_dir} exists: continue it with --resume {run_dir}, or choose another --name")
+        raise name_is_taken(run_dir)
     return run_dir
+
+
+def name_is_taken(run_dir: Path) -> FileExistsError:
+    return FileExistsError(f"{run_dir} exists: continue it with --resume {run_dir}, or choose another --name")
+
+
+class FolderLock:
+    """Keeps two processes from training in the same folder; released when its process ends, however it ends.
+
+    Leaves no file. Does nothing on Windows and on file systems that cannot lock a folder.
+    """
+
+    def __init__(self) -> None:
+        self.descriptor: int | None = None
+        if hasattr(os, "register_at_fork"):  # a loader process that outlives a killed run must not hold the lock
+            os.register_at_fork(after_in_child=self.release)
+
+    def acquire(self, folder: Path) -> None:
+        """Raises BlockingIOError if another process has it."""
+        if os.name != "posix":
+            return
+        import fcntl
+
+        self.release()
+        self.descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.release()
+            raise BlockingIOError(f"{folder} is being trained by another process: wait until that has ended") from None
+        except OSError:
+            self.release()
+
+    def release(self) -> None:
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
 
 
 def _find_file(path: Path | None, names: list[str], hint: str = "") -> Path:

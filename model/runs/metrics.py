@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
-from model.files import write_atomically
+from model.files import append, write_atomically
 from model.runs.records import read_metrics
 from model.training.hardware import peak_flops
 
@@ -79,10 +79,14 @@ class TrainingMetrics:
 def check_finite(loss: float, which: str) -> None:
     """Raises FloatingPointError if the loss is infinite or NaN."""
     if not math.isfinite(loss):
-        raise FloatingPointError(
-            f"the {which} loss has become {loss}: lower the learning rates under model.optimizer, lengthen "
-            "model.schedule.warmup_steps or set trainer.gradient_clip_val; the last checkpoint is from before"
-        )
+        raise diverged(f"the {which} loss has become {loss}")
+
+
+def diverged(what: str) -> FloatingPointError:
+    return FloatingPointError(
+        f"{what}: lower the learning rates under model.optimizer, lengthen model.schedule.warmup_steps or set "
+        "trainer.gradient_clip_val; the last checkpoint is from before"
+    )
 
 
 def log_metrics(trainer: Trainer, metrics: dict[str, float]) -> None:
@@ -129,8 +133,7 @@ class CSVLogger(Logger):
             self.columns += new_columns
             self._rewrite([*self._read(), self.row])
         else:
-            with self.path.open("a", newline="", encoding="utf-8") as file:
-                csv.DictWriter(file, self.columns, lineterminator="\n").writerow(self.row)
+            append(self.path, self._lines([self.row]))
         self.row = {}
 
     @rank_zero_only
@@ -148,8 +151,10 @@ class CSVLogger(Logger):
         return read_metrics(self.path) if self.path.exists() else []
 
     def _rewrite(self, rows: list[dict]) -> None:
+        header = dict(zip(self.columns, self.columns, strict=True))
+        write_atomically(self.path, self._lines([header, *rows]).encode())
+
+    def _lines(self, rows: list[dict]) -> str:
         text = io.StringIO()
-        writer = csv.DictWriter(text, self.columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        write_atomically(self.path, text.getvalue().encode())
+        csv.DictWriter(text, self.columns, lineterminator="\n").writerows(rows)
+        return text.getvalue()

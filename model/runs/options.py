@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import Callback
 
 from model.checks import check_range
 from model.files import write_atomically
-from model.runs.folder import CONFIG, find_checkpoint, read_config, resume_point
+from model.runs.folder import CONFIG, FolderLock, find_checkpoint, name_is_taken, read_config, resume_point
 
 SUBCOMMANDS = ("fit", "validate")
 # Groups of options, an outer one before those within.
@@ -188,18 +188,32 @@ class RunFolder(Callback):
     def __init__(self, config: str, is_new: bool) -> None:
         self.config = config
         self.is_new = is_new
+        self.lock = FolderLock()
 
     def setup(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
         check_options(trainer)
+        if not self.is_new and trainer.is_global_zero:
+            self.lock.acquire(Path(trainer.default_root_dir))
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         if self.is_new and trainer.is_global_zero:
-            Path(trainer.default_root_dir).mkdir(parents=True)
+            run_dir = Path(trainer.default_root_dir)
+            try:
+                run_dir.mkdir(parents=True)
+            except FileExistsError:  # made since this run looked for it
+                raise name_is_taken(run_dir) from None
+            self.lock.acquire(run_dir)
             self._write_config(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
         if not self.is_new and trainer.is_global_zero:
             self._write_config(trainer)
+
+    def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
+        self.lock.release()
+
+    def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
+        self.lock.release()
 
     def _write_config(self, trainer: Trainer) -> None:
         write_atomically(Path(trainer.default_root_dir, CONFIG), self.config.encode())

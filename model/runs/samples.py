@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from model.checks import check_range
-from model.files import write_atomically
+from model.files import append, write_atomically
 from model.generation import generate
 from model.runs.folder import SAMPLES
 from model.runs.records import read_samples
@@ -64,8 +64,7 @@ class Samples:
             generator=torch.Generator(module.device).manual_seed(trainer.global_step),
         )
         text = tokenizer.decode(tokens[0, len(prompt) :].tolist())
-        with samples_path(trainer).open("a", encoding="utf-8") as file:
-            file.write(json_line({"step": trainer.global_step, "prompt": self.prompt, "text": text}))
+        append(samples_path(trainer), json_line({"step": trainer.global_step, "prompt": self.prompt, "text": text}))
 
 
 def samples_path(trainer: Trainer) -> Path:

@@ -81,7 +81,10 @@ class WandbLogger(Logger):
         if self.waiting and status == "success":
             self._catch_up()
         if self.run is not None:
-            self.run.finish(exit_code=0 if status == "success" else 1)
+            try:
+                self.run.finish(exit_code=0 if status == "success" else 1)
+            except Exception as error:
+                self._give_up(error)
             self.run = None
 
     @rank_zero_only
@@ -103,8 +106,11 @@ class WandbLogger(Logger):
             for action in waiting:
                 action(wandb, self.run)
         except Exception as error:
-            log.warning("Weights & Biases failed, and the run continues without it: %s", error)
-            self.run, self.mode = None, "disabled"
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        log.warning("Weights & Biases failed, and the run continues without it: %s", str(error) or type(error).__name__)
+        self.run, self.mode = None, "disabled"
 
     def _start(self, wandb: ModuleType) -> Any:
         id_file = self.run_dir / "wandb" / "run_id"

@@ -1,0 +1,1 @@
+"""What can go wrong around a run, tried out: see __main__.py."""

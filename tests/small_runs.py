@@ -1,0 +1,87 @@
+"""A run that takes a second, and what two equal runs have in common; for the tests that train and for tests/faults."""
+
+import csv
+import random
+from pathlib import Path
+
+import torch
+
+from model.checkpoint import read_checkpoint
+
+REPOSITORY = Path(__file__).parent.parent
+
+# What a resume could get wrong: random numbers of the training, accumulated gradients, both optimizers, rows and
+# saves at different steps.
+EVENTFUL = (
+    "--model.gpt.dropout=0.1",
+    "--trainer.accumulate_grad_batches=2",
+    "--trainer.val_check_interval=8",
+    "--trainer.log_every_n_steps=3",
+    "--checkpoints.every_n_steps=1",
+)
+
+
+def small_text() -> str:
+    """6 kB that have something to learn: words from a short list."""
+    draw = random.Random(0)
+    words = ["the", "model", "reads", "a", "text", "and", "learns", "which", "word", "comes", "next"]
+    return "\n".join(" ".join(draw.choices(words, k=8)) for _ in range(150))
+
+
+def small_options(text: Path, cache: Path) -> list[str]:
+    """Options that make configs/debug.yaml a run of 12 steps on that text, validated and saved at every fourth."""
+    options = {
+        "config": REPOSITORY / "configs" / "debug.yaml",
+        "data.corpus": "files",
+        "data.files": text,
+        "data.tokenizer": "bytes",
+        "data.vocab_size": "null",
+        "data.batch_size": 4,
+        "model.gpt.context_length": 16,
+        "model.gpt.embed_dim": 32,
+        "data.num_processes": 1,
+        "data.cache_dir": cache,
+        "trainer.max_steps": 12,
+        "trainer.val_check_interval": 4,
+        "trainer.limit_val_batches": 1.0,
+        "trainer.log_every_n_steps": 2,
+        "attention.picture": "false",
+        "attention.probe_tokens": 8,
+    }
+    return [f"--{name}={value}" for name, value in options.items()]
+
+
+def metrics(run_dir: str | Path) -> list[dict[str, str]]:
+    """Rows of a run's metrics.csv, without the columns that depend on how fast the machine is."""
+    with Path(run_dir, "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [{k: v for k, v in row.items() if k not in ("tokens_per_second", "mfu")} for row in rows]
+
+
+def final_state(run: str | Path) -> dict:
+    checkpoint = read_checkpoint(Path(run, "checkpoints", "last.ckpt"))
+    return {key: checkpoint[key] for key in ("global_step", "state_dict", "optimizer_states", "random_states")}
+
+
+def assert_same(left, right, where="checkpoint"):
+    """Equal, bit for bit, however deep."""
+    assert type(left) is type(right), where
+    if isinstance(left, torch.Tensor):
+        assert torch.equal(left, right), where
+    elif isinstance(left, dict):
+        assert left.keys() == right.keys(), where
+        for key in left:
+            assert_same(left[key], right[key], f"{where}.{key}")
+    elif isinstance(left, (list, tuple)):
+        assert len(left) == len(right), where
+        for i, (a, b) in enumerate(zip(left, right, strict=True)):
+            assert_same(a, b, f"{where}.{i}")
+    else:
+        assert left == right, where
+
+
+def assert_same_run(left: str | Path, right: str | Path) -> None:
+    assert_same(final_state(left), final_state(right))
+    assert metrics(left) == metrics(right), "metrics.csv"
+    for file in ("samples.jsonl", "attention/scores.jsonl"):
+        assert Path(left, file).read_text() == Path(right, file).read_text(), file
