@@ -23,6 +23,7 @@ MAY_IMPORT = [
     ("model/", {"model.*", "torch"}),
     ("data/module.py", {"data", "lightning", "torch", "numpy"}),
     ("data/", {"data", "numpy", "datasets", "huggingface_hub", "pyarrow", "tiktoken", "rustbpe", "filelock", "tqdm"}),
+    ("scripts/benchmarks/llama.py", {"model", "torch", "llama_cpp"}),
     ("scripts/harness.py", {"model", "data", "scripts", "lm_eval"}),
     ("scripts/", {"model", "data", "scripts", "torch", "numpy", "lightning", "jsonargparse", "yaml", "transformers"}),
     ("train.py", {"model", "data", "torch", "lightning", "jsonargparse", "yaml"}),
@@ -82,7 +83,7 @@ def test_the_network_can_be_used_with_torch_alone():
 def test_every_import_is_a_declared_dependency():
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     declared = set(re.findall(r'(?:^    |\[|, )"([\w-]+)[\[>]', project, re.MULTILINE))
-    names = {"pyyaml": "yaml"}  # how a package is imported, where that differs
+    names = {"pyyaml": "yaml", "llama-cpp-python": "llama_cpp"}  # how a package is imported, where that differs
     importable = {names.get(name, name).lower() for name in declared} | {"model", "data", "scripts"}
     for path in [ROOT / "train.py", *sources("model", "data", "scripts")]:
         tops = {module.split(".")[0] for module in imported_modules(path)}

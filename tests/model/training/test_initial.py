@@ -16,8 +16,8 @@ from model.checkpoint import load_gpt
 from model.gpt import GPTConfig
 from model.training.initial import initial_config, start_from
 from tests.checkpoints import save_checkpoint
-from tests.conftest import REPOSITORY
 from tests.gpts import GPT2, huggingface_gpt2, random_gpt
+from tests.small_runs import REPOSITORY
 
 SIZES = {"vocab_size": 257, "context_length": 32, "num_layers": 2, "num_heads": 2, "embed_dim": 16}
 
