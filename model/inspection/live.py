@@ -32,7 +32,7 @@ from model.gpt import GPT
 from model.inspection import template
 from model.inspection.ablation import Part, part_means
 from model.inspection.page import MAX_BYTES
-from model.inspection.trace import in_float32, undisturbed
+from model.inspection.trace import undisturbed
 
 MAX_REFERENCE = 2**16  # logits that are kept to check the page's own, 256 KiB a snapshot
 EXACT_BYTES = 12_000_000  # below which a page is small enough to hold bfloat16
@@ -80,25 +80,28 @@ def pack(
         that the reference has logits of, and for each snapshot the bits a token that rounding costs.
 
     Raises:
-        ValueError: if the snapshots are of different configs, the probe has fewer than two tokens or is longer than the
-            context, or the data takes more than `max_bytes` even with the smallest kind.
+        ValueError: if the snapshots are of different configs or have diverged, the probe has fewer than two tokens or
+            is longer than the context, or the data takes more than `max_bytes` even with the smallest kind.
     """
     config = snapshots[0][1].config
     if any(gpt.config != config for _, gpt in snapshots):
         raise ValueError("the snapshots are not of one model: their configs differ")
     if not 2 <= len(probe) <= config.context_length:
         raise ValueError(f"the text to check the page with must have 2 to {config.context_length} tokens")
+    for step, gpt in snapshots:
+        if not all(weight.isfinite().all() for weight in gpt.parameters()):
+            raise ValueError(f"the model at step {step} has diverged: some of its weights are not numbers")
     kind = _kind_that_fits(snapshots, tokenizer, max_bytes)
     tokens = torch.tensor([list(probe)])
     positions = _spread(len(probe), max(1, MAX_REFERENCE // snapshots[0][1].head.out_features))
     blocks, bits = [], []
     for _, gpt in snapshots:
-        gpt = in_float32(gpt).cpu()
-        rounded, stored = _rounded(gpt, kind)
-        with undisturbed(gpt), torch.no_grad():
+        exact = copy.deepcopy(gpt).float().cpu().eval()
+        rounded, stored = _rounded(exact, kind)
+        with undisturbed(exact), torch.no_grad():
             logits = rounded(tokens)[0]
-            bits.append(_divergence(gpt(tokens)[0], logits))
-            means = part_means(rounded, tokens if batch is None else batch)
+            bits.append(_divergence(exact(tokens)[0], logits))
+            means = part_means(rounded, tokens if batch is None else batch.cpu())
         writer = _Writer()
         tensors = [writer.add(name, *tensor) for name, tensor in stored.items()]
         averages = [writer.add(part_name(part), "float32", [mean.numpy()], mean.shape) for part, mean in means.items()]

@@ -2,12 +2,14 @@
 
 import { createTokenizer } from "browser/tokenizer.js";
 
-// manifest: see live.py. texts: the weights of each snapshot, in base64 as they stand in the page.
-//
-// Raises an Error with a sentence for a person if the browser has no such workers or the weights are cut short.
+// manifest: see live.py. texts: the weights of each snapshot, in base64 as they stand in the page, and complete.
+// Rejects if the browser has no such workers.
 export async function startEngine(manifest, texts) {
   const { ask, stopAll, close } = connect(new Worker(import.meta.resolve("browser/worker.js"), { type: "module" }));
-  const started = ask("start", { manifest, texts }).done;
+  const started = ask("start", { manifest, texts }).done.catch((error) => {
+    close();
+    throw error;
+  });
   const tokenizer = createTokenizer(manifest.tokenizer); // while the worker starts
   const engine = {
     config: manifest.config,
@@ -31,7 +33,8 @@ export async function startEngine(manifest, texts) {
       return result;
     },
 
-    // -> { done, stop }; onToken(id) is called for each token. `done` resolves at the end, also after stop().
+    // options: { temperature, topK, count, seed, edits, stop }, where stop is the token that ends the text, end-of-text if
+    // it is not given. -> { done, stop }; onToken(id) is called for each token. `done` resolves at the end, also after stop().
     write(tokens, options, onToken) {
       const request = { tokens: [...tokens], stop: tokenizer.endOfText, ...options };
       const job = ask("write", request, onToken);

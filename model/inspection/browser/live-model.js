@@ -9,14 +9,11 @@ import { bytesOf, tensorsOf } from "browser/weights.js";
 const KEPT_READINGS = 3; // with different edits: switching a part off and on again does not read the text anew
 
 export class LiveModel {
-  // manifest: see live.py; texts: the weights of each snapshot in base64; products: see products.js.
-  constructor(manifest, texts, products = undefined) {
-    Object.assign(this, { manifest, products });
+  // manifest: see live.py; texts: the weights of each snapshot in base64.
+  constructor(manifest, texts) {
+    this.manifest = manifest;
     this.config = manifest.config;
-    this.snapshots = texts.map((text) => {
-      if (text.length !== 4 * Math.ceil(manifest.bytes / 3)) throw new Error("This page was cut short: its model is not complete. Copy the file again.");
-      return bytesOf(text);
-    });
+    this.snapshots = texts.map(bytesOf);
     this.use(this.snapshots.length - 1);
   }
 
@@ -25,7 +22,7 @@ export class LiveModel {
     const { tensors, means, reference } = this.manifest;
     const bytes = this.snapshots[snapshot];
     if (this.network) this.network.fill(tensorsOf(tensors, bytes));
-    else this.network = new Network(this.config, tensorsOf(tensors, bytes), this.products);
+    else this.network = new Network(this.config, tensorsOf(tensors, bytes));
     this.means = loaded(tensorsOf(means, bytes));
     this.reference = loaded(tensorsOf([reference], bytes)).get(reference.name);
     this.readings = new Map();
@@ -99,7 +96,8 @@ export class LiveModel {
   *patch({ tokens, other, layer, head, position, from, target }) {
     const [reading, source] = yield* this.bothRead(tokens, other);
     const vector = outputOf(source.trace, this.network, layer, head, from);
-    return { plain: this.logitAfter(reading.trace.features, tokens.length - 1, target), patched: this.patched(reading, layer, head, position, vector, target) };
+    const plain = this.logitAfter(reading.trace.features, tokens.length - 1, target);
+    return { plain, patched: this.patched(reading, layer, head, position, vector, target) };
   }
 
   // The same for every head and position, each head's output from the same position of the other text: yields a row of

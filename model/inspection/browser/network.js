@@ -9,7 +9,10 @@ export const CHUNK = 16; // the most tokens that are read at once: a few millise
 const LAYER_NORM_EPSILON = 1e-5;
 const RMS_EPSILON = 1e-6;
 
-// Which layers have value embeddings, and what the parts are called that can be replaced (see ablation.py).
+export const triangle = (n) => (n * (n + 1)) / 2;
+export const hasValues = (config, layer) => config.value_embeddings && (config.num_layers - 1 - layer) % 2 === 0;
+
+// The parts that can be switched off, in the order in which they act; see ablation.py.
 export function partNames(config) {
   const names = ["token embedding"];
   if (config.bigram_buckets) names.push("pair table");
@@ -21,9 +24,6 @@ export function partNames(config) {
   }
   return names;
 }
-
-export const hasValues = (config, layer) => config.value_embeddings && (config.num_layers - 1 - layer) % 2 === 0;
-export const triangle = (n) => (n * (n + 1)) / 2;
 
 // Keys and values of up to `room` tokens, (S, H_kv K) for each layer, and the tokens.
 export class Cache {
@@ -53,7 +53,6 @@ export class Trace {
     const { num_layers: L, num_heads: H, embed_dim: D } = config;
     const rows = (count, width = D) => Array.from({ length: count }, () => new Float32Array(room * width));
     const wide = config.num_kv_heads * (D / H);
-    this.room = room;
     this.tables = {}; // (T, D) by name, filled as they are added
     this.addTable = (name) => (this.tables[name] ??= new Float32Array(room * D));
     [this.embeddings, this.features] = rows(2); // (T, D): the sum of the tables; what the head reads
@@ -66,8 +65,8 @@ export class Trace {
 }
 
 export class Network {
-  // tensors: name -> { shape, fill(array) }, where fill writes the numbers into a Float32Array.
-  constructor(config, tensors, products = null) {
+  // tensors: Map of name -> { shape, fill(array) }, where fill writes the numbers into a Float32Array; see weights.js.
+  constructor(config, tensors) {
     const { num_heads: H, num_kv_heads: kv, embed_dim: D, feed_forward_dim: hidden, num_layers: L } = config;
     const K = D / H;
     Object.assign(this, { config, K, qkvWidth: (H + 2 * kv) * K });
@@ -78,7 +77,7 @@ export class Network {
     };
     const count = (numbers) => Object.values(numbers).reduce((sum, n) => sum + n, 0);
     const room = count(sizes) + [...tensors.values()].reduce((sum, { shape }) => sum + shape.reduce((a, b) => a * b, 1), 0);
-    this.products = products ?? createProducts(room);
+    this.products = createProducts(room);
     this.scratch = Object.fromEntries(Object.entries(sizes).map(([name, n]) => [name, this.products.floats(n)]));
     this.weights = new Map();
     for (const [name, { shape }] of tensors) this.weights.set(name, this.products.floats(shape.reduce((a, b) => a * b, 1)));

@@ -21,6 +21,7 @@ export function createProducts(room) {
       return array;
     };
     const into = (out, x, weight, T, I, O) => {
+      if ([out, x, weight].some(({ buffer }) => buffer !== memory.buffer)) throw new TypeError("not an array from floats()");
       if (I % 4) return plainly(out, x, weight, T, I, O, 0);
       const fours = Math.floor(O / 4);
       if (fours && T) rows(out.byteOffset, x.byteOffset, weight.byteOffset, fours, T, 4 * I, 4 * O);
@@ -32,7 +33,7 @@ export function createProducts(room) {
   }
 }
 
-export function plainProducts() {
+function plainProducts() {
   const into = (out, x, weight, T, I, O) => {
     const fours = O - (O % 4);
     for (let o = 0; o < fours; o += 4) fourRows(out, x, weight, T, I, O, o);

@@ -203,7 +203,8 @@ export class Reading {
     text.lens = Object.fromEntries(lens);
     text.attribution = details.parts.map((part) => columns.map(({ parts }) => parts?.[part] ?? null));
     text.attribution_error = columns.length > 1 ? Math.max(...columns.map(({ error }) => error)) : null;
-    text.value_norms = Array.from({ length: L }, (_, layer) => rows(this.network.config.num_heads, ({ valueNorms }, head) => valueNorms[layer][head]));
+    const heads = this.network.config.num_heads;
+    text.value_norms = Array.from({ length: L }, (_, layer) => rows(heads, ({ valueNorms }, head) => valueNorms[layer][head]));
     return details;
   }
 }

@@ -1,6 +1,8 @@
 // What the page's engine answers, without a browser: reads questions as JSON from standard input, writes the answers.
 //
-// A question is { models: [{ manifest, texts, asks: [[name, request], ...] }] } for LiveModel, or { tokenizer, texts, ids }.
+//   ["models", [{ manifest, texts, asks: [[method of LiveModel, request], ...], simd }, ...]]
+//   ["tokenizer", { stored, texts, ids }]
+//   ["draws", { logits, options, count }]
 
 import { readFileSync } from "node:fs";
 import { register } from "node:module";
@@ -10,7 +12,6 @@ const resolve = `export const resolve = (name, context, next) => name.startsWith
   ? { url: ${JSON.stringify(root)} + name, format: "module", shortCircuit: true } : next(name, context);`;
 register(`data:text/javascript,${encodeURIComponent(resolve)}`);
 const { LiveModel } = await import("browser/live-model.js");
-const { plainProducts } = await import("browser/products.js");
 const { randomNumbers, sample } = await import("browser/sampling.js");
 const { createTokenizer } = await import("browser/tokenizer.js");
 
@@ -23,11 +24,22 @@ const finished = (job) => {
   }
 };
 
+// A browser without WebAssembly.
+function withSimd(simd, make) {
+  const { WebAssembly } = globalThis;
+  if (!simd) globalThis.WebAssembly = undefined;
+  try {
+    return make();
+  } finally {
+    globalThis.WebAssembly = WebAssembly;
+  }
+}
+
 const answers = {
-  models: (models) => models.map(({ manifest, texts, asks, plain }) => {
-    const model = new LiveModel(manifest, texts, plain ? plainProducts() : undefined);
+  models: (models) => models.map(({ manifest, texts, asks, simd = true }) => {
+    const model = withSimd(simd, () => new LiveModel(manifest, texts));
+    if (model.network.products.simd !== simd) throw new Error(`with SIMD: ${!simd}`);
     return asks.map(([name, request]) => {
-      if (name === "use") return model.use(request.snapshot);
       const answer = finished(model[name](request));
       return answer.block ? { ...answer, block: [...answer.block] } : answer;
     });

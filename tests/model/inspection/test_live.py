@@ -39,6 +39,14 @@ def test_rounding_is_within_half_a_step_and_its_cost_is_told(monkeypatch):
         assert packed.manifest["parity"]["bits"] == [pytest.approx(cost.item() / math.log(2), rel=1e-3)]
 
 
+def test_the_packed_model_stays_as_it_was_whatever_its_type():
+    gpt = random_gpt(MODERN).bfloat16().train()
+    before = {name: weight.clone() for name, weight in gpt.state_dict().items()}
+    packed = live.pack([(0, gpt)], TOKENIZER, PROBE)
+    assert packed.manifest["parity"]["bits"] == [0.0]  # nothing is rounded
+    assert gpt.training and all(torch.equal(weight, before[name]) for name, weight in gpt.state_dict().items())
+
+
 def test_parts_have_their_means_and_a_tied_head_is_stored_once():
     gpt = random_gpt(replace(CONFIGS["tables"], tie_embeddings=True, position="learned"))
     with torch.no_grad():
@@ -81,6 +89,11 @@ def test_a_model_that_is_too_large_is_refused_with_its_size():
 
 def test_mistakes_are_named():
     gpt = random_gpt(MODERN)
+    diverged = random_gpt(MODERN)
+    with torch.no_grad():
+        diverged.head.weight[3, 4] = math.nan
+    with pytest.raises(ValueError, match="at step 7 has diverged"):
+        live.pack([(0, gpt), (7, diverged)], TOKENIZER, PROBE)
     with pytest.raises(ValueError, match="configs differ"):
         live.pack([(0, gpt), (1, random_gpt(replace(MODERN, **GPT2)))], TOKENIZER, PROBE)
     for probe in ([1], [1] * 17):

@@ -1,0 +1,28 @@
+"""Runs the page's modules in node, without a browser."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+NODE = shutil.which("node")
+OLDEST = (20, 6)  # the first that can be told how modules are named
+
+
+def run_node(*arguments: str | Path, content: str = "") -> str:
+    """What node writes to standard output when it gets `content` on standard input; fails with all that it writes.
+
+    Skips the test where node is missing or too old.
+    """
+    if NODE is None:
+        pytest.skip("node is not installed, so the page's modules are tested in the browser only")
+    version = subprocess.run([NODE, "--version"], capture_output=True, text=True, check=True).stdout
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST:
+        pytest.skip(f"node is {version.strip()}, which is too old to load the page's modules")
+    result = subprocess.run(
+        [NODE, *arguments], input=content, capture_output=True, encoding="utf-8", timeout=120, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
