@@ -1,10 +1,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+UV := 0.13.9
 SOURCES := train.py model data scripts tests
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-fast lint format clean
+.PHONY: help train test test-fast stress lock lint format clean
 
 help: ## what can be made
 	@grep -hE '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z_-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
@@ -18,6 +19,14 @@ test: $(VENV)/installed-dev ## install what is needed, then run the whole test s
 
 test-fast: $(VENV)/installed-dev ## the tests of model/ and data/ that neither train nor open a browser, in under a minute
 	$(BIN)/python -m pytest -m "not slow" tests/model tests/data $(ARGS)
+
+stress: $(VENV)/installed-dev ## the long tests of numbers, files, memory and network, in half an hour; ARGS="tests/stress/soak.py"
+	$(BIN)/python -m pytest $(or $(ARGS),tests/stress/*.py)
+
+lock: $(VENV)/installed-dev ## pin everything that the tests run with, hashes included, for pip and for uv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV)
+	$(BIN)/uv pip compile --universal --generate-hashes --python-version 3.10 --no-header --quiet \
+		requirements-dev.txt --output-file requirements.lock
 
 lint: $(VENV)/installed-dev ## check style, formatting and types
 	$(BIN)/ruff check $(SOURCES)
