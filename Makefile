@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 SOURCES := train.py model data scripts tests
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-fast lint format clean
+.PHONY: help train test test-fast faults lint format clean
 
 help: ## what can be made
 	@grep -hE '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z_-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
@@ -18,6 +18,9 @@ test: $(VENV)/installed-dev ## install what is needed, then run the whole test s
 
 test-fast: $(VENV)/installed-dev ## the tests of model/ and data/ that neither train nor open a browser, in under a minute
 	$(BIN)/python -m pytest -m "not slow" tests/model tests/data $(ARGS)
+
+faults: $(VENV)/installed-dev ## kill, fill and damage runs in every way and count what is lost; ARGS=--short in four minutes
+	$(BIN)/python -m tests.faults $(ARGS)
 
 lint: $(VENV)/installed-dev ## check style, formatting and types
 	$(BIN)/ruff check $(SOURCES)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
+import zlib
 from pathlib import Path
 
 import yaml
 
 log = logging.getLogger(__name__)
+CHECKSUM_LINE = b"# CRC-32 of the lines above: %08x\n"
+CHECKSUM = re.compile(rb"# CRC-32 of the lines above: ([0-9a-f]{8})")
 
 RUNS = Path("runs")  # where run folders are, unless trainer.default_root_dir says otherwise
 
@@ -168,9 +172,17 @@ def _find_file(path: Path | None, names: list[str], hint: str = "") -> Path:
 
 def _check_config(path: Path) -> None:
     """Raises ValueError unless a run's config.yaml has the sections that every run writes."""
+    text = path.read_bytes()
     try:
-        sections = yaml.safe_load(path.read_text(encoding="utf-8"))
+        sections = yaml.safe_load(text.decode())
     except (UnicodeDecodeError, yaml.YAMLError):
         sections = None
     if not isinstance(sections, dict) or not {"model", "data", "trainer"} <= sections.keys():
         raise ValueError(f"{path} is damaged: restore the options that the run was started with")
+    if (written := CHECKSUM.search(text)) and int(written[1], 16) != zlib.crc32(text[: written.start()]):
+        log.warning("%s is not as this run wrote it: unless you have edited it, it is damaged.", path)
+
+
+def with_checksum(config: str) -> bytes:
+    """The content of config.yaml. A single changed byte may be another learning rate, which YAML cannot notice."""
+    return config.encode() + CHECKSUM_LINE % zlib.crc32(config.encode())
