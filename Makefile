@@ -1,12 +1,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+UV := 0.13.9
 SOURCES := train.py model data scripts tests
 # One process a core, each with one thread: most tests are too small for two.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-fast lint format clean
+.PHONY: help train test test-fast faults stress lock lint format clean
 
 help: ## what can be made
 	@grep -hE '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z_-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
@@ -20,6 +21,17 @@ test: $(VENV)/installed-dev ## install what is needed, then run the whole test s
 
 test-fast: $(VENV)/installed-dev ## the tests of model/ and data/ that neither train nor open a browser, in under a minute
 	$(PYTEST) -m "not slow" tests/model tests/data $(ARGS)
+
+stress: $(VENV)/installed-dev ## the long tests of numbers, files, memory and network, in half an hour; ARGS="tests/stress/soak.py"
+	$(BIN)/python -m pytest $(or $(ARGS),tests/stress/*.py)
+
+lock: $(VENV)/installed-dev ## pin everything that the tests run with, hashes included, for pip and for uv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV)
+	$(BIN)/uv pip compile --universal --generate-hashes --python-version 3.10 --no-header --quiet \
+		requirements-dev.txt --output-file requirements.lock
+
+faults: $(VENV)/installed-dev ## kill, fill and damage runs in every way and count what is lost; ARGS=--short in four minutes
+	$(BIN)/python -m tests.faults $(ARGS)
 
 lint: $(VENV)/installed-dev ## check style, formatting and types
 	$(BIN)/ruff check $(SOURCES)

@@ -126,7 +126,8 @@ class CorpusCache:
         try:
             state = json.loads((self.folder / "tokenizer.json").read_bytes())
             tokenizer = Tokenizer.from_dict({**state, "tokens": base64.b64decode(state["tokens"])})
-            return tokenizer if tokenizer.fingerprint == state["fingerprint"] else None
+            is_whole = (tokenizer.name, tokenizer.fingerprint) == (self.tokenizer_name, state["fingerprint"])
+            return tokenizer if is_whole else None
         except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
             return None
 

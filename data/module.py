@@ -5,6 +5,7 @@ Letters: B sequences in a batch, T tokens of context.
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Iterator
 from functools import partial
@@ -24,6 +25,8 @@ from data.tokenizers import Tokenizer
 
 IGNORED = -100  # cross_entropy's ignore_index
 DEFAULT_BPE_VOCAB_SIZE = 2048
+
+_log = logging.getLogger(__name__)
 
 # Steps sampled at once, to amortise the cost.
 _STEPS_DRAWN = 256
@@ -184,6 +187,14 @@ class TextDataModule(lightning.LightningDataModule):
         num_tokens = self.validation_tokens if max_chars is None else 8 * max_chars
         tokens = self.tokenized.validation.read(0, num_tokens)
         return self.tokenizer.decode(tokens[tokens != self.tokenizer.end_of_text])[:max_chars]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"training_text": self.tokenized.train.checksum}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Warns where a run goes on with other text than before."""
+        if self.trainer.state.fn == "fit" and state != self.state_dict():
+            _log.warning("The training text is not the one that this checkpoint was trained on; going on with it.")
 
     def train_dataloader(self) -> DataLoader:
         """Endless batches, from the trainer's current step on."""

@@ -50,12 +50,14 @@ class TokenStore:
 
     Attributes:
         num_tokens, num_bytes, num_documents: of the whole split; bytes are those of its text in UTF-8.
+        checksum: of all its tokens.
     """
 
     def __init__(self, folder: Path, split: str, shards: list[Shard]):
         self.num_tokens = sum(shard.num_tokens for shard in shards)
         self.num_bytes = sum(shard.num_bytes for shard in shards)
         self.num_documents = sum(shard.num_documents for shard in shards)
+        self.checksum = zlib.crc32(str([shard.checksum for shard in shards]).encode())
         self._opened_with = folder, split, shards
         self._ends = np.cumsum([shard.num_tokens for shard in shards])
         self._arrays = [_mapped(shard_path(folder, split, index), len(shards) > 1) for index in range(len(shards))]

@@ -167,7 +167,7 @@ HOSTILE = {
     "token of 2^32": (CHECKPOINT, tokenizer(special_tokens={"<|endoftext|>": 2**32 - 1})),
     "python in YAML": (CONFIG, text("config.yaml", "model: !!python/object/apply:os.mkdir [pwned]\ndata: {}\n")),
     "lists of lists in YAML": (CONFIG, text("config.yaml", LAUGHS + "model: *a30\ndata: {}\ntrainer: {}\n")),
-    "deep YAML": (CONFIG, text("config.yaml", "[" * 30_000)),
+    "deep YAML": (CONFIG, text("config.yaml", "[" * 3_000)),
     "class_path Popen": (
         [*OF_A_RUN, "start"],
         config("  callbacks:\n  - class_path: subprocess.Popen\n    init_args: {args: [mkdir, pwned]}\n"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from data.readers import Passage, import_datasets, row_passages
 
 # How data sets call the split to validate on. "test" is not among them: it is for the final evaluation.
 _VALIDATION_NAMES = ("validation", "valid", "val", "dev")
+_NETWORK = {"httpx", "httpx2", "httpcore", "requests", "urllib3", "aiohttp", "huggingface_hub"}
 
 
 @dataclass
@@ -44,40 +46,64 @@ class HubCorpus(Corpus):
 
     def passages(self, split: str) -> Iterator[Passage]:
         """Raises ConnectionError where the Hub cannot be reached, ValueError where a split or column is missing."""
-        by_name = self._load()
-        for name in filter(None, (self.dataset_split, self.dataset_validation_split)):
-            if name not in by_name:
-                raise ValueError(f"data set {self.dataset!r} has no split {name!r}: it has {', '.join(by_name)}")
-        own = self.dataset_validation_split or next((name for name in _VALIDATION_NAMES if name in by_name), None)
-        rows, share = by_name[self.dataset_split], (0.0, 1.0)
-        if own in (None, self.dataset_split):
-            cut = self.validation_fraction
-            share = (0.0, cut) if split == "validation" else (cut, 1.0)
-        elif split == "validation":
-            rows = by_name[own]
-        yield from row_passages(rows, self.text_column, f"data set {self.dataset!r}", share)
+        with self._explained():
+            by_name = self._load()
+            for name in filter(None, (self.dataset_split, self.dataset_validation_split)):
+                if name not in by_name:
+                    raise ValueError(f"data set {self.dataset!r} has no split {name!r}: it has {', '.join(by_name)}")
+            own = self.dataset_validation_split or next((name for name in _VALIDATION_NAMES if name in by_name), None)
+            rows, share = by_name[self.dataset_split], (0.0, 1.0)
+            if own in (None, self.dataset_split):
+                cut = self.validation_fraction
+                share = (0.0, cut) if split == "validation" else (cut, 1.0)
+            elif split == "validation":
+                rows = by_name[own]
+            yield from row_passages(rows, self.text_column, f"data set {self.dataset!r}", share)
 
     def _load(self) -> dict[str, Any]:
         datasets = import_datasets()
         folder = Path(self.dataset).expanduser()
+        if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():
+            saved = datasets.load_from_disk(str(folder))
+            return saved if isinstance(saved, dict) else {self.dataset_split: saved}
+        local = folder.is_dir()
+        return datasets.load_dataset(
+            str(folder) if local else self.dataset,
+            self.dataset_config,
+            revision=self.dataset_revision,
+            # A local folder is read in place: without streaming, `datasets` would copy it into its cache.
+            streaming=self.streaming or local,
+        )
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turns an error of the network, also one in the middle of a stream, into a sentence."""
         try:
-            if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():
-                saved = datasets.load_from_disk(str(folder))
-                return saved if isinstance(saved, dict) else {self.dataset_split: saved}
-            local = folder.is_dir()
-            return datasets.load_dataset(
-                str(folder) if local else self.dataset,
-                self.dataset_config,
-                revision=self.dataset_revision,
-                # A local folder is read in place: without streaming, `datasets` would copy it into its cache.
-                streaming=self.streaming or local,
-            )
-        except datasets.exceptions.DatasetNotFoundError as error:
-            raise ValueError(
-                f"no data set {self.dataset!r} on the Hugging Face Hub, or it asks for a login (hf auth login)"
-            ) from error
-        except ConnectionError as error:
+            yield
+        except Exception as error:
+            if type(error).__name__ == "DatasetNotFoundError":
+                raise ValueError(
+                    f"no data set {self.dataset!r} on the Hugging Face Hub, or it asks for a login (hf auth login)"
+                ) from error
+            cause = _network_error(error)
+            if cause is None:
+                raise
+            reason = (str(cause).splitlines() or [type(cause).__name__])[0]
             raise ConnectionError(
-                f"cannot reach the Hugging Face Hub for {self.dataset!r}: offline, set --data.dataset to a folder of "
-                f"parquet, jsonl or arrow files, or train on --data.corpus stdlib, which is on every machine"
+                f"cannot reach the Hugging Face Hub for {self.dataset!r}: offline, set "
+                f"--data.dataset to a folder of parquet, jsonl or arrow files, or train on --data.corpus stdlib, which "
+                f"is on every machine ({reason})"
             ) from error
+
+
+def _network_error(error: BaseException | None) -> BaseException | None:
+    """The error of the network that is this one or has led to it, or None.
+
+    The clients that `datasets` goes through have errors of their own, which differ from version to version.
+    """
+    while error is not None:
+        modules = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
+        if isinstance(error, (ConnectionError, TimeoutError)) or not _NETWORK.isdisjoint(modules):
+            return error
+        error = error.__cause__ or error.__context__
+    return None

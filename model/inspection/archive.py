@@ -217,7 +217,7 @@ class AttentionArchive:
                         raise ValueError("unpacked it is larger than these maps")
             with np.load(content, allow_pickle=False) as file:
                 maps = {name: file[name] for name in self.probes}
-        except Exception:  # a zip file can be wrong in many ways
+        except Exception:  # a damaged zip file fails in many ways, even as an encrypted one
             raise ValueError(f"{path} is damaged; without that file the other steps can be shown") from None
         for name, shape in shapes.items():
             if maps[name].shape != shape or maps[name].dtype != np.float16:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ from typing import Any
 import yaml
 
 log = logging.getLogger(__name__)
+CHECKSUM_LINE = b"# CRC-32 of the lines above: %08x\n"
+CHECKSUM = re.compile(rb"# CRC-32 of the lines above: ([0-9a-f]{8})")
 
 RUNS = Path("runs")  # where run folders are, unless trainer.default_root_dir says otherwise
 
@@ -97,8 +101,7 @@ def resume_point(path: Path) -> tuple[Path, Path]:
     from model.checkpoint import verify_checkpoint  # torch takes a second to import, and most callers do not need it
 
     run_dir = find_run(path, CONFIG)
-    if not {"model", "data", "trainer"} <= read_config(run_dir / CONFIG).keys():
-        raise ValueError(f"{run_dir / CONFIG} is damaged: restore the options that the run was started with")
+    _check_config(run_dir / CONFIG)
     if path.is_file():
         verify_checkpoint(path)
         return run_dir, path
@@ -234,3 +237,17 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise ValueError(f"{path} is damaged: it is not YAML with options")
     return settings
+
+
+def _check_config(path: Path) -> None:
+    """Raises ValueError unless a run's config.yaml has the sections that every run writes."""
+    if not {"model", "data", "trainer"} <= read_config(path).keys():
+        raise ValueError(f"{path} is damaged: restore the options that the run was started with")
+    text = path.read_bytes()
+    if (written := CHECKSUM.search(text)) and int(written[1], 16) != zlib.crc32(text[: written.start()]):
+        log.warning("%s is not as this run wrote it: unless you have edited it, it is damaged.", path)
+
+
+def with_checksum(config: str) -> bytes:
+    """The content of config.yaml. A single changed byte may be another learning rate, which YAML cannot notice."""
+    return config.encode() + CHECKSUM_LINE % zlib.crc32(config.encode())

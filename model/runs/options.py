@@ -17,7 +17,15 @@ from lightning.pytorch.callbacks import Callback
 
 from model.checks import check_range
 from model.files import write_atomically
-from model.runs.folder import CONFIG, FolderLock, find_checkpoint, name_is_taken, read_config, resume_point
+from model.runs.folder import (
+    CONFIG,
+    FolderLock,
+    find_checkpoint,
+    name_is_taken,
+    read_config,
+    resume_point,
+    with_checksum,
+)
 
 SUBCOMMANDS = ("fit", "validate")
 # Groups of options, an outer one before those within.
@@ -216,7 +224,7 @@ class RunFolder(Callback):
         self.lock.release()
 
     def _write_config(self, trainer: Trainer) -> None:
-        write_atomically(Path(trainer.default_root_dir, CONFIG), self.config.encode())
+        write_atomically(Path(trainer.default_root_dir, CONFIG), with_checksum(self.config))
 
 
 def check_options(trainer: Trainer) -> None:

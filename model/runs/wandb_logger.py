@@ -119,6 +119,8 @@ class WandbLogger(Logger):
         else:
             run_id = secrets.token_hex(4)
             write_atomically(id_file, run_id.encode())
+        if self.mode == "offline":  # wandb reports on itself over the network even then
+            os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         return wandb.init(
             project=os.environ.get("WANDB_PROJECT", "glassgpt"),
             name=self.run_dir.name,

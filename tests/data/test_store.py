@@ -113,6 +113,13 @@ def test_max_tokens_cuts_exactly_and_counts_the_bytes_left(tmp_path: Path, max_t
     assert tokens.num_documents == expected[:-1].count(END)
 
 
+def test_max_tokens_may_end_anywhere_in_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(writing, "BATCH_CHARS", 1)
+    for max_tokens in range(2, 60):
+        tokens = write(tmp_path / str(max_tokens), max_tokens=max_tokens)
+        assert tokens_of(tokens) == stream_of(DOCUMENTS)[:max_tokens]
+
+
 def test_a_second_write_touches_nothing(tmp_path: Path):
     write(tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}

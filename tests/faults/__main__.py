@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from tests.faults import disk, kills, training
+from tests.faults import damage, disk, hub, kills, training
 from tests.faults.runs import Lab, end, start
 from tests.small_runs import small_options, small_text
 
@@ -41,6 +41,8 @@ FAULTS: dict[str, Callable[[Lab], Iterator[tuple[str, Case]]]] = {
     "clock that jumps": training.clock,
     "two runs with one name": training.one_name,
     "Weights & Biases killed or unwritable": training.wandb,
+    "hub: well, slow, 404, 403, 503, cut off, absent": hub.cases,
+    **{f"changed byte, {kind}": kind_cases for kind, kind_cases in damage.KINDS.items()},
 }
 
 
@@ -70,7 +72,9 @@ def do(case: Case, lab: Lab, folder: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__.splitlines()[0])
     parser.add_argument("--short", action="store_true", help="some cases of each fault, in at most four minutes")
-    parser.add_argument("--only", default="", metavar="WORD", help="only the faults whose name contains this word")
+    parser.add_argument(
+        "--only", default="", metavar="WORD", help="only the faults whose name contains this word; may be repeated"
+    )
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     began = time.monotonic()

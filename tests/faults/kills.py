@@ -1,4 +1,4 @@
-"""SIGKILL, SIGTERM and Ctrl-C at random moments: the run goes on from its newest checkpoint and ends in the same bits."""
+"""SIGKILL, SIGTERM and Ctrl-C at random moments: the run goes on and ends in the same bits."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def watch_writes(below: Path, action: Callable[[str, str], None]) -> None:
             path = arguments[0]
         else:
             return
-        if isinstance(path, (str, os.PathLike)) and (os.path.abspath(path) + os.sep).startswith(top):
+        if isinstance(path, (str, os.PathLike)) and (str(Path(path).absolute()) + os.sep).startswith(top):
             action(WRITES.get(event, event), os.fspath(path))
 
     sys.addaudithook(hook)

@@ -65,6 +65,12 @@ def test_a_run_records_what_it_measured_on_the_persons_own_text(train):
     assert archive.details(4)["tokens"][str(ord("e"))] == "e"
 
 
+def test_powers_of_two_and_every_so_many_steps_are_recorded():
+    steps = range(1, 40)
+    assert [s for s in steps if AttentionRecording(early_steps=8).is_due(s)] == [1, 2, 4, 8]
+    assert [s for s in steps if AttentionRecording(early_steps=4, every_n_steps=15).is_due(s)] == [1, 2, 4, 15, 30]
+
+
 @pytest.mark.parametrize("given", ["a text of several words", "two/three words", "x" * 5000, "see notes.txt"])
 def test_a_probe_text_that_is_no_file_is_the_text(given):
     assert AttentionRecording(probe_text=given).text == given

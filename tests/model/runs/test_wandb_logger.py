@@ -3,6 +3,7 @@
 import json
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -106,12 +107,20 @@ def test_an_error_in_weights_and_biases_costs_one_warning(tmp_path, monkeypatch,
     assert caplog.text.count("continues without it") == 1
 
 
+def test_weights_and_biases_may_die_before_it_is_finished(tmp_path, caplog):
+    logger = WandbLogger(tmp_path, mode="offline")
+    logger.run = SimpleNamespace(finish=lambda exit_code: 1 / 0)
+    logger.finalize("success")
+    assert caplog.text.count("continues without it") == 1
+
+
 def test_offline_files_are_in_the_run_folder_under_one_id(tmp_path):
     for step in (1, 2):
         logger = WandbLogger(tmp_path, mode="offline", config={"seed": 1})
         logger.log_metrics({"train/loss": 1.0}, step=step)
         assert logger.run is None  # not started yet
         logger.log_metrics({"val/loss": 1.0}, step=step)
+        assert logger.run is not None
         logger.finalize("success")
     run_id = (tmp_path / "wandb" / "run_id").read_text()
     assert len(list((tmp_path / "wandb").glob(f"offline-run-*{run_id}*"))) >= 1

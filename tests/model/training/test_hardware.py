@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from model.training.hardware import peak_flops
+from model.training import hardware
+from model.training.hardware import fast_precision, peak_flops
 
 
 @pytest.mark.parametrize(
@@ -28,3 +29,11 @@ def test_the_peak_is_that_of_dense_matrices_on_all_devices_together(monkeypatch,
 def test_the_peak_of_a_cpu_is_unknown():
     trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")), world_size=1)
     assert peak_flops(trainer) is None
+
+
+@pytest.mark.parametrize(("accelerator", "asked"), [("gpu", "cuda"), ("cuda", "cuda"), ("cpu", "cpu"), ("mps", "mps")])
+def test_the_fast_precision_is_that_of_the_accelerator(monkeypatch, accelerator, asked):
+    monkeypatch.setattr(hardware, "has_fast_bfloat16", lambda device: device == asked)
+    assert fast_precision(accelerator) == "bf16-mixed"
+    monkeypatch.setattr(hardware, "has_fast_bfloat16", lambda device: device != asked)
+    assert fast_precision(accelerator) == "32-true"

@@ -56,6 +56,18 @@ def test_the_first_muon_step_moves_every_direction_by_the_same_amount(shape):
     torch.testing.assert_close(moved, torch.full_like(moved, expected), rtol=0.03, atol=0)
 
 
+def test_muons_weight_decay_shrinks_the_weights_before_they_move():
+    torch.manual_seed(0)
+    start, gradient = torch.randn(8, 24), torch.randn(8, 24)
+    after = {}
+    for decay in (0.0, 0.5):
+        weight = torch.nn.Parameter(start.clone())
+        weight.grad = gradient.clone()
+        MuonAdamW([{"params": [weight], "lr": 0.1, "momentum": 0.9, "weight_decay": decay, "muon": True}]).step()
+        after[decay] = weight.detach()
+    torch.testing.assert_close(after[0.0] - after[0.5], 0.1 * 0.5 * start)
+
+
 def test_queries_keys_and_values_of_one_weight_move_as_matrices_of_their_own():
     """Otherwise the values, whose gradient is the largest at first, would leave nothing for the queries and keys."""
     torch.manual_seed(0)

@@ -1,0 +1,263 @@
+"""Every option is real: another value of it changes what a run computes, writes or reads, or it is refused."""
+
+import dataclasses
+import inspect
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from data.module import TextDataModule
+from model.gpt import GPT, GPTConfig
+from model.runs.attention import AttentionRecording
+from model.runs.samples import Samples
+from model.training.optimizer import OptimizerConfig, build_optimizer
+from model.training.schedule import ScheduleConfig, learning_rate_factor
+from scripts import benchmark, generate, inspect_attention, prepare_data, report, walk
+from train import main as train
+
+REPOSITORY = Path(__file__).parent.parent
+TINY = {"vocab_size": 40, "context_length": 12, "num_layers": 2, "num_heads": 4, "embed_dim": 16}
+STEPS = 4
+
+# For each option another value, and what it needs to matter.
+GPT_OPTIONS = {
+    "vocab_size": (48, {}),
+    "context_length": (16, {"position": "learned"}),
+    "num_layers": (3, {}),
+    "num_heads": (2, {}),
+    "embed_dim": (32, {}),
+    "num_kv_heads": (2, {}),
+    "feed_forward_dim": (24, {}),
+    "position": ("learned", {}),
+    "norm": ("layernorm", {}),
+    "embedding_norm": (False, {}),
+    "activation": ("swiglu", {}),
+    "bias": (True, {}),
+    "tie_embeddings": (True, {}),
+    "qk_norm": (False, {}),
+    "window": (3, {}),
+    "value_embeddings": (True, {}),
+    "bigram_buckets": (64, {}),
+    "logit_soft_cap": (2.0, {}),
+    "dropout": (0.5, {}),
+    "init": ("gpt2", {}),
+}
+OPTIMIZER_OPTIONS = {
+    "algorithm": ("adamw", {}),
+    "learning_rate": (0.1, {}),
+    "head_learning_rate": (0.1, {}),
+    "matrix_learning_rate": (0.1, {}),
+    "weight_decay": (0.5, {}),
+    "betas": ((0.5, 0.5), {}),
+    "epsilon": (1.0, {}),
+    "momentum": (0.5, {}),
+}
+SCHEDULE_OPTIONS = {
+    "warmup_steps": (3, {}),
+    "decay": ("cosine", {}),
+    "decay_fraction": (0.5, {}),
+    "final_factor": (0.5, {}),
+}
+
+
+def trained_losses(gpt=None, optimizer=None, schedule=None) -> list[float]:
+    """Of a few steps on the same random tokens."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**TINY | (gpt or {})))
+    updates = build_optimizer(model, OptimizerConfig(**optimizer or {}))
+    tokens = torch.randint(40, (STEPS, 4, 13), generator=torch.Generator().manual_seed(1))
+    losses = []
+    for step, batch in enumerate([*tokens, tokens[0]]):
+        loss = model.loss(batch[:, :-1], batch[:, 1:])
+        losses.append(loss.item())
+        updates.zero_grad()
+        loss.backward()
+        for group in updates.param_groups:
+            group["lr"] = group["initial_lr"] * learning_rate_factor(step, STEPS + 2, ScheduleConfig(**schedule or {}))
+        updates.step()
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "options"),
+    [
+        ("gpt", GPTConfig, GPT_OPTIONS),
+        ("optimizer", OptimizerConfig, OPTIMIZER_OPTIONS),
+        ("schedule", ScheduleConfig, SCHEDULE_OPTIONS),
+    ],
+)
+def test_every_option_of_model_changes_the_training(kind, config, options):
+    assert {field.name for field in dataclasses.fields(config)} == set(options)  # a new option needs a line above
+    for name, (value, needed) in options.items():
+        usual, changed = trained_losses(**{kind: needed}), trained_losses(**{kind: needed | {name: value}})
+        assert usual == trained_losses(**{kind: needed})
+        assert usual != changed, f"model.{kind}.{name} changes nothing"
+
+
+DATA_OPTIONS = {
+    "corpus": ("files", {"corpus": "repetitions"}),
+    "files": ("other.txt", {}),
+    "validation_files": ("other.txt", {}),
+    "documents": ("block", {}),
+    "validation_fraction": (0.3, {}),
+    "max_tokens": (2000, {}),
+    "tokenizer": ("bpe", {"vocab_size": 300}),
+    "vocab_size": (290, {"tokenizer": "bpe", "vocab_size": 270}),
+    "context_length": (20, {}),
+    "batch_size": (5, {}),
+    "validation_batch_size": (7, {}),
+    "repeat_fraction": (0.9, {}),
+    "document_masking": (True, {}),
+    "seed": (3, {}),
+    # For tables and data sets of the Hub; tests/data reads those.
+    "dataset": ("folder", {}),
+    "dataset_config": ("x", {"dataset": "folder"}),
+    "dataset_split": ("test", {"dataset": "folder"}),
+    "dataset_validation_split": ("test", {"dataset": "folder"}),
+    "dataset_revision": ("x", {"dataset": "folder"}),
+    "text_column": ("x", {"dataset": "folder"}),
+    "streaming": (True, {"dataset": "folder", "max_tokens": 100}),
+    # How it is done, not what comes out.
+    "num_workers": (-1, {}),
+    "num_processes": (0, {}),
+    "cache_dir": ("elsewhere", {}),
+}
+
+
+def what_is_read(**options):
+    """The first batches of both splits, and the folder of the tokens; or why the options are refused."""
+    try:
+        data = TextDataModule(**{"files": "words.txt", "tokenizer": "bytes", "cache_dir": "cache"} | options)
+        if options.get("dataset"):
+            return data.cache.folder
+        data.prepare_data()
+        data.setup()
+        batches = [next(iter(loader)) for loader in (data.train_dataloader(), data.val_dataloader())]
+        return data.cache.folder.parent, [{name: x.tolist() for name, x in batch.items()} for batch in batches]
+    except (ValueError, OSError) as error:
+        return str(error)
+
+
+def test_every_option_of_data_changes_what_is_read(tmp_path, monkeypatch, small_text):
+    monkeypatch.chdir(tmp_path)
+    Path("words.txt").write_text(small_text.read_text().replace("word", "word\n\n"))
+    Path("other.txt").write_text(small_text.read_text()[::-1])
+    Path("folder").mkdir()
+    Path("folder/train.jsonl").write_text('{"text": "a text"}\n' * 20)
+    assert set(inspect.signature(TextDataModule).parameters) == set(DATA_OPTIONS)
+    for name, (value, needed) in DATA_OPTIONS.items():
+        given = {"files": None} if "dataset" in needed or name == "dataset" else {}
+        if "corpus" in needed:
+            given = {"files": None}
+        changed = given | needed | {name: value}
+        changed |= {"files": "words.txt"} if name == "corpus" else {}
+        usual = what_is_read(**given | needed) if name != "dataset" else what_is_read()
+        assert usual != what_is_read(**changed), f"data.{name} changes nothing"
+
+
+RUN_OPTIONS = {
+    "samples": (Samples, {"prompt": "the ", "max_new_tokens": 3, "temperature": 0.0, "top_k": 1}),
+    "attention": (
+        AttentionRecording,
+        {"enabled": False, "probe_tokens": 7, "probe_text": "another text", "early_steps": 0, "every_n_steps": 3}
+        | {"picture": True},
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", RUN_OPTIONS)
+def test_every_option_of_a_run_changes_what_it_writes(group, train, small_options, capsys):
+    """One run for each option; a run of four steps is enough to record, to draw and to sample."""
+    config, options = RUN_OPTIONS[group]
+    assert {field.name for field in dataclasses.fields(config)} == set(options)
+    short = ["--trainer.max_steps=4", "--trainer.val_check_interval=2", "--attention.probe_tokens=8"]
+
+    def written(name, *options):
+        assert train(f"--name={name}", *short, *options) == 0
+        files = [path for path in Path("runs", name).rglob("*") if path.suffix in (".npz", ".png", ".jsonl")]
+        return {path.name: path.read_bytes() for path in files}
+
+    usual = written("usual")
+    assert usual == written("again")
+    for name, value in options.items():
+        assert usual != written(name, f"--{group}.{name}={value}"), f"{group}.{name} changes nothing"
+
+
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "configs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_config_is_whole(path, tmp_path, monkeypatch):
+    """As it is shipped, at its own size. Its text need not be there: that is read when training begins."""
+    monkeypatch.chdir(tmp_path)
+    Path("tinyshakespeare.txt").write_text("To be\n" * 100)
+    options = yaml.safe_load(path.read_text(encoding="utf-8"))
+    model = options["model"]
+    config = GPTConfig(**{"vocab_size": 4096} | model["gpt"])
+    with torch.device("meta"):
+        gpt = GPT(config)
+    build_optimizer(gpt, OptimizerConfig(**model.get("optimizer", {})))
+    factors = [
+        learning_rate_factor(step, options["trainer"]["max_steps"], ScheduleConfig(**model["schedule"]))
+        for step in np.linspace(0, options["trainer"]["max_steps"] - 1, 50, dtype=int).tolist()
+    ]
+    assert max(factors) > 0.9 and min(factors) >= 0
+    data = TextDataModule(**options["data"], context_length=config.context_length)
+    assert data.batch_size == options["data"]["batch_size"]
+
+
+PROGRAMS = {
+    "train.py": None,
+    "scripts/generate.py": generate,
+    "scripts/inspect_attention.py": inspect_attention,
+    "scripts/walk.py": walk,
+    "scripts/report.py": report,
+    "scripts/prepare_data.py": prepare_data,
+    "scripts/benchmark.py": benchmark,
+}
+
+
+def readme_commands() -> list[str]:
+    """Every command of this project in the README, without its comment."""
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    found = re.findall(r"(?:^|`)python ((?:train|scripts/\w+)\.py[^`\n]*)", text, re.MULTILINE)
+    return list(dict.fromkeys(command.split("  #")[0].split(";")[0].strip() for command in found))
+
+
+def shrunk(program, arguments, small_options):
+    """The same command for a run of two steps."""
+    arguments = ["runs/run" if "runs/NAME" in part else part.replace("runs/OTHER", "runs/run") for part in arguments]
+    if program == "train.py" and not any(part.startswith("--resume") for part in arguments):
+        given = arguments.index("--config") if "--config" in arguments else None
+        arguments = arguments if given is None else [*arguments[:given], *arguments[given + 2 :]]
+        arguments = [*small_options, *arguments, "--trainer.max_steps=2"]
+    if "--trainer.max_steps" in arguments:
+        arguments[arguments.index("--trainer.max_steps") + 1] = "13"
+    if "--prompt" in arguments:  # the small context has 16 bytes
+        arguments[arguments.index("--prompt") + 1] = "the"
+    if "--max_new_tokens" in arguments:
+        arguments[arguments.index("--max_new_tokens") + 1] = "5"
+    return [part for part in arguments if part != "--open"]
+
+
+@pytest.mark.slow
+def test_every_command_of_the_readme_works(finished_run, small_options, small_text, monkeypatch, capsys):
+    """Shrunk: the configs are small, and the run is a small one."""
+    Path("my").mkdir()
+    Path("my/own.txt").write_text(small_text.read_text())
+    monkeypatch.delenv("GLASSGPT_DEBUG", raising=False)
+    commands = readme_commands()
+    assert len(commands) >= 8
+    for command in commands:
+        program, *arguments = shlex.split(command)
+        arguments = shrunk(program, arguments, small_options)
+        call = PROGRAMS[program].main if PROGRAMS.get(program) else train
+        if "--help" in arguments:
+            with pytest.raises(SystemExit) as exit:
+                call(arguments)
+            assert exit.value.code == 0
+        else:
+            assert call(arguments) == 0, f"{command}\n{capsys.readouterr().err}"
