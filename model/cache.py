@@ -140,6 +140,21 @@ class KVCache:
         else:  # a recorded step reads it where it is
             self.padding.copy_(padding)
 
+    def replace(self, rows: Tensor, texts: KVCache) -> None:
+        """Puts `texts`, which are shorter, in place of those of some rows (R,); only for a cache with padding.
+
+        They end where all texts end. Places that no row needs any more are dropped.
+        """
+        start = self.length - texts.length
+        self.keys[:, rows, :, start : self.length] = texts.keys[:, :, :, : texts.length]
+        self.values[:, rows, :, start : self.length] = texts.values[:, :, :, : texts.length]
+        self.padding[rows] = start
+        unused = int(self.padding.min())
+        self.padding -= unused
+        for places in (self.keys.movedim(3, 0), self.values.movedim(3, 0), self.tokens.movedim(1, 0)):
+            places[: self.length - unused] = places[unused : self.length].clone()
+        self.length -= unused
+
 
 class LayerCache(NamedTuple):
     """The part of a cache that belongs to one attention layer."""

@@ -49,8 +49,8 @@ def stream(
     Of a prompt longer than the model's context_length only the end is read. When the context is full, its last half is
     read again in one pass and generation continues from there: cached keys contain their positions, so the cache
     cannot be shifted. This costs less than one extra token per token, and the model always sees at least half of its
-    context. With prompts of different lengths this happens when any row is full, and the other rows are read again
-    whole, so that each row's text is the one that it would be alone.
+    context. With prompts of different lengths this happens to each row when it is full itself, so that its text is the
+    one that it would be alone.
 
     Args:
         model: put in eval mode while it writes.
@@ -105,7 +105,11 @@ def stream(
     check_range("min_p", min_p, 0, 1)
     check_range("repetition_penalty", repetition_penalty, 0, low_open=True)
     draw = partial(sample, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, generator=generator)
-    padding = None if lengths is None or lengths.min() == T else T - lengths
+    padding = None
+    if lengths is not None:
+        longest = int(lengths.max())
+        tokens = tokens[:, -longest:]
+        padding = None if lengths.min() == longest else longest - lengths
     # A separate function, because the body of a generator runs, and raises, only when it is iterated.
     return _decode(
         model, tokens, padding, cache, max_new_tokens, draw, repetition_penalty, stop_token, logprobs, record
@@ -147,7 +151,7 @@ def _decode(
     with in_eval_mode(model), fast_decoding(model, B):
         for _ in range(max_new_tokens):
             if cache.length + unread.shape[1] > cache.max_len:
-                unread = _shorten(cache, unread)
+                unread = _make_room(model, cache, unread)
             if step is not None and cache.length > 0 and unread.shape[1] == 1:
                 logits = step(unread)
             else:
@@ -167,21 +171,27 @@ def _decode(
                 seen.scatter_(1, unread, True)
 
 
-def _shorten(cache: KVCache, unread: Tensor) -> Tensor:
-    """Empties a cache that has no room for `unread` (B, T), and returns what to read then.
+def _make_room(model: GPT, cache: KVCache, unread: Tensor) -> Tensor:
+    """Shortens texts for which `unread` (B, T) leaves no room in the cache, and returns what to read next.
 
-    Of each row that is too long this is the last half of the context, or as much as is unread; the rest is kept.
+    Of a text that is too long this keeps the last half of the context, or as much as is unread; other texts stay whole.
     """
     text = torch.cat((cache.tokens[:, : cache.length], unread), dim=1)
     kept = min(cache.max_len, max(cache.max_len // 2, unread.shape[1]))
-    padding = None
-    if cache.padding is not None:
-        lengths = text.shape[1] - cache.padding
-        lengths = torch.where(lengths > cache.max_len, kept, lengths)
-        kept = int(lengths.max())
-        padding = kept - lengths
-    cache.reset(padding)
-    return text[:, -kept:]
+    if cache.padding is None:
+        cache.reset()
+        return text[:, -kept:]
+    if cache.length > 0 and kept > 1:  # only the rows that are full are read again
+        rows = (cache.padding == 0).nonzero()[:, 0]
+        shorter = new_cache(model, len(rows), kept - 1)
+        model.features(text[rows, -kept:-1], cache=shorter)
+        cache.replace(rows, shorter)
+        return unread
+    lengths = text.shape[1] - cache.padding
+    lengths = torch.where(lengths > cache.max_len, kept, lengths)
+    longest = int(lengths.max())
+    cache.reset(longest - lengths)
+    return text[:, -longest:]
 
 
 def penalise(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:

@@ -171,9 +171,9 @@ LENGTHS = [4, 1, 17, 9, 4]  # shorter and longer than the context of 10
 
 
 def prompts_of_different_lengths():
-    """Each prompt alone, and all of them in one (B, T), with ids that no vocabulary has where there is no text."""
+    """Each prompt alone, and all of them in one (B, 20), with ids that no vocabulary has where there is no text."""
     prompts = [torch.randint(23, (1, length)) for length in LENGTHS]
-    padded = [torch.nn.functional.pad(prompt, (max(LENGTHS) - prompt.shape[1], 0), value=99) for prompt in prompts]
+    padded = [torch.nn.functional.pad(prompt, (20 - prompt.shape[1], 0), value=99) for prompt in prompts]
     return prompts, torch.cat(padded)
 
 
