@@ -328,10 +328,13 @@ def test_a_checkpoint_outside_a_run_needs_a_text_to_be_tried_on(monkeypatch, tmp
     assert "give --prompt with 2 to 32 tokens" in capsys.readouterr().err
     assert main(["--live", "--checkpoint", "model.ckpt", "--prompt", "abc"]) == 0
     assert data_of(Path("model.html"))["opening"] == list(b"abc")
-    monkeypatch.setattr("model.runs.records.MAX_BYTES", 600_000)
-    assert main(["--live", "--checkpoint", "model.ckpt", "--prompt", "abc", "--output", "small.html"]) == 2
-    assert re.search(r"would take \d+ MB, and the limit is \d+ MB: it has 26,160 weights", capsys.readouterr().err)
-    assert not Path("small.html").exists()
+    monkeypatch.setattr("model.inspection.live.MAX_REFERENCE", 300)
+    sentences = {5_000: "limit is 0 MB: it has 26,160 weights", 150_000: "a page with this model would take 0."}
+    for limit, sentence in sentences.items():
+        monkeypatch.setattr("model.runs.records.MAX_BYTES", limit)
+        assert main(["--live", "--checkpoint", "model.ckpt", "--prompt", "abc", "--output", "small.html"]) == 2
+        assert sentence in capsys.readouterr().err
+        assert not Path("small.html").exists()
 
 
 LONG = "x" * 249  # with its ending possible for a file, but not for the temporary file that becomes it

@@ -77,8 +77,9 @@ def write_model_page(
         opening: the tokens that the page opens with.
 
     Raises:
-        ValueError: if the page would be too large; the message says how large.
+        ValueError: if the page would be too large, and how large, or if a model has diverged.
     """
+    model = pack(snapshots, tokenizer, probes["text"].tokens, max_bytes=MAX_BYTES)
     taken, maps = [], {}
     for step, gpt in snapshots:
         captures = {probe: capture(gpt, about.tokens) for probe, about in probes.items()}
@@ -88,10 +89,11 @@ def write_model_page(
         taken.append(Snapshot(step, text.precision, text.fidelity, text.causality, scores))
         maps[step] = {probe: heads.numpy() for probe, heads in weights.items()}
     run = Captures(name, probes, taken, maps.__getitem__, list(maps), is_prompt=True)
-    title = f"{name}: the model"
-    room = MAX_BYTES - len(live_page(run, title, opening, []).encode())
-    model = pack(snapshots, tokenizer, probes["text"].tokens, max_bytes=room)
-    write_atomically(path, live_page(run, title, opening, model.elements()).encode())
+    page = live_page(run, f"{name}: the model", opening, model.elements()).encode()
+    if len(page) > MAX_BYTES:
+        size, limit = len(page) / 1e6, MAX_BYTES / 1e6
+        raise ValueError(f"a page with this model would take {size:.1f} MB, and the limit is {limit:.0f} MB")
+    write_atomically(path, page)
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:

@@ -53,7 +53,8 @@ async function drawPatch() {
   const [layer, column] = placeOf(head);
   const answer = await patched({ layer, head: column, position: into, from, target }).catch(unlessAborted);
   if (!answer || now !== shown) return;
-  const told = `With it, the logit of ${quote(engine.tokenizer.label(target))} after text A is ${answer.patched.toFixed(2)} in place of ${answer.plain.toFixed(2)}: `;
+  const [before, after] = [answer.plain.toFixed(2), answer.patched.toFixed(2)];
+  const told = `With it, the logit of ${quote(engine.tokenizer.label(target))} after text A is ${after} in place of ${before}: `;
   $("patched").replaceChildren(told, element("b", { textContent: signed(answer.patched - answer.plain) }), ".");
 }
 

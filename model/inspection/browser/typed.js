@@ -69,8 +69,9 @@ export const editsOf = ({ off, instead }) => off.map((part) => ({ part, with: in
 export async function readTyped(run, at) {
   const typed = tokensOf(state.typed);
   const edits = editsOf(state);
+  const atOnce = state.weighting === "values" || Boolean(state.other); // another step's answer would take its place
   const intact = await reading(at, typed.tokens, []);
-  const { block, details, loss, next, deep } = await reading(at, typed.tokens, edits, state.weighting === "values");
+  const { block, details, loss, next, deep } = await reading(at, typed.tokens, edits, atOnce);
   const b = state.otherText && tokensOf(state.otherText);
   const other = b && { typed: b, next: (await reading(at, b.tokens, [])).next };
   const { descriptions } = mapped[run][at]; // of what each head does on the text with which the page opened
