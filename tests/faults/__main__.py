@@ -87,7 +87,10 @@ def main() -> int:
             while len(working) == (os.cpu_count() or 1) or (job is None and working):
                 process, _ = os.wait()
                 fault, label, place = working.pop(process)
-                results.setdefault(fault, []).append((label, json.loads(place.with_suffix(".json").read_text())))
+                result = json.loads(place.with_suffix(".json").read_text())
+                results.setdefault(fault, []).append((label, result))
+                held = "did not hold" if result["error"] else "held"
+                print(f"{time.monotonic() - began:4.0f} s  {fault}, {label}: {held}", file=sys.stderr, flush=True)
             if job is not None:
                 fault, label, case = job
                 place = Path(folder, "cases", str(number))
