@@ -13,12 +13,12 @@ from torch import Tensor
 
 from model.gguf import to_gguf
 from model.gpt import GPT
+from model.huggingface import optional_package
 
 
 def build_llama(gpt: GPT, quantized: bool, **sampling: float) -> Callable[..., Tensor]:
     """(prompt (1, T), max_new_tokens=...) -> prompt and text; `quantized` to 8 bits a weight, llama.cpp's q8_0."""
-    import llama_cpp
-
+    llama_cpp = optional_package("llama_cpp")
     with tempfile.TemporaryDirectory() as folder:
         whole, small = Path(folder, "whole.gguf"), Path(folder, "small.gguf")
         vocab = {chr(0x4E00 + token): token for token in range(1, gpt.config.vocab_size)}  # any names will do
