@@ -19,6 +19,9 @@ ENTRIES = {
     "compare": ("scripts.inspect_attention", "--run", RUN, "--compare", RUN),
     "table": ("scripts.inspect_attention", "--run", RUN, "--measure", "lens", "--output", "table.csv"),
     "report": ("scripts.report", "--run", RUN),
+    "live": ("scripts.inspect_attention", "--live", "--run", RUN),
+    "evaluate": ("scripts.evaluate", "--checkpoint", RUN),
+    "export": ("scripts.convert_huggingface", "export", RUN, "exported"),
 }
 
 
