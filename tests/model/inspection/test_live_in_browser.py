@@ -262,8 +262,8 @@ def test_the_slider_changes_the_model_that_answers(open_page):
         assert_next(page, predictions(GPTS[at], "ab")[1])
     page.locator("#compare").click()  # step 0 against itself; then against the other
     page.locator("#slide-b input").press("End")
-    settle(page)
-    likeliest = [chr(predictions(gpt, "ab")[1].argmax()) for gpt in GPTS]
+    type_text(page, "abc")
+    likeliest = [chr(predictions(gpt, "abc")[1].argmax()) for gpt in GPTS]
     assert [table.locator("tbody td").last.inner_text() for table in page.locator(".lens:visible").all()] == likeliest
     assert page.locator("#slide-a output").inner_text() == "step 0"
 
