@@ -7,11 +7,13 @@ what it describes is compared with what it holds before a model is built.
 import pickletools
 import re
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from model.gpt import GPT, GPTConfig
 
@@ -64,8 +66,7 @@ def build_gpt(path: Path, checkpoint: dict[str, Any]) -> GPT:
         }
         if config.num_layers > len(weights):  # a million empty layers take minutes and gigabytes, even without weights
             raise ValueError(f"num_layers is {config.num_layers}, but there are {len(weights)} weights")
-        with torch.device("meta"):
-            model = GPT(config)
+        model = without_weights(config)
         model.load_state_dict(weights, assign=True)
     except (TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
         # load_state_dict's message is a title, then one reason per line.
@@ -74,6 +75,21 @@ def build_gpt(path: Path, checkpoint: dict[str, Any]) -> GPT:
     if config.tie_embeddings:
         model.head.weight = model.token_embedding.weight
     return model
+
+
+def without_weights(config: GPTConfig) -> GPT:
+    """A GPT on the meta device, whose weights take no memory and are not drawn."""
+    with torch.device("meta"), _NoDrawing():
+        return GPT(config)
+
+
+class _NoDrawing(TorchFunctionMode):
+    """Leaves new weights as they are: to draw them on the meta device torch imports its compiler, for a second."""
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func in (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_):
+            return (kwargs or {})["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def as_float(name: str, weight: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from model.checkpoint import without_weights
 from model.gpt import GPT, GPTConfig
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
@@ -206,8 +207,7 @@ def from_huggingface(source: str | Path | nn.Module) -> GPT:
         architecture, config = read_options(options)
         if config.num_layers > len(weights):
             raise ValueError(f"it has {config.num_layers} layers, but only {len(weights)} weights")
-        with torch.device("meta"):  # no memory and no random numbers for weights that are replaced at once
-            gpt = GPT(config)
+        gpt = without_weights(config)
         gpt.load_state_dict(to_ours(weights, gpt, architecture), assign=True)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:  # the last two for sizes beyond all memory
         raise ValueError(f"{name} cannot be read as a GPT: {error}") from error

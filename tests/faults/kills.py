@@ -37,7 +37,8 @@ def killed_and_resumed(lab: Lab, signum: signal.Signals, seed: int) -> tuple[str
             # A terminal sends Ctrl-C to all processes of the run, loaders included; others may end its main one alone.
             (os.killpg if signum == signal.SIGINT or draw.random() < 0.5 else os.kill)(process, signum)
         ended = end(process)
-        assert "Traceback" not in ended.error, ended.error
+        # Where the main process is gone, nobody keeps its loaders from complaining.
+        assert signum == signal.SIGKILL or "Traceback" not in ended.error, ended.error
         if ended.status == 0:  # the moment never came
             step = check_and_remove(lab)
             continue
