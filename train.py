@@ -184,6 +184,7 @@ def main(args: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # Ctrl-C before the first step. Later the run saves first, see model/runs/stopping.py.
-    signal.signal(signal.SIGINT, lambda *_: sys.exit(128 + signal.SIGINT))
+    # A signal before the first step. Later the run saves first, see model/runs/stopping.py.
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop, lambda signum, _: sys.exit(128 + signum))
     sys.exit(main())

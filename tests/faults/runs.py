@@ -73,7 +73,8 @@ def start(options: list[str], prepare: Callable[[], None] | None = None, main: M
     for stream, (_, here) in enumerate(pipes, start=1):
         os.dup2(here, stream)
         os.close(here)
-    signal.signal(signal.SIGINT, lambda *_: sys.exit(128 + signal.SIGINT))  # as in train.py
+    for stop in (signal.SIGINT, signal.SIGTERM):  # as in train.py
+        signal.signal(stop, lambda signum, _: sys.exit(128 + signum))
     status = 1
     try:
         if prepare:
