@@ -25,9 +25,8 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from model.runs.command_line import exit_status, parse
-from model.runs.folder import CONFIG, find_checkpoint
+from model.runs.folder import CHECKPOINTS, CONFIG, find_checkpoint, read_config
 from scripts.parser import Parser, at_least
-from scripts.prepare_data import data_section
 from scripts.prompting import choose_device, is_huggingface, open_model
 
 if TYPE_CHECKING:
@@ -52,6 +51,9 @@ def main(argv: list[str] | None = None) -> None:
             raise ValueError(f"--tasks bring their own text: leave out {rest[0] if rest else '--stride'}")
         evaluate_tasks(arguments)
         return
+    for option in ("limit", "num_fewshot", "include_path"):
+        if getattr(arguments, option) is not None:
+            raise ValueError(f"--{option} is for --tasks: leave it out")
     data = open_data(own, arguments.checkpoint, rest)
     evaluate_text(arguments, data)
 
@@ -119,8 +121,9 @@ def run_data(checkpoint: Path | None, options: list[str]) -> dict[str, Any]:
     """The options of the data that the checkpoint's run was trained on; empty for a model without a run."""
     if {"-h", "--help"} & set(options) or is_huggingface(checkpoint):
         return {}
-    config = find_checkpoint(checkpoint).absolute().parents[1] / CONFIG
-    return data_section(config) if config.is_file() else {}
+    folder = find_checkpoint(checkpoint).absolute().parent
+    section = read_config(folder.parent / CONFIG).get("data") if folder.name == CHECKPOINTS else None
+    return section if isinstance(section, dict) else {}
 
 
 class Text(NamedTuple):

@@ -30,6 +30,7 @@ context continues from the last half of it. A text ends early where the model en
 # A model can write any byte; on a terminal a control character would act instead of show.
 CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {127: 0x2421}
 PROMPTS_AT_ONCE = 32
+MOST_REMEMBERED = 2**14  # tokens of a conversation
 
 
 @exit_status("generate.py", (ValueError, OSError, ModuleNotFoundError))
@@ -248,7 +249,8 @@ def converse(arguments: argparse.Namespace) -> None:
         raise ValueError("--interactive reads standard input, which is closed")
     writer = Writer(arguments)
     print(f"{writer.heading}; Ctrl-D ends", file=sys.stderr)
-    cache = new_cache(writer.model, 1, writer.model.config.context_length)
+    # A checkpoint may claim any context: only its weights take memory that its size accounts for.
+    cache = new_cache(writer.model, 1, min(writer.model.config.context_length, MOST_REMEMBERED))
     generator = writer.generators(1)
     unread: list[int] = []  # the cache lacks the last token of a turn
     while (typed := read_turn()) is not None:

@@ -177,7 +177,9 @@ def check(arguments: argparse.Namespace) -> None:
 
 def check_live(arguments: argparse.Namespace) -> None:
     """As `check`, for the page that holds the model."""
-    given = [name for name, value in vars(arguments).items() if value and name not in (*LIVE, "live")]
+    given = [
+        name for name, value in vars(arguments).items() if value not in (None, False) and name not in (*LIVE, "live")
+    ]
     if given:
         raise ValueError(f"--{given[0]} chooses nothing from --live, the page that holds the model: leave it out")
     if arguments.run and arguments.checkpoint:
@@ -282,7 +284,7 @@ def recorded_probe(checkpoint: Path, tokenizer: Tokenizer, name: str, context: i
     from model.inspection.archive import AttentionArchive
 
     try:
-        archive = AttentionArchive.open(checkpoint.absolute().parents[1] / ATTENTION)
+        archive = AttentionArchive.open(checkpoint.absolute().parent.parent / ATTENTION)
         if archive.tokenizer == tokenizer.fingerprint and len(archive.probes[name].tokens) <= context:
             return archive.probes[name]
     except (OSError, ValueError, KeyError):

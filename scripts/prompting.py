@@ -115,7 +115,7 @@ def read_prompts(file: Path) -> list[str]:
 def _prompt_in(line: str, place: str) -> str:
     try:
         content = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{place} is not JSON: {error}") from error
     prompt = content.get("prompt") if isinstance(content, dict) else content
     if not isinstance(prompt, str):

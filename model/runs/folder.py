@@ -77,7 +77,7 @@ def find_kept(path: Path | None, steps: Sequence[int]) -> list[Path]:
 
     Raises FileNotFoundError if there is no such run, or no such checkpoint in it.
     """
-    run_dir = find_checkpoint(path).parents[1]
+    run_dir = find_checkpoint(path).absolute().parent.parent
     kept = kept_steps(run_dir)
     if missing := [step for step in steps if step not in kept]:
         there = f"only of {', '.join(map(str, kept))}" if kept else "only the best and the last"

@@ -145,6 +145,7 @@ def finish(run_dir: Path, validation_text: str | None) -> str:
     Args:
         validation_text: all of it, to compare the model with a general compressor; None leaves that out.
     """
+    (run_dir / MODEL_PAGE).unlink(missing_ok=True)  # of an earlier step, if the run was resumed
     try:
         if (run_dir / HEAD_SCORES).exists():
             gpt, info = load_gpt(find_checkpoint(run_dir))
@@ -154,7 +155,7 @@ def finish(run_dir: Path, validation_text: str | None) -> str:
             write_model_page(run_dir / MODEL_PAGE, run_dir.resolve().name, snapshots, info["tokenizer"], probes, tokens)
     except ValueError as error:
         log.info("There is no page with this model: %s", error)
-    except OSError as error:
+    except (OSError, KeyError, MemoryError) as error:
         log.warning("There is no page with this model: %s", error)
     try:
         write_report(run_dir)

@@ -3,7 +3,7 @@
 import { $, clamp, element } from "browser/elements.js";
 import { thumbs } from "browser/heads.js";
 import { addView, change, rendered, shown } from "browser/render.js";
-import { ALL_HEADS, alone, comparable, data, lastOf, openRun, PROBES, RUNS, SCORES, secondRun, shortName, state } from "browser/state.js";
+import { ALL_HEADS, alone, comparable, data, lastOf, mapped, openRun, PROBES, RUNS, SCORES, secondRun, shortName, state } from "browser/state.js";
 
 const hasSteps = (run) => lastOf(run) > 0;
 
@@ -63,17 +63,20 @@ function buildControls() {
 
 const toggleCompare = () => change({ other: state.other ? null : secondRun ?? { run: 0, at: 0, head: null } });
 
+// Milliseconds a step: a few steps are shown for as long as they take to look at.
+const pause = () => Math.max(140, Math.min(800, 5000 / mapped[state.run].length));
+
 function play() {
   const next = async () => {
     await rendered;
     if (state.at === lastOf(state.run)) return play();
     change({ at: state.at + 1 });
-    playing = setTimeout(next, 140);
+    playing = setTimeout(next, pause());
   };
   if (playing) playing = clearTimeout(playing);
   else {
     if (state.at === lastOf(state.run)) change({ at: 0 });
-    playing = setTimeout(next, 140);
+    playing = setTimeout(next, pause());
   }
   $("play").textContent = playing ? "❚❚" : "▶";
   $("play").setAttribute("aria-pressed", Boolean(playing));

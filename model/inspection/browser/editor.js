@@ -4,9 +4,10 @@ import { $, element } from "browser/elements.js";
 import { addView, render, shown } from "browser/render.js";
 import { save, state } from "browser/state.js";
 import { depth } from "browser/surprise.js";
-import { box, boxText, engine, tokensOf } from "browser/typed.js";
+import { box, boxText, engine, isCut, tokensOf } from "browser/typed.js";
 
 const PAUSE = 300; // milliseconds
+let opens = true;
 let pieces = []; // [text, depth of its colour]: together the text that was read last
 
 // The tokens as pieces of the text in the box. A character that is spread over several tokens is one piece.
@@ -50,16 +51,21 @@ function drawBox() {
   const count = typed.all ? typed.tokens.length : 0;
   const told = loss === null ? "" : `, loss ${loss.toFixed(2)} nats per token`;
   $("cost").textContent = `${count} ${count === 1 ? "token" : "tokens"}${count > 1 ? told : ""}`;
-  $("window").textContent = !typed.all
+  const cut = isCut ? `The text was too long: its last ${box.value.length.toLocaleString("en")} characters are kept. ` : "";
+  $("window").textContent = cut + (!typed.all
     ? "The box is empty: shown is what the model expects at the beginning of a document."
-    : typed.all > count ? `The model reads ${context} tokens at once: of these ${typed.all.toLocaleString("en")} it reads the last ${context}.` : "";
+    : typed.all > count ? `The model reads ${context} tokens at once: of these ${typed.all.toLocaleString("en")} it reads the last ${context}.` : "");
+  if (opens) showEnd();
+  opens = false;
 }
+
+const showEnd = () => ($("editor").scrollTop = $("editor").scrollHeight);
 
 // Shows a text in the box, and its end; it is read when `readBox` is called.
 export function showInBox(text) {
   box.value = text;
   paint();
-  $("editor").scrollTop = $("editor").scrollHeight;
+  showEnd();
 }
 
 let saving = null;
@@ -68,6 +74,7 @@ let saving = null;
 export function readBox() {
   const typed = boxText();
   paint();
+  if (box.selectionEnd === typed.length) showEnd();
   Object.assign(state, { typed, token: tokensOf(typed).tokens.length - 1 });
   render();
   clearTimeout(saving);

@@ -99,6 +99,7 @@ function drawAttribution() {
   const last = lastKnown(a.details, probeName());
   const token = Math.min(shown.token ?? last ?? 0, labels.length - 1);
   const next = labels[token + 1];
+  $("parts").hidden = next === undefined;
   $("attribution-what").textContent = next === undefined
     ? `${quote(labels[token])} is the last token: what comes after it is not known. Choose an earlier one.`
     : `Reading ${token} ${quote(labels[token])}, what comes next is ${quote(next)}. Each part of the model pushes the logit of that token, its score before it becomes a probability, up or down.`;

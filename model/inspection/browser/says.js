@@ -19,7 +19,7 @@ function describe({ name, head, details }) {
   const [layer, column] = placeOf(head);
   const found = details.descriptions?.[layer][column];
   const title = headName(head).replace("l", "L");
-  return element("p", {}, element("b", { textContent: `${compared(name)}${title}. ` }), found?.sentence ?? "");
+  return element("p", {}, element("b", { textContent: `${compared(name)}${title}. ` }), found?.sentence || "Nothing stands out in what it looks at.");
 }
 
 // The numbers that the sentence rests on. That of a head without a name has the counts in itself.

@@ -88,9 +88,11 @@ export function unlessAborted(error) {
 
 export const box = $("box");
 
-// The text of the box as it is now; a very long one is cut to its end.
+// The text of the box as it is now; a very long one is cut to its end, and `isCut` says so until the next change.
+export let isCut = false;
 export function boxText() {
-  if (box.value.length > LONGEST) box.value = ending(box.value, LONGEST);
+  isCut = box.value.length > LONGEST;
+  if (isCut) box.value = ending(box.value, LONGEST);
   return box.value;
 }
 
