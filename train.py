@@ -23,7 +23,7 @@ if __name__ == "__main__":  # Ctrl-C during the imports, which take seconds; not
 import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import ArgumentParser, LightningCLI
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from data.module import TextDataModule
 from model.checks import check_range
@@ -147,6 +147,8 @@ def fit(trainer: Trainer, model: GPTModule, data: TextDataModule, ckpt_path: str
         run_dir = shlex.quote(str(trainer.default_root_dir))
         print(f"{stop}, and saved; to continue: python train.py --resume {run_dir}", file=sys.stderr)
         return 128 + stop.signum
+    except SIGTERMException:  # Lightning's, for a signal that came before the run listens; its own status would be 0
+        return 128 + signal.SIGTERM
     if trainer.is_global_zero and not trainer.fast_dev_run:
         text = data.validation_text() if data.validation_bytes <= XZ_BYTES else None
         say(finish(Path(trainer.default_root_dir), text))

@@ -92,14 +92,15 @@ def tokenizer_of(folder: Path, gpt: GPT, name: str | None) -> Tokenizer:
 
     if name == "bpe":
         raise ValueError("--tokenizer bpe would be trained on your text: name bytes or a published encoding")
+    named = None if name is None else byte_level() if name == "bytes" else published(name)
     try:
         own = read_tokenizer(folder)
-        if name is not None:
+        if named is not None:
             raise ValueError(f"{folder} has a tokenizer, with which the model was trained: leave out --tokenizer")
         return own
     except FileNotFoundError as error:
-        if name is not None:
-            return byte_level() if name == "bytes" else published(name)
+        if named is not None:
+            return named
         if gpt.config.vocab_size == GPT2_VOCAB_SIZE:
             return published("gpt2")
         raise FileNotFoundError(f"{error}: name its tokenizer with --tokenizer") from error

@@ -78,6 +78,7 @@ def exported(gpt, folder, tokenizer=None):
         (["import", "our.ckpt", "new.ckpt"], "our.ckpt is a file: give the folder"),
         (["import", "folder", "new.ckpt", "--tokenizer", "bpe"], "name bytes or a published encoding"),
         (["import", "folder", "new.ckpt", "--tokenizer", "gpt5"], "unknown tokenizer 'gpt5'"),
+        (["import", "folder", "new.ckpt", "--tokenizer", "bytes"], "leave out --tokenizer"),
         (["export", "nothing", "new"], "there is no nothing"),
         (["export", "our.ckpt", "folder"], "folder exists already"),
         (["export", "modern.ckpt", "new.gguf"], "it has position rotary"),

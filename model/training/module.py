@@ -42,7 +42,8 @@ class GPTModule(LightningModule):
                 compiler, nor when it is sharded over devices.
             init_from: start from the weights of this model and not from random ones: a run, a checkpoint, a folder of
                 Hugging Face's libraries, or a name on the Hub such as gpt2. The network is then that model's, but for
-                context_length, which may be shorter, and dropout.
+                context_length, which may be shorter, and dropout. The model's tokenizer must be one that the data
+                can be given: bytes, or a published one.
         """
         super().__init__()
         self.gpt_config = gpt
