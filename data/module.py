@@ -192,7 +192,7 @@ class TextDataModule(lightning.LightningDataModule):
         return {"training_text": self.tokenized.train.checksum}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Warns where a run goes on with other text than before."""
+        """Warns if a resumed run trains on a different text."""
         if self.trainer.state.fn == "fit" and state != self.state_dict():
             _log.warning("The training text is not the one that this checkpoint was trained on; going on with it.")
 

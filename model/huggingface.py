@@ -236,7 +236,7 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: ExportedTokenizer | 
         # "pt" tells transformers that the tensors have PyTorch's layout.
         metadata = {"format": "pt", "written_by": "GlassGPT", "parameters": str(gpt.num_parameters())}
         safetensors.save_file(to_theirs(gpt, architecture), aside / WEIGHTS, metadata)
-        (aside / WEIGHTS).chmod((aside / CONFIG).stat().st_mode)  # safetensors lets nobody else read it
+        (aside / WEIGHTS).chmod((aside / CONFIG).stat().st_mode)  # save_file makes a file that only its owner can read
         for name, content in ({} if tokenizer is None else tokenizer.huggingface_files()).items():
             write_json(aside / name, content)
         if architecture is None:

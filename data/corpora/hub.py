@@ -78,13 +78,14 @@ class HubCorpus(Corpus):
     @contextmanager
     def _explained(self) -> Iterator[None]:
         """Turns an error of the network, also one in the middle of a stream, into a sentence."""
+        datasets = import_datasets()
         try:
             yield
+        except datasets.exceptions.DatasetNotFoundError as error:
+            raise ValueError(
+                f"no data set {self.dataset!r} on the Hugging Face Hub, or it asks for a login (hf auth login)"
+            ) from error
         except Exception as error:
-            if type(error).__name__ == "DatasetNotFoundError":
-                raise ValueError(
-                    f"no data set {self.dataset!r} on the Hugging Face Hub, or it asks for a login (hf auth login)"
-                ) from error
             cause = _network_error(error)
             if cause is None:
                 raise
