@@ -2,12 +2,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 UV := 0.13.9
+PIP_AUDIT := 2.10.1
 SOURCES := train.py model data scripts tests
 # One process a core, each with one thread: most tests are too small for two.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-fast faults stress lock lint format clean
+.PHONY: help train test test-fast faults stress lock audit lint format clean
 
 help: ## what can be made
 	@grep -hE '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z_-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
@@ -29,6 +30,10 @@ lock: $(VENV)/installed-dev ## pin everything that the tests run with, hashes in
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV)
 	$(BIN)/uv pip compile --universal --generate-hashes --python-version 3.10 --no-header --quiet \
 		requirements-dev.txt --output-file requirements.lock
+
+audit: $(BIN)/python ## look up everything that is pinned in the public list of vulnerabilities
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip-audit==$(PIP_AUDIT)
+	$(BIN)/pip-audit --strict --require-hashes --disable-pip --requirement requirements.lock
 
 faults: $(VENV)/installed-dev ## kill, fill and damage runs in every way and count what is lost; ARGS=--short in four minutes
 	$(BIN)/python -m tests.faults $(ARGS)
