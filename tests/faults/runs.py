@@ -5,6 +5,7 @@ The process that is forked from has imported everything and has no threads.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -75,6 +76,7 @@ def start(options: list[str], prepare: Callable[[], None] | None = None, main: M
         os.close(here)
     for stop in (signal.SIGINT, signal.SIGTERM):  # as in train.py
         signal.signal(stop, lambda signum, _: sys.exit(128 + signum))
+    logging.disable(logging.NOTSET)  # a case may have turned it off
     status = 1
     try:
         if prepare:
