@@ -60,7 +60,13 @@ def copying_scores(gpt: GPT) -> Tensor:
         to_values = to_values.unflatten(1, (H_kv, K)).repeat_interleave(H // H_kv, dim=1)
         output = attention.output_proj.weight.unflatten(1, (H, K))
         products.append(torch.einsum("dhk,dhl->hkl", output, to_values))
-    return torch.stack([_copying(product) for product in torch.stack(products).cpu().double()])
+    circuits = torch.stack(products).cpu().double()  # (L, H, K, K)
+    finite = circuits.isfinite().flatten(2).all(-1)  # eigvals refuses other matrices
+    eigenvalues = torch.linalg.eigvals(circuits[finite])
+    total = eigenvalues.abs().sum(-1)
+    scores = circuits.new_full(finite.shape, math.nan)
+    scores[finite] = torch.where(total > 0, eigenvalues.real.sum(-1) / total, 0.0)
+    return scores
 
 
 @torch.no_grad()
@@ -75,17 +81,6 @@ def value_norms(gpt: GPT, trace: Trace) -> Tensor:
         output = block.attention.output_proj.weight.unflatten(1, (len(values), -1))  # (D, H, K)
         norms.append(torch.einsum("htk,dhk->htd", values, output).norm(dim=-1))
     return torch.stack(norms).cpu()
-
-
-def _copying(products: Tensor) -> Tensor:
-    """(H, K, K) -> (H,)"""
-    scores = torch.full((len(products),), math.nan, dtype=products.dtype)
-    finite = products.isfinite().all(-1).all(-1)
-    if finite.any():  # eigvals refuses other matrices
-        eigenvalues = torch.linalg.eigvals(products[finite])
-        total = eigenvalues.abs().sum(-1)
-        scores[finite] = torch.where(total > 0, eigenvalues.real.sum(-1) / total, 0.0)
-    return scores
 
 
 def _normalised(norm: nn.Module, x: Tensor) -> Tensor:

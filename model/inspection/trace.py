@@ -168,7 +168,13 @@ def undisturbed(gpt: GPT, autocast: torch.dtype | None = None) -> Iterator[None]
 
 @contextmanager
 def recorded(gpt: GPT) -> Iterator[tuple[dict[nn.Module, Tensor], dict[nn.Module, Tensor]]]:
-    """Collects the first argument and the result of each module's last call, by module."""
+    """Collects the first argument and the result of the tables, blocks and other modules that measurements read.
+
+    Of every module it would be many times the memory.
+    """
+    modules = [gpt.embedding_norm, gpt.final_norm, *embedding_tables(gpt).values(), *value_tables(gpt).values()]
+    for block in blocks_of(gpt):
+        modules += [block, block.attention.output_proj, block.feed_forward_norm, block.feed_forward]
     inputs: dict[nn.Module, Tensor] = {}
     outputs: dict[nn.Module, Tensor] = {}
 
@@ -176,7 +182,7 @@ def recorded(gpt: GPT) -> Iterator[tuple[dict[nn.Module, Tensor], dict[nn.Module
         inputs[module], outputs[module] = args[0], result
 
     with ExitStack() as hooks:
-        for module in gpt.modules():
+        for module in modules:
             hooks.callback(module.register_forward_hook(keep).remove)
         yield inputs, outputs
 
