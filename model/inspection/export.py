@@ -19,7 +19,7 @@ import numpy as np
 from model.files import write_atomically
 from model.inspection.archive import SCORE_DIGITS, as_json
 from model.inspection.heads import SCORES
-from model.inspection.images import Curves, attention_grid, score_curves
+from model.inspection.images import attention_grid, score_curves
 from model.inspection.lens import TOP
 from model.inspection.page import Captures
 
@@ -175,15 +175,11 @@ def draw_maps(
 
 def draw_scores(shown: Sequence[Captures], output: Path, heads: Sequence[Head] | None, **options: Any) -> None:
     """A picture of the scores over the steps. Raises ValueError for a model with fewer than two captures."""
-    runs = []
     for captures in shown:
-        steps = [snapshot.step for snapshot in captures.snapshots]
-        if len(steps) < 2:
+        if len(captures.snapshots) < 2:
             raise ValueError(f"{captures.name} was recorded at one step only: --scores needs a run with several steps")
-        scores = {name: np.stack([snapshot.scores[name] for snapshot in captures.snapshots]) for name in SCORES}
-        runs.append(Curves(captures.name, steps, scores, captures.formation))
     title = shown[0].name if len(shown) == 1 else ""  # two have their names beside their rows
-    score_curves(runs, output, title, heads=heads, **options)
+    score_curves(shown, output, title, heads=heads, **options)
 
 
 # ---- tables

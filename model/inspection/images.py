@@ -10,7 +10,6 @@ import io
 import math
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap, Normalize
     from matplotlib.figure import Figure
+
+    from model.inspection.page import Captures
 
 DPI = 72  # dots an inch, so that a point, in which matplotlib measures text, is a pixel
 MAX_SIDE = 4000  # pixels
@@ -174,22 +175,8 @@ def grid_figure(
     return figure
 
 
-@dataclass(frozen=True)
-class Curves:
-    """The scores of one run over its steps.
-
-    steps: of N captures. scores: name -> (N, L, H) in [0, 1].
-    formed: name -> "LAYER.HEAD" -> the step at which it formed. Each gets a dot, and the first of them a note.
-    """
-
-    name: str
-    steps: Sequence[int]
-    scores: Mapping[str, ArrayLike]
-    formed: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-
-
 def score_curves(
-    runs: Sequence[Curves],
+    runs: Sequence[Captures],
     path: Path,
     title: str = "",
     *,
@@ -199,13 +186,15 @@ def score_curves(
 ) -> None:
     """Writes a picture of scores over steps: for each run a panel a score, in it a line a head.
 
+    Heads that formed have a dot at the step at which they did, and the first of a panel a note.
+
     heads: (layer, head) of those that are drawn, by default all. A few have a colour each, many one for each layer.
     """
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    names = list(runs[0].scores)
+    names = list(runs[0].snapshots[0].scores)
     with matplotlib.rc_context(_settings(theme)):
         columns = min(len(names), MAX_COLUMNS)
         rows = math.ceil(len(names) / columns)  # of a run
@@ -214,8 +203,8 @@ def score_curves(
         grid = grid.reshape(len(runs), -1)
         for empty in grid[:, len(names) :].flat:
             empty.set_visible(False)
-        steps = [step for run in runs for step in run.steps]
-        drawn = [list(np.ndindex(np.shape(run.scores[names[0]])[1:])) if heads is None else heads for run in runs]
+        steps = [snapshot.step for run in runs for snapshot in run.snapshots]
+        drawn = [list(np.ndindex(run.snapshots[0].shape)) if heads is None else heads for run in runs]
         by_head = heads is not None and len(heads) <= NAMED_HEADS
         label = "head {}.{}" if by_head else "layer {}"
         labels = dict.fromkeys(label.format(*head) for heads_of_run in drawn for head in heads_of_run)
@@ -290,15 +279,16 @@ def _draw_shapes(axes: Axes, mosaic: np.ndarray, start: float, colours: Colormap
     axes.add_collection(PolyCollection(squares, facecolors=colours(norm(mosaic[rows, columns])), **style))
 
 
-def _draw_curves(axes: Axes, run: Curves, name: str, heads: Mapping[tuple[int, int], Any]) -> None:
+def _draw_curves(axes: Axes, run: Captures, name: str, heads: Mapping[tuple[int, int], Any]) -> None:
     """One panel: a score of these heads, each in its colour."""
-    steps, values = run.steps, np.asarray(run.scores[name], dtype=np.float32)
+    steps = [snapshot.step for snapshot in run.snapshots]
+    values = np.stack([snapshot.scores[name] for snapshot in run.snapshots])  # (N, L, H)
     marks = []
     for (layer, head), colour in heads.items():
         axes.plot(steps, values[:, layer, head], color=colour, linewidth=1.5, alpha=0.85)
-        step = run.formed.get(name, {}).get(f"{layer}.{head}")
+        step = run.formation[name].get(f"{layer}.{head}")
         if step is not None:
-            value = values[list(steps).index(step), layer, head]
+            value = values[steps.index(step), layer, head]
             marks.append((step, value, layer, head))
             dot = {"color": colour, "markeredgecolor": axes.get_facecolor(), "markersize": 7}
             axes.plot(step, value, "o", clip_on=False, **dot)
