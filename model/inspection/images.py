@@ -208,7 +208,8 @@ def score_curves(
         by_head = heads is not None and len(heads) <= NAMED_HEADS
         label = "head {}.{}" if by_head else "layer {}"
         labels = dict.fromkeys(label.format(*head) for heads_of_run in drawn for head in heads_of_run)
-        colours = dict(zip(labels, _inks(theme, len(labels)), strict=True))
+        places = 0.3 + 0.6 * (np.arange(len(labels)) + 0.5) / len(labels)  # all of them are visible on the paper
+        colours = dict(zip(labels, _colour_map(PALETTES[theme]["weights"])(places), strict=True))
         for run, heads_of_run, panels in zip(runs, drawn, grid, strict=True):
             lines = {head: colours[label.format(*head)] for head in heads_of_run}
             for name, axes in zip(names, panels[: len(names)], strict=True):
@@ -311,16 +312,11 @@ def _scales(theme: str) -> list[tuple[str, Colormap, Normalize, tuple[float, ...
     from matplotlib.colors import FuncNorm, PowerNorm
 
     root = (lambda d: np.sign(d) * np.sqrt(np.abs(d)), lambda d: np.sign(d) * np.square(d))
-    weights, differences = map(_colour_map, PALETTES[theme].values())
+    weights, differences = PALETTES[theme]["weights"], PALETTES[theme]["differences"]
     return [
-        ("weight", weights, PowerNorm(0.5, 0, 1), (0, 0.01, 0.1, 0.25, 0.5, 1)),
-        ("difference", differences, FuncNorm(root, -1, 1), (-1, -0.5, -0.1, 0, 0.1, 0.5, 1)),
+        ("weight", _colour_map(weights), PowerNorm(0.5, 0, 1), (0, 0.01, 0.1, 0.25, 0.5, 1)),
+        ("difference", _colour_map(differences), FuncNorm(root, -1, 1), (-1, -0.5, -0.1, 0, 0.1, 0.5, 1)),
     ]
-
-
-def _inks(theme: str, count: int) -> np.ndarray:
-    """`count` colours of lines, all of them visible on the paper."""
-    return _colour_map(PALETTES[theme]["weights"])(0.3 + 0.6 * (np.arange(count) + 0.5) / count)
 
 
 def _settings(theme: str) -> dict[str, Any]:
@@ -353,11 +349,9 @@ def _write(figure: Figure, path: Path, dpi: int | None) -> None:
     """Text stays text, and the same numbers make the same file. Raises ValueError for a PNG that is too large."""
     import matplotlib
 
-    pixels = np.ceil(figure.get_size_inches() * (dpi or figure.dpi)).astype(int)
-    if path.suffix == ".png" and pixels.prod() > MAX_PIXELS:
-        raise ValueError(
-            "{} would have {:,} x {:,} pixels: choose a smaller --dpi, or fewer heads".format(path, *pixels)
-        )
+    width, height = np.ceil(figure.get_size_inches() * (dpi or figure.dpi)).astype(int)
+    if path.suffix == ".png" and width * height > MAX_PIXELS:
+        raise ValueError(f"{path} would have {width:,} x {height:,} pixels: choose a smaller --dpi, or fewer heads")
     settings = {"svg.fonttype": "none", "svg.hashsalt": "glassgpt", "pdf.fonttype": 42, "image.composite_image": False}
     no_date = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[path.suffix]
     buffer = io.BytesIO()
