@@ -47,24 +47,21 @@ Means = dict[Part, Tensor]  # the mean of each part over all positions: (K,) for
 @torch.no_grad()
 def part_means(gpt: GPT, batch: Tensor) -> Means:
     """The mean of what each part gives for `batch` (B, T), in the order in which the parts act."""
-    tables = embedding_tables(gpt)
-    inputs: dict[str, nn.Module] = {}
-    outputs = dict(tables)
-    for layer, block in enumerate(blocks_of(gpt)):
-        inputs[f"heads {layer}"] = block.attention.output_proj
-        outputs[f"feed-forward {layer}"] = block.feed_forward
-    values = {f"value embeddings {layer}": table for layer, table in value_tables(gpt).items()}
-    with undisturbed(gpt), recorded(inputs, outputs | values) as seen:
+    with undisturbed(gpt), recorded(gpt) as (inputs, outputs):
         gpt.features(batch)
-    mean = {name: x.mean(0) for name, x in seen.items()}
-    means = {Part(BEFORE_LAYERS, name): mean[name] for name in tables}
+
+    def mean(x: Tensor) -> Tensor:
+        return x.flatten(0, -2).mean(0)
+
+    means = {Part(BEFORE_LAYERS, name): mean(outputs[table]) for name, table in embedding_tables(gpt).items()}
+    values = value_tables(gpt)
     for layer, block in enumerate(blocks_of(gpt)):
-        name = f"value embeddings {layer}"
-        if name in values:
-            means[Part(layer, name)] = mean[name]
-        for head, vector in enumerate(mean[f"heads {layer}"].chunk(block.attention.num_heads)):
+        if layer in values:
+            means[Part(layer, f"value embeddings {layer}")] = mean(outputs[values[layer]])
+        merged = mean(inputs[block.attention.output_proj])
+        for head, vector in enumerate(merged.chunk(block.attention.num_heads)):
             means[Part(layer, "head", head)] = vector
-        means[Part(layer, "feed-forward")] = mean[f"feed-forward {layer}"]
+        means[Part(layer, "feed-forward")] = mean(outputs[block.feed_forward])
     return means
 
 
@@ -104,17 +101,18 @@ def ablation(
 def _losses(gpt: GPT, tokens: Tensor, means: Means, first: int, document_ids: Tensor | None) -> list[float]:
     """The loss of the model as it is, and of that without each part in turn."""
     rows = {part: row for row, part in enumerate(means, start=1)}  # in ascending order of the layers
-    of_layer: dict[int, list[Part]] = {layer: [] for layer in range(BEFORE_LAYERS, len(gpt.blocks))}
-    for part in means:
-        of_layer[part.layer].append(part)
-    embedded = 1 + len(of_layer[BEFORE_LAYERS])
+
+    def replaced(layer: int) -> list[tuple[int, Part, Tensor]]:
+        return [(rows[part], part, mean) for part, mean in means.items() if part.layer == layer]
+
+    tables = replaced(BEFORE_LAYERS)
+    embedded = 1 + len(tables)
     with ExitStack() as hooks:
         for name, table in embedding_tables(gpt).items():
-            if (part := Part(BEFORE_LAYERS, name)) in means:
-                hook = _replacing({rows[part]: means[part]}, embedded)
-                hooks.callback(table.register_forward_hook(hook).remove)
+            hook = _replacing({row: mean for row, part, mean in tables if part.name == name}, embedded)
+            hooks.callback(table.register_forward_hook(hook).remove)
         for layer, block in enumerate(blocks_of(gpt)):
-            for handle in _hooks(block, [(rows[part], part, means[part]) for part in of_layer[layer]]):
+            for handle in _hooks(block, replaced(layer)):
                 hooks.callback(handle.remove)
         features = gpt.features(tokens.expand(embedded, -1), document_ids=document_ids)
     return _cross_entropies(gpt, features[:, first:-1], tokens[first + 1 :])

@@ -27,9 +27,8 @@ import io
 import json
 import math
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ from model.inspection.heads import SCORES
 SCORE_DIGITS = 5  # decimals in scores.jsonl
 MEASURED = ("loss", "ablation", "copying")  # what lines of earlier versions do not have
 DETAILS_VERSION = 1
-DETAILS_DIGITS = 4  # significant
+DETAILS_DIGITS = ".4g"  # 4 significant digits
 NPY_HEADER = 1024  # bytes, at most
 MAX_PROBE_TOKENS = 8192  # a head's map of so many takes 128 MiB
 
@@ -105,9 +104,9 @@ class Snapshot:
 
     def to_json(self, digits: int) -> dict:
         """As JSON has it: scores and measurements rounded to `digits` decimals, None for what is not finite."""
-        errors = {"fidelity": _or_none(self.fidelity), "causality": _or_none(self.causality)}
+        errors = as_json({"fidelity": self.fidelity, "causality": self.causality}, ".17g")  # exactly
         measured = {name: getattr(self, name) for name in MEASURED if getattr(self, name) is not None}
-        numbers = _plain({"scores": self.scores, **measured}, partial(np.round, decimals=digits))
+        numbers = as_json({"scores": self.scores, **measured}, f".{digits}f")
         return {"step": self.step, "precision": self.precision, **errors, **numbers}
 
     @classmethod
@@ -120,13 +119,13 @@ class Snapshot:
         scores = {name: scores.get(name, np.full(shape, np.nan, np.float32)) for name in SCORES}
         fidelity, causality = (math.nan if fields[x] is None else float(fields[x]) for x in ("fidelity", "causality"))
         measured = {name: _arrays(fields[name]) for name in MEASURED if name in fields}
+        arrays = [(measured["copying"], shape)] if "copying" in measured else []
         numbers = [*measured.get("loss", {}).values()]
         for probe in measured.get("ablation", {}).values():
-            _check_shape(probe["heads"], shape)
-            _check_shape(probe["feed_forward"], shape[:1])
+            arrays += [(probe["heads"], shape), (probe["feed_forward"], shape[:1])]
             numbers += probe["tables"].values()
-        if "copying" in measured:
-            _check_shape(measured["copying"], shape)
+        if any(np.shape(array) != wanted for array, wanted in arrays):
+            raise ValueError("the measurements are not of the same layers and heads as the scores")
         if not all(isinstance(number, float) for number in numbers):
             raise ValueError("its losses are not numbers")
         if not 0 <= fields["step"] < 2**53:
@@ -157,7 +156,8 @@ class AttentionArchive:
                     f"{self.folder} holds maps of another probe text or tokenizer, which cannot be continued; "
                     "use a new run folder, or the data and the tokenizer of this one"
                 )
-            self.snapshots = _read_snapshots(self.folder / "scores.jsonl")
+            if (self.folder / "scores.jsonl").exists():  # it does not if the first capture was interrupted
+                self.snapshots = _read_snapshots(self.folder / "scores.jsonl")
 
     @classmethod
     def open(cls, folder: Path) -> AttentionArchive:
@@ -192,13 +192,12 @@ class AttentionArchive:
             version = details["version"]
             if version == DETAILS_VERSION:
                 _check_details(details, self.probes, self.snapshots[0].shape)
+                return details
         except FileNotFoundError:
             return {}
         except DAMAGE as error:
-            raise ValueError(f"{path} is damaged ({error}); without that file the maps can be shown") from None
-        if version != DETAILS_VERSION:
-            raise ValueError(f"{path} has version {version}, but this program reads {DETAILS_VERSION}: update it")
-        return details
+            raise ValueError(f"{path} is damaged ({error}): remove it to see the maps") from None
+        raise ValueError(f"{path} has version {version}, but this program reads {DETAILS_VERSION}: update it")
 
     def maps(self, step: int) -> dict[str, np.ndarray]:
         """Each probe's maps at a step, (L, H, T, T) in float16.
@@ -218,7 +217,7 @@ class AttentionArchive:
             with np.load(content, allow_pickle=False) as file:
                 maps = {name: file[name] for name in self.probes}
         except Exception:  # a damaged zip file fails in many ways, even as an encrypted one
-            raise ValueError(f"{path} is damaged; without that file the other steps can be shown") from None
+            raise ValueError(f"{path} is damaged: remove it to see the other steps") from None
         for name, shape in shapes.items():
             if maps[name].shape != shape or maps[name].dtype != np.float16:
                 raise ValueError(
@@ -229,7 +228,7 @@ class AttentionArchive:
     def add(self, snapshot: Snapshot, maps: Mapping[str, ArrayLike], details: Mapping[str, Any] | None = None) -> None:
         """Writes a capture, and removes those of the same step or later, which an earlier, longer run has left.
 
-        details: as the module's docstring describes them, see `rounded_details`.
+        details: as the module's docstring describes them.
         """
         if not (self.folder / "probe.json").exists():
             probes = {name: asdict(probe) for name, probe in self.probes.items()}
@@ -252,9 +251,18 @@ class AttentionArchive:
                 self.path(step).with_suffix(suffix).unlink(missing_ok=True)
 
 
-def rounded_details(details: Mapping[str, Any]) -> dict:
-    """Details as JSON has them: arrays and tensors as lists of rounded numbers, None for what is not finite."""
-    return _plain(details, _significant)
+def as_json(value: Any, digits: str) -> Any:
+    """As JSON has it: arrays and tensors as lists, None for what is not finite.
+
+    digits: how floating-point numbers are rounded, as in a format string: ".4g" is to four significant digits.
+    """
+    if isinstance(value, float):
+        return float(f"{value:{digits}}") if math.isfinite(value) else None
+    if isinstance(value, list):
+        return [as_json(item, digits) for item in value]
+    if isinstance(value, Mapping):
+        return {name: as_json(item, digits) for name, item in value.items()}
+    return as_json(value.tolist(), digits) if hasattr(value, "tolist") else value
 
 
 def _read_probes(path: Path) -> tuple[dict[str, Probe], str]:
@@ -263,8 +271,8 @@ def _read_probes(path: Path) -> tuple[dict[str, Probe], str]:
     try:
         description = json.loads(content)
         probes = {name: Probe(**probe) for name, probe in description["probes"].items()}
-        if "text" not in probes or not isinstance(description["tokenizer"], str):
-            raise ValueError("it has no text or no tokenizer")
+        if not {"text", "repeated"} <= set(probes) or not isinstance(description["tokenizer"], str):
+            raise ValueError("it lacks one of the two probes, or the tokenizer")
         return probes, description["tokenizer"]
     except DAMAGE as error:
         raise ValueError(f"{path} is damaged or not a probe ({error})") from None
@@ -281,11 +289,6 @@ def _read_snapshots(path: Path) -> list[Snapshot]:
         except DAMAGE as error:
             raise ValueError(f"{path}, line {number}: damaged ({error})") from None
     return snapshots
-
-
-def _check_shape(array: Any, shape: tuple[int, ...]) -> None:
-    if not isinstance(array, np.ndarray) or array.shape != shape:
-        raise ValueError("the measurements are not of the same layers and heads as the scores")
 
 
 def _check_details(details: dict, probes: Mapping[str, Probe], shape: tuple[int, int]) -> None:
@@ -319,36 +322,11 @@ def _holds_numbers(value: Any, shape: tuple[int, ...]) -> bool:
     return value is None or (isinstance(value, int | float) and -1e300 < value < 1e300)
 
 
-def _or_none(values: ArrayLike) -> list | float | None:
-    """Numbers as plain Python values, with None for what is not finite."""
-    return np.where(np.isfinite(values), values, None).tolist()
-
-
-def _plain(value: Any, rounded: Callable[[np.ndarray], Any]) -> Any:
-    """As JSON has it: arrays and tensors as lists, numbers that are not integers rounded, None if not finite."""
-    if isinstance(value, Mapping):
-        return {name: _plain(item, rounded) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item, rounded) for item in value]
-    if isinstance(value, float) or hasattr(value, "__array__"):
-        return _or_none(rounded(np.asarray(value, dtype=float)))
-    return value
-
-
 def _arrays(value: Any) -> Any:
-    """The inverse of `_plain` for numbers: lists as arrays, None as NaN."""
+    """The inverse of `as_json`: lists as arrays, None as NaN."""
     if isinstance(value, dict):
         return {name: _arrays(item) for name, item in value.items()}
     return np.array(value, np.float32) if isinstance(value, list) else float(math.nan if value is None else value)
-
-
-def _significant(values: np.ndarray) -> np.ndarray:
-    """Rounded to DETAILS_DIGITS significant digits."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        magnitudes = np.floor(np.log10(np.abs(values)))
-    # Powers of ten up to 1e22 are exact in float64, so that a quotient prints as few digits as it has.
-    scale = 10.0 ** np.clip(np.nan_to_num(DETAILS_DIGITS - 1 - magnitudes, posinf=0, neginf=0), 0, 22)
-    return np.round(values * scale) / scale
 
 
 def _json(value: object) -> bytes:

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.gpt import GPT
-from model.inspection.trace import Trace, blocks_of, norm_weights
+from model.inspection.trace import Trace, before_norm, blocks_of
 
 
 @torch.no_grad()
@@ -38,12 +38,12 @@ def attribution(gpt: GPT, trace: Trace) -> tuple[dict[str, Tensor], float]:
     direction = _double(rows)  # (T - 1, D): its product with the features is the logit
 
     last = _bias_part("final norm bias", gpt.final_norm, direction)
-    direction = before_norm(gpt.final_norm, trace.residual[-1, :-1], direction)
+    direction = _before_fixed_norm(gpt.final_norm, trace.residual[-1, :-1], direction)
     layers: dict[str, Tensor] = {}
     for layer in range(len(gpt.blocks)):
         layers |= _layer_parts(gpt, trace, layer, direction)
     first = _bias_part("embedding bias", gpt.embedding_norm, direction)
-    direction = before_norm(gpt.embedding_norm, trace.embeddings[:-1], direction)
+    direction = _before_fixed_norm(gpt.embedding_norm, trace.embeddings[:-1], direction)
     tables = {name: _products(vectors, direction) for name, vectors in trace.tables.items()}
 
     parts = tables | first | layers | last
@@ -52,17 +52,10 @@ def attribution(gpt: GPT, trace: Trace) -> tuple[dict[str, Tensor], float]:
     return {name: F.pad(part, (0, 1), value=math.nan) for name, part in parts.items()}, error
 
 
-def before_norm(norm: nn.Module, x: Tensor, direction: Tensor) -> Tensor:
-    """What a part of a norm's input x (..., D) is multiplied with, to get its share of `norm(x) * direction`.
-
-    The norm's scale is fixed at that of x. Its bias, if it has one, is left out. In float64 on the CPU.
-    """
-    x, (weight, _) = _double(x), norm_weights(norm)
-    if weight is not None:
-        direction = direction * _double(weight)
+def _before_fixed_norm(norm: nn.Module, x: Tensor, direction: Tensor) -> Tensor:
+    """As `before_norm`, times the norm's scale of x (..., D)."""
+    x, direction = _double(x), before_norm(norm, direction)
     if isinstance(norm, nn.LayerNorm):
-        # Subtracting the mean from a part is subtracting it from the direction.
-        direction = direction - direction.mean(-1, keepdim=True)
         return direction * torch.rsqrt(x.var(-1, correction=0, keepdim=True) + norm.eps)
     if isinstance(norm, nn.RMSNorm):
         return direction * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.eps)
@@ -99,7 +92,7 @@ def _products(vectors: Tensor, direction: Tensor) -> Tensor:
 
 def _bias_part(name: str, norm: nn.Module, direction: Tensor) -> dict[str, Tensor]:
     """What a norm's bias adds, if it has one."""
-    _, bias = norm_weights(norm)
+    bias = getattr(norm, "bias", None)
     return {} if bias is None else {name: direction @ _double(bias)}
 
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.gpt import GPT
-from model.inspection.trace import Trace, blocks_of, norm_weights, value_tables
+from model.inspection.trace import Trace, before_norm, blocks_of, value_tables
 
 CHUNK = 8192  # tokens of the vocabulary at a time
 
@@ -42,7 +42,7 @@ def copying_scores(gpt: GPT) -> Tensor:
     through_stream = gpt.head.weight.new_zeros(D, D)
     through_table = {layer: table.new_zeros(D, table.shape[1]) for layer, table in tables.items()}
     for tokens in torch.arange(gpt.head.out_features, device=gpt.head.weight.device).split(CHUNK):
-        unembedding = _before_final_norm(gpt.final_norm, gpt.head.weight[tokens])  # (tokens, D)
+        unembedding = before_norm(gpt.final_norm, gpt.head.weight[tokens])  # (tokens, D)
         embedding = gpt.embedding_norm(gpt.token_embedding.weight[tokens])
         through_stream += unembedding.mT @ _normalised(blocks_of(gpt)[0].attention_norm, embedding)
         for layer, table in tables.items():
@@ -52,8 +52,7 @@ def copying_scores(gpt: GPT) -> Tensor:
         attention = block.attention
         H, H_kv, K = attention.num_heads, attention.num_kv_heads, attention.head_dim
         value = attention.qkv_proj.weight[-H_kv * K :]
-        weight, _ = norm_weights(block.attention_norm)
-        if weight is not None:
+        if (weight := getattr(block.attention_norm, "weight", None)) is not None:
             value = value * weight
         to_values = through_stream @ value.mT  # (D, H_kv K): the logits' direction of each value
         if layer in tables:
@@ -61,7 +60,13 @@ def copying_scores(gpt: GPT) -> Tensor:
         to_values = to_values.unflatten(1, (H_kv, K)).repeat_interleave(H // H_kv, dim=1)
         output = attention.output_proj.weight.unflatten(1, (H, K))
         products.append(torch.einsum("dhk,dhl->hkl", output, to_values))
-    return torch.stack([_copying(product) for product in torch.stack(products).cpu().double()])
+    circuits = torch.stack(products).cpu().double()  # (L, H, K, K)
+    finite = circuits.isfinite().flatten(2).all(-1)  # eigvals refuses other matrices
+    eigenvalues = torch.linalg.eigvals(circuits[finite])
+    total = eigenvalues.abs().sum(-1)
+    scores = circuits.new_full(finite.shape, math.nan)
+    scores[finite] = torch.where(total > 0, eigenvalues.real.sum(-1) / total, 0.0)
+    return scores
 
 
 @torch.no_grad()
@@ -78,27 +83,8 @@ def value_norms(gpt: GPT, trace: Trace) -> Tensor:
     return torch.stack(norms).cpu()
 
 
-def _copying(products: Tensor) -> Tensor:
-    """(H, K, K) -> (H,)"""
-    scores = torch.full((len(products),), math.nan, dtype=products.dtype)
-    finite = products.isfinite().all(-1).all(-1)
-    if finite.any():  # eigvals refuses other matrices
-        eigenvalues = torch.linalg.eigvals(products[finite])
-        total = eigenvalues.abs().sum(-1)
-        scores[finite] = torch.where(total > 0, eigenvalues.real.sum(-1) / total, 0.0)
-    return scores
-
-
 def _normalised(norm: nn.Module, x: Tensor) -> Tensor:
     """The norm of x without the norm's weight and bias."""
     if isinstance(norm, nn.LayerNorm):
         return F.layer_norm(x, x.shape[-1:], eps=norm.eps)
     return F.rms_norm(x, x.shape[-1:], eps=norm.eps) if isinstance(norm, nn.RMSNorm) else x
-
-
-def _before_final_norm(norm: nn.Module, rows: Tensor) -> Tensor:
-    """Rows of the head as they act on the residual stream, up to the norm's scale."""
-    weight, _ = norm_weights(norm)
-    if weight is not None:
-        rows = rows * weight
-    return rows - rows.mean(-1, keepdim=True) if isinstance(norm, nn.LayerNorm) else rows

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from model.inspection.page import Captures
 
-MAX_POINTS = 300  # of a curve
+MAX_POINTS = 300  # of a loss
 
 Rows = Sequence[Mapping[str, float]]  # of metrics.csv: the columns that have a number there, "step" always
 Points = list[tuple[float, float]]  # (step, value)
@@ -51,10 +51,9 @@ def losses(runs: Sequence[Captures]) -> dict | None:
     in_bits = not one_tokenizer and all(column_points(run.metrics, BITS["validation"]) for run in runs)
     columns = BITS if in_bits else LOSSES
     curves = [
-        {"run": number, "name": name, "points": evenly(points, MAX_POINTS)}
+        {"run": number, **curve}
         for number, run in enumerate(runs)
-        for name, column in columns.items()
-        if (points := column_points(run.metrics, column))
+        for curve in curves_of(run.metrics, columns, MAX_POINTS)
     ]
     if not curves:
         return None
@@ -91,6 +90,12 @@ def config_differences(first: Mapping, other: Mapping) -> list[tuple[str, str, s
 def column_points(rows: Rows, column: str) -> Points:
     """The finite numbers of a column."""
     return [(row["step"], row[column]) for row in rows if math.isfinite(row.get(column, math.nan))]
+
+
+def curves_of(rows: Rows, columns: Mapping[str, str], count: int) -> list[dict]:
+    """Name and points of each curve that has a point, at most `count` of them. columns: name -> column."""
+    curves = [{"name": name, "points": evenly(column_points(rows, column), count)} for name, column in columns.items()]
+    return [curve for curve in curves if curve["points"]]
 
 
 def evenly(items: Sequence, count: int) -> list:

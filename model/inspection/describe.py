@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import ArrayLike
 from torch import Tensor
 
@@ -100,32 +101,38 @@ def describe_heads(
     text, labels = tensors["text"], probes["text"].labels
     layers, heads, length, _ = text.shape
     if length < 2:
-        sentence = "The text is a single token, so there is nothing to choose from."
-        return [[_description(None, sentence, [], [], []) for _ in range(heads)] for _ in range(layers)]
+        alone = _only("The text is a single token, so there is nothing to choose from.")
+        return [[alone] * heads for _ in range(layers)]
     patterns = find_patterns(tensors, probes)
-    spread, keys, offsets = entropy(text), _key_counts(text, labels), _offset_counts(text)
+    entropies, uniform = entropy(text), uniform_attention(length)
+    tokens, groups = _tokens(labels)
+    key_shares, uniform_keys = (weights[..., 1:, :].mean(-2) @ groups for weights in (text, uniform))
+    offset_shares, uniform_offsets = _offset_shares(text), _offset_shares(uniform)
     described: list[list[Description]] = [[] for _ in range(layers)]
     for at in np.ndindex(layers, heads):
         layer, head = at
-        counts = keys[layer][head], offsets[layer][head]
-        changes = {probe: measured["heads"][layer][head] for probe, measured in (ablation or {}).items()}
-        pattern = followed(patterns, at)
         if not text[at].isfinite().all():
-            described[layer].append(_description(None, "Its weights are not numbers: the model diverged.", [], [], []))
-        elif pattern:
-            evidence = [_score(pattern, at), *_without(changes, pattern.probe)]
-            sentence = _named(pattern, text[at], labels, *counts)
-            described[layer].append(_description(pattern.name, sentence, evidence, *counts))
+            described[layer].append(_only("Its weights are not numbers: the model diverged."))
+            continue
+        counts = {
+            "keys": _most(tokens, key_shares[at], uniform_keys),
+            "offsets": _most(range(0, -length, -1), offset_shares[at], uniform_offsets),
+        }
+        changes = {probe: measured["heads"][layer][head] for probe, measured in (ablation or {}).items()}
+        if pattern := followed(patterns, at):
+            score = f"{pattern.scores[at]:.2f} of its weight {PLACES[pattern.probe]}"
+            evidence = [f"{score} (uniform attention: {pattern.uniform:.2f})", *_without(changes, pattern.probe)]
+            named = {"name": pattern.name, "sentence": _named(pattern, text[at], labels, **counts)}
         else:
-            evidence = [*_closest(patterns, at), _spread(spread[at].item()), *_without(changes, "text")]
-            described[layer].append(_description(None, _unnamed(*counts), evidence, *counts))
+            spread = f"entropy {entropies[at]:.2f}, where uniform attention has 1"
+            evidence = [*_closest(patterns, at), spread, *_without(changes, "text")]
+            named = {"name": None, "sentence": _unnamed(**counts)}
+        described[layer].append({**named, "evidence": "; ".join(evidence), **counts})
     return described
 
 
-def _description(
-    name: str | None, sentence: str, evidence: Sequence[str], keys: Counts, offsets: Counts
-) -> Description:
-    return {"name": name, "sentence": sentence, "evidence": "; ".join(evidence), "keys": keys, "offsets": offsets}
+def _only(sentence: str) -> Description:
+    return {"name": None, "sentence": sentence, "evidence": "", "keys": [], "offsets": []}
 
 
 def find_patterns(maps: Mapping[str, Tensor], probes: Mapping[str, Probe]) -> list[Pattern]:
@@ -182,11 +189,6 @@ def _told(keys: Counts, offsets: Counts) -> str:
     return _listed([f"{what} ({100 * share:.0f}%)" for share, what in sorted(told, reverse=True)])
 
 
-def _score(pattern: Pattern, at: Place) -> str:
-    score = f"{pattern.scores[at]:.2f} of its weight {PLACES[pattern.probe]}"
-    return f"{score} (uniform attention: {pattern.uniform:.2f})"
-
-
 def _closest(patterns: Sequence[Pattern], at: Place) -> list[str]:
     """The pattern that says most about a head without a name, and why it does not get that name."""
     closest = max(patterns, key=lambda pattern: pattern.information[at].item(), default=None)
@@ -195,10 +197,6 @@ def _closest(patterns: Sequence[Pattern], at: Place) -> list[str]:
     score, needed = closest.scores[at].item(), threshold(closest.uniform)
     reason = f"the name needs {needed:.2f}" if score <= needed else "on too few tokens to exclude chance"
     return [f"closest to {closest.name.replace('_', ' ')!r} with {score:.2f} of its weight ({reason})"]
-
-
-def _spread(entropy: float) -> str:
-    return f"entropy {entropy:.2f}, where uniform attention has 1"
 
 
 def _without(changes: Mapping[str, float | None], probe: str) -> list[str]:
@@ -250,39 +248,27 @@ def _sign(char: str) -> str:
 # ---- counts
 
 
-def _key_counts(text: Tensor, labels: Sequence[str]) -> list[list[Counts]]:
-    """For each head the tokens that it looks at. Tokens with the same visible text count together."""
+def _tokens(labels: Sequence[str]) -> tuple[list[str], Tensor]:
+    """The N different texts among T labels, as people see them, and which of them each token has: (T, N), ones."""
     shown = [visible(label) for label in labels]
-    names = list(dict.fromkeys(shown))
-    groups = torch.zeros(len(labels), len(names))
-    groups[torch.arange(len(labels)), [names.index(label) for label in shown]] = 1
-    return _most(names, *(weights[..., 1:, :].mean(-2) @ groups for weights in (text, uniform_attention(len(labels)))))
+    places = {name: place for place, name in enumerate(dict.fromkeys(shown))}
+    return list(places), F.one_hot(torch.tensor([places[label] for label in shown])).float()
 
 
-def _offset_counts(text: Tensor) -> list[list[Counts]]:
-    """For each head how far back it looks."""
-    length = text.size(-1)
-
-    def shares(weights: Tensor) -> Tensor:
-        sums = [weights[..., 1:, :].diagonal(1 - back, -2, -1).sum(-1) for back in range(length)]
-        return torch.stack(sums, -1) / (length - 1)
-
-    return _most([-back for back in range(length)], shares(text), shares(uniform_attention(length)))
+def _offset_shares(weights: Tensor) -> Tensor:
+    """How much of its weight a head gives to the query itself, the token before, ...: (..., T, T) -> (..., T)."""
+    length = weights.size(-1)
+    sums = [weights[..., 1:, :].diagonal(1 - back, -2, -1).sum(-1) for back in range(length)]
+    return torch.stack(sums, -1) / (length - 1)
 
 
-def _most(names: Sequence[Any], shares: Tensor, uniform: Tensor) -> list[list[Counts]]:
-    """The names with the largest excess over uniform attention: (L, H, N) and (N,) -> [L][H] of counts."""
+def _most(names: Sequence[Any], shares: Tensor, uniform: Tensor) -> Counts:
+    """The names with the largest excess over uniform attention, of N shares for each."""
     excess, order = (shares - uniform).topk(min(MAX_COUNTS, len(names)))
     return [
-        [
-            [
-                (names[i], round(of_head[i].item(), 4), round(uniform[i].item(), 4))
-                for more, i in zip(excesses.tolist(), best.tolist(), strict=True)
-                if more > 0
-            ]
-            for of_head, excesses, best in zip(*of_layer, strict=True)
-        ]
-        for of_layer in zip(shares, excess, order, strict=True)
+        (names[i], round(shares[i].item(), 4), round(uniform[i].item(), 4))
+        for more, i in zip(excess.tolist(), order.tolist(), strict=True)
+        if more > 0
     ]
 
 

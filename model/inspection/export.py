@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from model.files import write_atomically
-from model.inspection.archive import SCORE_DIGITS
+from model.inspection.archive import SCORE_DIGITS, as_json
 from model.inspection.heads import SCORES
-from model.inspection.images import Curves, attention_grid, score_curves
+from model.inspection.images import attention_grid, score_curves
 from model.inspection.lens import TOP
 from model.inspection.page import Captures
 
@@ -46,7 +45,7 @@ COLUMNS = {
     "other_weight": "the same in the other run",
     "difference": f"weight - other_weight, {DIGITS} significant digits",
     **{name: f"this head {score.meaning}; 0 to 1, {SCORE_DIGITS} decimals" for name, score in SCORES.items()},
-    "copying": "OV copying score, -1 to 1",
+    "copying": "how far the head raises the logits of the tokens that it attends to (OV copying score), -1 to 1",
     "position": "position that reads the token and predicts the next, from 0",
     "token": "text of the token at this position",
     "next_token": "text of the token to predict; empty at the last position",
@@ -54,13 +53,13 @@ COLUMNS = {
     "rank": "place of the next token among all by probability, 0 = likeliest",
     **{f"top_{place}": f"the likeliest next token, number {place}" for place in range(1, TOP + 1)},
     **{f"top_{place}_probability": "its probability" for place in range(1, TOP + 1)},
-    "sublayer": "after which part of the model the prediction is read",
+    "sublayer": "part of the model after which the prediction is read",
     "likeliest": "the likeliest next token there",
     "probability": "probability of the next token there",
-    "divergence": "KL(final prediction || prediction there), in bits",
+    "divergence": "Kullback-Leibler divergence of the prediction there from the final one, in bits",
     "part": "part of the model",
     "logit": "what the part adds to the next token's logit, before the soft-cap and with the final norm's scale fixed",
-    "value_norm": "|value @ output matrix| of the token as a key: times a weight, the value-weighted map",
+    "value_norm": "length of what the head writes for a weight of 1 on this token; times a weight, what that one moves",
     "loss_change": "change of the loss, in nats per token, when the part is replaced by its mean",
 }
 
@@ -116,8 +115,8 @@ def choose_heads(names: Sequence[str] | None, shown: Sequence[Captures]) -> list
 
     A model of which nothing was captured has no heads to show: ValueError too.
     """
-    for captures in shown:
-        captures.check_captures()
+    if empty := [captures.name for captures in shown if not captures.snapshots]:
+        raise ValueError(f"{empty[0]} has no recorded maps")
     if names is None:
         return None
     layers, heads = np.min([captures.snapshots[0].shape for captures in shown], axis=0)
@@ -176,15 +175,11 @@ def draw_maps(
 
 def draw_scores(shown: Sequence[Captures], output: Path, heads: Sequence[Head] | None, **options: Any) -> None:
     """A picture of the scores over the steps. Raises ValueError for a model with fewer than two captures."""
-    runs = []
     for captures in shown:
-        steps = [snapshot.step for snapshot in captures.snapshots]
-        if len(steps) < 2:
+        if len(captures.snapshots) < 2:
             raise ValueError(f"{captures.name} was recorded at one step only: --scores needs a run with several steps")
-        scores = {name: np.stack([snapshot.scores[name] for snapshot in captures.snapshots]) for name in SCORES}
-        runs.append(Curves(captures.name, steps, scores, captures.formation))
     title = shown[0].name if len(shown) == 1 else ""  # two have their names beside their rows
-    score_curves(runs, output, title, heads=heads, **options)
+    score_curves(shown, output, title, heads=heads, **options)
 
 
 # ---- tables
@@ -205,7 +200,7 @@ def map_table(shown: Sequence[Captures], step: int | None, probe: str, heads: Se
                     if len(weights) == 2:
                         weights.append(weights[0] - weights[1])
                     place = (probe, *head, query, labels[query], key, labels[key])
-                    yield (*models, *place, *(rounded(weight) for weight in weights))
+                    yield (*models, *place, *as_json(weights, f".{DIGITS}g"))
 
     place = ("probe", "layer", "head", "query", "query_token", "key", "key_token")
     if len(shown) == 1:
@@ -216,17 +211,14 @@ def map_table(shown: Sequence[Captures], step: int | None, probe: str, heads: Se
 
 def score_table(shown: Sequence[Captures], heads: Sequence[Head] | None) -> Table:
     """What every capture says of each head: a row for each model, step and head."""
+    taken = [(captures.name, one.to_json(SCORE_DIGITS)) for captures in shown for one in captures.snapshots]
+    names = [*SCORES, "copying"] if any("copying" in fields for _, fields in taken) else list(SCORES)
     rows: list[Row] = []
-    names = list(SCORES)
-    if any("copying" in snapshot.to_json(SCORE_DIGITS) for captures in shown for snapshot in captures.snapshots):
-        names.append("copying")
-    for captures in shown:
-        for snapshot in captures.snapshots:
-            fields = snapshot.to_json(SCORE_DIGITS)
-            known = fields["scores"] | {"copying": fields.get("copying")}
-            for layer, head in np.ndindex(snapshot.shape) if heads is None else heads:
-                scores = [known[name] and known[name][layer][head] for name in names]
-                rows.append((captures.name, snapshot.step, layer, head, *scores))
+    for name, fields in taken:
+        known = fields["scores"] | {"copying": fields.get("copying")}
+        for layer, head in np.ndindex(np.shape(known["sink"])) if heads is None else heads:
+            scores = [known[score] and known[score][layer][head] for score in names]
+            rows.append((name, fields["step"], layer, head, *scores))
     return Table("Scores of heads over the steps", ["run", "step", "layer", "head", *names], rows)
 
 
@@ -238,7 +230,7 @@ def measure_table(shown: Sequence[Captures], measure: str, step: int | None, pro
         at = choose_step(captures, step)
         details = captures.details(at)
         if probe not in details.get("probes", {}):
-            raise ValueError(f"{captures.name} has no {measure} of step {at}: it was not recorded then")
+            raise ValueError(f"{captures.name} has no {measure} of step {at}: that step was recorded without it")
         tokens = captures.probes[probe].labels
         for position, measured in rows_of(details["probes"][probe], details):
             following = tokens[position + 1] if position + 1 < len(tokens) else None
@@ -260,13 +252,8 @@ def ablation_table(shown: Sequence[Captures]) -> Table:
                 parts |= change["tables"]
                 rows += [(captures.name, snapshot.step, probe, part, loss) for part, loss in parts.items()]
         if len(rows) == before:
-            raise ValueError(f"{captures.name} has no ablation: it was not recorded then")
+            raise ValueError(f"{captures.name} has no ablation: it was recorded without it")
     return Table("Ablation over the steps", ["run", "step", "probe", "part", "loss_change"], rows)
-
-
-def rounded(value: float) -> float | None:
-    """To DIGITS significant digits; None if it is not finite."""
-    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
 
 
 def _surprise_rows(measured: Mapping, details: Mapping) -> Iterator[tuple[int, Row]]:

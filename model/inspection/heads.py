@@ -112,7 +112,8 @@ def entropy(weights: Tensor) -> Tensor:
     """Mean entropy of a query's weights, as a share of the largest it could have, ln(q + 1): (..., T, T) -> (...)."""
     _check_map(weights, weights.size(-1))
     queries = torch.arange(1, weights.size(-2), device=weights.device)
-    return _mean(torch.special.entr(weights[..., 1:, :].float()).sum(-1) / torch.log1p(queries))
+    shares = torch.special.entr(weights[..., 1:, :].float()).sum(-1) / torch.log1p(queries)
+    return shares.mean(-1).clamp(0, 1)
 
 
 @dataclass(frozen=True)
@@ -254,11 +255,6 @@ def _back(probe: Probe) -> Tensor:
     """How many tokens each key is before its query, (T, T); negative in the future."""
     positions = torch.arange(len(probe.tokens))
     return positions[:, None] - positions
-
-
-def _mean(values: Tensor) -> Tensor:
-    # Rounding can carry the sum of weights slightly out of [0, 1].
-    return values.float().mean(-1).clamp(0, 1)
 
 
 def _check_map(weights: Tensor, length: int) -> None:

@@ -10,7 +10,6 @@ import io
 import math
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap, Normalize
     from matplotlib.figure import Figure
 
+    from model.inspection.page import Captures
+
 DPI = 72  # dots an inch, so that a point, in which matplotlib measures text, is a pixel
 MAX_SIDE = 4000  # pixels
 MAX_COLUMNS = 3  # of panels with curves
@@ -38,42 +39,22 @@ NAMED_HEADS = 12  # the most lines that are told apart by head; more are told ap
 FONT = "DejaVu Sans Mono"  # comes with matplotlib
 # From white to dark blue with steadily falling lightness, so that it can be read without colour vision.
 COLOURS = ("#ffffff", "#cfe8e3", "#7cc3cb", "#3a8dba", "#275c9c", "#1d2f6f", "#0d1238")
-DARK_COLOURS = ("#14181e", "#173150", "#1f5f8b", "#3097ab", "#6cc7a4", "#c3e69a", "#fffbd0")
-
-
-@dataclass(frozen=True)
-class Theme:
-    """Colours: of weights from 0 to 1, of differences from -1 to 1, and of what is around them."""
-
-    weights: tuple[str, ...]
-    differences: tuple[str, ...]
-    paper: str
-    ink: str
-    soft: str
-    line: str
-
-
-# Those of the page. A difference of 0 has the colour of the paper.
-THEMES = {
-    "light": Theme(
-        COLOURS,
-        ("#8a3600", "#dd8333", "#fbe1c5", "#ffffff", "#cbdff3", "#4a8bc2", "#0f3a70"),
-        paper="#ffffff",
-        ink="#191d23",
-        soft="#5c6672",
-        line="#b8bcc4",
-    ),
-    "dark": Theme(
-        DARK_COLOURS,
-        ("#ffb678", "#c8641e", "#57300f", "#14181e", "#15395c", "#3d83c0", "#a9d6ff"),
-        paper="#14181e",
-        ink="#e7eaee",
-        soft="#98a3b0",
-        line="#4a525c",
-    ),
+# The colours of the page's maps, of weights from 0 to 1 and of differences from -1 to 1, where 0 is that of the paper.
+PALETTES = {
+    "light": {
+        "weights": COLOURS,
+        "differences": ("#8a3600", "#dd8333", "#fbe1c5", "#ffffff", "#cbdff3", "#4a8bc2", "#0f3a70"),
+    },
+    "dark": {
+        "weights": ("#14181e", "#173150", "#1f5f8b", "#3097ab", "#6cc7a4", "#c3e69a", "#fffbd0"),
+        "differences": ("#ffb678", "#c8641e", "#57300f", "#14181e", "#15395c", "#3d83c0", "#a9d6ff"),
+    },
 }
-# The colours of the page's maps.
-PALETTES = {name: {"weights": theme.weights, "differences": theme.differences} for name, theme in THEMES.items()}
+# And of what is around the maps.
+THEMES = {
+    "light": {"paper": "#ffffff", "ink": "#191d23", "soft": "#5c6672", "line": "#b8bcc4"},
+    "dark": {"paper": "#14181e", "ink": "#e7eaee", "soft": "#98a3b0", "line": "#4a525c"},
+}
 
 
 def attention_grid(
@@ -108,6 +89,7 @@ def grid_figure(
         max_side: pixels of the longer side without the labels. Below ten pixels a token, only some tokens are labelled.
     """
     import matplotlib
+    from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
@@ -141,6 +123,7 @@ def grid_figure(
     left, top = 2 * heading_size + label_room, 4 * heading_size + 16
     full_width = max(left + width + 20 + bar_room * len(parts), 0.62 * title_size * len(title) + 40)
     full_height = top + max(height, 120) + label_room + 8
+    soft, line = THEMES[theme]["soft"], THEMES[theme]["line"]
     with matplotlib.rc_context(_settings(theme)):
         figure = Figure(figsize=(full_width / DPI, full_height / DPI), dpi=DPI)
         figure.text(16 / full_width, 1 - 16 / full_height, _one_line(title), va="top", fontsize=title_size)
@@ -148,23 +131,33 @@ def grid_figure(
         axes.spines[:].set_visible(False)
         shapes = vector and sum(part.size for part in parts) <= MAX_SHAPES
         start = 0
-        for number, (part, scale) in enumerate(zip(parts, _scales(theme), strict=False)):
+        for number, (part, (name, colours, norm, ticks)) in enumerate(zip(parts, _scales(theme), strict=False)):
             mosaic = _mosaic(part, gap)
             if shapes:
-                _draw_shapes(axes, mosaic, start, scale)
+                _draw_shapes(axes, mosaic, start, colours, norm)
             else:
-                interpolation = "none" if vector else "nearest" if pitch >= 1 else "auto"
-                _draw_image(axes, mosaic, start, scale, interpolation)
+                axes.imshow(
+                    mosaic,
+                    cmap=colours,
+                    norm=norm,
+                    extent=(start - 0.5, start + mosaic.shape[1] - 0.5, high - 0.5, -0.5),
+                    interpolation="none" if vector else "nearest" if pitch >= 1 else "auto",
+                    interpolation_stage="rgba",  # coloured first, as there are far fewer weights than pixels
+                )
             start += mosaic.shape[1] + gap
-            bar = _axes(
-                figure, left + width + 20 + number * bar_room, top, bar_size, min(max(height, 60), 20 * bar_size)
-            )
-            _draw_bar(figure, bar, scale, bar_size, THEMES[theme].line)
+            bar_left, bar_height = left + width + 20 + number * bar_room, min(max(height, 60), 20 * bar_size)
+            bar_axes = _axes(figure, bar_left, top, bar_size, bar_height)
+            bar = figure.colorbar(ScalarMappable(norm, colours), cax=bar_axes)
+            bar.solids.set(rasterized=False, edgecolor="face")  # shapes too, without seams between them
+            bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
+            bar_axes.tick_params(labelsize=bar_size, length=3)
+            bar.set_label(name, fontsize=bar_size + 1)
+            bar.outline.set_edgecolor(line)
         axes.set(xticks=(), yticks=(), xlim=(-0.5, wide - 0.5), ylim=(high - 0.5, -0.5), aspect="auto")
 
         # Plain texts beside the axes: as ticks, hundreds of them take five times as long.
         text = {"fontfamily": [FONT, "monospace"], "fontsize": label_size}
-        heading = {"fontsize": heading_size, "color": THEMES[theme].soft, "textcoords": "offset points"}
+        heading = {"fontsize": heading_size, "color": soft, "textcoords": "offset points"}
         edge = 3 / pitch + 0.5
         labelled = range(0, size, math.ceil(LABEL_PITCH / pitch))
         for name, start in zip(rows, tops, strict=True):
@@ -176,28 +169,14 @@ def grid_figure(
             axes.annotate(name, (start + (size - 1) / 2, -0.5), (0, 5), ha="center", **heading)
             for i in labelled:
                 axes.text(start + i, high - 1 + edge, labels[i], ha="center", va="top", rotation=90, **text)
-        frame = {"fill": False, "edgecolor": THEMES[theme].line, "linewidth": 0.8, "clip_on": False}
+        frame = {"fill": False, "edgecolor": line, "linewidth": 0.8, "clip_on": False}
         for x, y in product(lefts, tops):
             axes.add_patch(Rectangle((x - 0.5, y - 0.5), size, size, **frame))
     return figure
 
 
-@dataclass(frozen=True)
-class Curves:
-    """The scores of one run over its steps.
-
-    steps: of N captures. scores: name -> (N, L, H) in [0, 1].
-    formed: name -> "LAYER.HEAD" -> the step at which it formed. Each gets a dot, and the first of them a note.
-    """
-
-    name: str
-    steps: Sequence[int]
-    scores: Mapping[str, ArrayLike]
-    formed: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-
-
 def score_curves(
-    runs: Sequence[Curves],
+    runs: Sequence[Captures],
     path: Path,
     title: str = "",
     *,
@@ -207,13 +186,15 @@ def score_curves(
 ) -> None:
     """Writes a picture of scores over steps: for each run a panel a score, in it a line a head.
 
+    Heads that formed have a dot at the step at which they did, and the first of a panel a note.
+
     heads: (layer, head) of those that are drawn, by default all. A few have a colour each, many one for each layer.
     """
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    names = list(runs[0].scores)
+    names = list(runs[0].snapshots[0].scores)
     with matplotlib.rc_context(_settings(theme)):
         columns = min(len(names), MAX_COLUMNS)
         rows = math.ceil(len(names) / columns)  # of a run
@@ -222,17 +203,18 @@ def score_curves(
         grid = grid.reshape(len(runs), -1)
         for empty in grid[:, len(names) :].flat:
             empty.set_visible(False)
-        steps = [step for run in runs for step in run.steps]
-        drawn = [list(np.ndindex(np.shape(run.scores[names[0]])[1:])) if heads is None else heads for run in runs]
+        steps = [snapshot.step for run in runs for snapshot in run.snapshots]
+        drawn = [list(np.ndindex(run.snapshots[0].shape)) if heads is None else heads for run in runs]
         by_head = heads is not None and len(heads) <= NAMED_HEADS
         label = "head {}.{}" if by_head else "layer {}"
         labels = dict.fromkeys(label.format(*head) for heads_of_run in drawn for head in heads_of_run)
-        colours = dict(zip(labels, _inks(theme, len(labels)), strict=True))
+        places = 0.3 + 0.6 * (np.arange(len(labels)) + 0.5) / len(labels)  # all of them are visible on the paper
+        colours = dict(zip(labels, _colour_map(PALETTES[theme]["weights"])(places), strict=True))
         for run, heads_of_run, panels in zip(runs, drawn, grid, strict=True):
             lines = {head: colours[label.format(*head)] for head in heads_of_run}
             for name, axes in zip(names, panels[: len(names)], strict=True):
                 _draw_curves(axes, run, name, lines)
-                axes.grid(axis="y", color=THEMES[theme].line, linewidth=0.5)
+                axes.grid(axis="y", color=THEMES[theme]["line"], linewidth=0.5)
                 axes.set(title=name.replace("_", " "), ylim=(0, 1.02), xlim=(min(steps), max(1, *steps)))
             if len(runs) > 1:
                 panels[0].set_ylabel(_one_line(run.name))
@@ -286,19 +268,7 @@ def _pixels(values: np.ndarray) -> np.ndarray:
     return pixels.repeat(zoom, axis=0).repeat(zoom, axis=1)
 
 
-def _draw_image(axes: Axes, mosaic: np.ndarray, start: float, scale: _Scale, interpolation: str) -> None:
-    height, width = mosaic.shape
-    axes.imshow(
-        mosaic,
-        cmap=scale.colours,
-        norm=scale.norm,
-        extent=(start - 0.5, start + width - 0.5, height - 0.5, -0.5),
-        interpolation=interpolation,
-        interpolation_stage="rgba",  # coloured before it is enlarged: there are far fewer weights than pixels
-    )
-
-
-def _draw_shapes(axes: Axes, mosaic: np.ndarray, start: float, scale: _Scale) -> None:
+def _draw_shapes(axes: Axes, mosaic: np.ndarray, start: float, colours: Colormap, norm: Normalize) -> None:
     """A square for each weight that is not 0, whose colour is that of the paper."""
     from matplotlib.collections import PolyCollection
 
@@ -307,31 +277,19 @@ def _draw_shapes(axes: Axes, mosaic: np.ndarray, start: float, scale: _Scale) ->
     squares = corner[:, None] + [(0, 0), (0, 1), (1, 1), (1, 0)]
     # The thin edge closes the seams that viewers leave between neighbours.
     style = {"edgecolors": "face", "linewidths": 0.5}
-    axes.add_collection(PolyCollection(squares, facecolors=scale.colours(scale.norm(mosaic[rows, columns])), **style))
+    axes.add_collection(PolyCollection(squares, facecolors=colours(norm(mosaic[rows, columns])), **style))
 
 
-def _draw_bar(figure: Figure, axes: Axes, scale: _Scale, size: int, line: str) -> None:
-    from matplotlib.cm import ScalarMappable
-
-    bar = figure.colorbar(ScalarMappable(scale.norm, scale.colours), cax=axes)
-    bar.solids.set(rasterized=False, edgecolor="face")  # shapes too, without seams between them
-    bar.set_ticks(scale.ticks, labels=[f"{tick:g}" for tick in scale.ticks])
-    bar.ax.tick_params(labelsize=size, length=3)
-    bar.set_label(scale.name, fontsize=size + 1)
-    bar.outline.set_edgecolor(line)
-
-
-def _draw_curves(axes: Axes, run: Curves, name: str, heads: Mapping[tuple[int, int], Any]) -> None:
+def _draw_curves(axes: Axes, run: Captures, name: str, heads: Mapping[tuple[int, int], Any]) -> None:
     """One panel: a score of these heads, each in its colour."""
-    steps, values = run.steps, np.asarray(run.scores[name], dtype=np.float32)
-    if values.ndim != 3 or len(values) != len(steps):
-        raise ValueError(f"{len(steps)} steps need scores (N, L, H) with N = {len(steps)}, not {values.shape}")
+    steps = [snapshot.step for snapshot in run.snapshots]
+    values = np.stack([snapshot.scores[name] for snapshot in run.snapshots])  # (N, L, H)
     marks = []
     for (layer, head), colour in heads.items():
         axes.plot(steps, values[:, layer, head], color=colour, linewidth=1.5, alpha=0.85)
-        step = run.formed.get(name, {}).get(f"{layer}.{head}")
+        step = run.formation[name].get(f"{layer}.{head}")
         if step is not None:
-            value = values[list(steps).index(step), layer, head]
+            value = values[steps.index(step), layer, head]
             marks.append((step, value, layer, head))
             dot = {"color": colour, "markeredgecolor": axes.get_facecolor(), "markersize": 7}
             axes.plot(step, value, "o", clip_on=False, **dot)
@@ -346,31 +304,19 @@ def _draw_curves(axes: Axes, run: Curves, name: str, heads: Mapping[tuple[int, i
     axes.tick_params(length=0, labelsize=9)
 
 
-@dataclass(frozen=True)
-class _Scale:
-    """How numbers become colours, and the bar that explains it."""
+def _scales(theme: str) -> list[tuple[str, Colormap, Normalize, tuple[float, ...]]]:
+    """Of weights and of differences between them the name, how they become colours, and the ticks of the colour bar.
 
-    name: str
-    colours: Colormap
-    norm: Normalize
-    ticks: tuple[float, ...]
-
-
-def _scales(theme: str) -> list[_Scale]:
-    """Those of weights and of differences between them; both are spread by the square root."""
+    Both are spread by the square root.
+    """
     from matplotlib.colors import FuncNorm, PowerNorm
 
     root = (lambda d: np.sign(d) * np.sqrt(np.abs(d)), lambda d: np.sign(d) * np.square(d))
-    colours = THEMES[theme]
+    weights, differences = PALETTES[theme]["weights"], PALETTES[theme]["differences"]
     return [
-        _Scale("weight", _colour_map(colours.weights), PowerNorm(0.5, 0, 1), (0, 0.01, 0.1, 0.25, 0.5, 1)),
-        _Scale("difference", _colour_map(colours.differences), FuncNorm(root, -1, 1), (-1, -0.5, -0.1, 0, 0.1, 0.5, 1)),
+        ("weight", _colour_map(weights), PowerNorm(0.5, 0, 1), (0, 0.01, 0.1, 0.25, 0.5, 1)),
+        ("difference", _colour_map(differences), FuncNorm(root, -1, 1), (-1, -0.5, -0.1, 0, 0.1, 0.5, 1)),
     ]
-
-
-def _inks(theme: str, count: int) -> np.ndarray:
-    """`count` colours of lines, all of them visible on the paper."""
-    return _colour_map(THEMES[theme].weights)(0.3 + 0.6 * (np.arange(count) + 0.5) / count)
 
 
 def _settings(theme: str) -> dict[str, Any]:
@@ -378,7 +324,7 @@ def _settings(theme: str) -> dict[str, Any]:
     colours = THEMES[theme]
     inks = ("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color", "axes.edgecolor")
     papers = ("figure.facecolor", "axes.facecolor")
-    return dict.fromkeys(inks, colours.ink) | dict.fromkeys(papers, colours.paper) | {"text.parse_math": False}
+    return dict.fromkeys(inks, colours["ink"]) | dict.fromkeys(papers, colours["paper"]) | {"text.parse_math": False}
 
 
 def _axes(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
@@ -403,11 +349,9 @@ def _write(figure: Figure, path: Path, dpi: int | None) -> None:
     """Text stays text, and the same numbers make the same file. Raises ValueError for a PNG that is too large."""
     import matplotlib
 
-    pixels = np.ceil(figure.get_size_inches() * (dpi or figure.dpi)).astype(int)
-    if path.suffix == ".png" and pixels.prod() > MAX_PIXELS:
-        raise ValueError(
-            "{} would have {:,} x {:,} pixels: choose a smaller --dpi, or fewer heads".format(path, *pixels)
-        )
+    width, height = np.ceil(figure.get_size_inches() * (dpi or figure.dpi)).astype(int)
+    if path.suffix == ".png" and width * height > MAX_PIXELS:
+        raise ValueError(f"{path} would have {width:,} x {height:,} pixels: choose a smaller --dpi, or fewer heads")
     settings = {"svg.fonttype": "none", "svg.hashsalt": "glassgpt", "pdf.fonttype": 42, "image.composite_image": False}
     no_date = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[path.suffix]
     buffer = io.BytesIO()

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from model.inspection import template
-from model.inspection.archive import AttentionArchive, Probe, Snapshot
+from model.inspection.archive import AttentionArchive, Probe, Snapshot, as_json
 from model.inspection.compare import Rows, losses, options, why_apart
 from model.inspection.describe import Description, describe_heads, opening_view
 from model.inspection.heads import SCORES, formation_step, threshold, uniform_scores
@@ -35,21 +35,12 @@ MIN_STEPS = 12  # the fewest steps that are kept before the text is cut
 MIN_TOKENS = 8
 MAX_CURVE_POINTS = 300
 
-# Of each measurement of a probe the axis that runs over its tokens.
-TOKEN_AXES = {"bits": 0, "rank": 0, "top": 0, "top_probability": 0, "attribution": 1, "value_norms": 2}
-
 # The largest fidelity (see `recorder`) that rounding explains, by the type that attention was computed in.
-FIDELITY_LIMITS = {"float64": 1e-5, "float32": 1e-5, "float16": 5e-3, "bfloat16": 2e-2}
+FIDELITY_LIMITS = {"float16": 5e-3, "bfloat16": 2e-2}  # 1e-5 for others
 
-ROUNDED_DIGITS = 2  # significant, of other measurements where space is short
-DETAILS = "details"  # the block of a step that holds no maps
+ROUNDED_DIGITS = ".2g"  # of other measurements where space is short
 
-Blocks = dict[tuple[int, int, str], str]  # (number of the run, step, name of the probe or DETAILS) -> in base64
-
-
-def no_details(step: int) -> dict:
-    """For captures that hold nothing but maps and scores."""
-    return {}
+Blocks = dict[tuple[int, int], list[str]]  # (number of the run, step) -> each probe's maps, and the details, in base64
 
 
 @dataclass(frozen=True)
@@ -69,7 +60,7 @@ class Captures:
     snapshots: Sequence[Snapshot]
     load: Callable[[int], Mapping[str, np.ndarray]]
     steps: Sequence[int]
-    details: Callable[[int], dict] = no_details
+    details: Callable[[int], dict] = lambda step: {}
     tokenizer: str = ""
     metrics: Rows = ()
     config: Mapping = field(default_factory=dict)
@@ -99,16 +90,11 @@ class Captures:
                     found[f"{layer}.{head}"] = step
         return formed
 
-    @property
+    @cached_property
     def curve_steps(self) -> set[int]:
         """The steps that are points of the curves, whether or not their maps are on the page."""
         points = set(log_spaced([snapshot.step for snapshot in self.snapshots], MAX_CURVE_POINTS))
         return points | {step for heads in self.formation.values() for step in heads.values()}
-
-    def check_captures(self) -> None:
-        """Raises ValueError if nothing was captured."""
-        if not self.snapshots:
-            raise ValueError(f"{self.name} has no recorded maps")
 
     def check_maps(self) -> None:
         """Raises ValueError if no capture has maps: nothing was captured, or their files have been removed."""
@@ -137,12 +123,14 @@ def attention_page(runs: Sequence[Captures], title: str, *, max_bytes: int = MAX
     room = max_bytes - len(template.fill("page", title, [template.json_element("data", data)]).encode()) - 20_000
     room -= sum(len(json.dumps(_curves(run, {}))) for run in runs)
     blocks, length, notes = _fit(runs, room)
-    numbers: list[dict[int, dict[str, int]]] = [{} for _ in runs]  # for each run: step -> name -> number of the block
-    for number, (run, step, name) in enumerate(blocks):
-        numbers[run].setdefault(step, {})[name] = number
+    numbers: list[dict[int, list[int]]] = [{} for _ in runs]  # of each run's blocks, by step
+    texts: list[str] = []
+    for (run, step), of_step in blocks.items():
+        numbers[run][step] = list(range(len(texts), len(texts) + len(of_step)))
+        texts += of_step
     data["notes"] = notes
     data["runs"] = [_about(run, length) | _curves(run, of_run) for run, of_run in zip(runs, numbers, strict=True)]
-    elements = [template.json_element(f"block-{number}", text) for number, text in enumerate(blocks.values())]
+    elements = [template.json_element(f"block-{number}", text) for number, text in enumerate(texts)]
     return template.fill("page", title, [template.json_element("data", data), *elements])
 
 
@@ -196,33 +184,26 @@ def _fit(runs: Sequence[Captures], room: int) -> tuple[Blocks, int, list[str]]:
     all_steps = max(len(run.steps) for run in runs)
 
     snapshots = [{snapshot.step: snapshot for snapshot in run.snapshots} for run in runs]
-    in_curves = [run.curve_steps for run in runs]
     load = [lru_cache(maxsize=1)(run.load) for run in runs]  # a step is described and packed at once
 
     @cache
-    def described(run: int, step: int) -> list[list[Description]]:
-        return describe_heads(load[run](step), runs[run].probes, snapshots[run][step].ablation)
-
-    def size_of_scores(run: int, step: int) -> int:
-        """What a step adds to the page besides its blocks."""
-        if step in in_curves[run]:
-            return 0
-        return len(json.dumps(snapshots[run][step].to_json(digits=3))) + 70
+    def described(i: int, step: int) -> list[list[Description]]:
+        return describe_heads(load[i](step), runs[i].probes, snapshots[i][step].ablation)
 
     @lru_cache(maxsize=sum(len(run.steps) for run in runs))
-    def packed(run: int, step: int, rounded: bool, length: int) -> dict[str, str]:
-        maps = load[run](step)
-        details = _cut(runs[run].details(step), length, rounded) | {"descriptions": described(run, step)}
-        packed_maps = {name: _pack(maps[name], length, rounded) for name in runs[run].probes}
-        return packed_maps | {DETAILS: _compressed_json(details)}
+    def packed(i: int, step: int, rounded: bool, length: int) -> list[str]:
+        maps, details = load[i](step), _cut(runs[i].details(step), length)
+        details = (as_json(details, ROUNDED_DIGITS) if rounded else details) | {"descriptions": described(i, step)}
+        content = json.dumps(details, allow_nan=False, separators=(",", ":")).encode()
+        return [*(_pack(maps[name], length, rounded) for name in runs[i].probes), _compressed(content, 9)]
 
     for rounded, count, length in _attempts(all_steps, all_tokens):
         blocks, size = {}, 0
         for i, step in ((i, step) for i, run in enumerate(runs) for step in reversed(log_spaced(run.steps, count))):
-            size += size_of_scores(i, step)
-            for name, text in packed(i, step, rounded, length).items():
-                blocks[i, step, name] = text
-                size += len(text) + 70  # with its element
+            blocks[i, step] = packed(i, step, rounded, length)
+            size += sum(len(text) + 70 for text in blocks[i, step])  # with their elements
+            if step not in runs[i].curve_steps:  # whose scores are not counted yet
+                size += len(json.dumps(snapshots[i][step].to_json(digits=3))) + 70
             if size > room:
                 break
         if size <= room:
@@ -231,7 +212,8 @@ def _fit(runs: Sequence[Captures], room: int) -> tuple[Blocks, int, list[str]]:
         raise ValueError(f"even {count} steps of {length} tokens do not fit into {room} bytes: {size} and more")
     saved = ["rounds weights to within 0.004"] if rounded else []
     if count < all_steps:
-        saved.append(f"shows {count} of {all_steps} recorded steps (the curves show all)")
+        whole = all(len(run.snapshots) <= MAX_CURVE_POINTS for run in runs)
+        saved.append(f"shows {count} of {all_steps} recorded steps (the curves show {'all' if whole else 'more'})")
     if length < all_tokens:
         saved.append(f"shows the first {length} of {all_tokens} tokens (the scores are of all)")
     return blocks, length, [f"To stay small, this page {', '.join(saved)}."] if saved else []
@@ -258,39 +240,24 @@ def _pack(maps: np.ndarray, length: int, rounded: bool) -> str:
     return _compressed((np.rint(values / step) * step).astype(np.uint8).tobytes(), 4)  # a higher level helps no more
 
 
-def _cut(details: dict, length: int, rounded: bool) -> dict:
+def _cut(details: dict, length: int) -> dict:
     """The details of the first `length` tokens of each probe."""
 
-    def first(values: list, axis: int) -> list:
-        return [first(one, axis - 1) for one in values] if axis else values[:length]
-
-    def shorter(measured: dict) -> dict:
-        lens = {name: first(values, 1) for name, values in measured["lens"].items()}
-        cut = {name: first(measured[name], axis) for name, axis in TOKEN_AXES.items()}
-        return measured | cut | {"lens": lens}
+    def first(rows: list[list]) -> list[list]:
+        return [row[:length] for row in rows]
 
     if not details:
         return {}
-    probes = {name: shorter(measured) for name, measured in details["probes"].items()}
-    used = {
-        str(token) for probe in probes.values() for row in (*probe["top"], *probe["lens"]["token"]) for token in row
-    }
+    probes, used = {}, set()
+    for name, measured in details["probes"].items():
+        cut = {field: measured[field][:length] for field in ("bits", "rank", "top", "top_probability")}
+        cut["attribution"] = first(measured["attribution"])
+        cut["value_norms"] = [first(heads) for heads in measured["value_norms"]]
+        cut["lens"] = {field: first(measured["lens"][field]) for field in ("token", "probability", "divergence")}
+        probes[name] = measured | cut
+        used |= {str(token) for row in (*cut["top"], *cut["lens"]["token"]) for token in row}
     tokens = {token: label for token, label in details["tokens"].items() if token in used}
-    details = details | {"probes": probes, "tokens": tokens}
-    return _rounded(details) if rounded else details
-
-
-def _rounded(value: Any) -> Any:
-    """All numbers in JSON data to ROUNDED_DIGITS."""
-    if isinstance(value, float):
-        return float(f"{value:.{ROUNDED_DIGITS}g}")
-    if isinstance(value, list):
-        return [_rounded(one) for one in value]
-    return {name: _rounded(one) for name, one in value.items()} if isinstance(value, dict) else value
-
-
-def _compressed_json(value: object) -> str:
-    return _compressed(json.dumps(value, allow_nan=False, separators=(",", ":")).encode(), 9)
+    return details | {"probes": probes, "tokens": tokens}
 
 
 def _compressed(content: bytes, level: int) -> str:
@@ -316,7 +283,7 @@ def _about(run: Captures, length: int) -> dict:
     }
 
 
-def _curves(run: Captures, blocks: Mapping[int, Mapping[str, int]]) -> dict:
+def _curves(run: Captures, blocks: Mapping[int, Sequence[int]]) -> dict:
     """A run's errors and scores by step, and when heads formed. `blocks`: the numbers of the blocks of each step."""
     points, captures = run.curve_steps | set(blocks), []
     for snapshot in run.snapshots:
@@ -325,8 +292,8 @@ def _curves(run: Captures, blocks: Mapping[int, Mapping[str, int]]) -> dict:
             verdicts = {"faithful": faithful, "causal": snapshot.causality == 0}
             captures.append(snapshot.to_json(digits=3) | verdicts)
             if snapshot.step in blocks:
-                numbers = blocks[snapshot.step]
-                captures[-1] |= {"blocks": [numbers[name] for name in run.probes], "details": numbers[DETAILS]}
+                *maps, details = blocks[snapshot.step]
+                captures[-1] |= {"blocks": maps, "details": details}
     return {"name": run.name, "formation": run.formation, "captures": captures}
 
 

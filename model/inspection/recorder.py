@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from torch import Tensor
 from model.attention import CausalSelfAttention
 from model.gpt import GPT
 from model.inspection.ablation import ablation, part_means
-from model.inspection.archive import DETAILS_VERSION, AttentionArchive, Probe, Snapshot, rounded_details
+from model.inspection.archive import DETAILS_DIGITS, DETAILS_VERSION, AttentionArchive, Probe, Snapshot, as_json
 from model.inspection.attribution import attribution
 from model.inspection.circuits import copying_scores, value_norms
 from model.inspection.heads import score_heads
@@ -69,8 +70,11 @@ def capture(
     """
     device = gpt.token_embedding.weight.device
     sequence = torch.atleast_2d(torch.as_tensor(tokens, device=device))
-    _check_tokens(sequence, gpt.token_embedding.num_embeddings)
-    length = sequence.shape[1]
+    length, vocab_size = sequence.shape[-1], gpt.token_embedding.num_embeddings
+    if sequence.shape != (1, length) or length == 0:
+        raise ValueError(f"a capture needs the tokens of one sequence, (T,) or (1, T), not {tuple(sequence.shape)}")
+    if sequence.min() < 0 or sequence.max() >= vocab_size:
+        raise ValueError(f"token ids must be in 0..{vocab_size - 1}, but go from {sequence.min()} to {sequence.max()}")
     layers = [module for module in gpt.modules() if isinstance(module, CausalSelfAttention)]
     leaks = []
     with undisturbed(gpt, autocast):
@@ -93,22 +97,14 @@ def capture(
     return Capture(torch.stack(weights), precision, _largest(errors), _largest(leaks))
 
 
-def record_maps(
-    archive: AttentionArchive,
-    gpt: GPT,
-    step: int,
-    label: Callable[[int], str] = str,
-    *,
-    batch: Tensor | None = None,
-    autocast: torch.dtype | None = None,
-) -> dict[str, float]:
-    """Captures the model on the archive's probes, adds the capture to the archive, and returns the metrics to log.
+def record_maps(archive: AttentionArchive, gpt: GPT, step: int, *args: Any, **options: Any) -> dict[str, float]:
+    """Adds what `take_snapshot` measures on the archive's probes to the archive, and returns the metrics to log.
 
-    The arguments are those of `take_snapshot`.
+    The further arguments are those of `take_snapshot`.
 
     Keys: attention/fidelity, attention/causality, and attention/SCORE/layer_N, the best head of each layer.
     """
-    snapshot, maps, details = take_snapshot(gpt, archive.probes, step, label, batch=batch, autocast=autocast)
+    snapshot, maps, details = take_snapshot(gpt, archive.probes, step, *args, **options)
     archive.add(snapshot, maps, details)
     best = {
         f"attention/{name}/layer_{layer}": float(heads.max())
@@ -183,15 +179,14 @@ def _details(gpt: GPT, probes: dict[str, Tensor], label: Callable[[int], str]) -
             "value_norms": value_norms(gpt, traced),
         }
     layers = [f"{sublayer} {layer}" for layer in range(len(gpt.blocks)) for sublayer in ("attention", "feed-forward")]
-    return rounded_details(
-        {
-            "version": DETAILS_VERSION,
-            "parts": names,
-            "sublayers": ["embeddings", *layers],
-            "tokens": {str(token): label(token) for token in sorted(shown)},
-            "probes": measured,
-        }
-    )
+    details = {
+        "version": DETAILS_VERSION,
+        "parts": names,
+        "sublayers": ["embeddings", *layers],
+        "tokens": {str(token): label(token) for token in sorted(shown)},
+        "probes": measured,
+    }
+    return as_json(details, DETAILS_DIGITS)
 
 
 def draw_repeated_probe(
@@ -221,10 +216,3 @@ def draw_repeated_probe(
 def _largest(errors: list[float]) -> float:
     """The largest error, 0 if there are none. NaN if one of them is NaN, which Python's `max` could miss."""
     return torch.tensor([0.0, *errors], dtype=torch.float64).max().item()
-
-
-def _check_tokens(tokens: Tensor, vocab_size: int) -> None:
-    if tokens.ndim != 2 or tokens.shape[0] != 1 or tokens.shape[1] == 0:
-        raise ValueError(f"a capture needs the tokens of one sequence, (T,) or (1, T), not {tuple(tokens.shape)}")
-    if tokens.min() < 0 or tokens.max() >= vocab_size:
-        raise ValueError(f"token ids must be in 0..{vocab_size - 1}, but go from {tokens.min()} to {tokens.max()}")

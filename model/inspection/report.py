@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from model.inspection import template
-from model.inspection.compare import Rows, column_points, evenly
+from model.inspection.compare import Rows, column_points, curves_of, evenly
 from model.inspection.describe import describe_heads
 from model.inspection.heads import SCORES, threshold
 from model.inspection.images import PALETTES
@@ -56,13 +56,14 @@ def report_page(
     """
     uniform = captures.uniform if captures and captures.snapshots else {}
     head_charts = with_curves([head_chart(rows, score) for score in SCORES])
+    faint = [one for one in head_charts if is_faint(one, uniform)]
     data = {
         "title": name,
         "story": story(rows, config or {}),
         "facts": facts(rows),
         "charts": with_curves([chart(rows, *spec) for spec in CHARTS]),
-        "heads": [one for one in head_charts if shows_something(one, uniform)],
-        "faint": [one["title"] for one in head_charts if not shows_something(one, uniform)],
+        "heads": [one for one in head_charts if one not in faint],
+        "faint": [one["title"] for one in faint],
         "machine": with_curves([chart(rows, *spec) for spec in MACHINE_CHARTS]),
         "formation": {},
         "samples": evenly(samples, MAX_SAMPLES),
@@ -83,8 +84,9 @@ def story(rows: Rows, config: Mapping) -> str:
     """What this is and how long it trained on what, in sentences for someone who has never seen the project."""
     gpt = _section(_section(config, "model"), "gpt")
     size = ""
-    if {"num_layers", "num_heads"} <= set(gpt):
-        size = f" of {_count(gpt['num_layers'], 'layer')} with {_count(gpt['num_heads'], 'attention head')} each"
+    layers, heads = gpt.get("num_layers"), gpt.get("num_heads")
+    if isinstance(layers, int) and isinstance(heads, int):
+        size = f" of {_count(layers, 'layer')} with {_count(heads, 'attention head')} each"
     sentences = [f"A small GPT{size} learned to predict the next token of {corpus_name(_section(config, 'data'))}."]
     if points := column_points(rows, "tokens"):
         seconds = training_seconds(rows)
@@ -103,7 +105,7 @@ def corpus_name(data: Mapping) -> str:
         return f"the data set {dataset}"
     if files := data.get("files"):
         return ", ".join(map(str, files)) if isinstance(files, list) else str(files)
-    return CORPORA.get(data.get("corpus"), "a text")
+    return CORPORA.get(str(data.get("corpus")), "a text")
 
 
 def last_capture(captures: Captures) -> dict:
@@ -188,9 +190,7 @@ def training_seconds(rows: Rows) -> float:
 
 def chart(rows: Rows, title: str, unit: str, columns: dict[str, str], **more: object) -> dict:
     """Data of one chart: a curve for each column that has a number in some row."""
-    points = {name: evenly(column_points(rows, column), MAX_POINTS) for name, column in columns.items()}
-    curves = [{"name": name, "points": of_curve} for name, of_curve in points.items() if of_curve]
-    return {"title": title, "unit": unit, "curves": curves, **more}
+    return {"title": title, "unit": unit, "curves": curves_of(rows, columns, MAX_POINTS), **more}
 
 
 def head_chart(rows: Rows, score: str) -> dict:
@@ -202,15 +202,15 @@ def head_chart(rows: Rows, score: str) -> dict:
     return chart(rows, score.replace("_", " "), meaning, columns, top=1, layers=True, score=score)
 
 
-def shows_something(chart: Mapping, uniform: Mapping[str, float]) -> bool:
-    """Whether some head passes the threshold of a score's chart. Entropy, which is no pattern, always counts.
+def is_faint(chart: Mapping, uniform: Mapping[str, float]) -> bool:
+    """Whether no head passes the threshold of a score's chart. Entropy, which is no pattern, never is.
 
-    uniform: the scores of uniform attention; of a score without one nothing can be said, so it counts.
+    uniform: the scores of uniform attention; of a score without one nothing can be said, so it is not faint.
     """
     score = chart["score"]
     if SCORES[score].keys is None or score not in uniform:
-        return True
-    return any(value > threshold(uniform[score]) for curve in chart["curves"] for _, value in curve["points"])
+        return False
+    return all(value <= threshold(uniform[score]) for curve in chart["curves"] for _, value in curve["points"])
 
 
 def with_curves(charts: list[dict]) -> list[dict]:

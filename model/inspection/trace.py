@@ -12,7 +12,7 @@ Shapes: L layers, H heads, H_kv key and value heads, T tokens, D model width, K 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -60,41 +60,33 @@ def trace(gpt: GPT, tokens: Tensor, *, document_ids: Tensor | None = None) -> Tr
     Raises:
         ValueError: for a sequence that is longer than the model's context.
     """
-    outputs: dict[str, nn.Module] = embedding_tables(gpt)
-    inputs: dict[str, nn.Module] = {"embeddings": gpt.embedding_norm, "final norm": gpt.final_norm}
-    for layer, block in enumerate(blocks_of(gpt)):
-        outputs[f"feed-forward {layer}"] = block.feed_forward
-        inputs[f"block {layer}"] = block
-        inputs[f"feed-forward norm {layer}"] = block.feed_forward_norm
-        inputs[f"output matrix {layer}"] = block.attention.output_proj
-    value_embeddings = value_tables(gpt)
-    outputs |= {f"value embeddings {layer}": table for layer, table in value_embeddings.items()}
-
-    layers = [block.attention for block in blocks_of(gpt)]
-    with undisturbed(gpt), recorded(inputs, outputs) as seen, observed(layers) as calls:
+    blocks, tables, value_embeddings = blocks_of(gpt), embedding_tables(gpt), value_tables(gpt)
+    with (
+        undisturbed(gpt),
+        recorded(gpt) as (inputs, outputs),
+        observed([block.attention for block in blocks]) as calls,
+    ):
         features = gpt.features(tokens[None], document_ids=document_ids)[0]
 
-    residual = [seen[f"{name} {layer}"] for layer in range(len(layers)) for name in ("block", "feed-forward norm")]
+    residual = [inputs[module][0] for block in blocks for module in (block, block.feed_forward_norm)]
     values, heads, value_shares = [], [], {}
-    for number, (attention, (q, k, v, _)) in enumerate(zip(layers, calls, strict=True)):
-        group = attention.num_heads // attention.num_kv_heads
-        values.append(v[0].repeat_interleave(group, dim=0))
-        heads.append(seen[f"output matrix {number}"].unflatten(-1, (attention.num_heads, -1)))
-        if number in value_embeddings:
-            table = seen[f"value embeddings {number}"].unflatten(-1, (attention.num_kv_heads, -1)).transpose(0, 1)
-            mask = visible_keys(len(tokens), attention.window, document_ids)
-            _, weights = attention_formula(q, k, v, mask)
-            shares = weights[0] @ table.cpu().double().repeat_interleave(group, dim=0)
-            value_shares[number] = shares.transpose(0, 1)
+    for layer, (block, (q, k, v, _)) in enumerate(zip(blocks, calls, strict=True)):
+        attention = block.attention
+        values.append(v[0].repeat_interleave(attention.num_heads // attention.num_kv_heads, dim=0))
+        heads.append(inputs[attention.output_proj][0].unflatten(-1, (attention.num_heads, -1)))
+        if layer in value_embeddings:
+            table = outputs[value_embeddings[layer]].unflatten(-1, (attention.num_kv_heads, -1)).transpose(1, 2)
+            shares, _ = attention_formula(q, k, table, visible_keys(len(tokens), attention.window, document_ids))
+            value_shares[layer] = shares[0].transpose(0, 1)
     return Trace(
         tokens=tokens,
-        tables={name: seen[name] for name in embedding_tables(gpt)},
-        embeddings=seen["embeddings"],
-        residual=torch.stack([*residual, seen["final norm"]]),
+        tables={name: outputs[table].flatten(0, -2) for name, table in tables.items()},  # positions have no batch axis
+        embeddings=inputs[gpt.embedding_norm][0],
+        residual=torch.stack([*residual, inputs[gpt.final_norm][0]]),
         values=torch.stack(values),
         heads=torch.stack(heads),
         value_shares=value_shares,
-        feed_forwards=torch.stack([seen[f"feed-forward {layer}"] for layer in range(len(layers))]),
+        feed_forwards=torch.stack([outputs[block.feed_forward][0] for block in blocks]),
         features=features,
     )
 
@@ -114,9 +106,15 @@ def value_tables(gpt: GPT) -> dict[int, nn.Embedding]:
     return {int(layer): cast(nn.Embedding, table) for layer, table in gpt.value_embeddings.items()}
 
 
-def norm_weights(norm: nn.Module) -> tuple[Tensor | None, Tensor | None]:
-    """A norm's weight and bias, (D,) each; None for what it does not have."""
-    return getattr(norm, "weight", None), getattr(norm, "bias", None)
+def before_norm(norm: nn.Module, direction: Tensor) -> Tensor:
+    """What a norm's input is multiplied with, to get `norm(x) * direction` up to the norm's scale and without its bias.
+
+    Multiplying x without its mean by a direction is multiplying x by the direction without its mean.
+    """
+    weight = getattr(norm, "weight", None)
+    if weight is not None:
+        direction = direction * weight.to(direction)
+    return direction - direction.mean(-1, keepdim=True) if isinstance(norm, nn.LayerNorm) else direction
 
 
 def blocks_of(gpt: GPT) -> list[Block]:
@@ -169,24 +167,24 @@ def undisturbed(gpt: GPT, autocast: torch.dtype | None = None) -> Iterator[None]
 
 
 @contextmanager
-def recorded(inputs: Mapping[str, nn.Module], outputs: Mapping[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
-    """Collects the first argument of the modules `inputs` and the results of `outputs`, by name.
+def recorded(gpt: GPT) -> Iterator[tuple[dict[nn.Module, Tensor], dict[nn.Module, Tensor]]]:
+    """Collects the first argument and the result of the tables, blocks and other modules that measurements read.
 
-    A batch of one sequence loses its first axis: (1, T, D) is kept as (T, D).
+    Of every module it would be many times the memory.
     """
-    seen: dict[str, Tensor] = {}
+    modules = [gpt.embedding_norm, gpt.final_norm, *embedding_tables(gpt).values(), *value_tables(gpt).values()]
+    for block in blocks_of(gpt):
+        modules += [block, block.attention.output_proj, block.feed_forward_norm, block.feed_forward]
+    inputs: dict[nn.Module, Tensor] = {}
+    outputs: dict[nn.Module, Tensor] = {}
 
-    def keep(name: str, x: Tensor) -> None:
-        seen[name] = x.flatten(0, -2)
+    def keep(module: nn.Module, args: tuple[Tensor, ...], result: Tensor) -> None:
+        inputs[module], outputs[module] = args[0], result
 
     with ExitStack() as hooks:
-        for name, module in inputs.items():
-            handle = module.register_forward_pre_hook(lambda _, args, name=name: keep(name, args[0]))
-            hooks.callback(handle.remove)
-        for name, module in outputs.items():
-            handle = module.register_forward_hook(lambda _, args, result, name=name: keep(name, result))
-            hooks.callback(handle.remove)
-        yield seen
+        for module in modules:
+            hooks.callback(module.register_forward_hook(keep).remove)
+        yield inputs, outputs
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import sys
 from itertools import combinations
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -119,11 +120,20 @@ def test_labels_of_different_characters_differ():
     assert len(set(labels.values())) == len(labels)
 
 
+def curves_of(name, steps, scores, formed=None) -> SimpleNamespace:
+    """What is drawn of a run's captures. scores: those of one head over the steps, by name."""
+    snapshots = []
+    for i, step in enumerate(steps):
+        arrays = {score: np.full((1, 1), values[i]) for score, values in scores.items()}
+        snapshots.append(SimpleNamespace(step=step, shape=(1, 1), scores=arrays))
+    return SimpleNamespace(name=name, snapshots=snapshots, formation={score: {} for score in scores} | (formed or {}))
+
+
 def test_hostile_text_is_drawn_without_a_warning(recwarn):
     title = "$\\bad{$ </script>"
-    maps, scores = np.zeros((1, 2, len(HOSTILE), len(HOSTILE))), {"sink": np.zeros((2, 1, 1))}
+    maps, run = np.zeros((1, 2, len(HOSTILE), len(HOSTILE))), curves_of(title, [0, 1], {"sink": [0, 0]})
     assert written(images.attention_grid, maps, HOSTILE, title=title).startswith(b"\x89PNG")
-    assert written(images.score_curves, [images.Curves(title, [0, 1], scores)], title=title).startswith(b"\x89PNG")
+    assert written(images.score_curves, [run], title=title).startswith(b"\x89PNG")
     assert not recwarn.list
 
 
@@ -177,10 +187,10 @@ def test_a_heat_map_has_a_square_for_each_head_and_grey_where_a_model_diverged()
 
 
 def test_formed_heads_are_marked_on_the_curves():
-    steps, scores = [0, 1, 2, 4], {"induction": np.array([0.1, 0.2, 0.7, 0.9]).reshape(4, 1, 1)}
+    steps, scores = [0, 1, 2, 4], {"induction": [0.1, 0.2, 0.7, 0.9]}
 
     def drawn(formed, **options) -> bytes:
-        return written(images.score_curves, [images.Curves("run", steps, scores, formed)], **options)
+        return written(images.score_curves, [curves_of("run", steps, scores, formed)], **options)
 
     plain = drawn({})
     assert drawn({"induction": {}}) == plain

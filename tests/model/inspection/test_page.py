@@ -306,6 +306,14 @@ def test_then_steps_are_left_out_and_the_page_says_so():
     assert note.endswith(f", shows {len(kept)} of 80 recorded steps (the curves show all).")
 
 
+def test_the_page_does_not_say_that_thinned_curves_show_all(monkeypatch):
+    captures = random_captures(2, 3, 24, steps=range(0, 1600, 40))
+    limit = int(0.6 * len(attention_page([captures], "a title").encode()))
+    monkeypatch.setattr("model.inspection.page.MAX_CURVE_POINTS", 20)
+    data, _ = parse(attention_page([replace(captures)], "a title", max_bytes=limit))
+    assert len(data["runs"][0]["captures"]) < 40 and "recorded steps (the curves show more)" in data["notes"][0]
+
+
 def test_then_the_text_is_cut_and_the_page_says_so():
     captures = random_captures(4, 4, 40, steps=range(30))
     template = len(attention_page([random_captures(1, 1, 5, steps=[0])], "a title").encode())

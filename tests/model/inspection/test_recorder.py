@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import os
 import re
 from dataclasses import replace
 
@@ -467,6 +468,25 @@ def test_an_interrupted_capture_keeps_the_earlier_ones(tmp_path, monkeypatch):
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
 
 
+@pytest.mark.parametrize("written", [2, 4, 6])  # of these calls each file takes two
+def test_a_first_capture_that_was_interrupted_is_made_again(tmp_path, monkeypatch, written):
+    """The probe is written, and perhaps maps and details; without their scores they do not count."""
+    fsync, calls = os.fsync, []
+
+    def killed_later(file):
+        calls.append(file)
+        if len(calls) > written:
+            raise KeyboardInterrupt
+        fsync(file)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("os.fsync", killed_later)
+        record_maps(new_archive(tmp_path), random_gpt(MODERN), 0)
+    assert (tmp_path / "probe.json").exists() and not (tmp_path / "scores.jsonl").exists()
+    record_maps(new_archive(tmp_path), random_gpt(MODERN), 0)
+    assert AttentionArchive.open(tmp_path).steps == [0]
+
+
 def test_a_diverged_model_is_recorded_as_valid_json(tmp_path):
     gpt = random_gpt(MODERN)
     nn.init.constant_(gpt.blocks[0].attention.qkv_proj.weight, math.nan)
@@ -485,6 +505,7 @@ def test_a_diverged_model_is_recorded_as_valid_json(tmp_path):
         ("probe.json", b"{"),
         ("probe.json", b'{"tokenizer": "x", "probes": {"text": {"tokens": [1], "labels": []}}}'),
         ("probe.json", b"[]"),
+        ("probe.json", b'{"tokenizer": "x", "probes": {"text": {"tokens": [1], "labels": ["a"]}}}'),
         ("scores.jsonl", b'{"step": 0}\n'),
         ("scores.jsonl", b"\xff\xfe\n"),
         ("step_00000000.npz", b""),

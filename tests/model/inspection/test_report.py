@@ -112,6 +112,10 @@ CONFIGS = [
         "A small GPT learned to predict the next token of the data set some/set.",
     ),
     ({"model": 3, "data": [1]}, "A small GPT learned to predict the next token of a text."),
+    (
+        {"model": {"gpt": {"num_layers": None, "num_heads": "x"}}, "data": {"corpus": ["stdlib"]}},
+        "A small GPT learned to predict the next token of a text.",
+    ),
 ]
 
 
