@@ -73,7 +73,7 @@ def build_parser() -> Parser:
     add(
         "--split",
         choices=("validation", "train", "all"),
-        help="part of the text, split as for training (default: validation)",
+        help="part of the text, split as for training, or all of it (default: validation)",
     )
     add("--batch_size", type=at_least(1), default=16, metavar="N", help="windows at once (default: 16)")
     add("--json", action="store_true", help="write the result as one line of JSON")

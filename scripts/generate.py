@@ -92,12 +92,9 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="TEXT",
         help="end before this text; may be given several times (default: only where the model ends its document)",
     )
-    heat = parser.add_mutually_exclusive_group()
-    divisor = "divides the logits; 0 = likeliest (default: 0.8)"
-    heat.add_argument("--temperature", type=float, default=0.8, metavar="X", help=divisor)
-    heat.add_argument(
-        "--greedy", dest="temperature", action="store_const", const=0.0, help="the same as --temperature 0"
-    )
+    heat = parser.add_mutually_exclusive_group().add_argument
+    heat("--temperature", type=float, default=0.8, metavar="X", help="divides the logits; 0 = likeliest (default: 0.8)")
+    heat("--greedy", dest="temperature", action="store_const", const=0.0, help="the same as --temperature 0")
     add("--top_k", type=int, metavar="N", help="draw from the N likeliest tokens only (default: from all)")
     add(
         "--top_p",
@@ -126,10 +123,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 class Writer:
-    """A trained GPT and how it shall write.
-
-    Args:
-        arguments: of the command line.
+    """A trained GPT and how it shall write, by the command line's arguments.
 
     Raises ValueError or OSError with a sentence for the person.
     """
@@ -139,15 +133,14 @@ class Writer:
 
         self.device = choose_device(arguments.device)
         self.model, self.tokenizer, self.heading = open_model(arguments.checkpoint, self.device)
-        self.seed, self.stops, self.max_new_tokens = arguments.seed, arguments.stop, arguments.max_new_tokens
+        self.seed, self.max_new_tokens = arguments.seed, arguments.max_new_tokens
         names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-        self.options = {name: getattr(arguments, name) for name in names}
+        self.options: dict[str, Any] = {name: getattr(arguments, name) for name in names} | {"stops": arguments.stop}
         self.options["record"] = record_cuda_graph if self.device.type == "cuda" else None
 
     def write(self, prompts: list[list[int]], **options: Any) -> tuple[list[TextStream], Iterator[list[str]]]:
         """As `scripts.writing.write`."""
-        options = self.options | {"stops": self.stops} | options
-        return write(self.model, self.tokenizer, prompts, self.max_new_tokens, **options)
+        return write(self.model, self.tokenizer, prompts, self.max_new_tokens, **self.options, **options)
 
     def generators(self, number: int) -> list[torch.Generator]:
         """Sources of randomness, one a prompt: with a seed each of them draws as it would alone."""
