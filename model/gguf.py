@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from model.gpt import GPT
-from model.huggingface import GPT2, ExportedTokenizer, check_tokenizer, optional_package, unexpressed
+from model.huggingface import GPT2, ExportedTokenizer, check_tokenizer, optional_package, split_name, unexpressed
 
 # Our module -> llama.cpp's; * is the number of the layer.
 MODULES = {
@@ -72,12 +71,10 @@ def to_gguf(gpt: GPT, path: str | Path, tokenizer: ExportedTokenizer) -> None:
     writer.add_add_bos_token(False)
 
     for name, weight in gpt.state_dict().items():
-        module, _, kind = name.rpartition(".")  # kind: weight or bias
-        if module == "head" and config.tie_embeddings:
-            continue
-        layer = re.search(r"\d+", module)
-        theirs = MODULES[re.sub(r"\d+", "*", module)].replace("*", layer[0] if layer else "")
-        writer.add_tensor(f"{theirs}.{kind}", weight.float().cpu().contiguous().numpy())
+        module, layer, kind = split_name(name)
+        if module != "head" or not config.tie_embeddings:
+            theirs = f"{MODULES[module].replace('*', layer)}.{kind}"
+            writer.add_tensor(theirs, weight.float().cpu().contiguous().numpy())
     try:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()

@@ -37,10 +37,6 @@ FORMAT = 1  # of a GlassGPTForCausalLM's config.json; higher where this version 
 Turn = Callable[[Tensor, GPTConfig], Tensor]
 
 
-def unchanged(weight: Tensor, config: GPTConfig) -> Tensor:
-    return weight
-
-
 def transposed(weight: Tensor, config: GPTConfig) -> Tensor:
     """transformers keeps GPT-2's own layout, (features in, features out); a bias stays as it is."""
     return weight.mT if weight.ndim == 2 else weight
@@ -49,13 +45,6 @@ def transposed(weight: Tensor, config: GPTConfig) -> Tensor:
 def halves_swapped(weight: Tensor, config: GPTConfig) -> Tensor:
     """NanoChat turns pairs clockwise; that is our sense of rotation with the halves of each head exchanged."""
     return weight.unflatten(0, (-1, 2, config.head_dim // 2)).flip(1).flatten(0, 2)
-
-
-class Part(NamedTuple):
-    """One of their modules, whose rows are all or some of those of ours. `*` is the number of a layer."""
-
-    name: str
-    turn: Turn = unchanged
 
 
 class Option(NamedTuple):
@@ -72,23 +61,29 @@ class Architecture:
     Args:
         model_type, class_name: its names in config.json.
         options: our option -> theirs.
-        activation: what they call the option for it; its values are in ACTIVATIONS.
         ours: the values that it gives options of ours.
         theirs: options that a GPT lacks, and the value it stands for.
-        modules: our module -> the parts of theirs that make it, from the first row to the last.
+        modules: our module -> those of theirs that make it, from the first row to the last; `*` is a layer's number.
+        turns: the end of their module's name -> what turns its weights.
     """
 
     model_type: str
     class_name: str
     options: dict[str, Option]
-    activation: Option
     ours: dict[str, Any]
     theirs: dict[str, Any]
-    modules: dict[str, tuple[Part, ...]]
+    modules: dict[str, tuple[str, ...]]
+    turns: dict[str, Turn]
 
 
-ACTIVATIONS = {"gelu": "gelu_new", "gelu_exact": "gelu", "relu2": "relu2"}
-SAME_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
+# Their name of an activation -> ours; of several the first is written.
+ACTIVATIONS = {
+    "gelu_new": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "gelu_fast": "gelu",
+    "gelu": "gelu_exact",
+    "relu2": "relu2",
+}
 
 GPT2 = Architecture(
     model_type="gpt2",
@@ -102,8 +97,8 @@ GPT2 = Architecture(
         "feed_forward_dim": Option(("n_inner",), None),
         "tie_embeddings": Option(("tie_word_embeddings",), True),
         "dropout": Option(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.1),
+        "activation": Option(("activation_function",), "gelu_new"),
     },
-    activation=Option(("activation_function",), "gelu_new"),
     ours={
         "position": "learned",
         "norm": "layernorm",
@@ -121,17 +116,18 @@ GPT2 = Architecture(
         "quantization_config": None,
     },
     modules={
-        "token_embedding": (Part("transformer.wte"),),
-        "position_embedding": (Part("transformer.wpe"),),
-        "blocks.*.attention_norm": (Part("transformer.h.*.ln_1"),),
-        "blocks.*.attention.qkv_proj": (Part("transformer.h.*.attn.c_attn", transposed),),
-        "blocks.*.attention.output_proj": (Part("transformer.h.*.attn.c_proj", transposed),),
-        "blocks.*.feed_forward_norm": (Part("transformer.h.*.ln_2"),),
-        "blocks.*.feed_forward.up_proj": (Part("transformer.h.*.mlp.c_fc", transposed),),
-        "blocks.*.feed_forward.down_proj": (Part("transformer.h.*.mlp.c_proj", transposed),),
-        "final_norm": (Part("transformer.ln_f"),),
-        "head": (Part("lm_head"),),
+        "token_embedding": ("transformer.wte",),
+        "position_embedding": ("transformer.wpe",),
+        "blocks.*.attention_norm": ("transformer.h.*.ln_1",),
+        "blocks.*.attention.qkv_proj": ("transformer.h.*.attn.c_attn",),
+        "blocks.*.attention.output_proj": ("transformer.h.*.attn.c_proj",),
+        "blocks.*.feed_forward_norm": ("transformer.h.*.ln_2",),
+        "blocks.*.feed_forward.up_proj": ("transformer.h.*.mlp.c_fc",),
+        "blocks.*.feed_forward.down_proj": ("transformer.h.*.mlp.c_proj",),
+        "final_norm": ("transformer.ln_f",),
+        "head": ("lm_head",),
     },
+    turns=dict.fromkeys(("c_attn", "c_proj", "c_fc"), transposed),
 )
 
 NANOCHAT = Architecture(
@@ -148,8 +144,8 @@ NANOCHAT = Architecture(
         "logit_soft_cap": Option(("final_logit_softcapping",), 15.0),
         "tie_embeddings": Option(("tie_word_embeddings",), False),
         "dropout": Option(("attention_dropout",), 0.0),
+        "activation": Option(("hidden_act",), "relu2"),
     },
-    activation=Option(("hidden_act",), "relu2"),
     ours={},
     theirs={
         "rms_norm_eps": 1e-6,
@@ -158,18 +154,21 @@ NANOCHAT = Architecture(
         "quantization_config": None,
     },
     modules={
-        "token_embedding": (Part("model.embed_tokens"),),
+        "token_embedding": ("model.embed_tokens",),
         "blocks.*.attention.qkv_proj": (
-            Part("model.layers.*.self_attn.q_proj", halves_swapped),
-            Part("model.layers.*.self_attn.k_proj", halves_swapped),
-            Part("model.layers.*.self_attn.v_proj"),
+            "model.layers.*.self_attn.q_proj",
+            "model.layers.*.self_attn.k_proj",
+            "model.layers.*.self_attn.v_proj",
         ),
-        "blocks.*.attention.output_proj": (Part("model.layers.*.self_attn.o_proj"),),
-        "blocks.*.feed_forward.up_proj": (Part("model.layers.*.mlp.fc1"),),
-        "blocks.*.feed_forward.down_proj": (Part("model.layers.*.mlp.fc2"),),
-        "head": (Part("lm_head"),),
+        "blocks.*.attention.output_proj": ("model.layers.*.self_attn.o_proj",),
+        "blocks.*.feed_forward.up_proj": ("model.layers.*.mlp.fc1",),
+        "blocks.*.feed_forward.down_proj": ("model.layers.*.mlp.fc2",),
+        "head": ("lm_head",),
     },
+    turns=dict.fromkeys(("q_proj", "k_proj"), halves_swapped),
 )
+
+GLASSGPT = Architecture("glassgpt", "GlassGPTForCausalLM", options={}, ours={}, theirs={}, modules={}, turns={})
 
 
 class ExportedTokenizer(Protocol):
@@ -239,23 +238,22 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: ExportedTokenizer | 
         (aside / WEIGHTS).chmod((aside / CONFIG).stat().st_mode)  # save_file makes a file that only its owner can read
         for name, content in ({} if tokenizer is None else tokenizer.huggingface_files()).items():
             write_json(aside / name, content)
-        if architecture is None:
-            for name, source in network_sources().items():
-                (aside / name).write_text(source, encoding="utf-8")
-    return "GlassGPTForCausalLM" if architecture is None else architecture.class_name
+        for name, source in (network_sources() if architecture is GLASSGPT else {}).items():
+            (aside / name).write_text(source, encoding="utf-8")
+    return architecture.class_name
 
 
 # Options
 
 
-def architecture_of(config: GPTConfig) -> Architecture | None:
-    """The architecture of transformers that a GPT of this config is; None if none can express it."""
-    return next((known for known in (GPT2, NANOCHAT) if unexpressed(config, known) is None), None)
+def architecture_of(config: GPTConfig) -> Architecture:
+    """The architecture of transformers that a GPT of this config is; our own if none can express it."""
+    return next((known for known in (GPT2, NANOCHAT) if unexpressed(config, known) is None), GLASSGPT)
 
 
 def unexpressed(config: GPTConfig, architecture: Architecture) -> str | None:
     """The option of a GPT that the architecture lacks, with its value, such as "window 32"; None if it has all."""
-    if config.activation not in ACTIVATIONS:
+    if config.activation not in ACTIVATIONS.values():
         return f"activation {config.activation}"
     if architecture.ours.get("position", "rotary") != config.position:
         return f"position {config.position}"
@@ -266,17 +264,17 @@ def unexpressed(config: GPTConfig, architecture: Architecture) -> str | None:
     return None
 
 
-def read_options(options: dict[str, Any]) -> tuple[Architecture | None, GPTConfig]:
-    """The architecture, None for our own, and the GPTConfig of a config.json.
+def read_options(options: dict[str, Any]) -> tuple[Architecture, GPTConfig]:
+    """The architecture and the GPTConfig of a config.json.
 
     Raises:
         ValueError, TypeError: if a GPT cannot be that; the message names the option.
     """
     model_type = options.get("model_type")
-    if model_type == "glassgpt":
+    if model_type == GLASSGPT.model_type:
         if options.get("glassgpt_format") != FORMAT:
             raise ValueError(f"its glassgpt_format is {options.get('glassgpt_format')!r}, this version reads {FORMAT}")
-        return None, GPTConfig(**options.get("gpt", {}))
+        return GLASSGPT, GPTConfig(**options.get("gpt", {}))
     architecture = next((known for known in (GPT2, NANOCHAT) if known.model_type == model_type), None)
     if architecture is None:
         raise ValueError(f"its model_type is {model_type!r}: it can be gpt2, nanochat or glassgpt")
@@ -284,14 +282,10 @@ def read_options(options: dict[str, Any]) -> tuple[Architecture | None, GPTConfi
         if options.get(name, value) != value:
             raise ValueError(f"its {name} is {options[name]!r}, which cannot be expressed: only {value!r} can")
     ours = {name: read_option(options, option) for name, option in architecture.options.items()}
-    activation = read_option(options, architecture.activation)
-    by_their_name = {theirs: name for name, theirs in ACTIVATIONS.items()}
-    ours["activation"] = by_their_name.get(SAME_ACTIVATIONS.get(activation, activation))
-    if ours["activation"] is None:
-        known = ", ".join([*by_their_name, *SAME_ACTIVATIONS])
-        raise ValueError(
-            f"its {architecture.activation.names[0]} is {activation!r}, which cannot be expressed: {known} can"
-        )
+    if ours["activation"] not in ACTIVATIONS:
+        name, known = architecture.options["activation"].names[0], ", ".join(ACTIVATIONS)
+        raise ValueError(f"its {name} is {ours['activation']!r}, which cannot be expressed: {known} can")
+    ours["activation"] = ACTIVATIONS[ours["activation"]]
     return architecture, GPTConfig(**ours, **architecture.ours)
 
 
@@ -300,29 +294,22 @@ def read_option(options: dict[str, Any], option: Option) -> Any:
     value = options.get(name, option.default)
     if value is ... or (value is None and option.default is ...):
         raise ValueError(f"its {CONFIG} has no {name}")
-    kinds = str if isinstance(option.default, str) else (int, float, NoneType)
-    if not isinstance(value, kinds):
+    if not isinstance(value, str if isinstance(option.default, str) else (int, float, NoneType)):
         raise ValueError(f"its {name} is {value!r}, which is of another type than it must be")
     return value
 
 
-def write_options(config: GPTConfig, architecture: Architecture | None) -> dict[str, Any]:
+def write_options(config: GPTConfig, architecture: Architecture) -> dict[str, Any]:
     """Inverse of `read_options`: the content of a config.json."""
-    if architecture is None:
-        return {
-            "model_type": "glassgpt",
-            "architectures": ["GlassGPTForCausalLM"],
-            "auto_map": {
-                "AutoConfig": f"{MODELLING}.GlassGPTConfig",
-                "AutoModelForCausalLM": f"{MODELLING}.GlassGPTForCausalLM",
-            },
-            "glassgpt_format": FORMAT,
-            "gpt": asdict(config),
-        }
     options = {"model_type": architecture.model_type, "architectures": [architecture.class_name], **architecture.theirs}
-    for ours, option in architecture.options.items():
-        options |= dict.fromkeys(option.names, getattr(config, ours))
-    options[architecture.activation.names[0]] = ACTIVATIONS[config.activation]
+    if architecture is GLASSGPT:
+        classes = {"AutoConfig": "GlassGPTConfig", "AutoModelForCausalLM": architecture.class_name}
+        sources = {"auto_map": {name: f"{MODELLING}.{own}" for name, own in classes.items()}}
+        return options | sources | {"glassgpt_format": FORMAT, "gpt": asdict(config)}
+    theirs = {ours: name for name, ours in reversed(ACTIVATIONS.items())}
+    values = asdict(config) | {"activation": theirs[config.activation]}
+    for name, option in architecture.options.items():
+        options |= dict.fromkeys(option.names, values[name])
     del options["quantization_config"]
     return options
 
@@ -330,67 +317,66 @@ def write_options(config: GPTConfig, architecture: Architecture | None) -> dict[
 # Weights
 
 
-def to_theirs(gpt: GPT, architecture: Architecture | None) -> dict[str, Tensor]:
+def to_theirs(gpt: GPT, architecture: Architecture) -> dict[str, Tensor]:
     """The weights of a GPT under their names; a tied head is left out."""
-    theirs = {}
-    for name, weight in gpt.state_dict().items():
-        if name == "head.weight" and gpt.config.tie_embeddings:
-            continue
-        parts = parts_of(name, architecture)
-        for (their_name, turn), rows in zip(parts, weight.split(rows_of(parts, weight, gpt.config)), strict=True):
-            theirs[their_name] = turn(rows, gpt.config).cpu().clone(memory_format=torch.contiguous_format)
-    return theirs
+    return {
+        name: turn(rows, gpt.config).cpu().clone(memory_format=torch.contiguous_format)
+        for _, name, turn, rows in named_parts(gpt, architecture)
+    }
 
 
-def to_ours(weights: dict[str, Tensor], gpt: GPT, architecture: Architecture | None) -> dict[str, Tensor]:
+def to_ours(weights: dict[str, Tensor], gpt: GPT, architecture: Architecture) -> dict[str, Tensor]:
     """Inverse of `to_theirs`: the state dict of `gpt`, whose own weights are read for their shapes only.
 
     Raises:
         ValueError: for weights that are missing, do not fit or belong to no module.
     """
-    tied = gpt.config.tie_embeddings
-    ours, used = {}, {"lm_head.weight", "gpt.head.weight"} if tied else set()
-    for name, expected in gpt.state_dict().items():
-        if name == "head.weight" and tied:
-            continue
-        pieces = []
-        parts = parts_of(name, architecture)
-        for (their_name, turn), rows in zip(parts, rows_of(parts, expected, gpt.config), strict=True):
-            # A model without its head, which GPT-2 on the Hub is, has names without the first part.
-            found = next((n for n in (their_name, their_name.partition(".")[2]) if n in weights), None)
-            if found is None:
-                raise ValueError(f"the weight {their_name} is missing")
-            used.add(found)
-            shape = turn(torch.empty((rows, *expected.shape[1:]), device="meta"), gpt.config).shape
-            if weights[found].shape != shape or not weights[found].is_floating_point():
-                raise ValueError(
-                    f"{found} is {weights[found].dtype} of shape {tuple(weights[found].shape)}, "
-                    f"but the options want floats of shape {tuple(shape)}"
-                )
-            pieces.append(turn(weights[found], gpt.config).to("cpu", torch.float32))
-        ours[name] = torch.cat(pieces)
+    parts: dict[str, list[Tensor]] = {}
+    used = {"lm_head.weight", "gpt.head.weight"} if gpt.config.tie_embeddings else set()
+    for name, their_name, turn, rows in named_parts(gpt, architecture):
+        # A model without its head, which GPT-2 on the Hub is, has names without the first part.
+        found = next((n for n in (their_name, their_name.partition(".")[2]) if n in weights), None)
+        if found is None:
+            raise ValueError(f"the weight {their_name} is missing")
+        weight, shape = weights[found], turn(rows, gpt.config).shape
+        if weight.shape != shape or not weight.is_floating_point():
+            raise ValueError(
+                f"{found} is {weight.dtype} of shape {tuple(weight.shape)}, "
+                f"but the options want floats of shape {tuple(shape)}"
+            )
+        used.add(found)
+        parts.setdefault(name, []).append(turn(weight, gpt.config).to("cpu", torch.float32))
     # Older files of GPT-2 hold the causal mask too.
     others = [name for name in weights if name not in used and not re.search(r"\.attn\.(masked_)?bias$", name)]
     if others:
         raise ValueError(f"it has weights for which a GPT has no place, such as {others[0]}")
-    return ours | ({"head.weight": ours["token_embedding.weight"]} if tied else {})
+    ours = {name: torch.cat(pieces) for name, pieces in parts.items()}
+    return ours | ({"head.weight": ours["token_embedding.weight"]} if gpt.config.tie_embeddings else {})
 
 
-def parts_of(name: str, architecture: Architecture | None) -> list[Part]:
-    """The weights of theirs that make our weight `name`."""
-    if architecture is None:
-        return [Part(f"gpt.{name}")]
-    module, _, kind = name.rpartition(".")  # kind: weight or bias
+def named_parts(gpt: GPT, architecture: Architecture) -> Iterator[tuple[str, str, Turn, Tensor]]:
+    """For each weight of theirs the name of ours that holds it, its own name, its turn, and its rows in ours.
+
+    A head that is tied is left out.
+    """
+    config = gpt.config
+    qkv_rows = [config.embed_dim, *2 * [config.num_kv_heads * config.head_dim]]
+    for name, weight in gpt.state_dict().items():
+        module, layer, kind = split_name(name)
+        if module == "head" and config.tie_embeddings:
+            continue
+        theirs = architecture.modules.get(module, (f"gpt.{module}",))
+        rows = weight.split(len(weight) if len(theirs) == 1 else qkv_rows)
+        for their_module, some in zip(theirs, rows, strict=True):
+            turn = architecture.turns.get(their_module.rpartition(".")[2], lambda weight, config: weight)
+            yield name, f"{their_module.replace('*', layer)}.{kind}", turn, some
+
+
+def split_name(name: str) -> tuple[str, str, str]:
+    """A weight's module with `*` for its layer, the layer, and the kind: weight or bias."""
+    module, _, kind = name.rpartition(".")
     layer = re.search(r"\d+", module)
-    parts = architecture.modules[re.sub(r"\d+", "*", module)]
-    return [Part(f"{part.name.replace('*', layer[0] if layer else '')}.{kind}", part.turn) for part in parts]
-
-
-def rows_of(parts: list[Part], weight: Tensor, config: GPTConfig) -> list[int]:
-    """How many rows of our weight each part has."""
-    if len(parts) == 1:
-        return [len(weight)]
-    return [config.embed_dim, *2 * [config.num_kv_heads * config.head_dim]]  # queries, keys, values
+    return re.sub(r"\d+", "*", module), layer[0] if layer else "", kind
 
 
 # Files
@@ -439,7 +425,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             raise ValueError(f"{folder / INDEX} names {name}, which is not a file in its folder")
         if not path.is_file():
             pickles = sorted(file.name for end in ("bin", "pt", "pth", "ckpt") for file in folder.glob(f"*.{end}"))
-            if pickles and names == [WEIGHTS]:
+            if pickles:
                 raise ValueError(
                     f"{folder} has its weights as a pickle, {pickles[0]}, which could run code and is not read: "
                     "store them as safetensors, which save_pretrained of transformers does"

@@ -25,6 +25,7 @@ from typing import Any
 if not __package__:  # run as a file, Python looks for modules beside it and not in the repository's root
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from model.runs.command_line import exit_status
 from scripts.benchmarks import contenders, results
 from scripts.benchmarks.contenders import WARM_UP, Row, alternate, call, compare, fit, parse_size, present
 from scripts.parser import Parser, at_least
@@ -35,10 +36,10 @@ PACKAGES = ("torch", "lightning", "transformers", "numpy")
 # "reduce-overhead" compiles with CUDA graphs.
 TRAINED = ["glassgpt", "glassgpt+compile", "glassgpt+reduce-overhead", "nanogpt", "nanogpt+compile"]
 TRAINED_BY_DEFAULT = {"cpu": "glassgpt nanogpt", "cuda": "glassgpt glassgpt+reduce-overhead nanogpt nanogpt+compile"}
-# CPU: nanoGPT's README on a laptop, and its GPU config in smaller batches. GPU: its character config, and GPT-2 with
-# the vocabulary rounded up to a multiple of 64, as nanoGPT trains it.
+# Those of nanoGPT's README and configs; on a CPU in smaller batches, GPT-2 with its vocabulary made a multiple of 64.
 SIZES = {"cpu": "4x4x128/12x64/65 6x6x384/16x256/65", "cuda": "6x6x384/64x256/65 12x12x768/32x1024/50304"}
 
+LLAMA_WORKS = (1, "cpu", "float32")  # texts at once, device, precision
 WRITERS = ["glassgpt", "nanogpt", "transformers", "llama.cpp", "llama.cpp+q8_0"]
 VOCABULARY, PROMPT_TOKENS = 65, 16
 
@@ -51,50 +52,45 @@ BARE = ("--attention.enabled=false", "--samples.max_new_tokens=0", "--trainer.ac
 BARE += ("--trainer.max_steps=1000000000", *NO_VALIDATION)
 
 
-def main(argv: list[str] | None = None) -> int:
+@exit_status("benchmark.py")
+def main(argv: list[str] | None = None) -> int | None:
     """Runs the command line; returns the exit status: 0, 1 if a contender fails, 2 for a mistake, 130 for Ctrl-C."""
     options = build_parser().parse_args(argv)
     try:
         print(results.markdown(options.results) if options.benchmark == "table" else measure(options))
-    except KeyboardInterrupt:
-        return 130
-    except (ValueError, OSError, RuntimeError) as error:
+    except RuntimeError as error:
         print(f"benchmark.py: {error}", file=sys.stderr)
-        return 1 if isinstance(error, RuntimeError) else 2
-    return 0
+        return 1
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The options; each help text names the unit and the default."""
-    formatter = {"formatter_class": argparse.RawDescriptionHelpFormatter}
-    parser = Parser(prog="benchmark.py", description=__doc__, **formatter)
+    parser = Parser(prog="benchmark.py", description=__doc__)
     subparsers = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK", parser_class=Parser)
     number, seconds, steps = at_least(1), at_least(0, float), at_least(WARM_UP + 1)
+    by_device = "{cpu}; on a GPU {cuda}".format
 
-    def subcommand(name: str, text: str, config: str | None = None, **defaults: Any) -> Callable:
-        """Adds a subcommand; returns what adds an option to it."""
-        texts = {"help": text.splitlines()[0], "description": text}
-        subparser = subparsers.add_parser(name, **texts, allow_abbrev=False, **formatter)
-        subparser.set_defaults(**defaults)
+    kept, where = Parser(add_help=False), f"where JSON is kept (default: {RESULTS})"
+    kept.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help=where)
+
+    def benchmark(function: Callable, rounds: int, names: Sequence = (), usual: str = "", config: str = "") -> Callable:
+        """Adds a function of this file, with `names` as its contenders; returns what adds one more option."""
+        text = inspect.getdoc(function)
+        options = {"help": text.splitlines()[0], "description": text, "parents": [kept]}
+        subparser = subparsers.add_parser(function.__name__, **options)
+        subparser.set_defaults(rows_of=function)
         add = subparser.add_argument
-        add("--results", type=Path, default=RESULTS, metavar="FILE", help=f"where JSON is kept (default: {RESULTS})")
+        add("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu; see CUDA_VISIBLE_DEVICES")
+        add("--nanogpt", metavar="PATH", help="checkout of nanoGPT (default: it does not take part)")
+        add("--rounds", type=number, default=rounds, metavar="N", help=f"turns of each contender (default: {rounds})")
+        if names:
+            listed = f"of {', '.join(names)} (default: {usual})"
+            add("--contenders", nargs="+", choices=names, metavar="NAME", help=listed)
         if config:
             add("--config", default=config, metavar="YAML", help=f"what is trained (default: {config})")
             add("train_options", nargs="*", metavar="-- OPTION", help="for train.py, paths from the repository")
         return add
 
-    def benchmark(function: Callable, rounds: int, names: Sequence[str] = (), usual: str = "", **more: str) -> Callable:
-        """Adds a function of this file; its contenders are `names`, by default the `usual` ones."""
-        add = subcommand(function.__name__, inspect.getdoc(function), rows_of=function, **more)
-        add("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu; see CUDA_VISIBLE_DEVICES")
-        add("--nanogpt", metavar="PATH", help="checkout of nanoGPT (default: it does not take part)")
-        add("--rounds", type=number, default=rounds, metavar="N", help=f"turns of each contender (default: {rounds})")
-        if names:
-            text = f"of {', '.join(names)} (default: {usual})"
-            add("--contenders", nargs="+", choices=names, metavar="NAME", help=text)
-        return add
-
-    by_device = "{cpu}; on a GPU {cuda}".format
     add = benchmark(train, 3, TRAINED, by_device(**TRAINED_BY_DEFAULT))
     sizes = f"LAYERSxHEADSxWIDTH/BATCHxCONTEXT/VOCABULARY (default: {by_device(**SIZES)})"
     add("--sizes", nargs="+", metavar="SIZE", help=sizes)
@@ -112,7 +108,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--size", help="LAYERSxHEADSxWIDTH/BATCHxCONTEXT (default: with --data nanoGPT's, otherwise the config's)")
     add("--steps", type=steps, help="of our whole schedule (default: 260; on a GPU 1000)")
     add("--peer_steps", type=steps, help="of the peer's (default: nanoGPT's, 2000; on a GPU 5000)")
-    add("--peer_learning_rate", type=seconds, default=0.001, help="of gpt2+adamw (default: nanoGPT's, 0.001)")
+    add("--peer_learning_rate", type=at_least(1e-9, float), help="of gpt2+adamw (default: nanoGPT's, 0.001)")
     add("--evaluations", type=number, default=20, help="in each training, evenly spaced (default: 20)")
     add("--target", type=at_least(0.001, float), metavar="NATS", help="loss per token (default: the peer's lowest)")
 
@@ -121,7 +117,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--stretch", type=number, default=10, help="steps in a stretch (default: 10)")
     add("--steps", type=number, default=60, help="of the training that records maps (default: 60)")
 
-    subcommand("table", inspect.getdoc(results))
+    subparsers.add_parser("table", parents=[kept], help=results.__doc__, description=results.__doc__)
     return parser
 
 
@@ -137,7 +133,9 @@ def measure(options: argparse.Namespace) -> str:
     options.nanogpt = options.nanogpt and str(Path(options.nanogpt).resolve())
     notes: list[str] = []
     rows = list(options.rows_of(options, notes))
-    machine = rows[0]["machine"]
+    if options.nanogpt and not any("nanogpt" in row["contender"] for row in rows):
+        notes.append("--nanogpt changes nothing here: nanoGPT takes no part")
+    machine, *_ = [row.pop("machine") for row in rows]
     versions = {name: version(name) for name in PACKAGES if find_spec(name)}
     versions["nanogpt"] = options.nanogpt and results.commit(Path(options.nanogpt))
     hidden = ("benchmark", "results", "nanogpt", "rows_of")
@@ -148,7 +146,7 @@ def measure(options: argparse.Namespace) -> str:
         "machine": machine,
         "versions": versions,
         "options": {name: value for name, value in vars(options).items() if name not in hidden},
-        "rows": [{key: value for key, value in row.items() if key != "machine"} for row in rows],
+        "rows": rows,
         "notes": notes,
     }
     options.results.parent.mkdir(parents=True, exist_ok=True)
@@ -174,21 +172,22 @@ def generate(options: argparse.Namespace, notes: list[str]) -> Iterator[Row]:
     """Time to write text after 16 tokens: ours, nanoGPT, GPT-2 of `transformers` with its cache, and llama.cpp.
 
     All have the same architecture and size, and random weights. With the defaults 4 minutes on 2 CPU cores. nanoGPT
-    has no cache: 16 texts of 256 tokens take it 100 seconds, and of 1000 tokens half an hour. llama.cpp takes part with
-    one text at a time, on a processor, with the same weights in float32 and in 8 bits.
+    has no cache: 16 texts of 1000 tokens take it half an hour. llama.cpp takes part with one text at a time, on a
+    processor, in float32 and with weights in 8 bits.
     """
     longest = PROMPT_TOKENS + max(options.new_tokens)
     if longest > options.context:
         raise ValueError(f"--context {options.context} is too short for the {longest} tokens of prompt and text")
-    names = present(options.contenders or WRITERS, options.nanogpt, notes)
     dtype = options.dtype or ("bfloat16" if options.device == "cuda" else "float32")
+    names = present(options.contenders or WRITERS, options.nanogpt, notes)
     for batch, new_tokens in itertools.product(options.batches, options.new_tokens):
         _, size = parse_size(f"{options.model}/{batch}x{options.context}/{VOCABULARY}")
         work = f"writing {batch} x {new_tokens} tokens, {options.model}"
-        lengths = {"prompt_tokens": PROMPT_TOKENS, "new_tokens": new_tokens}
-        arguments = {"batch_size": batch, "size": size, "dtype": dtype, **lengths}
-        able = [name for name in names if (batch == 1 and options.device == "cpu") or "llama" not in name]
-        yield from compete(work, "measure_writing", able, options, **arguments)
+        able = [name for name in names if "llama" not in name or (batch, options.device, dtype) == LLAMA_WORKS]
+        if not able:
+            raise ValueError("llama.cpp writes one text at a time, on a processor, in float32: name other contenders")
+        job = {"batch_size": batch, "size": size, "dtype": dtype, "new_tokens": new_tokens}
+        yield from compete(work, "measure_writing", able, options, prompt_tokens=PROMPT_TOKENS, **job)
 
 
 def compete(work: str, function: str, names: list[str], options: argparse.Namespace, **arguments: Any) -> list[Row]:
@@ -214,6 +213,9 @@ def time_to_loss(options: argparse.Namespace, notes: list[str]) -> Iterator[Row]
         raise ValueError("; ".join(["without a peer there is no loss to reach: set --target", *notes]))
     if not options.data and any(name.startswith("nanogpt") for name in names):
         raise ValueError("nanogpt reads a text by characters: name it with --data")
+    for option, peer in {"peer_steps": peers, "peer_learning_rate": "gpt2+adamw" in names}.items():
+        if getattr(options, option) is not None and not peer:
+            raise ValueError(f"--{option} is for a peer that takes no part: leave it out")
     shape, our_steps, peer_steps, dropout = LEARNING[options.device]
     path = Path(options.data or "").resolve()
     batch_size, size = parse_size(f"{options.size or shape}/{count_characters(path) if options.data else 1}")
@@ -224,21 +226,19 @@ def time_to_loss(options: argparse.Namespace, notes: list[str]) -> Iterator[Row]
         recipe += [f"--model.gpt.{name}={value}" for name, value in size.items() if name != "vocab_size"]
         recipe += [f"--data.batch_size={batch_size}"]
     commands = {}
-    where = {"device": options.device, "checkout": options.nanogpt, "dropout": dropout}
     for name in names:
         steps = (options.steps or our_steps) if name == "glassgpt" else (options.peer_steps or peer_steps)
-        work = {"evaluations": min(options.evaluations, steps // (WARM_UP + 1))}
+        evaluations = min(options.evaluations, steps // (WARM_UP + 1))
         if name.startswith("nanogpt"):
-            work |= {"batch_size": batch_size, "size": size, "data": str(path), "steps": steps}
+            work = {"batch_size": batch_size, "size": size, "data": str(path), "steps": steps, "dropout": dropout}
+            where = {"device": options.device, "checkout": options.nanogpt, "evaluations": evaluations}
             commands[name] = call("learn_characters", contender=name, **work, **where)
-            continue
-        typed = [*recipe, *options.train_options, f"--trainer.max_steps={steps}"]
-        if name == "gpt2+adamw":  # after what was typed for both, or it would no longer be this peer
-            typed += [
-                f"--config={contenders.GPT2_RECIPE}",
-                f"--model.optimizer.learning_rate={options.peer_learning_rate}",
-            ]
-        commands[name] = fit("LearningCurve", options.config, options.device, typed, **work)
+        else:
+            typed = [*recipe, *options.train_options, f"--trainer.max_steps={steps}"]
+            if name == "gpt2+adamw":  # after what was typed for both, or it would no longer be this peer
+                typed += [f"--config={contenders.GPT2_RECIPE}"]
+                typed += [f"--model.optimizer.learning_rate={rate}"] if (rate := options.peer_learning_rate) else []
+            commands[name] = fit("LearningCurve", options.config, options.device, typed, evaluations=evaluations)
     results = alternate(commands, options.rounds)
     target = options.target or max(min(point["loss"] for point in turn["curve"]) for turn in results[peers[0]])
     reaching = {name: [{**turn, **reached(turn, target)} for turn in turns] for name, turns in results.items()}
@@ -256,9 +256,7 @@ def reached(result: Row, target: float) -> Row:
 
 
 def count_characters(path: Path) -> int:
-    """The number of different characters; ValueError or FileNotFoundError if the text cannot be used."""
-    if not path.is_file():
-        raise FileNotFoundError(f"--data {path}: there is no such file")
+    """The number of different characters; ValueError or OSError if the text cannot be used."""
     content = path.read_bytes()
     if not content.isascii():
         raise ValueError(f"--data {path} is not all ASCII: its bytes, which ours reads, are not its characters")
@@ -270,10 +268,9 @@ def count_characters(path: Path) -> int:
 def overhead(options: argparse.Namespace, notes: list[str]) -> Iterator[Row]:
     """What the Trainer costs beside a bare loop, and what recording attention costs.
 
-    Stretches of the Trainer and of a bare loop alternate in one process, on the same model, optimizer and data, with
-    maps, samples and validation off. The recording is timed in a whole `python train.py`, with validation and
-    checkpoints: "with maps" is all of its time, "without maps" the same less the seconds inside the recorder. With the
-    defaults 3 minutes on 2 CPU cores.
+    Stretches of the Trainer and of a bare loop alternate in one process, on the same model, optimizer and data, without
+    maps, samples and validation. The recording is timed in a whole `python train.py`: "with maps" is all of its time,
+    "without maps" the same less the seconds inside the recorder. With the defaults 3 minutes on 2 CPU cores.
     """
     recorded = (f"--trainer.max_steps={options.steps}", "--attention.enabled=true")
     measured = {
@@ -282,8 +279,8 @@ def overhead(options: argparse.Namespace, notes: list[str]) -> Iterator[Row]:
     }
     for work, (callback, last, arguments) in measured.items():
         typed = [*options.train_options, *last]
-        command = fit(callback, options.config, options.device, typed, **arguments)
-        turns = alternate({work: command}, options.rounds)[work]
+        commands = {work: fit(callback, options.config, options.device, typed, **arguments)}
+        turns = alternate(commands, options.rounds)[work]
         results = {name: [row for turn in turns for row in turn[name]] for name in turns[0]}
         yield from compare(f"{work}, {Path(options.config).stem}", results)
 

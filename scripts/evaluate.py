@@ -17,16 +17,16 @@ import json
 import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 if not __package__:
     # Run as a file, Python looks for modules beside it and not in the repository's root. Beside it, a package called
     # `evaluate`, which lm-evaluation-harness needs, would be this file.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from model.runs.command_line import exit_status, parse
+from model.runs.command_line import exit_status
 from model.runs.folder import CHECKPOINTS, CONFIG, find_checkpoint, read_config
-from scripts.parser import Parser, at_least
+from scripts.parser import Parser, add_model_options, at_least, text_data
 from scripts.prompting import choose_device, is_huggingface, open_model
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from data.module import TextDataModule
     from data.tokenizers import Tokenizer
-    from model.gpt import GPT
 
 # Options of the data that say which text, and those that only training has. The tokenizer is the model's.
 SELECTING = ("corpus", "files", "dataset")
@@ -45,29 +44,25 @@ OF_TRAINING |= {"seed", "num_workers", "num_processes", "cache_dir"}
 @exit_status("evaluate.py", (ValueError, TypeError, OSError, ModuleNotFoundError))
 def main(argv: list[str] | None = None) -> None:
     own = build_parser()
-    arguments, rest = own.parse_known_args(argv)
-    if arguments.tasks is not None and not {"-h", "--help"} & set(rest):
-        if rest or arguments.stride is not None:
-            raise ValueError(f"--tasks bring their own text: leave out {rest[0] if rest else '--stride'}")
+    arguments, options = own.parse_known_args(argv)
+    with_tasks = arguments.tasks is not None and not {"-h", "--help"} & set(options)
+    of_other = ("stride", "split") if with_tasks else ("limit", "num_fewshot", "include_path")
+    unused = [f"--{name}" for name in of_other if getattr(arguments, name) is not None]
+    if with_tasks and (unused or options):
+        raise ValueError(f"--tasks bring their own text: leave out {[*options, *unused][0]}")
+    if unused:
+        raise ValueError(f"{unused[0]} is for --tasks: leave it out")
+    if with_tasks:
         evaluate_tasks(arguments)
-        return
-    for option in ("limit", "num_fewshot", "include_path"):
-        if getattr(arguments, option) is not None:
-            raise ValueError(f"--{option} is for --tasks: leave it out")
-    data = open_data(own, arguments.checkpoint, rest)
-    evaluate_text(arguments, data)
+    else:
+        evaluate_text(arguments, open_data(own, arguments.checkpoint, options))
 
 
 def build_parser() -> Parser:
     """The options besides those of the data. Each help text names the unit and the default."""
     parser = Parser(prog="evaluate.py", add_help=False)
     add = parser.add_argument
-    add(
-        "--checkpoint",
-        type=Path,
-        metavar="PATH",
-        help="checkpoint file, run folder or folder of a Hugging Face model (default: newest run under runs/)",
-    )
+    add_model_options(parser)
     add(
         "--stride",
         type=at_least(1),
@@ -78,11 +73,9 @@ def build_parser() -> Parser:
     add(
         "--split",
         choices=("validation", "train", "all"),
-        default="validation",
-        help="part of the text, split as for training (default: validation)",
+        help="part of the text, split as for training, or all of it (default: validation)",
     )
     add("--batch_size", type=at_least(1), default=16, metavar="N", help="windows at once (default: 16)")
-    add("--device", default="auto", metavar="NAME", help="cpu, cuda, cuda:1, mps, ... (default: auto, the fastest)")
     add("--json", action="store_true", help="write the result as one line of JSON")
     add("--tasks", metavar="NAMES", help="tasks of lm-evaluation-harness, separated by commas, in place of a text")
     add("--num_fewshot", type=at_least(0), metavar="N", help="examples before each question (default: the task's)")
@@ -92,29 +85,15 @@ def build_parser() -> Parser:
 
 
 def open_data(own: Parser, checkpoint: Path | None, options: list[str]) -> TextDataModule:
-    """The text that the options name, else that of the run which the checkpoint is of.
-
-    Raises ValueError, TypeError or OSError with the sentences of train.py.
-    """
-    from jsonargparse import ArgumentParser
-
+    """The text that the options name, else that of the run which the checkpoint is of; raises as `text_data`."""
     from data.module import TextDataModule
 
-    parser = ArgumentParser(
-        prog="evaluate.py",
-        description=__doc__,
-        exit_on_error=False,
-        allow_abbrev=False,
-        parents=[own],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_class_arguments(TextDataModule, "data", skip=OF_TRAINING)
     names = set(inspect.signature(TextDataModule).parameters) - OF_TRAINING
     typed = {option.split("=")[0] for option in options}
     if typed & {f"--data.{name}" for name in SELECTING}:
         names = {"document_masking"}  # a trait of the model
     section = {name: value for name, value in run_data(checkpoint, options).items() if name in names}
-    return TextDataModule(**parse(parser, ["--data", json.dumps(section), *options]).data.as_dict())
+    return text_data(own, __doc__, section, options, skip=OF_TRAINING)
 
 
 def run_data(checkpoint: Path | None, options: list[str]) -> dict[str, Any]:
@@ -126,36 +105,36 @@ def run_data(checkpoint: Path | None, options: list[str]) -> dict[str, Any]:
     return section if isinstance(section, dict) else {}
 
 
-class Text(NamedTuple):
-    """tokens (N,): end-of-text, document, end-of-text, ..., as training reads them."""
+def read_text(data: TextDataModule, split: str, tokenizer: Tokenizer) -> np.ndarray:
+    """Tokens (N,) of a split, or of both: end-of-text, document, end-of-text, ..., as training reads them.
 
-    tokens: np.ndarray
-    num_documents: int
-    num_bytes: int
-
-
-def read_text(data: TextDataModule, split: str, tokenizer: Tokenizer) -> Text:
-    """The text of a split, or of both, in tokens. Raises ValueError where there is none."""
+    Raises ValueError where there is no text.
+    """
     import numpy as np
 
     from data.corpora import SPLITS
 
-    pieces, num_documents = [np.array([tokenizer.end_of_text], dtype=np.uint32)], 0
-    for name in SPLITS if split == "all" else (split,):
-        room = data.cache.max_tokens[name] or sys.maxsize
-        for passage in data.corpus.passages(name):
+    limits = data.cache.max_tokens
+    if split == "all" and limits["train"] is None:
+        parts = [(data.corpus.all_passages(), sys.maxsize)]
+    else:  # a limit cuts each split by itself
+        names = SPLITS if split == "all" else (split,)
+        parts = [(data.corpus.passages(name), limits[name] or sys.maxsize) for name in names]
+    end = np.array([tokenizer.end_of_text], dtype=np.uint32)
+    pieces = [end]
+    for passages, room in parts:
+        if pieces[-1][-1] != end:  # what a limit has cut
+            pieces.append(end)
+        for passage in passages:
             tokens = tokenizer.encode_array(passage.text)
-            if passage.ends_document:
-                tokens = np.append(tokens, pieces[0])
-                num_documents += 1
+            tokens = np.append(tokens, end) if passage.ends_document else tokens
             pieces.append(tokens[:room])
             room -= len(tokens)
             if room <= 0:
                 break
     if len(pieces) == 1:
         raise ValueError(f"the {split} split of {data.corpus.name} holds no text: see --split")
-    tokens = np.concatenate(pieces)
-    return Text(tokens, num_documents, tokenizer.num_bytes(tokens))
+    return np.concatenate(pieces)
 
 
 def evaluate_text(arguments: argparse.Namespace, data: TextDataModule) -> None:
@@ -164,18 +143,19 @@ def evaluate_text(arguments: argparse.Namespace, data: TextDataModule) -> None:
 
     from model.evaluation import text_logprobs
 
-    gpt, tokenizer, heading = opened(arguments)
+    gpt, tokenizer, heading = open_model(arguments.checkpoint, choose_device(arguments.device))
     context_length = gpt.config.context_length
     stride = context_length if arguments.stride is None else arguments.stride
     if stride > context_length:
         raise ValueError(f"--stride {stride} would leave out tokens: the model reads {context_length} at once")
-    text = read_text(data, arguments.split, tokenizer)
-    num_targets = len(text.tokens) - 1
+    split = arguments.split or "validation"
+    tokens = read_text(data, split, tokenizer)
+    num_targets, num_bytes = len(tokens) - 1, tokenizer.num_bytes(tokens)
     num_windows = 1 + max(0, -(-(num_targets - context_length) // stride))
     print(f"{heading}: {num_windows:,} windows of {context_length} tokens", file=sys.stderr)
     logprobs = text_logprobs(
         gpt,
-        torch.from_numpy(text.tokens.astype("int64")),
+        torch.from_numpy(tokens.astype("int64")),
         stride=stride,
         batch_size=arguments.batch_size,
         end_of_text=tokenizer.end_of_text if data.document_masking else None,
@@ -184,14 +164,14 @@ def evaluate_text(arguments: argparse.Namespace, data: TextDataModule) -> None:
     result = {
         "checkpoint": heading,
         "text": data.corpus.name,
-        "split": arguments.split,
-        "documents": text.num_documents,
-        "bytes": text.num_bytes,
+        "split": split,
+        "documents": int((tokens[:-1] == tokenizer.end_of_text).sum()),  # each has one before it
+        "bytes": num_bytes,
         "tokens": num_targets,
         "stride": stride,
         "nats_per_token": (nats / num_targets).item(),
         "perplexity": (nats / num_targets).exp().item(),
-        "bits_per_byte": (nats / math.log(2) / text.num_bytes).item(),
+        "bits_per_byte": (nats / math.log(2) / num_bytes).item(),
     }
     if arguments.json:
         print(json.dumps(result))
@@ -212,15 +192,11 @@ def evaluate_tasks(arguments: argparse.Namespace) -> None:
             raise
         raise ModuleNotFoundError("--tasks need lm-evaluation-harness: pip install lm_eval") from error
 
-    gpt, tokenizer, heading = opened(arguments)
+    gpt, tokenizer, heading = open_model(arguments.checkpoint, choose_device(arguments.device))
     print(heading, file=sys.stderr)
     options = {name: getattr(arguments, name) for name in ("batch_size", "num_fewshot", "limit", "include_path")}
     results, table = run_tasks(gpt, tokenizer, arguments.tasks.split(","), **options)
     print(json.dumps(results) if arguments.json else table)
-
-
-def opened(arguments: argparse.Namespace) -> tuple[GPT, Tokenizer, str]:
-    return open_model(arguments.checkpoint, choose_device(arguments.device))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ if not __package__:  # run as a file, Python looks for modules beside it and not
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from model.runs.command_line import exit_status
-from scripts.parser import Parser, at_least
+from scripts.parser import Parser, add_model_options, at_least
 from scripts.prompting import choose_device, open_model, prompt_text, read_prompts
 from scripts.writing import TextStream, write
 
@@ -62,12 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The options. Each help text names the unit and the default."""
     parser = Parser(prog="generate.py", description=DESCRIPTION)
     add = parser.add_argument
-    add(
-        "--checkpoint",
-        type=Path,
-        metavar="PATH",
-        help="checkpoint file, run folder or folder of a Hugging Face model (default: newest under runs/)",
-    )
+    add_model_options(parser)
     prompt = parser.add_mutually_exclusive_group()
     prompt.add_argument(
         "--prompt",
@@ -86,7 +81,8 @@ def build_parser() -> argparse.ArgumentParser:
     prompt.add_argument(
         "--interactive",
         action="store_true",
-        help="continue what you type, again and again, as one text; a line that ends in \\ goes on in the next",
+        help="continue what you type, again and again, as one text; the line break that sends it is no part of it, "
+        "but one after a \\ is, and the next line is sent with it",
     )
     add("--max_new_tokens", type=int, default=200, metavar="N", help="tokens to write at most, >= 1 (default: 200)")
     add(
@@ -96,8 +92,9 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="TEXT",
         help="end before this text; may be given several times (default: only where the model ends its document)",
     )
-    add("--temperature", type=float, default=0.8, metavar="X", help="divides the logits; 0 = likeliest (default: 0.8)")
-    add("--greedy", dest="temperature", action="store_const", const=0.0, help="the same as --temperature 0")
+    heat = parser.add_mutually_exclusive_group().add_argument
+    heat("--temperature", type=float, default=0.8, metavar="X", help="divides the logits; 0 = likeliest (default: 0.8)")
+    heat("--greedy", dest="temperature", action="store_const", const=0.0, help="the same as --temperature 0")
     add("--top_k", type=int, metavar="N", help="draw from the N likeliest tokens only (default: from all)")
     add(
         "--top_p",
@@ -122,15 +119,11 @@ def build_parser() -> argparse.ArgumentParser:
     add("--seed", type=int, metavar="N", help="number that makes the texts repeatable (default: a new one each time)")
     add("--json", action="store_true", help="write each text as a line of JSON, once it is finished")
     add("--logprobs", action="store_true", help="the same, with all tokens and their log-probabilities, in nats")
-    add("--device", default="auto", metavar="NAME", help="cpu, cuda, cuda:1, mps, ... (default: auto, the fastest)")
     return parser
 
 
 class Writer:
-    """A trained GPT and how it shall write.
-
-    Args:
-        arguments: of the command line.
+    """A trained GPT and how it shall write, by the command line's arguments.
 
     Raises ValueError or OSError with a sentence for the person.
     """
@@ -140,15 +133,14 @@ class Writer:
 
         self.device = choose_device(arguments.device)
         self.model, self.tokenizer, self.heading = open_model(arguments.checkpoint, self.device)
-        self.seed, self.stops, self.max_new_tokens = arguments.seed, arguments.stop, arguments.max_new_tokens
+        self.seed, self.max_new_tokens = arguments.seed, arguments.max_new_tokens
         names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-        self.options = {name: getattr(arguments, name) for name in names}
+        self.options: dict[str, Any] = {name: getattr(arguments, name) for name in names} | {"stops": arguments.stop}
         self.options["record"] = record_cuda_graph if self.device.type == "cuda" else None
 
     def write(self, prompts: list[list[int]], **options: Any) -> tuple[list[TextStream], Iterator[list[str]]]:
         """As `scripts.writing.write`."""
-        options = self.options | {"stops": self.stops} | options
-        return write(self.model, self.tokenizer, prompts, self.max_new_tokens, **options)
+        return write(self.model, self.tokenizer, prompts, self.max_new_tokens, **self.options, **options)
 
     def generators(self, number: int) -> list[torch.Generator]:
         """Sources of randomness, one a prompt: with a seed each of them draws as it would alone."""
@@ -266,16 +258,24 @@ def converse(arguments: argparse.Namespace) -> None:
 
 
 def read_turn() -> str | None:
-    """What a person types, up to a line that does not end in a backslash; None at the end of standard input."""
+    """What a person types, up to a line that does not end in a backslash; None at the end of standard input.
+
+    The line break that sends a turn is no part of it, so that the text can go on within a line. One after a backslash
+    is. Raises ValueError unless it is UTF-8.
+    """
     lines = []
     try:
         while True:
-            lines.append(input("> " if sys.stdin.isatty() else ""))
-            if not lines[-1].endswith("\\"):
+            line = input("> " if sys.stdin.isatty() else "")
+            line.encode()  # fails where Python has let other bytes pass, as half characters
+            lines.append(line)
+            if not line.endswith("\\"):
                 return "\n".join(lines)
-            lines[-1] = lines[-1][:-1]
+            lines[-1] = line[:-1]
     except EOFError:
         return "\n".join(lines) if lines else None
+    except UnicodeError as error:
+        raise ValueError("standard input is not UTF-8 text") from error
 
 
 def tell_speed(texts: list[TextStream], seconds: float) -> None:

@@ -50,7 +50,7 @@ PAGE, PICTURES, TABLES = (".html",), (".png", ".svg", ".pdf"), (".csv", ".json")
 KINDS = dict.fromkeys(("step", "head", "probe", "scores"), PICTURES + TABLES)
 KINDS |= {"measure": TABLES, "theme": PICTURES, "dpi": (".png",)}
 # What can be shown instead of maps, and the options that choose nothing from it.
-LIVE = ("run", "checkpoint", "prompt", "steps", "output", "open")  # the options that go with --live
+LIVE = ("live", "run", "checkpoint", "prompt", "steps", "output", "open")  # the options that go with --live
 SUBJECTS = {
     "scores": ("step", "probe"),
     "surprise": ("head",),
@@ -177,11 +177,9 @@ def check(arguments: argparse.Namespace) -> None:
 
 def check_live(arguments: argparse.Namespace) -> None:
     """As `check`, for the page that holds the model."""
-    given = [
-        name for name, value in vars(arguments).items() if value not in (None, False) and name not in (*LIVE, "live")
-    ]
-    if given:
-        raise ValueError(f"--{given[0]} chooses nothing from --live, the page that holds the model: leave it out")
+    for option, value in vars(arguments).items():
+        if value is not None and option not in LIVE:
+            raise ValueError(f"--{option} chooses nothing from --live, the page that holds the model: leave it out")
     if arguments.run and arguments.checkpoint:
         raise ValueError("--run and --checkpoint both name the model of --live: leave one out")
     check_output(arguments.output, *PAGE)

@@ -1,11 +1,18 @@
-"""What the scripts share on their command lines: the parser, a type of options, and the check of --output."""
+"""What the scripts share on their command lines: the parser, options of several scripts, and checks."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from model.runs.command_line import parse
+
+if TYPE_CHECKING:
+    from data.module import TextDataModule
 
 
 class Parser(argparse.ArgumentParser):
@@ -30,6 +37,42 @@ def at_least(minimum: float, number: type = int) -> Callable[[str], float]:
 
     convert.__name__ = number.__name__  # argparse names it where the text is no number
     return convert
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """--checkpoint and --device, for `scripts.prompting.open_model` and `choose_device`."""
+    kinds = "checkpoint file, run folder or folder of a Hugging Face model"
+    parser.add_argument("--checkpoint", type=Path, metavar="PATH", help=f"{kinds} (default: newest run under runs/)")
+    names = "cpu, cuda, cuda:1, mps, ... (default: auto, the fastest)"
+    parser.add_argument("--device", default="auto", metavar="NAME", help=names)
+
+
+def text_data(
+    own: Parser, description: str, section: dict[str, Any], options: list[str], skip: Collection[str] = ()
+) -> TextDataModule:
+    """The text that `--data.*` options name, which are those of train.py.
+
+    Args:
+        own: the script's other options, without --help.
+        section: options of the data that hold unless `options`, what was typed, say otherwise.
+        skip: options of the data that the script does not have.
+
+    Raises ValueError, TypeError or OSError with the sentences of train.py.
+    """
+    from jsonargparse import ArgumentParser
+
+    from data.module import TextDataModule
+
+    parser = ArgumentParser(
+        prog=own.prog,
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[own],
+        exit_on_error=False,
+        allow_abbrev=False,
+    )
+    parser.add_class_arguments(TextDataModule, "data", skip=set(skip))
+    return TextDataModule(**parse(parser, ["--data", json.dumps(section), *options]).data.as_dict())
 
 
 def check_output(output: Path | None, *suffixes: str) -> None:

@@ -1,8 +1,11 @@
-"""Tokenises ahead of time the text that a training run will read, and says where the tokens are."""
+"""Tokenises ahead of time the text that a training run will read, and says where the tokens are.
+
+It takes the options --data.* of train.py, all of them, so that both find the same tokens; those that only say how the
+tokens are trained on, such as --data.batch_size, change nothing here.
+"""
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,8 +13,8 @@ from typing import TYPE_CHECKING
 if not __package__:  # run as a file, Python looks for modules beside it and not in the repository's root
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from model.runs.command_line import exit_status, parse
-from scripts.parser import Parser
+from model.runs.command_line import exit_status
+from scripts.parser import Parser, text_data
 
 if TYPE_CHECKING:
     from data.module import TextDataModule
@@ -21,31 +24,18 @@ DEFAULT_CONFIG = Path(__file__).resolve().parents[1] / "configs" / "default.yaml
 
 @exit_status("prepare_data.py", (ValueError, TypeError, OSError))
 def main(argv: list[str] | None = None) -> None:
-    from jsonargparse import ArgumentParser
-
-    from data.module import TextDataModule
-
-    config_option = Parser(prog="prepare_data.py", add_help=False)
-    config_option.add_argument(
+    own = Parser(prog="prepare_data.py", add_help=False)
+    own.add_argument(
         "--config",
         type=Path,
         default=DEFAULT_CONFIG,
         metavar="PATH",
         help="YAML of a training run; its data part is read (default: configs/default.yaml)",
     )
-    known, options = config_option.parse_known_args(argv)
-    # The options of TextDataModule as train.py has them, so that both find the same tokens.
-    parser = ArgumentParser(
-        prog="prepare_data.py",
-        description=__doc__,
-        exit_on_error=False,
-        allow_abbrev=False,
-        parents=[config_option],
-    )
-    parser.add_class_arguments(TextDataModule, "data")
-    arguments = parse(parser, ["--data", json.dumps(data_section(known.config)), *options])
+    known, options = own.parse_known_args(argv)
+    data = text_data(own, __doc__, data_section(known.config), options)
     try:
-        print(prepare(TextDataModule(**arguments.data.as_dict())))
+        print(prepare(data))
     except KeyboardInterrupt:
         print("prepare_data.py: stopped; the next call continues after what is finished", file=sys.stderr)
         raise

@@ -24,17 +24,14 @@ def open_checkpoint(checkpoint: Path, device: str | torch.device = "cpu") -> tup
     """
     from data.tokenizers import Tokenizer
     from model.checkpoint import load_gpt
+    from model.huggingface import check_tokenizer
 
     gpt, info = load_gpt(checkpoint, device)
     try:
         tokenizer = Tokenizer.from_dict(info["tokenizer"])
+        check_tokenizer(gpt, tokenizer)
     except ValueError as error:
         raise ValueError(f"{checkpoint}: {error}") from error
-    if tokenizer.vocab_size > gpt.config.vocab_size:
-        raise ValueError(
-            f"the tokenizer in {checkpoint} has {tokenizer.vocab_size:,} tokens, more than its model, "
-            f"which has {gpt.config.vocab_size:,}"
-        )
     return gpt, tokenizer, info["global_step"]
 
 
@@ -77,13 +74,16 @@ def choose_device(name: str) -> torch.device:
 def prompt_text(prompt: str, file: Path | None = None) -> str:
     """The text of `file` if there is one, else of --prompt; - reads standard input. Raises ValueError unless UTF-8."""
     if file is not None:
-        content, source = file.read_bytes(), str(file)
-    elif prompt != "-":
-        content, source = os.fsencode(prompt), "--prompt"
-    elif sys.stdin is not None:
-        content, source = sys.stdin.buffer.read(), "standard input"
-    else:
+        return decoded(file.read_bytes(), str(file))
+    if prompt != "-":
+        return decoded(os.fsencode(prompt), "--prompt")
+    if sys.stdin is None:
         raise ValueError("--prompt - reads standard input, which is closed")
+    return decoded(sys.stdin.buffer.read(), "standard input")
+
+
+def decoded(content: bytes, source: str) -> str:
+    """`content` as text. Raises ValueError unless it is UTF-8."""
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -120,4 +120,4 @@ def _prompt_in(line: str, place: str) -> str:
     prompt = content.get("prompt") if isinstance(content, dict) else content
     if not isinstance(prompt, str):
         raise ValueError(f'{place} is neither a string nor an object with a "prompt" that is one')
-    return prompt
+    return decoded(prompt.encode("utf-8", "surrogatepass"), place)

@@ -15,9 +15,10 @@ from torch.nn import functional as F
 
 from model.runs.attention import AttentionRecording
 from scripts import benchmark
-from scripts.benchmarks import callbacks, contenders, gpt2, results
+from scripts.benchmarks import contenders, gpt2, measuring, results
 
 REPOSITORY = Path(__file__).parent.parent
+ALONE = ("--contenders", "glassgpt", "--target", "2")
 PROMISED = {"benchmark", "date", "commit", "machine", "versions", "options", "rows", "notes"}
 TINY = "1x2x16/2x8/65"
 # Answers like nanoGPT's model.py, with our network.
@@ -127,6 +128,14 @@ def test_generate(measure, nanogpt):
     assert ours["parameters"] == theirs["parameters"]
     assert ours["tokens"] == theirs["tokens"] == 6
     assert ours["tokens_per_second"] == pytest.approx(6 / ours["seconds"])
+
+
+def test_llama_cpp_writes_one_text_in_float32(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(contenders, "find_spec", lambda name: name)  # as if it were installed
+    for work in (["--batches=2"], ["--batches=1", "--dtype=bfloat16"]):
+        assert benchmark.main(["generate", "--contenders", "llama.cpp", "llama.cpp+q8_0", "--model=1x2x16", *work]) == 2
+        assert "llama.cpp writes one text at a time, on a processor, in float32" in capsys.readouterr().err
 
 
 def small_job(text, **work):
@@ -256,8 +265,8 @@ def test_the_target_is_reached_at_the_first_evaluation_that_shows_it():
 
 def test_the_clock_stops_during_evaluation_and_compiling_does_not_count(monkeypatch):
     now = 0.0
-    monkeypatch.setattr(callbacks, "synchronized_time", lambda device: now)
-    curve = callbacks.Curve("cpu", steps=12, evaluations=2)
+    monkeypatch.setattr(measuring, "synchronized_time", lambda device: now)
+    curve = measuring.Curve("cpu", steps=12, evaluations=2)
 
     def evaluate():
         nonlocal now
@@ -288,7 +297,7 @@ def test_validation_counts_every_token_once(length):
     model, text = Bigrams(), torch.randint(5, (length,))
     expected = -model.log_probabilities[text[:-1], text[1:]].mean().item()
     batches = gpt2.windows(text, context=4)
-    found = callbacks.mean_nats(model, ((model.nats(*batch), (batch[1] >= 0).sum()) for batch in batches))
+    found = measuring.mean_nats(model, ((model.nats(*batch), (batch[1] >= 0).sum()) for batch in batches))
     assert found["loss"] == pytest.approx(expected, rel=1e-5)
     assert found["targets"] == length - 1
 
@@ -363,8 +372,13 @@ def test_no_table_without_results(tmp_path, capsys, content):
         "none left": (["train", "--contenders", "nanogpt"], "no contender is left to measure: nanogpt is left out"),
         "model": (["generate", "--model", "large"], "is not a size: write LAYERSxHEADSxWIDTH"),
         "no peer": (["time_to_loss", "--data", "x.txt"], "set --target"),
-        "no data": (["time_to_loss", "--data", "x.txt", "--target", "2"], "there is no such file"),
+        "no data": (["time_to_loss", "--data", "x.txt", "--target", "2"], "x.txt: No such file or directory"),
         "context": (["generate", "--context", "20"], "--context 20 is too short"),
+        "steps of no peer": (["time_to_loss", *ALONE, "--peer_steps", "9"], "--peer_steps is for a peer that takes no"),
+        "rate of no peer": (
+            ["time_to_loss", *ALONE, "--peer_learning_rate", "0.1"],
+            "--peer_learning_rate is for a peer that takes no part",
+        ),
         "option": (["train", "--speed", "9"], "unrecognized arguments: --speed 9"),
     }.values(),
 )

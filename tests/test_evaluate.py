@@ -123,6 +123,17 @@ def test_the_splits_add_up(run_dir, capsys, files):
     assert parts["all"]["documents"] == 8 and parts["all"]["tokens"] == parts["all"]["bytes"] + 8
 
 
+def test_a_document_that_is_cut_into_the_splits_is_scored_as_one(run_dir, capsys, tmp_path):
+    (tmp_path / "tale.txt").write_text("Once upon a time, añ€😀. " * 5, encoding="utf-8")
+    options = ("--checkpoint", run_dir, "--data.files", tmp_path / "tale.txt", "--split", "all")
+    found = result(capsys, *options)
+    text = (tmp_path / "tale.txt").read_text(encoding="utf-8")
+    assert (found["documents"], found["tokens"]) == (1, len(text.encode()) + 1)
+    assert found["nats_per_token"] == pytest.approx(plain_loop(run_dir, text, CONTEXT), abs=1e-5)
+    limited = result(capsys, *options, "--data.max_tokens", 50)  # two parts, between which text is left out
+    assert (limited["documents"], limited["tokens"], limited["bytes"]) == (2, 50 + 1 + 5, 50 + 5)
+
+
 def test_the_table_says_the_same(run_dir, capsys, files):
     options = ("--checkpoint", run_dir, "--data.files", files)
     found = result(capsys, *options)
@@ -174,6 +185,10 @@ def test_a_folder_of_hugging_face_is_read_like_a_checkpoint(capsys, tmp_path, fi
         (["--tasks", "piqa"], "--tasks need lm-evaluation-harness: pip install lm_eval"),
         (["--tasks", "piqa", "--data.files", "x"], "--tasks bring their own text: leave out --data.files"),
         (["--tasks", "piqa", "--stride", "3"], "--tasks bring their own text: leave out --stride"),
+        (["--tasks", "piqa", "--split", "all"], "--tasks bring their own text: leave out --split"),
+        (["--limit", "3"], "--limit is for --tasks: leave it out"),
+        (["--num_fewshot", "0"], "--num_fewshot is for --tasks: leave it out"),
+        (["--include_path", "tests"], "--include_path is for --tasks: leave it out"),
     ],
     ids=" ".join,
 )

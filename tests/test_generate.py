@@ -169,6 +169,7 @@ def test_a_document_ends_where_the_model_ends_it(tmp_path, capsys):
         (["--prompts", "a", "--prompt", "b"], "not allowed with"),
         (["--interactive", "--num_samples", "2"], "--interactive writes one text"),
         (["--interactive", "--json"], "--interactive writes one text"),
+        (["--greedy", "--temperature", "0.5"], "not allowed with"),
         (["--seed", "-1"], "seed must lie in 0"),
         (["--seed", str(2**70)], "seed must lie in 0"),
         (["--num_samples", str(10**18)], f"the memory is too small for --num_samples {10**18}"),
@@ -282,6 +283,7 @@ def test_blank_lines_among_prompts_are_skipped_and_named(run_dir, capsys, tmp_pa
         ("a.txt", b"one\n\xff", "a.txt is not UTF-8 text: byte 4 is 0xff"),
         ("a.jsonl", b'"one"\n{"prompt": "two"', "line 2 of"),
         ("a.jsonl", b'{"text": "one"}', 'is neither a string nor an object with a "prompt"'),
+        ("a.jsonl", b'"one"\n"a\\ud800"', "line 2 of"),
         ("a.jsonl", b"[1]", 'is neither a string nor an object with a "prompt"'),
     ],
     ids=str,
@@ -345,6 +347,21 @@ def test_typed_turns_continue_one_text_and_read_only_what_is_new(run_dir, capsys
         written += bytes(whole[-2:]) + b"\n"
         text = whole
     assert out == written.decode(errors="replace")
+
+
+def test_the_line_break_that_sends_a_turn_is_not_read_and_one_after_a_backslash_is(run_dir, capsys, monkeypatch):
+    options = ("--checkpoint", run_dir, "--greedy", "--max_new_tokens", 9)
+    for typed, prompt in (("ab\n", "ab"), ("ab", "ab"), ("ab\\\n\n", "ab\n"), ("a\\\n\\\nb\n", "a\n\nb")):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+        text = generate(capsys, *options, "--interactive")[1]
+        assert prompt + text == generate(capsys, *options, "--prompt", prompt)[1], repr(typed)
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # as in a UTF-8 locale, and as in C's
+def test_typed_bytes_that_are_not_text_get_one_sentence(run_dir, capsys, monkeypatch, errors):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff\n"), encoding="utf-8", errors=errors))
+    status, out, err = generate(capsys, "--checkpoint", run_dir, "--interactive")
+    assert (status, out) == (2, "") and err.endswith("generate.py: standard input is not UTF-8 text\n")
 
 
 @pytest.mark.parametrize(("stream", "name"), [("stdin", "standard input"), ("stdout", "standard output")])

@@ -411,6 +411,7 @@ MISTAKES = {
     "removed maps": (["--run", "removed", "--step", "2", "--output", "maps.png"], "have been removed"),
     "model in a picture": (["--live", "--output", "a.png"], "--output a.png must end in .html"),
     "two models in a page": (["--live", "--compare", "runs/first"], "--compare chooses nothing from --live"),
+    "step 0 of a model": (["--live", "--step", "0"], "--step chooses nothing from --live"),
     "two names of a model": (["--live", "--run", "a", "--checkpoint", "b"], "leave one out"),
     "step that was not kept": (
         ["--live", "--run", "runs/second", "--steps", "0,500"],

@@ -3,9 +3,12 @@
 import dataclasses
 import inspect
 import io
+import json
 import re
 import shlex
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,12 +16,16 @@ import torch
 import yaml
 
 from data.module import TextDataModule
+from model import evaluation
 from model.gpt import GPT, GPTConfig
 from model.runs.attention import AttentionRecording
 from model.runs.samples import Samples
 from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
 from scripts import benchmark, convert_huggingface, evaluate, generate, inspect_attention, prepare_data, report, walk
+from scripts.benchmarks import contenders
+from tests.checkpoints import save_checkpoint
+from tests.test_inspect_attention import make_run
 from train import main as train
 
 REPOSITORY = Path(__file__).parent.parent
@@ -209,6 +216,114 @@ def test_every_shipped_config_is_whole(path, tmp_path, monkeypatch):
     assert max(factors) > 0.9 and min(factors) >= 0
     data = TextDataModule(**options["data"], context_length=config.context_length)
     assert data.batch_size == options["data"]["batch_size"]
+
+
+# Of scripts, those whose effect the tests of the script do not compare: another value for each.
+INSPECTED = {
+    "step": ["--output=maps.csv", "--step=0"],
+    "probe": ["--output=maps.csv", "--probe=repeated"],
+    "theme": ["--output=maps.svg", "--theme=dark"],
+    "dpi": ["--output=maps.png", "--dpi=40"],
+}
+
+
+@pytest.mark.parametrize("name", INSPECTED)
+def test_every_choice_of_a_picture_or_table_changes_it(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_run(Path("run"), seed=0)
+    output, option = INSPECTED[name]
+
+    def written(*options):
+        assert inspect_attention.main(["--run=run", output, *options]) == 0
+        return Path(output.partition("=")[2]).read_bytes()
+
+    assert written() == written() != written(option)
+
+
+def test_every_option_of_an_evaluation_reaches_it(tmp_path, monkeypatch, small_text, capsys):
+    monkeypatch.chdir(tmp_path)
+    save_checkpoint(Path("own.ckpt"), GPT(GPTConfig(**TINY | {"vocab_size": 257})))
+    asked, windows, score = {}, set(), evaluation.score
+    harness = SimpleNamespace(run_tasks=lambda gpt, tokenizer, names, **options: (asked.update(options) or {}, "table"))
+    monkeypatch.setitem(sys.modules, "scripts.harness", harness)  # lm_eval need not be installed
+    tasks = {"batch_size": 3, "num_fewshot": 2, "limit": 5, "include_path": Path("folder")}
+    given = [f"--{name}={value}" for name, value in tasks.items()]
+    assert evaluate.main(["--checkpoint=own.ckpt", "--tasks=one,two", *given]) == 0
+    assert asked == tasks
+    monkeypatch.setattr(
+        evaluation, "score", lambda model, x, *rest, **kw: windows.add(len(x)) or score(model, x, *rest, **kw)
+    )
+    assert evaluate.main(["--checkpoint=own.ckpt", f"--data.files={small_text}", "--batch_size=7"]) == 0
+    assert max(windows) == 7
+
+
+TRAINED = {"config": ["--config=configs/debug.yaml"], "train_options": ["--", "--seed_everything=3"]}
+TURNS = {"rounds": ["--rounds=2"], "nanogpt": ["--nanogpt=nanogpt"], "contenders": ["--contenders", "glassgpt"]}
+BENCHMARKS = {
+    "train": TURNS | {"sizes": ["--sizes=1x2x16/2x8/65"], "seconds": ["--seconds=1"]},
+    "generate": TURNS
+    | {"batches": ["--batches=2"], "new_tokens": ["--new_tokens=5"], "model": ["--model=1x2x16"]}
+    | {"context": ["--context=512"], "dtype": ["--dtype=bfloat16"]},
+    "time_to_loss": TURNS
+    | TRAINED
+    | {"nanogpt": ["--nanogpt=nanogpt", "--data=words.txt"], "data": ["--data=words.txt", "--nanogpt=nanogpt"]}
+    | {"contenders": ["--contenders", "gpt2+adamw"], "size": ["--size=1x2x16/2x8"], "steps": ["--steps=9"]}
+    | {"peer_steps": ["--peer_steps=9"], "peer_learning_rate": ["--peer_learning_rate=0.1"]}
+    | {"evaluations": ["--evaluations=3"], "target": ["--target=5"]},
+    "overhead": TRAINED
+    | {"rounds": ["--rounds=2"], "nanogpt": ["--nanogpt=nanogpt"], "seconds": ["--seconds=1"]}
+    | {"stretch": ["--stretch=3"], "steps": ["--steps=5"]},
+}
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_option_of_a_benchmark_changes_what_runs(name, tmp_path, monkeypatch, capsys, small_text):
+    """The commands of the contenders, which are not run, the rows and the notes."""
+    monkeypatch.chdir(tmp_path)
+    Path("words.txt").write_text(small_text.read_text())
+    Path("nanogpt").mkdir()
+    Path("nanogpt/model.py").touch()
+    Path("configs").mkdir()
+    Path("configs/debug.yaml").touch()
+    row = {"seconds": 2.0, "tokens": 1, "parameters": 1, "machine": {"device": "none", "threads": 1}}
+    curve = {"curve": [{"step": 4, "seconds": 1.0, "loss": 4.0, "targets": 1}], "validation_bytes": 1}
+
+    def outcome(*options):
+        commands = []
+
+        def run(command, seed=0):
+            commands.append([str(part) for part in command(seed, Path("folder"))])
+            return {"trainer": [row], "bare loop": [row]} if name == "overhead" else {**row, **curve}
+
+        monkeypatch.setattr(contenders, "run", run)
+        status = benchmark.main([name, *options])
+        out = capsys.readouterr()
+        assert status == 0, out.err
+        record = json.loads(out.out.splitlines()[-1])
+        return commands, record["rows"], record["notes"]
+
+    usual = outcome()
+    for option, given in BENCHMARKS[name].items():
+        assert usual != outcome(*given), f"{name} --{option} changes nothing"
+    assert usual == outcome("--results=other.jsonl") and Path("other.jsonl").exists()
+    named = documented(benchmark.main, capsys, name) | ({"train_options"} & BENCHMARKS[name].keys())
+    assert named == {*BENCHMARKS[name], "results", "device"}  # a new option needs a line above
+
+
+def documented(main, capsys, *arguments) -> set[str]:
+    """The options that --help lists, without those of the data."""
+    with pytest.raises(SystemExit):
+        main([*arguments, "--help"])
+    listed = re.findall(r"^ +(?:-h, )?--(\w+)(?![\w.])", capsys.readouterr().out, re.MULTILINE)
+    return set(listed) - {"help", "data"} if not arguments else set(listed) - {"help"}
+
+
+@pytest.mark.parametrize("script", ["generate", "inspect_attention", "walk", "evaluate", "report", "prepare_data"])
+def test_every_option_of_a_script_is_in_a_test(script, capsys):
+    tests = [*Path(__file__).parent.rglob(f"test_{script}.py"), Path(__file__)]
+    text = "".join(path.read_text(encoding="utf-8") for path in tests)
+    options = documented(PROGRAMS[f"scripts/{script}.py"].main, capsys)
+    assert options and not [name for name in options if f"--{name}" not in text]
 
 
 PROGRAMS = {

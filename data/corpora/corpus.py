@@ -32,6 +32,11 @@ class Corpus(ABC):
         Raises ValueError or OSError for what cannot be read.
         """
 
+    def all_passages(self) -> Iterator[Passage]:
+        """The text of both splits; a document of which each has a part is whole here. Raises as `passages`."""
+        for split in SPLITS:
+            yield from self.passages(split)
+
 
 def file_stamp(path: Path, root: Path) -> list[str | int]:
     """Tells that a file has changed without reading it: name, bytes, modification time in nanoseconds."""

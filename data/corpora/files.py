@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
@@ -28,6 +28,11 @@ class FileCorpus(Corpus):
 
     def passages(self, split: str) -> Iterator[Passage]:
         for file in self.files[split]:
+            yield from file.passages()
+
+    def all_passages(self) -> Iterator[Passage]:
+        whole = [replace(file, share=(0.0, 1.0)) for files in self.files.values() for file in files]
+        for file in dict.fromkeys(whole):  # once, where each split has a part of it
             yield from file.passages()
 
 

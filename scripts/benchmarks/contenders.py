@@ -5,7 +5,7 @@ one round. The command runs in the repository's root, may use the folder, and le
 
     seconds or milliseconds_per_step    the time that is compared
     tokens                              how many it trains on or writes in that time (optional)
-    parameters, precision, machine      of machine.py, and what else describes the work
+    parameters, precision, machine      of measuring.py, and what else describes the work
 
 The processes of `overhead` measure two contenders at once: their object holds a list of such objects for each.
 """
@@ -21,9 +21,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
+from operator import truediv
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from model.runs.command_line import exit_status
 
 ROOT = Path(__file__).resolve().parents[2]
 GPT2_RECIPE = "scripts/benchmarks/gpt2_adamw.yaml"
@@ -39,13 +42,12 @@ def parse_size(text: str) -> tuple[int, dict[str, int]]:
     match = re.fullmatch(r"(\d+)x(\d+)x(\d+)/(\d+)x(\d+)/(\d+)", text)
     numbers = [int(number) for number in match.groups()] if match else [0]
     if 0 in numbers:
-        form = "LAYERSxHEADSxWIDTH/BATCHxCONTEXT/VOCABULARY, such as 4x4x128/12x64/65"
-        raise ValueError(f"{text!r} is not a size: write {form}")
+        raise ValueError(f"{text!r} is not a size: write LAYERSxHEADSxWIDTH/BATCHxCONTEXT/VOCABULARY, all above 0")
     layers, heads, width, batch_size, context, vocabulary = numbers
     if width % heads:
         raise ValueError(f"in the size {text!r} the width {width} is not a multiple of the {heads} heads")
-    network = {"num_layers": layers, "num_heads": heads, "embed_dim": width}
-    return batch_size, {**network, "context_length": context, "vocab_size": vocabulary}
+    size = {"num_layers": layers, "num_heads": heads, "embed_dim": width, "context_length": context}
+    return batch_size, size | {"vocab_size": vocabulary}
 
 
 def present(names: Sequence[str], nanogpt: str | None, notes: list[str]) -> list[str]:
@@ -55,8 +57,8 @@ def present(names: Sequence[str], nanogpt: str | None, notes: list[str]) -> list
         missing["transformers"] = "it is not installed"
     if find_spec("llama_cpp") is None or find_spec("gguf") is None:
         missing["llama.cpp"] = "pip install gguf llama-cpp-python"
-    absent = [name for name in names if name.split("+")[0] in missing]
-    notes.extend(f"{name} is left out: {missing[name.split('+')[0]]}" for name in absent)
+    absent = {name: reason for name in names if (reason := missing.get(name.split("+")[0]))}
+    notes.extend(f"{name} is left out: {reason}" for name, reason in absent.items())
     if len(absent) == len(names):
         raise ValueError(f"no contender is left to measure: {'; '.join(notes)}")
     return [name for name in names if name not in absent]
@@ -69,15 +71,14 @@ def call(function: str, **arguments: Any) -> Command:
 
 
 def fit(callback: str, config: str, device: str, options: Sequence[str], **arguments: Any) -> Command:
-    """The command `python train.py` with a class of callbacks.py, which gets `arguments` and calls `leave_result`."""
-    # A relative path is looked for in the current folder, then in the repository.
-    config = Path(config).resolve() if Path(config).exists() else config
+    """The command `python train.py` with a class of measuring.py, which gets `arguments` and calls `leave_result`."""
+    config = Path(config).resolve() if Path(config).exists() else config  # found from here, or in the repository
     accelerator = "gpu" if device == "cuda" else "cpu"
     own = ["train.py", f"--config={config}", f"--trainer.accelerator={accelerator}", "--trainer.devices=1"]
 
     def command(seed: int, folder: Path) -> list[str]:
-        class_path, init_args = f"scripts.benchmarks.callbacks.{callback}", {"output": str(folder), **arguments}
-        callbacks = json.dumps([{"class_path": class_path, "init_args": init_args}])
+        init_args = {"output": str(folder), **arguments}
+        callbacks = json.dumps([{"class_path": f"scripts.benchmarks.measuring.{callback}", "init_args": init_args}])
         of_round = [f"--seed_everything={seed}", f"--trainer.default_root_dir={folder}", "--wandb=disabled"]
         return [*own, *of_round, *options, f"--trainer.callbacks={callbacks}"]
 
@@ -98,8 +99,9 @@ def run(command: Command, seed: int = 0) -> Row:
         if process.returncode == 2 and lines:
             raise ValueError(lines[-1])
         if process.returncode or not result.exists():
-            end = "\n".join(lines[-30:])
-            raise RuntimeError(f"{' '.join(arguments)}\nended with status {process.returncode}:\n{end}")
+            raise RuntimeError(
+                "\n".join([" ".join(arguments), f"ended with status {process.returncode}:", *lines[-30:]])
+            )
         return json.loads(result.read_text())
 
 
@@ -120,19 +122,17 @@ def compare(work: str, results: Mapping[str, list[Row]], same: Sequence[str] = (
     the same state of the machine. Of several contenders that are ours the fastest counts. A time of None means that
     the contender did not reach its goal. RuntimeError if the rows do not agree in the keys `same`.
     """
-    first = next(iter(results.values()))[0]
-    time = "seconds" if "seconds" in first else "milliseconds_per_step"
+    time = "seconds" if "seconds" in next(iter(results.values()))[0] else "milliseconds_per_step"
     ours = [rounds for name, rounds in results.items() if name.split("+")[0] in OURS]
     fastest = min(ours, key=lambda rounds: median(rounds, time) or math.inf, default=[])
-    rows = []
+    our_times, rows = [result[time] for result in fastest], []
     for name, rounds in results.items():
         row = {"work": work, "contender": name, **{key: median(rounds, key) for key in rounds[0]}}
-        row[f"{time}_of_rounds"] = [result[time] for result in rounds]
-        pairs = [(their[time], our[time]) for their, our in zip(rounds, fastest, strict=False)]
-        complete = pairs and all(None not in pair for pair in pairs)
+        row[f"{time}_of_rounds"] = times = [result[time] for result in rounds]
         if "tokens" in row:
             row["tokens_per_second"] = row["tokens"] / row[time] * (1 if time == "seconds" else 1000)
-        row["times_faster"] = statistics.median(their / our for their, our in pairs) if complete else None
+        ratios = None if None in (*times, *our_times) else list(map(truediv, times, our_times))
+        row["times_faster"] = statistics.median(ratios) if ratios else None
         rows.append(row)
     for key in same:
         if len({row[key] for row in rows}) > 1:
@@ -149,17 +149,12 @@ def median(rounds: Sequence[Row], key: str) -> Any:
     return statistics.median(values) if isinstance(values[0], float) else values[0]
 
 
-def main(function: str, arguments: str, folder: str) -> int:
+@exit_status("gpt2.py")
+def main(function: str, arguments: str, folder: str) -> None:
     """What `call` starts; returns the exit status, 2 for a mistake."""
     from scripts.benchmarks import gpt2  # only here: it imports torch
 
-    try:
-        measure = getattr(gpt2, function)
-        leave_result(folder, measure(SimpleNamespace(**json.loads(arguments))))
-    except (ValueError, FileNotFoundError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+    leave_result(folder, getattr(gpt2, function)(SimpleNamespace(**json.loads(arguments))))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""GPT-2's architecture by three authors, how they train and how they write: ours, nanoGPT's and transformers'.
+"""GPT-2's architecture by four authors: ours and nanoGPT's train, and with transformers' and llama.cpp's they write.
 
 nanoGPT's model.py is run from the person's checkout. Its train.py trains as soon as it is imported, so its loop is
-written here anew, with the settings that it publishes, and trains ours too.
+written here anew, with the settings that it publishes, and trains ours too. llama.cpp writes with our weights.
 
 `job` is what benchmark.py gives a contender: `size` are fields of GPTConfig, `checkout` is the folder with nanoGPT.
 Letters: B sequences in a batch, T tokens of context, N tokens of a text.
@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import itertools
 import runpy
+import tempfile
 from collections import namedtuple
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace as Namespace
@@ -25,24 +25,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model.generation import generate
+from model.gguf import to_gguf
 from model.gpt import GPT, GPTConfig
+from model.huggingface import GPT2, optional_package, write_options
 from model.kernels import has_fast_bfloat16, keep_freed_memory, record_cuda_graph
 from model.training.hardware import compile_where_it_pays, missing_compiler
 from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
-from scripts.benchmarks.callbacks import Curve, mean_nats
 from scripts.benchmarks.contenders import GPT2_RECIPE, ROOT, WARM_UP, Row
-from scripts.benchmarks.llama import build_llama
-from scripts.benchmarks.machine import describe, synchronized_time
+from scripts.benchmarks.measuring import Curve, describe, mean_nats, synchronized_time
 
 # Of nanoGPT's train.py and config/train_shakespeare_char.py, which its README's command for CPUs starts from too.
 LEARNING_RATE, WEIGHT_DECAY, BETAS, GRADIENT_CLIP = 1e-3, 0.1, (0.9, 0.99), 1.0
 SCHEDULE = ScheduleConfig(warmup_steps=100, decay="cosine", final_factor=0.1)  # its warm-up is slower by 1%
-# Fields of GPTConfig, and what the others call them.
-TRANSFORMERS_NAMES = {"num_layers": "n_layer", "num_heads": "n_head", "embed_dim": "n_embd"}
-TRANSFORMERS_NAMES |= {"context_length": "n_positions", "vocab_size": "vocab_size"}
-NANOGPT_NAMES = TRANSFORMERS_NAMES | {"context_length": "block_size"}
-Learner = namedtuple("Learner", "model, loss, optimizer, precision")  # as `build_learner` describes it
+# What nanoGPT calls fields of GPTConfig.
+NANOGPT_NAMES = {"num_layers": "n_layer", "num_heads": "n_head", "embed_dim": "n_embd", "context_length": "block_size"}
+Learner = namedtuple("Learner", "model, loss, optimizer, precision")  # loss: tokens, targets (B, T) -> mean nats
 SAMPLING = {"temperature": 0.8, "top_k": 200}  # as in its sample.py
 
 
@@ -66,8 +64,7 @@ def learn_characters(job: Namespace) -> Row:
     characters = torch.frombuffer(bytearray(Path(job.data).read_bytes()), dtype=torch.uint8)
     ids, cut = characters.unique(return_inverse=True)[1], int(0.9 * len(characters))
     learner, curve = build_learner(job), Curve(job.device, job.steps, job.evaluations)
-    validation = ids[cut - 1 :].to(job.device)  # from the last training token, which the first target follows
-    batches = windows(validation, job.size["context_length"])
+    batches = windows(ids[cut - 1 :].to(job.device), job.size["context_length"])  # its first token is training's last
 
     def losses() -> Iterator[tuple[Tensor, Tensor]]:
         for tokens, targets in batches:
@@ -77,7 +74,7 @@ def learn_characters(job: Namespace) -> Row:
     for step in itertools.islice(train(learner, ids[:cut], job, job.steps), job.steps):
         curve.after(step, lambda: mean_nats(learner.model, losses()))
     learned = {"curve": curve.points, "validation_bytes": len(ids) - cut}
-    return {**learned, **describe(learner.model, learner.precision)}
+    return learned | describe(learner.model, learner.precision)
 
 
 def windows(text: Tensor, context: int) -> list[tuple[Tensor, Tensor]]:
@@ -89,10 +86,7 @@ def windows(text: Tensor, context: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def build_learner(job: Namespace) -> Learner:
-    """A network and what trains it; sets up this process for that. Raises ValueError if this machine cannot compile.
-
-    `loss` is the mean nats of targets (B, T) after tokens (B, T).
-    """
+    """A network and what trains it; sets up this process for that. Raises ValueError if this machine cannot compile."""
     torch.manual_seed(job.seed)
     device = torch.device(job.device)
     name, *extras = job.contender.split("+")
@@ -151,10 +145,8 @@ def measure_writing(job: Namespace) -> Row:
     seconds, tokens = synchronized_time(job.device) - started, job.batch_size * job.new_tokens
     if text.shape != (job.batch_size, job.prompt_tokens + job.new_tokens):
         raise RuntimeError(f"{job.contender} wrote {tuple(text.shape)}, not {tokens} tokens after the prompts")
-    described = describe(network, job.dtype)
-    if job.contender.endswith("+q8_0"):
-        described["precision"] = "q8_0"
-    return {"seconds": seconds, "tokens": tokens, **described}
+    quantized = {"precision": "q8_0"} if job.contender.endswith("+q8_0") else {}
+    return {"seconds": seconds, "tokens": tokens, **describe(network, job.dtype), **quantized}
 
 
 def build_writer(job: Namespace) -> tuple[nn.Module, Callable]:
@@ -164,31 +156,53 @@ def build_writer(job: Namespace) -> tuple[nn.Module, Callable]:
         gpt = GPT(gpt2_config(job.size, bias=True))
         return gpt, partial(generate, gpt, record=record_cuda_graph if job.device == "cuda" else None, **SAMPLING)
     if job.contender.startswith("llama.cpp"):  # which has the tanh form of GELU only
-        gpt = GPT(replace(gpt2_config(job.size, bias=True), activation="gelu"))
-        llama = build_llama(gpt, job.contender.endswith("+q8_0"), temp=SAMPLING["temperature"], top_k=SAMPLING["top_k"])
-        return gpt, llama
+        gpt = GPT(gpt2_config(job.size, bias=True, activation="gelu"))
+        return gpt, build_llama(gpt, quantized=job.contender.endswith("+q8_0"))
     if job.contender == "nanogpt":
         torch.set_float32_matmul_precision("high")
         gpt = build_nanogpt(job, dropout=0.0, bias=True)
         return gpt, partial(gpt.generate, **SAMPLING)
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    shape = {TRANSFORMERS_NAMES[name]: value for name, value in job.size.items()}
     ids = {"bos_token_id": None, "eos_token_id": None}  # nothing ends a text early
-    # The activation of the others; GPT-2's own takes more operations.
-    gpt = GPT2LMHeadModel(GPT2Config(**shape, **ids, activation_function="gelu"))
+    # With the activation of the others; GPT-2's own takes more operations.
+    gpt = GPT2LMHeadModel(GPT2Config(**write_options(gpt2_config(job.size, bias=True), GPT2) | ids))
     cache = {"use_cache": True, "cache_implementation": "static" if job.device == "cuda" else None}
     return gpt, partial(gpt.generate, do_sample=True, pad_token_id=0, **cache, **SAMPLING)
+
+
+def build_llama(gpt: GPT, quantized: bool) -> Callable[..., Tensor]:
+    """What writes one text with llama.cpp and the weights of `gpt`, `quantized` to 8 bits each, its q8_0."""
+    llama_cpp, vocab_size = optional_package("llama_cpp"), gpt.config.vocab_size
+    model = {"vocab": {chr(0x4E00 + token): token for token in range(1, vocab_size)}, "merges": []}  # any names will do
+    files = {"tokenizer.json": {"model": model, "added_tokens": [{"id": 0, "content": "<|endoftext|>"}]}}
+    tokenizer = Namespace(name="bytes", vocab_size=vocab_size, end_of_text=0, huggingface_files=lambda: files)
+    with tempfile.TemporaryDirectory() as folder:
+        to_gguf(gpt, path := f"{folder}/whole.gguf", tokenizer)
+        if quantized:
+            options = llama_cpp.llama_model_quantize_default_params()
+            options.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0
+            whole, path = path, f"{folder}/small.gguf"
+            llama_cpp.llama_model_quantize(whole.encode(), path.encode(), options)
+        threads = {"n_threads": torch.get_num_threads(), "n_threads_batch": torch.get_num_threads()}
+        llama = llama_cpp.Llama(path, n_ctx=gpt.config.context_length, verbose=False, **threads)
+    sampling = {"temp": SAMPLING["temperature"], "top_k": SAMPLING["top_k"], "top_p": 1.0, "min_p": 0.0}
+
+    def write(prompt: Tensor, max_new_tokens: int) -> Tensor:
+        text = itertools.islice(llama.generate(prompt[0].tolist(), repeat_penalty=1.0, **sampling), max_new_tokens)
+        return torch.cat((prompt, torch.tensor([[*text]])), dim=1)
+
+    return write
 
 
 def build_nanogpt(job: Namespace, **options: Any) -> nn.Module:
     """nanoGPT's GPT, with the `dropout` and `bias` of its GPTConfig."""
     nanogpt = runpy.run_path(str(Path(job.checkout, "model.py")), run_name="nanogpt")
-    shape = {NANOGPT_NAMES[name]: value for name, value in job.size.items()}
+    shape = {NANOGPT_NAMES.get(name, name): value for name, value in job.size.items()}
     return nanogpt["GPT"](nanogpt["GPTConfig"](**shape, **options))
 
 
-def gpt2_config(size: dict[str, int], bias: bool = False) -> GPTConfig:
-    """Our GPT in GPT-2's architecture, as nanoGPT builds it."""
+def gpt2_config(size: dict[str, int], bias: bool = False, **changes: Any) -> GPTConfig:
+    """Our GPT in GPT-2's architecture, as nanoGPT builds it, with `changes`."""
     recipe = yaml.safe_load(Path(ROOT, GPT2_RECIPE).read_text(encoding="utf-8"))
-    return GPTConfig(**size, **recipe["model"]["gpt"] | {"bias": bias})
+    return GPTConfig(**size, **recipe["model"]["gpt"] | {"bias": bias} | changes)

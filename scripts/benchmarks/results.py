@@ -31,12 +31,11 @@ def table(rows: Sequence[Row]) -> str:
     columns = {name: column for name, column in COLUMNS.items() if any(row.get(column[0]) is not None for row in rows)}
     lines = [list(columns)]
     for row in rows:
-        values = [(row.get(key), form) for key, form in columns.values()]
-        lines.append(["-" if value is None else form.format(value) for value, form in values])
+        lines.append(["-" if row.get(key) is None else form.format(row[key]) for key, form in columns.values()])
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     lines.insert(1, ["-" * width for width in widths])
-    padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
-    return "\n".join(f"| {' | '.join(line)} |" for line in padded)
+    padded = (map(str.ljust, line, widths) for line in lines)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in padded)
 
 
 def markdown(path: Path) -> str:

@@ -1,8 +1,12 @@
-"""What measures `python train.py` from within: Lightning callbacks for `contenders.fit`."""
+"""What a contender's process measures, and the Lightning callbacks that measure within `python train.py`."""
 
 from __future__ import annotations
 
+import os
+import platform
+import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +17,30 @@ from torch import Tensor, nn
 from model.gpt import in_eval_mode
 from model.runs.attention import AttentionRecording
 from scripts.benchmarks.contenders import WARM_UP, Row, leave_result
-from scripts.benchmarks.machine import describe, synchronized_time
+
+
+def synchronized_time(device: str) -> float:
+    """The clock, in seconds, once the device has finished its work."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def describe(network: nn.Module, precision: str) -> dict[str, Any]:
+    """The network, in which precision of matrix products, and on which machine. Shared weights count once."""
+    parameters = list(network.parameters())
+    name = torch.cuda.get_device_name() if parameters[0].is_cuda else processor_name()
+    system, threads = platform.platform(terse=True), torch.get_num_threads()
+    machine = {"device": name, "cores": os.cpu_count(), "threads": threads, "system": system}
+    precision = "bfloat16" if precision.startswith("b") else "float32"  # "bf16-mixed" is the Trainer's name for it
+    return {"parameters": sum(p.numel() for p in parameters), "precision": precision, "machine": machine}
+
+
+def processor_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 class Curve:
@@ -73,9 +100,9 @@ class LearningCurve(Callback):
 
 
 class BesideBareLoop(Callback):
-    """Times stretches of the Trainer and of a bare loop in turn; the first of each warms up and does not count.
+    """Times stretches of so many steps by the Trainer and by a bare loop in turn; the first of each does not count.
 
-    `stretch` is the number of steps in each. After `seconds` of all together, and three of each, training stops.
+    After `seconds` of all together, and three of each, training stops.
     """
 
     def __init__(self, output: str, stretch: int, seconds: float):
