@@ -43,5 +43,11 @@ def build(name: str, **options: Any) -> Corpus:
         raise ValueError(f"data.{' and data.'.join(selected)} are both set: keep the one to train on")
     if selected:
         name = SELECTED_BY[selected[0]]
-    make = CORPORA[name]
-    return make(**{option: options[option] for option in signature(make).parameters if option in options})
+    taken = signature(CORPORA[name]).parameters
+    defaults = {
+        option: taker.default for make in CORPORA.values() for option, taker in signature(make).parameters.items()
+    }
+    for option, value in options.items():
+        if option not in taken and value != defaults[option]:
+            raise ValueError(f"data.{option} is {value!r}, but data.corpus {name} has no such option: leave it out")
+    return CORPORA[name](**{option: value for option, value in options.items() if option in taken})

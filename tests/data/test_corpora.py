@@ -221,3 +221,12 @@ def test_a_set_option_selects_its_corpus(tmp_path: Path):
     (path,) = write_files(tmp_path, 1)
     assert build("stdlib", files=str(path), dataset=None).name == "part000"
     assert build("stdlib", files=None, dataset=str(tmp_path)).name == tmp_path.name
+
+
+@pytest.mark.parametrize("option", [{"dataset_config": "x"}, {"streaming": True}, {"documents": "block"}])
+def test_an_option_of_another_corpus_is_refused(option):
+    """It would do nothing; a default of another corpus is no choice."""
+    [name] = option
+    with pytest.raises(ValueError, match=rf"data\.{name} is .*, but data\.corpus stdlib has no such option"):
+        build("stdlib", **option)
+    assert build("stdlib", streaming=False, documents="file", dataset_config=None).name == "stdlib"
