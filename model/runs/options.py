@@ -8,10 +8,12 @@ import os
 import re
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import yaml
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
@@ -24,6 +26,7 @@ from model.runs.folder import (
     name_is_taken,
     read_config,
     resume_point,
+    run_of,
     with_checksum,
 )
 
@@ -104,10 +107,10 @@ def expand(args: list[str], default_config: Path) -> tuple[str, list[str]]:
         if resume is not None:
             raise ValueError(f"validate does not take --resume: write --ckpt_path {resume}")
         checkpoint = find_checkpoint(checkpoint)
-        run_config = checkpoint.parent.parent / CONFIG
-        if run_config.exists():
-            check_classes(run_config, args)
-            config = run_config
+        run_dir = run_of(checkpoint)
+        if run_dir is not None and (run_dir / CONFIG).exists():
+            config = run_dir / CONFIG
+            check_classes(config, args)
     elif resume is not None:
         if checkpoint is not None:
             raise ValueError(
@@ -147,14 +150,34 @@ def check_classes(run_config: Path, args: list[str]) -> None:
     A run may come from a stranger, and the Trainer's options may be any class: a callback, a logger, a plugin. Their
     arguments may be functions, and files that they write. What the person types, or has in a --config, is meant.
     """
-    typed = " ".join([*args, *(path.read_text(encoding="utf-8") for path in typed_configs(args))])
+    typed = [parsed(arg.partition("=")[2] if arg.startswith("-") else arg) for arg in args]
+    meant = {bare(name) for value in [*typed, *map(read_config, typed_configs(args))] for name in words(value)}
     for name in named_code(read_config(run_config)):
-        own = name.rpartition(".")[2] if name.startswith("lightning.") else name  # Lightning's need no module
-        if own not in typed:
+        if bare(name) not in meant:
             raise ValueError(
                 f"{run_config} names {name}, which would be run: if you mean it, repeat the --config or the options "
                 "that the run was started with"
             )
+
+
+def parsed(typed: str) -> Any:
+    """What is typed for an option; if that is no YAML, the parser has a sentence for it."""
+    with suppress(yaml.YAMLError, ValueError):  # the latter for dates that do not exist
+        return yaml.safe_load(typed)
+
+
+def words(value: Any) -> Iterator[str]:
+    """Every text in a config, whole."""
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from words(item)
+    elif isinstance(value, str):
+        yield value
+
+
+def bare(name: str) -> str:
+    """Lightning's own classes need no module."""
+    return name.rpartition(".")[2] if name.startswith("lightning.") else name
 
 
 def typed_configs(args: list[str]) -> list[Path]:
