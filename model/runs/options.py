@@ -110,7 +110,7 @@ def expand(args: list[str], default_config: Path) -> tuple[str, list[str]]:
         run_dir = run_of(checkpoint)
         if run_dir is not None and (run_dir / CONFIG).exists():
             config = run_dir / CONFIG
-            check_classes(config, args)
+            check_code(config, args)
     elif resume is not None:
         if checkpoint is not None:
             raise ValueError(
@@ -118,7 +118,7 @@ def expand(args: list[str], default_config: Path) -> tuple[str, list[str]]:
                 "of a run, or --ckpt_path FILE to start a new run from it"
             )
         run_dir, checkpoint = resume_point(Path(resume))
-        check_classes(run_dir / CONFIG, args)
+        check_code(run_dir / CONFIG, args)
         config, has_config = run_dir / CONFIG, False  # a --config comes after the run's own
         args = [*args, "--resume", str(run_dir)]
     if checkpoint is not None:
@@ -144,7 +144,7 @@ def take_runs(args: list[str]) -> tuple[str | None, str | None, list[str]]:
     return next(iter(given.resume), None), next(iter(given.ckpt_path), None), others
 
 
-def check_classes(run_config: Path, args: list[str]) -> None:
+def check_code(run_config: Path, args: list[str]) -> None:
     """Raises ValueError if a run's config names code that the person does not name too.
 
     A run may come from a stranger, and the Trainer's options may be any class: a callback, a logger, a plugin. Their
@@ -152,7 +152,7 @@ def check_classes(run_config: Path, args: list[str]) -> None:
     """
     typed = [parsed(arg.partition("=")[2] if arg.startswith("-") else arg) for arg in args]
     meant = {bare(name) for value in [*typed, *map(read_config, typed_configs(args))] for name in words(value)}
-    for name in named_code(read_config(run_config)):
+    for name in named_code(read_config(run_config), run_config.parent):
         if bare(name) not in meant:
             raise ValueError(
                 f"{run_config} names {name}, which would be run: if you mean it, repeat the --config or the options "
@@ -161,9 +161,9 @@ def check_classes(run_config: Path, args: list[str]) -> None:
 
 
 def parsed(typed: str) -> Any:
-    """What is typed for an option; if that is no YAML, the parser has a sentence for it."""
-    with suppress(yaml.YAMLError, ValueError):  # the latter for dates that do not exist
-        return yaml.safe_load(typed)
+    """What is typed for an option, as YAML of nothing but texts; if it is no YAML, the parser has a sentence for it."""
+    with suppress(yaml.YAMLError):
+        return yaml.load(typed, yaml.BaseLoader)
 
 
 def words(value: Any) -> Iterator[str]:
@@ -178,6 +178,37 @@ def words(value: Any) -> Iterator[str]:
 def bare(name: str) -> str:
     """Lightning's own classes need no module."""
     return name.rpartition(".")[2] if name.startswith("lightning.") else name
+
+
+def named_code(value: Any, folder: Path, key: str = "") -> Iterator[str]:
+    """What a config has the parser import or open: classes, other configs, and in the Trainer's options more than that.
+
+    Args:
+        folder: where the config is.
+        key: what the value belongs to, such as "trainer.callbacks"; a config may also write it like this.
+    """
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from named_code(item, folder, f"{key}.{name}".lstrip("."))
+    elif isinstance(value, list):
+        for item in value:
+            yield from named_code(item, folder, key)
+    elif isinstance(value, str) and key != "trainer.default_root_dir":
+        group, _, option = key.partition(".")
+        is_class = option.endswith("class_path")
+        if is_class or group == "config" or (group == "trainer" and is_more_than_text(value, folder)):
+            yield value
+
+
+def is_more_than_text(value: str, folder: Path) -> bool:
+    """Whether the parser may take a text for the name of a class or function, for YAML, or for a file of YAML."""
+    try:
+        is_yaml = not isinstance(yaml.compose(value), yaml.ScalarNode | None)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        is_yaml = True
+    file = os.path.expanduser(value)  # noqa: PTH111 (a long text is no path)
+    is_file = os.path.isfile(file) or os.path.isfile(folder / file)  # noqa: PTH113
+    return is_yaml or is_file or "://" in value or IMPORTABLE.fullmatch(value) is not None
 
 
 def typed_configs(args: list[str]) -> list[Path]:
@@ -195,19 +226,6 @@ def check_sections(path: Path) -> None:
         group = settings.get(above[0], {}) if above else settings
         if not isinstance(group.get(last, {}), dict):
             raise ValueError(f"{path}: {name} must hold options, not {group[last]!r}; leave it out for the defaults")
-
-
-def named_code(value: Any, key: str = "") -> Iterator[str]:
-    """The class_path of every object in a config, and in the Trainer's options whatever may be a module's function."""
-    if isinstance(value, dict):
-        for name, item in value.items():
-            inside = "trainer" if "trainer" in (key, name) and name != "default_root_dir" else name
-            yield from named_code(item, inside if name != "class_path" else "class_path")
-    elif isinstance(value, list):
-        for item in value:
-            yield from named_code(item, key)
-    elif isinstance(value, str) and (key == "class_path" or (key == "trainer" and IMPORTABLE.fullmatch(value))):
-        yield value
 
 
 class RunFolder(Callback):
