@@ -49,6 +49,7 @@ class AttentionRecording:
 
     def __post_init__(self) -> None:
         check_range("attention.probe_tokens", self.probe_tokens, MIN_PROBE_TOKENS)
+        check_range("attention.early_steps", self.early_steps, 0)
         check_range("attention.every_n_steps", self.every_n_steps, 1)
         self.text = read_probe_text(self.probe_text) if self.enabled and self.probe_text is not None else None
         self.archive: AttentionArchive | None = None  # on the first rank, once training begins
