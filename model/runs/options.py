@@ -151,11 +151,11 @@ def check_code(run_config: Path, args: list[str]) -> None:
     arguments may be functions, and files that they write. What the person types, or has in a --config, is meant.
     """
     typed = [parsed(arg.partition("=")[2] if arg.startswith("-") else arg) for arg in args]
-    meant = {bare(name) for value in [*typed, *map(read_config, typed_configs(args))] for name in words(value)}
-    for name in named_code(read_config(run_config), run_config.parent):
-        if bare(name) not in meant:
+    meant = {bare(text) for value in [*typed, *map(read_config, typed_configs(args))] for _, text in texts(value)}
+    for key, text in texts(read_config(run_config)):
+        if bare(text) not in meant and is_code(key, text, run_config.parent):
             raise ValueError(
-                f"{run_config} names {name}, which would be run: if you mean it, repeat the --config or the options "
+                f"{run_config} names {text}, which would be run: if you mean it, repeat the --config or the options "
                 "that the run was started with"
             )
 
@@ -166,13 +166,16 @@ def parsed(typed: str) -> Any:
         return yaml.load(typed, yaml.BaseLoader)
 
 
-def words(value: Any) -> Iterator[str]:
-    """Every text in a config, whole."""
-    if isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from words(item)
+def texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Every text in a config, after the names that lead to it, joined by dots as a config may also write them."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from texts(item, f"{key}.{name}".lstrip("."))
+    elif isinstance(value, list):
+        for item in value:
+            yield from texts(item, key)
     elif isinstance(value, str):
-        yield value
+        yield key, value
 
 
 def bare(name: str) -> str:
@@ -180,35 +183,23 @@ def bare(name: str) -> str:
     return name.rpartition(".")[2] if name.startswith("lightning.") else name
 
 
-def named_code(value: Any, folder: Path, key: str = "") -> Iterator[str]:
-    """What a config has the parser import or open: classes, other configs, and in the Trainer's options more than that.
+def is_code(key: str, text: str, folder: Path) -> bool:
+    """Whether the parser may import or open something for a text in a config of this folder.
 
-    Args:
-        folder: where the config is.
-        key: what the value belongs to, such as "trainer.callbacks"; a config may also write it like this.
+    That is a class, a config in place of options, and whatever in the Trainer's options may be the name of a class or
+    function, YAML, or a file or an address with YAML.
     """
-    if isinstance(value, dict):
-        for name, item in value.items():
-            yield from named_code(item, folder, f"{key}.{name}".lstrip("."))
-    elif isinstance(value, list):
-        for item in value:
-            yield from named_code(item, folder, key)
-    elif isinstance(value, str) and key != "trainer.default_root_dir":
-        group, _, option = key.partition(".")
-        is_class = option.endswith("class_path")
-        if is_class or group == "config" or (group == "trainer" and is_more_than_text(value, folder)):
-            yield value
-
-
-def is_more_than_text(value: str, folder: Path) -> bool:
-    """Whether the parser may take a text for the name of a class or function, for YAML, or for a file of YAML."""
+    if key.endswith("class_path") or key.startswith("config") or key in SECTIONS:
+        return True
+    if not key.startswith("trainer") or key == "trainer.default_root_dir":
+        return False
     try:
-        is_yaml = not isinstance(yaml.compose(value), yaml.ScalarNode | None)
+        is_yaml = not isinstance(yaml.compose(text), yaml.ScalarNode | None)
     except (yaml.YAMLError, ValueError, RecursionError):
         is_yaml = True
-    file = os.path.expanduser(value)  # noqa: PTH111 (a long text is no path)
-    is_file = os.path.isfile(file) or os.path.isfile(folder / file)  # noqa: PTH113
-    return is_yaml or is_file or "://" in value or IMPORTABLE.fullmatch(value) is not None
+    path = os.path.expanduser(text)  # noqa: PTH111 (a long text is no path)
+    is_file = os.path.isfile(path) or os.path.isfile(folder / path)  # noqa: PTH113
+    return is_yaml or is_file or "://" in text or IMPORTABLE.fullmatch(text) is not None
 
 
 def typed_configs(args: list[str]) -> list[Path]:

@@ -43,6 +43,8 @@ def stranger(trainer: str, more: str = "") -> Path:
         ("", "config: evil"),
         ("", "config: [evil]"),
         ("", "model.optimizer.class_path: subprocess.Popen"),
+        ("", "model.optimizer: evil"),
+        ("", "trainer: evil"),
     ],
 )
 def test_a_run_may_not_have_the_parser_import_or_open_anything(trainer, more, monkeypatch):
