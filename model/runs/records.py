@@ -47,7 +47,6 @@ def write_report(run: Path, path: Path | None = None) -> Path:
         FileNotFoundError: if the folder has no metrics.csv.
         ValueError: if a file in it is damaged.
     """
-    run = Path(run)
     path = run / REPORT if path is None else path
     name = run.resolve().name
     rows, samples = read_metrics(run / METRICS), read_samples(run / SAMPLES)
