@@ -21,6 +21,7 @@ if __name__ == "__main__":  # Ctrl-C during the imports, which take seconds; not
     signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
 
 import yaml
+from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import ArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
@@ -86,7 +87,7 @@ class TrainingCLI(LightningCLI):
         check_range("seed_everything", config.seed_everything, 0, 2**32 - 1)  # numpy's limits
         self.starts_from_model = config.model.init_from is not None and not config.resume and not config.ckpt_path
         if self.starts_from_model:
-            take_over_model(config)
+            take_over_model(config, given=parser.parse_args(args, defaults=False))
         if config.trainer.precision is None:
             config.trainer.precision = fast_precision(config.trainer.accelerator)
 
@@ -121,13 +122,14 @@ class TrainingCLI(LightningCLI):
         return trainer
 
 
-def take_over_model(config: Any) -> None:
-    """Puts the options of the network that --model.init_from names into the config."""
+def take_over_model(config: Namespace, given: Namespace) -> None:
+    """Puts the options of the network that --model.init_from names into the config; `given` has no defaults."""
     source = Path(config.model.init_from)
     if (source / CHECKPOINTS).is_dir():
         source = find_checkpoint(source)
         config.model.init_from = str(source)
-    network = initial_config(config.model.init_from, GPTConfig(**config.model.gpt.as_dict()))
+    names = given.model.get("gpt", {}).keys()
+    network = initial_config(str(source), GPTConfig(**config.model.gpt.as_dict()), names)
     for name, value in dataclasses.asdict(network).items():
         config.model.gpt[name] = value
 

@@ -184,6 +184,12 @@ HOSTILE = {
             "    init_args: {on_fit_start: runs.run.evil.f}\n"
         ),
     ),
+    "class in a text": (OF_A_RUN, config('  callbacks: "class_path: runs.run.evil.Evil"\n')),
+    "class in a file": (OF_A_RUN, config("  callbacks: ./evil.yaml\n")),
+    "class in a config in the config": (
+        OF_A_RUN,
+        lambda run: (run / "config.yaml").write_text("config: other.yaml\n" + (run / "config.yaml").read_text()),
+    ),
     "link to a config": (["resume", "report", "inspect"], link("config.yaml")),
     "link to checkpoints": (["resume", "validate", "generate", "walk", "read a prompt"], link("checkpoints")),
     "link to maps": ([*ATTENTION, "generate"], link("attention")),
@@ -206,12 +212,22 @@ def long_probe(run):
     change_json("attention/probe.json", probes={"text": probe, "repeated": probe})(run)
 
 
+EVIL = """
+import os
+os.mkdir("pwned")
+from lightning.pytorch.callbacks import Callback as Evil
+f = None
+"""
+
+
 @pytest.fixture(scope="module")
 def stranger(trained, tmp_path_factory):
     """A whole run, small, with a module that leaves a mark if it is imported."""
     run = tmp_path_factory.mktemp("stranger") / "run"
     shutil.copytree(trained(), run)
-    (run / "evil.py").write_text("import os\nos.mkdir('pwned')\nf = Evil = None\n")
+    (run / "evil.py").write_text(EVIL)
+    (run / "evil.yaml").write_text("class_path: runs.run.evil.Evil\n")
+    (run / "other.yaml").write_text("trainer: {callbacks: [{class_path: runs.run.evil.Evil}]}\n")
     return run
 
 

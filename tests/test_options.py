@@ -6,6 +6,7 @@ import io
 import json
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,14 +18,18 @@ import yaml
 
 from data.module import TextDataModule
 from model import evaluation
+from model.checkpoint import load_gpt
 from model.gpt import GPT, GPTConfig
 from model.runs.attention import AttentionRecording
+from model.runs.options import OVERVIEW
 from model.runs.samples import Samples
+from model.training import hardware
 from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
 from scripts import benchmark, convert_huggingface, evaluate, generate, inspect_attention, prepare_data, report, walk
 from scripts.benchmarks import contenders
 from tests.checkpoints import save_checkpoint
+from tests.small_runs import metrics
 from tests.test_inspect_attention import make_run
 from train import main as train
 
@@ -195,6 +200,63 @@ def test_every_option_of_a_run_changes_what_it_writes(group, train, small_option
     assert usual == written("again")
     for name, value in options.items():
         assert usual != written(name, f"--{group}.{name}={value}"), f"{group}.{name} changes nothing"
+
+
+# The options of the overview that no table above has. For each another value, and what it needs to matter.
+OVERVIEW_OPTIONS = {
+    "name": ("other", {}),
+    "seed_everything": (7, {}),
+    "ckpt_path": ("runs/run/checkpoints/last.ckpt", {"trainer.max_steps": 13}),
+    "trainer.max_steps": (3, {}),
+    "trainer.max_time": ("00:00:00:00", {}),
+    "trainer.val_check_interval": (1, {}),
+    "trainer.accumulate_grad_batches": (2, {}),
+    "trainer.precision": ("bf16-mixed", {}),
+    "model.init_from": ("runs/run", {}),
+    "model.compile": ("true", {}),
+    # Refused where there is one CPU; tests/test_train.py has two devices.
+    "trainer.accelerator": ("tpu", {}),
+    "trainer.devices": (0, {}),
+    "trainer.strategy": ("alone", {}),
+}
+SHOWN_ELSEWHERE = {"help", "config", "resume", "print_config", "wandb"}  # tests/test_train*.py, test_wandb_logger.py
+
+
+def test_every_option_of_the_overview_is_in_a_table():
+    listed = {f"data.{name}" for name in DATA_OPTIONS} | OVERVIEW_OPTIONS.keys() | SHOWN_ELSEWHERE
+    for group, options in (("gpt", GPT_OPTIONS), ("optimizer", OPTIMIZER_OPTIONS), ("schedule", SCHEDULE_OPTIONS)):
+        listed |= {f"model.{group}.{name}" for name in options}
+    assert set(re.findall(r"--([a-z_]+(?:\.[a-z_]+)*)", OVERVIEW)) <= listed
+
+
+@pytest.mark.slow
+def test_every_option_of_the_overview_changes_the_run_or_is_refused(finished_run, train, capsys, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(hardware, "missing_compiler", lambda device: None)
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compiled.append(options) or function)
+    short = {"trainer.max_steps": 2, "trainer.val_check_interval": 2, "trainer.log_every_n_steps": 1}
+    short |= {"attention.enabled": "false", "samples.max_new_tokens": 0, "data.num_workers": 0}
+
+    def what_is_left(options):
+        """By the run in its folder, in its weights and its metrics; or why the options are refused."""
+        compiled.clear()
+        if train(*(f"--{name}={value}" for name, value in (short | options).items())) == 2:
+            return capsys.readouterr().err.splitlines()[-1]
+        left = {"compiled": len(compiled)}
+        for run in [path for path in Path("runs").iterdir() if path.name != "run"]:  # none where there was no time
+            weights = load_gpt(run / "checkpoints" / "last.ckpt")[0].state_dict()
+            left |= {name: weight.tolist() for name, weight in weights.items()} | {"metrics": metrics(run)}
+            left |= {"name": run.name} if "name" in options else {}
+            shutil.rmtree(run)
+        return left
+
+    usual = {}
+    for name, (value, needed) in OVERVIEW_OPTIONS.items():
+        key = json.dumps(needed)
+        usual[key] = usual.get(key) or what_is_left(needed)
+        assert isinstance(usual[key], dict), usual[key]
+        assert usual[key] != what_is_left(needed | {name: value}), f"{name} changes nothing"
+    assert what_is_left({}) == usual["{}"]
 
 
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "configs").glob("*.yaml")), ids=lambda path: path.stem)

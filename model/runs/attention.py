@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,7 @@ class AttentionRecording:
 
     def __post_init__(self) -> None:
         check_range("attention.probe_tokens", self.probe_tokens, MIN_PROBE_TOKENS)
+        check_range("attention.early_steps", self.early_steps, 0)
         check_range("attention.every_n_steps", self.every_n_steps, 1)
         self.text = read_probe_text(self.probe_text) if self.enabled and self.probe_text is not None else None
         self.archive: AttentionArchive | None = None  # on the first rank, once training begins
@@ -116,20 +118,16 @@ class AttentionRecording:
 
 def read_probe_text(given: str) -> str:
     """The content of the file, if `given` is a file's path, else `given` itself. Raises ValueError for a mistake."""
-    path = Path(given)
-    try:
-        is_file = path.is_file()
-    except (OSError, ValueError):  # longer than a path can be
-        is_file = False
-    if not is_file:
-        if LOOKS_LIKE_A_PATH.fullmatch(given):
-            raise ValueError(f"attention.probe_text: there is no file {given}; write another path, or the text itself")
-        text = given
-    else:
+    is_file = os.path.isfile(given)  # noqa: PTH113 (a long text is no path)
+    if is_file:
         try:
-            text = path.read_text(encoding="utf-8")
+            text = Path(given).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise ValueError(f"attention.probe_text: {given} is not UTF-8 text ({error.reason})") from None
+    elif LOOKS_LIKE_A_PATH.fullmatch(given):
+        raise ValueError(f"attention.probe_text: there is no file {given}; write another path, or the text itself")
+    else:
+        text = given
     if not text.strip():
         where = f"the file {given}" if is_file else "the text"
         raise ValueError(f"attention.probe_text: {where} is empty; write at least {MIN_PROBE_TOKENS} tokens of text")

@@ -62,6 +62,7 @@ class Checkpoints:
     keep_steps: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        check_range("checkpoints.every_n_steps", self.every_n_steps, 1)
         for step in self.keep_steps:
             check_range("checkpoints.keep_steps", step, 0)
         self.saved_step = -1

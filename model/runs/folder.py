@@ -61,6 +61,14 @@ def find_checkpoint(path: Path | None = None) -> Path:
     return _find_file(path, [f"{CHECKPOINTS}/{name}" for name in (BEST, LAST)])
 
 
+def run_of(path: Path) -> Path | None:
+    """The run whose folder of checkpoints or of maps `path` is, or is in; None for any other path."""
+    folder = path if path.is_dir() else path.parent
+    if folder.absolute().name not in (CHECKPOINTS, ATTENTION):
+        return None
+    return (folder if folder.name else folder.absolute()).parent
+
+
 def kept_checkpoint(run_dir: Path, step: int) -> Path:
     """The file of a step that --checkpoints.keep_steps names, whether it exists or not."""
     return run_dir / CHECKPOINTS / f"step_{step:08d}.ckpt"
@@ -196,9 +204,7 @@ def _find_file(path: Path | None, names: list[str], hint: str = "") -> Path:
         return newest
     if not path.exists():
         raise FileNotFoundError(f"there is no {path}: give a run's folder such as runs/NAME, or a file in it")
-    folder = path if path.is_dir() else path.parent
-    if folder.absolute().name in (CHECKPOINTS, ATTENTION):
-        folder = (folder if folder.name else folder.absolute()).parent
+    folder = run_of(path) or (path if path.is_dir() else path.parent)
     if file := first_in(folder):
         _check_links(folder)
         return file

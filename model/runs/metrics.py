@@ -131,7 +131,8 @@ class CSVLogger(Logger):
         new_columns = [column for column in self.row if column not in self.columns]
         if new_columns or not self.path.exists():
             self.columns += new_columns
-            self._rewrite([*self._read(), self.row])
+            rows = read_metrics(self.path) if self.path.exists() else []
+            self._rewrite([*rows, self.row])
         else:
             append(self.path, self._lines([self.row]))
         self.row = {}
@@ -140,15 +141,12 @@ class CSVLogger(Logger):
     def rewind(self, step: int) -> None:
         """Drops the rows after `step`, which a resumed run writes again. Raises ValueError for a damaged file."""
         if self.path.exists():
-            rows = [row for row in self._read() if row["step"] <= step]
+            rows = [row for row in read_metrics(self.path) if row["step"] <= step]
             self.columns = list(dict.fromkeys([*COLUMNS, *(column for row in rows for column in row)]))
             self._rewrite(rows)
 
     def finalize(self, status: str) -> None:
         self.save()
-
-    def _read(self) -> list[dict[str, float]]:
-        return read_metrics(self.path) if self.path.exists() else []
 
     def _rewrite(self, rows: list[dict]) -> None:
         header = dict(zip(self.columns, self.columns, strict=True))

@@ -8,10 +8,12 @@ import os
 import re
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import yaml
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
@@ -24,6 +26,7 @@ from model.runs.folder import (
     name_is_taken,
     read_config,
     resume_point,
+    run_of,
     with_checksum,
 )
 
@@ -104,10 +107,10 @@ def expand(args: list[str], default_config: Path) -> tuple[str, list[str]]:
         if resume is not None:
             raise ValueError(f"validate does not take --resume: write --ckpt_path {resume}")
         checkpoint = find_checkpoint(checkpoint)
-        run_config = checkpoint.parent.parent / CONFIG
-        if run_config.exists():
-            check_classes(run_config, args)
-            config = run_config
+        run_dir = run_of(checkpoint)
+        if run_dir is not None and (run_dir / CONFIG).exists():
+            config = run_dir / CONFIG
+            check_code(config, args)
     elif resume is not None:
         if checkpoint is not None:
             raise ValueError(
@@ -115,7 +118,7 @@ def expand(args: list[str], default_config: Path) -> tuple[str, list[str]]:
                 "of a run, or --ckpt_path FILE to start a new run from it"
             )
         run_dir, checkpoint = resume_point(Path(resume))
-        check_classes(run_dir / CONFIG, args)
+        check_code(run_dir / CONFIG, args)
         config, has_config = run_dir / CONFIG, False  # a --config comes after the run's own
         args = [*args, "--resume", str(run_dir)]
     if checkpoint is not None:
@@ -141,20 +144,62 @@ def take_runs(args: list[str]) -> tuple[str | None, str | None, list[str]]:
     return next(iter(given.resume), None), next(iter(given.ckpt_path), None), others
 
 
-def check_classes(run_config: Path, args: list[str]) -> None:
+def check_code(run_config: Path, args: list[str]) -> None:
     """Raises ValueError if a run's config names code that the person does not name too.
 
     A run may come from a stranger, and the Trainer's options may be any class: a callback, a logger, a plugin. Their
     arguments may be functions, and files that they write. What the person types, or has in a --config, is meant.
     """
-    typed = " ".join([*args, *(path.read_text(encoding="utf-8") for path in typed_configs(args))])
-    for name in named_code(read_config(run_config)):
-        own = name.rpartition(".")[2] if name.startswith("lightning.") else name  # Lightning's need no module
-        if own not in typed:
+    typed = [parsed(arg.partition("=")[2] if arg.startswith("-") else arg) for arg in args]
+    meant = {bare(text) for value in [*typed, *map(read_config, typed_configs(args))] for _, text in texts(value)}
+    for key, text in texts(read_config(run_config)):
+        if bare(text) not in meant and is_code(key, text, run_config.parent):
             raise ValueError(
-                f"{run_config} names {name}, which would be run: if you mean it, repeat the --config or the options "
+                f"{run_config} names {text}, which would be run: if you mean it, repeat the --config or the options "
                 "that the run was started with"
             )
+
+
+def parsed(typed: str) -> Any:
+    """What is typed for an option, as YAML of nothing but texts; if it is no YAML, the parser has a sentence for it."""
+    with suppress(yaml.YAMLError):
+        return yaml.load(typed, yaml.BaseLoader)
+
+
+def texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Every text in a config, after the names that lead to it, joined by dots as a config may also write them."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from texts(item, f"{key}.{name}".lstrip("."))
+    elif isinstance(value, list):
+        for item in value:
+            yield from texts(item, key)
+    elif isinstance(value, str):
+        yield key, value
+
+
+def bare(name: str) -> str:
+    """Lightning's own classes need no module."""
+    return name.rpartition(".")[2] if name.startswith("lightning.") else name
+
+
+def is_code(key: str, text: str, folder: Path) -> bool:
+    """Whether the parser may import or open something for a text in a config of this folder.
+
+    That is a class, a config in place of options, and whatever in the Trainer's options may be the name of a class or
+    function, YAML, or a file or an address with YAML.
+    """
+    if key.endswith("class_path") or key.startswith("config") or key in SECTIONS:
+        return True
+    if not key.startswith("trainer") or key == "trainer.default_root_dir":
+        return False
+    try:
+        is_yaml = not isinstance(yaml.compose(text), yaml.ScalarNode | None)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        is_yaml = True
+    path = os.path.expanduser(text)  # noqa: PTH111 (a long text is no path)
+    is_file = os.path.isfile(path) or os.path.isfile(folder / path)  # noqa: PTH113
+    return is_yaml or is_file or "://" in text or IMPORTABLE.fullmatch(text) is not None
 
 
 def typed_configs(args: list[str]) -> list[Path]:
@@ -172,19 +217,6 @@ def check_sections(path: Path) -> None:
         group = settings.get(above[0], {}) if above else settings
         if not isinstance(group.get(last, {}), dict):
             raise ValueError(f"{path}: {name} must hold options, not {group[last]!r}; leave it out for the defaults")
-
-
-def named_code(value: Any, key: str = "") -> Iterator[str]:
-    """The class_path of every object in a config, and in the Trainer's options whatever may be a module's function."""
-    if isinstance(value, dict):
-        for name, item in value.items():
-            inside = "trainer" if "trainer" in (key, name) and name != "default_root_dir" else name
-            yield from named_code(item, inside if name != "class_path" else "class_path")
-    elif isinstance(value, list):
-        for item in value:
-            yield from named_code(item, key)
-    elif isinstance(value, str) and (key == "class_path" or (key == "trainer" and IMPORTABLE.fullmatch(value))):
-        yield value
 
 
 class RunFolder(Callback):

@@ -23,6 +23,7 @@ from model.inspection.recorder import capture
 from model.inspection.report import report_page
 from model.runs.folder import (
     ATTENTION,
+    CHECKPOINTS,
     CONFIG,
     HEAD_SCORES,
     METRICS,
@@ -34,6 +35,7 @@ from model.runs.folder import (
 )
 
 log = logging.getLogger(__name__)
+FILES = (REPORT, MODEL_PAGE, CHECKPOINTS, METRICS, SAMPLES, ATTENTION)  # of a run, in the order of interest
 
 
 def write_report(run: Path, path: Path | None = None) -> Path:
@@ -45,7 +47,6 @@ def write_report(run: Path, path: Path | None = None) -> Path:
         FileNotFoundError: if the folder has no metrics.csv.
         ValueError: if a file in it is damaged.
     """
-    run = Path(run)
     path = run / REPORT if path is None else path
     name = run.resolve().name
     rows, samples = read_metrics(run / METRICS), read_samples(run / SAMPLES)
@@ -145,6 +146,8 @@ def finish(run_dir: Path, validation_text: str | None) -> str:
     Args:
         validation_text: all of it, to compare the model with a general compressor; None leaves that out.
     """
+    if not run_dir.exists():
+        return reached(run_dir, validation_text)
     (run_dir / MODEL_PAGE).unlink(missing_ok=True)  # of an earlier step, if the run was resumed
     try:
         if (run_dir / HEAD_SCORES).exists():
@@ -162,12 +165,11 @@ def finish(run_dir: Path, validation_text: str | None) -> str:
     except (OSError, ValueError) as error:
         log.warning("There is no report of this run: %s", error)
     path = shlex.quote(str(run_dir))
-    has_page = (run_dir / MODEL_PAGE).exists()
-    pages = f"{REPORT}, {MODEL_PAGE}" if has_page else REPORT
-    type_to_it = f"\n\nto type to it, open {run_dir / MODEL_PAGE} in a browser" if has_page else ""
+    files = ", ".join(name for name in FILES if (run_dir / name).exists())
+    type_to_it = f"\n\nto type to it, open {run_dir / MODEL_PAGE} in a browser" if MODEL_PAGE in files else ""
     return f"""
 {reached(run_dir, validation_text)}
-everything is in {run_dir}/: {pages}, checkpoints, metrics.csv, samples.jsonl, attention maps
+everything is in {run_dir}/: {files}
 
   python scripts/generate.py --checkpoint {path}           generate text
   python scripts/inspect_attention.py --run {path}         see what it attends to

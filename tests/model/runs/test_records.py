@@ -125,6 +125,10 @@ def test_the_summary_says_what_was_reached(run):
 
 
 def test_commands_of_the_summary_can_be_pasted_even_if_nothing_was_trained(tmp_path, caplog):
-    summary = finish(tmp_path / "my runs" / "a", None)
-    assert f"--resume '{tmp_path}/my runs/a' --trainer.max_steps" in summary and "nothing was trained" in summary
+    run = tmp_path / "my runs" / "a"
+    assert finish(run, None).startswith("nothing was trained") and "--resume" not in finish(run, None)
+    (run / "checkpoints").mkdir(parents=True)
+    summary = finish(run, None)
+    assert f"--resume '{run}' --trainer.max_steps" in summary and "nothing was trained" in summary
+    assert f"everything is in {run}/: checkpoints\n" in summary
     assert "There is no report of this run" in caplog.text

@@ -1,7 +1,9 @@
 """What is logged to Weights & Biases, read from the files of an offline run, and when it is online or offline."""
 
 import json
+import os
 import struct
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -89,6 +91,25 @@ def test_weights_and_biases_is_offline_unless_the_person_is_logged_in(tmp_path, 
     assert wandb_mode("offline") == "offline"
     monkeypatch.setenv("WANDB_MODE", "disabled")
     assert wandb_mode("auto") == "disabled"
+
+
+@pytest.mark.parametrize(
+    ("mode", "starts_with"), [("online", "train/loss"), ("offline", "val/loss"), ("disabled", None)]
+)
+def test_a_mode_says_when_weights_and_biases_starts_and_whether_it_connects(monkeypatch, tmp_path, mode, starts_with):
+    started, rows = [], []
+    run = SimpleNamespace(log=lambda row, step: rows.append((step, row)), finish=lambda exit_code: None)
+    fake = SimpleNamespace(init=lambda **options: started.append(options["mode"]) or run, Settings=lambda **_: None)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.delenv("WANDB_ERROR_REPORTING", raising=False)
+    logger = WandbLogger(tmp_path, mode=mode)
+    logged = [(1, {"train/loss": 2.0}), (2, {"val/loss": 1.0})]
+    for step, row in logged:
+        logger.log_metrics(row, step=step)
+        assert started == ([mode] if starts_with in row or rows else [])
+    logger.finalize("success")
+    assert rows == ([] if mode == "disabled" else logged)
+    assert os.environ.get("WANDB_ERROR_REPORTING") == ("false" if mode == "offline" else None)
 
 
 def test_a_key_for_another_server_does_not_count(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from data.tokenizers import byte_level, train_bpe
 from model.checkpoint import load_gpt
 from model.gpt import GPTConfig
 from model.training.initial import initial_config, start_from
-from tests.checkpoints import save_checkpoint
+from tests.checkpoints import change_checkpoint, save_checkpoint
 from tests.gpts import GPT2, huggingface_gpt2, random_gpt
 from tests.small_runs import REPOSITORY
 
@@ -87,7 +87,7 @@ def test_a_run_begins_with_the_loss_of_the_model_and_resumes_without_it(small_te
 def test_a_shorter_context_takes_the_beginning_of_the_positions(tmp_path):
     gpt = small_gpt2()
     save_checkpoint(tmp_path / "model.ckpt", gpt)
-    config = initial_config(str(tmp_path / "model.ckpt"), GPTConfig(context_length=8, dropout=0.2))
+    config = initial_config(str(tmp_path / "model.ckpt"), GPTConfig(context_length=8, dropout=0.2), ["context_length"])
     assert config.context_length == 8 and config.dropout == 0.2 and config.num_layers == 2
     shorter = random_gpt(config, seed=1)
     start_from(shorter, str(tmp_path / "model.ckpt"), byte_level())
@@ -99,6 +99,8 @@ def test_a_shorter_context_takes_the_beginning_of_the_positions(tmp_path):
     ("chosen", "message"),
     [
         ({"num_layers": 3}, r"model\.gpt\.num_layers is 3, but the model of --model\.init_from has 2: leave it out"),
+        ({"num_layers": 6}, r"model\.gpt\.num_layers is 6"),  # the default, but typed
+        ({"logit_soft_cap": None, "window": None, "norm": "rmsnorm"}, r"model\.gpt\.norm is rmsnorm"),
         ({"window": 4}, r"model\.gpt\.window is 4"),
         ({"context_length": 64}, r"context_length is 64, but the model .* has learned only 32 positions"),
     ],
@@ -106,16 +108,40 @@ def test_a_shorter_context_takes_the_beginning_of_the_positions(tmp_path):
 def test_what_the_model_has_cannot_be_chosen(chosen, message, tmp_path):
     save_checkpoint(tmp_path / "model.ckpt", small_gpt2())
     with pytest.raises(ValueError, match=message):
-        initial_config(str(tmp_path / "model.ckpt"), GPTConfig(**{"context_length": 32, **chosen}))
+        initial_config(str(tmp_path / "model.ckpt"), GPTConfig(**{"context_length": 32, **chosen}), chosen.keys())
 
 
-def test_another_tokenizer_is_refused(tmp_path):
-    gpt, other = small_gpt2(vocab_size=300), train_bpe(["the cat and the hat and the rat " * 9], 265)
-    save_checkpoint(tmp_path / "model.ckpt", gpt)
-    with pytest.raises(
-        ValueError, match=r"reads the tokens of 'bytes', and the tokenizer of the data is 'bpe' with 265"
-    ):
-        start_from(gpt, str(tmp_path / "model.ckpt"), other)
+@pytest.mark.parametrize(
+    ("saved", "said"),
+    [
+        ({}, "'bytes', and the tokenizer of the data is 'bpe' with 265"),
+        ({"tokens": b"\1\0a"}, "'bpe', and the tokenizer of the data is 'bpe' with 265"),
+        ({"special_tokens": {"<|endoftext|>": 300}}, "'bpe', and"),
+        ({"pattern": r"\S+|\s+"}, "'bpe', and"),
+        (None, "'an unknown tokenizer', and"),
+    ],
+)
+def test_another_tokenizer_is_refused(saved, said, tmp_path):
+    path = tmp_path / "model.ckpt"
+    gpt, own = small_gpt2(vocab_size=300), train_bpe(["the cat and the hat and the rat " * 9], 265)
+    save_checkpoint(path, gpt)
+    if saved != {}:
+        change_checkpoint(path, tokenizer={} if saved is None else own.to_dict() | saved)
+    with pytest.raises(ValueError, match=f"reads the tokens of {said}"):
+        start_from(gpt, str(path), own)
+    change_checkpoint(path, tokenizer=own.to_dict() | {"name": "another name of the same"})
+    start_from(gpt, str(path), own)
+
+
+def test_the_weights_of_a_checkpoint_are_read_once(tmp_path):
+    """Its sizes are known without them: a changed weight is noticed where the weights are taken."""
+    path, gpt = tmp_path / "model.ckpt", small_gpt2()
+    save_checkpoint(path, gpt)
+    content, weight = path.read_bytes(), gpt.token_embedding.weight.detach().numpy().tobytes()
+    path.write_bytes(content.replace(weight, bytes(len(weight))))
+    assert initial_config(str(path), GPTConfig(context_length=8), []).embed_dim == 16
+    with pytest.raises(ValueError, match="does not match its checksum"):
+        start_from(gpt, str(path), byte_level())
 
 
 def test_a_folder_of_another_vocabulary_is_refused(tmp_path):
