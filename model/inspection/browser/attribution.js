@@ -1,7 +1,10 @@
-// What each part of the model adds to the logit of the true next token. The parts add up to the logit exactly, but for
-// rounding: each adds a vector to the stream, and the final norm's scale is that of the whole.
+// What each part of the model adds to the logit of the next token: of the true one, or of the likeliest after a text that
+// ends there. The parts add up to the logit exactly, but for rounding: each adds a vector to the stream, and the final norm's
+// scale is that of the whole.
 
 import { element } from "browser/elements.js";
+import { share } from "browser/surprise.js";
+import { quote } from "browser/words.js";
 
 export const SHOWN_PARTS = 12;
 export const LARGEST_ERROR = 1e-5; // of a sum of float32 numbers
@@ -12,10 +15,21 @@ export function headOf(name) {
   return found && [Number(found[1]), Number(found[2])];
 }
 
-// One column of the attribution: { name, value } for each part, largest first or in the model's order.
+// What comes after a token, in words: after the last one the likeliest token. null where that was not measured.
+export function nextInWords(details, probe, labels, token) {
+  if (token + 1 < labels.length) return `what comes next is ${quote(labels[token + 1])}`;
+  const { top, top_probability, attribution_of_likeliest } = details.probes[probe];
+  if (!attribution_of_likeliest) return null;
+  const likeliest = `${quote(details.tokens[top.at(-1)[0]])} (${share(top_probability.at(-1)[0])})`;
+  return `the likeliest to come next is ${likeliest}; the text ends here, so the true one is not known`;
+}
+
+// One column of the attribution: { name, value } for each part, largest first or in the model's order. After the last token
+// that of the likeliest next one, where it was measured.
 export function partsOf(details, probe, token, order = "largest") {
-  const { attribution } = details.probes[probe];
-  const parts = details.parts.map((name, i) => ({ name, value: attribution[i][token] ?? null }));
+  const { attribution, attribution_of_likeliest: last, bits } = details.probes[probe];
+  const value = (part) => (token === bits.length - 1 && last ? last : attribution.map((row) => row[token]))[part] ?? null;
+  const parts = details.parts.map((name, i) => ({ name, value: value(i) }));
   return order === "largest" ? parts.sort((one, two) => Math.abs(two.value) - Math.abs(one.value)) : parts;
 }
 
@@ -52,7 +66,7 @@ export const ATTRIBUTION_HEADER = ["position", "token", "next token", "part", "l
 
 export function attributionRows(details, probe, labels) {
   return labels.flatMap((label, token) =>
-    partsOf(details, probe, token, "model").map(({ name, value }) => [token, label, labels[token + 1], name, value]));
+    details.parts.map((name, i) => [token, label, labels[token + 1], name, details.probes[probe].attribution[i][token]]));
 }
 
 // ---- drawing

@@ -4,9 +4,10 @@ import { $, element } from "browser/elements.js";
 import { addView, render, shown } from "browser/render.js";
 import { save, state } from "browser/state.js";
 import { depth } from "browser/surprise.js";
-import { box, boxText, engine, isCut, tokensOf } from "browser/typed.js";
+import { ADDRESSED, box, boxText, engine, isCut, tokensOf } from "browser/typed.js";
 
 const PAUSE = 300; // milliseconds
+const number = (count) => count.toLocaleString("en");
 let opens = true;
 let pieces = []; // [text, depth of its colour]: together the text that was read last
 
@@ -51,10 +52,12 @@ function drawBox() {
   const count = typed.all ? typed.tokens.length : 0;
   const told = loss === null ? "" : `, loss ${loss.toFixed(2)} nats per token`;
   $("cost").textContent = `${count} ${count === 1 ? "token" : "tokens"}${count > 1 ? told : ""}`;
-  const cut = isCut ? `The text was too long: its last ${box.value.length.toLocaleString("en")} characters are kept. ` : "";
-  $("window").textContent = cut + (!typed.all
-    ? "The box is empty: shown is what the model expects at the beginning of a document."
-    : typed.all > count ? `The model reads ${context} tokens at once: of these ${typed.all.toLocaleString("en")} it reads the last ${context}.` : "");
+  $("window").textContent = [
+    isCut && `The text was too long: its last ${number(box.value.length)} characters are kept.`,
+    !typed.all && "The box is empty: shown is what the model expects at the beginning of a document.",
+    typed.all > count && `The model reads ${context} tokens at once: of these ${number(typed.all)} it reads the last ${context}.`,
+    typed.text.length > ADDRESSED && `The address of this page, by which you can keep or send it, holds the last ${number(ADDRESSED)} characters of the text only.`,
+  ].filter(Boolean).join(" ");
   if (opens) showEnd();
   opens = false;
 }

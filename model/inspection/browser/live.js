@@ -15,7 +15,7 @@ import { $ } from "browser/elements.js";
 import { startEngine } from "browser/engine.js";
 import { addView, readFrom, render } from "browser/render.js";
 import { data, restore, state } from "browser/state.js";
-import { box, engine, readTyped, textOf, useEngine } from "browser/typed.js";
+import { box, engine, readTyped, textOf, tokensOf, useEngine } from "browser/typed.js";
 
 const LARGEST_ERROR = 1e-3; // of a logit
 const CUT_SHORT = "This file has been cut short: copy or download it again.";
@@ -55,6 +55,7 @@ async function start() {
   for (const id of ["parity", "main"]) $(id).hidden = false;
   $("parity").addEventListener("click", () => $("manual").showModal());
   state.typed = box.value = textOf(data.opening);
+  state.token = Math.max(0, tokensOf(state.typed).tokens.length - 2); // the last of which the next one is known
   restore();
   addEventListener("hashchange", () => (restore(), render()));
   addEventListener("resize", render);

@@ -4,7 +4,7 @@ import { $ } from "browser/elements.js";
 import { addField, mapped, state } from "browser/state.js";
 
 const LONGEST = 10_000; // characters; far more than a context holds
-const ADDRESSED = 2_000; // characters of the text that the address keeps
+export const ADDRESSED = 2_000; // characters of the text that the address keeps
 const KEPT = 12; // texts and readings
 
 export let engine = null;

@@ -2,6 +2,7 @@
 
 import math
 import re
+from urllib.parse import parse_qs
 
 import pytest
 import torch
@@ -130,6 +131,51 @@ def test_what_is_typed_is_read_as_pytorch_reads_it(open_page):
         settle(page)
         in_map = in_page(page, "render", f"shown.panes[0].value({len(text) - 1}, 2)")
         assert in_map == pytest.approx(weights[1, 1, -1, 2].item(), abs=4e-3)
+
+
+def test_the_page_opens_where_the_next_token_is_known(open_page):
+    page = open_page()
+    told = page.locator("#attribution-what")
+    assert told.inner_text().startswith("Reading 21 “\u2068l\u2069”, what comes next is “\u2068a\u2069”.")
+
+
+def test_after_the_last_token_the_logit_of_the_likeliest_is_told(open_page):
+    page = open_page()
+    for text in ("def f", "d"):
+        type_text(page, text)
+        _, probabilities = predictions(GPTS[-1], text)
+        likeliest = chr(probabilities.argmax()).replace(" ", "·")
+        told = f"the likeliest to come next is “\u2068{likeliest}\u2069” ({probabilities.max():.2f});"
+        assert told in page.locator("#attribution-what").inner_text()
+        with torch.no_grad():
+            capped = GPTS[-1](torch.tensor([TOKENIZER.encode(text)]))[0, -1].max().item()
+        logit = CONFIG.logit_soft_cap * math.atanh(capped / CONFIG.logit_soft_cap)
+        total = page.locator("#parts tfoot td").last.inner_text().replace("−", "-")
+        assert float(total) == pytest.approx(logit, abs=0.006)
+    # Two steps that expect different tokens have no logit that could be compared.
+    expected = [predictions(gpt, "d")[1].argmax() for gpt in GPTS]
+    assert expected[0] != expected[1]
+    both = open_page(hash_="#typed=d&step=8&against=0.0&token=0")
+    assert "B expects another token" in both.locator("#attribution-what").inner_text()
+    assert both.locator("#parts thead").count() == 0
+
+
+def test_the_address_has_what_was_chosen_and_says_what_it_leaves_out(open_page):
+    page = open_page()
+    type_text(page, "ab " * 700)
+    page.wait_for_url(re.compile("typed="))
+    fields = parse_qs(page.url.partition("#")[2])
+    assert not fields.keys() & {"theme", "scale", "order", "direction", "temperature"}
+    assert len(fields["typed"][0]) == 2000
+    assert "holds the last 2,000 characters of the text only" in page.locator("#window").inner_text()
+    for theme in ("dark", "light"):
+        page.locator("#theme").click()
+        settle(page)
+        assert ("theme=dark" in page.url) == (theme == "dark") and "theme=light" not in page.url
+        again = open_page(hash_=f"#{page.url.partition('#')[2]}")
+        assert again.locator("html").get_attribute("data-theme") == theme
+    type_text(page, "ab")
+    assert page.locator("#window").inner_text() == ""
 
 
 def test_a_click_on_a_next_token_writes_it(open_page):
