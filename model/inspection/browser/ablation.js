@@ -2,7 +2,7 @@
 // per token. A part without which nothing changes did nothing that another part could not do.
 
 import { element } from "browser/elements.js";
-import { signed } from "browser/attribution.js";
+import { signed } from "browser/words.js";
 
 export const MEASURED_ON = { text: "on text", repeated: "on repetition" };
 

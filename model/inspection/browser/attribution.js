@@ -4,7 +4,7 @@
 
 import { element } from "browser/elements.js";
 import { share } from "browser/surprise.js";
-import { quote } from "browser/words.js";
+import { quote, signed } from "browser/words.js";
 
 export const SHOWN_PARTS = 12;
 export const LARGEST_ERROR = 1e-5; // of a sum of float32 numbers
@@ -55,12 +55,6 @@ export function badge(error) {
   const size = error === 0 ? "0" : error.toExponential(0);
   return error <= LARGEST_ERROR ? { good: true, text: `✓ adds up to the logit: within ${size}` } : { good: false, text: `✗ does not add up to the logit: off by ${size}` };
 }
-
-export const signed = (value, digits = 2) => {
-  if (value === null || value === undefined || Number.isNaN(value)) return "–";
-  const size = Math.abs(value).toFixed(digits);
-  return Number(size) === 0 ? size : `${value < 0 ? "−" : "+"}${size}`;
-};
 
 export const ATTRIBUTION_HEADER = ["position", "token", "next token", "part", "logit"];
 

@@ -1,14 +1,13 @@
 // Parts of the model that a person switches off: heads on their thumbnails, the others by a button each; and what the
 // model is then worse at.
 
-import { signed } from "browser/attribution.js";
-import { $, choices, element, press } from "browser/elements.js";
+import { $, changeTo, choices, element, press } from "browser/elements.js";
 import { thumbs } from "browser/heads.js";
 import { partNames } from "browser/network.js";
 import { addView, change, shown } from "browser/render.js";
 import { addField, shortName, state } from "browser/state.js";
 import { engine } from "browser/typed.js";
-import { listed, quote } from "browser/words.js";
+import { decimal, listed, quote } from "browser/words.js";
 
 const HARMED = 5; // tokens that are told
 
@@ -53,9 +52,8 @@ function drawDamage() {
   }
   const all = element("button", { textContent: "switch all on" });
   all.addEventListener("click", () => change({ off: [] }));
-  const told = loss === null ? "" : ` The loss is ${loss.toFixed(2)} in place of ${intact.loss.toFixed(2)} nats per token: `;
-  const number = element("b", { textContent: loss === null ? "" : signed(loss - intact.loss) });
-  $("damage").replaceChildren(element("p", {}, `Off: ${listed(shown.off)}.${told}`, number, loss === null ? "" : ". ", all));
+  const told = loss === null ? [] : ["The loss ", ...changeTo(intact.loss, loss), " nats per token. "];
+  $("damage").replaceChildren(element("p", {}, `Off: ${listed(shown.off)}. `, ...told, all));
 
   // bits[t] is the cost of token t + 1
   const [before, after] = [intact.details, details].map(({ probes }) => probes.text.bits);
@@ -67,7 +65,7 @@ function drawDamage() {
 function harmedItem(token, before, after, labels) {
   const button = element("button", { textContent: quote(labels[token]) });
   button.addEventListener("click", () => change({ token }));
-  return element("li", {}, button, ` token ${token}: ${before.toFixed(1)} → ${after.toFixed(1)} bits`);
+  return element("li", {}, button, ` token ${token}: ${decimal(before, 1)} → ${decimal(after, 1)} bits`);
 }
 
 const clicksBox = element("span", { id: "clicks", className: "segments" });

@@ -5,6 +5,7 @@ import { addView, render, shown } from "browser/render.js";
 import { save, state } from "browser/state.js";
 import { depth } from "browser/surprise.js";
 import { ADDRESSED, box, boxText, engine, isCut, tokensOf } from "browser/typed.js";
+import { decimal } from "browser/words.js";
 
 const PAUSE = 300; // milliseconds
 const number = (count) => count.toLocaleString("en");
@@ -50,7 +51,7 @@ function drawBox() {
   paint();
   const { context_length: context } = engine.config;
   const count = typed.all ? typed.tokens.length : 0;
-  const told = loss === null ? "" : `, loss ${loss.toFixed(2)} nats per token`;
+  const told = loss === null ? "" : `, loss ${decimal(loss)} nats per token`;
   $("cost").textContent = `${count} ${count === 1 ? "token" : "tokens"}${count > 1 ? told : ""}`;
   $("window").textContent = [
     isCut && `The text was too long: its last ${number(box.value.length)} characters are kept.`,

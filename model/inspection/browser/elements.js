@@ -1,6 +1,6 @@
 // Small helpers to make and find elements. Text from outside is only ever set as text, never parsed as markup.
 
-import { codePoint, cut, HIDDEN } from "browser/words.js";
+import { codePoint, cut, decimal, HIDDEN } from "browser/words.js";
 
 export const $ = (id) => document.getElementById(id);
 export const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
@@ -16,6 +16,15 @@ export function element(name, fields = {}, ...children) {
   Object.assign(node.style, style);
   node.append(...children);
   return node;
+}
+
+// A change and what it leads to, such as "rises by 2.76" in bold and " to 4.67". Two numbers and not three, because rounded
+// ones need not add up.
+export function changeTo(before, after) {
+  const size = decimal(Math.abs(after - before));
+  const stays = Number(size) === 0;
+  const verb = stays ? "stays" : `${after > before ? "rises" : "falls"} by ${size}`;
+  return [element("b", { textContent: verb }), ` ${stays ? "at" : "to"} ${decimal(after)}`];
 }
 
 // A text as one span a token, each with its position in data-index. Line ends stay line ends, and get a visible sign.

@@ -16,6 +16,7 @@ import { startEngine } from "browser/engine.js";
 import { addView, readFrom, render } from "browser/render.js";
 import { data, restore, state } from "browser/state.js";
 import { box, engine, readTyped, textOf, tokensOf, useEngine } from "browser/typed.js";
+import { decimal } from "browser/words.js";
 
 const LARGEST_ERROR = 1e-3; // of a logit
 const CUT_SHORT = "This file has been cut short: copy or download it again.";
@@ -42,7 +43,7 @@ function drawParity() {
   const figures = `the largest difference of a logit is ${error.toExponential(1)}`;
   Object.assign($("parity"), { textContent, className: `badge ${good ? "good" : "bad"}` });
   $("parity").setAttribute("aria-label", `${textContent}: ${figures}; opens the help`);
-  $("parity-figures").textContent = `Here ${figures}. Weights are rounded to make the file small, which costs ${bits.toFixed(4)} bits per token.`;
+  $("parity-figures").textContent = `Here ${figures}. Weights are rounded to make the file small, which costs ${decimal(bits, 4)} bits per token.`;
 }
 
 async function start() {

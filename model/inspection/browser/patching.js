@@ -1,13 +1,12 @@
 // Activation patching (Meng et al. 2022, https://arxiv.org/abs/2202.05262; Wang et al. 2022): what one head gives at one
 // token of a text B is put into the reading of text A, and the logit of a token to come next is compared.
 
-import { signed } from "browser/attribution.js";
-import { $, clamp, css, element } from "browser/elements.js";
+import { $, changeTo, clamp, css } from "browser/elements.js";
 import { fitCanvas, rgb } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
 import { addField, ALL_HEADS, placeOf, shortName, state } from "browser/state.js";
 import { ask, engine, unlessAborted } from "browser/typed.js";
-import { quote, visible } from "browser/words.js";
+import { quote, signed, visible } from "browser/words.js";
 
 const CANDIDATES = 5; // of each text's likeliest next tokens, from which the one is chosen whose logit is told
 const LEFT = 34; // pixels for the names of heads
@@ -51,11 +50,13 @@ async function drawPatch() {
   drawMatrix();
   const now = shown;
   const [layer, column] = placeOf(head);
+  const asked = JSON.stringify([keyOf(patch), head, into, from]);
+  if ($("patched").dataset.asked !== asked) $("patched").textContent = "computing …";
+  $("patched").dataset.asked = asked;
   const answer = await patched({ layer, head: column, position: into, from, target }).catch(unlessAborted);
   if (!answer || now !== shown) return;
-  const [before, after] = [answer.plain.toFixed(2), answer.patched.toFixed(2)];
-  const told = `With it, the logit of ${quote(engine.tokenizer.label(target))} after text A is ${after} in place of ${before}: `;
-  $("patched").replaceChildren(told, element("b", { textContent: signed(answer.patched - answer.plain) }), ".");
+  const told = `With it, the logit of ${quote(engine.tokenizer.label(target))} after text A `;
+  $("patched").replaceChildren(told, ...changeTo(answer.plain, answer.patched), ".");
 }
 
 async function patched(options) {
@@ -83,13 +84,16 @@ async function fillMatrix() {
   stop();
   const mine = (matrix = { key: keyOf(patch), rows: [] });
   running = { stop() {} };
-  $("patch-all").textContent = "cancel";
+  $("patch-all").textContent = "stop";
   Object.assign($("patch-progress"), { hidden: false, max: ALL_HEADS.length, value: 0 });
+  const tellProgress = () => ($("patch-note").textContent = `${mine.rows.length} of ${ALL_HEADS.length} heads are patched at every token. Meanwhile the page can be used; another text stops it.`);
+  tellProgress();
   await ask(shown.at);
   if (matrix !== mine) return;
   running = engine.patchAll(typed.tokens, other.typed.tokens, patch.target, ({ row }) => {
     if (matrix !== mine) return;
     $("patch-progress").value = mine.rows.push(row);
+    if (!pointed) tellProgress();
     drawMatrix();
   });
   await running.done;
@@ -97,7 +101,7 @@ async function fillMatrix() {
   running = null;
   $("patch-all").textContent = "every head at every token";
   $("patch-progress").hidden = true;
-  $("patch-note").textContent = "Point at a square to read it; click to choose its head and token.";
+  $("patch-note").textContent = $("live").textContent = "All are patched. Point at a square to read it; click to choose its head and token.";
 }
 
 function geometry() {

@@ -1,13 +1,13 @@
 // The report of a run, from top to bottom: its story, figures, charts, samples, what surprised it, the heads that matter,
 // the lens, and the page of attention maps in a frame.
 
-import { signed } from "browser/attribution.js";
 import { chartColumns, ticks } from "browser/charts.js";
 import { $, choices, clamp, closest, element, press, systemTheme, tokenSpans } from "browser/elements.js";
 import { createLens } from "browser/lens.js";
 import { palette } from "browser/maps.js";
 import { placeLabels, stagesOf } from "browser/stages.js";
 import { listExpectation, shadeBySurprise } from "browser/surprise.js";
+import { decimal, signed, withMinus } from "browser/words.js";
 
 const data = JSON.parse($("data").textContent);
 const MARK_COLOURS = 8; // in theme.css
@@ -31,11 +31,10 @@ function shape(parent, name, attributes, text) {
 
 function written(value) {
   const size = Math.abs(value);
-  if (size >= 1e6) return `${(value / 1e6).toPrecision(3)}M`;
-  if (size >= 1e4) return `${(value / 1e3).toPrecision(3)}k`;
-  if (size >= 100) return value.toFixed(0);
-  if (size >= 0.001 || size === 0) return String(Number(value.toPrecision(4)));
-  return value.toExponential(1);
+  if (size >= 1e6) return withMinus(`${(value / 1e6).toPrecision(3)}M`);
+  if (size >= 1e4) return withMinus(`${(value / 1e3).toPrecision(3)}k`);
+  if (size >= 100) return decimal(value, 0);
+  return withMinus(size >= 0.001 || size === 0 ? String(Number(value.toPrecision(4))) : value.toExponential(1));
 }
 
 function stepTicks(last, count) {
@@ -126,7 +125,7 @@ function mark({ curves, colours, cursor, key, x, y, top }) {
   const entries = curves.map(({ name, points }, i) => {
     const [step, value] = at(points, pointed);
     if (pointed !== null) shape(cursor, "circle", { cx: x(step), cy: y(value), r: 4, style: `fill: ${colours[i]}` });
-    return element("span", {}, element("i", { style: { background: colours[i] } }), `${name} `, element("b", { textContent: top ? value.toFixed(2) : written(value) }));
+    return element("span", {}, element("i", { style: { background: colours[i] } }), `${name} `, element("b", { textContent: top ? decimal(value) : written(value) }));
   });
   if (pointed !== null) entries.push(element("span", { className: "soft", textContent: `step ${pointed}` }));
   key.replaceChildren(...entries);

@@ -6,7 +6,7 @@ import { csv, download, downloadPng, mapRows, mapsSvg } from "browser/export.js"
 import { drawLabel, drawMap, fitCanvas, layout, ofHead, PAD, palette, rgb, triangle, weightAt } from "browser/maps.js";
 import { addFollower, addView, change, chosenToken, point, pointer, shown } from "browser/render.js";
 import { data, headName, labelsOf, mapped, RUNS, shortName, state } from "browser/state.js";
-import { squareInWords, visible } from "browser/words.js";
+import { decimal, squareInWords, visible } from "browser/words.js";
 
 const SAME = `Steps 0 and 1 show the same maps: nothing is learned before the first update, and this one has not changed attention.
   A network that starts with an output head of zeros (init: scaled) learns in that head alone at first.`;
@@ -155,7 +155,7 @@ function asSvg() {
   const weights = { colours: rampColours(light), ticks: marks.map((x) => [place(x), `${100 * x}%`]) };
   const difference = {
     colours: Array.from({ length: 24 }, (_, i) => rgb(light.spread[Math.round((i * 510) / 23)])),
-    ticks: [-1, -0.25, 0, 0.25, 1].map((x) => [(1 + Math.sign(x) * place(Math.abs(x))) / 2, `${100 * x}%`]),
+    ticks: [-1, -0.25, 0, 0.25, 1].map((x) => [(1 + Math.sign(x) * place(Math.abs(x))) / 2, `${decimal(100 * x, 0)}%`]),
   };
   const white = "#ffffff";
   const list = shown.panes.map((pane) => ({

@@ -65,7 +65,6 @@ export const placeOf = (head) => [Math.floor(head / HEADS), head % HEADS];
 export const headName = (head) => `layer ${placeOf(head)[0]}, head ${placeOf(head)[1]}`;
 export const shortName = (head) => placeOf(head).join(".");
 export const formation = (run, score, head) => RUNS[run].formation[score][shortName(head)] ?? Infinity;
-export const written = (score, digits) => score?.toFixed(digits) ?? "–"; // null: not measured, or not a number
 export const labelsOf = (probe) => PROBES[probe].labels;
 
 // The place among a run's mapped captures that is nearest to a step.

@@ -250,7 +250,13 @@ def test_a_part_that_is_switched_off_is_missed_as_in_pytorch(open_page):
 
 
 def number(page) -> float:
-    return float(page.locator("#damage b").inner_text().replace("−", "-"))
+    return told_change(page.locator("#damage b").inner_text())
+
+
+def told_change(words: str) -> float:
+    """The number that "rises by 0.25", "falls by 0.25" or "stays" tells."""
+    verb, _, size = words.partition(" by ")
+    return {"rises": 1, "falls": -1, "stays": 0}[verb] * float(size or 0)
 
 
 def test_it_writes_what_pytorch_writes_until_it_is_stopped(open_page):
@@ -285,16 +291,17 @@ def test_a_patch_moves_the_logit(open_page):
         matrix.press(key)
     told = page.locator("#patch-note").inner_text()
     assert told.startswith("head 1.0 at token 22")
+    change = float(re.search(r"[+−]?[\d.]+$", told)[0].replace("−", "-"))
     matrix.press("Enter")
     settle(page)
-    change = re.search(r"[+−]?[\d.]+$", told)[0]
-    page.locator("#patched", has_text=change).wait_for()
-    logits = [float(x) for x in re.findall(r"-?\d+\.\d+", page.locator("#patched").inner_text())[:2]]
+    page.locator("#patched", has_text=f"{abs(change):.2f} to").wait_for()
+    told = page.locator("#patched").inner_text().replace("−", "-")
+    assert told_change(page.locator("#patched b").inner_text()) == change != 0
+    patched = float(re.search(r" to (-?\d+\.\d+)\.$", told)[1])
     target = page.locator("#patch-target").input_value()
     with torch.no_grad():
         plain = GPTS[-1](torch.tensor([TOKENIZER.encode(OPENING)]))[0, -1, int(target)].item()
-    assert logits[1] == pytest.approx(plain, abs=0.006)
-    assert logits[0] - logits[1] == pytest.approx(float(change.replace("−", "-")), abs=0.011)
+    assert patched - change == pytest.approx(plain, abs=0.011)
 
 
 def test_the_slider_changes_the_model_that_answers(open_page):
