@@ -6,8 +6,8 @@ import { element } from "browser/elements.js";
 import { share } from "browser/surprise.js";
 import { quote, signed } from "browser/words.js";
 
-export const SHOWN_PARTS = 12;
-export const LARGEST_ERROR = 1e-5; // of a sum of float32 numbers
+const SHOWN_PARTS = 12;
+const LARGEST_ERROR = 1e-5; // of a sum of float32 numbers
 
 // "head 1.2" -> [1, 2]; null for other parts.
 export function headOf(name) {
@@ -41,13 +41,6 @@ export function fold(parts, count = SHOWN_PARTS) {
   const large = new Set([...parts].sort((one, two) => Math.abs(two.value) - Math.abs(one.value)).slice(0, count));
   const rest = parts.filter((part) => !large.has(part));
   return { shown: parts.filter((part) => large.has(part)), others: { count: rest.length, value: sum(rest) } };
-}
-
-// The last position whose next token is known, from which a page opens; null if there is none.
-export function lastKnown(details, probe) {
-  const { attribution } = details.probes[probe];
-  const at = attribution[0].findLastIndex((value) => value !== null);
-  return at < 0 ? null : at;
 }
 
 export function badge(error) {

@@ -1,18 +1,18 @@
 // Parts of the model that a person switches off: heads on their thumbnails, the others by a button each; and what the
 // model is then worse at.
 
+import { keys } from "browser/controls.js";
 import { $, changeTo, choices, element, press } from "browser/elements.js";
 import { thumbs } from "browser/heads.js";
 import { partNames } from "browser/network.js";
 import { addView, change, shown } from "browser/render.js";
-import { addField, shortName, state } from "browser/state.js";
+import { addField, headPart, state } from "browser/state.js";
 import { engine } from "browser/typed.js";
 import { decimal, listed, quote } from "browser/words.js";
 
 const HARMED = 5; // tokens that are told
 
 const parts = () => partNames(engine.config);
-const headPart = (head) => `head ${shortName(head)}`;
 const isOff = (part) => state.off.includes(part);
 const toggle = (part) => change({ off: isOff(part) ? state.off.filter((one) => one !== part) : [...state.off, part] });
 
@@ -85,10 +85,7 @@ $("grid").addEventListener("click", (event) => {
   event.stopPropagation();
   toggle(headPart(head));
 }, true);
-document.addEventListener("keydown", (event) => {
-  if (event.key !== "x" || event.ctrlKey || event.metaKey || event.altKey || $("manual").open || event.target.matches("select, input, textarea")) return;
-  toggle(headPart(state.head));
-});
+keys.x = () => toggle(headPart(state.head));
 addField("off", () => state.off.join() || undefined, (text) => (state.off = (text ?? "").split(",").filter((part) => parts().includes(part))));
 addField("instead", () => (state.instead === "zero" ? "zero" : undefined), (text) => (state.instead = text === "zero" ? "zero" : "mean"));
 addView(drawThumbs);

@@ -2,14 +2,22 @@
 
 import { $, element } from "browser/elements.js";
 import { addView, render, shown } from "browser/render.js";
-import { save, state } from "browser/state.js";
+import { addField, save, state } from "browser/state.js";
 import { depth } from "browser/surprise.js";
-import { ADDRESSED, box, boxText, engine, isCut, tokensOf } from "browser/typed.js";
+import { engine, tokensOf } from "browser/typed.js";
 import { decimal } from "browser/words.js";
 
 const PAUSE = 300; // milliseconds
+const LONGEST = 10_000; // characters; far more than a context holds
+const ADDRESSED = 2_000; // characters of the text that the address keeps
+
+export const box = $("box");
+
+// The end of a text, from the beginning of a character.
+const ending = (text, length) => (text.length > length ? text.slice(-length).replace(/^[\udc00-\udfff]/, "") : text);
 const number = (count) => count.toLocaleString("en");
 let opens = true;
+let isCut = false; // whether the text was too long, until it is changed again
 let pieces = []; // [text, depth of its colour]: together the text that was read last
 
 // The tokens as pieces of the text in the box. A character that is spread over several tokens is one piece.
@@ -76,7 +84,9 @@ let saving = null;
 
 // Reads the text in the box. The address follows when a person pauses.
 export function readBox() {
-  const typed = boxText();
+  isCut = box.value.length > LONGEST;
+  if (isCut) box.value = ending(box.value, LONGEST);
+  const typed = box.value;
   paint();
   if (box.selectionEnd === typed.length) showEnd();
   Object.assign(state, { typed, token: tokensOf(typed).tokens.length - 1 });
@@ -89,5 +99,8 @@ box.addEventListener("input", readBox);
 box.addEventListener("keydown", (event) => {
   if (event.key === "Escape") box.blur();
   if (event.key === "Enter" && event.ctrlKey) $("write").click();
+});
+addField("typed", () => ending(state.typed, ADDRESSED), (text) => {
+  if (text !== null && text !== state.typed) state.typed = box.value = ending(text, LONGEST);
 });
 addView(drawBox);

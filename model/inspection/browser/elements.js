@@ -7,6 +7,9 @@ export const css = (name) => getComputedStyle(document.documentElement).getPrope
 export const clamp = (i, last) => Math.max(0, Math.min(last, i));
 export const systemTheme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
 
+// What the arrow keys add to a row and a column.
+export const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+
 // The item for which `distance` is smallest; the first of them.
 export const closest = (items, distance) => items.reduce((best, item) => (distance(item) < distance(best) ? item : best));
 

@@ -1,7 +1,7 @@
 // The lens (nostalgebraist 2020): what the model would predict if it stopped after each sub-layer. A table of
 // sub-layers by positions with the likeliest next token in each cell.
 
-import { clamp, element } from "browser/elements.js";
+import { ARROWS, clamp, element } from "browser/elements.js";
 import { isDark, rgb } from "browser/maps.js";
 import { share } from "browser/surprise.js";
 import { decimal, quote, visible } from "browser/words.js";
@@ -128,7 +128,7 @@ export function createLens(parent, choose) {
   table.addEventListener("click", pick);
   table.addEventListener("keydown", (event) => {
     if (event.key === "Enter") pick(event);
-    const move = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    const move = ARROWS[event.key];
     if (!move) return;
     cells[focused.row][focused.token].tabIndex = -1;
     focused.row = clamp(focused.row + move[0], cells.length - 1);

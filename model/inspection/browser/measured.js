@@ -1,7 +1,7 @@
 // The views of what a capture measured beside its maps: surprise, lens, attribution, and value-weighted maps.
 // Their modules know nothing of the page, so that the report can use them too; this one gives them what is shown.
 
-import { ATTRIBUTION_HEADER, attributionRows, badge, drawParts, lastKnown, nextInWords, partsOf } from "browser/attribution.js";
+import { ATTRIBUTION_HEADER, attributionRows, badge, drawParts, nextInWords, partsOf } from "browser/attribution.js";
 import { $, choices, element, press } from "browser/elements.js";
 import { csv, download } from "browser/export.js";
 import { COLOURINGS, createLens, LENS_HEADER, lensRows } from "browser/lens.js";
@@ -96,8 +96,7 @@ function drawAttribution() {
   $("attribution").hidden = !measured(a) || !a.details.parts.length;
   if ($("attribution").hidden) return;
   const labels = labelsOf(shown.probe);
-  const last = lastKnown(a.details, probeName());
-  const token = Math.min(shown.token ?? last ?? 0, labels.length - 1);
+  const token = shown.token ?? Math.max(0, labels.length - 2); // the last whose next one is known
   const next = nextInWords(a.details, probeName(), labels, token);
   $("parts").hidden = !next;
   $("attribution-what").textContent = next

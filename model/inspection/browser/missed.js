@@ -25,9 +25,9 @@ function drawNumbers() {
 function drawTable() {
   const found = shown.sides;
   $("ablation").hidden = !found.some(({ capture }) => capture.ablation || capture.copying);
-  if (!$("ablation").hidden) drawAblation($("ablations"), found.map(({ capture }) => ({ ablation: {}, ...capture })), found.map(titleOf), placeOf(shown.head));
+  if (!$("ablation").hidden) drawAblation($("ablations"), found.map(({ capture }) => capture), found.map(titleOf), placeOf(shown.head));
 }
 
-$("ablation-csv").addEventListener("click", () => save("ablation", ABLATION_HEADER, ({ capture }) => ablationRows({ ablation: {}, ...capture })));
+$("ablation-csv").addEventListener("click", () => save("ablation", ABLATION_HEADER, ({ capture }) => ablationRows(capture)));
 addView(drawNumbers);
 addView(drawTable);

@@ -1,10 +1,10 @@
 // Activation patching (Meng et al. 2022, https://arxiv.org/abs/2202.05262; Wang et al. 2022): what one head gives at one
 // token of a text B is put into the reading of text A, and the logit of a token to come next is compared.
 
-import { $, changeTo, clamp, css } from "browser/elements.js";
+import { $, ARROWS, changeTo, clamp, css } from "browser/elements.js";
 import { fitCanvas, rgb } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
-import { addField, ALL_HEADS, placeOf, shortName, state } from "browser/state.js";
+import { addField, ALL_HEADS, headPart, LAYERS, placeOf, shortName, state } from "browser/state.js";
 import { ask, engine, unlessAborted } from "browser/typed.js";
 import { quote, signed, visible } from "browser/words.js";
 
@@ -12,6 +12,8 @@ const CANDIDATES = 5; // of each text's likeliest next tokens, from which the on
 const LEFT = 34; // pixels for the names of heads
 const CELL = { wide: [11, 26], high: 15 };
 const FONT = "10px system-ui, sans-serif";
+const ALL = "every head at every token";
+const DONE = "Each square: one head at one token, given what it gives at the same place of B. Blue raises the logit, orange lowers it. Point at a square to read it; click to choose its head and token.";
 
 Object.assign(state, { from: null, target: null });
 let matrix = null; // { key, rows: [head][token], the change of the logit }
@@ -45,7 +47,7 @@ async function drawPatch() {
   const { into, from, target, head } = patch;
   fill($("patch-from"), other.typed.labels.map((_, token) => [token, name(other.typed.labels, token)]), from);
   fill($("patch-target"), patch.candidates.map((id) => [id, visible(engine.tokenizer.label(id), 24)]), target);
-  $("patch-what").textContent = `Chosen above: ${headPhrase(head)} at token ${into} ${quote(labels[into])} of A`;
+  $("patch-what").textContent = `Chosen above: what ${headPart(head)} gives at token ${into} ${quote(labels[into])} of A`;
   if (matrix?.key !== keyOf(patch)) stop();
   drawMatrix();
   const now = shown;
@@ -56,7 +58,11 @@ async function drawPatch() {
   const answer = await patched({ layer, head: column, position: into, from, target }).catch(unlessAborted);
   if (!answer || now !== shown) return;
   const told = `With it, the logit of ${quote(engine.tokenizer.label(target))} after text A `;
-  $("patched").replaceChildren(told, ...changeTo(answer.plain, answer.patched), ".");
+  const notes = [
+    shown.off.length && "All parts are on here.",
+    layer === LAYERS - 1 && into < labels.length - 1 && "No later layer reads this head there: choose the last token, or a head of an earlier layer.",
+  ];
+  $("patched").replaceChildren(told, ...changeTo(answer.plain, answer.patched), `. ${notes.filter(Boolean).join(" ")}`);
 }
 
 async function patched(options) {
@@ -65,14 +71,12 @@ async function patched(options) {
   return engine.patch(typed.tokens, other.typed.tokens, options);
 }
 
-const headPhrase = (head) => `head ${shortName(head)}`;
-
 // ---- every head at every token
 
 function stop() {
   running?.stop();
   running = matrix = pointed = null;
-  $("patch-all").textContent = "every head at every token";
+  $("patch-all").textContent = ALL;
   $("patch-progress").hidden = $("patch-matrix").hidden = true;
   $("patch-note").textContent = "";
 }
@@ -84,9 +88,9 @@ async function fillMatrix() {
   stop();
   const mine = (matrix = { key: keyOf(patch), rows: [] });
   running = { stop() {} };
-  $("patch-all").textContent = "stop";
+  $("patch-all").textContent = "cancel";
   Object.assign($("patch-progress"), { hidden: false, max: ALL_HEADS.length, value: 0 });
-  const tellProgress = () => ($("patch-note").textContent = `${mine.rows.length} of ${ALL_HEADS.length} heads are patched at every token. Meanwhile the page can be used; another text stops it.`);
+  const tellProgress = () => ($("patch-note").textContent = `${mine.rows.length} of ${ALL_HEADS.length} heads are patched. The page can be used meanwhile; a change of a text stops this.`);
   tellProgress();
   await ask(shown.at);
   if (matrix !== mine) return;
@@ -99,9 +103,9 @@ async function fillMatrix() {
   await running.done;
   if (matrix !== mine) return;
   running = null;
-  $("patch-all").textContent = "every head at every token";
+  $("patch-all").textContent = ALL;
   $("patch-progress").hidden = true;
-  $("patch-note").textContent = $("live").textContent = "All are patched. Point at a square to read it; click to choose its head and token.";
+  $("patch-note").textContent = $("live").textContent = DONE;
 }
 
 function geometry() {
@@ -154,7 +158,7 @@ function point(place) {
   if (pointed) {
     const { head, token } = pointed;
     const [{ labels }] = shown.sides;
-    $("patch-note").textContent = `${headPhrase(head)} at token ${token} ${quote(labels[token])}: ${signed(matrix.rows[head][token])}`;
+    $("patch-note").textContent = `${headPart(head)} at token ${token} ${quote(labels[token])}: ${signed(matrix.rows[head][token])}`;
   }
   drawMatrix();
 }
@@ -173,7 +177,7 @@ $("patch-matrix").addEventListener("pointerleave", () => point(null));
 $("patch-matrix").addEventListener("click", (event) => (point(locate(event)), choose()));
 $("patch-matrix").addEventListener("keydown", (event) => {
   if (event.key === "Enter") choose();
-  const move = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+  const move = ARROWS[event.key];
   if (!move) return;
   const { head, token } = pointed ?? { head: 0, token: 0 };
   point({ head: clamp(head + move[0], ALL_HEADS.length - 1), token: clamp(token + move[1], geometry().columns - 1) });
@@ -187,6 +191,5 @@ $("patch-from").addEventListener("change", ({ target }) => change({ from: Number
 $("patch-target").addEventListener("change", ({ target }) => change({ target: Number(target.value) }));
 $("patch-all").addEventListener("click", fillMatrix);
 addField("b", () => state.otherText || undefined, (text) => ($("other-text").value = state.otherText = text ?? ""));
-addField("target", () => state.target ?? undefined, (text) => (state.target = text === null ? null : Number(text)));
-addField("from", () => state.from ?? undefined, (text) => (state.from = /^\d+$/.test(text ?? "") ? Number(text) : null));
+for (const name of ["target", "from"]) addField(name, () => state[name] ?? undefined, (text) => (state[name] = /^\d+$/.test(text ?? "") ? Number(text) : null));
 addView(drawPatch);

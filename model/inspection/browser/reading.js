@@ -219,7 +219,7 @@ function dot(a, b) {
 const average = (x) => x.reduce((a, b) => a + b, 0) / x.length;
 
 // log of the sum of the exponentials.
-export function logTotal(logits) {
+function logTotal(logits) {
   let largest = -Infinity;
   for (let i = 0; i < logits.length; i++) if (logits[i] > largest) largest = logits[i];
   let total = 0;

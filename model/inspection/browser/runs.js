@@ -1,7 +1,7 @@
 // Two whole runs side by side: the best head of each score, losses over the steps, and the options that differ. Their
 // maps need not be comparable. Nothing here reads the page.
 
-import { ticks } from "browser/charts.js";
+import { shape, ticks } from "browser/charts.js";
 import { element } from "browser/elements.js";
 import { decimal, withMinus } from "browser/words.js";
 
@@ -81,14 +81,6 @@ export function drawOptions(table, runs, differences) {
 }
 
 // ---- charts
-
-function shape(parent, name, attributes, textContent = "") {
-  const node = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-  node.textContent = textContent;
-  parent.append(node);
-  return node;
-}
 
 // Powers of ten between two steps, and 2 and 5 times them where there are few.
 export function stepTicks(first, last) {

@@ -1,6 +1,7 @@
 // The data of the page, the state that a person chooses, and that state in the address.
 
 import { $, clamp, closest, systemTheme } from "browser/elements.js";
+import { markColour } from "browser/stages.js";
 
 export const data = JSON.parse($("data").textContent);
 export const SCORES = data.scores;
@@ -13,14 +14,13 @@ export const RUNS = data.apart ? [data.runs[alone]] : data.runs;
 export const { layers: LAYERS, heads: HEADS, probes: PROBES } = RUNS[0];
 export const ALL_HEADS = [...Array(LAYERS * HEADS).keys()]; // numbered layer by layer
 
-const MARK_COLOURS = 8; // in theme.css
 Object.entries(SCORES).forEach(([name, score], i) => {
   score.label = name.replaceAll("_", " ");
   score.letter ??= name[0].toUpperCase();
   score.uniform = RUNS[0].uniform[name];
   score.threshold = RUNS[0].threshold[name];
   score.forms = score.uniform < 0.99; // entropy, whose uniform value is 1, cannot
-  score.colour = score.forms ? `mark-${i % MARK_COLOURS}` : "accent";
+  score.colour = score.forms ? markColour(i) : "accent";
 });
 export const MARKED = Object.keys(SCORES).filter((score) => SCORES[score].forms);
 
@@ -64,6 +64,7 @@ export function headNumber(name) {
 export const placeOf = (head) => [Math.floor(head / HEADS), head % HEADS];
 export const headName = (head) => `layer ${placeOf(head)[0]}, head ${placeOf(head)[1]}`;
 export const shortName = (head) => placeOf(head).join(".");
+export const headPart = (head) => `head ${shortName(head)}`; // as the details of a capture and the engine call it
 export const formation = (run, score, head) => RUNS[run].formation[score][shortName(head)] ?? Infinity;
 export const labelsOf = (probe) => PROBES[probe].labels;
 

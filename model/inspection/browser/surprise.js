@@ -5,7 +5,7 @@
 import { element } from "browser/elements.js";
 import { decimal, quote, visible } from "browser/words.js";
 
-export const FULL = 10; // bits at which the colour is full
+const FULL = 10; // bits at which the colour is full
 export const UNMEASURED = "This capture was recorded before predictions were measured: it has maps and scores only.";
 
 // From 0 to 1: how deep the colour of a token is. The first token was not predicted.

@@ -1,10 +1,10 @@
 // Writes on from the end of the text: each token is drawn from what the model expects, until a person stops it.
 
 import { $ } from "browser/elements.js";
-import { readBox, showInBox } from "browser/editor.js";
+import { box, readBox, showInBox } from "browser/editor.js";
 import { addView, change, shown } from "browser/render.js";
 import { addField, state } from "browser/state.js";
-import { ask, box, editsOf, engine, tokensOf } from "browser/typed.js";
+import { ask, editsOf, engine, tokensOf } from "browser/typed.js";
 
 const COUNT = 200; // tokens at most
 const TOP_K = [1, 5, 20, 50]; // besides all

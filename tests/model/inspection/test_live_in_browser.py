@@ -281,6 +281,10 @@ def test_a_patch_moves_the_logit(open_page):
     page = open_page()
     page.locator("#other-text").fill(OPENING[::-1])
     page.locator("#patched b").wait_for()
+    # The page opens at the last token but one, from which nothing leads on after the last layer.
+    page.locator(".thumb").nth(2).click()
+    page.locator("#patched", has_text="stays at").wait_for()
+    assert "No later layer reads this head there" in page.locator("#patched").inner_text()
     page.evaluate("() => { for (const _ of 'ab') document.getElementById('patch-all').click() }")  # begun and cancelled
     assert page.locator("#patch-progress").is_hidden() and page.locator("#patch-matrix").is_hidden()
     page.locator("#patch-all").click()
@@ -297,7 +301,7 @@ def test_a_patch_moves_the_logit(open_page):
     page.locator("#patched", has_text=f"{abs(change):.2f} to").wait_for()
     told = page.locator("#patched").inner_text().replace("−", "-")
     assert told_change(page.locator("#patched b").inner_text()) == change != 0
-    patched = float(re.search(r" to (-?\d+\.\d+)\.$", told)[1])
+    patched = float(re.search(r" to (-?\d+\.\d+)\.", told)[1])
     target = page.locator("#patch-target").input_value()
     with torch.no_grad():
         plain = GPTS[-1](torch.tensor([TOKENIZER.encode(OPENING)]))[0, -1, int(target)].item()

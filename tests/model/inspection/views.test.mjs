@@ -107,7 +107,6 @@ test("a column without a next token has no sum and no number", () => {
   const parts = attribution.partsOf(details, "text", 3);
   assert.equal(attribution.sum(parts), null);
   assert.equal(attribution.fold(parts, 1).others.value, null);
-  assert.equal(attribution.lastKnown(details, "text"), 2);
   assert.equal(words.signed(null), "–");
 });
 
