@@ -89,7 +89,7 @@ def write_model_page(
         text = captures["text"]
         taken.append(Snapshot(step, text.precision, text.fidelity, text.causality, scores))
         maps[step] = {probe: heads.numpy() for probe, heads in weights.items()}
-    run = Captures(name, probes, taken, maps.__getitem__, list(maps), is_prompt=True)
+    run = Captures(name, probes, taken, maps.__getitem__, list(maps))
     page = live_page(run, f"{name}: the model", opening, model.elements()).encode()
     if len(page) > MAX_BYTES:
         size, limit = len(page) / 1e6, MAX_BYTES / 1e6

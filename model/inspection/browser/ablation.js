@@ -2,21 +2,21 @@
 // per token. A part without which nothing changes did nothing that another part could not do.
 
 import { element } from "browser/elements.js";
-import { signed } from "browser/attribution.js";
+import { signed } from "browser/words.js";
 
-export const MEASURED_ON = { text: "on text", repeated: "on repetition" };
+const MEASURED_ON = { text: "on text", repeated: "on repetition" };
 
 // The change of the loss without one head; null if it was not measured or is not a number.
 export const withoutHead = (capture, probe, [layer, head]) => capture.ablation?.[probe]?.heads?.[layer]?.[head] ?? null;
-export const copyingOf = (capture, [layer, head]) => capture.copying?.[layer]?.[head] ?? null;
+const copyingOf = (capture, [layer, head]) => capture.copying?.[layer]?.[head] ?? null;
 
 // Every part of a kind: { name, text, repeated } with the change of the loss on each probe.
-export function headParts(capture) {
+function headParts(capture) {
   const heads = capture.ablation?.text?.heads ?? [];
   return heads.flatMap((row, layer) => row.map((_, head) => part(capture, `head ${layer}.${head}`, ({ heads }) => heads?.[layer]?.[head])));
 }
 
-export function otherParts(capture) {
+function otherParts(capture) {
   const { feed_forward: layers = [], tables = {} } = capture.ablation?.text ?? {};
   return [
     ...layers.map((_, layer) => part(capture, `feed-forward ${layer}`, ({ feed_forward }) => feed_forward?.[layer])),
@@ -24,13 +24,16 @@ export function otherParts(capture) {
   ];
 }
 
-const part = ({ ablation }, name, take) => ({ name, ...Object.fromEntries(Object.keys(MEASURED_ON).map((probe) => [probe, take(ablation[probe] ?? {}) ?? null])) });
+function part({ ablation: { text = {}, repeated = {} } }, name, take) {
+  return { name, text: take(text) ?? null, repeated: take(repeated) ?? null };
+}
 
 export const ABLATION_HEADER = ["part", "loss without it on text", "loss without it on repetition", "copying"];
 
 export function ablationRows(capture) {
   const copying = capture.copying?.flat() ?? [];
-  return [...headParts(capture).map(({ name, text, repeated }, head) => [name, text, repeated, copying[head]]), ...otherParts(capture).map(({ name, text, repeated }) => [name, text, repeated])];
+  const row = ({ name, text, repeated }) => [name, text, repeated];
+  return [...headParts(capture).map((one, head) => [...row(one), copying[head]]), ...otherParts(capture).map(row)];
 }
 
 // ---- drawing

@@ -1,10 +1,13 @@
-// What each part of the model adds to the logit of the true next token. The parts add up to the logit exactly, but for
-// rounding: each adds a vector to the stream, and the final norm's scale is that of the whole.
+// What each part of the model adds to the logit of the next token: of the true one, or of the likeliest after a text that
+// ends there. The parts add up to the logit exactly, but for rounding: each adds a vector to the stream, and the final norm's
+// scale is that of the whole.
 
 import { element } from "browser/elements.js";
+import { share } from "browser/surprise.js";
+import { quote, signed } from "browser/words.js";
 
-export const SHOWN_PARTS = 12;
-export const LARGEST_ERROR = 1e-5; // of a sum of float32 numbers
+const SHOWN_PARTS = 12;
+const LARGEST_ERROR = 1e-5; // of a sum of float32 numbers
 
 // "head 1.2" -> [1, 2]; null for other parts.
 export function headOf(name) {
@@ -12,10 +15,21 @@ export function headOf(name) {
   return found && [Number(found[1]), Number(found[2])];
 }
 
-// One column of the attribution: { name, value } for each part, largest first or in the model's order.
+// What comes after a token, in words: after the last one the likeliest token. null where that was not measured.
+export function nextInWords(details, probe, labels, token) {
+  if (token + 1 < labels.length) return `what comes next is ${quote(labels[token + 1])}`;
+  const { top, top_probability, attribution_of_likeliest } = details.probes[probe];
+  if (!attribution_of_likeliest) return null;
+  const likeliest = `${quote(details.tokens[top.at(-1)[0]])} (${share(top_probability.at(-1)[0])})`;
+  return `the likeliest to come next is ${likeliest}; the text ends here, so the true one is not known`;
+}
+
+// One column of the attribution: { name, value } for each part, largest first or in the model's order. After the last token
+// that of the likeliest next one, where it was measured.
 export function partsOf(details, probe, token, order = "largest") {
-  const { attribution } = details.probes[probe];
-  const parts = details.parts.map((name, i) => ({ name, value: attribution[i][token] ?? null }));
+  const { attribution, attribution_of_likeliest: last, bits } = details.probes[probe];
+  const value = (part) => (token === bits.length - 1 && last ? last : attribution.map((row) => row[token]))[part] ?? null;
+  const parts = details.parts.map((name, i) => ({ name, value: value(i) }));
   return order === "largest" ? parts.sort((one, two) => Math.abs(two.value) - Math.abs(one.value)) : parts;
 }
 
@@ -29,30 +43,17 @@ export function fold(parts, count = SHOWN_PARTS) {
   return { shown: parts.filter((part) => large.has(part)), others: { count: rest.length, value: sum(rest) } };
 }
 
-// The last position whose next token is known, from which a page opens; null if there is none.
-export function lastKnown(details, probe) {
-  const { attribution } = details.probes[probe];
-  const at = attribution[0].findLastIndex((value) => value !== null);
-  return at < 0 ? null : at;
-}
-
 export function badge(error) {
   if (error === null || error === undefined) return { good: false, text: "the sum could not be checked" };
   const size = error === 0 ? "0" : error.toExponential(0);
   return error <= LARGEST_ERROR ? { good: true, text: `✓ adds up to the logit: within ${size}` } : { good: false, text: `✗ does not add up to the logit: off by ${size}` };
 }
 
-export const signed = (value, digits = 2) => {
-  if (value === null || value === undefined || Number.isNaN(value)) return "–";
-  const size = Math.abs(value).toFixed(digits);
-  return Number(size) === 0 ? size : `${value < 0 ? "−" : "+"}${size}`;
-};
-
 export const ATTRIBUTION_HEADER = ["position", "token", "next token", "part", "logit"];
 
 export function attributionRows(details, probe, labels) {
   return labels.flatMap((label, token) =>
-    partsOf(details, probe, token, "model").map(({ name, value }) => [token, label, labels[token + 1], name, value]));
+    details.parts.map((name, i) => [token, label, labels[token + 1], name, details.probes[probe].attribution[i][token]]));
 }
 
 // ---- drawing

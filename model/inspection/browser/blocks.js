@@ -3,6 +3,7 @@
 
 import { $ } from "browser/elements.js";
 import { labelsOf, mapped } from "browser/state.js";
+import { bytesOf } from "browser/weights.js";
 
 const KEPT = 120;
 const blocks = new Map();
@@ -29,9 +30,7 @@ function kept(id, unpacked) {
 export const sameBlocks = (one, two) => one !== undefined && $(`block-${one}`).textContent === $(`block-${two}`).textContent;
 
 async function unpack(id) {
-  const text = atob(JSON.parse($(`block-${id}`).textContent));
-  const bytes = new Uint8Array(text.length);
-  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+  const bytes = bytesOf(JSON.parse($(`block-${id}`).textContent));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }

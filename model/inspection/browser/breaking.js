@@ -1,19 +1,18 @@
 // Parts of the model that a person switches off: heads on their thumbnails, the others by a button each; and what the
 // model is then worse at.
 
-import { signed } from "browser/attribution.js";
-import { $, choices, element, press } from "browser/elements.js";
+import { keys } from "browser/controls.js";
+import { $, changeTo, choices, element, press } from "browser/elements.js";
 import { thumbs } from "browser/heads.js";
 import { partNames } from "browser/network.js";
 import { addView, change, shown } from "browser/render.js";
-import { addField, shortName, state } from "browser/state.js";
+import { addField, headPart, state } from "browser/state.js";
 import { engine } from "browser/typed.js";
-import { listed, quote } from "browser/words.js";
+import { decimal, listed, quote } from "browser/words.js";
 
 const HARMED = 5; // tokens that are told
 
 const parts = () => partNames(engine.config);
-const headPart = (head) => `head ${shortName(head)}`;
 const isOff = (part) => state.off.includes(part);
 const toggle = (part) => change({ off: isOff(part) ? state.off.filter((one) => one !== part) : [...state.off, part] });
 
@@ -53,9 +52,8 @@ function drawDamage() {
   }
   const all = element("button", { textContent: "switch all on" });
   all.addEventListener("click", () => change({ off: [] }));
-  const told = loss === null ? "" : ` The loss is ${loss.toFixed(2)} in place of ${intact.loss.toFixed(2)} nats per token: `;
-  const number = element("b", { textContent: loss === null ? "" : signed(loss - intact.loss) });
-  $("damage").replaceChildren(element("p", {}, `Off: ${listed(shown.off)}.${told}`, number, loss === null ? "" : ". ", all));
+  const told = loss === null ? [] : ["The loss ", ...changeTo(intact.loss, loss), " nats per token. "];
+  $("damage").replaceChildren(element("p", {}, `Off: ${listed(shown.off)}. `, ...told, all));
 
   // bits[t] is the cost of token t + 1
   const [before, after] = [intact.details, details].map(({ probes }) => probes.text.bits);
@@ -67,7 +65,7 @@ function drawDamage() {
 function harmedItem(token, before, after, labels) {
   const button = element("button", { textContent: quote(labels[token]) });
   button.addEventListener("click", () => change({ token }));
-  return element("li", {}, button, ` token ${token}: ${before.toFixed(1)} → ${after.toFixed(1)} bits`);
+  return element("li", {}, button, ` token ${token}: ${decimal(before, 1)} → ${decimal(after, 1)} bits`);
 }
 
 const clicksBox = element("span", { id: "clicks", className: "segments" });
@@ -87,10 +85,7 @@ $("grid").addEventListener("click", (event) => {
   event.stopPropagation();
   toggle(headPart(head));
 }, true);
-document.addEventListener("keydown", (event) => {
-  if (event.key !== "x" || event.ctrlKey || event.metaKey || event.altKey || $("manual").open || event.target.matches("select, input, textarea")) return;
-  toggle(headPart(state.head));
-});
+keys.x = () => toggle(headPart(state.head));
 addField("off", () => state.off.join() || undefined, (text) => (state.off = (text ?? "").split(",").filter((part) => parts().includes(part))));
 addField("instead", () => (state.instead === "zero" ? "zero" : undefined), (text) => (state.instead = text === "zero" ? "zero" : "mean"));
 addView(drawThumbs);

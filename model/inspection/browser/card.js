@@ -4,7 +4,8 @@ import { $, element } from "browser/elements.js";
 import { csv, download, scoreRows } from "browser/export.js";
 import { markOf } from "browser/heads.js";
 import { addView, shown } from "browser/render.js";
-import { data, formation, headName, SCORES, shortName, written } from "browser/state.js";
+import { data, formation, headName, SCORES, shortName } from "browser/state.js";
+import { decimal } from "browser/words.js";
 
 function drawCard() {
   $("card-title").textContent = `Scores of ${shown.sides.map(({ head }) => (shown.other ? shortName(head) : headName(head))).join(" and ")}`;
@@ -22,7 +23,7 @@ function rowOf({ name, capture, head }, score) {
   return element("dd", { className: "row" },
     ...(shown.other ? [element("span", { textContent: name })] : []),
     element("span", { className: "track" }, filled, tick),
-    element("span", { textContent: written(value, 3) }));
+    element("span", { textContent: decimal(value, 3) }));
 }
 
 function formedIn({ name, run, head }, score) {

@@ -1,4 +1,12 @@
-// Axes and places of charts.
+// Axes, places and shapes of charts.
+
+// Adds an SVG element.
+export function shape(parent, name, attributes, textContent = "") {
+  const node = Object.assign(document.createElementNS("http://www.w3.org/2000/svg", name), { textContent });
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  parent.append(node);
+  return node;
+}
 
 // Round numbers, about `count` of them, from `low` to `high`.
 export function ticks(low, high, count) {

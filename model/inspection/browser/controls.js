@@ -3,7 +3,7 @@
 import { $, clamp, element } from "browser/elements.js";
 import { thumbs } from "browser/heads.js";
 import { addView, change, rendered, shown } from "browser/render.js";
-import { ALL_HEADS, alone, comparable, data, lastOf, mapped, openRun, PROBES, RUNS, SCORES, secondRun, shortName, state } from "browser/state.js";
+import { ALL_HEADS, alone, comparable, data, headPart, lastOf, mapped, openRun, PROBES, RUNS, SCORES, secondRun, shortName, state } from "browser/state.js";
 
 const hasSteps = (run) => lastOf(run) > 0;
 
@@ -50,7 +50,7 @@ function buildControls() {
     slider.addEventListener("input", () => set({ at: Number(slider.value) }));
   }
   $("other-head").append(new Option("same head", "same"), new Option("nearest match", "match"));
-  $("other-head").append(...ALL_HEADS.map((head) => new Option(`head ${shortName(head)}`, head)));
+  $("other-head").append(...ALL_HEADS.map((head) => new Option(headPart(head), head)));
   $("other-head").addEventListener("change", ({ target: { value } }) =>
     changeOther({ head: value === "match" ? value : value === "same" ? null : Number(value) }));
   $("link").addEventListener("click", () => change({ linked: !state.linked }));
@@ -82,20 +82,26 @@ function play() {
   $("play").setAttribute("aria-pressed", Boolean(playing));
 }
 
+const goBySteps = (by) => change({ at: clamp(state.at + by, lastOf(state.run)) });
+
+function goByHeads(by) {
+  const order = [...$("grid").querySelectorAll(".thumb")].map((thumb) => thumbs.indexOf(thumb));
+  change({ head: order[clamp(order.indexOf(state.head) + by, order.length - 1)] });
+}
+
+// What each key does outside of a box; a view may add its own.
+export const keys = {
+  ArrowLeft: () => goBySteps(-1), ArrowRight: () => goBySteps(1), ArrowUp: () => goByHeads(-1), ArrowDown: () => goByHeads(1),
+  s: () => change({ scale: state.scale === "sqrt" ? "linear" : "sqrt" }), c: () => $("compare").hidden || toggleCompare(),
+  p: () => change({ probe: (state.probe + 1) % PROBES.length }), Escape: () => change({ token: null }),
+  "?": () => $("manual").showModal(),
+};
+
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || $("manual").open || event.target.matches("select, input, textarea")) return;
-  const step = (by) => change({ at: clamp(state.at + by, lastOf(state.run)) });
-  const order = [...$("grid").querySelectorAll(".thumb")].map((thumb) => thumbs.indexOf(thumb));
-  const head = (by) => change({ head: order[clamp(order.indexOf(state.head) + by, order.length - 1)] });
-  const actions = {
-    ArrowLeft: () => step(-1), ArrowRight: () => step(1), ArrowUp: () => head(-1), ArrowDown: () => head(1),
-    s: () => change({ scale: state.scale === "sqrt" ? "linear" : "sqrt" }), c: () => $("compare").hidden || toggleCompare(),
-    p: () => change({ probe: (state.probe + 1) % PROBES.length }), Escape: () => change({ token: null }),
-    "?": () => $("manual").showModal(),
-  };
-  if (!event.target.matches("button") && hasSteps(state.run)) actions[" "] = play;
-  if (!actions[event.key]) return;
-  actions[event.key]();
+  const action = event.key === " " ? !event.target.matches("button") && hasSteps(state.run) && play : keys[event.key];
+  if (!action) return;
+  action();
   event.preventDefault();
 });
 

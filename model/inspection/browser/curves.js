@@ -1,13 +1,13 @@
 // Over the steps: a score of each head, or what the loss becomes without it. Vertical marks show the stages of training,
 // and cursors the steps that are shown.
 
-import { signed } from "browser/attribution.js";
 import { $, choices, closest, css, element, press } from "browser/elements.js";
 import { csv, download } from "browser/export.js";
 import { fitCanvas, rgb } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
-import { ALL_HEADS, formation, headName, lastOf, LAYERS, mapped, nearest, placeOf, PROBES, RUNS, SCORES, shortName, state, written } from "browser/state.js";
+import { ALL_HEADS, formation, headName, lastOf, LAYERS, mapped, nearest, placeOf, PROBES, RUNS, SCORES, shortName, state } from "browser/state.js";
 import { placeLabels, stagesOf } from "browser/stages.js";
+import { decimal, signed, withMinus } from "browser/words.js";
 
 const HIGH = 250;
 const FONT = "11px system-ui, sans-serif";
@@ -22,7 +22,7 @@ function measure({ curve, score } = shown) {
   if (curve === "score") {
     const { label, uniform, threshold, forms } = SCORES[score];
     const of = ({ scores }, head) => at(scores[score], head);
-    return { label, of, uniform, threshold, forms, low: 0, high: 1, write: (value) => written(value, 2) };
+    return { label, of, uniform, threshold, forms, low: 0, high: 1, write: decimal };
   }
   const of = ({ ablation }, head) => at(ablation?.[curve]?.heads, head);
   const values = RUNS.flatMap(({ captures }) => captures.flatMap((capture) => capture.ablation?.[curve]?.heads.flat() ?? []));
@@ -84,7 +84,7 @@ function drawLines() {
     drawGuide(context, value, line, []);
     context.textAlign = "right";
     context.fillStyle = soft;
-    context.fillText(Number(value.toPrecision(2)), curve.left - 6, curve.y(value));
+    context.fillText(withMinus(String(Number(value.toPrecision(2)))), curve.left - 6, curve.y(value));
   }
   if (forms) drawGuide(context, threshold, soft, [2, 4]);
   if (uniform !== undefined) drawGuide(context, uniform, soft, [6, 4]);

@@ -2,12 +2,22 @@
 
 import { $, element } from "browser/elements.js";
 import { addView, render, shown } from "browser/render.js";
-import { save, state } from "browser/state.js";
+import { addField, save, state } from "browser/state.js";
 import { depth } from "browser/surprise.js";
-import { box, boxText, engine, isCut, tokensOf } from "browser/typed.js";
+import { engine, tokensOf } from "browser/typed.js";
+import { decimal } from "browser/words.js";
 
 const PAUSE = 300; // milliseconds
+const LONGEST = 10_000; // characters; far more than a context holds
+const ADDRESSED = 2_000; // characters of the text that the address keeps
+
+export const box = $("box");
+
+// The end of a text, from the beginning of a character.
+const ending = (text, length) => (text.length > length ? text.slice(-length).replace(/^[\udc00-\udfff]/, "") : text);
+const number = (count) => count.toLocaleString("en");
 let opens = true;
+let isCut = false; // whether the text was too long, until it is changed again
 let pieces = []; // [text, depth of its colour]: together the text that was read last
 
 // The tokens as pieces of the text in the box. A character that is spread over several tokens is one piece.
@@ -49,12 +59,14 @@ function drawBox() {
   paint();
   const { context_length: context } = engine.config;
   const count = typed.all ? typed.tokens.length : 0;
-  const told = loss === null ? "" : `, loss ${loss.toFixed(2)} nats per token`;
+  const told = loss === null ? "" : `, loss ${decimal(loss)} nats per token`;
   $("cost").textContent = `${count} ${count === 1 ? "token" : "tokens"}${count > 1 ? told : ""}`;
-  const cut = isCut ? `The text was too long: its last ${box.value.length.toLocaleString("en")} characters are kept. ` : "";
-  $("window").textContent = cut + (!typed.all
-    ? "The box is empty: shown is what the model expects at the beginning of a document."
-    : typed.all > count ? `The model reads ${context} tokens at once: of these ${typed.all.toLocaleString("en")} it reads the last ${context}.` : "");
+  $("window").textContent = [
+    isCut && `The text was too long: its last ${number(box.value.length)} characters are kept.`,
+    !typed.all && "The box is empty: shown is what the model expects at the beginning of a document.",
+    typed.all > count && `The model reads ${context} tokens at once: of these ${number(typed.all)} it reads the last ${context}.`,
+    typed.text.length > ADDRESSED && `The address of this page, by which you can keep or send it, holds the last ${number(ADDRESSED)} characters of the text only.`,
+  ].filter(Boolean).join(" ");
   if (opens) showEnd();
   opens = false;
 }
@@ -72,7 +84,9 @@ let saving = null;
 
 // Reads the text in the box. The address follows when a person pauses.
 export function readBox() {
-  const typed = boxText();
+  isCut = box.value.length > LONGEST;
+  if (isCut) box.value = ending(box.value, LONGEST);
+  const typed = box.value;
   paint();
   if (box.selectionEnd === typed.length) showEnd();
   Object.assign(state, { typed, token: tokensOf(typed).tokens.length - 1 });
@@ -85,5 +99,8 @@ box.addEventListener("input", readBox);
 box.addEventListener("keydown", (event) => {
   if (event.key === "Escape") box.blur();
   if (event.key === "Enter" && event.ctrlKey) $("write").click();
+});
+addField("typed", () => ending(state.typed, ADDRESSED), (text) => {
+  if (text !== null && text !== state.typed) state.typed = box.value = ending(text, LONGEST);
 });
 addView(drawBox);

@@ -1,11 +1,14 @@
 // Small helpers to make and find elements. Text from outside is only ever set as text, never parsed as markup.
 
-import { codePoint, cut, HIDDEN } from "browser/words.js";
+import { codePoint, cut, decimal, HIDDEN } from "browser/words.js";
 
 export const $ = (id) => document.getElementById(id);
 export const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 export const clamp = (i, last) => Math.max(0, Math.min(last, i));
 export const systemTheme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+
+// What the arrow keys add to a row and a column.
+export const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 
 // The item for which `distance` is smallest; the first of them.
 export const closest = (items, distance) => items.reduce((best, item) => (distance(item) < distance(best) ? item : best));
@@ -16,6 +19,15 @@ export function element(name, fields = {}, ...children) {
   Object.assign(node.style, style);
   node.append(...children);
   return node;
+}
+
+// A change and what it leads to, such as "rises by 2.76" in bold and " to 4.67". Two numbers and not three, because rounded
+// ones need not add up.
+export function changeTo(before, after) {
+  const size = decimal(Math.abs(after - before));
+  const stays = Number(size) === 0;
+  const verb = stays ? "stays" : `${after > before ? "rises" : "falls"} by ${size}`;
+  return [element("b", { textContent: verb }), ` ${stays ? "at" : "to"} ${decimal(after)}`];
 }
 
 // A text as one span a token, each with its position in data-index. Line ends stay line ends, and get a visible sign.

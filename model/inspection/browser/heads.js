@@ -3,7 +3,8 @@
 import { $, element } from "browser/elements.js";
 import { ofHead, shrink } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
-import { ALL_HEADS, formation, HEADS, headName, labelsOf, LAYERS, MARKED, RUNS, SCORES, shortName, state, written } from "browser/state.js";
+import { ALL_HEADS, formation, HEADS, headName, labelsOf, LAYERS, MARKED, RUNS, SCORES, shortName, state } from "browser/state.js";
+import { decimal } from "browser/words.js";
 
 const GAP = 2; // pixels between thumbnails
 const HEADING = 18; // of a row's or a column's number
@@ -52,7 +53,7 @@ function drawGrid(grid, buttons, side, title) {
     canvas.getContext("2d").putImageData(image, 0, 0);
     bar.style.width = `${100 * scores[head]}%`;
     caption.children[0].textContent = shortName(head);
-    caption.children[1].textContent = written(scores[head], 2);
+    caption.children[1].textContent = decimal(scores[head]);
     const formed = MARKED.filter((one) => formation(side.run, one, head) <= side.capture.step);
     if (marks.dataset.formed !== formed.join()) {
       marks.dataset.formed = formed.join();
@@ -60,7 +61,7 @@ function drawGrid(grid, buttons, side, title) {
     }
     button.setAttribute("aria-pressed", head === side.head);
     const told = formed.map((one) => `, ${SCORES[one].label} formed at step ${formation(side.run, one, head)}`);
-    button.setAttribute("aria-label", `${headName(head)}, ${SCORES[score].label} ${written(scores[head], 2)}${told.join("")}`);
+    button.setAttribute("aria-label", `${headName(head)}, ${SCORES[score].label} ${decimal(scores[head])}${told.join("")}`);
   }
 }
 

@@ -1,10 +1,10 @@
 // The lens (nostalgebraist 2020): what the model would predict if it stopped after each sub-layer. A table of
 // sub-layers by positions with the likeliest next token in each cell.
 
-import { clamp, element } from "browser/elements.js";
+import { ARROWS, clamp, element } from "browser/elements.js";
 import { isDark, rgb } from "browser/maps.js";
 import { share } from "browser/surprise.js";
-import { quote, visible } from "browser/words.js";
+import { decimal, quote, visible } from "browser/words.js";
 
 export const COLOURINGS = [
   ["probability", "true token", "Colour: the probability of the true next token, on a square-root scale"],
@@ -20,7 +20,7 @@ export function lensCell(details, probe, labels, row, token) {
   };
   const next = labels[token + 1];
   const truth = next === undefined ? "" : `, the true next token ${quote(next)} gets ${share(cell.probability)}`;
-  const distance = row === details.sublayers.length - 1 ? "the final prediction" : `${cell.divergence?.toFixed(1) ?? "–"} bits from the final prediction`;
+  const distance = row === details.sublayers.length - 1 ? "the final prediction" : `${decimal(cell.divergence, 1)} bits from the final prediction`;
   const guess = cell.text === null ? "–" : quote(cell.text);
   return { ...cell, sentence: `After ${details.sublayers[row]}, reading ${token} ${quote(labels[token])}: likeliest next ${guess}${truth}; ${distance}.` };
 }
@@ -128,7 +128,7 @@ export function createLens(parent, choose) {
   table.addEventListener("click", pick);
   table.addEventListener("keydown", (event) => {
     if (event.key === "Enter") pick(event);
-    const move = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    const move = ARROWS[event.key];
     if (!move) return;
     cells[focused.row][focused.token].tabIndex = -1;
     focused.row = clamp(focused.row + move[0], cells.length - 1);

@@ -154,8 +154,8 @@ export class LiveModel {
 }
 
 const loaded = (tensors) =>
-  new Map([...tensors].map(([name, { shape, fill }]) => {
-    const array = new Float32Array(shape.reduce((a, b) => a * b, 1));
+  new Map([...tensors].map(([name, { size, fill }]) => {
+    const array = new Float32Array(size);
     fill(array);
     return [name, array];
   }));

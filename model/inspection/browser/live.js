@@ -1,7 +1,6 @@
 // The page that holds the model. Each of the first imports adds a view (see render.js); the engine answers from a worker.
 
 import "browser/controls.js";
-import "browser/editor.js";
 import "browser/next.js";
 import "browser/writing.js";
 import "browser/heads.js";
@@ -11,11 +10,13 @@ import "browser/says.js";
 import "browser/breaking.js";
 import "browser/patching.js";
 import "browser/measured.js";
+import { box } from "browser/editor.js";
 import { $ } from "browser/elements.js";
 import { startEngine } from "browser/engine.js";
-import { addView, readFrom, render } from "browser/render.js";
-import { data, restore, state } from "browser/state.js";
-import { box, engine, readTyped, textOf, useEngine } from "browser/typed.js";
+import { addView, start } from "browser/render.js";
+import { data, state } from "browser/state.js";
+import { engine, readTyped, textOf, tokensOf, useEngine } from "browser/typed.js";
+import { decimal } from "browser/words.js";
 
 const LARGEST_ERROR = 1e-3; // of a logit
 const CUT_SHORT = "This file has been cut short: copy or download it again.";
@@ -42,24 +43,21 @@ function drawParity() {
   const figures = `the largest difference of a logit is ${error.toExponential(1)}`;
   Object.assign($("parity"), { textContent, className: `badge ${good ? "good" : "bad"}` });
   $("parity").setAttribute("aria-label", `${textContent}: ${figures}; opens the help`);
-  $("parity-figures").textContent = `Here ${figures}. Weights are rounded to make the file small, which costs ${bits.toFixed(4)} bits per token.`;
+  $("parity-figures").textContent = `Here ${figures}. Weights are rounded to make the file small, which costs ${decimal(bits, 4)} bits per token.`;
 }
 
-async function start() {
+async function open() {
   const held = model();
   if (!held) return tell(CUT_SHORT);
   useEngine(await startEngine(held.manifest, held.texts));
-  readFrom(readTyped);
   addView(drawParity);
   tell("");
   for (const id of ["parity", "main"]) $(id).hidden = false;
   $("parity").addEventListener("click", () => $("manual").showModal());
   state.typed = box.value = textOf(data.opening);
-  restore();
-  addEventListener("hashchange", () => (restore(), render()));
-  addEventListener("resize", render);
-  render();
+  state.token = Math.max(0, tokensOf(state.typed).tokens.length - 2); // the last of which the next one is known
+  start(readTyped);
 }
 
 addEventListener("unhandledrejection", () => tell(STOPPED));
-start().catch(({ message }) => tell(`${TOO_OLD} (${message})`));
+open().catch(({ message }) => tell(`${TOO_OLD} (${message})`));

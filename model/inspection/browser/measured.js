@@ -1,7 +1,7 @@
 // The views of what a capture measured beside its maps: surprise, lens, attribution, and value-weighted maps.
 // Their modules know nothing of the page, so that the report can use them too; this one gives them what is shown.
 
-import { ATTRIBUTION_HEADER, attributionRows, badge, drawParts, lastKnown, partsOf } from "browser/attribution.js";
+import { ATTRIBUTION_HEADER, attributionRows, badge, drawParts, nextInWords, partsOf } from "browser/attribution.js";
 import { $, choices, element, press } from "browser/elements.js";
 import { csv, download } from "browser/export.js";
 import { COLOURINGS, createLens, LENS_HEADER, lensRows } from "browser/lens.js";
@@ -93,27 +93,31 @@ let order = "largest";
 
 function drawAttribution() {
   const [a, b] = shown.sides;
-  $("attribution").hidden = !measured(a) || !a.details.parts.length; // a single token has no next one
+  $("attribution").hidden = !measured(a) || !a.details.parts.length;
   if ($("attribution").hidden) return;
   const labels = labelsOf(shown.probe);
-  const last = lastKnown(a.details, probeName());
-  const token = Math.min(shown.token ?? last ?? 0, labels.length - 1);
-  const next = labels[token + 1];
-  $("parts").hidden = next === undefined;
-  $("attribution-what").textContent = next === undefined
-    ? `${quote(labels[token])} is the last token: what comes after it is not known. Choose an earlier one.`
-    : `Reading ${token} ${quote(labels[token])}, what comes next is ${quote(next)}. Each part of the model pushes the logit of that token, its score before it becomes a probability, up or down.`;
+  const token = shown.token ?? Math.max(0, labels.length - 2); // the last whose next one is known
+  const next = nextInWords(a.details, probeName(), labels, token);
+  $("parts").hidden = !next;
+  $("attribution-what").textContent = next
+    ? `Reading ${token} ${quote(labels[token])}, ${next}. Each part of the model pushes the logit of that token, its score before it becomes a probability, up or down.`
+    : `${quote(labels[token])} is the last token: what comes after it is not known. Choose an earlier one.`;
   if (a.details.parts.some((name) => name.startsWith("values "))) $("attribution-what").append(" “values 1.0” is what head 1.0 passes on from the table of value embeddings.");
   const { good, text } = badge(a.details.probes[probeName()].attribution_error);
   Object.assign($("attribution-badge"), { textContent: text, className: `badge ${good ? "good" : "bad"}` });
   $("every-part").setAttribute("aria-pressed", everyPart);
   press($("part-orders"), order);
-  const of = (source) => source && measured(source) ? partsOf(source.details, probeName(), token, order) : null;
+  // After the last token two models may expect different ones, whose parts cannot be compared.
+  const comparable = b && measured(b) && (token + 1 < labels.length || nextId(a) === nextId(b));
+  if (b && measured(b) && !comparable) $("attribution-what").append(" B expects another token, so its parts are not shown here.");
+  const of = (side) => partsOf(side.details, probeName(), token, order);
   drawParts($("parts"), {
-    parts: of(a), other: of(b), names: [a, b].map((source) => source && titleOf(source)), all: everyPart, chosen: placeOf(shown.head),
+    parts: of(a), other: comparable ? of(b) : null, names: [a, b].map((side) => side && titleOf(side)), all: everyPart, chosen: placeOf(shown.head),
     choose: ([layer, head]) => change({ head: layer * HEADS + head }), showAll: showEveryPart,
   });
 }
+
+const nextId = ({ details }) => details.probes[probeName()].top.at(-1)[0];
 
 function showEveryPart() {
   everyPart = !everyPart;

@@ -1,12 +1,12 @@
 // What the model is without a part, as it was measured at each step: numbers on the thumbnails, and a table.
 
 import { ABLATION_HEADER, ablationRows, drawAblation, withoutHead } from "browser/ablation.js";
-import { signed } from "browser/attribution.js";
 import { $, element } from "browser/elements.js";
 import { thumbs } from "browser/heads.js";
 import { probeName, save, titleOf } from "browser/measured.js";
 import { addView, shown } from "browser/render.js";
 import { placeOf } from "browser/state.js";
+import { signed } from "browser/words.js";
 
 for (const thumb of thumbs) thumb.append(element("span", { className: "without" }));
 
@@ -25,9 +25,9 @@ function drawNumbers() {
 function drawTable() {
   const found = shown.sides;
   $("ablation").hidden = !found.some(({ capture }) => capture.ablation || capture.copying);
-  if (!$("ablation").hidden) drawAblation($("ablations"), found.map(({ capture }) => ({ ablation: {}, ...capture })), found.map(titleOf), placeOf(shown.head));
+  if (!$("ablation").hidden) drawAblation($("ablations"), found.map(({ capture }) => capture), found.map(titleOf), placeOf(shown.head));
 }
 
-$("ablation-csv").addEventListener("click", () => save("ablation", ABLATION_HEADER, ({ capture }) => ablationRows({ ablation: {}, ...capture })));
+$("ablation-csv").addEventListener("click", () => save("ablation", ABLATION_HEADER, ({ capture }) => ablationRows(capture)));
 addView(drawNumbers);
 addView(drawTable);

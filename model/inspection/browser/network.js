@@ -65,7 +65,7 @@ export class Trace {
 }
 
 export class Network {
-  // tensors: Map of name -> { shape, fill(array) }, where fill writes the numbers into a Float32Array; see weights.js.
+  // tensors: Map of name -> { size, fill(array) }, where fill writes the numbers into a Float32Array; see weights.js.
   constructor(config, tensors) {
     const { num_heads: H, num_kv_heads: kv, embed_dim: D, feed_forward_dim: hidden, num_layers: L } = config;
     const K = D / H;
@@ -75,12 +75,11 @@ export class Network {
       x: stages * D, normed: stages * D, qkv: CHUNK * this.qkvWidth, merged: CHUNK * D, added: CHUNK * D,
       hidden: CHUNK * hidden, gate: CHUNK * hidden, logits: stages * config.vocab_size,
     };
-    const count = (numbers) => Object.values(numbers).reduce((sum, n) => sum + n, 0);
-    const room = count(sizes) + [...tensors.values()].reduce((sum, { shape }) => sum + shape.reduce((a, b) => a * b, 1), 0);
+    const room = [...Object.values(sizes), ...[...tensors.values()].map(({ size }) => size)].reduce((a, b) => a + b);
     this.products = createProducts(room);
     this.scratch = Object.fromEntries(Object.entries(sizes).map(([name, n]) => [name, this.products.floats(n)]));
     this.weights = new Map();
-    for (const [name, { shape }] of tensors) this.weights.set(name, this.products.floats(shape.reduce((a, b) => a * b, 1)));
+    for (const [name, { size }] of tensors) this.weights.set(name, this.products.floats(size));
     if (config.tie_embeddings) this.weights.set("head.weight", this.weights.get("token_embedding.weight"));
     this.fill(tensors);
     this.turns = config.position === "rotary" ? turns(config.context_length, K) : null;

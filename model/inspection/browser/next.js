@@ -2,24 +2,18 @@
 // model gives.
 
 import { $, element } from "browser/elements.js";
-import { readBox, showInBox } from "browser/editor.js";
+import { box, readBox, showInBox } from "browser/editor.js";
 import { addView, rendered, shown } from "browser/render.js";
 import { share } from "browser/surprise.js";
-import { box, engine } from "browser/typed.js";
+import { decoded } from "browser/tokenizer.js";
+import { engine } from "browser/typed.js";
 import { quote, visible } from "browser/words.js";
 
 const SHOWN = 8;
 const EXPECTED = 3; // of the whole model's, which are shown in any case
 
 // The text of a token, null for one that is only a part of a character, and for the end of the text.
-function textOf(id) {
-  if (id === engine.tokenizer.endOfText) return null;
-  try {
-    return new TextDecoder("utf-8", { fatal: true }).decode(engine.tokenizer.bytes(id));
-  } catch {
-    return null;
-  }
-}
+const textOf = (id) => (id === engine.tokenizer.endOfText ? null : decoded(engine.tokenizer.bytes(id)));
 
 // What is shown: { id, now, before }, probabilities as the model is switched and with all parts; `before` is undefined
 // where all are on. A token that is not among the listed ones has less than the last of them: null.

@@ -13,15 +13,10 @@ import "browser/measured.js";
 import "browser/missed.js";
 import { recorded } from "browser/blocks.js";
 import { $ } from "browser/elements.js";
-import { readFrom, render } from "browser/render.js";
-import { restore } from "browser/state.js";
+import { start } from "browser/render.js";
 
 if (typeof DecompressionStream === "undefined") {
   $("notes").textContent = "This browser is too old to show the maps. Chrome 89, Firefox 113, Safari 16.4 and later versions can.";
 } else {
-  readFrom(recorded);
-  restore();
-  addEventListener("hashchange", () => (restore(), render()));
-  addEventListener("resize", render);
-  render();
+  start(recorded);
 }

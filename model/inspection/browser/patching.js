@@ -1,18 +1,19 @@
 // Activation patching (Meng et al. 2022, https://arxiv.org/abs/2202.05262; Wang et al. 2022): what one head gives at one
 // token of a text B is put into the reading of text A, and the logit of a token to come next is compared.
 
-import { signed } from "browser/attribution.js";
-import { $, clamp, css, element } from "browser/elements.js";
+import { $, ARROWS, changeTo, clamp, css } from "browser/elements.js";
 import { fitCanvas, rgb } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
-import { addField, ALL_HEADS, placeOf, shortName, state } from "browser/state.js";
+import { addField, ALL_HEADS, headPart, LAYERS, placeOf, shortName, state } from "browser/state.js";
 import { ask, engine, unlessAborted } from "browser/typed.js";
-import { quote, visible } from "browser/words.js";
+import { quote, signed, visible } from "browser/words.js";
 
 const CANDIDATES = 5; // of each text's likeliest next tokens, from which the one is chosen whose logit is told
 const LEFT = 34; // pixels for the names of heads
 const CELL = { wide: [11, 26], high: 15 };
 const FONT = "10px system-ui, sans-serif";
+const ALL = "every head at every token";
+const DONE = "Each square: one head at one token, given what it gives at the same place of B. Blue raises the logit, orange lowers it. Point at a square to read it; click to choose its head and token.";
 
 Object.assign(state, { from: null, target: null });
 let matrix = null; // { key, rows: [head][token], the change of the logit }
@@ -46,16 +47,22 @@ async function drawPatch() {
   const { into, from, target, head } = patch;
   fill($("patch-from"), other.typed.labels.map((_, token) => [token, name(other.typed.labels, token)]), from);
   fill($("patch-target"), patch.candidates.map((id) => [id, visible(engine.tokenizer.label(id), 24)]), target);
-  $("patch-what").textContent = `Chosen above: ${headPhrase(head)} at token ${into} ${quote(labels[into])} of A`;
+  $("patch-what").textContent = `Chosen above: what ${headPart(head)} gives at token ${into} ${quote(labels[into])} of A`;
   if (matrix?.key !== keyOf(patch)) stop();
   drawMatrix();
   const now = shown;
   const [layer, column] = placeOf(head);
+  const asked = JSON.stringify([keyOf(patch), head, into, from]);
+  if ($("patched").dataset.asked !== asked) $("patched").textContent = "computing …";
+  $("patched").dataset.asked = asked;
   const answer = await patched({ layer, head: column, position: into, from, target }).catch(unlessAborted);
   if (!answer || now !== shown) return;
-  const [before, after] = [answer.plain.toFixed(2), answer.patched.toFixed(2)];
-  const told = `With it, the logit of ${quote(engine.tokenizer.label(target))} after text A is ${after} in place of ${before}: `;
-  $("patched").replaceChildren(told, element("b", { textContent: signed(answer.patched - answer.plain) }), ".");
+  const told = `With it, the logit of ${quote(engine.tokenizer.label(target))} after text A `;
+  const notes = [
+    shown.off.length && "All parts are on here.",
+    layer === LAYERS - 1 && into < labels.length - 1 && "No later layer reads this head there: choose the last token, or a head of an earlier layer.",
+  ];
+  $("patched").replaceChildren(told, ...changeTo(answer.plain, answer.patched), `. ${notes.filter(Boolean).join(" ")}`);
 }
 
 async function patched(options) {
@@ -64,14 +71,12 @@ async function patched(options) {
   return engine.patch(typed.tokens, other.typed.tokens, options);
 }
 
-const headPhrase = (head) => `head ${shortName(head)}`;
-
 // ---- every head at every token
 
 function stop() {
   running?.stop();
   running = matrix = pointed = null;
-  $("patch-all").textContent = "every head at every token";
+  $("patch-all").textContent = ALL;
   $("patch-progress").hidden = $("patch-matrix").hidden = true;
   $("patch-note").textContent = "";
 }
@@ -85,19 +90,22 @@ async function fillMatrix() {
   running = { stop() {} };
   $("patch-all").textContent = "cancel";
   Object.assign($("patch-progress"), { hidden: false, max: ALL_HEADS.length, value: 0 });
+  const tellProgress = () => ($("patch-note").textContent = `${mine.rows.length} of ${ALL_HEADS.length} heads are patched. The page can be used meanwhile; a change of a text stops this.`);
+  tellProgress();
   await ask(shown.at);
   if (matrix !== mine) return;
   running = engine.patchAll(typed.tokens, other.typed.tokens, patch.target, ({ row }) => {
     if (matrix !== mine) return;
     $("patch-progress").value = mine.rows.push(row);
+    if (!pointed) tellProgress();
     drawMatrix();
   });
   await running.done;
   if (matrix !== mine) return;
   running = null;
-  $("patch-all").textContent = "every head at every token";
+  $("patch-all").textContent = ALL;
   $("patch-progress").hidden = true;
-  $("patch-note").textContent = "Point at a square to read it; click to choose its head and token.";
+  $("patch-note").textContent = $("live").textContent = DONE;
 }
 
 function geometry() {
@@ -150,7 +158,7 @@ function point(place) {
   if (pointed) {
     const { head, token } = pointed;
     const [{ labels }] = shown.sides;
-    $("patch-note").textContent = `${headPhrase(head)} at token ${token} ${quote(labels[token])}: ${signed(matrix.rows[head][token])}`;
+    $("patch-note").textContent = `${headPart(head)} at token ${token} ${quote(labels[token])}: ${signed(matrix.rows[head][token])}`;
   }
   drawMatrix();
 }
@@ -169,7 +177,7 @@ $("patch-matrix").addEventListener("pointerleave", () => point(null));
 $("patch-matrix").addEventListener("click", (event) => (point(locate(event)), choose()));
 $("patch-matrix").addEventListener("keydown", (event) => {
   if (event.key === "Enter") choose();
-  const move = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+  const move = ARROWS[event.key];
   if (!move) return;
   const { head, token } = pointed ?? { head: 0, token: 0 };
   point({ head: clamp(head + move[0], ALL_HEADS.length - 1), token: clamp(token + move[1], geometry().columns - 1) });
@@ -183,6 +191,5 @@ $("patch-from").addEventListener("change", ({ target }) => change({ from: Number
 $("patch-target").addEventListener("change", ({ target }) => change({ target: Number(target.value) }));
 $("patch-all").addEventListener("click", fillMatrix);
 addField("b", () => state.otherText || undefined, (text) => ($("other-text").value = state.otherText = text ?? ""));
-addField("target", () => state.target ?? undefined, (text) => (state.target = text === null ? null : Number(text)));
-addField("from", () => state.from ?? undefined, (text) => (state.from = /^\d+$/.test(text ?? "") ? Number(text) : null));
+for (const name of ["target", "from"]) addField(name, () => state[name] ?? undefined, (text) => (state[name] = /^\d+$/.test(text ?? "") ? Number(text) : null));
 addView(drawPatch);

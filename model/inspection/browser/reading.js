@@ -30,7 +30,8 @@ export class Reading {
     }
     for (let t = 0; t < tokens.length; t++) {
       if (this.columns[t] && this.columns[t].deep >= deep) continue;
-      this.columns[t] = deep ? { ...this.predictions(t, true), ...this.attribution(t), deep } : { ...this.predictions(t, false), deep };
+      const column = this.predictions(t, deep);
+      this.columns[t] = { ...column, ...(deep && this.attribution(t, column.next[0][0])), deep };
       if (t % 4 === 3) yield;
     }
   }
@@ -80,14 +81,13 @@ export class Reading {
     return column;
   }
 
-  // What each part adds to the logit of the next token, as attribution.py explains; null at the last position. And the
-  // lengths of what the heads would write from this position (see circuits.value_norms).
-  attribution(t) {
+  // What each part adds to the logit of the next token, as attribution.py explains; at the last position, where it is not
+  // known, to that of the likeliest. And the lengths of what the heads would write from here (see circuits.value_norms).
+  attribution(t, likeliestNext) {
     const { network, trace } = this;
     const { embed_dim: D, num_layers: L } = network.config;
     const valueNorms = Array.from({ length: L }, (_, layer) => this.valueNorms(layer, t));
-    const next = this.tokenAfter(t);
-    if (next === undefined) return { parts: null, error: 0, valueNorms };
+    const next = this.tokenAfter(t) ?? likeliestNext;
     const rowOf = (rows) => rows.subarray(t * D, (t + 1) * D);
     const row = network.weight("head").subarray(next * D, (next + 1) * D);
     const logit = dot(rowOf(trace.features), row);
@@ -199,10 +199,11 @@ export class Reading {
     const details = { version: 1, parts: [], sublayers: ["embeddings", ...sublayers], probes: { text } };
     if (!deep) return details;
     const lens = ["token", "probability", "divergence"].map((name) => [name, rows(2 * L + 1, (column, i) => column[name][i])]);
-    details.parts = Object.keys(columns[0].parts ?? {});
+    details.parts = Object.keys(columns[0].parts);
     text.lens = Object.fromEntries(lens);
-    text.attribution = details.parts.map((part) => columns.map(({ parts }) => parts?.[part] ?? null));
-    text.attribution_error = columns.length > 1 ? Math.max(...columns.map(({ error }) => error)) : null;
+    text.attribution = details.parts.map((part) => columns.map(({ parts }, t) => (t + 1 < columns.length ? parts[part] : null)));
+    text.attribution_of_likeliest = details.parts.map((part) => columns.at(-1).parts[part]); // after the last position
+    text.attribution_error = Math.max(...columns.map(({ error }) => error));
     const heads = this.network.config.num_heads;
     text.value_norms = Array.from({ length: L }, (_, layer) => rows(heads, ({ valueNorms }, head) => valueNorms[layer][head]));
     return details;
@@ -218,7 +219,7 @@ function dot(a, b) {
 const average = (x) => x.reduce((a, b) => a + b, 0) / x.length;
 
 // log of the sum of the exponentials.
-export function logTotal(logits) {
+function logTotal(logits) {
   let largest = -Infinity;
   for (let i = 0; i < logits.length; i++) if (logits[i] > largest) largest = logits[i];
   let total = 0;

@@ -3,13 +3,20 @@
 
 import { $ } from "browser/elements.js";
 import { clearestQuery, matchingHead, ofHead, palette } from "browser/maps.js";
-import { data, mapped, nearest, PROBES, save, state } from "browser/state.js";
+import { data, mapped, nearest, PROBES, restore, save, state } from "browser/state.js";
 import { weighted } from "browser/weighting.js";
 
-// Where maps come from: an asynchronous function of a run, the place of a step among its captures, and a probe, which
-// gives { weights of all heads, details (see archive.py), labels of the tokens } and what else the views of a page need.
-let load = null;
-export const readFrom = (source) => (load = source);
+let load = null; // where maps come from
+
+// Starts the page. source: an asynchronous function of a run, the place of a step among its captures, and a probe, which gives
+// { weights of all heads, details (see archive.py), labels of the tokens } and what else the views of a page need.
+export function start(source) {
+  load = source;
+  restore();
+  addEventListener("hashchange", () => (restore(), render()));
+  addEventListener("resize", render);
+  render();
+}
 
 // The state that is on the screen with what it shows. `sides` is what is looked at, and what it is compared with:
 // { name, run, capture, head } with what `load` gives. `details` are those of the first side (see archive.py).

@@ -1,16 +1,15 @@
 // The report of a run, from top to bottom: its story, figures, charts, samples, what surprised it, the heads that matter,
 // the lens, and the page of attention maps in a frame.
 
-import { signed } from "browser/attribution.js";
-import { chartColumns, ticks } from "browser/charts.js";
+import { chartColumns, shape, ticks } from "browser/charts.js";
 import { $, choices, clamp, closest, element, press, systemTheme, tokenSpans } from "browser/elements.js";
 import { createLens } from "browser/lens.js";
 import { palette } from "browser/maps.js";
-import { placeLabels, stagesOf } from "browser/stages.js";
+import { markColour, placeLabels, stagesOf } from "browser/stages.js";
 import { listExpectation, shadeBySurprise } from "browser/surprise.js";
+import { decimal, signed, withMinus } from "browser/words.js";
 
 const data = JSON.parse($("data").textContent);
-const MARK_COLOURS = 8; // in theme.css
 const HEIGHT = 210;
 const BOX = { left: 46, right: 12, top: 8, bottom: 24 };
 const LABEL = { high: 14, wide: 5.9 }; // of a stage: its height, and the width of a letter
@@ -19,23 +18,14 @@ const STAGES = stagesOf(data.formation);
 const LAST = Math.max(1, ...GROUPS.flatMap((group) => data[group]).flatMap(({ curves }) => curves.map(({ points }) => points.at(-1)[0])));
 const state = { scale: "linear", step: null, theme: systemTheme };
 
-function shape(parent, name, attributes, text) {
-  const node = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-  if (text !== undefined) node.textContent = text;
-  parent.append(node);
-  return node;
-}
-
 // ---- numbers
 
 function written(value) {
   const size = Math.abs(value);
-  if (size >= 1e6) return `${(value / 1e6).toPrecision(3)}M`;
-  if (size >= 1e4) return `${(value / 1e3).toPrecision(3)}k`;
-  if (size >= 100) return value.toFixed(0);
-  if (size >= 0.001 || size === 0) return String(Number(value.toPrecision(4)));
-  return value.toExponential(1);
+  if (size >= 1e6) return withMinus(`${(value / 1e6).toPrecision(3)}M`);
+  if (size >= 1e4) return withMinus(`${(value / 1e3).toPrecision(3)}k`);
+  if (size >= 100) return decimal(value, 0);
+  return withMinus(size >= 0.001 || size === 0 ? String(Number(value.toPrecision(4))) : value.toExponential(1));
 }
 
 function stepTicks(last, count) {
@@ -126,7 +116,7 @@ function mark({ curves, colours, cursor, key, x, y, top }) {
   const entries = curves.map(({ name, points }, i) => {
     const [step, value] = at(points, pointed);
     if (pointed !== null) shape(cursor, "circle", { cx: x(step), cy: y(value), r: 4, style: `fill: ${colours[i]}` });
-    return element("span", {}, element("i", { style: { background: colours[i] } }), `${name} `, element("b", { textContent: top ? value.toFixed(2) : written(value) }));
+    return element("span", {}, element("i", { style: { background: colours[i] } }), `${name} `, element("b", { textContent: top ? decimal(value) : written(value) }));
   });
   if (pointed !== null) entries.push(element("span", { className: "soft", textContent: `step ${pointed}` }));
   key.replaceChildren(...entries);
@@ -231,8 +221,8 @@ if (data.model) Object.assign($("model"), { href: data.model, hidden: false });
 $("story").textContent = data.story;
 $("facts").append(...data.facts.map(([name, value, remark]) =>
   element("div", {}, element("dt", { textContent: name }), element("dd", { className: "value", textContent: value }), element("dd", { className: "remark", textContent: remark }))));
-// The same colours as on the page (see state.js): the formation has every score, in the same order.
-STAGES.forEach((stage) => (stage.colour = `var(--mark-${Object.keys(data.formation).indexOf(stage.score) % MARK_COLOURS})`));
+// The same colours as on the page: the formation has every score, in the same order.
+STAGES.forEach((stage) => (stage.colour = `var(--${markColour(Object.keys(data.formation).indexOf(stage.score))})`));
 for (const group of GROUPS) {
   present(group, data[group].length);
   const stages = (spec) => (group === "charts" ? STAGES : STAGES.filter(({ score }) => score === spec.score));

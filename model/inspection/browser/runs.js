@@ -1,8 +1,9 @@
 // Two whole runs side by side: the best head of each score, losses over the steps, and the options that differ. Their
 // maps need not be comparable. Nothing here reads the page.
 
-import { ticks } from "browser/charts.js";
+import { shape, ticks } from "browser/charts.js";
 import { element } from "browser/elements.js";
+import { decimal, withMinus } from "browser/words.js";
 
 const HIGH = 190;
 const SMALL = 120;
@@ -62,7 +63,7 @@ export function drawBest(table, runs, scores, choose) {
     const button = element("button", { textContent: best.head });
     button.setAttribute("aria-label", `show head ${best.head} of ${runs[run].name}`);
     button.addEventListener("click", () => choose(run, best.head));
-    return [element("td", {}, button), cell(best.value.toFixed(2)), cell(best.uniform.toFixed(2), { className: "soft" }), cell(best.formed ?? "–")];
+    return [element("td", {}, button), cell(decimal(best.value)), cell(decimal(best.uniform), { className: "soft" }), cell(best.formed ?? "–")];
   };
   table.replaceChildren(
     element("thead", {}, element("tr", {}, heading(""), ...titles(runs, columns.length)),
@@ -81,14 +82,6 @@ export function drawOptions(table, runs, differences) {
 
 // ---- charts
 
-function shape(parent, name, attributes, textContent = "") {
-  const node = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-  node.textContent = textContent;
-  parent.append(node);
-  return node;
-}
-
 // Powers of ten between two steps, and 2 and 5 times them where there are few.
 export function stepTicks(first, last) {
   const factors = last > 50 * (first + 1) ? [1] : [1, 2, 5];
@@ -96,7 +89,7 @@ export function stepTicks(first, last) {
   return steps.filter((step) => step > first - 0.5 && step < last + 0.5);
 }
 
-const short = (value) => String(Number(value.toPrecision(3)));
+const short = (value) => withMinus(String(Number(value.toPrecision(3))));
 
 // Curves over the logarithm of the step, as the scores of the heads are drawn. chart: { title, low, high (else those of
 // the values), small, curves: [{ run, name, points }] }; a training curve is thin, because it is noisy.

@@ -1,12 +1,12 @@
 // The large map: one head at one step, or two of them and their difference.
 
 import { sameBlocks } from "browser/blocks.js";
-import { $, choices, clamp, css, element, press } from "browser/elements.js";
+import { $, ARROWS, choices, clamp, css, element, press } from "browser/elements.js";
 import { csv, download, downloadPng, mapRows, mapsSvg } from "browser/export.js";
 import { drawLabel, drawMap, fitCanvas, layout, ofHead, PAD, palette, rgb, triangle, weightAt } from "browser/maps.js";
 import { addFollower, addView, change, chosenToken, point, pointer, shown } from "browser/render.js";
-import { data, headName, labelsOf, mapped, RUNS, shortName, state } from "browser/state.js";
-import { squareInWords, visible } from "browser/words.js";
+import { data, headName, headPart, labelsOf, mapped, RUNS, shortName, state } from "browser/state.js";
+import { decimal, squareInWords, visible } from "browser/words.js";
 
 const SAME = `Steps 0 and 1 show the same maps: nothing is learned before the first update, and this one has not changed attention.
   A network that starts with an output head of zeros (init: scaled) learns in that head alone at first.`;
@@ -18,7 +18,7 @@ function panes() {
     const map = ofHead(weights, head, length);
     return {
       name: many ? name : "",
-      title: [RUNS.length > 1 && RUNS[run].name, `step ${capture.step}`, many && `head ${shortName(head)}`].filter(Boolean).join(", "),
+      title: [RUNS.length > 1 && RUNS[run].name, `step ${capture.step}`, many && headPart(head)].filter(Boolean).join(", "),
       value: (query, key) => weightAt(map, query, key),
       colour: (colours, query, key) => colours.weights[key > query ? 0 : map[triangle(query) + key]],
     };
@@ -85,7 +85,7 @@ function newPane() {
   over.addEventListener("blur", () => hover(null));
   over.addEventListener("click", (event) => (hover(locate(event)), choose()));
   over.addEventListener("keydown", (event) => {
-    const move = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    const move = ARROWS[event.key];
     if (event.key === "Enter") choose();
     if (!move) return;
     const last = labelsOf(shown.probe).length - 1;
@@ -104,7 +104,7 @@ function hover(cell) {
 }
 
 // Frames the chosen token's row (or column), and draws a crosshair on the square that is pointed at.
-export function drawHover() {
+function drawHover() {
   const { cell: pointed } = pointer;
   const mark = { back: css("accent"), ink: css("panel") };
   const token = chosenToken();
@@ -155,7 +155,7 @@ function asSvg() {
   const weights = { colours: rampColours(light), ticks: marks.map((x) => [place(x), `${100 * x}%`]) };
   const difference = {
     colours: Array.from({ length: 24 }, (_, i) => rgb(light.spread[Math.round((i * 510) / 23)])),
-    ticks: [-1, -0.25, 0, 0.25, 1].map((x) => [(1 + Math.sign(x) * place(Math.abs(x))) / 2, `${100 * x}%`]),
+    ticks: [-1, -0.25, 0, 0.25, 1].map((x) => [(1 + Math.sign(x) * place(Math.abs(x))) / 2, `${decimal(100 * x, 0)}%`]),
   };
   const white = "#ffffff";
   const list = shown.panes.map((pane) => ({

@@ -1,5 +1,8 @@
 // Stages of training, by one rule: a stage is the step at which the first head of a kind formed (heads.formation_step).
 
+// The name of a score's colour in theme.css, which has eight.
+export const markColour = (score) => `mark-${score % 8}`;
+
 // formation: score -> { "layer.head": step }. The stages, ordered by step.
 export function stagesOf(formation) {
   const stages = Object.entries(formation).flatMap(([score, formed]) => {

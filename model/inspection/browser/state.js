@@ -1,6 +1,7 @@
 // The data of the page, the state that a person chooses, and that state in the address.
 
 import { $, clamp, closest, systemTheme } from "browser/elements.js";
+import { markColour } from "browser/stages.js";
 
 export const data = JSON.parse($("data").textContent);
 export const SCORES = data.scores;
@@ -13,14 +14,13 @@ export const RUNS = data.apart ? [data.runs[alone]] : data.runs;
 export const { layers: LAYERS, heads: HEADS, probes: PROBES } = RUNS[0];
 export const ALL_HEADS = [...Array(LAYERS * HEADS).keys()]; // numbered layer by layer
 
-const MARK_COLOURS = 8; // in theme.css
 Object.entries(SCORES).forEach(([name, score], i) => {
   score.label = name.replaceAll("_", " ");
   score.letter ??= name[0].toUpperCase();
   score.uniform = RUNS[0].uniform[name];
   score.threshold = RUNS[0].threshold[name];
   score.forms = score.uniform < 0.99; // entropy, whose uniform value is 1, cannot
-  score.colour = score.forms ? `mark-${i % MARK_COLOURS}` : "accent";
+  score.colour = score.forms ? markColour(i) : "accent";
 });
 export const MARKED = Object.keys(SCORES).filter((score) => SCORES[score].forms);
 
@@ -36,14 +36,15 @@ export const secondRun = RUNS.length > 1 ? againstRun(1) : null;
 const [firstScore] = Object.keys(SCORES);
 // token: undefined until the first drawing chooses one; null if a person chose none. linked: B follows A's steps.
 export const state = {
-  run: 0, at: lastOf(0), probe: 0, head: bestHead(firstScore), order: "layer", score: firstScore,
-  scale: "sqrt", token: undefined, received: false, other: secondRun, linked: RUNS.length > 1, theme: systemTheme,
+  run: 0, at: lastOf(0), probe: 0, head: bestHead(firstScore), score: firstScore,
+  token: undefined, received: false, other: secondRun, linked: RUNS.length > 1,
   ...RUNS[0].opening, // head and token, and what they are best seen in
 };
 state.at = lastOf(state.run);
 
-// Choices of the views, by the names that the address has for them. The first is the one that a page opens with.
+// Choices by the names that the address has for them. The first is the one that a page opens with: the address leaves it out.
 const OPTIONS = {
+  order: ["layer", ...Object.keys(SCORES)], scale: ["sqrt", "linear"], theme: [systemTheme, systemTheme === "dark" ? "light" : "dark"],
   text: ["attention", "surprise"], weighting: ["weights", "values"], lens: ["probability", "divergence"],
   curve: ["score", "text", "repeated"], // a score of the heads, or the loss without a head
 };
@@ -63,8 +64,8 @@ export function headNumber(name) {
 export const placeOf = (head) => [Math.floor(head / HEADS), head % HEADS];
 export const headName = (head) => `layer ${placeOf(head)[0]}, head ${placeOf(head)[1]}`;
 export const shortName = (head) => placeOf(head).join(".");
+export const headPart = (head) => `head ${shortName(head)}`; // as the details of a capture and the engine call it
 export const formation = (run, score, head) => RUNS[run].formation[score][shortName(head)] ?? Infinity;
-export const written = (score, digits) => score?.toFixed(digits) ?? "–"; // null: not measured, or not a number
 export const labelsOf = (probe) => PROBES[probe].labels;
 
 // The place among a run's mapped captures that is nearest to a step.
@@ -80,11 +81,9 @@ const added = [];
 export const addField = (name, write, read) => added.push({ name, write, read });
 
 export function save() {
-  const { run, at, head, probe, order, score, scale, theme, received, token, other, linked } = state;
-  const fields = {
-    step: mapped[run][at].step, head: shortName(head), probe: PROBES[probe].name, order, score, scale, theme,
-    direction: received ? "from" : "to",
-  };
+  const { run, at, head, probe, score, received, token, other, linked } = state;
+  const fields = { step: mapped[run][at].step, head: shortName(head), probe: PROBES[probe].name, score };
+  if (received) fields.direction = "from";
   if (data.runs.length > 1) fields.run = alone ?? run;
   for (const [name, [first]] of Object.entries(OPTIONS)) if (state[name] !== first) fields[name] = state[name];
   if (typeof token === "number") fields.token = token;
@@ -116,18 +115,15 @@ export function restore() {
   const number = (text, count) => (/^\d+$/.test(text ?? "") && Number(text) < count ? Number(text) : undefined);
   if (data.apart && (number(fields.get("run"), data.runs.length) ?? alone) !== alone) return location.reload();
   const pick = (field, options) => (options.includes(fields.get(field)) ? fields.get(field) : undefined);
-  const found = {
-    run: number(fields.get("run"), RUNS.length), order: pick("order", ["layer", ...Object.keys(SCORES)]),
-    score: pick("score", Object.keys(SCORES)), scale: pick("scale", ["sqrt", "linear"]), theme: pick("theme", ["light", "dark"]),
-  };
-  for (const [field, value] of Object.entries(found)) if (value !== undefined) state[field] = value;
-  for (const [name, options] of Object.entries(OPTIONS)) state[name] = pick(name, options) ?? state[name];
+  state.run = number(fields.get("run"), RUNS.length) ?? state.run;
+  state.score = pick("score", Object.keys(SCORES)) ?? state.score;
   const step = number(fields.get("step"), Infinity);
   state.at = step === undefined ? clamp(state.at, lastOf(state.run)) : nearest(state.run, step);
   const probe = PROBES.findIndex(({ name }) => name === fields.get("probe"));
   if (probe >= 0) state.probe = probe;
   state.head = headNumber(fields.get("head")) ?? state.head;
   if (!location.hash) return;
+  for (const [name, options] of Object.entries(OPTIONS)) state[name] = pick(name, options) ?? options[0];
   for (const { name, read } of added) read(fields.get(name));
   state.received = fields.get("direction") === "from";
   state.token = number(fields.get("token"), Infinity) ?? null; // drawing knows how many there are

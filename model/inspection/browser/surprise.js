@@ -3,9 +3,9 @@
 // measured: a probe's part of a capture's details. Its column t reads token t and predicts token t + 1.
 
 import { element } from "browser/elements.js";
-import { quote, visible } from "browser/words.js";
+import { decimal, quote, visible } from "browser/words.js";
 
-export const FULL = 10; // bits at which the colour is full
+const FULL = 10; // bits at which the colour is full
 export const UNMEASURED = "This capture was recorded before predictions were measured: it has maps and scores only.";
 
 // From 0 to 1: how deep the colour of a token is. The first token was not predicted.
@@ -13,7 +13,7 @@ export const depth = (measured, token) => Math.min(1, (measured?.bits[token - 1]
 
 export function share(probability) {
   if (probability > 0 && probability < 0.0005) return "<0.001";
-  return probability?.toFixed(probability < 0.0095 ? 3 : 2) ?? "–";
+  return decimal(probability, probability < 0.0095 ? 3 : 2);
 }
 
 export function ordinal(place) {
@@ -36,7 +36,7 @@ export function expectation(details, probe, labels, token) {
   const [bits, rank] = [measured.bits[token - 1] ?? null, measured.rank[token - 1] ?? null];
   if (bits === null || rank === null) return `The model's prediction of ${quote(labels[token])} is not a number: –.`;
   const expected = candidates(details, probe, token).map(({ text, probability }) => `${quote(text)} ${share(probability)}`);
-  const came = `the true token ${quote(labels[token])} came ${ordinal(rank + 1)}, ${bits.toFixed(1)} bits`;
+  const came = `the true token ${quote(labels[token])} came ${ordinal(rank + 1)}, ${decimal(bits, 1)} bits`;
   return `The model expected: ${expected.join(", ")}; ${came}.`;
 }
 

@@ -95,7 +95,7 @@ function escaped(bytes) {
 const decoder = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 
 // Bytes as UTF-8, null if they are not.
-function decoded(bytes) {
+export function decoded(bytes) {
   try {
     return decoder.decode(bytes);
   } catch {

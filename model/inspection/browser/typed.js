@@ -1,10 +1,7 @@
 // What a person has typed, as the model reads it, and the model's readings of it. All views of the live page ask here.
 
-import { $ } from "browser/elements.js";
-import { addField, mapped, state } from "browser/state.js";
+import { mapped, state } from "browser/state.js";
 
-const LONGEST = 10_000; // characters; far more than a context holds
-const ADDRESSED = 2_000; // characters of the text that the address keeps
 const KEPT = 12; // texts and readings
 
 export let engine = null;
@@ -23,9 +20,6 @@ export async function ask(at) {
 }
 
 Object.assign(state, { typed: "", off: [], instead: "mean", otherText: "" });
-
-// The end of a text, from the beginning of a character.
-const ending = (text, length) => (text.length > length ? text.slice(-length).replace(/^[\udc00-\udfff]/, "") : text);
 
 // ---- text -> tokens
 
@@ -83,20 +77,3 @@ export async function readTyped(run, at) {
 export function unlessAborted(error) {
   if (error.name !== "AbortError") throw error;
 }
-
-// ---- the box
-
-export const box = $("box");
-
-// The text of the box as it is now; a very long one is cut to its end, and `isCut` says so until the next change.
-export let isCut = false;
-export function boxText() {
-  isCut = box.value.length > LONGEST;
-  if (isCut) box.value = ending(box.value, LONGEST);
-  return box.value;
-}
-
-addField("typed", () => ending(state.typed, ADDRESSED), (text) => {
-  if (text === null || text === state.typed) return;
-  state.typed = box.value = ending(text, LONGEST);
-});

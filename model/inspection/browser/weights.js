@@ -8,9 +8,11 @@ export function bytesOf(base64) {
   return bytes;
 }
 
-// list: [{ name, shape, kind, start }] of live.py. Returns a Map: name -> { shape, fill(array) }.
+// list: [{ name, shape, kind, start }] of live.py. Returns a Map: name -> { size, fill(array) }, size in numbers.
 export function tensorsOf(list, bytes) {
-  return new Map(list.map(({ name, shape, kind, start }) => [name, { shape, fill: (array) => READERS[kind](array, shape, bytes.buffer, start) }]));
+  const sizeOf = (shape) => shape.reduce((a, b) => a * b, 1);
+  return new Map(list.map(({ name, shape, kind, start }) =>
+    [name, { size: sizeOf(shape), fill: (array) => READERS[kind](array, shape, bytes.buffer, start) }]));
 }
 
 const READERS = {

@@ -9,6 +9,17 @@ export const visible = (text, length) => cut(cut(text, 4 * length).replace(HIDDE
 // A token in a sentence. Isolated, so that right-to-left tokens do not reorder the sentence.
 export const quote = (label) => (/^\n+$/.test(label) ? visible(label, 20) : `“\u2068${visible(label, 20)}\u2069”`);
 
+// A number with so many digits after the point: the page's own minus sign, which is as wide as a plus, no sign on what rounds
+// to 0, and a dash where there is no number.
+export const decimal = (value, digits = 2) => (Number.isFinite(value) ? withMinus(value.toFixed(digits)) : "–");
+export const withMinus = (written) => written.replace(/^-/, Number(written) === 0 ? "" : "−");
+
+// The same for a change, with a plus where it is one.
+export function signed(value, digits = 2) {
+  const written = decimal(value, digits);
+  return value > 0 && Number(written) > 0 ? `+${written}` : written;
+}
+
 // A share of 1 as a percentage, with as many digits as the page's weights have.
 export function percent(share) {
   if (share >= 0.0995) return `${Math.round(100 * share)}%`;

@@ -1,15 +1,16 @@
 // Writes on from the end of the text: each token is drawn from what the model expects, until a person stops it.
 
 import { $ } from "browser/elements.js";
-import { readBox, showInBox } from "browser/editor.js";
+import { box, readBox, showInBox } from "browser/editor.js";
 import { addView, change, shown } from "browser/render.js";
 import { addField, state } from "browser/state.js";
-import { ask, box, editsOf, engine, tokensOf } from "browser/typed.js";
+import { ask, editsOf, engine, tokensOf } from "browser/typed.js";
 
 const COUNT = 200; // tokens at most
 const TOP_K = [1, 5, 20, 50]; // besides all
+const TEMPERATURE = 0.8; // with which the page opens
 
-Object.assign(state, { temperature: 0.8, topK: null });
+Object.assign(state, { temperature: TEMPERATURE, topK: null });
 let running = null;
 
 async function write() {
@@ -66,9 +67,9 @@ $("top-k").append(new Option("all", "all"), ...TOP_K.map((count) => new Option(c
 $("write").addEventListener("click", () => (running ? running.stop() : write()));
 $("temperature").addEventListener("input", ({ target }) => change({ temperature: Number(target.value) }));
 $("top-k").addEventListener("change", ({ target: { value } }) => change({ topK: value === "all" ? null : Number(value) }));
-addField("temperature", () => state.temperature, (text) => {
+addField("temperature", () => (state.temperature === TEMPERATURE ? undefined : state.temperature), (text) => {
   const wanted = Number(text ?? NaN);
-  if (wanted >= 0 && wanted <= Number($("temperature").max)) state.temperature = wanted;
+  state.temperature = wanted >= 0 && wanted <= Number($("temperature").max) ? wanted : TEMPERATURE;
 });
 addField("top_k", () => state.topK ?? undefined, (text) => (state.topK = TOP_K.includes(Number(text)) ? Number(text) : null));
 addView(drawChoices);

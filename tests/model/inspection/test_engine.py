@@ -181,6 +181,7 @@ def in_pytorch(gpt: GPT) -> dict:
     taken = trace(gpt, TOKENS)
     return {
         "logits": gpt(TOKENS[None])[0],
+        "cap": gpt.config.logit_soft_cap,
         "edited": [with_edits(gpt, edits) for edits in EDITS],
         "written": generate(gpt, TOKENS[None], 30, temperature=0)[0, len(TOKENS) :].tolist(),
         "patched": patched(gpt, 0, [(0, 4, 6)])[0].item(),
@@ -233,6 +234,10 @@ def check_details(read: dict, expected: dict) -> None:
     close(details["attribution"], torch.stack(list(expected["attribution"].values())))
     close(details["value_norms"], expected["value_norms"])
     assert details["attribution_error"] < 1e-3
+    likeliest = expected["logits"][-1].max().item()  # before the soft cap, which attribution does not know
+    if expected["cap"]:
+        likeliest = expected["cap"] * math.atanh(likeliest / expected["cap"])
+    assert sum(details["attribution_of_likeliest"]) == pytest.approx(likeliest, abs=1e-3)
 
 
 def close(found: list, expected: torch.Tensor) -> None:

@@ -3,6 +3,7 @@
 import base64
 import json
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,11 @@ from data.tokenizers import byte_level
 from model.gpt import GPTConfig
 from model.inspection import live
 from model.inspection.ablation import part_means
+from model.inspection.archive import Probe
+from model.inspection.describe import opening_view
+from model.inspection.recorder import capture, draw_repeated_probe
 from model.inspection.template import json_element
+from model.runs.records import write_model_page
 from tests.gpts import GPT2, random_gpt
 from tests.model.inspection.architectures import CONFIGS, MODERN, TOKENS
 
@@ -85,6 +90,22 @@ def test_a_model_that_is_too_large_is_refused_with_its_size():
         live.pack([(0, random_gpt(wide))], TOKENIZER, PROBE, max_bytes=3_000_000)
     with pytest.raises(ValueError, match="in each of 9 snapshots"):
         live.pack([(step, random_gpt(wide)) for step in range(9)], TOKENIZER, PROBE)
+
+
+def test_the_page_opens_with_the_most_telling_head_of_both_probes(tmp_path):
+    """The repeated tokens show an induction head, which a text may hide."""
+    gpt = random_gpt(GPTConfig(vocab_size=257, context_length=32, num_layers=2, num_heads=2, embed_dim=16), seed=4)
+    tokenizer = byte_level()
+    tokens = tokenizer.encode("blacksmithblacksmithbla")
+    repeated = draw_repeated_probe(range(256), 10, tokenizer.label, first=256)
+    probes = {"text": Probe(tokens, [tokenizer.label(token) for token in tokens]), "repeated": repeated}
+    maps = {name: capture(gpt, probe.tokens).weights for name, probe in probes.items()}
+    best = opening_view(maps, probes)
+    assert best["head"] != opening_view(maps, {"text": probes["text"]})["head"]
+    path = tmp_path / "model.html"
+    write_model_page(path, "tiny", [(0, gpt)], tokenizer.to_dict(), probes, tokens)
+    data = json.loads(re.search(r'id="data">(.*?)</script>', path.read_text(encoding="utf-8"))[1])
+    assert data["runs"][0]["opening"] == {"head": best["head"], "score": best["score"]}
 
 
 def test_mistakes_are_named():

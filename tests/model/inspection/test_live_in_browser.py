@@ -2,6 +2,7 @@
 
 import math
 import re
+from urllib.parse import parse_qs
 
 import pytest
 import torch
@@ -132,6 +133,51 @@ def test_what_is_typed_is_read_as_pytorch_reads_it(open_page):
         assert in_map == pytest.approx(weights[1, 1, -1, 2].item(), abs=4e-3)
 
 
+def test_the_page_opens_where_the_next_token_is_known(open_page):
+    page = open_page()
+    told = page.locator("#attribution-what")
+    assert told.inner_text().startswith("Reading 21 “\u2068l\u2069”, what comes next is “\u2068a\u2069”.")
+
+
+def test_after_the_last_token_the_logit_of_the_likeliest_is_told(open_page):
+    page = open_page()
+    for text in ("def f", "d"):
+        type_text(page, text)
+        _, probabilities = predictions(GPTS[-1], text)
+        likeliest = chr(probabilities.argmax()).replace(" ", "·")
+        told = f"the likeliest to come next is “\u2068{likeliest}\u2069” ({probabilities.max():.2f});"
+        assert told in page.locator("#attribution-what").inner_text()
+        with torch.no_grad():
+            capped = GPTS[-1](torch.tensor([TOKENIZER.encode(text)]))[0, -1].max().item()
+        logit = CONFIG.logit_soft_cap * math.atanh(capped / CONFIG.logit_soft_cap)
+        total = page.locator("#parts tfoot td").last.inner_text().replace("−", "-")
+        assert float(total) == pytest.approx(logit, abs=0.006)
+    # Two steps that expect different tokens have no logit that could be compared.
+    expected = [predictions(gpt, "d")[1].argmax() for gpt in GPTS]
+    assert expected[0] != expected[1]
+    both = open_page(hash_="#typed=d&step=8&against=0.0&token=0")
+    assert "B expects another token" in both.locator("#attribution-what").inner_text()
+    assert both.locator("#parts thead").count() == 0
+
+
+def test_the_address_has_what_was_chosen_and_says_what_it_leaves_out(open_page):
+    page = open_page()
+    type_text(page, "ab " * 700)
+    page.wait_for_url(re.compile("typed="))
+    fields = parse_qs(page.url.partition("#")[2])
+    assert not fields.keys() & {"theme", "scale", "order", "direction", "temperature"}
+    assert len(fields["typed"][0]) == 2000
+    assert "holds the last 2,000 characters of the text only" in page.locator("#window").inner_text()
+    for theme in ("dark", "light"):
+        page.locator("#theme").click()
+        settle(page)
+        assert ("theme=dark" in page.url) == (theme == "dark") and "theme=light" not in page.url
+        again = open_page(hash_=f"#{page.url.partition('#')[2]}")
+        assert again.locator("html").get_attribute("data-theme") == theme
+    type_text(page, "ab")
+    assert page.locator("#window").inner_text() == ""
+
+
 def test_a_click_on_a_next_token_writes_it(open_page):
     page = open_page()
     for _ in range(2):
@@ -204,7 +250,13 @@ def test_a_part_that_is_switched_off_is_missed_as_in_pytorch(open_page):
 
 
 def number(page) -> float:
-    return float(page.locator("#damage b").inner_text().replace("−", "-"))
+    return told_change(page.locator("#damage b").inner_text())
+
+
+def told_change(words: str) -> float:
+    """The number that "rises by 0.25", "falls by 0.25" or "stays" tells."""
+    verb, _, size = words.partition(" by ")
+    return {"rises": 1, "falls": -1, "stays": 0}[verb] * float(size or 0)
 
 
 def test_it_writes_what_pytorch_writes_until_it_is_stopped(open_page):
@@ -229,6 +281,10 @@ def test_a_patch_moves_the_logit(open_page):
     page = open_page()
     page.locator("#other-text").fill(OPENING[::-1])
     page.locator("#patched b").wait_for()
+    # The page opens at the last token but one, from which nothing leads on after the last layer.
+    page.locator(".thumb").nth(2).click()
+    page.locator("#patched", has_text="stays at").wait_for()
+    assert "No later layer reads this head there" in page.locator("#patched").inner_text()
     page.evaluate("() => { for (const _ of 'ab') document.getElementById('patch-all').click() }")  # begun and cancelled
     assert page.locator("#patch-progress").is_hidden() and page.locator("#patch-matrix").is_hidden()
     page.locator("#patch-all").click()
@@ -239,16 +295,17 @@ def test_a_patch_moves_the_logit(open_page):
         matrix.press(key)
     told = page.locator("#patch-note").inner_text()
     assert told.startswith("head 1.0 at token 22")
+    change = float(re.search(r"[+−]?[\d.]+$", told)[0].replace("−", "-"))
     matrix.press("Enter")
     settle(page)
-    change = re.search(r"[+−]?[\d.]+$", told)[0]
-    page.locator("#patched", has_text=change).wait_for()
-    logits = [float(x) for x in re.findall(r"-?\d+\.\d+", page.locator("#patched").inner_text())[:2]]
+    page.locator("#patched", has_text=f"{abs(change):.2f} to").wait_for()
+    told = page.locator("#patched").inner_text().replace("−", "-")
+    assert told_change(page.locator("#patched b").inner_text()) == change != 0
+    patched = float(re.search(r" to (-?\d+\.\d+)\.", told)[1])
     target = page.locator("#patch-target").input_value()
     with torch.no_grad():
         plain = GPTS[-1](torch.tensor([TOKENIZER.encode(OPENING)]))[0, -1, int(target)].item()
-    assert logits[1] == pytest.approx(plain, abs=0.006)
-    assert logits[0] - logits[1] == pytest.approx(float(change.replace("−", "-")), abs=0.011)
+    assert patched - change == pytest.approx(plain, abs=0.011)
 
 
 def test_the_slider_changes_the_model_that_answers(open_page):

@@ -12,8 +12,8 @@ register(`data:text/javascript,${encodeURIComponent(resolve)}`);
 globalThis.matchMedia = () => ({ matches: false }); // all that they ask of a browser when they are loaded
 
 const load = (name) => import(`browser/${name}.js`);
-const [ablation, attribution, charts, lens, runs, stages, surprise, weighting, maps] = await Promise.all(
-  ["ablation", "attribution", "charts", "lens", "runs", "stages", "surprise", "weighting", "maps"].map(load));
+const [ablation, attribution, charts, lens, runs, stages, surprise, weighting, maps, words] = await Promise.all(
+  ["ablation", "attribution", "charts", "lens", "runs", "stages", "surprise", "weighting", "maps", "words"].map(load));
 
 const labels = ["a", "b", "\u202e<img>", "\n"];
 const nothing = { bits: [1, 3.16, 12, null], rank: [0, 2, 5, null] };
@@ -107,8 +107,7 @@ test("a column without a next token has no sum and no number", () => {
   const parts = attribution.partsOf(details, "text", 3);
   assert.equal(attribution.sum(parts), null);
   assert.equal(attribution.fold(parts, 1).others.value, null);
-  assert.equal(attribution.lastKnown(details, "text"), 2);
-  assert.equal(attribution.signed(null), "–");
+  assert.equal(words.signed(null), "–");
 });
 
 test("only heads are heads", () => {
@@ -123,7 +122,19 @@ test("the badge is good up to the rounding of float32", () => {
 });
 
 test("signs are shown unless a number rounds to nothing", () => {
-  assert.deepEqual([0.123, -0.5, 0.001, -0.001, 0].map((x) => attribution.signed(x)), ["+0.12", "−0.50", "0.00", "0.00", "0.00"]);
+  assert.deepEqual([0.123, -0.5, 0.001, -0.001, 0].map((x) => words.signed(x)), ["+0.12", "−0.50", "0.00", "0.00", "0.00"]);
+  assert.deepEqual([-1.239, 2, -0.004, -0, null, NaN].map((x) => words.decimal(x)), ["−1.24", "2.00", "0.00", "0.00", "–", "–"]);
+  assert.deepEqual(["-0", "-2.5M", "-1e-7", "0%"].map(words.withMinus), ["0", "−2.5M", "−1e-7", "0%"]);
+});
+
+test("after the last token the likeliest next one is told, where it was measured", () => {
+  const { text } = details.probes;
+  const live = { ...details, probes: { text: { ...text, attribution_of_likeliest: [1, 2, 3, 4] } } };
+  assert.equal(attribution.nextInWords(details, "text", labels, 3), null);
+  assert.match(attribution.nextInWords(live, "text", labels, 3), /likeliest to come next is “\u2068x\u2069” \(0\.30\)/);
+  assert.match(attribution.nextInWords(live, "text", labels, 0), /^what comes next is “\u2068b\u2069”$/);
+  assert.deepEqual(attribution.partsOf(live, "text", 3, "model").map(({ value }) => value), [1, 2, 3, 4]);
+  assert.deepEqual(attribution.attributionRows(live, "text", labels).at(-1), [3, "\n", undefined, "feed-forward 0", null]);
 });
 
 const capture = {
