@@ -25,7 +25,7 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from model.runs.command_line import exit_status
-from model.runs.folder import CHECKPOINTS, CONFIG, find_checkpoint, read_config
+from model.runs.folder import CONFIG, find_checkpoint, read_config, run_of
 from scripts.parser import Parser, add_model_options, at_least, text_data
 from scripts.prompting import choose_device, is_huggingface, open_model
 
@@ -100,8 +100,8 @@ def run_data(checkpoint: Path | None, options: list[str]) -> dict[str, Any]:
     """The options of the data that the checkpoint's run was trained on; empty for a model without a run."""
     if {"-h", "--help"} & set(options) or is_huggingface(checkpoint):
         return {}
-    folder = find_checkpoint(checkpoint).absolute().parent
-    section = read_config(folder.parent / CONFIG).get("data") if folder.name == CHECKPOINTS else None
+    run_dir = run_of(find_checkpoint(checkpoint))
+    section = None if run_dir is None else read_config(run_dir / CONFIG).get("data")
     return section if isinstance(section, dict) else {}
 
 

@@ -16,7 +16,6 @@ if not __package__:  # run as a file, Python looks for modules beside it and not
 from model.runs.command_line import exit_status
 from model.runs.folder import (
     ATTENTION,
-    CHECKPOINTS,
     CONFIG,
     HEAD_SCORES,
     METRICS,
@@ -24,6 +23,7 @@ from model.runs.folder import (
     find_checkpoint,
     find_kept,
     find_run,
+    run_of,
 )
 from scripts.parser import Parser, at_least, check_output
 from scripts.prompting import open_checkpoint, prompt_text
@@ -213,8 +213,7 @@ def write_live(arguments: argparse.Namespace) -> Path:
                 f"{checkpoints[0]} has no text on record to try it on: give --prompt with 2 to {context} tokens"
             )
         text = Probe(tokens, [tokenizer.label(token) for token in tokens])
-    folder = checkpoints[0].parent
-    output = arguments.output or (folder.parent if folder.name == CHECKPOINTS else Path()) / MODEL_PAGE
+    output = arguments.output or (run_of(checkpoints[0]) or Path()) / MODEL_PAGE
     snapshots = [(step, gpt) for gpt, _, step in loaded]
     opening = text.tokens if tokens is None else tokens
     probes = {"text": text, "repeated": repeated}
@@ -291,7 +290,8 @@ def recorded_probe(checkpoint: Path, tokenizer: Tokenizer, name: str, context: i
 
 
 def model_name(checkpoint: Path) -> str:
-    return checkpoint.absolute().parents[1].name if checkpoint.parent.name == CHECKPOINTS else checkpoint.stem
+    run_dir = run_of(checkpoint.absolute())
+    return checkpoint.stem if run_dir is None else run_dir.name
 
 
 def prompt_title(prompt: str, shown: list[Captures]) -> str:
