@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -107,6 +107,20 @@ class MuonAdamW(torch.optim.Optimizer):
         super().__init__(groups, {"lr": 0.0, "betas": betas, "eps": eps, "weight_decay": 0.0, "muon": False})
         self.parts = parts or {}
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As in torch, but a state of other parameters, which would only fail at the next step, raises ValueError."""
+        numbers = [group["params"] for group in self.state_dict()["param_groups"]]
+        if [group["params"] for group in state_dict["param_groups"]] != numbers:
+            raise ValueError("the optimizer state in the checkpoint is of other parameters than the model's")
+        for group, of_group in zip(self.param_groups, numbers, strict=True):
+            for parameter, number in zip(group["params"], of_group, strict=True):
+                shape = parameter.shape
+                expected = {"momentum": shape} if group["muon"] else {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
+                saved = state_dict["state"].get(number)  # None: it never had a gradient
+                if saved is not None and _shapes(saved) != expected:
+                    raise ValueError(f"the optimizer state in the checkpoint does not fit parameter {number}")
+        super().load_state_dict(state_dict)
+
     @torch.no_grad()
     def step(self, closure=None):
         """One update of every parameter that has a gradient."""
@@ -169,6 +183,11 @@ class MuonAdamW(torch.optim.Optimizer):
             if name not in self.state[parameter]:
                 self.state[parameter][name] = torch.zeros_like(parameter)
         return [self.state[parameter][name] for parameter in parameters]
+
+
+def _shapes(state: Any) -> dict[str, Any]:
+    values = state.items() if isinstance(state, dict) else ()
+    return {name: value.shape for name, value in values if isinstance(value, Tensor) and value.is_floating_point()}
 
 
 # Five polynomials p(x) = a x + b x^3 + c x^5, applied in a row to send all singular values in [0.003, 1] to 1. Each is
