@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import pickle
 import re
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tqdm import tqdm
 
 from data import store, tokenizers, writing
 from data.readers import Passage
@@ -200,6 +202,24 @@ def test_a_shard_without_one_of_its_files_is_unfinished(tmp_path: Path, caplog: 
     assert store.open_split(tmp_path, "train", "abc") is None
     assert tokens_of(write(tmp_path)) == stream_of(DOCUMENTS)
     assert not caplog.messages
+
+
+def test_the_bar_ends_at_the_tokens_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Also where a run continues after shards that another one has written, and where it stops at max_tokens."""
+    bars = []
+
+    class Bar(tqdm):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options, file=io.StringIO())
+            bars.append(self)
+
+    monkeypatch.setattr(writing, "tqdm", Bar)
+    tokens = write(tmp_path, max_tokens=7000)
+    sorted(tmp_path.glob("*.json"))[-1].unlink()
+    write(tmp_path, max_tokens=7000)
+    assert [(bar.n, bar.total) for bar in bars] == [(tokens.num_tokens, 7000)] * 2
+    assert bars[0].initial == 1 and bars[1].initial > 3000
+    assert "tokenising train" in bars[0].fp.getvalue()
 
 
 def test_no_bar_is_drawn_after_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture):

@@ -99,6 +99,13 @@ def test_fingerprint_tells_tokenizers_apart(bpe: Tokenizer):
     assert tokenizers.train_bpe([CODE], 280).fingerprint == bpe.fingerprint
 
 
+def test_the_fingerprint_is_that_of_every_earlier_version():
+    """By it, tokens in a cache and the maps of a run are known again after an update."""
+    ranks = tokenizers.byte_level().ranks | {b"the": 257, b"th": 256}
+    tokenizer = Tokenizer("any", r"\w+|\W", ranks, {END_OF_TEXT: 258})
+    assert tokenizer.fingerprint == "e395baa192f42232fd476986a00a4d2f2ff2838b3e2398a50dfbf7352bab2d23"
+
+
 def test_ids_are_stored_as_narrowly_as_they_fit(bpe: Tokenizer):
     assert bpe.dtype == np.uint16
     wide = bpe.to_dict() | {"special_tokens": {END_OF_TEXT: 2**16}}
