@@ -15,8 +15,8 @@ from model.gpt import GPTConfig
 from model.runs.attention import AttentionRecording
 from model.runs.samples import Samples
 from model.training import hardware
-from model.training.module import GPTModule, check_same_model
-from model.training.optimizer import MuonAdamW
+from model.training.module import GPTModule, check_same_model, check_same_optimizer
+from model.training.optimizer import MuonAdamW, OptimizerConfig
 from model.training.schedule import ScheduleConfig, learning_rate_factor
 
 
@@ -165,3 +165,26 @@ def test_the_model_of_a_checkpoint_is_compared_field_by_field():
         check_same_model({"gpt_config": {**old, "num_layers": 3}, "tokenizer": tokenizer}, config, tokenizer)
     with pytest.raises(ValueError, match="another tokenizer"):
         check_same_model({"gpt_config": old, "tokenizer": {"name": "bpe"}}, config, tokenizer)
+
+
+def test_the_optimizer_of_a_checkpoint_is_known_also_without_its_name():
+    def checkpoint(**group):
+        return {"optimizer_states": [{"param_groups": [{}, {"muon": False} | group]}]}
+
+    check_same_optimizer({}, "muon")  # weights alone
+    for saved, algorithm in [
+        (checkpoint(muon=True), "muon"),
+        (checkpoint(), "adamw"),
+        (checkpoint(algorithm="adamw", muon=True), "adamw"),
+    ]:
+        check_same_optimizer(saved, algorithm)
+        other = {"muon": "adamw", "adamw": "muon"}[algorithm]
+        with pytest.raises(ValueError, match=f"algorithm is {other}, .* can only be resumed with {algorithm}"):
+            check_same_optimizer(saved, other)
+
+
+def test_validation_is_summed_in_float64_on_the_device_of_the_module():
+    module = GPTModule(GPTConfig(), OptimizerConfig(), ScheduleConfig()).to("meta")
+    module.on_validation_epoch_start()
+    sums = module.validation_sums
+    assert (sums.shape, sums.dtype, sums.device.type) == ((2,), torch.float64, "meta")
