@@ -136,10 +136,11 @@ def service(monkeypatch):
 
     def init(**options):
         asked.append(("init", options))
-        run = {
-            name: lambda *given, name=name, **named: asked.append((name, *given, named)) for name in ("log", "finish")
-        }
-        return SimpleNamespace(id=options["id"], **run)
+
+        def note(name):
+            return lambda *given, **named: asked.append((name, *given, named))
+
+        return SimpleNamespace(id=options["id"], log=note("log"), finish=note("finish"))
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Settings=lambda **settings: settings))
     for name in ("WANDB_PROJECT", "WANDB_ERROR_REPORTING"):
@@ -179,7 +180,7 @@ def test_a_run_without_validation_is_kept_only_if_it_ends_well(service, tmp_path
 @pytest.mark.parametrize("mode", ["online", "offline"])
 def test_a_run_is_named_after_its_folder_and_continued_under_its_id(service, tmp_path, monkeypatch, mode):
     monkeypatch.chdir(tmp_path)
-    for project in ("glassgpt", "own"):
+    for _ in range(2):
         logger = WandbLogger(Path("runs/a"), mode=mode, config={"seed": 1})
         logger.log_metrics({"val/loss": 1.0}, step=1)
         logger.finalize("success")
