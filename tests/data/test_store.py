@@ -278,6 +278,24 @@ def test_a_batch_that_cannot_be_encoded_leaves_no_gap(tmp_path: Path, monkeypatc
     assert tokens_of(write(tmp_path)) == stream_of(DOCUMENTS)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="numbers of files are POSIX")
+def test_tokens_are_whole_on_the_disk_before_their_json_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    flushed = []
+    monkeypatch.setattr(
+        writing.os, "fsync", lambda file: flushed.append((os.fstat(file).st_ino, os.fstat(file).st_size))
+    )
+    write(tmp_path)
+    paths = [path.with_suffix(suffix) for path in sorted(tmp_path.glob("*.npy")) for suffix in (".npy", ".json")]
+    assert flushed == [(path.stat().st_ino, path.stat().st_size) for path in paths]
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path):
+    message = r"cannot write tokens \(denied\): make room"
+    with pytest.raises(PermissionError, match=message) as caught, writing.explained(tmp_path):
+        raise PermissionError(errno.EACCES, "denied", "some file")
+    assert (caught.value.errno, caught.value.filename) == (errno.EACCES, str(tmp_path))
+
+
 def test_no_text_is_a_mistake(tmp_path: Path):
     with pytest.raises(ValueError, match=r"the train split of this corpus holds no text"):
         write(tmp_path, [])

@@ -42,6 +42,14 @@ def test_bpe_learns_merges(bpe: Tokenizer):
     assert len(bpe.encode(CODE)) < len(CODE) / 2
 
 
+def test_bpe_reads_no_more_text_than_it_needs(monkeypatch):
+    monkeypatch.setattr(tokenizers, "TRAINING_BYTES", 7)
+    read = []
+    texts = (read.append(text) or text for text in ("ééa", "ab", "never read"))  # five bytes, and two
+    assert tokenizers.train_bpe(texts, 257).vocab_size == 257
+    assert read == ["ééa", "ab"]
+
+
 def test_newline_and_indentation_are_one_piece():
     tokenizer = tokenizers.train_bpe(["x:\n        y\n        z" * 50], 263)
     assert "\n        " in [tokenizer.decode([token]) for token in tokenizer.encode("y\n        z")]
