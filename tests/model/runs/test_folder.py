@@ -162,13 +162,18 @@ def test_a_lock_is_taken_again_by_its_owner_and_left_by_who_did_not_get_it(tmp_p
 def test_a_loader_process_that_outlives_a_run_does_not_hold_its_lock(tmp_path):
     lock = FolderLock()
     lock.acquire(tmp_path)
+    started, starts = os.pipe()
     child = os.fork()
     if child == 0:
+        os.write(starts, b"x")
         signal.pause()
     try:
+        os.read(started, 1)
         lock.release()
         lock.acquire(tmp_path)
         lock.release()
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+        os.close(started)
+        os.close(starts)
