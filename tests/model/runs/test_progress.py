@@ -68,6 +68,7 @@ FIGURES = {"train/loss": 2.3454, "val/bits_per_byte": 1.8966, "tokens_per_second
         ),
         (200, 300, 960, {}, "step 300/960  11:00 left"),  # a resumed run has made 100 of them
         (0, 0, 960, {"train/loss": 2.0}, "step   0/960  loss 2.000"),
+        (0, 1, 1, {}, "step 1/1  00:00 left"),
         (0, 7, -1, {}, "step 7"),
     ],
 )
