@@ -236,8 +236,12 @@ def test_no_bar_is_drawn_after_an_error(tmp_path: Path, monkeypatch: pytest.Monk
     assert not capfd.readouterr().err
 
 
-def test_a_copied_cache_is_checked_once(tmp_path: Path):
+def test_a_copied_cache_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Any other is opened without reading its tokens, of which there may be terabytes."""
     write(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "file_checksum", None)
+        assert store.open_split(tmp_path, "train", "abc")
     path = tmp_path / "train-00000.npy"
     os.utime(path)
     assert tokens_of(store.open_split(tmp_path, "train", "abc")) == stream_of(DOCUMENTS)

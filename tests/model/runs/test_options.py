@@ -5,8 +5,9 @@ import warnings
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
-from model.runs.options import check_options, quiet
+from model.runs.options import check_options, check_sections, named_code, quiet
 
 USUAL = {
     "max_epochs": -1,
@@ -84,3 +85,37 @@ def test_only_what_every_start_says_is_hidden(text, shown):
         assert not logging.getLogger(name).isEnabledFor(logging.WARNING)
         assert logging.getLogger(name).isEnabledFor(logging.ERROR)
     assert logging.getLogger("model.runs.options").isEnabledFor(logging.WARNING)
+
+
+GROUPS = ["data", "model", "model.gpt", "model.optimizer", "model.schedule"]
+GROUPS += ["trainer", "attention", "samples", "checkpoints"]
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_group_of_options_that_is_something_else_is_named(tmp_path, group):
+    def check(value):
+        for name in reversed(group.split(".")):
+            value = {name: value}
+        (tmp_path / "own.yaml").write_text(yaml.safe_dump(value))
+        check_sections(tmp_path / "own.yaml")
+
+    check({})
+    for value in (3, "text", [1]):
+        with pytest.raises(ValueError, match=f"{group} must hold options, not") as refused:
+            check(value)
+        assert repr(value) in str(refused.value)
+
+
+def test_code_that_a_config_names_is_found_wherever_it_is():
+    callback = {"class_path": "a.Callback", "init_args": {"function": "os.system", "path": "folder/a.txt", "n": 3}}
+    config = {
+        "trainer": {
+            "callbacks": [callback, {"class_path": "b.Callback"}],
+            "profiler": "some.module.function",
+            "precision": "bf16-mixed",
+            "default_root_dir": "my.runs",
+        },
+        "data": {"files": "my.txt", "own": {"class_path": "c.Reader", "init_args": {"name": "a.name"}}},
+        "name": "v1.2",
+    }
+    assert list(named_code(config)) == ["a.Callback", "os.system", "b.Callback", "some.module.function", "c.Reader"]
