@@ -118,6 +118,7 @@ def test_other_weights_move_as_with_torchs_adamw():
         for optimizer in optimizers:
             optimizer.step()
     torch.testing.assert_close(ours, theirs)
+    assert optimizers[0].state[ours].keys() == optimizers[1].state[theirs].keys()  # as checkpoints have them
 
 
 @pytest.mark.parametrize("algorithm", ["muon", "adamw"])
