@@ -17,6 +17,7 @@ from model.runs.folder import (
     kept_steps,
     new_run_dir,
     resume_point,
+    with_checksum,
 )
 
 
@@ -177,3 +178,22 @@ def test_a_loader_process_that_outlives_a_run_does_not_hold_its_lock(tmp_path):
         os.waitpid(child, 0)
         os.close(started)
         os.close(starts)
+
+
+def test_a_changed_byte_of_a_config_is_noticed(caplog):
+    write("runs/a/checkpoints/last.ckpt")
+    config = with_checksum("model: {}\ndata: {}\ntrainer: {}\n")
+    for content, said in ((config, False), (config.replace(b"data: {}", b"data: { }"), True)):
+        Path("runs/a/config.yaml").write_bytes(content)
+        resume_point(Path("runs/a"))
+        assert ("runs/a/config.yaml is not as this run wrote it" in caplog.text) == said
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links are POSIX")
+def test_a_link_out_of_the_newest_run_is_refused():
+    write("runs/a/checkpoints/best.ckpt")
+    find_checkpoint()
+    Path("runs/a/metrics.csv").symlink_to(write("elsewhere.csv").absolute())
+    for path in (None, Path("runs/a")):
+        with pytest.raises(ValueError, match=r"runs/a/metrics\.csv is a link out of the run's folder"):
+            find_checkpoint(path)
