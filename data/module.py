@@ -158,8 +158,6 @@ class TextDataModule(lightning.LightningDataModule):
             return
         tokenized = self.cache.prepare(self.num_processes)
         self._sampler(tokenized)
-        if tokenized.validation.num_tokens < 2:
-            raise ValueError("the validation split holds less than two tokens: set --data.validation_fraction higher")
         self._tokenized = tokenized
 
     @property

@@ -91,6 +91,7 @@ def test_validation_files_are_never_trained_on(tmp_path: Path):
     corpus = file_corpus([str(tmp_path / "*.txt")], validation_files=[str(paths[2])])
     assert texts(corpus, "validation") == ["text number 2\n"]
     assert texts(corpus, "train") == ["text number 0\n", "text number 1\n", "text number 3\n"]
+    assert corpus.name == tmp_path.name
 
 
 def test_text_tables_and_compressed_files_can_be_mixed(tmp_path: Path):
@@ -198,6 +199,60 @@ def test_unreachable_hub_says_what_to_do_offline(monkeypatch: pytest.MonkeyPatch
             ConnectionError, match=r"cannot reach the Hugging Face Hub for 'nobody/nothing': offline, set"
         ):
             texts(HubCorpus("nobody/nothing", streaming=streaming), "train")
+
+
+@pytest.mark.parametrize("client", ["httpx", "httpcore", "requests", "urllib3", "aiohttp", "huggingface_hub"])
+@pytest.mark.parametrize("chained", [False, True])
+def test_an_error_of_any_http_client_is_the_networks(monkeypatch: pytest.MonkeyPatch, client: str, chained: bool):
+    """Also where `datasets` raises another one because of it."""
+    refused = type("Refused", (Exception,), {"__module__": f"{client}.exceptions"})("no route\nto the host")
+
+    def load(self):
+        if not chained:
+            raise refused
+        try:
+            raise refused
+        except Exception:
+            raise KeyError("train")  # noqa: B904
+
+    monkeypatch.setattr(HubCorpus, "_load", load)
+    with pytest.raises(ConnectionError, match=r"cannot reach .* stdlib, which is on every machine \(no route\)"):
+        texts(HubCorpus("nobody/nothing"), "train")
+
+
+def test_other_errors_of_a_data_set_are_not_the_networks(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(HubCorpus, "_load", lambda self: {}["train"])
+    with pytest.raises(KeyError):
+        texts(HubCorpus("nobody/nothing"), "train")
+
+
+@pytest.mark.parametrize("own", ["validation", "valid", "val", "dev"])
+def test_hub_validates_on_the_data_sets_own_split_but_never_on_its_test_split(monkeypatch, own: str):
+    import datasets
+
+    splits = {name: datasets.Dataset.from_list([{"text": name}]) for name in ("train", "test", own)}
+    monkeypatch.setattr(HubCorpus, "_load", lambda self: splits)
+    assert texts(HubCorpus("some/set"), "validation") == [own]
+    assert texts(HubCorpus("some/set", dataset_validation_split="test"), "validation") == ["test"]
+    assert texts(HubCorpus("some/set", dataset_validation_split="test"), "train") == ["train"]
+    del splits[own]
+    corpus = HubCorpus("some/set")
+    assert sorted(texts(corpus, "train") + texts(corpus, "validation")) == ["train"]
+
+
+def test_a_data_set_is_asked_for_as_the_options_say(monkeypatch: pytest.MonkeyPatch):
+    import datasets
+
+    asked = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda *given, **named: asked.append((given, named)) or {})
+    options = {"dataset_config": "en", "dataset_revision": "v2", "streaming": True}
+    for given in ({}, options):
+        with pytest.raises(ValueError, match=r"'some/set' has no split 'train'"):
+            texts(HubCorpus("some/set", **given), "train")
+    assert asked == [
+        (("some/set", None), {"revision": None, "streaming": False}),
+        (("some/set", "en"), {"revision": "v2", "streaming": True}),
+    ]
 
 
 def test_a_corpus_without_options_of_its_own_is_one_line_in_the_registry(monkeypatch: pytest.MonkeyPatch):

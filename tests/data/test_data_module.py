@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -201,7 +205,14 @@ def test_contradicting_options_are_named(module, tmp_path: Path):
         r"data.streaming reads without an end: set --data.max_tokens": {"streaming": True},
         r"unknown tokenizer 'gpt9': write one of bpe, bytes, gpt2": {"tokenizer": "gpt9"},
         r"data.validation_fraction is 1.5: it must lie between 0 and 1": {"validation_fraction": 1.5},
-        r"data.batch_size is 0: it must be 1 or more": {"batch_size": 0},
+        r"data.validation_fraction is 0: it must lie between 0 and 1": {"validation_fraction": 0},
+        r"data.validation_fraction is 1: it must lie between 0 and 1": {"validation_fraction": 1},
+        r"data.repeat_fraction is -0.1: it must lie between 0 and 1": {"repeat_fraction": -0.1},
+        r"data.repeat_fraction is 1.1: it must lie between 0 and 1": {"repeat_fraction": 1.1},
+        **{
+            rf"data.{option} is 0: it must be 1 or more": {option: 0}
+            for option in ("context_length", "batch_size", "validation_batch_size", "max_tokens", "num_processes")
+        },
         r"data.num_workers is -1: it must be 0 or more": {"num_workers": -1},
         r"unknown data.corpus 'wiki'": {"corpus": "wiki", "files": None},
     }
@@ -228,9 +239,32 @@ def test_empty_validation_split_is_named(module, tmp_path: Path):
         module(files=str(tmp_path / "one.txt"), documents="block")
 
 
+@pytest.mark.parametrize(("max_tokens", "fraction", "expected"), [(1000, 0.25, 250), (999, 0.1, 99), (40, 0.01, 2)])
+def test_max_tokens_cuts_the_validation_split_in_proportion(module, max_tokens: int, fraction: float, expected: int):
+    data = module(max_tokens=max_tokens, validation_fraction=fraction)
+    assert (data.tokenized.train.num_tokens, data.validation_tokens) == (max_tokens, expected)
+    assert len(list(data.val_dataloader())) >= 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX")
+def test_loader_processes_outlive_ctrl_c(module):
+    """It reaches every process of a terminal, and the main one still needs batches to end its step."""
+    before = set(multiprocessing.active_children())
+    batches = iter(module(num_workers=1).train_dataloader())
+    first = next(batches)["tokens"]
+    (worker,) = set(multiprocessing.active_children()) - before
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        os.kill(worker.pid, signum)
+    seen = [first, *(next(batches)["tokens"] for _ in range(5))]
+    assert worker.is_alive()
+    assert torch.equal(torch.stack(seen), first_batches(module(), 6))
+
+
 def test_batch_that_cannot_be_shared_names_both(module):
-    with pytest.raises(ValueError, match=r"a batch of 8 sequences cannot be shared by 3 devices"):
+    with pytest.raises(ValueError, match=r"8 sequences cannot be shared by 3 devices: set --data.batch_size to"):
         module(0, 3).train_dataloader()
+    with pytest.raises(ValueError, match=r"8 sequences cannot be shared by 3 devices: set --data.validation_batch_"):
+        module(0, 3, batch_size=9, validation_batch_size=8).val_dataloader()
 
 
 def test_tokens_are_available_only_after_setup(tmp_path: Path):

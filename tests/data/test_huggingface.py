@@ -61,6 +61,13 @@ def test_a_tokenizer_comes_back_as_it_was(stored):
     assert read_tokenizer(folder).to_dict() == tokenizer.to_dict()
 
 
+def test_tokenizer_json_is_as_the_library_itself_writes_it(stored):
+    """It takes a missing part for its default and ignores a misspelled one."""
+    tokenizers = pytest.importorskip("tokenizers")
+    content = stored[0].huggingface_files()[TOKENIZER]
+    assert json.loads(tokenizers.Tokenizer.from_str(json.dumps(content)).to_str()) == content
+
+
 def test_a_token_that_no_merge_reaches_is_taken_where_it_is_a_whole_piece():
     tokenizers = pytest.importorskip("tokenizers")
     ranks = byte_level().ranks | {b"bc": 257, b"abcd": 258}  # b and c are merged first; then nothing makes abcd

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data import readers, tokenizers
-from data.readers import Passage, TableFile, TextFile, uniform_hash
+from data.readers import Passage, TableFile, TextFile, table_format, uniform_hash
 
 WORDS = ["word", "\n", "\n\n", "    indented", "é", "\u3000", "日本", "x = 1", "\r\n", "(", ")\n", "'s", "12345", "\t"]
 texts = st.lists(st.sampled_from(WORDS), max_size=100).map("".join)
@@ -212,6 +212,20 @@ def test_tables_are_one_document_a_row(tmp_path: Path, table: str, compression: 
         list(TableFile(path, "body").passages())
     with pytest.raises(ValueError, match=r"column 'year' holds int, not text, in row 0"):
         list(TableFile(path, "year").passages())
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("json", ["a.jsonl", "a.json", "a.JSON.gz"]),
+        ("csv", ["a.csv", "a.tsv", "a.b.csv.zst"]),
+        ("parquet", ["a.parquet"]),
+        ("arrow", ["a.arrow.GZ"]),
+        (None, ["a.txt", "a.json.txt", "README", "a.gz", "json"]),
+    ],
+)
+def test_the_ending_says_whether_a_file_is_a_table(kind: str | None, names: list[str]):
+    assert {table_format(Path(name)) for name in names} == {kind}
 
 
 def test_a_damaged_table_is_named(tmp_path: Path):

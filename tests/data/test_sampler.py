@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.sampler import WindowSampler, permute
+from data.sampler import WindowSampler, _mix, permute
 
 
 def epoch_windows(sampler: WindowSampler, epoch: int) -> np.ndarray:
@@ -127,3 +127,15 @@ def test_too_short_a_stream_names_both_numbers():
     with pytest.raises(ValueError, match=r"context_length 64 needs at least 65 tokens .* there are 64"):
         WindowSampler(64, 64, 1, seed=0)
     assert WindowSampler(65, 64, 1, seed=0).starts(np.arange(3)).tolist() == [[0], [0], [0]]
+
+
+def test_the_order_is_that_of_the_paper_and_of_every_earlier_version():
+    """A checkpoint from before an update resumes with the batches that follow."""
+    state, outputs = 1234567, []
+    for _ in range(3):
+        outputs.append(_mix(state))
+        state += 0x9E3779B97F4A7C15
+    assert outputs == [6457827717110365317, 3203168211198807973, 9817491932198370423]  # of SplitMix64, as published
+    assert permute(np.arange(6), 1000, key=7).tolist() == [385, 60, 826, 687, 551, 328]
+    starts = WindowSampler(1000, 10, 2, seed=-3).starts(np.array([0, 70]), rank=1, world_size=2)
+    assert starts.tolist() == [[697], [4]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import pickle
 import re
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tqdm import tqdm
 
 from data import store, tokenizers, writing
 from data.readers import Passage
@@ -202,6 +204,24 @@ def test_a_shard_without_one_of_its_files_is_unfinished(tmp_path: Path, caplog: 
     assert not caplog.messages
 
 
+def test_the_bar_ends_at_the_tokens_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Also where a run continues after shards that another one has written, and where it stops at max_tokens."""
+    bars = []
+
+    class Bar(tqdm):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options, file=io.StringIO())
+            bars.append(self)
+
+    monkeypatch.setattr(writing, "tqdm", Bar)
+    tokens = write(tmp_path, max_tokens=7000)
+    sorted(tmp_path.glob("*.json"))[-1].unlink()
+    write(tmp_path, max_tokens=7000)
+    assert [(bar.n, bar.total) for bar in bars] == [(tokens.num_tokens, 7000)] * 2
+    assert bars[0].initial == 1 and bars[1].initial > 3000
+    assert "tokenising train" in bars[0].fp.getvalue()
+
+
 def test_no_bar_is_drawn_after_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture):
     def write_nothing(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -216,8 +236,12 @@ def test_no_bar_is_drawn_after_an_error(tmp_path: Path, monkeypatch: pytest.Monk
     assert not capfd.readouterr().err
 
 
-def test_a_copied_cache_is_checked_once(tmp_path: Path):
+def test_a_copied_cache_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Any other is opened without reading its tokens, of which there may be terabytes."""
     write(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "file_checksum", None)
+        assert store.open_split(tmp_path, "train", "abc")
     path = tmp_path / "train-00000.npy"
     os.utime(path)
     assert tokens_of(store.open_split(tmp_path, "train", "abc")) == stream_of(DOCUMENTS)
@@ -256,6 +280,24 @@ def test_a_batch_that_cannot_be_encoded_leaves_no_gap(tmp_path: Path, monkeypatc
         patch.setattr(writing, "_encode", failing)
         writing.write_split(tmp_path, "train", passages_of(DOCUMENTS), TOKENIZER, fingerprint="abc")
     assert tokens_of(write(tmp_path)) == stream_of(DOCUMENTS)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="numbers of files are POSIX")
+def test_tokens_are_whole_on_the_disk_before_their_json_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    flushed = []
+    monkeypatch.setattr(
+        writing.os, "fsync", lambda file: flushed.append((os.fstat(file).st_ino, os.fstat(file).st_size))
+    )
+    write(tmp_path)
+    paths = [path.with_suffix(suffix) for path in sorted(tmp_path.glob("*.npy")) for suffix in (".npy", ".json")]
+    assert flushed == [(path.stat().st_ino, path.stat().st_size) for path in paths]
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path):
+    message = r"cannot write tokens \(denied\): make room"
+    with pytest.raises(PermissionError, match=message) as caught, writing.explained(tmp_path):
+        raise PermissionError(errno.EACCES, "denied", "some file")
+    assert (caught.value.errno, caught.value.filename) == (errno.EACCES, str(tmp_path))
 
 
 def test_no_text_is_a_mistake(tmp_path: Path):

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -105,6 +106,16 @@ def test_environment_names_the_cache(folder: Path, tmp_path: Path, monkeypatch: 
     assert cache_of(folder, None).folder.parent == tmp_path / "named"
     monkeypatch.delenv("GLASSGPT_CACHE")
     assert cache_of(folder, None).folder.parent == Path(__file__).parents[2] / ".cache" / "glassgpt"
+
+
+def test_the_folder_is_that_of_every_earlier_version(tmp_path: Path):
+    """Otherwise an update would tokenise everything again; where it must, store.FORMAT changes too."""
+    corpus = SimpleNamespace(name="my/own text", identity={"train": [["a.txt", 3, 5]], "seed": 1})
+    folders = [
+        CorpusCache(corpus, name, 300, max_tokens={"train": 10, "validation": None}, cache_dir=tmp_path).folder
+        for name in ("bytes", "bpe")
+    ]
+    assert folders == [tmp_path / "my_own_text-bytes-788c6917f66258ec", tmp_path / "my_own_text-bpe-e840d266abca767f"]
 
 
 def test_a_cache_that_cannot_be_made_says_what_to_set(folder: Path, tmp_path: Path):

@@ -42,6 +42,14 @@ def test_bpe_learns_merges(bpe: Tokenizer):
     assert len(bpe.encode(CODE)) < len(CODE) / 2
 
 
+def test_bpe_reads_no_more_text_than_it_needs(monkeypatch):
+    monkeypatch.setattr(tokenizers, "TRAINING_BYTES", 7)
+    read = []
+    texts = (read.append(text) or text for text in ("ééa", "ab", "never read"))  # five bytes, and two
+    assert tokenizers.train_bpe(texts, 257).vocab_size == 257
+    assert read == ["ééa", "ab"]
+
+
 def test_newline_and_indentation_are_one_piece():
     tokenizer = tokenizers.train_bpe(["x:\n        y\n        z" * 50], 263)
     assert "\n        " in [tokenizer.decode([token]) for token in tokenizer.encode("y\n        z")]
@@ -97,6 +105,13 @@ def test_fingerprint_tells_tokenizers_apart(bpe: Tokenizer):
     others = [tokenizers.byte_level(), tokenizers.train_bpe([CODE], 279), tokenizers.train_bpe([CODE[::-1]], 280)]
     assert len({tokenizer.fingerprint for tokenizer in [bpe, *others]}) == 4
     assert tokenizers.train_bpe([CODE], 280).fingerprint == bpe.fingerprint
+
+
+def test_the_fingerprint_is_that_of_every_earlier_version():
+    """By it, tokens in a cache and the maps of a run are known again after an update."""
+    ranks = tokenizers.byte_level().ranks | {b"the": 257, b"th": 256}
+    tokenizer = Tokenizer("any", r"\w+|\W", ranks, {END_OF_TEXT: 258})
+    assert tokenizer.fingerprint == "e395baa192f42232fd476986a00a4d2f2ff2838b3e2398a50dfbf7352bab2d23"
 
 
 def test_ids_are_stored_as_narrowly_as_they_fit(bpe: Tokenizer):

@@ -54,6 +54,29 @@ def test_random_tokens_are_drawn_from_those_of_the_validation_text(tmp_path, kno
     assert len(set(tokens)) == 1 + min(9, len(drawn))
 
 
+@pytest.mark.parametrize(("length", "known", "rows"), [(8, 1000, 32), (20, 1000, 12), (20, 50, 2), (300, 1000, 1)])
+def test_parts_are_averaged_over_about_256_tokens_from_the_beginning_of_the_text(tmp_path, length, known, rows):
+    tokenizer = SimpleNamespace(
+        encode=lambda size: list(range(1, min(size, known) + 1)), label=str, fingerprint="x", vocab_size=2000
+    )
+    tokenizer.end_of_text = 0
+    data = SimpleNamespace(tokenizer=tokenizer, validation_text=lambda size: size)
+    trainer = SimpleNamespace(is_global_zero=True, datamodule=data, default_root_dir=tmp_path)
+    gpt = SimpleNamespace(config=SimpleNamespace(context_length=512))
+    recording = AttentionRecording(probe_tokens=length)
+    recording.start(trainer, SimpleNamespace(gpt=gpt))
+    assert recording.batch.shape == (rows, length)
+    assert recording.batch.flatten().tolist() == list(range(1, rows * length + 1))
+    probes = recording.archive.probes
+    assert probes["text"].tokens == list(range(1, length + 1))
+    assert len(probes["repeated"].tokens) <= length
+    assert recording.archive.folder == tmp_path / "attention"
+    trainer.is_global_zero = False
+    elsewhere = AttentionRecording(probe_tokens=length)
+    elsewhere.start(trainer, SimpleNamespace(gpt=gpt))
+    assert elsewhere.archive is None and elsewhere.batch is None
+
+
 def test_a_run_records_what_it_measured_on_the_persons_own_text(train):
     Path("probe.txt").write_text("the model reads a text")
     assert train("--name=run", "--attention.probe_text=probe.txt", "--trainer.max_steps=4") == 0

@@ -4,13 +4,20 @@ import os
 import random
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from model.files import atomic_file, write_atomically
-from model.runs.checkpoints import AtomicCheckpointIO, random_state, set_random_state
+from model.runs.checkpoints import (
+    AtomicCheckpointIO,
+    Checkpoints,
+    gather_random_states,
+    random_state,
+    set_random_state,
+)
 
 CPU = torch.device("cpu")
 
@@ -106,3 +113,62 @@ def test_the_two_callbacks_of_old_checkpoints_are_read_as_run_sequence(tmp_path)
         io.save_checkpoint({**plain, "callbacks": callbacks | others}, tmp_path / "old.ckpt")
         read = io.load_checkpoint(tmp_path / "old.ckpt")["callbacks"]
         assert read == {"RunSequence": {**metrics, "best_loss": 2.0}, **others}
+
+
+def test_the_gpus_random_state_is_restored_on_gpus_only(monkeypatch):
+    cuda, restored = torch.device("cuda", 1), []
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: f"the state of {device}")
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: restored.append((state, device)))
+    on_cpu, on_gpu = random_state(CPU), random_state(cuda)
+    for state, device in ((on_cpu, CPU), (on_cpu, cuda), (on_gpu, CPU)):
+        set_random_state(state, device)
+    assert not restored
+    set_random_state(on_gpu, cuda)
+    assert restored == [("the state of cuda:1", cuda)]
+
+
+def test_every_ranks_random_state_is_saved(monkeypatch):
+    def trainer(world_size):
+        return SimpleNamespace(world_size=world_size, strategy=SimpleNamespace(root_device=CPU))
+
+    def all_gather_object(states, own):
+        states[:] = ["another's", own]
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", all_gather_object)
+    assert [set(state) for state in gather_random_states(trainer(1))] == [{"torch", "cuda", "numpy", "python"}]
+    other, own = gather_random_states(trainer(2))
+    assert other == "another's" and torch.equal(own["torch"], torch.get_rng_state())
+
+
+@pytest.mark.parametrize("there", ["last.ckpt", "previous.ckpt", "best.ckpt"])
+def test_a_full_disk_says_resume_where_any_checkpoint_is_left(tmp_path, monkeypatch, there):
+    def full(*_):
+        try:
+            raise OSError(28, "No space left on device")
+        except OSError:
+            raise RuntimeError("the archive cannot be ended")  # noqa: B904
+
+    (tmp_path / there).touch()
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match=r"No space left on device\): make room, then resume with --resume") as caught:
+        AtomicCheckpointIO().save_checkpoint({}, tmp_path / "step_00000005.ckpt")
+    assert (caught.value.errno, caught.value.filename) == (28, str(tmp_path / "step_00000005.ckpt"))
+
+
+def test_an_error_of_torchs_own_stays_as_it_is(tmp_path, monkeypatch):
+    error = RuntimeError("a bug")
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(RuntimeError) as caught:
+        AtomicCheckpointIO().save_checkpoint({}, tmp_path / "last.ckpt")
+    assert caught.value is error
+
+
+def test_a_step_is_saved_where_it_is_kept_or_by_its_number():
+    steps = range(13)
+    assert [step for step in steps if Checkpoints().is_due(step)] == []
+    assert [step for step in steps if Checkpoints(every_n_steps=4).is_due(step)] == [4, 8, 12]
+    assert [step for step in steps if Checkpoints(every_n_steps=6, keep_steps=[0, 5]).is_due(step)] == [0, 5, 6, 12]

@@ -9,7 +9,7 @@ from typing import Literal
 import jsonargparse
 import pytest
 
-from model.runs.command_line import exit_status, parse, suggestion
+from model.runs.command_line import exit_status, one_of, parse, sentence, suggestion
 from model.runs.options import expand
 
 ROOT = Path(__file__).parents[3]
@@ -103,6 +103,15 @@ def test_a_mistake_is_one_sentence_and_status_2(monkeypatch, capsys, error, said
         main()
 
 
+def test_a_sentence_that_quotes_a_file_is_cut():
+    assert sentence(ValueError("x" * 1000)) == "x" * 1000
+    assert sentence(ValueError("x" * 1001)) == "x" * 1000 + " ..."
+
+
+def test_a_list_of_words_reads_as_english():
+    assert [one_of(words) for words in (["a"], ["a", "b"], ["a", "b", "c"])] == ["a", "a or b", "a, b or c"]
+
+
 def test_an_error_of_the_program_keeps_its_traceback(monkeypatch):
     @exit_status("tool.py")
     def main():
@@ -119,8 +128,10 @@ def test_ctrl_c_is_status_130_and_success_0(capsys):
         if stop:
             raise KeyboardInterrupt
 
-    assert main(True) == 130 and main(False) == 0
-    assert not capsys.readouterr().err
+    assert main(False) == 0
+    assert capsys.readouterr() == ("", "")
+    assert main(True) == 130
+    assert capsys.readouterr() == ("\n", "")
 
 
 @pytest.mark.parametrize(

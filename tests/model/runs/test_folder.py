@@ -1,12 +1,24 @@
 """Which run folder and which checkpoint a person means, and the name of a new run's folder."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 
-from model.runs.folder import METRICS, find_checkpoint, find_run, new_run_dir, resume_point
+from model.runs.folder import (
+    METRICS,
+    FolderLock,
+    find_checkpoint,
+    find_kept,
+    find_run,
+    kept_checkpoint,
+    kept_steps,
+    new_run_dir,
+    resume_point,
+    with_checksum,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -110,3 +122,78 @@ def test_runs_started_within_a_second_get_different_folders(tmp_path, monkeypatc
 def test_the_name_of_a_run_must_be_that_of_a_folder(tmp_path, name):
     with pytest.raises(ValueError, match="--name must be the name of a folder"):
         new_run_dir(tmp_path, name, "configs/own.yaml")
+
+
+def test_kept_checkpoints_are_found_by_their_steps():
+    write("runs/a/checkpoints/last.ckpt")
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint of step 5, only the best and the last: .*'\[5,7\]'"):
+        find_kept(Path("runs/a"), [5, 7])
+    for step in (100, 20, 3):
+        write(str(kept_checkpoint(Path("runs/a"), step)))
+    write("runs/a/checkpoints/step_old.ckpt")
+    assert kept_steps(Path("runs/a")) == [3, 20, 100]
+    found = find_kept(Path("runs/a"), [100, 3])
+    assert [path.relative_to(Path.cwd()) for path in found] == [
+        Path("runs/a/checkpoints/step_00000100.ckpt"),
+        Path("runs/a/checkpoints/step_00000003.ckpt"),
+    ]
+    with pytest.raises(FileNotFoundError, match="no checkpoint of step 4, only of 3, 20, 100"):
+        find_kept(None, [3, 4])
+
+
+locks = pytest.mark.skipif(os.name != "posix", reason="folders are locked on POSIX")
+
+
+@locks
+def test_a_lock_is_taken_again_by_its_owner_and_left_by_who_did_not_get_it(tmp_path):
+    mine, other = FolderLock(), FolderLock()
+    mine.acquire(tmp_path)
+    mine.acquire(tmp_path)
+    for _ in range(2):
+        with pytest.raises(BlockingIOError, match="is being trained by another process"):
+            other.acquire(tmp_path)
+        assert other.descriptor is None
+    mine.release()
+    mine.release()
+    other.acquire(tmp_path)
+    other.release()
+
+
+@locks
+def test_a_loader_process_that_outlives_a_run_does_not_hold_its_lock(tmp_path):
+    lock = FolderLock()
+    lock.acquire(tmp_path)
+    started, starts = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(starts, b"x")
+        signal.pause()
+    try:
+        os.read(started, 1)
+        lock.release()
+        lock.acquire(tmp_path)
+        lock.release()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(started)
+        os.close(starts)
+
+
+def test_a_changed_byte_of_a_config_is_noticed(caplog):
+    write("runs/a/checkpoints/last.ckpt")
+    config = with_checksum("model: {}\ndata: {}\ntrainer: {}\n")
+    for content, said in ((config, False), (config.replace(b"data: {}", b"data: { }"), True)):
+        Path("runs/a/config.yaml").write_bytes(content)
+        resume_point(Path("runs/a"))
+        assert ("runs/a/config.yaml is not as this run wrote it" in caplog.text) == said
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links are POSIX")
+def test_a_link_out_of_the_newest_run_is_refused():
+    write("runs/a/checkpoints/best.ckpt")
+    find_checkpoint()
+    Path("runs/a/metrics.csv").symlink_to(write("elsewhere.csv").absolute())
+    for path in (None, Path("runs/a")):
+        with pytest.raises(ValueError, match=r"runs/a/metrics\.csv is a link out of the run's folder"):
+            find_checkpoint(path)

@@ -1,14 +1,18 @@
 """metrics.csv has one row per step, also after a kill and a resume."""
 
 import csv
+import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.checkpoint import load_gpt
-from model.runs.metrics import COLUMNS, CSVLogger
+from model.runs import metrics
+from model.runs.metrics import COLUMNS, CSVLogger, TrainingMetrics
 
 
 def read(path):
@@ -32,8 +36,8 @@ def test_all_metrics_of_a_step_are_in_one_row(tmp_path):
 
 def test_a_new_column_keeps_the_rows_before_it(tmp_path):
     logger = CSVLogger(tmp_path / "metrics.csv")
-    for step, metrics in enumerate([{"lr": 1.0}, {"lr": 2.0, "attention/sink/layer_0": 0.5}, {"lr": 3.0}]):
-        logger.log_metrics(metrics, step=step)
+    for step, figures in enumerate([{"lr": 1.0}, {"lr": 2.0, "attention/sink/layer_0": 0.5}, {"lr": 3.0}]):
+        logger.log_metrics(figures, step=step)
     logger.save()
     rows = read(tmp_path / "metrics.csv")
     assert list(rows[0]) == [*COLUMNS, "attention/sink/layer_0"]
@@ -78,3 +82,45 @@ def test_no_file_is_written_before_the_first_metric(tmp_path):
     logger.rewind(0)
     logger.finalize("failed")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_rate_is_of_the_tokens_and_the_seconds_between_two_rows(monkeypatch):
+    now = [50.0]
+    monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(metrics, "peak_flops", lambda trainer: None)
+    trainer = SimpleNamespace(
+        accumulate_grad_batches=2,
+        strategy=SimpleNamespace(reduce=lambda loss, reduce_op: loss),
+        optimizers=[SimpleNamespace(param_groups=[{"lr": 0.1}, {"lr": 0.2}])],
+    )
+
+    def batch(loss: float, tokens: int, seconds: float, pause: float = 0.0) -> None:
+        measured.start_clock()
+        now[0] += seconds / 2
+        measured.start_clock()  # it runs already
+        now[0] += seconds / 2
+        measured.add(torch.tensor(loss / 2), tokens)  # as Lightning divides it
+        if pause:
+            measured.stop_clock()
+            now[0] += pause
+            measured.stop_clock()
+
+    measured = TrainingMetrics()
+    batch(4.0, 100, seconds=1.0)
+    batch(2.0, 300, seconds=1.0, pause=1000.0)
+    assert measured.row(trainer) == {"tokens": 400, "train/loss": 3.0, "lr": 0.1, "tokens_per_second": 200.0}
+    now[0] += 7.0  # between rows the clock stands
+    batch(1.0, 100, seconds=4.0)
+    state = measured.state_dict()
+    assert measured.row(trainer) == {"tokens": 500, "train/loss": 1.0, "lr": 0.1, "tokens_per_second": 25.0}
+
+    resumed = TrainingMetrics()
+    resumed.load_state_dict(state)
+    resumed.add(torch.tensor(1.5), 100)
+    assert resumed.row(trainer) == {"tokens": 600, "train/loss": 2.0, "lr": 0.1}  # its time was that of another process
+    for loss in (math.inf, math.nan):
+        measured.add(torch.tensor(loss), 1)
+        with pytest.raises(FloatingPointError, match="the training loss has become"):
+            measured.state_dict()
+        with pytest.raises(FloatingPointError, match="the training loss has become"):
+            measured.row(trainer)

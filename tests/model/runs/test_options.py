@@ -1,11 +1,15 @@
-"""What a run's config may name, and which config a checkpoint is validated with."""
+"""What a run's config may name, which config a checkpoint is validated with, and which of Lightning's options count."""
 
+import logging
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 
-from model.runs.options import check_code, expand
+from model.runs.options import check_code, check_options, check_sections, expand, quiet
 
 DEFAULT = Path("default.yaml")
 
@@ -91,3 +95,100 @@ def test_validate_takes_the_config_beside_the_checkpoints_of_a_run_only():
     for checkpoint, config in (("runs/run/checkpoints", "runs/run/config.yaml"), ("models/bare", "default.yaml")):
         _, args = expand(["validate", "--ckpt_path", f"{checkpoint}/best.ckpt"], DEFAULT)
         assert args[:2] == ["--config", config]
+
+
+USUAL = {
+    "max_epochs": -1,
+    "fast_dev_run": False,
+    "limit_train_batches": 1.0,
+    "overfit_batches": 0.0,
+    "val_check_interval": 10,
+    "accumulate_grad_batches": 1,
+    "log_every_n_steps": 1,
+}
+
+
+def check(options):
+    name = options.get("strategy", "SingleDeviceStrategy")
+    check_options(SimpleNamespace(**USUAL | options | {"strategy": type(name, (), {})()}))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_epochs": None, "limit_train_batches": None},
+        {"max_epochs": 1, "limit_train_batches": 1, "fast_dev_run": 1},
+        {"limit_train_batches": 3, "overfit_batches": 3},
+        {"strategy": "DDPStrategy"},
+        {"strategy": "FullyShardedStrategy"},
+        {"accumulate_grad_batches": 5},
+        {"accumulate_grad_batches": 5, "val_check_interval": 0.5},
+        {"val_check_interval": "00:00:10:00"},
+    ],
+    ids=str,
+)
+def test_options_that_do_what_they_say_are_let_through(options):
+    check(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_epochs": 2}, "trainer.max_epochs: training is counted in steps"),
+        ({"limit_train_batches": 0.5}, "trainer.limit_train_batches: would repeat"),
+        *(
+            ({"strategy": name}, "trainer.strategy: .* write ddp or fsdp")
+            for name in ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")
+        ),
+        ({"log_every_n_steps": 0}, "trainer.log_every_n_steps must be at least 1, not 0"),
+        ({"accumulate_grad_batches": 0}, "trainer.accumulate_grad_batches must be at least 1, not 0"),
+        ({"accumulate_grad_batches": 2, "val_check_interval": "00:00:10:00"}, "must be a number of batches"),
+        ({"accumulate_grad_batches": 3}, "trainer.val_check_interval is 10 batches, .*accumulate_grad_batches, 3"),
+    ],
+    ids=str,
+)
+def test_options_that_do_nothing_or_harm_are_refused(options, said):
+    with pytest.raises(ValueError, match=said):
+        check(options)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("The 'train_dataloader' does not have many workers which may be a bottleneck.", False),
+        ("Detected call of `lr_scheduler.step()` before `optimizer.step()`.", False),
+        ("Your `IterableDataset` has `__len__` defined. In combination with multi-process data loading", False),
+        ("`isinstance(treespec, LeafSpec)` is deprecated", False),
+        ("A warning that matters", True),
+    ],
+)
+def test_only_what_every_start_says_is_hidden(text, shown):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        quiet()
+        warnings.warn(text, stacklevel=1)
+    assert bool(seen) == shown
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        assert not logging.getLogger(name).isEnabledFor(logging.WARNING)
+        assert logging.getLogger(name).isEnabledFor(logging.ERROR)
+    assert logging.getLogger("model.runs.options").isEnabledFor(logging.WARNING)
+
+
+GROUPS = ["data", "model", "model.gpt", "model.optimizer", "model.schedule"]
+GROUPS += ["trainer", "attention", "samples", "checkpoints"]
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_group_of_options_that_is_something_else_is_named(tmp_path, group):
+    def check(value):
+        for name in reversed(group.split(".")):
+            value = {name: value}
+        (tmp_path / "own.yaml").write_text(yaml.safe_dump(value))
+        check_sections(tmp_path / "own.yaml")
+
+    check({})
+    for value in (3, "text", [1]):
+        with pytest.raises(ValueError, match=f"{group} must hold options, not") as refused:
+            check(value)
+        assert repr(value) in str(refused.value)

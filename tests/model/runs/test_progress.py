@@ -1,10 +1,16 @@
-"""What a run says of itself before its first step."""
+"""What a run says of itself before its first step, and while it trains."""
 
+import io
 import re
+import sys
+from types import SimpleNamespace
 
+import pytest
 import torch
 
 from model.checkpoint import load_gpt
+from model.runs import progress
+from model.runs.progress import Progress
 
 
 def first_lines(capsys, train, *options):
@@ -32,3 +38,101 @@ def test_a_resumed_run_says_it_again_and_without_progress_nothing_is_said(train,
     assert model.startswith("runs/run: ") and corpus.startswith("words: ")
     quiet = "--trainer.enable_progress_bar=false"
     assert not any("parameters" in line for line in first_lines(capsys, train, "--resume=runs/run", quiet))
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Starts at a step, 100 seconds ago."""
+
+    def start(step: int, max_steps: int) -> tuple[Progress, SimpleNamespace]:
+        trainer = SimpleNamespace(is_global_zero=True, global_step=step, max_steps=max_steps)
+        shown = Progress()
+        monkeypatch.setattr(progress, "opening", lambda trainer: "")
+        monkeypatch.setattr(progress.time, "monotonic", lambda: 1000.0)
+        shown.start(trainer)
+        monkeypatch.setattr(progress.time, "monotonic", lambda: 1100.0)
+        return shown, trainer
+
+    return start
+
+
+FIGURES = {"train/loss": 2.3454, "val/bits_per_byte": 1.8966, "tokens_per_second": 51_340.0, "mfu": 0.347, "lr": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("first", "step", "max_steps", "figures", "line"),
+    [
+        (
+            *(0, 300, 960, FIGURES),
+            "step 300/960  loss 2.345  1.897 bits/byte  51.3k tokens/s  35% MFU  03:40 left",  # 660 steps at 3 a second
+        ),
+        (200, 300, 960, {}, "step 300/960  11:00 left"),  # a resumed run has made 100 of them
+        (0, 0, 960, {"train/loss": 2.0}, "step   0/960  loss 2.000"),
+        (0, 1, 1, {}, "step 1/1  00:00 left"),
+        (0, 7, -1, {}, "step 7"),
+    ],
+)
+def test_a_line_shows_what_is_known_and_the_time_left(started, capsys, first, step, max_steps, figures, line):
+    shown, trainer = started(first, max_steps)
+    trainer.global_step = step
+    capsys.readouterr()
+    shown.report(trainer, figures)
+    assert capsys.readouterr().out == line + "\n"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_the_bar_is_on_a_terminal_and_moves_with_the_steps(started, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    shown, trainer = started(200, 960)
+    for trainer.global_step in (201, 240):
+        shown.refresh(trainer, {"train/loss": 2.0})
+        assert (shown.bar.n, shown.bar.total) == (trainer.global_step, 960)
+    assert shown.bar.desc.startswith("step 240/960  loss 2.000")
+    shown.bar.refresh()
+    assert " 25%|" in sys.stderr.getvalue()
+    shown.bar.close()
+    assert sys.stderr.getvalue().endswith("\r")  # nothing of it stays
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    assert started(0, 960)[0].bar.disable
+
+
+def test_other_ranks_say_nothing(started, capsys):
+    shown, trainer = started(0, 960)
+    trainer.is_global_zero = False
+    shown.start(trainer)
+    capsys.readouterr()
+    shown.report(trainer, FIGURES)
+    assert shown.bar.disable and capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("device", "world_size", "place"),
+    [
+        ("cpu", 1, "the CPU with 3 threads"),
+        ("mps", 1, "mps"),
+        ("cuda", 1, "Some GPU"),
+        ("cuda", 8, "8 devices, each Some GPU"),
+    ],
+)
+def test_the_first_line_names_the_device(monkeypatch, device, world_size, place):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    store = SimpleNamespace(num_tokens=1000)
+    trainer = SimpleNamespace(
+        lightning_module=SimpleNamespace(gpt=SimpleNamespace(num_parameters=lambda: 12_345)),
+        datamodule=SimpleNamespace(
+            corpus=SimpleNamespace(name="words"),
+            tokenizer=SimpleNamespace(name="bytes", vocab_size=257),
+            tokenized=SimpleNamespace(train=store, validation=store),
+        ),
+        strategy=SimpleNamespace(root_device=torch.device(device)),
+        world_size=world_size,
+        default_root_dir="runs/a",
+        precision="32-true",
+    )
+    first, _ = progress.opening(trainer).splitlines()
+    assert first == f"runs/a: 12,345 parameters, on {place}, precision 32-true"

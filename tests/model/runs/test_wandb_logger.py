@@ -14,7 +14,7 @@ from matplotlib.image import imread
 from model.inspection.archive import AttentionArchive
 from model.inspection.heads import SCORES
 from model.inspection.images import mosaic_pixels, score_pixels
-from model.runs.wandb_logger import WandbLogger, wandb_mode
+from model.runs.wandb_logger import WandbLogger, wandb_loggers, wandb_mode
 
 
 @pytest.fixture(autouse=True)
@@ -146,3 +146,92 @@ def test_offline_files_are_in_the_run_folder_under_one_id(tmp_path):
     run_id = (tmp_path / "wandb" / "run_id").read_text()
     assert len(list((tmp_path / "wandb").glob(f"offline-run-*{run_id}*"))) >= 1
     assert len({path.name.split("-")[3] for path in (tmp_path / "wandb").glob("offline-run-*")}) == 1
+
+
+@pytest.fixture
+def service(monkeypatch):
+    """In place of Weights & Biases: what it was asked to do."""
+    asked = []
+
+    def init(**options):
+        asked.append(("init", options))
+
+        def note(name):
+            return lambda *given, **named: asked.append((name, *given, named))
+
+        return SimpleNamespace(id=options["id"], log=note("log"), finish=note("finish"))
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Settings=lambda **settings: settings))
+    for name in ("WANDB_PROJECT", "WANDB_ERROR_REPORTING"):
+        monkeypatch.setenv(name, "")  # so that it is restored
+        monkeypatch.delenv(name)
+    return asked
+
+
+def test_offline_it_starts_with_the_first_validation_and_gets_what_was_logged_before(service, tmp_path):
+    logger = WandbLogger(tmp_path, mode="offline")
+    logger.log_metrics({"lr": 1.0}, step=1)
+    logger.log_metrics({"lr": 2.0}, step=2)
+    assert not service
+    logger.log_metrics({"val/loss": 3.0}, step=2)
+    logger.log_metrics({"lr": 4.0}, step=3)
+    logger.finalize("success")
+    assert [name for name, *_ in service] == ["init", *["log"] * 4, "finish"]
+    logged = [({"lr": 1.0}, 1), ({"lr": 2.0}, 2), ({"val/loss": 3.0}, 2), ({"lr": 4.0}, 3)]
+    assert service[1:-1] == [("log", figures, {"step": step}) for figures, step in logged]
+    assert service[-1] == ("finish", {"exit_code": 0})
+
+
+@pytest.mark.parametrize(("status", "starts"), [("success", True), ("failed", False)])
+def test_a_run_without_validation_is_kept_only_if_it_ends_well(service, tmp_path, status, starts):
+    logger = WandbLogger(tmp_path, mode="offline")
+    logger.log_metrics({"lr": 1.0}, step=1)
+    logger.finalize(status)
+    assert [name for name, *_ in service] == (["init", "log", "finish"] if starts else [])
+    assert (tmp_path / "wandb").exists() == starts
+    logger = WandbLogger(tmp_path, mode="online")
+    logger.log_metrics({"lr": 1.0}, step=1)
+    logger.finalize(status)
+    logger.finalize(status)  # has ended
+    assert service[-1] == ("finish", {"exit_code": 0 if starts else 1})
+
+
+@pytest.mark.parametrize("mode", ["online", "offline"])
+def test_a_run_is_named_after_its_folder_and_continued_under_its_id(service, tmp_path, monkeypatch, mode):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        logger = WandbLogger(Path("runs/a"), mode=mode, config={"seed": 1})
+        logger.log_metrics({"val/loss": 1.0}, step=1)
+        logger.finalize("success")
+        assert os.environ.get("WANDB_ERROR_REPORTING") == (None if mode == "online" else "false")
+        monkeypatch.setenv("WANDB_PROJECT", "own")
+    first, second = (options for name, options, *_ in service if name == "init")
+    assert first["id"] == second["id"] and len(first["id"]) == 8
+    assert [first["resume"], second["resume"]] == [None, "allow" if mode == "online" else None]
+    assert [first["project"], second["project"]] == ["glassgpt", "own"]
+    assert first["name"] == "a" and first["mode"] == mode and first["config"] == {"seed": 1}
+    assert Path(first["dir"]) == tmp_path / "runs" / "a"
+    assert first["settings"]["console"] == "off" and first["settings"]["silent"]
+
+
+def test_disabled_it_does_nothing(service, tmp_path):
+    disabled, offline = (WandbLogger(tmp_path, mode=mode) for mode in ("disabled", "offline"))
+    disabled.log_metrics({"val/loss": 1.0}, step=1)
+    disabled.finalize("success")
+    assert not service and not list(tmp_path.iterdir())
+    assert wandb_loggers(SimpleNamespace(loggers=[disabled, None, offline])) == [offline]
+
+
+@pytest.mark.parametrize("place", ["NETRC", "~/.netrc", "~/_netrc"])
+def test_a_key_is_looked_for_where_wandb_looks(tmp_path, monkeypatch, place):
+    """HOME is tmp_path here. A file that is damaged is as good as none."""
+    path = tmp_path / "elsewhere" if place == "NETRC" else Path(place).expanduser()
+    path.parent.mkdir(exist_ok=True)
+    monkeypatch.setenv("NETRC", str(tmp_path / "elsewhere"))
+    path.write_text("machine")
+    assert wandb_mode("auto") == "offline"
+    monkeypatch.setenv("WANDB_BASE_URL", "https://own.example.org/api")
+    path.write_text("machine own.example.org login user password secret\n")
+    assert wandb_mode("auto") == "online"
+    monkeypatch.setenv("WANDB_MODE", "dryrun")  # an old name; it is none of ours
+    assert wandb_mode("auto") == "online"

@@ -1,4 +1,4 @@
-"""The peak operations per second of GPUs that are known, and of others."""
+"""What is found out about the hardware: compilers, the fast precision, and the peak operations per second."""
 
 from types import SimpleNamespace
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from model.training import hardware
-from model.training.hardware import fast_precision, peak_flops
+from model.training.hardware import fast_precision, missing_compiler, peak_flops
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,30 @@ def test_the_fast_precision_is_that_of_the_accelerator(monkeypatch, accelerator,
     assert fast_precision(accelerator) == "bf16-mixed"
     monkeypatch.setattr(hardware, "has_fast_bfloat16", lambda device: device != asked)
     assert fast_precision(accelerator) == "32-true"
+
+
+@pytest.mark.parametrize(("cuda", "mps", "asked"), [(1, 1, "cuda"), (1, 0, "cuda"), (0, 1, "mps"), (0, 0, "cpu")])
+def test_the_automatic_accelerator_is_the_first_that_is_there(monkeypatch, cuda, mps, asked):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(cuda))
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: bool(mps))
+    monkeypatch.setattr(hardware, "has_fast_bfloat16", lambda device: device == asked)
+    assert fast_precision("auto") == "bf16-mixed"
+
+
+@pytest.mark.parametrize("compiler", ["g++", "clang++", "gcc", "clang", "cc", "cl", "/opt/own"])
+def test_any_compiler_will_do_and_python_h_is_needed(monkeypatch, tmp_path, compiler):
+    monkeypatch.setattr(hardware.shutil, "which", lambda name: name if name == compiler else None)
+    monkeypatch.setattr(hardware.sysconfig, "get_path", lambda name: str(tmp_path / name))
+    monkeypatch.setenv("CXX", "/opt/own")
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert "Python.h" in missing_compiler(cpu)
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "Python.h").touch()
+    assert missing_compiler(cpu) is None
+    for spec in (None, "a module"):
+        monkeypatch.setattr(hardware, "find_spec", lambda name: spec)  # noqa: B023
+        assert missing_compiler(cuda) == (None if spec else "triton")
+        assert missing_compiler(cpu) is None
+    monkeypatch.delenv("CXX")
+    monkeypatch.setattr(hardware.shutil, "which", lambda name: None)
+    assert missing_compiler(cpu) == missing_compiler(cuda) == "a C++ compiler"

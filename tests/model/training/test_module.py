@@ -3,6 +3,7 @@
 import csv
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,9 +12,11 @@ import torch.nn.functional as F
 from data.tokenizers import Tokenizer
 from model.checkpoint import load_gpt, read_checkpoint
 from model.gpt import GPTConfig
+from model.runs.attention import AttentionRecording
+from model.runs.samples import Samples
 from model.training import hardware
-from model.training.module import GPTModule, check_same_model
-from model.training.optimizer import MuonAdamW
+from model.training.module import GPTModule, check_same_model, check_same_optimizer
+from model.training.optimizer import MuonAdamW, OptimizerConfig
 from model.training.schedule import ScheduleConfig, learning_rate_factor
 
 
@@ -97,11 +100,12 @@ def test_the_network_is_compiled_only_on_gpus_or_on_request_and_with_a_compiler(
     assert "Python.h" in caplog.text
     (tmp_path / "Python.h").touch()
     assert hardware.compile_where_it_pays(function, True, cpu) is not function
-    modes = []
-    monkeypatch.setattr(torch, "compile", lambda function, mode, dynamic: modes.append(mode))
-    for mode in (True, "reduce-overhead"):
-        hardware.compile_where_it_pays(function, mode, cpu)
-    assert modes == [None, "reduce-overhead"]
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda function, mode, dynamic: compiled.append((mode, dynamic)))
+    monkeypatch.setattr(hardware, "find_spec", lambda name: "triton is there")
+    for mode, device in ((True, cpu), ("auto", gpu), ("reduce-overhead", cpu)):
+        hardware.compile_where_it_pays(function, mode, device)
+    assert compiled == [(None, False), (None, False), ("reduce-overhead", False)]
 
 
 def test_the_default_precision_is_bfloat16_where_it_is_fast(monkeypatch):
@@ -118,12 +122,13 @@ def test_a_run_in_bfloat16_saves_float32_weights(train):
 
 
 def test_throughput_counts_training_steps_only(train, monkeypatch):
-    """Not validation or samples. The clock moves by half a second a step, so the rate is exact."""
+    """Not validation, samples or recordings. The clock moves by half a second a step, so the rate is exact."""
     from model.runs import metrics
 
     now = [0.0]
-    monkeypatch.setattr(metrics.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=lambda: now[0]))  # not that of generation too
     training_step, validation_step = GPTModule.training_step, GPTModule.validation_step
+    record, write = AttentionRecording.record, Samples.write
 
     def slow_training_step(self, *args):
         now[0] += 0.5
@@ -133,6 +138,16 @@ def test_throughput_counts_training_steps_only(train, monkeypatch):
         now[0] += 100
         return validation_step(self, *args)
 
+    def slow_record(self, *args, **options):
+        now[0] += 1000
+        return record(self, *args, **options)
+
+    def slow_write(self, *args):
+        now[0] += 10000
+        return write(self, *args)
+
+    monkeypatch.setattr(AttentionRecording, "record", slow_record)
+    monkeypatch.setattr(Samples, "write", slow_write)
     monkeypatch.setattr(GPTModule, "training_step", slow_training_step)
     monkeypatch.setattr(GPTModule, "validation_step", slow_validation_step)
     assert train("--name=run", "--trainer.val_check_interval=3") == 0
@@ -150,3 +165,26 @@ def test_the_model_of_a_checkpoint_is_compared_field_by_field():
         check_same_model({"gpt_config": {**old, "num_layers": 3}, "tokenizer": tokenizer}, config, tokenizer)
     with pytest.raises(ValueError, match="another tokenizer"):
         check_same_model({"gpt_config": old, "tokenizer": {"name": "bpe"}}, config, tokenizer)
+
+
+def test_the_optimizer_of_a_checkpoint_is_known_also_without_its_name():
+    def checkpoint(**group):
+        return {"optimizer_states": [{"param_groups": [{}, {"muon": False} | group]}]}
+
+    check_same_optimizer({}, "muon")  # weights alone
+    for saved, algorithm in [
+        (checkpoint(muon=True), "muon"),
+        (checkpoint(), "adamw"),
+        (checkpoint(algorithm="adamw", muon=True), "adamw"),
+    ]:
+        check_same_optimizer(saved, algorithm)
+        other = {"muon": "adamw", "adamw": "muon"}[algorithm]
+        with pytest.raises(ValueError, match=f"algorithm is {other}, .* can only be resumed with {algorithm}"):
+            check_same_optimizer(saved, other)
+
+
+def test_validation_is_summed_in_float64_on_the_device_of_the_module():
+    module = GPTModule(GPTConfig(), OptimizerConfig(), ScheduleConfig()).to("meta")
+    module.on_validation_epoch_start()
+    sums = module.validation_sums
+    assert (sums.shape, sums.dtype, sums.device.type) == ((2,), torch.float64, "meta")

@@ -118,6 +118,7 @@ def test_other_weights_move_as_with_torchs_adamw():
         for optimizer in optimizers:
             optimizer.step()
     torch.testing.assert_close(ours, theirs)
+    assert optimizers[0].state[ours].keys() == optimizers[1].state[theirs].keys()  # as checkpoints have them
 
 
 @pytest.mark.parametrize("algorithm", ["muon", "adamw"])
@@ -129,6 +130,11 @@ def test_every_weight_is_in_one_group_and_only_matrices_decay(algorithm, family)
     grouped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     assert {id(parameter) for parameter in grouped} == {id(parameter) for parameter in gpt.parameters()}
     assert len(grouped) == len(list(gpt.parameters()))
+    parts = {group["name"]: group["params"] for group in optimizer.param_groups}
+    heads = [gpt.head.weight] if family == "modern" else []  # the other one's is its embedding
+    assert [id(weight) for weight in parts.get("head", [])] == [id(weight) for weight in heads]
+    assert all(weight.ndim == 2 for weight in parts["matrices"])
+    assert sum(map(len, parts.values())) == len(grouped)
     decayed = {
         id(parameter) for group in optimizer.param_groups if group["weight_decay"] for parameter in group["params"]
     }

@@ -1,4 +1,7 @@
-"""With weights sharded over two processes, both optimizers update them as on one device."""
+"""With weights sharded over two processes, both optimizers update them as on one device; and runs with --strategy fsdp.
+
+tests/test_train.py has a run on two devices.
+"""
 
 import os
 import subprocess
@@ -6,6 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import distributed
+
+from model.checkpoint import load_gpt, read_checkpoint
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -60,3 +67,48 @@ def test_sharded_weights_are_updated_as_whole_ones(tmp_path, algorithm):
     ]
     errors = [process.communicate()[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], errors
+
+
+@pytest.fixture
+def one_process():
+    """A group of one process, as Lightning makes it for a sharded run on one device, is left after the test."""
+    before = dict(os.environ)
+    yield
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.mark.slow
+def test_a_sharded_run_leaves_what_another_one_leaves_and_each_resumes_the_others(train, one_process, metrics):
+    short, usual, longer = "--trainer.max_steps=5", "--trainer.strategy=auto", "--trainer.max_steps=8"
+    sharded = ["--trainer.strategy=fsdp", "--trainer.devices=1"]
+    assert train("--name=usual", "--model.schedule.decay=none", short) == 0
+    assert train("--name=sharded", "--model.schedule.decay=none", short, *sharded) == 0
+    saved = [read_checkpoint(Path(f"runs/{name}/checkpoints/last.ckpt")) for name in ("usual", "sharded")]
+    assert saved[0].keys() == saved[1].keys()
+    one, other = (flat({name: one[name] for name in ("state_dict", "optimizer_states")}) for one in saved)
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert type(value) is type(other[name]), name
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(other[name], value, atol=1e-3, rtol=1e-3)
+    files = [sorted(p.name for p in Path("runs", name).rglob("*")) for name in ("usual", "sharded")]
+    assert files[0] == files[1]
+
+    assert train("--resume=runs/usual", longer, *sharded) == 0
+    assert train("--resume=runs/sharded", longer, usual) == 0
+    one, other = (
+        [float(row["val/loss"]) for row in metrics(f"runs/{n}") if row["val/loss"]] for n in ("usual", "sharded")
+    )
+    assert one == pytest.approx(other, abs=1e-3)
+    assert load_gpt("runs/usual/checkpoints/last.ckpt")[1]["global_step"] == 8
+
+
+def flat(value, name=""):
+    """What nested lists and dictionaries hold, by its path."""
+    if isinstance(value, (dict, list, tuple)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return {path: leaf for key, item in items for path, leaf in flat(item, f"{name}/{key}").items()}
+    return {name: value}
