@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import jsonargparse
 
 LONGEST = 1000  # characters of a sentence, which may quote a file
+CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 # jsonargparse has no exception types for most mistakes, only these phrases; its own sentence is the fallback.
 # tests/model/runs/test_command_line.py fails where a new version words them differently.
@@ -71,10 +72,12 @@ def output_is_closed() -> bool:
 
 def sentence(error: BaseException) -> str:
     """What is wrong, on one line; for a failure of the system which file and why, without the number."""
+    text = str(error)
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    line = " ".join(str(error).split())
-    return line if len(line) <= LONGEST else line[:LONGEST] + " ..."
+        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    # What a file holds, or is called, must not act on the terminal.
+    line = CONTROL_CHARACTER.sub(lambda found: repr(found[0])[1:-1], " ".join(text.split()))
+    return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
 
 
 def parse(parser: jsonargparse.ArgumentParser, args: list[str]) -> jsonargparse.Namespace:

@@ -105,7 +105,10 @@ def test_a_mistake_is_one_sentence_and_status_2(monkeypatch, capsys, error, said
 
 def test_a_sentence_that_quotes_a_file_is_cut():
     assert sentence(ValueError("x" * 1000)) == "x" * 1000
-    assert sentence(ValueError("x" * 1001)) == "x" * 1000 + " ..."
+    assert sentence(ValueError("x" * 600 + "y" * 600)) == "x" * 500 + " ... " + "y" * 500
+    named = sentence(OSError(errno.ENAMETOOLONG, "File name too long", "x" * 2000))
+    assert len(named) < 1010 and named.endswith("x: File name too long")
+    assert sentence(ValueError("a\x1b[31m title\x07\x9b b\n\tä")) == r"a\x1b[31m title\x07\x9b b ä"
 
 
 def test_a_list_of_words_reads_as_english():
