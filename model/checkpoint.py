@@ -163,6 +163,11 @@ def _read(path: Path, mmap: bool = False) -> dict[str, Any]:
         for name, value in checkpoint[key].items():
             if not isinstance(name, str) or not isinstance(value, kinds):
                 raise ValueError(f"{path} is not a checkpoint of GlassGPT: its {key} has no {of} as {name!r}")
+    for name, value in {**checkpoint["gpt_config"], "global_step": checkpoint["global_step"]}.items():
+        if isinstance(value, int) and abs(value) >= 2**53:
+            raise ValueError(f"{path} is not a checkpoint of GlassGPT: its {name} is {value}, which is too large")
+    if checkpoint["global_step"] < 0:
+        raise ValueError(f"{path} is not a checkpoint of GlassGPT: its global_step is negative")
     return checkpoint
 
 

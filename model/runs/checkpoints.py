@@ -20,6 +20,11 @@ from model.runs.folder import BEST, CHECKPOINTS, LAST, PREVIOUS, kept_checkpoint
 from model.runs.metrics import diverged
 from model.training.sharding import whole
 
+# What Lightning restores, and what `RunSequence` does.
+RESTORED = {"pytorch-lightning_version": str, "epoch": int, "callbacks": dict, "loops": dict, "random_states": list}
+RESTORED |= {"optimizer_states": list, "lr_schedulers": list}
+OF_SEQUENCE = {"loss_sum": float, "num_batches": int, "tokens": int, "best_loss": float}
+
 
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint aside and renames it; reads nothing that could run code."""
@@ -40,10 +45,23 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: Any = None) -> dict[str, Any]:
         checkpoint = read_checkpoint(Path(path))  # to the CPU and plain data only, whatever the arguments say
-        callbacks = checkpoint.get("callbacks", {})
+        check_types(path, checkpoint, RESTORED)
+        callbacks = checkpoint["callbacks"]
         if "RunSequence" not in callbacks and {"Metrics", "Checkpoints"} <= callbacks.keys():  # of an older version
             callbacks["RunSequence"] = {**callbacks.pop("Metrics"), **callbacks.pop("Checkpoints")}
+        check_types(path, callbacks.get("RunSequence"), OF_SEQUENCE)
+        del checkpoint["loops"]  # see start_loops_at
         return checkpoint
+
+
+def check_types(path: str | Path, values: Any, types: dict[str, type]) -> None:
+    """Raises ValueError unless a dict read from a checkpoint has a value of the right type under each name."""
+    for name, kind in types.items():
+        if not isinstance(values, dict) or not isinstance(values.get(name), kind):
+            raise ValueError(
+                f"{path} is not a whole checkpoint of a run: its {name} is missing or damaged; "
+                "--model.init_from starts from its weights alone"
+            )
 
 
 @dataclass
@@ -112,7 +130,6 @@ def start_loops_at(step: int, trainer: Trainer, checkpoint: dict[str, Any]) -> N
     Lightning would resume in the middle of an epoch, with rules for every place where a checkpoint can be saved. Here
     the order of batches and the schedule depend on the step alone, so new loops that start at this step suffice.
     """
-    checkpoint.pop("loops", None)
     checkpoint["callbacks"].pop("Timer", None)  # trainer.max_time limits each call, not all of them together
     epoch_loop = trainer.fit_loop.epoch_loop
     steps = epoch_loop.automatic_optimization.optim_progress.optimizer.step.total

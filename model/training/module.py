@@ -161,7 +161,10 @@ def check_same_model(checkpoint: dict[str, Any], config: GPTConfig, tokenizer: d
 def check_same_optimizer(checkpoint: dict[str, Any], algorithm: str) -> None:
     """Raises ValueError unless the checkpoint holds the optimizer state of `algorithm`."""
     for state in checkpoint.get("optimizer_states", []):
-        group = state["param_groups"][-1]
+        groups = state.get("param_groups") if isinstance(state, dict) else None
+        if not groups or not all(isinstance(group, dict) for group in groups):
+            raise ValueError("the checkpoint's optimizer state is damaged: it has no parameter groups")
+        group = groups[-1]
         saved = group.get("algorithm", "muon" if group.get("muon") else "adamw")  # older checkpoints lack the name
         if saved != algorithm:
             raise ValueError(

@@ -145,7 +145,10 @@ def test_weights_of_another_model_are_refused_with_the_reason(tmp_path, gpt):
 )
 def test_a_description_larger_than_the_file_is_refused_before_memory_is_taken(tmp_path, gpt, size):
     path = save(tmp_path / "x.ckpt", gpt, gpt_config=dataclasses.asdict(gpt.config) | size)
-    with limited_memory(), pytest.raises(ValueError, match="do not fit the model it describes") as refusal:
+    with (
+        limited_memory(),
+        pytest.raises(ValueError, match=r"not fit the model it describes|too large") as refusal,
+    ):
         load_gpt(path)
     assert "alloc" not in str(refusal.value)
 

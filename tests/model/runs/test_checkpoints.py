@@ -26,13 +26,18 @@ def draw():
     return torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random(), np.random.standard_normal()
 
 
+PLAIN = {"state_dict": {}, "gpt_config": {}, "tokenizer": {}, "global_step": 0}
+COUNTED = {"loss_sum": 1.5, "num_batches": 2, "tokens": 64}
+WHOLE = {**PLAIN, "pytorch-lightning_version": "2.6.6", "epoch": 0, "loops": {}, "random_states": []}
+WHOLE |= {"optimizer_states": [], "lr_schedulers": [], "callbacks": {"RunSequence": {**COUNTED, "best_loss": 2.0}}}
+
+
 def test_a_checkpoint_restores_the_random_states(tmp_path):
     draw()  # one normal number, so that numpy keeps the second of the pair for later
     state = random_state(CPU)
     expected = draw(), draw()
-    plain = {"state_dict": {}, "gpt_config": {}, "tokenizer": {}, "global_step": 0}
     io = AtomicCheckpointIO()
-    io.save_checkpoint({**plain, "random": state}, tmp_path / "x.ckpt")
+    io.save_checkpoint({**WHOLE, "random": state}, tmp_path / "x.ckpt")
     draw()
     set_random_state(io.load_checkpoint(tmp_path / "x.ckpt")["random"], CPU)
     assert (draw(), draw()) == expected
@@ -45,8 +50,7 @@ class RunsCode:
 
 def test_a_checkpoint_that_would_run_code_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    plain = {"state_dict": {}, "gpt_config": {}, "tokenizer": {}, "global_step": 0}
-    torch.save({**plain, "callbacks": RunsCode()}, tmp_path / "evil.ckpt")
+    torch.save({**PLAIN, "callbacks": RunsCode()}, tmp_path / "evil.ckpt")
     with pytest.raises(ValueError, match=r"evil\.ckpt"):
         AtomicCheckpointIO().load_checkpoint(tmp_path / "evil.ckpt", weights_only=False)
     assert not (tmp_path / "code_ran").exists()
@@ -105,14 +109,28 @@ def test_a_disk_that_fills_up_at_any_byte_is_an_oserror_and_leaves_no_partial_fi
 
 
 def test_the_two_callbacks_of_old_checkpoints_are_read_as_run_sequence(tmp_path):
-    plain = {"state_dict": {}, "gpt_config": {}, "tokenizer": {}, "global_step": 0}
-    metrics = {"loss_sum": 1.5, "num_batches": 2, "tokens": 64}
-    callbacks = {"Metrics": metrics, "Checkpoints": {"best_loss": 2.0}}
+    callbacks = {"Metrics": COUNTED, "Checkpoints": {"best_loss": 2.0}}
     io = AtomicCheckpointIO()
     for others in ({}, {"Timer": {}}):
-        io.save_checkpoint({**plain, "callbacks": callbacks | others}, tmp_path / "old.ckpt")
+        io.save_checkpoint({**WHOLE, "callbacks": callbacks | others}, tmp_path / "old.ckpt")
         read = io.load_checkpoint(tmp_path / "old.ckpt")["callbacks"]
-        assert read == {"RunSequence": {**metrics, "best_loss": 2.0}, **others}
+        assert read == {"RunSequence": {**COUNTED, "best_loss": 2.0}, **others}
+
+
+@pytest.mark.parametrize("name", [*sorted(WHOLE.keys() - PLAIN.keys()), *COUNTED, "best_loss"])
+def test_a_checkpoint_that_lacks_what_is_restored_is_refused_at_once(tmp_path, name):
+    """What Lightning would fail at later: a part that is missing, or of another type."""
+    io, path = AtomicCheckpointIO(), tmp_path / "x.ckpt"
+    io.save_checkpoint(WHOLE, path)
+    assert io.load_checkpoint(path)["callbacks"] == WHOLE["callbacks"]
+    for damage in (None, ()):
+        if name in WHOLE:
+            damaged = {**WHOLE, name: damage}
+        else:
+            damaged = {**WHOLE, "callbacks": {"RunSequence": {**WHOLE["callbacks"]["RunSequence"], name: damage}}}
+        io.save_checkpoint(damaged, path)
+        with pytest.raises(ValueError, match=f"not a whole checkpoint of a run: its {name} is missing or damaged"):
+            io.load_checkpoint(path)
 
 
 def test_the_gpus_random_state_is_restored_on_gpus_only(monkeypatch):
