@@ -102,7 +102,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         _check_order(pairs, vocab)
         name = "gpt2" if pattern == GPT2_PATTERN and pairs else "bpe" if pairs else "bytes"
         return Tokenizer.from_dict(Tokenizer(name, pattern, ranks, special).to_dict())  # which checks the ids
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else error
         raise ValueError(f"the tokenizer in {folder} cannot be read: {reason}") from error
 

@@ -106,6 +106,7 @@ class TextDataModule(lightning.LightningDataModule):
             batch_size=batch_size,
             validation_batch_size=validation_batch_size,
             max_tokens=max_tokens,
+            vocab_size=vocab_size,
             num_processes=num_processes,
         )
         if not 0 < validation_fraction < 1:
@@ -313,5 +314,5 @@ def _loader_worker() -> tuple[int, int]:
 
 def _check_at_least(minimum: int, **options: int | None) -> None:
     for name, value in options.items():
-        if value is not None and value < minimum:
-            raise ValueError(f"data.{name} is {value}: it must be {minimum} or more")
+        if value is not None and not minimum <= value < 2**53:
+            raise ValueError(f"data.{name} is {value}: it must be {minimum} or more, and below 2^53")

@@ -29,6 +29,8 @@ def check_range(
     """
     if value is None:
         return
+    if isinstance(value, int) and abs(value) >= 2**53:  # torch's sizes have 64 bits
+        raise ValueError(f"{name} must be below 2^53, not {value}")
     too_low = value <= low if low_open else value < low
     too_high = value >= high if high_open else value > high
     if math.isfinite(value) and not too_low and not too_high:

@@ -365,7 +365,7 @@ def named_parts(gpt: GPT, architecture: Architecture) -> Iterator[tuple[str, str
         module, layer, kind = split_name(name)
         if module == "head" and config.tie_embeddings:
             continue
-        theirs = architecture.modules.get(module, (f"gpt.{module}",))
+        theirs = (f"gpt.{module}",) if architecture is GLASSGPT else architecture.modules[module]
         rows = weight.split(len(weight) if len(theirs) == 1 else qkv_rows)
         for their_module, some in zip(theirs, rows, strict=True):
             turn = architecture.turns.get(their_module.rpartition(".")[2], lambda weight, config: weight)

@@ -108,7 +108,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--size", help="LAYERSxHEADSxWIDTH/BATCHxCONTEXT (default: with --data nanoGPT's, otherwise the config's)")
     add("--steps", type=steps, help="of our whole schedule (default: 260; on a GPU 1000)")
     add("--peer_steps", type=steps, help="of the peer's (default: nanoGPT's, 2000; on a GPU 5000)")
-    add("--peer_learning_rate", type=at_least(1e-9, float), help="of gpt2+adamw (default: nanoGPT's, 0.001)")
+    add("--peer_learning_rate", type=at_least(0.000001, float), help="of gpt2+adamw (default: nanoGPT's, 0.001)")
     add("--evaluations", type=number, default=20, help="in each training, evenly spaced (default: 20)")
     add("--target", type=at_least(0.001, float), metavar="NATS", help="loss per token (default: the peer's lowest)")
 
@@ -135,7 +135,7 @@ def measure(options: argparse.Namespace) -> str:
     rows = list(options.rows_of(options, notes))
     if options.nanogpt and not any("nanogpt" in row["contender"] for row in rows):
         notes.append("--nanogpt changes nothing here: nanoGPT takes no part")
-    machine, *_ = [row.pop("machine") for row in rows]
+    machine = [row.pop("machine") for row in rows][-1]
     versions = {name: version(name) for name in PACKAGES if find_spec(name)}
     versions["nanogpt"] = options.nanogpt and results.commit(Path(options.nanogpt))
     hidden = ("benchmark", "results", "nanogpt", "rows_of")
@@ -237,7 +237,8 @@ def time_to_loss(options: argparse.Namespace, notes: list[str]) -> Iterator[Row]
             typed = [*recipe, *options.train_options, f"--trainer.max_steps={steps}"]
             if name == "gpt2+adamw":  # after what was typed for both, or it would no longer be this peer
                 typed += [f"--config={contenders.GPT2_RECIPE}"]
-                typed += [f"--model.optimizer.learning_rate={rate}"] if (rate := options.peer_learning_rate) else []
+                if options.peer_learning_rate:
+                    typed += [f"--model.optimizer.learning_rate={options.peer_learning_rate}"]
             commands[name] = fit("LearningCurve", options.config, options.device, typed, evaluations=evaluations)
     results = alternate(commands, options.rounds)
     target = options.target or max(min(point["loss"] for point in turn["curve"]) for turn in results[peers[0]])

@@ -123,7 +123,7 @@ def read_text(data: TextDataModule, split: str, tokenizer: Tokenizer) -> np.ndar
     end = np.array([tokenizer.end_of_text], dtype=np.uint32)
     pieces = [end]
     for passages, room in parts:
-        if pieces[-1][-1] != end:  # what a limit has cut
+        if pieces[-1][-1] != tokenizer.end_of_text:  # what a limit has cut
             pieces.append(end)
         for passage in passages:
             tokens = tokenizer.encode_array(passage.text)

@@ -81,8 +81,8 @@ def build_parser() -> argparse.ArgumentParser:
     prompt.add_argument(
         "--interactive",
         action="store_true",
-        help="continue what you type, again and again, as one text; the line break that sends it is no part of it, "
-        "but one after a \\ is, and the next line is sent with it",
+        help="continue what you type, again and again, as one text; Enter sends a line without its line break, and a "
+        "line that ends in \\ is sent with its line break and the next line",
     )
     add("--max_new_tokens", type=int, default=200, metavar="N", help="tokens to write at most, >= 1 (default: 200)")
     add(

@@ -121,6 +121,26 @@ def link(name):
     return write
 
 
+def fifo(name):
+    """Opening it would wait for ever."""
+
+    def write(run):
+        (run / name).unlink()
+        os.mkfifo(run / name)
+
+    return write
+
+
+def looped(name):
+    """A link to itself, which would be noticed at the first write."""
+
+    def write(run):
+        (run / name).unlink()
+        (run / name).symlink_to(name)
+
+    return write
+
+
 def maps(**arrays):
     def write(run):
         path = max((run / "attention").glob("*.npz"))
@@ -190,6 +210,10 @@ HOSTILE = {
         OF_A_RUN,
         lambda run: (run / "config.yaml").write_text("config: other.yaml\n" + (run / "config.yaml").read_text()),
     ),
+    "pipe for a config": (["resume", "validate", "report"], fifo("config.yaml")),
+    "pipe for samples": (["resume", "report"], fifo("samples.jsonl")),
+    "pipe for a probe": (["inspect", "report"], fifo("attention/probe.json")),
+    "link to itself": (["resume", "report"], looped("samples.jsonl")),
     "link to a config": (["resume", "report", "inspect"], link("config.yaml")),
     "link to checkpoints": (["resume", "validate", "generate", "walk", "read a prompt"], link("checkpoints")),
     "link to maps": ([*ATTENTION, "generate"], link("attention")),

@@ -5,6 +5,7 @@ A corpus takes its options as arguments, under the names that TextDataModule dec
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from inspect import signature
 from typing import Any
@@ -24,12 +25,16 @@ CORPORA: dict[str, Callable[..., Corpus]] = {
     "repetitions": RepetitionCorpus,
 }
 
+_log = logging.getLogger(__name__)
+
 # Setting one of these options selects its corpus.
 SELECTED_BY = {"files": "files", "dataset": "hub"}
 
 
 def build(name: str, **options: Any) -> Corpus:
     """The corpus `name`, or the one that an option selects, with those of `options` that it takes.
+
+    A config may have options of another corpus than the one that a person chooses; they are named and not used.
 
     Raises ValueError or FileNotFoundError for options that contradict each other or name nothing.
     """
@@ -48,6 +53,6 @@ def build(name: str, **options: Any) -> Corpus:
         option: taker.default for make in CORPORA.values() for option, taker in signature(make).parameters.items()
     }
     for option, value in options.items():
-        if option not in taken and value != defaults[option]:
-            raise ValueError(f"data.{option} is {value!r}, but data.corpus {name} has no such option: leave it out")
+        if option not in taken and value != defaults.get(option, value):
+            _log.warning("data.%s is not used: data.corpus %s has no such option.", option, name)
     return CORPORA[name](**{option: value for option, value in options.items() if option in taken})

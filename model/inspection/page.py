@@ -36,7 +36,8 @@ MIN_TOKENS = 8
 MAX_CURVE_POINTS = 300
 
 # The largest fidelity (see `recorder`) that rounding explains, by the type that attention was computed in.
-FIDELITY_LIMITS = {"float16": 5e-3, "bfloat16": 2e-2}  # 1e-5 for others
+FIDELITY_LIMITS = {"float16": 5e-3, "bfloat16": 2e-2}
+EXACT = 1e-5  # in any other type
 
 ROUNDED_DIGITS = ".2g"  # of other measurements where space is short
 
@@ -288,7 +289,7 @@ def _curves(run: Captures, blocks: Mapping[int, Sequence[int]]) -> dict:
     points, captures = run.curve_steps | set(blocks), []
     for snapshot in run.snapshots:
         if snapshot.step in points:
-            faithful = snapshot.fidelity <= FIDELITY_LIMITS.get(snapshot.precision, 1e-5)
+            faithful = snapshot.fidelity <= FIDELITY_LIMITS.get(snapshot.precision, EXACT)
             verdicts = {"faithful": faithful, "causal": snapshot.causality == 0}
             captures.append(snapshot.to_json(digits=3) | verdicts)
             if snapshot.step in blocks:

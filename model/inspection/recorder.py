@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -97,14 +96,20 @@ def capture(
     return Capture(torch.stack(weights), precision, _largest(errors), _largest(leaks))
 
 
-def record_maps(archive: AttentionArchive, gpt: GPT, step: int, *args: Any, **options: Any) -> dict[str, float]:
+def record_maps(
+    archive: AttentionArchive,
+    gpt: GPT,
+    step: int,
+    label: Callable[[int], str] = str,
+    *,
+    batch: Tensor | None = None,
+    autocast: torch.dtype | None = None,
+) -> dict[str, float]:
     """Adds what `take_snapshot` measures on the archive's probes to the archive, and returns the metrics to log.
-
-    The further arguments are those of `take_snapshot`.
 
     Keys: attention/fidelity, attention/causality, and attention/SCORE/layer_N, the best head of each layer.
     """
-    snapshot, maps, details = take_snapshot(gpt, archive.probes, step, *args, **options)
+    snapshot, maps, details = take_snapshot(gpt, archive.probes, step, label, batch=batch, autocast=autocast)
     archive.add(snapshot, maps, details)
     best = {
         f"attention/{name}/layer_{layer}": float(heads.max())

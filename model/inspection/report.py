@@ -6,6 +6,7 @@ which heads matter; how a prediction forms; every attention map.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -165,7 +166,7 @@ def facts(rows: Rows) -> list[tuple[str, str, str]]:
         found.append(("tokens seen", short(points[-1][1]), f"in {points[-1][0]:,} steps"))
     if points := column_points(rows, "tokens_per_second"):
         found.append(("tokens per second", short(median(value for _, value in points)), "median"))
-    if seconds := training_seconds(rows):
+    if 0 < (seconds := training_seconds(rows)) < math.inf:
         found.append(("trained for", clock(seconds), "without validation"))
     return found
 

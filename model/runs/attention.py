@@ -118,7 +118,7 @@ class AttentionRecording:
 
 def read_probe_text(given: str) -> str:
     """The content of the file, if `given` is a file's path, else `given` itself. Raises ValueError for a mistake."""
-    is_file = os.path.isfile(given)  # noqa: PTH113 (a long text is no path)
+    is_file = os.path.isfile(given)  # noqa: PTH113 (Path.is_file fails for a long text)
     if is_file:
         try:
             text = Path(given).read_text(encoding="utf-8")

@@ -36,7 +36,10 @@ SECTIONS = (
     *("data", "model", "model.gpt", "model.optimizer", "model.schedule"),
     *("trainer", "attention", "samples", "checkpoints"),
 )
-IMPORTABLE = re.compile(r"[^/\\:{}]+(\.[^/\\:{}]+)+")  # a name within a module; folders may be modules too
+IMPORTABLE = re.compile(r"[^/\\:{}\d][^/\\:{}]*(\.[^/\\:{}]+)+")  # a name within a module; folders may be modules too
+OBJECTS = re.compile(
+    r"trainer\.(callbacks|logger|plugins)"
+)  # for which the bare name of a class of Lightning's will do
 
 OVERVIEW = """\
 python train.py [fit | validate] [--config FILE] [--OPTION VALUE]...
@@ -155,14 +158,14 @@ def check_code(run_config: Path, args: list[str]) -> None:
     for key, text in texts(read_config(run_config)):
         if bare(text) not in meant and is_code(key, text, run_config.parent):
             raise ValueError(
-                f"{run_config} names {text}, which would be run: if you mean it, repeat the --config or the options "
+                f"{run_config} names {text}, which may be code: if you mean it, repeat the --config or the options "
                 "that the run was started with"
             )
 
 
 def parsed(typed: str) -> Any:
     """What is typed for an option, as YAML of nothing but texts; if it is no YAML, the parser has a sentence for it."""
-    with suppress(yaml.YAMLError):
+    with suppress(yaml.YAMLError, RecursionError):
         return yaml.load(typed, yaml.BaseLoader)
 
 
@@ -189,7 +192,7 @@ def is_code(key: str, text: str, folder: Path) -> bool:
     That is a class, a config in place of options, and whatever in the Trainer's options may be the name of a class or
     function, YAML, or a file or an address with YAML.
     """
-    if key.endswith("class_path") or key.startswith("config") or key in SECTIONS:
+    if key.endswith("class_path") or key.startswith("config") or key in SECTIONS or OBJECTS.fullmatch(key):
         return True
     if not key.startswith("trainer") or key == "trainer.default_root_dir":
         return False
@@ -197,7 +200,7 @@ def is_code(key: str, text: str, folder: Path) -> bool:
         is_yaml = not isinstance(yaml.compose(text), yaml.ScalarNode | None)
     except (yaml.YAMLError, ValueError, RecursionError):
         is_yaml = True
-    path = os.path.expanduser(text)  # noqa: PTH111 (a long text is no path)
+    path = os.path.expanduser(text)  # noqa: PTH111 (Path.expanduser fails for a long text)
     is_file = os.path.isfile(path) or os.path.isfile(folder / path)  # noqa: PTH113
     return is_yaml or is_file or "://" in text or IMPORTABLE.fullmatch(text) is not None
 
@@ -206,7 +209,7 @@ def typed_configs(args: list[str]) -> list[Path]:
     """The files after --config. What is no file is left to the parser, which has a sentence for it."""
     given = [arg.removeprefix("--config=") for arg in args if arg.startswith("--config=")]
     given += [arg for before, arg in pairwise(args) if before in ("--config", "-c")]
-    return [Path(path) for path in given if os.path.isfile(path)]  # noqa: PTH113 (a long text is no path)
+    return [Path(path) for path in given if os.path.isfile(path)]  # noqa: PTH113 (as Path.is_file)
 
 
 def check_sections(path: Path) -> None:
@@ -269,6 +272,7 @@ def check_options(trainer: Trainer) -> None:
         raise ValueError("trainer.strategy: the optimizer needs unflattened matrices, so write ddp or fsdp")
     interval, accumulate = trainer.val_check_interval, trainer.accumulate_grad_batches
     check_range("trainer.log_every_n_steps", trainer.log_every_n_steps, 1)
+    check_range("trainer.gradient_clip_val", trainer.gradient_clip_val, 0)
     check_range("trainer.accumulate_grad_batches", accumulate, 1)
     if accumulate > 1 and not isinstance(interval, int | float):
         raise ValueError("trainer.val_check_interval must be a number of batches where gradients are accumulated")

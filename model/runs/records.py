@@ -165,11 +165,11 @@ def finish(run_dir: Path, validation_text: str | None) -> str:
     except (OSError, ValueError) as error:
         log.warning("There is no report of this run: %s", error)
     path = shlex.quote(str(run_dir))
-    files = ", ".join(name for name in FILES if (run_dir / name).exists())
+    files = [name for name in FILES if (run_dir / name).exists()]
     type_to_it = f"\n\nto type to it, open {run_dir / MODEL_PAGE} in a browser" if MODEL_PAGE in files else ""
     return f"""
 {reached(run_dir, validation_text)}
-everything is in {run_dir}/: {files}
+everything is in {run_dir}/: {", ".join(files)}
 
   python scripts/generate.py --checkpoint {path}           generate text
   python scripts/inspect_attention.py --run {path}         see what it attends to

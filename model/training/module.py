@@ -162,8 +162,8 @@ def check_same_optimizer(checkpoint: dict[str, Any], algorithm: str) -> None:
     """Raises ValueError unless the checkpoint holds the optimizer state of `algorithm`."""
     for state in checkpoint.get("optimizer_states", []):
         groups = state.get("param_groups") if isinstance(state, dict) else None
-        if not groups or not all(isinstance(group, dict) for group in groups):
-            raise ValueError("the checkpoint's optimizer state is damaged: it has no parameter groups")
+        if not isinstance(groups, list) or not groups or not all(isinstance(group, dict) for group in groups):
+            raise ValueError("the checkpoint's optimizer state is damaged: resume from another one")
         group = groups[-1]
         saved = group.get("algorithm", "muon" if group.get("muon") else "adamw")  # older checkpoints lack the name
         if saved != algorithm:

@@ -108,17 +108,20 @@ class MuonAdamW(torch.optim.Optimizer):
         self.parts = parts or {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in torch, but a state of other parameters, which would only fail at the next step, raises ValueError."""
+        """As in torch, but a state of other shapes, which would only fail at the next step, raises ValueError."""
+        states = state_dict.get("state")
         numbers = [group["params"] for group in self.state_dict()["param_groups"]]
-        if [group["params"] for group in state_dict["param_groups"]] != numbers:
-            raise ValueError("the optimizer state in the checkpoint is of other parameters than the model's")
+        if not isinstance(states, dict) or [group.get("params") for group in state_dict["param_groups"]] != numbers:
+            raise ValueError("the checkpoint's optimizer state is of other parameters than this model's")
         for group, of_group in zip(self.param_groups, numbers, strict=True):
             for parameter, number in zip(group["params"], of_group, strict=True):
                 shape = parameter.shape
                 expected = {"momentum": shape} if group["muon"] else {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
-                saved = state_dict["state"].get(number)  # None: it never had a gradient
+                saved = states.get(number)  # None: it never had a gradient
                 if saved is not None and _shapes(saved) != expected:
-                    raise ValueError(f"the optimizer state in the checkpoint does not fit parameter {number}")
+                    raise ValueError(
+                        f"the checkpoint's optimizer state does not fit parameter {number}: resume from another"
+                    )
         super().load_state_dict(state_dict)
 
     @torch.no_grad()

@@ -127,8 +127,9 @@ def compare(work: str, results: Mapping[str, list[Row]], same: Sequence[str] = (
     fastest = min(ours, key=lambda rounds: median(rounds, time) or math.inf, default=[])
     our_times, rows = [result[time] for result in fastest], []
     for name, rounds in results.items():
-        row = {"work": work, "contender": name, **{key: median(rounds, key) for key in rounds[0]}}
-        row[f"{time}_of_rounds"] = times = [result[time] for result in rounds]
+        times = [result[time] for result in rounds]
+        medians = {key: median(rounds, key) for key in rounds[0]}
+        row = {"work": work, "contender": name, **medians, f"{time}_of_rounds": times}
         if "tokens" in row:
             row["tokens_per_second"] = row["tokens"] / row[time] * (1 if time == "seconds" else 1000)
         ratios = None if None in (*times, *our_times) else list(map(truediv, times, our_times))
@@ -149,7 +150,7 @@ def median(rounds: Sequence[Row], key: str) -> Any:
     return statistics.median(values) if isinstance(values[0], float) else values[0]
 
 
-@exit_status("gpt2.py")
+@exit_status("a contender")
 def main(function: str, arguments: str, folder: str) -> None:
     """What `call` starts; returns the exit status, 2 for a mistake."""
     from scripts.benchmarks import gpt2  # only here: it imports torch

@@ -178,7 +178,8 @@ def build_llama(gpt: GPT, quantized: bool) -> Callable[..., Tensor]:
     files = {"tokenizer.json": {"model": model, "added_tokens": [{"id": 0, "content": "<|endoftext|>"}]}}
     tokenizer = Namespace(name="bytes", vocab_size=vocab_size, end_of_text=0, huggingface_files=lambda: files)
     with tempfile.TemporaryDirectory() as folder:
-        to_gguf(gpt, path := f"{folder}/whole.gguf", tokenizer)
+        path = f"{folder}/whole.gguf"
+        to_gguf(gpt, path, tokenizer)
         if quantized:
             options = llama_cpp.llama_model_quantize_default_params()
             options.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0

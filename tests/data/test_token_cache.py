@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +15,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 from data.cache import CorpusCache, TokenizedCorpus
 from data.corpora.files import FileCorpus, file_corpus
+from data.writing import new_file
 
 LIMITS = {"train": None, "validation": None}
 
@@ -122,6 +126,38 @@ def test_a_cache_that_cannot_be_made_says_what_to_set(folder: Path, tmp_path: Pa
     (tmp_path / "occupied").write_text("a file")
     with pytest.raises(OSError, match=r"cannot write tokens \(.*\): .*set --data.cache_dir"):
         cache_of(folder, tmp_path / "occupied").prepare()
+
+
+def test_a_file_that_cannot_be_written_is_not_left_and_the_reason_is_named(tmp_path: Path, monkeypatch):
+    path = tmp_path / "tokens"
+    with pytest.raises(KeyError), new_file(path) as file:
+        file.write(b"half")
+        raise KeyError
+    assert not path.exists()
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(OSError, match=r"cannot write tokens \(No space left on device\)"), new_file(path):
+        pass
+
+
+def test_a_run_that_waits_for_another_ones_tokens_says_so(folder: Path, tmp_path: Path, capsys):
+    cache = cache_of(folder, tmp_path / "cache")
+    cache.folder.mkdir(parents=True)
+    locked = threading.Event()
+
+    def tokenise():
+        with FileLock(cache.folder / "lock"):
+            locked.set()
+            time.sleep(0.2)
+
+    threading.Thread(target=tokenise).start()
+    locked.wait()
+    cache.prepare()
+    waiting = f"waiting for another run that is tokenising {cache.corpus.name} into {cache.folder}"
+    assert waiting in capsys.readouterr().out
 
 
 # A run that tokenises slowly and in small shards, so that it can be killed in the middle.

@@ -34,6 +34,9 @@ def stranger(trainer: str, more: str = "") -> Path:
         ("callbacks+: {class_path: subprocess.Popen}", ""),
         ("callbacks: subprocess.Popen", ""),
         ("callbacks: [subprocess.Popen]", ""),
+        ("callbacks: [DeviceStatsMonitor]", ""),
+        ("logger: CSVLogger", ""),
+        ("plugins+: MixedPrecision", ""),
         ("callbacks.class_path: subprocess.Popen", ""),
         ("", "trainer.callbacks: subprocess.Popen"),
         ("callbacks: {class_path: EarlyStopping, init_args: {on_fit_start: subprocess.Popen}}", ""),
@@ -57,7 +60,7 @@ def test_a_run_may_not_have_the_parser_import_or_open_anything(trainer, more, mo
     Path("evil").write_text("{class_path: subprocess.Popen}")
     Path("runs/run/evil.yaml").write_text("{class_path: subprocess.Popen}")
     near_misses = ["--trainer.callbacks=my.subprocess.Popen2", "--samples.prompt", "a subprocess.Popen", "evil.yaml"]
-    with pytest.raises(ValueError, match=r"runs/run/config.yaml names .*, which would be run: if you mean it, repeat"):
+    with pytest.raises(ValueError, match=r"runs/run/config.yaml names .*, which may be code: if you mean it, repeat"):
         check_code(config, [*near_misses, "--trainer.callbacks=EarlyStopping"])
 
 
@@ -105,6 +108,7 @@ USUAL = {
     "val_check_interval": 10,
     "accumulate_grad_batches": 1,
     "log_every_n_steps": 1,
+    "gradient_clip_val": None,
 }
 
 
@@ -141,6 +145,7 @@ def test_options_that_do_what_they_say_are_let_through(options):
             ({"strategy": name}, "trainer.strategy: .* write ddp or fsdp")
             for name in ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")
         ),
+        ({"gradient_clip_val": float("nan")}, "trainer.gradient_clip_val must be at least 0 and finite, not nan"),
         ({"log_every_n_steps": 0}, "trainer.log_every_n_steps must be at least 1, not 0"),
         ({"accumulate_grad_batches": 0}, "trainer.accumulate_grad_batches must be at least 1, not 0"),
         ({"accumulate_grad_batches": 2, "val_check_interval": "00:00:10:00"}, "must be a number of batches"),

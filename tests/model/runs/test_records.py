@@ -127,6 +127,14 @@ def test_the_summary_says_what_was_reached(run):
     assert f"{reached}; xz -9e needs {bits:.4f} for the same text\n" in finish(run, text)
 
 
+def test_a_model_page_of_an_earlier_step_does_not_stay(run):
+    """A run whose heads were not recorded has none, and a resumed one must not show the model as it was before."""
+    (run / "model.html").write_text("the model as it was")
+    (run / "attention" / "scores.jsonl").unlink(missing_ok=True)
+    assert "model.html" not in finish(run, None)
+    assert not (run / "model.html").exists()
+
+
 def test_commands_of_the_summary_can_be_pasted_even_if_nothing_was_trained(tmp_path, caplog):
     run = tmp_path / "my runs" / "a"
     assert finish(run, None).startswith("nothing was trained") and "--resume" not in finish(run, None)

@@ -13,7 +13,7 @@ import yaml
 from data.module import TextDataModule
 from data.tokenizers import byte_level, train_bpe
 from model.checkpoint import load_gpt
-from model.gpt import GPTConfig
+from model.gpt import GPT, GPTConfig
 from model.training.initial import initial_config, start_from
 from tests.checkpoints import change_checkpoint, save_checkpoint
 from tests.gpts import GPT2, huggingface_gpt2, random_gpt
@@ -109,6 +109,14 @@ def test_what_the_model_has_cannot_be_chosen(chosen, message, tmp_path):
     save_checkpoint(tmp_path / "model.ckpt", small_gpt2())
     with pytest.raises(ValueError, match=message):
         initial_config(str(tmp_path / "model.ckpt"), GPTConfig(**{"context_length": 32, **chosen}), chosen.keys())
+
+
+def test_null_is_a_choice_where_it_is_not_the_default(tmp_path):
+    save_checkpoint(tmp_path / "model.ckpt", GPT(GPTConfig(vocab_size=257, embed_dim=12)))
+    without_cap = GPTConfig(logit_soft_cap=None)
+    with pytest.raises(ValueError, match=r"model\.gpt\.logit_soft_cap is None, but the model of .* has 15\.0"):
+        initial_config(str(tmp_path / "model.ckpt"), without_cap, ["logit_soft_cap"])
+    assert initial_config(str(tmp_path / "model.ckpt"), without_cap, ["window"]).logit_soft_cap == 15
 
 
 @pytest.mark.parametrize(
