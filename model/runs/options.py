@@ -37,9 +37,7 @@ SECTIONS = (
     *("trainer", "attention", "samples", "checkpoints"),
 )
 IMPORTABLE = re.compile(r"[^/\\:{}\d][^/\\:{}]*(\.[^/\\:{}]+)+")  # a name within a module; folders may be modules too
-OBJECTS = re.compile(
-    r"trainer\.(callbacks|logger|plugins)"
-)  # for which the bare name of a class of Lightning's will do
+OBJECTS = re.compile(r"trainer\.(callbacks|logger|plugins)\+?")  # the bare name of a class of Lightning will do
 
 OVERVIEW = """\
 python train.py [fit | validate] [--config FILE] [--OPTION VALUE]...
