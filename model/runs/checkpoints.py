@@ -57,7 +57,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 def check_types(path: str | Path, values: Any, types: dict[str, type]) -> None:
     """Raises ValueError unless a dict read from a checkpoint has a value of the right type under each name."""
     for name, kind in types.items():
-        if not isinstance(values, dict) or not isinstance(values.get(name), kind):
+        value = values.get(name) if isinstance(values, dict) else None
+        if not isinstance(value, kind) or (kind is int and not 0 <= value < 2**53):
             raise ValueError(
                 f"{path} is not a whole checkpoint of a run: its {name} is missing or damaged; "
                 "--model.init_from starts from its weights alone"
@@ -160,10 +161,13 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Inverse of `random_state`."""
-    torch.set_rng_state(state["torch"])
-    if device.type == "cuda" and state["cuda"] is not None:
-        torch.cuda.set_rng_state(state["cuda"], device)
-    keys, *rest = state["numpy"]
-    np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), *rest))
-    random.setstate(state["python"])
+    """Inverse of `random_state`. Raises ValueError for what it has not made."""
+    try:
+        torch.set_rng_state(state["torch"])
+        if device.type == "cuda" and state["cuda"] is not None:
+            torch.cuda.set_rng_state(state["cuda"], device)
+        keys, *rest = state["numpy"]
+        np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), *rest))
+        random.setstate(state["python"])
+    except (TypeError, ValueError, KeyError, IndexError, OverflowError, RuntimeError) as error:
+        raise ValueError("the random state in the checkpoint is damaged: resume from another one") from error

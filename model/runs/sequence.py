@@ -164,7 +164,9 @@ class RunSequence(Checkpoint):
         self.checkpoints.last_is_damaged = Path(trainer.ckpt_path).name == PREVIOUS
         start_loops_at(self.finished_step, trainer, checkpoint)
         states = checkpoint["random_states"]
-        self.resumed_random_state = states[trainer.global_rank] if trainer.global_rank < len(states) else None
+        if trainer.global_rank < len(states):
+            self.resumed_random_state = states[trainer.global_rank]
+            set_random_state(self.resumed_random_state, module.device)  # a damaged one is refused before the run begins
 
 
 def is_logged(trainer: Trainer) -> bool:

@@ -43,6 +43,13 @@ def test_a_checkpoint_restores_the_random_states(tmp_path):
     assert (draw(), draw()) == expected
 
 
+@pytest.mark.parametrize("part", ["torch", "numpy", "python"])
+def test_a_damaged_random_state_is_named(part):
+    for damaged in (None, 3, (), ("x",), ([], 1, 0, 0.0), [None] * 700):
+        with pytest.raises(ValueError, match="the random state in the checkpoint is damaged"):
+            set_random_state({**random_state(CPU), part: damaged}, CPU)
+
+
 class RunsCode:
     def __reduce__(self):
         return os.mkdir, ("code_ran",)
