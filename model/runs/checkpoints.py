@@ -58,7 +58,7 @@ def check_types(path: str | Path, values: Any, types: dict[str, type]) -> None:
     """Raises ValueError unless a dict read from a checkpoint has a value of the right type under each name."""
     for name, kind in types.items():
         value = values.get(name) if isinstance(values, dict) else None
-        if not isinstance(value, kind) or (kind is int and not 0 <= value < 2**53):
+        if not isinstance(value, kind) or (isinstance(value, int) and not 0 <= value < 2**53):
             raise ValueError(
                 f"{path} is not a whole checkpoint of a run: its {name} is missing or damaged; "
                 "--model.init_from starts from its weights alone"
