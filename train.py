@@ -26,20 +26,20 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import ArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
-from data.module import TextDataModule
+from data.datamodule import TextDataModule
 from model.checks import check_range
 from model.gpt import GPTConfig
 from model.kernels import keep_freed_memory
-from model.runs.attention import AttentionRecording
-from model.runs.checkpoints import AtomicCheckpointIO, Checkpoints
 from model.runs.command_line import exit_status, parse
 from model.runs.failures import explained
 from model.runs.folder import CHECKPOINTS, METRICS, RUNS, find_checkpoint, new_run_dir
 from model.runs.metrics import CSVLogger
 from model.runs.options import OVERVIEW, RunFolder, expand, quiet
 from model.runs.progress import say
+from model.runs.recording import AttentionRecording
 from model.runs.records import finish
 from model.runs.samples import Samples
+from model.runs.saving import AtomicCheckpointIO, Checkpoints
 from model.runs.sequence import RunSequence
 from model.runs.stopping import TrainingInterrupted
 from model.runs.wandb_logger import WandbLogger, WandbMode

@@ -132,7 +132,7 @@ class Tokenizer:
 
     def huggingface_files(self) -> dict[str, dict]:
         """Files with which Hugging Face's AutoTokenizer encodes as this tokenizer does: name -> content, for JSON."""
-        from data.huggingface import tokenizer_files
+        from data.tokenizer_files import tokenizer_files
 
         return tokenizer_files(self)
 

@@ -1,4 +1,4 @@
-"""From a checkpoint file back to a GPT. Training writes the files, see model/runs/checkpoints.py.
+"""From a checkpoint file back to a GPT. Training writes the files, see model/runs/saving.py.
 
 A checkpoint may come from a stranger. Nothing in it is run, and no memory is taken that its size does not account for:
 what it describes is compared with what it holds before a model is built.

@@ -62,8 +62,8 @@ def import_model(arguments: argparse.Namespace) -> None:
     """Writes a checkpoint that every script and --model.init_from take."""
     import torch
 
+    from model.exchange.huggingface import check_tokenizer, from_huggingface, local_folder
     from model.files import atomic_file
-    from model.huggingface import check_tokenizer, from_huggingface, local_folder
 
     output = arguments.output
     if output.exists():
@@ -87,7 +87,7 @@ def import_model(arguments: argparse.Namespace) -> None:
 
 def tokenizer_of(folder: Path, gpt: GPT, name: str | None) -> Tokenizer:
     """The tokenizer of that name, or the one in the folder; GPT-2's for a model of its vocabulary size without any."""
-    from data.huggingface import read_tokenizer
+    from data.tokenizer_files import read_tokenizer
     from data.tokenizers import byte_level, published
 
     if name == "bpe":
@@ -107,8 +107,8 @@ def tokenizer_of(folder: Path, gpt: GPT, name: str | None) -> Tokenizer:
 
 
 def export_model(arguments: argparse.Namespace) -> None:
-    from model.gguf import to_gguf
-    from model.huggingface import to_huggingface
+    from model.exchange.gguf import to_gguf
+    from model.exchange.huggingface import to_huggingface
 
     gpt, tokenizer, _ = open_checkpoint(find_checkpoint(arguments.checkpoint))
     output = arguments.output

@@ -32,7 +32,7 @@ from scripts.prompting import choose_device, is_huggingface, open_model
 if TYPE_CHECKING:
     import numpy as np
 
-    from data.module import TextDataModule
+    from data.datamodule import TextDataModule
     from data.tokenizers import Tokenizer
 
 # Options of the data that say which text, and those that only training has. The tokenizer is the model's.
@@ -86,7 +86,7 @@ def build_parser() -> Parser:
 
 def open_data(own: Parser, checkpoint: Path | None, options: list[str]) -> TextDataModule:
     """The text that the options name, else that of the run which the checkpoint is of; raises as `text_data`."""
-    from data.module import TextDataModule
+    from data.datamodule import TextDataModule
 
     names = set(inspect.signature(TextDataModule).parameters) - OF_TRAINING
     typed = {option.split("=")[0] for option in options}
@@ -141,7 +141,7 @@ def evaluate_text(arguments: argparse.Namespace, data: TextDataModule) -> None:
     """Prints how well the model predicts the text."""
     import torch
 
-    from model.evaluation import text_logprobs
+    from model.exchange.evaluation import text_logprobs
 
     gpt, tokenizer, heading = open_model(arguments.checkpoint, choose_device(arguments.device))
     context_length = gpt.config.context_length

@@ -10,7 +10,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import make_table
 
-from model.evaluation import continuation_scores
+from model.exchange.evaluation import continuation_scores
 from scripts.writing import write
 
 if TYPE_CHECKING:

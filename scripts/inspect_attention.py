@@ -31,7 +31,7 @@ from scripts.prompting import open_checkpoint, prompt_text
 if TYPE_CHECKING:
     from data.tokenizers import Tokenizer
     from model.inspection.archive import Probe
-    from model.inspection.page import Captures
+    from model.pages.page import Captures
 
 DESCRIPTION = """\
 Writes what a GPT attends to: one HTML page that opens without a network, a picture, or a table of the numbers.
@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> None:
     check(arguments)
 
     from model.inspection.archive import AttentionArchive
-    from model.inspection.page import Captures
+    from model.pages.page import Captures
 
     if arguments.live:
         say_where(write_live(arguments), arguments)
@@ -232,8 +232,8 @@ def read_prompt(models: list[Path | None], steps: list[int] | None, prompt: str)
     Models with one tokenizer read the same random tokens, so that their maps can be subtracted.
     """
     from model.inspection.archive import Probe
-    from model.inspection.page import Captures
     from model.inspection.recorder import take_snapshot
+    from model.pages.page import Captures
 
     paths = [find_checkpoints(path, steps) for path in models]
     loaded = [[open_checkpoint(path) for path in of_model] for of_model in paths]
@@ -310,8 +310,8 @@ def numbers_between(steps: list[int]) -> str:
 def write(shown: list[Captures], title: str, output: Path, arguments: argparse.Namespace) -> None:
     """Writes the page, the picture or the table that the options ask for."""
     from model.files import write_atomically
-    from model.inspection import export
-    from model.inspection.page import attention_page
+    from model.pages import export
+    from model.pages.page import attention_page
 
     if output.suffix in PAGE:
         write_atomically(output, attention_page(shown, title).encode())

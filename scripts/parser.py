@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from model.runs.command_line import parse
 
 if TYPE_CHECKING:
-    from data.module import TextDataModule
+    from data.datamodule import TextDataModule
 
 
 class Parser(argparse.ArgumentParser):
@@ -61,7 +61,7 @@ def text_data(
     """
     from jsonargparse import ArgumentParser
 
-    from data.module import TextDataModule
+    from data.datamodule import TextDataModule
 
     parser = ArgumentParser(
         prog=own.prog,

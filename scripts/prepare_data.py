@@ -17,7 +17,7 @@ from model.runs.command_line import exit_status
 from scripts.parser import Parser, text_data
 
 if TYPE_CHECKING:
-    from data.module import TextDataModule
+    from data.datamodule import TextDataModule
 
 DEFAULT_CONFIG = Path(__file__).resolve().parents[1] / "configs" / "default.yaml"
 

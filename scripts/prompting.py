@@ -24,7 +24,7 @@ def open_checkpoint(checkpoint: Path, device: str | torch.device = "cpu") -> tup
     """
     from data.tokenizers import Tokenizer
     from model.checkpoint import load_gpt
-    from model.huggingface import check_tokenizer
+    from model.exchange.huggingface import check_tokenizer
 
     gpt, info = load_gpt(checkpoint, device)
     try:
@@ -49,8 +49,8 @@ def open_model(path: Path | None, device: torch.device) -> tuple[GPT, Tokenizer,
         checkpoint = find_checkpoint(path)
         gpt, tokenizer, step = open_checkpoint(checkpoint, device)
         return gpt, tokenizer, f"{checkpoint}, step {step}, on {device}"
-    from data.huggingface import read_tokenizer
-    from model.huggingface import check_tokenizer, from_huggingface
+    from data.tokenizer_files import read_tokenizer
+    from model.exchange.huggingface import check_tokenizer, from_huggingface
 
     gpt, tokenizer = from_huggingface(path), read_tokenizer(path)
     check_tokenizer(gpt, tokenizer)

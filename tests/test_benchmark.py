@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from model.runs.attention import AttentionRecording
+from model.runs.recording import AttentionRecording
 from scripts import benchmark
 from scripts.benchmarks import contenders, gpt2, measuring, results
 

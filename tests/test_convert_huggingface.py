@@ -8,8 +8,8 @@ import torch
 
 from data.tokenizers import byte_level
 from model.checkpoint import load_gpt
+from model.exchange.huggingface import from_huggingface, to_huggingface
 from model.gpt import GPTConfig
-from model.huggingface import from_huggingface, to_huggingface
 from scripts.convert_huggingface import main
 from tests.checkpoints import save_checkpoint
 from tests.command_lines import call

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from data.module import TextDataModule
+from data.datamodule import TextDataModule
 from data.tokenizers import byte_level
 from model.checkpoint import load_gpt
 from model.gpt import GPTConfig
@@ -150,7 +150,7 @@ def test_the_limit_of_training_holds(run_dir, capsys, files):
 
 
 def test_a_folder_of_hugging_face_is_read_like_a_checkpoint(capsys, tmp_path, files):
-    huggingface = pytest.importorskip("model.huggingface")
+    huggingface = pytest.importorskip("model.exchange.huggingface")
     pytest.importorskip("safetensors")
     run_dir = save_run(tmp_path / "run", **GPT2)
     gpt, _ = load_gpt(run_dir / "checkpoints" / "best.ckpt")

@@ -18,8 +18,8 @@ from matplotlib.image import imread
 from data.tokenizers import byte_level, train_bpe
 from model.gpt import GPT, GPTConfig
 from model.inspection.archive import AttentionArchive, Probe
-from model.inspection.page import Captures
 from model.inspection.recorder import capture, draw_repeated_probe, record_maps
+from model.pages.page import Captures
 from scripts.inspect_attention import build_parser, main, prompt_title
 from tests.checkpoints import change_checkpoint, save_checkpoint
 from tests.command_lines import call
@@ -328,7 +328,7 @@ def test_a_checkpoint_outside_a_run_needs_a_text_to_be_tried_on(monkeypatch, tmp
     assert "give --prompt with 2 to 32 tokens" in capsys.readouterr().err
     assert main(["--live", "--checkpoint", "model.ckpt", "--prompt", "abc"]) == 0
     assert data_of(Path("model.html"))["opening"] == list(b"abc")
-    monkeypatch.setattr("model.inspection.live.MAX_REFERENCE", 300)
+    monkeypatch.setattr("model.pages.live.MAX_REFERENCE", 300)
     sentences = {5_000: "limit is 0 MB: it has 26,160 weights", 150_000: "a page with this model would take 0."}
     for limit, sentence in sentences.items():
         monkeypatch.setattr("model.runs.records.MAX_BYTES", limit)
@@ -461,7 +461,7 @@ def test_control_c_ends_it_without_a_traceback(monkeypatch, capsys):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("model.inspection.page.attention_page", stop)
+    monkeypatch.setattr("model.pages.page.attention_page", stop)
     assert main(["--run", "runs/first", "--output", "stopped.html"]) == 130
     assert not capsys.readouterr().err and not Path("stopped.html").exists()
 

@@ -16,12 +16,12 @@ import pytest
 import torch
 import yaml
 
-from data.module import TextDataModule
-from model import evaluation
+from data.datamodule import TextDataModule
 from model.checkpoint import load_gpt
+from model.exchange import evaluation
 from model.gpt import GPT, GPTConfig
-from model.runs.attention import AttentionRecording
 from model.runs.options import OVERVIEW
+from model.runs.recording import AttentionRecording
 from model.runs.samples import Samples
 from model.training import hardware
 from model.training.optimizer import OptimizerConfig, build_optimizer

@@ -195,7 +195,7 @@ runpy.run_path("train.py", run_name="__main__")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX")
-@pytest.mark.parametrize("module", ["lightning.pytorch", "data.module"])
+@pytest.mark.parametrize("module", ["lightning.pytorch", "data.datamodule"])
 def test_ctrl_c_during_the_imports_shows_no_traceback(module):
     command = [sys.executable, "-c", INTERRUPTED_IMPORT, module]
     ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)

@@ -1,1 +1,1 @@
-"""How the network is looked at: recorded attention maps, head scores, pictures and pages."""
+"""What heads do, as numbers: recorded attention maps, scores, lens, attribution and ablation."""

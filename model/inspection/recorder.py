@@ -27,7 +27,7 @@ from model.gpt import GPT
 from model.inspection.ablation import ablation, part_means
 from model.inspection.archive import DETAILS_DIGITS, DETAILS_VERSION, AttentionArchive, Probe, Snapshot, as_json
 from model.inspection.attribution import attribution
-from model.inspection.circuits import copying_scores, value_norms
+from model.inspection.copying import copying_scores, value_norms
 from model.inspection.heads import score_heads
 from model.inspection.lens import predictions
 from model.inspection.trace import attention_formula, in_float32, observed, trace, undisturbed, visible_keys

@@ -17,10 +17,10 @@ from model.files import write_atomically
 from model.gpt import GPT
 from model.inspection.archive import AttentionArchive, Probe, Snapshot
 from model.inspection.heads import score_heads
-from model.inspection.live import pack
-from model.inspection.page import MAX_BYTES, Captures, live_page
 from model.inspection.recorder import capture
-from model.inspection.report import report_page
+from model.pages.live import pack
+from model.pages.page import MAX_BYTES, Captures, live_page
+from model.pages.report import report_page
 from model.runs.folder import (
     ATTENTION,
     CHECKPOINTS,

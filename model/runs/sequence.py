@@ -12,12 +12,12 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 
-from model.runs.attention import AttentionRecording
-from model.runs.checkpoints import Checkpoints, gather_random_states, set_random_state, start_loops_at
 from model.runs.folder import PREVIOUS
 from model.runs.metrics import CSVLogger, TrainingMetrics, check_finite, log_metrics
 from model.runs.progress import Progress
+from model.runs.recording import AttentionRecording
 from model.runs.samples import Samples
+from model.runs.saving import Checkpoints, gather_random_states, set_random_state, start_loops_at
 from model.runs.stopping import StopSignals, TrainingInterrupted
 
 

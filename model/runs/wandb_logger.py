@@ -54,7 +54,7 @@ class WandbLogger(Logger):
 
     def log_attention(self, archive: AttentionArchive) -> None:
         """Shows the newest maps, and the scores of all heads, as pictures."""
-        from model.inspection.images import mosaic_pixels, score_pixels
+        from model.pages.images import mosaic_pixels, score_pixels
 
         newest = archive.snapshots[-1]
         pixels = {f"attention/{name}/heads": score_pixels(score) for name, score in newest.scores.items()}
@@ -63,7 +63,7 @@ class WandbLogger(Logger):
 
     def log_attention_page(self, archive: AttentionArchive, step: int) -> None:
         """Shows the page of all maps, and keeps their files, which must not change afterwards, as an artifact."""
-        from model.inspection.page import Captures, attention_page
+        from model.pages.page import Captures, attention_page
 
         page = attention_page([Captures.of(archive, self.run_dir.name)], self.run_dir.name)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from model.checkpoint import build_gpt, load_gpt, read_description
+from model.exchange.huggingface import from_huggingface
 from model.gpt import GPT, GPTConfig
-from model.huggingface import from_huggingface
 
 CHOSEN = ("context_length", "dropout")  # by the run and not by the model
 ROUNDED_UP = 128  # a vocabulary may have fewer unused tokens than this, so that its size is a round number

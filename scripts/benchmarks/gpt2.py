@@ -24,10 +24,10 @@ import yaml
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from model.exchange.gguf import to_gguf
+from model.exchange.huggingface import GPT2, optional_package, write_options
 from model.generation import generate
-from model.gguf import to_gguf
 from model.gpt import GPT, GPTConfig
-from model.huggingface import GPT2, optional_package, write_options
 from model.kernels import has_fast_bfloat16, keep_freed_memory, record_cuda_graph
 from model.training.hardware import compile_where_it_pays, missing_compiler
 from model.training.optimizer import OptimizerConfig, build_optimizer

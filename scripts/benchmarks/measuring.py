@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
 from model.gpt import in_eval_mode
-from model.runs.attention import AttentionRecording
+from model.runs.recording import AttentionRecording
 from scripts.benchmarks.contenders import WARM_UP, Row, leave_result
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data.module import TextDataModule
+from data.datamodule import TextDataModule
 from scripts.prepare_data import main
 
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from data.corpora.repetitions import LETTERS, RepetitionCorpus
-from data.module import TextDataModule
+from data.datamodule import TextDataModule
 
 CORPUS = RepetitionCorpus(num_documents=400)
 

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from data.cache import CorpusCache, TokenizedCorpus
 from data.corpora.files import FileCorpus, file_corpus
+from data.token_cache import CorpusCache, TokenizedCorpus
 from data.writing import new_file
 
 LIMITS = {"train": None, "validation": None}
@@ -163,7 +163,7 @@ def test_a_run_that_waits_for_another_ones_tokens_says_so(folder: Path, tmp_path
 # A run that tokenises slowly and in small shards, so that it can be killed in the middle.
 RUN = """
 import sys, time
-from data import cache, writing
+from data import token_cache, writing
 from data.corpora.files import FileCorpus, file_corpus
 
 writing.BATCH_CHARS = 2000

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.module import TextDataModule
+from data.datamodule import TextDataModule
 from model.checkpoint import load_gpt, read_checkpoint
 from model.inspection.archive import AttentionArchive
 from model.runs.folder import resume_point

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow
 import pyarrow.parquet
 
-from data.module import TextDataModule
+from data.datamodule import TextDataModule
 from tests.faults.runs import Lab, check_mistake, run
 
 Case = Callable[[Lab], str]

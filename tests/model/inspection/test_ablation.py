@@ -9,7 +9,7 @@ from torch import nn
 
 from model.inspection import ablation as module
 from model.inspection.ablation import ablation, part_means
-from tests.model.inspection.architectures import CONFIGS, TOKENS, architecture
+from tests.model.pages.architectures import CONFIGS, TOKENS, architecture
 
 BATCH = torch.arange(3 * 10).view(3, 10)
 FIRST = 4

@@ -13,7 +13,7 @@ from model.inspection.attribution import attribution
 from model.inspection.recorder import capture
 from model.inspection.trace import trace
 from tests.gpts import random_gpt
-from tests.model.inspection.architectures import CONFIGS, TOKENS, architecture, linear_part
+from tests.model.pages.architectures import CONFIGS, TOKENS, architecture, linear_part
 
 CONFIG_FILES = Path(__file__).parents[3] / "configs"
 

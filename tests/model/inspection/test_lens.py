@@ -11,7 +11,7 @@ from model.inspection import lens
 from model.inspection.lens import predictions
 from model.inspection.trace import trace
 from tests.gpts import huggingface_gpt2, random_gpt
-from tests.model.inspection.architectures import CONFIGS, MODERN, TOKENS, architecture
+from tests.model.pages.architectures import CONFIGS, MODERN, TOKENS, architecture
 
 TOLERANCE = {"atol": 1e-5, "rtol": 1e-4}
 

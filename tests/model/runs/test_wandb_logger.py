@@ -13,7 +13,7 @@ from matplotlib.image import imread
 
 from model.inspection.archive import AttentionArchive
 from model.inspection.heads import SCORES
-from model.inspection.images import mosaic_pixels, score_pixels
+from model.pages.images import mosaic_pixels, score_pixels
 from model.runs.wandb_logger import WandbLogger, wandb_loggers, wandb_mode
 
 

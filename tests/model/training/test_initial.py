@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 import yaml
 
-from data.module import TextDataModule
+from data.datamodule import TextDataModule
 from data.tokenizers import byte_level, train_bpe
 from model.checkpoint import load_gpt
 from model.gpt import GPT, GPTConfig
@@ -53,7 +53,7 @@ def finetune(text, *options):
 @pytest.mark.slow
 def test_a_run_begins_with_the_loss_of_the_model_and_resumes_without_it(small_text, tmp_path, monkeypatch):
     pytest.importorskip("safetensors.torch")
-    from model.huggingface import to_huggingface
+    from model.exchange.huggingface import to_huggingface
 
     monkeypatch.chdir(tmp_path)
     gpt = small_gpt2()
@@ -154,7 +154,7 @@ def test_the_weights_of_a_checkpoint_are_read_once(tmp_path):
 
 def test_a_folder_of_another_vocabulary_is_refused(tmp_path):
     pytest.importorskip("safetensors.torch")
-    from model.huggingface import to_huggingface
+    from model.exchange.huggingface import to_huggingface
 
     gpt = small_gpt2(vocab_size=600)
     to_huggingface(gpt, tmp_path / "model")

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from data.tokenizers import Tokenizer
 from model.checkpoint import load_gpt, read_checkpoint
 from model.gpt import GPTConfig
-from model.runs.attention import AttentionRecording
+from model.runs.recording import AttentionRecording
 from model.runs.samples import Samples
 from model.training import hardware
 from model.training.module import GPTModule, check_same_model, check_same_optimizer

@@ -1,0 +1,318 @@
+"""Batches for training and validation: corpus, tokenizer, token files and order, as a LightningDataModule.
+
+Letters: B sequences in a batch, T tokens of context.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Iterator
+from functools import partial
+from typing import Literal
+
+import lightning
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from data import corpora, tokenizers
+from data.sampler import WindowSampler
+from data.store import TokenStore
+from data.token_cache import CorpusCache, TokenizedCorpus
+from data.tokenizers import Tokenizer
+
+IGNORED = -100  # cross_entropy's ignore_index
+DEFAULT_BPE_VOCAB_SIZE = 2048
+
+_log = logging.getLogger(__name__)
+
+# Steps sampled at once, to amortise the cost.
+_STEPS_DRAWN = 256
+
+
+class TextDataModule(lightning.LightningDataModule):
+    """Text as batches {"tokens": (B, T), "targets": (B, T)}, int64; targets are the tokens that follow.
+
+    Training batches never end and depend on (seed, step) alone. Validation is one exact pass over adjacent windows:
+    each token of the text is predicted once, and the rest of the last batch has targets of -100.
+
+    Args:
+        corpus: stdlib (the source of Python's standard library), files, hub (any name or folder for `datasets`), or
+            repetitions (generated, to see induction heads form).
+        files: globs of text, jsonl, csv or parquet, each may be .gz or .zst; setting it means --data.corpus files.
+        validation_files: globs of files to validate on; otherwise part of `files` is held out.
+        documents: what one document of a text file is: the whole file, or each block between blank lines.
+        dataset: name on the Hugging Face Hub, or folder of parquet, jsonl or arrow files; setting it means
+            --data.corpus hub.
+        dataset_config: configuration of the data set, where it has several.
+        dataset_split: split to train on.
+        dataset_validation_split: split to validate on; by default its own validation split where it has one.
+        dataset_revision: commit or tag on the Hub, to read the same text next year.
+        text_column: column that holds the text, in tables and data sets.
+        streaming: read the data set as it arrives, without storing it; needs max_tokens.
+        max_tokens: tokens to train on at most, from the beginning of the corpus; the validation split is cut to
+            validation_fraction of it. Default: all.
+        validation_fraction: part of the corpus to validate on, where it does not come with its own.
+        tokenizer: bpe (trained on the training split), bytes, or a published tiktoken encoding such as gpt2.
+        vocab_size: tokens of the bpe tokenizer, end-of-text included (default 2048); the others bring their own.
+        context_length: tokens T in a sequence.
+        batch_size: sequences B in a batch, over all devices.
+        validation_batch_size: sequences in a validation batch, over all devices (default: batch_size).
+        repeat_fraction: share of the training windows in which the first half is shown twice. What stands in the
+            second half is then best predicted by looking back, which makes induction heads form early.
+        document_masking: also yield "document_ids" (B, T), which tell tokens of different documents apart.
+        seed: of the order of the training windows.
+        num_workers: loader processes; 0 is right unless a profile says otherwise.
+        num_processes: threads that tokenise at once (default: one a core).
+        cache_dir: where tokens are kept (default: $GLASSGPT_CACHE, or .cache/glassgpt beside this project).
+
+    Raises ValueError or FileNotFoundError for options that contradict each other or name nothing.
+    """
+
+    def __init__(
+        self,
+        corpus: str = "stdlib",
+        files: list[str] | str | None = None,
+        validation_files: list[str] | str | None = None,
+        documents: Literal["file", "block"] = "file",
+        dataset: str | None = None,
+        dataset_config: str | None = None,
+        dataset_split: str = "train",
+        dataset_validation_split: str | None = None,
+        dataset_revision: str | None = None,
+        text_column: str = "text",
+        streaming: bool = False,
+        max_tokens: int | None = None,
+        validation_fraction: float = 0.1,
+        tokenizer: str = "bpe",
+        vocab_size: int | None = None,
+        context_length: int = 128,
+        batch_size: int = 16,
+        validation_batch_size: int | None = None,
+        repeat_fraction: float = 0.0,
+        document_masking: bool = False,
+        seed: int = 1337,
+        num_workers: int = 0,
+        num_processes: int | None = None,
+        cache_dir: str | None = None,
+    ):
+        super().__init__()
+        _check_at_least(0, num_workers=num_workers)
+        _check_at_least(
+            1,
+            context_length=context_length,
+            batch_size=batch_size,
+            validation_batch_size=validation_batch_size,
+            max_tokens=max_tokens,
+            vocab_size=vocab_size,
+            num_processes=num_processes,
+        )
+        if not 0 < validation_fraction < 1:
+            raise ValueError(f"data.validation_fraction is {validation_fraction}: it must lie between 0 and 1")
+        if not 0 <= repeat_fraction <= 1:
+            raise ValueError(f"data.repeat_fraction is {repeat_fraction}: it must lie between 0 and 1")
+        if streaming and max_tokens is None:
+            raise ValueError("data.streaming reads without an end: set --data.max_tokens to the tokens to train on")
+        tokenizers.check_name(tokenizer)
+
+        self.corpus = corpora.build(
+            corpus,
+            files=files,
+            validation_files=validation_files,
+            documents=documents,
+            dataset=dataset,
+            dataset_config=dataset_config,
+            dataset_split=dataset_split,
+            dataset_validation_split=dataset_validation_split,
+            dataset_revision=dataset_revision,
+            text_column=text_column,
+            streaming=streaming,
+            validation_fraction=validation_fraction,
+        )
+        validation_tokens = None if max_tokens is None else max(int(max_tokens * validation_fraction), 2)
+        self.cache = CorpusCache(
+            self.corpus,
+            tokenizer,
+            vocab_size or DEFAULT_BPE_VOCAB_SIZE,
+            max_tokens={"train": max_tokens, "validation": validation_tokens},
+            cache_dir=cache_dir,
+        )
+        self.context_length = context_length
+        self.batch_size = batch_size
+        self.validation_batch_size = validation_batch_size or batch_size
+        self.repeat_fraction = repeat_fraction
+        self.document_masking = document_masking
+        self.seed = seed
+        self.num_workers = num_workers
+        self.num_processes = num_processes
+        self._tokenized: TokenizedCorpus | None = None
+
+    def prepare_data(self) -> None:
+        """Tokenises the corpus unless the cache holds it."""
+        self.cache.prepare(self.num_processes)
+
+    def setup(self, stage: str | None = None) -> None:
+        """Opens the token files. Raises ValueError where they are shorter than a window."""
+        if self._tokenized is not None:
+            return
+        tokenized = self.cache.prepare(self.num_processes)
+        self._sampler(tokenized)
+        self._tokenized = tokenized
+
+    @property
+    def tokenized(self) -> TokenizedCorpus:
+        if self._tokenized is None:
+            raise RuntimeError("call prepare_data() and setup() first")
+        return self._tokenized
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.tokenized.tokenizer
+
+    @property
+    def validation_tokens(self) -> int:
+        return self.tokenized.validation.num_tokens
+
+    @property
+    def validation_bytes(self) -> int:
+        """UTF-8 bytes of the validation text: what bits per byte are divided by."""
+        return self.tokenized.validation.num_bytes
+
+    def validation_text(self, max_chars: int | None = None) -> str:
+        """The beginning of the validation split, or all of it, without end-of-text."""
+        # A character is at most four tokens, and before each there may be an end-of-text.
+        num_tokens = self.validation_tokens if max_chars is None else 8 * max_chars
+        tokens = self.tokenized.validation.read(0, num_tokens)
+        return self.tokenizer.decode(tokens[tokens != self.tokenizer.end_of_text])[:max_chars]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"training_text": self.tokenized.train.checksum}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Warns if a resumed run trains on a different text."""
+        if self.trainer.state.fn == "fit" and state != self.state_dict():
+            _log.warning("The training text is not the one that this checkpoint was trained on; going on with it.")
+
+    def train_dataloader(self) -> DataLoader:
+        """Endless batches, from the trainer's current step on."""
+        first_step = self.trainer.global_step * self.trainer.accumulate_grad_batches if self.trainer else 0
+        place = self._place("batch_size", self.batch_size)
+        sampler = self._sampler(self.tokenized)
+        return self._loader(TrainingWindows(self.tokenized.train, sampler, first_step, *place, self.repeat_fraction))
+
+    def val_dataloader(self) -> DataLoader:
+        """Every window of the validation split, once over all devices."""
+        size = self.validation_batch_size
+        place = self._place("validation_batch_size", size)
+        return self._loader(ValidationWindows(self.tokenized.validation, self.context_length, size, *place))
+
+    def _sampler(self, tokenized: TokenizedCorpus) -> WindowSampler:
+        return WindowSampler(tokenized.train.num_tokens, self.context_length, self.batch_size, self.seed)
+
+    def _place(self, option: str, batch_size: int) -> tuple[int, int]:
+        """This device's rank and the number of devices. Raises ValueError if they cannot share a batch equally."""
+        if self.trainer is None:
+            return 0, 1
+        if batch_size % self.trainer.world_size:
+            raise ValueError(
+                f"a batch of {batch_size} sequences cannot be shared by {self.trainer.world_size} devices: "
+                f"set --data.{option} to a multiple of {self.trainer.world_size}"
+            )
+        return self.trainer.global_rank, self.trainer.world_size
+
+    def _loader(self, windows: TrainingWindows | ValidationWindows) -> DataLoader:
+        return DataLoader(
+            windows,
+            batch_size=None,  # the data set yields whole batches
+            collate_fn=partial(as_batch, end_of_text=self.tokenizer.end_of_text, with_documents=self.document_masking),
+            num_workers=self.num_workers,
+            worker_init_fn=_ignore_signals,
+            pin_memory=torch.cuda.is_available(),
+            generator=torch.Generator(),  # otherwise each new iterator would advance the global one
+        )
+
+
+class TrainingWindows(IterableDataset):
+    """Windows (B, T + 1) of each step from `first_step` on, without end; loader workers take turns.
+
+    In `repeat_fraction` of them, evenly spread, the second half is the first half again.
+    """
+
+    def __init__(
+        self,
+        tokens: TokenStore,
+        sampler: WindowSampler,
+        first_step: int,
+        rank: int = 0,
+        world_size: int = 1,
+        repeat_fraction: float = 0.0,
+    ):
+        self.tokens, self.sampler, self.first_step = tokens, sampler, first_step
+        self.rank, self.world_size = rank, world_size
+        self.repeat_fraction = repeat_fraction
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        worker, num_workers = _loader_worker()
+        steps = self.first_step + worker + num_workers * np.arange(_STEPS_DRAWN)
+        while True:
+            for step, starts in zip(steps, self.sampler.starts(steps, self.rank, self.world_size), strict=True):
+                windows = self.tokens.gather(starts, self.sampler.context_length + 1)
+                first = step * self.sampler.batch_size + self.rank * len(starts)
+                drawn = first + np.arange(len(starts) + 1)  # numbers of the windows since the beginning
+                repeated = np.diff(np.floor(drawn * self.repeat_fraction)) > 0
+                half = windows.shape[1] // 2
+                windows[repeated, -half:] = windows[repeated, :half]
+                yield windows
+            steps += num_workers * _STEPS_DRAWN
+
+
+class ValidationWindows(IterableDataset):
+    """Adjacent windows (B, T + 1) from the first token to the last; beyond the last token they hold IGNORED."""
+
+    def __init__(self, tokens: TokenStore, context_length: int, batch_size: int, rank: int, world_size: int):
+        self.tokens, self.context_length, self.batch_size = tokens, context_length, batch_size
+        self.rank, self.world_size = rank, world_size
+
+    def __len__(self) -> int:
+        num_windows = -(-(self.tokens.num_tokens - 1) // self.context_length)
+        return -(-num_windows // self.batch_size)
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        share, length = self.batch_size // self.world_size, self.context_length + 1
+        worker, num_workers = _loader_worker()
+        for batch in range(worker, len(self), num_workers):
+            first = batch * self.batch_size + self.rank * share
+            windows = np.full((share, length), IGNORED)
+            for row, window in enumerate(windows, first):
+                tokens = self.tokens.read(row * self.context_length, length)
+                window[: len(tokens)] = tokens
+            yield windows
+
+
+def as_batch(windows: np.ndarray, end_of_text: int, with_documents: bool) -> dict[str, Tensor]:
+    """Inputs and targets (B, T) of windows (B, T + 1), and on request the number of each token's document (B, T)."""
+    tokens = np.maximum(windows[:, :-1], 0)  # any token will do where nothing is predicted
+    batch = {"tokens": tokens, "targets": np.ascontiguousarray(windows[:, 1:])}
+    if with_documents:
+        batch["document_ids"] = np.cumsum(tokens == end_of_text, axis=1)
+    return {name: torch.from_numpy(array) for name, array in batch.items()}
+
+
+def _ignore_signals(worker: int) -> None:
+    """Ctrl-C reaches every process of a terminal; the main one still needs batches to end its step, then ends these."""
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)
+
+
+def _loader_worker() -> tuple[int, int]:
+    """This loader process's number and how many there are."""
+    info = get_worker_info()
+    return (info.id, info.num_workers) if info else (0, 1)
+
+
+def _check_at_least(minimum: int, **options: int | None) -> None:
+    for name, value in options.items():
+        if value is not None and not minimum <= value < 2**53:
+            raise ValueError(f"data.{name} is {value}: it must be {minimum} or more, and below 2^53")

@@ -1,0 +1,1 @@
+"""Other programs' formats, and how well a model predicts a text."""

@@ -1,0 +1,92 @@
+"""A GPT of GPT-2's family as a GGUF file, which llama.cpp opens: its architecture "gpt2", all weights in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from model.exchange.huggingface import (
+    GPT2,
+    ExportedTokenizer,
+    check_tokenizer,
+    optional_package,
+    split_name,
+    unexpressed,
+)
+from model.gpt import GPT
+
+# Our module -> llama.cpp's; * is the number of the layer.
+MODULES = {
+    "token_embedding": "token_embd",
+    "position_embedding": "position_embd",
+    "blocks.*.attention_norm": "blk.*.attn_norm",
+    "blocks.*.attention.qkv_proj": "blk.*.attn_qkv",
+    "blocks.*.attention.output_proj": "blk.*.attn_output",
+    "blocks.*.feed_forward_norm": "blk.*.ffn_norm",
+    "blocks.*.feed_forward.up_proj": "blk.*.ffn_up",
+    "blocks.*.feed_forward.down_proj": "blk.*.ffn_down",
+    "final_norm": "output_norm",
+    "head": "output",
+}
+
+
+def to_gguf(gpt: GPT, path: str | Path, tokenizer: ExportedTokenizer) -> None:
+    """Writes the model with its tokenizer. quantize of llama.cpp makes smaller files of this one.
+
+    llama.cpp splits text into pieces by rules that it knows by name. GPT-2's and bytes are among them; for others
+    GPT-4's rule, the nearest, is named, so that it may cut a text elsewhere than the tokenizer, mostly at the beginning
+    of indented lines.
+
+    Raises:
+        FileExistsError: if there is something at `path` already.
+        ValueError: if the model is not of GPT-2's family; the message names the option. Or if the tokenizer has more
+            tokens than the model.
+        ModuleNotFoundError: if the package gguf is missing.
+    """
+    gguf = optional_package("gguf")
+    path, config = Path(path), gpt.config
+    obstacle = unexpressed(config, GPT2) or (f"activation {config.activation}" if config.activation != "gelu" else None)
+    if obstacle:
+        raise ValueError(f"a GGUF file holds a GPT of GPT-2's family only, which this is not: it has {obstacle}")
+    check_tokenizer(gpt, tokenizer)
+    if path.exists():
+        raise FileExistsError(f"{path} exists already: name a new file")
+    aside = path.with_name(f".{path.name}.aside")
+    writer = gguf.GGUFWriter(aside, "gpt2")
+    writer.add_context_length(config.context_length)
+    writer.add_embedding_length(config.embed_dim)
+    writer.add_feed_forward_length(config.feed_forward_dim)
+    writer.add_block_count(config.num_layers)
+    writer.add_head_count(config.num_heads)
+    writer.add_layer_norm_eps(1e-5)
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+
+    content = tokenizer.huggingface_files()["tokenizer.json"]
+    model, special = content["model"], {added["id"]: added["content"] for added in content["added_tokens"]}
+    texts = {rank: text for text, rank in model["vocab"].items()} | special
+    kinds = dict.fromkeys(model["vocab"].values(), gguf.TokenType.NORMAL)
+    kinds |= dict.fromkeys(special, gguf.TokenType.CONTROL)
+    ids = range(config.vocab_size)  # which may be rounded up
+    writer.add_tokenizer_model("gpt2")  # which means byte-pair encoding
+    has_gpt2_rule = tokenizer.name in ("gpt2", "r50k_base", "bytes")  # without merges any rule will do
+    writer.add_tokenizer_pre("gpt-2" if has_gpt2_rule else "llama-bpe")
+    writer.add_token_list([texts.get(token, f"[unused {token}]") for token in ids])
+    writer.add_token_types([kinds.get(token, gguf.TokenType.UNUSED) for token in ids])
+    # llama.cpp wants at least one merge. The byte 0xff is in no text, so this one never happens.
+    writer.add_token_merges([" ".join(pair) for pair in model["merges"]] or ["ÿ ÿ"])
+    writer.add_bos_token_id(tokenizer.end_of_text)
+    writer.add_eos_token_id(tokenizer.end_of_text)
+    writer.add_add_bos_token(False)
+
+    for name, weight in gpt.state_dict().items():
+        module, layer, kind = split_name(name)
+        if module != "head" or not config.tie_embeddings:
+            theirs = f"{MODULES[module].replace('*', layer)}.{kind}"
+            writer.add_tensor(theirs, weight.float().cpu().contiguous().numpy())
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)

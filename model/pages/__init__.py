@@ -1,0 +1,1 @@
+"""What a person sees of a model: the pages, reports, pictures and tables."""

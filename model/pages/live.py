@@ -1,0 +1,210 @@
+"""Packs trained models for a page that runs them: weights, tokenizer, and what the page checks itself against.
+
+The page's data is a manifest, which is JSON, and for each snapshot of the model one block of bytes in base64, all laid
+out alike. The manifest's tensors say where in a block each weight matrix begins and how it is stored:
+
+    bfloat16    the upper halves of float32 numbers, for small models
+    int8        for others: the scale of each row in float32, and then each row divided by its scale, as integers.
+                Half the size, so that the page opens sooner; rounding adds 0.0005 bits to the default run's loss of a
+                token (19,200 tokens of code)
+    float32     what has one axis, such as biases
+
+After the weights come the mean of each part that can be switched off (see `ablation`), and the logits that PyTorch
+computes with these same rounded weights for a recorded text, by which the page checks its own arithmetic.
+
+Shapes: T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model.gpt import GPT
+from model.inspection.ablation import Part, part_means
+from model.inspection.trace import undisturbed
+from model.pages import template
+from model.pages.page import MAX_BYTES
+
+MAX_REFERENCE = 2**16  # logits that are kept to check the page's own, 256 KiB a snapshot
+EXACT_BYTES = 12_000_000  # below which a page is small enough to hold bfloat16
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What a page holds to run a model.
+
+    manifest: plain data for JSON; see `pack`. blocks: the weights of each snapshot in base64.
+    """
+
+    manifest: dict[str, Any]
+    blocks: list[str]
+
+    def elements(self) -> list[str]:
+        """The HTML elements "manifest" and "weights-0", "weights-1", ..."""
+        texts = [
+            f'<script type="text/plain" id="weights-{number}">{text}</script>'
+            for number, text in enumerate(self.blocks)
+        ]
+        return [template.json_element("manifest", self.manifest), *texts]
+
+
+def pack(
+    snapshots: Sequence[tuple[int, GPT]],
+    tokenizer: Mapping[str, Any],
+    probe: Sequence[int],
+    *,
+    batch: Tensor | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> Packed:
+    """The data of a page that runs a model, or several snapshots of one.
+
+    Args:
+        snapshots: (step, model), of one config, in the order of a slider; the page opens with the last.
+        tokenizer: as a checkpoint has it.
+        probe: T tokens that the page reads to check itself, and on which the cost of rounding is measured.
+        batch: tokens (B, T) over which parts are averaged; the probe itself if None.
+        max_bytes: what the data may take.
+
+    Returns:
+        The blocks, and a manifest of: config; tokenizer; steps; kind, of the matrices; bytes, of a block; tensors and
+        means, lists of {name, shape, kind, start}; reference, one of these; and parity, with the probe, the positions
+        that the reference has logits of, and for each snapshot the bits a token that rounding costs.
+
+    Raises:
+        ValueError: if the snapshots are of different configs or have diverged, the probe has fewer than two tokens or
+            is longer than the context, or the data takes more than `max_bytes` even with the smallest kind.
+    """
+    config = snapshots[0][1].config
+    if any(gpt.config != config for _, gpt in snapshots):
+        raise ValueError("the snapshots are not of one model: their configs differ")
+    if not 2 <= len(probe) <= config.context_length:
+        raise ValueError(f"the text to check the page with must have 2 to {config.context_length} tokens")
+    for step, gpt in snapshots:
+        if not all(weight.isfinite().all() for weight in gpt.parameters()):
+            raise ValueError(f"the model at step {step} has diverged: some of its weights are not numbers")
+    kind = _kind_that_fits(snapshots, tokenizer, max_bytes)
+    tokens = torch.tensor([list(probe)])
+    positions = _spread(len(probe), max(1, MAX_REFERENCE // snapshots[0][1].head.out_features))
+    blocks, bits = [], []
+    for _, gpt in snapshots:
+        exact = copy.deepcopy(gpt).float().cpu().eval()
+        rounded, stored = _rounded(exact, kind)
+        with undisturbed(exact), torch.no_grad():
+            logits = rounded(tokens)[0]
+            bits.append(_divergence(exact(tokens)[0], logits))
+            means = part_means(rounded, tokens if batch is None else batch.cpu())
+        writer = _Writer()
+        tensors = [writer.add(name, *tensor) for name, tensor in stored.items()]
+        averages = [writer.add(part_name(part), "float32", [mean.numpy()], mean.shape) for part, mean in means.items()]
+        kept = logits[positions].numpy()
+        reference = writer.add("reference", "float32", [kept], kept.shape)
+        blocks.append(base64.b64encode(writer.content).decode())
+    manifest = {
+        "config": asdict(config),
+        "tokenizer": {**tokenizer, "tokens": base64.b64encode(tokenizer["tokens"]).decode()},
+        "steps": [step for step, _ in snapshots],
+        "kind": kind,
+        "bytes": len(writer.content),
+        "tensors": tensors,
+        "means": averages,
+        "reference": reference,
+        "parity": {"probe": list(probe), "positions": positions, "bits": bits},
+    }
+    return Packed(manifest, blocks)
+
+
+class _Writer:
+    """A block of bytes to which tensors are added, each at a multiple of four bytes."""
+
+    def __init__(self) -> None:
+        self.content = bytearray()
+
+    def add(self, name: str, kind: str, arrays: Sequence[np.ndarray], shape: Sequence[int]) -> dict[str, Any]:
+        """Appends the arrays, and returns what the manifest says about them."""
+        self.content += bytes(-len(self.content) % 4)
+        start = len(self.content)
+        for array in arrays:
+            self.content += np.ascontiguousarray(array).tobytes()
+        return {"name": name, "shape": list(shape), "kind": kind, "start": start}
+
+
+def _kind_that_fits(snapshots: Sequence[tuple[int, GPT]], tokenizer: Mapping[str, Any], max_bytes: int) -> str:
+    """How matrices are stored. The sizes are estimates from above, so that nothing is packed in vain."""
+    gpt = snapshots[0][1]
+    matrices = [weight for _, weight in _weights(gpt) if weight.ndim == 2]
+    numbers = sum(weight.numel() for weight in matrices)
+    scales = sum(len(weight) for weight in matrices)
+    rest = sum(weight.numel() for _, weight in _weights(gpt) if weight.ndim == 1)
+    rest += 4 * (gpt.config.num_layers + 1) * gpt.config.embed_dim  # the means
+    rest += MAX_REFERENCE + gpt.head.out_features  # the reference, which has at least one position
+
+    def page_bytes(of_snapshot: int) -> float:
+        return (len(snapshots) * (of_snapshot + 4 * rest) + len(tokenizer["tokens"])) * 4 / 3
+
+    if page_bytes(2 * numbers) <= min(EXACT_BYTES, max_bytes):
+        return "bfloat16"
+    size = page_bytes(numbers + 4 * scales)
+    if size <= max_bytes:
+        return "int8"
+    several = f" in each of {len(snapshots)} snapshots" if len(snapshots) > 1 else ""
+    raise ValueError(
+        f"a page with this model would take {size / 1e6:.0f} MB, and the limit is {max_bytes / 1e6:.0f} MB: it has "
+        f"{gpt.num_parameters():,} weights{several} and a vocabulary of {gpt.head.out_features:,} tokens"
+    )
+
+
+def _weights(gpt: GPT) -> list[tuple[str, Tensor]]:
+    """Every weight by its name in the checkpoint; a head that is the embedding once."""
+    return [(name, weight.detach()) for name, weight in gpt.named_parameters()]
+
+
+Stored = tuple[str, list[np.ndarray], Sequence[int]]  # kind, arrays, shape
+
+
+def _rounded(gpt: GPT, kind: str) -> tuple[GPT, dict[str, Stored]]:
+    """A copy of the model with the weights that the page will have, and how each is stored."""
+    rounded = copy.deepcopy(gpt)
+    stored: dict[str, Stored] = {}
+    for name, weight in _weights(rounded):
+        if weight.ndim < 2:
+            stored[name] = ("float32", [weight.numpy()], weight.shape)
+        elif kind == "bfloat16":
+            weight.copy_(weight.bfloat16())
+            stored[name] = (kind, [weight.bfloat16().view(torch.int16).numpy()], weight.shape)
+        else:
+            scales = weight.abs().amax(1, keepdim=True) / 127
+            integers = (weight / scales.clamp(min=torch.finfo(scales.dtype).tiny)).round()
+            weight.copy_(integers * scales)
+            stored[name] = (kind, [scales.numpy(), integers.to(torch.int8).numpy()], weight.shape)
+    return rounded, stored
+
+
+def _divergence(exact: Tensor, rounded: Tensor) -> float:
+    """What rounding adds to the loss of a token of text that the exact model writes, in bits; logits are (T, V).
+
+    The mean Kullback-Leibler divergence. Few tokens are enough; the difference of two losses would be mostly chance.
+    """
+    exact, rounded = exact.double().log_softmax(-1), rounded.double().log_softmax(-1)
+    return (exact.exp() * (exact - rounded)).sum(-1).mean().item() / math.log(2)
+
+
+def _spread(length: int, count: int) -> list[int]:
+    """At most `count` of the positions 0..length - 1, evenly spread, the last included."""
+    count = min(length, count)
+    return sorted(length - 1 - place * length // count for place in range(count))
+
+
+def part_name(part: Part) -> str:
+    """As the page's details name a part."""
+    if part.name == "head":
+        return f"head {part.layer}.{part.head}"
+    return f"feed-forward {part.layer}" if part.name == "feed-forward" else part.name

@@ -1,0 +1,307 @@
+"""One self-contained HTML page of attention maps. It opens from a file, offline, and stays under 25 MB.
+
+The page holds the lower triangles of the maps, one byte 255 sqrt(p) a weight, which is within 0.004 of the weight. The
+bytes of each probe and step are compressed by gzip, encoded in base64, and decoded when they are first shown. To save a
+third of the size, bytes below 128 can be rounded further and still stay within 0.004. Weights above the diagonal are
+left out because the recorder masks them; the page's causality badge says whether the model itself is causal.
+
+A further block a step, of compressed JSON, holds what else was measured there (see `archive`), to ROUNDED_DIGITS where
+weights are rounded too, and under "descriptions" what each head does (see `describe`).
+
+Shapes: N captures, L layers, H heads, T tokens.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from model.inspection.archive import AttentionArchive, Probe, Snapshot, as_json
+from model.inspection.heads import SCORES, formation_step, threshold, uniform_scores
+from model.pages import template
+from model.pages.compare import Rows, losses, options, why_apart
+from model.pages.describe import Description, describe_heads, opening_view
+from model.pages.images import PALETTES
+
+MAX_BYTES = 25_000_000
+MIN_STEPS = 12  # the fewest steps that are kept before the text is cut
+MIN_TOKENS = 8
+MAX_CURVE_POINTS = 300
+
+# The largest fidelity (see `recorder`) that rounding explains, by the type that attention was computed in.
+FIDELITY_LIMITS = {"float16": 5e-3, "bfloat16": 2e-2}
+EXACT = 1e-5  # in any other type
+
+ROUNDED_DIGITS = ".2g"  # of other measurements where space is short
+
+Blocks = dict[tuple[int, int], list[str]]  # (number of the run, step) -> each probe's maps, and the details, in base64
+
+
+@dataclass(frozen=True)
+class Captures:
+    """The captures of one model.
+
+    name: its name on the page. probes: "text" and "repeated". snapshots: by step.
+    load: from a step to each probe's maps (L, H, T, T). steps: those that have maps, in ascending order.
+    details: from a step to what was measured beside its maps, {} where nothing was.
+    tokenizer: its fingerprint, "" if unknown.
+    metrics, config: of its training, as `compare` needs them; empty if unknown.
+    is_prompt: whether the text is a person's own, which they want to see first.
+    """
+
+    name: str
+    probes: Mapping[str, Probe]
+    snapshots: Sequence[Snapshot]
+    load: Callable[[int], Mapping[str, np.ndarray]]
+    steps: Sequence[int]
+    details: Callable[[int], dict] = lambda step: {}
+    tokenizer: str = ""
+    metrics: Rows = ()
+    config: Mapping = field(default_factory=dict)
+    is_prompt: bool = False
+
+    @classmethod
+    def of(cls, archive: AttentionArchive, name: str) -> Captures:
+        """A run's archive. Steps whose file has been removed keep their scores."""
+        steps = [step for step in archive.steps if archive.path(step).exists()]
+        return cls(name, archive.probes, archive.snapshots, archive.maps, steps, archive.details, archive.tokenizer)
+
+    @cached_property
+    def uniform(self) -> dict[str, float]:
+        """The scores that a head with uniform attention has on these probes."""
+        return uniform_scores(self.probes)
+
+    @cached_property
+    def formation(self) -> dict[str, dict[str, int]]:
+        """For each score the heads that have formed: "LAYER.HEAD" -> the step at which it did."""
+        steps = [snapshot.step for snapshot in self.snapshots]
+        formed: dict[str, dict[str, int]] = {name: {} for name in SCORES}
+        for name, found in formed.items():
+            scores = np.stack([snapshot.scores[name] for snapshot in self.snapshots])  # (N, L, H)
+            for layer, head in np.ndindex(scores.shape[1:]):
+                step = formation_step(steps, scores[:, layer, head].tolist(), self.uniform[name])
+                if step is not None:
+                    found[f"{layer}.{head}"] = step
+        return formed
+
+    @cached_property
+    def curve_steps(self) -> set[int]:
+        """The steps that are points of the curves, whether or not their maps are on the page."""
+        points = set(log_spaced([snapshot.step for snapshot in self.snapshots], MAX_CURVE_POINTS))
+        return points | {step for heads in self.formation.values() for step in heads.values()}
+
+    def check_maps(self) -> None:
+        """Raises ValueError if no capture has maps: nothing was captured, or their files have been removed."""
+        if not self.steps:
+            raise ValueError(f"{self.name} has no recorded maps")
+
+
+def attention_page(runs: Sequence[Captures], title: str, *, max_bytes: int = MAX_BYTES) -> str:
+    """The page, as HTML. With two runs it opens with both side by side.
+
+    Two runs whose maps cannot be subtracted are shown one at a time; their scores, losses and configurations are
+    compared all the same.
+
+    If the page would take more than `max_bytes`, small weights are rounded. If that is not enough, steps are left out,
+    evenly in the logarithm of the step but never the last. If MIN_STEPS steps are still too many, the text is cut. The
+    page says what was done.
+
+    Raises:
+        ValueError: if a run has no maps.
+    """
+    for captures in runs:
+        captures.check_maps()
+    data: dict[str, Any] = _legend(title) | {"apart": why_apart(runs)}
+    if len(runs) == 2:
+        data |= {"losses": losses(runs), "options": options(runs)}
+    room = max_bytes - len(template.fill("page", title, [template.json_element("data", data)]).encode()) - 20_000
+    room -= sum(len(json.dumps(_curves(run, {}))) for run in runs)
+    blocks, length, notes = _fit(runs, room)
+    numbers: list[dict[int, list[int]]] = [{} for _ in runs]  # of each run's blocks, by step
+    texts: list[str] = []
+    for (run, step), of_step in blocks.items():
+        numbers[run][step] = list(range(len(texts), len(texts) + len(of_step)))
+        texts += of_step
+    data["notes"] = notes
+    data["runs"] = [_about(run, length) | _curves(run, of_run) for run, of_run in zip(runs, numbers, strict=True)]
+    elements = [template.json_element(f"block-{number}", text) for number, text in enumerate(texts)]
+    return template.fill("page", title, [template.json_element("data", data), *elements])
+
+
+def live_page(run: Captures, title: str, opening: Sequence[int], model: Iterable[str]) -> str:
+    """The page that holds the model itself, as HTML: it reads what a person types.
+
+    Args:
+        run: a capture of each snapshot in the page, in ascending order. Its scores and names of heads are shown beside
+            the maps of what is typed.
+        opening: the tokens that the page opens with.
+        model: the elements that hold it, see `live.Packed`.
+    """
+    captures = []
+    formation: dict[str, dict[str, int]] = {score: {} for score in SCORES}  # since when a head has had its last name
+    for snapshot in run.snapshots:
+        described = describe_heads(run.load(snapshot.step), run.probes)
+        names = {f"{layer}.{head}": one["name"] for layer, row in enumerate(described) for head, one in enumerate(row)}
+        for score, since in formation.items():
+            now = {head: since.get(head, snapshot.step) for head, name in names.items() if name == score}
+            formation[score] = now
+        # Of a head without a name the sentence has only counts, which are of the probe and not of what is typed.
+        sentences = [[{"sentence": head["sentence"] if head["name"] else ""} for head in row] for row in described]
+        captures.append(snapshot.to_json(digits=3) | {"blocks": [], "descriptions": sentences})
+    shown = _about(run, len(run.probes["text"].tokens))
+    shown |= {"name": run.name, "formation": formation, "captures": captures}
+    shown["opening"] = {name: shown["opening"][name] for name in ("head", "score")}  # its token is of the probe
+    shown["probes"] = [{"name": "text", "labels": [], "period": None}]  # what is typed
+    data = _legend(title) | {"opening": list(opening), "notes": [], "apart": "", "runs": [shown]}
+    return template.fill("live", title, [template.json_element("data", data), *model])
+
+
+def log_spaced(steps: Sequence[int], count: int) -> list[int]:
+    """At most `count` of the ascending steps, including the first and the last, evenly spaced in log(1 + step)."""
+    if count >= len(steps):
+        return list(steps)
+    if count == 1:
+        return [steps[-1]]
+    places = np.log1p(np.array(steps, dtype=float))
+    chosen = [0]
+    for left in range(count - 1, 0, -1):
+        # The step nearest to an even share of the rest, but early enough to leave one for each choice to come.
+        target = places[chosen[-1]] + (places[-1] - places[chosen[-1]]) / left
+        nearest = int(np.abs(places - target).argmin())
+        chosen.append(min(max(nearest, chosen[-1] + 1), len(steps) - left))
+    return [steps[i] for i in chosen]
+
+
+def _fit(runs: Sequence[Captures], room: int) -> tuple[Blocks, int, list[str]]:
+    """The maps that `room` bytes hold, the number of tokens they show, and notes about what was left out."""
+    all_tokens = max(len(probe.tokens) for run in runs for probe in run.probes.values())
+    all_steps = max(len(run.steps) for run in runs)
+
+    snapshots = [{snapshot.step: snapshot for snapshot in run.snapshots} for run in runs]
+    load = [lru_cache(maxsize=1)(run.load) for run in runs]  # a step is described and packed at once
+
+    @cache
+    def described(i: int, step: int) -> list[list[Description]]:
+        return describe_heads(load[i](step), runs[i].probes, snapshots[i][step].ablation)
+
+    @lru_cache(maxsize=sum(len(run.steps) for run in runs))
+    def packed(i: int, step: int, rounded: bool, length: int) -> list[str]:
+        maps, details = load[i](step), _cut(runs[i].details(step), length)
+        details = (as_json(details, ROUNDED_DIGITS) if rounded else details) | {"descriptions": described(i, step)}
+        content = json.dumps(details, allow_nan=False, separators=(",", ":")).encode()
+        return [*(_pack(maps[name], length, rounded) for name in runs[i].probes), _compressed(content, 9)]
+
+    for rounded, count, length in _attempts(all_steps, all_tokens):
+        blocks, size = {}, 0
+        for i, step in ((i, step) for i, run in enumerate(runs) for step in reversed(log_spaced(run.steps, count))):
+            blocks[i, step] = packed(i, step, rounded, length)
+            size += sum(len(text) + 70 for text in blocks[i, step])  # with their elements
+            if step not in runs[i].curve_steps:  # whose scores are not counted yet
+                size += len(json.dumps(snapshots[i][step].to_json(digits=3))) + 70
+            if size > room:
+                break
+        if size <= room:
+            break
+    else:
+        raise ValueError(f"even {count} steps of {length} tokens do not fit into {room} bytes: {size} and more")
+    saved = ["rounds weights to within 0.004"] if rounded else []
+    if count < all_steps:
+        whole = all(len(run.snapshots) <= MAX_CURVE_POINTS for run in runs)
+        saved.append(f"shows {count} of {all_steps} recorded steps (the curves show {'all' if whole else 'more'})")
+    if length < all_tokens:
+        saved.append(f"shows the first {length} of {all_tokens} tokens (the scores are of all)")
+    return blocks, length, [f"To stay small, this page {', '.join(saved)}."] if saved else []
+
+
+def _attempts(count: int, length: int) -> Iterator[tuple[bool, int, int]]:
+    """(rounded, number of steps, number of tokens), each setting smaller than the one before."""
+    yield False, count, length
+    yield True, count, length
+    while count > MIN_STEPS:
+        count = max(MIN_STEPS, int(count * 0.9))
+        yield True, count, length
+    while length > MIN_TOKENS:
+        length = max(MIN_TOKENS, int(length * 0.85))
+        yield True, count, length
+
+
+def _pack(maps: np.ndarray, length: int, rounded: bool) -> str:
+    maps = np.asarray(maps, dtype=np.float32)[:, :, :length, :length]
+    rows, columns = np.tril_indices(maps.shape[-1])
+    values = 255 * np.sqrt(np.nan_to_num(maps[:, :, rows, columns]).clip(0, 1))
+    # p = (value / 255)^2 changes more slowly where the value is small. These steps all keep it within 0.004.
+    step = np.select([values < 32, values < 64, values < 128], [8, 4, 2], 1) if rounded else 1
+    return _compressed((np.rint(values / step) * step).astype(np.uint8).tobytes(), 4)  # a higher level helps no more
+
+
+def _cut(details: dict, length: int) -> dict:
+    """The details of the first `length` tokens of each probe."""
+
+    def first(rows: list[list]) -> list[list]:
+        return [row[:length] for row in rows]
+
+    if not details:
+        return {}
+    probes, used = {}, set()
+    for name, measured in details["probes"].items():
+        cut = {field: measured[field][:length] for field in ("bits", "rank", "top", "top_probability")}
+        cut["attribution"] = first(measured["attribution"])
+        cut["value_norms"] = [first(heads) for heads in measured["value_norms"]]
+        cut["lens"] = {field: first(measured["lens"][field]) for field in ("token", "probability", "divergence")}
+        probes[name] = measured | cut
+        used |= {str(token) for row in (*cut["top"], *cut["lens"]["token"]) for token in row}
+    tokens = {token: label for token, label in details["tokens"].items() if token in used}
+    return details | {"probes": probes, "tokens": tokens}
+
+
+def _compressed(content: bytes, level: int) -> str:
+    # Without a time stamp, so that the same captures make the same page.
+    return base64.b64encode(gzip.compress(content, level, mtime=0)).decode()
+
+
+def _about(run: Captures, length: int) -> dict:
+    """A run's sizes, the first `length` tokens of its probes, and the probe, head and token that it is shown with."""
+    layers, heads = run.snapshots[0].shape
+    shown = {"text": run.probes["text"]} if run.is_prompt else run.probes
+    opening = opening_view(run.load(run.steps[-1]), shown, length)
+    return {
+        "layers": layers,
+        "heads": heads,
+        "probes": [
+            {"name": name, "labels": probe.labels[:length], "period": probe.period}
+            for name, probe in run.probes.items()
+        ],
+        "uniform": run.uniform,
+        "threshold": {name: threshold(uniform) for name, uniform in run.uniform.items()},
+        "opening": opening | {"probe": list(run.probes).index(opening["probe"])},
+    }
+
+
+def _curves(run: Captures, blocks: Mapping[int, Sequence[int]]) -> dict:
+    """A run's errors and scores by step, and when heads formed. `blocks`: the numbers of the blocks of each step."""
+    points, captures = run.curve_steps | set(blocks), []
+    for snapshot in run.snapshots:
+        if snapshot.step in points:
+            faithful = snapshot.fidelity <= FIDELITY_LIMITS.get(snapshot.precision, EXACT)
+            verdicts = {"faithful": faithful, "causal": snapshot.causality == 0}
+            captures.append(snapshot.to_json(digits=3) | verdicts)
+            if snapshot.step in blocks:
+                *maps, details = blocks[snapshot.step]
+                captures[-1] |= {"blocks": maps, "details": details}
+    return {"name": run.name, "formation": run.formation, "captures": captures}
+
+
+def _legend(title: str) -> dict[str, Any]:
+    """What every page has: its title, its colours, and what the scores mean."""
+    scores = {
+        name: {"meaning": score.meaning, "glossary": score.glossary, "letter": score.letter, "probe": score.probe}
+        for name, score in SCORES.items()
+    }
+    return {"title": title, "scores": scores, "colours": PALETTES}

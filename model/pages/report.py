@@ -1,0 +1,240 @@
+"""The report of a run as one HTML file that works offline, and that tells its story from top to bottom.
+
+What was trained and on what; how the loss fell and when heads formed; what the model wrote; where it was surprised;
+which heads matter; how a prediction forms; every attention map.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from model.inspection.heads import SCORES, threshold
+from model.pages import template
+from model.pages.compare import Rows, column_points, curves_of, evenly
+from model.pages.describe import describe_heads
+from model.pages.images import PALETTES
+from model.pages.page import Captures, attention_page
+
+MAX_POINTS = 1500  # of a curve: more than a screen has pixels for
+MAX_SAMPLES = 200
+HEADS_THAT_MATTER = 3  # on each of the two probes
+
+# Title and unit of each chart, and its curves: name -> column of metrics.csv.
+CHARTS = (
+    ("Loss", "nats per token", {"training": "train/loss", "validation": "val/loss"}),
+    ("Bits per byte", "of the validation text", {"validation": "val/bits_per_byte"}),
+)
+MACHINE_CHARTS = (
+    ("Learning rate", "of the embeddings", {"learning rate": "lr"}),
+    ("Tokens per second", "while training", {"tokens per second": "tokens_per_second"}),
+    ("Model FLOPs utilisation", "share of the peak", {"MFU": "mfu"}),
+)
+CORPORA = {"stdlib": "the source of Python's standard library", "repetitions": "random letters that repeat themselves"}
+
+
+def report_page(
+    name: str,
+    rows: Rows,
+    samples: Sequence[dict],
+    config_text: str = "",
+    captures: Captures | None = None,
+    config: Mapping | None = None,
+    model_page: str = "",
+) -> str:
+    """The report, as HTML. What a run does not have yet is left out.
+
+    Args:
+        name: of the run.
+        rows: of its metrics.
+        samples: each with step, prompt and text.
+        config_text: its configuration as YAML.
+        captures: its attention maps, and what was measured beside them.
+        config: the configuration as values, for the sentences at the top.
+        model_page: the file beside the report that holds the model, if there is one.
+    """
+    uniform = captures.uniform if captures and captures.snapshots else {}
+    head_charts = with_curves([head_chart(rows, score) for score in SCORES])
+    faint = [one for one in head_charts if is_faint(one, uniform)]
+    data = {
+        "title": name,
+        "story": story(rows, config or {}),
+        "facts": facts(rows),
+        "charts": with_curves([chart(rows, *spec) for spec in CHARTS]),
+        "heads": [one for one in head_charts if one not in faint],
+        "faint": [one["title"] for one in faint],
+        "machine": with_curves([chart(rows, *spec) for spec in MACHINE_CHARTS]),
+        "formation": {},
+        "samples": evenly(samples, MAX_SAMPLES),
+        "config": config_text,
+        "model": model_page,
+        "colours": PALETTES,
+    }
+    if captures and captures.snapshots:
+        data["formation"] = captures.formation
+        data |= last_capture(captures)
+    elements = [template.json_element("data", data)]
+    if captures and captures.steps:
+        elements.append(template.json_element("attention", attention_page([captures], f"{name}: attention")))
+    return template.fill("report", name, elements)
+
+
+def story(rows: Rows, config: Mapping) -> str:
+    """What this is and how long it trained on what, in sentences for someone who has never seen the project."""
+    gpt = _section(_section(config, "model"), "gpt")
+    size = ""
+    layers, heads = gpt.get("num_layers"), gpt.get("num_heads")
+    if isinstance(layers, int) and isinstance(heads, int):
+        size = f" of {_count(layers, 'layer')} with {_count(heads, 'attention head')} each"
+    sentences = [f"A small GPT{size} learned to predict the next token of {corpus_name(_section(config, 'data'))}."]
+    if points := column_points(rows, "tokens"):
+        seconds = training_seconds(rows)
+        unit = "hours" if seconds >= 3600 else "minutes" if seconds >= 60 else "seconds"
+        time = f", which took {clock(seconds) if seconds >= 60 else round(seconds)} {unit}" if seconds else ""
+        sentences.append(f"It read {short(points[-1][1])} tokens in {_count(points[-1][0], 'step')}{time}.")
+    if points := column_points(rows, "val/bits_per_byte"):
+        bits = points[-1][1]
+        sentences.append(f"It now needs {bits:.2f} bits for a byte of text that it has not read; a guess needs 8.")
+    return " ".join(sentences)
+
+
+def corpus_name(data: Mapping) -> str:
+    """The text that a run was trained on, by the `data` section of its configuration."""
+    if dataset := data.get("dataset"):
+        return f"the data set {dataset}"
+    if files := data.get("files"):
+        return ", ".join(map(str, files)) if isinstance(files, list) else str(files)
+    return CORPORA.get(str(data.get("corpus")), "a text")
+
+
+def last_capture(captures: Captures) -> dict:
+    """What was measured at the last capture: on its text, by its lens, and which heads matter.
+
+    Each part only if it was measured.
+    """
+    snapshot = captures.snapshots[-1]
+    details, descriptions = captures.details(snapshot.step), []
+    if snapshot.step in captures.steps:
+        descriptions = describe_heads(captures.load(snapshot.step), captures.probes, snapshot.ablation)
+    found: dict = {"step": snapshot.step, "matter": heads_that_matter(snapshot.to_json(digits=3), descriptions)}
+    if text := details.get("probes", {}).get("text"):
+        shown = {"bits", "rank", "top", "top_probability", "lens"}
+        probes = {"text": {name: values for name, values in text.items() if name in shown}}
+        found["details"] = {"tokens": details["tokens"], "sublayers": details["sublayers"], "probes": probes}
+        found["labels"] = captures.probes["text"].labels
+    return found
+
+
+def heads_that_matter(snapshot: Mapping, descriptions: Sequence[Sequence[Mapping]]) -> list[dict]:
+    """The heads whose absence raises the loss most, on text and on repetition, and what each does.
+
+    Args:
+        snapshot: as JSON has it.
+        descriptions: of the same step, [L][H] as `describe_heads` returns them, or empty.
+
+    Returns:
+        For each head its name, the change of the loss on each probe in nats per token (None if unknown), and its
+        sentence ("" if unknown).
+    """
+    ablation = snapshot.get("ablation") or {}
+    changes = {probe: _by_head(_section(ablation, probe).get("heads") or []) for probe in ("text", "repeated")}
+    chosen: list[str] = []
+    for of_probe in changes.values():
+        measured = [head for head, change in of_probe.items() if change is not None]
+        chosen += sorted(measured, key=lambda head: -of_probe[head])[:HEADS_THAT_MATTER]
+    described = _by_head(descriptions)
+    return [
+        {"head": head, "sentence": described.get(head, {}).get("sentence", "")}
+        | {probe: of_probe.get(head) for probe, of_probe in changes.items()}
+        for head in dict.fromkeys(chosen)
+    ]
+
+
+def facts(rows: Rows) -> list[tuple[str, str, str]]:
+    """The most important figures: (name, value, remark)."""
+    found = []
+    for column, name in (("val/bits_per_byte", "bits per byte"), ("val/loss", "validation loss")):
+        if points := column_points(rows, column):
+            last, best = points[-1], min(points, key=lambda point: point[1])
+            remark = f"at step {last[0]:,}" if best == last else f"best {best[1]:.4f} at step {best[0]:,}"
+            found.append((name, f"{last[1]:.4f}", remark))
+    if points := column_points(rows, "train/loss"):
+        found.append(("training loss", f"{points[-1][1]:.4f}", f"at step {points[-1][0]:,}"))
+    if points := column_points(rows, "tokens"):
+        found.append(("tokens seen", short(points[-1][1]), f"in {points[-1][0]:,} steps"))
+    if points := column_points(rows, "tokens_per_second"):
+        found.append(("tokens per second", short(median(value for _, value in points)), "median"))
+    if 0 < (seconds := training_seconds(rows)) < math.inf:
+        found.append(("trained for", clock(seconds), "without validation"))
+    return found
+
+
+def clock(seconds: float) -> str:
+    """Such as 4:05 or 1:00:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def training_seconds(rows: Rows) -> float:
+    """The time of the training steps, without validation: each row's new tokens at the speed of that row."""
+    seconds = seen = 0.0
+    for row in rows:
+        if "tokens" in row:
+            # The first row after a resume may have no speed.
+            seconds += (row["tokens"] - seen) / row["tokens_per_second"] if row.get("tokens_per_second") else 0.0
+            seen = row["tokens"]
+    return seconds
+
+
+def chart(rows: Rows, title: str, unit: str, columns: dict[str, str], **more: object) -> dict:
+    """Data of one chart: a curve for each column that has a number in some row."""
+    return {"title": title, "unit": unit, "curves": curves_of(rows, columns, MAX_POINTS), **more}
+
+
+def head_chart(rows: Rows, score: str) -> dict:
+    """Data of one score's chart: the best head of each layer."""
+    start = f"attention/{score}/layer_"
+    layers = sorted({int(name.removeprefix(start)) for row in rows for name in row if name.startswith(start)})
+    columns = {f"layer {layer}": f"{start}{layer}" for layer in layers}
+    meaning = SCORES[score].meaning
+    return chart(rows, score.replace("_", " "), meaning, columns, top=1, layers=True, score=score)
+
+
+def is_faint(chart: Mapping, uniform: Mapping[str, float]) -> bool:
+    """Whether no head passes the threshold of a score's chart. Entropy, which is no pattern, never is.
+
+    uniform: the scores of uniform attention; of a score without one nothing can be said, so it is not faint.
+    """
+    score = chart["score"]
+    if SCORES[score].keys is None or score not in uniform:
+        return False
+    return all(value <= threshold(uniform[score]) for curve in chart["curves"] for _, value in curve["points"])
+
+
+def with_curves(charts: list[dict]) -> list[dict]:
+    return [one for one in charts if one["curves"]]
+
+
+def short(number: float) -> str:
+    """Such as 950, 51.3k, 1.47M."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.3g}"
+
+
+def _by_head(rows: Sequence[Sequence]) -> dict[str, Any]:
+    """Values by layer and head, as "1.0" -> value."""
+    return {f"{layer}.{head}": value for layer, row in enumerate(rows) for head, value in enumerate(row)}
+
+
+def _count(number: float, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _section(values: Mapping, name: str) -> Mapping:
+    section = values.get(name)
+    return section if isinstance(section, Mapping) else {}

@@ -1,0 +1,134 @@
+"""What a model does with a fixed text, recorded while it is trained: attention maps and other measurements."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+
+from model.checks import check_range
+from model.inspection.archive import AttentionArchive, Probe
+from model.inspection.recorder import MIN_PROBE_TOKENS, draw_repeated_probe, record_maps
+from model.runs.metrics import log_metrics
+from model.runs.wandb_logger import wandb_loggers
+from model.training.sharding import whole_gpt
+
+AUTOCAST_TYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+KNOWN_CHARS = 200_000  # of validation text; only tokens that occur in it are drawn, as a model knows no rarer ones
+MEAN_TOKENS = 256  # of validation text, over which a part is averaged that ablation replaces
+LOOKS_LIKE_A_PATH = re.compile(r"\S*[/\\]\S*|\S+\.(txt|md|py|json|csv|text)")
+PICTURE_SIDE = 1300  # pixels, about a screen: five times as fast to draw as one with every token named
+
+
+@dataclass
+class AttentionRecording:
+    """Records attention maps and measurements of a text, by default the beginning of the validation split.
+
+    At steps 0, 1, 2, 4, 8, ..., when much changes in a long run, and at every validation.
+
+    Args:
+        enabled: whether maps are recorded.
+        probe_tokens: length of the text, at most context_length; a file holds layers x heads x its square numbers.
+        probe_text: your own text, or a file that begins with it; null means the beginning of the validation split.
+        early_steps: powers of two are recorded up to this step.
+        every_n_steps: also record every so many steps.
+        picture: whether every validation also draws the maps, as a PNG.
+
+    Raises ValueError for a probe that is too short, and for a text that is empty or looks like a missing file.
+    """
+
+    enabled: bool = True
+    probe_tokens: int = 64
+    probe_text: str | None = None
+    early_steps: int = 1024
+    every_n_steps: int | None = None
+    picture: bool = True
+
+    def __post_init__(self) -> None:
+        check_range("attention.probe_tokens", self.probe_tokens, MIN_PROBE_TOKENS)
+        check_range("attention.early_steps", self.early_steps, 0)
+        check_range("attention.every_n_steps", self.every_n_steps, 1)
+        self.text = read_probe_text(self.probe_text) if self.enabled and self.probe_text is not None else None
+        self.archive: AttentionArchive | None = None  # on the first rank, once training begins
+        self.batch: torch.Tensor | None = None  # (B, T) of validation text
+
+    def is_due(self, step: int) -> bool:
+        """Whether a step without validation is recorded."""
+        is_early = step <= self.early_steps and step & (step - 1) == 0  # a power of two
+        return is_early or (bool(self.every_n_steps) and step % self.every_n_steps == 0)
+
+    def start(self, trainer: Trainer, module: LightningModule) -> None:
+        """Takes the probe and the validation text. Raises ValueError if the probe is too short."""
+        if not self.enabled or not trainer.is_global_zero:
+            return
+        data = trainer.datamodule
+        length = min(self.probe_tokens, module.gpt.config.context_length)
+        tokenizer = data.tokenizer
+        text = data.validation_text(16 * length) if self.text is None else self.text[: 16 * length]
+        tokens = tokenizer.encode(text)[:length]
+        if len(tokens) < MIN_PROBE_TOKENS:
+            source = "the validation text" if self.text is None else "attention.probe_text"
+            short = "model.gpt.context_length" if length < MIN_PROBE_TOKENS else source
+            raise ValueError(
+                f"{short} is too short for attention maps, {len(tokens)} tokens where a probe has at least "
+                f"{MIN_PROBE_TOKENS}: make it longer, or write --attention.enabled false"
+            )
+        known = tokenizer.encode(data.validation_text(KNOWN_CHARS))
+        drawn = set(known) - {tokenizer.end_of_text}
+        candidates = drawn if len(drawn) > 1 else range(tokenizer.vocab_size)
+        max_period = (len(tokens) - 1) // 2  # no longer than the text, so that both fit the context
+        probes = {
+            "text": Probe(tokens, [tokenizer.label(token) for token in tokens]),
+            "repeated": draw_repeated_probe(candidates, max_period, tokenizer.label, first=tokenizer.end_of_text),
+        }
+        rows = min(max(1, MEAN_TOKENS // len(tokens)), len(known) // len(tokens))
+        self.batch = torch.tensor(known[: rows * len(tokens)]).view(rows, -1) if rows else None
+        self.archive = AttentionArchive(Path(trainer.default_root_dir, "attention"), probes, tokenizer.fingerprint)
+
+    def record(self, trainer: Trainer, module: LightningModule, draws: bool = False) -> None:
+        """Records the current step and logs its scores; every rank must call it.
+
+        Args:
+            draws: whether to also draw the picture, if pictures are wanted.
+        """
+        if not self.enabled or (gpt := whole_gpt(trainer, module)) is None:
+            return
+        archive, step = self.archive, trainer.global_step
+        autocast = AUTOCAST_TYPES.get(str(trainer.precision))
+        label = trainer.datamodule.tokenizer.label
+        log_metrics(trainer, record_maps(archive, gpt, step, label, batch=self.batch, autocast=autocast))
+        for logger in wandb_loggers(trainer):
+            logger.log_attention(archive)
+        if draws and self.picture:
+            from model.pages.images import attention_grid
+
+            maps, labels = archive.maps(step)["text"], archive.probes["text"].labels
+            title = f"{Path(trainer.default_root_dir).name}, step {step}"
+            attention_grid(maps, labels, archive.path(step).with_suffix(".png"), title, max_side=PICTURE_SIDE)
+
+    def finish(self, trainer: Trainer) -> None:
+        if self.archive is not None and self.archive.snapshots:
+            for logger in wandb_loggers(trainer):
+                logger.log_attention_page(self.archive, trainer.global_step)
+
+
+def read_probe_text(given: str) -> str:
+    """The content of the file, if `given` is a file's path, else `given` itself. Raises ValueError for a mistake."""
+    is_file = os.path.isfile(given)  # noqa: PTH113 (Path.is_file fails for a long text)
+    if is_file:
+        try:
+            text = Path(given).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"attention.probe_text: {given} is not UTF-8 text ({error.reason})") from None
+    elif LOOKS_LIKE_A_PATH.fullmatch(given):
+        raise ValueError(f"attention.probe_text: there is no file {given}; write another path, or the text itself")
+    else:
+        text = given
+    if not text.strip():
+        where = f"the file {given}" if is_file else "the text"
+        raise ValueError(f"attention.probe_text: {where} is empty; write at least {MIN_PROBE_TOKENS} tokens of text")
+    return text

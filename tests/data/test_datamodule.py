@@ -1,0 +1,273 @@
+"""The data module: what step n trains on, what validation covers, and which batch a resumed run starts with."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import lightning
+import numpy as np
+import pytest
+import torch
+
+from data.datamodule import IGNORED, TextDataModule
+
+TEXT = "".join(f"Line {number} of a small book, é.\n" + "\n" * (number % 5 == 0) for number in range(3000))
+
+
+@pytest.fixture
+def module(tmp_path: Path):
+    (tmp_path / "book.txt").write_text(TEXT, encoding="utf-8")
+
+    def make(rank: int = 0, world_size: int = 1, **options) -> TextDataModule:
+        defaults = {
+            "files": str(tmp_path / "book.txt"),
+            "tokenizer": "bytes",
+            "context_length": 32,
+            "batch_size": 8,
+            "seed": 5,
+            "cache_dir": str(tmp_path / "cache"),
+        }
+        data = TextDataModule(**{**defaults, **options})
+        data.prepare_data()
+        data.setup("fit")
+        if world_size > 1:
+            data.trainer = SimpleNamespace(
+                global_rank=rank, world_size=world_size, global_step=0, accumulate_grad_batches=1
+            )
+        return data
+
+    return make
+
+
+def first_batches(data: TextDataModule, count: int) -> torch.Tensor:
+    """Tokens of the first steps: (count, B, T)."""
+    return torch.stack([batch["tokens"] for batch, _ in zip(data.train_dataloader(), range(count), strict=False)])
+
+
+def test_targets_are_the_tokens_that_follow(module):
+    data = module()
+    batch = next(iter(data.train_dataloader()))
+    assert set(batch) == {"tokens", "targets"}
+    for part in batch.values():
+        assert part.shape == (8, 32)
+        assert part.dtype == torch.int64
+        assert part.is_contiguous()
+    stream = data.tokenized.train.read(0, data.tokenized.train.num_tokens)
+    windows = np.lib.stride_tricks.sliding_window_view(stream, 33)
+    for tokens, targets in zip(batch["tokens"], batch["targets"], strict=True):
+        window = np.append(tokens.numpy(), targets.numpy()[-1])
+        assert np.array_equal(tokens[1:], targets[:-1])
+        assert (windows == window).all(axis=1).any()
+
+
+@pytest.mark.slow
+def test_steps_do_not_depend_on_workers_or_ranks(module):
+    expected = first_batches(module(), 300)
+    assert len(torch.unique(expected[:20].flatten(0, 1), dim=0)) == 160
+    for num_workers in (1, 2, 4):
+        assert torch.equal(first_batches(module(num_workers=num_workers), 300), expected)
+    for world_size in (2, 4):
+        shares = [first_batches(module(rank, world_size), 300) for rank in range(world_size)]
+        assert torch.equal(torch.cat(shares, dim=1), expected)
+
+
+def test_repeated_windows_show_their_first_half_twice_and_the_others_do_not_change(module):
+    plain = next(iter(module().train_dataloader()))
+    batch = next(iter(module(repeat_fraction=0.25).train_dataloader()))
+    windows, unchanged = (torch.cat((b["tokens"], b["targets"][:, -1:]), dim=1) for b in (batch, plain))
+    repeated = (windows[:, :16] == windows[:, -16:]).all(dim=1)
+    assert repeated.sum() == 2
+    assert torch.equal(windows[~repeated], unchanged[~repeated])
+    assert torch.equal(windows[repeated, :17], unchanged[repeated, :17])
+    halves = [next(iter(module(rank, 2, repeat_fraction=0.25).train_dataloader()))["tokens"] for rank in range(2)]
+    assert torch.equal(torch.cat(halves), batch["tokens"])
+
+
+@pytest.mark.parametrize("fraction", [0.05, 0.3])
+def test_the_share_of_repeated_windows_holds_over_many_batches(module, fraction):
+    batches = first_batches(module(repeat_fraction=fraction), 100)  # of 8
+    repeated = (batches[..., :15] == batches[..., -15:]).all(dim=-1)
+    assert repeated.sum().item() == pytest.approx(fraction * 800, abs=1)
+
+
+def test_seed_decides_the_order(module):
+    assert torch.equal(first_batches(module(), 5), first_batches(module(), 5))
+    assert not torch.equal(first_batches(module(seed=6), 5), first_batches(module(), 5))
+
+
+def test_loaders_do_not_use_the_global_random_generator(module):
+    """A resumed run makes its loaders at another moment, and would then draw other dropout masks."""
+    data = module()
+    before = torch.random.get_rng_state()
+    next(iter(data.train_dataloader()))
+    next(iter(data.val_dataloader()))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_validation_predicts_every_token_once(module, world_size: int, num_workers: int):
+    stream = module().tokenized.validation.read(0, 10**9)
+    found = []
+    for rank in range(world_size):
+        data = module(rank, world_size, num_workers=num_workers, validation_batch_size=12)
+        batches = list(data.val_dataloader())
+        assert len(batches) == len(data.val_dataloader())
+        assert all(batch["tokens"].shape == (12 // world_size, 32) for batch in batches)
+        found.append(torch.stack([torch.stack([batch["tokens"], batch["targets"]]) for batch in batches]))
+    tokens, targets = torch.cat(found, dim=2).transpose(0, 1).flatten(1)  # batch by batch, rank by rank
+    valid = targets != IGNORED
+    assert np.array_equal(targets[valid], stream[1:])
+    assert np.array_equal(tokens[valid], stream[:-1])
+    assert tokens.min() >= 0
+    assert len(targets) % (12 * 32) == 0
+
+
+def test_validation_text_is_the_end_of_the_book(module):
+    data = module()
+    content = TEXT.encode()
+    held_out = content[int(len(content) * 0.9) :].decode(errors="ignore")
+    assert data.validation_text() == held_out
+    assert data.validation_text(100) == held_out[:100]
+    assert data.validation_bytes == len(held_out.encode())
+    assert data.tokenized.train.num_tokens + data.validation_tokens == len(content) + 4  # end-of-text around each split
+
+
+def test_document_ids_tell_documents_apart(module):
+    data = module(documents="block", document_masking=True, context_length=400)
+    end = data.tokenizer.end_of_text
+    for loader in (data.train_dataloader(), data.val_dataloader()):
+        batch = next(iter(loader))
+        ids = batch["document_ids"]
+        assert ids.shape == batch["tokens"].shape
+        starts = batch["tokens"][:, 1:] == end
+        assert starts.any()
+        assert torch.equal(ids[:, 1:] != ids[:, :-1], starts)
+        assert (ids.diff(dim=1) >= 0).all()
+
+
+class Recorder(lightning.LightningModule):
+    """Records the batches it is trained on."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.seen: list[torch.Tensor] = []
+
+    def training_step(self, batch: dict, batch_idx: int) -> torch.Tensor:
+        self.seen.append(batch["tokens"])
+        return self.weight.sum()
+
+    def validation_step(self, batch: dict, batch_idx: int) -> None: ...
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def fit(data: TextDataModule, max_steps: int, accumulate: int, folder: Path, resume: Path | None = None) -> list:
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        max_steps=max_steps,
+        accumulate_grad_batches=accumulate,
+        default_root_dir=folder,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        check_val_every_n_epoch=None,
+        val_check_interval=3 * accumulate,
+    )
+    recorder = Recorder()
+    trainer.fit(recorder, data, ckpt_path=resume)
+    trainer.save_checkpoint(folder / "stopped.ckpt", weights_only=False)
+    return recorder.seen
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("num_workers", "accumulate"), [(0, 1), (2, 2)])
+def test_a_resumed_run_starts_with_the_next_batch(module, tmp_path: Path, num_workers: int, accumulate: int):
+    expected = first_batches(module(), 10 * accumulate)
+    seen = fit(module(num_workers=num_workers), 4, accumulate, tmp_path)
+    seen += fit(module(num_workers=num_workers), 10, accumulate, tmp_path, tmp_path / "stopped.ckpt")
+    assert torch.equal(torch.stack(seen), expected)
+
+
+def test_contradicting_options_are_named(module, tmp_path: Path):
+    mistakes = {
+        r"data.corpus files needs to know which: set --data.files": {"corpus": "files", "files": None},
+        r"data.corpus hub needs to know which: set --data.dataset": {"corpus": "hub", "files": None},
+        r"data.files and data.dataset are both set": {"dataset": "x/y"},
+        r"data.streaming reads without an end: set --data.max_tokens": {"streaming": True},
+        r"unknown tokenizer 'gpt9': write one of bpe, bytes, gpt2": {"tokenizer": "gpt9"},
+        r"data.validation_fraction is 1.5: it must lie between 0 and 1": {"validation_fraction": 1.5},
+        r"data.validation_fraction is 0: it must lie between 0 and 1": {"validation_fraction": 0},
+        r"data.validation_fraction is 1: it must lie between 0 and 1": {"validation_fraction": 1},
+        r"data.repeat_fraction is -0.1: it must lie between 0 and 1": {"repeat_fraction": -0.1},
+        r"data.repeat_fraction is 1.1: it must lie between 0 and 1": {"repeat_fraction": 1.1},
+        **{
+            rf"data.{option} is 0: it must be 1 or more": {option: 0}
+            for option in ("context_length", "batch_size", "validation_batch_size", "max_tokens", "num_processes")
+        },
+        r"data.num_workers is -1: it must be 0 or more": {"num_workers": -1},
+        r"unknown data.corpus 'wiki'": {"corpus": "wiki", "files": None},
+    }
+    for message, options in mistakes.items():
+        with pytest.raises(ValueError, match=message):
+            module(**options)
+
+
+@pytest.mark.parametrize("option", ["files", "validation_files", "dataset"])
+@pytest.mark.parametrize("nothing", ["", [], ["a.txt", ""]], ids=str)
+def test_an_empty_name_is_not_taken_for_the_default(option: str, nothing: str | list[str]):
+    with pytest.raises(ValueError, match=f"data.{option} is empty"):
+        TextDataModule(**{option: nothing})
+
+
+def test_context_longer_than_the_corpus_names_both(module):
+    with pytest.raises(ValueError, match=r"context_length 1,000,000 needs at least 1,000,001 tokens .* there are \d"):
+        module(context_length=1_000_000)
+
+
+def test_empty_validation_split_is_named(module, tmp_path: Path):
+    (tmp_path / "one.txt").write_text("a single block of text\n" * 50)
+    with pytest.raises(ValueError, match=r"the validation split .* holds no text: set --data.validation_fraction"):
+        module(files=str(tmp_path / "one.txt"), documents="block")
+
+
+@pytest.mark.parametrize(("max_tokens", "fraction", "expected"), [(1000, 0.25, 250), (999, 0.1, 99), (40, 0.01, 2)])
+def test_max_tokens_cuts_the_validation_split_in_proportion(module, max_tokens: int, fraction: float, expected: int):
+    data = module(max_tokens=max_tokens, validation_fraction=fraction)
+    assert (data.tokenized.train.num_tokens, data.validation_tokens) == (max_tokens, expected)
+    assert len(list(data.val_dataloader())) >= 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX")
+def test_loader_processes_outlive_ctrl_c(module):
+    """It reaches every process of a terminal, and the main one still needs batches to end its step."""
+    before = set(multiprocessing.active_children())
+    batches = iter(module(num_workers=1).train_dataloader())
+    first = next(batches)["tokens"]
+    (worker,) = set(multiprocessing.active_children()) - before
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        os.kill(worker.pid, signum)
+    seen = [first, *(next(batches)["tokens"] for _ in range(5))]
+    assert worker.is_alive()
+    assert torch.equal(torch.stack(seen), first_batches(module(), 6))
+
+
+def test_batch_that_cannot_be_shared_names_both(module):
+    with pytest.raises(ValueError, match=r"8 sequences cannot be shared by 3 devices: set --data.batch_size to"):
+        module(0, 3).train_dataloader()
+    with pytest.raises(ValueError, match=r"8 sequences cannot be shared by 3 devices: set --data.validation_batch_"):
+        module(0, 3, batch_size=9, validation_batch_size=8).val_dataloader()
+
+
+def test_tokens_are_available_only_after_setup(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(RuntimeError, match="call prepare_data"):
+        _ = TextDataModule(files=str(tmp_path / "a.txt")).tokenized

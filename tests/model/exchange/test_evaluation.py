@@ -1,0 +1,116 @@
+"""Scores of texts against plain loops, one token at a time."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from model.exchange.evaluation import continuation_scores, score, text_logprobs
+from model.gpt import GPTConfig
+from tests.gpts import GPT2, huggingface_gpt2, random_gpt
+
+SIZES = {"vocab_size": 23, "context_length": 10, "num_layers": 2, "num_heads": 4, "embed_dim": 32}
+MODERN = GPTConfig(**SIZES, value_embeddings=True, bigram_buckets=50)
+CONFIGS = [MODERN, GPTConfig(**SIZES, **GPT2), dataclasses.replace(MODERN, num_kv_heads=2, window=3)]
+
+
+@torch.no_grad()
+def next_token(gpt, before):
+    """Log-probabilities (V,) of the token after `before`, from one forward pass."""
+    return gpt(before[None])[0, -1].double().log_softmax(-1)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=["modern", "gpt2", "grouped and windowed"])
+@pytest.mark.parametrize("length", [2, 7, 11, 12, 38])
+def test_each_token_is_scored_once_as_a_plain_loop_scores_it(config, length):
+    gpt, text = random_gpt(config), torch.randint(23, (length,))
+    for stride in (1, 3, 10):
+        logprobs = text_logprobs(gpt, text, stride=stride, batch_size=4)
+        assert logprobs.shape == (length - 1,)
+        for target in range(1, length):
+            # The first window from which on the target is not the token after its end.
+            number = max(0, -(-(target - 10) // stride))
+            expected = next_token(gpt, text[number * stride : target])[text[target]]
+            assert abs(logprobs[target - 1] - expected) < 1e-5, (stride, target)
+
+
+def test_the_default_stride_is_the_validation_of_training():
+    gpt, text = random_gpt(MODERN), torch.randint(23, (41,))
+    adjacent = torch.nn.functional.cross_entropy(gpt(text[:-1].view(4, 10)).flatten(0, 1), text[1:])
+    torch.testing.assert_close(-text_logprobs(gpt, text).mean(), adjacent)
+    assert -text_logprobs(gpt, text, stride=1).mean() != adjacent
+
+
+@torch.no_grad()
+def test_within_documents():
+    gpt = random_gpt(MODERN)
+    text = torch.tensor([5, 1, 2, 3, 5, 4, 4])
+    logprobs = text_logprobs(gpt, text, end_of_text=5)
+    assert logprobs[4] == pytest.approx(float(next_token(gpt, text[4:5])[4]), abs=1e-5)
+    assert logprobs[4] != text_logprobs(gpt, text)[4]
+
+
+def test_a_peer_predicts_the_same():
+    gpt, text = random_gpt(GPTConfig(**SIZES, **GPT2)), torch.randint(23, (11,))
+    with torch.no_grad():
+        logits = huggingface_gpt2(gpt)(text[None, :-1]).logits[0]
+    expected = -torch.nn.functional.cross_entropy(logits, text[1:], reduction="none")
+    torch.testing.assert_close(text_logprobs(gpt, text), expected, atol=1e-5, rtol=0)
+
+
+def test_logits_in_pieces_are_logits_at_once(monkeypatch):
+    gpt, text = random_gpt(MODERN), torch.randint(23, (30,))
+    at_once = text_logprobs(gpt, text)
+    monkeypatch.setattr("model.exchange.evaluation.LOGITS_AT_ONCE", 50)
+    torch.testing.assert_close(text_logprobs(gpt, text), at_once)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=["modern", "gpt2", "grouped and windowed"])
+def test_continuations_of_any_length_are_scored_as_a_plain_loop_scores_them(config):
+    gpt = random_gpt(config)
+    lengths = [(1, 1), (4, 3), (12, 2), (5, 9), (1, 10), (3, 27), (2, 1)]
+    pairs = [(torch.randint(23, (c,)).tolist(), torch.randint(23, (n,)).tolist()) for c, n in lengths]
+    greedy = [3, 1]
+    while len(greedy) < 6:
+        greedy.append(int(next_token(gpt, torch.tensor(greedy)).argmax()))
+    pairs.append((greedy[:2], greedy[2:]))
+    scores = continuation_scores(gpt, pairs, batch_size=3)
+    for (context, continuation), (logprob, is_greedy) in zip(pairs, scores, strict=True):
+        text, expected, likeliest = torch.tensor(context + continuation), 0.0, True
+        for index in range(len(continuation)):
+            piece_end = min((index // 10 + 1) * 10, len(continuation))  # context_length tokens are scored at a time
+            place = len(context) + index
+            predicted = next_token(gpt, text[max(0, len(context) + piece_end - 11) : place])
+            expected += float(predicted[text[place]])
+            likeliest &= int(predicted.argmax()) == int(text[place])
+        assert logprob == pytest.approx(expected, abs=1e-4)
+        assert is_greedy == likeliest
+    assert scores[-1][1]
+
+
+def test_dropout_is_off_and_the_mode_is_restored():
+    gpt = random_gpt(dataclasses.replace(MODERN, dropout=0.5)).train()
+    text = torch.randint(23, (1, 8))
+    assert score(gpt, text, text)[0].equal(score(gpt, text, text)[0])
+    assert gpt.training
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stride": 0}, "stride must be at least 1 and at most 10, not 0"),
+        ({"stride": 11}, "stride must be at least 1 and at most 10, not 11"),
+        ({"batch_size": 0}, "batch_size must be at least 1, not 0"),
+        ({"tokens": torch.tensor([3])}, r"at least 2 tokens in one row, not the shape \(1,\)"),
+    ],
+    ids=str,
+)
+def test_impossible_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        text_logprobs(random_gpt(MODERN), **({"tokens": torch.tensor([1, 2, 3])} | options))
+
+
+def test_an_empty_context_or_continuation_is_refused():
+    for pair in (([], [1]), ([1], [])):
+        with pytest.raises(ValueError, match="at least one token each"):
+            continuation_scores(random_gpt(MODERN), [pair])

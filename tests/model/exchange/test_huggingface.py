@@ -1,0 +1,366 @@
+"""Models of Hugging Face become GPTs and GPTs theirs, with the same logits; what cannot be expressed is refused."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from data.tokenizers import byte_level
+from model.exchange.huggingface import from_huggingface, read_options, to_huggingface
+from model.generation import generate
+from model.gpt import GPT, GPTConfig
+from tests import gpts
+from tests.gpts import random_gpt
+
+safetensors = pytest.importorskip("safetensors.torch")
+
+SIZES = {"vocab_size": 260, "context_length": 64, "num_layers": 3, "num_heads": 4, "embed_dim": 32}
+GPT2 = {**SIZES, **gpts.GPT2}
+OURS = {"value_embeddings": True, "bigram_buckets": 64, "window": 5, "activation": "swiglu"}
+GPTS = [
+    ("GPT2LMHeadModel", GPT2),
+    ("GPT2LMHeadModel", {**GPT2, "activation": "gelu_exact", "tie_embeddings": False, "feed_forward_dim": 48}),
+    ("GPT2LMHeadModel", {**GPT2, "activation": "relu2", "dropout": 0.2}),
+    ("NanoChatForCausalLM", SIZES),
+    ("NanoChatForCausalLM", {**SIZES, "num_kv_heads": 2, "tie_embeddings": True, "logit_soft_cap": None}),
+    ("GlassGPTForCausalLM", {**SIZES, **OURS}),
+    ("GlassGPTForCausalLM", {**GPT2, "bias": False, "logit_soft_cap": 20.0}),
+]
+NO_END = {"eos_token_id": None, "pad_token_id": 0}
+# As GPT2Config writes it.
+GPT2_OPTIONS = {
+    "model_type": "gpt2",
+    "vocab_size": 50257,
+    "n_positions": 1024,
+    "n_embd": 768,
+    "n_layer": 12,
+    "n_head": 12,
+    "n_inner": None,
+    "activation_function": "gelu_new",
+    "resid_pdrop": 0.1,
+    "layer_norm_epsilon": 1e-5,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+}
+NANOCHAT_OPTIONS = {
+    "model_type": "nanochat",
+    "vocab_size": 50304,
+    "max_position_embeddings": 2048,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 6,
+}
+
+
+@pytest.fixture(scope="module")
+def transformers(tmp_path_factory):
+    os.environ["HF_MODULES_CACHE"] = str(tmp_path_factory.mktemp("modules"))  # read when it is imported
+    return pytest.importorskip("transformers")
+
+
+def gpt_of(options):
+    """A random GPT in which nothing is so large that rounding shows."""
+    gpt = random_gpt(GPTConfig(**options))
+    with torch.no_grad():
+        for parameter in gpt.parameters():
+            parameter *= 0.5
+    return gpt
+
+
+def same_weights(one, other):
+    return asdict(one.config) == asdict(other.config) and all(
+        torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    )
+
+
+def folder_of(path, options=GPT2):
+    to_huggingface(gpt_of(options), path)
+    return path
+
+
+def change(path, **entries):
+    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+
+
+@pytest.mark.parametrize(("class_name", "options"), GPTS)
+def test_what_was_exported_is_imported_bit_for_bit(class_name, options, tmp_path):
+    gpt = gpt_of(options)
+    assert to_huggingface(gpt, tmp_path / "model", byte_level()) == class_name
+    imported = from_huggingface(tmp_path / "model")
+    assert same_weights(imported, gpt) and not imported.training
+    assert (imported.head.weight is imported.token_embedding.weight) == gpt.config.tie_embeddings
+    assert imported.num_parameters() == gpt.num_parameters()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("class_name", "options"), GPTS)
+def test_transformers_computes_the_same_from_an_exported_folder(class_name, options, transformers, tmp_path):
+    gpt = gpt_of(options)
+    to_huggingface(gpt, tmp_path / "model")
+    peer = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", trust_remote_code=True).eval()
+    assert type(peer).__name__ == class_name
+    tokens = torch.randint(260, (2, 40))
+    with torch.no_grad():
+        torch.testing.assert_close(peer(tokens).logits, gpt(tokens), atol=1e-5, rtol=0)
+        loss = peer(tokens, labels=tokens).loss
+    torch.testing.assert_close(loss, gpt.loss(tokens[:, :-1], tokens[:, 1:]), atol=1e-5, rtol=0)
+    written = peer.generate(tokens[:1, :10], max_new_tokens=50, do_sample=False)
+    assert torch.equal(written, generate(gpt, tokens[:1, :10], 50, temperature=0))
+    assert same_weights(from_huggingface(peer), gpt)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["GPT2", "NanoChat", "GlassGPT"])
+def test_padded_texts_have_the_logits_that_each_has_alone(architecture, transformers, tmp_path):
+    if architecture == "GPT2":
+        config = transformers.GPT2Config(vocab_size=50, n_positions=32, n_embd=32, n_layer=2, n_head=4)
+        peer = transformers.GPT2LMHeadModel(config)
+    elif architecture == "NanoChat":
+        sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+        config = transformers.NanoChatConfig(vocab_size=50, num_key_value_heads=2, max_position_embeddings=32, **sizes)
+        peer = transformers.NanoChatForCausalLM(config)
+    else:
+        folder = folder_of(tmp_path / "model", {**SIZES, "vocab_size": 50, **OURS})
+        peer = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    with torch.no_grad():
+        for parameter in peer.eval().parameters():
+            parameter += 0.2 * torch.randn_like(parameter)  # new biases are zero, and would hide what is lost
+    gpt = from_huggingface(peer)
+    lengths = (5, 20, 13)
+    tokens, attends = torch.randint(50, (3, 20)), torch.zeros(3, 20, dtype=torch.long)
+    for row, length in enumerate(lengths):
+        attends[row, -length:] = 1
+    positions = {"position_ids": (attends.cumsum(1) - 1).clamp(min=0)} if architecture != "GlassGPT" else {}
+    with torch.no_grad():
+        padded = peer(tokens, attention_mask=attends, **positions).logits
+        for row, length in enumerate(lengths):
+            alone = gpt(tokens[row : row + 1, -length:])[0]
+            torch.testing.assert_close(padded[row, -length:], alone, atol=1e-5, rtol=0)
+    written = peer.generate(tokens, attention_mask=attends, max_new_tokens=10, do_sample=False, **NO_END)
+    for row, length in enumerate(lengths):
+        alone = generate(gpt, tokens[row : row + 1, -length:], 10, temperature=0)
+        assert torch.equal(written[row, -length - 10 :], alone[0])
+
+
+@pytest.mark.slow
+def test_a_folder_with_our_network_needs_only_torch_and_transformers(transformers, tmp_path):
+    gpt, tokenizer = gpt_of({**SIZES, **OURS}), byte_level()
+    to_huggingface(gpt, tmp_path / "model", tokenizer)
+    program = """if True:
+        import json, sys
+        for name in ("model", "data", "lightning", "tiktoken", "matplotlib"):
+            sys.modules[name] = None  # cannot be imported
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        gpt = AutoModelForCausalLM.from_pretrained("model", trust_remote_code=True).eval()
+        tokenizer = AutoTokenizer.from_pretrained("model", trust_remote_code=True)
+        inputs = tokenizer("def f(x):\\n", return_tensors="pt")
+        written = gpt.generate(**inputs, max_new_tokens=50, do_sample=False, eos_token_id=None)
+        with torch.no_grad():
+            logits = gpt(**inputs).logits
+        torch.save([inputs["input_ids"], written, logits], "result.pt")
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment["HF_MODULES_CACHE"] = str(tmp_path / "modules")
+    subprocess.run([sys.executable, "-I", "-c", program], cwd=tmp_path, env=environment, check=True)
+    tokens, written, logits = torch.load(tmp_path / "result.pt", weights_only=True)
+    assert tokens[0].tolist() == tokenizer.encode("def f(x):\n")
+    assert torch.equal(written, generate(gpt, tokens, 50, temperature=0))
+    torch.testing.assert_close(logits, gpt(tokens), atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+def test_a_folder_of_shards_is_read_and_a_missing_one_is_named(transformers, tmp_path):
+    config = transformers.GPT2Config(vocab_size=500, n_positions=16, n_embd=32, n_layer=2, n_head=4)
+    peer = transformers.GPT2LMHeadModel(config)
+    peer.save_pretrained(tmp_path / "model", max_shard_size="50KB")
+    shards = sorted((tmp_path / "model").glob("*.safetensors"))
+    assert len(shards) > 1 and same_weights(from_huggingface(tmp_path / "model"), from_huggingface(peer))
+    shards[1].unlink()
+    with pytest.raises(FileNotFoundError, match=rf"{shards[1].name} is missing, one of {len(shards)} shards"):
+        from_huggingface(tmp_path / "model")
+
+
+def test_half_precision_is_read_as_float32(tmp_path):
+    gpt = gpt_of(GPT2).bfloat16()
+    to_huggingface(gpt, tmp_path / "model")
+    assert json.loads((tmp_path / "model/config.json").read_text())["dtype"] == "bfloat16"
+    assert same_weights(from_huggingface(tmp_path / "model"), gpt.float())
+
+
+def test_names_and_masks_of_the_published_files_are_read(tmp_path):
+    """GPT-2 on the Hub is a model without its head, whose layers also store the causal mask."""
+    gpt = gpt_of(GPT2)
+    to_huggingface(gpt, tmp_path / "model")
+    weights = safetensors.load_file(tmp_path / "model/model.safetensors")
+    published = {name.removeprefix("transformer."): weight for name, weight in weights.items()}
+    published |= {f"h.{layer}.attn.bias": torch.ones(1, 1, 64, 64).tril() for layer in range(3)}
+    safetensors.save_file(published, tmp_path / "model/model.safetensors")
+    assert same_weights(from_huggingface(tmp_path / "model"), gpt)
+
+
+@pytest.mark.parametrize(
+    ("layers", "heads", "width", "parameters"),
+    [(12, 12, 768, 124_439_808), (24, 16, 1024, 354_823_168), (36, 20, 1280, 774_030_080), (48, 25, 1600, 1557611200)],
+)
+def test_published_sizes_have_their_number_of_parameters(layers, heads, width, parameters):
+    _, config = read_options(GPT2_OPTIONS | {"n_layer": layers, "n_head": heads, "n_embd": width})
+    with torch.device("meta"):
+        gpt = GPT(config)
+    assert gpt.num_parameters() == parameters
+    assert config == GPTConfig(
+        vocab_size=50257,
+        num_layers=layers,
+        num_heads=heads,
+        embed_dim=width,
+        context_length=1024,
+        dropout=0.1,
+        **gpts.GPT2,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "message"),
+    [
+        (GPT2_OPTIONS, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
+        (GPT2_OPTIONS, {"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 1e-06"),
+        (GPT2_OPTIONS, {"activation_function": "silu"}, "activation_function is 'silu'.*gelu_new"),
+        (GPT2_OPTIONS, {"add_cross_attention": True}, "add_cross_attention is True"),
+        (GPT2_OPTIONS, {"quantization_config": {"bits": 4}}, "quantization_config is"),
+        (GPT2_OPTIONS, {"n_layer": "many"}, "n_layer is 'many'"),
+        (GPT2_OPTIONS, {"n_embd": 12 * 10**30}, ""),
+        (GPT2_OPTIONS, {"n_head": 7}, "num_heads=7 does not divide"),
+        (GPT2_OPTIONS, {"model_type": "llama"}, "model_type is 'llama': it can be gpt2, nanochat or glassgpt"),
+        (NANOCHAT_OPTIONS, {"attention_bias": True}, "attention_bias is True"),
+        (NANOCHAT_OPTIONS, {"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters is .*yarn"),
+        ({}, {"model_type": "glassgpt", "glassgpt_format": 2}, "glassgpt_format is 2, this version reads 1"),
+    ],
+)
+def test_an_option_that_a_gpt_lacks_is_named(options, change, message, tmp_path):
+    folder = folder_of(tmp_path / "model")
+    (folder / "config.json").write_text(json.dumps(options | change))
+    with pytest.raises(ValueError, match=f"cannot be read as a GPT: .*{message}"):
+        from_huggingface(folder)
+
+
+def test_a_missing_option_is_named(tmp_path):
+    folder = folder_of(tmp_path / "model")
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "vocab_size": 260}))
+    with pytest.raises(ValueError, match=r"its config.json has no n_positions"):
+        from_huggingface(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda w: w.pop("transformer.h.1.mlp.c_fc.weight"),
+            r"the weight transformer\.h\.1\.mlp\.c_fc\.weight is missing",
+        ),
+        (lambda w: w.update({"score.weight": torch.ones(2, 2)}), r"no place, such as score\.weight"),
+        (
+            lambda w: w.update({"transformer.wpe.weight": torch.ones(9, 32)}),
+            r"wpe\.weight is .* shape \(9, 32\).*\(64, 32\)",
+        ),
+        (lambda w: w.update({"transformer.wpe.weight": torch.ones(64, 32).int()}), "int32"),
+    ],
+)
+def test_weights_that_do_not_fit_are_named(change, message, tmp_path):
+    folder = folder_of(tmp_path / "model")
+    weights = safetensors.load_file(folder / "model.safetensors")
+    change(weights)
+    safetensors.save_file(weights, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=message):
+        from_huggingface(folder)
+
+
+def test_more_layers_than_weights_cost_no_memory(tmp_path):
+    folder = folder_of(tmp_path / "model")
+    change(folder / "config.json", n_layer=10**9)
+    with pytest.raises(ValueError, match=r"it has 1000000000 layers, but only \d+ weights"):
+        from_huggingface(folder)
+
+
+class Trap:
+    def __reduce__(self):
+        return (Path("trapped").touch, ())
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
+def test_a_pickle_is_refused_and_not_opened(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = folder_of(tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    (folder / name).write_bytes(pickle.dumps(Trap()))
+    with pytest.raises(ValueError, match=r"pickle.* is not read"):
+        from_huggingface(folder)
+    assert not Path("trapped").exists()
+
+
+def test_source_in_a_folder_is_not_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = folder_of(tmp_path / "model", {**SIZES, **OURS})
+    for source in folder.glob("*.py"):
+        source.write_text("import pathlib; pathlib.Path('trapped').touch()")
+    from_huggingface(folder)
+    assert not Path("trapped").exists()
+
+
+def test_damaged_or_missing_files_are_named(tmp_path):
+    folder = folder_of(tmp_path / "model")
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:-100])
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):
+        from_huggingface(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors is missing"):
+        from_huggingface(folder)
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../outside.safetensors"}}')
+    with pytest.raises(ValueError, match="not a file in its folder"):
+        from_huggingface(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json is damaged"):
+        from_huggingface(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
+        from_huggingface(folder)
+    with pytest.raises(FileNotFoundError, match=r"no folder .*cannot have a model of that name"):
+        from_huggingface(tmp_path / "nowhere")
+
+
+def test_nothing_is_overwritten_and_nothing_half_written(tmp_path, monkeypatch):
+    gpt = gpt_of(GPT2)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    with pytest.raises(FileExistsError, match="taken exists already"):
+        to_huggingface(gpt, tmp_path / "taken")
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(safetensors, "save_file", fail)
+    with pytest.raises(OSError, match="No space"):
+        to_huggingface(gpt, tmp_path / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path):
+    gpt = gpt_of({**GPT2, "vocab_size": 256})
+    with pytest.raises(ValueError, match="tokenizer has 257 tokens, more than the model, which has 256"):
+        to_huggingface(gpt, tmp_path / "model", byte_level())
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_missing_package_is_asked_for_in_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    with pytest.raises(
+        ModuleNotFoundError, match=r"needs the package safetensors: pip install -r requirements-hf\.txt"
+    ):
+        to_huggingface(gpt_of(GPT2), tmp_path / "model")

@@ -1,0 +1,83 @@
+"""Copying scores are those of the whole V x V circuit, and value norms those of each key's vector."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from model.inspection import copying
+from model.inspection.copying import copying_scores, value_norms
+from model.inspection.trace import trace
+from tests.gpts import random_gpt
+from tests.model.pages.architectures import CONFIGS, MODERN, TOKENS, architecture
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", CONFIGS)
+def test_copying_is_that_of_the_whole_vocabulary(name, monkeypatch):
+    gpt, _ = architecture(name)
+    monkeypatch.setattr(copying, "CHUNK", 16)
+    found = copying_scores(gpt)
+    exact = copy.deepcopy(gpt).double()
+    for module in exact.modules():  # constants that all tokens share
+        if getattr(module, "bias", None) is not None and module is not exact.embedding_norm:
+            nn.init.zeros_(module.bias)
+    tokens = torch.arange(50)
+    K, H, H_kv = exact.config.head_dim, exact.config.num_heads, exact.config.num_kv_heads
+    rows = exact.head.weight * (1 if getattr(exact.final_norm, "weight", None) is None else exact.final_norm.weight)
+    worst = 0.0
+    for layer, block in enumerate(exact.blocks):
+        read = block.attention_norm(exact.embedding_norm(exact.token_embedding(tokens)))
+        values = block.attention.qkv_proj(read)[:, -H_kv * K :]
+        if str(layer) in exact.value_embeddings:
+            values = values + exact.value_embeddings[str(layer)](tokens)
+        for head in range(H):
+            group = head // (H // H_kv)
+            matrix = block.attention.output_proj.weight[:, head * K : (head + 1) * K]
+            written = values[:, group * K : (group + 1) * K] @ matrix.T
+            if exact.config.norm == "layernorm":
+                written = written - written.mean(-1, keepdim=True)
+            eigenvalues = torch.linalg.eigvals(written @ rows.T)  # (V, V): from the token attended to, to the logits
+            expected = eigenvalues.real.sum() / eigenvalues.abs().sum()
+            worst = max(worst, (found[layer, head] - expected).abs().item())
+    print(f"copying, {name}: {worst:.1e}")
+    assert worst <= 1e-4
+
+
+@torch.no_grad()
+def test_heads_that_copy_that_suppress_and_that_write_nothing():
+    gpt = random_gpt(MODERN)
+    attention, K, D = gpt.blocks[1].attention, gpt.config.head_dim, gpt.config.embed_dim
+    gpt.head.weight.copy_(gpt.token_embedding.weight)
+    attention.qkv_proj.weight[-D:] = torch.eye(D)
+    attention.output_proj.weight[:] = torch.eye(D)
+    attention.output_proj.weight[:, K : 2 * K] *= -1
+    attention.output_proj.weight[:, 2 * K : 3 * K] = 0
+    attention.output_proj.weight[:, 3 * K] = math.nan
+    scores = copying_scores(gpt)[1]
+    assert scores[:3].tolist() == pytest.approx([1, -1, 0]) and scores[3].isnan()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", CONFIGS)
+def test_value_norms_are_those_of_each_keys_vector(name):
+    gpt, options = architecture(name)
+    traced = trace(gpt, TOKENS, **options)
+    found = value_norms(gpt, traced)
+    K, H, H_kv = gpt.config.head_dim, gpt.config.num_heads, gpt.config.num_kv_heads
+    worst = 0.0
+    for layer, block in enumerate(gpt.blocks):
+        values = block.attention.qkv_proj(block.attention_norm(traced.residual[2 * layer]))[:, -H_kv * K :]
+        if str(layer) in gpt.value_embeddings:
+            values = values + gpt.value_embeddings[str(layer)](TOKENS)
+        for head in range(H):
+            group = head // (H // H_kv)
+            for key in range(len(TOKENS)):
+                merged = torch.zeros(H * K)
+                merged[head * K : (head + 1) * K] = values[key, group * K : (group + 1) * K]
+                written = block.attention.output_proj.weight @ merged
+                worst = max(worst, abs(written.norm().item() - found[layer, head, key].item()))
+    print(f"value norms, {name}: {worst:.1e}")
+    assert worst <= 1e-4

@@ -1,0 +1,57 @@
+// What the page's engine answers, without a browser: reads questions as JSON from standard input, writes the answers.
+//
+//   ["models", [{ manifest, texts, asks: [[method of LiveModel, request], ...], simd }, ...]]
+//   ["tokenizer", { stored, texts, ids }]
+//   ["draws", { logits, options, count }]
+
+import { readFileSync } from "node:fs";
+import { register } from "node:module";
+
+const root = new URL("../../../model/pages/", import.meta.url).href;
+const resolve = `export const resolve = (name, context, next) => name.startsWith("browser/")
+  ? { url: ${JSON.stringify(root)} + name, format: "module", shortCircuit: true } : next(name, context);`;
+register(`data:text/javascript,${encodeURIComponent(resolve)}`);
+const { LiveModel } = await import("browser/live-model.js");
+const { randomNumbers, sample } = await import("browser/sampling.js");
+const { createTokenizer } = await import("browser/tokenizer.js");
+
+const finished = (job) => {
+  const values = [];
+  for (;;) {
+    const { done, value } = job.next();
+    if (done) return value ?? values;
+    if (value !== undefined) values.push(value);
+  }
+};
+
+// A browser without WebAssembly.
+function withSimd(simd, make) {
+  const { WebAssembly } = globalThis;
+  if (!simd) globalThis.WebAssembly = undefined;
+  try {
+    return make();
+  } finally {
+    globalThis.WebAssembly = WebAssembly;
+  }
+}
+
+const answers = {
+  models: (models) => models.map(({ manifest, texts, asks, simd = true }) => {
+    const model = withSimd(simd, () => new LiveModel(manifest, texts));
+    if (model.network.products.simd !== simd) throw new Error(`with SIMD: ${!simd}`);
+    return asks.map(([name, request]) => {
+      const answer = finished(model[name](request));
+      return answer.block ? { ...answer, block: [...answer.block] } : answer;
+    });
+  }),
+  tokenizer: ({ stored, texts, ids }) => {
+    const tokenizer = createTokenizer(stored);
+    return { ids: texts.map(tokenizer.encode), labels: ids.map(tokenizer.label), vocabSize: tokenizer.vocabSize, endOfText: tokenizer.endOfText };
+  },
+  draws: ({ logits, options, count }) => {
+    const random = randomNumbers(1);
+    return Array.from({ length: count }, () => sample(Float32Array.from(logits), options, random));
+  },
+};
+const questions = JSON.parse(readFileSync(0));
+console.log(JSON.stringify(questions.map(([name, question]) => answers[name](question))));

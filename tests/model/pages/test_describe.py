@@ -1,0 +1,260 @@
+"""Sentences about heads: patterns get their names, noise gets none, and the numbers are those of the maps."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.inspection import heads
+from model.inspection.archive import Probe
+from model.pages.describe import Pattern, describe_heads, find_patterns, kind, opening_view, visible
+
+LABELS = ["def", " f", "(", "x", "):", "\n    ", "return", " x", " of", " y", "\n", "print", " the", " f", "(", "1"] * 2
+PERIOD = 12
+PROBES = {
+    "text": Probe([LABELS.index(label) for label in LABELS], LABELS),
+    "repeated": Probe([99, *range(PERIOD), *range(PERIOD)], [f"r{i}" for i in range(2 * PERIOD + 1)], PERIOD),
+}
+
+
+ONE = Probe([0], ["a"])
+
+
+def softmax_maps(scores: torch.Tensor) -> torch.Tensor:
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    return scores.masked_fill(hidden, -math.inf).softmax(-1)
+
+
+def noise_maps(temperature: float, seed: int, probes=PROBES, layers=2, heads_=3) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    sizes = {name: len(probe.tokens) for name, probe in probes.items()}
+    return {
+        name: softmax_maps(temperature * torch.randn(layers, heads_, size, size, generator=generator))
+        for name, size in sizes.items()
+    }
+
+
+def following(pattern: str, strength: float = 6.0) -> dict[str, torch.Tensor]:
+    """Noise, in which head 1.2 follows a pattern on the probe that shows it."""
+    maps = noise_maps(0.5, 0)
+    score = heads.SCORES[pattern]
+    keys = score.keys(PROBES[score.probe])
+    maps[score.probe][1, 2] = softmax_maps(strength * keys.float())
+    return maps
+
+
+def names(described) -> list[list[str | None]]:
+    return [[head["name"] for head in layer] for layer in described]
+
+
+PATTERNS = [name for name, score in heads.SCORES.items() if score.keys is not None]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_head_that_follows_a_pattern_gets_its_name_and_others_get_none(pattern):
+    maps = following(pattern)
+    described = describe_heads(maps, PROBES)
+    assert names(described) == [[None] * 3, [None, None, pattern]]
+    score = heads.score_heads(maps, PROBES)[pattern][1, 2].item()
+    uniform = heads.uniform_scores(PROBES)[pattern]
+    assert f"{score:.2f} of its weight" in described[1][2]["evidence"]
+    assert f"uniform attention: {uniform:.2f}" in described[1][2]["evidence"]
+    assert described[1][2]["sentence"].lower().startswith(heads.SCORES[pattern].meaning)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_head_below_the_threshold_gets_no_name(pattern):
+    strengths = np.linspace(0, 6, 9)
+    scores, named = [], []
+    for strength in strengths:
+        maps = following(pattern, strength)
+        scores.append(heads.score_heads(maps, PROBES)[pattern][1, 2].item())
+        named.append(describe_heads(maps, PROBES)[1][2]["name"] == pattern)
+    threshold = (1 + 2 * heads.uniform_scores(PROBES)[pattern]) / 3
+    assert all(score > threshold for score, name in zip(scores, named, strict=True) if name)
+    assert named == sorted(named) and named[-1] and not named[0]
+
+
+@settings(max_examples=40)
+@given(temperature=st.floats(0, 1000), seed=st.integers(0, 10_000), length=st.integers(2, 40))
+def test_noise_gets_no_name(temperature, seed, length):
+    probes = PROBES | {"text": Probe(PROBES["text"].tokens[:length], LABELS[:length])}
+    described = describe_heads(noise_maps(temperature, seed, probes), probes)
+    assert names(described) == [[None] * 3] * 2
+
+
+def test_uniform_attention_gets_no_name_and_nothing_is_told_of_it():
+    described = describe_heads(noise_maps(0, 0), PROBES)
+    assert names(described) == [[None] * 3] * 2
+    for head in described[0]:
+        assert head["sentence"] == "Nothing stands out: it looks everywhere alike."
+        assert "entropy 1.00" in head["evidence"]
+
+
+def test_a_head_without_a_name_is_told_by_what_it_looks_at():
+    scores = torch.zeros(1, 1, len(LABELS), len(LABELS))
+    scores[..., [LABELS.index(" of"), LABELS.index(" the")]] = 2
+    maps = {"text": softmax_maps(scores), "repeated": noise_maps(0, 0)["repeated"][:1, :1]}
+    [[described]] = describe_heads(maps, PROBES)
+    assert described["name"] is None and described["sentence"].startswith("Nothing stands out: it looks most at")
+    shares = maps["text"][0, 0, 1:].mean(0)
+    for token in (" of", " the"):
+        share = sum(shares[i].item() for i, label in enumerate(LABELS) if label == token)
+        assert f"“{visible(token)}” ({100 * share:.0f}%)" in described["sentence"]
+    assert "closest to" in described["evidence"]
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 1000), temperature=st.floats(0, 20))
+def test_counts_are_shares_of_the_weight_counted_in_loops(seed, temperature):
+    maps = noise_maps(temperature, seed)
+    described = describe_heads(maps, PROBES)[1][2]
+    a, later = maps["text"][1, 2].tolist(), range(1, len(LABELS))
+    for token, share, uniform in described["keys"]:
+        places = [i for i, label in enumerate(LABELS) if visible(label) == token]
+        assert share == pytest.approx(sum(a[q][k] for q in later for k in places) / len(later), abs=1e-4)
+        expected = sum(1 / (q + 1) for q in later for k in places if k <= q) / len(later)
+        assert uniform == pytest.approx(expected, abs=1e-4)
+    for offset, share, _ in described["offsets"]:
+        assert share == pytest.approx(sum(a[q][q + offset] for q in later if q + offset >= 0) / len(later), abs=1e-4)
+    for counts in (described["keys"], described["offsets"]):
+        excess = [share - uniform for _, share, uniform in counts]
+        assert len(excess) <= 5 and all(a >= b - 2e-4 for a, b in pairwise(excess))  # rounded to 4 decimals
+
+
+def test_a_delimiter_head_is_told_by_the_kinds_it_looks_at():
+    scores = torch.zeros(1, 1, len(LABELS), len(LABELS))
+    scores[..., [i for i, label in enumerate(LABELS) if "\n" in label]] = 6
+    maps = {"text": softmax_maps(scores), "repeated": noise_maps(0, 0)["repeated"][:1, :1]}
+    [[described]] = describe_heads(maps, PROBES)
+    assert described["name"] == "delimiter" and described["sentence"].endswith("here mostly line breaks.")
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [
+        ("\n    ", "line breaks"),
+        (' ("', "quotes"),
+        ("((", "opening brackets"),
+        ("):", "closing brackets"),
+        (",", "commas and colons"),
+        ("  ", "spaces"),
+        ("=", "other signs"),
+        ("", "other signs"),
+    ],
+)
+def test_delimiters_have_kinds(label, expected):
+    assert kind(label) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [(0.1234, "rises by 0.12"), (-0.5, "falls by 0.50"), (0.001, "stays the same"), (None, None), (math.nan, None)],
+)
+def test_ablation_says_what_the_head_is_worth(change, told):
+    ablation = {name: {"heads": [[0.0] * 3, [0.0, 0.0, value]]} for name, value in (("text", change), ("repeated", 7))}
+    evidence = describe_heads(following("sink"), PROBES, ablation)[1][2]["evidence"]
+    assert (told in evidence) if told else ("without it" not in evidence)
+    # Where the pattern is one of repeated text, so is the loss.
+    evidence = describe_heads(following("induction"), PROBES, ablation)[1][2]["evidence"]
+    assert "the loss on repeated tokens rises by 7.00 nats per token" in evidence
+
+
+def test_a_text_of_one_token_is_described():
+    probes = PROBES | {"text": ONE}
+    maps = noise_maps(1, 0) | {"text": torch.ones(2, 3, 1, 1)}
+    for layer in describe_heads(maps, probes):
+        for head in layer:
+            assert head["name"] is None and "a single token" in head["sentence"] and head["keys"] == []
+
+
+def test_maps_without_numbers_are_described():
+    maps = following("sink") | {"text": torch.full((2, 3, len(LABELS), len(LABELS)), math.nan)}
+    for layer in describe_heads(maps, PROBES):
+        for head in layer:
+            assert head["name"] is None and "diverged" in head["sentence"]
+    opening_view(maps, PROBES)
+
+
+def test_a_map_that_is_broken_on_one_probe_only_gets_no_name_from_it():
+    maps = following("sink") | {"repeated": torch.full_like(noise_maps(1, 0)["repeated"], math.nan)}
+    assert names(describe_heads(maps, PROBES))[1][2] == "sink"
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [
+        (" a\n\t\r", "·a↵⇥␍"),
+        ("", "∅"),
+        ("\x00\u202e\ud800", "\\u0000\\u202e\\ud800"),
+        ("<img src=x>", "<img·src=x>"),
+        ("x" * 30, "x" * 19 + "…"),
+        ("שלום", "שלום"),
+    ],
+)
+def test_a_label_is_written_as_on_the_page(label, expected):
+    assert visible(label) == expected
+
+
+@settings(max_examples=40)
+@given(st.lists(st.text(st.characters(), max_size=40), min_size=20, max_size=20))
+def test_sentences_are_in_order_and_printable_whatever_the_tokens(labels):
+    probes = PROBES | {"text": Probe(list(range(20)), labels)}
+    scores = torch.zeros(1, 1, 20, 20)
+    scores[..., 3] = 3
+    maps = {"text": softmax_maps(scores), "repeated": noise_maps(0, 0)["repeated"][:1, :1]}
+    [[described]] = describe_heads(maps, probes)
+    sentence = described["sentence"].replace("\u2068", "").replace("\u2069", "")
+    assert sentence.isprintable() and len(sentence) < 300
+    sentence.encode()
+
+
+def test_text_from_right_to_left_is_isolated():
+    labels = [f"t{i}" for i in range(20)]
+    labels[3] = "שלום"
+    scores = torch.zeros(1, 1, 20, 20)
+    scores[..., 3] = 1.5
+    maps = {"text": softmax_maps(scores), "repeated": noise_maps(0, 0)["repeated"][:1, :1]}
+    [[described]] = describe_heads(maps, PROBES | {"text": Probe(list(range(20)), labels)})
+    assert "“\u2068שלום\u2069”" in described["sentence"]
+
+
+@pytest.mark.parametrize("pattern", [name for name in PATTERNS if name not in ("sink", "current_token")])
+def test_the_page_opens_with_the_head_whose_pattern_is_clearest(pattern):
+    maps = following(pattern)
+    score = heads.SCORES[pattern]
+    opening = opening_view(maps, PROBES)
+    assert opening["head"] == 5 and opening["probe"] == score.probe
+    keys = score.keys(PROBES[score.probe])[opening["token"]]
+    assert maps[score.probe][1, 2, opening["token"]][keys].sum() > 0.9
+
+
+@pytest.mark.parametrize("resting", ["sink", "current_token"])
+def test_the_page_does_not_open_with_a_head_at_rest_if_another_has_a_name(resting):
+    maps = following("delimiter", strength=3.0)
+    assert names(describe_heads(maps, PROBES))[1][2] == "delimiter"
+    keys = heads.SCORES[resting].keys(PROBES["text"])
+    maps["text"][0, 0] = softmax_maps(9.0 * keys.float())
+    assert opening_view(maps, PROBES)["head"] == 5
+
+
+@pytest.mark.parametrize("length", [4, 8, 12, 16, 24, 32])
+def test_one_random_key_a_query_is_never_clear(length):
+    """The noisiest attention there is, ten thousand times."""
+    probe = Probe(PROBES["text"].tokens[:length], LABELS[:length])
+    seen = torch.ones(length, length).tril()
+    generator = torch.Generator().manual_seed(0)
+    keys = torch.multinomial(seen, 10_000, replacement=True, generator=generator)  # (T, N)
+    maps = torch.nn.functional.one_hot(keys.T, length).float()[None]
+    for pattern in find_patterns({"text": maps, "repeated": torch.ones(1, 1, 1, 1)}, {"text": probe, "repeated": ONE}):
+        assert not pattern.clear.any(), pattern.name
+
+
+def test_the_threshold_is_needed_however_long_the_text():
+    keys = heads.previous_token(Probe(list(range(200)), ["a"] * 200))
+    pattern = Pattern("previous_token", "text", keys, torch.tensor([[0.34, 0.36]]))
+    assert 0.34 < (1 + 2 * pattern.uniform) / 3 < 0.36 and pattern.clear.tolist() == [[False, True]]

@@ -1,0 +1,413 @@
+"""The page's engine computes what PyTorch and the tokenizer compute: in node, and in Chromium as the page runs it."""
+
+import base64
+import json
+import math
+import os
+import random
+import shutil
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from data.tokenizers import END_OF_TEXT, Tokenizer, byte_level, published, train_bpe
+from model.generation import generate
+from model.gpt import GPT, GPTConfig
+from model.inspection.ablation import part_means
+from model.inspection.attribution import attribution
+from model.inspection.copying import value_norms
+from model.inspection.lens import predictions
+from model.inspection.recorder import capture
+from model.inspection.trace import embedding_tables, trace, value_tables
+from model.pages import live, template
+from tests.gpts import GPT2, random_gpt
+from tests.model.pages.architectures import CONFIGS, MODERN, TOKENS
+from tests.model.pages.node import run_node
+
+pytestmark = pytest.mark.slow
+
+TOKENIZER = byte_level().to_dict()
+OTHER = TOKENS.flip(0)
+TARGET = 7  # the token whose logit patches change
+ARCHITECTURES = {name: config for name, config in CONFIGS.items() if name != "documents"} | {
+    "gpt2, exact": replace(MODERN, **GPT2 | {"activation": "gelu_exact", "bias": False, "tie_embeddings": False}),
+    "rotary, no QK-norm": replace(MODERN, qk_norm=False, embedding_norm=False, value_embeddings=True, num_layers=2),
+    "QK-norm, learned": replace(MODERN, position="learned", tie_embeddings=True, window=5, logit_soft_cap=9.0),
+    "odd sizes": replace(MODERN, embed_dim=30, num_heads=3, num_kv_heads=1, feed_forward_dim=21, activation="swiglu"),
+}
+EDITS = [[("head 0.0", "zero")], [("feed-forward 0", "mean"), ("head 0.0", "mean"), ("token embedding", "zero")]]
+
+
+def small(config: GPTConfig) -> GPT:
+    """With weights of a size that keeps the logits near 1, so that errors are measured against it."""
+    gpt = random_gpt(config)
+    with torch.no_grad():
+        for weight in gpt.parameters():
+            weight.mul_(0.5)
+    return gpt
+
+
+def unpacked(packed: live.Packed, snapshot: int = 0) -> GPT:
+    """The model that is in a page's data, read by its description alone."""
+    content = base64.b64decode(packed.blocks[snapshot])
+    gpt = GPT(GPTConfig(**packed.manifest["config"])).eval()
+    weights = {}
+    for tensor in packed.manifest["tensors"]:
+        shape, start = tensor["shape"], tensor["start"]
+        size = math.prod(shape)
+        if tensor["kind"] == "int8":
+            scales = np.frombuffer(content, np.float32, shape[0], start)
+            values = np.frombuffer(content, np.int8, size, start + 4 * shape[0]).reshape(shape) * scales[:, None]
+        elif tensor["kind"] == "bfloat16":
+            halves = np.frombuffer(content, np.uint16, size, start).astype(np.uint32)
+            values = (halves << 16).view(np.float32).reshape(shape)
+        else:
+            values = np.frombuffer(content, np.float32, size, start).reshape(shape)
+        weights[tensor["name"]] = torch.from_numpy(values.copy())
+    if gpt.config.tie_embeddings:
+        weights["head.weight"] = weights["token_embedding.weight"]
+    gpt.load_state_dict(weights)
+    return gpt
+
+
+def questions(packed: live.Packed, **more) -> dict:
+    """What every model is asked."""
+    tokens, other = TOKENS.tolist(), OTHER.tolist()
+    edits = [[{"part": part, "with": value} for part, value in some] for some in EDITS]
+    patch = {"tokens": tokens, "other": other, "layer": 0, "head": 0, "position": 4, "from": 6, "target": TARGET}
+    asks = [
+        ("parity", {}),
+        ("read", {"tokens": tokens[:5]}),  # and then the whole text, as if it were typed on
+        ("read", {"tokens": tokens}),
+        *(("read", {"tokens": tokens, "edits": some, "details": False}) for some in edits),
+        ("write", {"tokens": tokens, "temperature": 0, "count": 30}),
+        ("patch", patch),
+        ("patchAll", {key: patch[key] for key in ("tokens", "other", "target")}),
+    ]
+    return {"manifest": packed.manifest, "texts": packed.blocks, "asks": asks} | more
+
+
+def in_node(asked: list) -> list:
+    """The answers of engine.mjs."""
+    return json.loads(run_node(Path(__file__).with_name("engine.mjs"), content=json.dumps(asked)))
+
+
+ENGINE_PAGE = """<!DOCTYPE html>
+<meta http-equiv="Content-Security-Policy"
+  content="default-src 'none'; script-src 'unsafe-inline' 'wasm-unsafe-eval' data:; worker-src data:">
+<title></title>
+<!-- program -->
+<!-- data -->
+"""
+IN_PAGE = """async (models) => {
+  const { startEngine } = await import("browser/engine.js");
+  const answers = [];
+  for (const { manifest, texts, asks } of models) {
+    const engine = await startEngine(manifest, texts);
+    const written = [];
+    const ask = {
+      parity: () => engine.parity,
+      read: async ({ tokens, ...options }) => {
+        const answer = await engine.read(tokens, options);
+        return { ...answer, block: [...answer.block] };
+      },
+      write: async ({ tokens, ...options }) => {
+        await engine.write(tokens, { ...options, stop: null }, (id) => written.push(id)).done;
+        return written;
+      },
+      patch: ({ tokens, other, ...options }) => engine.patch(tokens, other, options),
+      patchAll: ({ tokens, other, target }) => engine.patchAll(tokens, other, target).done,
+    };
+    const given = [];
+    for (const [name, request] of asks) given.push(await ask[name](request));
+    answers.push(given);
+    engine.close();
+  }
+  return answers;
+}"""
+
+
+@pytest.fixture
+def engine_page(open_file, tmp_path, monkeypatch):
+    """A page with nothing but the engine in it."""
+    folder = tmp_path / "inspection"
+    shutil.copytree(template.FOLDER / "browser", folder / "browser")
+    shutil.copy(template.FOLDER / "theme.css", folder)
+    (folder / "only_engine.html").write_text(ENGINE_PAGE)
+    (folder / "browser" / "only_engine.js").write_text('import { startEngine } from "browser/engine.js";\n')
+    monkeypatch.setattr(template, "FOLDER", folder)
+    path = tmp_path / "engine.html"
+    path.write_text(template.fill("only_engine", "engine", []))
+    return open_file(path)
+
+
+@pytest.fixture(scope="module")
+def packed() -> dict[str, live.Packed]:
+    """Each architecture in bfloat16, and one in int8 as well."""
+    one = {name: live.pack([(0, small(config))], TOKENIZER, TOKENS.tolist()) for name, config in ARCHITECTURES.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(live, "EXACT_BYTES", 0)
+        one["int8"] = live.pack([(0, small(CONFIGS["tables"]))], TOKENIZER, TOKENS.tolist())
+    return one
+
+
+@pytest.fixture(scope="module")
+def expected(packed) -> dict[str, dict]:
+    return {name: in_pytorch(unpacked(one)) for name, one in packed.items()}
+
+
+def test_node_computes_what_pytorch_computes(packed, expected):
+    """With WebAssembly's SIMD and without."""
+    models = [questions(one) for one in packed.values()]
+    simd, plain = in_node([("models", models), ("models", [one | {"simd": False} for one in models])])
+    for answers in (simd, plain):
+        for name, answer in zip(packed, answers, strict=True):
+            check(answer, expected[name], name)
+
+
+def test_a_page_computes_what_pytorch_computes(packed, expected, engine_page):
+    answers = engine_page.evaluate(IN_PAGE, [questions(one) for one in packed.values()])
+    for name, answer in zip(packed, answers, strict=True):
+        check(answer, expected[name], name)
+
+
+@torch.no_grad()
+def in_pytorch(gpt: GPT) -> dict:
+    """What `questions` should be answered with."""
+    taken = trace(gpt, TOKENS)
+    return {
+        "logits": gpt(TOKENS[None])[0],
+        "cap": gpt.config.logit_soft_cap,
+        "edited": [with_edits(gpt, edits) for edits in EDITS],
+        "written": generate(gpt, TOKENS[None], 30, temperature=0)[0, len(TOKENS) :].tolist(),
+        "patched": patched(gpt, 0, [(0, 4, 6)])[0].item(),
+        "matrix": torch.cat(
+            [
+                patched(
+                    gpt, layer, [(head, at, at) for head in range(gpt.config.num_heads) for at in range(len(TOKENS))]
+                )
+                for layer in range(gpt.config.num_layers)
+            ]
+        ),
+        "maps": capture(gpt, TOKENS).weights,
+        "predictions": predictions(gpt, taken),
+        "attribution": attribution(gpt, taken)[0],
+        "value_norms": value_norms(gpt, taken),
+    }
+
+
+def check(answer: list, expected: dict, name: str) -> None:
+    parity, _, read, *edited, written, patch, matrix = answer
+    logits = expected["logits"]
+    assert parity["error"] < 1e-4, name
+    assert read["loss"] == pytest.approx(cross_entropy(logits), abs=1e-4), name
+    check_next(read, logits)
+    check_details(read, expected)
+    for answered, changed in zip(edited, expected["edited"], strict=True):
+        assert answered["loss"] == pytest.approx(cross_entropy(changed), abs=1e-4), name
+        check_next(answered, changed)
+    assert written == expected["written"], name
+    assert patch["plain"] == pytest.approx(logits[-1, TARGET].item(), abs=1e-4), name
+    assert patch["patched"] == pytest.approx(expected["patched"], abs=1e-4), name
+    changes = expected["matrix"] - logits[-1, TARGET]
+    np.testing.assert_allclose(np.array(matrix).flatten(), changes, atol=1e-4, err_msg=name)
+
+
+def check_details(read: dict, expected: dict) -> None:
+    """Maps and details are those that the recorder measures."""
+    rows, columns = np.tril_indices(len(TOKENS))
+    maps = expected["maps"][:, :, rows, columns]
+    np.testing.assert_allclose(np.array(read["block"]).reshape(maps.shape), 255 * maps**0.5, atol=0.51)
+    details, measured = read["details"]["probes"]["text"], expected["predictions"]
+    for name in ("bits", "top_probability"):
+        close(details[name], measured[name])
+    for name in ("probability", "divergence"):
+        close(details["lens"][name], measured["lens"][name])
+    assert details["rank"] == measured["rank"]
+    assert details["top"] == measured["top"]
+    assert details["lens"]["token"] == measured["lens"]["token"]
+    assert read["details"]["parts"] == list(expected["attribution"])
+    close(details["attribution"], torch.stack(list(expected["attribution"].values())))
+    close(details["value_norms"], expected["value_norms"])
+    assert details["attribution_error"] < 1e-3
+    likeliest = expected["logits"][-1].max().item()  # before the soft cap, which attribution does not know
+    if expected["cap"]:
+        likeliest = expected["cap"] * math.atanh(likeliest / expected["cap"])
+    assert sum(details["attribution_of_likeliest"]) == pytest.approx(likeliest, abs=1e-3)
+
+
+def close(found: list, expected: torch.Tensor) -> None:
+    """None where a number is not to be had."""
+    np.testing.assert_allclose(np.array(found, float), np.array(expected), atol=1e-4, rtol=1e-4)
+
+
+def check_next(read: dict, logits: torch.Tensor) -> None:
+    likeliest = logits[-1].softmax(-1).topk(20)
+    assert [token for token, _ in read["next"]] == likeliest.indices.tolist()
+    np.testing.assert_allclose([probability for _, probability in read["next"]], likeliest.values, atol=1e-5)
+
+
+def cross_entropy(logits: torch.Tensor) -> float:
+    return torch.nn.functional.cross_entropy(logits[:-1], TOKENS[1:]).item()
+
+
+def with_edits(gpt: GPT, edits: list[tuple[str, str]]) -> torch.Tensor:
+    """The logits (T, V) when parts give zeros or their mean, by hooks of PyTorch."""
+    tables = embedding_tables(gpt) | {f"value embeddings {layer}": table for layer, table in value_tables(gpt).items()}
+    means = {live.part_name(part): mean for part, mean in part_means(gpt, TOKENS[None]).items()}
+    with ExitStack() as hooks:
+        for part, value in edits:
+            vector = means[part] if value == "mean" else torch.zeros_like(means[part])
+            kind, number = part.rsplit(" ", 1)
+            if kind == "head":
+                layer, head = map(int, number.split("."))
+                columns = slice(head * len(vector), (head + 1) * len(vector))
+
+                def replace_(_, args, columns=columns, vector=vector):
+                    merged = args[0].clone()
+                    merged[..., columns] = vector
+                    return merged
+
+                handle = gpt.blocks[layer].attention.output_proj.register_forward_pre_hook(replace_)
+            else:
+                module = gpt.blocks[int(number)].feed_forward if kind == "feed-forward" else tables[part]
+                handle = module.register_forward_hook(lambda _, args, out, v=vector: torch.zeros_like(out) + v)
+            hooks.callback(handle.remove)
+        return gpt(TOKENS[None])[0]
+
+
+def patched(gpt: GPT, layer: int, places: list[tuple[int, int, int]]) -> torch.Tensor:
+    """The logit of TARGET after TOKENS for each (head, position, source).
+
+    That head's output at that position is the one that it gives at the source position of OTHER.
+    """
+    heads = trace(gpt, OTHER).heads[layer]  # (T, H, K)
+    K = gpt.config.head_dim
+
+    def replace_(_, args):
+        merged = args[0].clone()
+        for row, (head, position, source) in enumerate(places):
+            merged[row, position, head * K : (head + 1) * K] = heads[source, head]
+        return merged
+
+    handle = gpt.blocks[layer].attention.output_proj.register_forward_pre_hook(replace_)
+    try:
+        return gpt(TOKENS.expand(len(places), -1))[:, -1, TARGET]
+    finally:
+        handle.remove()
+
+
+# What tokenizers differ in: kinds of white space, case, digits, composed and rare characters, names of special tokens.
+PIECES = ["'s", "'LL", "'ſtop", "don't", "def f(x):", "12345", "½Ⅳ٣", "<|endoftext|>", "x_1", "...", "abab", "aaaaaaa"]
+PIECES += [
+    "    ",
+    "\n\n\t",
+    "\r\n",
+    " ",
+    "\u0085",
+    "\ufeff",
+    "\u00a0",
+    "\u3000",
+    "\u2028",
+    "\x1c",
+    "\x00",
+    "\u200b",
+    "\u212a",
+]
+PIECES += ["İ", "ß", "ﬀ", "Ü", "e\u0301", "漢字かな", "हिन्दी", "。", "🙂", "👩\u200d👧", "\U0001f1e9\U0001f1ea"]
+PIECES += ["\ud800", "\udc00", "\ud83d\ude42"]  # halves of a surrogate pair, and both
+
+
+def tokenizers() -> list[Tokenizer]:
+    text = Path(template.__file__).read_text() + "ſtop " * 100
+    # Here a merge makes a pair with a lower id than its own, which byte-pair training never does.
+    ranks = {bytes([value]): value for value in range(256)} | {b"aba": 256, b"ab": 257}
+    by_hand = Tokenizer("by hand", r"\S+|\s+", ranks, {END_OF_TEXT: 258})
+    found = [byte_level(), train_bpe([text], 400), by_hand]
+    return [*found, published("gpt2")] if os.environ.get("TIKTOKEN_CACHE_DIR") else found
+
+
+def test_the_tokenizer_gives_the_same_ids_and_texts():
+    draw = random.Random(0)
+    texts = ["".join(draw.choices(PIECES + [" "] * 9, k=draw.randrange(12))) for _ in range(1000)]
+    texts += Path(__file__).read_text().splitlines()
+    all_ = tokenizers()
+    asked = [("tokenizer", {"stored": packed_tokenizer(one), "texts": texts, "ids": [*range(402)]}) for one in all_]
+    for tokenizer, answer in zip(all_, in_node(asked), strict=True):
+        assert answer["ids"] == [tokenizer.encode(text) for text in texts]
+        assert answer["labels"] == [tokenizer.label(token) for token in range(402)]
+        assert (answer["vocabSize"], answer["endOfText"]) == (tokenizer.vocab_size, tokenizer.end_of_text)
+
+
+def packed_tokenizer(tokenizer: Tokenizer) -> dict:
+    return live.pack([(0, small(MODERN))], tokenizer.to_dict(), TOKENS.tolist()).manifest["tokenizer"]
+
+
+def test_tokens_are_drawn_as_often_as_they_are_likely():
+    logits = [0.0, 1.0, -1.0, 2.0, 1.5, -30.0]
+    options = [{"temperature": 1}, {"temperature": 0.5, "topK": 3}, {"temperature": 0}, {"temperature": 2, "topK": 99}]
+    count = 20_000
+    draws = in_node([("draws", {"logits": logits, "options": some, "count": count}) for some in options])
+    for some, drawn in zip(options, draws, strict=True):
+        scaled = torch.tensor(logits) / max(some["temperature"], 1e-6)
+        least = scaled.topk(min(some.get("topK", 6), 6)).values[-1]
+        expected = scaled.masked_fill(scaled < least, -math.inf).softmax(-1)
+        np.testing.assert_allclose(np.bincount(drawn, minlength=6) / count, expected, atol=0.015)
+
+
+SNAPSHOTS = """async ([{ manifest, texts }, tokens]) => {
+  const { startEngine } = await import("browser/engine.js");
+  const engine = await startEngine(manifest, texts);
+  const newest = engine.read(tokens).then((answer) => answer.loss);
+  const seen = { last: await newest };
+  const [older, newer] = [engine.read(tokens), engine.read(tokens.slice(0, 5))];
+  seen.given_up = await older.catch((error) => error.name);
+  seen.short = (await newer).details.probes.text.bits.length;
+  await engine.use(0);
+  seen.first = (await engine.read(tokens)).loss;
+  seen.parity = engine.parity;
+  seen.nothing = await engine.read([]);
+  const edits = [{ part: "head 9.9", with: "zero" }];
+  seen.mistake = await engine.read(tokens, { edits }).catch((error) => error.message);
+  const few = [];
+  const writing = engine.write(tokens, { count: 1e9, stop: null }, (id) => few.push(id) > 20 && writing.stop());
+  await writing.done;
+  seen.few = few.length;
+  const rows = [];
+  const patching = engine.patchAll(tokens, tokens, 7, ({ row }) => rows.push(row) && patching.stop());
+  seen.matrix = (await patching.done) === undefined && rows.length;
+  seen.label = engine.tokenizer.label(engine.tokenizer.encode("é")[0]);
+  seen.broken = await startEngine({ ...manifest, steps: [] }, []).catch((error) => typeof error.message);
+  engine.close();
+  return seen;
+}"""
+
+
+def test_the_engine_changes_snapshots_and_gives_up_what_is_stopped(engine_page):
+    config = replace(MODERN, num_layers=1)
+    models = [(step, random_gpt(config, seed=step)) for step in (0, 50)]
+    data = live.pack(models, TOKENIZER, TOKENS.tolist())
+    answer = engine_page.evaluate(SNAPSHOTS, [{"manifest": data.manifest, "texts": data.blocks}, TOKENS.tolist()])
+    with torch.no_grad():
+        first, last = (cross_entropy(unpacked(data, number)(TOKENS[None])[0]) for number in range(2))
+    assert data.manifest["steps"] == [0, 50]
+    assert (answer["first"], answer["last"]) == (pytest.approx(first, abs=1e-4), pytest.approx(last, abs=1e-4))
+    assert answer["parity"]["error"] < 1e-4 and answer["parity"]["bits"] == data.manifest["parity"]["bits"][0]
+    assert answer["given_up"] == "AbortError" and answer["short"] == 5
+    assert answer["nothing"]["next"] == [] and answer["nothing"]["loss"] is None
+    assert answer["mistake"] == "the model has no part head 9.9"
+    assert answer["few"] == 21 and answer["matrix"] == 1
+    assert answer["label"] == "\\xc3"
+    assert answer["broken"] == "string"
+
+
+def test_the_parity_badge_sees_a_wrong_weight(packed):
+    """The page would not notice if it only compared itself with itself."""
+    data = packed["modern"]
+    manifest = data.manifest | {"reference": data.manifest["reference"] | {"start": 0}}
+    ((ours, wrong),) = in_node([("models", [questions(data), questions(replace(data, manifest=manifest))])])
+    assert ours[0]["error"] < 1e-4 < 0.1 < wrong[0]["error"]

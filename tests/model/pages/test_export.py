@@ -1,0 +1,387 @@
+"""What is taken away, opened again by a reader of its kind, is what was captured."""
+
+import csv
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+import zlib
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+from PIL import Image
+
+from model.inspection.archive import AttentionArchive, Probe, Snapshot
+from model.inspection.heads import SCORES
+from model.pages import export, images
+from model.pages.page import Captures
+
+LAYERS, HEADS = 2, 3
+TOKENS = ['"', "a\nb", "\r", ",", " ", "<b>&", "é界", "\u202e"]
+SIZE = len(TOKENS)
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def archived(folder: Path, seed: int, steps=(0, 1, 4), layers: int = LAYERS, heads: int = HEADS) -> Captures:
+    """A run as its archive is read back, with random maps that are causal and add up to 1."""
+    probes = {
+        "text": Probe(list(range(SIZE)), TOKENS),
+        "repeated": Probe([0, 1, 2, 1, 2], ["<s>", "x", "y", "x", "y"], 2),
+    }
+    archive, random = AttentionArchive(folder / "attention", probes, "tokenizer"), np.random.default_rng(seed)
+    for step in steps:
+        maps = {name: causal(random, layers, heads, len(probe.tokens)) for name, probe in probes.items()}
+        scores = {name: random.random((layers, heads)).astype(np.float32) for name in SCORES}
+        archive.add(Snapshot(step, "float32", 1e-7, 0.0, scores), maps)
+    return Captures.of(AttentionArchive.open(folder / "attention"), folder.name)
+
+
+def causal(random: np.random.Generator, layers: int, heads: int, size: int) -> np.ndarray:
+    weights = np.tril(random.random((layers, heads, size, size)) ** 4 + 1e-5)
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def details_of(seed: int) -> dict:
+    """As `archive` describes the details, with a null where there is no next token."""
+    random, parts = np.random.default_rng(seed), ["token embedding", "head 0.0", "feed-forward 0"]
+    sublayers = [
+        "embeddings",
+        *(f"{kind} {layer}" for layer in range(LAYERS) for kind in ("attention", "feed-forward")),
+    ]
+
+    def measured(size: int) -> dict:
+        def numbers(*shape: int) -> list:
+            values = random.random(shape).round(4).astype(object)
+            values[..., -1] = None
+            return values.tolist()
+
+        tokens = lambda *shape: random.integers(0, 9, shape).tolist()  # noqa: E731
+        return {
+            "bits": numbers(size),
+            "rank": [*tokens(size - 1), None],
+            "top": tokens(size, 5),
+            "top_probability": random.random((size, 5)).round(4).tolist(),
+            "lens": {
+                "token": tokens(len(sublayers), size),
+                "probability": numbers(len(sublayers), size),
+                "divergence": random.random((len(sublayers), size)).round(4).tolist(),
+            },
+            "attribution": numbers(len(parts), size),
+            "attribution_error": 1e-6,
+            "value_norms": random.random((LAYERS, HEADS, size)).round(4).tolist(),
+        }
+
+    return {
+        "version": 1,
+        "parts": parts,
+        "sublayers": sublayers,
+        "tokens": {str(token): f"\n{token}" for token in range(9)},
+        "probes": {"text": measured(SIZE), "repeated": measured(5)},
+    }
+
+
+@pytest.fixture
+def runs(tmp_path) -> list[Captures]:
+    return [archived(tmp_path / name, seed) for seed, name in enumerate(["first", 'second, "or so"'])]
+
+
+def read_back(table: export.Table, folder: Path) -> list[dict]:
+    """The rows of a table after it was written as CSV and as JSON, which must agree."""
+    table = replace(table, rows=list(table.rows))
+    for name in ("table.csv", "table.json"):
+        export.write_table(table, folder / name)
+    with (folder / "table.csv").open(newline="", encoding="utf-8") as file:
+        cells = list(csv.DictReader(file))
+    described = json.loads((folder / "table.json").read_text())
+    assert described["about"] and all(described["columns"].values())
+    rows = [dict(zip(described["columns"], row, strict=True)) for row in described["rows"]]
+    assert cells == [{name: "" if value is None else str(value) for name, value in row.items()} for row in rows]
+    return rows
+
+
+def test_every_weight_is_in_the_table_exactly_as_it_was_recorded(runs, tmp_path):
+    maps = runs[0].load(1)["text"]
+    rows = read_back(export.map_table(runs[:1], 1, "text", None), tmp_path)
+    found = np.zeros_like(maps)
+    for row in rows:
+        assert (row["run"], row["step"], row["probe"]) == ("first", 1, "text")
+        assert (row["query_token"], row["key_token"]) == (TOKENS[row["query"]], TOKENS[row["key"]])
+        found[row["layer"], row["head"], row["query"], row["key"]] = row["weight"]
+    assert maps.dtype == found.dtype == np.float16 and (found == maps).all()
+    assert len(rows) == LAYERS * HEADS * SIZE * (SIZE + 1) / 2
+
+
+def test_a_table_has_only_the_heads_that_were_chosen(runs, tmp_path):
+    heads = export.choose_heads(["1.2", "0.1", "1.2"], runs)
+    for table in (export.map_table(runs[:1], None, "repeated", heads), export.score_table(runs, heads)):
+        rows = read_back(table, tmp_path)
+        assert list(dict.fromkeys((row["layer"], row["head"]) for row in rows)) == [(1, 2), (0, 1)]
+
+
+def test_the_difference_of_two_runs_is_that_of_their_weights(runs, tmp_path):
+    first, second = (captures.load(4)["text"].astype(float) for captures in runs)
+    for row in read_back(export.map_table(runs, None, "text", None), tmp_path):
+        place = row["layer"], row["head"], row["query"], row["key"]
+        assert (row["run"], row["other_run"], row["step"], row["other_step"]) == ("first", runs[1].name, 4, 4)
+        assert (row["weight"], row["other_weight"]) == pytest.approx((first[place], second[place]), rel=5e-5)
+        assert row["difference"] == pytest.approx(first[place] - second[place], rel=5e-5)
+
+
+def test_scores_are_those_of_the_file_and_empty_where_a_model_diverged(tmp_path):
+    captures = archived(tmp_path / "run", 0)
+    file = tmp_path / "run" / "attention" / "scores.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines[1]["scores"]["sink"][0][2] = None
+    lines[2]["copying"] = [[0.5] * HEADS] * LAYERS
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    snapshots = [with_fields(Snapshot.from_json(line), copying=line.get("copying")) for line in lines]
+    rows = read_back(export.score_table([replace(captures, snapshots=snapshots)], None), tmp_path)
+    assert len(rows) == len(lines) * LAYERS * HEADS
+    for row, (line, layer, head) in zip(rows, product(lines, range(LAYERS), range(HEADS)), strict=True):
+        assert (row["step"], row["layer"], row["head"]) == (line["step"], layer, head)
+        for name in SCORES:
+            assert row[name] == line["scores"][name][layer][head], name
+        assert row["copying"] == (0.5 if line["step"] == 4 else None)
+
+
+def with_fields(snapshot: Snapshot, **fields: object) -> SimpleNamespace:
+    """A snapshot that was recorded with more fields than this test's archive has; None leaves one out."""
+    more = {name: value for name, value in fields.items() if value is not None}
+    return SimpleNamespace(
+        step=snapshot.step, shape=snapshot.shape, to_json=lambda digits: snapshot.to_json(digits) | more
+    )
+
+
+@pytest.mark.parametrize("probe", ["text", "repeated"])
+@pytest.mark.parametrize("measure", export.MEASURES)
+def test_a_measurement_is_that_of_the_details(measure, probe, runs, tmp_path):
+    details = {0: details_of(0), 4: details_of(4)}
+    runs = [replace(captures, details=lambda step: details.get(step, {})) for captures in runs]
+    rows = read_back(export.measure_table(runs, measure, 0, probe), tmp_path)
+    assert [row["run"] for row in rows].count("first") == len(rows) / 2
+    measured, texts = details[0]["probes"][probe], details[0]["tokens"]
+    labels = runs[0].probes[probe].labels
+    seen = set()
+    for row in rows:
+        at = row["position"]
+        assert (row["step"], row["probe"], row["token"]) == (0, probe, labels[at])
+        assert row["next_token"] == [*labels, None][at + 1]
+        if measure == "surprise":
+            assert (row["bits"], row["rank"]) == (measured["bits"][at], measured["rank"][at])
+            for place in range(5):
+                assert row[f"top_{place + 1}"] == texts[str(measured["top"][at][place])]
+                assert row[f"top_{place + 1}_probability"] == measured["top_probability"][at][place]
+            seen.add((row["run"], at))
+        elif measure == "lens":
+            layer = details[0]["sublayers"].index(row["sublayer"])
+            assert row["likeliest"] == texts[str(measured["lens"]["token"][layer][at])]
+            for name in ("probability", "divergence"):
+                assert row[name] == measured["lens"][name][layer][at]
+            seen.add((row["run"], layer, at))
+        elif measure == "attribution":
+            part = details[0]["parts"].index(row["part"])
+            assert row["logit"] == measured["attribution"][part][at]
+            seen.add((row["run"], part, at))
+        else:
+            assert row["value_norm"] == measured["value_norms"][row["layer"]][row["head"]][at]
+            seen.add((row["run"], row["layer"], row["head"], at))
+    sizes = {"surprise": 1, "lens": len(details[0]["sublayers"]), "attribution": len(details[0]["parts"])}
+    assert len(seen) == len(rows) == 2 * len(labels) * sizes.get(measure, LAYERS * HEADS)
+    with pytest.raises(ValueError, match=f"first has no {measure} of step 1"):
+        export.measure_table(runs, measure, 1, probe)
+
+
+def test_ablation_is_that_of_every_capture(runs, tmp_path):
+    changes = {"heads": np.arange(6).reshape(2, 3).tolist(), "feed_forward": [6, None], "tables": {"pair table": 8.5}}
+    ablation = {"text": changes, "repeated": changes | {"tables": {}}}
+    first, *others = runs[0].snapshots
+    captures = replace(runs[0], snapshots=[first, *(with_fields(other, ablation=ablation) for other in others)])
+    rows = read_back(export.ablation_table([captures]), tmp_path)
+    parts = [*(f"head {layer}.{head}" for layer in (0, 1) for head in (0, 1, 2)), "feed-forward 0", "feed-forward 1"]
+    expected = [
+        (step, probe, part, change)
+        for step in (1, 4)
+        for probe, tables in (("text", {"pair table": 8.5}), ("repeated", {}))
+        for part, change in [*zip(parts, [0, 1, 2, 3, 4, 5, 6, None], strict=True), *tables.items()]
+    ]
+    assert [(row["step"], row["probe"], row["part"], row["loss_change"]) for row in rows] == expected
+
+
+# ---- pictures
+
+
+def svg_of(path: Path) -> tuple[ElementTree.Element, list[str]]:
+    """An SVG's root, and its texts."""
+    root = ElementTree.parse(path).getroot()
+    assert root.tag == f"{SVG}svg"
+    return root, [text.text for text in root.iter(f"{SVG}text")]
+
+
+def squares_of(root: ElementTree.Element) -> list[list[tuple[float, float, tuple]]]:
+    """Of each panel's squares the centre and the colour, panel by panel, read from their paths."""
+    collections = [group for group in root.iter(f"{SVG}g") if group.get("id", "").startswith("PolyCollection")]
+    squares = []
+    for path in (path for group in collections for path in group.iter(f"{SVG}path") if "fill" in path.get("style", "")):
+        corners = np.array(re.findall(r"[ML] (\S+) (\S+)", path.get("d")), float)
+        colour = to_rgb(re.search(r"fill: (#\w+)", path.get("style"))[1])
+        squares.append((*corners.mean(0), colour))
+    return squares
+
+
+def test_one_head_is_an_svg_of_a_square_for_each_weight_in_its_colour(runs, tmp_path):
+    export.draw_maps(runs[:1], tmp_path / "head.svg", None, "text", [(1, 2)])
+    root, texts = svg_of(tmp_path / "head.svg")
+    assert not list(root.iter(f"{SVG}image"))
+    squares = squares_of(root)
+    places = [sorted({round(square[axis], 3) for square in squares}) for axis in (0, 1)]
+    assert len(places[0]) == len(places[1]) == SIZE
+    weights = runs[0].load(4)["text"][1, 2].astype(float)
+    colours = np.array([to_rgb(colour) for colour in images.COLOURS])
+    drawn = set()
+    for x, y, colour in squares:
+        query, key = places[1].index(round(y, 3)), places[0].index(round(x, 3))
+        drawn.add((query, key))
+        place = weights[query, key] ** 0.5 * (len(colours) - 1)
+        expected = [np.interp(place, range(len(colours)), channel) for channel in colours.T]
+        np.testing.assert_allclose(colour, expected, atol=0.02)
+    assert drawn == {(query, key) for query in range(SIZE) for key in range(query + 1)}
+    for text in ["head 1.2", "first, step 4: rows attend to columns", "weight", "0.25", *map(images.printable, TOKENS)]:
+        assert text in texts
+
+
+def test_a_difference_is_drawn_beside_both_maps(runs, tmp_path):
+    equal = [runs[0], replace(runs[0], name="twin")]
+    panels = {}
+    for name, pair in {"equal": equal, "unequal": runs}.items():
+        export.draw_maps(pair, tmp_path / f"{name}.svg", None, "text", [(0, 1), (1, 0)], theme="dark")
+        root, texts = svg_of(tmp_path / f"{name}.svg")
+        assert {"A", "B", "A − B", "head 0.1", "head 1.0", "weight", "difference"} <= set(texts)
+        panels[name] = squares_of(root)
+    triangle = SIZE * (SIZE + 1) / 2
+    assert len(panels["equal"]) == 2 * 2 * triangle  # where the difference is 0 there is the paper
+    differences = [colour for x, _, colour in panels["unequal"] if x > max(square[0] for square in panels["equal"])]
+    first, second = (captures.load(4)["text"][[0, 1], [1, 0]].astype(float) for captures in runs)
+    bluer = [colour[2] > colour[0] for colour in differences]
+    signs = (first - second)[first != second] > 0
+    assert sum(bluer) == pytest.approx(signs.sum(), abs=3) and len(differences) == len(signs)  # a few are near 0
+
+
+def test_many_weights_are_an_image_with_text_around_it(tmp_path):
+    labels = [f"t{i}" for i in range(60)]
+    weights = causal(np.random.default_rng(0), 2, 3, 60)
+    assert weights.size > images.MAX_SHAPES
+    images.attention_grid(weights, labels, tmp_path / "grid.svg")
+    root, texts = svg_of(tmp_path / "grid.svg")
+    assert len(list(root.iter(f"{SVG}image"))) == 1 and {"layer 1", "head 2", "t0", "t58"} <= set(texts)
+
+
+def pdf_text(path: Path) -> list[str]:
+    """The Latin strings that a PDF shows."""
+    content = path.read_bytes()
+    assert content.startswith(b"%PDF-1.") and content.rstrip().endswith(b"%%EOF") and b"CreationDate" not in content
+    shown = []
+    for stream in re.findall(rb"stream\r?\n(.*?)\r?\nendstream", content, re.DOTALL):
+        try:
+            page = zlib.decompress(stream)
+        except zlib.error:
+            continue
+        for operand in re.findall(rb"BT(.*?)ET", page, re.DOTALL):
+            strings = b"".join(re.findall(rb"\(((?:\\.|[^\\)])*)\)", operand, re.DOTALL))
+            shown.append(strings.replace(b"\0", b"").decode("latin-1"))  # one byte a character, or two
+    return shown
+
+
+def test_text_in_a_pdf_stays_text(runs, tmp_path):
+    export.draw_maps(runs[:1], tmp_path / "maps.pdf", 1, "text", None)
+    texts = pdf_text(tmp_path / "maps.pdf")
+    assert {"layer 0", "layer 1", "head 2", "first, step 1: rows attend to columns", "weight", "<b>&"} <= set(texts)
+    export.draw_scores(runs[:1], tmp_path / "scores.pdf", None)
+    assert {"previous token", "induction", "step", "layer 1"} <= set(pdf_text(tmp_path / "scores.pdf"))
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+def test_the_same_captures_make_the_same_file(suffix, runs, tmp_path):
+    for name in ("one", "two"):
+        export.draw_maps(runs, tmp_path / f"{name}{suffix}", None, "text", [(0, 0)], max_side=300)
+    assert (tmp_path / f"one{suffix}").read_bytes() == (tmp_path / f"two{suffix}").read_bytes()
+
+
+def test_dpi_makes_a_png_larger_and_says_so(runs, tmp_path):
+    sizes = {}
+    for dpi in (None, 144, 216):
+        export.draw_maps(runs[:1], tmp_path / "maps.png", None, "text", [(0, 0)], dpi=dpi)
+        with Image.open(tmp_path / "maps.png") as image:
+            sizes[dpi] = np.array(image.size)
+            assert image.info["dpi"] == pytest.approx((dpi or 72,) * 2, abs=0.1)
+    np.testing.assert_allclose(sizes[144] / sizes[None], 2, atol=0.01)
+    np.testing.assert_allclose(sizes[216] / sizes[None], 3, atol=0.01)
+
+
+@pytest.mark.parametrize("theme", images.THEMES)
+def test_a_theme_colours_the_paper_and_what_is_on_it(theme, runs, tmp_path):
+    for name, draw in {"maps": export.draw_maps, "scores": export.draw_scores}.items():
+        options = (None, "text", None) if name == "maps" else (None,)
+        draw(runs[:1], tmp_path / f"{name}.png", *options, theme=theme)
+        with Image.open(tmp_path / f"{name}.png") as image:
+            lightness = np.asarray(image.convert("L"), float)
+        paper, farthest = lightness[0, 0], np.abs(lightness - lightness[0, 0]).max()
+        assert (paper > 250) if theme == "light" else (paper < 30)
+        assert farthest > 150  # text stands out from it
+
+
+def test_the_curves_of_chosen_heads_are_those_of_no_other(runs, tmp_path):
+    def lines(heads):
+        export.draw_scores(runs[:1], tmp_path / "scores.svg", heads)
+        root, texts = svg_of(tmp_path / "scores.svg")
+        return {
+            path.get("d") for path in root.iter(f"{SVG}path") if "stroke-width: 1.5" in path.get("style", "")
+        }, texts
+
+    every, texts = lines(None)
+    assert "layer 1" in texts and "head 1.1" not in texts
+    one, texts = lines([(1, 1)])
+    assert "head 1.1" in texts and "layer 1" not in texts
+    assert len(every) > 4 * len(one) > 0
+
+
+def test_two_runs_have_their_curves_under_each_other_on_the_same_axes(tmp_path):
+    runs = [archived(tmp_path / "long", 0, steps=(0, 1, 64)), archived(tmp_path / "wide", 1, steps=(0, 8), heads=5)]
+    export.draw_scores(runs, tmp_path / "scores.svg", None)
+    _, texts = svg_of(tmp_path / "scores.svg")
+    assert texts.count("long") == texts.count("wide") == texts.count("step") == 1
+    assert all(texts.count(name.replace("_", " ")) == 2 for name in SCORES)
+    assert texts.count("0") == images.MAX_COLUMNS  # only the lowest row has steps at its axes
+    with pytest.raises(ValueError, match="wide was recorded at one step only"):
+        export.draw_scores([runs[0], replace(runs[1], snapshots=runs[1].snapshots[:1])], tmp_path / "none.svg", None)
+    assert not (tmp_path / "none.svg").exists()
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".csv"])
+def test_144_heads_can_be_taken_away(suffix, tmp_path):
+    captures, output = archived(tmp_path / "large", 0, steps=(0, 1), layers=12, heads=12), tmp_path / f"maps{suffix}"
+    if suffix == ".csv":
+        export.write_table(export.map_table([captures], None, "text", None), output)
+        assert output.read_text(encoding="utf-8").count("large") == 144 * SIZE * (SIZE + 1) / 2
+    else:
+        export.draw_maps([captures], output, None, "text", None, max_side=900)
+        assert output.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+def test_a_probe_of_one_token_is_one_square(suffix, tmp_path):
+    images.attention_grid(np.ones((1, 1, 1, 1)), ["a"], tmp_path / f"one{suffix}")
+    if suffix == ".svg":
+        assert "a" in svg_of(tmp_path / "one.svg")[1]
+    assert (tmp_path / f"one{suffix}").stat().st_size > 1000
+
+
+def test_a_diverged_model_is_drawn_and_has_empty_cells(runs, tmp_path):
+    broken = replace(runs[0], load=lambda step: {"text": np.full((LAYERS, HEADS, SIZE, SIZE), np.nan)})
+    rows = read_back(export.map_table([broken, runs[1]], None, "text", [(0, 0)]), tmp_path)
+    assert {row["weight"] for row in rows} == {row["difference"] for row in rows} == {None}
+    export.draw_maps([broken, runs[1]], tmp_path / "maps.svg", None, "text", [(0, 0)])
+    assert len(squares_of(svg_of(tmp_path / "maps.svg")[0])) == SIZE * (SIZE + 1) / 2  # those of the other run

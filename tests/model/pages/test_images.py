@@ -1,0 +1,206 @@
+"""Pictures of maps: each weight has its colour and place, labels are legible, and token text is not parsed."""
+
+import io
+import subprocess
+import sys
+from itertools import combinations
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.font_manager import findfont, get_font
+from matplotlib.image import imread
+from matplotlib.text import Text
+
+from model.pages import images
+from model.pages.describe import visible
+
+HOSTILE = [
+    "$\\frac{1$",
+    "</script>",
+    "\u202eabc",
+    "😀",
+    "\x00",
+    "x" * 10_000,
+    "\n",
+    "\t",
+    " ",
+    "",
+    "א",
+    "e\u0301",
+    "\\",
+    "�",
+]
+
+
+def one_hot_maps(layers: int, heads: int, size: int) -> np.ndarray:
+    """Head h of layer l puts everything on key 0, but query 1 + l puts everything on key 1 of head 0."""
+    maps = np.zeros((layers, heads, size, size), dtype=np.float32)
+    maps[..., 0] = 1
+    for layer in range(layers):
+        maps[layer, 0, 1 + layer] = np.eye(size)[1]
+    return maps
+
+
+def written(draw, *args, **options) -> bytes:
+    """The PNG that a function of the module writes."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "picture.png")
+        draw(*args, path, **options)
+        return path.read_bytes()
+
+
+def pixel_at(figure, png: bytes, x: float, y: float) -> np.ndarray:
+    """The colour of the PNG where the maps' axes have the data point (x, y)."""
+    column, row_from_below = figure.axes[0].transData.transform((x, y))
+    pixels = imread(io.BytesIO(png))
+    return pixels[pixels.shape[0] - 1 - int(row_from_below), int(column), :3]
+
+
+def test_each_weight_has_its_colour_at_its_place():
+    size, gap = 5, 1
+    maps = one_hot_maps(2, 3, size)
+    maps[1, 2, 4, 2] = 0.25
+    figure = images.grid_figure(maps, list("abcde"))
+    png = written(images.attention_grid, maps, list("abcde"))
+    darkness = {}
+    for layer, head, query, key in np.ndindex(maps.shape):
+        x, y = head * (size + gap) + key, layer * (size + gap) + query
+        darkness.setdefault(float(maps[layer, head, query, key]), []).append(1 - pixel_at(figure, png, x, y).mean())
+    # The square root puts 0.25 half-way along the colours.
+    assert (
+        max(darkness[0]) < 0.02 and 0.3 < min(darkness[0.25]) <= max(darkness[0.25]) < 0.7 and min(darkness[1]) > 0.85
+    )
+
+
+def test_colours_darken_steadily():
+    colours = images.score_pixels([np.linspace(0, 1, images.PIXELS)])[0]
+    lightness = np.unique(colours, axis=0)[::-1] @ [0.2126, 0.7152, 0.0722]
+    assert len(lightness) > 200 and (np.diff(lightness) < 0).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("layers", "heads"), [(1, 1), (4, 4), (6, 6), (12, 12)])
+def test_no_two_labels_overlap_at_64_tokens(layers, heads):
+    tokens = [*HOSTILE, "return", " self", "supercalifragilistic"]
+    labels = [tokens[i % len(tokens)] for i in range(64)]
+    figure = images.grid_figure(np.zeros((layers, heads, 64, 64)), labels, "A title that is long enough to matter")
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw(renderer)
+    boxes = [t.get_window_extent(renderer) for t in figure.findobj(Text) if t.get_visible() and t.get_text()]
+    assert len(boxes) > (layers + heads) * 20
+    for one, other in combinations(boxes, 2):
+        overlap = [
+            min(one.x1, other.x1) - max(one.x0, other.x0),
+            min(one.y1, other.y1) - max(one.y0, other.y0),
+        ]
+        assert min(overlap) <= 1, (one, other)  # one pixel of antialiasing
+    width, height = figure.get_size_inches() * figure.dpi
+    assert all(box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height for box in boxes)
+
+
+@given(st.text(max_size=40))
+@settings(max_examples=300)
+def test_labels_hold_only_visible_glyphs(token):
+    label = images.printable(token)
+    font = get_font(findfont(images.FONT))
+    assert len(label) <= images.MAX_LABEL
+    assert all(font.get_char_index(ord(char)) and char.isprintable() and char != " " for char in label)
+
+
+def test_labels_of_different_characters_differ():
+    characters = [" ", "·", "\n", "\\n", "\\", "n", "\x00", "😀", "界", "\u0301", "\u202e"]
+    labels = {char: images.printable(char) for char in characters}
+    assert labels[" "] == labels.pop("·")  # the one exception
+    assert len(set(labels.values())) == len(labels)
+
+
+def curves_of(name, steps, scores, formed=None) -> SimpleNamespace:
+    """What is drawn of a run's captures. scores: those of one head over the steps, by name."""
+    snapshots = []
+    for i, step in enumerate(steps):
+        arrays = {score: np.full((1, 1), values[i]) for score, values in scores.items()}
+        snapshots.append(SimpleNamespace(step=step, shape=(1, 1), scores=arrays))
+    return SimpleNamespace(name=name, snapshots=snapshots, formation={score: {} for score in scores} | (formed or {}))
+
+
+def test_hostile_text_is_drawn_without_a_warning(recwarn):
+    title = "$\\bad{$ </script>"
+    maps, run = np.zeros((1, 2, len(HOSTILE), len(HOSTILE))), curves_of(title, [0, 1], {"sink": [0, 0]})
+    assert written(images.attention_grid, maps, HOSTILE, title=title).startswith(b"\x89PNG")
+    assert written(images.score_curves, [run], title=title).startswith(b"\x89PNG")
+    assert not recwarn.list
+
+
+def test_rows_and_columns_have_the_names_that_they_are_given():
+    maps = np.random.default_rng(0).random((1, 1, 6, 6))
+    figure = images.grid_figure(maps, list("abcdef"), rows=["above"], columns=["head 2.1"])
+    texts = {text.get_text() for text in figure.findobj(Text)}
+    assert {"above", "head 2.1"} <= texts and not {"layer 0", "head 0"} & texts
+    np.testing.assert_allclose(figure.axes[0].images[0].get_array(), maps[0, 0].astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("shape", "labels", "message"),
+    [
+        ((2, 3, 4), "abcd", r"weights \(L, H, T, T\)"),
+        ((1, 1, 3, 4), "abc", r"weights \(L, H, T, T\)"),
+        ((1, 1, 4, 4), "abc", "4 tokens, but there are 3 labels"),
+    ],
+)
+def test_wrong_shapes_are_refused(shape, labels, message):
+    with pytest.raises(ValueError, match=message):
+        images.grid_figure(np.zeros(shape), list(labels))
+
+
+def test_importing_the_module_does_not_import_matplotlib():
+    code = "import sys, model.pages.images; sys.exit('matplotlib' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(images.__file__).parents[2])
+
+
+def test_bare_pixels_have_the_colours_of_the_grid():
+    weights = np.zeros((2, 3, 4, 4))
+    weights[1, 2, 3, 0] = 1
+    pixels = images.mosaic_pixels(weights)
+    assert pixels.dtype == np.uint8 and max(pixels.shape) == pixels.shape[1] <= images.PIXELS
+    zoom = pixels.shape[1] // (3 * 5 - 1)
+    assert pixels.shape == ((2 * 5 - 1) * zoom, (3 * 5 - 1) * zoom, 3)
+    darkest, brightest = [[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in images.COLOURS[::6]][::-1]
+    row, column = (5 + 3) * zoom, (2 * 5) * zoom
+    assert (pixels[row : row + zoom, column : column + zoom] == darkest).all()
+    assert (pixels[:zoom, :zoom] == brightest).all()
+    assert (pixels[: 4 * zoom, 4 * zoom : 5 * zoom] == 200).all()  # between two heads
+
+
+def test_a_heat_map_has_a_square_for_each_head_and_grey_where_a_model_diverged():
+    pixels = images.score_pixels([[0, 1], [np.nan, 0.5]])
+    assert pixels.shape == (images.PIXELS, images.PIXELS, 3)
+    half = images.PIXELS // 2
+    corners = pixels[::half, ::half].tolist()
+    assert corners[0] == [[255, 255, 255], [13, 18, 56]] and corners[1][0] == [200, 200, 200]
+    assert (pixels[half:, half:] == pixels[-1, -1]).all()
+
+
+def test_formed_heads_are_marked_on_the_curves():
+    steps, scores = [0, 1, 2, 4], {"induction": [0.1, 0.2, 0.7, 0.9]}
+
+    def drawn(formed, **options) -> bytes:
+        return written(images.score_curves, [curves_of("run", steps, scores, formed)], **options)
+
+    plain = drawn({})
+    assert drawn({"induction": {}}) == plain
+    assert drawn({"induction": {"0.0": 2}}, heads=[]) == drawn({}, heads=[])  # a head that is not drawn has no mark
+    marked = imread(io.BytesIO(drawn({"induction": {"0.0": 2}})))
+    changed = np.argwhere((marked != imread(io.BytesIO(plain))).any(-1))
+    middle = changed.mean(0) / marked.shape[:2]
+    assert 0.2 < middle[0] < 0.6 and len(changed) > 100  # a dot and a note at 0.7, above the middle
+
+
+@pytest.mark.parametrize("token", ["\n", " a\t", "", "\x00", "\\", "a" * 30])
+def test_labels_are_written_as_on_the_page(token):
+    assert images.printable(token) == visible(token, images.MAX_LABEL)

@@ -1,0 +1,122 @@
+"""What a page that runs a model is packed with. That it runs is tested in test_engine.py."""
+
+import base64
+import json
+import math
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from data.tokenizers import byte_level
+from model.gpt import GPTConfig
+from model.inspection.ablation import part_means
+from model.inspection.archive import Probe
+from model.inspection.recorder import capture, draw_repeated_probe
+from model.pages import live
+from model.pages.describe import opening_view
+from model.pages.template import json_element
+from model.runs.records import write_model_page
+from tests.gpts import GPT2, random_gpt
+from tests.model.pages.architectures import CONFIGS, MODERN, TOKENS
+
+TOKENIZER = byte_level().to_dict()
+PROBE = TOKENS.tolist()
+
+
+def test_rounding_is_within_half_a_step_and_its_cost_is_told(monkeypatch):
+    gpt = random_gpt(MODERN)
+    with torch.no_grad():
+        exact = gpt(TOKENS[None])[0].log_softmax(-1)
+    for limit, kind, largest in ((live.EXACT_BYTES, "bfloat16", 2**-8), (0, "int8", 0.5 / 127)):
+        monkeypatch.setattr(live, "EXACT_BYTES", limit)
+        packed = live.pack([(3, gpt)], TOKENIZER, PROBE)
+        assert packed.manifest["kind"] == kind and packed.manifest["steps"] == [3]
+        rounded = random_gpt(MODERN)
+        with torch.no_grad():
+            for weight, before in zip(rounded.parameters(), gpt.parameters(), strict=True):
+                row = weight.abs().amax(1, keepdim=True)
+                weight.copy_(weight.bfloat16() if kind == "bfloat16" else (weight * 127 / row).round() * row / 127)
+                assert ((weight - before).abs() <= 1.001 * largest * row).all()
+            cost = F.kl_div(rounded(TOKENS[None])[0].log_softmax(-1), exact, reduction="batchmean", log_target=True)
+        assert packed.manifest["parity"]["bits"] == [pytest.approx(cost.item() / math.log(2), rel=1e-3)]
+
+
+def test_the_packed_model_stays_as_it_was_whatever_its_type():
+    gpt = random_gpt(MODERN).bfloat16().train()
+    before = {name: weight.clone() for name, weight in gpt.state_dict().items()}
+    packed = live.pack([(0, gpt)], TOKENIZER, PROBE)
+    assert packed.manifest["parity"]["bits"] == [0.0]  # nothing is rounded
+    assert gpt.training and all(torch.equal(weight, before[name]) for name, weight in gpt.state_dict().items())
+
+
+def test_parts_have_their_means_and_a_tied_head_is_stored_once():
+    gpt = random_gpt(replace(CONFIGS["tables"], tie_embeddings=True, position="learned"))
+    with torch.no_grad():
+        for weight in gpt.parameters():
+            weight.copy_(weight.bfloat16())  # so that nothing is lost
+    batch = torch.randint(50, (3, 16), generator=torch.Generator().manual_seed(1))
+    packed = live.pack([(0, gpt)], TOKENIZER, PROBE, batch=batch)
+    names = [tensor["name"] for tensor in packed.manifest["tensors"]]
+    assert names == [name for name, _ in gpt.named_parameters()] and "head.weight" not in names
+    expected = {live.part_name(part): mean for part, mean in part_means(gpt, batch).items()}
+    content = base64.b64decode(packed.blocks[0])
+    for tensor in packed.manifest["means"]:
+        mean = torch.frombuffer(
+            bytearray(content), dtype=torch.float32, count=tensor["shape"][0], offset=tensor["start"]
+        )
+        assert torch.allclose(mean, expected.pop(tensor["name"]), atol=1e-5)
+    assert not expected
+
+
+def test_the_elements_hold_the_data_and_no_text_can_end_them():
+    packed = live.pack([(0, random_gpt(MODERN)), (1, random_gpt(MODERN, seed=1))], TOKENIZER, PROBE)
+    manifest, *weights = packed.elements()
+    assert manifest == json_element("manifest", json.loads(json.dumps(packed.manifest)))
+    assert [element.partition(">")[2].removesuffix("</script>") for element in weights] == packed.blocks
+    assert len(set(packed.blocks)) == 2
+    assert {4 * -(-packed.manifest["bytes"] // 3)} == {len(block) for block in packed.blocks}
+
+
+def test_a_model_that_is_too_large_is_refused_with_its_size():
+    wide = GPTConfig(vocab_size=50257, context_length=16, num_layers=1, num_heads=1, embed_dim=32)
+    packed = live.pack([(0, random_gpt(wide))], TOKENIZER, PROBE)  # such a vocabulary fits where the model is small
+    assert len(packed.blocks[0]) < live.EXACT_BYTES
+    with pytest.raises(
+        ValueError, match=r"would take 5 MB, and the limit is 3 MB: it has 3,22\d,\d+ weights .* 50,257"
+    ):
+        live.pack([(0, random_gpt(wide))], TOKENIZER, PROBE, max_bytes=3_000_000)
+    with pytest.raises(ValueError, match="in each of 9 snapshots"):
+        live.pack([(step, random_gpt(wide)) for step in range(9)], TOKENIZER, PROBE)
+
+
+def test_the_page_opens_with_the_most_telling_head_of_both_probes(tmp_path):
+    """The repeated tokens show an induction head, which a text may hide."""
+    gpt = random_gpt(GPTConfig(vocab_size=257, context_length=32, num_layers=2, num_heads=2, embed_dim=16), seed=4)
+    tokenizer = byte_level()
+    tokens = tokenizer.encode("blacksmithblacksmithbla")
+    repeated = draw_repeated_probe(range(256), 10, tokenizer.label, first=256)
+    probes = {"text": Probe(tokens, [tokenizer.label(token) for token in tokens]), "repeated": repeated}
+    maps = {name: capture(gpt, probe.tokens).weights for name, probe in probes.items()}
+    best = opening_view(maps, probes)
+    assert best["head"] != opening_view(maps, {"text": probes["text"]})["head"]
+    path = tmp_path / "model.html"
+    write_model_page(path, "tiny", [(0, gpt)], tokenizer.to_dict(), probes, tokens)
+    data = json.loads(re.search(r'id="data">(.*?)</script>', path.read_text(encoding="utf-8"))[1])
+    assert data["runs"][0]["opening"] == {"head": best["head"], "score": best["score"]}
+
+
+def test_mistakes_are_named():
+    gpt = random_gpt(MODERN)
+    diverged = random_gpt(MODERN)
+    with torch.no_grad():
+        diverged.head.weight[3, 4] = math.nan
+    with pytest.raises(ValueError, match="at step 7 has diverged"):
+        live.pack([(0, gpt), (7, diverged)], TOKENIZER, PROBE)
+    with pytest.raises(ValueError, match="configs differ"):
+        live.pack([(0, gpt), (1, random_gpt(replace(MODERN, **GPT2)))], TOKENIZER, PROBE)
+    for probe in ([1], [1] * 17):
+        with pytest.raises(ValueError, match="2 to 16 tokens"):
+            live.pack([(0, gpt)], TOKENIZER, probe)

@@ -1,0 +1,874 @@
+"""The page in a real browser, offline: what a person does with it and what they then see."""
+
+import base64
+import csv
+import gzip
+import io
+import json
+import math
+import re
+from dataclasses import replace
+from itertools import pairwise
+from urllib.parse import parse_qs
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.image import imread
+
+from model.inspection import heads
+from model.inspection.archive import AttentionArchive, Probe, Snapshot
+from model.pages.images import COLOURS
+from model.pages.page import Captures, attention_page
+from tests.measurements import measured
+
+pytestmark = pytest.mark.slow
+
+STEPS = [0, 1, 2, 4, 8, 16, 32]
+PERIOD, LENGTH = 9, 20
+LABELS = ["for", " i", " in", " range", "(", "10", "):", "\n", "    ", "print"] * 2
+
+
+def capture_steps(seed=0, layers=2, heads_=3, labels=LABELS, **snapshot) -> Captures:
+    """Head 0.0 becomes a previous-token head, 1.2 an induction head, the others keep random maps."""
+    generator = torch.Generator().manual_seed(seed)
+    repeated = [f"r{i}" for i in range(PERIOD)] * 2
+    probes = {
+        "text": Probe(list(range(len(labels))), list(labels)),
+        "repeated": Probe([99, *range(PERIOD), *range(PERIOD)], ["<end>", *repeated], PERIOD),
+    }
+    random = {
+        name: 2 * torch.randn(layers, heads_, len(probe.tokens), len(probe.tokens), generator=generator)
+        for name, probe in probes.items()
+    }
+    maps, snapshots = {}, []
+    for step in STEPS:
+        maps[step] = {}
+        for name in probes:
+            scores = random[name] * (1 + 0.1 * math.log1p(step))
+            size = scores.shape[-1]
+            queries = torch.arange(1, size)
+            scores[0, 0, queries, queries - 1] += 2 * math.log1p(step) ** 2
+            if name == "repeated":
+                second = torch.arange(PERIOD + 1, size)
+                scores[-1, -1, second, second - PERIOD + 1] += math.log1p(step) ** 2
+            hidden = torch.ones(size, size, dtype=torch.bool).triu(1)
+            maps[step][name] = scores.masked_fill(hidden, -math.inf).softmax(-1).half()
+        scores = heads.score_heads(maps[step], probes)
+        values = {"precision": "float32", "fidelity": 1.5e-7, "causality": 0.0} | snapshot
+        snapshots.append(Snapshot(step, **values, scores={name: score.numpy() for name, score in scores.items()}))
+    arrays = {step: {name: weights.numpy() for name, weights in of_step.items()} for step, of_step in maps.items()}
+    return Captures("demo", probes, snapshots, arrays.get, STEPS)
+
+
+@pytest.fixture
+def open_page(open_file, tmp_path):
+    """Opens a page of captures."""
+
+    def open_(*runs, details=None, opening=None, **window):
+        path = tmp_path / "page.html"
+        document = attention_page(runs, "A title & <more>")
+        if details is not None:
+            document = with_details(document, details, opening)
+        path.write_text(document, encoding="utf-8")
+        page = open_file(path, **window)
+        settle(page)
+        return page
+
+    return open_
+
+
+def with_details(document: str, details: dict, opening: dict | None) -> str:
+    """The page with the same details at every step, and the place at which it opens."""
+    element = re.search(r'(<script type="application/json" id="data">)(.*?)(?=</script>)', document, re.DOTALL)
+    data = json.loads(element[2])
+    for run in data["runs"]:
+        for capture in run["captures"]:
+            capture["details"] = 9999
+    data["runs"][0]["opening"] = opening
+    block = base64.b64encode(gzip.compress(json.dumps(details).encode())).decode()
+    added = f'<script type="application/json" id="block-9999">"{block}"</script>'
+    content = json.dumps(data).replace("<", "\\u003c")
+    return document.replace(element[0], element[1] + content) + added
+
+
+def in_page(page, module: str, expression: str):
+    """The value of what a module of the page exports."""
+    return page.evaluate(f"import('browser/{module}.js').then((module) => module.{expression})")
+
+
+def settle(page) -> None:
+    """Waits until the last change is drawn."""
+    page.locator("html[data-drawn]").wait_for(state="attached")
+    in_page(page, "render", "rendered")
+
+
+def large_map(page, pane=0) -> str:
+    return page.locator("#panes canvas:not(.over)").nth(pane).evaluate("canvas => canvas.toDataURL()")
+
+
+def place(page, query: int, key: int, pane=0) -> tuple[float, float]:
+    """Where the middle of a square is in the window."""
+    geometry = in_page(page, "render", f"shown.panes[{pane}].geometry")
+    box = page.locator("#panes .over").nth(pane).bounding_box()
+    cell = geometry["side"] / geometry["length"]
+    top = box["height"] - geometry["side"] - geometry["room"]
+    return box["x"] + geometry["room"] + (key + 0.5) * cell, box["y"] + top + (query + 0.5) * cell
+
+
+def point_at(page, query: int, key: int, pane=0) -> None:
+    page.mouse.move(*place(page, query, key, pane))
+
+
+def slide(page, at: int, which="#slide-a") -> None:
+    page.locator(f"{which} input").evaluate(
+        "(slider, at) => { slider.value = at; slider.dispatchEvent(new Event('input')) }", at
+    )
+    settle(page)
+
+
+def shares(sentence: str) -> list[float]:
+    """The percentages of a sentence as shares of 1."""
+    return [float(number) / 100 for number in re.findall(r"([\d.]+)%", sentence)]
+
+
+def shades(page) -> np.ndarray:
+    """(T, 3): the background of each token of the text, white where it has none."""
+    styles = page.locator("#tokens span").evaluate_all(
+        "spans => spans.map((span) => getComputedStyle(span).backgroundColor)"
+    )
+    colours = [[float(x) for x in re.findall(r"[\d.]+", style)] for style in styles]
+    return np.array([[1, 1, 1] if colour[3:] == [0] else np.array(colour[:3]) / 255 for colour in colours])
+
+
+def inks(shown: np.ndarray) -> np.ndarray:
+    """(T, 3): the colours that the pictures have for these values between 0 and 1."""
+    return LinearSegmentedColormap.from_list("ink", COLOURS)(shown)[:, :3]
+
+
+def address(page) -> dict[str, str]:
+    return {name: values[0] for name, values in parse_qs(page.url.partition("#")[2]).items()}
+
+
+def test_the_page_opens_with_its_title_and_badges(open_page):
+    page = open_page(capture_steps())
+    assert page.title() == page.locator("h1").inner_text() == "A title & <more>"
+    assert page.locator("#fidelity.good").inner_text() == "✓ maps verified"
+    assert page.locator("#causality.good").inner_text() == "✓ cannot see the future"
+    assert page.locator(".thumb").count() == 6
+    assert (
+        page.locator("#stage-title").inner_text() == "Layer 1, head 2"
+    )  # says most: it continues what it has seen once
+
+
+def test_a_leak_and_an_unfaithful_map_turn_the_badges_red(open_page):
+    page = open_page(capture_steps(causality=0.25, fidelity=0.5))
+    assert page.locator("#causality.bad").inner_text() == "✗ the future leaks"
+    assert page.locator("#fidelity.bad").inner_text() == "✗ maps are not what the model computes"
+    page.keyboard.press("?")
+    assert "Here: 2.5e-1 in float32." in page.locator("#manual").inner_text()
+    assert "Here: 5.0e-1 in float32." in page.locator("#manual").inner_text()
+
+
+def test_a_diverged_model_can_be_shown(open_page):
+    captures = capture_steps(causality=math.nan, fidelity=math.nan)
+    page = open_page(captures)
+    assert "not a number in float32" in page.locator("#fidelity.bad").get_attribute("aria-label")
+
+
+def test_a_score_that_was_not_measured_is_a_dash(open_page):
+    captures = capture_steps()
+    for snapshot in captures.snapshots[2:]:
+        snapshot.scores["sink"][:] = math.nan
+    page = open_page(captures, hash_="#score=sink&order=sink")
+    assert page.locator(".thumb .caption span:last-child").all_inner_texts() == ["–"] * 6
+    row = page.locator("#card dt", has_text="sink").locator("xpath=following-sibling::dd[1]")
+    assert row.inner_text().strip() == "–"
+    page.locator("#curve").hover(position={"x": 200, "y": 100})
+    slide(page, 0)
+    assert "–" not in page.locator("#card").inner_text()
+
+
+def test_the_slider_changes_the_large_map_and_the_thumbnails(open_page):
+    page = open_page(capture_steps())
+    seen = set()
+    for at in range(len(STEPS)):
+        slide(page, at)
+        assert page.locator("#slide-a output").inner_text() == f"step {STEPS[at]}"
+        seen.add((large_map(page), page.locator(".thumb canvas").first.evaluate("canvas => canvas.toDataURL()")))
+    assert len(seen) == len({large for large, _ in seen}) == len({small for _, small in seen}) == len(STEPS)
+
+
+def test_pointing_at_a_square_shows_the_recorded_weight(open_page, tmp_path):
+    captures = capture_steps()
+    archive = AttentionArchive(tmp_path / "attention", captures.probes, "fingerprint")
+    for snapshot in captures.snapshots:
+        archive.add(snapshot, captures.load(snapshot.step))
+    page = open_page(Captures.of(archive, "demo"), hash_="#probe=text&head=1.1&step=8")
+    with np.load(archive.path(8)) as file:
+        recorded = file["text"][1, 1].astype(float)
+    for query, key in [(0, 0), (7, 3), (7, 7), (19, 0), (19, 18), (3, 12), (12, 11)]:
+        point_at(page, query, key)
+        shown = page.locator("#readout").inner_text()
+        if key > query:
+            assert "is not visible" in shown and shown.endswith("it comes later.")
+            continue
+        assert f"(token {query}) gives" in shown and shown.endswith("itself." if key == query else f"(token {key}).")
+        (weight,) = shares(shown)
+        assert weight == pytest.approx(recorded[query, key], abs=0.006)
+
+
+def test_squares_have_the_colour_of_their_weight(open_page):
+    page = open_page(capture_steps(), hash_="#probe=text&head=0.0&step=32&theme=light")
+    page.mouse.move(0, 0)
+    pixels = imread(io.BytesIO(page.screenshot()))
+
+    def colour(query, key):
+        x, y = place(page, query, key)
+        return pixels[int(y), int(x), :3]
+
+    assert colour(10, 9).mean() < 0.25  # the previous token, near 1: ink
+    assert (colour(9, 10) == 1).all()  # the future: nothing
+    assert colour(10, 3).mean() > 0.75
+
+
+def test_clicking_a_token_shades_what_it_attends_to_and_what_attends_to_it(open_page):
+    captures = capture_steps()
+    page = open_page(captures, hash_="#probe=text&head=1.0&step=16&scale=linear")
+    weights = captures.load(16)["text"][1, 0].astype(float)
+    page.locator("#tokens span").nth(11).click()
+    settle(page)
+    np.testing.assert_allclose(shades(page), inks(weights[11]), atol=0.03)
+    top = page.locator("#top li").evaluate_all("items => items.map((item) => parseFloat(item.textContent))")
+    np.testing.assert_allclose(top, 100 * np.sort(weights[11])[::-1][:5], atol=0.6)
+
+    page.get_by_role("button", name="is read by").click()
+    settle(page)
+    np.testing.assert_allclose(shades(page), inks(weights[:, 11]), atol=0.03)
+    page.keyboard.press("Escape")
+    settle(page)
+    assert (shades(page) == 1).all()
+
+
+def test_pointing_at_a_token_shades_the_text_until_the_pointer_leaves(open_page):
+    page = open_page(capture_steps(), hash_="#probe=text&head=0.0&token=3")
+    chosen = page.locator("#tokens .chosen")
+    page.locator("#tokens span").nth(11).hover()
+    assert chosen.get_attribute("data-index") == "11" and "token 10" in page.locator("#top li").first.inner_text()
+    page.mouse.move(0, 0)
+    assert chosen.get_attribute("data-index") == "3" and address(page)["token"] == "3"
+
+
+@pytest.mark.parametrize("score", heads.SCORES)
+def test_sorting_puts_the_highest_score_first(open_page, score):
+    captures = capture_steps()
+    page = open_page(captures)
+    page.locator("#sort").select_option(score)
+    settle(page)
+    names = page.locator(".thumb .caption span:first-child").all_inner_texts()
+    flat = captures.snapshots[-1].scores[score].ravel()
+    assert names == [f"{head // 3}.{head % 3}" for head in np.argsort(-flat.round(3), kind="stable")]
+    page.locator("#sort").select_option("layer")
+    settle(page)
+    assert page.locator(".thumb").first.get_attribute("aria-label").startswith("layer 0, head 0")
+
+
+def test_heads_are_marked_from_the_step_at_which_they_formed(open_page):
+    captures = capture_steps()
+    scores = [snapshot.scores["previous_token"][0, 0] for snapshot in captures.snapshots]
+    uniform = captures.uniform["previous_token"]
+    formed = heads.formation_step(STEPS, scores, uniform)
+    assert formed in STEPS[1:-1]
+    page = open_page(captures, hash_="#score=previous_token")
+    marks = page.locator(".thumb").first.locator(".marks")
+    for at, step in enumerate(STEPS):
+        slide(page, at)
+        assert ("P" in marks.inner_text()) == (step >= formed)
+    page.get_by_role("button", name=f"0.0 at {formed}").click()
+    settle(page)
+    assert address(page)["step"] == str(formed)
+
+
+def test_clicking_the_curves_jumps_to_that_step(open_page):
+    page = open_page(capture_steps())
+    for step in (0, 4, 32):
+        x = in_page(page, "curves", f"curve.x({step})")
+        page.locator("#curve").click(position={"x": x + 1, "y": 100})
+        settle(page)
+        assert address(page)["step"] == str(step)
+
+
+def test_clicking_a_curve_chooses_its_head(open_page):
+    captures = capture_steps()
+    page = open_page(captures, hash_="#score=induction&head=0.1")
+    x = in_page(page, "curves", "curve.x(16)")
+    y = in_page(page, "curves", f"curve.y({captures.snapshots[5].scores['induction'][1, 2]})")
+    page.locator("#curve").click(position={"x": x, "y": y})
+    settle(page)
+    assert address(page)["head"] == "1.2" and address(page)["step"] == "16"
+
+
+def test_the_view_is_kept_in_the_address(open_page):
+    captures = capture_steps()
+    page = open_page(captures)
+    page.locator("#sort").select_option("induction")
+    page.get_by_label("layer 1, head 1").click()
+    page.get_by_role("button", name="repeated", exact=True).click()
+    page.get_by_role("button", name="linear").click()
+    page.get_by_role("button", name="is read by").click()
+    page.get_by_role("button", name="compare").click()
+    page.locator("#tokens span").nth(4).click()
+    slide(page, 3)
+    slide(page, 5, "#slide-b")
+    kept = address(page)
+    assert kept["head"] == "1.1" and kept["step"] == "4" and kept["against"] == "0.16" and kept["token"] == "4"
+    again = open_page(captures, hash_=page.url[page.url.index("#") :])
+    assert address(again) == kept
+    for pane in range(3):
+        assert large_map(again, pane) == large_map(page, pane)
+    assert (shades(again) == shades(page)).all()
+    assert again.locator("#reading").inner_text() == page.locator("#reading").inner_text()
+    assert again.locator("#grid").inner_html() == page.locator("#grid").inner_html()
+
+
+@pytest.mark.parametrize(
+    "hash_", ["#step=999999&head=9.9&token=77&probe=none&scale=x&run=5&against=3.x", "#%%%", "#=&=&step="]
+)
+def test_an_invalid_address_is_ignored(open_page, hash_):
+    page = open_page(capture_steps(), hash_=hash_)
+    assert page.locator("#slide-a output").inner_text() == "step 32"
+
+
+def test_two_snapshots_are_shown_side_by_side_with_their_difference(open_page):
+    captures = capture_steps()
+    page = open_page(captures, hash_="#probe=text&head=0.0&step=32&against=0.2")
+    a, b = (captures.load(step)["text"][0, 0].astype(float) for step in (32, 2))
+    assert page.locator(".pane").count() == 3
+    for pane in range(3):
+        point_at(page, 9, 8, pane)
+        np.testing.assert_allclose(shares(page.locator("#readout").inner_text()), [a[9, 8], b[9, 8]], atol=0.006)
+
+
+def test_two_runs_are_shown_side_by_side(open_page):
+    one, other = capture_steps(), replace(capture_steps(seed=1), name="other")
+    page = open_page(one, other, hash_="#head=0.0&probe=text&against=1.32")
+    page.locator("#other-head").select_option("same")
+    settle(page)
+    titles = page.locator(".pane h3").all_inner_texts()
+    assert titles[:2] == ["A: demo, step 32, head 0.0", "B: other, step 32, head 0.0"]
+    point_at(page, 9, 2)
+    expected = [run.load(32)["text"][0, 0, 9, 2] for run in (one, other)]
+    np.testing.assert_allclose(shares(page.locator("#readout").inner_text()), expected, atol=0.006)
+
+
+def test_everything_can_be_done_with_the_keyboard(open_page):
+    page = open_page(capture_steps(), hash_="#probe=text&head=0.0")
+    page.keyboard.press("ArrowLeft")
+    settle(page)
+    assert address(page)["step"] == "16"
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("s")
+    page.keyboard.press("p")
+    settle(page)
+    kept = address(page)
+    assert (kept["head"], kept["scale"], kept["probe"]) == ("0.1", "linear", "repeated")
+    page.locator("#panes .over").focus()
+    page.keyboard.press("ArrowUp")
+    assert page.locator("#readout").inner_text() == page.locator("#live").inner_text() != ""
+    page.keyboard.press("Escape")
+    page.locator("#tokens").focus()
+    page.keyboard.press("ArrowLeft")
+    settle(page)
+    assert address(page)["token"] == "18" and address(page)["step"] == "16"
+
+
+def test_playing_goes_through_the_steps_and_stops_at_the_last(open_page):
+    page = open_page(capture_steps(), hash_="#step=8")
+    page.locator("#play").click()
+    page.locator("#slide-a output", has_text="step 32").wait_for()
+    page.locator("#play[aria-pressed=false]").wait_for()
+
+
+def test_every_control_has_an_accessible_name(open_page):
+    page = open_page(measured(capture_steps()), hash_="#against=0.0&text=surprise")
+    unnamed = page.evaluate("""() => [
+        ...document.querySelectorAll("button, select, input, table.lens, section, nav, [tabindex]")
+      ].filter((e) => !(e.ariaLabel || e.textContent.trim() || e.labels?.length)).map((e) => e.outerHTML)""")
+    assert not unnamed
+
+
+def test_the_curves_are_a_slider_of_the_steps(open_page):
+    page = open_page(capture_steps(), hash_="#probe=text&head=0.0&step=32&score=sink")
+    curve = page.get_by_role("slider", name="sink, of every head over the steps")
+    curve.focus()
+    page.keyboard.press("ArrowLeft")
+    settle(page)
+    assert address(page)["step"] == "16"
+    assert [curve.get_attribute(f"aria-value{name}") for name in ("now", "max")] == ["5", "6"]
+    assert re.fullmatch(r"step 16, layer 0, head 0: sink 0\.\d\d", curve.get_attribute("aria-valuetext"))
+
+
+def save(page, button: str, folder):
+    """The path of the file that a button saves."""
+    with page.expect_download() as download:
+        page.get_by_role("button", name=button, exact=True).click()
+    path = folder / download.value.suggested_filename
+    download.value.save_as(path)
+    return path
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_map_is_saved_as_a_large_light_picture(open_page, tmp_path, theme):
+    page = open_page(capture_steps(), hash_="#head=0.0&step=32", theme=theme)
+    shown = in_page(page, "render", "shown.panes[0].geometry")
+    path = save(page, "save PNG", tmp_path)
+    assert path.name == "attention-step-32-head-0.0.png"
+    pixels = imread(path)[..., :3]
+    assert pixels.shape[1] > 2 * shown["wide"] and (pixels[:9, :9] == 1).all()
+    assert pixels.mean() > 0.9 and pixels.min() < 0.1  # mostly paper, with the darkest colour on it
+
+
+def test_a_saved_drawing_has_every_weight_and_every_label(open_page, tmp_path):
+    captures = capture_steps(labels=[*HOSTILE, "a", "b", "c", "d"])
+    page = open_page(captures, hash_="#probe=text&head=0.1&step=32&against=0.0&scale=linear")
+    path = save(page, "save SVG", tmp_path)
+    drawing = ElementTree.parse(path).getroot()
+    svg = "{http://www.w3.org/2000/svg}"
+    maps = drawing.findall(f"{svg}g")
+    assert len(maps) == 3  # A, B and the difference
+    weights = captures.load(32)["text"][0, 1].astype(float)
+    found = np.ones((LENGTH, LENGTH, 3))
+    squares = maps[0].findall(f"{svg}g[@shape-rendering]/{svg}rect")
+    side = float(squares[0].get("width"))
+    for square in squares:
+        query, key = (round(float(square.get(axis)) / side) for axis in "yx")
+        found[query, key] = [int(square.get("fill")[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    np.testing.assert_allclose(found, np.stack([inks(row) for row in np.tril(weights)]), atol=0.03)
+    texts = ["".join(text.itertext()) for text in maps[0].iter(f"{svg}text")]
+    assert sum(text == "</script>" for text in texts) == 2  # once along each axis
+    assert {"query: the token that reads", "key: the token that is read", "100%"} <= set(texts)
+
+
+def test_the_numbers_of_a_map_are_saved_as_csv(open_page, tmp_path):
+    captures = capture_steps(labels=[*HOSTILE, "a", "b", "c", "d"])
+    page = open_page(captures, hash_="#probe=text&head=1.2&step=32")
+    with save(page, "save CSV", tmp_path).open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    weights = captures.load(32)["text"][1, 2].astype(float)
+    assert len(rows) == LENGTH * (LENGTH + 1) // 2
+    for row in rows:
+        query, key = int(row["query"]), int(row["key"])
+        assert float(row["weight"]) == pytest.approx(weights[query, key], abs=0.0041)
+    assert rows[-1]["query_token"] == "d" and rows[0]["key_token"] == "</script>"
+
+
+def test_the_scores_of_all_heads_are_saved_as_csv(open_page, tmp_path):
+    captures = capture_steps()
+    page = open_page(captures)
+    with save(page, "save CSV of all scores", tmp_path).open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(STEPS) * 6
+    by_step = {snapshot.step: snapshot for snapshot in captures.snapshots}
+    for row in rows:
+        assert row["run"] == "demo"
+        for name, score in by_step[int(row["step"])].scores.items():
+            assert float(row[name]) == pytest.approx(score[int(row["layer"]), int(row["head"])], abs=6e-4)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_theme_is_that_of_the_system_until_it_is_switched(open_page, theme):
+    page = open_page(capture_steps(), theme=theme)
+
+    def lightness():
+        return sum(map(int, re.findall(r"\d+", page.evaluate("getComputedStyle(document.body).backgroundColor"))[:3]))
+
+    assert (lightness() > 380) == (theme == "light")
+    page.locator("#theme").click()
+    settle(page)
+    assert (lightness() > 380) == (theme == "dark")
+
+
+HOSTILE = [
+    "</script>", "<img src=x onerror=\"document.title='broken'\">", "<script>document.title='broken'</script>", "<!--",
+    "\u202eright-to-left", "שלום", "👩‍👩‍👧", "\x00", "\ud800", "x" * 10_000, "\n", "", "&lt;", "${1}", "'\"`", "\u2028",
+]  # fmt: skip
+
+
+def test_hostile_text_is_shown_as_text(open_page):
+    labels = [*HOSTILE, "a", "b", "c", "d"]
+    page = open_page(capture_steps(labels=labels), hash_="#probe=text&token=3")
+    assert page.title() == "A title & <more>"
+    assert page.locator("#tokens img, #tokens script, #panes img").count() == 0
+    texts = page.locator("#tokens span").evaluate_all("spans => spans.map((span) => span.textContent)")
+    assert texts[:4] == HOSTILE[:4] and texts[4] == "\\u202eright-to-left" and texts[5:7] == HOSTILE[5:7]
+    assert texts[7:9] == ["\\u0000", "\\ud800"] and len(texts[9]) == 60 and texts[10:12] == ["↵\n", "∅"]
+    assert texts[12:15] == HOSTILE[12:15] and texts[15] == "\\u2028"
+    for key in (1, 4, 9):
+        point_at(page, 19, key)
+        assert f"(token {key})" in page.locator("#readout").inner_text()
+
+
+WORDS = {
+    "name": "previous_token",
+    "sentence": "Looks at the token just before.",
+    "evidence": "0.91 of its weight on the text (uniform attention: 0.17)",
+    "keys": [["↵", 0.41, 0.2], ["(", 0.2, 0.1]],
+    "offsets": [[-1, 0.59, 0.1], [0, 0.2, 0.1]],
+}
+
+
+def test_the_page_opens_on_a_head_in_a_sentence_and_a_shaded_token(open_page):
+    captures = capture_steps()
+    described = {"descriptions": [[WORDS | {"sentence": f"This is {n}.{m}."} for m in range(3)] for n in range(2)]}
+    page = open_page(captures, details=described, opening={"probe": 0, "head": 5, "token": 8})
+    says = page.locator("#says").inner_text()
+    assert "Layer 1, head 2. This is 1.2." in says and WORDS["evidence"] in says
+    assert "looks most at line breaks ↵ (41%) and “\u2068(\u2069” (20%)" in says
+    assert "the token before (59%)" in says and "the token itself (20%)" in says
+    weights = captures.load(32)["text"][1, 2, 8].astype(float)
+    (reading,) = re.findall("Reading “\u2068····\u2069” .*", says)
+    np.testing.assert_allclose(shares(reading), sorted(weights[weights >= 0.1], reverse=True)[:3], atol=0.006)
+    assert "Across the text it looks most" in says
+    assert page.locator("#tokens .chosen").get_attribute("data-index") == "8"
+    np.testing.assert_allclose(shades(page)[8], inks(np.sqrt(weights))[8], atol=0.03)
+    page.keyboard.press("p")
+    settle(page)
+    assert "On the probe “text” it looks most" in page.locator("#says").inner_text()  # the counts are not of this text
+
+
+def test_without_descriptions_the_sentence_comes_from_the_map(open_page):
+    captures = capture_steps()
+    page = open_page(captures, details={}, opening={"run": 0, "probe": 0, "head": 0})
+    chosen = int(page.locator("#tokens .chosen").get_attribute("data-index"))
+    weights = captures.load(32)["text"][0, 0].astype(float)
+    earlier = np.tril(weights, -1)
+    assert earlier[chosen].max() > earlier[:, 1:].max() - 0.01  # no token makes a clearer choice
+    assert "it looks at the token before it, " in page.locator("#reading").inner_text()
+
+
+ROWS = [
+    (4, [0, 0, 0.98, 0.01, 0.01], "Reading “b” it looks at the last line break (98%)."),
+    (4, [0, 0, 0, 0.7, 0.3], "Reading “b” it looks at the token before it, “a” (70%) and itself (30%)."),
+    (4, [0.6, 0.4, 0, 0, 0], "Reading “b” it looks at the first token, “x” (60%) and “y”, 3 tokens back (40%)."),
+    (4, [0.09] * 5, "Reading “b” it spreads its attention: no token gets more than 9.0%."),
+    (0, [1], "“x” comes first, so there is nothing before it to look at."),
+]
+
+
+def test_the_row_of_a_token_in_words(open_page):
+    page = open_page(capture_steps(labels=["a", "b"]))
+    for query, weights, words in ROWS:
+        found = in_page(page, "words", f"readsInWords(['x', 'y', '\\n', 'a', 'b'], {query}, {weights})")
+        assert re.sub("[\u2068\u2069]", "", found) == words
+
+
+def test_pointing_at_the_map_shades_the_text_until_the_pointer_leaves(open_page):
+    captures = capture_steps()
+    page = open_page(captures, hash_="#probe=text&head=0.1&step=32&token=3&scale=linear")
+    weights = captures.load(32)["text"][0, 1].astype(float)
+    point_at(page, 13, 6)
+    np.testing.assert_allclose(shades(page), inks(weights[13]), atol=0.03)
+    assert page.locator("#tokens .pointed").get_attribute("data-index") == "6"
+    assert page.locator("#tokens .chosen").get_attribute("data-index") == "13"
+    page.mouse.move(0, 0)
+    np.testing.assert_allclose(shades(page), inks(weights[3]), atol=0.03)
+
+
+def test_equal_maps_before_and_after_the_first_update_are_explained(open_page):
+    captures = capture_steps()
+    same = replace(captures, load=lambda step: captures.load(max(step, 1)))
+    note = "Steps 0 and 1 show the same maps"
+    page = open_page(same, hash_="#step=0")
+    for at, expected in enumerate([True, True, False]):
+        slide(page, at)
+        assert (note in page.locator("#stage").inner_text()) == expected
+    assert note not in open_page(captures, hash_="#step=0").locator("#stage").inner_text()
+
+
+def test_no_meaning_is_in_a_tooltip_alone(open_page):
+    page = open_page(capture_steps())
+    page.locator("#tokens span").nth(4).hover()
+    point_at(page, 9, 3)
+    assert page.locator("#main [title]:not(#curves *)").count() == 0
+    for score in heads.SCORES.values():
+        assert page.locator("#card").get_by_text(score.meaning).is_visible()
+
+
+def boxes(page, selector: str) -> np.ndarray:
+    """(N, 4): left, top, right and bottom of each element."""
+    return np.array(
+        page.locator(selector).evaluate_all(
+            "all => all.map((e) => e.getBoundingClientRect()).map((b) => [b.x, b.y, b.right, b.bottom])"
+        )
+    )
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 900), (1366, 768)])
+@pytest.mark.parametrize(("layers", "count"), [(6, 3), (12, 12)])
+def test_grid_map_text_and_card_are_in_view_together(open_page, width, height, layers, count):
+    labels = (LABELS * 4)[:64]
+    page = open_page(capture_steps(layers=layers, heads_=count, labels=labels), width=width, height=height)
+    for part in ("#text", "#says", "#stage", "#heads", "#scores-of-head", ".thumb", "#panes .layers", "#save"):
+        found = boxes(page, part)
+        assert (found[:, :2] >= 0).all() and (found[:, 2:] <= [width, height]).all(), part
+    (grid,) = boxes(page, "#scroll")
+    assert (boxes(page, ".thumb")[:, 3] <= grid[3]).all()  # none has to be scrolled to
+    (left, top, right, bottom), *_ = boxes(page, "#panes .layers")
+    assert min(right - left, bottom - top) >= 350
+
+
+def test_the_map_stays_while_the_page_scrolls(open_page):
+    page = open_page(capture_steps(), width=1280, height=720)
+    page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+    assert page.evaluate("scrollY") > 100
+    (stage,), (controls,) = boxes(page, "#stage"), boxes(page, "#controls")
+    assert controls[1] == 0 and controls[3] <= stage[1] < 100
+
+
+def test_a_phone_shows_text_sentence_map_and_grid_in_this_order(open_page):
+    page = open_page(capture_steps(), width=400, height=800, touch=True)
+    found = boxes(page, "main > section:visible")
+    ids = page.locator("main > section:visible").evaluate_all("all => all.map((e) => e.id)")
+    assert ids[:5] == ["text", "says", "stage", "heads", "scores-of-head"]
+    assert (found[1:, 1] >= found[:-1, 3]).all() and found[:, 2].max() <= 400
+    assert found[1, 3] <= 800  # the sentence is on the first screen
+    small = page.locator("button:visible, select:visible, input:visible").evaluate_all(
+        "all => all.filter((e) => Math.min(e.clientWidth, e.offsetHeight) < 42).map((e) => e.outerHTML)"
+    )
+    assert not small
+
+
+# The part of the page that has the focus, its corner, and the left edge and the middle line of what is focused in it.
+FOCUSED = """() => {
+  const part = document.activeElement.closest("header, nav, section");
+  const [outer, inner] = [part, document.activeElement].map((e) => e?.getBoundingClientRect());
+  return part && [part.id || part.tagName, outer.x, outer.y + scrollY, inner.x, (inner.y + inner.bottom) / 2 + scrollY];
+}"""
+
+
+@pytest.mark.parametrize(("width", "hash_"), [(1280, ""), (820, ""), (400, "#text=surprise"), (1280, "#against=0.0")])
+def test_the_focus_moves_in_the_order_of_the_eye(open_page, width, hash_):
+    page = open_page(measured(capture_steps()), width=width, height=768, hash_=hash_)
+    stops = []
+    while True:
+        page.keyboard.press("Tab")
+        found = page.evaluate(FOCUSED)
+        if found is None:
+            break
+        stops.append(found)
+    assert len(stops) > 20
+    parts = list(dict.fromkeys((name, x, y) for name, x, y, *_ in stops))
+    assert parts == sorted(parts, key=lambda part: (round(part[2]), part[1]))
+    assert {"text", "curves", "lens", "attribution", "ablation"} <= {name for name, *_ in parts}
+    for one, other in pairwise(stops):
+        if one[0] == other[0]:  # within a part: to the right in the same line, or further down
+            assert other[4] > one[4] + 6 or (abs(other[4] - one[4]) <= 6 and other[3] > one[3]), (one, other)
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance, as WCAG 2 defines it."""
+    rgb = np.array([float(x) / 255 for x in re.findall(r"[\d.]+", colour)[:3]])
+    return float(np.where(rgb <= 0.03928, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4) @ [0.2126, 0.7152, 0.0722])
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_borders_of_controls_and_the_shaded_text_have_contrast(open_page, theme):
+    page = open_page(capture_steps(), theme=theme, hash_="#probe=text&head=0.0&token=9")
+
+    def contrast(one: str, other: str) -> float:
+        low, high = sorted(map(luminance, (one, other)))
+        return (high + 0.05) / (low + 0.05)
+
+    def style(selector: str, name: str) -> str:
+        return page.locator(selector).first.evaluate("(e, name) => getComputedStyle(e)[name]", name)
+
+    for button in ("#compare", "#sort", "#save-png"):
+        for behind in (style("body", "backgroundColor"), style("#stage", "backgroundColor")):
+            assert contrast(style(button, "borderTopColor"), behind) >= 3
+    for head in range(6):
+        page.locator(".thumb").nth(head).click()
+        settle(page)
+        for back, ink in page.locator("#tokens span[style*=background]").evaluate_all(
+            "spans => spans.map((s) => getComputedStyle(s)).map((s) => [s.backgroundColor, s.color])"
+        ):
+            assert back == "rgba(0, 0, 0, 0)" or contrast(back, ink) >= 4
+
+
+def test_the_head_of_the_other_run_is_the_nearest_match_or_chosen(open_page):
+    one = capture_steps()
+    order = [4, 2, 0, 5, 1, 3]  # of the other run's heads
+
+    def shuffled(maps):
+        return {
+            name: weights.reshape(6, *weights.shape[2:])[order].reshape(weights.shape) for name, weights in maps.items()
+        }
+
+    other = replace(one, name="other", load=lambda step: shuffled(one.load(step)))
+    page = open_page(one, other, hash_="#head=1.1&against=1.32&other=match")
+    for head in range(6):
+        page.locator("#grid .thumb").nth(head).click()
+        settle(page)
+        assert in_page(page, "render", "shown.sides[1].head") == order.index(head)
+    assert page.locator("#other-grid .thumb[aria-pressed=true]").count() == 1
+    page.locator("#other-grid .thumb").nth(3).click()
+    settle(page)
+    assert address(page)["other"] == "1.0" and "1.0" in page.locator("#card-title").inner_text()
+
+
+def test_two_runs_share_their_steps_until_they_are_unlinked(open_page):
+    one, other = capture_steps(), replace(capture_steps(seed=1), name="a run with a long name " * 2)
+    page = open_page(one, other)
+    slide(page, 2)
+    assert page.locator("#slide-b output").inner_text() == "step 2"
+    page.get_by_role("button", name="same steps").click()
+    slide(page, 4)
+    assert page.locator("#slide-b output").inner_text() == "step 2"
+    page.get_by_role("button", name="same steps").click()
+    settle(page)
+    page.locator("#play").click()
+    page.locator("#slide-a output", has_text="step 32").wait_for()
+    settle(page)
+    assert page.locator("#slide-b output").inner_text() == "step 32"
+    assert page.locator("#heads h3").all_inner_texts() == ["A: demo", f"B: {other.name.strip()}"]
+    assert page.locator("#text h3").all_inner_texts() == ["A", "B"] and page.locator("#tokens-b").is_visible()
+
+
+@pytest.mark.parametrize(("width", "layers", "count"), [(390, 2, 3), (390, 12, 12), (1280, 12, 12), (2200, 2, 3)])
+def test_the_layout_holds_at_every_width(open_page, width, layers, count):
+    page = open_page(capture_steps(layers=layers, heads_=count), width=width, hash_="#against=0.0&order=sink")
+    for order in ("sink", "layer"):
+        page.locator("#sort").select_option(order)
+        settle(page)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    boxes = page.locator(".thumb").evaluate_all(
+        "thumbs => thumbs.map((t) => t.getBoundingClientRect()).map((b) => [b.x, b.y, b.right, b.bottom])"
+    )
+    assert min(right - left for left, _, right, _ in boxes) >= 20
+    for i, (left, top, right, bottom) in enumerate(boxes):
+        for other in boxes[:i]:
+            assert left >= other[2] or right <= other[0] or top >= other[3] or bottom <= other[1]
+
+
+def test_two_tokens_and_one_head_are_enough(open_page):
+    page = open_page(capture_steps(layers=1, heads_=1, labels=["a", "b"]), hash_="#order=sink&against=0.1")
+    assert page.locator(".thumb").count() == 1 and page.locator("#tokens span").count() == 2
+    point_at(page, 1, 0)
+    assert page.locator("#readout").inner_text().startswith("In A “\u2068b\u2069” (token 1) gives ")
+
+
+def test_one_snapshot_needs_no_slider_and_no_curves(open_page):
+    captures = capture_steps()
+    page = open_page(replace(captures, snapshots=captures.snapshots[-1:], steps=[32]))
+    for part in ("#controls", "#slide-a", "#play", "#curves", "#compare"):
+        assert page.locator(part).is_hidden()
+    assert page.locator("#card").is_visible()
+
+
+def whole_run(captures: Captures, name: str, **fields) -> Captures:
+    """A run with a loss that falls at its own pace, and a configuration."""
+    metrics = [
+        {"step": step, "train/loss": 5 - step / 20, "val/loss": 5.1 - step / 20, "val/bits_per_byte": 2 - step / 40}
+        for step in (10, 20, 30)
+    ]
+    config = {"model": {"gpt": {"num_layers": len(captures.snapshots[0].scores["sink"])}}, "seed_everything": name}
+    return replace(captures, name=name, **{"metrics": metrics, "config": config} | fields)
+
+
+def table(page, selector: str) -> dict[str, list[str]]:
+    """The cells of each row of a table, by the name that the row begins with."""
+    rows = page.locator(f"{selector} tbody tr").evaluate_all(
+        "rows => rows.map((row) => [...row.children].map((c) => c.textContent))"
+    )
+    return {name: cells for name, *cells in rows}
+
+
+def test_two_whole_runs_are_compared_in_a_table_and_charts(open_page):
+    one, other = capture_steps(), capture_steps(seed=1)
+    page = open_page(whole_run(one, "first"), whole_run(other, "second"))
+    for number, captures in enumerate((one, other)):
+        scores = captures.snapshots[-1].scores["previous_token"]
+        cells = table(page, "#best")["previous token"][4 * number : 4 * number + 4]
+        assert float(cells[1]) == pytest.approx(scores.max(), abs=0.0051)
+        assert cells[0] == "{}.{}".format(*divmod(int(scores.argmax()), 3)) and int(cells[3]) in STEPS
+    assert page.locator("#losses path").count() == 4 and page.locator("#best-charts svg").count() == len(heads.SCORES)
+    assert "first, validation 3.6" in page.locator("#losses .key").inner_text()
+    assert table(page, "#options") == {"seed_everything": ["first", "second"]}
+    page.get_by_role("button", name="show head 1.2 of second", exact=True).first.click()
+    settle(page)
+    assert address(page)["other"] == "1.2" and in_page(page, "render", "shown.sides[1].head") == 5
+
+
+def test_runs_that_cannot_be_subtracted_are_shown_one_at_a_time(open_page):
+    one, other = capture_steps(), capture_steps(seed=1, layers=3, heads_=3, labels=LABELS[:14])
+    page = open_page(whole_run(one, "first", tokenizer="a"), whole_run(other, "second", tokenizer="b"))
+    assert "There is no map of the difference between first and second" in page.locator("#notes").inner_text()
+    assert page.locator(".thumb:visible").count() == 6
+    compared = page.locator("#best").inner_text()
+    assert table(page, "#options")["model.gpt.num_layers"] == ["2", "3"]
+    assert page.locator("#losses-title").inner_text() == "Validation, bits per byte"
+    page.locator("#slide-a .run").select_option("second")
+    page.locator("#grid .thumb").nth(8).wait_for(state="attached")
+    settle(page)
+    assert page.locator("#slide-a .run").input_value() == "1" and page.locator("#best").inner_text() == compared
+    assert page.locator("#tokens .chosen").count() == 1  # the run opens on its own head and token
+    page.get_by_role("button", name="text", exact=True).click()
+    settle(page)
+    assert page.locator("#tokens span").count() == 14
+    page.get_by_role("button", name="show head 0.0 of first", exact=True).first.click()
+    page.locator("#grid .thumb").nth(8).wait_for(state="detached")
+    settle(page)
+    assert address(page)["head"] == "0.0" and address(page)["run"] == "0"
+
+
+@pytest.mark.parametrize("missing", [{"metrics": ()}, {"config": {}}])
+def test_a_run_without_metrics_or_configuration_is_named(open_page, missing):
+    page = open_page(whole_run(capture_steps(), "first"), whole_run(capture_steps(seed=1), "second", **missing))
+    assert "second has no" in page.locator("#losses-note" if "metrics" in missing else "#options-note").inner_text()
+
+
+def test_captures_alone_are_compared_by_their_scores(open_page):
+    page = open_page(capture_steps(), replace(capture_steps(seed=1), name="other"))
+    assert page.locator("#best").is_visible()
+    for part in ("#losses", "#losses-csv", "#options", "#options-title"):
+        assert page.locator(part).is_hidden()
+
+
+def test_runs_without_a_common_step_are_linked_by_the_nearest(open_page):
+    one, other = capture_steps(), capture_steps(seed=1)
+    later = {step: step + 3 for step in STEPS[3:]}
+    snapshots = [replace(one, step=later[one.step]) for one in other.snapshots[3:]]
+    back = {step: before for before, step in later.items()}
+    other = replace(
+        other,
+        name="other",
+        snapshots=snapshots,
+        steps=list(back),
+        load=lambda step: capture_steps(seed=1).load(back[step]),
+    )
+    page = open_page(one, other)
+    slide(page, 4)
+    assert [page.locator(f"#slide-{side} output").inner_text() for side in "ab"] == ["step 8", "step 7"]
+
+
+def test_one_capture_each_of_two_tokens_can_be_compared(open_page):
+    one = capture_steps(labels=["a", "b"])
+    one = replace(one, snapshots=one.snapshots[-1:], steps=[32])
+    page = open_page(one, replace(one, name="other"), hash_="#probe=text&against=1.32")
+    assert page.locator("#tokens span").count() == 2 and page.locator("#best-charts svg").count() > 3
+    for part in ("#slide-a input", "#slide-b input", "#link", "#curves"):
+        assert page.locator(part).is_hidden()
+
+
+def test_the_curves_show_the_chosen_head_of_the_other_run_and_what_formed_in_it(open_page):
+    one, other = capture_steps(), replace(capture_steps(seed=1), name="other")
+    pictures = []
+    for head in ("0.0", "1.1"):
+        page = open_page(one, other, hash_=f"#head=0.1&step=32&against=1.32&other={head}&score=previous_token")
+        assert f"B, dashed here with its head {head}: 1 formed: 0.0 at" in page.locator("#formed").inner_text()
+        pictures.append(page.locator("#curve").evaluate("canvas => canvas.toDataURL()"))
+    assert pictures[0] != pictures[1]
+    page.locator("#formed button", has_text="0.0 at").last.click()
+    settle(page)
+    assert address(page)["other"] == "0.0" and address(page)["head"] == "0.1"

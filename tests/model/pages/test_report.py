@@ -1,0 +1,310 @@
+"""The report as a page: its figures are those of the data it is given, and texts stay texts."""
+
+import base64
+import html
+import json
+import re
+
+import numpy as np
+import pytest
+
+from model.inspection import heads
+from model.inspection.archive import Probe, Snapshot
+from model.pages.page import Captures
+from model.pages.report import evenly, heads_that_matter, report_page, short, story, training_seconds
+from tests.measurements import measured
+
+HOSTILE = "</script><img src=x onerror=alert(1)><!-- \u202e \x00 &amp;"
+NAME = "a run & <more>"
+ROWS = [
+    {"step": 0, "attention/sink/layer_0": 0.25},
+    {"step": 10, "tokens": 1000.0, "train/loss": 4.0, "lr": 0.1, "tokens_per_second": 500.0},
+    {"step": 20, "tokens": 2000.0, "train/loss": 3.0, "val/loss": 3.5, "val/bits_per_byte": 2.5, "lr": 0.1}
+    | {"tokens_per_second": 1000.0, "attention/sink/layer_0": 0.5},
+    {"step": 30, "tokens": 3000.0, "train/loss": 2.5, "val/loss": 3.25, "val/bits_per_byte": 2.25, "lr": 0.05},
+    {"step": 40, "tokens": 4000.0, "train/loss": 2.0, "val/loss": 3.375, "val/bits_per_byte": 2.375, "lr": 0.0}
+    | {"tokens_per_second": 250.0},
+]
+SAMPLES = [{"step": step, "prompt": "def ", "text": f"{step} {HOSTILE}"} for step in (20, 40)]
+CONFIG = f"prompt: {HOSTILE}\n"
+
+
+def captures(sinks=(0.1, 0.9, 0.9)) -> Captures:
+    """Two layers of two heads with uniform attention, on a hostile text. The sink scores of head 1.0 are given."""
+    uniform = {name: (np.tri(n) / np.arange(1, n + 1)[:, None]) for name, n in (("text", 10), ("repeated", 9))}
+    maps = {name: np.tile(weights, (2, 2, 1, 1)) for name, weights in uniform.items()}
+    probes = {"text": Probe([*range(10)], [HOSTILE] * 10), "repeated": Probe([0] + 2 * [1, 2, 3, 4], ["x"] * 9, 4)}
+    snapshots = []
+    for step, sink in enumerate(sinks):
+        scores = {name: np.full((2, 2), 0.1, np.float32) for name in heads.SCORES}
+        scores["sink"][1, 0] = sink
+        snapshots.append(Snapshot(step, "float32", 0.0, 0.0, scores))
+    return Captures(NAME, probes, snapshots, lambda step: maps, range(len(sinks)))
+
+
+def report(rows=ROWS, samples=SAMPLES, config=CONFIG, captures=None) -> str:
+    return report_page(NAME, rows, samples, config, captures)
+
+
+def data_of(page: str, name: str = "data"):
+    return json.loads(re.search(rf'id="{name}">(.*?)</script>', page, re.DOTALL)[1])
+
+
+def test_figures_are_those_of_the_data():
+    data = data_of(report())
+    assert data["title"] == NAME
+    assert {name: (value, remark) for name, value, remark in data["facts"]} == {
+        "bits per byte": ("2.3750", "best 2.2500 at step 30"),
+        "validation loss": ("3.3750", "best 3.2500 at step 30"),
+        "training loss": ("2.0000", "at step 40"),
+        "tokens seen": ("4k", "in 40 steps"),
+        "tokens per second": ("500", "median"),
+        "trained for": ("0:07", "without validation"),
+    }
+    curves = {chart["title"]: {curve["name"]: curve["points"] for curve in chart["curves"]} for chart in data["charts"]}
+    assert curves["Loss"] == {
+        "training": [[10, 4.0], [20, 3.0], [30, 2.5], [40, 2.0]],
+        "validation": [[20, 3.5], [30, 3.25], [40, 3.375]],
+    }
+    assert list(curves) == ["Loss", "Bits per byte"]
+    assert [chart["title"] for chart in data["machine"]] == [
+        "Learning rate",
+        "Tokens per second",
+    ]  # no MFU was measured
+    assert [chart["curves"][0]["points"] for chart in data["heads"]] == [[[0, 0.25], [20, 0.5]]]
+    assert [sample["step"] for sample in data["samples"]] == [20, 40]
+    assert data["samples"][0]["text"] == f"20 {HOSTILE}" and data["config"] == CONFIG
+
+
+def test_attention_is_in_the_report_as_a_page_of_its_own():
+    page = data_of(report(captures=captures()), "attention")
+    assert page.startswith("<!DOCTYPE html>")
+    assert data_of(page)["runs"][0]["probes"][0]["labels"] == [HOSTILE] * 10
+
+
+def test_the_report_knows_which_heads_formed_and_when():
+    data = data_of(report(captures=captures()))
+    assert {score: heads for score, heads in data["formation"].items() if heads} == {"sink": {"1.0": 1}}
+    assert [(chart["title"], chart["score"]) for chart in data["heads"]] == [("sink", "sink")]
+    assert not any(data_of(report(captures=captures(sinks=[0.1, 0.1])))["formation"].values())
+
+
+def test_scores_that_no_head_passes_are_named_and_not_drawn():
+    low = [{"step": 0, "attention/duplicate/layer_0": 0.02, "attention/entropy/layer_0": 0.1}]
+    page = data_of(report_page(NAME, [*ROWS, *low], [], captures=captures()))
+    assert [chart["title"] for chart in page["heads"]] == ["sink", "entropy"] and page["faint"] == ["duplicate"]
+    without = data_of(report_page(NAME, [*ROWS, *low], []))  # without maps nothing is known about uniform attention
+    assert len(without["heads"]) == 3 and not without["faint"]
+
+
+CONFIGS = [
+    (
+        {"model": {"gpt": {"num_layers": 6, "num_heads": 3}}, "data": {"corpus": "stdlib", "files": None}},
+        "A small GPT of 6 layers with 3 attention heads each learned to predict the next token of "
+        "the source of Python's standard library.",
+    ),
+    (
+        {"model": {"gpt": {"num_layers": 1, "num_heads": 1}}, "data": {"corpus": "files", "files": ["a.txt", "b.txt"]}},
+        "A small GPT of 1 layer with 1 attention head each learned to predict the next token of a.txt, b.txt.",
+    ),
+    (
+        {"data": {"corpus": "stdlib", "dataset": "some/set"}},
+        "A small GPT learned to predict the next token of the data set some/set.",
+    ),
+    ({"model": 3, "data": [1]}, "A small GPT learned to predict the next token of a text."),
+    (
+        {"model": {"gpt": {"num_layers": None, "num_heads": "x"}}, "data": {"corpus": ["stdlib"]}},
+        "A small GPT learned to predict the next token of a text.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("config", "sentence"), CONFIGS)
+def test_the_story_says_what_was_trained_on_what(config, sentence):
+    assert story([], config) == sentence
+
+
+def test_the_story_says_for_how_long_and_how_well():
+    told = story(ROWS, {})
+    assert told.endswith(
+        " It read 4k tokens in 40 steps, which took 7 seconds. "
+        "It now needs 2.38 bits for a byte of text that it has not read; a guess needs 8."
+    )
+
+
+def test_the_heads_that_matter_are_those_without_which_the_loss_rises_most():
+    ablation = {
+        "text": {"heads": [[0.1, None, 0.5], [-0.2, 0.3, 0.2]]},
+        "repeated": {"heads": [[0.0, 0.7, 0.1], [3.0, 0.2, 0.3]]},
+    }
+    described = [[{"sentence": f"What {layer}.{head} does."} for head in range(3)] for layer in range(2)]
+    found = heads_that_matter({"ablation": ablation}, described)
+    # the first three on text, and those of the first three on repetition that are not among them
+    assert [one["head"] for one in found] == ["0.2", "1.1", "1.2", "1.0", "0.1"]
+    assert found[3] == {"head": "1.0", "sentence": "What 1.0 does.", "text": -0.2, "repeated": 3.0}
+    assert found[4]["text"] is None
+    assert heads_that_matter({}, []) == [] and heads_that_matter({"ablation": ablation}, [])[0]["sentence"] == ""
+
+
+def test_what_was_measured_at_the_last_capture_is_in_the_report():
+    taken = measured(captures())
+    data, details = data_of(report(captures=taken)), taken.details(2)
+    assert data["labels"] == taken.probes["text"].labels and data["step"] == 2
+    assert data["details"]["sublayers"] == details["sublayers"] and list(data["details"]["probes"]) == ["text"]
+    for name in ("bits", "rank", "top", "top_probability", "lens"):
+        assert data["details"]["probes"]["text"][name] == details["probes"]["text"][name]
+    assert "attribution" not in data["details"]["probes"]["text"]
+    assert "details" not in data_of(report(captures=captures()))
+
+
+def test_no_text_becomes_markup():
+    page = report(captures=captures())
+    assert "<img" not in page and "<!-- \u202e" not in page
+    assert page.count("</script>") == page.count("<script") == 4  # two kinds of data, the modules and their start
+    assert f"<title>{html.escape(NAME)}</title>" in page
+    sources = json.loads(re.search(r'"importmap">(.*?)</script>', page)[1])["imports"].values()
+    for text in (page, *(base64.b64decode(url.partition("base64,")[2]).decode() for url in sources)):
+        assert not re.search(r"""(?:src|href)\s*=\s*["'](?!#)|url\(|@import|https?://(?!www\.w3\.org/2000/svg)""", text)
+
+
+def test_what_a_run_does_not_have_is_left_out():
+    page = report(samples=[], config="", captures=None)
+    assert data_of(page)["samples"] == [] and data_of(page)["config"] == "" and 'id="attention"' not in page
+    no_snapshots = Captures(NAME, captures().probes, [], dict.get, [])
+    assert 'id="attention"' not in report(captures=no_snapshots)
+
+
+def test_a_diverged_run_has_a_report():
+    row = {"step": 50, "tokens": 5000.0, "train/loss": float("nan"), "val/loss": float("inf"), "tokens_per_second": 9.0}
+    data = data_of(report(rows=[*ROWS, row]))
+    assert data["charts"][0]["curves"][0]["points"][-1] == [40, 2.0]
+
+
+def test_long_curves_are_thinned_but_keep_their_ends():
+    assert evenly(range(10), 20) == list(range(10))
+    thinned = evenly(range(100_000), 1500)
+    assert len(thinned) == 1500 and thinned[0] == 0 and thinned[-1] == 99_999 and thinned == sorted(set(thinned))
+
+
+def test_training_time_counts_each_row_at_its_own_speed():
+    assert training_seconds(ROWS) == 1000 / 500 + 1000 / 1000 + 1000 / 250
+
+
+@pytest.mark.parametrize(("number", "text"), [(950.0, "950"), (51_340, "51.3k"), (1_474_560, "1.47M"), (2e9, "2B")])
+def test_large_numbers_are_short(number, text):
+    assert short(number) == text
+
+
+@pytest.fixture
+def open_report(open_file, tmp_path):
+    def open_(page: str, **window):
+        path = tmp_path / "report.html"
+        path.write_text(page, encoding="utf-8")
+        return open_file(path, **window)
+
+    return open_
+
+
+def sample_text(page) -> str:
+    return page.locator("#sample").inner_text()
+
+
+def chart_x(page, step: int) -> float:
+    return page.evaluate(f"import('browser/report.js').then(({{ charts }}) => charts[0].x({step}))")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_report_in_a_browser(open_report, theme):
+    page = open_report(report(captures=measured(captures())), theme=theme)
+    assert page.title() == page.locator("h1").inner_text() == NAME
+    assert page.locator("#facts .value").first.inner_text() == "2.3750"
+    assert [page.locator(f"#{group} svg").count() for group in ("charts", "heads", "machine")] == [2, 1, 2]
+    assert "sink head 1.0 forms at step 1" in page.locator("#charts svg").first.get_attribute("aria-label")
+    assert page.evaluate("document.images.length") == 0
+
+    assert sample_text(page).startswith("def 40 </script><img")
+    page.locator("#slider").focus()
+    page.keyboard.press("ArrowLeft")
+    assert sample_text(page).startswith("def 20 ")
+
+    box = page.locator("#charts svg").first.bounding_box()
+    page.mouse.move(box["x"] + chart_x(page, 30), box["y"] + 60)
+    assert page.locator(".key").first.inner_text().split() == ["training", "2.5", "validation", "3.25", "step", "30"]
+    assert "0.05" in page.locator("#machine .key").first.inner_text()  # all charts follow
+    before = chart_x(page, 10)
+    page.locator("#scale button").last.click()
+    assert chart_x(page, 10) > before
+
+    assert page.locator("#surprised .chosen").count() == 1 and page.locator("#surprised span").count() == 10
+    page.locator("#surprised").focus()
+    for _ in range(10):
+        page.keyboard.press("ArrowLeft")
+    assert page.locator("#expected li.sentence").inner_text().startswith("This is the first token")
+    page.locator("#surprised span").nth(4).click()
+    assert page.locator("#expected li.sentence").inner_text().startswith("The model expected: ")
+    assert page.locator("#expected li.expected").count() == 2  # its whole vocabulary
+    assert page.locator("#lens tbody tr").count() == 5 and page.locator("#lens tbody td").count() == 50
+    losses = measured(captures()).snapshots[-1].ablation["text"]["heads"]
+    worst = max(range(4), key=lambda head: losses[head // 2][head % 2])
+    assert page.locator("#matter li").first.inner_text().startswith(f"head {worst // 2}.{worst % 2}")
+
+    frame = page.frame_locator("iframe")
+    frame.locator("html[data-drawn]").wait_for(state="attached")
+    assert frame.locator(".thumb").count() == 4
+    assert frame.locator("html").get_attribute("data-theme") == theme
+    page.locator("#theme").click()
+    other = {"light": "dark", "dark": "light"}[theme]
+    assert page.locator("html").get_attribute("data-theme") == other
+    frame.locator(f"html[data-theme={other}]").wait_for(state="attached")
+
+
+def test_the_arrow_keys_read_a_chart(open_report):
+    page = open_report(report())
+    page.locator("#charts svg").first.focus()
+    for key, step in [("ArrowRight", "40"), ("ArrowLeft", "30"), ("ArrowLeft", "20"), ("ArrowRight", "30")]:
+        page.keyboard.press(key)
+        assert page.locator(".key").first.inner_text().split()[-1] == step
+
+
+def test_a_report_without_maps_or_samples_shows_what_there_is(open_report):
+    rows = [{"step": 10, "tokens": 1000.0, "train/loss": 4.0, "lr": 0.1, "tokens_per_second": 500.0}]
+    page = open_report(report(rows, samples=[], config=""))
+    assert page.locator("section:visible h2").all_inner_texts() == ["How it learned", "How the machine did"]
+    assert page.locator("#charts svg").count() == 1 and page.locator("#machine svg").count() == 2
+
+
+def test_one_sample_has_no_slider(open_report):
+    page = open_report(report(samples=SAMPLES[:1]))
+    assert page.locator("#slider").is_hidden() and sample_text(page).startswith("def 20 ")
+
+
+def test_the_maps_have_no_scroll_bar_of_their_own_and_a_link(open_report):
+    page = open_report(report(captures=measured(captures())))
+    page.frame_locator("iframe").locator("html[data-drawn]").wait_for(state="attached")
+    page.wait_for_function(
+        "() => { const frame = document.querySelector('iframe');"
+        " return frame.clientHeight >= frame.contentDocument.body.offsetHeight }"
+    )
+    page.locator("#frame h2 a").click()
+    assert page.url.endswith("#frame")
+    with page.expect_popup() as popup:
+        page.locator("#alone").click()
+    popup.value.locator("html[data-drawn]").wait_for(state="attached")
+    assert popup.value.title() == f"{NAME}: attention"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [400, 700, 1000, 1280, 1366])
+def test_no_chart_is_alone_on_its_row(open_report, width):
+    columns = {
+        f"attention/{score}/layer_0": 0.5 for score in ("previous_token", "duplicate", "induction", "sink", "entropy")
+    }
+    page = open_report(report(rows=[row | columns | {"mfu": 0.3} for row in ROWS]), width=width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for group in ("charts", "heads", "machine"):
+        tops = page.locator(f"#{group} .chart").evaluate_all(
+            "charts => charts.map((c) => c.getBoundingClientRect().top)"
+        )
+        rows = [tops.count(top) for top in dict.fromkeys(tops)]
+        assert max(rows) == 1 or min(rows) > 1

@@ -1,0 +1,410 @@
+"""The views of what was measured beside the maps, in a real browser: surprise, lens, attribution, ablation."""
+
+import csv
+import io
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from model.inspection import heads
+from model.inspection.archive import Probe, Snapshot
+from model.pages.page import Captures, attention_page
+from tests.measurements import measured
+
+pytestmark = pytest.mark.slow
+
+STEPS = [0, 4, 16, 64]
+PERIOD = 5
+LABELS = ["for", " i", " in", "\n", "</td><img src=x>", "\u202eabc", "\x00", " range", "(", "10", ")", ":"]
+LAYERS, HEADS = 2, 3
+
+
+def plain_captures(steps=STEPS, labels=LABELS, seed=0) -> Captures:
+    """Random causal maps; head 0.1 looks at the previous token from step 16 on. Nothing is measured beside the maps."""
+    generator = np.random.default_rng(seed)
+    probes = {
+        "text": Probe([*range(len(labels))], list(labels)),
+        "repeated": Probe([0] + 2 * [*range(1, PERIOD + 1)], ["<end>", *2 * [f"r{i}" for i in range(PERIOD)]], PERIOD),
+    }
+    maps, snapshots = {}, []
+    for step in steps:
+        maps[step] = {}
+        for name, probe in probes.items():
+            size = len(probe.tokens)
+            weights = np.tril(np.exp(generator.normal(size=(LAYERS, HEADS, size, size))))
+            if step >= 16:
+                weights[0, 1] += 200 * np.eye(size, k=-1)
+            maps[step][name] = weights / weights.sum(-1, keepdims=True)
+        scores = {name: np.full((LAYERS, HEADS), 0.05, np.float32) for name in heads.SCORES}
+        scores["previous_token"][0, 1] = 0.9 if step >= 16 else 0.1
+        snapshots.append(Snapshot(step, "float32", 1e-7, 0.0, scores))
+    return Captures("demo", probes, snapshots, maps.get, list(steps))
+
+
+def diverged(captures: Captures) -> Captures:
+    """The captures with no number in their last details that is finite."""
+
+    def broken(value):
+        if isinstance(value, dict):
+            return {name: broken(one) for name, one in value.items()}
+        if isinstance(value, list):
+            return [broken(one) for one in value]
+        return None if isinstance(value, float) or value is None else value
+
+    def details(step):
+        found = captures.details(step)
+        return found | {"probes": broken(found["probes"])} if step == STEPS[-1] else found
+
+    nothing = {"heads": [[None] * HEADS] * LAYERS, "feed_forward": [None] * LAYERS, "tables": {"pair table": None}}
+    last = replace(
+        captures.snapshots[-1],
+        ablation={"text": nothing, "repeated": nothing},
+        copying=np.full((LAYERS, HEADS), math.nan),
+    )
+    return replace(captures, details=details, snapshots=[*captures.snapshots[:-1], last])
+
+
+@pytest.fixture
+def open_page(open_file, tmp_path):
+    """Opens a page of captures."""
+
+    def open_(*runs, **window):
+        path = tmp_path / "page.html"
+        path.write_text(attention_page(runs, "A title"), encoding="utf-8")
+        page = open_file(path, **window)
+        settle(page)
+        return page
+
+    return open_
+
+
+def settle(page) -> None:
+    """Waits until the last change is drawn."""
+    page.locator("html[data-drawn]").wait_for(state="attached")
+    page.evaluate("import('browser/render.js').then(({ rendered }) => rendered)")
+
+
+def slide(page, at: int, which="#slide-a") -> None:
+    page.locator(f"{which} input[type=range]").evaluate(
+        "(slider, at) => { slider.value = at; slider.dispatchEvent(new Event('input')) }", at
+    )
+    settle(page)
+
+
+def saved(page, button: str) -> list[dict[str, str]]:
+    """The rows of the table that a button saves."""
+    with page.expect_download() as download:
+        page.locator(button).click()
+    assert download.value.suggested_filename.endswith(".csv")
+    text = download.value.path().read_bytes().decode()
+    return list(csv.DictReader(io.StringIO(text, newline="")))
+
+
+def numbers(rows: list[dict[str, str]], column: str) -> list[float | None]:
+    return [float(row[column]) if row[column] else None for row in rows]
+
+
+def test_the_text_is_coloured_by_how_much_each_token_surprised(open_page):
+    captures = measured(plain_captures())
+    page = open_page(captures, hash_="#step=16")
+    page.locator("#by-surprise").click()
+    settle(page)
+    backgrounds = page.locator("#tokens span").evaluate_all(
+        "spans => spans.map((span) => getComputedStyle(span).backgroundColor)"
+    )
+    depths = [float(re.search(r"([\d.]+)\)$", colour)[1]) for colour in backgrounds]
+    bits = [0.0, *captures.details(16)["probes"]["text"]["bits"][:-1]]
+    np.testing.assert_allclose(depths, 0.75 * np.minimum(np.array(bits) / 10, 1), atol=0.01)
+
+
+def test_what_was_expected_is_shown_for_the_token_pointed_at_tapped_or_reached_by_keys(open_page):
+    captures = measured(plain_captures())
+    page = open_page(captures, hash_="#step=64&text=surprise")
+    details = captures.details(64)
+    told = page.locator("#expected .sentence")
+
+    def expected(token):
+        text = details["probes"]["text"]
+        likeliest = details["tokens"][str(text["top"][token - 1][0])]
+        place, bits = text["rank"][token - 1] + 1, text["bits"][token - 1]
+        return likeliest, place, f"{bits:.1f} bits"
+
+    def check(token):
+        likeliest, place, bits = expected(token)
+        assert re.search(rf"came {place}(st|nd|rd|th), {bits}\.$", told.inner_text())
+        if likeliest.isalnum():
+            assert likeliest in page.locator("#expected .expected bdi").first.inner_text()
+
+    page.locator("#tokens span").nth(9).hover()
+    check(9)
+    page.locator("#tokens span").nth(2).click()
+    settle(page)
+    page.mouse.move(0, 0)
+    check(2)
+    page.locator("#tokens").focus()
+    page.keyboard.press("ArrowRight")
+    settle(page)
+    check(3)
+    assert page.locator("#expected").get_attribute("aria-live") == "polite"
+    shares = [float(share) for share in page.locator("#expected .expected > span:first-child").all_inner_texts()]
+    np.testing.assert_allclose(shares, details["probes"]["text"]["top_probability"][2], atol=0.006)
+
+
+def test_the_lens_has_a_cell_for_each_sublayer_and_position(open_page):
+    captures = measured(plain_captures())
+    page = open_page(captures, hash_="#step=64")
+    details = captures.details(64)
+    lens = details["probes"]["text"]["lens"]
+    rows = page.locator("#lenses table").first.locator("tbody tr")
+    assert rows.locator("th").all_inner_texts() == details["sublayers"]
+    for row in range(2 * LAYERS + 1):
+        shown = rows.nth(row).locator("td").all_inner_texts()
+        likeliest = [details["tokens"][str(id_)] for id_ in lens["token"][row]]
+        assert [text for text, token in zip(shown, likeliest, strict=True) if token == "10"] == [
+            "10"
+        ] * likeliest.count("10")
+        assert len(shown) == len(LABELS)
+    assert page.locator("#lens img").count() == 0
+
+    # The final prediction's cells for the true token are the darker, the larger its probability.
+    def lightness(cell):
+        return sum(map(int, re.findall(r"\d+", cell.evaluate("c => getComputedStyle(c).backgroundColor"))[:3]))
+
+    probability = lens["probability"][-1][:-1]
+    cells = rows.last.locator("td")
+    assert lightness(cells.nth(int(np.argmax(probability)))) < lightness(cells.nth(int(np.argmin(probability))))
+
+
+def test_a_cell_of_the_lens_tells_its_numbers_to_pointer_and_keys(open_page):
+    captures = measured(plain_captures())
+    page = open_page(captures, hash_="#step=64")
+    lens = captures.details(64)["probes"]["text"]["lens"]
+    table, readout = page.locator("#lenses table").first, page.locator("#lenses .readout").first
+    table.locator("tbody tr").nth(1).locator("td").nth(7).hover()
+    assert readout.inner_text().startswith("After attention 0, reading 7")
+    assert f"{lens['divergence'][1][7]:.1f} bits from the final prediction" in readout.inner_text()
+    table.locator("td[tabindex='0']").focus()
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowRight")
+    assert readout.inner_text().startswith("After attention 1, reading 1")
+    page.keyboard.press("Enter")
+    settle(page)
+    assert "token=1" in page.url and table.locator("td.chosen").count() == 2 * LAYERS + 1
+    page.locator("#colourings button").last.click()
+    settle(page)
+    assert "lens=divergence" in page.url and "distance" in page.locator("#lens-meaning").inner_text()
+
+
+def test_the_attribution_is_that_of_the_chosen_token_and_adds_up(open_page):
+    captures = measured(plain_captures())
+    page = open_page(captures, hash_="#step=16&token=4")
+    details = captures.details(16)
+    column = {
+        part: row[4] for part, row in zip(details["parts"], details["probes"]["text"]["attribution"], strict=True)
+    }
+    page.locator("#every-part").click()
+    rows = page.locator("#parts tbody tr")
+    shown = {
+        row.locator("th").inner_text(): float(row.locator("td").last.inner_text().replace("−", "-"))
+        for row in rows.all()
+    }
+    assert list(shown) == sorted(column, key=lambda part: -abs(column[part]))
+    np.testing.assert_allclose([shown[part] for part in column], list(column.values()), atol=0.006)
+    total = float(page.locator("#parts tfoot td").last.inner_text().replace("−", "-"))
+    assert total == pytest.approx(sum(column.values()), abs=0.01)
+    assert page.locator("#attribution-badge.good").inner_text() == "✓ adds up to the logit: within 2e-7"
+    page.locator("#part-orders button").last.click()
+    assert rows.locator("th").all_inner_texts() == details["parts"]
+    page.get_by_role("button", name="head 1.2", exact=True).click()
+    settle(page)
+    assert "head=1.2" in page.url
+    page.locator("#tokens").focus()
+    page.keyboard.press("ArrowRight")
+    settle(page)
+    assert page.locator("#attribution-what").inner_text().startswith("Reading 5")
+
+
+def test_each_thumbnail_tells_what_the_loss_is_without_its_head(open_page):
+    captures = measured(plain_captures())
+    page = open_page(captures, hash_="#step=16")
+    for probe in ("text", "repeated"):
+        losses = np.array(captures.snapshots[2].ablation[probe]["heads"]).ravel()
+        shown = [float(text.replace("−", "-")) for text in page.locator("#grid .without").all_inner_texts()]
+        np.testing.assert_allclose(shown, losses, atol=0.006)
+        assert "loss without it" in page.locator(".thumb").first.get_attribute("aria-label")
+        page.keyboard.press("p")
+        settle(page)
+
+
+def test_feed_forwards_and_tables_have_a_table(open_page):
+    captures = measured(plain_captures())
+    page = open_page(captures, hash_="#step=16&head=1.0")
+    rows = page.locator("#ablations tbody tr")
+    assert rows.locator("th").all_inner_texts() == [
+        "head 1.0", "feed-forward 0", "feed-forward 1", "token embedding", "pair table",
+    ]  # fmt: skip
+    shown = [float(text.replace("−", "-")) for text in rows.first.locator("td").all_inner_texts()]
+    snapshot = captures.snapshots[2]
+    expected = [snapshot.ablation[probe]["heads"][1][0] for probe in ("text", "repeated")] + [snapshot.copying[1, 0]]
+    np.testing.assert_allclose(shown, expected, atol=0.006)
+
+
+def test_the_loss_without_a_head_has_curves(open_page):
+    captures = measured(plain_captures())
+    page = open_page(captures, hash_="#step=16")
+    page.get_by_role("button", name="loss without it, on text").click()
+    settle(page)
+    last = np.array(captures.snapshots[-1].ablation["text"]["heads"])
+    worst = "{}.{}".format(*np.unravel_index(last.argmax(), last.shape))
+    page.locator("#formed button").first.click()
+    settle(page)
+    assert f"head={worst}" in page.url and "step=64" in page.url and "curve=text" in page.url
+    rows = saved(page, "#curve-csv")
+    losses = [np.array(snapshot.ablation["text"]["heads"]).ravel() for snapshot in captures.snapshots]
+    np.testing.assert_allclose(numbers(rows, "loss without it, on text"), np.concatenate(losses), atol=6e-4)
+
+
+def test_stages_are_marked_on_every_curve(open_page):
+    page = open_page(measured(plain_captures()))
+    for name in ("previous token", "entropy", "loss without it, on repetition"):
+        page.locator("#scores").get_by_role("button", name=name).click()
+        settle(page)
+        told = page.locator("#curve").get_attribute("aria-label")
+        assert told.startswith(name) and "previous-token head 0.1 forms at step 16" in told
+
+
+def test_value_weighted_maps_are_the_weights_times_the_share_of_the_longest_value(open_page):
+    captures = measured(plain_captures())
+    page = open_page(captures, hash_="#step=16&head=1.1&token=11")
+    weights = captures.load(16)["text"][1, 1, 11]
+    norms = np.array(captures.details(16)["probes"]["text"]["value_norms"])[1, 1]
+    thumbnail = page.locator(".thumb canvas").first
+    before = thumbnail.evaluate("canvas => canvas.toDataURL()")
+    assert page.locator("#weighting-note").is_hidden()
+    page.get_by_role("button", name="value-weighted").click()
+    settle(page)
+    assert page.locator("#weighting-note").is_visible() and "weighting=values" in page.url
+    assert thumbnail.evaluate("canvas => canvas.toDataURL()") != before
+    shown = page.evaluate(
+        "import('browser/render.js').then(({ shown }) => shown.panes[0]).then(({ value }) =>"
+        " Array.from({ length: 12 }, (_, key) => value(11, key)))"
+    )
+    np.testing.assert_allclose(shown, weights * norms / norms.max(), atol=0.006)
+
+
+def test_the_numbers_behind_each_view_can_be_saved(open_page):
+    captures = measured(plain_captures())
+    page = open_page(captures, hash_="#step=16&text=surprise")
+    text = captures.details(16)["probes"]["text"]
+    rows = saved(page, "#surprise-csv")
+    assert [row["token"] for row in rows] == LABELS[1:] and {row["run"] for row in rows} == {"demo"}
+    assert numbers(rows, "bits") == text["bits"][:-1]
+    rows = saved(page, "#lens-csv")
+    assert numbers(rows, "bits to final prediction") == np.array(text["lens"]["divergence"]).T.ravel().tolist()
+    assert numbers(rows, "probability of next token")[-1] is None
+    rows = saved(page, "#attribution-csv")
+    assert numbers(rows, "logit") == [value for column in zip(*text["attribution"], strict=True) for value in column]
+    rows = saved(page, "#ablation-csv")
+    heads_ = [row for row in rows if row["part"].startswith("head")]
+    losses = np.ravel(captures.snapshots[2].ablation["text"]["heads"])
+    np.testing.assert_allclose(numbers(heads_, "loss without it on text"), losses, atol=6e-4)
+
+
+def test_every_view_follows_the_slider(open_page):
+    page = open_page(measured(plain_captures()), hash_="#token=4&text=surprise")
+    views = ("#expected", "#lenses", "#parts", "#ablations", "#grid")
+    seen = {view: set() for view in views}
+    for at in range(len(STEPS)):
+        slide(page, at)
+        for view in views:
+            seen[view].add(page.locator(view).inner_html())
+    assert all(len(states) == len(STEPS) for states in seen.values())
+
+
+def test_two_captures_are_shown_side_by_side(open_page):
+    captures = measured(plain_captures())
+    page = open_page(captures, hash_="#step=64&against=0.4&token=4&text=surprise")
+    for place, step in enumerate((64, 4)):
+        bits = captures.details(step)["probes"]["text"]["bits"][3]
+        assert f"{bits:.1f} bits" in page.locator("#expected .sentence").nth(place).inner_text()
+    assert page.locator("#lenses table:visible").count() == 2
+    assert page.locator("#lenses h3:visible").all_inner_texts() == ["A: step 64", "B: step 4"]
+    assert page.locator("#parts thead th").all_inner_texts()[-2:] == ["A: step 64", "B: step 4"]
+    assert len(page.locator("#ablations tbody tr").first.locator("td").all()) == 6
+    assert {row["step"] for row in saved(page, "#lens-csv")} == {"64", "4"}
+
+
+def test_two_runs_of_which_one_is_old_are_shown_side_by_side(open_page):
+    old = replace(plain_captures(seed=1), name="old")
+    page = open_page(measured(plain_captures()), old, hash_="#token=4&text=surprise&run=0&against=1.64")
+    assert page.locator("#lenses table:visible").count() == 1
+    assert "recorded before" in page.locator("#expected .sentence").last.inner_text()
+    assert page.locator("#parts thead").count() == 0
+
+
+def test_an_old_capture_shows_its_maps_and_one_sentence(open_page):
+    page = open_page(plain_captures(), hash_="#text=surprise&token=2")
+    assert page.locator("#lens-absent").is_visible() and page.locator("#lens-absent").inner_text() == (
+        "This capture was recorded before predictions were measured: it has maps and scores only."
+    )
+    for part in ("#lenses table", "#attribution", "#ablation", "#weighting-note", ".without"):
+        assert page.locator(part).first.is_hidden()
+    assert page.locator("#expected .sentence").inner_text().startswith("This capture was recorded before")
+    assert page.locator("#weightings button").first.is_disabled()
+
+
+def test_a_diverged_model_has_dashes_in_place_of_numbers(open_page):
+    page = open_page(diverged(measured(plain_captures())), hash_="#text=surprise&token=2&weighting=values")
+    for part in ("#expected .sentence", "#parts tbody", "#parts tfoot", "#ablations tbody"):
+        assert "–" in page.locator(part).inner_text()
+    assert page.locator("#attribution-badge.bad").is_visible()
+    page.locator("#lenses td").first.hover()
+    assert "–" in page.locator("#lenses .readout").first.inner_text()
+    assert not re.search(r"NaN|undefined|null|Infinity", page.locator("body").inner_text())
+
+
+def test_hostile_tokens_are_shown_as_text(open_page):
+    page = open_page(measured(plain_captures()), hash_="#text=surprise&token=4")
+    assert page.locator("#main img").count() == 0
+    assert "</td><img" in page.locator("#expected .sentence").inner_text()
+    page.locator("#tokens span").nth(5).hover()
+    told = page.locator("#expected .sentence").inner_text()
+    assert "\u202e" not in told and "\\u202eabc" in told
+    assert "\\u0000" in page.locator("#lenses thead").first.inner_text()
+    for part in ("#lens", "#attribution", "#expected"):
+        assert not set(page.locator(part).inner_text()) & {"\u202e", "\x00"}
+
+
+@pytest.mark.parametrize(("width", "height"), [(400, 800), (1280, 900), (1366, 768)])
+def test_the_views_fit_every_width_and_the_lens_scrolls_in_its_own_box(open_page, width, height):
+    captures = measured(plain_captures(labels=LABELS * 3))
+    page = open_page(captures, width=width, height=height, hash_="#text=surprise&token=30&against=0.4&weighting=values")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    box = page.locator("#lenses .wide").first
+    assert box.evaluate("box => box.scrollWidth > box.clientWidth && box.scrollLeft > 0")
+    chosen = page.locator("#lenses td.chosen").first.bounding_box()
+    frame = box.bounding_box()
+    assert frame["x"] <= chosen["x"] and chosen["x"] + chosen["width"] <= frame["x"] + frame["width"] + 1
+
+
+def test_every_view_can_be_reached_and_has_a_name(open_page):
+    page = open_page(measured(plain_captures()), hash_="#text=surprise&token=4")
+    for part in ("lens", "attribution", "ablation"):
+        assert page.get_by_role("region", name=page.locator(f"#{part}-title").inner_text()).is_visible()
+    unnamed = page.evaluate("""() => [...document.querySelectorAll("button, [tabindex], section, [role=group]")]
+      .filter((e) => !(e.ariaLabel || e.textContent.trim() || e.labels?.length)).map((e) => e.outerHTML)""")
+    assert not unnamed
+    reached = set()
+    for _ in range(120):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.closest('section')?.id ?? document.activeElement.id"))
+    assert {"lens", "attribution", "ablation"} <= reached
+
+
+def test_a_probe_of_two_tokens_is_enough(open_page):
+    page = open_page(measured(plain_captures(labels=["a", "b"])), hash_="#text=surprise&token=1")
+    assert "the last token" in page.locator("#attribution-what").inner_text()
+    assert page.locator("#lenses td").count() == 2 * (2 * LAYERS + 1)

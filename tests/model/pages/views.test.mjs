@@ -1,0 +1,251 @@
+// The pure functions of the views, without a browser. Run by test_views_in_node.py, or `node --test` on this file.
+
+import assert from "node:assert/strict";
+import { register } from "node:module";
+import { test } from "node:test";
+
+// The modules name each other as the page's import map does.
+const root = new URL("../../../model/pages/", import.meta.url).href;
+const resolve = `export const resolve = (name, context, next) => name.startsWith("browser/")
+  ? { url: ${JSON.stringify(root)} + name, format: "module", shortCircuit: true } : next(name, context);`;
+register(`data:text/javascript,${encodeURIComponent(resolve)}`);
+globalThis.matchMedia = () => ({ matches: false }); // all that they ask of a browser when they are loaded
+
+const load = (name) => import(`browser/${name}.js`);
+const [ablation, attribution, charts, lens, runs, stages, surprise, weighting, maps, words] = await Promise.all(
+  ["ablation", "attribution", "charts", "lens", "runs", "stages", "surprise", "weighting", "maps", "words"].map(load));
+
+const labels = ["a", "b", "\u202e<img>", "\n"];
+const nothing = { bits: [1, 3.16, 12, null], rank: [0, 2, 5, null] };
+const details = {
+  parts: ["token embedding", "head 0.0", "head 1.1", "feed-forward 0"],
+  sublayers: ["embeddings", "attention 0", "feed-forward 0"],
+  tokens: { 7: "b", 8: "def", 9: "x" },
+  probes: {
+    text: {
+      ...nothing,
+      top: [[7, 8], [8, 9], [8, 7], [9, 8]],
+      top_probability: [[0.5, 0.25], [0.41, 0.2], [0.9, 0.004], [0.3, 0.3]],
+      lens: {
+        token: [[8, 8, 8, 8], [8, 9, null, 8], [7, 8, 8, 9]],
+        probability: [[0, 0.25, null, null], [0.1, 0.1, 0.1, null], [0.5, 0.11, 0.001, null]],
+        divergence: [[4, 2, null, 1], [3, 1, 1, 1], [0, 0, 0, 0]],
+      },
+      attribution: [[1, 0.5, 3, null], [-2, 0.25, 0.1, null], [0.5, 4, 0, null], [0.25, -1, 0.2, null]],
+      attribution_error: 2e-7,
+    },
+  },
+};
+
+test("what was expected in place of a token is what was predicted from the token before it", () => {
+  const told = surprise.expectation(details, "text", labels, 2);
+  assert.match(told, /^The model expected: “\u2068def\u2069” 0\.41, “\u2068x\u2069” 0\.20; the true token .* came 3rd, 3\.2 bits\.$/);
+  assert.ok(told.includes("\\u202e<img>") && !told.includes("\u202e"));
+});
+
+test("the first token, an old capture and a diverged model each get one sentence", () => {
+  assert.match(surprise.expectation(details, "text", labels, 0), /first token/);
+  assert.equal(surprise.expectation({}, "text", labels, 2), surprise.UNMEASURED);
+  const diverged = { ...details, probes: { text: { ...details.probes.text, bits: [null, null, null, null] } } };
+  assert.match(surprise.expectation(diverged, "text", labels, 2), /–/);
+});
+
+test("the depth of a colour grows with surprise and stays within 0 and 1", () => {
+  assert.deepEqual([0, 1, 2, 3].map((token) => surprise.depth(nothing, token)), [0, 0.1, 0.316, 1]);
+  assert.equal(surprise.depth(undefined, 2), 0);
+});
+
+test("places are counted as in English", () => {
+  assert.deepEqual([1, 2, 3, 4, 11, 12, 13, 21, 112, 1003].map(surprise.ordinal), ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "112th", "1003rd"]);
+});
+
+test("the surprise table has a row for each token but the first", () => {
+  const rows = surprise.surpriseRows(details, "text", labels);
+  assert.deepEqual(rows[1].slice(0, 8), [2, labels[2], 3.16, 3, "def", 0.41, "x", 0.2]);
+  assert.equal(rows.length, 3);
+});
+
+test("a cell of the lens tells its sub-layer, token, guess and distance", () => {
+  const told = lens.lensCell(details, "text", labels, 1, 0).sentence;
+  assert.match(told, /^After attention 0, reading 0 .*likeliest next “\u2068def\u2069”, the true next token .* gets 0\.10; 3\.0 bits from the final/);
+  assert.match(lens.lensCell(details, "text", labels, 2, 0).sentence, /the final prediction/);
+  assert.match(lens.lensCell(details, "text", labels, 1, 2).sentence, /likeliest next –/);
+  assert.ok(!lens.lensCell(details, "text", labels, 2, 3).sentence.includes("true next"));
+});
+
+test("the lens is coloured by the root of a probability, or by a share of the largest distance", () => {
+  const cell = (row, token) => lens.lensCell(details, "text", labels, row, token);
+  assert.equal(lens.largestDivergence(details, "text"), 4);
+  assert.equal(lens.strength("probability", cell(0, 1), 4), 0.5);
+  assert.equal(lens.strength("divergence", cell(0, 1), 4), 0.5);
+  assert.equal(lens.strength("probability", cell(0, 2), 4), 0);
+  assert.equal(lens.strength("divergence", cell(0, 2), 0), 0);
+});
+
+test("the lens table has a row for each position and sub-layer", () => {
+  const rows = lens.lensRows(details, "text", labels);
+  assert.equal(rows.length, 12);
+  assert.deepEqual(rows[5], [1, "b", labels[2], "feed-forward 0", "def", 0.11, 0]);
+});
+
+test("parts are sorted by size or kept in the model's order, and add up either way", () => {
+  const names = (order) => attribution.partsOf(details, "text", 1, order).map(({ name }) => name);
+  assert.deepEqual(names("largest"), ["head 1.1", "feed-forward 0", "token embedding", "head 0.0"]);
+  assert.deepEqual(names("model"), details.parts);
+  for (const order of ["largest", "model"]) assert.equal(attribution.sum(attribution.partsOf(details, "text", 1, order)), 3.75);
+});
+
+test("the smallest parts are folded into one that has their sum, and keep their order otherwise", () => {
+  const parts = attribution.partsOf(details, "text", 1, "model");
+  const { shown, others } = attribution.fold(parts, 2);
+  assert.deepEqual(shown.map(({ name }) => name), ["head 1.1", "feed-forward 0"]);
+  assert.deepEqual(others, { count: 2, value: 0.75 });
+  assert.equal(attribution.fold(parts, 3).others, null); // a single other part is shown as itself
+});
+
+test("a column without a next token has no sum and no number", () => {
+  const parts = attribution.partsOf(details, "text", 3);
+  assert.equal(attribution.sum(parts), null);
+  assert.equal(attribution.fold(parts, 1).others.value, null);
+  assert.equal(words.signed(null), "–");
+});
+
+test("only heads are heads", () => {
+  assert.deepEqual(attribution.headOf("head 3.11"), [3, 11]);
+  for (const name of ["values 0.1", "feed-forward 0", "attention bias 0", "head 0"]) assert.equal(attribution.headOf(name), null);
+});
+
+test("the badge is good up to the rounding of float32", () => {
+  assert.deepEqual(attribution.badge(2e-7), { good: true, text: "✓ adds up to the logit: within 2e-7" });
+  assert.equal(attribution.badge(2e-5).good, false);
+  assert.equal(attribution.badge(null).good, false);
+});
+
+test("signs are shown unless a number rounds to nothing", () => {
+  assert.deepEqual([0.123, -0.5, 0.001, -0.001, 0].map((x) => words.signed(x)), ["+0.12", "−0.50", "0.00", "0.00", "0.00"]);
+  assert.deepEqual([-1.239, 2, -0.004, -0, null, NaN].map((x) => words.decimal(x)), ["−1.24", "2.00", "0.00", "0.00", "–", "–"]);
+  assert.deepEqual(["-0", "-2.5M", "-1e-7", "0%"].map(words.withMinus), ["0", "−2.5M", "−1e-7", "0%"]);
+});
+
+test("after the last token the likeliest next one is told, where it was measured", () => {
+  const { text } = details.probes;
+  const live = { ...details, probes: { text: { ...text, attribution_of_likeliest: [1, 2, 3, 4] } } };
+  assert.equal(attribution.nextInWords(details, "text", labels, 3), null);
+  assert.match(attribution.nextInWords(live, "text", labels, 3), /likeliest to come next is “\u2068x\u2069” \(0\.30\)/);
+  assert.match(attribution.nextInWords(live, "text", labels, 0), /^what comes next is “\u2068b\u2069”$/);
+  assert.deepEqual(attribution.partsOf(live, "text", 3, "model").map(({ value }) => value), [1, 2, 3, 4]);
+  assert.deepEqual(attribution.attributionRows(live, "text", labels).at(-1), [3, "\n", undefined, "feed-forward 0", null]);
+});
+
+const capture = {
+  ablation: {
+    text: { heads: [[0.1, null]], feed_forward: [0.5], tables: { positions: 2 } },
+    repeated: { heads: [[1, 0.02]], feed_forward: [0.25], tables: { positions: null } },
+  },
+  copying: [[0.9, null]],
+};
+
+test("the loss without a part is that of its probe, and null where it is unknown", () => {
+  assert.equal(ablation.withoutHead(capture, "repeated", [0, 1]), 0.02);
+  assert.equal(ablation.withoutHead(capture, "text", [0, 1]), null);
+  assert.equal(ablation.withoutHead({}, "text", [0, 0]), null);
+  assert.deepEqual(ablation.ablationRows(capture), [
+    ["head 0.0", 0.1, 1, 0.9], ["head 0.1", null, 0.02, null], ["feed-forward 0", 0.5, 0.25], ["positions", 2, null],
+  ]);
+});
+
+test("value-weighted maps are the weights times the share of the longest value", () => {
+  const length = 3;
+  const weights = [1, 0.5, 0.5, 0.2, 0.3, 0.5];
+  const norms = [[[2, 1, 4]], [[0, 0, 0]], [[1, null, 2]]];
+  const bytes = Uint8Array.from(norms.flatMap(() => weights), (p) => Math.round(255 * Math.sqrt(p)));
+  const found = weighting.weighted(bytes, norms, length);
+  const expected = [
+    [[0, 0, 0.5], [1, 0, 0.25], [1, 1, 0.125], [2, 0, 0.1], [2, 1, 0.075], [2, 2, 0.5]], // 2/4, 1/4, 4/4
+    [[0, 0, 0], [2, 2, 0]],
+    [[1, 0, 0.25], [2, 1, 0], [2, 2, 0.5]],
+  ];
+  expected.forEach((squares, head) => {
+    const map = maps.ofHead(found, head, length);
+    for (const [query, key, value] of squares) assert.ok(Math.abs(maps.weightAt(map, query, key) - value) < 0.006, `${head}: ${query}, ${key}`);
+  });
+});
+
+test("norms of tokens that are not shown do not count", () => {
+  const bytes = Uint8Array.of(255, 0, 255);
+  assert.deepEqual([...weighting.weighted(bytes, [[[1, 1, 100]]], 2)], [255, 0, 255]);
+});
+
+test("a stage is the first head of each kind to form", () => {
+  const found = stages.stagesOf({ induction: { "1.0": 64, "1.2": 32 }, previous_token: { "0.1": 8, "0.2": 8 }, entropy: {} });
+  assert.deepEqual(found.map(({ label, step }) => [label, step]), [["previous-token head 0.1 forms", 8], ["induction head 1.2 forms", 32]]);
+});
+
+test("labels of stages do not cover each other and stay inside the chart", () => {
+  const marks = [10, 40, 45, 290, 292].map((x) => ({ x, width: 100 }));
+  const places = stages.placeLabels(marks, 300);
+  places.forEach((one, i) => {
+    assert.ok(one.left >= 0 && one.left + 100 <= 300);
+    for (const other of places.slice(0, i)) assert.ok(one.row !== other.row || one.left > other.left + 100 || other.left > one.left + 100);
+  });
+});
+
+test("no chart is alone in the last row unless all are", () => {
+  for (let count = 1; count < 12; count++)
+    for (let width = 200; width < 2000; width += 50) {
+      const columns = charts.chartColumns(count, width);
+      assert.ok(columns === 1 || count % columns !== 1, `${count} charts in ${width}`);
+      assert.ok(columns <= count && (columns === 1 || width / columns >= 190));
+    }
+  assert.equal(charts.chartColumns(5, 1240), 3);
+});
+
+test("ticks are round and there are at least three of them", () => {
+  assert.deepEqual(charts.ticks(0, 8.2, 4), [0, 2, 4, 6, 8]);
+  for (const [low, high] of [[5.9, 8.3], [1.31, 1.39], [0, 0.07], [9212, 10_900], [-3, 2], [0, 1e-6]])
+    assert.ok(charts.ticks(low, high, 4).length >= 3, `${low} ${high}`);
+});
+
+const pair = [
+  {
+    name: "one", uniform: { sink: 0.1, entropy: 1 }, formation: { sink: { "1.0": 4 }, entropy: {} },
+    captures: [
+      { step: 0, scores: { sink: [[0.1, 0.2], [0.3, 0]], entropy: [[0.9, 0.8], [0.7, 1]] } },
+      { step: 4, scores: { sink: [[0.1, 0.2], [0.8, null]], entropy: [[0.9, null], [0.7, 0.2]] } },
+    ],
+  },
+  {
+    name: "other", uniform: { sink: 0.3, entropy: 1 }, formation: { sink: {}, entropy: {} },
+    captures: [{ step: 9, scores: { sink: [[null, null, null]], entropy: [[0.5, 0.4, 0.4]] } }],
+  },
+];
+const scored = { sink: { label: "sink", forms: true }, entropy: { label: "entropy", forms: false } };
+
+test("the best head has the highest score, or the lowest entropy, and runs may differ in their heads", () => {
+  const [sink, entropy] = runs.bestHeads(pair, scored);
+  assert.deepEqual(sink.best, [{ head: "1.0", value: 0.8, formed: 4, uniform: 0.1 }, null]);
+  assert.deepEqual(entropy.best.map(({ head, value, formed }) => [head, value, formed]), [["1.1", 0.2, null], ["0.1", 0.4, null]]);
+});
+
+test("the best value of each capture is a curve, and there is none where nothing was measured", () => {
+  assert.deepEqual(runs.bestCurves(pair, "sink", true), [{ run: 0, name: "", points: [[0, 0.3], [4, 0.8]] }]);
+  assert.deepEqual(runs.bestCurves(pair, "entropy", false).map(({ points }) => points), [[[0, 0.7], [4, 0.2]], [[9, 0.4]]]);
+});
+
+test("steps have labels whether a chart is of a few or of many", () => {
+  assert.deepEqual(runs.stepTicks(0, 1000), [1, 10, 100, 1000]);
+  assert.deepEqual(runs.stepTicks(50, 900), [50, 100, 200, 500]);
+  assert.deepEqual(runs.stepTicks(0, 8), [1, 2, 5]);
+});
+
+test("a score of tokens that the text does not have has no best head", () => {
+  const absent = pair.map((run) => ({ ...run, uniform: { sink: 0, entropy: 1 } }));
+  assert.deepEqual(runs.bestHeads(absent, scored)[0].best, [null, null]);
+  assert.deepEqual(runs.bestCurves(absent, "sink", true), []);
+});
+
+test("the tables of two runs name the run of each number", () => {
+  assert.deepEqual(runs.bestRows(pair, scored)[0], ["one", 4, "sink", "1.0", 0.8, 0.1, 4]);
+  assert.equal(runs.bestRows(pair, scored).length, 4);
+  assert.deepEqual(runs.lossRows(pair, [{ run: 1, name: "training", points: [[5, 2.5]] }]), [["other", "training", 5, 2.5]]);
+});

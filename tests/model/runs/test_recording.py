@@ -1,0 +1,105 @@
+"""The attention maps that a run records: on which tokens, in which precision, and after a resume."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from model.inspection.archive import AttentionArchive
+from model.runs.recording import AttentionRecording
+
+
+def captures(run: str) -> list[dict]:
+    return [json.loads(line) for line in Path(run, "attention", "scores.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("precision", "kernel"), [("32-true", "float32"), ("bf16-mixed", "bfloat16")])
+def test_maps_are_compared_with_the_kernel_that_trains(train, precision, kernel):
+    assert train("--name=run", f"--trainer.precision={precision}") == 0
+    taken = captures("runs/run")
+    assert {capture["precision"] for capture in taken} == {kernel}
+    assert all(capture["fidelity"] <= {"float32": 1e-5, "bfloat16": 2e-2}[kernel] for capture in taken)
+    assert all(capture["causality"] == 0 for capture in taken)
+
+
+def test_every_validation_draws_the_maps_and_a_resumed_run_removes_later_ones(train):
+    picture = "--attention.picture=true"
+    assert train("--name=run", picture, "--trainer.max_steps=8", "--checkpoints.every_n_steps=2") == 0
+    folder = Path("runs/run/attention")
+    assert sorted(path.stem for path in folder.glob("*.png")) == ["step_00000004", "step_00000008"]
+    checkpoints = Path("runs/run/checkpoints")
+    (checkpoints / "previous.ckpt").replace(checkpoints / "last.ckpt")  # step 6
+    assert train("--resume=runs/run", "--trainer.val_check_interval=7", "--trainer.max_steps=7") == 0
+    assert sorted(path.stem for path in folder.glob("*.png")) == ["step_00000004", "step_00000007"]
+    assert [capture["step"] for capture in captures("runs/run")] == [0, 1, 2, 4, 7]
+
+
+@pytest.mark.parametrize(
+    ("known", "drawn"), [({0, 7, 8, 9}, {7, 8, 9}), ({0, 7}, set(range(1, 50))), ({}, range(1, 50))]
+)
+def test_random_tokens_are_drawn_from_those_of_the_validation_text(tmp_path, known, drawn):
+    """From all tokens if the text has fewer than two."""
+    text = {16 * 20: [7, 8] * 10}
+    tokenizer = SimpleNamespace(
+        encode=lambda size: text.get(size, known), label=str, fingerprint="x", vocab_size=50, end_of_text=0
+    )
+    data = SimpleNamespace(tokenizer=tokenizer, validation_text=lambda size: size)
+    trainer = SimpleNamespace(is_global_zero=True, datamodule=data, default_root_dir=tmp_path)
+    gpt = SimpleNamespace(config=SimpleNamespace(context_length=24))
+    recording = AttentionRecording(probe_tokens=20)
+    recording.start(trainer, SimpleNamespace(gpt=gpt))
+    tokens = recording.archive.probes["repeated"].tokens
+    assert tokens[0] == 0 and set(tokens[1:]) <= set(drawn)
+    assert len(set(tokens)) == 1 + min(9, len(drawn))
+
+
+@pytest.mark.parametrize(("length", "known", "rows"), [(8, 1000, 32), (20, 1000, 12), (20, 50, 2), (300, 1000, 1)])
+def test_parts_are_averaged_over_about_256_tokens_from_the_beginning_of_the_text(tmp_path, length, known, rows):
+    tokenizer = SimpleNamespace(
+        encode=lambda size: list(range(1, min(size, known) + 1)), label=str, fingerprint="x", vocab_size=2000
+    )
+    tokenizer.end_of_text = 0
+    data = SimpleNamespace(tokenizer=tokenizer, validation_text=lambda size: size)
+    trainer = SimpleNamespace(is_global_zero=True, datamodule=data, default_root_dir=tmp_path)
+    gpt = SimpleNamespace(config=SimpleNamespace(context_length=512))
+    recording = AttentionRecording(probe_tokens=length)
+    recording.start(trainer, SimpleNamespace(gpt=gpt))
+    assert recording.batch.shape == (rows, length)
+    assert recording.batch.flatten().tolist() == list(range(1, rows * length + 1))
+    probes = recording.archive.probes
+    assert probes["text"].tokens == list(range(1, length + 1))
+    assert len(probes["repeated"].tokens) <= length
+    assert recording.archive.folder == tmp_path / "attention"
+    trainer.is_global_zero = False
+    elsewhere = AttentionRecording(probe_tokens=length)
+    elsewhere.start(trainer, SimpleNamespace(gpt=gpt))
+    assert elsewhere.archive is None and elsewhere.batch is None
+
+
+def test_a_run_records_what_it_measured_on_the_persons_own_text(train):
+    Path("probe.txt").write_text("the model reads a text")
+    assert train("--name=run", "--attention.probe_text=probe.txt", "--trainer.max_steps=4") == 0
+    archive = AttentionArchive.open(Path("runs/run/attention"))
+    assert bytes(archive.probes["text"].tokens).decode() == "the mode"
+    assert all(snapshot.ablation is not None for snapshot in archive.snapshots)
+    for step in archive.steps:
+        assert archive.details(step)["probes"]["text"]["attribution_error"] <= 1e-5
+    assert archive.details(4)["tokens"][str(ord("e"))] == "e"
+
+
+def test_powers_of_two_and_every_so_many_steps_are_recorded():
+    steps = range(1, 40)
+    assert [s for s in steps if AttentionRecording(early_steps=8).is_due(s)] == [1, 2, 4, 8]
+    assert [s for s in steps if AttentionRecording(early_steps=4, every_n_steps=15).is_due(s)] == [1, 2, 4, 15, 30]
+
+
+@pytest.mark.parametrize("given", ["a text of several words", "two/three words", "x" * 5000, "see notes.txt"])
+def test_a_probe_text_that_is_no_file_is_the_text(given):
+    assert AttentionRecording(probe_text=given).text == given
+
+
+@pytest.mark.parametrize("given", ["missing.txt", "texts/mine", "C:\\texts\\mine.md"])
+def test_a_probe_text_that_looks_like_a_missing_file_is_a_mistake(given):
+    with pytest.raises(ValueError, match=r"attention\.probe_text: there is no file"):
+        AttentionRecording(probe_text=given)
