@@ -60,8 +60,9 @@ class TextDataModule(lightning.LightningDataModule):
         context_length: tokens T in a sequence.
         batch_size: sequences B in a batch, over all devices.
         validation_batch_size: sequences in a validation batch, over all devices (default: batch_size).
-        repeat_fraction: share of the training windows in which the first half is shown twice. What stands in the
-            second half is then best predicted by looking back, which makes induction heads form early.
+        repeat_fraction: share of the training windows that repeat their own first tokens over and over, after a
+            distance between 8 and T/2 that nothing tells beforehand. What comes next is then best predicted by
+            looking back for the same token, which makes induction heads form early.
         document_masking: also yield "document_ids" (B, T), which tell tokens of different documents apart.
         seed: of the order of the training windows.
         num_workers: loader processes; 0 is right unless a profile says otherwise.
@@ -237,7 +238,7 @@ class TextDataModule(lightning.LightningDataModule):
 class TrainingWindows(IterableDataset):
     """Windows (B, T + 1) of each step from `first_step` on, without end; loader workers take turns.
 
-    In `repeat_fraction` of them, evenly spread, the second half is the first half again.
+    `repeat_fraction` of them are their own first p tokens over and over, with the p of `WindowSampler.periods`.
     """
 
     def __init__(
@@ -256,15 +257,13 @@ class TrainingWindows(IterableDataset):
     def __iter__(self) -> Iterator[np.ndarray]:
         worker, num_workers = _loader_worker()
         steps = self.first_step + worker + num_workers * np.arange(_STEPS_DRAWN)
+        length = self.sampler.context_length + 1
         while True:
-            for step, starts in zip(steps, self.sampler.starts(steps, self.rank, self.world_size), strict=True):
-                windows = self.tokens.gather(starts, self.sampler.context_length + 1)
-                first = step * self.sampler.batch_size + self.rank * len(starts)
-                drawn = first + np.arange(len(starts) + 1)  # numbers of the windows since the beginning
-                repeated = np.diff(np.floor(drawn * self.repeat_fraction)) > 0
-                half = windows.shape[1] // 2
-                windows[repeated, -half:] = windows[repeated, :half]
-                yield windows
+            starts = self.sampler.starts(steps, self.rank, self.world_size)
+            periods = self.sampler.periods(steps, self.repeat_fraction, self.rank, self.world_size)
+            for starts_of_step, periods_of_step in zip(starts, periods, strict=True):
+                windows = self.tokens.gather(starts_of_step, length)
+                yield np.take_along_axis(windows, np.arange(length) % periods_of_step[:, None], axis=1)
             steps += num_workers * _STEPS_DRAWN
 
 

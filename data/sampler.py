@@ -1,4 +1,4 @@
-"""The windows of the token stream that step n trains on: a pure function of (seed, n).
+"""The windows that step n trains on, and which of them repeat themselves: pure functions of (seed, n).
 
 There is no state to save: the n-th batch of a resumed run is the n-th batch of one that never stopped.
 
@@ -8,6 +8,8 @@ Letters: B windows in a batch over all ranks, T tokens in a window, N windows in
 from __future__ import annotations
 
 import numpy as np
+
+SHORTEST_PERIOD = 8  # tokens; below it, the few tokens just before are enough to predict the next one
 
 _ROUNDS = 8
 _MASK64 = 2**64 - 1
@@ -39,8 +41,7 @@ class WindowSampler:
 
         The ranks' shares, concatenated, are the batch of a single device.
         """
-        share = self.batch_size // world_size
-        drawn = steps[:, None] * self.batch_size + rank * share + np.arange(share, dtype=np.int64)
+        drawn = self._numbers(steps, rank, world_size)
         epochs, positions = np.divmod(drawn, self.windows_per_epoch)
         starts = np.empty_like(drawn)
         for epoch in np.unique(epochs):
@@ -49,6 +50,26 @@ class WindowSampler:
             windows = permute(positions[here], self.windows_per_epoch, key)
             starts[here] = windows * self.context_length + _mix(key) % self._offsets
         return starts
+
+    def periods(self, steps: np.ndarray, fraction: float, rank: int = 0, world_size: int = 1) -> np.ndarray:
+        """After how many tokens each window of `starts` begins again: int64 (n, B / world_size).
+
+        `fraction` of the windows, evenly spread, repeat themselves after p tokens, p log-uniform in 8..T/2 (or T/2
+        where that is less): where a few distances return often, a model learns these instead of looking for the same
+        token. The others have a period of T + 1, their whole length with the last target.
+        """
+        drawn = self._numbers(steps, rank, world_size)
+        is_repeated = np.floor((drawn + 1) * fraction) > np.floor(drawn * fraction)
+        uniform = _mix_array(drawn.astype(np.uint64) ^ np.uint64(_mix(~self.seed & _MASK64))) / 2.0**64
+        longest = max(self.context_length // 2, 1)
+        shortest = min(SHORTEST_PERIOD, longest)
+        periods = shortest * ((longest + 1) / shortest) ** uniform
+        return np.where(is_repeated, np.minimum(periods.astype(np.int64), longest), self.context_length + 1)
+
+    def _numbers(self, steps: np.ndarray, rank: int, world_size: int) -> np.ndarray:
+        """How many windows were drawn before each of these, since the beginning: int64 (n, B / world_size)."""
+        share = self.batch_size // world_size
+        return steps[:, None] * self.batch_size + rank * share + np.arange(share, dtype=np.int64)
 
 
 def permute(positions: np.ndarray, size: int, key: int) -> np.ndarray:

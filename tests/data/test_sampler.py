@@ -76,9 +76,10 @@ def test_offset_and_order_change_from_epoch_to_epoch():
     assert not np.array_equal(epochs[0] - offsets[0], epochs[1] - offsets[1])
 
 
-def test_seed_changes_the_order():
-    first, second = (WindowSampler(100_000, 100, 8, seed).starts(np.arange(10)) for seed in (1, 2))
-    assert not np.array_equal(first, second)
+def test_seed_changes_the_order_and_the_periods():
+    one, other = (WindowSampler(100_000, 100, 8, seed) for seed in (1, 2))
+    assert not np.array_equal(one.starts(np.arange(10)), other.starts(np.arange(10)))
+    assert not np.array_equal(one.periods(np.arange(10), 1.0), other.periods(np.arange(10), 1.0))
 
 
 @settings(max_examples=50)
@@ -109,6 +110,45 @@ def test_a_step_does_not_depend_on_the_steps_drawn_with_it(steps: list[int]):
     assert all(
         np.array_equal(row, sampler.starts(np.array([step]))[0]) for row, step in zip(together, steps, strict=True)
     )
+
+
+@pytest.mark.parametrize("fraction", [0.05, 0.25, 1.0])
+def test_windows_repeat_themselves_after_periods_that_are_log_uniform(fraction: float):
+    """The mean and the variance of the logarithm of 8..64 are those of the uniform one; all periods occur."""
+    drawn = WindowSampler(10**6, 128, 16, seed=4).periods(np.arange(20_000), fraction)
+    periods = drawn[drawn <= 128]
+    assert len(periods) == pytest.approx(fraction * drawn.size, abs=1)
+    assert (drawn[drawn > 128] == 129).all()
+    assert set(periods.tolist()) == set(range(8, 65))
+    logs = np.log(periods + 0.5)  # a period stands for all numbers that are rounded down to it
+    low, high = np.log([8, 65])
+    assert logs.mean() == pytest.approx((low + high) / 2, abs=0.02)
+    assert logs.var() == pytest.approx((high - low) ** 2 / 12, rel=0.03)
+    assert abs(np.corrcoef(periods[:-1], periods[1:])[0, 1]) < 5 / len(periods) ** 0.5
+
+
+def test_nothing_repeats_itself_where_no_share_does():
+    assert (WindowSampler(10**6, 128, 16, seed=4).periods(np.arange(100), 0.0) == 129).all()
+
+
+@pytest.mark.parametrize(("context_length", "allowed"), [(1, {1}), (8, {4}), (20, {8, 9, 10})])
+def test_short_windows_have_short_periods(context_length: int, allowed: set[int]):
+    periods = WindowSampler(1000, context_length, 4, seed=0).periods(np.arange(200), 1.0)
+    assert set(periods.flatten().tolist()) == allowed
+
+
+@settings(max_examples=50)
+@given(
+    steps=st.lists(st.integers(0, 10**12), min_size=1, max_size=20),
+    seed=st.integers(-5, 2**40),
+    world_size=st.sampled_from([1, 2, 4]),
+)
+def test_periods_depend_on_seed_and_step_alone(steps: list[int], seed: int, world_size: int):
+    sampler = WindowSampler(10**6, 64, 8, seed)
+    together = sampler.periods(np.array(steps), 0.25)
+    for row, step in zip(together, steps, strict=True):
+        shares = [sampler.periods(np.array([step]), 0.25, rank, world_size)[0] for rank in range(world_size)]
+        assert np.array_equal(np.concatenate(shares), row)
 
 
 def test_memory_does_not_grow_with_the_corpus():
