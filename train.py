@@ -30,14 +30,13 @@ from data.datamodule import TextDataModule
 from model.checks import check_range
 from model.gpt import GPTConfig
 from model.kernels import keep_freed_memory
-from model.runs.command_line import exit_status, parse
-from model.runs.failures import explained
 from model.runs.folder import CHECKPOINTS, METRICS, RUNS, find_checkpoint, new_run_dir
 from model.runs.metrics import CSVLogger
+from model.runs.mistakes import exit_status, explain_machine, parse
 from model.runs.options import OVERVIEW, RunFolder, expand, quiet
 from model.runs.progress import say
 from model.runs.recording import AttentionRecording
-from model.runs.records import finish
+from model.runs.results import finish
 from model.runs.samples import Samples
 from model.runs.saving import AtomicCheckpointIO, Checkpoints
 from model.runs.sequence import RunSequence
@@ -143,7 +142,7 @@ def as_list(value: Any) -> list:
 
 def fit(trainer: Trainer, model: GPTModule, data: TextDataModule, ckpt_path: str | None) -> int:
     try:
-        with explained(Path(trainer.default_root_dir)):
+        with explain_machine(Path(trainer.default_root_dir)):
             trainer.fit(model, data, ckpt_path=ckpt_path)
     except TrainingInterrupted as stop:
         run_dir = shlex.quote(str(trainer.default_root_dir))

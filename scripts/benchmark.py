@@ -25,7 +25,7 @@ from typing import Any
 if not __package__:  # run as a file, Python looks for modules beside it and not in the repository's root
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from model.runs.command_line import exit_status
+from model.runs.mistakes import exit_status
 from scripts.benchmarks import contenders, results
 from scripts.benchmarks.contenders import WARM_UP, Row, alternate, call, compare, fit, parse_size, present
 from scripts.parser import Parser, at_least

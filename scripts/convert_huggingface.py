@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # so that `python scripts/convert_huggingface.py` finds them
 
-from model.runs.command_line import exit_status
 from model.runs.folder import find_checkpoint
+from model.runs.mistakes import exit_status
 from scripts.parser import Parser
 from scripts.prompting import open_checkpoint
 

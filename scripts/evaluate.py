@@ -24,8 +24,8 @@ if not __package__:
     # `evaluate`, which lm-evaluation-harness needs, would be this file.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from model.runs.command_line import exit_status
 from model.runs.folder import CONFIG, find_checkpoint, read_config, run_of
+from model.runs.mistakes import exit_status
 from scripts.parser import Parser, add_model_options, at_least, text_data
 from scripts.prompting import choose_device, is_huggingface, open_model
 

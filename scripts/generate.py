@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if not __package__:  # run as a file, Python looks for modules beside it and not in the repository's root
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from model.runs.command_line import exit_status
+from model.runs.mistakes import exit_status
 from scripts.parser import Parser, add_model_options, at_least
 from scripts.prompting import choose_device, open_model, prompt_text, read_prompts
 from scripts.writing import TextStream, write

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 if not __package__:  # run as a file, Python looks for modules beside it and not in the repository's root
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from model.runs.command_line import exit_status
 from model.runs.folder import (
     ATTENTION,
     CONFIG,
@@ -25,6 +24,7 @@ from model.runs.folder import (
     find_run,
     run_of,
 )
+from model.runs.mistakes import exit_status
 from scripts.parser import Parser, at_least, check_output
 from scripts.prompting import open_checkpoint, prompt_text
 
@@ -188,7 +188,7 @@ def check_live(arguments: argparse.Namespace) -> None:
 def with_training(captures: Captures, run: Path) -> Captures:
     """The captures of a run with its metrics and its configuration, as far as they are on record."""
     from model.runs.folder import read_config
-    from model.runs.records import read_metrics
+    from model.runs.results import read_metrics
 
     metrics = read_metrics(run / METRICS) if (run / METRICS).exists() else []
     return replace(captures, metrics=metrics, config=read_config(run / CONFIG))
@@ -197,7 +197,7 @@ def with_training(captures: Captures, run: Path) -> Captures:
 def write_live(arguments: argparse.Namespace) -> Path:
     """Writes the page that holds a model, or several steps of one, and returns its path."""
     from model.inspection.archive import Probe
-    from model.runs.records import write_model_page
+    from model.runs.results import write_model_page
 
     path = arguments.run or arguments.checkpoint
     checkpoints = find_checkpoints(path, arguments.steps)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from model.runs.command_line import parse
+from model.runs.mistakes import parse
 
 if TYPE_CHECKING:
     from data.datamodule import TextDataModule

@@ -8,8 +8,8 @@ from pathlib import Path
 if not __package__:  # run as a file, Python looks for modules beside it and not in the repository's root
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from model.runs.command_line import exit_status
 from model.runs.folder import METRICS, REPORT, find_run
+from model.runs.mistakes import exit_status
 from scripts.parser import Parser, check_output
 
 
@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None) -> None:
     run = find_run(arguments.run, METRICS)
     output = arguments.output or run / REPORT
 
-    from model.runs.records import write_report  # imports torch
+    from model.runs.results import write_report  # imports torch
 
     write_report(run, output)
     print(f"wrote {output}; open it in a browser")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if not __package__:  # run as a file, Python looks for modules beside it and not in the repository's root
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from model.runs.command_line import exit_status
 from model.runs.folder import find_checkpoint
+from model.runs.mistakes import exit_status
 from scripts.generate import write_text
 from scripts.parser import Parser
 from scripts.prompting import open_checkpoint, prompt_text

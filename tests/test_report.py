@@ -23,7 +23,7 @@ def test_a_run_has_a_report_that_can_be_written_again(finished_run, capsys):
 
 
 def test_a_report_that_fails_does_not_fail_the_run(train, monkeypatch, caplog):
-    monkeypatch.setattr("model.runs.records.read_samples", lambda path: int("damaged"))
+    monkeypatch.setattr("model.runs.results.read_samples", lambda path: int("damaged"))
     assert train("--name=run") == 0
     assert "There is no report of this run" in caplog.text
     assert Path("runs/run/checkpoints/best.ckpt").exists()
@@ -72,7 +72,7 @@ def test_control_c_ends_it_without_a_traceback(begun, monkeypatch, capsys):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("model.runs.records.report_page", stop)
+    monkeypatch.setattr("model.runs.results.report_page", stop)
     assert main(["--run=run"]) == 130
     assert not capsys.readouterr().err and not Path("run", "report.html").exists()
 

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from model.files import append, write_atomically
-from model.runs.records import read_metrics
+from model.runs.results import read_metrics
 from model.training.hardware import peak_flops
 
 # Every run has these, in this order; what else is logged (head scores) comes after them.

@@ -14,7 +14,7 @@ from model.checks import check_range
 from model.files import append, write_atomically
 from model.generation import generate
 from model.runs.folder import SAMPLES
-from model.runs.records import read_samples
+from model.runs.results import read_samples
 from model.training.sharding import whole_gpt
 
 

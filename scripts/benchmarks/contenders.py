@@ -26,7 +26,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from model.runs.command_line import exit_status
+from model.runs.mistakes import exit_status
 
 ROOT = Path(__file__).resolve().parents[2]
 GPT2_RECIPE = "scripts/benchmarks/gpt2_adamw.yaml"

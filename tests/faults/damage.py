@@ -17,7 +17,7 @@ from data.datamodule import TextDataModule
 from model.checkpoint import load_gpt, read_checkpoint
 from model.inspection.archive import AttentionArchive
 from model.runs.folder import resume_point
-from model.runs.records import read_metrics, read_samples
+from model.runs.results import read_metrics, read_samples
 from tests.faults.runs import RUN, Lab, check_mistake, run
 from tests.small_runs import assert_same, final_state
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from model.checkpoint import read_checkpoint
 from model.inspection.archive import AttentionArchive
 from model.runs.folder import resume_point
-from model.runs.records import read_metrics, read_samples
+from model.runs.results import read_metrics, read_samples
 from train import main
 
 RUN = Path("runs/run")

@@ -18,7 +18,7 @@ from model.inspection.recorder import capture, draw_repeated_probe
 from model.pages import live
 from model.pages.describe import opening_view
 from model.pages.template import json_element
-from model.runs.records import write_model_page
+from model.runs.results import write_model_page
 from tests.gpts import GPT2, random_gpt
 from tests.model.pages.architectures import CONFIGS, MODERN, TOKENS
 

@@ -13,7 +13,7 @@ from model.gpt import GPT, GPTConfig
 from model.inspection.ablation import ablation, part_means
 from model.inspection.archive import Probe
 from model.inspection.recorder import capture, draw_repeated_probe
-from model.runs.records import write_model_page
+from model.runs.results import write_model_page
 from tests.gpts import random_gpt
 
 pytestmark = pytest.mark.slow

@@ -5,7 +5,7 @@ import errno
 import pytest
 import torch
 
-from model.runs.failures import explained
+from model.runs.mistakes import explain_machine
 
 LOADER = "DataLoader worker (pid(s) 1, 2) exited unexpectedly. See the log.\nmore"
 
@@ -32,7 +32,7 @@ def test_a_sentence_ends_with_how_to_resume_where_there_is_a_checkpoint(tmp_path
             (run / "checkpoints").mkdir(parents=True)
             (run / "checkpoints" / "last.ckpt").touch()
         given = OSError(*error.args) if isinstance(error, OSError) else error
-        with pytest.raises(kind) as caught, explained(run):
+        with pytest.raises(kind) as caught, explain_machine(run):
             raise given
         sentence = str(caught.value)
         assert said in sentence
@@ -52,6 +52,6 @@ def test_a_sentence_ends_with_how_to_resume_where_there_is_a_checkpoint(tmp_path
 )
 def test_other_errors_pass_as_they_are(tmp_path, error):
     before = str(error)
-    with pytest.raises(type(error)) as caught, explained(tmp_path):
+    with pytest.raises(type(error)) as caught, explain_machine(tmp_path):
         raise error
     assert caught.value is error and str(error) == before

@@ -9,7 +9,7 @@ from typing import Literal
 import jsonargparse
 import pytest
 
-from model.runs.command_line import exit_status, one_of, parse, sentence, suggestion
+from model.runs.mistakes import exit_status, one_of, parse, sentence, suggestion
 from model.runs.options import expand
 
 ROOT = Path(__file__).parents[3]
@@ -31,7 +31,7 @@ def parser():
 
 
 # If one of these fails after an update of jsonargparse, its errors are worded differently: see the patterns in
-# model/runs/command_line.py.
+# model/runs/mistakes.py.
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
@@ -142,9 +142,7 @@ def test_ctrl_c_is_status_130_and_success_0(capsys):
 )
 def test_only_a_closed_standard_output_is_no_error(body, status):
     """Such as in `python scripts/generate.py | head -1`."""
-    source = (
-        f"import sys\nfrom model.runs.command_line import exit_status\n@exit_status('x')\ndef main():\n    {body}\n"
-    )
+    source = f"import sys\nfrom model.runs.mistakes import exit_status\n@exit_status('x')\ndef main():\n    {body}\n"
     source += "status = main()\nsys.stderr.write(f'status {status}')"
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", source], cwd=ROOT, text=True, **pipe) as process:

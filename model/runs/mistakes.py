@@ -1,27 +1,35 @@
-"""Turns mistakes into exit status 2 and one sentence, for train.py and the scripts.
+"""Turns a person's mistakes, and what the machine does to a run, into one sentence and exit status 2.
 
-Nothing heavy is imported here, so that --help is fast.
+For train.py and the scripts. Nothing heavy is imported here, so that --help is fast.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import functools
 import os
 import re
+import shlex
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from model.runs.folder import CHECKPOINTS, LAST
 
 if TYPE_CHECKING:
     import jsonargparse
 
 LONGEST = 1000  # characters of a sentence, which may quote a file
 CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")  # RuntimeErrors of torch's allocators
 
 # jsonargparse has no exception types for most mistakes, only these phrases; its own sentence is the fallback.
-# tests/model/runs/test_command_line.py fails where a new version words them differently.
+# tests/model/runs/test_mistakes.py fails where a new version words them differently.
 UNRECOGNIZED = re.compile(r"unrecognized arguments: --([^\s=]+)")
 REFUSED_KEY = re.compile(r"'(.+?)'")
 BAD_VALUE = re.compile(r'Parser key "(.+?)":\s+(.*)(?:Got|Given) value: (.*)\Z', re.DOTALL)
@@ -78,6 +86,38 @@ def sentence(error: BaseException) -> str:
     # What a file holds, or is called, must not act on the terminal.
     line = CONTROL_CHARACTER.sub(lambda found: repr(found[0])[1:-1], " ".join(text.split()))
     return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
+
+
+@contextmanager
+def explain_machine(run_dir: Path) -> Iterator[None]:
+    """Says what to do where the machine has no memory or room for a run, or has killed a process that loads its data.
+
+    Raises MemoryError, ChildProcessError or OSError with such a sentence; other errors pass.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        resume = how_to_resume(run_dir)
+        if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
+            options = "data.batch_size, data.validation_batch_size or model.gpt.context_length"
+            raise MemoryError(f"out of memory: lower {options}{resume}") from error
+        if "DataLoader worker" in str(error):
+            reason = str(error).splitlines()[0].split(". ")[0]
+            raise ChildProcessError(
+                f"a process that loads data has ended ({reason}), often for want of memory: lower data.num_workers"
+                + resume
+            ) from error
+        raise
+    except OSError as error:
+        if error.errno in NO_ROOM and "make room" not in error.strerror:
+            error.strerror += ": make room" + how_to_resume(run_dir)
+        raise
+
+
+def how_to_resume(run_dir: Path) -> str:
+    """The end of a sentence; empty for a run without a checkpoint."""
+    has_checkpoint = (run_dir / CHECKPOINTS / LAST).exists()
+    return f", then continue with --resume {shlex.quote(str(run_dir))}" if has_checkpoint else ""
 
 
 def parse(parser: jsonargparse.ArgumentParser, args: list[str]) -> jsonargparse.Namespace:

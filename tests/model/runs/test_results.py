@@ -10,7 +10,7 @@ import pytest
 from model.gpt import GPT, GPTConfig
 from model.inspection.archive import AttentionArchive, Probe
 from model.inspection.recorder import draw_repeated_probe, record_maps
-from model.runs.records import finish, read_metrics, write_report
+from model.runs.results import finish, read_metrics, write_report
 
 HEADER = "step,tokens,train/loss,val/loss,val/bits_per_byte,lr,tokens_per_second,mfu,attention/sink/layer_0"
 METRICS = f"""{HEADER}
