@@ -6,7 +6,6 @@ import argparse
 import functools
 import sys
 import webbrowser
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +14,7 @@ if not __package__:  # run as a file, Python looks for modules beside it and not
 
 from model.runs.folder import (
     ATTENTION,
-    CONFIG,
     HEAD_SCORES,
-    METRICS,
     MODEL_PAGE,
     find_checkpoint,
     find_kept,
@@ -31,7 +28,7 @@ from scripts.prompting import open_checkpoint, prompt_text
 if TYPE_CHECKING:
     from data.tokenizers import Tokenizer
     from model.inspection.archive import Probe
-    from model.pages.page import Captures
+    from model.pages.captures import Captures
 
 DESCRIPTION = """\
 Writes what a GPT attends to: one HTML page that opens without a network, a picture, or a table of the numbers.
@@ -70,7 +67,7 @@ def main(argv: list[str] | None = None) -> None:
     check(arguments)
 
     from model.inspection.archive import AttentionArchive
-    from model.pages.page import Captures
+    from model.pages.captures import Captures
 
     if arguments.live:
         say_where(write_live(arguments), arguments)
@@ -80,8 +77,6 @@ def main(argv: list[str] | None = None) -> None:
         hint = ": look at its checkpoint with --checkpoint PATH --prompt TEXT, or train with the recording on"
         runs = [find_run(path, HEAD_SCORES, hint) for path in (arguments.run, *compared)]
         shown = [Captures.of(AttentionArchive.open(run / ATTENTION), run.resolve().name) for run in runs]
-        if compared:
-            shown = [with_training(captures, run) for captures, run in zip(shown, runs, strict=True)]
         title = " and ".join(captures.name for captures in shown)
         output = arguments.output or runs[0] / "attention.html"
     else:
@@ -185,15 +180,6 @@ def check_live(arguments: argparse.Namespace) -> None:
     check_output(arguments.output, *PAGE)
 
 
-def with_training(captures: Captures, run: Path) -> Captures:
-    """The captures of a run with its metrics and its configuration, as far as they are on record."""
-    from model.runs.folder import read_config
-    from model.runs.results import read_metrics
-
-    metrics = read_metrics(run / METRICS) if (run / METRICS).exists() else []
-    return replace(captures, metrics=metrics, config=read_config(run / CONFIG))
-
-
 def write_live(arguments: argparse.Namespace) -> Path:
     """Writes the page that holds a model, or several steps of one, and returns its path."""
     from model.inspection.archive import Probe
@@ -233,7 +219,7 @@ def read_prompt(models: list[Path | None], steps: list[int] | None, prompt: str)
     """
     from model.inspection.archive import Probe
     from model.inspection.recorder import take_snapshot
-    from model.pages.page import Captures
+    from model.pages.captures import Captures
 
     paths = [find_checkpoints(path, steps) for path in models]
     loaded = [[open_checkpoint(path) for path in of_model] for of_model in paths]

@@ -19,7 +19,7 @@ from data.tokenizers import byte_level, train_bpe
 from model.gpt import GPT, GPTConfig
 from model.inspection.archive import AttentionArchive, Probe
 from model.inspection.recorder import capture, draw_repeated_probe, record_maps
-from model.pages.page import Captures
+from model.pages.captures import Captures
 from scripts.inspect_attention import build_parser, main, prompt_title
 from tests.checkpoints import change_checkpoint, save_checkpoint
 from tests.command_lines import call
@@ -243,19 +243,6 @@ def test_two_can_be_compared(arguments):
     assert np.abs(maps[0] - maps[1]).max() > 0.1
 
 
-def test_two_that_read_a_prompt_by_other_tokenizers_are_shown_one_at_a_time(tmp_path):
-    make_run(tmp_path / "words", seed=0, vocab_size=260)
-    tokenizer = train_bpe(["to be or not to be"] * 9, 260)
-    change_checkpoint(tmp_path / "words" / "checkpoints" / "best.ckpt", tokenizer=tokenizer.to_dict())
-    arguments = ["--checkpoint", "runs/first", "--prompt", "to be or", "--compare", str(tmp_path / "words")]
-    assert main([*arguments, "--output", "maps.html"]) == 0
-    data = data_of(Path("maps.html"))
-    assert "their text probes have different tokens" in data["apart"]
-    by_bytes, by_words = ([probe["labels"] for probe in run["probes"]] for run in data["runs"])
-    assert by_bytes[0] == list("to be or") and by_words[0] == [tokenizer.label(i) for i in tokenizer.encode("to be or")]
-    assert set(by_words[1]) <= {tokenizer.label(i) for i in range(tokenizer.vocab_size)}
-
-
 def test_a_prompt_is_followed_over_the_kept_checkpoints(tmp_path):
     gpts = {0: small_gpt(0), 5: small_gpt(1)}
     for step, gpt in gpts.items():
@@ -273,24 +260,6 @@ def test_a_prompt_is_followed_over_the_kept_checkpoints(tmp_path):
     assert main([*prompt, "--scores", "--output", "scores.csv"]) == 0
     rows = csv.DictReader(Path("scores.csv").read_text().splitlines())
     assert {row["step"] for row in rows} == {"0", "5"}
-
-
-def test_a_comparison_has_what_both_runs_recorded_even_if_they_differ(tmp_path):
-    for name, layers in (("small", 2), ("large", 3)):
-        make_run(tmp_path / name, seed=0, num_layers=layers)
-        (tmp_path / name / "metrics.csv").write_text(f"step,train/loss,val/loss\n5,{layers}.5,\n10,,{layers}.25\n")
-        (tmp_path / name / "config.yaml").write_text(f"seed_everything: 1\nmodel:\n  gpt:\n    num_layers: {layers}\n")
-    output = tmp_path / "page.html"
-    assert main(["--run", str(tmp_path / "small"), "--compare", str(tmp_path / "large"), "--output", str(output)]) == 0
-    data = data_of(output)
-    assert "2 x 3 and 3 x 3 layers x heads" in data["apart"]
-    assert [curve["points"] for curve in data["losses"]["curves"]] == [
-        [[5, 2.5]],
-        [[10, 2.25]],
-        [[5, 3.5]],
-        [[10, 3.25]],
-    ]
-    assert data["options"]["differences"] == [["model.gpt.num_layers", "2", "3"]]
 
 
 def test_a_run_is_found_by_anything_in_it():
@@ -362,7 +331,7 @@ MISTAKES = {
     "no folder for a table": (["--output", "none/maps.json"], "there is no folder none"),
     "prompt that is not text": (["--prompt", "a\udcff"], "--prompt is not UTF-8 text: byte 1 is 0xff"),
     "other tokenizers": (
-        ["--checkpoint", "runs/first", "--prompt", "to be or", "--compare", "foreign", "--output", "a.png"],
+        ["--checkpoint", "runs/first", "--prompt", "to be or", "--compare", "foreign"],
         "first and foreign cannot be compared: their text probes have different tokens",
     ),
     "steps without a prompt": (["--steps", "0,1"], "--steps is for --prompt or --live"),
@@ -391,6 +360,10 @@ MISTAKES = {
     "difference of other sizes": (
         ["--run", "runs/first", "--compare", "larger", "--output", "a.svg"],
         "2 x 3 and 3 x 3 layers x heads; choose heads that both have",
+    ),
+    "page of other sizes": (
+        ["--run", "runs/first", "--compare", "larger"],
+        "first and larger cannot be compared",
     ),
     "difference at a step of one": (
         ["--run", "runs/first", "--compare", "early", "--step", "2", "--output", "a.svg"],

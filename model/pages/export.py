@@ -20,8 +20,8 @@ from model.files import write_atomically
 from model.inspection.archive import SCORE_DIGITS, as_json
 from model.inspection.heads import SCORES
 from model.inspection.lens import TOP
+from model.pages.captures import Captures, check_comparable
 from model.pages.images import attention_grid, score_curves
-from model.pages.page import Captures
 
 DIGITS = 5  # significant ones of a weight: enough to tell every float16 from its neighbours
 
@@ -135,13 +135,7 @@ def _choose_maps(
     """Of each model the step and its maps (L, H, T, T). Raises ValueError if two cannot be subtracted."""
     steps = [choose_step(captures, step) for captures in shown]
     maps = [np.asarray(captures.load(at)[probe], np.float32) for captures, at in zip(shown, steps, strict=True)]
-    first, last = shown[0], shown[-1]
-    problem = f"{first.name} and {last.name} cannot be compared"
-    if first.probes[probe].labels != last.probes[probe].labels:
-        raise ValueError(f"{problem}: their {probe} probes have different tokens")
-    if heads is None and maps[0].shape != maps[-1].shape:
-        sizes = " and ".join("{} x {}".format(*array.shape) for array in maps)
-        raise ValueError(f"{problem}: they have {sizes} layers x heads; choose heads that both have with --head")
+    check_comparable(shown, [probe], of_one_shape=heads is None)
     return steps, maps
 
 

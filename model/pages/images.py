@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap, Normalize
     from matplotlib.figure import Figure
 
-    from model.pages.page import Captures
+    from model.pages.captures import Captures
 
 DPI = 72  # dots an inch, so that a point, in which matplotlib measures text, is a pixel
 MAX_SIDE = 4000  # pixels

@@ -16,24 +16,22 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache, cached_property, lru_cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 
-from model.inspection.archive import AttentionArchive, Probe, Snapshot, as_json
-from model.inspection.heads import SCORES, formation_step, threshold, uniform_scores
+from model.inspection.archive import as_json
+from model.inspection.heads import SCORES, threshold
 from model.pages import template
-from model.pages.compare import Rows, losses, options, why_apart
+from model.pages.captures import Captures, check_comparable, log_spaced
 from model.pages.describe import Description, describe_heads, opening_view
 from model.pages.images import PALETTES
 
 MAX_BYTES = 25_000_000
 MIN_STEPS = 12  # the fewest steps that are kept before the text is cut
 MIN_TOKENS = 8
-MAX_CURVE_POINTS = 300
 
 # The largest fidelity (see `recorder`) that rounding explains, by the type that attention was computed in.
 FIDELITY_LIMITS = {"float16": 5e-3, "bfloat16": 2e-2}
@@ -44,83 +42,20 @@ ROUNDED_DIGITS = ".2g"  # of other measurements where space is short
 Blocks = dict[tuple[int, int], list[str]]  # (number of the run, step) -> each probe's maps, and the details, in base64
 
 
-@dataclass(frozen=True)
-class Captures:
-    """The captures of one model.
-
-    name: its name on the page. probes: "text" and "repeated". snapshots: by step.
-    load: from a step to each probe's maps (L, H, T, T). steps: those that have maps, in ascending order.
-    details: from a step to what was measured beside its maps, {} where nothing was.
-    tokenizer: its fingerprint, "" if unknown.
-    metrics, config: of its training, as `compare` needs them; empty if unknown.
-    is_prompt: whether the text is a person's own, which they want to see first.
-    """
-
-    name: str
-    probes: Mapping[str, Probe]
-    snapshots: Sequence[Snapshot]
-    load: Callable[[int], Mapping[str, np.ndarray]]
-    steps: Sequence[int]
-    details: Callable[[int], dict] = lambda step: {}
-    tokenizer: str = ""
-    metrics: Rows = ()
-    config: Mapping = field(default_factory=dict)
-    is_prompt: bool = False
-
-    @classmethod
-    def of(cls, archive: AttentionArchive, name: str) -> Captures:
-        """A run's archive. Steps whose file has been removed keep their scores."""
-        steps = [step for step in archive.steps if archive.path(step).exists()]
-        return cls(name, archive.probes, archive.snapshots, archive.maps, steps, archive.details, archive.tokenizer)
-
-    @cached_property
-    def uniform(self) -> dict[str, float]:
-        """The scores that a head with uniform attention has on these probes."""
-        return uniform_scores(self.probes)
-
-    @cached_property
-    def formation(self) -> dict[str, dict[str, int]]:
-        """For each score the heads that have formed: "LAYER.HEAD" -> the step at which it did."""
-        steps = [snapshot.step for snapshot in self.snapshots]
-        formed: dict[str, dict[str, int]] = {name: {} for name in SCORES}
-        for name, found in formed.items():
-            scores = np.stack([snapshot.scores[name] for snapshot in self.snapshots])  # (N, L, H)
-            for layer, head in np.ndindex(scores.shape[1:]):
-                step = formation_step(steps, scores[:, layer, head].tolist(), self.uniform[name])
-                if step is not None:
-                    found[f"{layer}.{head}"] = step
-        return formed
-
-    @cached_property
-    def curve_steps(self) -> set[int]:
-        """The steps that are points of the curves, whether or not their maps are on the page."""
-        points = set(log_spaced([snapshot.step for snapshot in self.snapshots], MAX_CURVE_POINTS))
-        return points | {step for heads in self.formation.values() for step in heads.values()}
-
-    def check_maps(self) -> None:
-        """Raises ValueError if no capture has maps: nothing was captured, or their files have been removed."""
-        if not self.steps:
-            raise ValueError(f"{self.name} has no recorded maps")
-
-
 def attention_page(runs: Sequence[Captures], title: str, *, max_bytes: int = MAX_BYTES) -> str:
     """The page, as HTML. With two runs it opens with both side by side.
-
-    Two runs whose maps cannot be subtracted are shown one at a time; their scores, losses and configurations are
-    compared all the same.
 
     If the page would take more than `max_bytes`, small weights are rounded. If that is not enough, steps are left out,
     evenly in the logarithm of the step but never the last. If MIN_STEPS steps are still too many, the text is cut. The
     page says what was done.
 
     Raises:
-        ValueError: if a run has no maps.
+        ValueError: if a run has no maps, or if the maps of two cannot be subtracted.
     """
     for captures in runs:
         captures.check_maps()
-    data: dict[str, Any] = _legend(title) | {"apart": why_apart(runs)}
-    if len(runs) == 2:
-        data |= {"losses": losses(runs), "options": options(runs)}
+    check_comparable(runs)
+    data = _legend(title)
     room = max_bytes - len(template.fill("page", title, [template.json_element("data", data)]).encode()) - 20_000
     room -= sum(len(json.dumps(_curves(run, {}))) for run in runs)
     blocks, length, notes = _fit(runs, room)
@@ -159,24 +94,8 @@ def live_page(run: Captures, title: str, opening: Sequence[int], model: Iterable
     shown |= {"name": run.name, "formation": formation, "captures": captures}
     shown["opening"] = {name: shown["opening"][name] for name in ("head", "score")}  # its token is of the probe
     shown["probes"] = [{"name": "text", "labels": [], "period": None}]  # what is typed
-    data = _legend(title) | {"opening": list(opening), "notes": [], "apart": "", "runs": [shown]}
+    data = _legend(title) | {"opening": list(opening), "notes": [], "runs": [shown]}
     return template.fill("live", title, [template.json_element("data", data), *model])
-
-
-def log_spaced(steps: Sequence[int], count: int) -> list[int]:
-    """At most `count` of the ascending steps, including the first and the last, evenly spaced in log(1 + step)."""
-    if count >= len(steps):
-        return list(steps)
-    if count == 1:
-        return [steps[-1]]
-    places = np.log1p(np.array(steps, dtype=float))
-    chosen = [0]
-    for left in range(count - 1, 0, -1):
-        # The step nearest to an even share of the rest, but early enough to leave one for each choice to come.
-        target = places[chosen[-1]] + (places[-1] - places[chosen[-1]]) / left
-        nearest = int(np.abs(places - target).argmin())
-        chosen.append(min(max(nearest, chosen[-1] + 1), len(steps) - left))
-    return [steps[i] for i in chosen]
 
 
 def _fit(runs: Sequence[Captures], room: int) -> tuple[Blocks, int, list[str]]:
@@ -213,7 +132,7 @@ def _fit(runs: Sequence[Captures], room: int) -> tuple[Blocks, int, list[str]]:
         raise ValueError(f"even {count} steps of {length} tokens do not fit into {room} bytes: {size} and more")
     saved = ["rounds weights to within 0.004"] if rounded else []
     if count < all_steps:
-        whole = all(len(run.snapshots) <= MAX_CURVE_POINTS for run in runs)
+        whole = all(len(run.curve_steps) == len(run.snapshots) for run in runs)
         saved.append(f"shows {count} of {all_steps} recorded steps (the curves show {'all' if whole else 'more'})")
     if length < all_tokens:
         saved.append(f"shows the first {length} of {all_tokens} tokens (the scores are of all)")

@@ -13,10 +13,13 @@ from typing import Any
 
 from model.inspection.heads import SCORES, threshold
 from model.pages import template
-from model.pages.compare import Rows, column_points, curves_of, evenly
+from model.pages.captures import Captures
 from model.pages.describe import describe_heads
 from model.pages.images import PALETTES
-from model.pages.page import Captures, attention_page
+from model.pages.page import attention_page
+
+Rows = Sequence[Mapping[str, float]]  # of metrics.csv: the columns that have a number there, "step" always
+Points = list[tuple[float, float]]  # (step, value)
 
 MAX_POINTS = 1500  # of a curve: more than a screen has pixels for
 MAX_SAMPLES = 200
@@ -189,9 +192,23 @@ def training_seconds(rows: Rows) -> float:
     return seconds
 
 
+def column_points(rows: Rows, column: str) -> Points:
+    """The finite numbers of a column."""
+    return [(row["step"], row[column]) for row in rows if math.isfinite(row.get(column, math.nan))]
+
+
+def evenly(items: Sequence, count: int) -> list:
+    """At most `count` of the items, evenly spaced, including the first and the last."""
+    if len(items) <= count:
+        return list(items)
+    return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
+
+
 def chart(rows: Rows, title: str, unit: str, columns: dict[str, str], **more: object) -> dict:
-    """Data of one chart: a curve for each column that has a number in some row."""
-    return {"title": title, "unit": unit, "curves": curves_of(rows, columns, MAX_POINTS), **more}
+    """Data of one chart: a curve for each column that has a number in some row. columns: name of a curve -> column."""
+    points = {name: evenly(column_points(rows, column), MAX_POINTS) for name, column in columns.items()}
+    curves = [{"name": name, "points": of_column} for name, of_column in points.items() if of_column]
+    return {"title": title, "unit": unit, "curves": curves, **more}
 
 
 def head_chart(rows: Rows, score: str) -> dict:

@@ -18,8 +18,9 @@ from model.gpt import GPT
 from model.inspection.archive import AttentionArchive, Probe, Snapshot
 from model.inspection.heads import score_heads
 from model.inspection.recorder import capture
+from model.pages.captures import Captures
 from model.pages.live import pack
-from model.pages.page import MAX_BYTES, Captures, live_page
+from model.pages.page import MAX_BYTES, live_page
 from model.pages.report import report_page
 from model.runs.folder import (
     ATTENTION,

@@ -63,7 +63,8 @@ class WandbLogger(Logger):
 
     def log_attention_page(self, archive: AttentionArchive, step: int) -> None:
         """Shows the page of all maps, and keeps their files, which must not change afterwards, as an artifact."""
-        from model.pages.page import Captures, attention_page
+        from model.pages.captures import Captures
+        from model.pages.page import attention_page
 
         page = attention_page([Captures.of(archive, self.run_dir.name)], self.run_dir.name)
 

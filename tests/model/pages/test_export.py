@@ -18,7 +18,7 @@ from PIL import Image
 from model.inspection.archive import AttentionArchive, Probe, Snapshot
 from model.inspection.heads import SCORES
 from model.pages import export, images
-from model.pages.page import Captures
+from model.pages.captures import Captures
 
 LAYERS, HEADS = 2, 3
 TOKENS = ['"', "a\nb", "\r", ",", " ", "<b>&", "é界", "\u202e"]

@@ -20,8 +20,9 @@ from matplotlib.image import imread
 
 from model.inspection import heads
 from model.inspection.archive import AttentionArchive, Probe, Snapshot
+from model.pages.captures import Captures
 from model.pages.images import COLOURS
-from model.pages.page import Captures, attention_page
+from model.pages.page import attention_page
 from tests.measurements import measured
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 
 from model.inspection import heads
 from model.inspection.archive import Probe, Snapshot
-from model.pages.page import Captures
+from model.pages.captures import Captures
 from model.pages.report import evenly, heads_that_matter, report_page, short, story, training_seconds
 from tests.measurements import measured
 

@@ -11,7 +11,8 @@ import pytest
 
 from model.inspection import heads
 from model.inspection.archive import Probe, Snapshot
-from model.pages.page import Captures, attention_page
+from model.pages.captures import Captures
+from model.pages.page import attention_page
 from tests.measurements import measured
 
 pytestmark = pytest.mark.slow

@@ -1,0 +1,108 @@
+"""What was captured of one model, as pages, pictures and tables show it.
+
+Shapes: L layers, H heads, T tokens; N captures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from model.inspection.archive import AttentionArchive, Probe, Snapshot
+from model.inspection.heads import SCORES, formation_step, uniform_scores
+
+MAX_CURVE_POINTS = 300
+
+
+@dataclass(frozen=True)
+class Captures:
+    """The captures of one model.
+
+    name: its name on the page. probes: "text" and "repeated". snapshots: by step.
+    load: from a step to each probe's maps (L, H, T, T). steps: those that have maps, in ascending order.
+    details: from a step to what was measured beside its maps, {} where nothing was.
+    is_prompt: whether the text is a person's own, which they want to see first.
+    """
+
+    name: str
+    probes: Mapping[str, Probe]
+    snapshots: Sequence[Snapshot]
+    load: Callable[[int], Mapping[str, np.ndarray]]
+    steps: Sequence[int]
+    details: Callable[[int], dict] = lambda step: {}
+    is_prompt: bool = False
+
+    @classmethod
+    def of(cls, archive: AttentionArchive, name: str) -> Captures:
+        """A run's archive. Steps whose file has been removed keep their scores."""
+        steps = [step for step in archive.steps if archive.path(step).exists()]
+        return cls(name, archive.probes, archive.snapshots, archive.maps, steps, archive.details)
+
+    @cached_property
+    def uniform(self) -> dict[str, float]:
+        """The scores that a head with uniform attention has on these probes."""
+        return uniform_scores(self.probes)
+
+    @cached_property
+    def formation(self) -> dict[str, dict[str, int]]:
+        """For each score the heads that have formed: "LAYER.HEAD" -> the step at which it did."""
+        steps = [snapshot.step for snapshot in self.snapshots]
+        formed: dict[str, dict[str, int]] = {name: {} for name in SCORES}
+        for name, found in formed.items():
+            scores = np.stack([snapshot.scores[name] for snapshot in self.snapshots])  # (N, L, H)
+            for layer, head in np.ndindex(scores.shape[1:]):
+                step = formation_step(steps, scores[:, layer, head].tolist(), self.uniform[name])
+                if step is not None:
+                    found[f"{layer}.{head}"] = step
+        return formed
+
+    @cached_property
+    def curve_steps(self) -> set[int]:
+        """The steps that are points of the curves, whether or not their maps are on the page."""
+        points = set(log_spaced([snapshot.step for snapshot in self.snapshots], MAX_CURVE_POINTS))
+        return points | {step for heads in self.formation.values() for step in heads.values()}
+
+    def check_maps(self) -> None:
+        """Raises ValueError if no capture has maps: nothing was captured, or their files have been removed."""
+        if not self.steps:
+            raise ValueError(f"{self.name} has no recorded maps")
+
+
+def check_comparable(
+    shown: Sequence[Captures], probes: Sequence[str] | None = None, *, of_one_shape: bool = True
+) -> None:
+    """Raises ValueError if the maps of two models cannot be subtracted: one sentence that says why.
+
+    probes: those that are compared; all by default. of_one_shape: whether they need as many layers and heads.
+    """
+    first, last = shown[0], shown[-1]
+    problem = f"{first.name} and {last.name} cannot be compared"
+    for probe in first.probes if probes is None else probes:
+        if first.probes[probe].labels != last.probes[probe].labels:
+            raise ValueError(f"{problem}: their {probe} probes have different tokens")
+    shapes = [captures.snapshots[0].shape for captures in (first, last)]
+    if of_one_shape and shapes[0] != shapes[1]:
+        sizes = " and ".join("{} x {}".format(*shape) for shape in shapes)
+        raise ValueError(
+            f"{problem}: they have {sizes} layers x heads; choose heads that both have with --head, for a picture or "
+            "a table"
+        )
+
+
+def log_spaced(steps: Sequence[int], count: int) -> list[int]:
+    """At most `count` of the ascending steps, including the first and the last, evenly spaced in log(1 + step)."""
+    if count >= len(steps):
+        return list(steps)
+    if count == 1:
+        return [steps[-1]]
+    places = np.log1p(np.array(steps, dtype=float))
+    chosen = [0]
+    for left in range(count - 1, 0, -1):
+        # The step nearest to an even share of the rest, but early enough to leave one for each choice to come.
+        target = places[chosen[-1]] + (places[-1] - places[chosen[-1]]) / left
+        nearest = int(np.abs(places - target).argmin())
+        chosen.append(min(max(nearest, chosen[-1] + 1), len(steps) - left))
+    return [steps[i] for i in chosen]
