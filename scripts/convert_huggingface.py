@@ -39,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="convert_huggingface.py", description=__doc__)
     commands = parser.add_subparsers(metavar="import | export", required=True)
 
-    add = commands.add_parser("import", help="a model of GPT-2's or NanoChat's architecture -> a checkpoint")
+    add = commands.add_parser("import", help="a model in GPT-2's format, or one exported here -> a checkpoint")
     add.add_argument(
         "source", metavar="SOURCE", help="folder with config.json and model.safetensors, or name on the Hub"
     )

@@ -1,9 +1,8 @@
-"""Measures how well a GPT predicts a text: bits per byte and perplexity; or runs tasks of lm-evaluation-harness.
+"""Measures how well a GPT predicts a text: bits per byte and perplexity.
 
 python scripts/evaluate.py                                             the newest run, on its own validation split
 python scripts/evaluate.py --checkpoint runs/NAME --data.files 'my/*.txt' --stride 64
 python scripts/evaluate.py --checkpoint FOLDER --split all             a model of Hugging Face
-python scripts/evaluate.py --tasks lambada_openai,piqa --limit 100     needs pip install lm_eval
 
 The text is encoded by the model's own tokenizer. Bits per byte can be compared across tokenizers, perplexity cannot.
 With the stride that is the context length, the default, this is what training validates with.
@@ -19,10 +18,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if not __package__:
-    # Run as a file, Python looks for modules beside it and not in the repository's root. Beside it, a package called
-    # `evaluate`, which lm-evaluation-harness needs, would be this file.
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+sys.path.insert(0, str(Path(__file__).parent.parent))  # so that `python scripts/evaluate.py` finds them
 
 from model.runs.folder import CONFIG, find_checkpoint, read_config, run_of
 from model.runs.mistakes import exit_status
@@ -45,17 +41,7 @@ OF_TRAINING |= {"seed", "num_workers", "num_processes", "cache_dir"}
 def main(argv: list[str] | None = None) -> None:
     own = build_parser()
     arguments, options = own.parse_known_args(argv)
-    with_tasks = arguments.tasks is not None and not {"-h", "--help"} & set(options)
-    of_other = ("stride", "split") if with_tasks else ("limit", "num_fewshot", "include_path")
-    unused = [f"--{name}" for name in of_other if getattr(arguments, name) is not None]
-    if with_tasks and (unused or options):
-        raise ValueError(f"--tasks bring their own text: leave out {[*options, *unused][0]}")
-    if unused:
-        raise ValueError(f"{unused[0]} is for --tasks: leave it out")
-    if with_tasks:
-        evaluate_tasks(arguments)
-    else:
-        evaluate_text(arguments, open_data(own, arguments.checkpoint, options))
+    evaluate_text(arguments, open_data(own, arguments.checkpoint, options))
 
 
 def build_parser() -> Parser:
@@ -73,14 +59,11 @@ def build_parser() -> Parser:
     add(
         "--split",
         choices=("validation", "train", "all"),
+        default="validation",
         help="part of the text, split as for training, or all of it (default: validation)",
     )
     add("--batch_size", type=at_least(1), default=16, metavar="N", help="windows at once (default: 16)")
     add("--json", action="store_true", help="write the result as one line of JSON")
-    add("--tasks", metavar="NAMES", help="tasks of lm-evaluation-harness, separated by commas, in place of a text")
-    add("--num_fewshot", type=at_least(0), metavar="N", help="examples before each question (default: the task's)")
-    add("--limit", type=at_least(1), metavar="N", help="questions of each task to ask (default: all)")
-    add("--include_path", type=Path, metavar="FOLDER", help="more tasks, as YAML files (default: none)")
     return parser
 
 
@@ -148,7 +131,7 @@ def evaluate_text(arguments: argparse.Namespace, data: TextDataModule) -> None:
     stride = context_length if arguments.stride is None else arguments.stride
     if stride > context_length:
         raise ValueError(f"--stride {stride} would leave out tokens: the model reads {context_length} at once")
-    split = arguments.split or "validation"
+    split = arguments.split
     tokens = read_text(data, split, tokenizer)
     num_targets, num_bytes = len(tokens) - 1, tokenizer.num_bytes(tokens)
     num_windows = 1 + max(0, -(-(num_targets - context_length) // stride))
@@ -181,22 +164,6 @@ def evaluate_text(arguments: argparse.Namespace, data: TextDataModule) -> None:
 
 def shown(value: Any) -> str:
     return str(value) if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:,.6f}"
-
-
-def evaluate_tasks(arguments: argparse.Namespace) -> None:
-    """Prints the model's results in tasks of lm-evaluation-harness."""
-    try:
-        from scripts.harness import run_tasks
-    except ModuleNotFoundError as error:
-        if error.name != "lm_eval":
-            raise
-        raise ModuleNotFoundError("--tasks need lm-evaluation-harness: pip install lm_eval") from error
-
-    gpt, tokenizer, heading = open_model(arguments.checkpoint, choose_device(arguments.device))
-    print(heading, file=sys.stderr)
-    options = {name: getattr(arguments, name) for name in ("batch_size", "num_fewshot", "limit", "include_path")}
-    results, table = run_tasks(gpt, tokenizer, arguments.tasks.split(","), **options)
-    print(json.dumps(results) if arguments.json else table)
 
 
 if __name__ == "__main__":

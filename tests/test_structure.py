@@ -26,7 +26,6 @@ MAY_IMPORT = [
     ("model/", {"model.*", "torch"}),
     ("data/datamodule.py", {"data", "lightning", "torch", "numpy"}),
     ("data/", {"data", "numpy", "datasets", "huggingface_hub", "pyarrow", "tiktoken", "rustbpe", "filelock", "tqdm"}),
-    ("scripts/harness.py", {"model", "data", "scripts", "lm_eval"}),
     ("scripts/", {"model", "data", "scripts", "torch", "numpy", "lightning", "jsonargparse", "yaml", "transformers"}),
     ("train.py", {"model", "data", "torch", "lightning", "jsonargparse", "yaml"}),
 ]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from model.exchange.huggingface import (
-    GPT2,
     ExportedTokenizer,
+    check_computes_as_gpt2,
     check_tokenizer,
+    not_in_gpt2,
     optional_package,
-    split_name,
-    unexpressed,
+    their_names,
 )
 from model.gpt import GPT
 
@@ -39,17 +39,18 @@ def to_gguf(gpt: GPT, path: str | Path, tokenizer: ExportedTokenizer) -> None:
     Raises:
         FileExistsError: if there is something at `path` already.
         ValueError: if the model is not of GPT-2's family; the message names the option. Or if the tokenizer has more
-            tokens than the model.
-        ModuleNotFoundError: if the package gguf is missing.
+            tokens than the model. And as `check_computes_as_gpt2`.
+        ModuleNotFoundError: if an optional package is missing.
     """
     gguf = optional_package("gguf")
     path, config = Path(path), gpt.config
-    obstacle = unexpressed(config, GPT2) or (f"activation {config.activation}" if config.activation != "gelu" else None)
+    obstacle = not_in_gpt2(config) or (f"activation {config.activation}" if config.activation != "gelu" else None)
     if obstacle:
         raise ValueError(f"a GGUF file holds a GPT of GPT-2's family only, which this is not: it has {obstacle}")
     check_tokenizer(gpt, tokenizer)
     if path.exists():
         raise FileExistsError(f"{path} exists already: name a new file")
+    check_computes_as_gpt2(gpt)
     aside = path.with_name(f".{path.name}.aside")
     writer = gguf.GGUFWriter(aside, "gpt2")
     writer.add_context_length(config.context_length)
@@ -77,11 +78,9 @@ def to_gguf(gpt: GPT, path: str | Path, tokenizer: ExportedTokenizer) -> None:
     writer.add_eos_token_id(tokenizer.end_of_text)
     writer.add_add_bos_token(False)
 
-    for name, weight in gpt.state_dict().items():
-        module, layer, kind = split_name(name)
-        if module != "head" or not config.tie_embeddings:
-            theirs = f"{MODULES[module].replace('*', layer)}.{kind}"
-            writer.add_tensor(theirs, weight.float().cpu().contiguous().numpy())
+    weights = gpt.state_dict()
+    for ours, theirs in their_names(gpt, MODULES).items():
+        writer.add_tensor(theirs, weights[ours].float().cpu().contiguous().numpy())
     try:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()

@@ -1,9 +1,6 @@
 """Hugging Face's models: from a folder, a name on the Hub or a transformers model to a GPT, and from a GPT to a folder.
 
-A table for each architecture says what it calls the options and weights of a GPT; it is read in both directions:
-
-    GPT2LMHeadModel       GPT-2's family
-    NanoChatForCausalLM   the modern family without window, value embeddings and bigram table
+    GPT2LMHeadModel       GPT-2's family; one table of options and one of weights, each read in both directions
     GlassGPTForCausalLM   every other GPT; its folder brings the source of this network, for trust_remote_code=True
 
 Nothing that is read can run code: options are JSON, weights are safetensors, and source in a folder is ignored.
@@ -11,72 +8,45 @@ Nothing that is read can run code: options are JSON, weights are safetensors, an
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType, NoneType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from model.checkpoint import without_weights
-from model.gpt import GPT, GPTConfig
+from model.gpt import GPT, GPTConfig, in_eval_mode
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 MODELLING = "modeling_glassgpt"
 FORMAT = 1  # of a GlassGPTForCausalLM's config.json; higher where this version would misread it
+GPT2_CLASS, OUR_CLASS = "GPT2LMHeadModel", "GlassGPTForCausalLM"
+TOLERANCE = 1e-3  # between the logits of a GPT and of what is written for other programs
 
-# How a weight of theirs is made of ours, and ours of theirs: each function is its own inverse.
-Turn = Callable[[Tensor, GPTConfig], Tensor]
-
-
-def transposed(weight: Tensor, config: GPTConfig) -> Tensor:
-    """transformers keeps GPT-2's own layout, (features in, features out); a bias stays as it is."""
-    return weight.mT if weight.ndim == 2 else weight
-
-
-def halves_swapped(weight: Tensor, config: GPTConfig) -> Tensor:
-    """NanoChat turns pairs clockwise; that is our sense of rotation with the halves of each head exchanged."""
-    return weight.unflatten(0, (-1, 2, config.head_dim // 2)).flip(1).flatten(0, 2)
-
-
-class Option(NamedTuple):
-    """What they call an option: the first name is read, all are written. Without a default it must be there."""
-
-    names: tuple[str, ...]
-    default: Any = ...
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """One of the architectures of transformers.
-
-    Args:
-        model_type, class_name: its names in config.json.
-        options: our option -> theirs.
-        ours: the values that it gives options of ours.
-        theirs: options that a GPT lacks, and the value it stands for.
-        modules: our module -> those of theirs that make it, from the first row to the last; `*` is a layer's number.
-        turns: the end of their module's name -> what turns its weights.
-    """
-
-    model_type: str
-    class_name: str
-    options: dict[str, Option]
-    ours: dict[str, Any]
-    theirs: dict[str, Any]
-    modules: dict[str, tuple[str, ...]]
-    turns: dict[str, Turn]
-
-
-# Their name of an activation -> ours; of several the first is written.
+# Our option -> GPT-2's, and the value that it has where a config.json lacks it; ... stands for none.
+GPT2_OPTIONS: dict[str, tuple[str, Any]] = {
+    "vocab_size": ("vocab_size", ...),
+    "context_length": ("n_positions", ...),
+    "num_layers": ("n_layer", ...),
+    "num_heads": ("n_head", ...),
+    "embed_dim": ("n_embd", ...),
+    "feed_forward_dim": ("n_inner", None),
+    "tie_embeddings": ("tie_word_embeddings", True),
+    "dropout": ("resid_pdrop", 0.1),
+    "activation": ("activation_function", "gelu_new"),
+}
+OTHER_DROPOUTS = ("embd_pdrop", "attn_pdrop")  # a GPT has one dropout for all
+# GPT-2's name of an activation -> ours; of several the first is written.
 ACTIVATIONS = {
     "gelu_new": "gelu",
     "gelu_pytorch_tanh": "gelu",
@@ -84,91 +54,37 @@ ACTIVATIONS = {
     "gelu": "gelu_exact",
     "relu2": "relu2",
 }
-
-GPT2 = Architecture(
-    model_type="gpt2",
-    class_name="GPT2LMHeadModel",
-    options={
-        "vocab_size": Option(("vocab_size",)),
-        "context_length": Option(("n_positions",)),
-        "num_layers": Option(("n_layer",)),
-        "num_heads": Option(("n_head",)),
-        "embed_dim": Option(("n_embd",)),
-        "feed_forward_dim": Option(("n_inner",), None),
-        "tie_embeddings": Option(("tie_word_embeddings",), True),
-        "dropout": Option(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.1),
-        "activation": Option(("activation_function",), "gelu_new"),
-    },
-    ours={
-        "position": "learned",
-        "norm": "layernorm",
-        "embedding_norm": False,
-        "bias": True,
-        "qk_norm": False,
-        "logit_soft_cap": None,
-        "init": "gpt2",
-    },
-    theirs={
-        "layer_norm_epsilon": 1e-5,
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-        "add_cross_attention": False,
-        "quantization_config": None,
-    },
-    modules={
-        "token_embedding": ("transformer.wte",),
-        "position_embedding": ("transformer.wpe",),
-        "blocks.*.attention_norm": ("transformer.h.*.ln_1",),
-        "blocks.*.attention.qkv_proj": ("transformer.h.*.attn.c_attn",),
-        "blocks.*.attention.output_proj": ("transformer.h.*.attn.c_proj",),
-        "blocks.*.feed_forward_norm": ("transformer.h.*.ln_2",),
-        "blocks.*.feed_forward.up_proj": ("transformer.h.*.mlp.c_fc",),
-        "blocks.*.feed_forward.down_proj": ("transformer.h.*.mlp.c_proj",),
-        "final_norm": ("transformer.ln_f",),
-        "head": ("lm_head",),
-    },
-    turns=dict.fromkeys(("c_attn", "c_proj", "c_fc"), transposed),
-)
-
-NANOCHAT = Architecture(
-    model_type="nanochat",
-    class_name="NanoChatForCausalLM",
-    options={
-        "vocab_size": Option(("vocab_size",)),
-        "context_length": Option(("max_position_embeddings",)),
-        "num_layers": Option(("num_hidden_layers",)),
-        "num_heads": Option(("num_attention_heads",)),
-        "num_kv_heads": Option(("num_key_value_heads",), None),
-        "embed_dim": Option(("hidden_size",)),
-        "feed_forward_dim": Option(("intermediate_size",)),
-        "logit_soft_cap": Option(("final_logit_softcapping",), 15.0),
-        "tie_embeddings": Option(("tie_word_embeddings",), False),
-        "dropout": Option(("attention_dropout",), 0.0),
-        "activation": Option(("hidden_act",), "relu2"),
-    },
-    ours={},
-    theirs={
-        "rms_norm_eps": 1e-6,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        "attention_bias": False,
-        "quantization_config": None,
-    },
-    modules={
-        "token_embedding": ("model.embed_tokens",),
-        "blocks.*.attention.qkv_proj": (
-            "model.layers.*.self_attn.q_proj",
-            "model.layers.*.self_attn.k_proj",
-            "model.layers.*.self_attn.v_proj",
-        ),
-        "blocks.*.attention.output_proj": ("model.layers.*.self_attn.o_proj",),
-        "blocks.*.feed_forward.up_proj": ("model.layers.*.mlp.fc1",),
-        "blocks.*.feed_forward.down_proj": ("model.layers.*.mlp.fc2",),
-        "head": ("lm_head",),
-    },
-    turns=dict.fromkeys(("q_proj", "k_proj"), halves_swapped),
-)
-
-GLASSGPT = Architecture("glassgpt", "GlassGPTForCausalLM", options={}, ours={}, theirs={}, modules={}, turns={})
+# What makes a GPT one of GPT-2's family; all else is as GPTConfig has it without them.
+GPT2_FAMILY = {
+    "position": "learned",
+    "norm": "layernorm",
+    "embedding_norm": False,
+    "bias": True,
+    "qk_norm": False,
+    "logit_soft_cap": None,
+    "init": "gpt2",
+}
+# Options of GPT-2 that a GPT lacks, and the value that it stands for.
+GPT2_FIXED = {
+    "layer_norm_epsilon": 1e-5,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+}
+# Our module -> GPT-2's; * is the number of the layer.
+GPT2_MODULES = {
+    "token_embedding": "transformer.wte",
+    "position_embedding": "transformer.wpe",
+    "blocks.*.attention_norm": "transformer.h.*.ln_1",
+    "blocks.*.attention.qkv_proj": "transformer.h.*.attn.c_attn",
+    "blocks.*.attention.output_proj": "transformer.h.*.attn.c_proj",
+    "blocks.*.feed_forward_norm": "transformer.h.*.ln_2",
+    "blocks.*.feed_forward.up_proj": "transformer.h.*.mlp.c_fc",
+    "blocks.*.feed_forward.down_proj": "transformer.h.*.mlp.c_proj",
+    "final_norm": "transformer.ln_f",
+    "head": "lm_head",
+}
+MODULES = {"gpt2": GPT2_MODULES, "glassgpt": {}}  # by the model_type of a config.json
 
 
 class ExportedTokenizer(Protocol):
@@ -203,11 +119,11 @@ def from_huggingface(source: str | Path | nn.Module) -> GPT:
         name, options = str(folder), read_json(folder / CONFIG)
         weights = read_weights(folder)
     try:
-        architecture, config = read_options(options)
+        config = read_options(options)
         if config.num_layers > len(weights):
             raise ValueError(f"it has {config.num_layers} layers, but only {len(weights)} weights")
         gpt = without_weights(config)
-        gpt.load_state_dict(to_ours(weights, gpt, architecture), assign=True)
+        gpt.load_state_dict(to_ours(weights, gpt, MODULES[options["model_type"]]), assign=True)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:  # the last two for sizes beyond all memory
         raise ValueError(f"{name} cannot be read as a GPT: {error}") from error
     if config.tie_embeddings:
@@ -220,163 +136,180 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: ExportedTokenizer | 
 
     Raises:
         FileExistsError: if there is something at `folder` already.
-        ValueError: if the tokenizer has more tokens than the model.
+        ValueError: if the tokenizer has more tokens than the model. And as `check_computes_as_gpt2`.
         ModuleNotFoundError: if an optional package is missing.
     """
     safetensors = optional_package("safetensors.torch")
     check_tokenizer(gpt, tokenizer)
-    architecture = architecture_of(gpt.config)
+    is_gpt2 = not_in_gpt2(gpt.config) is None
+    if is_gpt2:
+        check_computes_as_gpt2(gpt)
     end_of_text = None if tokenizer is None else tokenizer.end_of_text
     special = {"bos_token_id": end_of_text, "eos_token_id": end_of_text, "pad_token_id": None}
-    dtype = str(gpt.token_embedding.weight.dtype).removeprefix("torch.")
+    dtype = {"dtype": str(gpt.token_embedding.weight.dtype).removeprefix("torch.")}
     with new_folder(Path(folder)) as aside:
-        write_json(aside / CONFIG, write_options(gpt.config, architecture) | special | {"dtype": dtype})
+        options = gpt2_options(gpt.config) if is_gpt2 else our_options(gpt.config)
+        write_json(aside / CONFIG, options | special | dtype)
         write_json(aside / GENERATION_CONFIG, special | {"pad_token_id": end_of_text})
         # "pt" tells transformers that the tensors have PyTorch's layout.
         metadata = {"format": "pt", "written_by": "GlassGPT", "parameters": str(gpt.num_parameters())}
-        safetensors.save_file(to_theirs(gpt, architecture), aside / WEIGHTS, metadata)
+        safetensors.save_file(to_theirs(gpt, GPT2_MODULES if is_gpt2 else {}), aside / WEIGHTS, metadata)
         (aside / WEIGHTS).chmod((aside / CONFIG).stat().st_mode)  # save_file makes a file that only its owner can read
         for name, content in ({} if tokenizer is None else tokenizer.huggingface_files()).items():
             write_json(aside / name, content)
-        for name, source in (network_sources() if architecture is GLASSGPT else {}).items():
-            (aside / name).write_text(source, encoding="utf-8")
-    return architecture.class_name
+        for name, text in ({} if is_gpt2 else network_sources()).items():
+            (aside / name).write_text(text, encoding="utf-8")
+    return GPT2_CLASS if is_gpt2 else OUR_CLASS
 
 
 # Options
 
 
-def architecture_of(config: GPTConfig) -> Architecture:
-    """The architecture of transformers that a GPT of this config is; our own if none can express it."""
-    return next((known for known in (GPT2, NANOCHAT) if unexpressed(config, known) is None), GLASSGPT)
-
-
-def unexpressed(config: GPTConfig, architecture: Architecture) -> str | None:
-    """The option of a GPT that the architecture lacks, with its value, such as "window 32"; None if it has all."""
+def not_in_gpt2(config: GPTConfig) -> str | None:
+    """The first option that GPT-2's format cannot express, with its value, such as "window 32"; None if it can all."""
     if config.activation not in ACTIVATIONS.values():
         return f"activation {config.activation}"
-    if architecture.ours.get("position", "rotary") != config.position:
-        return f"position {config.position}"
-    _, expressed = read_options(write_options(config, architecture))
+    expressed = GPTConfig(**{name: getattr(config, name) for name in GPT2_OPTIONS}, **GPT2_FAMILY)
     for name, value in asdict(config).items():
         if getattr(expressed, name) != value and name != "init":  # which says how a GPT was drawn, not what it is
             return f"{name} {value}"
     return None
 
 
-def read_options(options: dict[str, Any]) -> tuple[Architecture, GPTConfig]:
-    """The architecture and the GPTConfig of a config.json.
+def read_options(options: dict[str, Any]) -> GPTConfig:
+    """The GPTConfig of a config.json.
 
     Raises:
         ValueError, TypeError: if a GPT cannot be that; the message names the option.
     """
-    model_type = options.get("model_type")
-    if model_type == GLASSGPT.model_type:
+    if options.get("model_type") == "glassgpt":
         if options.get("glassgpt_format") != FORMAT:
             raise ValueError(f"its glassgpt_format is {options.get('glassgpt_format')!r}, this version reads {FORMAT}")
-        return GLASSGPT, GPTConfig(**options.get("gpt", {}))
-    architecture = next((known for known in (GPT2, NANOCHAT) if known.model_type == model_type), None)
-    if architecture is None:
-        raise ValueError(f"its model_type is {model_type!r}: it can be gpt2, nanochat or glassgpt")
-    for name, value in architecture.theirs.items():
+        return GPTConfig(**options.get("gpt", {}))
+    if options.get("model_type") != "gpt2":
+        raise ValueError(f"its model_type is {options.get('model_type')!r}: it can be gpt2 or glassgpt")
+    for name, value in {**GPT2_FIXED, "quantization_config": None}.items():
         if options.get(name, value) != value:
             raise ValueError(f"its {name} is {options[name]!r}, which cannot be expressed: only {value!r} can")
-    ours = {name: read_option(options, option) for name, option in architecture.options.items()}
+    ours = {}
+    for our_name, (name, default) in GPT2_OPTIONS.items():
+        ours[our_name] = value = options.get(name, default)
+        if value is ... or (value is None and default is ...):
+            raise ValueError(f"its {CONFIG} has no {name}")
+        if not isinstance(value, str if isinstance(default, str) else (int, float, NoneType)):
+            raise ValueError(f"its {name} is {value!r}, which is of another type than it must be")
     if ours["activation"] not in ACTIVATIONS:
-        name, known = architecture.options["activation"].names[0], ", ".join(ACTIVATIONS)
+        name, known = GPT2_OPTIONS["activation"][0], ", ".join(ACTIVATIONS)
         raise ValueError(f"its {name} is {ours['activation']!r}, which cannot be expressed: {known} can")
-    ours["activation"] = ACTIVATIONS[ours["activation"]]
-    return architecture, GPTConfig(**ours, **architecture.ours)
+    return GPTConfig(**ours | {"activation": ACTIVATIONS[ours["activation"]]}, **GPT2_FAMILY)
 
 
-def read_option(options: dict[str, Any], option: Option) -> Any:
-    name = option.names[0]
-    value = options.get(name, option.default)
-    if value is ... or (value is None and option.default is ...):
-        raise ValueError(f"its {CONFIG} has no {name}")
-    if not isinstance(value, str if isinstance(option.default, str) else (int, float, NoneType)):
-        raise ValueError(f"its {name} is {value!r}, which is of another type than it must be")
-    return value
+def gpt2_options(config: GPTConfig) -> dict[str, Any]:
+    """Inverse of `read_options` for GPT-2's family: the content of a config.json."""
+    activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation)
+    values = asdict(config) | {"activation": activation}
+    options = {"model_type": "gpt2", "architectures": [GPT2_CLASS], **GPT2_FIXED}
+    options |= {theirs: values[ours] for ours, (theirs, _) in GPT2_OPTIONS.items()}
+    return options | dict.fromkeys(OTHER_DROPOUTS, config.dropout)
 
 
-def write_options(config: GPTConfig, architecture: Architecture) -> dict[str, Any]:
-    """Inverse of `read_options`: the content of a config.json."""
-    options = {"model_type": architecture.model_type, "architectures": [architecture.class_name], **architecture.theirs}
-    if architecture is GLASSGPT:
-        classes = {"AutoConfig": "GlassGPTConfig", "AutoModelForCausalLM": architecture.class_name}
-        sources = {"auto_map": {name: f"{MODELLING}.{own}" for name, own in classes.items()}}
-        return options | sources | {"glassgpt_format": FORMAT, "gpt": asdict(config)}
-    theirs = {ours: name for name, ours in reversed(ACTIVATIONS.items())}
-    values = asdict(config) | {"activation": theirs[config.activation]}
-    for name, option in architecture.options.items():
-        options |= dict.fromkeys(option.names, values[name])
-    del options["quantization_config"]
-    return options
+def our_options(config: GPTConfig) -> dict[str, Any]:
+    """Inverse of `read_options` for every other GPT."""
+    sources = {"AutoConfig": f"{MODELLING}.GlassGPTConfig", "AutoModelForCausalLM": f"{MODELLING}.{OUR_CLASS}"}
+    options = {"model_type": "glassgpt", "architectures": [OUR_CLASS], "auto_map": sources}
+    return options | {"glassgpt_format": FORMAT, "gpt": asdict(config)}
 
 
 # Weights
 
 
-def to_theirs(gpt: GPT, architecture: Architecture) -> dict[str, Tensor]:
-    """The weights of a GPT under their names; a tied head is left out."""
+def their_names(gpt: GPT, modules: dict[str, str]) -> dict[str, str]:
+    """The name of each weight of a GPT -> another program's, by its table of modules; a tied head is left out.
+
+    A module that is not in the table keeps its name, after "gpt.", as in a GlassGPTForCausalLM.
+    """
+    names = {}
+    for name in gpt.state_dict():
+        module, _, kind = name.rpartition(".")
+        if module == "head" and gpt.config.tie_embeddings:
+            continue
+        number = re.search(r"\d+", module)
+        theirs = modules.get(re.sub(r"\d+", "*", module), f"gpt.{module}")
+        names[name] = f"{theirs.replace('*', number[0] if number else '')}.{kind}"
+    return names
+
+
+def in_their_layout(name: str, weight: Tensor, modules: dict[str, str]) -> Tensor:
+    """A weight with its axes as they are in a file: GPT-2's linear layers map rows to columns. Its own inverse."""
+    return weight.mT if modules is GPT2_MODULES and name.endswith("_proj.weight") else weight
+
+
+def to_theirs(gpt: GPT, modules: dict[str, str]) -> dict[str, Tensor]:
+    """The weights of a GPT as a file has them."""
+    weights = gpt.state_dict()
     return {
-        name: turn(rows, gpt.config).cpu().clone(memory_format=torch.contiguous_format)
-        for _, name, turn, rows in named_parts(gpt, architecture)
+        theirs: in_their_layout(ours, weights[ours], modules).cpu().clone(memory_format=torch.contiguous_format)
+        for ours, theirs in their_names(gpt, modules).items()
     }
 
 
-def to_ours(weights: dict[str, Tensor], gpt: GPT, architecture: Architecture) -> dict[str, Tensor]:
+def to_ours(weights: dict[str, Tensor], gpt: GPT, modules: dict[str, str]) -> dict[str, Tensor]:
     """Inverse of `to_theirs`: the state dict of `gpt`, whose own weights are read for their shapes only.
 
     Raises:
         ValueError: for weights that are missing, do not fit or belong to no module.
     """
-    parts: dict[str, list[Tensor]] = {}
-    used = {"lm_head.weight", "gpt.head.weight"} if gpt.config.tie_embeddings else set()
-    for name, their_name, turn, rows in named_parts(gpt, architecture):
+    own, ours = gpt.state_dict(), {}
+    unused = dict.fromkeys(weights)
+    for name, their_name in their_names(gpt, modules).items():
         # A model without its head, which GPT-2 on the Hub is, has names without the first part.
-        found = next((n for n in (their_name, their_name.partition(".")[2]) if n in weights), None)
-        if found is None:
+        found = their_name if their_name in weights else their_name.partition(".")[2]
+        if found not in weights:
             raise ValueError(f"the weight {their_name} is missing")
-        weight, shape = weights[found], turn(rows, gpt.config).shape
+        weight, shape = weights[found], in_their_layout(name, own[name], modules).shape
         if weight.shape != shape or not weight.is_floating_point():
             raise ValueError(
                 f"{found} is {weight.dtype} of shape {tuple(weight.shape)}, "
                 f"but the options want floats of shape {tuple(shape)}"
             )
-        used.add(found)
-        parts.setdefault(name, []).append(turn(weight, gpt.config).to("cpu", torch.float32))
-    # Older files of GPT-2 hold the causal mask too.
-    others = [name for name in weights if name not in used and not re.search(r"\.attn\.(masked_)?bias$", name)]
+        unused.pop(found)
+        ours[name] = in_their_layout(name, weight, modules).to("cpu", torch.float32)
+    if gpt.config.tie_embeddings:
+        ours["head.weight"] = ours["token_embedding.weight"]
+    # A tied head may be stored a second time, and older files of GPT-2 hold the causal mask.
+    stored_twice = r"^(lm_head|gpt\.head)\.weight$|" if gpt.config.tie_embeddings else ""
+    others = [name for name in unused if not re.search(stored_twice + r"\.attn\.(masked_)?bias$", name)]
     if others:
         raise ValueError(f"it has weights for which a GPT has no place, such as {others[0]}")
-    ours = {name: torch.cat(pieces) for name, pieces in parts.items()}
-    return ours | ({"head.weight": ours["token_embedding.weight"]} if gpt.config.tie_embeddings else {})
+    return ours
 
 
-def named_parts(gpt: GPT, architecture: Architecture) -> Iterator[tuple[str, str, Turn, Tensor]]:
-    """For each weight of theirs the name of ours that holds it, its own name, its turn, and its rows in ours.
+@torch.no_grad()
+def check_computes_as_gpt2(gpt: GPT) -> None:
+    """Compares the logits of a GPT of GPT-2's family with those of transformers' GPT-2 of the same weights.
 
-    A head that is tied is left out.
+    They differ where the network has been changed, in `attend` for example: no option tells of that.
+
+    Raises:
+        ValueError: if they differ by more than 0.001.
+        ModuleNotFoundError: if transformers is missing.
     """
-    config = gpt.config
-    qkv_rows = [config.embed_dim, *2 * [config.num_kv_heads * config.head_dim]]
-    for name, weight in gpt.state_dict().items():
-        module, layer, kind = split_name(name)
-        if module == "head" and config.tie_embeddings:
-            continue
-        theirs = (f"gpt.{module}",) if architecture is GLASSGPT else architecture.modules[module]
-        rows = weight.split(len(weight) if len(theirs) == 1 else qkv_rows)
-        for their_module, some in zip(theirs, rows, strict=True):
-            turn = architecture.turns.get(their_module.rpartition(".")[2], lambda weight, config: weight)
-            yield name, f"{their_module.replace('*', layer)}.{kind}", turn, some
-
-
-def split_name(name: str) -> tuple[str, str, str]:
-    """A weight's module with `*` for its layer, the layer, and the kind: weight or bias."""
-    module, _, kind = name.rpartition(".")
-    layer = re.search(r"\d+", module)
-    return re.sub(r"\d+", "*", module), layer[0] if layer else "", kind
+    transformers = optional_package("transformers")
+    if gpt.token_embedding.weight.dtype != torch.float32:
+        gpt = copy.deepcopy(gpt).float()
+    config = transformers.GPT2Config(**gpt2_options(gpt.config), bos_token_id=None, eos_token_id=None)
+    with torch.random.fork_rng(devices=[]):
+        peer = transformers.GPT2LMHeadModel(config).eval()
+    peer.load_state_dict(to_theirs(gpt, GPT2_MODULES), strict=False)  # a tied head is not in them
+    tokens = torch.arange(min(gpt.config.context_length, 128))[None] * 7 % gpt.config.vocab_size
+    with in_eval_mode(gpt):
+        ours = gpt(tokens.to(gpt.token_embedding.weight.device)).cpu()
+    difference = (ours - peer(tokens).logits).abs().max().item()
+    if not difference <= TOLERANCE:
+        raise ValueError(
+            f"this network does not compute what GPT-2 does: with the same weights logits differ by {difference:.3g}, "
+            f"more than {TOLERANCE}; undo what was changed in it, such as `attend`, before you export it"
+        )
 
 
 # Files
@@ -393,9 +326,7 @@ def local_folder(source: str | Path) -> Path:
     wanted = [CONFIG, "model*.safetensors", INDEX, "tokenizer*.json", "vocab.json", "merges.txt"]
     try:
         return Path(hub.snapshot_download(str(source), allow_patterns=wanted))
-    except errors.HFValidationError as error:
-        raise FileNotFoundError(f"there is no folder {source}, and the Hub cannot have a model of that name") from error
-    except errors.RepositoryNotFoundError as error:
+    except (errors.HFValidationError, errors.RepositoryNotFoundError) as error:
         raise FileNotFoundError(f"there is no folder {source}, and the Hub has no public model of that name") from error
     except (OSError, errors.HfHubHTTPError) as error:
         raise ConnectionError(
@@ -419,12 +350,11 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             raise ValueError(f"{folder / INDEX} is damaged: it has no weight_map from names to files")
         names = sorted(set(shards.values()))
     weights: dict[str, Tensor] = {}
-    for name in names:
-        path = folder / name
+    for path in map(folder.joinpath, names):
         if path.parent != folder:
-            raise ValueError(f"{folder / INDEX} names {name}, which is not a file in its folder")
+            raise ValueError(f"{folder / INDEX} names {path}, which is not a file in its folder")
         if not path.is_file():
-            pickles = sorted(file.name for end in ("bin", "pt", "pth", "ckpt") for file in folder.glob(f"*.{end}"))
+            pickles = sorted(file.name for file in folder.iterdir() if file.suffix in (".bin", ".pt", ".pth", ".ckpt"))
             if pickles:
                 raise ValueError(
                     f"{folder} has its weights as a pickle, {pickles[0]}, which could run code and is not read: "

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model.exchange.gguf import to_gguf
-from model.exchange.huggingface import GPT2, optional_package, write_options
+from model.exchange.huggingface import gpt2_options, optional_package
 from model.generation import generate
 from model.gpt import GPT, GPTConfig
 from model.kernels import has_fast_bfloat16, keep_freed_memory, record_cuda_graph
@@ -166,7 +166,7 @@ def build_writer(job: Namespace) -> tuple[nn.Module, Callable]:
 
     ids = {"bos_token_id": None, "eos_token_id": None}  # nothing ends a text early
     # With the activation of the others; GPT-2's own takes more operations.
-    gpt = GPT2LMHeadModel(GPT2Config(**write_options(gpt2_config(job.size, bias=True), GPT2) | ids))
+    gpt = GPT2LMHeadModel(GPT2Config(**gpt2_options(gpt2_config(job.size, bias=True)) | ids))
     cache = {"use_cache": True, "cache_implementation": "static" if job.device == "cuda" else None}
     return gpt, partial(gpt.generate, do_sample=True, pad_token_id=0, **cache, **SAMPLING)
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from model.exchange.evaluation import continuation_scores, score, text_logprobs
+from model.exchange.evaluation import score, text_logprobs
 from model.gpt import GPTConfig
 from tests.gpts import GPT2, huggingface_gpt2, random_gpt
 
@@ -65,33 +65,10 @@ def test_logits_in_pieces_are_logits_at_once(monkeypatch):
     torch.testing.assert_close(text_logprobs(gpt, text), at_once)
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=["modern", "gpt2", "grouped and windowed"])
-def test_continuations_of_any_length_are_scored_as_a_plain_loop_scores_them(config):
-    gpt = random_gpt(config)
-    lengths = [(1, 1), (4, 3), (12, 2), (5, 9), (1, 10), (3, 27), (2, 1)]
-    pairs = [(torch.randint(23, (c,)).tolist(), torch.randint(23, (n,)).tolist()) for c, n in lengths]
-    greedy = [3, 1]
-    while len(greedy) < 6:
-        greedy.append(int(next_token(gpt, torch.tensor(greedy)).argmax()))
-    pairs.append((greedy[:2], greedy[2:]))
-    scores = continuation_scores(gpt, pairs, batch_size=3)
-    for (context, continuation), (logprob, is_greedy) in zip(pairs, scores, strict=True):
-        text, expected, likeliest = torch.tensor(context + continuation), 0.0, True
-        for index in range(len(continuation)):
-            piece_end = min((index // 10 + 1) * 10, len(continuation))  # context_length tokens are scored at a time
-            place = len(context) + index
-            predicted = next_token(gpt, text[max(0, len(context) + piece_end - 11) : place])
-            expected += float(predicted[text[place]])
-            likeliest &= int(predicted.argmax()) == int(text[place])
-        assert logprob == pytest.approx(expected, abs=1e-4)
-        assert is_greedy == likeliest
-    assert scores[-1][1]
-
-
 def test_dropout_is_off_and_the_mode_is_restored():
     gpt = random_gpt(dataclasses.replace(MODERN, dropout=0.5)).train()
     text = torch.randint(23, (1, 8))
-    assert score(gpt, text, text)[0].equal(score(gpt, text, text)[0])
+    assert score(gpt, text, text).equal(score(gpt, text, text))
     assert gpt.training
 
 
@@ -108,9 +85,3 @@ def test_dropout_is_off_and_the_mode_is_restored():
 def test_impossible_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         text_logprobs(random_gpt(MODERN), **({"tokens": torch.tensor([1, 2, 3])} | options))
-
-
-def test_an_empty_context_or_continuation_is_refused():
-    for pair in (([], [1]), ([1], [])):
-        with pytest.raises(ValueError, match="at least one token each"):
-            continuation_scores(random_gpt(MODERN), [pair])
