@@ -27,7 +27,7 @@ from scripts.prompting import open_checkpoint, prompt_text
 
 if TYPE_CHECKING:
     from data.tokenizers import Tokenizer
-    from model.inspection.archive import Probe
+    from model.inspection.probes import Probe
     from model.pages.captures import Captures
 
 DESCRIPTION = """\
@@ -182,7 +182,7 @@ def check_live(arguments: argparse.Namespace) -> None:
 
 def write_live(arguments: argparse.Namespace) -> Path:
     """Writes the page that holds a model, or several steps of one, and returns its path."""
-    from model.inspection.archive import Probe
+    from model.inspection.probes import Probe
     from model.runs.results import write_model_page
 
     path = arguments.run or arguments.checkpoint
@@ -217,7 +217,7 @@ def read_prompt(models: list[Path | None], steps: list[int] | None, prompt: str)
 
     Models with one tokenizer read the same random tokens, so that their maps can be subtracted.
     """
-    from model.inspection.archive import Probe
+    from model.inspection.probes import Probe
     from model.inspection.recorder import take_snapshot
     from model.pages.captures import Captures
 
@@ -250,7 +250,7 @@ def read_prompt(models: list[Path | None], steps: list[int] | None, prompt: str)
 
 def repeated_probe(checkpoint: Path, tokenizer: Tokenizer, context: int) -> Probe:
     """Random tokens, repeated: those recorded in the checkpoint's run if there are any, else new ones."""
-    from model.inspection.recorder import draw_repeated_probe
+    from model.inspection.probes import draw_repeated_probe
 
     if recorded := recorded_probe(checkpoint, tokenizer, "repeated", context):
         return recorded

@@ -17,8 +17,9 @@ from matplotlib.image import imread
 
 from data.tokenizers import byte_level, train_bpe
 from model.gpt import GPT, GPTConfig
-from model.inspection.archive import AttentionArchive, Probe
-from model.inspection.recorder import capture, draw_repeated_probe, record_maps
+from model.inspection.archive import AttentionArchive
+from model.inspection.probes import Probe, draw_repeated_probe
+from model.inspection.recorder import capture, record_maps
 from model.pages.captures import Captures
 from scripts.inspect_attention import build_parser, main, prompt_title
 from tests.checkpoints import change_checkpoint, save_checkpoint

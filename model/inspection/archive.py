@@ -37,40 +37,16 @@ from numpy.typing import ArrayLike
 
 from model.files import write_atomically
 from model.inspection.heads import SCORES
+from model.inspection.probes import Probe
 
 SCORE_DIGITS = 5  # decimals in scores.jsonl
 MEASURED = ("loss", "ablation", "copying")  # what lines of earlier versions do not have
 DETAILS_VERSION = 1
 DETAILS_DIGITS = ".4g"  # 4 significant digits
 NPY_HEADER = 1024  # bytes, at most
-MAX_PROBE_TOKENS = 8192  # a head's map of so many takes 128 MiB
 
 # Unreadable JSON, or JSON of something else.
 DAMAGE = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
-
-
-@dataclass(frozen=True)
-class Probe:
-    """A text that the model is measured on at each capture: T token ids and each as text.
-
-    period: S for a probe of S distinct tokens that are repeated once (possibly after one more); None for other text.
-    """
-
-    tokens: list[int]
-    labels: list[str]
-    period: int | None = None
-
-    def __post_init__(self) -> None:
-        if len(self.tokens) != len(self.labels):
-            raise ValueError(f"a probe needs a label for each token, but has {len(self.tokens)} and {len(self.labels)}")
-        if not 1 <= len(self.tokens) <= MAX_PROBE_TOKENS:
-            raise ValueError(f"a probe has 1 to {MAX_PROBE_TOKENS} tokens, not {len(self.tokens)}")
-        if not all(isinstance(token, int) and 0 <= token < 2**32 for token in self.tokens):
-            raise ValueError("the tokens of a probe must be ids")
-        if not all(isinstance(label, str) for label in self.labels):
-            raise ValueError("the labels of a probe must be text")
-        if self.period is not None and not 1 <= self.period <= len(self.tokens) // 2:
-            raise ValueError("the period of a probe is at most half of its length")
 
 
 @dataclass(frozen=True)

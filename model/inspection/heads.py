@@ -17,13 +17,12 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from model.inspection.archive import Probe
+from model.inspection.probes import Probe
 
 RECENT = 8  # tokens
 

@@ -1,11 +1,12 @@
 """Computes the attention maps of a model on a probe, and checks them against the path that the model trains on.
 
-For the maps, the model runs as it always does. While it runs, every layer's call of `attend` is observed: the q, k and
-v that went in and the values that came out. The weights are then computed from q and k by the formula, with a mask that
-is built here and not taken from the network. Two numbers say whether the maps can be trusted:
+For the maps, the model runs as it always does. Every layer's call of `attend` is observed, and the layer is then asked
+what it makes of the identity in place of the values: its weights, whatever `attend` computes. Two numbers say whether
+the maps can be trusted:
 
     fidelity    max |weights @ values - what `attend` returned|, over all layers. Where the largest value of a layer is
-                above 1, its difference is divided by that value, because rounding errors grow with the values.
+                above 1, its difference is divided by that value, because rounding errors grow with the values. It is
+                large for an `attend` that is not linear in the values or mixes heads.
     causality   the largest change of any logit before token j when token j is replaced; 0 unless the future leaks
 
 The other measurements (`lens`, `attribution`, `ablation`, `circuits`) are made without autocast, so that rounding does
@@ -16,7 +17,7 @@ Shapes: L layers, H heads, H_kv key and value heads, T tokens, K head width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,14 +26,13 @@ from torch import Tensor
 from model.attention import CausalSelfAttention
 from model.gpt import GPT
 from model.inspection.ablation import ablation, part_means
-from model.inspection.archive import DETAILS_DIGITS, DETAILS_VERSION, AttentionArchive, Probe, Snapshot, as_json
+from model.inspection.archive import DETAILS_DIGITS, DETAILS_VERSION, AttentionArchive, Snapshot, as_json
 from model.inspection.attribution import attribution
 from model.inspection.copying import copying_scores, value_norms
 from model.inspection.heads import score_heads
 from model.inspection.lens import predictions
-from model.inspection.trace import attention_formula, in_float32, observed, trace, undisturbed, visible_keys
-
-MIN_PROBE_TOKENS = 5  # of the shortest repeated probe: one token, and two that are repeated
+from model.inspection.probes import Probe
+from model.inspection.trace import AttendCall, in_float32, observed, trace, undisturbed
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,10 @@ def capture(
     if sequence.min() < 0 or sequence.max() >= vocab_size:
         raise ValueError(f"token ids must be in 0..{vocab_size - 1}, but go from {sequence.min()} to {sequence.max()}")
     layers = [module for module in gpt.modules() if isinstance(module, CausalSelfAttention)]
-    leaks = []
+    calls: list[AttendCall] = []
+    leaks, weights, errors = [], [], []
     with undisturbed(gpt, autocast):
-        with observed(layers) as calls:
+        with observed(layers, calls.append):
             logits = gpt(sequence, document_ids=document_ids)
         for position in sorted({length // 2, length - 1} - {0}):  # nothing comes before token 0
             replaced = sequence.clone()
@@ -85,14 +86,12 @@ def capture(
             # A call of its own: in a batch of two other kernels might run, and rounding would look like a leak.
             change = gpt(replaced, document_ids=document_ids) - logits
             leaks.append(change[:, :position].abs().max().item())
-
-    precision = str(calls[0][-1].dtype).removeprefix("torch.")
-    weights, errors = [], []
-    for layer, (q, k, v, attended) in zip(layers, calls, strict=True):
-        layer_values, layer_weights = attention_formula(q, k, v, visible_keys(length, layer.window, document_ids))
-        attended, largest = attended.cpu().double(), v.abs().max().clamp(min=1).item()
-        errors.append((layer_values - attended).abs().max().item() / largest)
-        weights.append(layer_weights[0].float())
+    with undisturbed(gpt):
+        for call in calls:
+            of_layer = call.weights()
+            errors.append(call.infidelity(of_layer))
+            weights.append(of_layer[0].float().cpu())
+    precision = str(calls[0].attended.dtype).removeprefix("torch.")
     return Capture(torch.stack(weights), precision, _largest(errors), _largest(leaks))
 
 
@@ -192,30 +191,6 @@ def _details(gpt: GPT, probes: dict[str, Tensor], label: Callable[[int], str]) -
         "probes": measured,
     }
     return as_json(details, DETAILS_DIGITS)
-
-
-def draw_repeated_probe(
-    candidates: Collection[int],
-    max_period: int,
-    label: Callable[[int], str],
-    *,
-    first: int | None = None,
-    seed: int = 0,
-) -> Probe:
-    """Distinct random tokens, repeated once. Heads that look back for repetitions show on it.
-
-    Args:
-        candidates: the token ids to draw from.
-        max_period: how many are drawn, if there are so many.
-        label: the text of a token.
-        first: if given, it comes before the random tokens and is never drawn.
-    """
-    candidates = sorted(set(candidates) - {first})
-    period = min(max_period, len(candidates))
-    order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(seed))
-    drawn = [candidates[place] for place in order[:period]]
-    tokens = ([] if first is None else [first]) + 2 * drawn
-    return Probe(tokens, [label(token) for token in tokens], period)
 
 
 def _largest(errors: list[float]) -> float:

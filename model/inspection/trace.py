@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.attention import CausalSelfAttention, scaled_dot_product_attention
+from model.attention import CausalSelfAttention
 from model.gpt import GPT, Block, in_eval_mode
 
 
@@ -61,23 +62,19 @@ def trace(gpt: GPT, tokens: Tensor, *, document_ids: Tensor | None = None) -> Tr
         ValueError: for a sequence that is longer than the model's context.
     """
     blocks, tables, value_embeddings = blocks_of(gpt), embedding_tables(gpt), value_tables(gpt)
-    with (
-        undisturbed(gpt),
-        recorded(gpt) as (inputs, outputs),
-        observed([block.attention for block in blocks]) as calls,
-    ):
-        features = gpt.features(tokens[None], document_ids=document_ids)[0]
-
-    residual = [inputs[module][0] for block in blocks for module in (block, block.feed_forward_norm)]
     values, heads, value_shares = [], [], {}
-    for layer, (block, (q, k, v, _)) in enumerate(zip(blocks, calls, strict=True)):
-        attention = block.attention
-        values.append(v[0].repeat_interleave(attention.num_heads // attention.num_kv_heads, dim=0))
-        heads.append(inputs[attention.output_proj][0].unflatten(-1, (attention.num_heads, -1)))
-        if layer in value_embeddings:
-            table = outputs[value_embeddings[layer]].unflatten(-1, (attention.num_kv_heads, -1)).transpose(1, 2)
-            shares, _ = attention_formula(q, k, table, visible_keys(len(tokens), attention.window, document_ids))
-            value_shares[layer] = shares[0].transpose(0, 1)
+    calls: list[AttendCall] = []
+    with undisturbed(gpt):
+        with recorded(gpt) as (inputs, outputs), observed([block.attention for block in blocks], calls.append):
+            features = gpt.features(tokens[None], document_ids=document_ids)[0]
+        for layer, (block, call) in enumerate(zip(blocks, calls, strict=True)):
+            attention = block.attention
+            values.append(call.values_by_head()[0])
+            heads.append(inputs[attention.output_proj][0].unflatten(-1, (attention.num_heads, -1)))
+            if layer in value_embeddings:
+                table = outputs[value_embeddings[layer]].unflatten(-1, (attention.num_kv_heads, -1)).transpose(1, 2)
+                value_shares[layer] = call.with_values(table)[0].transpose(0, 1)
+    residual = [inputs[module][0] for block in blocks for module in (block, block.feed_forward_norm)]
     return Trace(
         tokens=tokens,
         tables={name: outputs[table].flatten(0, -2) for name, table in tables.items()},  # positions have no batch axis
@@ -128,25 +125,52 @@ def in_float32(gpt: GPT) -> GPT:
     return gpt if dtype in (torch.float32, torch.float64) else copy.deepcopy(gpt).float()
 
 
-def attention_formula(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Values (B, H, T, K) and weights (B, H, T, T), from what `attend` gets.
+@dataclass(frozen=True)
+class AttendCall:
+    """One call of a layer's `attend`: what it got and what it returned, (B, H, T, K).
 
-    By the formula, on the CPU in float64, so that rounding here is far below that of the model.
+    attend: the method that was called. q (B, H, T, K), k and v (B, H_kv, S, K). arguments, options: all else it got,
+        such as the mask.
+
+    The methods call `attend` once more: use them inside `undisturbed`, without autocast.
     """
-    q, k, v = (x.cpu().double() for x in (q, k, v))
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-    return scaled_dot_product_attention(q, k, v, mask, need_weights=True)
 
+    attend: Callable[..., Tensor]
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    attended: Tensor
 
-def visible_keys(length: int, window: int | None, document_ids: Tensor | None) -> Tensor:
-    """Which keys each query may attend to, (T, T), built without the network's own code for masks."""
-    positions = torch.arange(length)
-    distance = positions[:, None] - positions
-    visible = (distance >= 0) & (distance < (window or length))
-    if document_ids is not None:
-        document = document_ids[0].cpu()
-        visible &= document[:, None] == document
-    return visible
+    def with_values(self, values: Tensor) -> Tensor:
+        """What `attend` returns for other values (B, H_kv, S, K), in float32 at least."""
+        dtype = torch.promote_types(self.q.dtype, torch.float32)
+        q, k, values = (x.to(dtype) for x in (self.q, self.k, values))
+        return self.attend(q, k, values, *self.arguments, **self.options)
+
+    def weights(self) -> Tensor:
+        """How much each query takes of each key's value, (B, H, T, S): what `attend` makes of the identity.
+
+        Attention is linear in the values, so this is the map of whatever `attend` computes. The identity is handed over
+        in pieces of K columns, since an `attend` may count on values of that width.
+        """
+        S, K = self.v.shape[-2:]
+        identity = torch.eye(S, device=self.v.device).expand(*self.v.shape[:-1], S)
+        pieces = [self.with_values(F.pad(piece, (0, K - piece.shape[-1]))) for piece in identity.split(K, dim=-1)]
+        return torch.cat(pieces, dim=-1)[..., :S]
+
+    def values_by_head(self) -> Tensor:
+        """(B, H, S, K): the values, those of a group of heads repeated for each of them."""
+        return self.v.repeat_interleave(self.q.shape[1] // self.v.shape[1], dim=1)
+
+    def infidelity(self, weights: Tensor) -> float:
+        """max |weights @ values - what `attend` returned|, divided by the largest value where that is above 1.
+
+        Large for an `attend` that is not linear in the values or mixes heads, for which there are no weights.
+        """
+        error = (weights @ self.values_by_head().to(weights.dtype) - self.attended).abs().max()
+        return (error / self.v.abs().max().clamp(min=1)).item()
 
 
 @contextmanager
@@ -188,14 +212,13 @@ def recorded(gpt: GPT) -> Iterator[tuple[dict[nn.Module, Tensor], dict[nn.Module
 
 
 @contextmanager
-def observed(layers: list[CausalSelfAttention]) -> Iterator[list[tuple[Tensor, ...]]]:
-    """Collects (q, k, v, result) of every call of the layers' `attend`, in the order of the calls."""
-    calls: list[tuple[Tensor, ...]] = []
+def observed(layers: list[CausalSelfAttention], see: Callable[[AttendCall], None]) -> Iterator[None]:
+    """Hands every call of the layers' `attend` to `see`, in the order of the calls."""
 
     def observing(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def attend_observed(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            attended = attend(q, k, v, *args, **kwargs)
-            calls.append((q, k, v, attended))
+        def attend_observed(q: Tensor, k: Tensor, v: Tensor, *arguments: Any, **options: Any) -> Tensor:
+            attended = attend(q, k, v, *arguments, **options)
+            see(AttendCall(attend, q, k, v, arguments, options, attended))
             return attended
 
         return attend_observed
@@ -204,7 +227,7 @@ def observed(layers: list[CausalSelfAttention]) -> Iterator[list[tuple[Tensor, .
     try:
         for layer in layers:
             layer.attend = observing(layer.attend)
-        yield calls
+        yield
     finally:
         for layer, own in zip(layers, replaced, strict=True):
             del layer.attend

@@ -11,8 +11,9 @@ from functools import cached_property
 
 import numpy as np
 
-from model.inspection.archive import AttentionArchive, Probe, Snapshot
+from model.inspection.archive import AttentionArchive, Snapshot
 from model.inspection.heads import SCORES, formation_step, uniform_scores
+from model.inspection.probes import Probe
 
 MAX_CURVE_POINTS = 300
 

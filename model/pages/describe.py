@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from model.inspection.archive import Probe
 from model.inspection.heads import SCORES, choosing, entropy, is_delimiter, threshold, uniform_attention, weight_on
+from model.inspection.probes import Probe
 
 CHANCE = 1e-7  # how likely random attention may be to get a name
 MAX_COUNTS = 5

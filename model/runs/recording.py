@@ -11,8 +11,9 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from model.checks import check_range
-from model.inspection.archive import AttentionArchive, Probe
-from model.inspection.recorder import MIN_PROBE_TOKENS, draw_repeated_probe, record_maps
+from model.inspection.archive import AttentionArchive
+from model.inspection.probes import MIN_PROBE_TOKENS, Probe, draw_repeated_probe
+from model.inspection.recorder import record_maps
 from model.runs.metrics import log_metrics
 from model.runs.wandb_logger import wandb_loggers
 from model.training.sharding import whole_gpt

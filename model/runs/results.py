@@ -15,8 +15,9 @@ from typing import Any
 from model.checkpoint import load_gpt
 from model.files import write_atomically
 from model.gpt import GPT
-from model.inspection.archive import AttentionArchive, Probe, Snapshot
+from model.inspection.archive import AttentionArchive, Snapshot
 from model.inspection.heads import score_heads
+from model.inspection.probes import Probe
 from model.inspection.recorder import capture
 from model.pages.captures import Captures
 from model.pages.live import pack

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.inspection import heads
-from model.inspection.archive import Probe
+from model.inspection.probes import Probe
 
 TEXT = [
     "def",

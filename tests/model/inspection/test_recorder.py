@@ -15,9 +15,10 @@ from torch import nn
 from model.attention import CausalSelfAttention
 from model.gpt import GPT, GPTConfig
 from model.inspection import heads, recorder, trace
-from model.inspection.archive import AttentionArchive, Probe
+from model.inspection.archive import AttentionArchive
 from model.inspection.lens import predictions
-from model.inspection.recorder import capture, draw_repeated_probe, record_maps, take_snapshot
+from model.inspection.probes import Probe, draw_repeated_probe
+from model.inspection.recorder import capture, record_maps, take_snapshot
 from tests.gpts import GPT2, random_gpt
 
 SIZES = {"vocab_size": 50, "context_length": 24, "num_layers": 3, "num_heads": 4, "embed_dim": 32}
@@ -53,25 +54,6 @@ def test_maps_are_faithful_and_causal(gpt):
     assert taken.weights.std() > 0.05  # uniform heads would hide a mistake
 
 
-def test_maps_agree_with_the_gradients_of_the_fused_kernel(monkeypatch):
-    """d(output at q) / d(value at k) is the weight of k, computed by the kernel itself."""
-    attend, calls = CausalSelfAttention.attend, []
-
-    def observed(self, q, k, v, mask=None):
-        calls.append((self, q, k, v, mask))
-        return attend(self, q, k, v, mask)
-
-    gpt = random_gpt(replace(MODERN, num_kv_heads=None)).eval()
-    weights = capture(gpt, TEXT).weights
-    monkeypatch.setattr(CausalSelfAttention, "attend", observed)
-    gpt(torch.tensor([TEXT]))
-    layer, q, k, v, mask = calls[1]
-    for query in (0, 7, len(TEXT) - 1):
-        v = v.detach().requires_grad_()
-        attend(layer, q.detach(), k.detach(), v, mask)[0, :, query, 0].sum().backward()
-        torch.testing.assert_close(weights[1, :, query], v.grad[0, :, :, 0], atol=1e-6, rtol=1e-4)
-
-
 def test_tokens_outside_the_window_have_no_weight():
     weights = capture(random_gpt(CONFIGS["window"]), TEXT).weights
     assert (weights.tril(-5) == 0).all() and (weights.diagonal(-4, -2, -1) > 0).all()
@@ -93,6 +75,12 @@ def test_a_model_can_be_captured_under_autocast(gpt):
     torch.testing.assert_close(taken.weights.sum(-1), torch.ones(3, 4, len(TEXT)))
 
 
+def replace_attend(monkeypatch, change) -> None:
+    """Replaces every layer's attention by one that changes the values."""
+    attend = CausalSelfAttention.attend
+    monkeypatch.setattr(CausalSelfAttention, "attend", lambda *args, **options: change(attend(*args, **options)))
+
+
 def test_fidelity_is_relative_to_large_values(monkeypatch):
     """The rounding error of bfloat16 grows with the values. A kernel that is wrong by a tenth is still detected."""
     gpt = random_gpt(replace(MODERN, num_kv_heads=None))
@@ -100,53 +88,97 @@ def test_fidelity_is_relative_to_large_values(monkeypatch):
         for block in gpt.blocks:
             block.attention.qkv_proj.weight[-MODERN.embed_dim :] *= 100
     assert capture(gpt, TEXT, autocast=torch.bfloat16).fidelity <= 1e-2
-    replace_attend(monkeypatch, lambda values: 1.1 * values)
+    replace_attend(monkeypatch, lambda values: values + 0.1 * values.abs())
     assert capture(gpt, TEXT, autocast=torch.bfloat16).fidelity > 2e-2
 
 
-def replace_attend(monkeypatch, change) -> None:
-    """Replaces every layer's attention by one that changes the values."""
-    attend = CausalSelfAttention.attend
-    monkeypatch.setattr(CausalSelfAttention, "attend", lambda *args, **options: change(attend(*args, **options)))
+NOT_LINEAR = {
+    "shifted": lambda values: values + 0.5,
+    "not linear in the values": torch.tanh,
+    "heads that take each other's values": lambda values: values.roll(1, dims=1),
+}
 
 
-def test_maps_are_compared_with_a_replaced_attend(gpt, monkeypatch):
-    replace_attend(monkeypatch, lambda values: values + 0.5)
+@pytest.mark.parametrize("change", NOT_LINEAR)
+def test_an_attend_without_weights_is_not_faithful(change, monkeypatch):
+    replace_attend(monkeypatch, NOT_LINEAR[change])
+    taken = capture(random_gpt(CONFIGS["gpt2"]), TEXT)
+    assert taken.fidelity > 1e-2 and taken.causality == 0
+
+
+def with_scores(change, mask_future=True):
+    """An `attend` whose scores go through `change`, (H, T, S) to (H, T, S or more), before the softmax."""
+
+    def attend(self, q, k, v, mask=None):
+        k, v = (x.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1) for x in (k, v))
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        visible = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril() if mask is None else mask
+        if mask_future:
+            scores = scores.masked_fill(~visible, -torch.inf)
+        return change(scores).softmax(-1)[..., : k.shape[-2]] @ v
+
+    return attend
+
+
+def alibi(scores):
+    """A slope for each head, times the distance (Press et al. 2021, https://arxiv.org/abs/2108.12409)."""
+    H, T, S = scores.shape[-3:]
+    distance = torch.arange(T)[:, None] - torch.arange(S)
+    return scores - 2.0 ** -torch.arange(1, H + 1)[:, None, None] * distance
+
+
+REPLACED = {
+    "the layer's own": CausalSelfAttention.attend,
+    "ALiBi": with_scores(alibi),
+    "a sliding window": with_scores(lambda scores: scores.masked_fill(~torch.ones(17, 17).bool().triu(-4), -math.inf)),
+    "a sink": with_scores(lambda scores: nn.functional.pad(scores, (0, 1), value=0.3)),  # a further key without value
+    "a leak": with_scores(lambda scores: scores, mask_future=False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["modern", "gpt2"])
+@pytest.mark.parametrize("name", REPLACED)
+def test_maps_are_those_of_a_replaced_attend(name, family, monkeypatch):
+    """Against d(output at q) / d(value at k), which autograd takes from the layer as the model runs it."""
+    gpt, calls = random_gpt(CONFIGS[family]).eval(), []
+    monkeypatch.setattr(CausalSelfAttention, "attend", REPLACED[name])
+    with trace.observed([block.attention for block in gpt.blocks], calls.append):
+        gpt(torch.tensor([TEXT]))
     taken = capture(gpt, TEXT)
-    assert taken.fidelity > 1e-2
-    assert taken.causality == 0
+    assert taken.fidelity <= 1e-5 and (taken.causality > 1e-2) == (name == "a leak")
+    for call, weights in zip(calls, taken.weights, strict=True):
+        H, H_kv = call.q.shape[1], call.v.shape[1]
+        for head, query in ((0, 0), (1, 7), (3, len(TEXT) - 1)):
+            values = call.v.detach().requires_grad_()
+            attended = call.attend(call.q.detach(), call.k.detach(), values, *call.arguments, **call.options)
+            attended[0, head, query, 0].backward()
+            expected = values.grad[0, head * H_kv // H, :, 0]
+            torch.testing.assert_close(weights[head, query], expected, atol=1e-6, rtol=1e-4)
+    seen = taken.weights.sum(-1)
+    assert (seen.max() < 0.99) if name == "a sink" else torch.allclose(seen, torch.ones(()))
 
 
 def test_an_attend_that_was_replaced_on_one_layer_is_observed_and_restored():
     gpt = random_gpt(MODERN)
     layer = gpt.blocks[1].attention
-    attend = layer.attend
-    layer.attend = replacement = lambda *args, **options: attend(*args, **options) + 0.5
-    assert capture(gpt, TEXT).fidelity > 1e-2
+    layer.attend = replacement = lambda q, k, v, mask=None: torch.zeros_like(q)
+    taken = capture(gpt, TEXT)
+    assert taken.fidelity <= 1e-5 and (taken.weights.sum(-1)[[0, 2]] > 0.99).all() and (taken.weights[1] == 0).all()
     assert layer.attend is replacement and "attend" not in vars(gpt.blocks[0].attention)
 
 
 def test_an_attend_with_further_arguments_is_observed():
-    layer, x = random_gpt(MODERN).blocks[0].attention, torch.ones(2)
+    layer, x = random_gpt(MODERN).blocks[0].attention, torch.ones(1, 1, 2, 3)
+    calls = []
     layer.attend = lambda q, k, v, mask, shift, *, scale: scale * v + shift
-    with trace.observed([layer]) as calls:
-        layer.attend(x, x, x, None, 1.0, scale=3.0)
-    assert calls[0][-1].tolist() == [4.0, 4.0]
+    with trace.observed([layer], calls.append):
+        layer.attend(x, x, x, None, 0.0, scale=3.0)
+    assert torch.equal(calls[0].attended, 3 * x) and torch.equal(calls[0].weights()[0, 0], 3 * torch.eye(2))
 
 
 def test_bfloat16_weights_can_be_captured():
     taken = capture(random_gpt(MODERN).bfloat16(), TEXT)
     assert taken.fidelity <= 2e-2 and taken.causality == 0
-
-
-@pytest.mark.parametrize("family", ["modern", "gpt2"])
-def test_a_layer_that_sees_the_future_is_detected(family, monkeypatch):
-    def attend_to_everything(self, q, k, v, mask=None):
-        return nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-
-    monkeypatch.setattr(CausalSelfAttention, "attend", attend_to_everything)
-    taken = capture(random_gpt(CONFIGS[family]), TEXT)
-    assert taken.fidelity > 1e-2 and taken.causality > 1e-2
 
 
 def test_a_leak_of_a_single_token_is_detected(monkeypatch):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.inspection import heads
-from model.inspection.archive import Probe
+from model.inspection.probes import Probe
 from model.pages.describe import Pattern, describe_heads, find_patterns, kind, opening_view, visible
 
 LABELS = ["def", " f", "(", "x", "):", "\n    ", "return", " x", " of", " y", "\n", "print", " the", " f", "(", "1"] * 2

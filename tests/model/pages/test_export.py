@@ -15,8 +15,9 @@ import pytest
 from matplotlib.colors import to_rgb
 from PIL import Image
 
-from model.inspection.archive import AttentionArchive, Probe, Snapshot
+from model.inspection.archive import AttentionArchive, Snapshot
 from model.inspection.heads import SCORES
+from model.inspection.probes import Probe
 from model.pages import export, images
 from model.pages.captures import Captures
 

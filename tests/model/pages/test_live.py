@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from data.tokenizers import byte_level
 from model.gpt import GPTConfig
 from model.inspection.ablation import part_means
-from model.inspection.archive import Probe
-from model.inspection.recorder import capture, draw_repeated_probe
+from model.inspection.probes import Probe, draw_repeated_probe
+from model.inspection.recorder import capture
 from model.pages import live
 from model.pages.describe import opening_view
 from model.pages.template import json_element

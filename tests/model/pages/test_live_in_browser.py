@@ -11,8 +11,8 @@ from data.tokenizers import byte_level
 from model.generation import generate
 from model.gpt import GPT, GPTConfig
 from model.inspection.ablation import ablation, part_means
-from model.inspection.archive import Probe
-from model.inspection.recorder import capture, draw_repeated_probe
+from model.inspection.probes import Probe, draw_repeated_probe
+from model.inspection.recorder import capture
 from model.runs.results import write_model_page
 from tests.gpts import random_gpt
 

@@ -16,7 +16,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from model.inspection import heads
-from model.inspection.archive import AttentionArchive, Probe, Snapshot
+from model.inspection.archive import AttentionArchive, Snapshot
+from model.inspection.probes import Probe
 from model.pages.captures import Captures, log_spaced
 from model.pages.describe import describe_heads
 from model.pages.page import attention_page

@@ -19,7 +19,8 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.image import imread
 
 from model.inspection import heads
-from model.inspection.archive import AttentionArchive, Probe, Snapshot
+from model.inspection.archive import AttentionArchive, Snapshot
+from model.inspection.probes import Probe
 from model.pages.captures import Captures
 from model.pages.images import COLOURS
 from model.pages.page import attention_page

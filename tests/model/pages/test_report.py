@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from model.inspection import heads
-from model.inspection.archive import Probe, Snapshot
+from model.inspection.archive import Snapshot
+from model.inspection.probes import Probe
 from model.pages.captures import Captures
 from model.pages.report import evenly, heads_that_matter, report_page, short, story, training_seconds
 from tests.measurements import measured

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from model.inspection import heads
-from model.inspection.archive import Probe, Snapshot
+from model.inspection.archive import Snapshot
+from model.inspection.probes import Probe
 from model.pages.captures import Captures
 from model.pages.page import attention_page
 from tests.measurements import measured

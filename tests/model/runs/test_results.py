@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from model.gpt import GPT, GPTConfig
-from model.inspection.archive import AttentionArchive, Probe
-from model.inspection.recorder import draw_repeated_probe, record_maps
+from model.inspection.archive import AttentionArchive
+from model.inspection.probes import Probe, draw_repeated_probe
+from model.inspection.recorder import record_maps
 from model.runs.results import finish, read_metrics, write_report
 
 HEADER = "step,tokens,train/loss,val/loss,val/bits_per_byte,lr,tokens_per_second,mfu,attention/sink/layer_0"
