@@ -1,7 +1,7 @@
 """Measures GlassGPT beside its peers on this machine.
 
-Each contender runs in a process of its own, in turn, over several rounds. Prints a table, and as the last line the same
-and more as JSON, which is also appended to a file. Times are wall-clock time: close everything else that computes.
+Each contender runs in a process of its own, in turn, over several rounds; one that fails is left out. Prints a table,
+and as the last line the same and more as JSON. Times are wall-clock time: close everything else that computes.
 
 The peers are not part of this project: git clone https://github.com/karpathy/nanoGPT, pip install transformers.
 """
@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import itertools
 import json
 import math
+import shutil
 import signal
+import statistics
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,225 +29,183 @@ if not __package__:  # run as a file, Python looks for modules beside it and not
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from model.runs.mistakes import exit_status
-from scripts.benchmarks import contenders, results
-from scripts.benchmarks.contenders import WARM_UP, Row, alternate, call, compare, fit, parse_size, present
 from scripts.parser import Parser, at_least
 
-RESULTS = Path("runs/benchmarks.jsonl")
-PACKAGES = ("torch", "lightning", "transformers", "numpy")
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("torch", "lightning", "transformers", "llama_cpp_python", "numpy")
+# Layers, heads, width, sequences in a batch, context, vocabulary: those of nanoGPT's README for a CPU and of its
+# configs; on a CPU in smaller batches, and GPT-2's vocabulary as a multiple of 64.
+SMALL = (4, 4, 128, 12, 64, 65)
+SIZES = {
+    "cpu": [SMALL, (6, 6, 384, 16, 256, 65)],
+    "cuda": [(6, 6, 384, 64, 256, 65), (12, 12, 768, 32, 1024, 50304)],
+}
+SECONDS = 5.0  # of training in each round, at least
+WRITER, PROMPT_TOKENS, NEW_TOKENS, TEXTS = (6, 6, 384, 1024, 65), 16, 128, (1, 16)  # TEXTS: written at once
+# Size, our steps, the peer's steps and dropout: those of nanoGPT's README for a CPU, of its config for a GPU.
+LEARNING = {"cpu": (SMALL, 260, 2000, 0.0), "cuda": ((6, 6, 384, 64, 256, 65), 1000, 5000, 0.2)}
+EVALUATIONS = 20  # of each training, evenly spaced
 
-# "reduce-overhead" compiles with CUDA graphs.
-TRAINED = ["glassgpt", "glassgpt+compile", "glassgpt+reduce-overhead", "nanogpt", "nanogpt+compile"]
-TRAINED_BY_DEFAULT = {"cpu": "glassgpt nanogpt", "cuda": "glassgpt glassgpt+reduce-overhead nanogpt nanogpt+compile"}
-# Those of nanoGPT's README and configs; on a CPU in smaller batches, GPT-2 with its vocabulary made a multiple of 64.
-SIZES = {"cpu": "4x4x128/12x64/65 6x6x384/16x256/65", "cuda": "6x6x384/64x256/65 12x12x768/32x1024/50304"}
-
-LLAMA_WORKS = (1, "cpu", "float32")  # texts at once, device, precision
-WRITERS = ["glassgpt", "nanogpt", "transformers", "llama.cpp", "llama.cpp+q8_0"]
-VOCABULARY, PROMPT_TOKENS = 65, 16
-
-LEARNERS = ["glassgpt", "gpt2+adamw", "nanogpt", "nanogpt+compile"]
-# Size, our steps, the peer's steps, nanoGPT's dropout: those of nanoGPT's README for a CPU, of its config for a GPU.
-LEARNING = {"cpu": ("4x4x128/12x64", 260, 2000, 0.0), "cuda": ("6x6x384/64x256", 1000, 5000, 0.2)}
-
-NO_VALIDATION = ("--trainer.val_check_interval=1000000000", "--trainer.limit_val_batches=1")
-BARE = ("--attention.enabled=false", "--samples.max_new_tokens=0", "--trainer.accumulate_grad_batches=1")
-BARE += ("--trainer.max_steps=1000000000", *NO_VALIDATION)
+Row = dict[str, Any]
+Command = Callable[[int, Path], list[str]]  # (seed, folder) -> arguments of Python, which leave `result.json` there
 
 
 @exit_status("benchmark.py")
 def main(argv: list[str] | None = None) -> int | None:
-    """Runs the command line; returns the exit status: 0, 1 if a contender fails, 2 for a mistake, 130 for Ctrl-C."""
-    options = build_parser().parse_args(argv)
+    """Runs the command line; returns the exit status: 0, 1 if ours fails, 2 for a mistake, 130 for Ctrl-C."""
+    parser = Parser(prog="benchmark.py", description=__doc__)
+    subparsers = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK", parser_class=Parser)
+    for function, rounds in ((train, 3), (generate, 3), (time_to_loss, 1)):
+        text = inspect.getdoc(function)
+        subparser = subparsers.add_parser(function.__name__, help=text.splitlines()[0], description=text)
+        subparser.set_defaults(function=function)
+        add = subparser.add_argument
+        add("--nanogpt", type=Path, metavar="PATH", help="checkout of nanoGPT (default: it does not take part)")
+        add("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu; see CUDA_VISIBLE_DEVICES")
+        turns = f"turns of each contender (default: {rounds})"
+        add("--rounds", type=at_least(1), default=rounds, metavar="N", help=turns)
+        if function is train:
+            add("--compile", action="store_true", help="measure each network compiled too, a minute more a size")
+        if function is time_to_loss:
+            usual = Path("tinyshakespeare.txt")
+            add("--data", type=Path, default=usual, metavar="FILE", help=f"ASCII text (default: {usual})")
+            add("train_options", nargs="*", metavar="-- OPTION", help="for our train.py, paths from the repository")
+    options = parser.parse_args(argv)
     try:
-        print(results.markdown(options.results) if options.benchmark == "table" else measure(options))
+        print(measure(options))
     except RuntimeError as error:
         print(f"benchmark.py: {error}", file=sys.stderr)
         return 1
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The options; each help text names the unit and the default."""
-    parser = Parser(prog="benchmark.py", description=__doc__)
-    subparsers = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK", parser_class=Parser)
-    number, seconds, steps = at_least(1), at_least(0, float), at_least(WARM_UP + 1)
-    by_device = "{cpu}; on a GPU {cuda}".format
-
-    kept, where = Parser(add_help=False), f"where JSON is kept (default: {RESULTS})"
-    kept.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help=where)
-
-    def benchmark(function: Callable, rounds: int, names: Sequence = (), usual: str = "", config: str = "") -> Callable:
-        """Adds a function of this file, with `names` as its contenders; returns what adds one more option."""
-        text = inspect.getdoc(function)
-        options = {"help": text.splitlines()[0], "description": text, "parents": [kept]}
-        subparser = subparsers.add_parser(function.__name__, **options)
-        subparser.set_defaults(rows_of=function)
-        add = subparser.add_argument
-        add("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu; see CUDA_VISIBLE_DEVICES")
-        add("--nanogpt", metavar="PATH", help="checkout of nanoGPT (default: it does not take part)")
-        add("--rounds", type=number, default=rounds, metavar="N", help=f"turns of each contender (default: {rounds})")
-        if names:
-            listed = f"of {', '.join(names)} (default: {usual})"
-            add("--contenders", nargs="+", choices=names, metavar="NAME", help=listed)
-        if config:
-            add("--config", default=config, metavar="YAML", help=f"what is trained (default: {config})")
-            add("train_options", nargs="*", metavar="-- OPTION", help="for train.py, paths from the repository")
-        return add
-
-    add = benchmark(train, 3, TRAINED, by_device(**TRAINED_BY_DEFAULT))
-    sizes = f"LAYERSxHEADSxWIDTH/BATCHxCONTEXT/VOCABULARY (default: {by_device(**SIZES)})"
-    add("--sizes", nargs="+", metavar="SIZE", help=sizes)
-    add("--seconds", type=seconds, default=5.0, help="of training in each round, at least (default: 5)")
-
-    add = benchmark(generate, 3, WRITERS, "all")
-    add("--batches", nargs="+", type=number, default=[1, 16], metavar="N", help="texts at once (default: 1 16)")
-    add("--new_tokens", nargs="+", type=number, default=[128], metavar="N", help="length in tokens (default: 128)")
-    add("--model", default="6x6x384", metavar="LAYERSxHEADSxWIDTH", help="(default: 6x6x384)")
-    add("--context", type=number, default=1024, help="of the models, for prompt and text (default: 1024)")
-    add("--dtype", choices=("float32", "bfloat16"), help="of weights and cache (default: float32; on a GPU bfloat16)")
-
-    add = benchmark(time_to_loss, 1, LEARNERS, "glassgpt and a peer", config="configs/shakespeare_char.yaml")
-    add("--data", metavar="FILE", help="ASCII text, read by characters; its last tenth validates")
-    add("--size", help="LAYERSxHEADSxWIDTH/BATCHxCONTEXT (default: with --data nanoGPT's, otherwise the config's)")
-    add("--steps", type=steps, help="of our whole schedule (default: 260; on a GPU 1000)")
-    add("--peer_steps", type=steps, help="of the peer's (default: nanoGPT's, 2000; on a GPU 5000)")
-    add("--peer_learning_rate", type=at_least(0.000001, float), help="of gpt2+adamw (default: nanoGPT's, 0.001)")
-    add("--evaluations", type=number, default=20, help="in each training, evenly spaced (default: 20)")
-    add("--target", type=at_least(0.001, float), metavar="NATS", help="loss per token (default: the peer's lowest)")
-
-    add = benchmark(overhead, 1, config="configs/default.yaml")
-    add("--seconds", type=seconds, default=45.0, help="of stretches in each round (default: 45)")
-    add("--stretch", type=number, default=10, help="steps in a stretch (default: 10)")
-    add("--steps", type=number, default=60, help="of the training that records maps (default: 60)")
-
-    subparsers.add_parser("table", parents=[kept], help=results.__doc__, description=results.__doc__)
-    return parser
-
-
 def measure(options: argparse.Namespace) -> str:
-    """Runs one benchmark and appends its record to the file of results; returns what to print."""
+    """Runs one benchmark; returns what to print, of which the last line is JSON."""
     if options.device == "cuda":
         import torch  # only here, as it takes seconds
 
         if not torch.cuda.is_available():
             raise ValueError("--device cuda: PyTorch finds no GPU here; leave it out to measure on the processor")
-    if options.nanogpt and not Path(options.nanogpt, "model.py").is_file():
+    if options.nanogpt and not (options.nanogpt / "model.py").is_file():
         raise FileNotFoundError(f"--nanogpt {options.nanogpt} is not a checkout of nanoGPT: it has no model.py")
-    options.nanogpt = options.nanogpt and str(Path(options.nanogpt).resolve())
+    options.nanogpt = options.nanogpt and str(options.nanogpt.resolve())
     notes: list[str] = []
-    rows = list(options.rows_of(options, notes))
-    if options.nanogpt and not any("nanogpt" in row["contender"] for row in rows):
-        notes.append("--nanogpt changes nothing here: nanoGPT takes no part")
+    rows = options.function(options, notes)
     machine = [row.pop("machine") for row in rows][-1]
-    versions = {name: version(name) for name in PACKAGES if find_spec(name)}
-    versions["nanogpt"] = options.nanogpt and results.commit(Path(options.nanogpt))
-    hidden = ("benchmark", "results", "nanogpt", "rows_of")
+    typed = {name: value for name, value in vars(options).items() if name not in ("benchmark", "function", "nanogpt")}
     record = {
         "benchmark": options.benchmark,
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "commit": results.commit(contenders.ROOT),
+        "commit": commit(ROOT),
         "machine": machine,
-        "versions": versions,
-        "options": {name: value for name, value in vars(options).items() if name not in hidden},
+        "versions": {name: version(name) for name in PACKAGES if find_spec(name.removesuffix("_python"))}
+        | {"nanogpt": options.nanogpt and commit(Path(options.nanogpt))},
+        "options": typed,
         "rows": rows,
         "notes": notes,
     }
-    options.results.parent.mkdir(parents=True, exist_ok=True)
-    with options.results.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
     heading = f"{machine['device']}, {machine['threads']} threads:"
-    return "\n\n".join([heading, results.table(rows), *notes, json.dumps(record)])
+    return "\n\n".join([heading, table(rows), *notes, json.dumps(record, default=str)])
 
 
-def train(options: argparse.Namespace, notes: list[str]) -> Iterator[Row]:
+def train(options: argparse.Namespace, notes: list[str]) -> list[Row]:
     """Time of a training step: our GPT in GPT-2's architecture against nanoGPT, each in a bare loop.
 
-    With the defaults 3 minutes on 2 CPU cores. A compiled contender takes a minute more for each size.
+    3 minutes on 2 CPU cores.
     """
-    names = present(options.contenders or TRAINED_BY_DEFAULT[options.device].split(), options.nanogpt, notes)
-    works = {text: parse_size(text) for text in options.sizes or SIZES[options.device].split()}
-    for text, (batch_size, size) in works.items():
-        work = {"batch_size": batch_size, "size": size, "seconds": options.seconds, "dropout": 0.0}
-        yield from compete(f"training step, {text}", "measure_step", names, options, **work)
+    names = ["glassgpt", *taking_part({"nanogpt": options.nanogpt}, notes)]
+    names += [f"{name}+compile" for name in names if options.compile]
+    rows = []
+    for layers, heads, width, batch_size, context, vocab_size in SIZES[options.device]:
+        size = gpt_size(layers, heads, width, context, vocab_size)
+        commands = {}
+        for name in names:
+            work = {"contender": name, "size": size, "batch_size": batch_size, "seconds": SECONDS, "dropout": 0.0}
+            commands[name] = call("measure_step", options, **work)
+        results = alternate(commands, options.rounds, notes)
+        work = f"training step, {layers}x{width}, batches of {batch_size}x{context}"
+        rows += compare(work, results, same=("parameters", "tokens"))
+    return rows
 
 
-def generate(options: argparse.Namespace, notes: list[str]) -> Iterator[Row]:
-    """Time to write text after 16 tokens: ours, nanoGPT, GPT-2 of `transformers` with its cache, and llama.cpp.
+def generate(options: argparse.Namespace, notes: list[str]) -> list[Row]:
+    """Time to write 128 tokens after 16: ours, nanoGPT, GPT-2 of `transformers` with its cache, and llama.cpp.
 
-    All have the same architecture and size, and random weights. With the defaults 4 minutes on 2 CPU cores. nanoGPT
-    has no cache: 16 texts of 1000 tokens take it half an hour. llama.cpp takes part with one text at a time, on a
-    processor, in float32 and with weights in 8 bits.
+    All have the same architecture and size, 6 layers of width 384, and random weights. nanoGPT has no cache. llama.cpp
+    takes part with one text at a time on a processor, in float32 and with weights in 8 bits. 4 minutes on 2 CPU cores.
     """
-    longest = PROMPT_TOKENS + max(options.new_tokens)
-    if longest > options.context:
-        raise ValueError(f"--context {options.context} is too short for the {longest} tokens of prompt and text")
-    dtype = options.dtype or ("bfloat16" if options.device == "cuda" else "float32")
-    names = present(options.contenders or WRITERS, options.nanogpt, notes)
-    for batch, new_tokens in itertools.product(options.batches, options.new_tokens):
-        _, size = parse_size(f"{options.model}/{batch}x{options.context}/{VOCABULARY}")
-        work = f"writing {batch} x {new_tokens} tokens, {options.model}"
-        able = [name for name in names if "llama" not in name or (batch, options.device, dtype) == LLAMA_WORKS]
-        if not able:
-            raise ValueError("llama.cpp writes one text at a time, on a processor, in float32: name other contenders")
-        job = {"batch_size": batch, "size": size, "dtype": dtype, "new_tokens": new_tokens}
-        yield from compete(work, "measure_writing", able, options, prompt_tokens=PROMPT_TOKENS, **job)
+    has_llama = find_spec("llama_cpp") and find_spec("gguf") and options.device == "cpu"
+    able = {"nanogpt": options.nanogpt, "transformers": find_spec("transformers"), "llama.cpp": has_llama}
+    peers, rows = taking_part(able, notes), []
+    layers, _, width, *_ = WRITER
+    for texts in TEXTS:
+        names = ["glassgpt", *(name for name in peers if name != "llama.cpp")]
+        if texts == 1 and "llama.cpp" in peers:
+            names += ["llama.cpp", "llama.cpp+q8_0"]
+        commands = {}
+        for name in names:
+            work = {"contender": name, "size": gpt_size(*WRITER), "batch_size": texts, "prompt_tokens": PROMPT_TOKENS}
+            dtype = "float32" if options.device == "cpu" else "bfloat16"
+            commands[name] = call("measure_writing", options, **work, new_tokens=NEW_TOKENS, dtype=dtype)
+        results = alternate(commands, options.rounds, notes)
+        work = f"writing {texts} x {NEW_TOKENS} tokens, {layers}x{width}"
+        rows += compare(work, results, same=("parameters", "tokens"))
+    return rows
 
 
-def compete(work: str, function: str, names: list[str], options: argparse.Namespace, **arguments: Any) -> list[Row]:
-    """The rows of contenders that call `function`; they must do it with equally large networks."""
-    where = {"device": options.device, "checkout": options.nanogpt, **arguments}
-    results = alternate({name: call(function, contender=name, **where) for name in names}, options.rounds)
-    return compare(work, results, same=("parameters", "tokens"))
+def time_to_loss(options: argparse.Namespace, notes: list[str]) -> list[Row]:
+    """Time to a validation loss on the characters of a text: configs/shakespeare_char.yaml against a peer.
 
-
-def time_to_loss(options: argparse.Namespace, notes: list[str]) -> Iterator[Row]:
-    """Time to a validation loss: `python train.py` with one of our recipes against a peer on the same text.
-
-    With --data the peer is nanoGPT with its published settings, and the text is read by characters. Otherwise it is
-    the same config with GPT-2's architecture and AdamW (gpt2+adamw). The target is the peer's lowest loss, of the seed
-    in which that is highest. The clock stops for evaluation, and the first three steps, in which PyTorch may compile,
-    count as long as the later ones. A round takes 3 minutes on 2 CPU cores; to publish a figure take --rounds 3.
+    The peer is nanoGPT with its published settings; without --nanogpt our network in GPT-2's architecture, trained
+    with the same settings. The target is the peer's lowest loss, of the seed in which that is highest. The clock stops
+    for evaluation, and the first three steps, in which PyTorch may compile, count as long as the later ones. A round
+    takes 3 minutes on 2 CPU cores; to publish a figure take --rounds 3.
     """
-    nanogpt = "nanogpt+compile" if options.device == "cuda" else "nanogpt"
-    names = options.contenders or ["glassgpt", nanogpt if options.data else "gpt2+adamw"]
-    names = present(names, options.nanogpt, notes)
-    peers = [name for name in names if name != "glassgpt"]
-    if not peers and options.target is None:
-        raise ValueError("; ".join(["without a peer there is no loss to reach: set --target", *notes]))
-    if not options.data and any(name.startswith("nanogpt") for name in names):
-        raise ValueError("nanogpt reads a text by characters: name it with --data")
-    for option, peer in {"peer_steps": peers, "peer_learning_rate": "gpt2+adamw" in names}.items():
-        if getattr(options, option) is not None and not peer:
-            raise ValueError(f"--{option} is for a peer that takes no part: leave it out")
-    shape, our_steps, peer_steps, dropout = LEARNING[options.device]
-    path = Path(options.data or "").resolve()
-    batch_size, size = parse_size(f"{options.size or shape}/{count_characters(path) if options.data else 1}")
-    recipe = list(NO_VALIDATION)
-    if options.data:
-        recipe += [f"--data.files={path}", "--data.tokenizer=bytes", "--data.vocab_size=null"]
-    if options.size or options.data:
-        recipe += [f"--model.gpt.{name}={value}" for name, value in size.items() if name != "vocab_size"]
-        recipe += [f"--data.batch_size={batch_size}"]
-    commands = {}
-    for name in names:
-        steps = (options.steps or our_steps) if name == "glassgpt" else (options.peer_steps or peer_steps)
-        evaluations = min(options.evaluations, steps // (WARM_UP + 1))
-        if name.startswith("nanogpt"):
-            work = {"batch_size": batch_size, "size": size, "data": str(path), "steps": steps, "dropout": dropout}
-            where = {"device": options.device, "checkout": options.nanogpt, "evaluations": evaluations}
-            commands[name] = call("learn_characters", contender=name, **work, **where)
-        else:
-            typed = [*recipe, *options.train_options, f"--trainer.max_steps={steps}"]
-            if name == "gpt2+adamw":  # after what was typed for both, or it would no longer be this peer
-                typed += [f"--config={contenders.GPT2_RECIPE}"]
-                if options.peer_learning_rate:
-                    typed += [f"--model.optimizer.learning_rate={options.peer_learning_rate}"]
-            commands[name] = fit("LearningCurve", options.config, options.device, typed, evaluations=evaluations)
-    results = alternate(commands, options.rounds)
-    target = options.target or max(min(point["loss"] for point in turn["curve"]) for turn in results[peers[0]])
+    (layers, heads, width, batch_size, context, _), our_steps, peer_steps, dropout = LEARNING[options.device]
+    text = options.data.resolve()
+    size = gpt_size(layers, heads, width, context, count_characters(text))
+    peer = "gpt2+adamw" if not options.nanogpt else "nanogpt" if options.device == "cpu" else "nanogpt+compile"
+    taking_part({"nanogpt": options.nanogpt}, notes)
+
+    ours = {f"model.gpt.{name}": value for name, value in size.items() if name != "vocab_size"}
+    ours |= {"data.files": text, "data.batch_size": batch_size, "trainer.max_steps": our_steps, "trainer.devices": 1}
+    ours |= {"trainer.accelerator": "cpu" if options.device == "cpu" else "gpu", "wandb": "disabled"}
+    ours |= {"trainer.val_check_interval": 10**9, "trainer.limit_val_batches": 1}  # validation is the benchmark's
+
+    def train_py(seed: int, folder: Path) -> list[str]:
+        of_round = {"seed_everything": seed, "trainer.default_root_dir": folder}
+        typed = [f"--{name}={value}" for name, value in {**ours, **of_round}.items()]
+        arguments = {"output": str(folder), "evaluations": EVALUATIONS}
+        callback = {"class_path": "scripts.benchmarks.measuring.LearningCurve", "init_args": arguments}
+        callbacks = f"--trainer.callbacks={json.dumps([callback])}"
+        config = "--config=configs/shakespeare_char.yaml"
+        return ["train.py", config, *typed, *options.train_options, callbacks]
+
+    work = {"contender": peer, "size": size, "batch_size": batch_size, "dropout": dropout, "data": str(text)}
+    work |= {"steps": peer_steps, "evaluations": EVALUATIONS}
+    commands = {"glassgpt": train_py, peer: call("learn_characters", options, **work)}
+    results = alternate(commands, options.rounds, notes)
+    if peer not in results:
+        raise RuntimeError("without a peer there is no loss to reach: " + "; ".join(notes))
+    target = max(min(point["loss"] for point in turn["curve"]) for turn in results[peer])
     reaching = {name: [{**turn, **reached(turn, target)} for turn in turns] for name, turns in results.items()}
-    work = f"training to {target:.3f} nats, {Path(options.config).stem}"
-    yield from compare(work, reaching, same=("validation_tokens",))
+    return compare(f"training to {target:.3f} nats, {text.stem}", reaching, same=("validation_tokens",))
+
+
+def gpt_size(layers: int, heads: int, width: int, context: int, vocab_size: int) -> dict[str, int]:
+    """Fields of GPTConfig."""
+    size = {"num_layers": layers, "num_heads": heads, "embed_dim": width}
+    return {**size, "context_length": context, "vocab_size": vocab_size}
+
+
+def taking_part(able: Mapping[str, Any], notes: list[str]) -> list[str]:
+    """The peers that can take part; `notes` gets a sentence for each that cannot."""
+    reasons = {
+        "nanogpt": "set --nanogpt to a checkout of it",
+        "transformers": "pip install transformers",
+        "llama.cpp": "pip install gguf llama-cpp-python, and measure on a processor",
+    }
+    notes.extend(f"{name} is left out: {reasons[name]}" for name in able if not able[name])
+    return [name for name in able if able[name]]
 
 
 def reached(result: Row, target: float) -> Row:
@@ -266,24 +227,99 @@ def count_characters(path: Path) -> int:
     return len(set(content))
 
 
-def overhead(options: argparse.Namespace, notes: list[str]) -> Iterator[Row]:
-    """What the Trainer costs beside a bare loop, and what recording attention costs.
+def call(function: str, options: argparse.Namespace, **work: Any) -> Command:
+    """The command that calls a `function` of gpt2.py with a namespace of `work` and the round's `seed`."""
+    work |= {"device": options.device, "checkout": options.nanogpt}
+    module = ["-m", "scripts.benchmarks.gpt2", function]
+    return lambda seed, folder: [*module, json.dumps({**work, "seed": seed}), str(folder)]
 
-    Stretches of the Trainer and of a bare loop alternate in one process, on the same model, optimizer and data, without
-    maps, samples and validation. The recording is timed in a whole `python train.py`: "with maps" is all of its time,
-    "without maps" the same less the seconds inside the recorder. With the defaults 3 minutes on 2 CPU cores.
+
+def run(command: Command, seed: int = 0) -> Row:
+    """What a new process measures; ValueError if it ends with status 2, for a mistake, RuntimeError if it fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = [sys.executable, *command(seed, Path(folder))]
+        process = subprocess.run(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        result, lines = Path(folder, "result.json"), process.stdout.strip().splitlines()
+        status, last = process.returncode, lines[-1] if lines else "it wrote nothing"
+        if status == 2 and lines:
+            raise ValueError(last)
+        if status or not result.exists():
+            print(*lines[-30:], sep="\n", file=sys.stderr)
+            how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+            raise RuntimeError(f"it ended with {how}: {last}")
+        return json.loads(result.read_text())
+
+
+def alternate(commands: Mapping[str, Command], rounds: int, notes: list[str]) -> dict[str, list[Row]]:
+    """Runs every contender once, then every contender again, so that a slow spell of the machine meets all of them.
+
+    A peer that fails is left out, and `notes` says why; RuntimeError if ours fails, as nothing could be compared.
     """
-    recorded = (f"--trainer.max_steps={options.steps}", "--attention.enabled=true")
-    measured = {
-        "training step": ("BesideBareLoop", BARE, {"stretch": options.stretch, "seconds": options.seconds}),
-        f"{options.steps} steps": ("RecordingClock", recorded, {}),
-    }
-    for work, (callback, last, arguments) in measured.items():
-        typed = [*options.train_options, *last]
-        commands = {work: fit(callback, options.config, options.device, typed, **arguments)}
-        turns = alternate(commands, options.rounds)[work]
-        results = {name: [row for turn in turns for row in turn[name]] for name in turns[0]}
-        yield from compare(f"{work}, {Path(options.config).stem}", results)
+    results: dict[str, list[Row]] = {name: [] for name in commands}
+    for seed in range(rounds):
+        for name in list(results):
+            print(f"round {seed + 1}/{rounds}  {name}", file=sys.stderr, flush=True)
+            try:
+                results[name].append(run(commands[name], seed))
+            except RuntimeError as error:
+                if name == "glassgpt":
+                    raise
+                notes.append(f"{name} is left out: {error}")
+                del results[name]
+    return results
+
+
+def compare(work: str, results: Mapping[str, list[Row]], same: Sequence[str] = ()) -> list[Row]:
+    """A row for each contender of `work`: fractions are medians over the rounds, the rest is the first's.
+
+    `times_faster` is the median over the rounds of its time divided by ours, since the contenders of one round met
+    the same state of the machine. Of several contenders that are ours the fastest counts. A time of None means that
+    the contender did not reach its goal. RuntimeError if the rows do not agree in the keys `same`.
+    """
+    time = "seconds" if "seconds" in next(iter(results.values()))[0] else "milliseconds_per_step"
+    ours = [rounds for name, rounds in results.items() if name.startswith("glassgpt")]
+    fastest, rows = min(ours, key=lambda rounds: median(rounds, time) or math.inf), []
+    for name, rounds in results.items():
+        pairs = [(result[time], our[time]) for result, our in zip(rounds, fastest, strict=True)]
+        row = {"work": work, "contender": name, **{key: median(rounds, key) for key in rounds[0]}}
+        row[f"{time}_of_rounds"] = [result for result, _ in pairs]
+        if "tokens" in row:
+            row["tokens_per_second"] = row["tokens"] / row[time] * (1 if time == "seconds" else 1000)
+        is_complete = all(None not in pair for pair in pairs)
+        row["times_faster"] = statistics.median(theirs / our for theirs, our in pairs) if is_complete else None
+        rows.append(row)
+    for key in same:
+        if len({row[key] for row in rows}) > 1:
+            amounts = ", ".join(f"{row['contender']} {row[key]}" for row in rows)
+            raise RuntimeError(f"the contenders differ in {key}, so their times cannot be compared: {amounts}")
+    return rows
+
+
+def median(rounds: Sequence[Row], key: str) -> Any:
+    """The median of a fraction over the rounds, None if a round has none; of anything else the first round's value."""
+    values = [result[key] for result in rounds]
+    if None in values:
+        return None
+    return statistics.median(values) if isinstance(values[0], float) else values[0]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows for a person, a line each; a dash stands for a loss that was not reached."""
+    lines = []
+    for row in rows:
+        unit = "s " if "seconds" in row else "ms"
+        figures = (row.get("seconds", row.get("milliseconds_per_step")), row["times_faster"])
+        time, ratio = ("-" if figure is None else f"{figure:,.2f}" for figure in figures)
+        lines.append(f"{row['work']:44} {row['contender']:16} {time:>10} {unit} {ratio:>7} times ours")
+    return "\n".join(lines)
+
+
+def commit(folder: Path) -> str | None:
+    """The commit that is checked out, with "+changes" if files differ from it; None if `folder` is not a repository."""
+    if shutil.which("git") is None or not Path(folder, ".git").exists():
+        return None
+    git = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
+    return subprocess.run(git, capture_output=True, text=True).stdout.strip() or None
 
 
 if __name__ == "__main__":

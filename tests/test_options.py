@@ -25,7 +25,6 @@ from model.training import hardware
 from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
 from scripts import benchmark, convert_huggingface, evaluate, generate, inspect_attention, prepare_data, report, walk
-from scripts.benchmarks import contenders
 from tests.checkpoints import save_checkpoint
 from tests.small_runs import metrics
 from tests.test_inspect_attention import make_run
@@ -311,65 +310,12 @@ def test_every_option_of_an_evaluation_reaches_it(tmp_path, monkeypatch, small_t
     assert max(windows) == 7
 
 
-TRAINED = {"config": ["--config=configs/debug.yaml"], "train_options": ["--", "--seed_everything=3"]}
-TURNS = {"rounds": ["--rounds=2"], "nanogpt": ["--nanogpt=nanogpt"], "contenders": ["--contenders", "glassgpt"]}
-BENCHMARKS = {
-    "train": TURNS | {"sizes": ["--sizes=1x2x16/2x8/65"], "seconds": ["--seconds=1"]},
-    "generate": TURNS
-    | {"batches": ["--batches=2"], "new_tokens": ["--new_tokens=5"], "model": ["--model=1x2x16"]}
-    | {"context": ["--context=512"], "dtype": ["--dtype=bfloat16"]},
-    "time_to_loss": TURNS
-    | TRAINED
-    | {"nanogpt": ["--nanogpt=nanogpt", "--data=words.txt"], "data": ["--data=words.txt", "--nanogpt=nanogpt"]}
-    | {"contenders": ["--contenders", "gpt2+adamw"], "size": ["--size=1x2x16/2x8"], "steps": ["--steps=9"]}
-    | {"peer_steps": ["--peer_steps=9"], "peer_learning_rate": ["--peer_learning_rate=0.1"]}
-    | {"evaluations": ["--evaluations=3"], "target": ["--target=5"]},
-    "overhead": TRAINED
-    | {"rounds": ["--rounds=2"], "nanogpt": ["--nanogpt=nanogpt"], "seconds": ["--seconds=1"]}
-    | {"stretch": ["--stretch=3"], "steps": ["--steps=5"]},
-}
-
-
-@pytest.mark.parametrize("name", BENCHMARKS)
-def test_every_option_of_a_benchmark_changes_what_runs(name, tmp_path, monkeypatch, capsys, small_text):
-    """The commands of the contenders, which are not run, the rows and the notes."""
-    monkeypatch.chdir(tmp_path)
-    Path("words.txt").write_text(small_text.read_text())
-    Path("nanogpt").mkdir()
-    Path("nanogpt/model.py").touch()
-    Path("configs").mkdir()
-    Path("configs/debug.yaml").touch()
-    row = {"seconds": 2.0, "tokens": 1, "parameters": 1, "machine": {"device": "none", "threads": 1}}
-    curve = {"curve": [{"step": 4, "seconds": 1.0, "loss": 4.0, "targets": 1}], "validation_bytes": 1}
-
-    def outcome(*options):
-        commands = []
-
-        def run(command, seed=0):
-            commands.append([str(part) for part in command(seed, Path("folder"))])
-            return {"trainer": [row], "bare loop": [row]} if name == "overhead" else {**row, **curve}
-
-        monkeypatch.setattr(contenders, "run", run)
-        status = benchmark.main([name, *options])
-        out = capsys.readouterr()
-        assert status == 0, out.err
-        record = json.loads(out.out.splitlines()[-1])
-        return commands, record["rows"], record["notes"]
-
-    usual = outcome()
-    for option, given in BENCHMARKS[name].items():
-        assert usual != outcome(*given), f"{name} --{option} changes nothing"
-    assert usual == outcome("--results=other.jsonl") and Path("other.jsonl").exists()
-    named = documented(benchmark.main, capsys, name) | ({"train_options"} & BENCHMARKS[name].keys())
-    assert named == {*BENCHMARKS[name], "results", "device"}  # a new option needs a line above
-
-
-def documented(main, capsys, *arguments) -> set[str]:
+def documented(main, capsys) -> set[str]:
     """The options that --help lists, without those of the data."""
     with pytest.raises(SystemExit):
-        main([*arguments, "--help"])
+        main(["--help"])
     listed = re.findall(r"^ +(?:-h, )?--(\w+)(?![\w.])", capsys.readouterr().out, re.MULTILINE)
-    return set(listed) - {"help", "data"} if not arguments else set(listed) - {"help"}
+    return set(listed) - {"help", "data"}
 
 
 @pytest.mark.parametrize("script", ["generate", "inspect_attention", "walk", "evaluate", "report", "prepare_data"])

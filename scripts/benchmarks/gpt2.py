@@ -3,14 +3,18 @@
 nanoGPT's model.py is run from the person's checkout. Its train.py trains as soon as it is imported, so its loop is
 written here anew, with the settings that it publishes, and trains ours too. llama.cpp writes with our weights.
 
-`job` is what benchmark.py gives a contender: `size` are fields of GPTConfig, `checkout` is the folder with nanoGPT.
+scripts/benchmark.py starts a process of this file for each contender. `job` says what it does: `contender`, `size`
+(fields of GPTConfig), `checkout` (nanoGPT's folder), `device`, `seed`, `batch_size`, and what a function reads.
 Letters: B sequences in a batch, T tokens of context, N tokens of a text.
 """
 
 from __future__ import annotations
 
+import importlib
 import itertools
+import json
 import runpy
+import sys
 import tempfile
 from collections import namedtuple
 from collections.abc import Callable, Iterator
@@ -22,25 +26,26 @@ from typing import Any
 import torch
 import yaml
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from model.exchange.gguf import to_gguf
-from model.exchange.huggingface import gpt2_options, optional_package
 from model.generation import generate
 from model.gpt import GPT, GPTConfig
-from model.kernels import has_fast_bfloat16, keep_freed_memory, record_cuda_graph
-from model.training.hardware import compile_where_it_pays, missing_compiler
+from model.kernels import has_fast_bfloat16, keep_freed_memory
+from model.runs.mistakes import exit_status
+from model.training.hardware import missing_compiler
 from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
-from scripts.benchmarks.contenders import GPT2_RECIPE, ROOT, WARM_UP, Row
-from scripts.benchmarks.measuring import Curve, describe, mean_nats, synchronized_time
+from scripts.benchmarks.measuring import WARM_UP, Curve, Row, describe, leave_result, mean_nats, synchronized_time
+
+ROOT = Path(__file__).resolve().parents[2]
 
 # Of nanoGPT's train.py and config/train_shakespeare_char.py, which its README's command for CPUs starts from too.
 LEARNING_RATE, WEIGHT_DECAY, BETAS, GRADIENT_CLIP = 1e-3, 0.1, (0.9, 0.99), 1.0
 SCHEDULE = ScheduleConfig(warmup_steps=100, decay="cosine", final_factor=0.1)  # its warm-up is slower by 1%
 # What nanoGPT calls fields of GPTConfig.
 NANOGPT_NAMES = {"num_layers": "n_layer", "num_heads": "n_head", "embed_dim": "n_embd", "context_length": "block_size"}
-Learner = namedtuple("Learner", "model, loss, optimizer, precision")  # loss: tokens, targets (B, T) -> mean nats
+# loss: tokens, targets (B, T) -> mean nats; fast_loss: the same, compiled where that is asked for
+Learner = namedtuple("Learner", "model, loss, fast_loss, optimizer, precision")
 SAMPLING = {"temperature": 0.8, "top_k": 200}  # as in its sample.py
 
 
@@ -60,7 +65,7 @@ def measure_step(job: Namespace) -> Row:
 
 
 def learn_characters(job: Namespace) -> Row:
-    """The learning curve of nanoGPT on the characters of `data`, split as its prepare.py does."""
+    """The learning curve of a contender on the characters of `data`, split as nanoGPT's prepare.py does."""
     characters = torch.frombuffer(bytearray(Path(job.data).read_bytes()), dtype=torch.uint8)
     ids, cut = characters.unique(return_inverse=True)[1], int(0.9 * len(characters))
     learner, curve = build_learner(job), Curve(job.device, job.steps, job.evaluations)
@@ -68,8 +73,7 @@ def learn_characters(job: Namespace) -> Row:
 
     def losses() -> Iterator[tuple[Tensor, Tensor]]:
         for tokens, targets in batches:
-            count = (targets >= 0).sum()
-            yield learner.model(tokens, targets)[1] * count, count
+            yield learner.loss(tokens, targets) * targets.numel(), torch.tensor(targets.numel())
 
     for step in itertools.islice(train(learner, ids[:cut], job, job.steps), job.steps):
         curve.after(step, lambda: mean_nats(learner.model, losses()))
@@ -78,38 +82,39 @@ def learn_characters(job: Namespace) -> Row:
 
 
 def windows(text: Tensor, context: int) -> list[tuple[Tensor, Tensor]]:
-    """Every token of `text` (N,) but the first as a target once, in windows side by side; -1 fills the last one up."""
-    missing = -(len(text) - 1) % context
-    tokens = F.pad(text[:-1], (0, missing)).view(-1, context)
-    targets = F.pad(text[1:], (0, missing), value=-1).view(-1, context)
-    return list(zip(tokens.split(128), targets.split(128), strict=True))
+    """Batches in which every token of `text` (N,) but the first is a target once; the last window may be shorter."""
+    whole = (len(text) - 1) // context * context
+    tokens, targets = (part.view(-1, context).split(128) for part in (text[:whole], text[1 : whole + 1]))
+    rest = [(text[None, whole:-1], text[None, whole + 1 :])] if whole < len(text) - 1 else []
+    return [*zip(tokens, targets, strict=True), *rest]
 
 
 def build_learner(job: Namespace) -> Learner:
     """A network and what trains it; sets up this process for that. Raises ValueError if this machine cannot compile."""
     torch.manual_seed(job.seed)
-    device = torch.device(job.device)
-    name, *extras = job.contender.split("+")
-    if extras and (missing := missing_compiler(device)):
+    device, is_compiled = torch.device(job.device), job.contender.endswith("+compile")
+    if is_compiled and (missing := missing_compiler(device)):
         raise ValueError(f"{job.contender} cannot be compiled: {missing} is missing")
-    if name == "glassgpt":
+    if job.contender.startswith("nanogpt"):
+        torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
+        model = build_nanogpt(job, dropout=job.dropout, bias=False).to(device)
+        optimizer = model.configure_optimizers(WEIGHT_DECAY, LEARNING_RATE, BETAS, device.type)
+        precision = "bfloat16" if device.type == "cuda" else "float32"
+    else:
         keep_freed_memory()
-        model = GPT(gpt2_config(job.size)).to(device)
-        mode = "reduce-overhead" if "reduce-overhead" in extras else "compile" in extras or "auto"
-        loss = compile_where_it_pays(model.loss, mode, device)
+        model = GPT(gpt2_config(job.size, dropout=job.dropout)).to(device)
         optimizer = build_optimizer(model, OptimizerConfig("adamw", weight_decay=WEIGHT_DECAY, betas=BETAS))
-        return Learner(model, loss, optimizer, "bfloat16" if has_fast_bfloat16(device.type) else "float32")
-    torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
-    model = build_nanogpt(job, dropout=job.dropout, bias=False).to(device)
-    forward = torch.compile(model) if extras else model
-    optimizer = model.configure_optimizers(WEIGHT_DECAY, LEARNING_RATE, BETAS, device.type)
-    precision = "bfloat16" if device.type == "cuda" else "float32"
-    return Learner(model, lambda tokens, targets: forward(tokens, targets)[1], optimizer, precision)
+        precision = "bfloat16" if has_fast_bfloat16(device.type) else "float32"
+
+    def loss(tokens: Tensor, targets: Tensor) -> Tensor:
+        return model(tokens, targets)[1] if job.contender.startswith("nanogpt") else model.loss(tokens, targets)
+
+    return Learner(model, loss, torch.compile(loss) if is_compiled else loss, optimizer, precision)
 
 
 def train(learner: Learner, text: Tensor, job: Namespace, steps: int) -> Iterator[int]:
     """nanoGPT's training on windows of `text` (N,) drawn at random, endless; yields the number of updates."""
-    model, loss_of, optimizer, precision = learner
+    model, _, fast_loss, optimizer, precision = learner
     context = job.size["context_length"]
 
     def draw() -> tuple[Tensor, Tensor]:
@@ -124,7 +129,7 @@ def train(learner: Learner, text: Tensor, job: Namespace, steps: int) -> Iterato
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * learning_rate_factor(step, steps, SCHEDULE)
         with torch.autocast(job.device, torch.bfloat16, enabled=precision == "bfloat16"):
-            loss = loss_of(*batch)
+            loss = fast_loss(*batch)
         batch = draw()  # while an accelerator is still at work
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_CLIP)
@@ -154,7 +159,7 @@ def build_writer(job: Namespace) -> tuple[nn.Module, Callable]:
     torch.manual_seed(job.seed)
     if job.contender == "glassgpt":
         gpt = GPT(gpt2_config(job.size, bias=True))
-        return gpt, partial(generate, gpt, record=record_cuda_graph if job.device == "cuda" else None, **SAMPLING)
+        return gpt, partial(generate, gpt, **SAMPLING)
     if job.contender.startswith("llama.cpp"):  # which has the tanh form of GELU only
         gpt = GPT(gpt2_config(job.size, bias=True, activation="gelu"))
         return gpt, build_llama(gpt, quantized=job.contender.endswith("+q8_0"))
@@ -165,15 +170,17 @@ def build_writer(job: Namespace) -> tuple[nn.Module, Callable]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     ids = {"bos_token_id": None, "eos_token_id": None}  # nothing ends a text early
+    names = NANOGPT_NAMES | {"context_length": "n_positions"}
+    shape = {names.get(name, name): value for name, value in job.size.items()}
     # With the activation of the others; GPT-2's own takes more operations.
-    gpt = GPT2LMHeadModel(GPT2Config(**gpt2_options(gpt2_config(job.size, bias=True)) | ids))
+    gpt = GPT2LMHeadModel(GPT2Config(**shape, **ids, activation_function="gelu"))
     cache = {"use_cache": True, "cache_implementation": "static" if job.device == "cuda" else None}
     return gpt, partial(gpt.generate, do_sample=True, pad_token_id=0, **cache, **SAMPLING)
 
 
 def build_llama(gpt: GPT, quantized: bool) -> Callable[..., Tensor]:
     """What writes one text with llama.cpp and the weights of `gpt`, `quantized` to 8 bits each, its q8_0."""
-    llama_cpp, vocab_size = optional_package("llama_cpp"), gpt.config.vocab_size
+    llama_cpp, vocab_size = importlib.import_module("llama_cpp"), gpt.config.vocab_size
     model = {"vocab": {chr(0x4E00 + token): token for token in range(1, vocab_size)}, "merges": []}  # any names will do
     files = {"tokenizer.json": {"model": model, "added_tokens": [{"id": 0, "content": "<|endoftext|>"}]}}
     tokenizer = Namespace(name="bytes", vocab_size=vocab_size, end_of_text=0, huggingface_files=lambda: files)
@@ -203,7 +210,17 @@ def build_nanogpt(job: Namespace, **options: Any) -> nn.Module:
     return nanogpt["GPT"](nanogpt["GPTConfig"](**shape, **options))
 
 
-def gpt2_config(size: dict[str, int], bias: bool = False, **changes: Any) -> GPTConfig:
-    """Our GPT in GPT-2's architecture, as nanoGPT builds it, with `changes`."""
-    recipe = yaml.safe_load(Path(ROOT, GPT2_RECIPE).read_text(encoding="utf-8"))
-    return GPTConfig(**size, **recipe["model"]["gpt"] | {"bias": bias} | changes)
+def gpt2_config(size: dict[str, int], **changes: Any) -> GPTConfig:
+    """Our GPT in GPT-2's architecture as nanoGPT builds it, by default without biases, with `changes`."""
+    recipe = yaml.safe_load((ROOT / "configs" / "gpt2_124m.yaml").read_text(encoding="utf-8"))
+    return GPTConfig(**recipe["model"]["gpt"] | size | {"activation": "gelu_exact", "bias": False} | changes)
+
+
+@exit_status("a contender")
+def main(function: str, job: str, folder: str) -> None:
+    """Calls a function of this file and leaves its result in the folder; returns the exit status, 2 for a mistake."""
+    leave_result(folder, globals()[function](Namespace(**json.loads(job))))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

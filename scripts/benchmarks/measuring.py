@@ -1,7 +1,8 @@
-"""What a contender's process measures, and the Lightning callbacks that measure within `python train.py`."""
+"""What a contender's process measures, and the callback of Lightning that measures within `python train.py`."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -16,8 +17,14 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
 from model.gpt import in_eval_mode
-from model.runs.recording import AttentionRecording
-from scripts.benchmarks.contenders import WARM_UP, Row, leave_result
+
+WARM_UP = 3  # steps, in which PyTorch may compile
+Row = dict[str, Any]
+
+
+def leave_result(folder: str, figures: Row) -> None:
+    """What a contender's process calls at its end: a time, and what describes the work."""
+    Path(folder, "result.json").write_text(json.dumps(figures))
 
 
 def synchronized_time(device: str) -> float:
@@ -97,75 +104,3 @@ class LearningCurve(Callback):
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
         learned = {"curve": self.curve.points, "validation_bytes": trainer.datamodule.validation_bytes}
         leave_result(self.output, {**learned, **describe(module.gpt, trainer.precision)})
-
-
-class BesideBareLoop(Callback):
-    """Times stretches of so many steps by the Trainer and by a bare loop in turn; the first of each does not count.
-
-    After `seconds` of all together, and three of each, training stops.
-    """
-
-    def __init__(self, output: str, stretch: int, seconds: float):
-        self.output, self.stretch, self.enough_seconds = output, stretch, seconds
-        self.seconds: dict[str, list[float]] = {"trainer": [], "bare loop": []}
-
-    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        self.batches = iter(trainer.datamodule.train_dataloader())
-        self.started, self.next_stop = None, self.stretch
-
-    def on_train_batch_end(self, trainer: Trainer, module: LightningModule, *_: Any) -> None:
-        if trainer.global_step < self.next_stop:
-            return
-        now = synchronized_time(module.device.type)
-        for _ in range(self.stretch):
-            self.bare_step(trainer, module)
-        finished = synchronized_time(module.device.type)
-        if self.started is not None:
-            self.seconds["trainer"].append(now - self.started)
-            self.seconds["bare loop"].append(finished - now)
-        enough = sum(map(sum, self.seconds.values())) >= self.enough_seconds
-        trainer.should_stop = enough and len(self.seconds["trainer"]) >= 3
-        self.started, self.next_stop = finished, trainer.global_step + self.stretch
-
-    def bare_step(self, trainer: Trainer, module: LightningModule) -> None:
-        """What the Trainer does in a step of one batch, without its loop."""
-        batch = {name: part.to(module.device, non_blocking=True) for name, part in next(self.batches).items()}
-        trainer.optimizers[0].zero_grad(set_to_none=True)
-        with trainer.precision_plugin.forward_context():
-            loss = module.training_step(batch, 0)
-        loss.backward()
-        if trainer.gradient_clip_val:
-            torch.nn.utils.clip_grad_norm_(module.parameters(), trainer.gradient_clip_val)
-        trainer.optimizers[0].step()
-        self.tokens = batch["tokens"].numel()
-
-    def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
-        work = {"tokens": self.tokens, **describe(module.gpt, trainer.precision)}
-        rows: dict[str, list[Row]] = {}
-        for name, times in self.seconds.items():
-            rows[name] = [{"milliseconds_per_step": 1000 * time / self.stretch, **work} for time in times]
-        leave_result(self.output, rows)
-
-
-class RecordingClock(Callback):
-    """Times a whole fit, and in it AttentionRecording.record, which is replaced by a timed one until the end."""
-
-    def __init__(self, output: str):
-        self.output, self.recordings = output, []
-
-    def on_fit_start(self, trainer: Trainer, module: LightningModule) -> None:
-        device, self.record = module.device.type, AttentionRecording.record
-
-        def timed(*arguments: Any, **options: Any) -> None:
-            started = synchronized_time(device)  # without the training that a GPU still has to do
-            self.record(*arguments, **options)
-            self.recordings.append(synchronized_time(device) - started)
-
-        AttentionRecording.record, self.started = timed, synchronized_time(device)
-
-    def on_fit_end(self, trainer: Trainer, module: LightningModule) -> None:
-        AttentionRecording.record = self.record
-        seconds, work = synchronized_time(module.device.type) - self.started, describe(module.gpt, trainer.precision)
-        total = {"seconds": seconds, "recordings": len(self.recordings), **work}
-        rest = {"seconds": seconds - sum(self.recordings), **work}
-        leave_result(self.output, {"with maps": [total], "without maps": [rest]})
