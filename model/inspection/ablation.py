@@ -10,8 +10,8 @@ Shapes: N rows, B batch, T tokens, L layers, H heads, K head width, D model widt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,12 @@ class Part:
     name: str
     head: int | None = None
 
+    def __str__(self) -> str:
+        """As people read it: "head 5.2", "feed-forward 3", or the table's name."""
+        if self.name == "head":
+            return f"head {self.layer}.{self.head}"
+        return f"feed-forward {self.layer}" if self.name == "feed-forward" else self.name
+
 
 Means = dict[Part, Tensor]  # the mean of each part over all positions: (K,) for a head, else the width of the vectors
 
@@ -65,30 +71,68 @@ def part_means(gpt: GPT, batch: Tensor) -> Means:
     return means
 
 
+@contextmanager
+def replaced(gpt: GPT, vectors: Mapping[Part, Tensor], position: int | None = None) -> Iterator[None]:
+    """Inside, each of these parts gives its vector: at every position, or at one only."""
+    places = slice(None) if position is None else slice(position, position + 1)
+    tables = embedding_tables(gpt) | {f"value embeddings {layer}": table for layer, table in value_tables(gpt).items()}
+
+    def in_result(vector: Tensor) -> Callable[..., Tensor]:
+        def hook(_module: nn.Module, _args: Any, result: Tensor) -> Tensor:
+            result = result.clone()
+            result[..., places, :] = vector
+            return result
+
+        return hook
+
+    def in_head(head: int, vector: Tensor) -> Callable[..., Tensor]:
+        def hook(_module: nn.Module, args: tuple[Tensor]) -> Tensor:
+            merged = args[0].clone()
+            merged[..., places, head * len(vector) : (head + 1) * len(vector)] = vector
+            return merged
+
+        return hook
+
+    with ExitStack() as hooks:
+        for part, vector in vectors.items():
+            if part.head is not None:
+                output = blocks_of(gpt)[part.layer].attention.output_proj
+                handle = output.register_forward_pre_hook(in_head(part.head, vector))
+            else:
+                module = blocks_of(gpt)[part.layer].feed_forward if part.name == "feed-forward" else tables[part.name]
+                handle = module.register_forward_hook(in_result(vector))
+            hooks.callback(handle.remove)
+        yield
+
+
 @torch.no_grad()
-def ablation(
+def without_each(
     gpt: GPT, tokens: Tensor, means: Means, *, first: int = 0, document_ids: Tensor | None = None
-) -> tuple[float, dict[str, Any]]:
-    """The loss on `tokens` (T,), and by how much it rises when a part is replaced by its mean.
+) -> tuple[float, dict[Part, float]]:
+    """The loss on `tokens` (T,), and by how much it rises when each part in turn is replaced by its mean.
 
     Both are in nats per token, over the predictions made at position `first` and after it; NaN if there are none.
 
     Args:
         means: see `part_means`.
         document_ids: (1, T), as the model takes them.
-
-    Returns:
-        The loss, and {"heads": (L, H), "feed_forward": (L,), "tables": a number by the table's name}.
     """
-    losses = []
+    changes: dict[Part, float] = {}
     rows = max(1, MAX_TOKENS // len(tokens) - 1)
     parts = list(means)
     with undisturbed(gpt):
         for start in range(0, len(parts), rows):
-            some = {part: means[part] for part in parts[start : start + rows]}
-            loss, *replaced = _losses(gpt, tokens, some, first, document_ids)
-            losses += [other - loss for other in replaced]
-    changes = dict(zip(parts, losses, strict=True))
+            together = {part: means[part] for part in parts[start : start + rows]}
+            loss, *losses = _losses(gpt, tokens, together, first, document_ids)
+            changes |= {part: other - loss for part, other in zip(together, losses, strict=True)}
+    return loss, changes
+
+
+def ablation(
+    gpt: GPT, tokens: Tensor, means: Means, *, first: int = 0, document_ids: Tensor | None = None
+) -> tuple[float, dict[str, Any]]:
+    """As `without_each`; the changes as {"heads": (L, H), "feed_forward": (L,), "tables": a number by its name}."""
+    loss, changes = without_each(gpt, tokens, means, first=first, document_ids=document_ids)
     heads = [change for part, change in changes.items() if part.name == "head"]
     feed_forward = [change for part, change in changes.items() if part.name == "feed-forward"]
     return loss, {
@@ -102,17 +146,17 @@ def _losses(gpt: GPT, tokens: Tensor, means: Means, first: int, document_ids: Te
     """The loss of the model as it is, and of that without each part in turn."""
     rows = {part: row for row, part in enumerate(means, start=1)}  # in ascending order of the layers
 
-    def replaced(layer: int) -> list[tuple[int, Part, Tensor]]:
+    def of_layer(layer: int) -> list[tuple[int, Part, Tensor]]:
         return [(rows[part], part, mean) for part, mean in means.items() if part.layer == layer]
 
-    tables = replaced(BEFORE_LAYERS)
+    tables = of_layer(BEFORE_LAYERS)
     embedded = 1 + len(tables)
     with ExitStack() as hooks:
         for name, table in embedding_tables(gpt).items():
             hook = _replacing({row: mean for row, part, mean in tables if part.name == name}, embedded)
             hooks.callback(table.register_forward_hook(hook).remove)
         for layer, block in enumerate(blocks_of(gpt)):
-            for handle in _hooks(block, replaced(layer)):
+            for handle in _hooks(block, of_layer(layer)):
                 hooks.callback(handle.remove)
         features = gpt.features(tokens.expand(embedded, -1), document_ids=document_ids)
     return _cross_entropies(gpt, features[:, first:-1], tokens[first + 1 :])

@@ -10,7 +10,7 @@ A term is what the part adds directly. What it does through later layers is not 
 
 The biases of q, k, v and of a feed-forward's hidden layer act inside a head or feed-forward and count as its part.
 
-Shapes: P parts, T tokens, D model width, H heads, K head width.
+Shapes: P parts, T tokens, N targets, D model width, H heads, K head width.
 """
 
 from __future__ import annotations
@@ -26,30 +26,35 @@ from model.inspection.trace import Trace, before_norm, blocks_of
 
 
 @torch.no_grad()
-def attribution(gpt: GPT, trace: Trace) -> tuple[dict[str, Tensor], float]:
-    """What each part adds to the logit of the true next token, in float64 on the CPU.
+def attribution(gpt: GPT, trace: Trace, targets: Tensor | None = None) -> tuple[dict[str, Tensor], float]:
+    """What each part adds to the logit of a token at each position, in float64 on the CPU.
+
+    Args:
+        targets: (N,), for the first N positions. None: the true next tokens, of which the last position has none.
 
     Returns:
-        By the part's name, (T,); the last position, which has no next token, is NaN. And the largest difference between
-        the sum of the parts and the model's own logit; NaN for a single token.
+        By the part's name, (T,); positions without a target are NaN. And the largest difference between the sum of the
+        parts and the model's own logit; NaN without any target.
     """
-    rows = gpt.head.weight[trace.tokens[1:]]
-    logits = (trace.features[:-1] * rows).sum(-1)
-    direction = _double(rows)  # (T - 1, D): its product with the features is the logit
+    targets = trace.tokens[1:] if targets is None else targets
+    N = len(targets)
+    rows = gpt.head.weight[targets]
+    logits = (trace.features[:N] * rows).sum(-1)
+    direction = _double(rows)  # (N, D): its product with the features is the logit
 
     last = _bias_part("final norm bias", gpt.final_norm, direction)
-    direction = _before_fixed_norm(gpt.final_norm, trace.residual[-1, :-1], direction)
+    direction = _before_fixed_norm(gpt.final_norm, trace.residual[-1, :N], direction)
     layers: dict[str, Tensor] = {}
     for layer in range(len(gpt.blocks)):
         layers |= _layer_parts(gpt, trace, layer, direction)
     first = _bias_part("embedding bias", gpt.embedding_norm, direction)
-    direction = _before_fixed_norm(gpt.embedding_norm, trace.embeddings[:-1], direction)
+    direction = _before_fixed_norm(gpt.embedding_norm, trace.embeddings[:N], direction)
     tables = {name: _products(vectors, direction) for name, vectors in trace.tables.items()}
 
     parts = tables | first | layers | last
     errors = (torch.stack(list(parts.values())).sum(0) - _double(logits)).abs()
     error = errors.max().item() if len(errors) else math.nan
-    return {name: F.pad(part, (0, 1), value=math.nan) for name, part in parts.items()}, error
+    return {name: F.pad(part, (0, len(trace.tokens) - N), value=math.nan) for name, part in parts.items()}, error
 
 
 def _before_fixed_norm(norm: nn.Module, x: Tensor, direction: Tensor) -> Tensor:
@@ -63,13 +68,13 @@ def _before_fixed_norm(norm: nn.Module, x: Tensor, direction: Tensor) -> Tensor:
 
 
 def _layer_parts(gpt: GPT, trace: Trace, layer: int, direction: Tensor) -> dict[str, Tensor]:
-    """The parts of one layer, (T - 1,) each; direction (T - 1, D) is what the residual stream is multiplied with."""
+    """The parts of one layer, (N,) each; direction (N, D) is what the residual stream is multiplied with."""
     output, down = blocks_of(gpt)[layer].attention.output_proj, blocks_of(gpt)[layer].feed_forward.down_proj
-    heads = _double(trace.heads[layer, :-1])  # (T - 1, H, K)
+    heads = _double(trace.heads[layer, : len(direction)])  # (N, H, K)
     by_head = (direction @ _double(output.weight)).view_as(heads)
     head_parts, value_parts = (heads * by_head).sum(-1), None
     if layer in trace.value_shares:
-        value_parts = (trace.value_shares[layer][:-1] * by_head).sum(-1)
+        value_parts = (trace.value_shares[layer][: len(direction)] * by_head).sum(-1)
         head_parts = head_parts - value_parts
     parts = {}
     for head in range(heads.shape[1]):
@@ -86,8 +91,8 @@ def _layer_parts(gpt: GPT, trace: Trace, layer: int, direction: Tensor) -> dict[
 
 
 def _products(vectors: Tensor, direction: Tensor) -> Tensor:
-    """(T, D) and (T - 1, D) -> (T - 1,)"""
-    return (_double(vectors[:-1]) * direction).sum(-1)
+    """(T, D) and (N, D) -> (N,)"""
+    return (_double(vectors[: len(direction)]) * direction).sum(-1)
 
 
 def _bias_part(name: str, norm: nn.Module, direction: Tensor) -> dict[str, Tensor]:

@@ -33,7 +33,7 @@ class Trace:
     tables: what each embedding table adds, (T, D), by the names of `embedding_tables`.
     embeddings: (T, D), the sum of `tables`, which the embedding norm gets.
     residual: (2L + 1, T, D), the residual stream after the embeddings, attention 0, feed-forward 0, attention 1, ...
-    values: (L, H, T, K), those of a group of heads repeated for each.
+    queries, keys, values: (L, H, T, K) as `attend` gets them, those of a group of heads repeated for each.
     heads: (L, T, H, K), what each head gives to the output matrix.
     value_shares: (T, H, K) by layer, where there are value embeddings: their share of `heads`.
     feed_forwards: (L, T, D).
@@ -44,6 +44,8 @@ class Trace:
     tables: dict[str, Tensor]
     embeddings: Tensor
     residual: Tensor
+    queries: Tensor
+    keys: Tensor
     values: Tensor
     heads: Tensor
     value_shares: dict[int, Tensor]
@@ -62,14 +64,13 @@ def trace(gpt: GPT, tokens: Tensor, *, document_ids: Tensor | None = None) -> Tr
         ValueError: for a sequence that is longer than the model's context.
     """
     blocks, tables, value_embeddings = blocks_of(gpt), embedding_tables(gpt), value_tables(gpt)
-    values, heads, value_shares = [], [], {}
+    heads, value_shares = [], {}
     calls: list[AttendCall] = []
     with undisturbed(gpt):
         with recorded(gpt) as (inputs, outputs), observed([block.attention for block in blocks], calls.append):
             features = gpt.features(tokens[None], document_ids=document_ids)[0]
         for layer, (block, call) in enumerate(zip(blocks, calls, strict=True)):
             attention = block.attention
-            values.append(call.values_by_head()[0])
             heads.append(inputs[attention.output_proj][0].unflatten(-1, (attention.num_heads, -1)))
             if layer in value_embeddings:
                 table = outputs[value_embeddings[layer]].unflatten(-1, (attention.num_kv_heads, -1)).transpose(1, 2)
@@ -80,7 +81,9 @@ def trace(gpt: GPT, tokens: Tensor, *, document_ids: Tensor | None = None) -> Tr
         tables={name: outputs[table].flatten(0, -2) for name, table in tables.items()},  # positions have no batch axis
         embeddings=inputs[gpt.embedding_norm][0],
         residual=torch.stack([*residual, inputs[gpt.final_norm][0]]),
-        values=torch.stack(values),
+        queries=torch.cat([call.q for call in calls]),
+        keys=torch.cat([call.by_head(call.k) for call in calls]),
+        values=torch.cat([call.by_head(call.v) for call in calls]),
         heads=torch.stack(heads),
         value_shares=value_shares,
         feed_forwards=torch.stack([outputs[block.feed_forward][0] for block in blocks]),
@@ -160,16 +163,16 @@ class AttendCall:
         pieces = [self.with_values(F.pad(piece, (0, K - piece.shape[-1]))) for piece in identity.split(K, dim=-1)]
         return torch.cat(pieces, dim=-1)[..., :S]
 
-    def values_by_head(self) -> Tensor:
-        """(B, H, S, K): the values, those of a group of heads repeated for each of them."""
-        return self.v.repeat_interleave(self.q.shape[1] // self.v.shape[1], dim=1)
+    def by_head(self, x: Tensor) -> Tensor:
+        """Keys or values (B, H_kv, S, K) -> (B, H, S, K): those of a group of heads repeated for each of them."""
+        return x.repeat_interleave(self.q.shape[1] // x.shape[1], dim=1)
 
     def infidelity(self, weights: Tensor) -> float:
         """max |weights @ values - what `attend` returned|, divided by the largest value where that is above 1.
 
         Large for an `attend` that is not linear in the values or mixes heads, for which there are no weights.
         """
-        error = (weights @ self.values_by_head().to(weights.dtype) - self.attended).abs().max()
+        error = (weights @ self.by_head(self.v).to(weights.dtype) - self.attended).abs().max()
         return (error / self.v.abs().max().clamp(min=1)).item()
 
 

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from model.gpt import GPT
-from model.inspection.ablation import Part, part_means
+from model.inspection.ablation import part_means
 from model.inspection.trace import undisturbed
 from model.pages import template
 from model.pages.page import MAX_BYTES
@@ -104,7 +104,7 @@ def pack(
             means = part_means(rounded, tokens if batch is None else batch.cpu())
         writer = _Writer()
         tensors = [writer.add(name, *tensor) for name, tensor in stored.items()]
-        averages = [writer.add(part_name(part), "float32", [mean.numpy()], mean.shape) for part, mean in means.items()]
+        averages = [writer.add(str(part), "float32", [mean.numpy()], mean.shape) for part, mean in means.items()]
         kept = logits[positions].numpy()
         reference = writer.add("reference", "float32", [kept], kept.shape)
         blocks.append(base64.b64encode(writer.content).decode())
@@ -201,10 +201,3 @@ def _spread(length: int, count: int) -> list[int]:
     """At most `count` of the positions 0..length - 1, evenly spread, the last included."""
     count = min(length, count)
     return sorted(length - 1 - place * length // count for place in range(count))
-
-
-def part_name(part: Part) -> str:
-    """As the page's details name a part."""
-    if part.name == "head":
-        return f"head {part.layer}.{part.head}"
-    return f"feed-forward {part.layer}" if part.name == "feed-forward" else part.name

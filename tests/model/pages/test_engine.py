@@ -258,7 +258,7 @@ def cross_entropy(logits: torch.Tensor) -> float:
 def with_edits(gpt: GPT, edits: list[tuple[str, str]]) -> torch.Tensor:
     """The logits (T, V) when parts give zeros or their mean, by hooks of PyTorch."""
     tables = embedding_tables(gpt) | {f"value embeddings {layer}": table for layer, table in value_tables(gpt).items()}
-    means = {live.part_name(part): mean for part, mean in part_means(gpt, TOKENS[None]).items()}
+    means = {str(part): mean for part, mean in part_means(gpt, TOKENS[None]).items()}
     with ExitStack() as hooks:
         for part, value in edits:
             vector = means[part] if value == "mean" else torch.zeros_like(means[part])
