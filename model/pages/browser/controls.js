@@ -3,7 +3,7 @@
 import { $, clamp, element } from "browser/elements.js";
 import { thumbs } from "browser/heads.js";
 import { addView, change, rendered, shown } from "browser/render.js";
-import { ALL_HEADS, alone, comparable, data, headPart, lastOf, mapped, openRun, PROBES, RUNS, SCORES, secondRun, shortName, state } from "browser/state.js";
+import { ALL_HEADS, comparable, data, headPart, lastOf, mapped, PROBES, RUNS, SCORES, secondRun, shortName, state } from "browser/state.js";
 
 const hasSteps = (run) => lastOf(run) > 0;
 
@@ -11,14 +11,14 @@ let playing = null; // the timer of the next step
 
 function drawSteps() {
   for (const [id, side, at] of [["slide-a", shown.sides[0], shown.at], ["slide-b", shown.sides[1], shown.other?.at]]) {
-    $(id).hidden = !side || (data.runs.length < 2 && !hasSteps(side.run));
+    $(id).hidden = !side || (RUNS.length < 2 && !hasSteps(side.run));
     if (!side) continue;
     const step = `step ${side.capture.step}`;
     const slider = $(id).querySelector("input");
     Object.assign(slider, { max: lastOf(side.run), value: at, hidden: !hasSteps(side.run) });
     slider.setAttribute("aria-valuetext", step);
     $(id).querySelector("output").textContent = step;
-    $(id).querySelector(".run").value = alone ?? side.run;
+    $(id).querySelector(".run").value = side.run;
   }
   $("play").hidden = !hasSteps(shown.run);
   $("compare").setAttribute("aria-pressed", Boolean(shown.other));
@@ -30,23 +30,21 @@ function drawSteps() {
   if (shown.other.head !== "match") $("other-head").options[1].textContent = "nearest match";
 }
 
-const ONE_AT_A_TIME = "Choose the run whose maps are shown; below, “The two runs” compares their scores, losses and options.";
-
 function buildControls() {
   document.title = $("title").textContent = data.title;
   for (const { label, glossary } of Object.values(SCORES))
     if (glossary) $("glossary").append(element("dt", { textContent: label }), element("dd", { textContent: glossary }));
-  for (const note of data.apart ? [`${data.apart} ${ONE_AT_A_TIME}`, ...data.notes] : data.notes) $("notes").append(element("p", { textContent: note }));
+  for (const note of data.notes) $("notes").append(element("p", { textContent: note }));
   $("sort").append(new Option("by layer", "layer"), ...Object.entries(SCORES).map(([score, { label }]) => new Option(`by ${label}`, score)));
   $("sort").addEventListener("change", ({ target: { value } }) => change(value === "layer" ? { order: value } : { order: value, score: value }));
   $("compare").hidden = !comparable;
-  $("controls").hidden = !comparable && data.runs.length < 2;
+  $("controls").hidden = !comparable;
   const changeOther = (patch) => change({ other: { ...state.other, ...patch } });
   for (const [id, set] of [["slide-a", change], ["slide-b", changeOther]]) {
     const [slider, run] = [$(id).querySelector("input"), $(id).querySelector(".run")];
-    run.hidden = id === "slide-a" ? data.runs.length < 2 : RUNS.length < 2;
-    run.append(...data.runs.map(({ name }, i) => new Option(name, i)));
-    run.addEventListener("change", () => (data.apart ? openRun(run.value) : set({ run: Number(run.value), at: lastOf(run.value) })));
+    run.hidden = RUNS.length < 2;
+    run.append(...RUNS.map(({ name }, i) => new Option(name, i)));
+    run.addEventListener("change", () => set({ run: Number(run.value), at: lastOf(run.value) }));
     slider.addEventListener("input", () => set({ at: Number(slider.value) }));
   }
   $("other-head").append(new Option("same head", "same"), new Option("nearest match", "match"));

@@ -1,18 +1,17 @@
 // Over the steps: a score of each head, or what the loss becomes without it. Vertical marks show the stages of training,
 // and cursors the steps that are shown.
 
+import { drawChart } from "browser/chart.js";
 import { $, choices, closest, css, element, press } from "browser/elements.js";
 import { csv, download } from "browser/export.js";
-import { fitCanvas, rgb } from "browser/maps.js";
+import { stagesOf } from "browser/formation.js";
+import { rgb } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
 import { ALL_HEADS, formation, headName, lastOf, LAYERS, mapped, nearest, placeOf, PROBES, RUNS, SCORES, shortName, state } from "browser/state.js";
-import { placeLabels, stagesOf } from "browser/stages.js";
-import { decimal, signed, withMinus } from "browser/words.js";
+import { decimal, signed } from "browser/words.js";
 
-const HIGH = 250;
-const FONT = "11px system-ui, sans-serif";
-const LABEL = 14; // height of a stage's label
-export const curve = { left: 44, right: 10, top: 8, bottom: 24 };
+const LAST = Math.max(1, ...RUNS.map((run) => run.captures.at(-1).step));
+export let curve = null; // { x, y }: from a step and from a value to pixels
 
 const WITHOUT = { text: "loss without it, on text", repeated: "loss without it, on repetition" };
 
@@ -37,8 +36,7 @@ function drawCurves() {
   const drawn = JSON.stringify([sides.map(({ run, head }) => [run, head]), score, chosen, theme, probe, $("curve").clientWidth, devicePixelRatio]);
   if ($("curve").dataset.drawn !== drawn) {
     $("curve").dataset.drawn = drawn;
-    placeCurves();
-    drawLines();
+    drawCurve();
     describeCurves();
   }
   for (const [id, capture] of [["cursor-a", shown.capture], ["cursor-b", shown.otherCapture]]) {
@@ -51,129 +49,35 @@ function drawCurves() {
   $("curve").ariaValueText = `step ${shown.capture.step}, ${headName(shown.head)}: ${label} ${write(of(shown.capture, shown.head))}`;
 }
 
-function placeCurves() {
-  const width = $("curve").clientWidth - curve.left - curve.right;
-  const last = Math.log1p(Math.max(1, ...RUNS.map((run) => run.captures.at(-1).step)));
-  curve.x = (step) => curve.left + (Math.log1p(step) / last) * width;
-  const { low, high } = measure();
-  curve.stages = stageLabels();
-  curve.top = 8 + LABEL * (1 + Math.max(-1, ...curve.stages.map(({ row }) => row)));
-  curve.y = (value) => curve.top + ((high - value) / (high - low)) * (HIGH - curve.top - curve.bottom);
-}
+const stages = () => stagesOf(RUNS[shown.run].formation).map((stage) => ({ ...stage, colour: css(SCORES[stage.score].colour) }));
 
-// The stages of the run, each with the place of its label above the lines.
-function stageLabels() {
-  const context = $("curve").getContext("2d");
-  context.font = FONT;
-  const marks = stagesOf(RUNS[shown.run].formation).map((stage) => ({ ...stage, x: curve.x(stage.step), width: context.measureText(stage.label).width }));
-  const places = placeLabels(marks, $("curve").clientWidth - curve.right);
-  return marks.map((mark, i) => ({ ...mark, ...places[i] }));
-}
-
-function drawLines() {
-  const { head: chosen } = shown;
-  const run = RUNS[shown.run];
-  const context = fitCanvas($("curve"), $("curve").clientWidth, HIGH);
-  $("curve").style.width = "100%";
-  const [soft, line] = [css("soft"), css("line")];
-  context.font = FONT;
-  context.textBaseline = "middle";
+function drawCurve() {
+  const { head: chosen, run } = shown;
   const { low, high, uniform, threshold, forms } = measure();
-  for (const value of new Set([low, 0, (low + high) / 2, high])) {
-    if (value !== 0 && Math.abs(curve.y(value) - curve.y(0)) < 12) continue;
-    drawGuide(context, value, line, []);
-    context.textAlign = "right";
-    context.fillStyle = soft;
-    context.fillText(withMinus(String(Number(value.toPrecision(2)))), curve.left - 6, curve.y(value));
-  }
-  if (forms) drawGuide(context, threshold, soft, [2, 4]);
-  if (uniform !== undefined) drawGuide(context, uniform, soft, [6, 4]);
-  drawSteps(context, run);
-  drawStages(context);
-
-  const heads = ALL_HEADS.filter((head) => head !== chosen);
-  for (const head of heads) drawLine(context, run, head, { width: 1, alpha: 0.55 });
-  for (const side of otherRuns()) drawLine(context, RUNS[side.run], side.head, { width: 2, dash: [5, 4], colour: css("second") });
+  const heads = ALL_HEADS.filter((head) => head !== chosen).map((head) => curveOf(run, head, { width: 1, opacity: 0.55, radius: 3.5, colour: layerColour(head) }));
+  const others = otherRuns().map(({ run, head }) => ({ ...curveOf(run, head, { width: 2, dashes: "5 4", colour: css("second") }), dots: [] }));
   const colour = css(shown.curve === "score" ? SCORES[shown.score].colour : "accent");
-  drawLine(context, run, chosen, { width: 3, colour });
-  if (shown.curve === "score") for (const head of [...heads, chosen]) drawFormation(context, run, head);
+  const guides = [...(forms ? [{ value: threshold, dashes: "2 4" }] : []), ...(uniform === undefined ? [] : [{ value: uniform, dashes: "6 4" }])];
+  const curves = [...heads, ...others, curveOf(run, chosen, { width: 3, radius: 5, colour })];
+  curve = drawChart($("curve"), { scale: "log", last: LAST, low, high, curves, stages: stages(), guides });
 }
 
-function stroke(context, points, colour, width, dash = []) {
-  context.strokeStyle = colour;
-  context.lineWidth = width;
-  context.setLineDash(dash);
-  context.beginPath();
-  for (const [step, value] of points) if (value !== null) context.lineTo(step, curve.y(value));
-  context.stroke();
-  context.setLineDash([]);
-}
+const layerColour = (head) => rgb(shown.palette.colours[Math.round(90 + (165 * (placeOf(head)[0] + 1)) / LAYERS)]);
 
-function drawGuide(context, value, colour, dash) {
-  stroke(context, [[curve.left, value], [$("curve").clientWidth - curve.right, value]], colour, 1, dash);
-}
-
-function drawLine(context, run, head, { width, alpha = 1, dash, colour }) {
-  const [layer] = placeOf(head);
+// The line of a head, with a dot where it formed.
+function curveOf(run, head, look) {
   const { of } = measure();
-  const points = run.captures.map((capture) => [curve.x(capture.step), of(capture, head)]);
-  const ofLayer = rgb(shown.palette.colours[Math.round(90 + (165 * (layer + 1)) / LAYERS)]);
-  context.globalAlpha = alpha;
-  stroke(context, points, colour ?? ofLayer, width, dash);
-  context.globalAlpha = 1;
-}
-
-function drawFormation(context, run, head) {
-  const step = formation(shown.run, shown.score, head);
-  if (step === Infinity) return;
-  const { scores } = run.captures.find((capture) => capture.step === step);
-  context.beginPath();
-  context.arc(curve.x(step), curve.y(scores[shown.score].flat()[head]), head === shown.head ? 5 : 3.5, 0, 7);
-  context.fillStyle = css(SCORES[shown.score].colour);
-  context.fill();
-  context.strokeStyle = css("panel");
-  context.stroke();
-}
-
-// A vertical mark where the first head of each kind formed, with its label above the lines.
-function drawStages(context) {
-  context.textAlign = "left";
-  context.lineWidth = 1;
-  context.setLineDash([3, 3]);
-  for (const { score, x, row } of curve.stages) {
-    context.strokeStyle = css(SCORES[score].colour);
-    context.beginPath();
-    context.moveTo(x, 8 + LABEL * row);
-    context.lineTo(x, HIGH - curve.bottom);
-    context.stroke();
-  }
-  context.setLineDash([]);
-  for (const { score, left, row, label, width } of curve.stages) {
-    context.fillStyle = css("panel");
-    context.fillRect(left - 1, 8 + LABEL * row, width + 2, LABEL); // no other mark's line crosses the label
-    context.fillStyle = css(SCORES[score].colour);
-    context.fillText(label, left, 8 + LABEL * (row + 0.5));
-  }
-}
-
-function drawSteps(context, run) {
-  context.fillStyle = css("soft");
-  context.textAlign = "center";
-  let free = -Infinity;
-  for (const { step } of run.captures) {
-    const half = context.measureText(step).width / 2;
-    const place = Math.min(curve.x(step), $("curve").clientWidth - half - 1);
-    if (place - half < free) continue;
-    context.fillText(step, place, HIGH - 9);
-    free = place + half + 10;
-  }
+  const points = RUNS[run].captures.map((capture) => [capture.step, of(capture, head)]);
+  const formed = shown.curve === "score" ? formation(run, shown.score, head) : Infinity;
+  const dots = points.filter(([step]) => step === formed).map((point) => [...point, css(SCORES[shown.score].colour)]);
+  return { points, dots, ...look };
 }
 
 // The same in words: which heads formed and when, or which head is missed most, each with a button that goes there.
 function describeCurves() {
   const { label, of } = measure();
-  const stages = curve.stages.map(({ label, step }) => `${label} at step ${step}`);
-  $("curve").setAttribute("aria-label", [`${label}, of every head over the steps`, ...stages].join("; "));
+  const formed = stages().map(({ label, step }) => `${label} at step ${step}`);
+  $("curve").setAttribute("aria-label", [`${label}, of every head over the steps`, ...formed].join("; "));
   const parts = shown.curve === "score" ? describeScore() : describeLoss(of);
   const measured = PROBES.findIndex(({ name }) => name === (shown.curve === "score" ? SCORES[shown.score].probe : shown.curve));
   if (measured !== shown.probe) parts.push(`Measured on the ${PROBES[measured].name} probe: `, jump("show it", () => ({ probe: measured })));
@@ -212,11 +116,11 @@ function formedIn(run, patch) {
 
 function describeLoss(of) {
   const last = RUNS[shown.run].captures.at(-1);
-  const missed = ALL_HEADS.map((head) => ({ head, value: of(last, head) })).filter(({ value }) => value !== null);
+  const known = ALL_HEADS.map((head) => ({ head, value: of(last, head) })).filter(({ value }) => value !== null);
   const parts = ["How many nats per token the loss rises when a head is replaced by its mean. "];
-  if (!missed.length) return ["It was not measured in this run. "];
-  parts.push(`Missed most at step ${last.step}: `);
-  for (const { head, value } of missed.sort((one, two) => two.value - one.value).slice(0, 5))
+  if (!known.length) return ["It was not measured in this run. "];
+  parts.push(`Needed most at step ${last.step}: `);
+  for (const { head, value } of known.sort((one, two) => two.value - one.value).slice(0, 5))
     parts.push(jump(`${shortName(head)} ${signed(value)}`, () => ({ head, at: nearest(state.run, last.step) })), " ");
   return parts;
 }

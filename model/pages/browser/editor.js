@@ -4,7 +4,7 @@ import { $, element } from "browser/elements.js";
 import { addView, render, shown } from "browser/render.js";
 import { addField, save, state } from "browser/state.js";
 import { depth } from "browser/surprise.js";
-import { engine, tokensOf } from "browser/typed.js";
+import { engine, tokensOf } from "browser/typed-text.js";
 import { decimal } from "browser/words.js";
 
 const PAUSE = 300; // milliseconds

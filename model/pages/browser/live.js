@@ -1,21 +1,21 @@
 // The page that holds the model. Each of the first imports adds a view (see render.js); the engine answers from a worker.
 
 import "browser/controls.js";
-import "browser/next.js";
-import "browser/writing.js";
+import "browser/next-tokens.js";
+import "browser/generation.js";
 import "browser/heads.js";
-import "browser/stage.js";
-import "browser/text.js";
-import "browser/says.js";
-import "browser/breaking.js";
+import "browser/large-map.js";
+import "browser/shaded-text.js";
+import "browser/sentences.js";
+import "browser/switches.js";
 import "browser/patching.js";
-import "browser/measured.js";
+import "browser/measurements.js";
 import { box } from "browser/editor.js";
 import { $ } from "browser/elements.js";
 import { startEngine } from "browser/engine.js";
 import { addView, start } from "browser/render.js";
 import { data, state } from "browser/state.js";
-import { engine, readTyped, textOf, tokensOf, useEngine } from "browser/typed.js";
+import { engine, readTyped, textOf, tokensOf, useEngine } from "browser/typed-text.js";
 import { decimal } from "browser/words.js";
 
 const LARGEST_ERROR = 1e-3; // of a logit

@@ -97,7 +97,7 @@ export function layout(context, width, height, labels) {
 }
 
 // The context's origin is the corner of the geometry's wide x high; colourOf takes (query, key).
-export function drawMap(context, geometry, colourOf) {
+export function drawMap(context, geometry, colourOf, { line, text } = { line: css("line"), text: css("ink") }) {
   const { texts, room, cell, side, stride, length } = geometry;
   const squares = new OffscreenCanvas(length, length);
   const image = new ImageData(length, length);
@@ -107,10 +107,10 @@ export function drawMap(context, geometry, colourOf) {
   squares.getContext("2d").putImageData(image, 0, 0);
   context.imageSmoothingEnabled = cell * devicePixelRatio < 1;
   context.drawImage(squares, room, PAD, side, side);
-  context.strokeStyle = css("line");
+  context.strokeStyle = line;
   context.lineWidth = 1;
   context.strokeRect(room + 0.5, PAD + 0.5, side - 1, side - 1);
-  context.fillStyle = css("ink");
+  context.fillStyle = text;
   for (let i = 0; i < length; i += stride)
     for (const axis of ["query", "key"]) drawLabel(context, geometry, axis, i, texts[i]);
 }

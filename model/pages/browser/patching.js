@@ -5,7 +5,7 @@ import { $, ARROWS, changeTo, clamp, css } from "browser/elements.js";
 import { fitCanvas, rgb } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
 import { addField, ALL_HEADS, headPart, LAYERS, placeOf, shortName, state } from "browser/state.js";
-import { ask, engine, unlessAborted } from "browser/typed.js";
+import { ask, engine, unlessAborted } from "browser/typed-text.js";
 import { quote, signed, visible } from "browser/words.js";
 
 const CANDIDATES = 5; // of each text's likeliest next tokens, from which the one is chosen whose logit is told

@@ -4,7 +4,7 @@
 import { $ } from "browser/elements.js";
 import { clearestQuery, matchingHead, ofHead, palette } from "browser/maps.js";
 import { data, mapped, nearest, PROBES, restore, save, state } from "browser/state.js";
-import { weighted } from "browser/weighting.js";
+import { weighted } from "browser/value-weighting.js";
 
 let load = null; // where maps come from
 

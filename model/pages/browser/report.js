@@ -1,44 +1,24 @@
 // The report of a run, from top to bottom: its story, figures, charts, samples, what surprised it, the heads that matter,
 // the lens, and the page of attention maps in a frame.
 
-import { chartColumns, shape, ticks } from "browser/charts.js";
+import { BOX, chartColumns, drawChart, shape, written } from "browser/chart.js";
 import { $, choices, clamp, closest, element, press, systemTheme, tokenSpans } from "browser/elements.js";
+import { markColour, stagesOf } from "browser/formation.js";
 import { createLens } from "browser/lens.js";
 import { palette } from "browser/maps.js";
-import { markColour, placeLabels, stagesOf } from "browser/stages.js";
 import { listExpectation, shadeBySurprise } from "browser/surprise.js";
-import { decimal, signed, withMinus } from "browser/words.js";
+import { decimal, signed } from "browser/words.js";
 
 const data = JSON.parse($("data").textContent);
-const HEIGHT = 210;
-const BOX = { left: 46, right: 12, top: 8, bottom: 24 };
-const LABEL = { high: 14, wide: 5.9 }; // of a stage: its height, and the width of a letter
 const GROUPS = ["charts", "heads", "machine"];
 const STAGES = stagesOf(data.formation);
 const LAST = Math.max(1, ...GROUPS.flatMap((group) => data[group]).flatMap(({ curves }) => curves.map(({ points }) => points.at(-1)[0])));
 const state = { scale: "linear", step: null, theme: systemTheme };
 
-// ---- numbers
+// ---- charts
 
-function written(value) {
-  const size = Math.abs(value);
-  if (size >= 1e6) return withMinus(`${(value / 1e6).toPrecision(3)}M`);
-  if (size >= 1e4) return withMinus(`${(value / 1e3).toPrecision(3)}k`);
-  if (size >= 100) return decimal(value, 0);
-  return withMinus(size >= 0.001 || size === 0 ? String(Number(value.toPrecision(4))) : value.toExponential(1));
-}
-
-function stepTicks(last, count) {
-  if (state.scale === "linear") return ticks(0, last, count);
-  const powers = [0];
-  for (let step = 1; step <= last; step *= 10) powers.push(step);
-  return powers;
-}
-
-// ---- charts, each redrawn as a whole, which takes a millisecond
-
+const DOTTED = 40; // points of a curve, of which each gets a dot
 export const charts = [];
-const place = (step) => (state.scale === "log" ? Math.log1p(step) / Math.log1p(LAST) : step / LAST); // from 0 to 1
 
 function addChart(parent, spec, stages) {
   const colours = spec.curves.map((_, i) => {
@@ -52,11 +32,9 @@ function addChart(parent, spec, stages) {
   const svg = shape(box, "svg", { role: "img", tabindex: 0 });
   parent.append(box);
   const steps = [...new Set(spec.curves.flatMap(({ points }) => points.map(([step]) => step)))].sort((a, b) => a - b);
-  charts.push({ ...spec, svg, key, colours, stages });
-  svg.addEventListener("pointermove", ({ offsetX }) => {
-    const x = (offsetX - BOX.left) / (svg.clientWidth - BOX.left - BOX.right);
-    point(closest(steps, (step) => Math.abs(place(step) - x)));
-  });
+  const chart = { ...spec, svg, key, colours, stages };
+  charts.push(chart);
+  svg.addEventListener("pointermove", ({ offsetX }) => point(closest(steps, (step) => Math.abs(chart.x(step) - offsetX))));
   svg.addEventListener("pointerleave", () => point(null));
   svg.addEventListener("blur", () => point(null));
   svg.addEventListener("keydown", (event) => {
@@ -73,46 +51,25 @@ const at = (points, step) => (step === null ? points.at(-1) : closest(points, ([
 
 function draw(chart) {
   const { svg, curves, colours, title, unit, top, stages } = chart;
-  const width = svg.clientWidth;
   const values = curves.flatMap(({ points }) => points.map(([, value]) => value)).sort((a, b) => a - b);
   let [low, high] = top ? [0, top] : [values[0], values.at(-1)];
   if (!top && low > 0 && (low < 0.5 * high || low === high)) low = 0;
   if (low === high) high = low + 1;
-  const x = (step) => BOX.left + place(step) * (width - BOX.left - BOX.right);
-  const labels = placeLabels(stages.map(({ step, label }) => ({ x: x(step), width: LABEL.wide * label.length })), width);
-  const rows = Math.max(0, ...labels.map(({ row }) => row + 1));
-  const upper = BOX.top + LABEL.high * rows;
-  const y = (value) => upper + (1 - (value - low) / (high - low)) * (HEIGHT - upper - BOX.bottom);
-  svg.replaceChildren();
-  for (const value of ticks(low, high, 4)) {
-    shape(svg, "line", { class: "grid", x1: BOX.left, x2: width - BOX.right, y1: y(value), y2: y(value) });
-    shape(svg, "text", { x: BOX.left - 7, y: y(value) + 4, "text-anchor": "end" }, written(value));
-  }
-  for (const step of stepTicks(LAST, Math.max(2, Math.floor(width / 70))))
-    shape(svg, "text", { x: x(step), y: HEIGHT - 6, "text-anchor": x(step) > width - 24 ? "end" : "middle" }, written(step));
-  stages.forEach(({ step, label, colour }, i) => {
-    const middle = BOX.top + LABEL.high * labels[i].row;
-    shape(svg, "line", { class: "stage", x1: x(step), x2: x(step), y1: middle, y2: HEIGHT - BOX.bottom, style: `stroke: ${colour}` });
-    shape(svg, "text", { x: labels[i].left, y: middle + 8, style: `fill: ${colour}` }, label);
-  });
-  curves.forEach(({ points }, i) => {
-    const line = points.map(([step, value], j) => `${j ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`).join("");
-    shape(svg, "path", { d: line, style: `stroke: ${colours[i]}` });
-    for (const [step, value] of points.length <= 40 ? points : points.slice(-1)) shape(svg, "circle", { cx: x(step), cy: y(value), r: 2.6, style: `fill: ${colours[i]}` });
-  });
+  const lines = curves.map(({ points }, i) => ({ points, colour: colours[i], dots: points.length <= DOTTED ? points : points.slice(-1) }));
+  Object.assign(chart, drawChart(svg, { scale: state.scale, last: LAST, low, high, curves: lines, stages }));
   const spoken = ([step, value]) => `${written(value)} at step ${step}`;
   const ends = curves.map(({ name, points }) => `${name} ${spoken(points[0])}, ${spoken(points.at(-1))}`);
   const formed = stages.map(({ step, label }) => `${label} at step ${step}`);
   svg.setAttribute("aria-label", `${[title, unit].filter(Boolean).join(", ")}: ${[...ends, ...formed].join("; ")}`);
-  Object.assign(chart, { x, y, cursor: shape(svg, "g", {}) });
+  chart.cursor = shape(svg, "g", {});
   mark(chart);
 }
 
 // The values at the step that is pointed at, or else the last ones.
-function mark({ curves, colours, cursor, key, x, y, top }) {
+function mark({ svg, curves, colours, cursor, key, x, y, top }) {
   cursor.replaceChildren();
   const { step: pointed } = state;
-  if (pointed !== null) shape(cursor, "line", { class: "cursor", x1: x(pointed), x2: x(pointed), y1: BOX.top, y2: HEIGHT - BOX.bottom });
+  if (pointed !== null) shape(cursor, "line", { class: "cursor", x1: x(pointed), x2: x(pointed), y1: BOX.top, y2: svg.clientHeight - BOX.bottom });
   const entries = curves.map(({ name, points }, i) => {
     const [step, value] = at(points, pointed);
     if (pointed !== null) shape(cursor, "circle", { cx: x(step), cy: y(value), r: 4, style: `fill: ${colours[i]}` });

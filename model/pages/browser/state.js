@@ -1,16 +1,12 @@
 // The data of the page, the state that a person chooses, and that state in the address.
 
 import { $, clamp, closest, systemTheme } from "browser/elements.js";
-import { markColour } from "browser/stages.js";
+import { markColour } from "browser/formation.js";
 
 export const data = JSON.parse($("data").textContent);
 export const SCORES = data.scores;
 
-// RUNS are those whose maps are shown together. Two runs whose maps cannot be compared (see compare.py) are shown one at
-// a time: the address says which of data.runs, and the page is loaded again for the other.
-const named = Number(new URLSearchParams(location.hash.slice(1)).get("run"));
-export const alone = data.apart ? (named in data.runs ? named : 0) : null;
-export const RUNS = data.apart ? [data.runs[alone]] : data.runs;
+export const RUNS = data.runs; // one, or two whose maps have one shape and are of the same texts
 export const { layers: LAYERS, heads: HEADS, probes: PROBES } = RUNS[0];
 export const ALL_HEADS = [...Array(LAYERS * HEADS).keys()]; // numbered layer by layer
 
@@ -84,7 +80,7 @@ export function save() {
   const { run, at, head, probe, score, received, token, other, linked } = state;
   const fields = { step: mapped[run][at].step, head: shortName(head), probe: PROBES[probe].name, score };
   if (received) fields.direction = "from";
-  if (data.runs.length > 1) fields.run = alone ?? run;
+  if (RUNS.length > 1) fields.run = run;
   for (const [name, [first]] of Object.entries(OPTIONS)) if (state[name] !== first) fields[name] = state[name];
   if (typeof token === "number") fields.token = token;
   for (const { name, write } of added) if (write() !== undefined) fields[name] = write();
@@ -100,20 +96,10 @@ export function save() {
   }
 }
 
-// Shows the other of two runs whose maps are apart: with one of its heads, or else as it opens.
-export function openRun(run, head) {
-  const { heads, probes, opening } = data.runs[run];
-  const { order, score, scale, theme } = state;
-  const shown = head ?? [Math.floor(opening.head / heads), opening.head % heads].join(".");
-  const fields = { run, head: shown, probe: probes[opening.probe].name, token: opening.token, order, score, scale, theme };
-  location.hash = new URLSearchParams(fields);
-}
-
 // Takes from the address what makes sense, and leaves the rest of the state as it is.
 export function restore() {
   const fields = new URLSearchParams(location.hash.slice(1));
   const number = (text, count) => (/^\d+$/.test(text ?? "") && Number(text) < count ? Number(text) : undefined);
-  if (data.apart && (number(fields.get("run"), data.runs.length) ?? alone) !== alone) return location.reload();
   const pick = (field, options) => (options.includes(fields.get(field)) ? fields.get(field) : undefined);
   state.run = number(fields.get("run"), RUNS.length) ?? state.run;
   state.score = pick("score", Object.keys(SCORES)) ?? state.score;

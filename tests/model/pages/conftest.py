@@ -1,5 +1,6 @@
 """A real browser, offline. A test fails if a page logs a message, raises an error, or requests a file."""
 
+import os
 import shutil
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 CHROMIUM = next(filter(None, map(shutil.which, ["chromium", "chromium-browser", "google-chrome", "chrome"])), None)
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 FLAGS += ["--disable-component-update", "--disable-sync"]
+TIMEOUT = float(os.environ.get("PAGE_TIMEOUT", "30")) * 1000  # milliseconds
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +33,7 @@ def open_file(browser):
         size = {"width": width, "height": height}
         device = {"has_touch": touch, "is_mobile": touch, "color_scheme": theme}
         context = browser.new_context(viewport=size, offline=True, accept_downloads=True, **device)
+        context.set_default_timeout(TIMEOUT)
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: trouble.append(message.text))

@@ -194,7 +194,7 @@ def test_the_page_loads_nothing():
 
 def test_the_page_holds_every_module_that_its_program_imports():
     sources = modules(attention_page([random_captures()], "a title"))
-    assert {"browser/page.js", "browser/state.js", "browser/card.js"} <= set(sources)
+    assert {"browser/page.js", "browser/state.js", "browser/score-card.js"} <= set(sources)
     assert "browser/report.js" not in sources
     imported = {name for source in sources.values() for name in re.findall(r'"(browser/\S+)"', source)}
     assert imported | {"browser/page.js"} == set(sources)

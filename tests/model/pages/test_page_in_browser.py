@@ -10,7 +10,6 @@ import re
 from dataclasses import replace
 from itertools import pairwise
 from urllib.parse import parse_qs
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -430,27 +429,8 @@ def test_a_map_is_saved_as_a_large_light_picture(open_page, tmp_path, theme):
     pixels = imread(path)[..., :3]
     assert pixels.shape[1] > 2 * shown["wide"] and (pixels[:9, :9] == 1).all()
     assert pixels.mean() > 0.9 and pixels.min() < 0.1  # mostly paper, with the darkest colour on it
-
-
-def test_a_saved_drawing_has_every_weight_and_every_label(open_page, tmp_path):
-    captures = capture_steps(labels=[*HOSTILE, "a", "b", "c", "d"])
-    page = open_page(captures, hash_="#probe=text&head=0.1&step=32&against=0.0&scale=linear")
-    path = save(page, "save SVG", tmp_path)
-    drawing = ElementTree.parse(path).getroot()
-    svg = "{http://www.w3.org/2000/svg}"
-    maps = drawing.findall(f"{svg}g")
-    assert len(maps) == 3  # A, B and the difference
-    weights = captures.load(32)["text"][0, 1].astype(float)
-    found = np.ones((LENGTH, LENGTH, 3))
-    squares = maps[0].findall(f"{svg}g[@shape-rendering]/{svg}rect")
-    side = float(squares[0].get("width"))
-    for square in squares:
-        query, key = (round(float(square.get(axis)) / side) for axis in "yx")
-        found[query, key] = [int(square.get("fill")[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    np.testing.assert_allclose(found, np.stack([inks(row) for row in np.tril(weights)]), atol=0.03)
-    texts = ["".join(text.itertext()) for text in maps[0].iter(f"{svg}text")]
-    assert sum(text == "</script>" for text in texts) == 2  # once along each axis
-    assert {"query: the token that reads", "key: the token that is read", "100%"} <= set(texts)
+    wide = open_page(capture_steps(), hash_="#head=0.0&step=32&against=0.0", theme=theme)
+    assert imread(save(wide, "save PNG", tmp_path)).shape[1] > 2.5 * pixels.shape[1]  # A, B and the difference
 
 
 def test_the_numbers_of_a_map_are_saved_as_csv(open_page, tmp_path):
@@ -768,75 +748,6 @@ def test_one_snapshot_needs_no_slider_and_no_curves(open_page):
     assert page.locator("#card").is_visible()
 
 
-def whole_run(captures: Captures, name: str, **fields) -> Captures:
-    """A run with a loss that falls at its own pace, and a configuration."""
-    metrics = [
-        {"step": step, "train/loss": 5 - step / 20, "val/loss": 5.1 - step / 20, "val/bits_per_byte": 2 - step / 40}
-        for step in (10, 20, 30)
-    ]
-    config = {"model": {"gpt": {"num_layers": len(captures.snapshots[0].scores["sink"])}}, "seed_everything": name}
-    return replace(captures, name=name, **{"metrics": metrics, "config": config} | fields)
-
-
-def table(page, selector: str) -> dict[str, list[str]]:
-    """The cells of each row of a table, by the name that the row begins with."""
-    rows = page.locator(f"{selector} tbody tr").evaluate_all(
-        "rows => rows.map((row) => [...row.children].map((c) => c.textContent))"
-    )
-    return {name: cells for name, *cells in rows}
-
-
-def test_two_whole_runs_are_compared_in_a_table_and_charts(open_page):
-    one, other = capture_steps(), capture_steps(seed=1)
-    page = open_page(whole_run(one, "first"), whole_run(other, "second"))
-    for number, captures in enumerate((one, other)):
-        scores = captures.snapshots[-1].scores["previous_token"]
-        cells = table(page, "#best")["previous token"][4 * number : 4 * number + 4]
-        assert float(cells[1]) == pytest.approx(scores.max(), abs=0.0051)
-        assert cells[0] == "{}.{}".format(*divmod(int(scores.argmax()), 3)) and int(cells[3]) in STEPS
-    assert page.locator("#losses path").count() == 4 and page.locator("#best-charts svg").count() == len(heads.SCORES)
-    assert "first, validation 3.6" in page.locator("#losses .key").inner_text()
-    assert table(page, "#options") == {"seed_everything": ["first", "second"]}
-    page.get_by_role("button", name="show head 1.2 of second", exact=True).first.click()
-    settle(page)
-    assert address(page)["other"] == "1.2" and in_page(page, "render", "shown.sides[1].head") == 5
-
-
-def test_runs_that_cannot_be_subtracted_are_shown_one_at_a_time(open_page):
-    one, other = capture_steps(), capture_steps(seed=1, layers=3, heads_=3, labels=LABELS[:14])
-    page = open_page(whole_run(one, "first", tokenizer="a"), whole_run(other, "second", tokenizer="b"))
-    assert "There is no map of the difference between first and second" in page.locator("#notes").inner_text()
-    assert page.locator(".thumb:visible").count() == 6
-    compared = page.locator("#best").inner_text()
-    assert table(page, "#options")["model.gpt.num_layers"] == ["2", "3"]
-    assert page.locator("#losses-title").inner_text() == "Validation, bits per byte"
-    page.locator("#slide-a .run").select_option("second")
-    page.locator("#grid .thumb").nth(8).wait_for(state="attached")
-    settle(page)
-    assert page.locator("#slide-a .run").input_value() == "1" and page.locator("#best").inner_text() == compared
-    assert page.locator("#tokens .chosen").count() == 1  # the run opens on its own head and token
-    page.get_by_role("button", name="text", exact=True).click()
-    settle(page)
-    assert page.locator("#tokens span").count() == 14
-    page.get_by_role("button", name="show head 0.0 of first", exact=True).first.click()
-    page.locator("#grid .thumb").nth(8).wait_for(state="detached")
-    settle(page)
-    assert address(page)["head"] == "0.0" and address(page)["run"] == "0"
-
-
-@pytest.mark.parametrize("missing", [{"metrics": ()}, {"config": {}}])
-def test_a_run_without_metrics_or_configuration_is_named(open_page, missing):
-    page = open_page(whole_run(capture_steps(), "first"), whole_run(capture_steps(seed=1), "second", **missing))
-    assert "second has no" in page.locator("#losses-note" if "metrics" in missing else "#options-note").inner_text()
-
-
-def test_captures_alone_are_compared_by_their_scores(open_page):
-    page = open_page(capture_steps(), replace(capture_steps(seed=1), name="other"))
-    assert page.locator("#best").is_visible()
-    for part in ("#losses", "#losses-csv", "#options", "#options-title"):
-        assert page.locator(part).is_hidden()
-
-
 def test_runs_without_a_common_step_are_linked_by_the_nearest(open_page):
     one, other = capture_steps(), capture_steps(seed=1)
     later = {step: step + 3 for step in STEPS[3:]}
@@ -858,19 +769,19 @@ def test_one_capture_each_of_two_tokens_can_be_compared(open_page):
     one = capture_steps(labels=["a", "b"])
     one = replace(one, snapshots=one.snapshots[-1:], steps=[32])
     page = open_page(one, replace(one, name="other"), hash_="#probe=text&against=1.32")
-    assert page.locator("#tokens span").count() == 2 and page.locator("#best-charts svg").count() > 3
+    assert page.locator("#tokens span").count() == 2
     for part in ("#slide-a input", "#slide-b input", "#link", "#curves"):
         assert page.locator(part).is_hidden()
 
 
 def test_the_curves_show_the_chosen_head_of_the_other_run_and_what_formed_in_it(open_page):
     one, other = capture_steps(), replace(capture_steps(seed=1), name="other")
-    pictures = []
+    drawings = []
     for head in ("0.0", "1.1"):
         page = open_page(one, other, hash_=f"#head=0.1&step=32&against=1.32&other={head}&score=previous_token")
         assert f"B, dashed here with its head {head}: 1 formed: 0.0 at" in page.locator("#formed").inner_text()
-        pictures.append(page.locator("#curve").evaluate("canvas => canvas.toDataURL()"))
-    assert pictures[0] != pictures[1]
+        drawings.append(page.locator("#curve").inner_html())
+    assert drawings[0] != drawings[1]
     page.locator("#formed button", has_text="0.0 at").last.click()
     settle(page)
     assert address(page)["other"] == "0.0" and address(page)["head"] == "0.1"

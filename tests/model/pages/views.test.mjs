@@ -12,8 +12,8 @@ register(`data:text/javascript,${encodeURIComponent(resolve)}`);
 globalThis.matchMedia = () => ({ matches: false }); // all that they ask of a browser when they are loaded
 
 const load = (name) => import(`browser/${name}.js`);
-const [ablation, attribution, charts, lens, runs, stages, surprise, weighting, maps, words] = await Promise.all(
-  ["ablation", "attribution", "charts", "lens", "runs", "stages", "surprise", "weighting", "maps", "words"].map(load));
+const [ablation, attribution, chart, formation, lens, surprise, weighting, maps, words] = await Promise.all(
+  ["ablation", "attribution", "chart", "formation", "lens", "surprise", "value-weighting", "maps", "words"].map(load));
 
 const labels = ["a", "b", "\u202e<img>", "\n"];
 const nothing = { bits: [1, 3.16, 12, null], rank: [0, 2, 5, null] };
@@ -177,13 +177,13 @@ test("norms of tokens that are not shown do not count", () => {
 });
 
 test("a stage is the first head of each kind to form", () => {
-  const found = stages.stagesOf({ induction: { "1.0": 64, "1.2": 32 }, previous_token: { "0.1": 8, "0.2": 8 }, entropy: {} });
+  const found = formation.stagesOf({ induction: { "1.0": 64, "1.2": 32 }, previous_token: { "0.1": 8, "0.2": 8 }, entropy: {} });
   assert.deepEqual(found.map(({ label, step }) => [label, step]), [["previous-token head 0.1 forms", 8], ["induction head 1.2 forms", 32]]);
 });
 
 test("labels of stages do not cover each other and stay inside the chart", () => {
   const marks = [10, 40, 45, 290, 292].map((x) => ({ x, width: 100 }));
-  const places = stages.placeLabels(marks, 300);
+  const places = formation.placeLabels(marks, 300);
   places.forEach((one, i) => {
     assert.ok(one.left >= 0 && one.left + 100 <= 300);
     for (const other of places.slice(0, i)) assert.ok(one.row !== other.row || one.left > other.left + 100 || other.left > one.left + 100);
@@ -193,59 +193,15 @@ test("labels of stages do not cover each other and stay inside the chart", () =>
 test("no chart is alone in the last row unless all are", () => {
   for (let count = 1; count < 12; count++)
     for (let width = 200; width < 2000; width += 50) {
-      const columns = charts.chartColumns(count, width);
+      const columns = chart.chartColumns(count, width);
       assert.ok(columns === 1 || count % columns !== 1, `${count} charts in ${width}`);
       assert.ok(columns <= count && (columns === 1 || width / columns >= 190));
     }
-  assert.equal(charts.chartColumns(5, 1240), 3);
+  assert.equal(chart.chartColumns(5, 1240), 3);
 });
 
 test("ticks are round and there are at least three of them", () => {
-  assert.deepEqual(charts.ticks(0, 8.2, 4), [0, 2, 4, 6, 8]);
+  assert.deepEqual(chart.ticks(0, 8.2, 4), [0, 2, 4, 6, 8]);
   for (const [low, high] of [[5.9, 8.3], [1.31, 1.39], [0, 0.07], [9212, 10_900], [-3, 2], [0, 1e-6]])
-    assert.ok(charts.ticks(low, high, 4).length >= 3, `${low} ${high}`);
-});
-
-const pair = [
-  {
-    name: "one", uniform: { sink: 0.1, entropy: 1 }, formation: { sink: { "1.0": 4 }, entropy: {} },
-    captures: [
-      { step: 0, scores: { sink: [[0.1, 0.2], [0.3, 0]], entropy: [[0.9, 0.8], [0.7, 1]] } },
-      { step: 4, scores: { sink: [[0.1, 0.2], [0.8, null]], entropy: [[0.9, null], [0.7, 0.2]] } },
-    ],
-  },
-  {
-    name: "other", uniform: { sink: 0.3, entropy: 1 }, formation: { sink: {}, entropy: {} },
-    captures: [{ step: 9, scores: { sink: [[null, null, null]], entropy: [[0.5, 0.4, 0.4]] } }],
-  },
-];
-const scored = { sink: { label: "sink", forms: true }, entropy: { label: "entropy", forms: false } };
-
-test("the best head has the highest score, or the lowest entropy, and runs may differ in their heads", () => {
-  const [sink, entropy] = runs.bestHeads(pair, scored);
-  assert.deepEqual(sink.best, [{ head: "1.0", value: 0.8, formed: 4, uniform: 0.1 }, null]);
-  assert.deepEqual(entropy.best.map(({ head, value, formed }) => [head, value, formed]), [["1.1", 0.2, null], ["0.1", 0.4, null]]);
-});
-
-test("the best value of each capture is a curve, and there is none where nothing was measured", () => {
-  assert.deepEqual(runs.bestCurves(pair, "sink", true), [{ run: 0, name: "", points: [[0, 0.3], [4, 0.8]] }]);
-  assert.deepEqual(runs.bestCurves(pair, "entropy", false).map(({ points }) => points), [[[0, 0.7], [4, 0.2]], [[9, 0.4]]]);
-});
-
-test("steps have labels whether a chart is of a few or of many", () => {
-  assert.deepEqual(runs.stepTicks(0, 1000), [1, 10, 100, 1000]);
-  assert.deepEqual(runs.stepTicks(50, 900), [50, 100, 200, 500]);
-  assert.deepEqual(runs.stepTicks(0, 8), [1, 2, 5]);
-});
-
-test("a score of tokens that the text does not have has no best head", () => {
-  const absent = pair.map((run) => ({ ...run, uniform: { sink: 0, entropy: 1 } }));
-  assert.deepEqual(runs.bestHeads(absent, scored)[0].best, [null, null]);
-  assert.deepEqual(runs.bestCurves(absent, "sink", true), []);
-});
-
-test("the tables of two runs name the run of each number", () => {
-  assert.deepEqual(runs.bestRows(pair, scored)[0], ["one", 4, "sink", "1.0", 0.8, 0.1, 4]);
-  assert.equal(runs.bestRows(pair, scored).length, 4);
-  assert.deepEqual(runs.lossRows(pair, [{ run: 1, name: "training", points: [[5, 2.5]] }]), [["other", "training", 5, 2.5]]);
+    assert.ok(chart.ticks(low, high, 4).length >= 3, `${low} ${high}`);
 });

@@ -4,7 +4,7 @@ import { $ } from "browser/elements.js";
 import { box, readBox, showInBox } from "browser/editor.js";
 import { addView, change, shown } from "browser/render.js";
 import { addField, state } from "browser/state.js";
-import { ask, editsOf, engine, tokensOf } from "browser/typed.js";
+import { ask, editsOf, engine, tokensOf } from "browser/typed-text.js";
 
 const COUNT = 200; // tokens at most
 const TOP_K = [1, 5, 20, 50]; // besides all

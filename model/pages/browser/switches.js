@@ -7,7 +7,7 @@ import { thumbs } from "browser/heads.js";
 import { partNames } from "browser/network.js";
 import { addView, change, shown } from "browser/render.js";
 import { addField, headPart, state } from "browser/state.js";
-import { engine } from "browser/typed.js";
+import { engine } from "browser/typed-text.js";
 import { decimal, listed, quote } from "browser/words.js";
 
 const HARMED = 5; // tokens that are told

@@ -2,14 +2,18 @@
 
 import { sameBlocks } from "browser/blocks.js";
 import { $, ARROWS, choices, clamp, css, element, press } from "browser/elements.js";
-import { csv, download, downloadPng, mapRows, mapsSvg } from "browser/export.js";
+import { csv, download, downloadPng, mapRows } from "browser/export.js";
 import { drawLabel, drawMap, fitCanvas, layout, ofHead, PAD, palette, rgb, triangle, weightAt } from "browser/maps.js";
 import { addFollower, addView, change, chosenToken, point, pointer, shown } from "browser/render.js";
 import { data, headName, headPart, labelsOf, mapped, RUNS, shortName, state } from "browser/state.js";
-import { decimal, squareInWords, visible } from "browser/words.js";
+import { decimal, squareInWords } from "browser/words.js";
 
 const SAME = `Steps 0 and 1 show the same maps: nothing is learned before the first update, and this one has not changed attention.
   A network that starts with an output head of zeros (init: scaled) learns in that head alone at first.`;
+
+// Pixels of a saved picture: of each on the paper, at most on a side (browsers refuse much more), and those of its parts.
+const PICTURE = { scale: 3, most: 12_000, least: 520, token: 14, margin: 16, head: 58, bar: 70 };
+const PAPER = { line: "#b8bcc4", text: "#191d23", soft: "#444444" };
 
 function panes() {
   const length = labelsOf(shown.probe).length;
@@ -138,31 +142,58 @@ function reading({ query, key }) {
   return squareInWords(labelsOf(shown.probe), query, key, weights);
 }
 
+const RAMP = 24; // colours of a ramp
+const spaced = (colours) => Array.from({ length: RAMP }, (_, i) => rgb(colours[Math.round((i * (colours.length - 1)) / (RAMP - 1))]));
+
 function drawRamp() {
-  const bar = element("i", { style: { background: `linear-gradient(90deg, ${rampColours(shown.palette)})` } });
+  const bar = element("i", { style: { background: `linear-gradient(90deg, ${spaced(shown.palette.colours)})` } });
   $("ramp").replaceChildren(bar, ...["0%", shown.scale === "sqrt" ? "25%" : "50%", "100%"].map((text) => element("span", {}, text)));
 }
 
-// ---- what is shown, to take away: always in light colours
+// ---- what is shown, to take away
 
-const rampColours = ({ colours }) => Array.from({ length: 24 }, (_, i) => rgb(colours[Math.round((i * 255) / 23)]));
 const fileName = () => `attention-step-${shown.capture.step}-head-${shortName(shown.head)}`;
 
-function asSvg() {
-  const light = palette(data.colours.light, shown.scale);
-  const place = shown.scale === "sqrt" ? Math.sqrt : (weight) => weight;
-  const marks = shown.scale === "sqrt" ? [0, 0.01, 0.1, 0.25, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1];
-  const weights = { colours: rampColours(light), ticks: marks.map((x) => [place(x), `${100 * x}%`]) };
-  const difference = {
-    colours: Array.from({ length: 24 }, (_, i) => rgb(light.spread[Math.round((i * 510) / 23)])),
-    ticks: [-1, -0.25, 0, 0.25, 1].map((x) => [(1 + Math.sign(x) * place(Math.abs(x))) / 2, `${decimal(100 * x, 0)}%`]),
+// The panes side by side with their titles and colour bars: always in light colours.
+function picture() {
+  const title = `${data.title}: ${headName(shown.head)}`;
+  const labels = labelsOf(shown.probe);
+  const canvas = element("canvas");
+  const room = Math.max(PICTURE.least, PICTURE.token * labels.length);
+  const geometry = layout(canvas.getContext("2d"), room, room, labels);
+  const pane = geometry.wide + PICTURE.bar;
+  const [wide, high] = [Math.max(shown.panes.length * pane, 9 * title.length) + 2 * PICTURE.margin, PICTURE.head + geometry.high + PICTURE.margin];
+  const scale = Math.min(PICTURE.scale, PICTURE.most / Math.max(wide, high));
+  Object.assign(canvas, { width: wide * scale, height: high * scale });
+  const context = canvas.getContext("2d");
+  context.scale(scale, scale);
+  const write = (text, x, y, font, colour = PAPER.text) => {
+    Object.assign(context, { font: `${font} system-ui, sans-serif`, fillStyle: colour, textAlign: "left", textBaseline: "alphabetic" });
+    context.fillText(text, x, y);
   };
-  const white = "#ffffff";
-  const list = shown.panes.map((pane) => ({
-    title: paneTitle(pane), ramp: pane.name === "A−B" ? difference : weights,
-    colour: (query, key) => [rgb(pane.colour(light, query, key))].find((colour) => colour !== white),
-  }));
-  return mapsSvg(`${data.title}: ${headName(shown.head)}`, labelsOf(shown.probe).map((label) => visible(label, 12)), list);
+  context.fillStyle = "#ffffff";
+  context.fillRect(0, 0, wide, high);
+  write(title, PICTURE.margin, 26, "600 15px");
+  const light = palette(data.colours.light, shown.scale);
+  const root = shown.scale === "sqrt" ? Math.sqrt : (weight) => weight;
+  shown.panes.forEach((one, i) => {
+    context.save();
+    context.translate(PICTURE.margin + i * pane, PICTURE.head);
+    write(paneTitle(one), geometry.room, -6, "12px", PAPER.soft);
+    drawMap(context, geometry, (query, key) => one.colour(light, query, key), PAPER);
+    const difference = one.name === "A−B";
+    const marks = difference ? [-1, -0.25, 0, 0.25, 1] : [0, 0.01, 0.1, 0.25, 0.5, 1];
+    const place = (weight) => (difference ? (1 + Math.sign(weight) * root(Math.abs(weight))) / 2 : root(weight));
+    const [x, tall] = [geometry.wide + 10, Math.min(geometry.side, 220)];
+    spaced(difference ? light.spread : light.colours).forEach((colour, slice) => {
+      context.fillStyle = colour;
+      context.fillRect(x, PAD + tall - ((slice + 1) * tall) / RAMP, 12, tall / RAMP + 0.5);
+    });
+    const far = marks.filter((weight, j) => !j || place(weight) - place(marks[j - 1]) > 0.05);
+    for (const weight of far) write(`${decimal(100 * weight, 0)}%`, x + 17, PAD + (1 - place(weight)) * tall + 4, "10px", PAPER.soft);
+    context.restore();
+  });
+  return canvas;
 }
 
 function asCsv() {
@@ -171,8 +202,7 @@ function asCsv() {
 }
 
 choices($("scales"), [["sqrt", "√ scale"], ["linear", "linear"]], (scale) => change({ scale }));
-$("save-png").addEventListener("click", () => downloadPng(`${fileName()}.png`, asSvg()));
-$("save-svg").addEventListener("click", () => download(`${fileName()}.svg`, asSvg(), "image/svg+xml"));
+$("save-png").addEventListener("click", () => downloadPng(`${fileName()}.png`, picture()));
 $("save-csv").addEventListener("click", () => download(`${fileName()}.csv`, asCsv(), "text/csv"));
 addView(drawStage);
 addFollower(drawHover);

@@ -3,7 +3,7 @@
 import { ABLATION_HEADER, ablationRows, drawAblation, withoutHead } from "browser/ablation.js";
 import { $, element } from "browser/elements.js";
 import { thumbs } from "browser/heads.js";
-import { probeName, save, titleOf } from "browser/measured.js";
+import { probeName, save, titleOf } from "browser/measurements.js";
 import { addView, shown } from "browser/render.js";
 import { placeOf } from "browser/state.js";
 import { signed } from "browser/words.js";

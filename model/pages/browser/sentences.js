@@ -3,7 +3,7 @@
 import { $, element } from "browser/elements.js";
 import { addFollower, addView, chosenToken, shown } from "browser/render.js";
 import { headName, labelsOf, placeOf, PROBES } from "browser/state.js";
-import { weightsOf } from "browser/text.js";
+import { weightsOf } from "browser/shaded-text.js";
 import { isReadInWords, keysInWords, offsetsInWords, percent, quote, readsInWords, visible } from "browser/words.js";
 
 const STRONGEST = 5; // tokens that the chosen one looks at

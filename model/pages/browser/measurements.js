@@ -8,7 +8,7 @@ import { COLOURINGS, createLens, LENS_HEADER, lensRows } from "browser/lens.js";
 import { addView, change, shown } from "browser/render.js";
 import { HEADS, labelsOf, placeOf, PROBES, RUNS } from "browser/state.js";
 import { listExpectation, shadeBySurprise, SURPRISE_HEADER, surpriseRows, UNMEASURED } from "browser/surprise.js";
-import { EXPLANATION } from "browser/weighting.js";
+import { EXPLANATION } from "browser/value-weighting.js";
 import { quote } from "browser/words.js";
 
 export const probeName = () => PROBES[shown.probe].name;

@@ -6,7 +6,7 @@ import { box, readBox, showInBox } from "browser/editor.js";
 import { addView, rendered, shown } from "browser/render.js";
 import { share } from "browser/surprise.js";
 import { decoded } from "browser/tokenizer.js";
-import { engine } from "browser/typed.js";
+import { engine } from "browser/typed-text.js";
 import { quote, visible } from "browser/words.js";
 
 const SHOWN = 8;

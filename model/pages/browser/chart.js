@@ -1,0 +1,88 @@
+// Curves over the steps of training, as SVG: the charts of the report and of the page of maps.
+
+import { placeLabels } from "browser/formation.js";
+import { decimal, withMinus } from "browser/words.js";
+
+export const BOX = { left: 46, right: 12, top: 8, bottom: 24 };
+const LABEL = { high: 14, wide: 5.9 }; // of a stage: its height, and the width of a letter
+const NARROW = 70; // pixels from one step's number to the next, and
+const EDGE = 24; // from the right edge, within which it would be cut
+
+// Adds an SVG element.
+export function shape(parent, name, attributes, textContent = "") {
+  const node = Object.assign(document.createElementNS("http://www.w3.org/2000/svg", name), { textContent });
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  parent.append(node);
+  return node;
+}
+
+// Draws a chart into an SVG element of the size that the style sheet gives it, which takes a millisecond.
+//
+// scale: "linear" or "log", of the steps from 0 to last. low, high: the range of the values.
+// curves: [{ points: [[step, value]], dots: some points, radius of these, colour, width, opacity, dashes }], the last on top;
+// a point without a value is left out. stages: [{ step, label, colour }] (see formation.js). guides: [{ value, dashes }].
+// Returns { x, y }: from a step and from a value to pixels.
+export function drawChart(svg, { scale, last, low, high, curves, stages, guides = [] }) {
+  const [width, height] = [svg.clientWidth, svg.clientHeight];
+  const share = scale === "log" ? (step) => Math.log1p(step) / Math.log1p(last) : (step) => step / last;
+  const x = (step) => BOX.left + share(step) * (width - BOX.left - BOX.right);
+  const labels = placeLabels(stages.map(({ step, label }) => ({ x: x(step), width: LABEL.wide * label.length })), width);
+  const top = BOX.top + LABEL.high * Math.max(0, ...labels.map(({ row }) => row + 1));
+  const y = (value) => top + (1 - (value - low) / (high - low || 1)) * (height - top - BOX.bottom);
+  svg.replaceChildren();
+  const level = (value, attributes) => shape(svg, "line", { x1: BOX.left, x2: width - BOX.right, y1: y(value), y2: y(value), ...attributes });
+  for (const value of ticks(low, high, 4)) {
+    level(value, { class: "grid" });
+    shape(svg, "text", { x: BOX.left - 7, y: y(value) + 4, "text-anchor": "end" }, written(value));
+  }
+  for (const { value, dashes } of guides) level(value, { class: "guide", "stroke-dasharray": dashes });
+  const steps = scale === "log" ? powersOfTen(last) : ticks(0, last, Math.max(2, Math.floor(width / NARROW)));
+  for (const step of steps)
+    shape(svg, "text", { x: x(step), y: height - 6, "text-anchor": x(step) > width - EDGE ? "end" : "middle" }, written(step));
+  stages.forEach(({ step, label, colour }, i) => {
+    const upper = BOX.top + LABEL.high * labels[i].row;
+    shape(svg, "line", { class: "stage", x1: x(step), x2: x(step), y1: upper, y2: height - BOX.bottom, style: `stroke: ${colour}` });
+    shape(svg, "text", { x: labels[i].left, y: upper + 8, style: `fill: ${colour}` }, label);
+  });
+  for (const { points, dots, radius = 2.6, colour, width = 1.8, opacity = 1, dashes = "none" } of curves) {
+    const known = points.filter(([, value]) => value !== null);
+    const d = known.map(([step, value], i) => `${i ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`).join("");
+    shape(svg, "path", { d, style: `stroke: ${colour}`, "stroke-width": width, "stroke-dasharray": dashes, opacity });
+    for (const [step, value, fill = colour] of dots) shape(svg, "circle", { cx: x(step), cy: y(value), r: radius, style: `fill: ${fill}` });
+  }
+  return { x, y };
+}
+
+// A number beside an axis.
+export function written(value) {
+  const size = Math.abs(value);
+  if (size >= 1e6) return withMinus(`${(value / 1e6).toPrecision(3)}M`);
+  if (size >= 1e4) return withMinus(`${(value / 1e3).toPrecision(3)}k`);
+  if (size >= 100) return decimal(value, 0);
+  return withMinus(size >= 0.001 || size === 0 ? String(Number(value.toPrecision(4))) : value.toExponential(1));
+}
+
+// Round numbers, about `count` of them, from `low` to `high`.
+export function ticks(low, high, count) {
+  const rough = (high - low) / count;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough * 0.7);
+  const first = Math.ceil(low / step - 1e-9);
+  const last = Math.floor(high / step + 1e-9);
+  return Array.from({ length: last - first + 1 }, (_, i) => (first + i) * step);
+}
+
+function powersOfTen(last) {
+  const steps = [0];
+  for (let step = 1; step <= last; step *= 10) steps.push(step);
+  return steps;
+}
+
+// The number of columns for `count` charts in `width` pixels, so that none is alone in the last row unless all are.
+export function chartColumns(count, width, wide = 300, narrow = 190) {
+  const fits = (columns, least) => columns <= count && width / columns >= least;
+  const even = (columns) => count % columns !== 1;
+  for (let columns = count; columns > 1; columns--) if (fits(columns, wide) && even(columns)) return columns;
+  for (let columns = 2; columns <= count; columns++) if (fits(columns, narrow) && even(columns) && width >= 2 * wide) return columns;
+  return 1;
+}
