@@ -47,7 +47,7 @@ GPT2_OPTIONS: dict[str, tuple[str, Any]] = {
 }
 OTHER_DROPOUTS = ("embd_pdrop", "attn_pdrop")  # a GPT has one dropout for all
 # GPT-2's name of an activation -> ours; of several the first is written.
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, str] = {
     "gelu_new": "gelu",
     "gelu_pytorch_tanh": "gelu",
     "gelu_fast": "gelu",
@@ -55,7 +55,7 @@ ACTIVATIONS = {
     "relu2": "relu2",
 }
 # What makes a GPT one of GPT-2's family; all else is as GPTConfig has it without them.
-GPT2_FAMILY = {
+GPT2_FAMILY: dict[str, Any] = {
     "position": "learned",
     "norm": "layernorm",
     "embedding_norm": False,
@@ -84,7 +84,7 @@ GPT2_MODULES = {
     "final_norm": "transformer.ln_f",
     "head": "lm_head",
 }
-MODULES = {"gpt2": GPT2_MODULES, "glassgpt": {}}  # by the model_type of a config.json
+MODULES: dict[str, dict[str, str]] = {"gpt2": GPT2_MODULES, "glassgpt": {}}  # by the model_type of a config.json
 
 
 class ExportedTokenizer(Protocol):
