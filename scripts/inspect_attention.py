@@ -67,6 +67,7 @@ def main(argv: list[str] | None = None) -> None:
     check(arguments)
 
     from model.inspection.archive import AttentionArchive
+    from model.inspection.verdicts import warnings
     from model.pages.captures import Captures
 
     if arguments.live:
@@ -85,6 +86,9 @@ def main(argv: list[str] | None = None) -> None:
         title = prompt_title(prompt, shown)
         output = arguments.output or Path("attention.html")
     write(shown, title, output, arguments)
+    for captures in shown:
+        for sentence in warnings(captures.snapshots):
+            print(f"warning: {captures.name}: {sentence}", file=sys.stderr)
     say_where(output, arguments)
 
 

@@ -28,7 +28,7 @@ import json
 import math
 import zipfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ class Snapshot:
     """What one capture measured.
 
     precision: the type that attention was computed in, such as "bfloat16", which bounds the fidelity to be expected.
-    fidelity, causality: as in `recorder`; NaN for a model that diverged.
+    fidelity, causality, checks: as in `recorder`; NaN for a model that diverged.
     scores: by the names of `heads.SCORES`, (L, H) in [0, 1]; NaN for a model that diverged, or for a score that the
         program did not have yet when the capture was made.
     loss: nats per token on the probe "text", and on the second half of "repeated". None, as the next two, for captures
@@ -72,6 +72,7 @@ class Snapshot:
     loss: dict[str, float] | None = None
     ablation: dict[str, dict[str, Any]] | None = None
     copying: np.ndarray | None = None
+    checks: dict[str, Any] = field(default_factory=lambda: {"fidelity": [], "future": [], "replaced": 0})
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -81,6 +82,7 @@ class Snapshot:
     def to_json(self, digits: int) -> dict:
         """As JSON has it: scores and measurements rounded to `digits` decimals, None for what is not finite."""
         errors = as_json({"fidelity": self.fidelity, "causality": self.causality}, ".17g")  # exactly
+        errors["checks"] = as_json(self.checks, ".3g")
         measured = {name: getattr(self, name) for name in MEASURED if getattr(self, name) is not None}
         numbers = as_json({"scores": self.scores, **measured}, f".{digits}f")
         return {"step": self.step, "precision": self.precision, **errors, **numbers}
@@ -106,6 +108,8 @@ class Snapshot:
             raise ValueError("its losses are not numbers")
         if not 0 <= fields["step"] < 2**53:
             raise ValueError("its step is not one")
+        measured["checks"] = {name: _arrays(fields["checks"][name]) for name in ("fidelity", "future")}
+        measured["checks"]["replaced"] = int(fields["checks"]["replaced"])
         return cls(int(fields["step"]), str(fields["precision"]), fidelity, causality, scores, **measured)
 
 

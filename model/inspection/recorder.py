@@ -19,7 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,12 +44,15 @@ class Capture:
     weights: (L, H, T, T) in float32, on the CPU.
     precision: the type of the values that attention returned, such as "bfloat16".
     fidelity, causality: as the module's docstring defines them.
+    checks: the figures behind them: "fidelity" and the largest weight on a later token, "future", of each layer, and
+        "replaced", the token whose change moved the logits before it most.
     """
 
     weights: Tensor
     precision: str
     fidelity: float
     causality: float
+    checks: dict[str, Any]
 
 
 @torch.no_grad()
@@ -76,7 +81,8 @@ def capture(
         raise ValueError(f"token ids must be in 0..{vocab_size - 1}, but go from {sequence.min()} to {sequence.max()}")
     layers = [module for module in gpt.modules() if isinstance(module, CausalSelfAttention)]
     calls: list[AttendCall] = []
-    leaks, weights, errors = [], [], []
+    weights, errors = [], []
+    leaks = {}  # by the token that was replaced
     with undisturbed(gpt, autocast):
         with observed(layers, calls.append):
             logits = gpt(sequence, document_ids=document_ids)
@@ -85,14 +91,20 @@ def capture(
             replaced[0, position] = 0 if replaced[0, position] else 1
             # A call of its own: in a batch of two other kernels might run, and rounding would look like a leak.
             change = gpt(replaced, document_ids=document_ids) - logits
-            leaks.append(change[:, :position].abs().max().item())
+            leaks[position] = change[:, :position].abs().max().item()
     with undisturbed(gpt):
         for call in calls:
             of_layer = call.weights()
             errors.append(call.infidelity(of_layer))
             weights.append(of_layer[0].float().cpu())
     precision = str(calls[0].attended.dtype).removeprefix("torch.")
-    return Capture(torch.stack(weights), precision, _largest(errors), _largest(leaks))
+    maps = torch.stack(weights)
+    checks = {
+        "fidelity": errors,
+        "future": maps.triu(1).abs().amax((1, 2, 3)).tolist(),
+        "replaced": max(leaks, key=leaks.__getitem__, default=0),
+    }
+    return Capture(maps, precision, _largest(errors), _largest([*leaks.values()]), checks)
 
 
 def record_maps(
@@ -157,12 +169,21 @@ def take_snapshot(
         precision=captures["text"].precision,
         fidelity=_largest([taken.fidelity for taken in captures.values()]),
         causality=_largest([taken.causality for taken in captures.values()]),
+        checks=_worst(list(captures.values())),
         scores={name: score.numpy() for name, score in heads.items()},
         loss=losses,
         ablation=changes,
         copying=copying,
     )
     return snapshot, maps, details
+
+
+def _worst(captures: Sequence[Capture]) -> dict[str, Any]:
+    """The checks of several sequences: of each layer the largest figure."""
+    checks = [taken.checks for taken in captures]
+    largest = {name: np.max([one[name] for one in checks], axis=0) for name in ("fidelity", "future")}
+    leaking = max(captures, key=lambda taken: taken.causality)
+    return {**largest, "replaced": leaking.checks["replaced"]}
 
 
 def _details(gpt: GPT, probes: dict[str, Tensor], label: Callable[[int], str]) -> dict:

@@ -39,7 +39,7 @@ COLUMNS = {
     "head": "number within the layer, from 0",
     "query": "position of the token that attends, from 0",
     "query_token": "its text",
-    "key": "position of the token attended to, from 0; later positions are masked and have no row",
+    "key": "position of the token attended to, from 0; a later one has a row only where it has weight",
     "key_token": "its text",
     "weight": f"attention weight of the key for the query, {DIGITS} significant digits",
     "other_weight": "the same in the other run",
@@ -189,8 +189,10 @@ def map_table(shown: Sequence[Captures], step: int | None, probe: str, heads: Se
     def rows() -> Iterator[Row]:
         for head in chosen:
             for query in range(len(labels)):
-                for key in range(query + 1):
+                for key in range(len(labels)):
                     weights = [array[head][query, key] for array in maps]
+                    if key > query and not any(weights):
+                        continue
                     if len(weights) == 2:
                         weights.append(weights[0] - weights[1])
                     place = (probe, *head, query, labels[query], key, labels[key])

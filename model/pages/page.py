@@ -3,7 +3,7 @@
 The page holds the lower triangles of the maps, one byte 255 sqrt(p) a weight, which is within 0.004 of the weight. The
 bytes of each probe and step are compressed by gzip, encoded in base64, and decoded when they are first shown. To save a
 third of the size, bytes below 128 can be rounded further and still stay within 0.004. Weights above the diagonal are
-left out because the recorder masks them; the page's causality badge says whether the model itself is causal.
+left out: a causal model has none, and of another the page says that it looks into the future.
 
 A further block a step, of compressed JSON, holds what else was measured there (see `archive`), to ROUNDED_DIGITS where
 weights are rounded too, and under "descriptions" what each head does (see `describe`).
@@ -24,6 +24,7 @@ import numpy as np
 
 from model.inspection.archive import as_json
 from model.inspection.heads import SCORES, threshold
+from model.inspection.verdicts import is_causal, is_faithful, warnings
 from model.pages import template
 from model.pages.captures import Captures, check_comparable, log_spaced
 from model.pages.describe import Description, describe_heads, opening_view
@@ -32,10 +33,6 @@ from model.pages.images import PALETTES
 MAX_BYTES = 25_000_000
 MIN_STEPS = 12  # the fewest steps that are kept before the text is cut
 MIN_TOKENS = 8
-
-# The largest fidelity (see `recorder`) that rounding explains, by the type that attention was computed in.
-FIDELITY_LIMITS = {"float16": 5e-3, "bfloat16": 2e-2}
-EXACT = 1e-5  # in any other type
 
 ROUNDED_DIGITS = ".2g"  # of other measurements where space is short
 
@@ -64,7 +61,7 @@ def attention_page(runs: Sequence[Captures], title: str, *, max_bytes: int = MAX
     for (run, step), of_step in blocks.items():
         numbers[run][step] = list(range(len(texts), len(texts) + len(of_step)))
         texts += of_step
-    data["notes"] = notes
+    data["notes"] = [*notes, *(f"{run.name}: {sentence}" for run in runs for sentence in warnings(run.snapshots))]
     data["runs"] = [_about(run, length) | _curves(run, of_run) for run, of_run in zip(runs, numbers, strict=True)]
     elements = [template.json_element(f"block-{number}", text) for number, text in enumerate(texts)]
     return template.fill("page", title, [template.json_element("data", data), *elements])
@@ -208,8 +205,7 @@ def _curves(run: Captures, blocks: Mapping[int, Sequence[int]]) -> dict:
     points, captures = run.curve_steps | set(blocks), []
     for snapshot in run.snapshots:
         if snapshot.step in points:
-            faithful = snapshot.fidelity <= FIDELITY_LIMITS.get(snapshot.precision, EXACT)
-            verdicts = {"faithful": faithful, "causal": snapshot.causality == 0}
+            verdicts = {"faithful": is_faithful(snapshot), "causal": is_causal(snapshot)}
             captures.append(snapshot.to_json(digits=3) | verdicts)
             if snapshot.step in blocks:
                 *maps, details = blocks[snapshot.step]

@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any
 
 from model.inspection.heads import SCORES, threshold
+from model.inspection.verdicts import warnings
 from model.pages import template
 from model.pages.captures import Captures
 from model.pages.describe import describe_heads
@@ -76,6 +77,7 @@ def report_page(
         "colours": PALETTES,
     }
     if captures and captures.snapshots:
+        data["story"] = " ".join([*warnings(captures.snapshots), story(rows, config or {})])
         data["formation"] = captures.formation
         data |= last_capture(captures)
     elements = [template.json_element("data", data)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from dataclasses import dataclass
@@ -14,9 +15,12 @@ from model.checks import check_range
 from model.inspection.archive import AttentionArchive
 from model.inspection.probes import MIN_PROBE_TOKENS, Probe, draw_repeated_probe
 from model.inspection.recorder import record_maps
+from model.inspection.verdicts import new_warnings, warnings
 from model.runs.metrics import log_metrics
 from model.runs.wandb_logger import wandb_loggers
 from model.training.sharding import whole_gpt
+
+log = logging.getLogger(__name__)
 
 AUTOCAST_TYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 KNOWN_CHARS = 200_000  # of validation text; only tokens that occur in it are drawn, as a model knows no rarer ones
@@ -102,6 +106,8 @@ class AttentionRecording:
         autocast = AUTOCAST_TYPES.get(str(trainer.precision))
         label = trainer.datamodule.tokenizer.label
         log_metrics(trainer, record_maps(archive, gpt, step, label, batch=self.batch, autocast=autocast))
+        for sentence in new_warnings(archive.snapshots):
+            log.warning("%s", sentence)
         for logger in wandb_loggers(trainer):
             logger.log_attention(archive)
         if draws and self.picture:
@@ -113,6 +119,8 @@ class AttentionRecording:
 
     def finish(self, trainer: Trainer) -> None:
         if self.archive is not None and self.archive.snapshots:
+            for sentence in warnings(self.archive.snapshots):
+                log.warning("%s", sentence)
             for logger in wandb_loggers(trainer):
                 logger.log_attention_page(self.archive, trainer.global_step)
 

@@ -1,0 +1,79 @@
+"""Whether the recorded maps can be trusted, and if not one sentence for people that says why.
+
+The terminal, the report, the pages and the scripts all show these sentences.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from model.inspection.archive import Snapshot
+
+# The largest fidelity (see `recorder`) that rounding explains, by the type that attention was computed in.
+FIDELITY_LIMITS = {"float16": 5e-3, "bfloat16": 2e-2}
+EXACT = 1e-5  # in any other type
+
+
+def fidelity_limit(snapshot: Snapshot) -> float:
+    return FIDELITY_LIMITS.get(snapshot.precision, EXACT)
+
+
+def is_faithful(snapshot: Snapshot) -> bool:
+    """Whether the maps are what the model computes, up to rounding. False if they hold no numbers."""
+    return snapshot.fidelity <= fidelity_limit(snapshot)
+
+
+def is_causal(snapshot: Snapshot) -> bool:
+    """Whether no token moves a logit before it."""
+    return snapshot.causality == 0
+
+
+def warnings(snapshots: Sequence[Snapshot]) -> list[str]:
+    """What is out of bounds, a sentence each, about the last capture that shows it. None if all is well."""
+    found = []
+    for is_good, sentence in CHECKS:
+        if broken := [snapshot for snapshot in snapshots if not is_good(snapshot)]:
+            found.append(f"At step {broken[-1].step} {sentence(broken[-1])}.")
+    return found
+
+
+def new_warnings(snapshots: Sequence[Snapshot]) -> list[str]:
+    """What is out of bounds at the last capture and was not at any before it."""
+    *earlier, last = snapshots
+    found = [(is_good, sentence) for is_good, sentence in CHECKS if not is_good(last)]
+    return [f"At step {last.step} {sentence(last)}." for is_good, sentence in found if all(map(is_good, earlier))]
+
+
+def _leak(snapshot: Snapshot) -> str:
+    if math.isnan(snapshot.causality):
+        return "the logits are not numbers: the model diverged"
+    leaking = [layer for layer, weight in enumerate(snapshot.checks["future"]) if weight > 0]
+    who = _layers(leaking) if leaking else "the model"
+    verb = "look" if len(leaking) > 1 else "looks"
+    return (
+        f"{who} {verb} into the future: changing token {snapshot.checks['replaced']} moves the logits before it by "
+        f"{snapshot.causality:.2g}; the loss means nothing"
+    )
+
+
+def _unfaithful(snapshot: Snapshot) -> str:
+    if math.isnan(snapshot.fidelity):
+        return "the attention maps are not numbers: the model diverged"
+    limit = fidelity_limit(snapshot)
+    wrong = [layer for layer, error in enumerate(snapshot.checks["fidelity"]) if not error <= limit]
+    return (
+        f"the maps of {_layers(wrong) if wrong else 'a layer'} are not what the model computes: weights times values "
+        f"differ from what `attend` returns by {snapshot.fidelity:.2g}, where rounding explains {limit:g}; an `attend` "
+        "that is not linear in the values or mixes heads has no maps"
+    )
+
+
+def _layers(layers: Sequence[int]) -> str:
+    """Such as "layer 0" or "layers 0, 1 and 4"."""
+    if len(layers) == 1:
+        return f"layer {layers[0]}"
+    return f"layers {', '.join(map(str, layers[:-1]))} and {layers[-1]}"
+
+
+CHECKS = ((is_causal, _leak), (is_faithful, _unfaithful))

@@ -1,0 +1,56 @@
+"""Warnings: what is out of bounds is said once when first seen, with the layer, the token and the figures."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from model.attention import CausalSelfAttention
+from model.gpt import GPTConfig
+from model.inspection.archive import Snapshot
+from model.inspection.probes import Probe
+from model.inspection.recorder import take_snapshot
+from model.inspection.verdicts import new_warnings, warnings
+from tests.gpts import random_gpt
+
+GOOD = Snapshot(0, "float32", 1e-7, 0.0, {"sink": np.zeros((2, 2))})
+LEAK = replace(GOOD, step=8, causality=7.13, checks={"fidelity": [0.0, 0.0], "future": [0.0, 0.4], "replaced": 31})
+UNFAITHFUL = replace(GOOD, step=9, fidelity=0.5, checks={"fidelity": [0.5, 0.2], "future": [0.0, 0.0], "replaced": 3})
+PROBES = {"text": Probe([*range(9)], ["x"] * 9), "repeated": Probe([1, 2, 3, 1, 2, 3], ["x"] * 6, 3)}
+
+
+def test_a_warning_names_layers_token_and_figures():
+    assert warnings([GOOD]) == []
+    assert warnings([GOOD, LEAK]) == [
+        "At step 8 layer 1 looks into the future: changing token 31 moves the logits before it by 7.1; "
+        "the loss means nothing."
+    ]
+    [sentence] = warnings([UNFAITHFUL])
+    assert sentence.startswith("At step 9 the maps of layers 0 and 1 are not what the model computes: ")
+    assert "by 0.5, where rounding explains 1e-05" in sentence
+    assert not warnings([replace(UNFAITHFUL, fidelity=1.9e-2, precision="bfloat16")])
+
+
+def test_a_warning_is_new_once():
+    assert new_warnings([GOOD]) == new_warnings([GOOD, LEAK, LEAK]) == new_warnings([LEAK, GOOD]) == []
+    assert new_warnings([GOOD, LEAK]) == warnings([LEAK])
+    assert new_warnings([LEAK, UNFAITHFUL]) == warnings([UNFAITHFUL])
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_the_layer_that_leaks_is_named(layer):
+    gpt = random_gpt(GPTConfig(vocab_size=30, context_length=9, num_layers=2, num_heads=2, embed_dim=32))
+    attention = gpt.blocks[layer].attention
+    attention.attend = lambda q, k, v, mask=None: torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    snapshot, _, _ = take_snapshot(gpt, PROBES, 5)
+    [sentence] = warnings([snapshot])
+    assert sentence.startswith(f"At step 5 layer {layer} looks into the future: changing token ")
+
+
+def test_a_diverged_model_is_told(monkeypatch):
+    gpt = random_gpt(GPTConfig(vocab_size=30, context_length=9, num_layers=1, num_heads=2, embed_dim=32))
+    monkeypatch.setattr(CausalSelfAttention, "attend", lambda self, q, k, v, mask=None: q / 0 - q / 0)
+    snapshot, _, _ = take_snapshot(gpt, PROBES, 5)
+    assert all(sentence.endswith("the model diverged.") for sentence in warnings([snapshot]))
+    assert len(warnings([snapshot])) == 2
