@@ -259,15 +259,16 @@ class CausalSelfAttention(nn.Module):
             TypeError, ValueError: for a mask that is not boolean or does not fit; ValueError for a full cache.
         """
         q, k, v = self.project(x, rotary, value_embedding)
-        T = q.shape[-2]
-        if cache is None:
-            visible = window_mask(T, T, self.window, device=q.device)
-        else:
-            k, v, visible = cache.append(k, v, self.window)
+        if cache is not None:
+            k, v = cache.append(k, v)
+        T, S = q.shape[-2], k.shape[-2]
+        if self.window is not None and self.window + T - 1 < S:  # what lies before is in no query's window
+            S = self.window + T - 1
+            k, v = k[..., -S:, :], v[..., -S:, :]
+        visible = window_mask(T, S, self.window, device=q.device)
         if mask is None:
             return self.output_proj(_merge_heads(self.attend(q, k, v, visible)))
-        S = k.shape[-2]
-        mask = mask[..., -S:] if cache is not None else mask  # the cache leaves out keys that are in no window
+        mask = mask[..., -S:] if cache is not None else mask
         check_mask(mask, (*q.shape[:-1], S))
         visible, empty = _fill_empty_rows(mask & (causal_mask(T, S, device=q.device) if visible is None else visible))
         values = self.attend(q, k, v, visible).masked_fill(empty, 0.0)

@@ -6,7 +6,7 @@ Shapes: B batch, T prompt length, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -14,11 +14,9 @@ import torch
 from torch import Tensor
 
 from model.cache import KVCache
-from model.checks import check_range
+from model.checks import check_divides, check_range
 from model.gpt import GPT, in_eval_mode
-from model.kernels import RecordedStep, Recorder, fast_decoding
-
-Generators = torch.Generator | Sequence[torch.Generator] | None
+from model.kernels import fast_decoding
 
 
 def generate(model: GPT, tokens: Tensor, max_new_tokens: int, **options: Any) -> Tensor:
@@ -32,32 +30,28 @@ def stream(
     tokens: Tensor,
     max_new_tokens: int,
     *,
-    lengths: Tensor | None = None,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
     min_p: float | None = None,
     repetition_penalty: float = 1.0,
-    generator: Generators = None,
+    generator: torch.Generator | None = None,
+    shared_draws: int = 1,
     stop_token: int | None = None,
     cache: KVCache | None = None,
     logprobs: list[Tensor] | None = None,
-    record: Recorder | None = None,
 ) -> Iterator[Tensor]:
     """Continues each prompt of a batch, and yields each new token (B,) of the batch as soon as it is drawn.
 
     Of a prompt longer than the model's context_length only the end is read. When the context is full, its last half is
     read again in one pass and generation continues from there: cached keys contain their positions, so the cache
     cannot be shifted. This costs less than one extra token per token, and the model always sees at least half of its
-    context. With prompts of different lengths this happens to each row when it is full itself, so that its text is the
-    one that it would be alone.
+    context.
 
     Args:
         model: put in eval mode while it writes.
         tokens: prompts (B, T), T >= 1, on the model's device.
         max_new_tokens: the most tokens to write, at least 1.
-        lengths: (B,), for prompts of different lengths: only the last so many tokens of a row are its prompt, and what
-            is before them is not read. Each in 1 .. T; all T if None.
         temperature: divides the logits; 0 always takes the likeliest token.
         top_k: draw from the k likeliest tokens only.
         top_p: draw from the likeliest tokens that together have this probability, in (0, 1] ("nucleus",
@@ -67,15 +61,14 @@ def stream(
         repetition_penalty: makes tokens of the text so far less likely, prompt included: their positive logits are
             divided by it and the negative ones multiplied (Keskar et al. 2019, https://arxiv.org/abs/1909.05858).
             Above 0; 1 changes nothing.
-        generator: source of randomness, on the model's device; PyTorch's default one if None. Of several, each draws
-            for an equal share of the rows.
+        generator: source of randomness, on the model's device; PyTorch's default one if None.
+        shared_draws: how many equal parts of the rows get the same random numbers, so that with a seed each part
+            becomes what it would be alone; divides B.
         stop_token: ends a sequence, which is then padded with it; generation stops when all sequences have ended.
         cache: of an earlier call, to continue its text: `tokens` follow what it holds. The last token that a call has
             yielded is not in it yet and must come first. A new one of max_len context_length starts a text.
         logprobs: a list, to which each token's log-probability (B,) is added before the token is yielded: what the
             model gives it, in nats, before all options above.
-        record: wraps the step of one token so that it runs faster: `model.kernels.record_cuda_graph` on a GPU, or
-            `torch.compile`.
 
     Raises:
         TypeError: if the tokens are not integers.
@@ -85,14 +78,6 @@ def stream(
         raise TypeError(f"tokens must be integers, not {tokens.dtype}")
     if tokens.ndim != 2 or not tokens.numel():
         raise ValueError(f"tokens must be (B, T), both at least 1, not of shape {tuple(tokens.shape)}")
-    B, T = tokens.shape
-    if lengths is not None:
-        if lengths.shape != (B,) or lengths.min() < 1 or lengths.max() > T:
-            raise ValueError(f"lengths must be {B} numbers in 1..{T}, not {lengths.tolist()}")
-        if cache is not None:
-            raise ValueError("prompts of different lengths cannot continue a cache")
-        is_text = torch.arange(T, device=tokens.device) >= T - lengths[:, None]
-        tokens = tokens.where(is_text, tokens[:, -1:])  # any token will do, but it must be one
     vocab_size = model.config.vocab_size
     if tokens.min() < 0 or tokens.max() >= vocab_size:
         raise ValueError(f"token ids must lie in 0..{vocab_size - 1}, not in {tokens.min()}..{tokens.max()}")
@@ -104,16 +89,19 @@ def stream(
     check_range("top_p", top_p, 0, 1, low_open=True)
     check_range("min_p", min_p, 0, 1)
     check_range("repetition_penalty", repetition_penalty, 0, low_open=True)
-    draw = partial(sample, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, generator=generator)
-    padding = None
-    if lengths is not None:
-        longest = int(lengths.max())
-        tokens = tokens[:, -longest:]
-        padding = None if lengths.min() == longest else longest - lengths
-    # A separate function, because the body of a generator runs, and raises, only when it is iterated.
-    return _decode(
-        model, tokens, padding, cache, max_new_tokens, draw, repetition_penalty, stop_token, logprobs, record
+    check_range("shared_draws", shared_draws, 1)
+    check_divides("shared_draws", shared_draws, "the number of texts", len(tokens))
+    draw = partial(
+        sample,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        generator=generator,
+        shared_draws=shared_draws,
     )
+    # A separate function, because the body of a generator runs, and raises, only when it is iterated.
+    return _decode(model, tokens, cache, max_new_tokens, draw, repetition_penalty, stop_token, logprobs)
 
 
 def new_cache(model: GPT, batch_size: int, max_len: int) -> KVCache:
@@ -127,21 +115,17 @@ def new_cache(model: GPT, batch_size: int, max_len: int) -> KVCache:
 def _decode(
     model: GPT,
     unread: Tensor,
-    padding: Tensor | None,
     cache: KVCache | None,
     max_new_tokens: int,
     draw: Callable[[Tensor], Tensor],
     repetition_penalty: float,
     stop_token: int | None,
     logprobs: list[Tensor] | None,
-    record: Recorder | None,
 ) -> Iterator[Tensor]:
     B, T = unread.shape
     if cache is None:
         # Not always the whole context: a big batch that writes little needs less memory.
         cache = new_cache(model, B, min(model.config.context_length, T + max_new_tokens))
-        cache.reset(padding)
-    step = None if record is None else RecordedStep(model, cache, record)
     finished = torch.zeros(B, dtype=torch.bool, device=unread.device)
     seen = None
     if repetition_penalty != 1:
@@ -151,11 +135,8 @@ def _decode(
     with in_eval_mode(model), fast_decoding(model, B):
         for _ in range(max_new_tokens):
             if cache.length + unread.shape[1] > cache.max_len:
-                unread = _make_room(model, cache, unread)
-            if step is not None and cache.length > 0 and unread.shape[1] == 1:
-                logits = step(unread)
-            else:
-                logits = model.unembed(model.features(unread, cache=cache)[:, -1])
+                unread = _make_room(cache, unread)
+            logits = model.unembed(model.features(unread, cache=cache)[:, -1])
             token = draw(logits if seen is None else penalise(logits, seen, repetition_penalty))
             if stop_token is not None:
                 token = token.masked_fill(finished, stop_token)
@@ -171,27 +152,15 @@ def _decode(
                 seen.scatter_(1, unread, True)
 
 
-def _make_room(model: GPT, cache: KVCache, unread: Tensor) -> Tensor:
-    """Shortens texts for which `unread` (B, T) leaves no room in the cache, and returns what to read next.
+def _make_room(cache: KVCache, unread: Tensor) -> Tensor:
+    """Empties a cache in which `unread` (B, T) finds no room, and returns what to read then.
 
-    Of a text that is too long this keeps the last half of the context, or as much as is unread; other texts stay whole.
+    That is the last half of the context, or as much as is unread.
     """
-    text = torch.cat((cache.tokens[:, : cache.length], unread), dim=1)
     kept = min(cache.max_len, max(cache.max_len // 2, unread.shape[1]))
-    if cache.padding is None:
-        cache.reset()
-        return text[:, -kept:]
-    if cache.length > 0 and kept > 1:  # only the rows that are full are read again
-        rows = (cache.padding == 0).nonzero()[:, 0]
-        shorter = new_cache(model, len(rows), kept - 1)
-        model.features(text[rows, -kept:-1], cache=shorter)
-        cache.replace(rows, shorter)
-        return unread
-    lengths = text.shape[1] - cache.padding
-    lengths = torch.where(lengths > cache.max_len, kept, lengths)
-    longest = int(lengths.max())
-    cache.reset(longest - lengths)
-    return text[:, -longest:]
+    text = torch.cat((cache.tokens[:, : cache.length], unread), dim=1)
+    cache.reset()
+    return text[:, -kept:]
 
 
 def penalise(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
@@ -206,7 +175,8 @@ def sample(
     top_k: int | None = None,
     top_p: float | None = None,
     min_p: float | None = None,
-    generator: Generators = None,
+    generator: torch.Generator | None = None,
+    shared_draws: int = 1,
 ) -> Tensor:
     """Draws one token a row: logits (B, V) -> (B,), without waiting for the device. Options as in `stream`."""
     if temperature == 0:
@@ -227,9 +197,7 @@ def sample(
         logits = logits.masked_fill(logits < math.log(min_p), -torch.inf)  # the likeliest token's logit is 0
     # The largest of logit + Gumbel noise is a draw from the softmax (Gumbel 1954; Maddison et al. 2014,
     # https://arxiv.org/abs/1411.0030); the logarithm of an exponential variable is such noise, negated.
-    noise = torch.empty_like(logits)
-    generators = generator if isinstance(generator, Sequence) else [generator]
-    for rows, source in zip(noise.chunk(len(generators)), generators, strict=True):
-        rows.exponential_(generator=source)
+    noise = torch.empty_like(logits[: len(logits) // shared_draws]).exponential_(generator=generator)
+    noise = noise.repeat(shared_draws, 1)
     drawn = (logits - noise.log()).argmax(dim=-1, keepdim=True)
     return (drawn if token_ids is None else token_ids.gather(-1, drawn)).squeeze(-1)

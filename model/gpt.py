@@ -269,21 +269,18 @@ class GPT(nn.Module):
     def features(self, tokens: Tensor, *, cache: KVCache | None = None, document_ids: Tensor | None = None) -> Tensor:
         """(B, T) -> (B, T, D), the residual stream after the last block and the final norm."""
         T = tokens.shape[1]
-        length = T if cache is None else cache.length + T
-        if length > self.config.context_length:
+        start = 0 if cache is None else cache.length
+        if start + T > self.config.context_length:
             raise ValueError(
-                f"the sequence has {length} tokens, more than the context_length {self.config.context_length}"
+                f"the sequence has {start + T} tokens, more than the context_length {self.config.context_length}"
             )
-        if cache is None:
-            positions, recent = torch.arange(T, device=tokens.device), tokens
-            recent_ids = document_ids
-        else:
-            positions, recent = cache.positions(T), cache.append_tokens(tokens)
-            recent_ids = cache.document_ids(recent.shape[1], T)
+        layer_caches = [None] * len(self.blocks) if cache is None else cache.append(tokens)
+        positions = torch.arange(start, start + T, device=tokens.device)
 
         x = self.token_embedding(tokens)
         if self.bigram_embedding is not None:
-            x = x + self.bigram_embedding(self.bigram_buckets(recent, recent_ids)[:, -T:])
+            recent = tokens if cache is None else cache.tokens[:, max(0, start - 1) : start + T]
+            x = x + self.bigram_embedding(self.bigram_buckets(recent, document_ids)[:, -T:])
         if self.position_embedding is not None:
             x = x + self.position_embedding(positions)
         if torch.is_autocast_enabled(x.device.type):  # otherwise the residual stream would stay in float32
@@ -292,14 +289,12 @@ class GPT(nn.Module):
 
         rotary = None
         if self.config.position == "rotary":
-            per_head = positions if positions.ndim == 1 else positions[:, None]  # (B, 1, T), the same for all heads
-            rotary = tuple(table.to(x.dtype) for table in rotary_angles(per_head, self.config.head_dim))
+            rotary = tuple(table.to(x.dtype) for table in rotary_angles(positions, self.config.head_dim))
         mask = None if document_ids is None else document_mask(document_ids)
-        for layer, block in enumerate(self.blocks):
+        for layer, (block, layer_cache) in enumerate(zip(self.blocks, layer_caches, strict=True)):
             value_embedding = None
             if str(layer) in self.value_embeddings:
                 value_embedding = self.value_embeddings[str(layer)](tokens).to(x.dtype)
-            layer_cache = None if cache is None else cache.layer(layer)
             x = block(x, rotary=rotary, mask=mask, cache=layer_cache, value_embedding=value_embedding)
         return self.final_norm(x)
 

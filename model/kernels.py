@@ -3,12 +3,11 @@
 `plain()` turns `fused_attention` and `fast_decoding` off; results then differ by rounding only. What each one gains:
 
     fused_attention     short contexts in bfloat16: 7-12% of a training step, AMD EPYC and Intel Xeon with AMX
-    fast_decoding       one text twice as fast on an AMD EPYC, slower on an Intel Xeon with AMX; timed at run time
-    RecordedStep        replays a decoding step, on a GPU as a CUDA graph; not measured yet
+    fast_decoding       one text twice as fast on an AMD EPYC; not used on Intel's processors, where it would lose
     keep_freed_memory   a third of a training step, AMD EPYC with glibc
 
 Shapes: B batch, N sequences (batch times heads), T query length, K head width, V vocabulary, I features in, O features
-out, R rows of input, M places in a cache.
+out, R rows of input.
 """
 
 from __future__ import annotations
@@ -16,21 +15,14 @@ from __future__ import annotations
 import ctypes
 import math
 import platform
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-
-from model.cache import KVCache
-
-if TYPE_CHECKING:
-    from model.gpt import GPT
 
 _enabled = True
 
@@ -135,30 +127,29 @@ class _ShortCausalAttention(torch.autograd.Function):
 
 FEW_ROWS = 4  # slices gain nothing from 8 rows on and lose from 16
 SLICES = 8
-MIN_GAIN = 1.2  # slices must be this many times as fast when measured; nearer to 1, noise would decide
-MEASURED_ROUNDS = 4
 
-_slices_are_faster: dict[tuple, bool] = {}
+
+@cache
+def has_slow_vector_products() -> bool:
+    """Whether PyTorch multiplies a float32 matrix by a vector much more slowly than memory gives the matrix.
+
+    True for AMD's processors, where MKL, which does it on x86, reaches a third of the bandwidth. torch.bmm over slices
+    of the matrix reaches nearly all of it there; on Intel's it is the reverse.
+    """
+    return torch.backends.mkl.is_available() and "AMD" in str(torch.cpu.get_capabilities().get("cpu_name"))
 
 
 @contextmanager
 def fast_decoding(model: nn.Module, batch_size: int) -> Iterator[None]:
-    """Inside the block, linear layers multiply up to FEW_ROWS rows of input by slices of W, if that is faster here.
+    """Inside the block, linear layers multiply up to FEW_ROWS rows of input by slices of W where that is faster.
 
-    With few rows the product is bound by memory bandwidth. On some CPUs PyTorch's matrix-vector product reaches a third
-    of it, and torch.bmm over slices of W nearly all; on others it is the reverse. Both are timed once per process and
-    model shape. The choice can change the last bits of a logit, and so, rarely, a sampled token. Only for CPUs and
-    float32. Do not move or replace the weights inside the block.
+    This depends on the processor alone, so that a seed gives the same text in every process. Only for float32. Do not
+    move or replace the weights inside the block.
     """
-    layers = [m for m in model.modules() if isinstance(m, nn.Linear)]
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     suited = all(layer.weight.is_cpu and layer.weight.dtype == torch.float32 for layer in layers)
-    if not (_enabled and suited and batch_size <= FEW_ROWS):
+    if not (_enabled and suited and batch_size <= FEW_ROWS and has_slow_vector_products()):
         layers = []
-    elif layers:
-        shapes = (*(layer.weight.shape for layer in layers), batch_size, torch.get_num_threads())
-        if shapes not in _slices_are_faster:
-            _slices_are_faster[shapes] = _measured_gain(layers, batch_size) > MIN_GAIN
-        layers = layers if _slices_are_faster[shapes] else []
     for layer in layers:
         layer.forward = sliced_linear(layer)  # type: ignore[assignment]
     try:
@@ -182,128 +173,6 @@ def sliced_linear(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
         return product.permute(2, 0, 1).reshape(*x.shape[:-1], layer.out_features)
 
     return multiply
-
-
-@torch.inference_mode()
-def _measured_gain(layers: list[nn.Linear], num_rows: int) -> float:
-    """Time of the plain layers divided by that of the sliced ones."""
-    inputs = [torch.ones(num_rows, layer.in_features) for layer in layers]
-    ways: tuple[Sequence[Callable], ...] = (layers, [sliced_linear(layer) for layer in layers])
-    shortest = [[math.inf] * len(layers) for _ in ways]  # other processes can only add time
-    for _ in range(MEASURED_ROUNDS):
-        for functions, seconds in zip(ways, shortest, strict=True):
-            # One layer after the other, as in the model: a weight used twice in a row would still be in the cache.
-            for number, (multiply, x) in enumerate(zip(functions, inputs, strict=True)):
-                started = time.perf_counter()
-                multiply(x)
-                seconds[number] = min(seconds[number], time.perf_counter() - started)
-    plain_seconds, sliced_seconds = map(sum, shortest)
-    return plain_seconds / sliced_seconds
-
-
-# Recorded steps
-
-Recorder = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
-
-
-class StaticCache(KVCache):
-    """A view of a KVCache for steps of one token with fixed shapes, so that a step can be recorded once and replayed.
-
-    The position is a tensor on the device, and all M places are read under a mask. Set `position` before a step, and
-    advance `cache.length` after it.
-
-    Args:
-        cache: holds at least one token.
-        position: (1,) integer on the cache's device, 1 .. M - 1.
-    """
-
-    def __init__(self, cache: KVCache, position: Tensor) -> None:
-        self.max_len, self.tokens, self.keys, self.values = cache.max_len, cache.tokens, cache.keys, cache.values
-        self.padding = cache.padding
-        self.length = 0  # the caller counts: a number that changes in Python could not be recorded
-        self.position = position
-
-    def positions(self, num_new: int) -> Tensor:
-        """As `KVCache.positions`, for one token."""
-        return self.position if self.padding is None else self.position - self.padding[:, None]
-
-    def document_ids(self, num_last: int, num_new: int) -> Tensor | None:
-        """As `KVCache.document_ids`, for one token."""
-        if self.padding is None:
-            return None
-        return self.position + torch.arange(1 - num_last, 1, device=self.tokens.device) >= self.padding[:, None]
-
-    def append_tokens(self, tokens: Tensor) -> Tensor:
-        """As `KVCache.append_tokens` for ids (B, 1), but returns a copy."""
-        self.distance = self.position - torch.arange(self.max_len, device=tokens.device)  # (M,), the same in all layers
-        self.tokens.index_copy_(1, self.position, tokens)
-        return self.tokens.index_select(1, torch.cat((self.position - 1, self.position)))
-
-    def append(self, layer: int, k: Tensor, v: Tensor, window: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """As `KVCache.append` for k and v (B, H_kv, 1, K), but returns all M keys and values, and a mask (1, M)
-        or (B, 1, 1, M)."""
-        keys = self.keys[layer].index_copy_(2, self.position, k)
-        values = self.values[layer].index_copy_(2, self.position, v)
-        visible = (self.distance >= 0)[None]
-        if window is not None:
-            visible &= self.distance < window
-        if self.padding is not None:  # (1, M) -> (B, 1, 1, M)
-            visible = (visible & (self.distance <= (self.position - self.padding)[:, None]))[:, None, None]
-        return keys, values, visible
-
-
-class RecordedStep:
-    """A forward pass of one token a sequence, recorded at the first call and replayed from then on.
-
-    Args:
-        cache: what the tokens follow; at every call it must hold at least one token and have room for one more.
-        record: runs a function without arguments, perhaps several times, and returns a function that repeats it.
-    """
-
-    def __init__(self, model: GPT, cache: KVCache, record: Recorder) -> None:
-        self.model, self.cache, self.record = model, cache, record
-        # Whatever changes between calls lives at fixed addresses.
-        self.tokens = torch.zeros_like(cache.tokens[:, :1])
-        self.position = cache.tokens.new_zeros(1)
-        self.static_cache = StaticCache(cache, self.position)
-        self.repeat: Callable[[], Tensor] | None = None
-
-    def __call__(self, tokens: Tensor) -> Tensor:
-        """Tokens (B, 1) -> logits (B, V); the next call may overwrite them."""
-        self.tokens.copy_(tokens)
-        self.position.fill_(self.cache.length)
-        if self.repeat is None:
-            with torch.cuda.device_of(tokens):
-                self.repeat = self.record(self._logits)
-        logits = self.repeat()
-        self.cache.length += 1
-        return logits
-
-    def _logits(self) -> Tensor:
-        return self.model.unembed(self.model.features(self.tokens, cache=self.static_cache)[:, -1])
-
-
-def record_cuda_graph(function: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """Returns a function that replays all kernels of `function` with one launch, on the same memory.
-
-    Each call overwrites the result of the one before.
-    See https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs.
-    """
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # what libraries set up at their first call cannot be recorded
-        function()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    # Other threads, such as one that loads data, may use the device meanwhile.
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        result = function()
-
-    def replay() -> Tensor:
-        graph.replay()
-        return result
-
-    return replay
 
 
 # Memory

@@ -7,6 +7,8 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ if not __package__:  # run as a file, Python looks for modules beside it and not
 from model.runs.mistakes import exit_status
 from scripts.parser import Parser, add_model_options, at_least
 from scripts.prompting import choose_device, open_model, prompt_text, read_prompts
-from scripts.writing import TextStream, write
+from scripts.text_stream import TextStream
 
 if TYPE_CHECKING:
     import torch
@@ -129,31 +131,58 @@ class Writer:
     """
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        from model.kernels import record_cuda_graph
-
         self.device = choose_device(arguments.device)
         self.model, self.tokenizer, self.heading = open_model(arguments.checkpoint, self.device)
-        self.seed, self.max_new_tokens = arguments.seed, arguments.max_new_tokens
+        self.seed, self.max_new_tokens, self.stops = arguments.seed, arguments.max_new_tokens, arguments.stop
         names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-        self.options: dict[str, Any] = {name: getattr(arguments, name) for name in names} | {"stops": arguments.stop}
-        self.options["record"] = record_cuda_graph if self.device.type == "cuda" else None
-
-    def write(self, prompts: list[list[int]], **options: Any) -> tuple[list[TextStream], Iterator[list[str]]]:
-        """As `scripts.writing.write`."""
-        return write(self.model, self.tokenizer, prompts, self.max_new_tokens, **self.options, **options)
-
-    def generators(self, number: int) -> list[torch.Generator]:
-        """Sources of randomness, one a prompt: with a seed each of them draws as it would alone."""
-        import torch
-
-        generators = [torch.Generator(self.device) for _ in range(number)]
-        for generator in generators:
-            generator.seed() if self.seed is None else generator.manual_seed(self.seed)
-        return generators
+        self.options: dict[str, Any] = {name: getattr(arguments, name) for name in names}
 
     def encode(self, prompt: str) -> list[int]:
         """Token ids. Every document of the training text begins after end-of-text, so an empty prompt is that token."""
         return self.tokenizer.encode(prompt) or [self.tokenizer.end_of_text]
+
+    def generator(self) -> torch.Generator:
+        """A source of randomness, which --seed determines."""
+        import torch
+
+        generator = torch.Generator(self.device)
+        generator.seed() if self.seed is None else generator.manual_seed(self.seed)
+        return generator
+
+    def write(
+        self, prompts: list[list[int]], generator: torch.Generator, texts_each: int = 1, **options: Any
+    ) -> tuple[list[TextStream], Iterator[list[str]]]:
+        """Continues prompts of the same length, until all texts have ended; with a seed each as it would be alone.
+
+        The first tokens are drawn at once, so that the memory for all texts is there when this returns.
+
+        Args:
+            prompts: token ids, at least one each.
+            texts_each: how many texts continue each prompt.
+            options: of `model.generation.stream`.
+
+        Returns:
+            The texts, those of the first prompt first, and an iterator over what each token adds to each of them.
+        """
+        import torch
+
+        from model.generation import stream
+
+        tokens = torch.tensor(prompts, device=self.device).repeat_interleave(texts_each, dim=0)
+        options |= self.options | {"stop_token": self.tokenizer.end_of_text, "generator": generator}
+        options["shared_draws"] = 1 if self.seed is None else len(prompts)
+        steps = stream(self.model, tokens, self.max_new_tokens, **options)
+        first = next(steps).tolist()
+        texts = [TextStream(self.tokenizer, self.stops) for _ in first]
+
+        def pieces() -> Iterator[list[str]]:
+            with closing(steps):
+                for drawn in chain([first], (step.tolist() for step in steps)):
+                    yield [text.feed(token) for text, token in zip(texts, drawn, strict=True)]
+                    if all(text.ended for text in texts):
+                        return
+
+        return texts, pieces()
 
 
 def generate(arguments: argparse.Namespace, prompts: list[str]) -> None:
@@ -161,27 +190,41 @@ def generate(arguments: argparse.Namespace, prompts: list[str]) -> None:
     writer = Writer(arguments)
     # 2^44 rows are more than any memory can hold; sizes beyond 64 bits would fail in ways of their own.
     texts_each = min(arguments.num_samples, 2**44)
-    finished, seconds = [], 0.0
-    for first in range(0, len(prompts), PROMPTS_AT_ONCE):
-        some = prompts[first : first + PROMPTS_AT_ONCE]
+    as_json = arguments.json or arguments.logprobs
+    encoded = [writer.encode(prompt) for prompt in prompts]
+    finished: list[TextStream] = []
+    waiting: dict[int, str] = {}  # texts of prompts that come after one that is not finished
+    next_number, seconds = 0, 0.0
+    for numbers in of_equal_length(encoded):
         logprobs: list[torch.Tensor] | None = [] if arguments.logprobs else None
         began = time.perf_counter()
-        texts, pieces = writer.write(
-            [writer.encode(prompt) for prompt in some],
-            texts_each=texts_each,
-            generator=writer.generators(len(some)),
-            logprobs=logprobs,
-        )
-        if not first:
+        together = [encoded[number] for number in numbers]
+        texts, pieces = writer.write(together, writer.generator(), texts_each, logprobs=logprobs)
+        if not finished:
             print(writer.heading, file=sys.stderr)
             if "" in prompts:
                 print("an empty prompt: its text is the beginning of a document", file=sys.stderr)
-        rows = [(number, sample) for number, _ in enumerate(some) for sample in range(texts_each)]
-        if arguments.json or arguments.logprobs:
-            show_json([(some[number], sample + 1) for number, sample in rows], texts, pieces, logprobs)
-        else:
-            titles = [title(first + number, len(prompts), sample, texts_each) for number, sample in rows]
-            show([line + some[number] for line, (number, _) in zip(titles, rows, strict=True)], texts, pieces)
+        rows = [(number, sample) for number in numbers for sample in range(texts_each)]
+        beginnings = [title(number, len(prompts), sample, texts_each) + prompts[number] for number, sample in rows]
+        written = [""] * len(rows)
+        if not as_json:  # the first text appears as it is drawn: all prompts before its own are finished
+            write_text(beginnings[0])
+        for added in pieces:
+            if not as_json:
+                write_text(added[0])
+            written = [text + new for text, new in zip(written, added, strict=True)]
+        for row, (number, sample) in enumerate(rows):
+            rest = texts[row].end()
+            text = written[row] + rest
+            if as_json:
+                steps = None if logprobs is None else [float(step[row]) for step in logprobs]
+                output = json_line(prompts[number], sample, text, texts[row], steps)
+            else:
+                output = beginnings[row] + text if row else rest
+            waiting[number] = waiting.get(number, "") + output + "\n"
+        while next_number in waiting:
+            write_text(waiting.pop(next_number))
+            next_number += 1
         finished += texts
         seconds += time.perf_counter() - began
     tell_speed(finished, seconds)
@@ -191,46 +234,35 @@ def generate(arguments: argparse.Namespace, prompts: list[str]) -> None:
         print(f"no --stop text came in {number} within {arguments.max_new_tokens} tokens", file=sys.stderr)
 
 
+def of_equal_length(encoded: list[list[int]]) -> list[list[int]]:
+    """Which prompts are continued together: numbers of prompts of equally many tokens, in the order of the first."""
+    groups: list[list[int]] = []
+    latest: dict[int, list[int]] = {}
+    for number, tokens in enumerate(encoded):
+        group = latest.get(len(tokens))
+        if group is None or len(group) == PROMPTS_AT_ONCE:
+            group = latest[len(tokens)] = []
+            groups.append(group)
+        group.append(number)
+    return groups
+
+
 def title(number: int, of_prompts: int, sample: int, of_samples: int) -> str:
     """The line above a text where there are several; the numbers count from 0."""
     parts = [f"prompt {number + 1}"] * (of_prompts > 1) + [f"sample {sample + 1}"] * (of_samples > 1)
     return f"--- {', '.join(parts)} ---\n" if parts else ""
 
 
-def show(beginnings: list[str], texts: list[TextStream], pieces: Iterator[list[str]]) -> None:
-    """Writes the first text piece by piece, then the others, each after its beginning."""
-    write_text(beginnings[0])
-    waiting = [""] * (len(texts) - 1)
-    for piece, *others in pieces:
-        write_text(piece)
-        waiting = [text + other for text, other in zip(waiting, others, strict=True)]
-    write_text(texts[0].end() + "\n")
-    for beginning, text, stream in zip(beginnings[1:], waiting, texts[1:], strict=True):
-        write_text(beginning + text + stream.end() + "\n")
-
-
-def show_json(
-    rows: list[tuple[str, int]],
-    texts: list[TextStream],
-    pieces: Iterator[list[str]],
-    logprobs: list[torch.Tensor] | None,
-) -> None:
-    """Writes a line of JSON for each text.
-
-    Args:
-        rows: the prompt of each text, and its number among the samples of this prompt.
-        logprobs: of each step and row, if they shall be written.
-    """
-    written = ["".join(parts) for parts in zip(*pieces, strict=True)]
-    for index, ((prompt, sample), text) in enumerate(zip(rows, texts, strict=True)):
-        record: dict[str, Any] = {"prompt": prompt, "sample": sample, "text": written[index] + text.end()}
-        record |= {"ended": text.ended or "length", "new_tokens": len(text.tokens)}
-        if logprobs is not None:
-            record["tokens"] = [
-                {"id": token, "text": text.tokenizer.label(token), "logprob": float(step[index])}
-                for token, step in zip(text.tokens, logprobs, strict=False)
-            ]
-        print(json.dumps(record), flush=True)
+def json_line(prompt: str, sample: int, text: str, stream: TextStream, logprobs: list[float] | None) -> str:
+    """A text with its prompt, its number among this prompt's samples, and each token's log-probability if there."""
+    record: dict[str, Any] = {"prompt": prompt, "sample": sample + 1, "text": text}
+    record |= {"ended": stream.ended or "length", "new_tokens": len(stream.tokens)}
+    if logprobs is not None:
+        record["tokens"] = [
+            {"id": token, "text": stream.tokenizer.label(token), "logprob": logprob}
+            for token, logprob in zip(stream.tokens, logprobs, strict=False)
+        ]
+    return json.dumps(record)
 
 
 def converse(arguments: argparse.Namespace) -> None:
@@ -243,13 +275,13 @@ def converse(arguments: argparse.Namespace) -> None:
     print(f"{writer.heading}; Ctrl-D ends", file=sys.stderr)
     # A checkpoint may claim any context: only its weights take memory that its size accounts for.
     cache = new_cache(writer.model, 1, min(writer.model.config.context_length, MOST_REMEMBERED))
-    generator = writer.generators(1)
+    generator = writer.generator()
     unread: list[int] = []  # the cache lacks the last token of a turn
     while (typed := read_turn()) is not None:
         tokens = unread + writer.tokenizer.encode(typed)
         began = time.perf_counter()
         prompt = tokens or [writer.tokenizer.end_of_text]
-        (text,), pieces = writer.write([prompt], cache=cache, generator=generator)
+        (text,), pieces = writer.write([prompt], generator, cache=cache)
         for (piece,) in pieces:
             write_text(piece)
         write_text(text.end() + "\n")

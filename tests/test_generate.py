@@ -17,7 +17,7 @@ from model.checkpoint import load_gpt
 from model.generation import generate as write_tokens
 from model.gpt import GPT, GPTConfig
 from scripts.generate import main
-from scripts.writing import TextStream
+from scripts.text_stream import TextStream
 from tests.checkpoints import change_checkpoint, save_checkpoint
 from tests.command_lines import call
 from tests.gpts import random_gpt
@@ -238,7 +238,7 @@ def test_nothing_is_written_if_the_memory_is_too_small(run_dir, capsys, monkeypa
     assert err == "generate.py: the memory is too small for --num_samples 1000000: ask for fewer\n"
 
 
-PROMPTS = ["a", "def f(x):", "tell me what is longer than the context", "né", "a"]
+PROMPTS = ["a", "def f(x):", "tell me what is longer than the context", "né", "a", "try"]
 
 
 @pytest.mark.parametrize("name", ["prompts.txt", "prompts.jsonl"])
@@ -254,16 +254,29 @@ def test_each_prompt_of_a_file_is_continued_as_it_would_be_alone(run_dir, capsys
     assert [json.loads(line)["prompt"] for line in together.splitlines()][::samples] == PROMPTS
 
 
-def test_more_prompts_than_are_continued_at_once(run_dir, capsys, tmp_path, monkeypatch):
+def test_prompts_of_equal_length_are_continued_together_and_written_in_order(run_dir, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("scripts.generate.PROMPTS_AT_ONCE", 2)
-    (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS), encoding="utf-8")
-    options = ("--checkpoint", run_dir, "--prompts", tmp_path / "prompts.txt", "--max_new_tokens", 5, "--greedy")
+    shapes, features = [], GPT.features
+    monkeypatch.setattr(
+        GPT, "features", lambda self, x, **kw: (shapes.append(tuple(x.shape)), features(self, x, **kw))[1]
+    )
+    prompts = ["a", "bcd", "e", "fgh", "i", "jklmn", ""]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)), encoding="utf-8")
+    options = ("--checkpoint", run_dir, "--prompts", tmp_path / "prompts.jsonl", "--max_new_tokens", 1, "--greedy")
     status, out, err = generate(capsys, *options)
-    assert status == 0 and err.count("step 7") == 1
-    for number, prompt in enumerate(PROMPTS, start=1):
-        assert f"--- prompt {number} ---\n{prompt}" in out
-    first, last = (out.split(f"--- prompt {number} ---\n")[1].split("--- prompt")[0] for number in (1, 5))
-    assert first == last  # the same prompt
+    assert status == 0 and err.count("step 7") == 1 and "7 tokens in" in err
+    assert shapes == [(2, 1), (2, 3), (2, 1), (1, 5)]
+    parts = out.split("--- prompt ")[1:]
+    assert [part[: part.index("\n") + 1 + len(prompt)] for part, prompt in zip(parts, prompts, strict=True)] == [
+        f"{number} ---\n{prompt}" for number, prompt in enumerate(prompts, start=1)
+    ]
+
+
+def test_without_a_seed_equal_prompts_get_texts_of_their_own(run_dir, capsys, tmp_path):
+    (tmp_path / "prompts.txt").write_text("a\na\n", encoding="utf-8")
+    options = ("--checkpoint", run_dir, "--prompts", tmp_path / "prompts.txt", "--json", "--temperature", 2)
+    first, second = (json.loads(line)["text"] for line in generate(capsys, *options)[1].splitlines())
+    assert first != second
 
 
 def test_blank_lines_among_prompts_are_skipped_and_named(run_dir, capsys, tmp_path):

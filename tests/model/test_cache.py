@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from model.attention import CausalSelfAttention
 from model.cache import KVCache
 from model.gpt import GPTConfig
-from model.kernels import StaticCache
 from model.masks import causal_mask, padding_mask, sliding_window_mask
 from model.rotary import rotary_angles
 from tests.gpts import GPT2, random_gpt
@@ -18,75 +17,50 @@ def keys_and_values(length, batch=2, heads=3, width=4):
     return torch.randn(batch, heads, length, width), torch.randn(batch, heads, length, width)
 
 
-def test_append_returns_everything_so_far_layer_by_layer():
+def test_keys_values_and_ids_are_kept_until_a_reset():
     cache = KVCache(2, 2, 3, 8, 4)
-    first = [keys_and_values(5) for _ in range(2)]
-    second = [keys_and_values(3) for _ in range(2)]
-    for layer in range(2):
-        k, v, mask = cache.append(layer, *first[layer])
-        torch.testing.assert_close((k, v), first[layer])
-        assert mask is None  # causality says it all
+    tokens = torch.randint(31, (2, 8))
+    first, second = ([keys_and_values(length) for _ in range(2)] for length in (5, 3))
+    for part, own in zip(cache.append(tokens[:, :5]), first, strict=True):
+        torch.testing.assert_close(part.append(*own), own)
     assert cache.length == 5
-    for layer in range(2):
-        assert cache.length == 5  # until the last layer has appended, all write at the same place
-        k, v, _ = cache.layer(layer).append(*second[layer])
+    for layer, part in enumerate(cache.append(tokens[:, 5:])):
+        k, v = part.append(*second[layer])
         torch.testing.assert_close(k, torch.cat((first[layer][0], second[layer][0]), dim=2))
         torch.testing.assert_close(v, torch.cat((first[layer][1], second[layer][1]), dim=2))
     assert cache.length == cache.max_len == 8
-
-
-def test_token_ids_are_kept_beside_their_keys():
-    cache = KVCache(1, 2, 3, 8, 4)
-    tokens = torch.randint(31, (2, 8))
-    torch.testing.assert_close(cache.append_tokens(tokens[:, :5]), tokens[:, :5])
-    assert cache.length == 0  # their keys and values are still to come
-    cache.append(0, *keys_and_values(5))
-    torch.testing.assert_close(cache.append_tokens(tokens[:, 5:]), tokens[:, 4:])  # and the one before
     torch.testing.assert_close(cache.tokens, tokens)
-    with pytest.raises(ValueError, match="full: 5 of 8 positions are taken, so 4 more do not fit"):
-        cache.append_tokens(tokens[:, :4])
-
-
-def test_reset_forgets():
-    cache = KVCache(1, 2, 3, 8, 4)
-    cache.append(0, *keys_and_values(5))
     cache.reset()
-    assert cache.length == 0
-    again = keys_and_values(4)
-    torch.testing.assert_close(cache.append(0, *again)[:2], again)
+    torch.testing.assert_close(cache.append(tokens[:, :4])[1].append(*keys_and_values(4))[0].shape, (2, 3, 4, 4))
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 8])
-def test_the_mask_that_comes_with_the_keys_hides_what_lies_before_the_window(window):
-    cache = KVCache(1, 2, 3, 8, 4)
-    cache.append(0, *keys_and_values(4))
-    new = keys_and_values(2)
-    keys, _, mask = cache.append(0, *new, window=window)
-    S = min(6, (window or 6) + 1)  # what lies before every window is left out
-    assert keys.shape[2] == S
-    torch.testing.assert_close(keys[:, :, -2:], new[0])
+def test_attention_reads_no_key_that_is_in_no_window(window, monkeypatch):
+    layer, cache, seen = CausalSelfAttention(12, 3, window=window), KVCache(1, 2, 3, 8, 4), []
+    monkeypatch.setattr(layer, "attend", lambda q, k, v, mask: seen.append((k, mask)) or q)
+    for length in (4, 2):
+        layer(torch.randn(2, length, 12), cache=cache.append(torch.zeros(2, length))[0])
+    keys, mask = seen[-1]
+    S = min(6, (window or 6) + 1)
+    torch.testing.assert_close(keys, cache.keys[0, :, :, 6 - S : 6])
     expected = sliding_window_mask(2, window or 6, 6)
     torch.testing.assert_close(causal_mask(2, S) if mask is None else mask, expected[:, -S:])
     assert not expected[:, :-S].any()
 
 
-def test_a_full_cache_is_refused_and_unchanged():
-    cache = KVCache(1, 2, 3, 8, 4)
-    first, last = keys_and_values(6), keys_and_values(2)
-    cache.append(0, *first)
+def test_what_does_not_fit_is_refused_and_changes_nothing():
+    cache, tokens = KVCache(1, 2, 3, 8, 4), torch.randint(31, (2, 6))
+    cache.append(tokens)
     with pytest.raises(ValueError, match="full: 6 of 8 positions are taken, so 3 more do not fit"):
-        cache.append(0, *keys_and_values(3))
-    assert cache.length == 6
-    k, _, _ = cache.append(0, *last)
-    torch.testing.assert_close(k, torch.cat((first[0], last[0]), dim=2))
-
-
-def test_keys_that_do_not_fit_are_refused():
-    cache = KVCache(1, 2, 3, 8, 4)
-    with pytest.raises(ValueError, match=r"\(2, 3, 5, 4\), not \(1, 3, 5, 4\)"):
-        cache.append(0, *keys_and_values(5, batch=1))
-    with pytest.raises(ValueError, match=r"\(2, 3, 5, 4\) and \(2, 3, 2, 4\)"):
-        cache.append(0, keys_and_values(5)[0], keys_and_values(2)[1])
+        cache.append(torch.zeros(2, 3))
+    assert cache.length == 6 and cache.tokens[:, :6].equal(tokens)
+    (part,) = cache.append(torch.zeros(2, 2))
+    before = part.keys.clone()
+    with pytest.raises(ValueError, match=r"\(2, 3, 2, 4\), not \(1, 3, 2, 4\)"):
+        part.append(*keys_and_values(2, batch=1))
+    with pytest.raises(ValueError, match=r"\(2, 3, 2, 4\) and \(2, 3, 1, 4\)"):
+        part.append(keys_and_values(2)[0], keys_and_values(1)[1])
+    assert part.keys.equal(before)
     with pytest.raises(ValueError, match=r"\(1, 2, 0, 8, 4\)"):
         KVCache(1, 2, 0, 8, 4)
 
@@ -95,7 +69,7 @@ def test_no_gradient_flows_through_the_cache():
     layer, cache = CausalSelfAttention(16, 4), KVCache(1, 2, 4, 8, 4)
     for _ in range(2):  # the second pass must not reach into the first one's graph
         x = torch.randn(2, 3, 16, requires_grad=True)
-        layer(x, cache=cache.layer(0)).sum().backward()
+        layer(x, cache=cache.append(torch.zeros(2, 3))[0]).sum().backward()
         assert x.grad.abs().max() > 0  # through the queries
     assert not cache.keys.requires_grad
 
@@ -127,7 +101,8 @@ def test_attention_in_any_chunks_is_attention_at_once(chunks, heads, window, use
         start, end = cache.length, cache.length + chunk
         angles = (cos[start:end], sin[start:end]) if use_rotary else None
         seen = None if mask is None else mask[..., :end]
-        outputs.append(layer(x[:, start:end], rotary=angles, mask=seen, cache=cache.layer(0)))
+        (part,) = cache.append(torch.zeros(2, chunk))
+        outputs.append(layer(x[:, start:end], rotary=angles, mask=seen, cache=part))
     torch.testing.assert_close(torch.cat(outputs, dim=1), at_once, atol=1e-10, rtol=1e-10)
 
 
@@ -151,19 +126,3 @@ def test_the_gpt_in_any_chunks_gives_the_same_logits(options, chunks):
     at_once = gpt(tokens)
     assert at_once.std(dim=1).mean() > 0.1
     torch.testing.assert_close(torch.cat(logits, dim=1), at_once, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-@torch.no_grad()
-def test_a_static_cache_gives_the_same_logits(options):
-    gpt = random_gpt(GPTConfig(vocab_size=31, context_length=12, num_layers=3, num_heads=4, embed_dim=32, **options))
-    tokens = torch.randint(31, (2, 12))
-    cache = KVCache(3, 2, gpt.config.num_kv_heads, 12, 8)
-    position = torch.empty(1, dtype=torch.long)
-    static_cache = StaticCache(cache, position)
-    logits = [gpt(tokens[:, :3], cache=cache)]
-    for index in range(3, 12):
-        position.fill_(index)
-        logits.append(gpt(tokens[:, index : index + 1], cache=static_cache))
-    torch.testing.assert_close(torch.cat(logits, dim=1), gpt(tokens), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(cache.tokens, tokens)

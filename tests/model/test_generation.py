@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -17,6 +16,7 @@ from tests.gpts import GPT2, random_gpt
 SIZES = {"vocab_size": 23, "context_length": 10, "num_layers": 2, "num_heads": 4, "embed_dim": 32}
 MODERN = GPTConfig(**SIZES, value_embeddings=True, bigram_buckets=50)
 CONFIGS = [MODERN, GPTConfig(**SIZES, **GPT2), dataclasses.replace(MODERN, num_kv_heads=2, window=3)]
+EVERY_CONFIG = pytest.mark.parametrize("config", CONFIGS, ids=["modern", "gpt2", "grouped and windowed"])
 
 
 @torch.no_grad()
@@ -33,11 +33,7 @@ def without_cache(gpt, tokens, max_new_tokens, choose):
 
 
 @pytest.mark.parametrize("prompt_length", [1, 4, 10, 17])
-@pytest.mark.parametrize(
-    "config",
-    CONFIGS,
-    ids=["modern", "gpt2", "grouped and windowed"],
-)
+@EVERY_CONFIG
 def test_cached_generation_equals_uncached_within_and_past_the_context(config, prompt_length):
     gpt, tokens = random_gpt(config), torch.randint(23, (3, prompt_length))
     greedy = generate(gpt, tokens, 25, temperature=0)
@@ -112,14 +108,6 @@ def test_a_stop_token_ends_each_sequence_and_then_all():
     assert stopped.shape[1] == min(30, max(ends) + 1)
 
 
-def test_generation_ends_once_every_sequence_has():
-    gpt = random_gpt(MODERN)
-    tokens = torch.randint(23, (2, 3)).repeat_interleave(2, dim=0)[:2]  # two equal rows end together
-    free = generate(gpt, tokens, 20, temperature=0)[0, 3:].tolist()
-    stopped = generate(gpt, tokens, 20, temperature=0, stop_token=free[2])[0, 3:].tolist()
-    assert stopped == free[: free.index(free[2]) + 1]
-
-
 def test_dropout_is_off_and_the_mode_is_restored():
     gpt, tokens = random_gpt(dataclasses.replace(MODERN, dropout=0.5)), torch.randint(23, (1, 4))
     expected = generate(gpt, tokens, 8, temperature=0)
@@ -133,100 +121,23 @@ def test_dropout_is_off_and_the_mode_is_restored():
     assert gpt.training
 
 
-@pytest.mark.parametrize(
-    "config",
-    CONFIGS,
-    ids=["modern", "gpt2", "grouped and windowed"],
-)
-def test_a_step_recorded_once_serves_every_position(config):
-    gpt, tokens = random_gpt(config), torch.randint(23, (3, 4))
-    graphs = []
+def test_parts_that_share_their_draws_are_what_each_would_be_alone():
+    gpt, prompts = random_gpt(MODERN), torch.randint(23, (3, 4))
+    options = {"temperature": 1.2, "top_p": 0.95, "repetition_penalty": 1.3}
 
-    def trace(module, inputs):
-        graphs.append(module)
-        assert ".item()" not in module.code  # which would wait for the device
-        return module.forward
+    def draw(tokens, **shared):
+        generator = torch.Generator().manual_seed(5)
+        return generate(gpt, tokens.repeat_interleave(2, dim=0), 30, generator=generator, **options, **shared)
 
-    def draw(**options):
-        return generate(gpt, tokens, 64, top_k=9, generator=torch.Generator().manual_seed(1), **options)
-
-    torch.compiler.reset()
-    # Whole, because a CUDA graph, which this stands for, cannot be recorded where Python decides or waits.
-    recorded = draw(record=partial(torch.compile, backend=trace, fullgraph=True, dynamic=False))
-    assert len(graphs) == 1  # though the text outgrew the context ten times
-    torch.testing.assert_close(recorded, draw())
-
-
-@pytest.mark.parametrize("config", CONFIGS, ids=["modern", "gpt2", "grouped and windowed"])
-def test_a_recorded_step_serves_prompts_of_different_lengths(config):
-    gpt, (_, tokens) = random_gpt(config), prompts_of_different_lengths()
-    options = {"lengths": torch.tensor(LENGTHS), "temperature": 0}
-    recorded = generate(gpt, tokens, 30, **options, record=lambda step: step)
-    torch.testing.assert_close(recorded, generate(gpt, tokens, 30, **options))
-
-
-# Prompts of different lengths
-
-LENGTHS = [4, 1, 17, 9, 4]  # shorter and longer than the context of 10
-
-
-def prompts_of_different_lengths():
-    """Each prompt alone, and all of them in one (B, 20), with ids that no vocabulary has where there is no text."""
-    prompts = [torch.randint(23, (1, length)) for length in LENGTHS]
-    padded = [torch.nn.functional.pad(prompt, (20 - prompt.shape[1], 0), value=99) for prompt in prompts]
-    return prompts, torch.cat(padded)
-
-
-@pytest.mark.parametrize("config", CONFIGS, ids=["modern", "gpt2", "grouped and windowed"])
-def test_each_prompt_of_a_batch_is_continued_as_it_would_be_alone(config):
-    gpt = random_gpt(config)
-    prompts, tokens = prompts_of_different_lengths()
-    lengths = torch.tensor(LENGTHS)
-    greedy = generate(gpt, tokens, 30, lengths=lengths, temperature=0, repetition_penalty=1.3)[:, -30:]
-    seeds = range(len(LENGTHS))
-    options = {"temperature": 1.2, "top_p": 0.95}
-    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-    drawn = generate(gpt, tokens, 30, lengths=lengths, generator=generators, **options)[:, -30:]
-    for row, prompt in enumerate(prompts):
-        alone = generate(gpt, prompt, 30, temperature=0, repetition_penalty=1.3)[0, -30:]
-        assert greedy[row].tolist() == alone.tolist()
-        generator = torch.Generator().manual_seed(seeds[row])
-        assert drawn[row].tolist() == generate(gpt, prompt, 30, generator=generator, **options)[0, -30:].tolist()
-
-
-@torch.no_grad()
-def test_what_stands_before_a_prompt_changes_no_logit():
-    gpt, logits = random_gpt(MODERN), []
-    for filling in (3, 19):
-        tokens = torch.full((2, 6), filling)
-        tokens[:, -2:] = torch.tensor([7, 8])
-        tokens[1] = torch.arange(6)
-        cache = new_cache(gpt, 2, 10)
-        cache.reset(padding=torch.tensor([4, 0]))
-        logits.append(gpt(tokens, cache=cache)[0, -2:])
-    assert logits[0].equal(logits[1])
-    torch.testing.assert_close(logits[0], gpt(torch.tensor([[7, 8]]))[0], atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"lengths": torch.tensor([0])}, r"lengths must be 1 numbers in 1\.\.2, not \[0\]"),
-        ({"lengths": torch.tensor([3])}, r"lengths must be .* not \[3\]"),
-        ({"lengths": torch.tensor([1, 2])}, r"lengths must be .* not \[1, 2\]"),
-        ({"lengths": torch.tensor([1]), "cache": new_cache(random_gpt(MODERN), 1, 10)}, "cannot continue a cache"),
-    ],
-    ids=["0", "too long", "too many", "with a cache"],
-)
-def test_impossible_lengths_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        stream(random_gpt(MODERN), torch.tensor([[1, 2]]), 3, **options)
+    together = draw(prompts, shared_draws=3)
+    assert together.equal(torch.cat([draw(prompt[None]) for prompt in prompts]))
+    assert not together.equal(draw(prompts))
 
 
 # A text that goes on
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=["modern", "gpt2", "grouped and windowed"])
+@EVERY_CONFIG
 def test_a_kept_cache_continues_the_text_and_reads_only_what_is_new(config, monkeypatch):
     gpt, read = random_gpt(dataclasses.replace(config, context_length=40)), []
     features = gpt.features
@@ -317,13 +228,6 @@ def chi_square_tail(counts, expected):
     return 1.0 if len(counts) == 1 else float(torch.special.gammaincc(freedom, statistic / 2))
 
 
-def test_each_of_several_generators_draws_for_its_share_of_the_rows():
-    logits = torch.randn(1, 50).expand(6, 50)
-    together = sample(logits, top_k=20, generator=[torch.Generator().manual_seed(seed) for seed in (5, 6)])
-    alone = [sample(logits[:3], top_k=20, generator=torch.Generator().manual_seed(seed)) for seed in (5, 6)]
-    assert together.tolist() == torch.cat(alone).tolist()
-
-
 def test_the_repetition_penalty_is_that_of_transformers():
     transformers = pytest.importorskip("transformers")
     tokens, logits = torch.randint(23, (4, 9)), torch.randn(4, 23)
@@ -392,6 +296,7 @@ def test_temperature_zero_and_its_limit_take_the_likeliest():
         ({"tokens": torch.tensor([[-1, 2]])}, r"0\.\.22, not in -1\.\.2"),
         ({"tokens": torch.zeros(1, 0, dtype=torch.long)}, r"\(1, 0\)"),
         ({"tokens": torch.tensor([1, 2])}, r"\(2,\)"),
+        ({"shared_draws": 2}, "shared_draws=2 does not divide the number of texts=1"),
         ({"stop_token": 23}, r"stop_token must lie in 0\.\.22, not 23"),
     ],
     ids=str,

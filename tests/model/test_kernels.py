@@ -20,7 +20,7 @@ MODERN = GPTConfig(vocab_size=23, context_length=16, num_layers=2, num_heads=4, 
 
 @pytest.mark.parametrize("config", [GROUPED, MODERN], ids=["grouped", "modern"])
 def test_without_the_kernels_the_program_gives_the_same(config, monkeypatch):
-    monkeypatch.setattr(kernels, "_measured_gain", lambda layers, num_rows: 2.0)  # as on a machine where slices pay
+    monkeypatch.setattr(kernels, "has_slow_vector_products", lambda: True)
     gpt, tokens = random_gpt(config), torch.randint(23, (2, 12))
 
     def everything():
@@ -200,64 +200,37 @@ def test_slices_change_neither_values_nor_gradients(shape, out_features, bias):
 
 
 @pytest.fixture
-def measured(monkeypatch):
-    """What the measurement finds, in place of what it would find on this machine."""
-
-    def set_gain(gain):
-        monkeypatch.setattr(kernels, "_slices_are_faster", {})
-        monkeypatch.setattr(kernels, "_measured_gain", lambda layers, num_rows: gain)
-
-    return set_gain
+def slow_products(monkeypatch):
+    """As on a processor where slices pay."""
+    monkeypatch.setattr(kernels, "has_slow_vector_products", lambda: True)
 
 
-def calls_of_bmm(monkeypatch, function):
-    calls, bmm = [], torch.bmm
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "bmm", lambda *args: calls.append(args[0].shape) or bmm(*args))
-        function()
-    return calls
-
-
-def test_slices_are_used_where_they_were_measured_to_be_faster(measured, monkeypatch):
-    model = nn.Sequential(nn.Linear(6, 16, bias=False))
-
-    def decode():
+def test_slices_are_used_on_processors_with_slow_products_for_few_rows(monkeypatch):
+    model, calls, bmm = nn.Sequential(nn.Linear(6, 16, bias=False)), [], torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda *args: calls.append(args[0].shape) or bmm(*args))
+    for slow, expected in ((True, [(8, 2, 6)]), (False, [])):
+        monkeypatch.setattr(kernels, "has_slow_vector_products", lambda slow=slow: slow)
+        calls.clear()
         with fast_decoding(model, 1):
             model(torch.randn(FEW_ROWS, 6))
             model(torch.randn(FEW_ROWS + 1, 6))
         model(torch.randn(1, 6))
-
-    measured(2.0)
-    assert calls_of_bmm(monkeypatch, decode) == [(8, 2, 6)]
-    measured(1.1)  # too little to be sure
-    assert calls_of_bmm(monkeypatch, decode) == []
+        assert calls == expected
 
 
-def test_large_batches_and_other_types_are_left_alone(measured):
-    measured(2.0)
+def test_large_batches_and_other_types_are_left_alone(slow_products):
     for model, batch_size in ((nn.Linear(6, 16), FEW_ROWS + 1), (nn.Linear(6, 16, dtype=torch.float64), 1)):
         with fast_decoding(model, batch_size):
             assert "forward" not in vars(model)
 
 
-def test_the_measurement_is_made_once(monkeypatch):
-    measurements = []
-    monkeypatch.setattr(kernels, "_slices_are_faster", {})
-    monkeypatch.setattr(kernels, "_measured_gain", lambda layers, num_rows: measurements.append(num_rows) or 0.5)
-    model = nn.Sequential(nn.Linear(6, 16), nn.Linear(16, 8))
-    for batch_size in (1, 1, 2, 1):
-        with fast_decoding(model, batch_size):
-            pass
-    assert measurements == [1, 2]
+@pytest.mark.parametrize(("name", "slow"), [("AMD EPYC", True), ("Intel(R) Xeon(R)", False), (None, False)])
+def test_the_processors_name_says_which_products_are_slow(monkeypatch, name, slow):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"cpu_name": name} if name else {})
+    assert kernels.has_slow_vector_products.__wrapped__() == (slow and torch.backends.mkl.is_available())
 
 
-def test_the_measurement_times_both_ways():
-    layers = [nn.Linear(64, 64), nn.Linear(64, 32, bias=False)]
-    assert 0.001 < kernels._measured_gain(layers, 2) < 1000
-
-
-def test_decoding_in_between_compiles_nothing_again(measured):
-    measured(2.0)
+def test_decoding_in_between_compiles_nothing_again(slow_products):
     graphs = []
     layer = nn.Linear(6, 16)
     compiled = torch.compile(lambda x: layer(x), backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
@@ -269,8 +242,7 @@ def test_decoding_in_between_compiles_nothing_again(measured):
     assert len(graphs) == 1
 
 
-def test_layers_are_as_before_after_an_interruption_and_after_decoding(measured):
-    measured(2.0)
+def test_layers_are_as_before_after_an_interruption_and_after_decoding(slow_products):
     gpt = GPT(GPTConfig(vocab_size=8, context_length=8, num_layers=1, num_heads=1, embed_dim=8))
 
     def changed_layers():
@@ -287,8 +259,7 @@ def test_layers_are_as_before_after_an_interruption_and_after_decoding(measured)
     assert changed_layers() == 0
 
 
-def test_two_texts_of_one_model_can_be_written_in_turn(measured):
-    measured(2.0)
+def test_two_texts_of_one_model_can_be_written_in_turn(slow_products):
     gpt = random_gpt(MODERN)
     prompt = torch.zeros(1, 1, dtype=torch.long)
     short, long = stream(gpt, prompt, 2, temperature=0), stream(gpt, prompt, 5, temperature=0)

@@ -1,16 +1,13 @@
-"""Text that a GPT writes, for scripts: prompts of any lengths as one batch, and its tokens as characters."""
+"""What a GPT writes, as characters: text that grows token by token, up to where it ends."""
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator, Sequence
-from contextlib import closing
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from data.tokenizers import Tokenizer
-    from model.gpt import GPT
 
 
 class TextStream:
@@ -61,51 +58,3 @@ class TextStream:
         text = self.decoder.decode(b"", final=True)
         self.decoder.reset()
         return text
-
-
-def write(
-    model: GPT,
-    tokenizer: Tokenizer,
-    prompts: Sequence[list[int]],
-    max_new_tokens: int,
-    *,
-    texts_each: int = 1,
-    stops: Sequence[str] = (),
-    **options: Any,
-) -> tuple[list[TextStream], Iterator[list[str]]]:
-    """Continues prompts of any lengths, each as it would be alone, until all texts have ended.
-
-    The first tokens are drawn at once, so that the memory for all texts is there when this returns.
-
-    Args:
-        prompts: token ids, at least one each.
-        texts_each: how many texts continue each prompt.
-        stops: a text ends before the first of these.
-        options: of `model.generation.stream`.
-
-    Returns:
-        The texts, those of the first prompt first, and an iterator over what each token adds to each of them.
-    """
-    import torch
-
-    from model.generation import stream
-
-    device = model.token_embedding.weight.device
-    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
-    width = max(map(len, prompts))
-    aligned = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
-    if lengths.min() < width:
-        options["lengths"] = lengths.repeat_interleave(texts_each)
-    options["stop_token"] = tokenizer.end_of_text
-    steps = stream(model, aligned.repeat_interleave(texts_each, dim=0), max_new_tokens, **options)
-    first = next(steps).tolist()
-    texts = [TextStream(tokenizer, stops) for _ in first]
-
-    def pieces() -> Iterator[list[str]]:
-        with closing(steps):
-            for tokens in chain([first], (step.tolist() for step in steps)):
-                yield [text.feed(token) for text, token in zip(texts, tokens, strict=True)]
-                if all(text.ended for text in texts):
-                    return
-
-    return texts, pieces()
