@@ -38,7 +38,7 @@ from model.runs.progress import say
 from model.runs.recording import AttentionRecording
 from model.runs.results import finish
 from model.runs.samples import Samples
-from model.runs.saving import AtomicCheckpointIO, Checkpoints
+from model.runs.saving import AtomicCheckpointIO, Checkpoints, restoring
 from model.runs.sequence import RunSequence
 from model.runs.stopping import TrainingInterrupted
 from model.runs.wandb_logger import WandbLogger, WandbMode
@@ -142,7 +142,7 @@ def as_list(value: Any) -> list:
 
 def fit(trainer: Trainer, model: GPTModule, data: TextDataModule, ckpt_path: str | None) -> int:
     try:
-        with explain_machine(Path(trainer.default_root_dir)):
+        with restoring(trainer), explain_machine(Path(trainer.default_root_dir)):
             trainer.fit(model, data, ckpt_path=ckpt_path)
     except TrainingInterrupted as stop:
         run_dir = shlex.quote(str(trainer.default_root_dir))
@@ -157,7 +157,8 @@ def fit(trainer: Trainer, model: GPTModule, data: TextDataModule, ckpt_path: str
 
 
 def validate(trainer: Trainer, model: GPTModule, data: TextDataModule, ckpt_path: str | None) -> int:
-    trainer.validate(model, data, ckpt_path=ckpt_path, verbose=False)
+    with restoring(trainer):
+        trainer.validate(model, data, ckpt_path=ckpt_path, verbose=False)
     if trainer.is_global_zero:
         say("  ".join([ckpt_path, *(f"{name} {value}" for name, value in model.validation_metrics.items())]))
     return 0

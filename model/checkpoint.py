@@ -7,7 +7,8 @@ what it describes is compared with what it holds before a model is built.
 import pickletools
 import re
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from model.files import RUN_CHECKPOINTS
 from model.gpt import GPT, GPTConfig
 
 # The module that trains a GPT holds it as its attribute `gpt`.
 WEIGHT_PREFIX = "gpt."
+
+# What every checkpoint holds.
+PARTS = ("state_dict", "gpt_config", "tokenizer", "global_step")
 
 # What a checkpoint may name: tensors, ordered dicts and bytes. torch's own list also has types that take any amount of
 # memory when they are made, such as bytearray.
@@ -30,6 +35,9 @@ def load_gpt(path: str | Path, device: str | torch.device = "cpu") -> tuple[GPT,
 
     The file is read as plain data; nothing in it is run.
 
+    Args:
+        path: a checkpoint, or the folder of a run, of which it is the best.
+
     Returns:
         The model on `device`, and a dict of `tokenizer` (plain data, for `Tokenizer.from_dict`) and `global_step`
         (the number of updates it was trained for).
@@ -40,6 +48,8 @@ def load_gpt(path: str | Path, device: str | torch.device = "cpu") -> tuple[GPT,
             its own config.
     """
     path = Path(path)
+    if path.is_dir():
+        path = next((path / name for name in RUN_CHECKPOINTS if (path / name).is_file()), path / RUN_CHECKPOINTS[0])
     checkpoint = read_checkpoint(path)
     model = build_gpt(path, checkpoint)
     info = {"tokenizer": checkpoint["tokenizer"], "global_step": checkpoint["global_step"]}
@@ -57,7 +67,7 @@ def build_gpt(path: Path, checkpoint: dict[str, Any]) -> GPT:
     Raises:
         ValueError: if the weights do not fit the config.
     """
-    try:
+    with unusable(path, "its weights do not fit the model it describes: "):
         config = GPTConfig(**checkpoint["gpt_config"])
         weights = {
             name.removeprefix(WEIGHT_PREFIX): as_float(name, weight)
@@ -68,10 +78,6 @@ def build_gpt(path: Path, checkpoint: dict[str, Any]) -> GPT:
             raise ValueError(f"num_layers is {config.num_layers}, but there are {len(weights)} weights")
         model = without_weights(config)
         model.load_state_dict(weights, assign=True)
-    except (TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
-        # load_state_dict's message is a title, then one reason per line.
-        reason = str(error).removeprefix("Error(s) in loading state_dict for GPT:").strip().splitlines()[0]
-        raise ValueError(f"the weights in {path} do not fit the model it describes: {reason}") from error
     if config.tie_embeddings:
         model.head.weight = model.token_embedding.weight
     return model
@@ -123,75 +129,60 @@ def verify_checkpoint(path: Path, *, checksums: bool = True) -> None:
     """
     if not path.is_file():
         raise FileNotFoundError(f"there is no checkpoint {path}")
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        try:
-            with zipfile.ZipFile(file) as archive:
-                unpacked = sum(record.file_size for record in archive.infolist())
-                damaged = archive.testzip() if checksums and unpacked <= size else None
-        except Exception as error:  # a zip file can be wrong in many ways
-            raise ValueError(f"{path} is damaged, or no checkpoint: {error}") from error
-    if unpacked > size:  # torch.save compresses nothing
-        raise ValueError(f"{path} is not a checkpoint of GlassGPT: unpacked it has {unpacked:,} bytes, here {size:,}")
-    if damaged is not None:
-        raise ValueError(f"{path} is damaged: {damaged} does not match its checksum")
+    with unusable(path), zipfile.ZipFile(path) as archive:
+        if sum(record.file_size for record in archive.infolist()) > path.stat().st_size:
+            raise ValueError("it would be larger if it were unpacked")  # torch.save compresses nothing
+        if checksums and (damaged := archive.testzip()):
+            raise ValueError(f"{damaged} does not match its checksum")
+
+
+@contextmanager
+def unusable(path: Path, what: str = "") -> Iterator[None]:
+    """Whatever fails in the block, which reads a checkpoint, becomes a ValueError with the file's name.
+
+    A file from elsewhere can be wrong in more ways than there are checks for.
+    """
+    try:
+        yield
+    except Exception as error:
+        # load_state_dict's message is a title, then one reason per line.
+        reason = str(error).removeprefix("Error(s) in loading state_dict for GPT:").strip() or type(error).__name__
+        raise ValueError(f"{path} is damaged, or no checkpoint of GlassGPT: {what}{reason.splitlines()[0]}") from error
 
 
 def _read(path: Path, mmap: bool = False) -> dict[str, Any]:
-    """Raises ValueError unless the file holds plain data of the right types, of no more than its own size."""
-    try:
+    """Raises ValueError unless the file holds plain data, of no more than its own size."""
+    with unusable(path):
         with zipfile.ZipFile(path) as archive:
             for record in archive.infolist():
                 if record.filename.lower().endswith("data.pkl"):
                     _check_names(archive.read(record))
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except Exception as error:  # an unpickler fails in many ways
-        raise ValueError(f"{path} is not read: it is not a checkpoint of plain tensors and values") from error
-    if _exceeds(checkpoint, 2 * path.stat().st_size):  # a tied head is there twice
-        raise ValueError(f"{path} is not a checkpoint of GlassGPT: it describes more than its own size")
-    expected = {"state_dict": dict, "gpt_config": dict, "tokenizer": dict, "global_step": int}
-    missing = [key for key in expected if not isinstance(checkpoint, dict) or key not in checkpoint]
-    if missing:
-        raise ValueError(f"{path} is not a checkpoint of GlassGPT: it has no {', '.join(missing)}")
-    for key, kind in expected.items():
-        if not isinstance(checkpoint[key], kind):
-            found = type(checkpoint[key]).__name__
-            raise ValueError(
-                f"{path} is not a checkpoint of GlassGPT: its {key} is of type {found}, not {kind.__name__}"
-            )
-    for key, kinds, of in (("state_dict", Tensor, "tensor"), ("gpt_config", int | float | str | None, "plain value")):
-        for name, value in checkpoint[key].items():
-            if not isinstance(name, str) or not isinstance(value, kinds):
-                raise ValueError(f"{path} is not a checkpoint of GlassGPT: its {key} has no {of} as {name!r}")
-    for name, value in {**checkpoint["gpt_config"], "global_step": checkpoint["global_step"]}.items():
-        if isinstance(value, int) and abs(value) >= 2**53:
-            raise ValueError(f"{path} is not a checkpoint of GlassGPT: its {name} is {value}, which is too large")
-    if checkpoint["global_step"] < 0:
-        raise ValueError(f"{path} is not a checkpoint of GlassGPT: its global_step is negative")
-    return checkpoint
+        _check_size(checkpoint, 2 * path.stat().st_size)  # a tied head is there twice
+        if missing := [name for name in PARTS if name not in checkpoint]:
+            raise ValueError(f"it has no {', '.join(missing)}")
+        return checkpoint
 
 
 def _check_names(pickled: bytes) -> None:
     """Raises ValueError if a pickle names anything but PLAIN_TYPES."""
     for opcode, argument, _ in pickletools.genops(pickled):
         if opcode.name == "GLOBAL" and not PLAIN_TYPES.fullmatch(argument):
-            raise ValueError(f"it names {argument}")
+            raise ValueError(f"it is not of plain tensors and values, but names {argument}")
 
 
-def _exceeds(value: Any, limit: int) -> bool:
-    """Whether there are more than `limit` bytes in the tensors and values that can be reached from `value`.
+def _check_size(value: Any, limit: int) -> None:
+    """Raises ValueError if the tensors and values that can be reached from `value` take more than `limit` bytes.
 
     What can be reached twice counts twice: by references to references a file of a kilobyte can hold lists of any
     length, and by a stride of 0 a tensor of any size.
     """
     waiting, size = [value], 0
-    while waiting and size <= limit:
+    while waiting:
         value = waiting.pop()
-        size += value.nbytes if isinstance(value, Tensor) else 1
-        if isinstance(value, dict):
-            size += 2 * len(value)
-            waiting += [*value.keys(), *value.values()]
-        elif isinstance(value, list | tuple):
-            size += len(value)
-            waiting += value
-    return size > limit
+        values = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+        values = values if isinstance(values, list | tuple) else ()
+        waiting += values
+        size += value.nbytes if isinstance(value, Tensor) else 1 + len(values)
+        if size > limit:
+            raise ValueError("it describes more than its own size")

@@ -8,6 +8,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+# The checkpoint that is meant by a run's folder: the first of these that is there.
+RUN_CHECKPOINTS = ("checkpoints/best.ckpt", "checkpoints/last.ckpt")
+
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:

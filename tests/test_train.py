@@ -16,13 +16,13 @@ from lightning.pytorch.callbacks import Timer
 from model.checkpoint import load_gpt, read_checkpoint
 from model.runs.folder import FolderLock
 from model.training.module import GPTModule
-from tests.small_runs import EVENTFUL, REPOSITORY, assert_same, assert_same_run, final_state
+from tests.small_runs import EVENTFUL, REPOSITORY, assert_same, assert_same_run, final_state, metrics
 from train import main
 
 CONFIGS = sorted(path.name for path in (REPOSITORY / "configs").glob("*.yaml"))
 
 
-def test_a_run_leaves_everything_in_its_folder(train, metrics, capsys):
+def test_a_run_leaves_everything_in_its_folder(train, capsys):
     assert train("--name=first") == 0
     run = Path("runs/first")
     assert sorted(path.name for path in run.iterdir()) == [
@@ -73,7 +73,7 @@ def test_a_checkpoint_is_plain_data_and_complete(train):
     assert gpt.config.num_layers == 2
 
 
-def test_the_saved_config_repeats_the_run_to_the_last_digit(train, metrics):
+def test_the_saved_config_repeats_the_run_to_the_last_digit(train):
     assert train("--name=first", "--model.gpt.logit_soft_cap=null") == 0
     saved = yaml.safe_load(Path("runs/first/config.yaml").read_text())
     assert saved["model"]["gpt"]["logit_soft_cap"] is None
@@ -81,7 +81,7 @@ def test_the_saved_config_repeats_the_run_to_the_last_digit(train, metrics):
     assert metrics("runs/first") == metrics("runs/second")
 
 
-def test_validate_finds_what_training_found(train, finished_run, metrics, capsys):
+def test_validate_finds_what_training_found(train, finished_run, capsys):
     best = min((row for row in metrics(finished_run) if row["val/loss"]), key=lambda row: float(row["val/loss"]))
     for options in (["--ckpt_path", "runs/run/checkpoints/best.ckpt"], ["--ckpt_path=runs/run"], []):
         assert train("validate", *options) == 0
@@ -110,7 +110,7 @@ def send_signal(monkeypatch):
 @pytest.mark.parametrize(
     ("batch", "signum", "saved_step"), [(1, signal.SIGTERM, 1), (9, signal.SIGINT, 5), (16, signal.SIGTERM, 8)]
 )
-def test_a_stopped_run_resumes_bit_for_bit(train, trained, metrics, send_signal, capsys, batch, signum, saved_step):
+def test_a_stopped_run_resumes_bit_for_bit(train, trained, send_signal, capsys, batch, signum, saved_step):
     whole = trained(*EVENTFUL)
     send_signal(batch, signum)
     assert train("--name=stopped", *EVENTFUL) == 128 + signum
@@ -138,7 +138,7 @@ def test_a_time_limit_lets_an_accumulated_step_end(train, trained, monkeypatch):
     assert_same(final_state(whole), final_state("runs/limited"))
 
 
-def test_a_resumed_run_overrides_and_lengthens(train, metrics):
+def test_a_resumed_run_overrides_and_lengthens(train):
     assert train("--name=run", "--model.schedule.decay=none") == 0
     assert train("--resume=runs/run", "--trainer.max_steps=20", "--model.optimizer.learning_rate=0.001") == 0
     rows = [row for row in metrics("runs/run") if row["train/loss"]]
@@ -154,7 +154,7 @@ def test_resuming_a_finished_run_changes_nothing(train, finished_run):
 
 
 @pytest.mark.parametrize("damage", ["bit", "end"])
-def test_a_damaged_checkpoint_is_noticed_and_the_one_before_used(train, finished_run, metrics, caplog, damage):
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_used(train, finished_run, caplog, damage):
     shutil.copytree(finished_run, "runs/damaged")
     last = Path("runs/damaged/checkpoints/last.ckpt")
     content = bytearray(last.read_bytes())
@@ -167,6 +167,18 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_used(train, finished
     assert "last.ckpt is damaged" in caplog.text and "previous.ckpt" in caplog.text
     assert_same_run("runs/run", "runs/damaged")
     read_checkpoint(Path("runs/damaged/checkpoints/previous.ckpt"))
+
+
+@pytest.mark.parametrize("last_is_damaged", [False, True])
+def test_a_checkpoint_that_is_resumed_by_name_costs_no_other_one(train, finished_run, last_is_damaged):
+    """A whole last.ckpt is kept as previous.ckpt, a damaged one is not."""
+    last, previous = (finished_run / "checkpoints" / f"{name}.ckpt" for name in ("last", "previous"))
+    if last_is_damaged:
+        last.write_bytes(last.read_bytes()[:-100])
+    kept = (previous if last_is_damaged else last).read_bytes()
+    assert train(f"--resume={previous}", "--trainer.max_steps=9") == 0
+    assert previous.read_bytes() == kept
+    assert final_state(finished_run)["global_step"] == 9
 
 
 def test_the_time_limit_is_one_for_each_call(train, capsys):
@@ -333,7 +345,7 @@ def test_a_run_killed_at_any_moment_and_resumed_ends_in_the_same_weights(python)
 
 
 @pytest.mark.parametrize(("strategy", "steps"), [("ddp", 50), ("fsdp", 20)])
-def test_two_devices_give_the_losses_of_one(train, python, metrics, strategy, steps):
+def test_two_devices_give_the_losses_of_one(train, python, strategy, steps):
     """A run resumed on two devices, and then on one again, has the losses of one device, in float32."""
     # AdamW, because Muon's products in bfloat16 differ more by rounding.
     constant = ["--model.schedule.decay=none", "--trainer.log_every_n_steps=1"]
@@ -351,3 +363,18 @@ def test_two_devices_give_the_losses_of_one(train, python, metrics, strategy, st
         found = {row["step"]: float(row[column]) for row in two if row[column] and row["step"] in expected}
         assert found == pytest.approx(expected, abs=1e-5)
     assert [row["tokens"] for row in one if row["tokens"]] == [row["tokens"] for row in two if row["tokens"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_devices_resume_between_two_rows(python, small_options, strategy):
+    """Each has its own part of the loss since the last row, which the first row after the resume needs."""
+    options = [f"--trainer.strategy={strategy}", "--trainer.devices=2", "--trainer.log_every_n_steps=6"]
+    options += ["--checkpoints.keep_steps=[4]", "--attention.enabled=false", "--trainer.val_check_interval=12"]
+    ended = python(REPOSITORY / "train.py", *small_options, *options, "--name=run")
+    assert ended.returncode == 0, ended.stderr
+    whole = metrics("runs/run")
+    assert [row["step"] for row in whole] == ["6", "12"]
+    ended = python(REPOSITORY / "train.py", "--resume=runs/run/checkpoints/step_00000004.ckpt")
+    assert ended.returncode == 0, ended.stderr
+    assert metrics("runs/run") == whole

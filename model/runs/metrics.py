@@ -37,12 +37,12 @@ class TrainingMetrics:
         self.clock_started: float | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        loss_sum = float(self.loss_sum)
-        check_finite(loss_sum, "training")  # a diverged model must not replace a good checkpoint
-        return {"loss_sum": loss_sum, "num_batches": self.num_batches, "tokens": self.tokens}
+        """All but the loss, of which every rank has its own share."""
+        check_finite(float(self.loss_sum), "training")  # a diverged model must not replace a good checkpoint
+        return {"num_batches": self.num_batches, "tokens": self.tokens}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.loss_sum, self.num_batches, self.tokens = state["loss_sum"], state["num_batches"], state["tokens"]
+        self.num_batches, self.tokens = state["num_batches"], state["tokens"]
 
     def start_clock(self) -> None:
         """Does nothing if it is running."""

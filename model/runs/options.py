@@ -8,7 +8,6 @@ import os
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -36,8 +35,10 @@ SECTIONS = (
     *("data", "model", "model.gpt", "model.optimizer", "model.schedule"),
     *("trainer", "attention", "samples", "checkpoints"),
 )
-IMPORTABLE = re.compile(r"[^/\\:{}\d][^/\\:{}]*(\.[^/\\:{}]+)+")  # a name within a module; folders may be modules too
-OBJECTS = re.compile(r"trainer\.(callbacks|logger|plugins)\+?")  # the bare name of a class of Lightning will do
+# Of the Trainer's options those that take classes, and what the texts of all others look like: no dotted name of a
+# class, path, address or YAML.
+TAKE_CLASSES = ("trainer.callbacks", "trainer.logger", "trainer.plugins")
+PLAIN_TEXT = re.compile(r"[\w:,+ -]*")
 
 OVERVIEW = """\
 python train.py [fit | validate] [--config FILE] [--OPTION VALUE]...
@@ -103,15 +104,14 @@ def expand(args: list[str], default_config: Path) -> tuple[str, list[str]]:
     resume, ckpt_path, args = take_runs(args)
     checkpoint = Path(ckpt_path) if ckpt_path else None
     has_config = any(arg.split("=")[0] in ("--config", "-c") for arg in args)
-    config = default_config
+    config: Path | str = default_config
     if subcommand == "validate":
         if resume is not None:
             raise ValueError(f"validate does not take --resume: write --ckpt_path {resume}")
         checkpoint = find_checkpoint(checkpoint)
         run_dir = run_of(checkpoint)
         if run_dir is not None and (run_dir / CONFIG).exists():
-            config = run_dir / CONFIG
-            check_code(config, args)
+            config = plain_config(run_dir / CONFIG, args)
     elif resume is not None:
         if checkpoint is not None:
             raise ValueError(
@@ -119,12 +119,11 @@ def expand(args: list[str], default_config: Path) -> tuple[str, list[str]]:
                 "of a run, or --ckpt_path FILE to start a new run from it"
             )
         run_dir, checkpoint = resume_point(Path(resume))
-        check_code(run_dir / CONFIG, args)
-        config, has_config = run_dir / CONFIG, False  # a --config comes after the run's own
+        config, has_config = plain_config(run_dir / CONFIG, args), False  # a --config comes after the run's own
         args = [*args, "--resume", str(run_dir)]
     if checkpoint is not None:
         args = [*args, "--ckpt_path", str(checkpoint)]
-    args = args if has_config else ["--config", str(config), *args]
+    args = args if has_config else [f"--config={config}", *args]
     for path in typed_configs(args):
         check_sections(path)
     return subcommand, args
@@ -145,62 +144,50 @@ def take_runs(args: list[str]) -> tuple[str | None, str | None, list[str]]:
     return next(iter(given.resume), None), next(iter(given.ckpt_path), None), others
 
 
-def check_code(run_config: Path, args: list[str]) -> None:
-    """Raises ValueError if a run's config names code that the person does not name too.
+def plain_config(path: Path, args: list[str]) -> Path | str:
+    """What to give to --config for the config of a run: its path, or its options as YAML.
 
-    A run may come from a stranger, and the Trainer's options may be any class: a callback, a logger, a plugin. Their
-    arguments may be functions, and files that they write. What the person types, or has in a --config, is meant.
+    A run may come from a stranger, and the Trainer's options may be any class, or the name of a file that holds one.
+    So it may have plain values only. Of an option that the person gives too, in `args`, theirs is taken.
+
+    Raises ValueError for any other value.
     """
-    typed = [parsed(arg.partition("=")[2] if arg.startswith("-") else arg) for arg in args]
-    meant = {bare(text) for value in [*typed, *map(read_config, typed_configs(args))] for _, text in texts(value)}
-    for key, text in texts(read_config(run_config)):
-        if bare(text) not in meant and is_code(key, text, run_config.parent):
+    settings = read_config(path)
+    typed = {re.split("[=+]", arg.removeprefix("--"))[0] for arg in args}
+    for config in typed_configs(args):
+        typed |= {name for name, _ in options_in(read_config(config))}
+    not_plain = [name for name, value in options_in(settings) if not is_plain(name, value, path.parent)]
+    for name in not_plain:
+        trainer, option = settings.get("trainer"), name.removeprefix("trainer.")
+        if name not in typed or not isinstance(trainer, dict) or trainer.pop(option, None) is None:
             raise ValueError(
-                f"{run_config} names {text}, which may be code: if you mean it, repeat the --config or the options "
-                "that the run was started with"
+                f"{path}: {name} may name code, or a file that does: if you mean it, repeat the --config or the "
+                "options that the run was started with"
             )
+    return yaml.safe_dump(settings) if not_plain else path
 
 
-def parsed(typed: str) -> Any:
-    """What is typed for an option, as YAML of nothing but texts; if it is no YAML, the parser has a sentence for it."""
-    with suppress(yaml.YAMLError, RecursionError):
-        return yaml.load(typed, yaml.BaseLoader)
+def options_in(settings: dict[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:
+    """The options of a config with their full names, such as trainer.max_steps."""
+    for key, value in settings.items():
+        name = f"{section}.{key}".lstrip(".")
+        if name in SECTIONS and isinstance(value, dict):
+            yield from options_in(value, name)
+        else:
+            yield name, value
 
 
-def texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Every text in a config, after the names that lead to it, joined by dots as a config may also write them."""
-    if isinstance(value, dict):
-        for name, item in value.items():
-            yield from texts(item, f"{key}.{name}".lstrip("."))
-    elif isinstance(value, list):
-        for item in value:
-            yield from texts(item, key)
-    elif isinstance(value, str):
-        yield key, value
-
-
-def bare(name: str) -> str:
-    """Lightning's own classes need no module."""
-    return name.rpartition(".")[2] if name.startswith("lightning.") else name
-
-
-def is_code(key: str, text: str, folder: Path) -> bool:
-    """Whether the parser may import or open something for a text in a config of this folder.
-
-    That is a class, a config in place of options, and whatever in the Trainer's options may be the name of a class or
-    function, YAML, or a file or an address with YAML.
-    """
-    if key.endswith("class_path") or key.startswith("config") or key in SECTIONS or OBJECTS.fullmatch(key):
-        return True
-    if not key.startswith("trainer") or key == "trainer.default_root_dir":
+def is_plain(name: str, value: Any, folder: Path) -> bool:
+    """Whether a value in a config of `folder` names nothing that the parser would import or open."""
+    section, _, option = name.rpartition(".")
+    if section not in ("", *SECTIONS) or not option.isidentifier() or name == "config" or option == "class_path":
         return False
-    try:
-        is_yaml = not isinstance(yaml.compose(text), yaml.ScalarNode | None)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        is_yaml = True
-    path = os.path.expanduser(text)  # noqa: PTH111 (Path.expanduser fails for a long text)
-    is_file = os.path.isfile(path) or os.path.isfile(folder / path)  # noqa: PTH113
-    return is_yaml or is_file or "://" in text or IMPORTABLE.fullmatch(text) is not None
+    if isinstance(value, list):
+        return all(is_plain(name, item, folder) for item in value)
+    if isinstance(value, str) and section == "trainer" and option != "default_root_dir":
+        is_file = any(os.path.exists(path) for path in (value, folder / value))  # noqa: PTH110 (as Path.is_file)
+        return name not in TAKE_CLASSES and not is_file and PLAIN_TEXT.fullmatch(value) is not None
+    return name not in SECTIONS and isinstance(value, bool | int | float | str | None)
 
 
 def typed_configs(args: list[str]) -> list[Path]:

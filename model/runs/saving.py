@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,21 +15,22 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Trainer
 
-from model.checkpoint import read_checkpoint
+from model.checkpoint import read_checkpoint, verify_checkpoint
 from model.checks import check_range
 from model.files import atomic_file, flush_folder
 from model.runs.folder import BEST, CHECKPOINTS, LAST, PREVIOUS, kept_checkpoint
 from model.runs.metrics import diverged
+from model.runs.mistakes import sentence
 from model.training.sharding import whole
-
-# What Lightning restores, and what `RunSequence` does.
-RESTORED = {"pytorch-lightning_version": str, "epoch": int, "callbacks": dict, "loops": dict, "random_states": list}
-RESTORED |= {"optimizer_states": list, "lr_schedulers": list}
-OF_SEQUENCE = {"loss_sum": float, "num_batches": int, "tokens": int, "best_loss": float}
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint aside and renames it; reads nothing that could run code."""
+    """Writes a checkpoint aside and renames it; reads nothing that could run code.
+
+    `restored_from` is the checkpoint that is being restored, None before and after, see `restoring`.
+    """
+
+    restored_from: str | Path | None = None
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         try:
@@ -44,25 +47,25 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             raise OSError(cause.errno, message, str(path)) from error
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: Any = None) -> dict[str, Any]:
+        self.restored_from = path
         checkpoint = read_checkpoint(Path(path))  # to the CPU and plain data only, whatever the arguments say
-        check_types(path, checkpoint, RESTORED)
-        callbacks = checkpoint["callbacks"]
-        if "RunSequence" not in callbacks and {"Metrics", "Checkpoints"} <= callbacks.keys():  # of an older version
-            callbacks["RunSequence"] = {**callbacks.pop("Metrics"), **callbacks.pop("Checkpoints")}
-        check_types(path, callbacks.get("RunSequence"), OF_SEQUENCE)
+        if "optimizer_states" not in checkpoint:
+            raise ValueError("it holds no run but weights: start from them with --model.init_from")
         del checkpoint["loops"]  # see start_loops_at
         return checkpoint
 
 
-def check_types(path: str | Path, values: Any, types: dict[str, type]) -> None:
-    """Raises ValueError unless a dict read from a checkpoint has a value of the right type under each name."""
-    for name, kind in types.items():
-        value = values.get(name) if isinstance(values, dict) else None
-        if not isinstance(value, kind) or (isinstance(value, int) and not 0 <= value < 2**53):
-            raise ValueError(
-                f"{path} is not a whole checkpoint of a run: its {name} is missing or damaged; "
-                "--model.init_from starts from its weights alone"
-            )
+@contextmanager
+def restoring(trainer: Trainer) -> Iterator[None]:
+    """Whatever fails between reading a checkpoint and the first step becomes a ValueError that names the checkpoint."""
+    try:
+        yield
+    except Exception as error:
+        path = getattr(trainer.strategy.checkpoint_io, "restored_from", None)
+        if path is None or str(path) in str(error):
+            raise
+        reason = f"it has no {error}" if isinstance(error, KeyError) else sentence(error)
+        raise ValueError(f"{path} cannot be used for this run: {reason}") from error
 
 
 @dataclass
@@ -90,6 +93,15 @@ class Checkpoints:
     def is_due(self, step: int) -> bool:
         """Whether a step without validation is saved."""
         return step in self.keep_steps or bool(self.every_n_steps and step and step % self.every_n_steps == 0)
+
+    def look_for_damage(self, trainer: Trainer) -> None:
+        """Where a run is resumed from another checkpoint, `save` must not keep a damaged last.ckpt as previous.ckpt."""
+        last = Path(trainer.default_root_dir, CHECKPOINTS, LAST)
+        if trainer.is_global_zero and last.exists() and Path(trainer.ckpt_path).name != LAST:
+            try:
+                verify_checkpoint(last)
+            except ValueError:
+                self.last_is_damaged = True
 
     def save(self, trainer: Trainer, is_best: bool = False) -> None:
         """Writes last.ckpt, keeping the one before, and first best.ckpt if `is_best`.
@@ -139,14 +151,13 @@ def start_loops_at(step: int, trainer: Trainer, checkpoint: dict[str, Any]) -> N
     batches.ready = batches.started = batches.processed = batches.completed = step * trainer.accumulate_grad_batches
 
 
-def gather_random_states(trainer: Trainer) -> list[dict[str, Any]]:
-    """Every rank's random state, in order of rank, on every rank."""
-    state = random_state(trainer.strategy.root_device)
+def gather(value: Any, trainer: Trainer) -> list[Any]:
+    """Every rank's value, plain data, in order of rank, on every rank."""
     if trainer.world_size == 1:
-        return [state]
-    states: list[dict[str, Any]] = [{} for _ in range(trainer.world_size)]
-    torch.distributed.all_gather_object(states, state)
-    return states
+        return [value]
+    values: list[Any] = [None] * trainer.world_size
+    torch.distributed.all_gather_object(values, value)
+    return values
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
@@ -161,13 +172,10 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Inverse of `random_state`. Raises ValueError for what it has not made."""
-    try:
-        torch.set_rng_state(state["torch"])
-        if device.type == "cuda" and state["cuda"] is not None:
-            torch.cuda.set_rng_state(state["cuda"], device)
-        keys, *rest = state["numpy"]
-        np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), *rest))
-        random.setstate(state["python"])
-    except (TypeError, ValueError, KeyError, IndexError, OverflowError, RuntimeError) as error:
-        raise ValueError("the random state in the checkpoint is damaged: resume from another one") from error
+    """Inverse of `random_state`."""
+    torch.set_rng_state(state["torch"])
+    if device.type == "cuda" and state["cuda"] is not None:
+        torch.cuda.set_rng_state(state["cuda"], device)
+    keys, *rest = state["numpy"]
+    np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), *rest))
+    random.setstate(state["python"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import signal
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,12 +11,11 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 
-from model.runs.folder import PREVIOUS
 from model.runs.metrics import CSVLogger, TrainingMetrics, check_finite, log_metrics
 from model.runs.progress import Progress
 from model.runs.recording import AttentionRecording
 from model.runs.samples import Samples
-from model.runs.saving import Checkpoints, gather_random_states, set_random_state, start_loops_at
+from model.runs.saving import Checkpoints, gather, random_state, set_random_state, start_loops_at
 from model.runs.stopping import StopSignals, TrainingInterrupted
 
 
@@ -65,6 +63,7 @@ class RunSequence(Checkpoint):
 
     def on_validation_start(self, trainer: Trainer, module: LightningModule) -> None:
         self.metrics.stop_clock()
+        trainer.strategy.checkpoint_io.restored_from = None
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         check_finite(module.validation_metrics["val/loss"], "validation")
@@ -127,6 +126,7 @@ class RunSequence(Checkpoint):
         elif trainer.global_rank > 0:
             torch.manual_seed(torch.initial_seed() + trainer.global_rank)  # every rank needs its own dropout masks
         self.signals.install()
+        trainer.strategy.checkpoint_io.restored_from = None
 
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
         self.finish_step(trainer, module)
@@ -154,19 +154,24 @@ class RunSequence(Checkpoint):
     def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["gpt_config"] = dataclasses.asdict(module.gpt.config)
         checkpoint["tokenizer"] = trainer.datamodule.tokenizer.to_dict()
-        checkpoint["random_states"] = gather_random_states(trainer)
+        checkpoint["random_states"] = gather(random_state(trainer.strategy.root_device), trainer)
+        checkpoint["loss_sums"] = gather(
+            float(self.metrics.loss_sum), trainer
+        )  # each of its rank's share of the batches
 
     def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != "fit":
             return
         self.finished_step = checkpoint["global_step"]
         self.checkpoints.saved_step = self.finished_step
-        self.checkpoints.last_is_damaged = Path(trainer.ckpt_path).name == PREVIOUS
+        self.checkpoints.look_for_damage(trainer)
         start_loops_at(self.finished_step, trainer, checkpoint)
-        states = checkpoint["random_states"]
-        if trainer.global_rank < len(states):
-            self.resumed_random_state = states[trainer.global_rank]
-            set_random_state(self.resumed_random_state, module.device)  # a damaged one is refused before the run begins
+        sums, states, rank = checkpoint["loss_sums"], checkpoint["random_states"], trainer.global_rank
+        # A rank has seen only its share of the batches. Another number of ranks begins with the mean of all.
+        self.metrics.loss_sum = sums[rank] if len(sums) == trainer.world_size else sum(sums) / len(sums)
+        if rank < len(states):
+            self.resumed_random_state = states[rank]
+            set_random_state(self.resumed_random_state, module.device)  # now, so that what it lacks is noticed
 
 
 def is_logged(trainer: Trainer) -> bool:

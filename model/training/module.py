@@ -144,7 +144,6 @@ def check_same_model(checkpoint: dict[str, Any], config: GPTConfig, tokenizer: d
 
     A vocab_size of None fits any too: it will be the tokenizer's.
     """
-    # Fields that an old checkpoint lacks take their defaults.
     saved, current = dataclasses.asdict(GPTConfig(**checkpoint["gpt_config"])), dataclasses.asdict(config)
     for name, value in current.items():
         if name in ("dropout", "init") or (name == "vocab_size" and value is None):
@@ -160,12 +159,8 @@ def check_same_model(checkpoint: dict[str, Any], config: GPTConfig, tokenizer: d
 
 def check_same_optimizer(checkpoint: dict[str, Any], algorithm: str) -> None:
     """Raises ValueError unless the checkpoint holds the optimizer state of `algorithm`."""
-    for state in checkpoint.get("optimizer_states", []):
-        groups = state.get("param_groups") if isinstance(state, dict) else None
-        if not isinstance(groups, list) or not groups or not all(isinstance(group, dict) for group in groups):
-            raise ValueError("the checkpoint's optimizer state is damaged: resume from another one")
-        group = groups[-1]
-        saved = group.get("algorithm", "muon" if group.get("muon") else "adamw")  # older checkpoints lack the name
+    for state in checkpoint["optimizer_states"]:
+        saved = state["param_groups"][-1]["algorithm"]
         if saved != algorithm:
             raise ValueError(
                 f"model.optimizer.algorithm is {algorithm}, but the checkpoint can only be resumed with {saved}: "

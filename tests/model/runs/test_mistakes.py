@@ -166,8 +166,8 @@ finally:
 
 
 def test_what_may_be_left_out_is_filled_in():
-    assert expand([], DEFAULT) == ("fit", ["--config", "default.yaml"])
-    assert expand(["fit", "--name", "a"], DEFAULT) == ("fit", ["--config", "default.yaml", "--name", "a"])
+    assert expand([], DEFAULT) == ("fit", ["--config=default.yaml"])
+    assert expand(["fit", "--name", "a"], DEFAULT) == ("fit", ["--config=default.yaml", "--name", "a"])
     assert expand(["-c", "own.yaml"], DEFAULT) == ("fit", ["-c", "own.yaml"])
     assert expand(["--config=own.yaml"], DEFAULT) == ("fit", ["--config=own.yaml"])
     assert expand(["--config=a", "--data.context_length=8"], DEFAULT)[1][-1] == "--model.gpt.context_length=8"
