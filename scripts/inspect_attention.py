@@ -315,15 +315,8 @@ def write(shown: list[Captures], title: str, output: Path, arguments: argparse.N
         else:
             export.draw_maps(shown, output, step, probe, heads, **look)
         return
-    if arguments.scores:
-        table = export.score_table(shown, heads)
-    elif measure == "ablation":
-        table = export.ablation_table(shown)
-    elif measure:
-        table = export.measure_table(shown, measure, step, probe)
-    else:
-        table = export.map_table(shown, step, probe, heads)
-    export.write_table(table, output)
+    name = "scores" if arguments.scores else measure or ("comparison" if len(shown) == 2 else "weights")
+    export.write_table(name, export.table_rows(name, shown, step, probe, heads), output)
 
 
 if __name__ == "__main__":

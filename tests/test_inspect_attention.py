@@ -20,7 +20,6 @@ from model.gpt import GPT, GPTConfig
 from model.inspection.archive import AttentionArchive
 from model.inspection.probes import Probe, draw_repeated_probe
 from model.inspection.recorder import capture, record_maps
-from model.pages.captures import Captures
 from scripts.inspect_attention import build_parser, main, prompt_title
 from tests.checkpoints import change_checkpoint, save_checkpoint
 from tests.command_lines import call
@@ -159,23 +158,17 @@ def test_every_kind_of_file_can_be_written(arguments, suffix):
     assert READERS[suffix](output)
 
 
-def test_a_measurement_that_was_recorded_becomes_a_table(monkeypatch):
-    monkeypatch.setattr(Captures, "of", classmethod(lambda cls, archive, name: with_details(archive, name)))
-    assert main(["--run", "runs/first", "--measure", "surprise", "--step", "1", "--output", "bits.csv"]) == 0
+@pytest.mark.parametrize("step", [["--step", "2"], []])
+def test_a_measurement_is_a_table_even_of_a_step_whose_maps_were_removed(step, mistakes):
+    assert main(["--run", "removed", "--measure", "surprise", *step, "--output", "bits.csv"]) == 0
     with Path("bits.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert [(row["token"], row["next_token"], row["bits"]) for row in rows] == [
-        (TEXT[i], TEXT[i + 1 : i + 2], str(float(i))) for i in range(len(TEXT))
+    archive = AttentionArchive.open(Path("removed/attention"))
+    bits = archive.details(2)["probes"]["text"]["bits"]
+    assert [(row["step"], row["position"], row["token"], row["next_token"]) for row in rows] == [
+        ("2", str(i), TEXT[i], TEXT[i + 1 : i + 2]) for i in range(len(TEXT))
     ]
-
-
-def with_details(archive: AttentionArchive, name: str) -> Captures:
-    """A run whose surprise was recorded at step 1: as many bits as tokens came before."""
-    count = len(TEXT)
-    surprise = {"bits": [float(i) for i in range(count)], "rank": [0] * count, "top": [[0]] * count}
-    text = surprise | {"top_probability": [[0.5]] * count}
-    details = {1: {"version": 1, "tokens": {"0": "a"}, "probes": {"text": text}}}
-    return Captures(name, archive.probes, archive.snapshots, archive.maps, archive.steps, details.__getitem__)
+    assert [float(row["bits"]) for row in rows[:-1]] == bits[:-1] and rows[-1]["bits"] == ""
 
 
 @pytest.mark.parametrize("opens", [True, False])

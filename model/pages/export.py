@@ -1,5 +1,9 @@
 """What a person takes away from captures: pictures (PNG, SVG, PDF), and tables of the numbers (CSV, JSON).
 
+TABLES is the one list of columns, for the files that are written here and for those that the page saves. In all of
+them layers, heads, positions and ranks count from 0, and a position is that of the token that is read: what it predicts
+is the next token.
+
 Shapes: L layers, H heads, T tokens. A function takes the captures of one model, or of two to compare.
 """
 
@@ -26,14 +30,17 @@ from model.pages.images import attention_grid, score_curves
 DIGITS = 5  # significant ones of a weight: enough to tell every float16 from its neighbours
 
 Head = tuple[int, int]  # layer, head
-Row = tuple[str | int | float | None, ...]
+Row = dict[str, Any]  # column -> str, int, float, or None for what is not known
+TOPS = [f"top_{place}{part}" for place in range(1, TOP + 1) for part in ("", "_probability")]
 
-# What the columns of the tables hold. JSON files carry it with them.
+# What each column holds. JSON files carry it with them.
 COLUMNS = {
     "run": "name of the run or checkpoint",
     "step": "training steps taken when the model was captured",
     "other_run": "the run that is compared with it",
     "other_step": "that run's step",
+    "other_layer": "the layer of the head that is compared with it",
+    "other_head": "the number of that head within its layer",
     "probe": "text, or random tokens that are repeated",
     "layer": "number from 0",
     "head": "number within the layer, from 0",
@@ -64,48 +71,81 @@ COLUMNS = {
 }
 
 
+# The columns of an axis, where these are not the axis itself.
+AXES = {
+    "layers": ("layer", "other_layer"),
+    "heads": ("head", "other_head"),
+    "position": ("position", "token", "next_token"),
+    "query": ("query", "query_token"),
+    "key": ("key", "key_token"),
+}
+
+
 @dataclass(frozen=True)
 class Table:
-    """Rows of numbers and names; `columns` are keys of COLUMNS, and None stands for what is not known."""
+    """A row for each place along the axes, in each of the captures. All but `about` name columns."""
 
     about: str
-    columns: Sequence[str]
-    rows: Iterable[Row]
+    axes: Sequence[str]
+    values: Sequence[str]
+    captures: Sequence[str] = ("run", "step", "probe")
+
+    @property
+    def columns(self) -> list[str]:
+        return [*self.captures, *(column for axis in self.axes for column in AXES.get(axis, (axis,))), *self.values]
 
 
-def write_table(table: Table, path: Path) -> None:
-    """Writes a table as the ending of `path` says: .csv or .json."""
+HEAD, TWO, TOKENS = ["layer", "head"], ["run", "step", "other_run", "other_step", "probe"], ["query", "key"]
+DIFFERENCE = ["weight", "other_weight", "difference"]
+EARLY = ["likeliest", "probability", "divergence"]
+TABLES = {
+    "weights": Table("Attention weights of one model", [*HEAD, *TOKENS], ["weight"]),
+    "comparison": Table("Attention weights of two models", ["layers", "heads", *TOKENS], DIFFERENCE, captures=TWO),
+    "scores": Table("Scores of heads over the steps", HEAD, [*SCORES, "copying"], captures=["run", "step"]),
+    "surprise": Table("Predictions of the next token", ["position"], ["bits", "rank", *TOPS]),
+    "lens": Table("Early predictions of the next token", ["sublayer", "position"], EARLY),
+    "attribution": Table("What each part adds to the logit of the next token", ["part", "position"], ["logit"]),
+    "value_norms": Table("What a head's full weight on a token moves", [*HEAD, "position"], ["value_norm"]),
+    "ablation": Table("What the loss rises by without a part, over the steps", ["part"], ["loss_change"]),
+}
+
+
+def write_table(name: str, rows: Iterable[Row], path: Path) -> None:
+    """Writes rows of one of TABLES as the ending of `path` says: .csv or .json."""
+    table = TABLES[name]
+    cells = ([row[column] for column in table.columns] for row in rows)
     if path.suffix == ".csv":
         text = io.StringIO(newline="")
         writer = csv.writer(text)
         writer.writerow(table.columns)
-        writer.writerows(table.rows)
+        writer.writerows(cells)
         content = text.getvalue().encode(errors="backslashreplace")  # a folder's name may be no valid text
     else:
-        about = {"about": table.about, "columns": {name: COLUMNS[name] for name in table.columns}}
-        rows = ",\n".join(json.dumps(row, allow_nan=False) for row in table.rows)
-        content = f'{json.dumps(about)[:-1]}, "rows": [\n{rows}\n]}}\n'.encode()
+        about = {"about": table.about, "columns": {column: COLUMNS[column] for column in table.columns}}
+        lines = ",\n".join(json.dumps(row, allow_nan=False) for row in cells)
+        content = f'{json.dumps(about)[:-1]}, "rows": [\n{lines}\n]}}\n'.encode()
     write_atomically(path, content)
 
 
 # ---- what is chosen
 
 
-def choose_step(captures: Captures, step: int | None = None) -> int:
-    """The step itself, or the last that has maps.
+def choose_step(captures: Captures, step: int | None = None, *, reads_maps: bool = True) -> int:
+    """The step itself, or the last that was recorded, with its maps if these are read.
 
     Raises:
         ValueError: if there are no maps, or the step was not recorded.
-        FileNotFoundError: if its maps have been removed.
+        FileNotFoundError: if its maps are read and have been removed.
     """
-    captures.check_maps()
     recorded = [snapshot.step for snapshot in captures.snapshots]
+    if reads_maps:
+        captures.check_maps()
     if step is None:
-        return captures.steps[-1]
+        return captures.steps[-1] if reads_maps else recorded[-1]
     if step not in recorded:
         near = min(recorded, key=lambda other: abs(other - step))
         raise ValueError(f"--step {step} was not recorded in {captures.name}: the nearest that was is {near}")
-    if step not in captures.steps:
+    if reads_maps and step not in captures.steps:
         raise FileNotFoundError(f"the maps of step {step} in {captures.name} have been removed: choose another --step")
     return step
 
@@ -179,119 +219,92 @@ def draw_scores(shown: Sequence[Captures], output: Path, heads: Sequence[Head] |
 # ---- tables
 
 
-def map_table(shown: Sequence[Captures], step: int | None, probe: str, heads: Sequence[Head] | None) -> Table:
-    """The weights at a step, by default the last: a row for each query and each key that it sees."""
-    steps, maps = _choose_maps(shown, step, probe, heads)
-    labels = shown[0].probes[probe].labels
-    models = [cell for captures, at in zip(shown, steps, strict=True) for cell in (captures.name, at)]
-    chosen = list(np.ndindex(maps[0].shape[:2])) if heads is None else heads
+def table_rows(
+    name: str, shown: Sequence[Captures], step: int | None, probe: str, heads: Sequence[Head] | None
+) -> Iterator[Row]:
+    """The rows of one of TABLES: "scores" and "ablation" at every step, others at one, by default the last.
 
-    def rows() -> Iterator[Row]:
-        for head in chosen:
-            for query in range(len(labels)):
-                for key in range(len(labels)):
-                    weights = [array[head][query, key] for array in maps]
-                    if key > query and not any(weights):
-                        continue
-                    if len(weights) == 2:
-                        weights.append(weights[0] - weights[1])
-                    place = (probe, *head, query, labels[query], key, labels[key])
-                    yield (*models, *place, *as_json(weights, f".{DIGITS}g"))
-
-    place = ("probe", "layer", "head", "query", "query_token", "key", "key_token")
-    if len(shown) == 1:
-        return Table("Attention weights of one model", ["run", "step", *place, "weight"], rows())
-    columns = ["run", "step", "other_run", "other_step", *place, "weight", "other_weight", "difference"]
-    return Table("Attention weights of two models", columns, rows())
-
-
-def score_table(shown: Sequence[Captures], heads: Sequence[Head] | None) -> Table:
-    """What every capture says of each head: a row for each model, step and head."""
-    taken = [(captures.name, one.to_json(SCORE_DIGITS)) for captures in shown for one in captures.snapshots]
-    names = [*SCORES, "copying"] if any("copying" in fields for _, fields in taken) else list(SCORES)
-    rows: list[Row] = []
-    for name, fields in taken:
-        known = fields["scores"] | {"copying": fields.get("copying")}
-        for layer, head in np.ndindex(np.shape(known["sink"])) if heads is None else heads:
-            scores = [known[score] and known[score][layer][head] for score in names]
-            rows.append((name, fields["step"], layer, head, *scores))
-    return Table("Scores of heads over the steps", ["run", "step", "layer", "head", *names], rows)
+    Raises:
+        ValueError: if the step was not recorded, or without this measurement; if two models cannot be compared.
+        FileNotFoundError: if the maps of the step are needed and have been removed.
+    """
+    table = TABLES[name]
+    for about, names, columns in _measured(name, shown, step, probe, heads):
+        # As objects, because a column may hold texts, or None.
+        values = {column: np.asarray(columns[column], object) for column in table.values}
+        shape = values[table.values[0]].shape
+        rest = shape if heads is None else shape[2:]
+        for place in ((*head, *more) for head in ([()] if heads is None else heads) for more in np.ndindex(rest)):
+            at = dict(zip(table.axes, place, strict=True))
+            if at.get("key", 0) > at.get("query", 0) and not any(array[place] for array in values.values()):
+                continue  # the future, which is masked
+            row = dict(about)
+            for axis, number in at.items():
+                for column in AXES.get(axis, (axis,)):
+                    row[column] = names[column][number] if column in names else number
+            yield row | {column: as_json(array[place], f".{DIGITS}g") for column, array in values.items()}
 
 
-def measure_table(shown: Sequence[Captures], measure: str, step: int | None, probe: str) -> Table:
-    """One of MEASURES at a step, by default the last: rows for each position of the probe."""
-    columns, rows_of = MEASURES[measure]
-    rows: list[Row] = []
+def _measured(
+    name: str, shown: Sequence[Captures], step: int | None, probe: str, heads: Sequence[Head] | None
+) -> Iterator[tuple[Row, dict[str, Sequence], dict[str, Any]]]:
+    """Of each capture in a table: what all its rows have; what the numbers in a column stand for; columns as arrays."""
+    if name in ("weights", "comparison"):
+        steps, maps = _choose_maps(shown, step, probe, heads)
+        about = {"run": shown[0].name, "step": steps[0], "probe": probe}
+        about |= {"other_run": shown[-1].name, "other_step": steps[-1]}
+        layers, count = np.min([array.shape[:2] for array in maps], axis=0)  # the chosen heads are among these
+        one, other = (array[:layers, :count] for array in (maps[0], maps[-1]))
+        columns = {"weight": one, "other_weight": other, "difference": one - other}
+        yield about, _texts(shown[0], probe), columns
+        return
     for captures in shown:
-        at = choose_step(captures, step)
-        details = captures.details(at)
-        if probe not in details.get("probes", {}):
-            raise ValueError(f"{captures.name} has no {measure} of step {at}: that step was recorded without it")
-        tokens = captures.probes[probe].labels
-        for position, measured in rows_of(details["probes"][probe], details):
-            following = tokens[position + 1] if position + 1 < len(tokens) else None
-            rows.append((captures.name, at, probe, position, tokens[position], following, *measured))
-    names = ["run", "step", "probe", "position", "token", "next_token", *columns]
-    return Table(f"{measure.capitalize()} of a probe's tokens, numbers to 4 significant digits", names, rows)
+        found = False
+        for about, names, columns in _measured_in(name, captures, step, probe):
+            found = True
+            yield {"run": captures.name} | about, names, columns
+        if not found:
+            raise ValueError(f"{captures.name} has no {name}: it was recorded without it")
 
 
-def ablation_table(shown: Sequence[Captures]) -> Table:
-    """What the loss of every capture rises by without a part of the model: a row for each step, probe and part."""
-    rows: list[Row] = []
-    for captures in shown:
-        before = len(rows)
+def _measured_in(
+    name: str, captures: Captures, step: int | None, probe: str
+) -> Iterator[tuple[Row, dict[str, Sequence], dict[str, Any]]]:
+    if name == "scores":
+        for fields in (snapshot.to_json(SCORE_DIGITS) for snapshot in captures.snapshots):
+            unknown = np.full(captures.snapshots[0].shape, None)
+            yield {"step": fields["step"]}, {}, fields["scores"] | {"copying": fields.get("copying", unknown)}
+    elif name == "ablation":
         for snapshot in captures.snapshots:
-            for probe, change in (snapshot.to_json(SCORE_DIGITS).get("ablation") or {}).items():
+            for of_probe, change in (snapshot.to_json(SCORE_DIGITS).get("ablation") or {}).items():
                 heads, layers = np.ndindex(snapshot.shape), range(snapshot.shape[0])
                 parts = {f"head {layer}.{head}": change["heads"][layer][head] for layer, head in heads}
                 parts |= {f"feed-forward {layer}": change["feed_forward"][layer] for layer in layers}
                 parts |= change["tables"]
-                rows += [(captures.name, snapshot.step, probe, part, loss) for part, loss in parts.items()]
-        if len(rows) == before:
-            raise ValueError(f"{captures.name} has no ablation: it was recorded without it")
-    return Table("Ablation over the steps", ["run", "step", "probe", "part", "loss_change"], rows)
+                about = {"step": snapshot.step, "probe": of_probe}
+                yield about, {"part": list(parts)}, {"loss_change": list(parts.values())}
+    else:
+        at = choose_step(captures, step, reads_maps=False)
+        details = captures.details(at)
+        if probe not in details.get("probes", {}):
+            raise ValueError(f"{captures.name} has no {name} of step {at}: that step was recorded without it")
+        names = _texts(captures, probe) | {"sublayer": details["sublayers"], "part": details["parts"]}
+        yield {"step": at, "probe": probe}, names, _predictions(details["probes"][probe], details["tokens"])
 
 
-def _surprise_rows(measured: Mapping, details: Mapping) -> Iterator[tuple[int, Row]]:
-    names = ("bits", "rank", "top", "top_probability")
-    for position, (bits, rank, top, shares) in enumerate(zip(*(measured[name] for name in names), strict=True)):
-        cells = [cell for token, share in zip(top, shares, strict=True) for cell in (_text(details, token), share)]
-        cells += [None] * (2 * TOP - len(cells))  # a vocabulary may be smaller
-        yield position, (bits, rank, *cells)
+def _predictions(measured: Mapping, texts: Mapping[str, str]) -> dict[str, Any]:
+    """The columns of a probe's details. texts: of the ids in them."""
+    lens, top = measured["lens"], np.array(measured["top"]).T
+    columns = {"bits": measured["bits"], "rank": measured["rank"]} | {column: lens[column] for column in EARLY[1:]}
+    columns["likeliest"] = [[texts.get(str(token)) for token in row] for row in lens["token"]]
+    columns |= {"logit": measured["attribution"], "value_norm": measured["value_norms"]}
+    columns |= dict.fromkeys(TOPS, [None] * len(measured["bits"]))  # a vocabulary may be smaller
+    for place, (tokens, shares) in enumerate(zip(top, zip(*measured["top_probability"], strict=True), strict=True)):
+        columns |= {TOPS[2 * place]: [texts.get(str(token)) for token in tokens], TOPS[2 * place + 1]: shares}
+    return columns
 
 
-def _lens_rows(measured: Mapping, details: Mapping) -> Iterator[tuple[int, Row]]:
-    lens = measured["lens"]
-    numbers = (lens["token"], lens["probability"], lens["divergence"])  # each (2L + 1, T)
-    for name, *of_sublayer in zip(details["sublayers"], *numbers, strict=True):
-        for position, (token, probability, divergence) in enumerate(zip(*of_sublayer, strict=True)):
-            yield position, (name, _text(details, token), probability, divergence)
-
-
-def _attribution_rows(measured: Mapping, details: Mapping) -> Iterator[tuple[int, Row]]:
-    for part, logits in zip(details["parts"], measured["attribution"], strict=True):
-        for position, logit in enumerate(logits):
-            yield position, (part, logit)
-
-
-def _value_rows(measured: Mapping, details: Mapping) -> Iterator[tuple[int, Row]]:
-    for layer, of_layer in enumerate(measured["value_norms"]):
-        for head, norms in enumerate(of_layer):
-            for position, norm in enumerate(norms):
-                yield position, (layer, head, norm)
-
-
-def _text(details: Mapping, token: int | None) -> str | None:
-    return details["tokens"].get(str(token))
-
-
-# Each measurement of a step: its columns, and from the details positions with rows of them.
-MEASURES = {
-    "surprise": (
-        ["bits", "rank", *(f"top_{place}{part}" for place in range(1, TOP + 1) for part in ("", "_probability"))],
-        _surprise_rows,
-    ),
-    "lens": (["sublayer", "likeliest", "probability", "divergence"], _lens_rows),
-    "attribution": (["part", "logit"], _attribution_rows),
-    "value_norms": (["layer", "head", "value_norm"], _value_rows),
-}
+def _texts(captures: Captures, probe: str) -> dict[str, Sequence]:
+    """What the columns with tokens hold, by position."""
+    labels = captures.probes[probe].labels
+    return {"token": labels, "next_token": [*labels[1:], None], "query_token": labels, "key_token": labels}

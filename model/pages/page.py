@@ -28,6 +28,7 @@ from model.inspection.verdicts import is_causal, is_faithful, warnings
 from model.pages import template
 from model.pages.captures import Captures, check_comparable, log_spaced
 from model.pages.describe import Description, describe_heads, opening_view
+from model.pages.export import TABLES
 from model.pages.images import PALETTES
 
 MAX_BYTES = 25_000_000
@@ -214,9 +215,10 @@ def _curves(run: Captures, blocks: Mapping[int, Sequence[int]]) -> dict:
 
 
 def _legend(title: str) -> dict[str, Any]:
-    """What every page has: its title, its colours, and what the scores mean."""
+    """What every page has: its title, its colours, the columns of its tables, and what the scores mean."""
     scores = {
         name: {"meaning": score.meaning, "glossary": score.glossary, "letter": score.letter, "probe": score.probe}
         for name, score in SCORES.items()
     }
-    return {"title": title, "scores": scores, "colours": PALETTES}
+    columns = {name: table.columns for name, table in TABLES.items()}
+    return {"title": title, "scores": scores, "columns": columns, "colours": PALETTES}

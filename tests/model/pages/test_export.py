@@ -90,11 +90,10 @@ def runs(tmp_path) -> list[Captures]:
     return [archived(tmp_path / name, seed) for seed, name in enumerate(["first", 'second, "or so"'])]
 
 
-def read_back(table: export.Table, folder: Path) -> list[dict]:
+def read_back(name: str, shown: list[Captures], folder: Path, step=None, probe="text", heads=None) -> list[dict]:
     """The rows of a table after it was written as CSV and as JSON, which must agree."""
-    table = replace(table, rows=list(table.rows))
-    for name in ("table.csv", "table.json"):
-        export.write_table(table, folder / name)
+    for file in ("table.csv", "table.json"):
+        export.write_table(name, export.table_rows(name, shown, step, probe, heads), folder / file)
     with (folder / "table.csv").open(newline="", encoding="utf-8") as file:
         cells = list(csv.DictReader(file))
     described = json.loads((folder / "table.json").read_text())
@@ -106,7 +105,7 @@ def read_back(table: export.Table, folder: Path) -> list[dict]:
 
 def test_every_weight_is_in_the_table_exactly_as_it_was_recorded(runs, tmp_path):
     maps = runs[0].load(1)["text"]
-    rows = read_back(export.map_table(runs[:1], 1, "text", None), tmp_path)
+    rows = read_back("weights", runs[:1], tmp_path, 1)
     found = np.zeros_like(maps)
     for row in rows:
         assert (row["run"], row["step"], row["probe"]) == ("first", 1, "text")
@@ -118,14 +117,14 @@ def test_every_weight_is_in_the_table_exactly_as_it_was_recorded(runs, tmp_path)
 
 def test_a_table_has_only_the_heads_that_were_chosen(runs, tmp_path):
     heads = export.choose_heads(["1.2", "0.1", "1.2"], runs)
-    for table in (export.map_table(runs[:1], None, "repeated", heads), export.score_table(runs, heads)):
-        rows = read_back(table, tmp_path)
+    for name, shown in (("weights", runs[:1]), ("scores", runs)):
+        rows = read_back(name, shown, tmp_path, probe="repeated", heads=heads)
         assert list(dict.fromkeys((row["layer"], row["head"]) for row in rows)) == [(1, 2), (0, 1)]
 
 
 def test_the_difference_of_two_runs_is_that_of_their_weights(runs, tmp_path):
     first, second = (captures.load(4)["text"].astype(float) for captures in runs)
-    for row in read_back(export.map_table(runs, None, "text", None), tmp_path):
+    for row in read_back("comparison", runs, tmp_path):
         place = row["layer"], row["head"], row["query"], row["key"]
         assert (row["run"], row["other_run"], row["step"], row["other_step"]) == ("first", runs[1].name, 4, 4)
         assert (row["weight"], row["other_weight"]) == pytest.approx((first[place], second[place]), rel=5e-5)
@@ -140,7 +139,7 @@ def test_scores_are_those_of_the_file_and_empty_where_a_model_diverged(tmp_path)
     lines[2]["copying"] = [[0.5] * HEADS] * LAYERS
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     snapshots = [with_fields(Snapshot.from_json(line), copying=line.get("copying")) for line in lines]
-    rows = read_back(export.score_table([replace(captures, snapshots=snapshots)], None), tmp_path)
+    rows = read_back("scores", [replace(captures, snapshots=snapshots)], tmp_path)
     assert len(rows) == len(lines) * LAYERS * HEADS
     for row, (line, layer, head) in zip(rows, product(lines, range(LAYERS), range(HEADS)), strict=True):
         assert (row["step"], row["layer"], row["head"]) == (line["step"], layer, head)
@@ -158,11 +157,11 @@ def with_fields(snapshot: Snapshot, **fields: object) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize("probe", ["text", "repeated"])
-@pytest.mark.parametrize("measure", export.MEASURES)
+@pytest.mark.parametrize("measure", ["surprise", "lens", "attribution", "value_norms"])
 def test_a_measurement_is_that_of_the_details(measure, probe, runs, tmp_path):
     details = {0: details_of(0), 4: details_of(4)}
     runs = [replace(captures, details=lambda step: details.get(step, {})) for captures in runs]
-    rows = read_back(export.measure_table(runs, measure, 0, probe), tmp_path)
+    rows = read_back(measure, runs, tmp_path, 0, probe)
     assert [row["run"] for row in rows].count("first") == len(rows) / 2
     measured, texts = details[0]["probes"][probe], details[0]["tokens"]
     labels = runs[0].probes[probe].labels
@@ -193,7 +192,7 @@ def test_a_measurement_is_that_of_the_details(measure, probe, runs, tmp_path):
     sizes = {"surprise": 1, "lens": len(details[0]["sublayers"]), "attribution": len(details[0]["parts"])}
     assert len(seen) == len(rows) == 2 * len(labels) * sizes.get(measure, LAYERS * HEADS)
     with pytest.raises(ValueError, match=f"first has no {measure} of step 1"):
-        export.measure_table(runs, measure, 1, probe)
+        list(export.table_rows(measure, runs, 1, probe, None))
 
 
 def test_ablation_is_that_of_every_capture(runs, tmp_path):
@@ -201,7 +200,7 @@ def test_ablation_is_that_of_every_capture(runs, tmp_path):
     ablation = {"text": changes, "repeated": changes | {"tables": {}}}
     first, *others = runs[0].snapshots
     captures = replace(runs[0], snapshots=[first, *(with_fields(other, ablation=ablation) for other in others)])
-    rows = read_back(export.ablation_table([captures]), tmp_path)
+    rows = read_back("ablation", [captures], tmp_path)
     parts = [*(f"head {layer}.{head}" for layer in (0, 1) for head in (0, 1, 2)), "feed-forward 0", "feed-forward 1"]
     expected = [
         (step, probe, part, change)
@@ -365,7 +364,7 @@ def test_two_runs_have_their_curves_under_each_other_on_the_same_axes(tmp_path):
 def test_144_heads_can_be_taken_away(suffix, tmp_path):
     captures, output = archived(tmp_path / "large", 0, steps=(0, 1), layers=12, heads=12), tmp_path / f"maps{suffix}"
     if suffix == ".csv":
-        export.write_table(export.map_table([captures], None, "text", None), output)
+        export.write_table("weights", export.table_rows("weights", [captures], None, "text", None), output)
         assert output.read_text(encoding="utf-8").count("large") == 144 * SIZE * (SIZE + 1) / 2
     else:
         export.draw_maps([captures], output, None, "text", None, max_side=900)
@@ -382,7 +381,7 @@ def test_a_probe_of_one_token_is_one_square(suffix, tmp_path):
 
 def test_a_diverged_model_is_drawn_and_has_empty_cells(runs, tmp_path):
     broken = replace(runs[0], load=lambda step: {"text": np.full((LAYERS, HEADS, SIZE, SIZE), np.nan)})
-    rows = read_back(export.map_table([broken, runs[1]], None, "text", [(0, 0)]), tmp_path)
+    rows = read_back("comparison", [broken, runs[1]], tmp_path, heads=[(0, 0)])
     assert {row["weight"] for row in rows} == {row["difference"] for row in rows} == {None}
     export.draw_maps([broken, runs[1]], tmp_path / "maps.svg", None, "text", [(0, 0)])
     assert len(squares_of(svg_of(tmp_path / "maps.svg")[0])) == SIZE * (SIZE + 1) / 2  # those of the other run

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from model.inspection import heads
 from model.inspection.archive import AttentionArchive, Snapshot
 from model.inspection.probes import Probe
+from model.pages import export
 from model.pages.captures import Captures, log_spaced
 from model.pages.describe import describe_heads
 from model.pages.page import attention_page
@@ -206,6 +207,12 @@ def test_every_score_is_in_the_page_with_its_explanation():
     found = {name: tuple(score[field] for field in fields) for name, score in data["scores"].items()}
     scores = heads.SCORES.items()
     assert found == {name: (score.meaning, score.glossary, score.letter, score.probe) for name, score in scores}
+
+
+def test_the_page_saves_the_columns_that_the_script_writes():
+    columns = parse(attention_page([random_captures()], "a title"))[0]["columns"]
+    assert columns["surprise"][:8] == ["run", "step", "probe", "position", "token", "next_token", "bits", "rank"]
+    assert columns == {name: export.TABLES[name].columns for name in columns} and len(columns) == len(export.TABLES)
 
 
 def test_every_step_has_its_details_and_a_description_of_every_head():
