@@ -1,14 +1,15 @@
-"""Follows one prompt through a GPT, line by line, from its text to the loss: where, what shape, which values, why."""
+"""Follows one prompt through a GPT, stop by stop, from its text to the loss: where, what shape, which values, why."""
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import math
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if not __package__:  # run as a file, Python looks for modules beside it and not in the repository's root
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -20,21 +21,19 @@ from scripts.parser import Parser
 from scripts.prompting import open_checkpoint, prompt_text
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from torch import Tensor
 
     from data.tokenizers import Tokenizer
-    from model.attention import CausalSelfAttention
     from model.gpt import GPT
+    from model.inspection.trace import AttendCall
 
 DESCRIPTION = """\
-Follows a prompt through a GPT, line by line: text, ids, embeddings, one block in detail, logits, loss. Each stop
-names the line of the code, the shape in letters and numbers, five values of this forward pass, and why it is there."""
+Follows a prompt through a GPT: text, ids, embeddings, one block in detail, logits, loss. Each stop names the function
+that computes it, the shape in letters and numbers, five values of this forward pass, and why it is there."""
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 96  # columns
-TOKENIZERS, MODEL, ATTENTION = "data/tokenizers.py", "model/gpt.py", "model/attention.py"
+AGREES = 1e-4  # the largest difference of a weight from the formula's that rounding explains
 NORMS = {
     "rmsnorm": "divided by its root mean square",
     "layernorm": "shifted to mean 0, divided by its standard deviation and scaled by learned weights",
@@ -43,17 +42,16 @@ ACTIVATIONS = {"relu2": "the square of ReLU", "gelu": "GELU", "gelu_exact": "GEL
 
 
 class Stop(NamedTuple):
-    """One line of the forward pass.
+    """One value of the forward pass.
 
     letters: the shape, as the docstrings of the code write it; F is the width of the feed-forward.
-    statement: part of the line, which no other line of the file contains.
+    function: where it is computed.
     """
 
     name: str
     letters: str
     value: Tensor
-    file: str
-    statement: str
+    function: Callable
     why: str
 
 
@@ -151,179 +149,184 @@ def show(number: int, stop: Stop, place: dict[str, int], first: dict[str, int]) 
     place: which index of an axis is shown, by the axis's letter.
     first: the first of the five values along the last axis, by its letter, where that is not 0.
     """
-    number_in_file, line = find(stop)
     *leading, last = stop.letters[1:-1].split(", ")
     index, start, at = tuple(place[letter] for letter in leading), first.get(last, 0), ""
     values = stop.value.reshape(1) if stop.value.ndim == 0 else stop.value[index][start : start + 5]
     if stop.value.ndim:
         at = f"[{', '.join([*map(str, index), f'{start}:{start + 5}'])}]  "
     shown = "  ".join(f"{value:.4g}" if isinstance(value, float) else str(value) for value in values.tolist())
-    title, where = f"{number:2}. {stop.name}", f"{stop.file}:{number_in_file}"
+    title, where = f"{number:2}. {stop.name}", place_of(stop.function)
     return [
         f"{title}{where:>{WIDTH - len(title)}}",
-        f"    {textwrap.shorten(line.partition('  #')[0], WIDTH - 4, placeholder=' ...')}",
         f"    {stop.letters} = {tuple(stop.value.shape)}   {at}{shown}",
         *textwrap.wrap(stop.why, WIDTH, initial_indent="    ", subsequent_indent="    "),
     ]
 
 
-def find(stop: Stop) -> tuple[int, str]:
-    """The number and the text of a stop's line. Raises ValueError unless its file has exactly one such line."""
-    lines = (ROOT / stop.file).read_text(encoding="utf-8").splitlines()
-    found = [(number, line) for number, line in enumerate(lines, start=1) if stop.statement in line]
-    if len(found) != 1:
-        raise ValueError(
-            f"{stop.file} has {len(found)} lines with `{stop.statement}`: write in scripts/walk.py, at the stop "
-            f"{stop.name!r}, what that line is now"
-        )
-    return found[0]
+def place_of(function: Callable) -> str:
+    """Such as "GPT.loss, model/gpt.py:263"; only the name where the source is unknown."""
+    try:
+        path, (_, line) = Path(inspect.getsourcefile(function)), inspect.getsourcelines(function)
+    except (OSError, TypeError):
+        return function.__qualname__
+    return f"{function.__qualname__}, {path.relative_to(ROOT) if path.is_relative_to(ROOT) else path}:{line}"
 
 
 # fmt: off
 def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: int) -> Iterator[Stop | str]:
     """All stops of one forward pass, with headings between them. What a model does not have is left out.
 
-    Every value is what went into or came out of a part of the model. Only scores and weights, which the fused kernel
-    hides, come from the formula on the layer's own q, k, v and mask; its result is compared with the kernel's.
+    Every value is what went into or came out of a part of the model. The fused kernel hides the weights, so they are
+    what the layer's `attend` makes of the identity. The formula is shown where it gives the same weights.
     """
     import torch
 
-    from model.attention import scaled_dot_product_attention
+    from model.attention import CausalSelfAttention, scaled_dot_product_attention
+    from model.gpt import GPT, Block, FeedForward
+    from model.inspection.trace import observed, recorded, undisturbed
+    from model.masks import causal_mask, window_mask
+    from model.rotary import apply_rotary
 
     config, block = gpt.config, gpt.blocks[layer]
     attention, feed_forward = block.attention, block.feed_forward
     D, H, H_kv, K, V = config.embed_dim, config.num_heads, config.num_kv_heads, config.head_dim, config.vocab_size
-    norm = NORMS[config.norm]
+    T, norm = len(ids), NORMS[config.norm]
     tokens, targets = torch.tensor([ids]), torch.tensor([[*ids[1:], -100]])  # -100 does not count
-    with torch.no_grad():
-        loss, inputs, outputs = watch(gpt, attention, tokens, targets)
+    calls: list[AttendCall] = []
+    with torch.no_grad(), undisturbed(gpt):
+        with recorded(gpt, gpt.modules()) as (inputs, outputs), observed([attention], calls.append):
+            loss = gpt.loss(tokens, targets)
         surprise = gpt.loss(tokens, targets, reduction="none")
-        x, rotary, value_embedding = inputs["project"]
-        queries, _, _ = attention.project(x)  # before rotary turns them
-        q, k, v, mask = inputs["attend"]
-        every_k, every_v = (one.repeat_interleave(H // H_kv, dim=1) for one in (k, v))
-        (mixed, weights), formula = with_variables(
-            scaled_dot_product_attention, q, every_k, every_v, mask, is_causal=mask is None, need_weights=True)
-        difference = (mixed - outputs["attend"]).abs().max().item()
+        queries, _, _ = attention.project(inputs[attention])  # before rotary turns them
+        (call,) = calls
+        weights, every_k, every_v = call.weights(), call.by_head(call.k), call.by_head(call.v)
+        mask = window_mask(T, T, config.window)
+        mask = causal_mask(T) if mask is None else mask
+        _, formula = scaled_dot_product_attention(call.q, every_k, every_v, mask, need_weights=True)
+        difference = (weights - formula).abs().max().item()
+        agrees = difference <= AGREES or math.isnan(difference)  # it is NaN for a model that diverged
+        apart = (weights @ every_v - call.attended).abs().max().item()
 
     yield "From text to vectors"
     pieces = textwrap.shorten(" ".join(quoted(tokenizer, id) for id in ids), 3 * WIDTH, placeholder=" ...")
-    yield Stop("ids", "(B, T)", tokens, TOKENIZERS, "return self.encoding.encode_ordinary(text)",
+    yield Stop("ids", "(B, T)", tokens, tokenizer.encode,
                "The tokenizer cuts the text into pieces that it knows and gives their numbers; the network sees "
                f"nothing else of the text. Here: {pieces}")
-    yield Stop("token embedding", "(B, T, D)", outputs[gpt.token_embedding], MODEL, "x = self.token_embedding(tokens)",
+    yield Stop("token embedding", "(B, T, D)", outputs[gpt.token_embedding], GPT.features,
                f"Each id picks its row of a learned table with {V:,} rows: a token becomes a vector of {D} numbers.")
     if gpt.bigram_embedding is not None:
-        yield Stop("pair embedding", "(B, T, D)", outputs[gpt.bigram_embedding],
-                   MODEL, "x = x + self.bigram_embedding(",
+        yield Stop("pair embedding", "(B, T, D)", outputs[gpt.bigram_embedding], GPT.bigram_buckets,
                    "A second table adds a vector for this token together with the one before it, so that common pairs "
                    f"are known before any attention. All pairs share its {config.bigram_buckets:,} rows by hashing.")
     if gpt.position_embedding is not None:
-        yield Stop("position embedding", "(T, D)", outputs[gpt.position_embedding],
-                   MODEL, "x = x + self.position_embedding(positions)",
+        yield Stop("position embedding", "(T, D)", outputs[gpt.position_embedding], GPT.features,
                    "Attention alone cannot tell the order of its keys, so every place adds a learned vector.")
-    yield Stop("residual stream", "(B, T, D)", outputs[gpt.dropout], MODEL, "x = self.dropout(self.embedding_norm(x)",
+    yield Stop("residual stream", "(B, T, D)", outputs[gpt.dropout], GPT.features,
                f"What the blocks start from{', each vector ' + norm if config.embedding_norm else ''}. Every layer "
                "reads this stream and adds to it.")
 
     yield f"Block {layer}, attention: tokens read each other"
     if layer:
-        yield Stop("stream into the block", "(B, T, D)", inputs[block][0], MODEL, "x = block(x, rotary=rotary, mask=",
+        yield Stop("stream into the block", "(B, T, D)", inputs[block], GPT.features,
                    f"What the blocks below have made of the stream so far: {layer} of {config.num_layers}.")
-    yield Stop("attention norm", "(B, T, D)", outputs[block.attention_norm], MODEL, "self.attention_norm(x), rotary=",
+    yield Stop("attention norm", "(B, T, D)", outputs[block.attention_norm], Block.forward,
                f"Each token's vector is {norm}, so that the layer works at one scale however long the stream has "
                "grown.")
     yield Stop("queries, keys, values", "(B, T, (H+2*H_kv)*K)", outputs[attention.qkv_proj],
-               ATTENTION, "heads = _split_heads(self.qkv_proj(x)",
+               CausalSelfAttention.project,
                f"One matrix makes them for all heads; then they are cut into heads of {K} channels. A query is what a "
                "token looks for, a key what it can be found by, a value what it hands on.")
     if config.qk_norm:
-        yield Stop("queries, normalised", "(B, H, T, K)", queries, ATTENTION, "qk = F.rms_norm(qk, (self.head_dim,)",
+        yield Stop("queries, normalised", "(B, H, T, K)", queries, CausalSelfAttention.project,
                    "What each token looks for. Queries and keys are divided by their root mean square (QK-norm): no "
                    f"score can then exceed sqrt({K}) = {math.sqrt(K):.3g}, which keeps training stable.")
     else:
-        yield Stop("queries", "(B, H, T, K)", queries, ATTENTION, "qk, v = heads.split_with_sizes(",
+        yield Stop("queries", "(B, H, T, K)", queries, CausalSelfAttention.project,
                    f"What each token looks for, in each of {H} heads.")
-    if rotary is not None:
-        yield Stop("queries, turned", "(B, H, T, K)", q, ATTENTION, "qk = apply_rotary(qk, *rotary)",
+    if rotary := config.position == "rotary":
+        yield Stop("queries, turned", "(B, H, T, K)", call.q, apply_rotary,
                    "Rotary positions: pairs of channels turn by an angle that grows with the place, in queries and "
                    "keys alike. Their product then depends on how far apart two tokens are, not on where they stand.")
-    yield Stop("keys", "(B, H_kv, T, K)", k, ATTENTION, "q, k = qk.split_with_sizes(",
+    yield Stop("keys", "(B, H_kv, T, K)", call.k, CausalSelfAttention.project,
                "What each token can be found by, made in the same way."
                + (f" Every {H // H_kv} neighbouring heads share their keys and values." if H_kv < H else ""))
-    if value_embedding is not None:
-        yield Stop("value embedding", "(B, T, H_kv*K)", value_embedding,
-                   ATTENTION, "v = v + _split_heads(value_embedding",
+    if str(layer) in gpt.value_embeddings:
+        yield Stop("value embedding", "(B, T, H_kv*K)", outputs[gpt.value_embeddings[str(layer)]],
+                   CausalSelfAttention.project,
                    "A table of its own adds a vector of each token to its values, so that attention can hand on which "
                    "token it was even where the stream no longer says so.")
-    yield Stop("values", "(B, H_kv, T, K)", v, ATTENTION, "return q, k, v",
+    yield Stop("values", "(B, H_kv, T, K)", call.v, CausalSelfAttention.project,
                "What each token hands on to those that attend to it." + (" Values are not turned." if rotary else ""))
-    yield Stop("scores", "(B, H, T, S)", formula["scores"], ATTENTION, "scores = (query.to(dtype) * scale) @ key.to(",
-               f"How well each query (row) fits each key (column): their dot product, divided by sqrt({K}) = "
-               f"{math.sqrt(K):.3g} because a sum of {K} products would grow with the width and make the softmax too "
-               "sharp.")
-    if mask is None:
-        yield Stop("mask", "(T, S)", formula["mask"], ATTENTION, "causal = causal_mask(T, S, device=query.device)",
-                   "True where a query may attend: to itself and to what came before. All next tokens are learned at "
-                   "once, and none may see its answer.")
+    if not agrees:
+        yield Stop("weights", "(B, H, T, S)", weights, attention.attend,
+                   "How much each query (row) takes of each key's value (column): what this layer's `attend` makes of "
+                   "the identity. They are not those of softmax(query @ key^T / sqrt(K)): the largest difference is "
+                   f"{difference:.2g}.")
     else:
-        yield Stop("mask", "(T, S)", formula["mask"], ATTENTION, "visible = window_mask(T, T, self.window,",
-                   f"True where a query may attend: to the nearest {config.window}, itself included, and never to the "
-                   "future, which is what it learns to predict."
-                   + (" Further back it sees through the layers below." if layer else ""))
-    yield Stop("weights", "(B, H, T, S)", weights, ATTENTION, "weights = scores.masked_fill(~mask, -torch.inf)",
-               "Softmax turns the visible scores into shares that add up to 1 in every row; hidden keys get 0. This is "
-               "the attention map.")
-    yield Stop("mixed values", "(B, H, T, K)", outputs["attend"], ATTENTION, "return fused_attention(q, k, v, mask, is",
-               "Each query's mean of the values, by those weights. The model makes scores, weights and mean in one "
-               f"fused kernel that never stores the first two; the formula's result differs by {difference:.1e}.")
-    yield Stop("merged heads", "(B, T, H*K)", inputs[attention.output_proj][0],
-               ATTENTION, "return x.transpose(-3, -2).flatten(-2)",
+        yield Stop("scores", "(B, H, T, S)", call.q @ every_k.mT / math.sqrt(K), scaled_dot_product_attention,
+                   f"How well each query (row) fits each key (column): their dot product, divided by sqrt({K}) = "
+                   f"{math.sqrt(K):.3g} because a sum of {K} products would grow with the width and make the softmax "
+                   "too sharp.")
+        if config.window is None:
+            yield Stop("mask", "(T, S)", mask, causal_mask,
+                       "True where a query may attend: to itself and to what came before. All next tokens are learned "
+                       "at once, and none may see its answer.")
+        else:
+            yield Stop("mask", "(T, S)", mask, window_mask,
+                       f"True where a query may attend: to the nearest {config.window}, itself included, and never to "
+                       "the future, which is what it learns to predict."
+                       + (" Further back it sees through the layers below." if layer else ""))
+        yield Stop("weights", "(B, H, T, S)", weights, scaled_dot_product_attention,
+                   "Softmax turns the visible scores into shares that add up to 1 in every row; hidden keys get 0. "
+                   "This is the attention map: what the layer's `attend` makes of the identity, which differs from the "
+                   f"formula by {difference:.1e}.")
+    kernel = ", in one fused kernel that never stores scores or weights" if agrees else ""
+    linear = apart <= AGREES or math.isnan(apart)
+    no_map = "" if linear else " This `attend` is not linear in the values or mixes heads, so it has no map."
+    yield Stop("mixed values", "(B, H, T, K)", call.attended, attention.attend,
+               f"Each query's mean of the values, by those weights{kernel}. Weights times values differ from it by "
+               f"{apart:.1e}.{no_map}")
+    yield Stop("merged heads", "(B, T, H*K)", inputs[attention.output_proj], CausalSelfAttention.forward,
                f"The results of all {H} heads side by side: one vector a token again.")
-    yield Stop("output projection", "(B, T, D)", outputs[attention.output_proj],
-               ATTENTION, "return self.output_proj(_merge_heads(self.attend(q, k, v, visible)))",
+    yield Stop("output projection", "(B, T, D)", outputs[attention.output_proj], CausalSelfAttention.forward,
                "A matrix combines what the heads have found, and says what that adds to the stream.")
-    yield Stop("stream after attention", "(B, T, D)", inputs[block.feed_forward_norm][0],
-               MODEL, "x = x + self.dropout(attended)",
+    yield Stop("stream after attention", "(B, T, D)", inputs[block.feed_forward_norm], Block.forward,
                "The result is added and replaces nothing: what came in is still there, and the gradient has a "
                "straight way back.")
 
     yield f"Block {layer}, feed-forward: each token by itself"
-    end = "return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))"
-    yield Stop("feed-forward norm", "(B, T, D)", outputs[block.feed_forward_norm], MODEL, end,
+    yield Stop("feed-forward norm", "(B, T, D)", outputs[block.feed_forward_norm], Block.forward,
                f"Brought to one scale again: {norm}.")
-    hidden, activation = inputs[feed_forward.down_proj][0], ACTIVATIONS[config.activation]
+    hidden, activation = inputs[feed_forward.down_proj], ACTIVATIONS.get(config.activation, config.activation)
     if feed_forward.gate_proj is None:
-        yield Stop("hidden units", "(B, T, F)", hidden, MODEL, "self.down_proj(self.activation(self.up_proj(x)))",
+        yield Stop("hidden units", "(B, T, F)", hidden, FeedForward.forward,
                    f"Each unit is a question about one token's vector; {activation} passes some answers on and blocks "
                    "others. Without such a bend two matrices in a row would be no more than one.")
     else:
-        yield Stop("hidden units", "(B, T, F)", hidden, MODEL, "self.down_proj(self.activation(self.gate_proj(x)) *",
+        yield Stop("hidden units", "(B, T, F)", hidden, FeedForward.forward,
                    f"Each unit is a question about one token's vector, times a gate, {activation}, which passes its "
                    "answer on or blocks it. Without such a bend two matrices in a row would be no more than one.")
-    yield Stop("feed-forward output", "(B, T, D)", outputs[feed_forward], MODEL, end,
+    yield Stop("feed-forward output", "(B, T, D)", outputs[feed_forward], FeedForward.forward,
                "A second matrix says what each active unit adds to the stream.")
-    yield Stop("stream after the block", "(B, T, D)", outputs[block], MODEL, end,
+    yield Stop("stream after the block", "(B, T, D)", outputs[block], Block.forward,
                "Added again. Attention has moved information between tokens; this has worked on it in place.")
     if layer + 1 < config.num_layers:
-        yield Stop("stream after all blocks", "(B, T, D)", outputs[gpt.blocks[-1]],
-                   MODEL, "x = block(x, rotary=rotary, mask=",
+        yield Stop("stream after all blocks", "(B, T, D)", outputs[gpt.blocks[-1]], GPT.features,
                    f"The stream when all {config.num_layers} blocks, each with its own weights, have added to it.")
 
     yield "From vectors to the loss"
-    yield Stop("final norm", "(B, T, D)", outputs[gpt.final_norm], MODEL, "return self.final_norm(x)",
+    yield Stop("final norm", "(B, T, D)", outputs[gpt.final_norm], GPT.features,
                f"Each token's vector is {norm} once more, so that its direction decides what comes next.")
     cap, logits = config.logit_soft_cap, outputs[gpt]
     bent = f", bent so that it stays between -{cap:g} and {cap:g}" if cap else ""
     matrix = "the token embedding, which is the head too" if config.tie_embeddings else "the head"
-    yield Stop("logits", "(B, T, V)", logits, MODEL,
-               "return (2 * cap * gates).sub_(cap)" if cap else "return self.head(x).float()",
+    yield Stop("logits", "(B, T, V)", logits, GPT.unembed,
                f"One number for each known token: the product of this vector with the token's row of {matrix}{bent}. "
                + guesses(logits[0, token], tokenizer, ids[token : token + 2]))
-    yield Stop("surprise", "(B*T)", surprise, MODEL, "return F.cross_entropy(logits.flatten(0, 1), targets.flatten()",
+    yield Stop("surprise", "(B*T)", surprise, GPT.loss,
                f"-ln p of the token that really came next, in nats: 0 for certainty, ln {V:,} = {math.log(V):.3f} for "
                "a blind guess. The last token has nothing after it and does not count.")
-    yield Stop("loss", "()", loss, MODEL, "return F.cross_entropy(logits.flatten(0, 1), targets.flatten()",
+    yield Stop("loss", "()", loss, GPT.loss,
                f"The mean of the {len(ids) - 1} that count. Training moves every weight above a little, in the "
                "direction that makes it smaller.")
 # fmt: on
@@ -347,53 +350,6 @@ def guesses(logits: Tensor, tokenizer: Tokenizer, following: list[int]) -> str:
 def quoted(tokenizer: Tokenizer, id: int) -> str:
     """A token's text in quotes, with control characters escaped."""
     return repr(tokenizer.label(id)).replace("\\\\", "\\")  # the label has escaped what is no whole character
-
-
-def watch(gpt: GPT, attention: CausalSelfAttention, tokens: Tensor, targets: Tensor) -> tuple[Tensor, dict, dict]:
-    """The loss, and what went into (as a tuple) and came out of every module on the way, by module.
-
-    The steps `project` and `attend` of one attention layer are there too, by name.
-    """
-    inputs: dict[Any, tuple] = {}
-    outputs: dict[Any, Any] = {}
-
-    def keep(part: Any, arguments: tuple, result: Any) -> None:
-        inputs[part], outputs[part] = arguments, result
-
-    def keeping(name: str) -> Callable:
-        method = getattr(attention, name)
-
-        def watched(*arguments: Any) -> Any:
-            result = method(*arguments)
-            keep(name, arguments, result)
-            return result
-
-        return watched
-
-    handles = [module.register_forward_hook(keep) for module in gpt.modules()]
-    attention.project, attention.attend = keeping("project"), keeping("attend")
-    try:
-        return gpt.loss(tokens, targets), inputs, outputs
-    finally:
-        del attention.project, attention.attend
-        for handle in handles:
-            handle.remove()
-
-
-def with_variables(function: Callable, *arguments: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """A function's result, and its local variables as they were when it returned."""
-    variables: dict[str, Any] = {}
-
-    def keep(frame: FrameType, event: str, result: Any) -> None:
-        if event == "return" and frame.f_code is function.__code__:
-            variables.update(frame.f_locals)
-
-    profiler = sys.getprofile()
-    sys.setprofile(keep)
-    try:
-        return function(*arguments, **options), variables
-    finally:
-        sys.setprofile(profiler)
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def only_maps(attention: Path) -> None:
         details.unlink()
     scores = attention / "scores.jsonl"
     lines = [json.loads(line) for line in scores.read_text().splitlines()]
-    kept = ("step", "precision", "fidelity", "causality", "scores")
+    kept = ("step", "precision", "fidelity", "causality", "checks", "scores")
     scores.write_text("".join(json.dumps({name: line[name] for name in kept}) + "\n" for line in lines))
 
 

@@ -2,7 +2,6 @@
 
 import functools
 import gc
-import inspect
 import math
 import re
 import subprocess
@@ -17,7 +16,7 @@ import torch.nn.functional as F
 from data.tokenizers import byte_level
 from model.attention import CausalSelfAttention
 from model.gpt import GPTConfig
-from scripts.walk import Stop, find, lesson, main
+from scripts.walk import Stop, lesson, main, place_of
 from tests.checkpoints import save_checkpoint
 from tests.command_lines import call
 from tests.gpts import GPT2, random_gpt
@@ -37,40 +36,6 @@ MODELS = {
     "mixed": {"position": "learned", "qk_norm": False, "window": 3, "activation": "gelu", "num_kv_heads": 1},
 }
 PROMPT = "for x in y"
-
-# What must stand in the line that a stop names.
-SUBJECTS = {
-    "ids": "encode",
-    "token embedding": "self.token_embedding(tokens)",
-    "pair embedding": "self.bigram_embedding(",
-    "position embedding": "self.position_embedding(",
-    "residual stream": "self.embedding_norm(",
-    "stream into the block": "block(x",
-    "attention norm": "self.attention_norm(x)",
-    "queries, keys, values": "self.qkv_proj(x)",
-    "queries": "qk",
-    "queries, normalised": "qk = F.rms_norm(qk",
-    "queries, turned": "apply_rotary(qk",
-    "keys": "q, k =",
-    "value embedding": "v = v + ",
-    "values": "v",
-    "scores": "scores = ",
-    "mask": "_mask(",
-    "weights": "softmax",
-    "mixed values": "fused_attention(q, k, v",
-    "merged heads": "transpose(-3, -2).flatten(-2)",
-    "output projection": "self.output_proj(",
-    "stream after attention": "x = x + self.dropout(attended)",
-    "feed-forward norm": "self.feed_forward_norm(x)",
-    "hidden units": "self.activation(",
-    "feed-forward output": "self.feed_forward(",
-    "stream after the block": "x + self.dropout(self.feed_forward(",
-    "stream after all blocks": "block(x",
-    "final norm": "self.final_norm(x)",
-    "logits": "cap|self.head(",
-    "surprise": "cross_entropy",
-    "loss": "cross_entropy",
-}
 
 
 def model(name):
@@ -195,27 +160,25 @@ def test_the_order_is_that_of_the_data():
     assert [name for name in names if name in order] == order
 
 
-def test_each_line_exists_and_says_what_the_stop_is_about():
-    visited = {
-        (stop.name, stop.statement): stop
-        for name in MODELS
-        for layer in (0, 2)
-        for stop in stops_of(model(name), layer)
-    }
-    assert {name for name, _ in visited} == SUBJECTS.keys()
-    assert (
-        len(visited) == inspect.getsource(lesson).count("yield Stop(") + 1
-    )  # one for the logits, which have two lines
-    for stop in visited.values():
-        number, line = find(stop)
-        assert (ROOT / stop.file).read_text().splitlines()[number - 1] == line
-        assert any(subject in line for subject in SUBJECTS[stop.name].split("|")), (stop.name, line)
+def test_each_stop_names_a_function_and_its_line():
+    visited = {stop.function: place_of(stop.function) for name in MODELS for stop in stops_of(model(name), 2)}
+    assert len(visited) > 10
+    for function, place in visited.items():
+        name, file, line = re.fullmatch(r"(.+), (\S+\.py):(\d+)", place).groups()
+        assert name == function.__qualname__
+        assert f"def {function.__name__}(" in (ROOT / file).read_text().splitlines()[int(line) - 1]
+    assert place_of(F.silu).startswith("silu, /") and place_of(torch.tanh).endswith("tanh")  # not ours; in C
 
 
-def test_a_line_that_has_changed_is_named():
-    stop = Stop("scores", "(T, S)", torch.zeros(1), "model/attention.py", "scores = nothing", "")
-    with pytest.raises(ValueError, match=r"model/attention\.py has 0 lines with `scores = nothing`"):
-        find(stop)
+def test_an_activation_of_ones_own_is_named_as_it_is(monkeypatch):
+    gpt = model("modern")
+    gpt.config.activation = "sine"
+    for block in gpt.blocks:
+        block.feed_forward.activation = torch.sin
+    (hidden,) = [stop for stop in stops_of(gpt, 0) if stop.name == "hidden units"]
+    (normed,) = [stop for stop in stops_of(gpt, 0) if stop.name == "feed-forward norm"]
+    torch.testing.assert_close(hidden.value, gpt.blocks[0].feed_forward.up_proj(normed.value).sin())
+    assert "; sine passes some answers on" in hidden.why
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +195,7 @@ walk = functools.partial(call, main)
 @pytest.mark.parametrize("head", [1, 3])
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_printed_can_be_looked_up(runs, capsys, name, head):
-    """Each line by its number, each shape by its letters, and the five values by the index that stands before them."""
+    """Each function by its line, each shape by its letters, and the five values by the index before them."""
     status, out, err = walk(capsys, "--checkpoint", runs / name, "--prompt", PROMPT, "--layer", 1, "--head", head)
     assert (status, err) == (0, "") and "best.ckpt, step 7\n" in out
     assert max(map(len, out.splitlines())) <= 100 and "\t" not in out
@@ -242,13 +205,13 @@ def test_what_is_printed_can_be_looked_up(runs, capsys, name, head):
     sizes |= {"V": c.vocab_size, "F": c.feed_forward_dim}
     expected = by_hand(gpt, list(PROMPT.encode()), layer=1)
     shown = re.findall(
-        r"^ ?(\d+)\. (.+?) +(\S+):(\d+)\n    (.+)\n    (\S.*) = (\(.*?\))   (?:(\[.*?\])  )?(.+)\n    [A-Z-]", out, re.M
+        r"^ ?(\d+)\. (.+?)  +(\S+), (\S+):(\d+)\n    (\S.*) = (\(.*?\))   (?:(\[.*?\])  )?(.+)\n    [A-Z-]", out, re.M
     )
     assert [stop[1] for stop in shown] == [stop.name for stop in stops_of(gpt, 1)]
-    for place, (number, stop, file, line, code, letters, shape, index, values) in enumerate(shown, start=1):
+    for place, (number, stop, function, file, line, letters, shape, index, values) in enumerate(shown, start=1):
         assert int(number) == place
         source = (ROOT / file).read_text().splitlines()[int(line) - 1]
-        assert " ".join(source.split()).startswith(code.removesuffix("...").strip())
+        assert f"def {function.rpartition('.')[2]}(" in source
         lettered = eval(letters, sizes)
         assert eval(shape) == (lettered if isinstance(lettered, tuple) else (lettered,))
         if letters == "(B, H_kv, T, K)":
@@ -262,18 +225,40 @@ def test_what_is_printed_can_be_looked_up(runs, capsys, name, head):
 def test_the_walked_head_is_the_same_throughout(runs, capsys):
     """Its values after mixing are its part of the merged heads."""
     _, out, _ = walk(capsys, "--checkpoint", runs / "modern, everything", "--head", 3)
-    five = [re.search(rf"{name}.*\n.*\n.*\]  (.*)", out)[1] for name in ("mixed values", "merged heads")]
+    five = [re.search(rf"{name}.*\n.*\]  (.*)", out)[1] for name in ("mixed values", "merged heads")]
     assert five[0] == five[1]
 
 
-def test_another_attention_is_told_apart_from_the_formula(runs, capsys, monkeypatch):
-    def difference():
-        text = " ".join(walk(capsys, "--checkpoint", runs / "gpt2")[1].split())
-        return float(re.search(r"the formula's result differs by (\S+?)\. ", text)[1])
+def alibi(self, q, k, v, mask=None):
+    T = q.shape[-2]
+    distance = torch.arange(T)[:, None] - torch.arange(T)
+    slopes = 2.0 ** -torch.arange(1, self.num_heads + 1)
+    return F.scaled_dot_product_attention(q, k, v, (-slopes[:, None, None] * distance).masked_fill(distance < 0, -1e9))
 
-    assert difference() < 1e-5
-    monkeypatch.setattr(CausalSelfAttention, "attend", lambda self, q, k, v, mask=None: torch.zeros_like(q))
-    assert difference() > 0.1
+
+def leak(self, q, k, v, mask=None):
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def not_linear(self, q, k, v, mask=None):
+    return F.scaled_dot_product_attention(q, k, v.square(), is_causal=True)
+
+
+@pytest.mark.parametrize("attend", [alibi, leak, not_linear], ids=lambda attend: attend.__name__)
+def test_another_attention_is_walked_with_its_own_weights_and_the_difference(attend, monkeypatch):
+    gpt, tokens = model("gpt2"), torch.tensor([list(PROMPT.encode())])
+    ours = {stop.name: stop for stop in stops_of(gpt, 0)}
+    monkeypatch.setattr(CausalSelfAttention, "attend", attend)
+    stops = {stop.name: stop for stop in stops_of(gpt, 0)}
+    assert torch.equal(stops["logits"].value, gpt(tokens))
+    linear = attend is not not_linear
+    assert ("is not linear in the values" in stops["mixed values"].why) != linear
+    if linear:  # the formula is not shown
+        assert {"scores", "mask"} & stops.keys() == set() and "They are not those of softmax" in stops["weights"].why
+        torch.testing.assert_close(stops["weights"].value @ stops["values"].value, stops["mixed values"].value)
+        found = float(re.search(r"the largest difference is (\S+)\.$", stops["weights"].why)[1])
+        expected = (stops["weights"].value - ours["weights"].value).abs().max().item()
+        assert found == pytest.approx(expected, rel=0.05) and found > 0.01
 
 
 def test_the_model_is_left_as_it_was():
