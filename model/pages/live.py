@@ -22,19 +22,23 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from model.attention import scaled_dot_product_attention
 from model.gpt import GPT
 from model.inspection.ablation import part_means
-from model.inspection.trace import undisturbed
+from model.inspection.trace import blocks_of, undisturbed
 from model.pages import template
 from model.pages.page import MAX_BYTES
 
 MAX_REFERENCE = 2**16  # logits that are kept to check the page's own, 256 KiB a snapshot
+MAX_DIFFERENCE = 1e-3  # of a logit, above which the model's attention is another than the page's
+ACTIVATIONS = ("gelu", "gelu_exact", "relu2", "swiglu")  # that the page computes, see browser/network.js
 EXACT_BYTES = 12_000_000  # below which a page is small enough to hold bfloat16
 
 
@@ -75,17 +79,24 @@ def pack(
         max_bytes: what the data may take.
 
     Returns:
-        The blocks, and a manifest of: config; tokenizer; steps; kind, of the matrices; bytes, of a block; tensors and
-        means, lists of {name, shape, kind, start}; reference, one of these; and parity, with the probe, the positions
-        that the reference has logits of, and for each snapshot the bits a token that rounding costs.
+        The blocks, and a manifest of: note, a sentence if the page computes another attention than the model; config;
+        tokenizer; steps; kind, of the matrices; bytes, of a block; tensors and means, lists of {name, shape, kind,
+        start}; reference, one of these; and parity, with the probe, the positions that the reference has logits of,
+        and for each snapshot the bits a token that rounding costs.
 
     Raises:
-        ValueError: if the snapshots are of different configs or have diverged, the probe has fewer than two tokens or
-            is longer than the context, or the data takes more than `max_bytes` even with the smallest kind.
+        ValueError: if the snapshots are of different configs or have diverged, the page lacks the activation, the
+            probe has fewer than two tokens or is longer than the context, or the data takes more than `max_bytes` even
+            with the smallest kind.
     """
     config = snapshots[0][1].config
     if any(gpt.config != config for _, gpt in snapshots):
         raise ValueError("the snapshots are not of one model: their configs differ")
+    if config.activation not in ACTIVATIONS:
+        raise ValueError(
+            f"the page cannot compute the activation {config.activation} of this model: it knows "
+            f"{', '.join(ACTIVATIONS)}, to which model/pages/browser/network.js and live.py can add it"
+        )
     if not 2 <= len(probe) <= config.context_length:
         raise ValueError(f"the text to check the page with must have 2 to {config.context_length} tokens")
     for step, gpt in snapshots:
@@ -109,6 +120,7 @@ def pack(
         reference = writer.add("reference", "float32", [kept], kept.shape)
         blocks.append(base64.b64encode(writer.content).decode())
     manifest = {
+        "note": _attention_note(snapshots[-1][1], tokens),
         "config": asdict(config),
         "tokenizer": {**tokenizer, "tokens": base64.b64encode(tokenizer["tokens"]).decode()},
         "steps": [step for step, _ in snapshots],
@@ -186,6 +198,29 @@ def _rounded(gpt: GPT, kind: str) -> tuple[GPT, dict[str, Stored]]:
             weight.copy_(integers * scales)
             stored[name] = (kind, [scales.numpy(), integers.to(torch.int8).numpy()], weight.shape)
     return rounded, stored
+
+
+def _attention_note(gpt: GPT, tokens: Tensor) -> str:
+    """What to say of a model whose `attend` is not the standard attention, which the page computes; else ""."""
+    model = copy.deepcopy(gpt).float().cpu()
+    with undisturbed(model), torch.no_grad():
+        logits = model(tokens)
+        for block in blocks_of(model):
+            block.attention.attend = partial(_standard_attention, block.attention.num_heads)
+        difference = (model(tokens) - logits).abs().max().item()
+    if difference <= MAX_DIFFERENCE:
+        return ""
+    return (
+        "The page computes standard attention and this model's attend gives something else: "
+        f"logits differ by up to {difference:.2g}, so the page does not show what the model does."
+    )
+
+
+def _standard_attention(num_heads: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """As `CausalSelfAttention.attend`, by the formula."""
+    k, v = (x.repeat_interleave(num_heads // x.shape[1], dim=1) for x in (k, v))
+    values, _ = scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, need_weights=True)
+    return values
 
 
 def _divergence(exact: Tensor, rounded: Tensor) -> float:

@@ -83,6 +83,8 @@ def write_model_page(
         ValueError: if the page would be too large, and how large, or if a model has diverged.
     """
     model = pack(snapshots, tokenizer, probes["text"].tokens, max_bytes=MAX_BYTES)
+    if note := model.manifest["note"]:
+        log.warning("%s", note)
     taken, maps = [], {}
     for step, gpt in snapshots:
         captures = {probe: capture(gpt, about.tokens) for probe, about in probes.items()}

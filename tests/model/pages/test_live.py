@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from data.tokenizers import byte_level
+from model.attention import CausalSelfAttention
 from model.gpt import GPTConfig
 from model.inspection.ablation import part_means
 from model.inspection.probes import Probe, draw_repeated_probe
@@ -106,6 +107,28 @@ def test_the_page_opens_with_the_most_telling_head_of_both_probes(tmp_path):
     write_model_page(path, "tiny", [(0, gpt)], tokenizer.to_dict(), probes, tokens)
     data = json.loads(re.search(r'id="data">(.*?)</script>', path.read_text(encoding="utf-8"))[1])
     assert data["runs"][0]["opening"] == {"head": best["head"], "score": best["score"]}
+
+
+@pytest.mark.parametrize("config", [MODERN, replace(MODERN, num_kv_heads=1, window=3)], ids=["full", "grouped"])
+def test_another_attention_is_told_with_the_largest_difference_of_a_logit(config, monkeypatch):
+    gpt = random_gpt(config)
+    assert live.pack([(0, gpt)], TOKENIZER, PROBE).manifest["note"] == ""
+    before = gpt(TOKENS[None])
+    attend = CausalSelfAttention.attend
+    monkeypatch.setattr(CausalSelfAttention, "attend", lambda self, q, k, v, mask=None: attend(self, 3 * q, k, v, mask))
+    note = live.pack([(0, gpt)], TOKENIZER, PROBE).manifest["note"]
+    found = float(re.search(r"logits differ by up to (\S+),", note)[1])
+    assert found == pytest.approx((gpt(TOKENS[None]) - before).abs().max().item(), rel=0.05)
+
+
+def test_an_activation_that_the_page_lacks_is_named():
+    program = (live.template.FOLDER / "browser" / "network.js").read_text(encoding="utf-8")
+    known = re.search(r"const ACTIVATIONS = \{\n(.*?)\n\};", program, re.DOTALL)[1]
+    assert tuple(re.findall(r"^  (\w+):", known, re.MULTILINE)) == live.ACTIVATIONS
+    gpt = random_gpt(replace(MODERN))
+    gpt.config.activation = "sine"
+    with pytest.raises(ValueError, match="cannot compute the activation sine of this model"):
+        live.pack([(0, gpt)], TOKENIZER, PROBE)
 
 
 def test_mistakes_are_named():
