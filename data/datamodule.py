@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from data import corpora, tokenizers
+from data.corpora import CorpusOptions
 from data.sampler import WindowSampler
-from data.store import TokenStore
 from data.token_cache import CorpusCache, TokenizedCorpus
+from data.token_files import TokenStore
 from data.tokenizers import Tokenizer
 
 IGNORED = -100  # cross_entropy's ignore_index
@@ -106,10 +107,10 @@ class TextDataModule(lightning.LightningDataModule):
             context_length=context_length,
             batch_size=batch_size,
             validation_batch_size=validation_batch_size,
-            max_tokens=max_tokens,
             vocab_size=vocab_size,
             num_processes=num_processes,
         )
+        _check_at_least(2, max_tokens=max_tokens)
         if not 0 < validation_fraction < 1:
             raise ValueError(f"data.validation_fraction is {validation_fraction}: it must lie between 0 and 1")
         if not 0 <= repeat_fraction <= 1:
@@ -118,8 +119,7 @@ class TextDataModule(lightning.LightningDataModule):
             raise ValueError("data.streaming reads without an end: set --data.max_tokens to the tokens to train on")
         tokenizers.check_name(tokenizer)
 
-        self.corpus = corpora.build(
-            corpus,
+        options = CorpusOptions(
             files=files,
             validation_files=validation_files,
             documents=documents,
@@ -132,6 +132,7 @@ class TextDataModule(lightning.LightningDataModule):
             streaming=streaming,
             validation_fraction=validation_fraction,
         )
+        self.corpus = corpora.build(corpus, options)
         validation_tokens = None if max_tokens is None else max(int(max_tokens * validation_fraction), 2)
         self.cache = CorpusCache(
             self.corpus,
@@ -183,10 +184,14 @@ class TextDataModule(lightning.LightningDataModule):
 
     def validation_text(self, max_chars: int | None = None) -> str:
         """The beginning of the validation split, or all of it, without end-of-text."""
-        # A character is at most four tokens, and before each there may be an end-of-text.
-        num_tokens = self.validation_tokens if max_chars is None else 8 * max_chars
-        tokens = self.tokenized.validation.read(0, num_tokens)
-        return self.tokenizer.decode(tokens[tokens != self.tokenizer.end_of_text])[:max_chars]
+        num_tokens = max_chars or self.validation_tokens  # a token is mostly several characters
+        while True:
+            tokens = self.tokenized.validation.read(0, num_tokens)
+            text = self.tokenizer.decode(tokens[tokens != self.tokenizer.end_of_text])
+            # Among more characters than asked for, only the last one may be cut.
+            if num_tokens >= self.validation_tokens or (max_chars and len(text) > max_chars):
+                return text[:max_chars]
+            num_tokens *= 2
 
     def state_dict(self) -> dict[str, int]:
         return {"training_text": self.tokenized.train.checksum}

@@ -7,7 +7,9 @@ only where the split pattern of every encoding cuts too, so that the tokens are 
 from __future__ import annotations
 
 import codecs
+import csv
 import hashlib
+import io
 import math
 import re
 import shutil
@@ -22,11 +24,14 @@ from types import ModuleType
 from typing import Any, BinaryIO, NamedTuple
 
 BLOCK_BYTES = 2**20
-MAX_PASSAGE_CHARS = 8 * 2**20  # text without a place to cut is cut anywhere beyond this
+# Text without a place to cut is cut anywhere beyond this: for one piece without end, byte-pair encoding needs 50 times
+# the memory of the text, in each thread.
+MAX_PASSAGE_CHARS = 2**20
+MAX_CELL_CHARS = 2**30  # of a table; a quote without its end takes up the rest of the file
 
-# The name `datasets` has for the reader of each format; every other ending is read as plain text.
-TABLE_FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv"}
-TABLE_FORMATS |= {".parquet": "parquet", ".arrow": "arrow"}
+# Endings of tables; every other one is read as plain text.
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+LOADERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".arrow": "arrow"}  # names in `datasets`
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}  # ending -> name in pyarrow
 
 # Places to cut: between a word and a space before another, or after a single line end between two marks.
@@ -42,10 +47,10 @@ class Passage(NamedTuple):
     ends_document: bool
 
 
-def table_format(path: Path) -> str | None:
-    """The `datasets` reader for `path`, or None where it is plain text."""
-    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in COMPRESSIONS]
-    return TABLE_FORMATS.get(suffixes[-1]) if suffixes else None
+def table_ending(path: Path) -> str | None:
+    """What `path` ends in, such as ".csv", without the ending of a compression; None where it is plain text."""
+    endings = [ending.lower() for ending in path.suffixes if ending.lower() not in COMPRESSIONS]
+    return endings[-1] if endings and endings[-1] in DELIMITERS | LOADERS else None
 
 
 @dataclass(frozen=True)
@@ -77,12 +82,26 @@ class TextFile:
         offset = int(size * fraction)
         with _open(self.path) as stream:
             _skip(stream, offset)
-            window = stream.read(BLOCK_BYTES)
-        if self.blocks:
-            boundary = _BLANK_LINES_BYTES.search(window)
-            return offset + (boundary.end() if boundary else len(window))
-        # The first byte from here on that begins a character; the end of the file where its last one was cut.
-        return offset + next((i for i, byte in enumerate(window[:4]) if byte & 0xC0 != 0x80), len(window[:4]))
+            if self.blocks:
+                return offset + self._bytes_to_next_block(stream, fraction)
+            # The first byte from here on that begins a character; the end of the file where its last one was cut.
+            following = stream.read(4)
+            return offset + next((i for i, byte in enumerate(following) if byte & 0xC0 != 0x80), len(following))
+
+    def _bytes_to_next_block(self, stream: BinaryIO, fraction: float) -> int:
+        passed, held = 0, b""  # how many bytes are done with; those from a line end on that may begin a blank line
+        for piece in _read_blocks(stream):
+            held += piece
+            boundary = _BLANK_LINES_BYTES.search(held)
+            if boundary and held[boundary.end() :].strip():
+                return passed + boundary.end()
+            last_line_end = held.rfind(b"\n") if b"\n" in held else len(held)
+            done = boundary.start() if boundary else last_line_end
+            passed, held = passed + done, held[done:]
+        raise ValueError(
+            f"{self.path} has no blank line with text after it in its last {1 - fraction:.0%}, where validation would "
+            f"begin: write --data.documents file, or a larger --data.validation_fraction"
+        )
 
 
 @dataclass(frozen=True)
@@ -99,32 +118,70 @@ class TableFile:
 
     def passages(self) -> Iterator[Passage]:
         """Raises ValueError where the file is damaged or lacks the column."""
-        datasets = import_datasets()
-        options: dict[str, Any] = {"sep": "\t"} if ".tsv" in self.path.suffixes else {}
-        with _naming(self.path), _seekable(self.path) as path:
-            kind = table_format(self.path)
-            rows = datasets.load_dataset(kind, data_files=[str(path)], split="train", streaming=True, **options)
-            yield from row_passages(rows, self.column, str(self.path), self.share)
+        with _naming(self.path):
+            ending = table_ending(self.path)
+            if ending in DELIMITERS:
+                yield from row_passages(self._cells(DELIMITERS[ending]), self.share)
+                return
+            with _seekable(self.path) as path:
+                loader = import_datasets().load_dataset
+                rows = loader(LOADERS[ending], data_files=[str(path)], split="train", streaming=True)
+                yield from row_passages(column_texts(rows, self.column, str(self.path)), self.share)
+
+    def _cells(self, delimiter: str) -> Iterator[str]:
+        csv.field_size_limit(MAX_CELL_CHARS)
+        with io.TextIOWrapper(_open(self.path), encoding="utf-8-sig", newline="") as file:
+            rows = csv.reader(file, delimiter=delimiter, strict=True)
+            try:
+                names = next(rows, [])
+                index = _column_index(names, self.column, str(self.path))
+                for row in filter(None, rows):
+                    if len(row) > len(names):
+                        raise csv.Error(f"{len(row)} cells, where the first row has {len(names)}")
+                    yield row[index] if index < len(row) else ""
+            except csv.Error as error:
+                raise ValueError(
+                    f"cannot read {self.path}, line {rows.line_num}: {error}; text with a line end, a quote or "
+                    f"{delimiter!r} in it must stand in double quotes"
+                ) from error
 
 
-def row_passages(rows, column: str, label: str, share: tuple[float, float]) -> Iterator[Passage]:
-    """One document a row of `rows`, a `datasets.Dataset` or `IterableDataset`; `share` as in TableFile.
+def column_texts(rows: Any, column: str, label: str) -> Iterator[str]:
+    """The texts of a `datasets.Dataset` or `IterableDataset`, row by row; "" where a row has none.
 
     Raises ValueError where `column` does not exist or does not hold text.
     """
-    low, high = share
     number = 0
     for table in rows.with_format("arrow").iter(batch_size=256):
-        hint = f"set --data.text_column to one of {', '.join(table.column_names)}"
-        if column not in table.column_names:
-            raise ValueError(f"{label} has no column {column!r}: {hint}")
+        _column_index(table.column_names, column, label)
         for text in table[column].to_pylist():
             if text is not None and not isinstance(text, str):
-                found = type(text).__name__
-                raise ValueError(f"{label}: column {column!r} holds {found}, not text, in row {number}: {hint}")
-            if text and low <= uniform_hash(str(number)) < high:
-                yield Passage(text, ends_document=True)
+                hint = _column_hint(table.column_names)
+                raise ValueError(
+                    f"{label}: column {column!r} holds {type(text).__name__}, not text, in row {number}: {hint}"
+                )
+            yield text or ""
             number += 1
+
+
+def row_passages(texts: Iterable[str], share: tuple[float, float]) -> Iterator[Passage]:
+    """One document for each text that is not empty; `share` as in TableFile."""
+    low, high = share
+    for number, text in enumerate(texts):
+        if low <= uniform_hash(str(number)) < high:
+            yield from _passages(
+                (text[start : start + BLOCK_BYTES] for start in range(0, len(text), BLOCK_BYTES)), False
+            )
+
+
+def _column_index(names: list[str], column: str, label: str) -> int:
+    if column not in names:
+        raise ValueError(f"{label} has no column {column!r}: {_column_hint(names)}")
+    return names.index(column)
+
+
+def _column_hint(names: list[str]) -> str:
+    return f"set --data.text_column to one of {', '.join(names)}"
 
 
 def import_datasets() -> ModuleType:
@@ -212,7 +269,7 @@ def _open(path: Path) -> BinaryIO:
 @contextmanager
 def _seekable(path: Path) -> Iterator[Path]:
     """`path`, or a temporary file with its content where it is a compressed table whose format needs seeking."""
-    if not is_compressed(path) or table_format(path) not in ("parquet", "arrow"):
+    if not is_compressed(path) or table_ending(path) not in (".parquet", ".arrow"):
         yield path
         return
     with tempfile.TemporaryDirectory() as folder, _open(path) as packed:

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from data import store, tokenizers, writing
+from data import token_files, tokenizers
 from data.corpora import SPLITS, Corpus
-from data.store import TokenStore
+from data.token_files import TokenStore
 from data.tokenizers import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class CorpusCache:
 
     def __post_init__(self):
         recipe = tokenizers.recipe(self.tokenizer_name, self.vocab_size)
-        parts = [store.FORMAT, self.corpus.identity, recipe, self.max_tokens]
+        parts = [token_files.FORMAT, self.corpus.identity, recipe, self.max_tokens]
         self._digest = _digest(json.dumps(parts, sort_keys=True))
         name = re.sub(r"[^\w.-]+", "_", f"{self.corpus.name}-{self.tokenizer_name}")
         beside_project = Path(__file__).resolve().parents[1] / ".cache" / "glassgpt"
@@ -61,7 +61,7 @@ class CorpusCache:
         if tokenizer is None:
             return None
         fingerprint = self._fingerprint(tokenizer)
-        splits = {split: store.open_split(self.folder, split, fingerprint) for split in SPLITS}
+        splits = {split: token_files.open_split(self.folder, split, fingerprint) for split in SPLITS}
         return None if None in splits.values() else TokenizedCorpus(self.folder, tokenizer, **splits)
 
     def prepare(self, num_threads: int | None = None) -> TokenizedCorpus:
@@ -73,13 +73,16 @@ class CorpusCache:
             return ready
         with self._lock():
             tokenizer = self._open_tokenizer() or self._make_tokenizer()
+            fingerprint = self._fingerprint(tokenizer)
             for split in SPLITS:
-                writing.write_split(
+                if token_files.open_split(self.folder, split, fingerprint, warn=True):
+                    continue
+                token_files.write_split(
                     self.folder,
                     split,
                     self.corpus.passages(split),
                     tokenizer,
-                    fingerprint=self._fingerprint(tokenizer),
+                    fingerprint=fingerprint,
                     max_tokens=self.max_tokens[split],
                     num_threads=num_threads or os.cpu_count() or 1,
                 )
@@ -88,7 +91,7 @@ class CorpusCache:
     @contextmanager
     def _lock(self) -> Iterator[None]:
         lock = FileLock(self.folder / "lock")
-        with writing.explained(self.folder):
+        with token_files.explained(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             try:
                 lock.acquire(timeout=0)
@@ -117,8 +120,7 @@ class CorpusCache:
             tokenizer = tokenizers.published(self.tokenizer_name)
         state = tokenizer.to_dict()
         state = {**state, "tokens": base64.b64encode(state["tokens"]).decode(), "fingerprint": tokenizer.fingerprint}
-        with writing.new_file(path) as file:
-            file.write(json.dumps(state).encode())
+        token_files.write_file(path, json.dumps(state))
         return tokenizer
 
     def _open_tokenizer(self) -> Tokenizer | None:

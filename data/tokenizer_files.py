@@ -1,4 +1,7 @@
-"""Tokenizers as the files of Hugging Face's `tokenizers` library, in both directions.
+"""The parts of a byte-pair encoding as the files of Hugging Face's `tokenizers` library, in both directions.
+
+The parts are those of `data.tokenizers.Tokenizer`: the pattern that splits text, the id of each token's bytes (ranks),
+and the id of each special token.
 
 Its byte-pair encoding lists pairs of tokens to merge, where tiktoken has the rank of each token; and each byte is
 written as a printable character.
@@ -11,8 +14,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from data.tokenizers import END_OF_TEXT, Tokenizer
-
+END_OF_TEXT = "<|endoftext|>"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 VOCAB, MERGES = "vocab.json", "merges.txt"  # what older models have in place of TOKENIZER
 
@@ -20,8 +22,10 @@ VOCAB, MERGES = "vocab.json", "merges.txt"  # what older models have in place of
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 
 
-def tokenizer_files(tokenizer: Tokenizer) -> dict[str, dict[str, Any]]:
-    """The files, as plain data, with which AutoTokenizer encodes every text as `tokenizer` does, by name.
+def huggingface_files(
+    pattern: str, ranks: dict[bytes, int], special_tokens: dict[str, int]
+) -> dict[str, dict[str, Any]]:
+    """The files, as plain data, with which AutoTokenizer encodes every text as tiktoken does with these parts, by name.
 
     As here, a special token's name inside a text is ordinary text; split_special_tokens=False changes that.
     """
@@ -35,11 +39,11 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, dict[str, Any]]:
             "normalized": False,
             "special": True,
         }
-        for name, token in tokenizer.special_tokens.items()
+        for name, token in special_tokens.items()
     ]
     split = {
         "type": "Split",
-        "pattern": {"Regex": _oniguruma(tokenizer.pattern)},
+        "pattern": {"Regex": _oniguruma(pattern)},
         "behavior": "Isolated",
         "invert": False,
     }
@@ -53,8 +57,8 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, dict[str, Any]]:
         "fuse_unk": False,
         "byte_fallback": False,
         "ignore_merges": True,  # a piece that is a token is taken as it is, as in tiktoken
-        "vocab": {printable(token): rank for token, rank in tokenizer.ranks.items()},
-        "merges": [[printable(left), printable(right)] for left, right in merges(tokenizer.ranks)],
+        "vocab": {printable(token): rank for token, rank in ranks.items()},
+        "merges": [[printable(left), printable(right)] for left, right in merges(ranks)],
     }
     content = {
         "version": "1.0",
@@ -77,34 +81,29 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, dict[str, Any]]:
     return {TOKENIZER: content, TOKENIZER_CONFIG: config}
 
 
-def read_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a folder that AutoTokenizer reads.
+def read_huggingface_files(folder: Path) -> tuple[str, str, dict[bytes, int], dict[str, int]]:
+    """The parts of the tokenizer in a folder that AutoTokenizer reads: its kind, pattern, ranks and special tokens.
 
-    Raises:
-        FileNotFoundError: if it has none.
-        ValueError: if it is damaged, or is no byte-level encoding that merges in the order of its ids.
+    Raises FileNotFoundError if it has none; ValueError, and all that reading data of a wrong shape raises, if it is
+    damaged or is no byte-level encoding that merges in the order of its ids.
     """
-    try:
-        if (folder / TOKENIZER).is_file():
-            content = _read_json(folder / TOKENIZER)
-            pattern, vocab, pairs = _pattern(content), content["model"]["vocab"], content["model"].get("merges", [])
-            special = {added["content"]: added["id"] for added in content.get("added_tokens", [])}
-        elif (folder / VOCAB).is_file() and (folder / MERGES).is_file():
-            lines = (folder / MERGES).read_text(encoding="utf-8").splitlines()
-            pattern, vocab, pairs = GPT2_PATTERN, _read_json(folder / VOCAB), lines[1:]
-            special = {END_OF_TEXT: vocab[END_OF_TEXT]}
-        else:
-            raise FileNotFoundError(f"{folder} has no {TOKENIZER}, nor {VOCAB} with {MERGES}")
-        if END_OF_TEXT not in special:  # then it is what stands before each document
-            special[END_OF_TEXT] = special.pop(_beginning_of_text(folder))
-        ids = set(special.values())
-        ranks = {from_printable(token): rank for token, rank in vocab.items() if rank not in ids}
-        _check_order(pairs, vocab)
-        name = "gpt2" if pattern == GPT2_PATTERN and pairs else "bpe" if pairs else "bytes"
-        return Tokenizer.from_dict(Tokenizer(name, pattern, ranks, special).to_dict())  # which checks the ids
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        reason = f"it has no {error}" if isinstance(error, KeyError) else error
-        raise ValueError(f"the tokenizer in {folder} cannot be read: {reason}") from error
+    if (folder / TOKENIZER).is_file():
+        content = _read_json(folder / TOKENIZER)
+        pattern, vocab, pairs = _pattern(content), content["model"]["vocab"], content["model"].get("merges", [])
+        special = {added["content"]: added["id"] for added in content.get("added_tokens", [])}
+    elif (folder / VOCAB).is_file() and (folder / MERGES).is_file():
+        lines = (folder / MERGES).read_text(encoding="utf-8").splitlines()
+        pattern, vocab, pairs = GPT2_PATTERN, _read_json(folder / VOCAB), lines[1:]
+        special = {END_OF_TEXT: vocab[END_OF_TEXT]}
+    else:
+        raise FileNotFoundError(f"{folder} has no {TOKENIZER}, nor {VOCAB} with {MERGES}")
+    if END_OF_TEXT not in special:  # then it is what stands before each document
+        special[END_OF_TEXT] = special.pop(_beginning_of_text(folder))
+    ids = set(special.values())
+    ranks = {from_printable(token): rank for token, rank in vocab.items() if rank not in ids}
+    _check_order(pairs, vocab)
+    kind = "gpt2" if pattern == GPT2_PATTERN and pairs else "bpe" if pairs else "bytes"
+    return kind, pattern, ranks, special
 
 
 def merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:

@@ -11,12 +11,13 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import tiktoken
 import tiktoken.registry
 
-END_OF_TEXT = "<|endoftext|>"
+from data.tokenizer_files import END_OF_TEXT, huggingface_files, read_huggingface_files
 
 # As GPT-4's pattern, words keep the space or punctuation mark before them. Unlike GPT-4's, the end of a line and the
 # indentation of the next are one piece: in code, what follows a newline is mostly the depth of the next line.
@@ -81,13 +82,18 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of `ids`; bytes that are not UTF-8 (a character cut in two) and unused ids become U+FFFD."""
-        pieces = []
-        for token in ids:
-            try:
-                pieces.append(self.token_bytes(token))
-            except KeyError:  # the model's vocabulary may be rounded up
-                pieces.append("\N{REPLACEMENT CHARACTER}".encode())
-        return b"".join(pieces).decode("utf-8", errors="replace")
+        ids = list(ids)
+        try:
+            content = self.encoding.decode_bytes(ids)
+        except KeyError:  # the model's vocabulary may be rounded up: some ids are unused
+            content = b"".join(map(self._bytes_or_unknown, ids))
+        return content.decode("utf-8", errors="replace")
+
+    def _bytes_or_unknown(self, token: int) -> bytes:
+        try:
+            return self.token_bytes(token)
+        except KeyError:
+            return "\N{REPLACEMENT CHARACTER}".encode()
 
     def token_bytes(self, token: int) -> bytes:
         """UTF-8 bytes of one token. Raises KeyError for an unused id."""
@@ -102,8 +108,14 @@ class Tokenizer:
 
     def num_bytes(self, tokens: np.ndarray) -> int:
         """UTF-8 bytes of the text of `tokens` (N,), without end-of-text."""
-        counts = np.bincount(tokens, minlength=self.vocab_size).tolist()
-        return sum(len(token) * counts[rank] for token, rank in self.ranks.items())
+        return int(self._lengths[tokens].sum())
+
+    @cached_property
+    def _lengths(self) -> np.ndarray:
+        """UTF-8 bytes of each token (V,); 0 for special ones and unused ids."""
+        lengths = np.zeros(self.vocab_size, dtype=np.int64)
+        lengths[list(self.ranks.values())] = [len(token) for token in self.ranks]
+        return lengths
 
     @cached_property
     def fingerprint(self) -> str:
@@ -132,9 +144,21 @@ class Tokenizer:
 
     def huggingface_files(self) -> dict[str, dict]:
         """Files with which Hugging Face's AutoTokenizer encodes as this tokenizer does: name -> content, for JSON."""
-        from data.tokenizer_files import tokenizer_files
+        return huggingface_files(self.pattern, self.ranks, self.special_tokens)
 
-        return tokenizer_files(self)
+    @classmethod
+    def from_folder(cls, folder: Path) -> Tokenizer:
+        """The tokenizer of a folder that Hugging Face's AutoTokenizer reads.
+
+        Raises:
+            FileNotFoundError: if it has none.
+            ValueError: if it is damaged, or is no byte-level encoding that merges in the order of its ids.
+        """
+        try:
+            return cls.from_dict(cls(*read_huggingface_files(folder)).to_dict())  # which checks the ids
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+            reason = f"it has no {error}" if isinstance(error, KeyError) else error
+            raise ValueError(f"the tokenizer in {folder} cannot be read: {reason}") from error
 
     @classmethod
     def from_dict(cls, state: dict) -> Tokenizer:

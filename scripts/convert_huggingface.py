@@ -87,14 +87,13 @@ def import_model(arguments: argparse.Namespace) -> None:
 
 def tokenizer_of(folder: Path, gpt: GPT, name: str | None) -> Tokenizer:
     """The tokenizer of that name, or the one in the folder; GPT-2's for a model of its vocabulary size without any."""
-    from data.tokenizer_files import read_tokenizer
-    from data.tokenizers import byte_level, published
+    from data.tokenizers import Tokenizer, byte_level, published
 
     if name == "bpe":
         raise ValueError("--tokenizer bpe would be trained on your text: name bytes or a published encoding")
     named = None if name is None else byte_level() if name == "bytes" else published(name)
     try:
-        own = read_tokenizer(folder)
+        own = Tokenizer.from_folder(folder)
         if named is not None:
             raise ValueError(f"{folder} has a tokenizer, with which the model was trained: leave out --tokenizer")
         return own

@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         print(prepare(data))
     except KeyboardInterrupt:
-        print("prepare_data.py: stopped; the next call continues after what is finished", file=sys.stderr)
+        print("prepare_data.py: stopped; the next call starts again with the split that is not whole", file=sys.stderr)
         raise
 
 

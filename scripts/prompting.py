@@ -49,10 +49,10 @@ def open_model(path: Path | None, device: torch.device) -> tuple[GPT, Tokenizer,
         checkpoint = find_checkpoint(path)
         gpt, tokenizer, step = open_checkpoint(checkpoint, device)
         return gpt, tokenizer, f"{checkpoint}, step {step}, on {device}"
-    from data.tokenizer_files import read_tokenizer
+    from data.tokenizers import Tokenizer
     from model.exchange.huggingface import check_tokenizer, from_huggingface
 
-    gpt, tokenizer = from_huggingface(path), read_tokenizer(path)
+    gpt, tokenizer = from_huggingface(path), Tokenizer.from_folder(path)
     check_tokenizer(gpt, tokenizer)
     return gpt.to(device), tokenizer, f"{path}, on {device}"
 

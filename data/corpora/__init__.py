@@ -1,28 +1,25 @@
-"""Where text comes from. A corpus is one file in this folder and one line in CORPORA.
-
-A corpus takes its options as arguments, under the names that TextDataModule declares.
-"""
+"""Where text comes from. A corpus is one file in this folder and one line in CORPORA."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from inspect import signature
-from typing import Any
+from dataclasses import fields
 
-from data.corpora.corpus import SPLITS, Corpus
+from data.corpora.corpus import SPLITS, Corpus, CorpusOptions
 from data.corpora.files import file_corpus
-from data.corpora.hub import HubCorpus
+from data.corpora.hub import HUB_OPTIONS, HubCorpus
 from data.corpora.repetitions import RepetitionCorpus
 from data.corpora.stdlib import stdlib_corpus
 
-__all__ = ["CORPORA", "SPLITS", "Corpus", "build"]
+__all__ = ["CORPORA", "SPLITS", "Corpus", "CorpusOptions", "build"]
 
-CORPORA: dict[str, Callable[..., Corpus]] = {
-    "stdlib": stdlib_corpus,
-    "files": file_corpus,
-    "hub": HubCorpus,
-    "repetitions": RepetitionCorpus,
+# What makes each corpus, and the options that it reads besides validation_fraction, which every corpus does.
+CORPORA: dict[str, tuple[Callable[[CorpusOptions], Corpus], tuple[str, ...]]] = {
+    "stdlib": (stdlib_corpus, ()),
+    "files": (file_corpus, ("files", "validation_files", "documents", "text_column")),
+    "hub": (HubCorpus, HUB_OPTIONS),
+    "repetitions": (RepetitionCorpus, ()),
 }
 
 _log = logging.getLogger(__name__)
@@ -31,8 +28,8 @@ _log = logging.getLogger(__name__)
 SELECTED_BY = {"files": "files", "dataset": "hub"}
 
 
-def build(name: str, **options: Any) -> Corpus:
-    """The corpus `name`, or the one that an option selects, with those of `options` that it takes.
+def build(name: str, options: CorpusOptions) -> Corpus:
+    """The corpus `name`, or the one that an option selects.
 
     A config may have options of another corpus than the one that a person chooses; they are named and not used.
 
@@ -40,19 +37,19 @@ def build(name: str, **options: Any) -> Corpus:
     """
     if name not in CORPORA:
         raise ValueError(f"unknown data.corpus {name!r}: write one of {', '.join(CORPORA)}")
-    for option, value in options.items():
+    is_set = {
+        field.name: value for field in fields(options) if (value := getattr(options, field.name)) != field.default
+    }
+    for option, value in is_set.items():
         if value in ("", []) or (isinstance(value, list) and "" in value):
             raise ValueError(f"data.{option} is empty: name what to read, or leave the option out")
-    selected = [option for option in SELECTED_BY if options.get(option) is not None]
+    selected = [option for option in SELECTED_BY if option in is_set]
     if len(selected) > 1:
         raise ValueError(f"data.{' and data.'.join(selected)} are both set: keep the one to train on")
     if selected:
         name = SELECTED_BY[selected[0]]
-    taken = signature(CORPORA[name]).parameters
-    defaults = {
-        option: taker.default for make in CORPORA.values() for option, taker in signature(make).parameters.items()
-    }
-    for option, value in options.items():
-        if option not in taken and value != defaults.get(option, value):
+    make, reads = CORPORA[name]
+    for option in is_set:
+        if option not in (*reads, "validation_fraction"):
             _log.warning("data.%s is not used: data.corpus %s has no such option.", option, name)
-    return CORPORA[name](**{option: value for option, value in options.items() if option in taken})
+    return make(options)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from data.corpora.corpus import Corpus, file_stamp
-from data.readers import Passage, import_datasets, row_passages
+from data.corpora.corpus import Corpus, CorpusOptions, file_stamp
+from data.readers import Passage, column_texts, import_datasets, row_passages
 
 # How data sets call the split to validate on. "test" is not among them: it is for the final evaluation.
 _VALIDATION_NAMES = ("validation", "valid", "val", "dev")
 _NETWORK = {"httpx", "httpx2", "httpcore", "requests", "urllib3", "aiohttp", "huggingface_hub"}
 
 
-@dataclass
+HUB_OPTIONS = (
+    *("dataset", "dataset_config", "dataset_split", "dataset_validation_split", "dataset_revision"),
+    *("text_column", "streaming"),
+)
+
+
 class HubCorpus(Corpus):
     """A data set by its name ("roneneldan/TinyStories"), or a folder of parquet, jsonl or arrow files.
 
@@ -24,55 +28,51 @@ class HubCorpus(Corpus):
     or else on `validation_fraction` of the rows of `dataset_split`. With `streaming`, rows are never stored.
     """
 
-    dataset: str | None = None
-    dataset_config: str | None = None
-    dataset_split: str = "train"
-    dataset_validation_split: str | None = None
-    dataset_revision: str | None = None
-    text_column: str = "text"
-    streaming: bool = False
-    validation_fraction: float = 0.1
-
-    def __post_init__(self):
+    def __init__(self, options: CorpusOptions):
         """Raises ValueError where no data set is named, FileNotFoundError where a folder does not exist."""
-        if self.dataset is None:
+        if options.dataset is None:
             raise ValueError("data.corpus hub needs to know which: set --data.dataset NAME_OR_FOLDER")
+        self.options, self.dataset = options, options.dataset
         folder = Path(self.dataset).expanduser()
         if self.dataset.startswith((".", "/", "~")) and not folder.is_dir():
             raise FileNotFoundError(f"--data.dataset {self.dataset}: there is no such folder")
         self.name = folder.name
         files = sorted(folder.rglob("*")) if folder.is_dir() else []
-        self.identity = asdict(self) | {"files": [file_stamp(file, folder) for file in files if file.is_file()]}
+        read = {option: getattr(options, option) for option in (*HUB_OPTIONS, "validation_fraction")}
+        self.identity = read | {"files": [file_stamp(file, folder) for file in files if file.is_file()]}
 
     def passages(self, split: str) -> Iterator[Passage]:
         """Raises ConnectionError where the Hub cannot be reached, ValueError where a split or column is missing."""
         with self._explained():
             by_name = self._load()
-            for name in filter(None, (self.dataset_split, self.dataset_validation_split)):
+            for name in filter(None, (self.options.dataset_split, self.options.dataset_validation_split)):
                 if name not in by_name:
                     raise ValueError(f"data set {self.dataset!r} has no split {name!r}: it has {', '.join(by_name)}")
-            own = self.dataset_validation_split or next((name for name in _VALIDATION_NAMES if name in by_name), None)
-            rows, share = by_name[self.dataset_split], (0.0, 1.0)
-            if own in (None, self.dataset_split):
-                cut = self.validation_fraction
+            own = self.options.dataset_validation_split or next(
+                (name for name in _VALIDATION_NAMES if name in by_name), None
+            )
+            rows, share = by_name[self.options.dataset_split], (0.0, 1.0)
+            if own in (None, self.options.dataset_split):
+                cut = self.options.validation_fraction
                 share = (0.0, cut) if split == "validation" else (cut, 1.0)
             elif split == "validation":
                 rows = by_name[own]
-            yield from row_passages(rows, self.text_column, f"data set {self.dataset!r}", share)
+            texts = column_texts(rows, self.options.text_column, f"data set {self.dataset!r}")
+            yield from row_passages(texts, share)
 
     def _load(self) -> dict[str, Any]:
         datasets = import_datasets()
         folder = Path(self.dataset).expanduser()
         if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():
             saved = datasets.load_from_disk(str(folder))
-            return saved if isinstance(saved, dict) else {self.dataset_split: saved}
+            return saved if isinstance(saved, dict) else {self.options.dataset_split: saved}
         local = folder.is_dir()
         return datasets.load_dataset(
             str(folder) if local else self.dataset,
-            self.dataset_config,
-            revision=self.dataset_revision,
+            self.options.dataset_config,
+            revision=self.options.dataset_revision,
             # A local folder is read in place: without streaming, `datasets` would copy it into its cache.
-            streaming=self.streaming or local,
+            streaming=self.options.streaming or local,
         )
 
     @contextmanager

@@ -6,15 +6,29 @@ import gzip
 import json
 import os
 import sysconfig
+from inspect import signature
 from pathlib import Path
 
 import pytest
 
-from data.corpora import CORPORA, SPLITS, Corpus, build
-from data.corpora.files import FileCorpus, file_corpus
+from data import corpora
+from data.corpora import CORPORA, SPLITS, Corpus, CorpusOptions
+from data.corpora.files import FileCorpus
 from data.corpora.hub import HubCorpus
-from data.corpora.stdlib import stdlib_corpus
+from data.datamodule import TextDataModule
 from data.readers import Passage
+
+
+def build(name: str, **options) -> Corpus:
+    return corpora.build(name, CorpusOptions(**options))
+
+
+def file_corpus(files: list[str], **options) -> FileCorpus:
+    return build("files", files=files, **options)
+
+
+def hub_corpus(dataset: str, **options) -> Corpus:
+    return build("hub", dataset=dataset, **options)
 
 
 def texts(corpus: Corpus, split: str) -> list[str]:
@@ -33,7 +47,7 @@ def write_files(folder: Path, count: int) -> list[Path]:
 
 
 def test_stdlib_is_source_without_tests_split_by_file():
-    corpus = stdlib_corpus(0.1)
+    corpus = build("stdlib")
     names = [path for split in SPLITS for path in paths_of(corpus, split)]
     root = Path(sysconfig.get_paths()["stdlib"])
     parts = {part for path in names for part in path.relative_to(root).parts[:-1]}
@@ -166,12 +180,12 @@ def save(folder: Path, kind: str, splits: dict[str, list[dict]]) -> None:
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "saved"])
 def test_hub_reads_local_folders(tmp_path: Path, kind: str):
     save(tmp_path / "own", kind, {"train": ROWS, "validation": ROWS[:5]})
-    corpus = HubCorpus(str(tmp_path / "own"))
+    corpus = hub_corpus(str(tmp_path / "own"))
     assert texts(corpus, "train") == [row["text"] for row in ROWS]
     assert texts(corpus, "validation") == [row["text"] for row in ROWS[:5]]
 
     save(tmp_path / "none", kind, {"train": ROWS})
-    corpus = HubCorpus(str(tmp_path / "none"), validation_fraction=0.2)
+    corpus = hub_corpus(str(tmp_path / "none"), validation_fraction=0.2)
     train, validation = (texts(corpus, split) for split in SPLITS)
     assert not set(train) & set(validation)
     assert set(train) | set(validation) == {row["text"] for row in ROWS}
@@ -180,12 +194,12 @@ def test_hub_reads_local_folders(tmp_path: Path, kind: str):
 
 def test_hub_mistakes_are_named(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match=r"./nowhere: there is no such folder"):
-        HubCorpus("./nowhere")
+        hub_corpus("./nowhere")
     save(tmp_path / "set", "jsonl", {"train": ROWS})
     with pytest.raises(ValueError, match=r"has no column 'body': .* text, label"):
-        texts(HubCorpus(str(tmp_path / "set"), text_column="body"), "train")
+        texts(hub_corpus(str(tmp_path / "set"), text_column="body"), "train")
     with pytest.raises(ValueError, match=r"has no split 'training': it has train"):
-        texts(HubCorpus(str(tmp_path / "set"), dataset_split="training"), "train")
+        texts(hub_corpus(str(tmp_path / "set"), dataset_split="training"), "train")
 
 
 def test_unreachable_hub_says_what_to_do_offline(monkeypatch: pytest.MonkeyPatch):
@@ -198,7 +212,7 @@ def test_unreachable_hub_says_what_to_do_offline(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(
             ConnectionError, match=r"cannot reach the Hugging Face Hub for 'nobody/nothing': offline, set"
         ):
-            texts(HubCorpus("nobody/nothing", streaming=streaming), "train")
+            texts(hub_corpus("nobody/nothing", streaming=streaming), "train")
 
 
 @pytest.mark.parametrize("client", ["httpx", "httpcore", "requests", "urllib3", "aiohttp", "huggingface_hub"])
@@ -217,13 +231,13 @@ def test_an_error_of_any_http_client_is_the_networks(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(HubCorpus, "_load", load)
     with pytest.raises(ConnectionError, match=r"cannot reach .* stdlib, which is on every machine \(no route\)"):
-        texts(HubCorpus("nobody/nothing"), "train")
+        texts(hub_corpus("nobody/nothing"), "train")
 
 
 def test_other_errors_of_a_data_set_are_not_the_networks(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(HubCorpus, "_load", lambda self: {}["train"])
     with pytest.raises(KeyError):
-        texts(HubCorpus("nobody/nothing"), "train")
+        texts(hub_corpus("nobody/nothing"), "train")
 
 
 @pytest.mark.parametrize("own", ["validation", "valid", "val", "dev"])
@@ -232,11 +246,11 @@ def test_hub_validates_on_the_data_sets_own_split_but_never_on_its_test_split(mo
 
     splits = {name: datasets.Dataset.from_list([{"text": name}]) for name in ("train", "test", own)}
     monkeypatch.setattr(HubCorpus, "_load", lambda self: splits)
-    assert texts(HubCorpus("some/set"), "validation") == [own]
-    assert texts(HubCorpus("some/set", dataset_validation_split="test"), "validation") == ["test"]
-    assert texts(HubCorpus("some/set", dataset_validation_split="test"), "train") == ["train"]
+    assert texts(hub_corpus("some/set"), "validation") == [own]
+    assert texts(hub_corpus("some/set", dataset_validation_split="test"), "validation") == ["test"]
+    assert texts(hub_corpus("some/set", dataset_validation_split="test"), "train") == ["train"]
     del splits[own]
-    corpus = HubCorpus("some/set")
+    corpus = hub_corpus("some/set")
     assert sorted(texts(corpus, "train") + texts(corpus, "validation")) == ["train"]
 
 
@@ -248,7 +262,7 @@ def test_a_data_set_is_asked_for_as_the_options_say(monkeypatch: pytest.MonkeyPa
     options = {"dataset_config": "en", "dataset_revision": "v2", "streaming": True}
     for given in ({}, options):
         with pytest.raises(ValueError, match=r"'some/set' has no split 'train'"):
-            texts(HubCorpus("some/set", **given), "train")
+            texts(hub_corpus("some/set", **given), "train")
     assert asked == [
         (("some/set", None), {"revision": None, "streaming": False}),
         (("some/set", "en"), {"revision": "v2", "streaming": True}),
@@ -262,8 +276,8 @@ def test_a_corpus_without_options_of_its_own_is_one_line_in_the_registry(monkeyp
         def passages(self, split: str):
             yield Passage(f"a sentence to {split}", ends_document=True)
 
-    monkeypatch.setitem(CORPORA, "sentence", Sentence)
-    corpus = build("sentence", validation_fraction=0.1, files=None, dataset=None)
+    monkeypatch.setitem(CORPORA, "sentence", (lambda options: Sentence(), ()))
+    corpus = build("sentence")
     assert texts(corpus, "train") == ["a sentence to train"]
 
 
@@ -286,3 +300,28 @@ def test_an_option_of_another_corpus_is_named(option, caplog):
     [name] = option
     assert build("stdlib", **option).name == "stdlib"
     assert caplog.messages == [f"data.{name} is not used: data.corpus stdlib has no such option."]
+
+
+def test_the_registry_names_the_options_that_each_corpus_reads(tmp_path: Path):
+    """An option that is not named there is said to do nothing."""
+    (path,) = write_files(tmp_path, 1)
+
+    class Watched:
+        def __init__(self, **given):
+            self.given, self.read = CorpusOptions(**given), set()
+
+        def __getattr__(self, name: str):
+            self.read.add(name)
+            return getattr(self.given, name)
+
+    for name, (make, reads) in CORPORA.items():
+        options = Watched(**{"files": {"files": str(path)}, "hub": {"dataset": "some/set"}}.get(name, {}))
+        corpus = make(options)
+        assert corpus.name
+        assert options.read - {"validation_fraction"} <= set(reads), name
+    assert set(CORPORA["hub"][1]) | set(CORPORA["files"][1]) == set(vars(CorpusOptions())) - {"validation_fraction"}
+
+
+def test_the_data_module_has_the_options_of_the_corpora_with_their_defaults():
+    defaults = {name: option.default for name, option in signature(TextDataModule).parameters.items()}
+    assert vars(CorpusOptions()).items() <= defaults.items()

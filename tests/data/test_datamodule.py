@@ -210,8 +210,9 @@ def test_contradicting_options_are_named(module, tmp_path: Path):
         r"data.repeat_fraction is 1.1: it must lie between 0 and 1": {"repeat_fraction": 1.1},
         **{
             rf"data.{option} is 0: it must be 1 or more": {option: 0}
-            for option in ("context_length", "batch_size", "validation_batch_size", "max_tokens", "num_processes")
+            for option in ("context_length", "batch_size", "validation_batch_size", "num_processes")
         },
+        r"data.max_tokens is 1: it must be 2 or more": {"max_tokens": 1},
         r"data.num_workers is -1: it must be 0 or more": {"num_workers": -1},
         r"unknown data.corpus 'wiki'": {"corpus": "wiki", "files": None},
     }
@@ -230,12 +231,6 @@ def test_an_empty_name_is_not_taken_for_the_default(option: str, nothing: str | 
 def test_context_longer_than_the_corpus_names_both(module):
     with pytest.raises(ValueError, match=r"context_length 1,000,000 needs at least 1,000,001 tokens .* there are \d"):
         module(context_length=1_000_000)
-
-
-def test_empty_validation_split_is_named(module, tmp_path: Path):
-    (tmp_path / "one.txt").write_text("a single block of text\n" * 50)
-    with pytest.raises(ValueError, match=r"the validation split .* holds no text: set --data.validation_fraction"):
-        module(files=str(tmp_path / "one.txt"), documents="block")
 
 
 @pytest.mark.parametrize(("max_tokens", "fraction", "expected"), [(1000, 0.25, 250), (999, 0.1, 99), (40, 0.01, 2)])

@@ -119,13 +119,13 @@ def test_a_file_that_is_not_a_training_config_is_refused(tmp_path: Path, capsys:
     assert "other.yaml" in error or "colour" in error
 
 
-def test_ctrl_c_says_that_the_next_call_continues(config: Path, monkeypatch, capsys: pytest.CaptureFixture):
+def test_ctrl_c_says_what_the_next_call_does(config: Path, monkeypatch, capsys: pytest.CaptureFixture):
     def stop(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(TextDataModule, "prepare_data", stop)
     assert main(["--config", str(config)]) == 130
-    assert "the next call continues" in capsys.readouterr().err
+    assert "the next call starts again" in capsys.readouterr().err
 
 
 def test_a_config_must_be_named(capsys: pytest.CaptureFixture):

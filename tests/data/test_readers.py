@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import json
+import re
 from functools import cache
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data import readers, tokenizers
-from data.readers import Passage, TableFile, TextFile, table_format, uniform_hash
+from data.readers import Passage, TableFile, TextFile, table_ending, uniform_hash
 
 WORDS = ["word", "\n", "\n\n", "    indented", "é", "\u3000", "日本", "x = 1", "\r\n", "(", ")\n", "'s", "12345", "\t"]
 texts = st.lists(st.sampled_from(WORDS), max_size=100).map("".join)
@@ -100,6 +102,26 @@ def test_a_file_without_line_ends_is_cut_as_well(tmp_path: Path, monkeypatch: py
         assert max(len(passage.text) for passage in passages) <= 256 + 64
 
 
+def test_a_block_that_is_far_from_the_cut_is_found(tmp_path: Path):
+    """Further than one read: what was read first ends within a character, or just before the blank line."""
+    for padding in range(4):
+        path = tmp_path / "text.txt"
+        head, tail = "x" * padding + "é" * 2**20, "second block\n\nthird"
+        path.write_text(f"{head}\n \n{tail}", encoding="utf-8")
+        assert documents(TextFile(path, True, (0.0, 0.1)).passages()) == [head]
+        assert documents(TextFile(path, True, (0.1, 1.0)).passages()) == tail.split("\n\n")
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("text", ["one block\n" * 10, "first\n\n" + "second\n" * 10, "first\n" * 10 + "\n \n\n"])
+def test_a_cut_without_a_block_after_it_says_what_to_set(tmp_path: Path, text: str):
+    path = tmp_path / "text.txt"
+    path.write_text(text)
+    for share in ((0.0, 0.75), (0.75, 1.0)):
+        with pytest.raises(ValueError, match=r"text.txt has no blank line .* last 25%.*: write --data.documents file"):
+            list(TextFile(path, True, share).passages())
+
+
 @settings(max_examples=50)
 @example(text="ends in a cut é", fraction=0.95, blocks=False)
 @given(text=texts.filter(lambda text: len(text) > 10), fraction=st.floats(0.05, 0.95), blocks=st.booleans())
@@ -107,6 +129,11 @@ def test_two_shares_are_the_whole_file(tmp_path_factory, text: str, fraction: fl
     path = tmp_path_factory.mktemp("shares") / "text.txt"
     path.write_bytes(text.encode())
     whole = documents(TextFile(path, blocks).passages())
+    rest = text.encode()[int(len(text.encode()) * fraction) :]
+    if blocks and not re.search(rb"\n[ \t]*\r?\n\s*\S", rest):
+        with pytest.raises(ValueError, match=r"has no blank line with text after it in its last \d+%"):
+            list(TextFile(path, blocks, (0.0, fraction)).passages())
+        return
     head = documents(TextFile(path, blocks, (0.0, fraction)).passages())
     tail = documents(TextFile(path, blocks, (fraction, 1.0)).passages())
     if blocks:
@@ -210,22 +237,59 @@ def test_tables_are_one_document_a_row(tmp_path: Path, table: str, compression: 
 
     with pytest.raises(ValueError, match=rf"{name} has no column 'body': .* one of text, author, year"):
         list(TableFile(path, "body").passages())
-    with pytest.raises(ValueError, match=r"column 'year' holds int, not text, in row 0"):
-        list(TableFile(path, "year").passages())
+    if ".csv" in name or ".tsv" in name:  # where everything is text
+        assert documents(TableFile(path, "year").passages()) == [str(row["year"]) for row in ROWS]
+    else:
+        with pytest.raises(ValueError, match=r"column 'year' holds int, not text, in row 0"):
+            list(TableFile(path, "year").passages())
 
 
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
-        ("json", ["a.jsonl", "a.json", "a.JSON.gz"]),
-        ("csv", ["a.csv", "a.tsv", "a.b.csv.zst"]),
-        ("parquet", ["a.parquet"]),
-        ("arrow", ["a.arrow.GZ"]),
+        (".jsonl", ["a.jsonl"]),
+        (".json", ["a.json", "a.JSON.gz"]),
+        (".csv", ["a.csv", "a.b.csv.zst", "a.tsv.csv"]),
+        (".tsv", ["a.tsv", "A.TSV", "a.csv.TSV.GZ"]),
+        (".parquet", ["a.parquet"]),
+        (".arrow", ["a.arrow.GZ"]),
         (None, ["a.txt", "a.json.txt", "README", "a.gz", "json"]),
     ],
 )
 def test_the_ending_says_whether_a_file_is_a_table(kind: str | None, names: list[str]):
-    assert {table_format(Path(name)) for name in names} == {kind}
+    assert {table_ending(Path(name)) for name in names} == {kind}
+
+
+@pytest.mark.parametrize(("name", "delimiter"), [("a.TSV", "\t"), ("a.tsv.csv", ","), ("a.CSV.gz", ",")])
+def test_a_tables_last_ending_decides_its_delimiter(tmp_path: Path, name: str, delimiter: str):
+    other = {",": "\t", "\t": ","}[delimiter]
+    texts = [f"one{other} two", "NA", "", "12", 'a "quoted" word', "two\nlines"]
+    content = io.StringIO(newline="")
+    writer = csv.writer(content, delimiter=delimiter)
+    writer.writerows([("number", "text"), *enumerate(texts)])
+    packed = content.getvalue().encode()
+    (tmp_path / name).write_bytes(gzip.compress(packed) if name.endswith(".gz") else packed)
+    assert documents(TableFile(tmp_path / name, "text").passages()) == [text for text in texts if text]
+
+
+@pytest.mark.parametrize(
+    "content", ["text\none, two\nthree\n", "text\none\ntwo, three\n", 'text\n"one\n\ntwo', 'text\n"a" b']
+)
+def test_a_row_that_would_lose_text_is_named(tmp_path: Path, content: str):
+    path = tmp_path / "rows.csv"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"cannot read .*rows.csv, line \d: .* must stand in double quotes"):
+        list(TableFile(path, "text").passages())
+
+
+def test_a_long_cell_is_cut_as_a_long_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(readers, "MAX_PASSAGE_CHARS", 256)
+    monkeypatch.setattr(readers, "BLOCK_BYTES", 64)
+    for name, content in (("a.csv", f"text\n{'a' * 10_000}\n"), ("a.jsonl", json.dumps({"text": "a" * 10_000}))):
+        (tmp_path / name).write_text(content)
+        passages = list(TableFile(tmp_path / name, "text").passages())
+        assert documents(passages) == ["a" * 10_000]
+        assert max(len(passage.text) for passage in passages) <= 256 + 64
 
 
 def test_a_damaged_table_is_named(tmp_path: Path):

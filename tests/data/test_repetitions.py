@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
+from data.corpora import CorpusOptions, repetitions
 from data.corpora.repetitions import LETTERS, RepetitionCorpus
 from data.datamodule import TextDataModule
 
-CORPUS = RepetitionCorpus(num_documents=400)
+CORPUS = RepetitionCorpus(CorpusOptions())
 
 
 def rows(corpus: RepetitionCorpus, split: str) -> list[str]:
@@ -17,19 +20,21 @@ def rows(corpus: RepetitionCorpus, split: str) -> list[str]:
 
 def test_documents_repeat_rows_of_all_lengths():
     lengths = sorted(map(len, rows(CORPUS, "train")))
-    assert len(lengths) == 360 and len(rows(CORPUS, "validation")) == 40
+    assert len(lengths) == 21_600 and len(rows(CORPUS, "validation")) == 2400
     assert 1 <= lengths[0] <= 2 and lengths[-1] == 30
-    assert 6 <= lengths[180] <= 9  # the geometric mean of 2 and 30 is 7.7
+    assert 7 <= lengths[10_800] <= 8  # the geometric mean of 2 and 30 is 7.7
     texts = [passage.text for passage in CORPUS.passages("train")]
     assert all(20 < len(text) <= 60 and set(text) <= set(LETTERS) for text in texts)
 
 
-def test_splits_share_no_long_row_and_are_reproducible():
+def test_splits_share_no_long_row_and_are_reproducible(monkeypatch: pytest.MonkeyPatch):
     train, validation = (rows(CORPUS, split) for split in ("train", "validation"))
-    assert not {row for row in train if len(row) > 4} & set(validation)
-    assert train == rows(RepetitionCorpus(num_documents=400), "train")
-    assert train != rows(RepetitionCorpus(num_documents=400, seed=1), "train")
-    assert CORPUS.identity != RepetitionCorpus(num_documents=400, seed=1).identity
+    assert not {row for row in train if len(row) > 5} & set(validation)
+    assert train == rows(RepetitionCorpus(CorpusOptions()), "train")
+    monkeypatch.setattr(repetitions, "SEED", 1)
+    other = RepetitionCorpus(CorpusOptions())
+    assert train != rows(other, "train")
+    assert CORPUS.identity != other.identity
 
 
 def test_it_can_be_trained_on(tmp_path):

@@ -11,15 +11,15 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from filelock import FileLock
 
+from data.corpora import CorpusOptions
 from data.corpora.files import FileCorpus, file_corpus
 from data.token_cache import CorpusCache, TokenizedCorpus
-from data.writing import new_file
+from data.token_files import new_file
 
 LIMITS = {"train": None, "validation": None}
 
@@ -33,7 +33,7 @@ def write_corpus(folder: Path, num_files: int = 40) -> None:
 
 
 def cache_of(folder: Path, cache_dir: Path, tokenizer: str = "bpe", vocab_size: int = 300, **options) -> CorpusCache:
-    corpus = file_corpus([str(folder / "*.txt")], **options)
+    corpus = file_corpus(CorpusOptions(files=str(folder / "*.txt"), **options))
     return CorpusCache(corpus, tokenizer, vocab_size, max_tokens=LIMITS, cache_dir=cache_dir)
 
 
@@ -71,7 +71,7 @@ def test_second_run_reads_no_text(folder: Path, tmp_path: Path, monkeypatch: pyt
 
 def test_tokenizer_is_trained_on_the_training_split_alone(folder: Path, tmp_path: Path):
     first = cache_of(folder, tmp_path / "cache").prepare()
-    corpus = file_corpus([str(folder / "*.txt")])
+    corpus = file_corpus(CorpusOptions(files=str(folder / "*.txt")))
     for file in corpus.files["validation"]:
         file.path.write_text("zzzz yyyy zzzz yyyy " * 10_000)
     second = cache_of(folder, tmp_path / "cache").prepare()
@@ -112,16 +112,6 @@ def test_environment_names_the_cache(folder: Path, tmp_path: Path, monkeypatch: 
     assert cache_of(folder, None).folder.parent == Path(__file__).parents[2] / ".cache" / "glassgpt"
 
 
-def test_the_folder_is_that_of_every_earlier_version(tmp_path: Path):
-    """Otherwise an update would tokenise everything again; where it must, store.FORMAT changes too."""
-    corpus = SimpleNamespace(name="my/own text", identity={"train": [["a.txt", 3, 5]], "seed": 1})
-    folders = [
-        CorpusCache(corpus, name, 300, max_tokens={"train": 10, "validation": None}, cache_dir=tmp_path).folder
-        for name in ("bytes", "bpe")
-    ]
-    assert folders == [tmp_path / "my_own_text-bytes-788c6917f66258ec", tmp_path / "my_own_text-bpe-e840d266abca767f"]
-
-
 def test_a_cache_that_cannot_be_made_says_what_to_set(folder: Path, tmp_path: Path):
     (tmp_path / "occupied").write_text("a file")
     with pytest.raises(OSError, match=r"cannot write tokens \(.*\): .*set --data.cache_dir"):
@@ -160,14 +150,25 @@ def test_a_run_that_waits_for_another_ones_tokens_says_so(folder: Path, tmp_path
     assert waiting in capsys.readouterr().out
 
 
-# A run that tokenises slowly and in small shards, so that it can be killed in the middle.
+def test_a_damaged_split_is_made_again_and_the_other_one_stays(folder: Path, tmp_path: Path, caplog):
+    first = cache_of(folder, tmp_path / "cache").prepare()
+    expected, train = tokens_of(first), first.folder / "train.bin"
+    written = train.stat().st_ino
+    (first.folder / "validation.bin").write_bytes(b"damaged")
+    second = cache_of(folder, tmp_path / "cache").prepare()
+    assert all(np.array_equal(*pair) for pair in zip(tokens_of(second), expected, strict=True))
+    assert len(caplog.messages) == 1 and "validation.bin is damaged (it has 7 bytes, not" in caplog.messages[0]
+    assert train.stat().st_ino == written
+
+
+# A run that tokenises slowly, so that it can be killed in the middle.
 RUN = """
 import sys, time
-from data import token_cache, writing
+from data import token_cache, token_files
+from data.corpora import CorpusOptions
 from data.corpora.files import FileCorpus, file_corpus
 
-writing.BATCH_CHARS = 2000
-writing.SHARD_TOKENS = 4000
+token_files.BATCH_CHARS = 2000
 pause = float(sys.argv[3])
 read = FileCorpus.passages
 
@@ -177,8 +178,10 @@ def slowly(self, split):
         yield passage
 
 FileCorpus.passages = slowly
-corpus = file_corpus([sys.argv[1] + "/*.txt"])
-made = cache.CorpusCache(corpus, "bpe", 300, max_tokens={"train": None, "validation": None}, cache_dir=sys.argv[2])
+corpus = file_corpus(CorpusOptions(files=sys.argv[1] + "/*.txt"))
+made = token_cache.CorpusCache(
+    corpus, "bpe", 300, max_tokens={"train": None, "validation": None}, cache_dir=sys.argv[2]
+)
 print(made.prepare(num_threads=2).train.num_tokens)
 """
 
@@ -202,23 +205,16 @@ def test_two_runs_on_a_cold_cache_make_it_once(folder: Path, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_killed_runs_lose_no_finished_shard(folder: Path, tmp_path: Path):
+def test_a_killed_run_leaves_no_file_that_opens_and_the_next_one_starts_again(folder: Path, tmp_path: Path):
     expected = cache_of(folder, tmp_path / "expected").prepare()
-    made_at: dict[Path, int] = {}
-    for kill in range(2):
-        run = start_run(folder, tmp_path / "cache", pause=0.05)
-        wait_for(lambda: len(list(tmp_path.glob("cache/*/train-*.json"))) > 2 * kill, run)  # noqa: B023
-        run.kill()
-        run.communicate()
-        for path in tmp_path.glob("cache/*/train-*.json"):
-            assert made_at.setdefault(path, path.stat().st_ino) == path.stat().st_ino
-    assert len(made_at) > 2
+    run = start_run(folder, tmp_path / "cache", pause=0.05)
+    wait_for(lambda: any(path.stat().st_size for path in tmp_path.glob("cache/*/train.bin.partial")), run)
+    run.kill()
+    run.communicate()
+    assert not list(tmp_path.glob("cache/*/train.*n"))  # neither train.bin nor train.json
     assert cache_of(folder, tmp_path / "cache").open() is None
-
-    run = start_run(folder, tmp_path / "cache", pause=0.0)
-    assert run.communicate(timeout=120)[0].splitlines()[-1] == str(expected.train.num_tokens)
-    assert all(path.stat().st_ino == inode for path, inode in made_at.items())
-    assert same(cache_of(folder, tmp_path / "cache").open(), expected)
+    assert same(cache_of(folder, tmp_path / "cache").prepare(), expected)
+    assert not list(tmp_path.glob("cache/*/*.partial"))
 
 
 def wait_for(condition: Callable[[], bool], run: subprocess.Popen) -> None:

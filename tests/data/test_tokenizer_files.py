@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data.tokenizer_files import GPT2_PATTERN, TOKENIZER, TOKENIZER_CONFIG, read_tokenizer
+from data.tokenizer_files import GPT2_PATTERN, TOKENIZER, TOKENIZER_CONFIG
 from data.tokenizers import END_OF_TEXT, Tokenizer, byte_level, published, train_bpe
 
 OTHER_SCRIPTS = (
@@ -58,7 +58,7 @@ def test_autotokenizer_gives_a_thousand_lines_the_same_ids(stored):
 
 def test_a_tokenizer_comes_back_as_it_was(stored):
     tokenizer, folder = stored
-    assert read_tokenizer(folder).to_dict() == tokenizer.to_dict()
+    assert Tokenizer.from_folder(folder).to_dict() == tokenizer.to_dict()
 
 
 def test_tokenizer_json_is_as_the_library_itself_writes_it(stored):
@@ -100,7 +100,7 @@ def test_what_published_folders_of_gpt2_hold_is_read(bpe, tmp_path):
     (older / "vocab.json").write_text(json.dumps(vocab))
     merges = "\n".join(["#version: 0.2", *content["model"]["merges"]])
     (older / "merges.txt").write_text(merges, encoding="utf-8")
-    assert read_tokenizer(newer).to_dict() == read_tokenizer(older).to_dict() == as_gpt2.to_dict()
+    assert Tokenizer.from_folder(newer).to_dict() == Tokenizer.from_folder(older).to_dict() == as_gpt2.to_dict()
 
 
 def test_another_name_of_the_token_before_documents_is_known_from_the_config(tmp_path):
@@ -109,7 +109,7 @@ def test_another_name_of_the_token_before_documents_is_known_from_the_config(tmp
     files[TOKENIZER_CONFIG] = {"bos_token": {"content": "<|bos|>"}}
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
-    assert read_tokenizer(tmp_path).end_of_text == 256
+    assert Tokenizer.from_folder(tmp_path).end_of_text == 256
 
 
 def change_model(content, **entries):
@@ -134,12 +134,12 @@ def test_a_tokenizer_that_cannot_be_expressed_says_why(change, message, bpe, tmp
     change(content)
     (tmp_path / TOKENIZER).write_text(json.dumps(content))
     with pytest.raises(ValueError, match=f"tokenizer in .* cannot be read: .*{message}"):
-        read_tokenizer(tmp_path)
+        Tokenizer.from_folder(tmp_path)
 
 
 def test_a_damaged_or_missing_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"has no tokenizer\.json, nor vocab\.json with merges\.txt"):
-        read_tokenizer(tmp_path)
+        Tokenizer.from_folder(tmp_path)
     (tmp_path / TOKENIZER).write_text("[")
     with pytest.raises(ValueError, match="cannot be read"):
-        read_tokenizer(tmp_path)
+        Tokenizer.from_folder(tmp_path)

@@ -1,4 +1,4 @@
-"""Token files: they hold the stream of the text, notice damage, and are continued after an interruption."""
+"""Token files: they hold the stream of the text, notice damage, and exist only when they are whole."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tracemalloc
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tqdm import tqdm
 
-from data import store, tokenizers, writing
+from data import token_files, tokenizers
 from data.readers import Passage
 from data.sampler import WindowSampler
-from data.store import TokenStore
+from data.token_files import TokenStore
 
 TOKENIZER = tokenizers.byte_level()
 END = TOKENIZER.end_of_text
@@ -48,17 +49,13 @@ def passages_of(documents: list[str]) -> list[Passage]:
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "BATCH_CHARS", 500)
+    monkeypatch.setattr(token_files, "BATCH_CHARS", 500)
 
 
-def write(
-    folder: Path, documents: list[str] = DOCUMENTS, fingerprint: str = "abc", shard_tokens: int = 3000, **options
-) -> TokenStore:
+def write(folder: Path, documents: list[str] = DOCUMENTS, fingerprint: str = "abc", **options) -> TokenStore:
     folder.mkdir(exist_ok=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writing, "SHARD_TOKENS", shard_tokens)
-        writing.write_split(folder, "train", passages_of(documents), TOKENIZER, fingerprint=fingerprint, **options)
-    return store.open_split(folder, "train", fingerprint)
+    token_files.write_split(folder, "train", passages_of(documents), TOKENIZER, fingerprint=fingerprint, **options)
+    return token_files.open_split(folder, "train", fingerprint)
 
 
 def tokens_of(tokens: TokenStore) -> list[int]:
@@ -66,23 +63,20 @@ def tokens_of(tokens: TokenStore) -> list[int]:
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize("shard_tokens", [1, 3000, 10**9])
-def test_the_stream_is_the_text(tmp_path: Path, num_threads: int, shard_tokens: int):
-    tokens = write(tmp_path, num_threads=num_threads, shard_tokens=shard_tokens)
+def test_the_stream_is_the_text(tmp_path: Path, num_threads: int):
+    tokens = write(tmp_path, num_threads=num_threads)
     assert tokens_of(tokens) == stream_of(DOCUMENTS)
     assert tokens.num_tokens == len(stream_of(DOCUMENTS))
     assert tokens.num_documents == len(DOCUMENTS)
     assert tokens.num_bytes == sum(len(document.encode()) for document in DOCUMENTS)
-    shards = sorted(tmp_path.glob("train-*.npy"))
-    assert (len(shards) > 1) == (shard_tokens < 10**9)
-    assert sorted(tmp_path.iterdir()) == sorted([*shards, *(path.with_suffix(".json") for path in shards)])
-    assert np.concatenate([np.load(path) for path in shards]).tolist() == stream_of(DOCUMENTS)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.bin", "train.json"]
+    assert np.fromfile(tmp_path / "train.bin", dtype=np.uint16).tolist() == stream_of(DOCUMENTS)
 
 
-@given(data=st.data(), shard_tokens=st.sampled_from([600, 3000, 10**9]), length=st.integers(1, 2500))
-def test_gather_is_slicing(tmp_path_factory, data, shard_tokens: int, length: int):
-    folder = tmp_path_factory.getbasetemp() / f"gather-{shard_tokens}"
-    tokens = store.open_split(folder, "train", "abc") or write(folder, shard_tokens=shard_tokens)
+@given(data=st.data(), length=st.integers(1, 2500))
+def test_gather_is_slicing(tmp_path_factory, data, length: int):
+    folder = tmp_path_factory.getbasetemp() / "gather"
+    tokens = token_files.open_split(folder, "train", "abc") or write(folder)
     stream = np.array(stream_of(DOCUMENTS))
     starts = data.draw(st.lists(st.integers(0, len(stream) - length), max_size=10))
     windows = tokens.gather(np.array(starts, dtype=np.int64), length)
@@ -95,20 +89,19 @@ def test_gather_is_slicing(tmp_path_factory, data, shard_tokens: int, length: in
 @given(start=st.integers(0, 20_000), length=st.integers(0, 20_000))
 def test_read_stops_at_the_end(tmp_path_factory, start: int, length: int):
     folder = tmp_path_factory.getbasetemp() / "read"
-    tokens = store.open_split(folder, "train", "abc") or write(folder)
+    tokens = token_files.open_split(folder, "train", "abc") or write(folder)
     assert tokens.read(start, length).tolist() == stream_of(DOCUMENTS)[start : start + length]
 
 
 def test_large_vocabularies_take_four_bytes(tmp_path: Path):
     wide = tokenizers.Tokenizer.from_dict(TOKENIZER.to_dict() | {"special_tokens": {tokenizers.END_OF_TEXT: 100_000}})
-    writing.write_split(tmp_path, "train", [Passage("ab", ends_document=True)], wide, fingerprint="wide")
-    assert tokens_of(store.open_split(tmp_path, "train", "wide")) == [100_000, ord("a"), ord("b"), 100_000]
+    token_files.write_split(tmp_path, "train", [Passage("ab", ends_document=True)], wide, fingerprint="wide")
+    assert tokens_of(token_files.open_split(tmp_path, "train", "wide")) == [100_000, ord("a"), ord("b"), 100_000]
 
 
 @pytest.mark.parametrize("max_tokens", [2, 100, 3001, 7000])
-@pytest.mark.parametrize("shard_tokens", [2000, 10**9])
-def test_max_tokens_cuts_exactly_and_counts_the_bytes_left(tmp_path: Path, max_tokens: int, shard_tokens: int):
-    tokens = write(tmp_path, max_tokens=max_tokens, shard_tokens=shard_tokens)
+def test_max_tokens_cuts_exactly_and_counts_the_bytes_left(tmp_path: Path, max_tokens: int):
+    tokens = write(tmp_path, max_tokens=max_tokens)
     expected = stream_of(DOCUMENTS)[:max_tokens]
     assert tokens_of(tokens) == expected
     assert tokens.num_bytes == sum(token != END for token in expected)
@@ -116,27 +109,15 @@ def test_max_tokens_cuts_exactly_and_counts_the_bytes_left(tmp_path: Path, max_t
 
 
 def test_max_tokens_may_end_anywhere_in_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(writing, "BATCH_CHARS", 1)
+    monkeypatch.setattr(token_files, "BATCH_CHARS", 1)
     for max_tokens in range(2, 60):
         tokens = write(tmp_path / str(max_tokens), max_tokens=max_tokens)
         assert tokens_of(tokens) == stream_of(DOCUMENTS)[:max_tokens]
 
 
-def test_a_second_write_touches_nothing(tmp_path: Path):
+def test_a_split_with_another_fingerprint_is_replaced(tmp_path: Path):
     write(tmp_path)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-
-    def no_text():
-        raise AssertionError("the text was read again")
-        yield
-
-    writing.write_split(tmp_path, "train", no_text(), TOKENIZER, fingerprint="abc")
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
-
-
-def test_shards_with_another_fingerprint_are_replaced(tmp_path: Path):
-    write(tmp_path)
-    assert store.open_split(tmp_path, "train", "other") is None
+    assert token_files.open_split(tmp_path, "train", "other") is None
     assert tokens_of(write(tmp_path, DOCUMENTS[:10], fingerprint="other")) == stream_of(DOCUMENTS[:10])
 
 
@@ -172,40 +153,36 @@ def truncate(path: Path, size: int) -> None:
 )
 def test_damage_is_noticed_and_repaired(tmp_path: Path, caplog: pytest.LogCaptureFixture, damage):
     write(tmp_path)
-    first, second = tmp_path / "train-00000.npy", tmp_path / "train-00001.npy"
-    kept = first.stat().st_mtime_ns
-    damage(second)
-    assert store.open_split(tmp_path, "train", "abc") is None
-    tokens = write(tmp_path)
+    damage(tmp_path / "train.bin")
+    assert token_files.open_split(tmp_path, "train", "abc") is None
+    assert not caplog.messages
+    assert token_files.open_split(tmp_path, "train", "abc", warn=True) is None
     (said,) = caplog.messages
-    assert re.search(r"train-00001.npy is damaged \(.*\) and is made again$", said)
-    assert tokens_of(tokens) == stream_of(DOCUMENTS)
-    assert first.stat().st_mtime_ns == kept
+    assert re.search(r"train.bin is damaged \(.*\) and is made again$", said)
+    assert tokens_of(write(tmp_path)) == stream_of(DOCUMENTS)
 
 
 @pytest.mark.parametrize("bit", range(8))
 def test_every_flipped_bit_of_a_json_file_is_noticed(tmp_path: Path, bit: int):
-    write(tmp_path, shard_tokens=10**9)
-    path = tmp_path / "train-00000.json"
+    write(tmp_path)
+    path = tmp_path / "train.json"
     content = path.read_bytes()
     for offset in range(len(content)):
         path.write_bytes(content[:offset] + bytes([content[offset] ^ 1 << bit]) + content[offset + 1 :])
-        assert store.open_split(tmp_path, "train", "abc") is None, offset
+        assert token_files.open_split(tmp_path, "train", "abc") is None, offset
     path.write_bytes(content)
-    assert store.open_split(tmp_path, "train", "abc") is not None
+    assert token_files.open_split(tmp_path, "train", "abc") is not None
 
 
-@pytest.mark.parametrize("missing", [".json", ".npy"])
-def test_a_shard_without_one_of_its_files_is_unfinished(tmp_path: Path, caplog: pytest.LogCaptureFixture, missing: str):
+@pytest.mark.parametrize("missing", ["train.json", "train.bin"])
+def test_a_split_without_one_of_its_files_is_not_there(tmp_path: Path, caplog: pytest.LogCaptureFixture, missing: str):
     write(tmp_path)
-    (tmp_path / "train-00001.npy").with_suffix(missing).unlink()
-    assert store.open_split(tmp_path, "train", "abc") is None
-    assert tokens_of(write(tmp_path)) == stream_of(DOCUMENTS)
+    (tmp_path / missing).unlink()
+    assert token_files.open_split(tmp_path, "train", "abc", warn=True) is None
     assert not caplog.messages
 
 
 def test_the_bar_ends_at_the_tokens_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Also where a run continues after shards that another one has written, and where it stops at max_tokens."""
     bars = []
 
     class Bar(tqdm):
@@ -213,20 +190,17 @@ def test_the_bar_ends_at_the_tokens_that_are_there(tmp_path: Path, monkeypatch: 
             super().__init__(*args, **options, file=io.StringIO())
             bars.append(self)
 
-    monkeypatch.setattr(writing, "tqdm", Bar)
-    tokens = write(tmp_path, max_tokens=7000)
-    sorted(tmp_path.glob("*.json"))[-1].unlink()
-    write(tmp_path, max_tokens=7000)
-    assert [(bar.n, bar.total) for bar in bars] == [(tokens.num_tokens, 7000)] * 2
-    assert bars[0].initial == 1 and bars[1].initial > 3000
+    monkeypatch.setattr(token_files, "tqdm", Bar)
+    tokens = [write(tmp_path, max_tokens=limit) for limit in (7000, None)]
+    assert [(bar.n, bar.total) for bar in bars] == [(7000, 7000), (tokens[1].num_tokens, None)]
     assert "tokenising train" in bars[0].fp.getvalue()
 
 
 def test_no_bar_is_drawn_after_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture):
-    def write_nothing(*_, **__):
+    def refuse(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(writing, "_write_shard", write_nothing)
+    monkeypatch.setattr(token_files.os, "fsync", refuse)
     with pytest.raises(OSError, match="No space left"):
         try:
             write(tmp_path)
@@ -234,68 +208,65 @@ def test_no_bar_is_drawn_after_an_error(tmp_path: Path, monkeypatch: pytest.Monk
             assert capfd.readouterr().err.endswith("\n")  # the bar is closed before the error is reported
             raise
     assert not capfd.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_copied_cache_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Any other is opened without reading its tokens, of which there may be terabytes."""
     write(tmp_path)
+    crc32 = zlib.crc32
     with monkeypatch.context() as patch:
-        patch.setattr(store, "file_checksum", None)
-        assert store.open_split(tmp_path, "train", "abc")
-    path = tmp_path / "train-00000.npy"
+        patch.setattr(zlib, "crc32", lambda content: 0 if len(content) > 1000 else crc32(content))
+        assert token_files.open_split(tmp_path, "train", "abc")
+    path = tmp_path / "train.bin"
     os.utime(path)
-    assert tokens_of(store.open_split(tmp_path, "train", "abc")) == stream_of(DOCUMENTS)
+    assert tokens_of(token_files.open_split(tmp_path, "train", "abc")) == stream_of(DOCUMENTS)
     assert path.stat().st_mtime_ns % 10**9 == 0
 
 
-def test_failing_source_keeps_what_is_finished_and_nothing_half_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(writing, "SHARD_TOKENS", 3000)
-
+@pytest.mark.parametrize(
+    "error", [ValueError("part.txt is not UTF-8 text at byte offset 7"), ConnectionError("no hub")]
+)
+def test_a_source_that_fails_is_what_is_reported_and_nothing_is_left(tmp_path: Path, error: Exception):
     def failing():
         yield from passages_of(DOCUMENTS)[:200]
-        raise ValueError("part.txt is not UTF-8 text at byte offset 7")
+        raise error
 
-    with pytest.raises(ValueError, match=r"part.txt is not UTF-8"):
-        writing.write_split(tmp_path, "train", failing(), TOKENIZER, fingerprint="abc")
-    assert {path.stem for path in tmp_path.glob("*.npy")} == {path.stem for path in tmp_path.glob("*.json")}
-    assert store.open_split(tmp_path, "train", "abc") is None
-    kept = (tmp_path / "train-00000.npy").stat().st_mtime_ns
-    assert tokens_of(write(tmp_path)) == stream_of(DOCUMENTS)
-    assert (tmp_path / "train-00000.npy").stat().st_mtime_ns == kept
+    with pytest.raises(type(error)) as caught:
+        token_files.write_split(tmp_path, "train", failing(), TOKENIZER, fingerprint="abc")
+    assert caught.value is error
+    assert not list(tmp_path.iterdir())
 
 
-def test_a_batch_that_cannot_be_encoded_leaves_no_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(writing, "SHARD_TOKENS", 50)
-    monkeypatch.setattr(writing, "BATCH_CHARS", 1)
-    encode, bad = writing._encode, passages_of(DOCUMENTS)[5]
+def test_text_that_cannot_be_encoded_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    bad = passages_of(DOCUMENTS)[50].text
+    encode = tokenizers.Tokenizer.encode_array
 
-    def failing(own, batch):
-        if batch == [bad]:
+    def failing(self, text: str):
+        if text == bad:
             raise MemoryError
-        return encode(own, batch)
+        return encode(self, text)
 
-    with monkeypatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr(writing, "_encode", failing)
-        writing.write_split(tmp_path, "train", passages_of(DOCUMENTS), TOKENIZER, fingerprint="abc")
-    assert tokens_of(write(tmp_path)) == stream_of(DOCUMENTS)
+    monkeypatch.setattr(tokenizers.Tokenizer, "encode_array", failing)
+    with pytest.raises(MemoryError):
+        write(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="numbers of files are POSIX")
 def test_tokens_are_whole_on_the_disk_before_their_json_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     flushed = []
     monkeypatch.setattr(
-        writing.os, "fsync", lambda file: flushed.append((os.fstat(file).st_ino, os.fstat(file).st_size))
+        token_files.os, "fsync", lambda file: flushed.append((os.fstat(file).st_ino, os.fstat(file).st_size))
     )
     write(tmp_path)
-    paths = [path.with_suffix(suffix) for path in sorted(tmp_path.glob("*.npy")) for suffix in (".npy", ".json")]
+    paths = [tmp_path / "train.bin", tmp_path / "train.json"]
     assert flushed == [(path.stat().st_ino, path.stat().st_size) for path in paths]
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path):
     message = r"cannot write tokens \(denied\): make room"
-    with pytest.raises(PermissionError, match=message) as caught, writing.explained(tmp_path):
+    with pytest.raises(PermissionError, match=message) as caught, token_files.explained(tmp_path):
         raise PermissionError(errno.EACCES, "denied", "some file")
     assert (caught.value.errno, caught.value.filename) == (errno.EACCES, str(tmp_path))
 
@@ -309,13 +280,13 @@ def test_no_text_is_a_mistake(tmp_path: Path):
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
-from data import tokenizers, writing
+from data import token_files, tokenizers
 from data.readers import Passage
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # as a full disk, but for this process alone
 passages = [Passage("some text\\n" * 200, True)] * 500
 try:
-    writing.write_split(Path(sys.argv[1]), "train", passages, tokenizers.byte_level(), fingerprint="abc")
+    token_files.write_split(Path(sys.argv[1]), "train", passages, tokenizers.byte_level(), fingerprint="abc")
 except OSError as error:
     print(error.strerror)
 """
@@ -329,14 +300,15 @@ def test_a_full_disk_is_reported_and_leaves_nothing_half_written(tmp_path: Path)
 
 
 def sparse_corpus(folder: Path, num_tokens: int) -> TokenStore:
-    """A shard whose tokens are a hole in the file: they take no space on the disk, and read as zeros."""
-    path = folder / "train-00000.npy"
-    np.lib.format.open_memmap(path, mode="w+", dtype=np.uint16, shape=(num_tokens,))
-    size, written = path.stat().st_size, 10**9
+    """Tokens that are a hole in the file: they take no space on the disk, and read as zeros."""
+    path = folder / "train.bin"
+    path.touch()
+    os.truncate(path, 2 * num_tokens)
+    written = 10**9
     os.utime(path, (written, written))
-    shard = store.Shard("abc", num_tokens, num_tokens, 1, 1, True, size, written, checksum=0)
-    path.with_suffix(".json").write_text(store.shard_json(shard))
-    return store.open_split(folder, "train", "abc")
+    content = token_files.SplitContent("abc", "uint16", num_tokens, num_tokens, 1, written, checksum=0)
+    path.with_suffix(".json").write_text(content.to_json())
+    return token_files.open_split(folder, "train", "abc")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="NTFS fills the holes of a file")
@@ -361,7 +333,7 @@ def test_ten_billion_tokens_take_no_more_memory_than_a_million(tmp_path: Path):
 
 
 def test_pickled_store_carries_no_tokens(tmp_path: Path):
-    tokens = write(tmp_path, ["text " * 100_000], shard_tokens=10**9)
+    tokens = write(tmp_path, ["text " * 100_000])
     pickled = pickle.dumps(tokens)
     assert len(pickled) < 2000
     assert tokens_of(pickle.loads(pickled)) == tokens_of(tokens)
