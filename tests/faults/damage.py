@@ -163,8 +163,8 @@ KINDS = {
     "attention details": partial(cases, path="runs/run/attention/step_*.json", look=attention),
     "attention scores": partial(cases, path="runs/run/attention/scores.jsonl", look=attention),
     "attention probe": partial(cases, path="runs/run/attention/probe.json", look=attention),
-    "cached tokens": partial(cases, path="cache/*/train-*.npy", look=cache),
-    "their description": partial(cases, path="cache/*/train-*.json", look=cache),
+    "cached tokens": partial(cases, path="cache/*/train.bin", look=cache),
+    "their description": partial(cases, path="cache/*/train.json", look=cache),
     "cached tokenizer": partial(cases, path="cache/*/tokenizer.json", look=cache),
     "the text": partial(cases, path="words.txt", look=text, slow=True),
 }
