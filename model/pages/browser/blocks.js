@@ -9,10 +9,10 @@ const KEPT = 120;
 const blocks = new Map();
 
 // What `render` shows of a capture.
-export async function recorded(run, at, probe) {
+export async function recorded({ probe }, at, run) {
   const capture = mapped[run][at];
   const [weights, details] = await Promise.all([kept(capture.blocks[probe], unpack), detailsOf(capture)]);
-  return { weights, details, labels: labelsOf(probe) };
+  return { weights, details, descriptions: details.descriptions, labels: labelsOf(probe) };
 }
 
 // What else was measured at a step, {} where nothing was.

@@ -34,7 +34,6 @@ function buildControls() {
   document.title = $("title").textContent = data.title;
   for (const { label, glossary } of Object.values(SCORES))
     if (glossary) $("glossary").append(element("dt", { textContent: label }), element("dd", { textContent: glossary }));
-  for (const note of data.notes) $("notes").append(element("p", { textContent: note }));
   $("sort").append(new Option("by layer", "layer"), ...Object.entries(SCORES).map(([score, { label }]) => new Option(`by ${label}`, score)));
   $("sort").addEventListener("change", ({ target: { value } }) => change(value === "layer" ? { order: value } : { order: value, score: value }));
   $("compare").hidden = !comparable;

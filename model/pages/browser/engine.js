@@ -1,97 +1,86 @@
-// The page's side of the worker that holds the model: promises, and functions that are called while it works.
+// The page's side of the worker that holds the model: numbered questions, and their answers.
 
 import { createTokenizer } from "browser/tokenizer.js";
 
 // manifest: see live.py. texts: the weights of each snapshot, in base64 as they stand in the page, and complete.
-// Rejects if the browser has no such workers.
-export async function startEngine(manifest, texts) {
-  const { ask, stopAll, close } = connect(new Worker(import.meta.resolve("browser/worker.js"), { type: "module" }));
+// onWaiting(count) is called with the number of questions that are not answered yet, onStop() if the worker fails later on.
+// Rejects if the browser has no such workers, and with an error whose `answered` is true if the model cannot be run.
+//
+// Each question names its snapshot by its number, and is { done, drop }: a promise of the answer, which is undefined if the
+// question is dropped before.
+export async function startEngine(manifest, texts, { onWaiting = () => {}, onStop = () => {} } = {}) {
+  const worker = new Worker(import.meta.resolve("browser/worker.js"), { type: "module" });
+  const ask = connect(worker, onWaiting);
   const started = ask("start", { manifest, texts }).done.catch((error) => {
-    close();
+    worker.terminate();
     throw error;
   });
   const tokenizer = createTokenizer(manifest.tokenizer); // while the worker starts
-  const engine = {
+  const parities = Array(texts.length);
+  parities[texts.length - 1] = Promise.resolve(await started);
+  worker.addEventListener("error", onStop);
+  return {
     config: manifest.config,
-    steps: manifest.steps, // of the snapshots
+    kind: manifest.kind, // of the weights, as they are stored
     tokenizer,
-    parity: await started, // { error, bits }
 
-    // Another snapshot answers from now on. What is not answered yet is given up.
-    async use(snapshot) {
-      stopAll();
-      this.parity = await ask("use", { snapshot }).done;
-    },
+    // -> { error, bits }; see LiveModel.parity.
+    parity: (snapshot) => (parities[snapshot] ??= ask("parity", { snapshot }).done),
 
-    // -> { block, details, loss, next }; see LiveModel.read. An earlier call that is not answered yet is given up: its
-    // promise rejects with an AbortError.
-    async read(tokens, { edits = [], details = true } = {}) {
-      this.reading?.stop();
-      this.reading = ask("read", { tokens: [...tokens], edits, details });
-      const result = await this.reading.done;
-      if (result.details) result.details.tokens = labels(result.details.probes.text, tokenizer);
-      return result;
+    // -> { block, details, loss, next }; see LiveModel.read. options: { edits, text: "A" or "B", details }.
+    read(snapshot, tokens, options = {}) {
+      const { done, drop } = ask("read", { snapshot, tokens: [...tokens], ...options });
+      const named = (answer) => {
+        if (answer?.details) answer.details.tokens = labels(answer.details.probes.text, tokenizer);
+        return answer;
+      };
+      return { done: done.then(named), drop };
     },
 
     // options: { temperature, topK, count, seed, edits, stop }, where stop is the token that ends the text, end-of-text if
-    // it is not given. -> { done, stop }; onToken(id) is called for each token. `done` resolves at the end, also after stop().
-    write(tokens, options, onToken) {
-      const request = { tokens: [...tokens], stop: tokenizer.endOfText, ...options };
-      const job = ask("write", request, onToken);
-      return { stop: job.stop, done: unlessStopped(job.done) };
-    },
+    // it is not given. onToken(id) is called for each token.
+    write: (snapshot, tokens, options, onToken) =>
+      ask("write", { snapshot, tokens: [...tokens], stop: tokenizer.endOfText, ...options }, onToken),
 
-    // -> { plain, patched }, the logit of the token `target` after the tokens.
-    patch: (tokens, other, options) => ask("patch", { tokens, other, ...options }).done,
+    // -> { plain, patched }, the logit of the token `target` after the tokens. options: { layer, head, position, from, target }.
+    patch: (snapshot, tokens, other, options) => ask("patch", { snapshot, tokens, other, ...options }),
 
-    // -> { done, stop }; onRow({ number, row }) is called for each head, `done` resolves to the matrix (L H, T) of changes,
-    // or to undefined after stop().
-    patchAll(tokens, other, target, onRow) {
-      const job = ask("patchAll", { tokens, other, target }, onRow);
-      return { stop: job.stop, done: unlessStopped(job.done) };
-    },
+    // -> the matrix (L H, T) of changes; onRow({ number, row }) is called for each head.
+    patchAll: (snapshot, tokens, other, target, onRow) => ask("patchAll", { snapshot, tokens, other, target }, onRow),
 
-    close,
+    close: () => worker.terminate(),
   };
-  return engine;
 }
 
-const aborted = () => new DOMException("a newer request has taken its place", "AbortError");
-const unlessStopped = (done) => done.catch((error) => { if (error.name !== "AbortError") throw error; });
-
-// ask(name, request, onValue) -> { done, stop }
-function connect(worker) {
+// Returns ask(name, request, onValue) -> { done, drop }.
+function connect(worker, onWaiting) {
   const open = new Map();
   let last = 0;
   const take = (id) => {
-    const job = open.get(id);
-    open.delete(id);
-    return job;
-  };
-  const stop = (id) => {
-    const job = take(id);
-    if (!job) return;
-    worker.postMessage({ id, stop: true });
-    job.reject(aborted());
+    const question = open.get(id);
+    if (open.delete(id)) onWaiting(open.size);
+    return question;
   };
   worker.onmessage = ({ data: { id, value, result, error } }) => {
-    if (value !== undefined) return open.get(id)?.onValue?.(value);
-    const job = take(id);
-    if (error) job?.reject(new Error(error));
-    else job?.resolve(result);
+    if (value !== undefined) open.get(id)?.onValue?.(value);
+    else if (error === undefined) take(id)?.resolve(result);
+    else take(id)?.reject(Object.assign(new Error(error), { answered: true }));
   };
   worker.onerror = ({ message }) => {
     for (const id of [...open.keys()]) take(id).reject(new Error(message || "the browser cannot run the model's worker"));
   };
-  return {
-    ask(name, request, onValue) {
-      const id = ++last;
-      const done = new Promise((resolve, reject) => open.set(id, { resolve, reject, onValue }));
-      worker.postMessage({ id, name, request });
-      return { done, stop: () => stop(id) };
-    },
-    stopAll: () => [...open.keys()].forEach(stop),
-    close: () => worker.terminate(),
+  return (name, request, onValue) => {
+    const id = ++last;
+    const done = new Promise((resolve, reject) => open.set(id, { resolve, reject, onValue }));
+    worker.postMessage({ id, name, request });
+    onWaiting(open.size);
+    const drop = () => {
+      const question = take(id);
+      if (!question) return;
+      worker.postMessage({ id, drop: true });
+      question.resolve(undefined);
+    };
+    return { done, drop };
   };
 }
 

@@ -2,9 +2,9 @@
 
 import { $ } from "browser/elements.js";
 import { box, readBox, showInBox } from "browser/editor.js";
-import { addView, change, shown } from "browser/render.js";
+import { addView, change, rendered, shown } from "browser/render.js";
 import { addField, state } from "browser/state.js";
-import { ask, editsOf, engine, tokensOf } from "browser/typed-text.js";
+import { editsOf, engine, tokensOf } from "browser/typed-text.js";
 
 const COUNT = 200; // tokens at most
 const TOP_K = [1, 5, 20, 50]; // besides all
@@ -12,6 +12,7 @@ const TEMPERATURE = 0.8; // with which the page opens
 
 Object.assign(state, { temperature: TEMPERATURE, topK: null });
 let running = null;
+let written = null; // { text, words }: what was written last, and how fast
 
 async function write() {
   const { tokenizer } = engine;
@@ -19,37 +20,39 @@ async function write() {
   const start = performance.now();
   let text = box.value;
   let count = 0;
-  let waiting = false; // for the next frame, to show the text so far
-  const show = () => {
-    waiting = false;
-    if (running) showInBox(text);
-  };
   const onToken = (token) => {
-    if (token === tokenizer.endOfText) return running.stop();
+    if (token === tokenizer.endOfText) return;
     text += decoder.decode(tokenizer.bytes(token), { stream: true });
     count++;
-    if (!waiting) requestAnimationFrame(show);
-    waiting = true;
   };
-  const { temperature, topK } = state;
+  const { at, temperature, topK } = state;
   const options = { temperature, topK, count: COUNT, seed: Math.floor(2 ** 32 * Math.random()), edits: editsOf(state) };
-  let stopped = false;
-  running = { stop: () => (stopped = true) };
+  const job = (running = engine.write(at, tokensOf(text).tokens, options, onToken));
   box.readOnly = true;
   press();
+  follow(job, () => text);
   try {
-    await ask(state.at);
-    if (!stopped) running = engine.write(tokensOf(text).tokens, options, onToken);
-    await running.done;
+    await job.done;
   } finally {
     running = null;
     box.readOnly = false;
     press();
   }
-  const speed = Math.round((1000 * count) / (performance.now() - start));
-  $("speed").textContent = `wrote ${count} at ${speed}/s`;
   showInBox(text);
   readBox();
+  written = { text: state.typed, words: `wrote ${count} at ${Math.round((1000 * count) / (performance.now() - start))}/s` };
+}
+
+// While it writes, the page shows the text so far, as often as it can be drawn.
+async function follow(job, textSoFar) {
+  while (running === job) {
+    if (box.value !== textSoFar()) {
+      showInBox(textSoFar());
+      readBox();
+      await rendered;
+    }
+    await new Promise(requestAnimationFrame);
+  }
 }
 
 function press() {
@@ -58,13 +61,14 @@ function press() {
 }
 
 function drawChoices() {
+  $("speed").textContent = shown.typed === written?.text ? written.words : "";
   $("temperature").value = shown.temperature;
   $("temperature-value").textContent = shown.temperature.toFixed(1);
   $("top-k").value = shown.topK ?? "all";
 }
 
 $("top-k").append(new Option("all", "all"), ...TOP_K.map((count) => new Option(count, count)));
-$("write").addEventListener("click", () => (running ? running.stop() : write()));
+$("write").addEventListener("click", () => (running ? running.drop() : write()));
 $("temperature").addEventListener("input", ({ target }) => change({ temperature: Number(target.value) }));
 $("top-k").addEventListener("change", ({ target: { value } }) => change({ topK: value === "all" ? null : Number(value) }));
 addField("temperature", () => (state.temperature === TEMPERATURE ? undefined : state.temperature), (text) => {

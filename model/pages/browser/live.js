@@ -13,16 +13,17 @@ import "browser/measurements.js";
 import { box } from "browser/editor.js";
 import { $ } from "browser/elements.js";
 import { startEngine } from "browser/engine.js";
-import { addView, start } from "browser/render.js";
+import { addView, shown, start } from "browser/render.js";
 import { data, state } from "browser/state.js";
-import { engine, readTyped, textOf, tokensOf, useEngine } from "browser/typed-text.js";
+import { dropQuestions, engine, readTyped, textOf, tokensOf, useEngine } from "browser/typed-text.js";
 import { decimal } from "browser/words.js";
 
 const LARGEST_ERROR = 1e-3; // of a logit
 const CUT_SHORT = "This file has been cut short: copy or download it again.";
-const TOO_OLD = "This browser cannot run the model. Chrome 105, Firefox 114, Safari 16.4 and later versions can.";
 const STOPPED = "The model has stopped, and this page with it. Reload the page to start it again.";
+const BROWSERS = $("browsers").textContent; // that can show this page
 
+const note = data.note ?? ""; // what this page cannot compute of its model, if anything
 const tell = (sentence) => ($("notes").textContent = sentence);
 
 // What the file holds of the model: { manifest, texts: the weights of each snapshot in base64 }; null if it ends before.
@@ -36,28 +37,34 @@ function model() {
   }
 }
 
-function drawParity() {
-  const { error, bits } = engine.parity;
-  const good = error <= LARGEST_ERROR;
-  const textContent = good ? "✓ as PyTorch computes it" : "✗ not what PyTorch computes";
+// Of both sides, the worse.
+async function drawParity() {
+  const now = shown;
+  const parities = await Promise.all(now.sides.map(({ at }) => engine.parity(at)));
+  if (now !== shown) return;
+  const { error, bits } = parities.reduce((worse, one) => (one.error > worse.error ? one : worse));
+  const good = error <= LARGEST_ERROR && !note;
+  const weights = engine.kind === "int8" ? ", with int8 weights" : "";
+  const textContent = good ? `✓ as PyTorch computes it${weights}` : "✗ not what PyTorch computes";
   const figures = `the largest difference of a logit is ${error.toExponential(1)}`;
   Object.assign($("parity"), { textContent, className: `badge ${good ? "good" : "bad"}` });
-  $("parity").setAttribute("aria-label", `${textContent}: ${figures}; opens the help`);
-  $("parity-figures").textContent = `Here ${figures}. Weights are rounded to make the file small, which costs ${decimal(bits, 4)} bits per token.`;
+  $("parity").setAttribute("aria-label", `${textContent}: ${note || figures}; opens the help`);
+  $("parity-figures").textContent = `Here ${figures}. Weights are stored as ${engine.kind} to make the file small, which costs ${decimal(bits, 4)} bits per token. ${note}`;
 }
 
 async function open() {
   const held = model();
   if (!held) return tell(CUT_SHORT);
-  useEngine(await startEngine(held.manifest, held.texts));
+  const onWaiting = (count) => $("main").setAttribute("aria-busy", count > 0);
+  useEngine(await startEngine(held.manifest, held.texts, { onWaiting, onStop: () => tell(STOPPED) }));
   addView(drawParity);
-  tell("");
+  tell(note);
   for (const id of ["parity", "main"]) $(id).hidden = false;
   $("parity").addEventListener("click", () => $("manual").showModal());
   state.typed = box.value = textOf(data.opening);
   state.token = Math.max(0, tokensOf(state.typed).tokens.length - 2); // the last of which the next one is known
-  start(readTyped);
+  addEventListener("unhandledrejection", ({ reason }) => tell(`This could not be shown: ${reason.message}.`));
+  start(readTyped, dropQuestions);
 }
 
-addEventListener("unhandledrejection", () => tell(STOPPED));
-open().catch(({ message }) => tell(`${TOO_OLD} (${message})`));
+open().catch(({ message, answered }) => tell(answered ? `This page cannot run this model: ${message}.` : `This browser cannot run the model. ${BROWSERS} can. (${message})`));

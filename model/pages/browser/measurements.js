@@ -127,11 +127,11 @@ function showEveryPart() {
 // A model that is asked while one types has lens and attribution after the rest. Until then the earlier ones stay.
 async function drawDeep() {
   const now = shown;
-  const late = now.sides.filter(({ later }) => later);
-  if (late.length) {
-    const details = await Promise.all(late.map(({ later }) => later));
+  const waiting = now.sides.filter(({ late }) => late);
+  if (waiting.length) {
+    const details = await Promise.all(waiting.map(({ late }) => late()));
     if (now !== shown || !details.every(Boolean)) return;
-    late.forEach((side, i) => (side.details = details[i]));
+    waiting.forEach((side, i) => Object.assign(side, { details: details[i], late: null }));
   }
   drawLenses();
   drawAttribution();

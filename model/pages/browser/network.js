@@ -69,6 +69,7 @@ export class Network {
   constructor(config, tensors) {
     const { num_heads: H, num_kv_heads: kv, embed_dim: D, feed_forward_dim: hidden, num_layers: L } = config;
     const K = D / H;
+    if (!ACTIVATIONS[config.activation]) throw new Error(`it does not know the activation ${config.activation}`);
     Object.assign(this, { config, K, qkvWidth: (H + 2 * kv) * K });
     const stages = Math.max(CHUNK, 2 * L + 1); // a lens reads all stages of a token at once
     const sizes = {

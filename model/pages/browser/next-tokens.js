@@ -36,6 +36,7 @@ function row({ id, now, before }, least) {
   const whole = before === undefined ? "" : `, with all parts ${before === null ? "less" : share(before)}`;
   button.setAttribute("aria-label", `${quote(label)}, probability ${told}${whole}; write it`);
   button.addEventListener("click", async () => {
+    if (box.readOnly) return; // it writes
     const place = [...$("next").children].findIndex((item) => item.contains(document.activeElement));
     showInBox(box.value + textOf(id));
     readBox();

@@ -11,11 +11,15 @@ import "browser/curves.js";
 import "browser/measurements.js";
 import "browser/ablation-view.js";
 import { recorded } from "browser/blocks.js";
-import { $ } from "browser/elements.js";
+import { $, element } from "browser/elements.js";
 import { start } from "browser/render.js";
+import { data } from "browser/state.js";
+
+const BROWSERS = $("browsers").textContent; // that can show this page
 
 if (typeof DecompressionStream === "undefined") {
-  $("notes").textContent = "This browser is too old to show the maps. Chrome 89, Firefox 113, Safari 16.4 and later versions can.";
+  $("notes").textContent = `This browser is too old to show the maps. ${BROWSERS} can.`;
 } else {
+  $("notes").replaceChildren(...data.notes.map((textContent) => element("p", { textContent })));
   start(recorded);
 }

@@ -5,7 +5,7 @@ import { $, ARROWS, changeTo, clamp, css } from "browser/elements.js";
 import { fitCanvas, rgb } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
 import { addField, ALL_HEADS, headPart, LAYERS, placeOf, shortName, state } from "browser/state.js";
-import { ask, engine, unlessAborted } from "browser/typed-text.js";
+import { answerTo, engine } from "browser/typed-text.js";
 import { quote, signed, visible } from "browser/words.js";
 
 const CANDIDATES = 5; // of each text's likeliest next tokens, from which the one is chosen whose logit is told
@@ -43,7 +43,7 @@ async function drawPatch() {
   const patch = chosen();
   $("patch").hidden = !patch;
   if (!patch) return stop();
-  const [{ labels, other }] = shown.sides;
+  const [{ typed, labels, other }] = shown.sides;
   const { into, from, target, head } = patch;
   fill($("patch-from"), other.typed.labels.map((_, token) => [token, name(other.typed.labels, token)]), from);
   fill($("patch-target"), patch.candidates.map((id) => [id, visible(engine.tokenizer.label(id), 24)]), target);
@@ -55,7 +55,7 @@ async function drawPatch() {
   const asked = JSON.stringify([keyOf(patch), head, into, from]);
   if ($("patched").dataset.asked !== asked) $("patched").textContent = "computing …";
   $("patched").dataset.asked = asked;
-  const answer = await patched({ layer, head: column, position: into, from, target }).catch(unlessAborted);
+  const answer = await answerTo(engine.patch(shown.at, typed.tokens, other.typed.tokens, { layer, head: column, position: into, from, target }));
   if (!answer || now !== shown) return;
   const told = `With it, the logit of ${quote(engine.tokenizer.label(target))} after text A `;
   const notes = [
@@ -65,16 +65,10 @@ async function drawPatch() {
   $("patched").replaceChildren(told, ...changeTo(answer.plain, answer.patched), `. ${notes.filter(Boolean).join(" ")}`);
 }
 
-async function patched(options) {
-  const [{ typed, other }] = shown.sides;
-  await ask(shown.at);
-  return engine.patch(typed.tokens, other.typed.tokens, options);
-}
-
 // ---- every head at every token
 
 function stop() {
-  running?.stop();
+  running?.drop();
   running = matrix = pointed = null;
   $("patch-all").textContent = ALL;
   $("patch-progress").hidden = $("patch-matrix").hidden = true;
@@ -87,21 +81,16 @@ async function fillMatrix() {
   const patch = chosen();
   stop();
   const mine = (matrix = { key: keyOf(patch), rows: [] });
-  running = { stop() {} };
   $("patch-all").textContent = "cancel";
   Object.assign($("patch-progress"), { hidden: false, max: ALL_HEADS.length, value: 0 });
   const tellProgress = () => ($("patch-note").textContent = `${mine.rows.length} of ${ALL_HEADS.length} heads are patched. The page can be used meanwhile; a change of a text stops this.`);
   tellProgress();
-  await ask(shown.at);
-  if (matrix !== mine) return;
-  running = engine.patchAll(typed.tokens, other.typed.tokens, patch.target, ({ row }) => {
-    if (matrix !== mine) return;
+  running = engine.patchAll(shown.at, typed.tokens, other.typed.tokens, patch.target, ({ row }) => {
     $("patch-progress").value = mine.rows.push(row);
     if (!pointed) tellProgress();
     drawMatrix();
   });
-  await running.done;
-  if (matrix !== mine) return;
+  if (!(await running.done)) return; // dropped
   running = null;
   $("patch-all").textContent = ALL;
   $("patch-progress").hidden = true;

@@ -7,11 +7,14 @@ import { data, mapped, nearest, PROBES, restore, save, state } from "browser/sta
 import { weighted } from "browser/value-weighting.js";
 
 let load = null; // where maps come from
+let forget = null;
 
-// Starts the page. source: an asynchronous function of a run, the place of a step among its captures, and a probe, which gives
-// { weights of all heads, details (see archive.py), labels of the tokens } and what else the views of a page need.
-export function start(source) {
-  load = source;
+// Starts the page. loader: an asynchronous function of a frame (a copy of the state), the place of a step among a run's captures,
+// and the run, which gives { weights of all heads, details (see archive.py), labels of the tokens } and what else the views
+// of a page need. dropOld is called before a frame is loaded: what the views asked for the one before is not wanted any more.
+export function start(loader, dropOld = () => {}) {
+  load = loader;
+  forget = dropOld;
   restore();
   addEventListener("hashchange", () => (restore(), render()));
   addEventListener("resize", render);
@@ -19,7 +22,7 @@ export function start(source) {
 }
 
 // The state that is on the screen with what it shows. `sides` is what is looked at, and what it is compared with:
-// { name, run, capture, head } with what `load` gives. `details` are those of the first side (see archive.py).
+// { name, run, at, capture, head } with what `load` gives. `details` are those of the first side (see archive.py).
 export let shown = null;
 export let rendered = Promise.resolve(); // settles when everything that was asked for is drawn
 export const pointer = { cell: null, token: null }; // the square { query, key } and the token of the text pointed at
@@ -71,15 +74,18 @@ async function drawWanted() {
 }
 
 async function draw() {
-  const next = { ...state, sides: [await side("A", state, state.probe)] };
-  const [first] = next.sides;
+  forget();
+  const next = { ...state };
+  const first = await side("A", next, next);
   first.head = next.head;
+  next.sides = [first];
   const { length } = first.labels;
-  PROBES[next.probe].labels = first.labels;
-  if (next.token >= length) state.token = next.token = null;
-  if (next.token === undefined) state.token = next.token = clearestQuery(ofHead(first.weights, next.head, length), length);
+  const { token } = next;
+  if (token >= length) next.token = null;
+  if (token === undefined) next.token = clearestQuery(ofHead(first.weights, next.head, length), length);
+  if (state.token === token) state.token = next.token;
   if (next.other) {
-    const second = await side("B", next.other, next.probe);
+    const second = await side("B", next, next.other);
     const { head } = next.other;
     second.head = head === "match" ? matchingHead(ofHead(first.weights, next.head, length), second.weights, length) : (head ?? next.head);
     next.sides.push(second);
@@ -91,16 +97,17 @@ async function draw() {
   document.documentElement.style.setProperty("--top", `${$("main").offsetTop}px`);
   document.documentElement.style.setProperty("--controls", `${$("controls").offsetHeight}px`);
   next.palette = palette(data.colours[next.theme], next.scale);
+  PROBES[next.probe].labels = first.labels;
   if (shown && shown.probe !== next.probe) pointer.cell = pointer.token = null;
   shown = next;
   for (const view of views) view();
   document.documentElement.dataset.drawn = `${next.run}:${next.capture.step}`;
 }
 
-async function side(name, { run, at }, probe) {
+async function side(name, frame, { run, at }) {
   const capture = mapped[run][at];
-  const loaded = await load(run, at, probe);
+  const loaded = await load(frame, at, run);
   const { weights, details, labels } = loaded;
-  const norms = state.weighting === "values" && details.probes?.[PROBES[probe].name]?.value_norms;
-  return { ...loaded, name, run, capture, weights: norms ? weighted(weights, norms, labels.length) : weights };
+  const norms = frame.weighting === "values" && details.probes?.[PROBES[frame.probe].name]?.value_norms;
+  return { ...loaded, name, run, at, capture, weights: norms ? weighted(weights, norms, labels.length) : weights };
 }

@@ -15,17 +15,17 @@ function drawSays() {
   drawReading();
 }
 
-function describe({ name, head, details }) {
+function describe({ name, head, descriptions }) {
   const [layer, column] = placeOf(head);
-  const found = details.descriptions?.[layer][column];
+  const found = descriptions?.[layer][column];
   const title = headName(head).replace("l", "L");
   return element("p", {}, element("b", { textContent: `${compared(name)}${title}. ` }), found?.sentence || "Nothing stands out in what it looks at.");
 }
 
 // The numbers that the sentence rests on. That of a head without a name has the counts in itself.
-function evidenceOf({ name, head, details }) {
+function evidenceOf({ name, head, descriptions }) {
   const [layer, column] = placeOf(head);
-  const { evidence, keys, offsets, name: pattern } = details.descriptions?.[layer][column] ?? {};
+  const { evidence, keys, offsets, name: pattern } = descriptions?.[layer][column] ?? {};
   const where = PROBES[shown.probe].name === "text" ? "Across the text" : "On the probe “text”"; // which the counts are of
   const lines = [evidence && `${compared(name)}${evidence}.`];
   if (pattern && keys.length) lines.push(`${where} it looks most at ${keysInWords(largest(keys))}.`);

@@ -10,7 +10,7 @@ import { addField, headPart, state } from "browser/state.js";
 import { engine } from "browser/typed-text.js";
 import { decimal, listed, quote } from "browser/words.js";
 
-const HARMED = 5; // tokens that are told
+const MOST_HARMED = 5; // tokens that are told
 
 const parts = () => partNames(engine.config);
 const isOff = (part) => state.off.includes(part);
@@ -29,7 +29,7 @@ function drawThumbs() {
 function drawSwitches() {
   if (!$("switches").children.length) buildSwitches();
   for (const button of $("switches").children) button.setAttribute("aria-pressed", !shown.off.includes(button.dataset.part));
-  press($("instead"), shown.instead);
+  press($("replacement"), shown.replacement);
 }
 
 // All that is not a head: a lit button is on.
@@ -59,7 +59,7 @@ function drawDamage() {
   const [before, after] = [intact.details, details].map(({ probes }) => probes.text.bits);
   const worse = after.map((bits, i) => [i + 1, bits - before[i]]).filter(([token, change]) => token < labels.length && change > 0.05);
   worse.sort(([, one], [, two]) => two - one);
-  $("harmed").replaceChildren(...worse.slice(0, HARMED).map(([token]) => harmedItem(token, before[token - 1], after[token - 1], labels)));
+  $("harmed").replaceChildren(...worse.slice(0, MOST_HARMED).map(([token]) => harmedItem(token, before[token - 1], after[token - 1], labels)));
 }
 
 function harmedItem(token, before, after, labels) {
@@ -77,7 +77,7 @@ choices(clicksBox, [["looks", "look"], ["switches", "switch off"]], (chosen) => 
   press(clicksBox, clicks);
 });
 press(clicksBox, clicks);
-choices($("instead"), [["mean", "its mean"], ["zero", "nothing"]], (instead) => change({ instead }));
+choices($("replacement"), [["mean", "its mean"], ["zero", "nothing"]], (replacement) => change({ replacement }));
 // Before the thumbnail's own listener, which chooses the head.
 $("grid").addEventListener("click", (event) => {
   const head = thumbs.indexOf(event.target.closest(".thumb"));
@@ -87,7 +87,7 @@ $("grid").addEventListener("click", (event) => {
 }, true);
 keys.x = () => toggle(headPart(state.head));
 addField("off", () => state.off.join() || undefined, (text) => (state.off = (text ?? "").split(",").filter((part) => parts().includes(part))));
-addField("instead", () => (state.instead === "zero" ? "zero" : undefined), (text) => (state.instead = text === "zero" ? "zero" : "mean"));
+addField("replacement", () => (state.replacement === "zero" ? "zero" : undefined), (text) => (state.replacement = text === "zero" ? "zero" : "mean"));
 addView(drawThumbs);
 addView(drawSwitches);
 addView(drawDamage);

@@ -1,56 +1,65 @@
-// The worker of a page with a model. Messages: { id, name, request } asks LiveModel for a method, { id, stop } stops it.
-// Answers: { id, value } for each value that it yields, { id, result } or { id, error } at the end.
+// The worker of a page with a model: one queue of questions, of which one at a time is worked on.
+//
+// Messages: { id, name, request } asks LiveModel for a method, { id, drop } takes a question back. Answers: { id, value } for
+// each value that it yields, { id, result } or { id, error } at the end; none to a question that was taken back.
 
 import { LiveModel } from "browser/live-model.js";
 
-const running = new Set();
-let model;
+// These take long, share nothing with other questions, and go on whenever no other question waits.
+const PATIENT = new Set(["write", "patchAll"]);
 
-const jobs = {
-  *start({ manifest, texts }) {
-    model = new LiveModel(manifest, texts);
-    return yield* model.parity();
-  },
-  *use({ snapshot }) {
-    model.use(snapshot);
-    return yield* model.parity();
-  },
-  read: (request) => model.read(request),
-  write: (request) => model.write(request),
-  patch: (request) => model.patch(request),
-  patchAll: (request) => model.patchAll(request),
+const queue = []; // { id, name, request, job }
+let model = null;
+let working = false;
+
+function* start({ manifest, texts }) {
+  model = new LiveModel(manifest, texts);
+  return yield* model.parity({ snapshot: texts.length - 1 });
+}
+
+onmessage = ({ data: { drop, ...question } }) => {
+  if (drop) remove(question.id);
+  else queue.push(question);
+  if (!working) work();
 };
 
-onmessage = ({ data: { id, name, request, stop } }) => {
-  if (stop) running.delete(id);
-  else run(id, name, request);
-};
+function remove(id) {
+  const place = queue.findIndex((question) => question.id === id);
+  if (place >= 0) queue.splice(place, 1);
+}
 
-async function run(id, name, request) {
-  running.add(id);
+async function work() {
+  working = true;
+  while (queue.length) {
+    workOn(queue.find(({ name }) => !PATIENT.has(name)) ?? queue[0]);
+    await messages();
+  }
+  working = false;
+}
+
+// Works on a question up to where its job yields.
+function workOn(question) {
+  const { id, name, request } = question;
   try {
-    const job = jobs[name](request);
-    while (running.has(id)) {
-      const { done, value } = job.next();
-      if (done) return postMessage({ id, result: value });
-      if (value !== undefined) postMessage({ id, value });
-      await messages();
-    }
+    question.job ??= name === "start" ? start(request) : model[name](request);
+    const { done, value } = question.job.next();
+    if (done) remove(id);
+    if (done) postMessage({ id, result: value });
+    else if (value !== undefined) postMessage({ id, value });
   } catch (error) {
+    remove(id);
     postMessage({ id, error: error.message });
-  } finally {
-    running.delete(id);
   }
 }
 
 // Lets messages that have come in the meantime be handled. A timer would wait at least four milliseconds.
 const channel = new MessageChannel();
-const waiting = [];
-channel.port1.onmessage = () => waiting.shift()();
+let goOn;
+channel.port1.onmessage = () => goOn();
 
 function messages() {
   return new Promise((resolve) => {
-    waiting.push(resolve);
+    goOn = resolve;
     channel.port2.postMessage(null);
   });
 }

@@ -1,6 +1,7 @@
 // What the page's engine answers, without a browser: reads questions as JSON from standard input, writes the answers.
 //
 //   ["models", [{ manifest, texts, asks: [[method of LiveModel, request], ...], simd }, ...]]
+//   ["work", [{ manifest, texts, asks }, ...]]      how many tokens the networks read for each
 //   ["tokenizer", { stored, texts, ids }]
 //   ["draws", { logits, options, count }]
 
@@ -12,6 +13,7 @@ const resolve = `export const resolve = (name, context, next) => name.startsWith
   ? { url: ${JSON.stringify(root)} + name, format: "module", shortCircuit: true } : next(name, context);`;
 register(`data:text/javascript,${encodeURIComponent(resolve)}`);
 const { LiveModel } = await import("browser/live-model.js");
+const { Network } = await import("browser/network.js");
 const { randomNumbers, sample } = await import("browser/sampling.js");
 const { createTokenizer } = await import("browser/tokenizer.js");
 
@@ -37,12 +39,28 @@ function withSimd(simd, make) {
 
 const answers = {
   models: (models) => models.map(({ manifest, texts, asks, simd = true }) => {
-    const model = withSimd(simd, () => new LiveModel(manifest, texts));
-    if (model.network.products.simd !== simd) throw new Error(`with SIMD: ${!simd}`);
+    const model = new LiveModel(manifest, texts);
+    if (withSimd(simd, () => model.snapshot(0)).network.products.simd !== simd) throw new Error(`with SIMD: ${!simd}`);
     return asks.map(([name, request]) => {
       const answer = finished(model[name](request));
       return answer.block ? { ...answer, block: [...answer.block] } : answer;
     });
+  }),
+  work: (models) => models.map(({ manifest, texts, asks }) => {
+    const model = new LiveModel(manifest, texts);
+    const { read } = Network.prototype;
+    let count = 0;
+    Network.prototype.read = function (tokens, ...others) {
+      count += tokens.length;
+      return read.call(this, tokens, ...others);
+    };
+    const counts = asks.map(([name, request]) => {
+      count = 0;
+      finished(model[name](request));
+      return count;
+    });
+    Network.prototype.read = read;
+    return counts;
   }),
   tokenizer: ({ stored, texts, ids }) => {
     const tokenizer = createTokenizer(stored);

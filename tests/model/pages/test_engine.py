@@ -88,6 +88,7 @@ def questions(packed: live.Packed, **more) -> dict:
         ("patch", patch),
         ("patchAll", {key: patch[key] for key in ("tokens", "other", "target")}),
     ]
+    asks = [(name, {"snapshot": 0} | request) for name, request in asks]
     return {"manifest": packed.manifest, "texts": packed.blocks, "asks": asks} | more
 
 
@@ -110,17 +111,17 @@ IN_PAGE = """async (models) => {
     const engine = await startEngine(manifest, texts);
     const written = [];
     const ask = {
-      parity: () => engine.parity,
-      read: async ({ tokens, ...options }) => {
-        const answer = await engine.read(tokens, options);
+      parity: ({ snapshot }) => engine.parity(snapshot),
+      read: async ({ snapshot, tokens, ...options }) => {
+        const answer = await engine.read(snapshot, tokens, options).done;
         return { ...answer, block: [...answer.block] };
       },
-      write: async ({ tokens, ...options }) => {
-        await engine.write(tokens, { ...options, stop: null }, (id) => written.push(id)).done;
+      write: async ({ snapshot, tokens, ...options }) => {
+        await engine.write(snapshot, tokens, { ...options, stop: null }, (id) => written.push(id)).done;
         return written;
       },
-      patch: ({ tokens, other, ...options }) => engine.patch(tokens, other, options),
-      patchAll: ({ tokens, other, target }) => engine.patchAll(tokens, other, target).done,
+      patch: ({ snapshot, tokens, other, ...options }) => engine.patch(snapshot, tokens, other, options).done,
+      patchAll: ({ snapshot, tokens, other, target }) => engine.patchAll(snapshot, tokens, other, target).done,
     };
     const given = [];
     for (const [name, request] of asks) given.push(await ask[name](request));
@@ -252,7 +253,7 @@ def check_next(read: dict, logits: torch.Tensor) -> None:
 
 
 def cross_entropy(logits: torch.Tensor) -> float:
-    return torch.nn.functional.cross_entropy(logits[:-1], TOKENS[1:]).item()
+    return torch.nn.functional.cross_entropy(logits[:-1], TOKENS[1 : len(logits)]).item()
 
 
 def with_edits(gpt: GPT, edits: list[tuple[str, str]]) -> torch.Tensor:
@@ -359,50 +360,81 @@ def test_tokens_are_drawn_as_often_as_they_are_likely():
         np.testing.assert_allclose(np.bincount(drawn, minlength=6) / count, expected, atol=0.015)
 
 
-SNAPSHOTS = """async ([{ manifest, texts }, tokens]) => {
+QUESTIONS = """async ([{ manifest, texts }, tokens]) => {
   const { startEngine } = await import("browser/engine.js");
-  const engine = await startEngine(manifest, texts);
-  const newest = engine.read(tokens).then((answer) => answer.loss);
-  const seen = { last: await newest };
-  const [older, newer] = [engine.read(tokens), engine.read(tokens.slice(0, 5))];
-  seen.given_up = await older.catch((error) => error.name);
-  seen.short = (await newer).details.probes.text.bits.length;
-  await engine.use(0);
-  seen.first = (await engine.read(tokens)).loss;
-  seen.parity = engine.parity;
-  seen.nothing = await engine.read([]);
-  const edits = [{ part: "head 9.9", with: "zero" }];
-  seen.mistake = await engine.read(tokens, { edits }).catch((error) => error.message);
+  const counts = [];
+  const engine = await startEngine(manifest, texts, { onWaiting: (count) => counts.push(count) });
   const few = [];
-  const writing = engine.write(tokens, { count: 1e9, stop: null }, (id) => few.push(id) > 20 && writing.stop());
+  const writing = engine.write(1, tokens, { count: 1e9, stop: null }, (id) => few.push(id) > 20 && writing.drop());
+  const rows = [];
+  const patching = engine.patchAll(1, tokens, tokens.toReversed(), 7, ({ row }) => rows.push(row) && patching.drop());
+  // All at once, while it writes and patches: what is dropped has no answer, and the others have their own.
+  const questions = [0, 1, 0, 1, 1, 0].map((snapshot, i) => engine.read(snapshot, i % 3 ? tokens : tokens.slice(0, 5)));
+  for (const dropped of [2, 4]) questions[dropped].drop();
+  const answers = await Promise.all(questions.map(({ done }) => done));
+  const seen = { losses: answers.map((answer) => answer && answer.loss) };
   await writing.done;
   seen.few = few.length;
-  const rows = [];
-  const patching = engine.patchAll(tokens, tokens, 7, ({ row }) => rows.push(row) && patching.stop());
   seen.matrix = (await patching.done) === undefined && rows.length;
+  seen.parities = await Promise.all([0, 1].map((snapshot) => engine.parity(snapshot)));
+  seen.nothing = await engine.read(0, []).done;
+  const edits = [{ part: "head 9.9", with: "zero" }];
+  seen.mistake = await engine.read(0, tokens, { edits }).done.catch((error) => error.message);
   seen.label = engine.tokenizer.label(engine.tokenizer.encode("é")[0]);
-  seen.broken = await startEngine({ ...manifest, steps: [] }, []).catch((error) => typeof error.message);
+  const refused = (change) => startEngine({ ...manifest, ...change }, texts).catch((error) => [error.answered, error.message]);
+  seen.broken = await refused({ tensors: [] });
+  seen.unknown = await refused({ config: { ...manifest.config, activation: "sine" } });
+  seen.waiting = [Math.max(...counts), counts.at(-1)];
   engine.close();
   return seen;
 }"""
 
 
-def test_the_engine_changes_snapshots_and_gives_up_what_is_stopped(engine_page):
+def test_each_question_is_answered_for_its_own_snapshot_and_none_that_is_dropped(engine_page):
     config = replace(MODERN, num_layers=1)
     models = [(step, random_gpt(config, seed=step)) for step in (0, 50)]
     data = live.pack(models, TOKENIZER, TOKENS.tolist())
-    answer = engine_page.evaluate(SNAPSHOTS, [{"manifest": data.manifest, "texts": data.blocks}, TOKENS.tolist()])
-    with torch.no_grad():
-        first, last = (cross_entropy(unpacked(data, number)(TOKENS[None])[0]) for number in range(2))
+    answer = engine_page.evaluate(QUESTIONS, [{"manifest": data.manifest, "texts": data.blocks}, TOKENS.tolist()])
     assert data.manifest["steps"] == [0, 50]
-    assert (answer["first"], answer["last"]) == (pytest.approx(first, abs=1e-4), pytest.approx(last, abs=1e-4))
-    assert answer["parity"]["error"] < 1e-4 and answer["parity"]["bits"] == data.manifest["parity"]["bits"][0]
-    assert answer["given_up"] == "AbortError" and answer["short"] == 5
+    with torch.no_grad():
+        short, whole = (
+            [cross_entropy(unpacked(data, number)(TOKENS[None, :length])[0]) for number in range(2)]
+            for length in (5, None)
+        )
+    expected = [short[0], whole[1], None, short[1], None, whole[0]]
+    assert [loss is None for loss in answer["losses"]] == [loss is None for loss in expected]
+    assert [loss or 0 for loss in answer["losses"]] == pytest.approx([loss or 0 for loss in expected], abs=1e-4)
+    assert answer["few"] == 21 and answer["matrix"] == 1
+    for parity, bits in zip(answer["parities"], data.manifest["parity"]["bits"], strict=True):
+        assert parity["error"] < 1e-4 and parity["bits"] == bits
     assert answer["nothing"]["next"] == [] and answer["nothing"]["loss"] is None
     assert answer["mistake"] == "the model has no part head 9.9"
-    assert answer["few"] == 21 and answer["matrix"] == 1
     assert answer["label"] == "\\xc3"
-    assert answer["broken"] == "string"
+    assert answer["broken"][0] and answer["unknown"] == [True, "it does not know the activation sine"]
+    most, last = answer["waiting"]
+    assert most >= 8 and last == 0
+
+
+def test_a_typed_letter_costs_one_token_for_each_step_and_text():
+    """Also while two steps are compared, with a part switched off, and a second text is read and patched."""
+    config = replace(MODERN, num_layers=2)
+    data = live.pack([(step, random_gpt(config, seed=step)) for step in (0, 50)], TOKENIZER, TOKENS.tolist())
+    tokens, edits = TOKENS.tolist(), [{"part": "head 0.0", "with": "mean"}]
+    patch = {"layer": 0, "head": 0, "position": 4, "from": 4, "target": TARGET}
+    letters = []
+    for length in range(6, len(tokens) + 1):
+        for snapshot in (0, 1):
+            for edited in ([], edits):
+                letters.append(("read", {"snapshot": snapshot, "tokens": tokens[:length], "edits": edited}))
+            letters.append(("read", {"snapshot": snapshot, "tokens": OTHER.tolist(), "text": "B", "details": False}))
+        plain = {"snapshot": 1, "tokens": tokens[:length], "other": OTHER.tolist()}
+        letters.append(("patch", plain | patch))
+    ((read,),) = in_node([("work", [{"manifest": data.manifest, "texts": data.blocks, "asks": letters}])])
+    first, *others = (read[place : place + 7] for place in range(0, len(read), 7))
+    assert first[:6] == [6, 6, 12, 6, 6, 12]
+    patched = 2  # tokens from the patched position on, with each letter one more
+    for number, of_letter in enumerate(others, start=1):
+        assert of_letter == [1, 1, 0, 1, 1, 0, patched + number]
 
 
 def test_the_parity_badge_sees_a_wrong_weight(packed):

@@ -1,7 +1,9 @@
 """The page that holds the model, in a real browser: what a person types, breaks and patches, against PyTorch."""
 
 import math
+import random
 import re
+from dataclasses import replace
 from urllib.parse import parse_qs
 
 import pytest
@@ -24,9 +26,9 @@ OPENING = "blacksmithblacksmithbla"
 PRINTABLE = range(32, 127)
 
 
-def plain_gpt(seed: int) -> GPT:
+def plain_gpt(seed: int, config: GPTConfig = CONFIG) -> GPT:
     """A random GPT with weights that bfloat16 has exactly, which writes printable ASCII."""
-    gpt = random_gpt(CONFIG, seed)
+    gpt = random_gpt(config, seed)
     with torch.no_grad():
         for weight in gpt.parameters():
             weight.copy_(weight.bfloat16())
@@ -41,20 +43,31 @@ GPTS = [plain_gpt(seed) for seed in (0, 1)]
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """The page of two snapshots."""
-    path = tmp_path_factory.mktemp("live") / "model.html"
+    return write_page(tmp_path_factory.mktemp("live") / "model.html", GPTS)
+
+
+@pytest.fixture(scope="module")
+def slow_page(tmp_path_factory):
+    """A page whose model takes long enough to be interrupted."""
+    config = replace(CONFIG, num_layers=4, num_heads=4, embed_dim=96, context_length=64)
+    path = tmp_path_factory.mktemp("slow") / "model.html"
+    return write_page(path, [plain_gpt(seed, config) for seed in (0, 1)])
+
+
+def write_page(path, gpts):
     tokens = TOKENIZER.encode(OPENING)
     probes = {
         "text": Probe(tokens, list(OPENING)),
         "repeated": draw_repeated_probe(range(256), 10, TOKENIZER.label, first=256),
     }
-    write_model_page(path, "tiny", [(0, GPTS[0]), (8, GPTS[1])], TOKENIZER.to_dict(), probes, tokens)
+    write_model_page(path, "tiny", list(zip((0, 8), gpts, strict=True)), TOKENIZER.to_dict(), probes, tokens)
     return path
 
 
 @pytest.fixture
 def open_page(open_file, written):
-    def open_(**window):
-        page = open_file(written, **window)
+    def open_(path=written, **window):
+        page = open_file(path, **window)
         page.locator("html[data-drawn]").wait_for(state="attached")
         settle(page)
         return page
@@ -66,10 +79,19 @@ def in_page(page, module: str, expression: str):
     return page.evaluate(f"import('browser/{module}.js').then((module) => module.{expression})")
 
 
+# Waits until all is drawn and every question to the model is answered.
+IDLE = """async () => {
+  const render = await import("browser/render.js");
+  for (let quiet = 0; quiet < 3; ) {
+    await render.rendered;
+    await new Promise((done) => setTimeout(done, 10));
+    quiet = document.getElementById("main").ariaBusy === "true" ? 0 : quiet + 1;
+  }
+}"""
+
+
 def settle(page) -> None:
-    """Waits until the last change is drawn, lens and attribution included."""
-    in_page(page, "render", "rendered")
-    in_page(page, "render", "shown.sides[0].later?.then(() => null)")
+    page.evaluate(IDLE)
 
 
 def type_text(page, text: str) -> None:
@@ -323,6 +345,109 @@ def test_the_slider_changes_the_model_that_answers(open_page):
     likeliest = [chr(predictions(gpt, "abc")[1].argmax()) for gpt in GPTS]
     assert [table.locator("tbody td").last.inner_text() for table in page.locator(".lens:visible").all()] == likeliest
     assert page.locator("#slide-a output").inner_text() == "step 0"
+
+
+PANELS = ("#tokens", "#sentences", "#reading", "#top", "#evidence", "#next", "#coloured", "#cost", "#damage", "#harmed")
+PANELS += ("#lenses", "#parts", "#attribution-what", "#attribution-badge", "#patched", "#parity", "#notes")
+SHOWN = """(panels) => Object.fromEntries([
+  ...panels.map((panel) => [panel, document.querySelector(panel)])
+    .map(([panel, one]) => [panel, one.checkVisibility() ? one.innerText : ""]),
+  ...panels.map((panel) => [`colours of ${panel}`, [...document.querySelectorAll(`${panel} [style]`)]
+    .filter((one) => one.checkVisibility()).map((one) => one.getAttribute("style")).filter(Boolean).join("|")]),
+  ...[...document.querySelectorAll(".thumb canvas, #panes canvas:not(.over), #patch-matrix:not([hidden])")]
+    .map((canvas, i) => [`picture ${i}`, canvas.toDataURL()])])"""
+# What a person does: a function of a random number that never waits for the page.
+ACTIONS = """(name, random) => {
+  const $ = (selector) => document.querySelector(selector);
+  const all = [...document.querySelectorAll("#grid .thumb")];
+  const input = (node, value) => ((node.value = value), node.dispatchEvent(new Event("input")));
+  const letters = "abcdefgh ():=\\n";
+  const actions = {
+    type: () => $("#box").readOnly || input($("#box"), $("#box").value + letters[Math.floor(random * letters.length)]),
+    erase: () => $("#box").readOnly || input($("#box"), $("#box").value.slice(0, -Math.ceil(5 * random))),
+    step: () => input($("#slide-a input"), Math.round(random)),
+    "other step": () => $("#slide-b").hidden || input($("#slide-b input"), Math.round(random)),
+    compare: () => $("#compare").click(),
+    head: () => all[Math.floor(random * all.length)].click(),
+    part: () => $("#switches").children[Math.floor(random * $("#switches").children.length)].click(),
+    "text B": () => input($("#other-text"), random < 0.2 ? "" : "black" + Math.floor(1e6 * random)),
+    "patch all": () => $("#patch").hidden || $("#patch-all").click(),
+    weighting: () => $("#weightings").children[Math.round(random)].click(),
+    write: () => $("#write").click(),
+    next: () => $("#next").children[0]?.firstChild.click(),
+    token: () => $("#tokens").children[Math.floor(random * $("#tokens").children.length)].click(),
+  };
+  actions[name]();
+  return Object.keys(actions);
+}"""
+OFTEN = ("type", "step", "compare", "patch all")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_a_person_does_the_panels_end_as_on_a_fresh_page(open_page, slow_page, seed):
+    page, draws = open_page(path=slow_page, hash_="#b=blackboard"), random.Random(seed)
+    act = f"([name, random]) => ({ACTIONS})(name, random)"
+    names = page.evaluate(act, ["head", 0])
+    for number in range(1, 101):
+        name = draws.choice([*names, *3 * OFTEN])
+        page.evaluate(act, [name, draws.random()])
+        page.wait_for_timeout(draws.choice([0, 0, 10, 70, 180]))
+        if number % 50:
+            continue
+        if page.locator("#write").get_attribute("aria-pressed") == "true":
+            page.locator("#write").click()
+        settle(page)
+        page.evaluate("import('browser/state.js').then(({ save }) => save())")
+        fresh = open_page(path=slow_page, hash_=f"#{page.url.partition('#')[2]}")
+        if page.locator("#patch-matrix").is_visible():
+            fresh.locator("#patch-all").click()
+            settle(fresh)
+        found, expected = (one.evaluate(SHOWN, list(PANELS)) for one in (page, fresh))
+        assert {name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)} == set()
+        assert found["#notes"] == "" and page.locator("#parity.good").count() == 1
+        fresh.close()
+
+
+def test_patches_that_a_step_interrupts_are_not_announced_as_done(open_page, slow_page):
+    page = open_page(path=slow_page, hash_="#b=blackboard&temperature=0")
+    page.evaluate("() => document.getElementById('patch-all').click()")
+    page.locator("#patch-note", has_text="of 16 heads").wait_for()
+    page.keyboard.press("ArrowLeft")
+    settle(page)
+    assert page.locator("#patch-note").inner_text() == "" and page.locator("#patch-matrix").is_hidden()
+    assert page.locator("#live").inner_text() == "" and page.locator("#notes").inner_text() == ""
+    page.locator("#write").click()
+    page.locator("#speed", has_text="wrote 200 at").wait_for()
+
+
+def test_the_panels_follow_while_it_writes_and_its_speed_leaves_with_the_text(open_page, slow_page):
+    page = open_page(path=slow_page, hash_="#temperature=0")
+    page.evaluate("""() => {
+      window.followed = 0;
+      const writes = () => document.getElementById("write").ariaPressed === "true";
+      const count = () => (window.followed += writes());
+      new MutationObserver(count).observe(document.getElementById("cost"), { childList: true });
+    }""")
+    page.locator("#write").click()
+    page.locator("#speed", has_text="wrote").wait_for()
+    assert page.evaluate("window.followed") > 0
+    settle(page)
+    page.locator(".thumb").first.click()
+    settle(page)
+    assert page.locator("#speed").inner_text().startswith("wrote")
+    page.locator("#box").press("End")
+    page.locator("#box").press("x")
+    settle(page)
+    assert page.locator("#speed").inner_text() == ""
+
+
+def test_a_model_that_the_page_cannot_compute_is_not_blamed_on_the_browser(open_file, written, tmp_path):
+    path = tmp_path / "sine.html"
+    document = written.read_text(encoding="utf-8")
+    path.write_text(document.replace(f'"activation":"{CONFIG.activation}"', '"activation":"sine"'), encoding="utf-8")
+    page = open_file(path)
+    told = "This page cannot run this model: it does not know the activation sine."
+    page.locator("#notes", has_text=told).wait_for()
 
 
 def test_it_is_used_with_the_keyboard_alone(open_page):
