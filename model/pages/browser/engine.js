@@ -22,6 +22,7 @@ export async function startEngine(manifest, texts, { onWaiting = () => {}, onSto
   return {
     config: manifest.config,
     kind: manifest.kind, // of the weights, as they are stored
+    note: manifest.note, // what this page computes otherwise than the model, "" if nothing
     tokenizer,
 
     // -> { error, bits }; see LiveModel.parity.

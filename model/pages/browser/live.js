@@ -23,7 +23,6 @@ const CUT_SHORT = "This file has been cut short: copy or download it again.";
 const STOPPED = "The model has stopped, and this page with it. Reload the page to start it again.";
 const BROWSERS = $("browsers").textContent; // that can show this page
 
-const note = data.note ?? ""; // what this page cannot compute of its model, if anything
 const tell = (sentence) => ($("notes").textContent = sentence);
 
 // What the file holds of the model: { manifest, texts: the weights of each snapshot in base64 }; null if it ends before.
@@ -43,13 +42,13 @@ async function drawParity() {
   const parities = await Promise.all(now.sides.map(({ at }) => engine.parity(at)));
   if (now !== shown) return;
   const { error, bits } = parities.reduce((worse, one) => (one.error > worse.error ? one : worse));
-  const good = error <= LARGEST_ERROR && !note;
+  const good = error <= LARGEST_ERROR && !engine.note;
   const weights = engine.kind === "int8" ? ", with int8 weights" : "";
   const textContent = good ? `✓ as PyTorch computes it${weights}` : "✗ not what PyTorch computes";
   const figures = `the largest difference of a logit is ${error.toExponential(1)}`;
   Object.assign($("parity"), { textContent, className: `badge ${good ? "good" : "bad"}` });
-  $("parity").setAttribute("aria-label", `${textContent}: ${note || figures}; opens the help`);
-  $("parity-figures").textContent = `Here ${figures}. Weights are stored as ${engine.kind} to make the file small, which costs ${decimal(bits, 4)} bits per token. ${note}`;
+  $("parity").setAttribute("aria-label", `${textContent}: ${engine.note || figures}; opens the help`);
+  $("parity-figures").textContent = `Here ${figures}. Weights are stored as ${engine.kind} to make the file small, which costs ${decimal(bits, 4)} bits per token. ${engine.note}`;
 }
 
 async function open() {
@@ -58,7 +57,7 @@ async function open() {
   const onWaiting = (count) => $("main").setAttribute("aria-busy", count > 0);
   useEngine(await startEngine(held.manifest, held.texts, { onWaiting, onStop: () => tell(STOPPED) }));
   addView(drawParity);
-  tell(note);
+  tell(engine.note);
   for (const id of ["parity", "main"]) $(id).hidden = false;
   $("parity").addEventListener("click", () => $("manual").showModal());
   state.typed = box.value = textOf(data.opening);

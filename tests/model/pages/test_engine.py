@@ -381,7 +381,8 @@ QUESTIONS = """async ([{ manifest, texts }, tokens]) => {
   const edits = [{ part: "head 9.9", with: "zero" }];
   seen.mistake = await engine.read(0, tokens, { edits }).done.catch((error) => error.message);
   seen.label = engine.tokenizer.label(engine.tokenizer.encode("é")[0]);
-  const refused = (change) => startEngine({ ...manifest, ...change }, texts).catch((error) => [error.answered, error.message]);
+  const why = (error) => [error.answered, error.message];
+  const refused = (change) => startEngine({ ...manifest, ...change }, texts).catch(why);
   seen.broken = await refused({ tensors: [] });
   seen.unknown = await refused({ config: { ...manifest.config, activation: "sine" } });
   seen.waiting = [Math.max(...counts), counts.at(-1)];
