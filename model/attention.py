@@ -249,7 +249,7 @@ class CausalSelfAttention(nn.Module):
 
         Args:
             x: the tokens; with a cache, those that follow the cached ones.
-            rotary: (cos, sin), each (T, K/2) or (B, 1, T, K/2), for the positions of x.
+            rotary: (cos, sin) of `rotary_angles`, each (T, K), for the positions of x.
             mask: boolean, (B or 1, 1, T, S), where S is T plus the cached length. Causality and the window are added
                 here, so this may be a bare `document_mask` or `padding_mask`.
             cache: this layer's part of a KVCache, to which x is appended.

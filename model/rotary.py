@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def rotary_angles(positions: Tensor, head_dim: int, base: float = 10000.0) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of every pair's angle at `positions` (..., T): each (..., T, K/2), in float32.
+    """Cosine and sine of each channel's angle at `positions` (T,), as `apply_rotary` takes them: each (T, K), float32.
 
     Always float32: in bfloat16 neighbouring positions would share an angle.
 
@@ -29,15 +29,16 @@ def rotary_angles(positions: Tensor, head_dim: int, base: float = 10000.0) -> tu
     if base <= 0:
         raise ValueError(f"base must be positive, not {base}")
     frequencies = base ** -(torch.arange(0, head_dim, 2, device=positions.device).float() / head_dim)
-    angles = positions.float()[..., None] * frequencies
-    return angles.cos(), angles.sin()
+    angles = positions.float()[:, None] * frequencies  # (T, K/2), one for each pair
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turns each pair of x (..., T, K) by its position's angle. The shape and dtype of x are kept.
 
-    Channel i is paired with channel i + K/2 (the halves of GPT-NeoX and Llama, not RoFormer's neighbours).
-    `cos` and `sin` are (T, K/2), or broadcast with x.
+    Channel i is paired with channel i + K/2 (the halves of GPT-NeoX and Llama, not RoFormer's neighbours):
+
+        (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin) = (x1, x2) * (cos, cos) + (x2, x1) * (-sin, sin)
     """
-    x1, x2 = x.chunk(2, dim=-1)
-    return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1).to(x.dtype)
+    return (x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin).to(x.dtype)

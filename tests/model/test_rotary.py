@@ -41,7 +41,7 @@ def test_position_zero_is_untouched_and_lengths_are_kept():
 
 def test_angles_are_float32_whatever_is_turned():
     cos, sin = rotary_angles(torch.arange(1100), 8)
-    assert cos.shape == sin.shape == (1100, 4) and cos.dtype == sin.dtype == torch.float32
+    assert cos.shape == sin.shape == (1100, 8) and cos.dtype == sin.dtype == torch.float32
     assert (cos[1:] - cos[:-1]).abs().amax(dim=1).min() > 1e-4  # in bfloat16 neighbours would share an angle
     assert apply_rotary(torch.ones(2, 8, dtype=torch.bfloat16), cos[:2], sin[:2]).dtype == torch.bfloat16
 
