@@ -131,6 +131,9 @@ class Writer:
     """
 
     def __init__(self, arguments: argparse.Namespace) -> None:
+        import torch
+
+        self.most_threads = torch.get_num_threads()
         self.device = choose_device(arguments.device)
         self.model, self.tokenizer, self.heading = open_model(arguments.checkpoint, self.device)
         self.seed, self.max_new_tokens, self.stops = arguments.seed, arguments.max_new_tokens, arguments.stop
@@ -167,7 +170,9 @@ class Writer:
         import torch
 
         from model.generation import stream
+        from model.kernels import decoding_threads
 
+        torch.set_num_threads(decoding_threads(self.model, texts_each * len(prompts), self.most_threads))
         tokens = torch.tensor(prompts, device=self.device).repeat_interleave(texts_each, dim=0)
         options |= self.options | {"stop_token": self.tokenizer.end_of_text, "generator": generator}
         options["shared_draws"] = 1 if self.seed is None else len(prompts)

@@ -48,7 +48,25 @@ def run_dir(tmp_path_factory):
     return save_run(tmp_path_factory.mktemp("runs") / "first")
 
 
+@pytest.fixture(autouse=True)
+def own_threads():
+    """The program chooses a number of threads for its process."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
 generate = functools.partial(call, main)
+
+
+def test_one_small_text_takes_one_thread_and_many_take_all(run_dir, capsys, monkeypatch):
+    monkeypatch.setattr("model.kernels.SMALL_STEP", 100_000)  # the model needs 33 thousand products for a token
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    chosen = []
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    for samples in (1, 4):
+        generate(capsys, "--checkpoint", run_dir, "--num_samples", samples, "--max_new_tokens", 2)
+    assert chosen == [1, 3]
 
 
 def test_the_prompt_is_continued(run_dir, capsys):

@@ -230,6 +230,12 @@ def test_the_processors_name_says_which_products_are_slow(monkeypatch, name, slo
     assert kernels.has_slow_vector_products.__wrapped__() == (slow and torch.backends.mkl.is_available())
 
 
+def test_small_steps_take_one_thread_and_large_ones_all():
+    model = nn.Sequential(nn.Embedding(100, 1024), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024, bias=False))
+    assert [kernels.decoding_threads(model, batch_size, 6) for batch_size in (1, 2, 3, 32)] == [1, 6, 6, 6]
+    assert kernels.decoding_threads(model, 32, 1) == 1
+
+
 def test_decoding_in_between_compiles_nothing_again(slow_products):
     graphs = []
     layer = nn.Linear(6, 16)
