@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap, Normalize
     from matplotlib.figure import Figure
+    from matplotlib.transforms import Bbox
 
     from model.pages.captures import Captures
 
@@ -33,6 +34,7 @@ MAX_COLUMNS = 3  # of panels with curves
 MAX_PIXELS = 100_000_000  # of a PNG, which takes four bytes for each while it is drawn
 MAX_SHAPES = 20_000  # weights that an SVG or a PDF draws as shapes; more are an image in it, with a pixel for each
 PIXELS = 600  # of the longer side of a picture without text, unless there are more weights
+MARGIN = 12  # pixels around a picture
 LABEL_PITCH = 10  # pixels from one token label to the next, below which they would touch
 MAX_LABEL = 12  # characters of a token
 NAMED_HEADS = 12  # the most lines that are told apart by head; more are told apart by layer
@@ -105,30 +107,20 @@ def grid_figure(
 
     size = len(labels)
     gap = max(1, round(size / 16))
-    tops, lefts = ([i * (size + gap) for i in range(len(names))] for names in (rows, columns))
+    tops, lefts = (np.arange(len(names)) * (size + gap) for names in (rows, columns))
     high, wide = tops[-1] + size, lefts[-1] + size  # in weights
     pitch = min(np.clip(400 / size, 16, 40), max_side / max(high, wide))  # pixels of a weight's square
     if pitch > 1:
         pitch = math.floor(pitch)  # whole pixels for each weight keep the squares square
     height, width = high * pitch, wide * pitch
-    label_size = np.clip(0.8 * pitch, 8, 12)
-    # Margins are whole pixels too, or every square would be smeared over two.
-    label_room = math.ceil(max(map(len, labels)) * 0.61 * label_size + 8)
     # A large picture is viewed from further away, but "layer 10" has to fit beside its maps.
     heading_size = round(np.clip(min(max(width, height) / 100, size * pitch / 5), 13, 36))
-    title_size = 1.2 * heading_size
     bar_size = max(11, round(0.6 * heading_size))  # of its text
-    bar_room = 8 * bar_size
-
-    left, top = 2 * heading_size + label_room, 4 * heading_size + 16
-    full_width = max(left + width + 20 + bar_room * len(parts), 0.62 * title_size * len(title) + 40)
-    full_height = top + max(height, 120) + label_room + 8
-    soft, line = THEMES[theme]["soft"], THEMES[theme]["line"]
+    line = THEMES[theme]["line"]
     with matplotlib.rc_context(_settings(theme)):
-        figure = Figure(figsize=(full_width / DPI, full_height / DPI), dpi=DPI)
-        figure.text(16 / full_width, 1 - 16 / full_height, _one_line(title), va="top", fontsize=title_size)
-        axes = _axes(figure, left, top, width, height)
-        axes.spines[:].set_visible(False)
+        # The maps fill the figure. What stands around them is outside of it, and `_write` makes room for it.
+        figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI)
+        axes = figure.add_axes((0, 0, 1, 1), xlim=(-0.5, wide - 0.5), ylim=(high - 0.5, -0.5), frame_on=False)
         shapes = vector and sum(part.size for part in parts) <= MAX_SHAPES
         start = 0
         for number, (part, (name, colours, norm, ticks)) in enumerate(zip(parts, _scales(theme), strict=False)):
@@ -140,39 +132,46 @@ def grid_figure(
                     mosaic,
                     cmap=colours,
                     norm=norm,
+                    aspect="auto",
                     extent=(start - 0.5, start + mosaic.shape[1] - 0.5, high - 0.5, -0.5),
                     interpolation="none" if vector else "nearest" if pitch >= 1 else "auto",
                     interpolation_stage="rgba",  # coloured first, as there are far fewer weights than pixels
                 )
             start += mosaic.shape[1] + gap
-            bar_left, bar_height = left + width + 20 + number * bar_room, min(max(height, 60), 20 * bar_size)
-            bar_axes = _axes(figure, bar_left, top, bar_size, bar_height)
-            bar = figure.colorbar(ScalarMappable(norm, colours), cax=bar_axes)
+            right, tall = width + 3 * heading_size + number * 8 * bar_size, min(max(height, 60), 20 * bar_size)
+            box = axes.inset_axes((right / width, 1 - tall / height, bar_size / width, tall / height))
+            bar = figure.colorbar(ScalarMappable(norm, colours), cax=box)
             bar.solids.set(rasterized=False, edgecolor="face")  # shapes too, without seams between them
             bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
-            bar_axes.tick_params(labelsize=bar_size, length=3)
+            bar.ax.tick_params(labelsize=bar_size, length=3)
             bar.set_label(name, fontsize=bar_size + 1)
             bar.outline.set_edgecolor(line)
-        axes.set(xticks=(), yticks=(), xlim=(-0.5, wide - 0.5), ylim=(high - 0.5, -0.5), aspect="auto")
-
-        # Plain texts beside the axes: as ticks, hundreds of them take five times as long.
-        text = {"fontfamily": [FONT, "monospace"], "fontsize": label_size}
-        heading = {"fontsize": heading_size, "color": soft, "textcoords": "offset points"}
-        edge = 3 / pitch + 0.5
-        labelled = range(0, size, math.ceil(LABEL_PITCH / pitch))
-        for name, start in zip(rows, tops, strict=True):
-            place = (-0.5, start + (size - 1) / 2)
-            axes.annotate(name, place, (-label_room - 6, 0), rotation=90, ha="right", va="center", **heading)
-            for i in labelled:
-                axes.text(-edge, start + i, labels[i], ha="right", va="center", **text)
-        for name, start in zip(columns, lefts, strict=True):
-            axes.annotate(name, (start + (size - 1) / 2, -0.5), (0, 5), ha="center", **heading)
-            for i in labelled:
-                axes.text(start + i, high - 1 + edge, labels[i], ha="center", va="top", rotation=90, **text)
-        frame = {"fill": False, "edgecolor": line, "linewidth": 0.8, "clip_on": False}
         for x, y in product(lefts, tops):
+            frame = {"fill": False, "edgecolor": line, "linewidth": 0.8, "clip_on": False}
             axes.add_patch(Rectangle((x - 0.5, y - 0.5), size, size, **frame))
+
+        labelled = range(0, size, math.ceil(LABEL_PITCH / pitch))
+        texts, fonts = [labels[i] for i in labelled], [FONT, "monospace"]
+        axes.set_xticks(np.add.outer(lefts, labelled).ravel(), texts * len(lefts), rotation=90)
+        axes.set_yticks(np.add.outer(tops, labelled).ravel(), texts * len(tops))
+        axes.tick_params(length=0, labelsize=np.clip(0.8 * pitch, 8, 12), labelfontfamily=fonts)
+        above, beside = axes.secondary_xaxis("top"), axes.secondary_yaxis("right")
+        above.set_xticks(lefts + (size - 1) / 2, columns)
+        beside.set_yticks(tops + (size - 1) / 2, rows, rotation=270, va="center")
+        for headings in (above, beside):
+            headings.set_frame_on(False)
+            headings.tick_params(length=0, labelsize=heading_size, labelcolor=THEMES[theme]["soft"])
+        axes.set_title(_one_line(title), loc="left", fontsize=1.2 * heading_size, pad=heading_size)
     return figure
+
+
+def extent(figure: Figure) -> Bbox:
+    """What a figure covers with all that stands outside of it, in inches of whole pixels, with a margin."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.transforms import Bbox
+
+    box = figure.get_tightbbox(FigureCanvasAgg(figure).get_renderer()).extents * figure.dpi
+    return Bbox.from_extents(np.add(np.round(box), [-MARGIN, -MARGIN, MARGIN, MARGIN]) / figure.dpi)
 
 
 def score_curves(
@@ -327,13 +326,6 @@ def _settings(theme: str) -> dict[str, Any]:
     return dict.fromkeys(inks, colours["ink"]) | dict.fromkeys(papers, colours["paper"]) | {"text.parse_math": False}
 
 
-def _axes(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
-    """Axes in a box of the figure, in pixels from the top left."""
-    full_width, full_height = figure.get_size_inches() * DPI
-    bottom = full_height - top - height
-    return figure.add_axes((left / full_width, bottom / full_height, width / full_width, height / full_height))
-
-
 def _colour_map(colours: Sequence[str] = COLOURS) -> Colormap:
     from matplotlib.colors import LinearSegmentedColormap
 
@@ -349,12 +341,13 @@ def _write(figure: Figure, path: Path, dpi: int | None) -> None:
     """Text stays text, and the same numbers make the same file. Raises ValueError for a PNG that is too large."""
     import matplotlib
 
-    width, height = np.ceil(figure.get_size_inches() * (dpi or figure.dpi)).astype(int)
+    box = extent(figure)
+    width, height = np.ceil(box.size * (dpi or figure.dpi)).astype(int)
     if path.suffix == ".png" and width * height > MAX_PIXELS:
         raise ValueError(f"{path} would have {width:,} x {height:,} pixels: choose a smaller --dpi, or fewer heads")
     settings = {"svg.fonttype": "none", "svg.hashsalt": "glassgpt", "pdf.fonttype": 42, "image.composite_image": False}
     no_date = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[path.suffix]
     buffer = io.BytesIO()
     with matplotlib.rc_context(settings):
-        figure.savefig(buffer, format=path.suffix[1:], dpi=dpi or "figure", metadata=no_date)
+        figure.savefig(buffer, format=path.suffix[1:], dpi=dpi or "figure", metadata=no_date, bbox_inches=box)
     write_atomically(path, buffer.getvalue())

@@ -57,7 +57,8 @@ def written(draw, *args, **options) -> bytes:
 
 def pixel_at(figure, png: bytes, x: float, y: float) -> np.ndarray:
     """The colour of the PNG where the maps' axes have the data point (x, y)."""
-    column, row_from_below = figure.axes[0].transData.transform((x, y))
+    corner = images.extent(figure).min * figure.dpi
+    column, row_from_below = figure.axes[0].transData.transform((x, y)) - corner
     pixels = imread(io.BytesIO(png))
     return pixels[pixels.shape[0] - 1 - int(row_from_below), int(column), :3]
 
@@ -100,8 +101,8 @@ def test_no_two_labels_overlap_at_64_tokens(layers, heads):
             min(one.y1, other.y1) - max(one.y0, other.y0),
         ]
         assert min(overlap) <= 1, (one, other)  # one pixel of antialiasing
-    width, height = figure.get_size_inches() * figure.dpi
-    assert all(box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height for box in boxes)
+    left, bottom, right, top = images.extent(figure).extents * figure.dpi
+    assert all(box.x0 >= left and box.y0 >= bottom and box.x1 <= right and box.y1 <= top for box in boxes)
 
 
 @given(st.text(max_size=40))
