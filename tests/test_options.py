@@ -22,7 +22,7 @@ from model.runs.options import OVERVIEW
 from model.runs.recording import AttentionRecording
 from model.runs.samples import Samples
 from model.training import hardware
-from model.training.optimizer import OptimizerConfig, build_optimizer
+from model.training.optimizer import OptimizerConfig, build_optimizer, density_at
 from model.training.schedule import ScheduleConfig, learning_rate_factor
 from scripts import benchmark, convert_huggingface, evaluate, generate, inspect_attention, prepare_data, report, walk
 from tests.checkpoints import save_checkpoint
@@ -66,6 +66,9 @@ OPTIMIZER_OPTIONS = {
     "betas": ((0.5, 0.5), {}),
     "epsilon": (1.0, {}),
     "momentum": (0.5, {}),
+    "density": (0.3, {"algorithm": "adamw"}),
+    "density_fall": ((0.0, 1.0), {"algorithm": "adamw", "density": 0.3}),
+    "row_minimum": (2, {"algorithm": "adamw", "density": 0.3}),
 }
 SCHEDULE_OPTIONS = {
     "warmup_steps": (3, {}),
@@ -79,7 +82,8 @@ def trained_losses(gpt=None, optimizer=None, schedule=None) -> list[float]:
     """Of a few steps on the same random tokens."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(**TINY | (gpt or {})))
-    updates = build_optimizer(model, OptimizerConfig(**optimizer or {}))
+    config = OptimizerConfig(**optimizer or {})
+    updates = build_optimizer(model, config)
     tokens = torch.randint(40, (STEPS, 4, 13), generator=torch.Generator().manual_seed(1))
     losses = []
     for step, batch in enumerate([*tokens, tokens[0]]):
@@ -89,6 +93,7 @@ def trained_losses(gpt=None, optimizer=None, schedule=None) -> list[float]:
         loss.backward()
         for group in updates.param_groups:
             group["lr"] = group["initial_lr"] * learning_rate_factor(step, STEPS + 2, ScheduleConfig(**schedule or {}))
+            group["density"] = density_at(step, STEPS + 2, config)
         updates.step()
     return losses
 

@@ -120,6 +120,20 @@ def test_a_stopped_run_resumes_bit_for_bit(train, trained, send_signal, capsys, 
     assert_same_run(whole, "runs/stopped")
 
 
+def test_a_sparse_run_resumes_bit_for_bit_and_counts_its_weights(train, send_signal, capsys):
+    sparse = [*EVENTFUL, "--model.optimizer.algorithm=adamw", "--model.optimizer.density=0.1"]
+    assert train("--name=whole", *sparse) == 0
+    checkpoint = read_checkpoint(Path("runs/whole/checkpoints/last.ckpt"))
+    weights = [tensor for name, tensor in checkpoint["state_dict"].items() if name.startswith("gpt.")]
+    count = sum(int(weight.count_nonzero()) for weight in weights)
+    assert checkpoint["nonzero_weights"] == count < 0.2 * sum(weight.numel() for weight in weights)
+    assert f"; {count:,} weights are not zero" in capsys.readouterr().out
+    send_signal(9, signal.SIGINT)
+    assert train("--name=stopped", *sparse) == 128 + signal.SIGINT
+    assert train("--resume=runs/stopped") == 0
+    assert_same_run("runs/whole", "runs/stopped")
+
+
 def test_a_time_limit_lets_an_accumulated_step_end(train, trained, monkeypatch):
     whole = trained(*EVENTFUL)
     training_step, calls = GPTModule.training_step, []

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from model.checkpoint import load_gpt
+from model.checkpoint import load_gpt, read_description
 from model.files import write_atomically
 from model.gpt import GPT
 from model.inspection.archive import AttentionArchive, Snapshot
@@ -28,6 +28,7 @@ from model.runs.folder import (
     CHECKPOINTS,
     CONFIG,
     HEAD_SCORES,
+    LAST,
     METRICS,
     MODEL_PAGE,
     REPORT,
@@ -195,4 +196,7 @@ def reached(run_dir: Path, validation_text: str | None) -> str:
     if content := (validation_text or "").encode():
         bits = 8 * len(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME)) / len(content)
         line += f"; xz -9e needs {bits:.4f} for the same text"
+    if (last_checkpoint := run_dir / CHECKPOINTS / LAST).is_file():
+        nonzero = read_description(last_checkpoint).get("nonzero_weights")  # of a sparse run
+        line += "" if nonzero is None else f"; {nonzero:,} weights are not zero"
     return line

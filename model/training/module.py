@@ -13,9 +13,9 @@ from model.checkpoint import build_gpt, read_description
 from model.gpt import GPT, GPTConfig
 from model.training.hardware import CompileMode, compile_where_it_pays
 from model.training.initial import start_from
-from model.training.optimizer import OptimizerConfig, build_optimizer
+from model.training.optimizer import OptimizerConfig, build_optimizer, density_at
 from model.training.schedule import ScheduleConfig, learning_rate_factor
-from model.training.sharding import FullyShardedStrategy
+from model.training.sharding import FullyShardedStrategy, whole
 
 
 class GPTModule(LightningModule):
@@ -79,6 +79,8 @@ class GPTModule(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         self.learning_rate_factor()  # raises before training if the schedule has no end
+        if self.optimizer_config.density < 1 and self.trainer.max_steps < 1:
+            raise ValueError("model.optimizer.density falls over a share of the steps: set --trainer.max_steps")
         optimizer = build_optimizer(self.gpt, self.optimizer_config)
         self.group_options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         return optimizer
@@ -95,10 +97,16 @@ class GPTModule(LightningModule):
         factor = self.learning_rate_factor()
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
+            if self.optimizer_config.density < 1:
+                group["density"] = density_at(self.global_step, self.trainer.max_steps, self.optimizer_config)
 
     def learning_rate_factor(self) -> float:
         """The factor on the learning rates of the next update."""
         return learning_rate_factor(self.global_step, self.trainer.max_steps, self.schedule_config)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.optimizer_config.density < 1:
+            checkpoint["nonzero_weights"] = sum(int(whole((weight != 0).sum())) for weight in self.gpt.parameters())
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         check_same_model(checkpoint, self.gpt_config, self.trainer.datamodule.tokenizer.to_dict())

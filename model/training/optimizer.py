@@ -30,6 +30,11 @@ class OptimizerConfig:
         betas: AdamW's decay of the first and second moment.
         epsilon: AdamW's, added to the root of the second moment.
         momentum: Muon's Nesterov momentum.
+        density: share of the weights of each matrix that is left at the end, for adamw; the others are zero. 1 keeps
+            all. See `keep_largest`.
+        density_fall: where the density begins and ends to fall, as shares of the steps; each step in between lowers it
+            by the same factor.
+        row_minimum: weights that each row of a block's matrix keeps, whatever the density; the paper's value is 4.
 
     Raises ValueError for a value that is not allowed.
     """
@@ -42,9 +47,19 @@ class OptimizerConfig:
     betas: tuple[float, float] = (0.8, 0.95)
     epsilon: float = 1e-8
     momentum: float = 0.95
+    density: float = 1.0
+    density_fall: tuple[float, float] = (0.2, 0.7)
+    row_minimum: int = 4
 
     def __post_init__(self):
         check_choices(self, "model.optimizer.")
+        check_range("model.optimizer.density", self.density, 0, 1, low_open=True)
+        begin, end = self.density_fall
+        check_range("model.optimizer.density_fall[1]", end, 0, 1, low_open=True)
+        check_range("model.optimizer.density_fall[0]", begin, 0, end, high_open=True)
+        check_range("model.optimizer.row_minimum", self.row_minimum, 0)
+        if self.density < 1 and self.algorithm != "adamw":
+            raise ValueError("model.optimizer.density is for AdamW: write --model.optimizer.algorithm adamw as well")
         for name in ("learning_rate", "head_learning_rate", "matrix_learning_rate", "weight_decay", "epsilon"):
             check_range(f"model.optimizer.{name}", getattr(self, name), 0)
         for name, value in (("betas[0]", self.betas[0]), ("betas[1]", self.betas[1]), ("momentum", self.momentum)):
@@ -77,8 +92,32 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
     ]
     if uses_muon:
         groups[-1] |= {"momentum": config.momentum, "muon": True}
+    if config.density < 1:
+        groups = [group | {"density": config.density, "row_minimum": 0} for group in groups]
+        groups[-1]["row_minimum"] = config.row_minimum  # a row of another matrix is a token's or a position's
     groups = [group | {"initial_lr": group["lr"], "algorithm": config.algorithm} for group in groups if group["params"]]
     return MuonAdamW(groups, betas=config.betas, eps=config.epsilon, parts=parts)
+
+
+def density_at(step: int, max_steps: int, config: OptimizerConfig) -> float:
+    """The share of weights that is left after update `step`, counted from 0."""
+    begin, end = config.density_fall
+    fallen = ((step + 1) / max_steps - begin) / (end - begin)
+    return config.density ** min(1.0, max(0.0, fallen))
+
+
+def keep_largest(weight: Tensor, density: float, row_minimum: int = 0) -> Tensor:
+    """Which weights of a matrix (m, n) stay in a sparse run, a boolean (m, n): those of the largest magnitude.
+
+    They are `density` of all, and in each row at least `row_minimum`, so that no channel falls silent (Gao et al. 2025,
+    https://arxiv.org/abs/2511.13653). Zeros do not stay.
+    """
+    sizes = weight.abs()
+    count = max(1, round(density * sizes.numel()))
+    kept = sizes >= sizes.flatten().kthvalue(sizes.numel() - count + 1).values
+    if row_minimum:
+        kept |= sizes >= sizes.topk(min(row_minimum, sizes.shape[1]), dim=1).values[:, -1:]
+    return kept & (sizes > 0)
 
 
 class MuonAdamW(torch.optim.Optimizer):
@@ -125,7 +164,25 @@ class MuonAdamW(torch.optim.Optimizer):
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if parameters:
                 (self._muon if group["muon"] else self._adamw)(group, parameters)
+            if group.get("density", 1.0) < 1:
+                self._make_sparse(group, [parameter for parameter in parameters if parameter.ndim == 2])
         return loss
+
+    def _make_sparse(self, group: dict, parameters: list[Tensor]) -> None:
+        """Sets all but the largest weights of each matrix, and their moments, to zero."""
+        for parameter in parameters:
+            moments = [self.state[parameter][name] for name in ("exp_avg", "exp_avg_sq")]
+            # The row of a token that is in no text has no gradient, and is of no use however large it is. In the first
+            # steps, while matrices after it are zero as they were drawn, a whole matrix may have none: it waits.
+            has_learned = whole(moments[1]) > 0
+            if not has_learned.any():
+                continue
+            learned = whole(parameter) * has_learned
+            matrices = learned.split(self.parts.get(parameter, len(learned)))
+            kept = [keep_largest(matrix, group["density"], group["row_minimum"]) for matrix in matrices]
+            kept = shard_like(torch.cat(kept), parameter)
+            for tensor in (parameter, *moments):
+                tensor.mul_(kept)
 
     def _muon(self, group: dict, parameters: list[Tensor]) -> None:
         directions, same_shape = [], defaultdict(list)

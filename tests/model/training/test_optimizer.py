@@ -1,13 +1,22 @@
 """MuonAdamW updates matrices by Muon and other weights as torch's AdamW does; only matrices are decayed."""
 
 import copy
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 
 from model.gpt import GPT, GPTConfig
-from model.training.optimizer import POLAR_EXPRESS, MuonAdamW, OptimizerConfig, build_optimizer, orthogonalize
+from model.training.optimizer import (
+    POLAR_EXPRESS,
+    MuonAdamW,
+    OptimizerConfig,
+    build_optimizer,
+    density_at,
+    keep_largest,
+    orthogonalize,
+)
 from tests.gpts import GPT2
 
 
@@ -121,6 +130,66 @@ def test_other_weights_move_as_with_torchs_adamw():
     assert optimizers[0].state[ours].keys() == optimizers[1].state[theirs].keys()  # as checkpoints have them
 
 
+def test_the_largest_weights_stay_and_each_row_keeps_its_minimum():
+    torch.manual_seed(0)
+    weight = torch.randn(12, 10) * torch.logspace(-3, 0, 12)[:, None]  # early rows are far below the threshold
+    for density, minimum in ((0.1, 0), (0.25, 0), (0.1, 3), (0.1, 20)):
+        kept = keep_largest(weight, density, minimum)
+        ranks = weight.abs().flatten().argsort(descending=True).argsort().view(12, 10)
+        in_row = weight.abs().argsort(dim=1, descending=True).argsort(dim=1)
+        assert torch.equal(kept, (ranks < round(density * 120)) | (in_row < minimum))
+    assert not keep_largest(torch.zeros(4, 4), 0.5, 2).any()
+
+
+def test_the_density_falls_by_the_same_factor_in_each_step_between_its_bounds():
+    config = OptimizerConfig("adamw", density=0.01, density_fall=(0.2, 0.6))
+    densities = [density_at(step, 100, config) for step in range(100)]
+    assert densities[:20] == [1.0] * 20 and densities[59:] == pytest.approx([0.01] * 41)
+    factors = [after / before for before, after in pairwise(densities[19:60])]
+    assert factors == pytest.approx([0.01 ** (1 / 40)] * 40)
+
+
+def sparse_steps(gpt, density, seeds):
+    """AdamW's updates of a GPT, each on random tokens of its seed."""
+    optimizer = build_optimizer(gpt, OptimizerConfig("adamw", learning_rate=0.01, density=density, row_minimum=2))
+    for seed in seeds:
+        tokens = torch.randint(30, (4, 9), generator=torch.Generator().manual_seed(seed))
+        optimizer.zero_grad()
+        gpt.loss(tokens[:, :-1], tokens[:, 1:]).backward()
+        optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize("init", ["scaled", "gpt2"])
+def test_a_sparse_update_is_adamws_with_the_smallest_weights_and_their_moments_zero(init):
+    """In the "scaled" beginning whole matrices have no gradients yet: they must not be lost for that."""
+    torch.manual_seed(0)
+    gpt = GPT(GPTConfig(vocab_size=40, context_length=8, num_layers=2, num_heads=2, embed_dim=32, init=init))
+    sparse_steps(gpt, 1.0, range(5))
+    dense = copy.deepcopy(gpt)
+    optimizer = sparse_steps(gpt, 0.1, [7])
+    usual = sparse_steps(dense, 1.0, [7])
+    for (name, weight), other in zip(gpt.named_parameters(), dense.parameters(), strict=True):
+        state, expected = optimizer.state[weight], usual.state[other]
+        kept = weight != 0
+        for values, whole in ((weight, other), (state["exp_avg"], expected["exp_avg"])):
+            assert torch.equal(values, whole * kept), name
+        if name == "token_embedding.weight":
+            assert not kept[30:].any()  # of tokens that no text has
+            assert kept.sum() == round(0.1 * 40 * 32)
+        elif name.endswith("qkv_proj.weight"):  # three matrices of 32 x 32
+            assert all(102 <= part.sum() <= 102 + 2 * 32 and part.sum(1).min() >= 2 for part in kept.split(32))
+        else:
+            assert round(0.1 * weight.numel()) <= kept.sum() < 0.2 * weight.numel(), name
+
+
+def test_a_sparse_run_from_its_first_update_on_loses_no_matrix():
+    torch.manual_seed(0)
+    gpt = GPT(GPTConfig(vocab_size=40, context_length=8, num_layers=2, num_heads=2, embed_dim=32))
+    sparse_steps(gpt, 0.2, range(6))
+    assert all(0.1 < (weight != 0).float().mean() < 0.3 for weight in gpt.parameters())
+
+
 @pytest.mark.parametrize("algorithm", ["muon", "adamw"])
 @pytest.mark.parametrize("family", ["gpt2", "modern"])
 def test_every_weight_is_in_one_group_and_only_matrices_decay(algorithm, family):
@@ -200,6 +269,10 @@ def test_a_restored_optimizer_continues_bit_for_bit():
     [
         ({"algorithm": "sgd"}, "model.optimizer.algorithm must be 'muon' or 'adamw', not 'sgd'"),
         ({"learning_rate": -1.0}, "model.optimizer.learning_rate must be at least 0, not -1.0"),
+        ({"density": 0.0}, "model.optimizer.density must be above 0 and at most 1, not 0.0"),
+        ({"density": 0.1}, "model.optimizer.density is for AdamW: write --model.optimizer.algorithm adamw as well"),
+        ({"density_fall": (0.7, 0.2)}, r"density_fall\[0\] must be at least 0 and below 0.2, not 0.7"),
+        ({"row_minimum": -1}, "row_minimum must be at least 0, not -1"),
         ({"betas": (0.9, 1.0)}, "betas\\[1\\] must be at least 0 and below 1, not 1.0"),
     ],
 )

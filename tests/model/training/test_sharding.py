@@ -32,12 +32,14 @@ mesh = init_device_mesh("cpu", (2,))
 
 def train(is_sharded):
     torch.manual_seed(0)
-    # Sizes that two do not divide.
-    gpt = GPT(GPTConfig(vocab_size=33, context_length=8, num_layers=2, num_heads=3, embed_dim=18, bigram_buckets=9))
+    sizes = {"num_layers": 2, "num_heads": 3, "embed_dim": 18, "bigram_buckets": 9}  # that two do not divide
+    density = float(sys.argv[4])  # of a sparse run, whose choice of weights a rounding must not decide; 1 keeps all
+    beginning, rate = ("scaled", 0.01) if density == 1 else ("gpt2", 0.001)
+    gpt = GPT(GPTConfig(vocab_size=33, context_length=8, init=beginning, **sizes))
     if is_sharded:
         for module in [*gpt.blocks, gpt]:
             fully_shard(module, mesh=mesh)
-    config = optimizer.OptimizerConfig(algorithm=sys.argv[2], weight_decay=0.1)
+    config = optimizer.OptimizerConfig(sys.argv[2], learning_rate=rate, weight_decay=0.1, density=density)
     update = optimizer.build_optimizer(gpt, config)
     for _ in range(5):
         tokens = torch.randint(33, (4, 9))
@@ -60,12 +62,13 @@ os._exit(0)  # gloo's threads may abort a process that ends before them
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["muon", "adamw"])
-def test_sharded_weights_are_updated_as_whole_ones(tmp_path, algorithm):
+@pytest.mark.parametrize(("algorithm", "density"), [("muon", "1"), ("adamw", "1"), ("adamw", "0.2")])
+def test_sharded_weights_are_updated_as_whole_ones(tmp_path, algorithm, density):
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "store"), algorithm]
     processes = [
-        subprocess.Popen([*command, rank], env=environment, stderr=subprocess.PIPE, text=True) for rank in ("0", "1")
+        subprocess.Popen([*command, rank, density], env=environment, stderr=subprocess.PIPE, text=True)
+        for rank in ("0", "1")
     ]
     errors = [process.communicate()[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], errors
