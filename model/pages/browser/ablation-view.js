@@ -1,6 +1,6 @@
 // What the model is without a part, as it was measured at each step: numbers on the thumbnails, and a table.
 
-import { ABLATION_HEADER, ablationRows, drawAblation, withoutHead } from "browser/ablation.js";
+import { ablationRows, drawAblation, withoutHead } from "browser/ablation.js";
 import { $, element } from "browser/elements.js";
 import { thumbs } from "browser/heads.js";
 import { probeName, save, titleOf } from "browser/measurements.js";
@@ -28,6 +28,6 @@ function drawTable() {
   if (!$("ablation").hidden) drawAblation($("ablations"), found.map(({ capture }) => capture), found.map(titleOf), placeOf(shown.head));
 }
 
-$("ablation-csv").addEventListener("click", () => save("ablation", ABLATION_HEADER, ({ capture }) => ablationRows(capture)));
+$("ablation-csv").addEventListener("click", () => save("ablation", ({ capture }) => ablationRows(capture)));
 addView(drawNumbers);
 addView(drawTable);

@@ -28,13 +28,10 @@ function part({ ablation: { text = {}, repeated = {} } }, name, take) {
   return { name, text: take(text) ?? null, repeated: take(repeated) ?? null };
 }
 
-export const ABLATION_HEADER = ["part", "loss without it on text", "loss without it on repetition", "copying"];
-
-export function ablationRows(capture) {
-  const copying = capture.copying?.flat() ?? [];
-  const row = ({ name, text, repeated }) => [name, text, repeated];
-  return [...headParts(capture).map((one, head) => [...row(one), copying[head]]), ...otherParts(capture).map(row)];
-}
+// A row for each part and probe.
+export const ablationRows = (capture) =>
+  [...headParts(capture), ...otherParts(capture)].flatMap(({ name, ...changes }) =>
+    Object.keys(MEASURED_ON).map((probe) => ({ probe, part: name, loss_change: changes[probe] })));
 
 // ---- drawing
 

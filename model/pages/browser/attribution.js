@@ -49,12 +49,9 @@ export function badge(error) {
   return error <= LARGEST_ERROR ? { good: true, text: `✓ adds up to the logit: within ${size}` } : { good: false, text: `✗ does not add up to the logit: off by ${size}` };
 }
 
-export const ATTRIBUTION_HEADER = ["position", "token", "next token", "part", "logit"];
-
-export function attributionRows(details, probe, labels) {
-  return labels.flatMap((label, token) =>
-    details.parts.map((name, i) => [token, label, labels[token + 1], name, details.probes[probe].attribution[i][token]]));
-}
+export const attributionRows = (details, probe, labels) =>
+  details.parts.flatMap((part, i) => labels.map((token, position) =>
+    ({ part, position, token, next_token: labels[position + 1], logit: details.probes[probe].attribution[i][position] })));
 
 // ---- drawing
 

@@ -1,13 +1,14 @@
 // Over the steps: a score of each head, or what the loss becomes without it. Vertical marks show the stages of training,
 // and cursors the steps that are shown.
 
+import { ablationRows } from "browser/ablation.js";
 import { drawChart } from "browser/chart.js";
 import { $, choices, closest, css, element, press } from "browser/elements.js";
-import { csv, download } from "browser/export.js";
+import { downloadCsv, scoreRows } from "browser/export.js";
 import { stagesOf } from "browser/formation.js";
 import { rgb } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
-import { ALL_HEADS, formation, headName, lastOf, LAYERS, mapped, nearest, placeOf, PROBES, RUNS, SCORES, shortName, state } from "browser/state.js";
+import { ALL_HEADS, data, formation, headName, lastOf, LAYERS, mapped, nearest, placeOf, PROBES, RUNS, SCORES, shortName, state } from "browser/state.js";
 import { decimal, signed } from "browser/words.js";
 
 const LAST = Math.max(1, ...RUNS.map((run) => run.captures.at(-1).step));
@@ -136,9 +137,10 @@ function lineAt({ offsetX, offsetY }) {
 }
 
 function saveCurves() {
-  const { label, of } = measure();
-  const rows = RUNS.flatMap((run) => run.captures.flatMap((capture) => ALL_HEADS.map((head) => [run.name, capture.step, shortName(head), of(capture, head)])));
-  download(`${label.replace(/\W+/g, "-")}.csv`, csv([["run", "step", "head", label], ...rows]), "text/csv");
+  if (shown.curve === "score") return downloadCsv("scores.csv", data.columns.scores, scoreRows(RUNS, Object.keys(SCORES)));
+  const rows = RUNS.flatMap(({ name, captures }) => captures.filter(({ ablation }) => ablation).flatMap((capture) =>
+    ablationRows(capture).map((row) => ({ run: name, step: capture.step, ...row }))));
+  downloadCsv("ablation.csv", data.columns.ablation, rows);
 }
 
 $("curves").hidden = RUNS.every((run) => run.captures.length < 2);

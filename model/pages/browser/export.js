@@ -1,31 +1,31 @@
 // What can be taken away: numbers as CSV, and pictures as PNG.
 
-// Rows of cells as CSV (RFC 4180). null and undefined become empty cells.
-export function csv(rows) {
+// Rows as CSV (RFC 4180). rows: objects with the columns as names; what is null or absent becomes an empty cell.
+export function csv(columns, rows) {
   const cell = (value) => (/[",\r\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : String(value ?? ""));
-  return rows.map((row) => `${row.map(cell).join(",")}\r\n`).join("");
+  return [columns, ...rows.map((row) => columns.map((column) => row[column]))].map((cells) => `${cells.map(cell).join(",")}\r\n`).join("");
 }
 
-// The squares on and below the diagonal. panes: [{ name, value(query, key) }].
-export function mapRows(labels, panes) {
-  const rows = [["query", "query_token", "key", "key_token", ...panes.map(({ name }) => name)]];
+// The squares on and below the diagonal. values: { column: its function of (query, key) }.
+export function mapRows(labels, values) {
+  const rows = [];
   for (let query = 0; query < labels.length; query++)
-    for (let key = 0; key <= query; key++)
-      rows.push([query, labels[query], key, labels[key], ...panes.map(({ value }) => Number(value(query, key).toFixed(4)))]);
+    for (let key = 0; key <= query; key++) {
+      const row = { query, query_token: labels[query], key, key_token: labels[key] };
+      for (const [column, value] of Object.entries(values)) row[column] = Number(value(query, key).toFixed(4));
+      rows.push(row);
+    }
   return rows;
 }
 
-// Every score of every head at every capture. runs: [{ name, captures: [{ step, scores: { name: layers x heads } }] }].
-export function scoreRows(runs, names) {
-  const rows = [["run", "step", "layer", "head", ...names]];
-  for (const { name, captures } of runs)
-    for (const { step, scores } of captures)
-      scores[names[0]].forEach((heads, layer) =>
-        heads.forEach((_, head) => rows.push([name, step, layer, head, ...names.map((one) => scores[one][layer][head])])));
-  return rows;
-}
+// Every score of every head at every capture.
+export const scoreRows = (runs, names) =>
+  runs.flatMap(({ name, captures }) => captures.flatMap(({ step, scores, copying }) =>
+    scores[names[0]].flatMap((heads, layer) => heads.map((_, head) => ({
+      run: name, step, layer, head, copying: copying?.[layer][head], ...Object.fromEntries(names.map((score) => [score, scores[score][layer][head]])),
+    })))));
 
-export const download = (name, content, type) => downloadBlob(name, new Blob([content], { type }));
+export const downloadCsv = (name, columns, rows) => downloadBlob(name, new Blob([csv(columns, rows)], { type: "text/csv" }));
 
 export const downloadPng = (name, canvas) => canvas.toBlob((blob) => downloadBlob(name, blob), "image/png");
 

@@ -2,10 +2,10 @@
 
 import { sameBlocks } from "browser/blocks.js";
 import { $, ARROWS, choices, clamp, css, element, press } from "browser/elements.js";
-import { csv, download, downloadPng, mapRows } from "browser/export.js";
+import { downloadCsv, downloadPng, mapRows } from "browser/export.js";
 import { drawLabel, drawMap, fitCanvas, layout, ofHead, PAD, palette, rgb, triangle, weightAt } from "browser/maps.js";
 import { addFollower, addView, change, chosenToken, point, pointer, shown } from "browser/render.js";
-import { data, headName, headPart, labelsOf, mapped, RUNS, shortName, state } from "browser/state.js";
+import { data, headName, headPart, labelsOf, mapped, placeOf, PROBES, RUNS, shortName, state } from "browser/state.js";
 import { decimal, squareInWords } from "browser/words.js";
 
 const SAME = `Steps 0 and 1 show the same maps: nothing is learned before the first update, and this one has not changed attention.
@@ -196,13 +196,20 @@ function picture() {
   return canvas;
 }
 
-function asCsv() {
-  const columns = shown.panes.slice(0, shown.sides.length).map(({ name, value }) => ({ name: name ? `weight_${name}` : "weight", value }));
-  return csv(mapRows(labelsOf(shown.probe), columns));
+function saveNumbers() {
+  const [[a, b], [first, second]] = [shown.sides, shown.panes];
+  const place = (side, start) => {
+    const [layer, head] = placeOf(side.head);
+    return Object.fromEntries(Object.entries({ run: RUNS[side.run].name, step: side.capture.step, layer, head }).map(([name, value]) => [start + name, value]));
+  };
+  const about = { probe: PROBES[shown.probe].name, ...place(a, ""), ...(b && place(b, "other_")) };
+  const difference = (query, key) => first.value(query, key) - second.value(query, key);
+  const rows = mapRows(labelsOf(shown.probe), { weight: first.value, ...(b && { other_weight: second.value, difference }) });
+  downloadCsv(`${fileName()}.csv`, data.columns[b ? "comparison" : "weights"], rows.map((row) => ({ ...about, ...row })));
 }
 
 choices($("scales"), [["sqrt", "√ scale"], ["linear", "linear"]], (scale) => change({ scale }));
 $("save-png").addEventListener("click", () => downloadPng(`${fileName()}.png`, picture()));
-$("save-csv").addEventListener("click", () => download(`${fileName()}.csv`, asCsv(), "text/csv"));
+$("save-csv").addEventListener("click", saveNumbers);
 addView(drawStage);
 addFollower(drawHover);

@@ -31,12 +31,10 @@ export const strength = (colouring, cell, largest) =>
 
 export const largestDivergence = (details, probe) => Math.max(0, ...details.probes[probe].lens.divergence.flat());
 
-export const LENS_HEADER = ["position", "token", "next token", "sub-layer", "likeliest", "probability of next token", "bits to final prediction"];
-
 export function lensRows(details, probe, labels) {
-  return labels.flatMap((label, token) => details.sublayers.map((name, row) => {
-    const { text, probability, divergence } = lensCell(details, probe, labels, row, token);
-    return [token, label, labels[token + 1], name, text, probability, divergence];
+  return details.sublayers.flatMap((sublayer, row) => labels.map((token, position) => {
+    const { text: likeliest, probability, divergence } = lensCell(details, probe, labels, row, position);
+    return { sublayer, position, token, next_token: labels[position + 1], likeliest, probability, divergence };
   }));
 }
 

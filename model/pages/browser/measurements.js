@@ -1,13 +1,13 @@
 // The views of what a capture measured beside its maps: surprise, lens, attribution, and value-weighted maps.
 // Their modules know nothing of the page, so that the report can use them too; this one gives them what is shown.
 
-import { ATTRIBUTION_HEADER, attributionRows, badge, drawParts, nextInWords, partsOf } from "browser/attribution.js";
+import { attributionRows, badge, drawParts, nextInWords, partsOf } from "browser/attribution.js";
 import { $, choices, element, press } from "browser/elements.js";
-import { csv, download } from "browser/export.js";
-import { COLOURINGS, createLens, LENS_HEADER, lensRows } from "browser/lens.js";
+import { downloadCsv } from "browser/export.js";
+import { COLOURINGS, createLens, lensRows } from "browser/lens.js";
 import { addView, change, shown } from "browser/render.js";
-import { HEADS, labelsOf, placeOf, PROBES, RUNS } from "browser/state.js";
-import { listExpectation, shadeBySurprise, SURPRISE_HEADER, surpriseRows, UNMEASURED } from "browser/surprise.js";
+import { data, HEADS, labelsOf, placeOf, PROBES, RUNS } from "browser/state.js";
+import { listExpectation, shadeBySurprise, surpriseRows, UNMEASURED } from "browser/surprise.js";
 import { EXPLANATION } from "browser/value-weighting.js";
 import { quote } from "browser/words.js";
 
@@ -15,10 +15,10 @@ export const probeName = () => PROBES[shown.probe].name;
 const measured = ({ details }) => Boolean(details.probes?.[probeName()]?.lens);
 export const titleOf = ({ name, run, capture }) => [shown.other && `${name}:`, RUNS.length > 1 && `${RUNS[run].name},`, `step ${capture.step}`].filter(Boolean).join(" ");
 
-// One table for the one or two sides that are shown. Each row begins with its run and step.
-export function save(name, header, rowsOf) {
-  const rows = shown.sides.flatMap((side) => rowsOf(side).map((row) => [RUNS[side.run].name, side.capture.step, ...row]));
-  download(`${name}-step-${shown.capture.step}.csv`, csv([["run", "step", ...header], ...rows]), "text/csv");
+// Saves a table of the one or two sides that are shown, with the columns that Python's tables of this name have.
+export function save(table, rowsOf) {
+  const rows = shown.sides.flatMap((side) => rowsOf(side).map((row) => ({ run: RUNS[side.run].name, step: side.capture.step, probe: probeName(), ...row })));
+  downloadCsv(`${table}-step-${shown.capture.step}.csv`, data.columns[table], rows);
 }
 
 // The rows of a probe's table; none for a side that was not measured.
@@ -152,7 +152,6 @@ choices($("colourings"), COLOURINGS, (lens) => change({ lens }));
 choices($("part-orders"), [["largest", "largest first"], ["model", "in the model's order"]], (chosen) => ((order = chosen), drawAttribution()));
 $("lens-absent").textContent = UNMEASURED;
 $("every-part").addEventListener("click", showEveryPart);
-$("surprise-csv").addEventListener("click", () => save(`surprise-${probeName()}`, SURPRISE_HEADER, rowsOfProbe(surpriseRows)));
-$("lens-csv").addEventListener("click", () => save(`lens-${probeName()}`, LENS_HEADER, rowsOfProbe(lensRows)));
-$("attribution-csv").addEventListener("click", () => save(`attribution-${probeName()}`, ATTRIBUTION_HEADER, rowsOfProbe(attributionRows)));
+for (const [table, rowsOf] of [["surprise", surpriseRows], ["lens", lensRows], ["attribution", attributionRows]])
+  $(`${table}-csv`).addEventListener("click", () => save(table, rowsOfProbe(rowsOf)));
 for (const view of [drawSurprise, drawWeighting, drawDeep]) addView(view);

@@ -1,7 +1,7 @@
 // The scores of the chosen head as bars, each with a tick at the value of uniform attention, and what they mean.
 
 import { $, element } from "browser/elements.js";
-import { csv, download, scoreRows } from "browser/export.js";
+import { downloadCsv, scoreRows } from "browser/export.js";
 import { markOf } from "browser/heads.js";
 import { addView, shown } from "browser/render.js";
 import { data, formation, headName, SCORES, shortName } from "browser/state.js";
@@ -31,5 +31,5 @@ function formedIn({ name, run, head }, score) {
   return step < Infinity ? [`${shown.other ? `${name} ` : ""}since\u00a0step\u00a0${step}`] : [];
 }
 
-$("scores-csv").addEventListener("click", () => download("scores.csv", csv(scoreRows(data.runs, Object.keys(SCORES))), "text/csv"));
+$("scores-csv").addEventListener("click", () => downloadCsv("scores.csv", data.columns.scores, scoreRows(data.runs, Object.keys(SCORES))));
 addView(drawCard);

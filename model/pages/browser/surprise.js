@@ -40,14 +40,14 @@ export function expectation(details, probe, labels, token) {
   return `The model expected: ${expected.join(", ")}; ${came}.`;
 }
 
-export const SURPRISE_HEADER = ["position", "token", "bits", "rank", ...[1, 2, 3, 4, 5].flatMap((i) => [`expected ${i}`, `probability ${i}`])];
-
+// A row for each position that reads a token and predicts the next.
 export function surpriseRows(details, probe, labels) {
-  const { bits, rank } = details.probes[probe];
-  return labels.slice(1).map((label, i) => [
-    i + 1, label, bits[i], rank[i] === null ? null : rank[i] + 1,
-    ...candidates(details, probe, i + 1).flatMap(({ text, probability }) => [text, probability]),
-  ]);
+  const { bits, rank, top, top_probability: probabilities } = details.probes[probe];
+  const likeliest = (position) => top[position].flatMap((id, i) =>
+    [[`top_${i + 1}`, details.tokens[id]], [`top_${i + 1}_probability`, probabilities[position][i]]]);
+  return labels.map((token, position) => ({
+    position, token, next_token: labels[position + 1], bits: bits[position], rank: rank[position], ...Object.fromEntries(likeliest(position)),
+  }));
 }
 
 // ---- drawing

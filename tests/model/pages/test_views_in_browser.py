@@ -12,6 +12,7 @@ import pytest
 from model.inspection import heads
 from model.inspection.archive import Snapshot
 from model.inspection.probes import Probe
+from model.pages import export
 from model.pages.captures import Captures
 from model.pages.page import attention_page
 from tests.measurements import measured
@@ -264,9 +265,9 @@ def test_the_loss_without_a_head_has_curves(open_page):
     page.locator("#formed button").first.click()
     settle(page)
     assert f"head={worst}" in page.url and "step=64" in page.url and "curve=text" in page.url
-    rows = saved(page, "#curve-csv")
+    rows = [row for row in saved(page, "#curve-csv") if row["probe"] == "text" and row["part"].startswith("head")]
     losses = [np.array(snapshot.ablation["text"]["heads"]).ravel() for snapshot in captures.snapshots]
-    np.testing.assert_allclose(numbers(rows, "loss without it, on text"), np.concatenate(losses), atol=6e-4)
+    np.testing.assert_allclose(numbers(rows, "loss_change"), np.concatenate(losses), atol=6e-4)
 
 
 def test_stages_are_marked_on_every_curve(open_page):
@@ -302,17 +303,37 @@ def test_the_numbers_behind_each_view_can_be_saved(open_page):
     page = open_page(captures, hash_="#step=16&text=surprise")
     text = captures.details(16)["probes"]["text"]
     rows = saved(page, "#surprise-csv")
-    assert [row["token"] for row in rows] == LABELS[1:] and {row["run"] for row in rows} == {"demo"}
-    assert numbers(rows, "bits") == text["bits"][:-1]
+    assert [row["token"] for row in rows] == LABELS and {row["run"] for row in rows} == {"demo"}
+    assert numbers(rows, "bits") == text["bits"]
     rows = saved(page, "#lens-csv")
-    assert numbers(rows, "bits to final prediction") == np.array(text["lens"]["divergence"]).T.ravel().tolist()
-    assert numbers(rows, "probability of next token")[-1] is None
+    assert numbers(rows, "divergence") == np.array(text["lens"]["divergence"]).ravel().tolist()
+    assert numbers(rows, "probability")[-1] is None
     rows = saved(page, "#attribution-csv")
-    assert numbers(rows, "logit") == [value for column in zip(*text["attribution"], strict=True) for value in column]
+    assert numbers(rows, "logit") == np.array(text["attribution"]).ravel().tolist()
     rows = saved(page, "#ablation-csv")
-    heads_ = [row for row in rows if row["part"].startswith("head")]
+    heads_ = [row for row in rows if row["part"].startswith("head") and row["probe"] == "text"]
     losses = np.ravel(captures.snapshots[2].ablation["text"]["heads"])
-    np.testing.assert_allclose(numbers(heads_, "loss without it on text"), losses, atol=6e-4)
+    np.testing.assert_allclose(numbers(heads_, "loss_change"), losses, atol=6e-4)
+
+
+@pytest.mark.parametrize("name", ["surprise", "lens", "attribution", "weights", "scores", "ablation"])
+def test_the_page_and_the_script_write_the_same_table(open_page, tmp_path, name):
+    captures = measured(plain_captures())
+    page = open_page(captures, hash_="#step=16&head=0.1&text=surprise&probe=text")
+    shown = [captures]
+    heads_ = export.choose_heads(["0.1"] if name == "weights" else None, shown)
+    export.write_table(name, export.table_rows(name, shown, 16, "text", heads_), tmp_path / "table.csv")
+    with (tmp_path / "table.csv").open(newline="") as file:
+        expected = list(csv.DictReader(file))
+    found = saved(page, "#save-csv" if name == "weights" else f"#{name}-csv")
+    if name == "ablation":  # the script's is of every step
+        expected = [row for row in expected if row["step"] == "16"]
+        assert {tuple(row.items())[:4] for row in found} == {tuple(row.items())[:4] for row in expected}
+        return
+    assert len(found) == len(expected) and found[0].keys() == expected[0].keys()
+    for row, other in zip(found, expected, strict=True):
+        for column, cell in row.items():
+            assert cell == other[column] or float(cell) == pytest.approx(float(other[column]), abs=5e-3)
 
 
 def test_every_view_follows_the_slider(open_page):

@@ -12,8 +12,8 @@ register(`data:text/javascript,${encodeURIComponent(resolve)}`);
 globalThis.matchMedia = () => ({ matches: false }); // all that they ask of a browser when they are loaded
 
 const load = (name) => import(`browser/${name}.js`);
-const [ablation, attribution, chart, formation, lens, surprise, weighting, maps, words] = await Promise.all(
-  ["ablation", "attribution", "chart", "formation", "lens", "surprise", "value-weighting", "maps", "words"].map(load));
+const [ablation, attribution, chart, exported, formation, lens, surprise, weighting, maps, words] = await Promise.all(
+  ["ablation", "attribution", "chart", "export", "formation", "lens", "surprise", "value-weighting", "maps", "words"].map(load));
 
 const labels = ["a", "b", "\u202e<img>", "\n"];
 const nothing = { bits: [1, 3.16, 12, null], rank: [0, 2, 5, null] };
@@ -59,10 +59,13 @@ test("places are counted as in English", () => {
   assert.deepEqual([1, 2, 3, 4, 11, 12, 13, 21, 112, 1003].map(surprise.ordinal), ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "112th", "1003rd"]);
 });
 
-test("the surprise table has a row for each token but the first", () => {
+test("the surprise table has a row for each position, with what is predicted there", () => {
   const rows = surprise.surpriseRows(details, "text", labels);
-  assert.deepEqual(rows[1].slice(0, 8), [2, labels[2], 3.16, 3, "def", 0.41, "x", 0.2]);
-  assert.equal(rows.length, 3);
+  assert.deepEqual(rows[1], {
+    position: 1, token: "b", next_token: labels[2], bits: 3.16, rank: 2, top_1: "def", top_1_probability: 0.41, top_2: "x", top_2_probability: 0.2,
+  });
+  assert.equal(rows.length, 4);
+  assert.equal(rows[3].next_token, undefined);
 });
 
 test("a cell of the lens tells its sub-layer, token, guess and distance", () => {
@@ -85,7 +88,12 @@ test("the lens is coloured by the root of a probability, or by a share of the la
 test("the lens table has a row for each position and sub-layer", () => {
   const rows = lens.lensRows(details, "text", labels);
   assert.equal(rows.length, 12);
-  assert.deepEqual(rows[5], [1, "b", labels[2], "feed-forward 0", "def", 0.11, 0]);
+  assert.deepEqual(rows[9], { sublayer: "feed-forward 0", position: 1, token: "b", next_token: labels[2], likeliest: "def", probability: 0.11, divergence: 0 });
+});
+
+test("a table has the columns that are asked for, and empty cells for what is unknown", () => {
+  const rows = [{ b: 'x,"y"', a: 1 }, { a: null, b: "\n", c: 3 }];
+  assert.equal(exported.csv(["a", "b", "d"], rows), 'a,b,d\r\n1,"x,""y""",\r\n,"\n",\r\n');
 });
 
 test("parts are sorted by size or kept in the model's order, and add up either way", () => {
@@ -134,7 +142,7 @@ test("after the last token the likeliest next one is told, where it was measured
   assert.match(attribution.nextInWords(live, "text", labels, 3), /likeliest to come next is “\u2068x\u2069” \(0\.30\)/);
   assert.match(attribution.nextInWords(live, "text", labels, 0), /^what comes next is “\u2068b\u2069”$/);
   assert.deepEqual(attribution.partsOf(live, "text", 3, "model").map(({ value }) => value), [1, 2, 3, 4]);
-  assert.deepEqual(attribution.attributionRows(live, "text", labels).at(-1), [3, "\n", undefined, "feed-forward 0", null]);
+  assert.deepEqual(attribution.attributionRows(live, "text", labels).at(-1), { part: "feed-forward 0", position: 3, token: "\n", next_token: undefined, logit: null });
 });
 
 const capture = {
@@ -149,9 +157,9 @@ test("the loss without a part is that of its probe, and null where it is unknown
   assert.equal(ablation.withoutHead(capture, "repeated", [0, 1]), 0.02);
   assert.equal(ablation.withoutHead(capture, "text", [0, 1]), null);
   assert.equal(ablation.withoutHead({}, "text", [0, 0]), null);
-  assert.deepEqual(ablation.ablationRows(capture), [
-    ["head 0.0", 0.1, 1, 0.9], ["head 0.1", null, 0.02, null], ["feed-forward 0", 0.5, 0.25], ["positions", 2, null],
-  ]);
+  const rows = ablation.ablationRows(capture).map(({ probe, part, loss_change }) => [part, probe, loss_change]);
+  assert.deepEqual(rows.slice(0, 4), [["head 0.0", "text", 0.1], ["head 0.0", "repeated", 1], ["head 0.1", "text", null], ["head 0.1", "repeated", 0.02]]);
+  assert.deepEqual(rows.at(-1), ["positions", "repeated", null]);
 });
 
 test("value-weighted maps are the weights times the share of the longest value", () => {
