@@ -6,8 +6,7 @@ Shapes: B batch, T prompt length, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -91,17 +90,42 @@ def stream(
     check_range("repetition_penalty", repetition_penalty, 0, low_open=True)
     check_range("shared_draws", shared_draws, 1)
     check_divides("shared_draws", shared_draws, "the number of texts", len(tokens))
-    draw = partial(
-        sample,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        generator=generator,
-        shared_draws=shared_draws,
-    )
-    # A separate function, because the body of a generator runs, and raises, only when it is iterated.
-    return _decode(model, tokens, cache, max_new_tokens, draw, repetition_penalty, stop_token, logprobs)
+    sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    sampling |= {"generator": generator, "shared_draws": shared_draws}
+
+    @torch.inference_mode()
+    def write(unread: Tensor, cache: KVCache | None) -> Iterator[Tensor]:
+        B, T = tokens.shape
+        if cache is None:
+            # Not always the whole context: a big batch that writes little needs less memory.
+            cache = new_cache(model, B, min(model.config.context_length, T + max_new_tokens))
+        finished = torch.zeros(B, dtype=torch.bool, device=unread.device)
+        seen = None
+        if repetition_penalty != 1:
+            text = torch.cat((cache.tokens[:, : cache.length], unread), dim=1)
+            seen = torch.zeros((B, model.config.vocab_size), dtype=torch.bool, device=unread.device)
+            seen.scatter_(1, text, True)
+        with in_eval_mode(model), fast_decoding(model, B):
+            for _ in range(max_new_tokens):
+                if cache.length + unread.shape[1] > cache.max_len:
+                    unread = _make_room(cache, unread)
+                logits = model.unembed(model.features(unread, cache=cache)[:, -1])
+                token = sample(logits if seen is None else penalise(logits, seen, repetition_penalty), **sampling)
+                if stop_token is not None:
+                    token = token.masked_fill(finished, stop_token)
+                    finished = finished | (token == stop_token)
+                if logprobs is not None:
+                    logprobs.append(logits.log_softmax(dim=-1).gather(1, token[:, None])[:, 0])
+                yield token
+                # The check waits for the device, so it is made only if there is a stop_token.
+                if stop_token is not None and finished.all():
+                    return
+                unread = token[:, None]
+                if seen is not None:
+                    seen.scatter_(1, unread, True)
+
+    # The body of a generator runs, and raises, only when it is iterated: what is above is checked at once.
+    return write(tokens, cache)
 
 
 def new_cache(model: GPT, batch_size: int, max_len: int) -> KVCache:
@@ -109,47 +133,6 @@ def new_cache(model: GPT, batch_size: int, max_len: int) -> KVCache:
     config, weight = model.config, model.token_embedding.weight
     sizes = (config.num_layers, batch_size, config.num_kv_heads, max_len, config.head_dim)
     return KVCache(*sizes, device=weight.device, dtype=weight.dtype)
-
-
-@torch.inference_mode()
-def _decode(
-    model: GPT,
-    unread: Tensor,
-    cache: KVCache | None,
-    max_new_tokens: int,
-    draw: Callable[[Tensor], Tensor],
-    repetition_penalty: float,
-    stop_token: int | None,
-    logprobs: list[Tensor] | None,
-) -> Iterator[Tensor]:
-    B, T = unread.shape
-    if cache is None:
-        # Not always the whole context: a big batch that writes little needs less memory.
-        cache = new_cache(model, B, min(model.config.context_length, T + max_new_tokens))
-    finished = torch.zeros(B, dtype=torch.bool, device=unread.device)
-    seen = None
-    if repetition_penalty != 1:
-        text = torch.cat((cache.tokens[:, : cache.length], unread), dim=1)
-        seen = torch.zeros((B, model.config.vocab_size), dtype=torch.bool, device=unread.device)
-        seen.scatter_(1, text, True)
-    with in_eval_mode(model), fast_decoding(model, B):
-        for _ in range(max_new_tokens):
-            if cache.length + unread.shape[1] > cache.max_len:
-                unread = _make_room(cache, unread)
-            logits = model.unembed(model.features(unread, cache=cache)[:, -1])
-            token = draw(logits if seen is None else penalise(logits, seen, repetition_penalty))
-            if stop_token is not None:
-                token = token.masked_fill(finished, stop_token)
-                finished = finished | (token == stop_token)
-            if logprobs is not None:
-                logprobs.append(logits.log_softmax(dim=-1).gather(1, token[:, None])[:, 0])
-            yield token
-            # The check waits for the device, so it is made only if there is a stop_token.
-            if stop_token is not None and finished.all():
-                return
-            unread = token[:, None]
-            if seen is not None:
-                seen.scatter_(1, unread, True)
 
 
 def _make_room(cache: KVCache, unread: Tensor) -> Tensor:

@@ -289,11 +289,8 @@ class GPT(nn.Module):
 
         rotary = None
         if self.config.position == "rotary":
-            if cache is None:
-                angles = rotary_angles(positions, self.config.head_dim)
-            else:
-                angles = tuple(table[start : start + T] for table in cache.rotary)
-            rotary = tuple(table.to(x.dtype) for table in angles)
+            tables = rotary_angles(positions, self.config.head_dim) if cache is None else cache.rotary(start, T)
+            rotary = tuple(table.to(x.dtype) for table in tables)
         mask = None if document_ids is None else document_mask(document_ids)
         for layer, (block, layer_cache) in enumerate(zip(self.blocks, layer_caches, strict=True)):
             value_embedding = None

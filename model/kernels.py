@@ -1,6 +1,6 @@
 """Optional fast paths for particular machines: everything that exists only because some machine is faster that way.
 
-`plain()` turns `fused_attention` and `fast_decoding` off; results then differ by rounding only. What each one gains:
+Results differ from those of PyTorch's own operations by rounding only. What each one gains:
 
     fused_attention     short contexts in bfloat16: 7-12% of a training step, AMD EPYC and Intel Xeon with AMX
     fast_decoding       one text twice as fast on an AMD EPYC; not used on Intel's processors, where it would lose
@@ -24,19 +24,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-
-_enabled = True
-
-
-@contextmanager
-def plain() -> Iterator[None]:
-    """Disables `fused_attention` and `fast_decoding` inside the block: PyTorch's own operations run."""
-    global _enabled
-    before, _enabled = _enabled, False
-    try:
-        yield
-    finally:
-        _enabled = before
 
 
 @cache
@@ -78,7 +65,7 @@ def fused_attention(
         scale=scale,
         enable_gqa=enable_gqa,
     )
-    if not (_enabled and query.device.type == "cpu" and query.dtype == torch.bfloat16):
+    if not (query.is_cpu and query.dtype == torch.bfloat16):
         return fused(query, key, value)
     short = query.shape == key.shape == value.shape and 1 < query.shape[-2] <= MAX_SHORT_LENGTH
     if short and is_causal and mask is None and scale is None and not dropout_p:
@@ -150,7 +137,7 @@ def fast_decoding(model: nn.Module, batch_size: int) -> Iterator[None]:
     """
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     suited = all(layer.weight.is_cpu and layer.weight.dtype == torch.float32 for layer in layers)
-    if not (_enabled and suited and batch_size <= FEW_ROWS and has_slow_vector_products()):
+    if not (suited and batch_size <= FEW_ROWS and has_slow_vector_products()):
         layers = []
     for layer in layers:
         layer.forward = sliced_linear(layer)  # type: ignore[assignment]
