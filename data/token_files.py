@@ -206,11 +206,14 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
     with explained(path.parent):
         file = partial.open("wb")
     try:
-        with file:
+        try:
             yield file
             with explained(path.parent):
                 file.flush()
                 os.fsync(file.fileno())
+        finally:
+            with explained(path.parent):  # closing writes once more what could not be written
+                file.close()
         with explained(path.parent):
             partial.replace(path)
     finally:

@@ -111,6 +111,7 @@ def explain_machine(run_dir: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in NO_ROOM and "make room" not in error.strerror:
             error.strerror += ": make room" + how_to_resume(run_dir)
+            error.filename = error.filename or str(run_dir)  # what writes to an open file names none
         raise
 
 

@@ -1,0 +1,479 @@
+"""The fault matrix: makes everything go wrong that can, and shows that nothing is lost and no weight is silently wrong.
+
+    make faults                     all cases
+    make faults ARGS=--short        some of each, in at most four minutes
+    make faults ARGS="-k killed"
+
+In every case the person saw one sentence or the training went on; files from before could be read; and a resumed run
+ended in the same bits as one that was never disturbed, unless the person was told otherwise.
+"""
+
+import contextlib
+import errno
+import io
+import os
+import random
+import re
+import resource
+import select
+import shutil
+import signal
+import time
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from data.datamodule import TextDataModule
+from model.checkpoint import load_gpt, read_checkpoint
+from model.inspection.archive import AttentionArchive
+from model.runs.results import read_metrics, read_samples
+from model.training.module import GPTModule
+from scripts import generate, inspect_attention, prepare_data, report
+from tests.faults.conftest import DISTURBED
+from tests.faults.hub import NOBODY, hub, texts, use
+from tests.faults.processes import (
+    RESUME,
+    RUN,
+    check_mistake,
+    check_nothing_aside,
+    check_readable,
+    check_same_run,
+    end,
+    run,
+    run_well,
+    start,
+    start_until_saved,
+    watch_writes,
+)
+from tests.small_runs import assert_same, final_state
+
+STEPS = range(1, 13)
+COLD = ["--data.cache_dir=cold", "--attention.picture=true", "--name=run"]
+
+
+@pytest.mark.short(6)
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_killed_at_random_moments(undisturbed, count, signum, seed):
+    """Ten times each: when it is about to write its n-th file, and half of the time a little later."""
+    draw, killed, step, said = random.Random(f"{signum} {seed}"), 0, -1, ""
+    options = [*undisturbed.options, *DISTURBED, "--name=run", f"--data.num_workers={seed % 2}"]
+    while killed < 10:
+        there, here = os.pipe()
+        process = start(RESUME if step >= 0 else options, partial(report_write, draw.randint(1, 60), here))
+        os.close(here)
+        readable, _, _ = select.select([there], [], [], 120)
+        is_moment = bool(readable and os.read(there, 1))
+        os.close(there)
+        time.sleep(draw.choice([0, draw.uniform(0, 0.002), draw.uniform(0, 0.05)]))
+        if is_moment:
+            # A terminal sends Ctrl-C to all processes of the run, loaders included; others may end its main one alone.
+            (os.killpg if signum == signal.SIGINT or draw.random() < 0.5 else os.kill)(process, signum)
+        ended = end(process)
+        # Where the main process is gone, nobody keeps its loaders from complaining.
+        assert signum == signal.SIGKILL or "Traceback" not in ended.error, ended.error
+        if ended.status == 0:  # the moment never came
+            check_same_run(undisturbed.eventful)
+            shutil.rmtree(RUN)
+            step = -1
+            continue
+        assert ended.status in (-signum, 128 + signum), (ended.status, ended.error)
+        killed, said = killed + 1, ended.said if "--resume runs/run" in ended.said else said
+        before, step = step, check_readable(RUN) if RUN.exists() else -1
+        assert step >= before, f"the run was at step {before} and can be resumed from {step}"
+        if step < 0 and RUN.exists():
+            check_mistake(run(RESUME))
+            shutil.rmtree(RUN)
+    run_well(RESUME if step >= 0 else options)
+    check_same_run(undisturbed.eventful)
+    count(said, killed)
+
+
+def report_write(number: int, pipe: int) -> None:
+    """Writes to the pipe when this process is about to change its n-th file."""
+    changes = iter(range(1, 10**6))
+    watch_writes(lambda event, path: next(changes) == number and os.write(pipe, b"!"), Path("runs"))
+
+
+def check_goes_on(undisturbed, *options: str) -> None:
+    """Nothing is lost: the run is resumed, or started again where it had no checkpoint, and ends as it should."""
+    if RUN.exists() and check_readable(RUN) < 0:
+        assert not list(RUN.glob("checkpoints/*"))
+        shutil.rmtree(RUN)
+    run_well(RESUME if RUN.exists() else [*undisturbed.options, *options, "--name=run"])
+    check_same_run(undisturbed.run)
+
+
+@pytest.mark.parametrize("part", range(6))
+def test_disk_full(undisturbed, count, part):
+    """When a file is opened, or some bytes later: each file that a run writes, or with --short some of them."""
+    tell = partial(watch_writes, lambda event, path: print(f"{event}: {path}"), Path("runs"), Path("cold"))
+    files = re.findall("^open: (.*)", run_well([*undisturbed.options, *COLD], tell).output, re.MULTILINE)
+    cases, said = [(number, room) for number in range(len(files)) for room in (0, 40, 400)], ""
+    cases = random.Random(part).sample(cases, 4) if undisturbed.is_short else cases[part::6]
+    for number, room in cases:
+        for folder in ("runs", "cold"):
+            shutil.rmtree(folder)
+        ended = run([*undisturbed.options, *COLD], partial(fill_disk, number, room))
+        check_nothing_aside(Path())
+        if ended.status == 0:  # a file for people, without which the run is complete
+            assert "File too large" in ended.error or room, ended.error
+        else:
+            said = check_mistake(ended, "File too large")
+            assert "cold" in said or "runs/run" in said, (files[number], room, said)
+        check_goes_on(undisturbed, *COLD)
+    count(said, len(cases))
+
+
+def fill_disk(number: int, room: int) -> None:
+    """As a full disk, but for this process alone, from the n-th file that it opens."""
+    files = iter(range(10**6))
+
+    def write(event: str, path: str) -> None:
+        if event == "open" and next(files) == number:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
+
+    watch_writes(write, Path("runs"), Path("cold"))
+
+
+OUTPUTS = ["--run=runs/run", "--output=runs/run/a.html"]
+READ_ONLY = {  # the folder, a program and its options (None: those of a small run), and the words of its sentence
+    "runs/": ("runs", None, None, "runs/new: Read-only file system"),
+    "a resumed run": (RUN, None, [*RESUME, "--trainer.max_steps=13"], "Read-only file system"),
+    "a cache to fill": ("cold", None, None, "data.cache_dir"),
+    "a cache to prepare": ("cold", prepare_data, None, "cache_dir"),
+    "the report": (RUN, report, ["--run=runs/run"], "runs/run/report.html: Read-only file system"),
+    "a page": (RUN, inspect_attention, OUTPUTS, "Read-only"),
+    "a picture": (RUN, inspect_attention, ["--run=runs/run", "--output=runs/run/a.png"], "Read-only"),
+    "validating": (RUN, None, ["validate", "--ckpt_path=runs/run"], ""),
+    "generating": (RUN, generate, ["--checkpoint=runs/run", "--max_new_tokens=3"], ""),
+    "a cache that is full": ("cache", None, None, ""),
+}
+
+
+@pytest.mark.parametrize("case", READ_ONLY)
+def test_read_only_folder(undisturbed, count, case):
+    folder, script, options, expected = READ_ONLY[case]
+    shutil.copytree(undisturbed.run, RUN)
+    shutil.copytree(undisturbed.folder / "cache", "cache")
+    before = {path: path.read_bytes() for path in RUN.rglob("*") if path.is_file()}
+    if options is None:
+        first = undisturbed.options if script is None else undisturbed.options[:4]
+        cache = "cache" if folder == "runs" else folder
+        options = [*first, f"--data.cache_dir={cache}", *([] if script else ["--name=new"])]
+
+    def refuse(event: str, path: str) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    prepare = partial(watch_writes, refuse, Path(folder))
+    ended = run(options, prepare, **({"main": script.main} if script else {}))
+    assert {path: path.read_bytes() for path in RUN.rglob("*") if path.is_file()} == before
+    if not expected:
+        assert ended.status == 0, ended.error
+        return
+    assert not Path("runs/new").exists()
+    count(check_mistake(ended, expected, program=f"{script.__name__.split('.')[-1]}.py" if script else "train.py"))
+
+
+def before_batch(number: int, action) -> None:
+    """From now on, calls `action` before the n-th training batch of this process."""
+    training_step, batches = GPTModule.training_step, iter(range(1, 10**6))
+
+    def step(self: GPTModule, *args):
+        if next(batches) == number:
+            action(self)
+        return training_step(self, *args)
+
+    GPTModule.training_step = step
+
+
+def takes_all_memory(module: GPTModule) -> None:
+    torch.empty(2**60, dtype=torch.uint8)
+
+
+def takes_all_of_the_gpu(module: GPTModule) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+def kills_loader(module: GPTModule) -> None:
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGKILL)
+    time.sleep(1)  # in which its death is noticed
+
+
+@pytest.mark.short(6)
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("action", [takes_all_memory, takes_all_of_the_gpu])
+def test_out_of_memory_in_a_batch(undisturbed, count, action, step):
+    count(check_stops(undisturbed, action, step, "lower data.batch_size"))
+
+
+@pytest.mark.short(3)
+@pytest.mark.parametrize("step", STEPS)
+def test_loader_process_killed(undisturbed, count, step):
+    count(check_stops(undisturbed, kills_loader, step, "lower data.num_workers", "--data.num_workers=2"))
+
+
+def check_stops(undisturbed, action, step: int, expected: str, *options: str) -> str:
+    ended = run([*undisturbed.options, *options, "--name=run"], partial(before_batch, step, action))
+    said = check_mistake(ended, expected)
+    assert ("--resume runs/run" in said) == (RUN / "checkpoints" / "last.ckpt").exists(), said
+    check_goes_on(undisturbed, *options)
+    return said
+
+
+@torch.no_grad()
+def nan_weight(module: GPTModule) -> None:
+    next(module.parameters()).view(-1)[0] = torch.nan
+
+
+@torch.no_grad()
+def infinite_weights(module: GPTModule) -> None:
+    for weight in module.parameters():
+        weight.fill_(torch.inf)
+
+
+def nan_gradient(module: GPTModule) -> None:
+    next(module.parameters()).register_hook(lambda gradient: gradient * torch.nan)
+
+
+@pytest.mark.short(9)
+@pytest.mark.parametrize("every", ["null", "1"])
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("action", [nan_weight, infinite_weights, nan_gradient])
+def test_numbers_that_are_not_finite(undisturbed, count, action, step, every):
+    """No checkpoint holds such weights, and the run goes on from one before."""
+    options = [f"--checkpoints.every_n_steps={every}", "--name=run"]
+    ended = run([*undisturbed.options, *options], partial(before_batch, step, action))
+    said = check_mistake(ended, "lower the learning rates")
+    for path in RUN.glob("checkpoints/*.ckpt"):
+        state = read_checkpoint(path)
+        weights = [*state["state_dict"].values()]
+        for optimizer in state["optimizer_states"]:
+            weights += [value for one in optimizer["state"].values() for value in one.values()]
+        assert all(torch.as_tensor(weight).isfinite().all() for weight in weights), f"{path} at {state['global_step']}"
+    check_goes_on(undisturbed, *options)
+    count(said)
+
+
+@pytest.mark.short(6)
+@pytest.mark.parametrize("cache", ["cold", "full"])
+@pytest.mark.parametrize("call", [1, 3, 10, 30, 100])
+@pytest.mark.parametrize("jump", [-3600.0, -1.9e9, 1e9])
+def test_clock_that_jumps(undisturbed, count, jump, call, cache):
+    """Set back by an hour or 60 years, or forward, while the run is trained or its text tokenised."""
+
+    def prepare() -> None:
+        now, calls = time.time, iter(range(1, 10**9))
+        time.time = lambda: now() + (jump if next(calls) >= call else 0)
+
+    folder = "cold" if cache == "cold" else undisturbed.folder / "cache"
+    run_well([*undisturbed.options, f"--data.cache_dir={folder}", "--name=run"], prepare)
+    check_same_run(undisturbed.run)
+    assert "tokenising" not in run_well(RESUME).error  # which opens the cache again
+    count("")
+
+
+@pytest.mark.short(6)
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("how", ["started twice", "resumed while it is trained", "resumed twice"])
+def test_two_runs_with_one_name(undisturbed, count, how, seed):
+    """One of the two is trained, and is the run that it is alone; the other leaves no mark."""
+    options = [*undisturbed.options, "--name=run"]
+    if how == "resumed while it is trained":
+        first = start_until_saved(options)
+        os.kill(first, signal.SIGSTOP)  # as if its machine were slow
+        second = run(RESUME)
+        os.kill(first, signal.SIGCONT)
+        both = [end(first), second]
+    else:
+        if how == "resumed twice":
+            options, first = RESUME, start_until_saved(options)
+            os.kill(first, signal.SIGKILL)
+            end(first)
+        processes = [start(options)]
+        time.sleep(random.Random(seed).uniform(0, 0.05))
+        processes.append(start(options))
+        both = [end(process) for process in processes]
+    assert sorted(one.status for one in both) == [0, 2], [one.error[-1000:] for one in both]
+    check_same_run(undisturbed.run)
+    count(check_mistake(next(one for one in both if one.status), "runs/run"))
+
+
+def kill_wandb(*_) -> None:
+    for listed in Path("/proc").glob("[0-9]*"):
+        try:
+            command, parent = (listed / "cmdline").read_bytes(), (listed / "stat").read_text().split()[3]
+        except OSError:
+            continue
+        if b"wandb-core" in command and int(parent) == os.getpid():
+            os.kill(int(listed.name), signal.SIGKILL)
+            print("killed wandb")
+
+
+@pytest.mark.parametrize("when", ["killed while the run trains", "killed while it ends", "its folder is a file"])
+def test_weights_and_biases_fails(undisturbed, count, when):
+    """The run does not."""
+
+    def prepare() -> None:
+        import wandb
+
+        if when == "killed while it ends":
+            finish = wandb.sdk.wandb_run.Run.finish
+            wandb.sdk.wandb_run.Run.finish = lambda *args, **options: (kill_wandb(), finish(*args, **options))
+        elif when == "killed while the run trains":
+            before_batch(6, kill_wandb)
+        else:
+            before_batch(1, lambda module: (RUN / "wandb").write_text("a file"))
+
+    ended = run_well([*undisturbed.options, "--name=run", "--wandb=offline"], prepare)
+    check_same_run(undisturbed.run)
+    assert "killed wandb" in ended.output or "Weights & Biases failed" in ended.error, ended
+    count(ended.said)
+
+
+STREAMED = ["--data.streaming=true", "--data.max_tokens=30000"]
+NO_HUB = "cannot reach the Hugging Face Hub"
+OWNERS = {"missing": "no data set 'missing/modules' on the Hugging Face Hub", "gated": "login"}
+OWNERS |= dict.fromkeys(["busy", "dropped", "unreachable", "cut"], NO_HUB)
+
+
+def hub_options(undisturbed, owner: str, options: list[str]) -> list[str]:
+    left_out = ("--data.corpus", "--data.files", "--data.cache_dir")
+    own = [option for option in undisturbed.options if not option.startswith(left_out)]
+    return [*own, f"--data.dataset={owner}/modules", "--data.cache_dir=cache", *options]
+
+
+@pytest.mark.parametrize(("owner", "options"), [("fine", []), ("fine", STREAMED), ("slow", []), ("busy_at_first", [])])
+def test_hub_that_answers(undisturbed, count, owner, options):
+    """The tokens are those of the text, the run ends, and later runs need no hub."""
+    command = hub_options(undisturbed, owner, options)
+    with hub() as address:
+        run_well([*command, "--name=run"], partial(use, address))
+    limits = {"streaming": True, "max_tokens": 30_000} if options else {}
+    data = TextDataModule(dataset=f"{owner}/modules", tokenizer="bytes", cache_dir="cache", context_length=16, **limits)
+    tokenized = data.cache.open()
+    for split, tokens in (("train", tokenized.train), ("validation", tokenized.validation)):
+        ids, end_of_text = tokens.read(0, tokens.num_tokens).tolist(), tokenized.tokenizer.end_of_text
+        expected = [end_of_text, *(token for text in texts(split) for token in [*text.encode(), end_of_text])]
+        assert ids == expected[: len(ids)] and (len(ids) == len(expected) or options)
+    run_well([*command, "--name=again"], partial(use, NOBODY))
+    count("")
+
+
+@pytest.mark.parametrize("options", [[], STREAMED], ids=["whole", "streamed"])
+@pytest.mark.parametrize("owner", OWNERS)
+def test_hub_that_refuses(undisturbed, count, owner, options):
+    """One sentence, and nothing left of the run."""
+    with hub() as address:
+        ended = run(
+            [*hub_options(undisturbed, owner, options), "--name=run"],
+            partial(use, NOBODY if owner == "unreachable" else address),
+        )
+    assert not Path("runs").exists()
+    count(check_mistake(ended, OWNERS[owner]))
+
+
+def final_tokens(run: Path) -> list:
+    """What is trained on after the cache beside the run's folder is opened, and repaired where it must be."""
+    files = yaml.safe_load((run / "config.yaml").read_text())["data"]["files"]
+    data = TextDataModule(files=files, tokenizer="bytes", cache_dir=str(run.parents[1] / "cache"))
+    with contextlib.redirect_stderr(io.StringIO()):  # where the progress is shown
+        tokens = data.cache.prepare()
+    splits = [(part.read(0, part.num_tokens).tolist(), part.num_bytes) for part in (tokens.train, tokens.validation)]
+    return [tokens.tokenizer.to_dict(), splits]
+
+
+def maps(run: Path) -> list:
+    archive = AttentionArchive.open(run / "attention")
+    return [(name, values.tobytes()) for step in archive.steps for name, values in archive.maps(step).items()]
+
+
+def figures(run: Path) -> list:
+    archive = AttentionArchive.open(run / "attention")
+    return [[one.to_json(5) for one in archive.snapshots], archive.details(12), str(archive.probes)]
+
+
+def best(run: Path) -> list:
+    gpt, description = load_gpt(run / "checkpoints" / "best.ckpt")
+    return [dict(gpt.state_dict()), description]
+
+
+# What one changed byte of a file must not change without a word: its path, and what is read of it.
+EXACT = {
+    "last.ckpt": ("runs/run/checkpoints/last.ckpt", final_state),
+    "best.ckpt": ("runs/run/checkpoints/best.ckpt", best),
+    "attention maps": ("runs/run/attention/step_*.npz", maps),
+    "cached tokens": ("cache/*/train.bin", final_tokens),
+    "their description": ("cache/*/train.json", final_tokens),
+    "cached tokenizer": ("cache/*/tokenizer.json", final_tokens),
+}
+# Where another figure or letter may be shown, as no weight hangs on it.
+SHOWN = {
+    "metrics.csv": ("runs/run/metrics.csv", lambda run: read_metrics(run / "metrics.csv")),
+    "samples.jsonl": ("runs/run/samples.jsonl", lambda run: read_samples(run / "samples.jsonl")),
+    "attention details": ("runs/run/attention/step_*.json", figures),
+    "attention scores": ("runs/run/attention/scores.jsonl", figures),
+    "attention probe": ("runs/run/attention/probe.json", figures),
+}
+RESUMED = {  # the options of a resume, and its warning
+    "config.yaml": ("runs/run/config.yaml", [], "config.yaml is not as this run wrote it"),
+    "the text": ("words.txt", ["--data.files=words.txt"], "The training text is not the one"),
+}
+
+
+def changed_bytes(undisturbed, path: str, seed: int, places: int):
+    """Copies the run, its cache and its text here; then changes a byte of a file, yields where, and changes it back."""
+    shutil.copytree(undisturbed.folder, ".", dirs_exist_ok=True)
+    [file] = sorted(Path().glob(path))[-1:]
+    whole, draw = file.read_bytes(), random.Random(f"{path} {seed}")
+    for _ in range(places):
+        content, place = bytearray(whole), draw.randrange(len(whole))
+        content[place] ^= draw.randrange(1, 256)
+        file.write_bytes(content)
+        yield f"byte {place} of {file}"
+        file.write_bytes(whole)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", [*EXACT, *SHOWN])
+def test_changed_byte(undisturbed, count, record_property, name, seed):
+    record_property("fault", f"changed byte, {name}")
+    path, read = (EXACT | SHOWN)[name]
+    expected, said = read(undisturbed.run), Counter()
+    for place in changed_bytes(undisturbed, path, seed, 50):
+        try:
+            content = read(RUN)
+        except ValueError as error:
+            assert "runs/run" in str(error), (place, error)
+            said["refused by name"] += 1
+            continue
+        if name in EXACT:
+            assert_same(content, expected, place)
+            said["the same content"] += 1
+        else:
+            said["another figure or letter is shown" if content != expected else "the same content"] += 1
+    count(f"{dict(said)}", 50)
+
+
+@pytest.mark.short(8)
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("name", RESUMED)
+def test_changed_byte_before_a_resume(undisturbed, count, record_property, name, seed):
+    """A sentence refuses it, or a warning says what has changed, or nothing of the training has."""
+    record_property("fault", f"changed byte, {name}")
+    path, options, warning = RESUMED[name]
+    said = Counter()
+    for place in changed_bytes(undisturbed, path, seed, 5):
+        ended = run([*RESUME, "--trainer.max_steps=13", *options])
+        shutil.rmtree(RUN)
+        shutil.copytree(undisturbed.run, RUN)
+        if ended.status:
+            check_mistake(ended)
+        said["refused" if ended.status else "warned" if warning in ended.error else "only validation differs"] += 1
+        assert warning in ended.error or ended.status or name == "the text", place
+    count(f"{dict(said)}", 5)
