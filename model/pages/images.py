@@ -166,10 +166,15 @@ def grid_figure(
 
 
 def extent(figure: Figure) -> Bbox:
-    """What a figure covers with all that stands outside of it, in inches of whole pixels, with a margin."""
+    """What a figure covers with all that stands outside of it, in inches of whole pixels, with a margin.
+
+    One with a layout of its own has nothing outside.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.transforms import Bbox
 
+    if figure.get_layout_engine() is not None:
+        return figure.bbox_inches
     box = figure.get_tightbbox(FigureCanvasAgg(figure).get_renderer()).extents * figure.dpi
     return Bbox.from_extents(np.add(np.round(box), [-MARGIN, -MARGIN, MARGIN, MARGIN]) / figure.dpi)
 

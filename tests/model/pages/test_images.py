@@ -187,6 +187,11 @@ def test_a_heat_map_has_a_square_for_each_head_and_grey_where_a_model_diverged()
     assert (pixels[half:, half:] == pixels[-1, -1]).all()
 
 
+def test_curves_keep_the_size_that_they_are_laid_out_for():
+    png = written(images.score_curves, [curves_of("run", [0, 1], {"sink": [0, 0]})], title="A title")
+    assert imread(io.BytesIO(png)).shape[:2] == (280, 320)  # else the title at the top would be cut
+
+
 def test_formed_heads_are_marked_on_the_curves():
     steps, scores = [0, 1, 2, 4], {"induction": [0.1, 0.2, 0.7, 0.9]}
 
