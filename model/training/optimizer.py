@@ -30,8 +30,8 @@ class OptimizerConfig:
         betas: AdamW's decay of the first and second moment.
         epsilon: AdamW's, added to the root of the second moment.
         momentum: Muon's Nesterov momentum.
-        density: share of the weights of each matrix that is left at the end, for adamw; the others are zero. 1 keeps
-            all. See `keep_largest`.
+        density: share of the weights of each matrix that is left at the end; the others are zero. 1 keeps all. See
+            `keep_largest`.
         density_fall: where the density begins and ends to fall, as shares of the steps; each step in between lowers it
             by the same factor.
         row_minimum: weights that each row of a block's matrix keeps, whatever the density; the paper's value is 4.
@@ -58,8 +58,6 @@ class OptimizerConfig:
         check_range("model.optimizer.density_fall[1]", end, 0, 1, low_open=True)
         check_range("model.optimizer.density_fall[0]", begin, 0, end, high_open=True)
         check_range("model.optimizer.row_minimum", self.row_minimum, 0)
-        if self.density < 1 and self.algorithm != "adamw":
-            raise ValueError("model.optimizer.density is for AdamW: write --model.optimizer.algorithm adamw as well")
         for name in ("learning_rate", "head_learning_rate", "matrix_learning_rate", "weight_decay", "epsilon"):
             check_range(f"model.optimizer.{name}", getattr(self, name), 0)
         for name, value in (("betas[0]", self.betas[0]), ("betas[1]", self.betas[1]), ("momentum", self.momentum)):
@@ -171,10 +169,10 @@ class MuonAdamW(torch.optim.Optimizer):
     def _make_sparse(self, group: dict, parameters: list[Tensor]) -> None:
         """Sets all but the largest weights of each matrix, and their moments, to zero."""
         for parameter in parameters:
-            moments = [self.state[parameter][name] for name in ("exp_avg", "exp_avg_sq")]
+            moments = [value for value in self.state[parameter].values() if value.ndim]  # and not the step's number
             # The row of a token that is in no text has no gradient, and is of no use however large it is. In the first
             # steps, while matrices after it are zero as they were drawn, a whole matrix may have none: it waits.
-            has_learned = whole(moments[1]) > 0
+            has_learned = whole(moments[-1]) != 0
             if not has_learned.any():
                 continue
             learned = whole(parameter) * has_learned
