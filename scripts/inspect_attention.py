@@ -27,7 +27,9 @@ from scripts.prompting import open_checkpoint, prompt_text
 
 if TYPE_CHECKING:
     from data.tokenizers import Tokenizer
+    from model.inspection.archive import AttentionArchive
     from model.inspection.probes import Probe
+    from model.inspection.survey import Windows
     from model.pages.captures import Captures
 
 DESCRIPTION = """\
@@ -207,7 +209,8 @@ def write_live(arguments: argparse.Namespace) -> Path:
     snapshots = [(step, gpt) for gpt, _, step in loaded]
     opening = text.tokens if tokens is None else tokens
     probes = {"text": text, "repeated": repeated}
-    write_model_page(output, model_name(checkpoints[0]), snapshots, tokenizer.to_dict(), probes, opening)
+    windows = recorded_windows(checkpoints[0], tokenizer, context)
+    write_model_page(output, model_name(checkpoints[0]), snapshots, tokenizer.to_dict(), probes, opening, windows)
     return output
 
 
@@ -241,10 +244,11 @@ def read_prompt(models: list[Path | None], steps: list[int] | None, prompt: str)
             repeated[tokenizer.fingerprint] = repeated_probe(path, tokenizer, context)
         text = Probe(tokens, [tokenizer.label(token) for token in tokens])
         probes = {"text": text, "repeated": repeated[tokenizer.fingerprint]}
+        windows = recorded_windows(path, tokenizer, context)
         snapshots, arrays, details = [], {}, {}
         for gpt, _, step in of_model:
             # There is no validation text here: what ablation takes away is averaged over the prompt's own positions.
-            snapshot, maps, details[step] = take_snapshot(gpt, probes, step, tokenizer.label)
+            snapshot, maps, details[step] = take_snapshot(gpt, probes, step, tokenizer.label, windows=windows)
             snapshots.append(snapshot)
             arrays[step] = {name: weights.numpy() for name, weights in maps.items()}
         name, load, load_details = model_name(path), arrays.__getitem__, details.__getitem__
@@ -268,15 +272,26 @@ def repeated_probe(checkpoint: Path, tokenizer: Tokenizer, context: int) -> Prob
 
 def recorded_probe(checkpoint: Path, tokenizer: Tokenizer, name: str, context: int) -> Probe | None:
     """A probe of the checkpoint's run, None if none was recorded that this model can read."""
+    archive = recorded(checkpoint, tokenizer)
+    probe = archive and archive.probes[name]
+    return probe if probe and len(probe.tokens) <= context else None
+
+
+def recorded_windows(checkpoint: Path, tokenizer: Tokenizer, context: int) -> dict[str, Windows] | None:
+    """The texts on which the checkpoint's run measured its heads, None if there are none that this model can read."""
+    archive = recorded(checkpoint, tokenizer)
+    return archive.windows if archive and archive.windows["text"].length <= context else None
+
+
+def recorded(checkpoint: Path, tokenizer: Tokenizer) -> AttentionArchive | None:
+    """The archive of the checkpoint's run, None without one of this tokenizer."""
     from model.inspection.archive import AttentionArchive
 
     try:
         archive = AttentionArchive.open(checkpoint.absolute().parent.parent / ATTENTION)
-        if archive.tokenizer == tokenizer.fingerprint and len(archive.probes[name].tokens) <= context:
-            return archive.probes[name]
-    except (OSError, ValueError, KeyError):
-        pass  # a missing or damaged recording is not needed to read a text
-    return None
+        return archive if archive.tokenizer == tokenizer.fingerprint else None
+    except (OSError, ValueError):
+        return None  # a missing or damaged recording is not needed to read a text
 
 
 def model_name(checkpoint: Path) -> str:

@@ -1,18 +1,16 @@
 """A run's attention folder on disk. Files are written atomically and checked when they are read.
 
-    probe.json           the probes (token ids and their texts) and the tokenizer's fingerprint
+    probe.json           the probes and the windows (token ids and their texts) and the tokenizer's fingerprint
     step_XXXXXXXX.npz    one capture: for each probe its maps (L, H, T, T) in float16
     step_XXXXXXXX.json   its details, what the model predicted and why, to 4 significant digits (see below)
     scores.jsonl         one line a capture: step, precision, fidelity, causality, each score as L lists of H numbers,
-                         loss, ablation and copying (see `Snapshot`)
+                         habits, loss, ablation and copying (see `Snapshot`)
 
-A capture counts once its line is in scores.jsonl, which is written last. Captures recorded by earlier versions have no
-details, and shorter lines. Numbers that are not finite are null.
+A capture counts once its line is in scores.jsonl, which is written last. Numbers that are not finite are null.
 
 The details (L layers, H heads, T tokens, P parts; column t is the position that reads token t and predicts token t + 1,
 so what needs the true next token is null in the last):
 
-    version      1
     parts        P names, of what `attribution` tells apart
     sublayers    2L + 1 names: embeddings, attention 0, feed-forward 0, attention 1, ...
     tokens       the text of every id that occurs below
@@ -27,7 +25,7 @@ import io
 import json
 import math
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,10 +36,10 @@ from numpy.typing import ArrayLike
 from model.files import write_atomically
 from model.inspection.heads import SCORES
 from model.inspection.probes import Probe
+from model.inspection.survey import Habits, windows_of
 
 SCORE_DIGITS = 5  # decimals in scores.jsonl
-MEASURED = ("loss", "ablation", "copying")  # what lines of earlier versions do not have
-DETAILS_VERSION = 1
+MEASURED = ("loss", "ablation", "copying")
 DETAILS_DIGITS = ".4g"  # 4 significant digits
 NPY_HEADER = 1024  # bytes, at most
 
@@ -55,10 +53,10 @@ class Snapshot:
 
     precision: the type that attention was computed in, such as "bfloat16", which bounds the fidelity to be expected.
     fidelity, causality, checks: as in `recorder`; NaN for a model that diverged.
-    scores: by the names of `heads.SCORES`, (L, H) in [0, 1]; NaN for a model that diverged, or for a score that the
-        program did not have yet when the capture was made.
-    loss: nats per token on the probe "text", and on the second half of "repeated". None, as the next two, for captures
-        of earlier versions.
+    scores: by the names of `heads.SCORES`, (L, H) in [0, 1]: means over many windows, see `survey`; NaN for a model
+        that diverged.
+    habits: what else the windows say about the heads. None where they were not measured, as the next three.
+    loss: nats per token on the probe "text", and on the second half of "repeated".
     ablation: by probe, the change of that loss when a part is replaced by its mean: {"heads": (L, H), "feed_forward":
         (L,), "tables": a number by the table's name}.
     copying: (L, H), see `circuits.copying_scores`.
@@ -69,6 +67,7 @@ class Snapshot:
     fidelity: float
     causality: float
     scores: dict[str, np.ndarray]
+    habits: Habits | None = None
     loss: dict[str, float] | None = None
     ablation: dict[str, dict[str, Any]] | None = None
     copying: np.ndarray | None = None
@@ -79,8 +78,15 @@ class Snapshot:
         """(L, H)"""
         return next(iter(self.scores.values())).shape
 
+    def weaker(self, name: str) -> np.ndarray:
+        """A score in the half of the window where it is lower, (L, H)."""
+        return self.scores[name] if self.habits is None else self.habits.weaker(name).numpy()
+
     def to_json(self, digits: int) -> dict:
-        """As JSON has it: scores and measurements rounded to `digits` decimals, None for what is not finite."""
+        """As JSON has it: scores and measurements rounded to `digits` decimals, None for what is not finite.
+
+        Without the habits, of which pages show the sentences.
+        """
         errors = as_json({"fidelity": self.fidelity, "causality": self.causality}, ".17g")  # exactly
         errors["checks"] = as_json(self.checks, ".3g")
         measured = {name: getattr(self, name) for name in MEASURED if getattr(self, name) is not None}
@@ -90,11 +96,10 @@ class Snapshot:
     @classmethod
     def from_json(cls, fields: dict) -> Snapshot:
         """Raises one of DAMAGE if the fields are not those of `to_json`."""
-        scores = {name: np.array(fields["scores"][name], np.float32) for name in SCORES if name in fields["scores"]}
+        scores = {name: np.array(fields["scores"][name], np.float32) for name in SCORES}
         shapes = {score.shape for score in scores.values()}
         if len(shapes) != 1 or len(shape := shapes.pop()) != 2 or not min(shape):
             raise ValueError("the scores are not all (L, H)")
-        scores = {name: scores.get(name, np.full(shape, np.nan, np.float32)) for name in SCORES}
         fidelity, causality = (math.nan if fields[x] is None else float(fields[x]) for x in ("fidelity", "causality"))
         measured = {name: _arrays(fields[name]) for name in MEASURED if name in fields}
         arrays = [(measured["copying"], shape)] if "copying" in measured else []
@@ -108,6 +113,8 @@ class Snapshot:
             raise ValueError("its losses are not numbers")
         if not 0 <= fields["step"] < 2**53:
             raise ValueError("its step is not one")
+        if "habits" in fields:
+            measured["habits"] = Habits.from_json(fields["habits"])
         measured["checks"] = {name: _arrays(fields["checks"][name]) for name in ("fidelity", "future")}
         measured["checks"]["replaced"] = int(fields["checks"]["replaced"])
         return cls(int(fields["step"]), str(fields["precision"]), fidelity, causality, scores, **measured)
@@ -120,18 +127,26 @@ class AttentionArchive:
         folder: created when the first capture is added. An existing folder is resumed.
         probes: by name: "text", and "repeated", on which heads show that look back for repetitions.
         tokenizer: fingerprint of the tokenizer that made the ids.
+        windows: by the same names, the texts on which heads are measured; the probes if None.
 
     Raises:
         ValueError: if the folder holds captures of other probes, or damaged files.
     """
 
-    def __init__(self, folder: Path, probes: Mapping[str, Probe], tokenizer: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        probes: Mapping[str, Probe],
+        tokenizer: str,
+        windows: Mapping[str, Sequence[Probe]] | None = None,
+    ) -> None:
         self.folder = Path(folder)
         self.probes = dict(probes)
+        self.windows = windows_of({name: [probe] for name, probe in probes.items()} if windows is None else windows)
         self.tokenizer = tokenizer
         self.snapshots: list[Snapshot] = []
         if (self.folder / "probe.json").exists():
-            if _read_probes(self.folder / "probe.json") != (self.probes, tokenizer):
+            if _read_probes(self.folder / "probe.json") != (self.probes, tokenizer, self._texts()):
                 raise ValueError(
                     f"{self.folder} holds maps of another probe text or tokenizer, which cannot be continued; "
                     "use a new run folder, or the data and the tokenizer of this one"
@@ -149,6 +164,9 @@ class AttentionArchive:
         """
         return cls(folder, *_read_probes(Path(folder) / "probe.json"))
 
+    def _texts(self) -> dict[str, list[Probe]]:
+        return {name: list(windows.texts) for name, windows in self.windows.items()}
+
     @property
     def steps(self) -> list[int]:
         return [snapshot.step for snapshot in self.snapshots]
@@ -164,20 +182,17 @@ class AttentionArchive:
     def details(self, step: int) -> dict:
         """What the model predicted at a step, and why; empty if it was not recorded.
 
-        Raises ValueError if the file is damaged, or of a version that this program does not know.
+        Raises ValueError if the file is damaged.
         """
         path = self.details_path(step)
         try:
             details = json.loads(path.read_bytes())
-            version = details["version"]
-            if version == DETAILS_VERSION:
-                _check_details(details, self.probes, self.snapshots[0].shape)
-                return details
+            _check_details(details, self.probes, self.snapshots[0].shape)
+            return details
         except FileNotFoundError:
             return {}
         except DAMAGE as error:
             raise ValueError(f"{path} is damaged ({error}): remove it to see the maps") from None
-        raise ValueError(f"{path} has version {version}, but this program reads {DETAILS_VERSION}: update it")
 
     def maps(self, step: int) -> dict[str, np.ndarray]:
         """Each probe's maps at a step, (L, H, T, T) in float16.
@@ -212,7 +227,9 @@ class AttentionArchive:
         """
         if not (self.folder / "probe.json").exists():
             probes = {name: asdict(probe) for name, probe in self.probes.items()}
-            write_atomically(self.folder / "probe.json", _json({"tokenizer": self.tokenizer, "probes": probes}))
+            windows = {name: [asdict(text) for text in texts] for name, texts in self._texts().items()}
+            described = {"tokenizer": self.tokenizer, "probes": probes, "windows": windows}
+            write_atomically(self.folder / "probe.json", _json(described))
         content = io.BytesIO()
         arrays: dict[str, Any] = {name: np.asarray(array, np.float16) for name, array in maps.items()}
         np.savez_compressed(content, **arrays)
@@ -224,7 +241,7 @@ class AttentionArchive:
 
         outdated = [step for step in self.steps if step > snapshot.step]
         self.snapshots = [earlier for earlier in self.snapshots if earlier.step < snapshot.step] + [snapshot]
-        lines = b"".join(_json(one.to_json(SCORE_DIGITS)) + b"\n" for one in self.snapshots)
+        lines = b"".join(_json(_line(one)) + b"\n" for one in self.snapshots)
         write_atomically(self.folder / "scores.jsonl", lines)
         for step in outdated:
             for suffix in (".npz", ".json", ".png"):
@@ -245,15 +262,23 @@ def as_json(value: Any, digits: str) -> Any:
     return as_json(value.tolist(), digits) if hasattr(value, "tolist") else value
 
 
-def _read_probes(path: Path) -> tuple[dict[str, Probe], str]:
-    """The probes and the tokenizer's fingerprint."""
+def _line(snapshot: Snapshot) -> dict:
+    habits = {} if snapshot.habits is None else {"habits": as_json(snapshot.habits.to_json(), f".{SCORE_DIGITS}f")}
+    return snapshot.to_json(SCORE_DIGITS) | habits
+
+
+def _read_probes(path: Path) -> tuple[dict[str, Probe], str, dict[str, list[Probe]]]:
+    """The probes, the tokenizer's fingerprint and the windows."""
     content = path.read_bytes()
     try:
         description = json.loads(content)
         probes = {name: Probe(**probe) for name, probe in description["probes"].items()}
         if not {"text", "repeated"} <= set(probes) or not isinstance(description["tokenizer"], str):
             raise ValueError("it lacks one of the two probes, or the tokenizer")
-        return probes, description["tokenizer"]
+        windows = {name: [Probe(**text) for text in texts] for name, texts in description["windows"].items()}
+        if any(len({len(text.tokens) for text in texts}) != 1 for texts in windows.values()):
+            raise ValueError("its windows are not all of one length")
+        return probes, description["tokenizer"], windows
     except DAMAGE as error:
         raise ValueError(f"{path} is damaged or not a probe ({error})") from None
 

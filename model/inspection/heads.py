@@ -25,6 +25,16 @@ from torch import Tensor
 from model.inspection.probes import Probe
 
 RECENT = 8  # tokens
+# Sorts of delimiters, each with the signs that it has one of. The first that fits counts.
+KINDS = {
+    "line breaks": "\n",
+    "quotes": "\"'`",
+    "opening brackets": "([{",
+    "closing brackets": ")]}",
+    "commas and colons": ",;:",
+    "ends of sentences": ".!?",
+    "spaces": " \t",
+}
 
 
 # ---- the patterns: which keys a query looks at. Probe of T tokens -> (T, T)
@@ -90,6 +100,11 @@ def is_delimiter(label: str) -> bool:
     return not any(unicodedata.category(char)[0] in "LNM" for char in label)
 
 
+def kind(label: str) -> str:
+    """What sort of delimiter a token is, in words."""
+    return next((name for name, signs in KINDS.items() if set(signs) & set(label)), "other signs")
+
+
 # ---- the scores
 
 
@@ -107,12 +122,46 @@ def choosing(keys: Tensor) -> Tensor:
     return (keys & seen).any(-1) & (seen & ~keys).any(-1)
 
 
+def entropies(weights: Tensor) -> Tensor:
+    """The entropy of each query's weights in nats, (..., T, T) -> (..., T).
+
+    Of the weights divided by their sum, which is below 1 for an attention with a sink that has no key. Negative
+    weights, which some kinds of attention have, count as none.
+    """
+    weights = weights.float().clamp(min=0)
+    return torch.special.entr(weights / weights.sum(-1, keepdim=True).clamp(min=1e-9)).sum(-1)
+
+
 def entropy(weights: Tensor) -> Tensor:
     """Mean entropy of a query's weights, as a share of the largest it could have, ln(q + 1): (..., T, T) -> (...)."""
     _check_map(weights, weights.size(-1))
     queries = torch.arange(1, weights.size(-2), device=weights.device)
-    shares = torch.special.entr(weights[..., 1:, :].float()).sum(-1) / torch.log1p(queries)
-    return shares.mean(-1).clamp(0, 1)
+    return (entropies(weights)[..., 1:] / torch.log1p(queries)).mean(-1).clamp(0, 1)
+
+
+def by_distance(weights: Tensor) -> Tensor:
+    """The weight that query q gives to the token n before it, at [q, n]: (..., T, T) -> (..., T, T)."""
+    positions = torch.arange(weights.size(-1), device=weights.device)
+    keys = positions[:, None] - positions
+    return weights.float().gather(-1, keys.clamp(min=0).expand_as(weights)).where(keys >= 0, 0)
+
+
+def distances(length: int, queries: Tensor) -> Tensor:
+    """Which distances can be one that a head always looks back, (T,): neither 0 nor 1, and few enough that at least a
+    quarter of all positions are queries, of `queries` (T,), that have such a token."""
+    positions = torch.arange(length)
+    having = (queries[:, None] & (positions[:, None] >= positions)).sum(0)
+    return (positions > 1) & (having >= max(1, length // 4))
+
+
+def fixed_distance(weights: Tensor) -> Tensor:
+    """The mean weight on the token n back, for the n for which it is largest: (..., T, T) -> (...)."""
+    _check_map(weights, weights.size(-1))
+    length = weights.size(-1)
+    having = torch.arange(length, 0, -1, device=weights.device)  # how many queries have a token n back
+    means = by_distance(weights).sum(-2) / having
+    possible = distances(length, torch.ones(length, dtype=torch.bool)).to(weights.device)
+    return means.where(possible | means.isnan(), 0).amax(-1).clamp(0, 1)
 
 
 @dataclass(frozen=True)
@@ -123,7 +172,8 @@ class Score:
     meaning: completes the sentence "this head ..." on the page.
     glossary: two sentences, one of which says why the score matters.
     letter: one letter for small pictures of a head.
-    keys: the pattern that it measures; None for entropy, which names no keys.
+    keys: the pattern that it measures, if it is one that names the keys of a text.
+    of_map: else how the score is read from a map.
     """
 
     probe: Literal["text", "repeated"]
@@ -131,10 +181,11 @@ class Score:
     glossary: str
     letter: str
     keys: Callable[[Probe], Tensor] | None = None
+    of_map: Callable[[Tensor], Tensor] = entropy
 
     def of(self, weights: Tensor, probe: Probe) -> Tensor:
         """The score of each map of the probe: (..., T, T) -> (...)."""
-        return entropy(weights) if self.keys is None else weight_on(weights, self.keys(probe))
+        return self.of_map(weights) if self.keys is None else weight_on(weights, self.keys(probe))
 
 
 # Every score that is recorded and shown. The files, the pages, the pictures and the curves all go through this table.
@@ -202,6 +253,14 @@ SCORES = {
         "line it is, so such a head matters in code, lists and plays.",
         "L",
         line_start,
+    ),
+    "fixed_distance": Score(
+        "text",
+        "looks the same number of tokens back, whatever stands there",
+        "The weight on the token exactly n back, for the n that gets most; 0 and 1 have scores of their own. Such a "
+        "head counts and does not read, which often says that the training text repeats itself at that distance.",
+        "N",
+        of_map=fixed_distance,
     ),
     "entropy": Score(
         "text",

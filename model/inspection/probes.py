@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 
+TEXT_WINDOWS = 16
+REPEATED_WINDOWS = 8
+PERIODS = (8 / 128, 16 / 128, 31 / 128, 50 / 128)  # of repeated tokens, as shares of a window; none is half of it
 MIN_PROBE_TOKENS = 5  # of the shortest repeated probe: one token, and two that are repeated
 MAX_PROBE_TOKENS = 8192  # a head's map of so many takes 128 MiB
 
@@ -57,3 +60,30 @@ def draw_repeated_probe(
     drawn = [candidates[place] for place in order[:period]]
     tokens = ([] if first is None else [first]) + 2 * drawn
     return Probe(tokens, [label(token) for token in tokens], period)
+
+
+def text_windows(tokens: Sequence[int], length: int, label: Callable[[int], str]) -> list[Probe]:
+    """TEXT_WINDOWS windows of the tokens, spread evenly over them; fewer if there are not so many."""
+    count = max(1, min(TEXT_WINDOWS, len(tokens) // length))
+    starts = [(len(tokens) - length) * i // max(1, count - 1) for i in range(count)] if len(tokens) > length else [0]
+    windows = [list(tokens[start : start + length]) for start in starts]
+    return [Probe(window, [label(token) for token in window]) for window in windows]
+
+
+def repeated_windows(
+    candidates: Collection[int], length: int, label: Callable[[int], str], *, first: int | None = None, seed: int = 0
+) -> list[Probe]:
+    """REPEATED_WINDOWS windows of random tokens that repeat themselves over and over, at several periods.
+
+    Args:
+        candidates, label, first: as in `draw_repeated_probe`.
+    """
+    candidates = sorted(set(candidates) - {first})
+    generator, windows = torch.Generator().manual_seed(seed), []
+    for number in range(REPEATED_WINDOWS):
+        period = min(max(1, round(PERIODS[number % len(PERIODS)] * length)), len(candidates))
+        order = torch.randperm(len(candidates), generator=generator)[:period].tolist()
+        tokens = [] if first is None else [first]
+        tokens += [candidates[order[place % period]] for place in range(length - len(tokens))]
+        windows.append(Probe(tokens, [label(token) for token in tokens]))
+    return windows

@@ -17,7 +17,7 @@ Shapes: L layers, H heads, H_kv key and value heads, T tokens, K head width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,12 +28,12 @@ from torch import Tensor
 from model.attention import CausalSelfAttention
 from model.gpt import GPT
 from model.inspection.ablation import ablation, part_means
-from model.inspection.archive import DETAILS_DIGITS, DETAILS_VERSION, AttentionArchive, Snapshot, as_json
+from model.inspection.archive import DETAILS_DIGITS, AttentionArchive, Snapshot, as_json
 from model.inspection.attribution import attribution
 from model.inspection.copying import copying_scores, value_norms
-from model.inspection.heads import score_heads
 from model.inspection.lens import predictions
 from model.inspection.probes import Probe
+from model.inspection.survey import Windows, survey, windows_of
 from model.inspection.trace import AttendCall, in_float32, observed, trace, undisturbed
 
 
@@ -120,7 +120,9 @@ def record_maps(
 
     Keys: attention/fidelity, attention/causality, and attention/SCORE/layer_N, the best head of each layer.
     """
-    snapshot, maps, details = take_snapshot(gpt, archive.probes, step, label, batch=batch, autocast=autocast)
+    snapshot, maps, details = take_snapshot(
+        gpt, archive.probes, step, label, windows=archive.windows, batch=batch, autocast=autocast
+    )
     archive.add(snapshot, maps, details)
     best = {
         f"attention/{name}/layer_{layer}": float(heads.max())
@@ -136,6 +138,7 @@ def take_snapshot(
     step: int,
     label: Callable[[int], str] = str,
     *,
+    windows: Mapping[str, Windows] | None = None,
     batch: Tensor | None = None,
     autocast: torch.dtype | None = None,
 ) -> tuple[Snapshot, dict[str, Tensor], dict]:
@@ -143,6 +146,7 @@ def take_snapshot(
 
     Args:
         label: the text of a token.
+        windows: over which heads are measured; the probes if None.
         batch: tokens (B, T) over which ablated parts are averaged; the text probe itself if None.
         autocast: see `capture`.
 
@@ -151,9 +155,10 @@ def take_snapshot(
     """
     captures = {name: capture(gpt, probe.tokens, autocast=autocast) for name, probe in probes.items()}
     maps = {name: taken.weights for name, taken in captures.items()}
-    heads = score_heads(maps, probes)
-
+    if windows is None:
+        windows = windows_of({name: [probe] for name, probe in probes.items()})
     gpt = in_float32(gpt)
+    scores, habits = survey(gpt, windows)
     device = gpt.token_embedding.weight.device
     tokens = {name: torch.tensor(probe.tokens, device=device) for name, probe in probes.items()}
     losses, changes = {}, {}
@@ -170,7 +175,8 @@ def take_snapshot(
         fidelity=_largest([taken.fidelity for taken in captures.values()]),
         causality=_largest([taken.causality for taken in captures.values()]),
         checks=_worst(list(captures.values())),
-        scores={name: score.numpy() for name, score in heads.items()},
+        scores={name: score.numpy() for name, score in scores.items()},
+        habits=habits,
         loss=losses,
         ablation=changes,
         copying=copying,
@@ -205,7 +211,6 @@ def _details(gpt: GPT, probes: dict[str, Tensor], label: Callable[[int], str]) -
         }
     layers = [f"{sublayer} {layer}" for layer in range(len(gpt.blocks)) for sublayer in ("attention", "feed-forward")]
     details = {
-        "version": DETAILS_VERSION,
         "parts": names,
         "sublayers": ["embeddings", *layers],
         "tokens": {str(token): label(token) for token in sorted(shown)},

@@ -44,16 +44,17 @@ class Captures:
 
     @cached_property
     def uniform(self) -> dict[str, float]:
-        """The scores that a head with uniform attention has on these probes."""
-        return uniform_scores(self.probes)
+        """The scores of a head with uniform attention."""
+        habits = self.snapshots[-1].habits
+        return uniform_scores(self.probes) if habits is None else habits.uniform
 
     @cached_property
     def formation(self) -> dict[str, dict[str, int]]:
-        """For each score the heads that have formed: "LAYER.HEAD" -> the step at which it did."""
+        """For each score the heads that have formed: "LAYER.HEAD" -> the step at which it did, in all of the window."""
         steps = [snapshot.step for snapshot in self.snapshots]
         formed: dict[str, dict[str, int]] = {name: {} for name in SCORES}
         for name, found in formed.items():
-            scores = np.stack([snapshot.scores[name] for snapshot in self.snapshots])  # (N, L, H)
+            scores = np.stack([snapshot.weaker(name) for snapshot in self.snapshots])  # (N, L, H)
             for layer, head in np.ndindex(scores.shape[1:]):
                 step = formation_step(steps, scores[:, layer, head].tolist(), self.uniform[name])
                 if step is not None:

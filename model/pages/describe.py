@@ -1,133 +1,132 @@
-"""What each head does, in a sentence, and on what evidence. Pure functions of maps, probes and ablations.
+"""What each head does, in a sentence, and on what evidence. Pure functions of what a capture says of the heads.
 
 A head gets the name of a pattern (see `heads`) only where its score is past a third of the way from uniform attention
-to 1, as for formation, and where random attention would hardly have that score, because on a short text even that may
-be past it. Of other heads only the counts are told: which tokens get more of their weight than under uniform attention.
+to 1, as for formation, in both halves of the window, and where random attention would hardly have that score, because
+on a short text even that may be past it. A head that does one thing in the first half of the window and another in the
+second is described by both.
 
-Shapes: L layers, H heads, T tokens.
+Shapes: L layers, H heads, T tokens. Halves are the first and the second half of the windows, see `survey`.
 """
 
 from __future__ import annotations
 
 import math
 import unicodedata
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from model.inspection.heads import SCORES, choosing, entropy, is_delimiter, threshold, uniform_attention, weight_on
+from model.inspection.archive import Snapshot
+from model.inspection.heads import SCORES, choosing, is_delimiter, threshold
 from model.inspection.probes import Probe
+from model.inspection.survey import Count, Habits
 
 CHANCE = 1e-7  # how likely random attention may be to get a name
-MAX_COUNTS = 5
 TOLD_EXCESS = 0.02  # of the weight, above uniform attention, for a token to be told in a sentence
+NO_EFFECT = 0.005  # nats per token: a smaller change of the loss is none
 LABEL_LENGTH = 20
 SIGNS = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍"}
 RIGHT_TO_LEFT = {"R", "AL", "AN"}
 PLACES = {"text": "on the text", "repeated": "on repeated tokens"}
-# Sorts of delimiters, each with the signs that it has one of. The first that fits counts.
-KINDS = {
-    "line breaks": "\n",
-    "quotes": "\"'`",
-    "opening brackets": "([{",
-    "closing brackets": ")]}",
-    "commas and colons": ",;:",
-    "ends of sentences": ".!?",
-    "spaces": " \t",
-}
-
+HALVES = ("in the first half of the window", "in the second")
 RESTING = {"sink", "current_token"}
 
 Description = dict[str, Any]
 View = dict[str, Any]
-Counts = list[tuple[Any, float, float]]  # (what, share of the weight, share under uniform attention)
 Place = tuple[int, int]  # (layer, head)
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """A pattern, and how much all heads follow it. keys: (T, T), see `heads`. scores: (L, H)."""
+    """A pattern, and how much all heads follow it.
+
+    uniform: the score of uniform attention. queries: how many count in each half.
+    scores: in each half, (2, L, H); NaN in a half where the pattern cannot show.
+    distance: for "fixed_distance" how far back, in each half, (2, L, H).
+    """
 
     name: str
-    probe: str
-    keys: Tensor
+    uniform: float
+    queries: Sequence[int]
     scores: Tensor
+    distance: Tensor | None = None
 
-    @cached_property
-    def uniform(self) -> float:
-        """The score of uniform attention."""
-        return weight_on(uniform_attention(len(self.keys)), self.keys).item()
+    @property
+    def probe(self) -> str:
+        return SCORES[self.name].probe
 
     @cached_property
     def information(self) -> Tensor:
-        """What the pattern says about where each head looks, (L, H): KL divergence from uniform attention, in nats."""
-        score, uniform = self.scores, self.uniform
+        """What the pattern says about where each head looks, (2, L, H): KL divergence from uniform, in nats."""
+        score, uniform = self.scores, torch.tensor(self.uniform)
         divergence = torch.xlogy(score, score / uniform) + torch.xlogy(1 - score, (1 - score) / (1 - uniform))
         return divergence.where(score > uniform, 0)
 
     @cached_property
     def clear(self) -> Tensor:
-        """Whether each head follows the pattern so much that it gets the name, (L, H)."""
-        queries = choosing(self.keys).sum()
+        """Whether each head follows the pattern so much that it gets the name, (2, L, H)."""
         # Hoeffding 1963, theorem 1: n independent weights have this mean with a chance of at most exp(-n information).
-        return (self.scores > threshold(self.uniform)) & ((-queries * self.information).exp() < CHANCE)
+        chance = (-torch.tensor(self.queries)[:, None, None] * self.information).exp()
+        return (self.scores > threshold(self.uniform)) & (chance < CHANCE)
+
+    @cached_property
+    def holds(self) -> Tensor:
+        """Whether each head follows it wherever in the window it can show, (L, H)."""
+        return (self.clear | self.scores.isnan()).all(0) & self.clear.any(0)
+
+    @cached_property
+    def strength(self) -> Tensor:
+        """The information in the half where it is less, (L, H)."""
+        return self.information.where(~self.scores.isnan(), torch.inf).amin(0).nan_to_num(posinf=0)
 
 
-def describe_heads(
-    maps: Mapping[str, ArrayLike], probes: Mapping[str, Probe], ablation: Mapping[str, Mapping] | None = None
-) -> list[list[Description]]:
+def find_patterns(habits: Habits, by_half: bool = False) -> list[Pattern]:
+    """The patterns that the windows can show.
+
+    by_half: let the fixed distance be another in each half.
+    """
+    found = []
+    for name, score in SCORES.items():
+        halves = torch.as_tensor(habits.halves[name], dtype=torch.float32)
+        queries, distance = habits.queries[name], None
+        if name == "entropy" or not sum(queries) or habits.windows[score.probe][1] < 2:
+            continue
+        if name == "fixed_distance":
+            distance = torch.as_tensor(habits.distance).int()
+            distance = distance[1:] if by_half else distance[:1].expand(2, -1, -1)
+            halves = torch.as_tensor(habits.distance_halves, dtype=torch.float32) if by_half else halves
+        found.append(Pattern(name, habits.uniform[name], queries, halves, distance))
+    return found
+
+
+def describe_heads(snapshot: Snapshot) -> list[list[Description]]:
     """One description for each head, [L][H].
 
     name: of the pattern in SCORES that the head follows, or None.
     sentence, evidence: for people. The evidence holds the numbers that the sentence rests on.
-    keys: up to MAX_COUNTS of (token, share, uniform share), those first that exceed uniform attention most. Shares are
-        of all weight on the text, except the first query's, which has no choice. Tokens are written as by `visible`.
-    offsets: the same for relative positions; 0 is the query itself and -1 the token before.
-
-    Args:
-        maps: for each probe (L, H, T, T).
-        probes: "text" and "repeated".
-        ablation: probe -> {"heads": [L][H], the change of the loss in nats per token without that head}.
+    keys, offsets: which tokens and relative positions get most weight, see `Habits`. Tokens are written by `visible`.
     """
-    tensors = _tensors(maps)
-    text, labels = tensors["text"], probes["text"].labels
-    layers, heads, length, _ = text.shape
-    if length < 2:
-        alone = _only("The text is a single token, so there is nothing to choose from.")
-        return [[alone] * heads for _ in range(layers)]
-    patterns = find_patterns(tensors, probes)
-    entropies, uniform = entropy(text), uniform_attention(length)
-    tokens, groups = _tokens(labels)
-    key_shares, uniform_keys = (weights[..., 1:, :].mean(-2) @ groups for weights in (text, uniform))
-    offset_shares, uniform_offsets = _offset_shares(text), _offset_shares(uniform)
+    layers, heads = snapshot.shape
+    habits = snapshot.habits
+    if habits is None:
+        return [[_only("")] * heads for _ in range(layers)]
+    if habits.windows["text"][1] < 2:
+        return [[_only("The text is a single token, so there is nothing to choose from.")] * heads] * layers
+    patterns, by_half = find_patterns(habits), find_patterns(habits, by_half=True)
     described: list[list[Description]] = [[] for _ in range(layers)]
-    for at in np.ndindex(layers, heads):
-        layer, head = at
-        if not text[at].isfinite().all():
+    for layer, head in np.ndindex(layers, heads):
+        if not np.isfinite(snapshot.scores["entropy"][layer, head]):
             described[layer].append(_only("Its weights are not numbers: the model diverged."))
             continue
-        counts = {
-            "keys": _most(tokens, key_shares[at], uniform_keys),
-            "offsets": _most(range(0, -length, -1), offset_shares[at], uniform_offsets),
-        }
-        changes = {probe: measured["heads"][layer][head] for probe, measured in (ablation or {}).items()}
-        if pattern := followed(patterns, at):
-            score = f"{pattern.scores[at]:.2f} of its weight {PLACES[pattern.probe]}"
-            evidence = [f"{score} (uniform attention: {pattern.uniform:.2f})", *_without(changes, pattern.probe)]
-            named = {"name": pattern.name, "sentence": _named(pattern, text[at], labels, **counts)}
-        else:
-            spread = f"entropy {entropies[at]:.2f}, where uniform attention has 1"
-            evidence = [*_closest(patterns, at), spread, *_without(changes, "text")]
-            named = {"name": None, "sentence": _unnamed(**counts)}
-        described[layer].append({**named, "evidence": "; ".join(evidence), **counts})
+        ablation = (snapshot.ablation or {}).items()
+        changes = {probe: measured["heads"][layer][head] for probe, measured in ablation}
+        described[layer].append(_described(snapshot, habits, patterns, by_half, (layer, head), changes))
     return described
 
 
@@ -135,24 +134,55 @@ def _only(sentence: str) -> Description:
     return {"name": None, "sentence": sentence, "evidence": "", "keys": [], "offsets": []}
 
 
-def find_patterns(maps: Mapping[str, Tensor], probes: Mapping[str, Probe]) -> list[Pattern]:
-    """The patterns that the probes can show."""
-    found = []
-    for name, score in SCORES.items():
-        if score.keys is not None and score.probe in probes and len(probes[score.probe].tokens) > 1:
-            keys = score.keys(probes[score.probe])
-            if choosing(keys).any():
-                found.append(Pattern(name, score.probe, keys, weight_on(maps[score.probe], keys)))
-    return found
+def _described(
+    snapshot: Snapshot,
+    habits: Habits,
+    patterns: Sequence[Pattern],
+    by_half: Sequence[Pattern],
+    at: Place,
+    changes: Mapping[str, float | None],
+) -> Description:
+    layer, head = at
+    keys = [[visible(token), share, uniform] for token, share, uniform in habits.keys[layer][head]]
+    offsets = habits.offsets[layer][head]
+    pattern, halves = followed(patterns, at), [_followed_in(by_half, half, at) for half in (0, 1)]
+    probe = "text"
+    if pattern and not _says_more(halves, pattern, at):
+        probe = pattern.probe
+        sentence = f"Looks {_phrase(habits, pattern, 0, at)}"
+        if pattern.name == "recent" and (told := _told(keys, offsets, distances=2)):
+            sentence += f", most at {told}"
+        elif probe == "repeated":
+            elsewhere = followed([one for one in patterns if one.probe == "text"], at)
+            sentence = f"Where the text repeats itself, it looks {_phrase(habits, pattern, 0, at)}"
+            sentence += f"; elsewhere {_phrase(habits, elsewhere, 0, at)}" if elsewhere else ""
+        evidence = [_score(snapshot, habits, pattern, at)]
+    elif any(halves):
+        sentence = _in_halves(habits, halves, at)
+        evidence = [_half_scores(habits, halves, at)]
+    else:
+        sentence = f"Spreads its weight over {_reach(habits, 0, at)}"
+        told = _told(keys, offsets)
+        sentence += f", most over {told}" if told else "; no token and no distance stands out"
+        evidence = _closest(patterns, at)
+    evidence += [f"its weight spreads over {_reach(habits, 0, at)}", *_without(changes, probe)]
+    name = pattern.name if pattern else None
+    return {"name": name, "sentence": f"{sentence}.", "evidence": "; ".join(evidence), "keys": keys, "offsets": offsets}
 
 
 def followed(patterns: Sequence[Pattern], at: Place) -> Pattern | None:
-    """The pattern whose name a head gets: of those that are clear the one that says most about it.
+    """The pattern whose name a head gets: of those that hold the one that says most about it.
 
     A head that looks at the token just before also looks at recent tokens, but the first says more.
     """
-    clear = [pattern for pattern in patterns if pattern.clear[at]]
-    return max(clear, key=lambda pattern: pattern.information[at].item(), default=None)
+    holding = [pattern for pattern in patterns if pattern.holds[at]]
+    return max(holding, key=lambda pattern: pattern.strength[at].item(), default=None)
+
+
+def _followed_in(patterns: Sequence[Pattern], half: int, at: Place) -> Pattern | None:
+    """The same for one half of the window, of the patterns of ordinary text."""
+    clear = [pattern for pattern in patterns if pattern.probe == "text" and pattern.clear[half][at]]
+    return max(clear, key=lambda pattern: pattern.information[half][at].item(), default=None)
 
 
 def visible(label: str, length: int = LABEL_LENGTH) -> str:
@@ -167,35 +197,80 @@ def shortened(text: str, length: int) -> str:
 # ---- sentences
 
 
-def _named(pattern: Pattern, weights: Tensor, labels: Sequence[str], keys: Counts, offsets: Counts) -> str:
-    meaning = SCORES[pattern.name].meaning
-    sentence = meaning[0].upper() + meaning[1:]
-    if pattern.name == "delimiter":
-        sentence += f", here mostly {_kinds(weights, labels)}"
-    elif pattern.name == "recent" and (told := _told(keys, offsets)):
-        sentence += f", most at {told}"
-    return sentence + "."
+def _phrase(habits: Habits, pattern: Pattern, half: int, at: Place) -> str:
+    """Where a head looks that follows a pattern, such as "at the token just before"."""
+    layer, head = at
+    if pattern.distance is not None:
+        return f"exactly {pattern.distance[half][at]} tokens back"
+    phrase = SCORES[pattern.name].meaning.removeprefix("looks ")
+    if pattern.name == "delimiter" and (kinds := habits.kinds[layer][head]):
+        phrase += f", here mostly {_listed(kinds)}"
+    return phrase
 
 
-def _unnamed(keys: Counts, offsets: Counts) -> str:
-    told = _told(keys, offsets)
-    return f"Nothing stands out: it looks most at {told}." if told else "Nothing stands out: it looks everywhere alike."
+def _in_halves(habits: Habits, halves: Sequence[Pattern | None], at: Place) -> str:
+    """What a head does that follows no pattern in all of the window, but one in a half of it."""
+    first, second = (one and _phrase(habits, one, half, at) for half, one in enumerate(halves))
+    if first and second:
+        return f"Looks {first} {HALVES[0]}, and {second} {HALVES[1]}"
+    if first:
+        return f"Looks {first} {HALVES[0]}; {HALVES[1]} it spreads its weight over {_reach(habits, 2, at)}"
+    start = HALVES[0][0].upper() + HALVES[0][1:]
+    return f"{start} it spreads its weight over {_reach(habits, 1, at)}; {HALVES[1]} it looks {second}"
 
 
-def _told(keys: Counts, offsets: Counts) -> str:
-    """What gets clearly more weight than under uniform attention: up to three tokens and one relative position."""
+def _says_more(halves: Sequence[Pattern | None], pattern: Pattern, at: Place) -> bool:
+    """Whether what a head does in each half says more than the pattern that holds in both."""
+    if pattern.distance is not None and pattern.scores[:, at[0], at[1]].isnan().any():
+        return True  # a distance that is longer than the first half
+    if pattern.probe == "repeated":
+        return False
+    return all(one and one.information[half][at] > pattern.information[half][at] for half, one in enumerate(halves))
+
+
+def _reach(habits: Habits, part: int, at: Place) -> str:
+    tokens = float(habits.reach[part][at])
+    return f"about {tokens:.0f} tokens" if tokens >= 1.5 else "hardly more than one token"
+
+
+def _told(keys: Sequence[Count], offsets: Sequence[Count], distances: int = 1) -> str:
+    """What gets clearly more weight than under uniform attention: up to three tokens and some relative positions."""
     told = [(share, _quoted(token)) for token, share, uniform in keys if share > uniform + TOLD_EXCESS][:3]
-    told += [(share, _distance(offset)) for offset, share, uniform in offsets[:1] if share > uniform + TOLD_EXCESS]
-    return _listed([f"{what} ({100 * share:.0f}%)" for share, what in sorted(told, reverse=True)])
+    near = [(share, _distance(offset)) for offset, share, uniform in offsets if share > uniform + TOLD_EXCESS]
+    return _listed([f"{what} ({100 * share:.0f}%)" for share, what in sorted(told + near[:distances], reverse=True)])
+
+
+def _windows(habits: Habits, probe: str) -> str:
+    """Such as "16 windows of 128 tokens"."""
+    count, length = habits.windows[probe]
+    texts = f"{count} windows of {length} tokens" if count > 1 else f"{length} tokens"
+    return f"{texts} that repeat" if probe == "repeated" else texts
+
+
+def _score(snapshot: Snapshot, habits: Habits, pattern: Pattern, at: Place) -> str:
+    score, spread = (float(of[pattern.name][at]) for of in (snapshot.scores, habits.spread))
+    halves = zip(pattern.scores[:, at[0], at[1]].tolist(), ("in the first half", "in the second"), strict=True)
+    each = " and ".join(f"{half:.2f} {where}" for half, where in halves if not math.isnan(half))
+    between = f" ± {spread:.2f}" if habits.windows[pattern.probe][0] > 1 else ""
+    return (
+        f"{score:.2f}{between} of its weight on {_windows(habits, pattern.probe)}, {each} "
+        f"(uniform attention: {pattern.uniform:.2f})"
+    )
+
+
+def _half_scores(habits: Habits, halves: Sequence[Pattern | None], at: Place) -> str:
+    told = [f"{one.scores[half][at]:.2f} of its weight {HALVES[half]}" for half, one in enumerate(halves) if one]
+    return f"{' and '.join(told)}, on {_windows(habits, 'text')}"
 
 
 def _closest(patterns: Sequence[Pattern], at: Place) -> list[str]:
     """The pattern that says most about a head without a name, and why it does not get that name."""
-    closest = max(patterns, key=lambda pattern: pattern.information[at].item(), default=None)
-    if closest is None or closest.information[at] == 0:
+    closest = max(patterns, key=lambda pattern: pattern.strength[at].item(), default=None)
+    if closest is None or closest.strength[at] == 0:
         return []
-    score, needed = closest.scores[at].item(), threshold(closest.uniform)
-    reason = f"the name needs {needed:.2f}" if score <= needed else "on too few tokens to exclude chance"
+    score, needed = np.nanmin(closest.scores[:, at[0], at[1]].numpy()), threshold(closest.uniform)
+    queries = min(number for number in closest.queries if number)
+    reason = f"the name needs {needed:.2f}" if score <= needed else f"on {queries} tokens, too few to exclude chance"
     return [f"closest to {closest.name.replace('_', ' ')!r} with {score:.2f} of its weight ({reason})"]
 
 
@@ -204,25 +279,10 @@ def _without(changes: Mapping[str, float | None], probe: str) -> list[str]:
     change = changes.get(probe)
     if change is None or not math.isfinite(change):
         return []
-    if abs(change) < 0.005:
-        return [f"without it the loss {PLACES[probe]} stays the same (to 0.005 nats per token)"]
+    if abs(change) < NO_EFFECT:
+        return [f"without it the loss {PLACES[probe]} stays the same (to {NO_EFFECT} nats per token)"]
     verb = "rises" if change > 0 else "falls"
     return [f"without it the loss {PLACES[probe]} {verb} by {abs(change):.2f} nats per token"]
-
-
-def _kinds(weights: Tensor, labels: Sequence[str]) -> str:
-    """The kinds of delimiters that get most of the weight on delimiters, in words."""
-    shares: Counter[str] = Counter()
-    for label, share in zip(labels, weights[1:].sum(0).tolist(), strict=True):
-        if is_delimiter(label):
-            shares[kind(label)] += share
-    (_, most), *_ = ranked = shares.most_common(2)
-    return _listed([name for name, share in ranked if share > most / 2])
-
-
-def kind(label: str) -> str:
-    """What sort of delimiter a token is, in words."""
-    return next((name for name, signs in KINDS.items() if set(signs) & set(label)), "other signs")
 
 
 def _distance(offset: int) -> str:
@@ -245,41 +305,12 @@ def _sign(char: str) -> str:
     return SIGNS.get(char) or (char if char.isprintable() else f"\\u{ord(char):04x}")
 
 
-# ---- counts
-
-
-def _tokens(labels: Sequence[str]) -> tuple[list[str], Tensor]:
-    """The N different texts among T labels, as people see them, and which of them each token has: (T, N), ones."""
-    shown = [visible(label) for label in labels]
-    places = {name: place for place, name in enumerate(dict.fromkeys(shown))}
-    return list(places), F.one_hot(torch.tensor([places[label] for label in shown])).float()
-
-
-def _offset_shares(weights: Tensor) -> Tensor:
-    """How much of its weight a head gives to the query itself, the token before, ...: (..., T, T) -> (..., T)."""
-    length = weights.size(-1)
-    sums = [weights[..., 1:, :].diagonal(1 - back, -2, -1).sum(-1) for back in range(length)]
-    return torch.stack(sums, -1) / (length - 1)
-
-
-def _most(names: Sequence[Any], shares: Tensor, uniform: Tensor) -> Counts:
-    """The names with the largest excess over uniform attention, of N shares for each."""
-    excess, order = (shares - uniform).topk(min(MAX_COUNTS, len(names)))
-    return [
-        (names[i], round(shares[i].item(), 4), round(uniform[i].item(), 4))
-        for more, i in zip(excess.tolist(), order.tolist(), strict=True)
-        if more > 0
-    ]
-
-
-def _tensors(maps: Mapping[str, ArrayLike]) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(np.asarray(weights, np.float32)) for name, weights in maps.items()}
-
-
 # ---- what a page opens with
 
 
-def opening_view(maps: Mapping[str, ArrayLike], probes: Mapping[str, Probe], shown: int | None = None) -> View:
+def opening_view(
+    snapshot: Snapshot, maps: Mapping[str, ArrayLike], probes: Mapping[str, Probe], shown: int | None = None
+) -> View:
     """The head that teaches most, and the token that shows it: {"head", "probe", "token", "score"}.
 
     head: layer * H + head, of the head about which its pattern says most, which takes a clear pattern and sharp
@@ -289,26 +320,32 @@ def opening_view(maps: Mapping[str, ArrayLike], probes: Mapping[str, Probe], sho
     token: the query that reads most clearly, among the first `shown`. Of those that come near it is one that looks
         further back than one token, and a word.
     """
-    tensors = _tensors(maps)
-    patterns, (layers, heads) = find_patterns(tensors, probes), tensors["text"].shape[:2]
+    patterns = []
+    for pattern in find_patterns(snapshot.habits) if snapshot.habits else []:
+        keys = SCORES[pattern.name].keys
+        if keys and pattern.probe in probes and choosing(keys(probes[pattern.probe])).any():
+            patterns.append(pattern)
     if not patterns:
         return {"head": 0, "probe": "text", "token": 0, "score": next(iter(SCORES))}
 
     def teaches(at: Place) -> tuple[int, float]:
         pattern = followed(patterns, at)
         if pattern is None:
-            return 0, max(pattern.information[at].item() for pattern in patterns)
-        return (1 if pattern.name in RESTING else 2), pattern.information[at].item()
+            return 0, max(pattern.strength[at].item() for pattern in patterns)
+        return (1 if pattern.name in RESTING else 2), pattern.strength[at].item()
 
+    layers, heads = snapshot.shape
     layer, head = at = max(np.ndindex(layers, heads), key=teaches)
-    pattern = followed(patterns, at) or max(patterns, key=lambda pattern: pattern.information[at].item())
-    token = _clearest(pattern, tensors[pattern.probe][at], probes[pattern.probe].labels[:shown])
+    pattern = followed(patterns, at) or max(patterns, key=lambda pattern: pattern.strength[at].item())
+    weights = torch.from_numpy(np.asarray(maps[pattern.probe], np.float32))[at]
+    keys_of = cast(Callable[[Probe], Tensor], SCORES[pattern.name].keys)
+    token = _clearest(keys_of(probes[pattern.probe]), weights, probes[pattern.probe].labels[:shown])
     return {"head": layer * heads + head, "probe": pattern.probe, "token": token, "score": pattern.name}
 
 
-def _clearest(pattern: Pattern, weights: Tensor, labels: Sequence[str]) -> int:
-    """The query among those of the labels that gives a key of its pattern most weight."""
-    on_keys = (weights * (pattern.keys & choosing(pattern.keys)[:, None])).nan_to_num()[: len(labels)]
+def _clearest(keys: Tensor, weights: Tensor, labels: Sequence[str]) -> int:
+    """The query among those of the labels that gives one of its keys most weight."""
+    on_keys = (weights * (keys & choosing(keys)[:, None])).nan_to_num()[: len(labels)]
     most, key = on_keys.max(-1)
     near = [query for query, weight in enumerate(most.tolist()) if weight >= 0.9 * most.max()]
     return max(near, key=lambda query: (query - key[query] > 1, not is_delimiter(labels[query]), most[query].item()))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 DPI = 72  # dots an inch, so that a point, in which matplotlib measures text, is a pixel
 MAX_SIDE = 4000  # pixels
-MAX_COLUMNS = 3  # of panels with curves
+MAX_COLUMNS = 5  # of panels with curves
 MAX_PIXELS = 100_000_000  # of a PNG, which takes four bytes for each while it is drawn
 MAX_SHAPES = 20_000  # weights that an SVG or a PDF draws as shapes; more are an image in it, with a pixel for each
 PIXELS = 600  # of the longer side of a picture without text, unless there are more weights

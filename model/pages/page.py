@@ -80,13 +80,12 @@ def live_page(run: Captures, title: str, opening: Sequence[int], model: Iterable
     captures = []
     formation: dict[str, dict[str, int]] = {score: {} for score in SCORES}  # since when a head has had its last name
     for snapshot in run.snapshots:
-        described = describe_heads(run.load(snapshot.step), run.probes)
+        described = describe_heads(snapshot)
         names = {f"{layer}.{head}": one["name"] for layer, row in enumerate(described) for head, one in enumerate(row)}
         for score, since in formation.items():
             now = {head: since.get(head, snapshot.step) for head, name in names.items() if name == score}
             formation[score] = now
-        # Of a head without a name the sentence has only counts, which are of the probe and not of what is typed.
-        sentences = [[{"sentence": head["sentence"] if head["name"] else ""} for head in row] for row in described]
+        sentences = [[{"sentence": head["sentence"]} for head in row] for row in described]
         captures.append(snapshot.to_json(digits=3) | {"blocks": [], "descriptions": sentences})
     shown = _about(run, len(run.probes["text"].tokens))
     shown |= {"name": run.name, "formation": formation, "captures": captures}
@@ -106,7 +105,7 @@ def _fit(runs: Sequence[Captures], room: int) -> tuple[Blocks, int, list[str]]:
 
     @cache
     def described(i: int, step: int) -> list[list[Description]]:
-        return describe_heads(load[i](step), runs[i].probes, snapshots[i][step].ablation)
+        return describe_heads(snapshots[i][step])
 
     @lru_cache(maxsize=sum(len(run.steps) for run in runs))
     def packed(i: int, step: int, rounded: bool, length: int) -> list[str]:
@@ -187,7 +186,8 @@ def _about(run: Captures, length: int) -> dict:
     """A run's sizes, the first `length` tokens of its probes, and the probe, head and token that it is shown with."""
     layers, heads = run.snapshots[0].shape
     shown = {"text": run.probes["text"]} if run.is_prompt else run.probes
-    opening = opening_view(run.load(run.steps[-1]), shown, length)
+    last = next(snapshot for snapshot in run.snapshots if snapshot.step == run.steps[-1])
+    opening = opening_view(last, run.load(last.step), shown, length)
     return {
         "layers": layers,
         "heads": heads,

@@ -15,7 +15,7 @@ from model.inspection.heads import SCORES, threshold
 from model.inspection.verdicts import warnings
 from model.pages import template
 from model.pages.captures import Captures
-from model.pages.describe import describe_heads
+from model.pages.describe import NO_EFFECT, describe_heads
 from model.pages.images import PALETTES
 from model.pages.page import attention_page
 
@@ -24,7 +24,6 @@ Points = list[tuple[float, float]]  # (step, value)
 
 MAX_POINTS = 1500  # of a curve: more than a screen has pixels for
 MAX_SAMPLES = 200
-HEADS_THAT_MATTER = 3  # on each of the two probes
 
 # Title and unit of each chart, and its curves: name -> column of metrics.csv.
 CHARTS = (
@@ -120,10 +119,9 @@ def last_capture(captures: Captures) -> dict:
     Each part only if it was measured.
     """
     snapshot = captures.snapshots[-1]
-    details, descriptions = captures.details(snapshot.step), []
-    if snapshot.step in captures.steps:
-        descriptions = describe_heads(captures.load(snapshot.step), captures.probes, snapshot.ablation)
-    found: dict = {"step": snapshot.step, "matter": heads_that_matter(snapshot.to_json(digits=3), descriptions)}
+    details = captures.details(snapshot.step)
+    matter, idle = heads_that_matter(snapshot.to_json(digits=4), describe_heads(snapshot))
+    found: dict = {"step": snapshot.step, "matter": matter, "idle": idle}
     if text := details.get("probes", {}).get("text"):
         shown = {"bits", "rank", "top", "top_probability", "lens"}
         probes = {"text": {name: values for name, values in text.items() if name in shown}}
@@ -132,29 +130,32 @@ def last_capture(captures: Captures) -> dict:
     return found
 
 
-def heads_that_matter(snapshot: Mapping, descriptions: Sequence[Sequence[Mapping]]) -> list[dict]:
-    """The heads whose absence raises the loss most, on text and on repetition, and what each does.
+def heads_that_matter(snapshot: Mapping, descriptions: Sequence[Sequence[Mapping]]) -> tuple[list[dict], str]:
+    """All heads, those first whose absence raises the loss most, on text or on repetition, and what each does.
 
     Args:
         snapshot: as JSON has it.
-        descriptions: of the same step, [L][H] as `describe_heads` returns them, or empty.
+        descriptions: of the same step, [L][H] as `describe_heads` returns them.
 
     Returns:
         For each head its name, the change of the loss on each probe in nats per token (None if unknown), and its
-        sentence ("" if unknown).
+        sentence ("" if unknown); and one sentence that names those without which the loss stays the same.
     """
     ablation = snapshot.get("ablation") or {}
     changes = {probe: _by_head(_section(ablation, probe).get("heads") or []) for probe in ("text", "repeated")}
-    chosen: list[str] = []
-    for of_probe in changes.values():
-        measured = [head for head, change in of_probe.items() if change is not None]
-        chosen += sorted(measured, key=lambda head: -of_probe[head])[:HEADS_THAT_MATTER]
     described = _by_head(descriptions)
-    return [
-        {"head": head, "sentence": described.get(head, {}).get("sentence", "")}
-        | {probe: of_probe.get(head) for probe, of_probe in changes.items()}
-        for head in dict.fromkeys(chosen)
-    ]
+    found, idle = [], []
+    for head in changes["text"]:
+        of_head = {probe: of_probe.get(head) for probe, of_probe in changes.items()}
+        known = [change for change in of_head.values() if change is not None]
+        if known and max(map(abs, known)) < NO_EFFECT:
+            idle.append(head)
+        elif known:
+            found.append((max(known), {"head": head, "sentence": described[head]["sentence"]} | of_head))
+    ranked = [of_head for _, of_head in sorted(found, key=lambda item: -item[0])]
+    heads = " or ".join(filter(None, [", ".join(idle[:-1]), *idle[-1:]]))
+    same = f"Without head {heads} the loss stays the same on both, to {NO_EFFECT} nats per token." if idle else ""
+    return ranked, same
 
 
 def facts(rows: Rows) -> list[tuple[str, str, str]]:

@@ -13,7 +13,13 @@ from lightning.pytorch import LightningModule, Trainer
 
 from model.checks import check_range
 from model.inspection.archive import AttentionArchive
-from model.inspection.probes import MIN_PROBE_TOKENS, Probe, draw_repeated_probe
+from model.inspection.probes import (
+    MIN_PROBE_TOKENS,
+    Probe,
+    draw_repeated_probe,
+    repeated_windows,
+    text_windows,
+)
 from model.inspection.recorder import record_maps
 from model.inspection.verdicts import new_warnings, warnings
 from model.runs.metrics import log_metrics
@@ -90,9 +96,15 @@ class AttentionRecording:
             "text": Probe(tokens, [tokenizer.label(token) for token in tokens]),
             "repeated": draw_repeated_probe(candidates, max_period, tokenizer.label, first=tokenizer.end_of_text),
         }
+        context = module.gpt.config.context_length
+        windows = {
+            "text": text_windows(known or tokens, context, tokenizer.label),
+            "repeated": repeated_windows(candidates, context, tokenizer.label, first=tokenizer.end_of_text),
+        }
         rows = min(max(1, MEAN_TOKENS // len(tokens)), len(known) // len(tokens))
         self.batch = torch.tensor(known[: rows * len(tokens)]).view(rows, -1) if rows else None
-        self.archive = AttentionArchive(Path(trainer.default_root_dir, "attention"), probes, tokenizer.fingerprint)
+        folder = Path(trainer.default_root_dir, "attention")
+        self.archive = AttentionArchive(folder, probes, tokenizer.fingerprint, windows)
 
     def record(self, trainer: Trainer, module: LightningModule, draws: bool = False) -> None:
         """Records the current step and logs its scores; every rank must call it.

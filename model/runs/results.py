@@ -16,9 +16,9 @@ from model.checkpoint import load_gpt, read_description
 from model.files import write_atomically
 from model.gpt import GPT
 from model.inspection.archive import AttentionArchive, Snapshot
-from model.inspection.heads import score_heads
 from model.inspection.probes import Probe
 from model.inspection.recorder import capture
+from model.inspection.survey import Windows, survey, windows_of
 from model.pages.captures import Captures
 from model.pages.live import pack
 from model.pages.page import MAX_BYTES, live_page
@@ -70,6 +70,7 @@ def write_model_page(
     tokenizer: Mapping[str, Any],
     probes: Mapping[str, Probe],
     opening: Sequence[int],
+    windows: Mapping[str, Windows] | None = None,
 ) -> None:
     """Writes the page that holds a model and reads what a person types.
 
@@ -77,8 +78,9 @@ def write_model_page(
         name: of the model.
         snapshots: (step, model) in ascending order.
         tokenizer: as a checkpoint has it.
-        probes: "text" and "repeated", on which the page finds out what the heads do.
+        probes: "text" and "repeated", of which it is tried that the page computes what the model does.
         opening: the tokens that the page opens with.
+        windows: on which the page says what the heads do; the probes if None.
 
     Raises:
         ValueError: if the page would be too large, and how large, or if a model has diverged.
@@ -87,13 +89,14 @@ def write_model_page(
     if note := model.manifest["note"]:
         log.warning("%s", note)
     taken, maps = [], {}
+    windows = windows_of({probe: [about] for probe, about in probes.items()}) if windows is None else windows
     for step, gpt in snapshots:
         captures = {probe: capture(gpt, about.tokens) for probe, about in probes.items()}
-        weights = {probe: one.weights for probe, one in captures.items()}
-        scores = {score: heads.numpy() for score, heads in score_heads(weights, probes).items()}
+        scores, habits = survey(gpt, windows)
         text = captures["text"]
-        taken.append(Snapshot(step, text.precision, text.fidelity, text.causality, scores))
-        maps[step] = {probe: heads.numpy() for probe, heads in weights.items()}
+        by_name = {score: heads.numpy() for score, heads in scores.items()}
+        taken.append(Snapshot(step, text.precision, text.fidelity, text.causality, by_name, habits, checks=text.checks))
+        maps[step] = {probe: one.weights.numpy() for probe, one in captures.items()}
     run = Captures(name, probes, taken, maps.__getitem__, list(maps))
     page = live_page(run, f"{name}: the model", opening, model.elements()).encode()
     if len(page) > MAX_BYTES:
@@ -157,10 +160,12 @@ def finish(run_dir: Path, validation_text: str | None) -> str:
     try:
         if (run_dir / HEAD_SCORES).exists():
             gpt, info = load_gpt(find_checkpoint(run_dir))
-            probes = AttentionArchive.open(run_dir / ATTENTION).probes
+            archive = AttentionArchive.open(run_dir / ATTENTION)
             snapshots = [(info["global_step"], gpt)]
-            tokens = probes["text"].tokens
-            write_model_page(run_dir / MODEL_PAGE, run_dir.resolve().name, snapshots, info["tokenizer"], probes, tokens)
+            tokens, name = archive.probes["text"].tokens, run_dir.resolve().name
+            model_page = run_dir / MODEL_PAGE
+            probes, windows = archive.probes, archive.windows
+            write_model_page(model_page, name, snapshots, info["tokenizer"], probes, tokens, windows)
     except ValueError as error:
         log.info("There is no page with this model: %s", error)
     except (OSError, KeyError, MemoryError) as error:

@@ -118,6 +118,7 @@ function showSurprise() {
 }
 
 function showHeads() {
+  $("idle").textContent = data.idle;
   const change = (value, where) => value !== null && `${signed(value)} ${where}`;
   $("matter").append(...data.matter.map(({ head, text, repeated, sentence }) =>
     element("li", {}, element("b", { textContent: `head ${head}` }), element("span", { textContent: sentence || "Nothing is known about what it looks at." }),

@@ -1,6 +1,7 @@
 """Head scores: 1 for perfect heads, the stated baseline for uniform heads, and within [0, 1] for every head."""
 
 import math
+from statistics import mean
 
 import pytest
 import torch
@@ -63,6 +64,7 @@ def perfect_heads(probe: Probe) -> dict[str, torch.Tensor]:
         "recent": torch.stack([one_hot_map([max(q - back, 0) for q in queries]) for back in range(8)]).mean(0),
         "delimiter": one_hot_map([last(lambda key: not labels[key].strip(" \n()+:"), q) for q in queries]),
         "line_start": one_hot_map([last(lambda key: key and "\n" in labels[key - 1], q) for q in queries]),
+        "fixed_distance": one_hot_map([max(q - 3, 0) for q in queries]),
         "entropy": heads.uniform_attention(len(labels)),
     }
 
@@ -81,7 +83,11 @@ def test_a_perfect_head_scores_one_and_no_other_perfect_head_does(name, period, 
     scores = {other: heads.SCORES[name].of(weights, probe).item() for other, weights in perfect_heads(probe).items()}
     assert scores[name] == pytest.approx(1, abs=1e-6)
     # What these heads look at is among the last tokens of this text too.
-    nearby = {"previous_token", "current_token", "delimiter", "line_start"} if name == "recent" else set()
+    nearby = {
+        "recent": {"previous_token", "current_token", "delimiter", "line_start", "fixed_distance"},
+        "duplicate": {"fixed_distance"},
+        "induction": {"fixed_distance"},
+    }.get(name, set())
     assert all(score < 0.9 for other, score in scores.items() if other not in {name, *nearby})
 
 
@@ -123,12 +129,14 @@ def test_scores_agree_with_their_definitions_written_as_loops(seed, period, firs
             "recent": [sum(a[q][q - 7 : q + 1]) for q in range(8, length)],
             "delimiter": [sum(a[q][k] for k in signs if k < q) for q in range(3, length)],
             "line_start": [a[q][start] for q, start in starts.items() if start is not None],
+            "fixed_distance": max(
+                ([a[q][q - n] for q in range(n, length)] for n in range(2, length - length // 4 + 1)), key=mean
+            ),
             "entropy": [sum(-p * math.log(p) for p in a[q] if p > 0) / math.log(q + 1) for q in later],
         }
         assert list(expected) == list(heads.SCORES)
         for name, values in expected.items():
-            mean = sum(values) / len(values)
-            assert scores[name][layer, head].item() == pytest.approx(mean, abs=1e-5), name
+            assert scores[name][layer, head].item() == pytest.approx(mean(values), abs=1e-5), name
 
 
 def test_the_uniform_values_are_the_closed_forms():
@@ -141,6 +149,7 @@ def test_the_uniform_values_are_the_closed_forms():
     others["line_start"] = sum(1 / (q + 1) for q in range(8, 32) if q % 8) / 21
     once = dict.fromkeys(["previous_token", "sink", "current_token"], harmonic)
     repeated = dict.fromkeys(["duplicate", "induction"], second_half)
+    others["fixed_distance"] = sum(1 / (q + 1) for q in range(2, 32)) / 30
     assert uniform == pytest.approx(once | repeated | others | {"entropy": 1})
 
 
@@ -172,6 +181,23 @@ def test_every_score_has_a_letter_of_its_own_and_two_sentences_in_the_glossary()
     assert len({score.letter for score in scores}) == len(scores) and all(len(score.letter) == 1 for score in scores)
     for score in scores:
         assert score.glossary.count(". ") == 1 and score.glossary.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [
+        ("\n    ", "line breaks"),
+        (' ("', "quotes"),
+        ("((", "opening brackets"),
+        ("):", "closing brackets"),
+        (",", "commas and colons"),
+        ("  ", "spaces"),
+        ("=", "other signs"),
+        ("", "other signs"),
+    ],
+)
+def test_delimiters_have_kinds(label, expected):
+    assert heads.kind(label) == expected
 
 
 @pytest.mark.parametrize(

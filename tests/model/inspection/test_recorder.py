@@ -201,7 +201,7 @@ def test_details_follow_their_description_and_can_be_read_back(tmp_path, gpt):
     archive = new_archive(tmp_path)
     record_maps(archive, gpt, 4, label=lambda token: f"({token})")
     details = AttentionArchive.open(tmp_path).details(4)
-    assert details["version"] == 1 and set(details["probes"]) == {"text", "repeated"}
+    assert set(details["probes"]) == {"text", "repeated"}
     assert (
         details["sublayers"][:3] == ["embeddings", "attention 0", "feed-forward 0"] and len(details["sublayers"]) == 7
     )
@@ -243,26 +243,6 @@ def test_a_capture_measures_loss_ablation_and_copying(tmp_path, gpt):
         assert "token embedding" in read.ablation[probe]["tables"]
 
 
-def test_archives_of_earlier_versions_open(tmp_path):
-    record_maps(new_archive(tmp_path), random_gpt(MODERN), 0)
-    line = json.loads((tmp_path / "scores.jsonl").read_text())
-    earlier = {name: value for name, value in line.items() if name not in ("loss", "ablation", "copying")}
-    (tmp_path / "scores.jsonl").write_text(json.dumps(earlier) + "\n")
-    (tmp_path / "step_00000000.json").unlink()
-    archive = AttentionArchive.open(tmp_path)
-    (snapshot,) = archive.snapshots
-    assert snapshot.loss is snapshot.ablation is snapshot.copying is None and archive.details(0) == {}
-    assert snapshot.to_json(5) == earlier
-    record_maps(archive, random_gpt(MODERN), 1)
-    assert [set(line) ^ set(other) for line, other in zip(read_lines(tmp_path), [earlier, line], strict=True)] == [
-        set()
-    ] * 2
-
-
-def read_lines(folder) -> list[dict]:
-    return [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
-
-
 def test_a_capture_without_details_leaves_none_of_an_earlier_one(tmp_path):
     archive, gpt = new_archive(tmp_path), random_gpt(MODERN)
     record_maps(archive, gpt, 0)
@@ -271,12 +251,12 @@ def test_a_capture_without_details_leaves_none_of_an_earlier_one(tmp_path):
     assert archive.details(0) == {} and set(archive.maps(0)) == {"text", "repeated"}
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"version": 2}'])
+@pytest.mark.parametrize("content", ["{", "[]", "{}"])
 def test_damaged_details_are_named(tmp_path, content):
     archive = new_archive(tmp_path)
     record_maps(archive, random_gpt(MODERN), 0)
     archive.details_path(0).write_text(content)
-    with pytest.raises(ValueError, match=r"step_00000000.json (is damaged|has version 2, but)"):
+    with pytest.raises(ValueError, match=r"step_00000000\.json is damaged"):
         archive.details(0)
 
 
@@ -528,7 +508,9 @@ def test_a_diverged_model_is_recorded_as_valid_json(tmp_path):
     (snapshot,) = archive.snapshots
     assert math.isnan(snapshot.loss["text"]) and np.isnan(snapshot.ablation["text"]["heads"]).all()
     assert set(archive.details(0)["probes"]["text"]["bits"]) == {None}
-    assert math.isnan(snapshot.fidelity) and all(np.isnan(score).all() for score in snapshot.scores.values())
+    shown = [name for name, uniform in snapshot.habits.uniform.items() if uniform]  # this text has no delimiters
+    assert math.isnan(snapshot.fidelity) and all(np.isnan(snapshot.scores[name]).all() for name in shown)
+    assert len(shown) == len(heads.SCORES) - 2
 
 
 @pytest.mark.parametrize(
@@ -549,18 +531,6 @@ def test_damaged_files_are_named(tmp_path, name, data):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(ValueError, match=rf"{name}.*damaged"):
         AttentionArchive.open(tmp_path).maps(0)
-
-
-def test_a_score_that_a_capture_does_not_have_is_nan(tmp_path, monkeypatch):
-    record_maps(new_archive(tmp_path), random_gpt(MODERN), 0)
-    newer = heads.Score("text", "is newer than the capture", "", "N", heads.sink)
-    monkeypatch.setitem(heads.SCORES, "newer", newer)
-    resumed = new_archive(tmp_path)
-    record_maps(resumed, random_gpt(MODERN), 1)
-    for archive in (resumed, AttentionArchive.open(tmp_path)):
-        first, second = archive.snapshots
-        assert first.scores["newer"].shape == (3, 4) and np.isnan(first.scores["newer"]).all()
-        np.testing.assert_allclose(second.scores["newer"], second.scores["sink"])
 
 
 def test_truncated_files_and_maps_of_other_probes_are_named(tmp_path):

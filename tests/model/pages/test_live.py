@@ -21,6 +21,7 @@ from model.pages.describe import opening_view
 from model.pages.template import json_element
 from model.runs.results import write_model_page
 from tests.gpts import GPT2, random_gpt
+from tests.measurements import snapshot_of
 from tests.model.pages.architectures import CONFIGS, MODERN, TOKENS
 
 TOKENIZER = byte_level().to_dict()
@@ -101,8 +102,9 @@ def test_the_page_opens_with_the_most_telling_head_of_both_probes(tmp_path):
     repeated = draw_repeated_probe(range(256), 10, tokenizer.label, first=256)
     probes = {"text": Probe(tokens, [tokenizer.label(token) for token in tokens]), "repeated": repeated}
     maps = {name: capture(gpt, probe.tokens).weights for name, probe in probes.items()}
-    best = opening_view(maps, probes)
-    assert best["head"] != opening_view(maps, {"text": probes["text"]})["head"]
+    snapshot = snapshot_of(maps, probes)
+    best = opening_view(snapshot, maps, probes)
+    assert best["head"] != opening_view(snapshot, maps, {"text": probes["text"]})["head"]
     path = tmp_path / "model.html"
     write_model_page(path, "tiny", [(0, gpt)], tokenizer.to_dict(), probes, tokens)
     data = json.loads(re.search(r'id="data">(.*?)</script>', path.read_text(encoding="utf-8"))[1])

@@ -16,12 +16,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from model.inspection import heads
-from model.inspection.archive import AttentionArchive, Snapshot
+from model.inspection.archive import AttentionArchive
 from model.inspection.probes import Probe
 from model.pages import export
 from model.pages.captures import Captures, log_spaced
 from model.pages.describe import describe_heads
 from model.pages.page import attention_page
+from tests.measurements import snapshot_of
 
 HOSTILE = [
     "</script>",
@@ -55,9 +56,7 @@ def random_captures(
             scores = noise * torch.randn(layers, heads_, size, size, generator=generator)
             hidden = torch.ones(size, size, dtype=torch.bool).triu(1)
             maps[step][name] = scores.masked_fill(hidden, -math.inf).softmax(-1).half().numpy()
-        scores = heads.score_heads({name: torch.from_numpy(weights) for name, weights in maps[step].items()}, probes)
-        values = {"precision": "float32", "fidelity": 1e-7, "causality": 0.0} | snapshot
-        snapshots.append(Snapshot(step, **values, scores={name: score.numpy() for name, score in scores.items()}))
+        snapshots.append(snapshot_of(maps[step], probes, step, **snapshot))
     return Captures("demo", probes, snapshots, maps.get, list(steps))
 
 
@@ -144,11 +143,15 @@ def test_every_weight_is_in_the_page_to_within_0_004():
 
 def test_scores_uniform_values_and_formation_are_those_of_heads():
     captures = random_captures()
-    grown = [replace(s, scores=s.scores | {"sink": np.full((2, 3), i / 4)}) for i, s in enumerate(captures.snapshots)]
+    grown = []
+    for i, snapshot in enumerate(captures.snapshots):  # in the weaker half of the window
+        halves = {"sink": torch.stack([torch.full((2, 3), i / 4), torch.ones(2, 3)])}
+        habits = replace(snapshot.habits, halves=snapshot.habits.halves | halves)
+        grown.append(replace(snapshot, habits=habits))
     captures = replace(captures, snapshots=grown)
     data, _ = parse(attention_page([captures], "a title"))
     run = data["runs"][0]
-    assert run["uniform"] == heads.uniform_scores(captures.probes)
+    assert run["uniform"] == pytest.approx(heads.uniform_scores(captures.probes))
     # 0, 1/4, 1/2, 3/4, 1 at the steps 0, 1, 2, 4, 8
     assert run["formation"]["sink"] == {f"{layer}.{head}": 2 for layer in range(2) for head in range(3)}
     for capture, snapshot in zip(run["captures"], captures.snapshots, strict=True):
@@ -225,7 +228,7 @@ def test_every_step_has_its_details_and_a_description_of_every_head():
         assert details["probes"] == expected["probes"] and details["parts"] == expected["parts"]
         used = {str(token) for row in expected["probes"]["text"]["lens"]["token"] for token in row}
         assert used <= set(details["tokens"]) and len(details["tokens"]) < 999
-        described = describe_heads(captures.load(capture["step"]), captures.probes)
+        described = describe_heads(next(one for one in captures.snapshots if one.step == capture["step"]))
         assert details["descriptions"] == json.loads(json.dumps(described))
 
 
@@ -270,7 +273,8 @@ def test_the_page_opens_with_the_head_that_follows_a_pattern():
     text = np.array(captures.load(1)["text"])
     text[1, 0] = np.eye(40)[[max(query - 1, 0) for query in range(40)]]
     maps = {0: captures.load(0), 1: captures.load(1) | {"text": text}}
-    data, _ = parse(attention_page([replace(captures, load=maps.get)], "a title"))
+    snapshots = [snapshot_of(maps[step], captures.probes, step) for step in maps]
+    data, _ = parse(attention_page([replace(captures, load=maps.get, snapshots=snapshots)], "a title"))
     opening = data["runs"][0]["opening"]
     token = opening.pop("token")
     assert opening == {"probe": 0, "head": 3, "score": "previous_token"} and 0 < token < 40

@@ -18,12 +18,12 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.image import imread
 
 from model.inspection import heads
-from model.inspection.archive import AttentionArchive, Snapshot
+from model.inspection.archive import AttentionArchive
 from model.inspection.probes import Probe
 from model.pages.captures import Captures
 from model.pages.images import COLOURS
 from model.pages.page import attention_page
-from tests.measurements import measured
+from tests.measurements import measured, snapshot_of
 
 pytestmark = pytest.mark.slow
 
@@ -57,9 +57,7 @@ def capture_steps(seed=0, layers=2, heads_=3, labels=LABELS, **snapshot) -> Capt
                 scores[-1, -1, second, second - PERIOD + 1] += math.log1p(step) ** 2
             hidden = torch.ones(size, size, dtype=torch.bool).triu(1)
             maps[step][name] = scores.masked_fill(hidden, -math.inf).softmax(-1).half()
-        scores = heads.score_heads(maps[step], probes)
-        values = {"precision": "float32", "fidelity": 1.5e-7, "causality": 0.0} | snapshot
-        snapshots.append(Snapshot(step, **values, scores={name: score.numpy() for name, score in scores.items()}))
+        snapshots.append(snapshot_of(maps[step], probes, step, **snapshot))
     arrays = {step: {name: weights.numpy() for name, weights in of_step.items()} for step, of_step in maps.items()}
     return Captures("demo", probes, snapshots, arrays.get, STEPS)
 
