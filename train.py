@@ -14,6 +14,7 @@ import os
 import shlex
 import signal
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,14 @@ from lightning.pytorch.cli import ArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from data.datamodule import TextDataModule
+from data.tokenizer_files import read_tokenizer
 from model.checks import check_range
 from model.gpt import GPTConfig
 from model.kernels import keep_freed_memory
-from model.runs.folder import CHECKPOINTS, METRICS, RUNS, find_checkpoint, new_run_dir
+from model.runs.folder import METRICS, RUNS, find_model, new_run_dir
 from model.runs.metrics import CSVLogger
 from model.runs.mistakes import exit_status, explain_machine, parse
-from model.runs.options import OVERVIEW, RunFolder, expand, quiet
+from model.runs.options import OVERVIEW, RunFolder, expand, named_tokenizer, quiet, typed_options
 from model.runs.progress import say
 from model.runs.recording import AttentionRecording
 from model.runs.results import finish
@@ -43,7 +45,7 @@ from model.runs.sequence import RunSequence
 from model.runs.stopping import TrainingInterrupted
 from model.runs.wandb_logger import WandbLogger, WandbMode
 from model.training.hardware import fast_precision
-from model.training.initial import initial_config
+from model.training.initial import initial_config, place_of, tokenizer_of
 from model.training.module import GPTModule, check_start
 from model.training.sharding import FullyShardedStrategy
 
@@ -85,10 +87,17 @@ class TrainingCLI(LightningCLI):
         self.config = config = parse(parser, args)
         check_range("seed_everything", config.seed_everything, 0, 2**32 - 1)  # numpy's limits
         self.starts_from_model = config.model.init_from is not None and not config.resume and not config.ckpt_path
+        self.init_tokenizer = None
         if self.starts_from_model:
-            take_over_model(config, given=parser.parse_args(args, defaults=False))
+            typed = typed_options([arg for arg in args if arg != f"--config={DEFAULT_CONFIG}"])
+            self.init_tokenizer = take_over_model(config, typed)
         if config.trainer.precision is None:
             config.trainer.precision = fast_precision(config.trainer.accelerator)
+        # Without what belongs to this call alone, the saved config starts a run like this one.
+        saved = config.clone()
+        saved.name = saved.resume = saved.ckpt_path = None
+        self.saved = parser.dump(saved, skip_unset=False)
+        config.data.tokenizer = named_tokenizer(config.data.tokenizer, read_tokenizer, config.ckpt_path)
 
     def instantiate_trainer(self) -> Trainer:
         config, parts = self.config, self.config_init
@@ -96,19 +105,16 @@ class TrainingCLI(LightningCLI):
         runs_dir = Path(config.trainer.default_root_dir)
         if not self.starts_from_model:
             parts.model.init_from = None  # the checkpoint brings all weights
+        parts.model.init_tokenizer = self.init_tokenizer
         run_dir = Path(config.resume) if config.resume else new_run_dir(runs_dir, config.name, str(config.config[-1]))
-        # Without what belongs to this call alone, the saved config starts a run like this one.
-        saved = config.clone()
-        saved.name = saved.resume = saved.ckpt_path = None
-        saved = self.parser.dump(saved, skip_unset=False)
         sequence = RunSequence(
             parts.attention, parts.samples, parts.checkpoints, config.trainer.enable_progress_bar is not False
         )
-        own_loggers = [CSVLogger(run_dir / METRICS), WandbLogger(run_dir, config.wandb, yaml.safe_load(saved))]
+        own_loggers = [CSVLogger(run_dir / METRICS), WandbLogger(run_dir, config.wandb, yaml.safe_load(self.saved))]
         # The callbacks, loggers and plugins of the config come after this project's own.
         trainer = super().instantiate_trainer(
             default_root_dir=run_dir,
-            callbacks=[RunFolder(saved, is_new=config.resume is None), sequence, *as_list(chosen.callbacks)],
+            callbacks=[RunFolder(self.saved, is_new=config.resume is None), sequence, *as_list(chosen.callbacks)],
             logger=[*own_loggers, *as_list(chosen.logger)],
             plugins=[AtomicCheckpointIO(), *as_list(chosen.plugins)],
             enable_progress_bar=False,  # the sequence has its own
@@ -121,16 +127,30 @@ class TrainingCLI(LightningCLI):
         return trainer
 
 
-def take_over_model(config: Namespace, given: Namespace) -> None:
-    """Puts the options of the network that --model.init_from names into the config; `given` has no defaults."""
-    source = Path(config.model.init_from)
-    if (source / CHECKPOINTS).is_dir():
-        source = find_checkpoint(source)
-        config.model.init_from = str(source)
-    names = given.model.get("gpt", {}).keys()
-    network = initial_config(str(source), GPTConfig(**config.model.gpt.as_dict()), names)
+def take_over_model(config: Namespace, typed: Collection[str]) -> dict[str, Any] | None:
+    """Puts the network and the tokenizer of the model that --model.init_from names into the config.
+
+    Args:
+        typed: the names of the options that the person has set.
+
+    Returns:
+        The model's tokenizer; None for a model without one, of which the person has named the tokenizer.
+    """
+    source = config.model.init_from = find_model(config.model.init_from)
+    given = [name.removeprefix("model.gpt.") for name in typed if name.startswith("model.gpt.")]
+    network = initial_config(source, GPTConfig(**config.model.gpt.as_dict()), given)
     for name, value in dataclasses.asdict(network).items():
         config.model.gpt[name] = value
+    config.data.context_length = network.context_length
+    is_named = "data.tokenizer" in typed
+    if not is_named:
+        config.data.tokenizer = place_of(source)
+    try:
+        return tokenizer_of(source, read_tokenizer)
+    except FileNotFoundError as error:
+        if is_named:
+            return None
+        raise FileNotFoundError(f"{error}: name the one it was trained with by --data.tokenizer") from error
 
 
 def as_list(value: Any) -> list:

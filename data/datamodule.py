@@ -56,7 +56,8 @@ class TextDataModule(lightning.LightningDataModule):
         max_tokens: tokens to train on at most, from the beginning of the corpus; the validation split is cut to
             validation_fraction of it. Default: all.
         validation_fraction: part of the corpus to validate on, where it does not come with its own.
-        tokenizer: bpe (trained on the training split), bytes, or a published tiktoken encoding such as gpt2.
+        tokenizer: bpe (trained on the training split), bytes, a published tiktoken encoding such as gpt2, or a model
+            that has its own: a run, a checkpoint or a folder of Hugging Face's. In Python, `Tokenizer.to_dict` of it.
         vocab_size: tokens of the bpe tokenizer, end-of-text included (default 2048); the others bring their own.
         context_length: tokens T in a sequence.
         batch_size: sequences B in a batch, over all devices.
@@ -88,7 +89,7 @@ class TextDataModule(lightning.LightningDataModule):
         streaming: bool = False,
         max_tokens: int | None = None,
         validation_fraction: float = 0.1,
-        tokenizer: str = "bpe",
+        tokenizer: str | dict = "bpe",
         vocab_size: int | None = None,
         context_length: int = 128,
         batch_size: int = 16,
@@ -117,7 +118,9 @@ class TextDataModule(lightning.LightningDataModule):
             raise ValueError(f"data.repeat_fraction is {repeat_fraction}: it must lie between 0 and 1")
         if streaming and max_tokens is None:
             raise ValueError("data.streaming reads without an end: set --data.max_tokens to the tokens to train on")
-        tokenizers.check_name(tokenizer)
+        given = Tokenizer.from_dict(tokenizer) if isinstance(tokenizer, dict) else None
+        if given is None:
+            tokenizers.check_name(tokenizer)
 
         options = CorpusOptions(
             files=files,
@@ -136,10 +139,11 @@ class TextDataModule(lightning.LightningDataModule):
         validation_tokens = None if max_tokens is None else max(int(max_tokens * validation_fraction), 2)
         self.cache = CorpusCache(
             self.corpus,
-            tokenizer,
+            given.name if given else tokenizer,
             vocab_size or DEFAULT_BPE_VOCAB_SIZE,
             max_tokens={"train": max_tokens, "validation": validation_tokens},
             cache_dir=cache_dir,
+            given=given,
         )
         self.context_length = context_length
         self.batch_size = batch_size

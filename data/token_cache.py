@@ -45,9 +45,11 @@ class CorpusCache:
     vocab_size: int  # of the bpe tokenizer; the others bring their own
     max_tokens: dict[str, int | None]  # for each split; None means all
     cache_dir: str | Path | None = None  # default: $GLASSGPT_CACHE, or else .cache/glassgpt beside this project
+    given: Tokenizer | None = None  # in place of the one of that name
 
     def __post_init__(self):
-        recipe = tokenizers.recipe(self.tokenizer_name, self.vocab_size)
+        by_name = tokenizers.recipe(self.tokenizer_name, self.vocab_size)
+        recipe = [self.given.fingerprint] if self.given else by_name
         parts = [token_files.FORMAT, self.corpus.identity, recipe, self.max_tokens]
         self._digest = _digest(json.dumps(parts, sort_keys=True))
         name = re.sub(r"[^\w.-]+", "_", f"{self.corpus.name}-{self.tokenizer_name}")
@@ -110,7 +112,9 @@ class CorpusCache:
         path = self.folder / "tokenizer.json"
         if path.exists():
             _log.warning("%s is damaged and is made again", path)
-        if self.tokenizer_name == "bpe":
+        if self.given is not None:
+            tokenizer = self.given
+        elif self.tokenizer_name == "bpe":
             print(f"training a bpe tokenizer of {self.vocab_size:,} tokens on {self.corpus.name}", flush=True)
             texts = (passage.text for passage in self.corpus.passages("train"))
             tokenizer = tokenizers.train_bpe(texts, self.vocab_size)

@@ -62,6 +62,8 @@ def text_data(
     from jsonargparse import ArgumentParser
 
     from data.datamodule import TextDataModule
+    from data.tokenizer_files import read_tokenizer
+    from model.runs.options import named_tokenizer
 
     parser = ArgumentParser(
         prog=own.prog,
@@ -72,7 +74,10 @@ def text_data(
         allow_abbrev=False,
     )
     parser.add_class_arguments(TextDataModule, "data", skip=set(skip))
-    return TextDataModule(**parse(parser, ["--data", json.dumps(section), *options]).data.as_dict())
+    chosen = parse(parser, ["--data", json.dumps(section), *options]).data.as_dict()
+    if "tokenizer" in chosen:
+        chosen["tokenizer"] = named_tokenizer(chosen["tokenizer"], read_tokenizer)
+    return TextDataModule(**chosen)
 
 
 def check_output(output: Path | None, *suffixes: str) -> None:

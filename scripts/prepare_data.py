@@ -42,11 +42,14 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def data_section(config: Path) -> dict:
-    """The `data:` part of a training YAML, with the context length, which is an option of the model.
+    """The `data:` part of a training YAML, with what it has of the model: the context length and its tokenizer.
 
     Raises ValueError or OSError if the file is not such a YAML.
     """
     import yaml
+
+    from model.runs.folder import find_model
+    from model.training.initial import place_of
 
     def options(parent: dict, name: str) -> dict:
         return {} if parent.get(name) is None else parent[name]
@@ -56,8 +59,11 @@ def data_section(config: Path) -> dict:
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"{config} is not YAML: {error}") from error
     try:
-        context_length = options(options(content, "model"), "gpt").get("context_length")
+        model = options(content, "model")
+        context_length, init_from = options(model, "gpt").get("context_length"), model.get("init_from")
         shared = {} if context_length is None else {"context_length": context_length}
+        if init_from is not None and "tokenizer" not in options(content, "data"):
+            shared["tokenizer"] = place_of(find_model(init_from))
         return shared | options(content, "data")
     except (AttributeError, TypeError) as error:
         raise ValueError(

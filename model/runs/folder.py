@@ -13,6 +13,8 @@ from typing import Any
 
 import yaml
 
+from model.files import RUN_CHECKPOINTS
+
 log = logging.getLogger(__name__)
 CHECKSUM_LINE = b"# CRC-32 of the lines above: %08x\n"
 CHECKSUM = re.compile(rb"# CRC-32 of the lines above: ([0-9a-f]{8})")
@@ -58,7 +60,12 @@ def find_checkpoint(path: Path | None = None) -> Path:
     """
     if path is not None and path.is_file():
         return path
-    return _find_file(path, [f"{CHECKPOINTS}/{name}" for name in (BEST, LAST)])
+    return _find_file(path, RUN_CHECKPOINTS)
+
+
+def find_model(source: str) -> str:
+    """What --model.init_from and --data.tokenizer mean: for a run's folder its checkpoint, else `source` itself."""
+    return str(find_checkpoint(Path(source))) if Path(source, CHECKPOINTS).is_dir() else source
 
 
 def run_of(path: Path) -> Path | None:
@@ -188,7 +195,7 @@ class FolderLock:
             self.descriptor = None
 
 
-def _find_file(path: Path | None, names: list[str], hint: str = "") -> Path:
+def _find_file(path: Path | None, names: Sequence[str], hint: str = "") -> Path:
     """The first of the files `names` in the run that `path` means, see `find_run`."""
 
     def first_in(folder: Path) -> Path | None:

@@ -31,6 +31,7 @@ NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")  # R
 # jsonargparse has no exception types for most mistakes, only these phrases; its own sentence is the fallback.
 # tests/model/runs/test_mistakes.py fails where a new version words them differently.
 UNRECOGNIZED = re.compile(r"unrecognized arguments: --([^\s=]+)")
+UNEXPECTED = re.compile(r"unrecognized arguments: ([^-\s]\S*)")
 REFUSED_KEY = re.compile(r"'(.+?)'")
 BAD_VALUE = re.compile(r'Parser key "(.+?)":\s+(.*)(?:Got|Given) value: (.*)\Z', re.DOTALL)
 EXPECTED = re.compile(r"Expected a (?:<class '(.+)'>|(?:typing\.)?Literal\[(.+)\])(?:\. )?$", re.MULTILINE)
@@ -134,6 +135,8 @@ def parse(parser: jsonargparse.ArgumentParser, args: list[str]) -> jsonargparse.
 def explain(error: argparse.ArgumentError, options: Collection[str]) -> str:
     """jsonargparse's error as one sentence, for an unknown name with the one of `options` that is probably meant."""
     message = error.message
+    if words := UNEXPECTED.match(message):
+        return f"{words[1]} follows no option: quote several values, as in --data.files 'my/*.txt' or '[a.txt, b.txt]'"
     if unknown := UNRECOGNIZED.match(message):
         return f"there is no option --{unknown[1]}{suggestion(unknown[1], options, '--')}"
     if isinstance(error.__cause__, KeyError) and (parts := REFUSED_KEY.findall(message)):
@@ -143,6 +146,8 @@ def explain(error: argparse.ArgumentError, options: Collection[str]) -> str:
         key, reasons, value = bad.groups()
         # Each is a type, or the words of a Literal, separated by commas.
         allowed = [kind.replace("NoneType", "null") or words for kind, words in EXPECTED.findall(reasons)]
+        if "tuple" in allowed and "," in value:
+            return f"{key} cannot be {value!r}: write it in brackets, [{', '.join(value.strip('[]()').split(','))}]"
         if allowed:
             return f"{key} cannot be {value!r}: expected {one_of(allowed)}"
     return re.sub(r'^Parser key "(.+?)":', r"\1:", message)
@@ -151,7 +156,8 @@ def explain(error: argparse.ArgumentError, options: Collection[str]) -> str:
 def suggestion(name: str, options: Collection[str], prefix: str = "") -> str:
     """For example "; did you mean --trainer.max_steps?" for "max_steps"; empty if no option is similar.
 
-    A name without its group may stand for several options: then all of them are listed.
+    A name without its group may stand for several options: then all of them are listed. Initials count: lr is
+    learning_rate.
     """
     by_last_part: dict[str, list[str]] = {}
     for option in options:
@@ -161,7 +167,13 @@ def suggestion(name: str, options: Collection[str], prefix: str = "") -> str:
     def similar(word: str, words: Collection[str]) -> list[str]:
         return difflib.get_close_matches(word, words, n=1, cutoff=0.8)
 
-    meant = by_last_part.get(last_part) or similar(name, options)
+    initials = [
+        option
+        for part, found in by_last_part.items()
+        for option in found
+        if last_part == "".join(word[:1] for word in part.split("_")) and "_" in part
+    ]
+    meant = by_last_part.get(last_part) or initials or similar(name, options)
     for word in [] if meant else similar(last_part, by_last_part):
         meant = by_last_part[word]
     return f"; did you mean {one_of(prefix + option for option in meant)}?" if meant else ""

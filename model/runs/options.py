@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,14 @@ from model.runs.folder import (
     CONFIG,
     FolderLock,
     find_checkpoint,
+    find_model,
     name_is_taken,
     read_config,
     resume_point,
     run_of,
     with_checksum,
 )
+from model.training.initial import tokenizer_of
 
 SUBCOMMANDS = ("fit", "validate")
 # Groups of options, an outer one before those within.
@@ -64,7 +66,7 @@ the text
   --data.files 'my/*.txt'                your own text
   --data.corpus NAME                     stdlib (Python's standard library), files, hub or repetitions
   --data.dataset OWNER/NAME              a data set of the Hugging Face Hub
-  --data.tokenizer NAME                  bpe (with --data.vocab_size N), bytes, or one of tiktoken's, such as gpt2
+  --data.tokenizer NAME                  bpe (with --data.vocab_size N), bytes, gpt2 (of tiktoken's), or a run's
   --data.batch_size N                    sequences in a batch
 the model
   --model.gpt.num_layers N, --model.gpt.num_heads N, --model.gpt.embed_dim N, --model.gpt.context_length N
@@ -153,9 +155,7 @@ def plain_config(path: Path, args: list[str]) -> Path | str:
     Raises ValueError for any other value.
     """
     settings = read_config(path)
-    typed = {re.split("[=+]", arg.removeprefix("--"))[0] for arg in args}
-    for config in typed_configs(args):
-        typed |= {name for name, _ in options_in(read_config(config))}
+    typed = typed_options(args)
     not_plain = [name for name, value in options_in(settings) if not is_plain(name, value, path.parent)]
     for name in not_plain:
         trainer, option = settings.get("trainer"), name.removeprefix("trainer.")
@@ -165,6 +165,12 @@ def plain_config(path: Path, args: list[str]) -> Path | str:
                 "options that the run was started with"
             )
     return yaml.safe_dump(settings) if not_plain else path
+
+
+def typed_options(args: list[str]) -> set[str]:
+    """The full names of the options in `args`, and in the configs that they name."""
+    typed = {re.split("[=+]", arg.removeprefix("--"))[0] for arg in args if arg.startswith("--")}
+    return typed.union(*([name for name, _ in options_in(read_config(path))] for path in typed_configs(args)))
 
 
 def options_in(settings: dict[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:
@@ -205,6 +211,20 @@ def check_sections(path: Path) -> None:
         group = settings.get(above[0], {}) if above else settings
         if not isinstance(group.get(last, {}), dict):
             raise ValueError(f"{path}: {name} must hold options, not {group[last]!r}; leave it out for the defaults")
+
+
+def named_tokenizer(
+    name: str, read_folder: Callable[[Path], Any], checkpoint: str | None = None
+) -> str | dict[str, Any]:
+    """What `TextDataModule` takes for --data.tokenizer: a name, or the tokenizer of the model that is named.
+
+    Args:
+        name: of a tokenizer; or a run, a checkpoint or a folder of Hugging Face's.
+        read_folder: as for `tokenizer_of`.
+        checkpoint: of a run that has its tokenizer already, whatever has become of the model that was named.
+    """
+    is_model = "/" in name or (name not in ("bpe", "bytes") and Path(name).exists())
+    return tokenizer_of(checkpoint or find_model(name), read_folder) if is_model else name
 
 
 class RunFolder(Callback):

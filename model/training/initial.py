@@ -1,22 +1,24 @@
-"""A run that starts from the weights of a trained model: --model.init_from."""
+"""A run that starts from a trained model: --model.init_from. Its network, its weights and its tokenizer."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 from model.checkpoint import build_gpt, load_gpt, read_description
-from model.exchange.huggingface import from_huggingface
+from model.exchange.huggingface import CONFIG, from_huggingface, local_folder, read_json, read_options
 from model.gpt import GPT, GPTConfig
 
-CHOSEN = ("context_length", "dropout")  # by the run and not by the model
+CHOSEN = ("context_length", "dropout")  # may be other than the model's
 ROUNDED_UP = 128  # a vocabulary may have fewer unused tokens than this, so that its size is a round number
 
 
 def initial_config(source: str, config: GPTConfig, given: Collection[str]) -> GPTConfig:
-    """The config of a run that starts from `source`: that model's, with the context length and dropout of `config`.
+    """The config of a run that starts from `source`: that model's, but for a context length and dropout that are given.
+
+    The weights are not read.
 
     Args:
         source: a checkpoint file, or what `from_huggingface` opens.
@@ -28,7 +30,7 @@ def initial_config(source: str, config: GPTConfig, given: Collection[str]) -> GP
             positions. And as `load_gpt` and `from_huggingface`.
     """
     path, defaults = Path(source), GPTConfig()
-    trained = (build_gpt(path, read_description(path)) if path.is_file() else from_huggingface(source)).config
+    trained = build_gpt(path, read_description(path)).config if path.is_file() else huggingface_config(source)
     for name in given:
         value, own = getattr(config, name), getattr(trained, name)
         is_choice = name not in CHOSEN and (value is not None or getattr(defaults, name) is not None)
@@ -37,37 +39,69 @@ def initial_config(source: str, config: GPTConfig, given: Collection[str]) -> GP
                 f"model.gpt.{name} is {value}, but the model of --model.init_from has {own}: leave it out, as "
                 "configs/finetune_gpt2.yaml does"
             )
-    if trained.position == "learned" and config.context_length > trained.context_length:
+    chosen = dataclasses.replace(trained, **{name: getattr(config, name) for name in CHOSEN if name in given})
+    if trained.position == "learned" and chosen.context_length > trained.context_length:
         raise ValueError(
-            f"model.gpt.context_length is {config.context_length}, but the model of --model.init_from has learned only "
+            f"model.gpt.context_length is {chosen.context_length}, but the model of --model.init_from has learned only "
             f"{trained.context_length} positions: write that or less"
         )
-    return dataclasses.replace(trained, **{name: getattr(config, name) for name in CHOSEN})
+    return chosen
 
 
-def start_from(gpt: GPT, source: str, tokenizer: Any) -> None:
-    """Copies all weights of `source` into `gpt`; of a longer table of positions its beginning.
+def huggingface_config(source: str) -> GPTConfig:
+    folder = local_folder(source)
+    try:
+        return read_options(read_json(folder / CONFIG))
+    except TypeError as error:
+        raise ValueError(f"{folder} cannot be read as a GPT: {error}") from error
+
+
+def tokenizer_of(source: str, read_folder: Callable[[Path], Any]) -> dict[str, Any]:
+    """The tokenizer of a model, as plain data.
 
     Args:
-        tokenizer: that of the data on which it will be trained.
+        source: as for `initial_config`.
+        read_folder: gives the tokenizer that a folder has in Hugging Face's files.
 
-    Raises:
-        ValueError: if the model was trained with another one. And as `initial_config`.
+    Raises FileNotFoundError if it has none, and as `load_gpt` and `from_huggingface`.
     """
-    if Path(source).is_file():
-        trained, info = load_gpt(source)
-        saved, own = info["tokenizer"], tokenizer.to_dict()
-        fits = all(saved.get(part) == own[part] for part in ("pattern", "tokens", "special_tokens"))
-        kind = f"the tokens of {saved.get('name', 'an unknown tokenizer')!r}"
+    path = Path(source)
+    return read_description(path)["tokenizer"] if path.is_file() else read_folder(local_folder(source)).to_dict()
+
+
+def place_of(source: str) -> str:
+    """`source` as a path: of a name of the Hub without an owner, such as gpt2, the folder it was downloaded to."""
+    return source if "/" in source else str(local_folder(source))
+
+
+def check_tokenizer(vocab_size: int, own: dict[str, Any] | None, tokenizer: Any) -> None:
+    """Raises ValueError unless a model was trained with the tokenizer of the data, which is compared token by token.
+
+    Args:
+        vocab_size: of the model.
+        own: the model's tokenizer, as `tokenizer_of` gives it. Where it has none, only the sizes can be compared.
+        tokenizer: that of the data.
+    """
+    given = tokenizer.to_dict()
+    if own is None:
+        fits = 0 <= vocab_size - tokenizer.vocab_size < ROUNDED_UP
+        kind, remedy = f"{vocab_size:,} tokens", "choose the one it was trained with by --data.tokenizer"
     else:
-        trained = from_huggingface(source)
-        fits = 0 <= trained.config.vocab_size - tokenizer.vocab_size < ROUNDED_UP
-        kind = f"{trained.config.vocab_size:,} tokens"
+        fits = all(own.get(part) == given[part] for part in ("pattern", "tokens", "special_tokens"))
+        kind, remedy = f"the tokens of its own {own.get('name')!r}", "leave out --data.tokenizer to take the model's"
     if not fits:
         raise ValueError(
-            f"the model of --model.init_from reads {kind}, and the tokenizer of the data is {tokenizer.name!r} with "
-            f"{tokenizer.vocab_size:,} tokens: choose the one that the model was trained with by --data.tokenizer"
+            f"the model of --model.init_from reads {kind}, and the tokenizer of the data is another, "
+            f"{tokenizer.name!r} with {tokenizer.vocab_size:,} tokens: {remedy}"
         )
+
+
+def start_from(gpt: GPT, source: str) -> None:
+    """Copies all weights of `source` into `gpt`; of a longer table of positions its beginning.
+
+    Raises as `load_gpt` and `from_huggingface`.
+    """
+    trained = load_gpt(source)[0] if Path(source).is_file() else from_huggingface(source)
     weights = trained.state_dict()
     if gpt.position_embedding is not None:
         table = weights["position_embedding.weight"]

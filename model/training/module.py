@@ -12,7 +12,7 @@ from torch import Tensor
 from model.checkpoint import build_gpt, read_description
 from model.gpt import GPT, GPTConfig
 from model.training.hardware import CompileMode, compile_where_it_pays
-from model.training.initial import start_from
+from model.training.initial import check_tokenizer, start_from
 from model.training.optimizer import OptimizerConfig, build_optimizer, density_at
 from model.training.schedule import ScheduleConfig, learning_rate_factor
 from model.training.sharding import FullyShardedStrategy, whole
@@ -42,8 +42,7 @@ class GPTModule(LightningModule):
                 compiler, nor when it is sharded over devices.
             init_from: start from the weights of this model and not from random ones: a run, a checkpoint, a folder of
                 Hugging Face's libraries, or a name on the Hub such as gpt2. The network is then that model's, but for
-                context_length, which may be shorter, and dropout. The model's tokenizer must be one that the data
-                can be given: bytes, or a published one.
+                context_length, which may be shorter, and dropout. Its tokenizer is taken too.
         """
         super().__init__()
         self.gpt_config = gpt
@@ -51,13 +50,17 @@ class GPTModule(LightningModule):
         self.schedule_config = schedule
         self.compile_mode = compile
         self.init_from = init_from
+        self.init_tokenizer: dict[str, Any] | None = None  # of the model of init_from, if it has one
         self.gpt: GPT | None = None
         self.validation_metrics: dict[str, float] = {}
 
     def configure_model(self) -> None:
         if self.gpt is not None:
             return
-        config, num_tokens = self.gpt_config, self.trainer.datamodule.tokenizer.vocab_size
+        config, tokenizer = self.gpt_config, self.trainer.datamodule.tokenizer
+        num_tokens = tokenizer.vocab_size
+        if self.init_from is not None:
+            check_tokenizer(config.vocab_size, self.init_tokenizer, tokenizer)
         if config.vocab_size is None:
             config.vocab_size = num_tokens
         if config.vocab_size < num_tokens:  # more are fine: it may be rounded up
@@ -67,7 +70,7 @@ class GPTModule(LightningModule):
             )
         self.gpt = GPT(self.gpt_config)
         if self.init_from is not None:
-            start_from(self.gpt, self.init_from, self.trainer.datamodule.tokenizer)
+            start_from(self.gpt, self.init_from)
         strategy = self.trainer.strategy
         if self.compile_mode == "reduce-overhead" and self.trainer.accumulate_grad_batches > 1:
             raise ValueError(

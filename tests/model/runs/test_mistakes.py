@@ -17,7 +17,13 @@ DEFAULT = Path("default.yaml")
 
 
 class Part:
-    def __init__(self, length: int = 1, rate: float | None = None, kind: Literal["a", "b"] | int = "a"):
+    def __init__(
+        self,
+        length: int = 1,
+        rate: float | None = None,
+        kind: Literal["a", "b"] | int = "a",
+        pair: tuple[float, float] = (1, 2),
+    ):
         pass
 
 
@@ -43,6 +49,11 @@ def parser():
         (["--config", "{colour: red}"], "the config has an unknown key colour"),
         (["--part.length=big"], "part.length cannot be 'big': expected int"),
         (["--config", "{part: {length: big}}"], "part.length cannot be 'big': expected int"),
+        (["--part.pair=0.9,0.95"], "part.pair cannot be '0.9,0.95': write it in brackets, [0.9, 0.95]"),
+        (
+            ["--name", "a.txt", "b.txt"],
+            "b.txt follows no option: quote several values, as in --data.files 'my/*.txt' or '[a.txt, b.txt]'",
+        ),
         (["--part.rate=fast"], "part.rate cannot be 'fast': expected float or null"),
         (["--part.kind=c"], "part.kind cannot be 'c': expected 'a', 'b' or int"),
         (["--part.length"], "argument --part.length: expected one argument"),
@@ -62,6 +73,7 @@ def test_jsonargparses_errors_become_sentences(parser, args, expected):
         ("max_steps", "trainer.max_steps"),
         ("model.max_steps", "trainer.max_steps"),
         ("learning_rate", "model.optimizer.learning_rate"),
+        ("model.optimizer.lr", "model.optimizer.learning_rate"),
         ("learn_rate", "model.optimizer.learning_rate"),
         ("model.optimizer.lerning_rate", "model.optimizer.learning_rate"),
         ("resum", "resume"),

@@ -14,8 +14,8 @@ from data.datamodule import TextDataModule
 from data.tokenizers import byte_level, train_bpe
 from model.checkpoint import load_gpt
 from model.gpt import GPT, GPTConfig
-from model.training.initial import initial_config, start_from
-from tests.checkpoints import change_checkpoint, save_checkpoint
+from model.training.initial import check_tokenizer, initial_config, start_from
+from tests.checkpoints import save_checkpoint
 from tests.gpts import GPT2, huggingface_gpt2, random_gpt
 from tests.small_runs import REPOSITORY
 
@@ -87,10 +87,12 @@ def test_a_run_begins_with_the_loss_of_the_model_and_resumes_without_it(small_te
 def test_a_shorter_context_takes_the_beginning_of_the_positions(tmp_path):
     gpt = small_gpt2()
     save_checkpoint(tmp_path / "model.ckpt", gpt)
-    config = initial_config(str(tmp_path / "model.ckpt"), GPTConfig(context_length=8, dropout=0.2), ["context_length"])
+    chosen, given = GPTConfig(context_length=8, dropout=0.2), ["context_length", "dropout"]
+    assert initial_config(str(tmp_path / "model.ckpt"), chosen, []) == gpt.config  # what is not given is the model's
+    config = initial_config(str(tmp_path / "model.ckpt"), chosen, given)
     assert config.context_length == 8 and config.dropout == 0.2 and config.num_layers == 2
     shorter = random_gpt(config, seed=1)
-    start_from(shorter, str(tmp_path / "model.ckpt"), byte_level())
+    start_from(shorter, str(tmp_path / "model.ckpt"))
     tokens = torch.randint(257, (1, 8))
     torch.testing.assert_close(shorter(tokens), gpt(tokens))
 
@@ -122,23 +124,77 @@ def test_null_is_a_choice_where_it_is_not_the_default(tmp_path):
 @pytest.mark.parametrize(
     ("saved", "said"),
     [
-        ({}, "'bytes', and the tokenizer of the data is 'bpe' with 265"),
-        ({"tokens": b"\1\0a"}, "'bpe', and the tokenizer of the data is 'bpe' with 265"),
-        ({"special_tokens": {"<|endoftext|>": 300}}, "'bpe', and"),
-        ({"pattern": r"\S+|\s+"}, "'bpe', and"),
-        (None, "'an unknown tokenizer', and"),
+        ({"tokens": b"\1\0a"}, "the tokens of its own 'bpe'"),
+        ({"special_tokens": {"<|endoftext|>": 300}}, "the tokens of its own 'bpe'"),
+        ({"pattern": r"\S+|\s+"}, "the tokens of its own 'bpe'"),
+        (byte_level().to_dict(), "the tokens of its own 'bytes'"),
     ],
 )
-def test_another_tokenizer_is_refused(saved, said, tmp_path):
-    path = tmp_path / "model.ckpt"
-    gpt, own = small_gpt2(vocab_size=300), train_bpe(["the cat and the hat and the rat " * 9], 265)
-    save_checkpoint(path, gpt)
-    if saved != {}:
-        change_checkpoint(path, tokenizer={} if saved is None else own.to_dict() | saved)
-    with pytest.raises(ValueError, match=f"reads the tokens of {said}"):
-        start_from(gpt, str(path), own)
-    change_checkpoint(path, tokenizer=own.to_dict() | {"name": "another name of the same"})
-    start_from(gpt, str(path), own)
+def test_another_tokenizer_is_refused_by_its_tokens(saved, said):
+    tokenizer = train_bpe(["the cat and the hat and the rat " * 9], 265)
+    own = tokenizer.to_dict() | {"name": "another name of the same"}
+    check_tokenizer(265, own, tokenizer)
+    with pytest.raises(ValueError, match=f"reads {said}, .* is another, 'bpe' with 265 tokens: leave out --data.token"):
+        check_tokenizer(265, tokenizer.to_dict() | saved, tokenizer)
+
+
+def test_where_a_model_has_no_tokenizer_the_sizes_are_compared():
+    for vocab_size in (257, 300):
+        check_tokenizer(vocab_size, None, byte_level())
+    for vocab_size in (256, 600):
+        with pytest.raises(ValueError, match=f"reads {vocab_size} tokens, .* 'bytes' with 257 tokens: choose"):
+            check_tokenizer(vocab_size, None, byte_level())
+
+
+@pytest.mark.slow
+def test_the_tokenizer_travels_with_the_model(small_options, small_text, tmp_path, monkeypatch, capsys):
+    """From a run and from its exported folder, to other text; and to another model."""
+    pytest.importorskip("safetensors.torch")
+    from model.exchange import huggingface
+    from scripts import convert_huggingface, evaluate, prepare_data
+    from train import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GLASSGPT_DEBUG", raising=False)
+    Path("my.txt").write_text(small_text.read_text()[::-1])
+    quiet = ["--trainer.max_steps=2", "--trainer.val_check_interval=2", "--attention.enabled=false"]
+    quiet += ["--samples.max_new_tokens=0", "--wandb=disabled"]
+    own_text = [*quiet, "--data.files=my.txt", "--data.cache_dir=cache"]
+    bpe = ["--data.tokenizer=bpe", "--data.vocab_size=300"]
+    assert main([*small_options, *quiet, *bpe, "--name=own"]) == 0
+    assert convert_huggingface.main(["export", "runs/own", "folder"]) == 0
+    loaded, read_weights = [], huggingface.read_weights
+    monkeypatch.setattr(huggingface, "read_weights", lambda folder: loaded.append(folder) or read_weights(folder))
+
+    # Without --config: what stands in the default config is nobody's choice.
+    assert main(["--model.init_from=runs/own", *own_text, "--name=from_run"]) == 0
+    assert main(["--model.init_from=folder", *own_text, "--name=from_folder"]) == 0
+    assert len(loaded) == 1
+    capsys.readouterr()
+    options = ["--checkpoint=runs/own", "--data.files=my.txt", "--split=validation", "--json"]
+    assert evaluate.main(options) == 0
+    expected = yaml.safe_load(capsys.readouterr().out)["nats_per_token"]
+    for name in ("from_run", "from_folder"):
+        [first, *_] = csv.DictReader(Path(f"runs/{name}/metrics.csv").read_text().splitlines())
+        assert first["step"] == "0" and float(first["val/loss"]) == pytest.approx(expected, rel=1e-2)  # bfloat16
+
+    # A bpe of the same size on other text, and others, are refused where they are named.
+    for source, tokenizer in (("folder", bpe), ("runs/own", ["--data.tokenizer=bytes"])):
+        assert main([f"--model.init_from={source}", *own_text, *tokenizer, "--name=other"]) == 2
+        assert "leave out --data.tokenizer" in capsys.readouterr().err.splitlines()[-1]
+    assert not Path("runs/other").exists()
+
+    # A new model takes it too, and the same config tokenises ahead of time.
+    tokens = load_gpt("runs/own")[1]["tokenizer"]["tokens"]
+    assert main([*small_options, *own_text, "--data.tokenizer=runs/own", "--name=new"]) == 0
+    for name in ("from_run", "from_folder", "new"):
+        assert load_gpt(f"runs/{name}")[1]["tokenizer"]["tokens"] == tokens
+        folders = sorted(Path("cache").iterdir())
+        assert prepare_data.main([f"--config=runs/{name}/config.yaml"]) == 0
+        assert sorted(Path("cache").iterdir()) == folders
+    Path("runs/own").rename("gone")
+    assert main(["--resume=runs/from_run", "--trainer.max_steps=3"]) == 0
+    assert main(["validate", "--ckpt_path=runs/new"]) == 0
 
 
 def test_the_weights_of_a_checkpoint_are_read_once(tmp_path):
@@ -149,14 +205,4 @@ def test_the_weights_of_a_checkpoint_are_read_once(tmp_path):
     path.write_bytes(content.replace(weight, bytes(len(weight))))
     assert initial_config(str(path), GPTConfig(context_length=8), []).embed_dim == 16
     with pytest.raises(ValueError, match="does not match its checksum"):
-        start_from(gpt, str(path), byte_level())
-
-
-def test_a_folder_of_another_vocabulary_is_refused(tmp_path):
-    pytest.importorskip("safetensors.torch")
-    from model.exchange.huggingface import to_huggingface
-
-    gpt = small_gpt2(vocab_size=600)
-    to_huggingface(gpt, tmp_path / "model")
-    with pytest.raises(ValueError, match=r"reads 600 tokens, and the tokenizer of the data is 'bytes' with 257 tokens"):
-        start_from(gpt, str(tmp_path / "model"), byte_level())
+        start_from(gpt, str(path))
