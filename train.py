@@ -28,7 +28,7 @@ from lightning.pytorch.cli import ArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from data.datamodule import TextDataModule
-from data.tokenizer_files import read_tokenizer
+from data.tokenizers import Tokenizer
 from model.checks import check_range
 from model.gpt import GPTConfig
 from model.kernels import keep_freed_memory
@@ -97,7 +97,7 @@ class TrainingCLI(LightningCLI):
         saved = config.clone()
         saved.name = saved.resume = saved.ckpt_path = None
         self.saved = parser.dump(saved, skip_unset=False)
-        config.data.tokenizer = named_tokenizer(config.data.tokenizer, read_tokenizer, config.ckpt_path)
+        config.data.tokenizer = named_tokenizer(config.data.tokenizer, Tokenizer.from_folder, config.ckpt_path)
 
     def instantiate_trainer(self) -> Trainer:
         config, parts = self.config, self.config_init
@@ -146,7 +146,7 @@ def take_over_model(config: Namespace, typed: Collection[str]) -> dict[str, Any]
     if not is_named:
         config.data.tokenizer = place_of(source)
     try:
-        return tokenizer_of(source, read_tokenizer)
+        return tokenizer_of(source, Tokenizer.from_folder)
     except FileNotFoundError as error:
         if is_named:
             return None

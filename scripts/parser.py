@@ -62,7 +62,7 @@ def text_data(
     from jsonargparse import ArgumentParser
 
     from data.datamodule import TextDataModule
-    from data.tokenizer_files import read_tokenizer
+    from data.tokenizers import Tokenizer
     from model.runs.options import named_tokenizer
 
     parser = ArgumentParser(
@@ -76,7 +76,7 @@ def text_data(
     parser.add_class_arguments(TextDataModule, "data", skip=set(skip))
     chosen = parse(parser, ["--data", json.dumps(section), *options]).data.as_dict()
     if "tokenizer" in chosen:
-        chosen["tokenizer"] = named_tokenizer(chosen["tokenizer"], read_tokenizer)
+        chosen["tokenizer"] = named_tokenizer(chosen["tokenizer"], Tokenizer.from_folder)
     return TextDataModule(**chosen)
 
 
