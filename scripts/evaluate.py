@@ -1,7 +1,7 @@
 """Measures how well a GPT predicts a text: bits per byte and perplexity.
 
 python scripts/evaluate.py                                             the newest run, on its own validation split
-python scripts/evaluate.py --checkpoint runs/NAME --data.files 'my/*.txt' --stride 64
+python scripts/evaluate.py --checkpoint runs/NAME --data.files 'my/*.txt' --stride 64             all of the files
 python scripts/evaluate.py --checkpoint FOLDER --split all             a model of Hugging Face
 
 The text is encoded by the model's own tokenizer. Bits per byte can be compared across tokenizers, perplexity cannot.
@@ -41,7 +41,14 @@ OF_TRAINING |= {"seed", "num_workers", "num_processes", "cache_dir"}
 def main(argv: list[str] | None = None) -> None:
     own = build_parser()
     arguments, options = own.parse_known_args(argv)
+    if arguments.split is None:
+        arguments.split = "all" if "--data.files" in typed_names(options) else "validation"
     evaluate_text(arguments, open_data(own, arguments.checkpoint, options))
+
+
+def typed_names(options: list[str]) -> set[str]:
+    """The names among options that were typed, as `--name value` or `--name=value`."""
+    return {option.split("=")[0] for option in options}
 
 
 def build_parser() -> Parser:
@@ -59,8 +66,8 @@ def build_parser() -> Parser:
     add(
         "--split",
         choices=("validation", "train", "all"),
-        default="validation",
-        help="part of the text, split as for training, or all of it (default: validation)",
+        help="part of the text, split as for training, or all of it (default: all of what --data.files names, else "
+        "validation)",
     )
     add("--batch_size", type=at_least(1), default=16, metavar="N", help="windows at once (default: 16)")
     add("--json", action="store_true", help="write the result as one line of JSON")
@@ -72,8 +79,7 @@ def open_data(own: Parser, checkpoint: Path | None, options: list[str]) -> TextD
     from data.datamodule import TextDataModule
 
     names = set(inspect.signature(TextDataModule).parameters) - OF_TRAINING
-    typed = {option.split("=")[0] for option in options}
-    if typed & {f"--data.{name}" for name in SELECTING}:
+    if typed_names(options) & {f"--data.{name}" for name in SELECTING}:
         names = {"document_masking"}  # a trait of the model
     section = {name: value for name, value in run_data(checkpoint, options).items() if name in names}
     return text_data(own, __doc__, section, options, skip=OF_TRAINING)
@@ -135,7 +141,8 @@ def evaluate_text(arguments: argparse.Namespace, data: TextDataModule) -> None:
     tokens = read_text(data, split, tokenizer)
     num_targets, num_bytes = len(tokens) - 1, tokenizer.num_bytes(tokens)
     num_windows = 1 + max(0, -(-(num_targets - context_length) // stride))
-    print(f"{heading}: {num_windows:,} windows of {context_length} tokens", file=sys.stderr)
+    part = f"all of {data.corpus.name}" if split == "all" else f"the {split} split of {data.corpus.name}"
+    print(f"{heading}: {part}, {num_windows:,} windows of {context_length} tokens", file=sys.stderr)
     logprobs = text_logprobs(
         gpt,
         torch.from_numpy(tokens.astype("int64")),

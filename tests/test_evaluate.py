@@ -108,9 +108,15 @@ def test_the_default_figure_is_that_of_training(capsys, tmp_path, files, documen
     assert (found["tokens"], found["bytes"]) == (data.validation_tokens - 1, data.validation_bytes)
     assert found["documents"] > 1
     # Another text is read with the masking that the model knows, and none of the run's other options.
-    named = result(capsys, "--checkpoint", run_dir, "--data.files", files, "--data.validation_fraction", 0.5)
-    assert named == found
-    assert result(capsys, "--checkpoint", run_dir, "--data.files", files)["documents"] < found["documents"]
+    named = ("--checkpoint", run_dir, "--data.files", files, "--split", "validation")
+    assert result(capsys, *named, "--data.validation_fraction", 0.5) == found
+    assert result(capsys, *named)["documents"] < found["documents"]
+
+
+def test_all_of_a_persons_own_files_is_measured_unless_a_split_is_chosen(run_dir, capsys, files):
+    assert result(capsys, "--checkpoint", run_dir, "--data.files", files)["documents"] == 8
+    assert result(capsys, "--checkpoint", run_dir, f"--data.files={files}")["split"] == "all"
+    assert result(capsys, "--checkpoint", run_dir, "--data.files", files, "--split", "validation")["documents"] < 8
 
 
 def test_the_splits_add_up(run_dir, capsys, files):
@@ -141,7 +147,8 @@ def test_the_table_says_the_same(run_dir, capsys, files):
     table = {line[:16].strip(): line[16:] for line in out.splitlines()}
     assert status == 0 and "windows of 16 tokens" in err
     assert float(table["bits per byte"]) == pytest.approx(found["bits_per_byte"], abs=1e-6)
-    assert table["split"] == "validation"
+    assert table["split"] == "all"
+    assert f"all of {table['text']}" in err
 
 
 def test_the_limit_of_training_holds(run_dir, capsys, files):

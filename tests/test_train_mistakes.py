@@ -72,9 +72,15 @@ MISTAKES = {
     "probe": (["--attention.probe_tokens=4"], "attention.probe_tokens must be at least 5, not 4"),
     "early steps": (["--attention.early_steps=-1"], "attention.early_steps must be at least 0, not -1"),
     "never saved": (["--checkpoints.every_n_steps=0"], "checkpoints.every_n_steps must be at least 1, not 0"),
-    "missing probe": (["--attention.probe_text=missing.txt"], "attention.probe_text: there is no file missing.txt"),
+    "missing probe": (
+        ["--attention.probe_text=@missing.txt"],
+        "attention.probe_text: cannot read the file missing.txt: No such file",
+    ),
     "empty probe": (["--attention.probe_text= "], "attention.probe_text: the text is empty"),
-    "binary probe": (["--attention.probe_text=binary"], "attention.probe_text: binary is not UTF-8 text"),
+    "binary probe": (
+        ["--attention.probe_text=@binary"],
+        "attention.probe_text: cannot read the file binary: it is not UTF-8",
+    ),
     "short probe": (["--attention.probe_text=abc"], "attention.probe_text is too short for attention maps, 3 tokens"),
     "context of a probe": (
         ["--model.gpt.context_length=4"],

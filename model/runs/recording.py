@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +29,6 @@ log = logging.getLogger(__name__)
 AUTOCAST_TYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 KNOWN_CHARS = 200_000  # of validation text; only tokens that occur in it are drawn, as a model knows no rarer ones
 MEAN_TOKENS = 256  # of validation text, over which a part is averaged that ablation replaces
-LOOKS_LIKE_A_PATH = re.compile(r"\S*[/\\]\S*|\S+\.(txt|md|py|json|csv|text)")
 PICTURE_SIDE = 1300  # pixels, about a screen: five times as fast to draw as one with every token named
 
 
@@ -44,12 +41,13 @@ class AttentionRecording:
     Args:
         enabled: whether maps are recorded.
         probe_tokens: length of the text, at most context_length; a file holds layers x heads x its square numbers.
-        probe_text: your own text, or a file that begins with it; null means the beginning of the validation split.
+        probe_text: your own text, or @FILE for a file that begins with it; null means the beginning of the validation
+            split.
         early_steps: powers of two are recorded up to this step.
         every_n_steps: also record every so many steps.
         picture: whether every validation also draws the maps, as a PNG.
 
-    Raises ValueError for a probe that is too short, and for a text that is empty or looks like a missing file.
+    Raises ValueError for a probe that is too short, and for a text that is empty or a file that cannot be read.
     """
 
     enabled: bool = True
@@ -138,18 +136,18 @@ class AttentionRecording:
 
 
 def read_probe_text(given: str) -> str:
-    """The content of the file, if `given` is a file's path, else `given` itself. Raises ValueError for a mistake."""
-    is_file = os.path.isfile(given)  # noqa: PTH113 (Path.is_file fails for a long text)
-    if is_file:
+    """The content of the file FILE, if `given` is "@FILE", else `given` itself. Raises ValueError for a mistake."""
+    text, where = given, "the text"
+    if given.startswith("@"):
+        where = f"the file {given[1:]}"
         try:
-            text = Path(given).read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"attention.probe_text: {given} is not UTF-8 text ({error.reason})") from None
-    elif LOOKS_LIKE_A_PATH.fullmatch(given):
-        raise ValueError(f"attention.probe_text: there is no file {given}; write another path, or the text itself")
-    else:
-        text = given
+            text = Path(given[1:]).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:  # such as UnicodeDecodeError
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise ValueError(
+                f"attention.probe_text: cannot read {where}: {reason}; "
+                f"where @ is the beginning of the text itself, put a space before it"
+            ) from error
     if not text.strip():
-        where = f"the file {given}" if is_file else "the text"
         raise ValueError(f"attention.probe_text: {where} is empty; write at least {MIN_PROBE_TOKENS} tokens of text")
     return text

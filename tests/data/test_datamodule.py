@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from data.datamodule import IGNORED, TextDataModule
+from data.tokenizers import Tokenizer
 
 TEXT = "".join(f"Line {number} of a small book, é.\n" + "\n" * (number % 5 == 0) for number in range(3000))
 
@@ -135,6 +136,23 @@ def test_validation_text_is_the_end_of_the_book(module):
     assert data.validation_text(100) == held_out[:100]
     assert data.validation_bytes == len(held_out.encode())
     assert data.tokenized.train.num_tokens + data.validation_tokens == len(content) + 4  # end-of-text around each split
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
+def test_the_beginning_of_the_validation_text_is_exact_and_little_more_is_decoded(
+    module, tmp_path: Path, monkeypatch, tokenizer: str
+):
+    (tmp_path / "signs.txt").write_text("".join(f"é{number}日本 😀 word\n" for number in range(5000)), encoding="utf-8")
+    data = module(
+        files=str(tmp_path / "signs.txt"), tokenizer=tokenizer, vocab_size=400 if tokenizer == "bpe" else None
+    )
+    whole, decode, decoded = data.validation_text(), Tokenizer.decode, []
+    monkeypatch.setattr(Tokenizer, "decode", lambda self, ids: decoded.append(len(ids)) or decode(self, ids))
+    for max_chars in (1, 2, 3, 10, 200, 1000):
+        decoded.clear()
+        assert data.validation_text(max_chars) == whole[:max_chars]
+        assert sum(decoded) <= 8 * max_chars
+    assert data.validation_text(10**6) == whole
 
 
 def test_document_ids_tell_documents_apart(module):

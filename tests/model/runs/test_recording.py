@@ -79,7 +79,7 @@ def test_parts_are_averaged_over_about_256_tokens_from_the_beginning_of_the_text
 
 def test_a_run_records_what_it_measured_on_the_persons_own_text(train):
     Path("probe.txt").write_text("the model reads a text")
-    assert train("--name=run", "--attention.probe_text=probe.txt", "--trainer.max_steps=4") == 0
+    assert train("--name=run", "--attention.probe_text=@probe.txt", "--trainer.max_steps=4") == 0
     archive = AttentionArchive.open(Path("runs/run/attention"))
     assert bytes(archive.probes["text"].tokens).decode() == "the mode"
     assert all(snapshot.ablation is not None for snapshot in archive.snapshots)
@@ -94,12 +94,23 @@ def test_powers_of_two_and_every_so_many_steps_are_recorded():
     assert [s for s in steps if AttentionRecording(early_steps=4, every_n_steps=15).is_due(s)] == [1, 2, 4, 15, 30]
 
 
-@pytest.mark.parametrize("given", ["a text of several words", "two/three words", "x" * 5000, "see notes.txt"])
-def test_a_probe_text_that_is_no_file_is_the_text(given):
+@pytest.mark.parametrize("given", ["two words", "and/or", "a/b", "x" * 5000, "notes.txt", " @property", "C:\\texts"])
+def test_a_probe_text_is_the_text_whatever_it_looks_like(given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("notes.txt").write_text("another text")
     assert AttentionRecording(probe_text=given).text == given
 
 
-@pytest.mark.parametrize("given", ["missing.txt", "texts/mine", "C:\\texts\\mine.md"])
-def test_a_probe_text_that_looks_like_a_missing_file_is_a_mistake(given):
-    with pytest.raises(ValueError, match=r"attention\.probe_text: there is no file"):
-        AttentionRecording(probe_text=given)
+def test_a_probe_text_that_begins_with_an_at_sign_names_a_file(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("and/or é", encoding="utf-8")
+    assert AttentionRecording(probe_text=f"@{path}").text == "and/or é"
+    path.write_bytes(b"\xff")
+    for name, reason in (
+        (path, "not UTF-8"),
+        (tmp_path / "none", "No such file"),
+        ("x" * 5000, "name too long"),
+        ("", ""),
+    ):
+        with pytest.raises(ValueError, match=rf"attention\.probe_text: cannot read the file {name}: .*{reason}"):
+            AttentionRecording(probe_text=f"@{name}")
