@@ -69,7 +69,16 @@ def plain_loop(run_dir: Path, text: str, stride: int) -> float:
 def test_a_text_is_scored_as_a_plain_loop_scores_it(run_dir, capsys, tmp_path, stride):
     path = tmp_path / "tale.txt"
     path.write_text("Once upon a time, añ€😀. " * 30, encoding="utf-8")
-    options = ("--checkpoint", run_dir, "--data.files", path, "--data.validation_fraction", 0.2)
+    options = (
+        "--checkpoint",
+        run_dir,
+        "--data.files",
+        path,
+        "--split",
+        "validation",
+        "--data.validation_fraction",
+        0.2,
+    )
     found = result(capsys, *options, "--stride", stride)
     held_out = path.read_bytes()[int(path.stat().st_size * 0.8) :].decode(errors="ignore")
     nats = plain_loop(run_dir, held_out, stride)
