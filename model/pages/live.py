@@ -20,6 +20,8 @@ from __future__ import annotations
 import base64
 import copy
 import math
+import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -34,12 +36,15 @@ from model.gpt import GPT
 from model.inspection.ablation import part_means
 from model.inspection.trace import blocks_of, undisturbed
 from model.pages import template
-from model.pages.page import MAX_BYTES
 
+MAX_BYTES = 40_000_000  # of a page, which may hold several snapshots
 MAX_REFERENCE = 2**16  # logits that are kept to check the page's own, 256 KiB a snapshot
 MAX_DIFFERENCE = 1e-3  # of a logit, above which the model's attention is another than the page's
 ACTIVATIONS = ("gelu", "gelu_exact", "relu2", "swiglu")  # that the page computes, see browser/network.js
 EXACT_BYTES = 12_000_000  # below which a page is small enough to hold bfloat16
+# A function of Python, up to the line that is no longer a part of it: its indentation, and its lines.
+FUNCTION = re.compile(r"^(?P<indent> *)def .*:\n(?:(?:(?P=indent) +.*)?\n)+(?=(?P=indent)\S|\S)", re.MULTILINE)
+OPENING = (120, 320)  # characters: some 35 to 100 tokens
 
 
 @dataclass(frozen=True)
@@ -147,6 +152,16 @@ class _Writer:
         for array in arrays:
             self.content += np.ascontiguousarray(array).tobytes()
         return {"name": name, "shape": list(shape), "kind": kind, "start": start}
+
+
+def opening_text(text: str) -> str | None:
+    """A whole function with which a page can open, the first of a good length; None if the text has none."""
+    shortest, longest = OPENING
+    for function in FUNCTION.finditer(text):
+        content = textwrap.dedent(function[0]).strip("\n")
+        if shortest <= len(content) <= longest and content.count("\n") >= 3 and '"""' not in content:
+            return content + "\n"
+    return None
 
 
 def _kind_that_fits(snapshots: Sequence[tuple[int, GPT]], tokenizer: Mapping[str, Any], max_bytes: int) -> str:

@@ -68,13 +68,13 @@ def attention_page(runs: Sequence[Captures], title: str, *, max_bytes: int = MAX
     return template.fill("page", title, [template.json_element("data", data), *elements])
 
 
-def live_page(run: Captures, title: str, opening: Sequence[int], model: Iterable[str]) -> str:
+def live_page(run: Captures, title: str, opening: Sequence[int] | str, model: Iterable[str]) -> str:
     """The page that holds the model itself, as HTML: it reads what a person types.
 
     Args:
         run: a capture of each snapshot in the page, in ascending order. Its scores and names of heads are shown beside
             the maps of what is typed.
-        opening: the tokens that the page opens with.
+        opening: the text that the page opens with, or its tokens.
         model: the elements that hold it, see `live.Packed`.
     """
     captures = []
@@ -91,7 +91,8 @@ def live_page(run: Captures, title: str, opening: Sequence[int], model: Iterable
     shown |= {"name": run.name, "formation": formation, "captures": captures}
     shown["opening"] = {name: shown["opening"][name] for name in ("head", "score")}  # its token is of the probe
     shown["probes"] = [{"name": "text", "labels": [], "period": None}]  # what is typed
-    data = _legend(title) | {"opening": list(opening), "notes": [], "runs": [shown]}
+    opening = opening if isinstance(opening, str) else list(opening)
+    data = _legend(title) | {"opening": opening, "notes": [], "runs": [shown]}
     return template.fill("live", title, [template.json_element("data", data), *model])
 
 

@@ -20,8 +20,8 @@ from model.inspection.probes import Probe
 from model.inspection.recorder import capture
 from model.inspection.survey import Windows, survey, windows_of
 from model.pages.captures import Captures
-from model.pages.live import pack
-from model.pages.page import MAX_BYTES, live_page
+from model.pages.live import MAX_BYTES, opening_text, pack
+from model.pages.page import live_page
 from model.pages.report import report_page
 from model.runs.folder import (
     ATTENTION,
@@ -34,6 +34,8 @@ from model.runs.folder import (
     REPORT,
     SAMPLES,
     find_checkpoint,
+    kept_checkpoint,
+    kept_steps,
     read_config,
 )
 
@@ -69,7 +71,7 @@ def write_model_page(
     snapshots: Sequence[tuple[int, GPT]],
     tokenizer: Mapping[str, Any],
     probes: Mapping[str, Probe],
-    opening: Sequence[int],
+    opening: Sequence[int] | str,
     windows: Mapping[str, Windows] | None = None,
 ) -> None:
     """Writes the page that holds a model and reads what a person types.
@@ -79,13 +81,13 @@ def write_model_page(
         snapshots: (step, model) in ascending order.
         tokenizer: as a checkpoint has it.
         probes: "text" and "repeated", of which it is tried that the page computes what the model does.
-        opening: the tokens that the page opens with.
+        opening: the text that the page opens with, or its tokens.
         windows: on which the page says what the heads do; the probes if None.
 
     Raises:
         ValueError: if the page would be too large, and how large, or if a model has diverged.
     """
-    model = pack(snapshots, tokenizer, probes["text"].tokens, max_bytes=MAX_BYTES)
+    model = pack(snapshots, tokenizer, probes["text"].tokens)
     if note := model.manifest["note"]:
         log.warning("%s", note)
     taken, maps = [], {}
@@ -159,13 +161,7 @@ def finish(run_dir: Path, validation_text: str | None) -> str:
     (run_dir / MODEL_PAGE).unlink(missing_ok=True)  # of an earlier step, if the run was resumed
     try:
         if (run_dir / HEAD_SCORES).exists():
-            gpt, info = load_gpt(find_checkpoint(run_dir))
-            archive = AttentionArchive.open(run_dir / ATTENTION)
-            snapshots = [(info["global_step"], gpt)]
-            tokens, name = archive.probes["text"].tokens, run_dir.resolve().name
-            model_page = run_dir / MODEL_PAGE
-            probes, windows = archive.probes, archive.windows
-            write_model_page(model_page, name, snapshots, info["tokenizer"], probes, tokens, windows)
+            _write_model_page_of(run_dir, validation_text)
     except ValueError as error:
         log.info("There is no page with this model: %s", error)
     except (OSError, KeyError, MemoryError) as error:
@@ -184,6 +180,24 @@ everything is in {run_dir}/: {", ".join(files)}
   python scripts/generate.py --checkpoint {path}           generate text
   python scripts/inspect_attention.py --run {path}         see what it attends to
   python train.py --resume {path} --trainer.max_steps N    train it further{type_to_it}"""
+
+
+def _write_model_page_of(run_dir: Path, validation_text: str | None) -> None:
+    """model.html with the steps that the run has kept, and at last its best; with that alone if more would not fit."""
+    gpt, info = load_gpt(find_checkpoint(run_dir))
+    archive = AttentionArchive.open(run_dir / ATTENTION)
+    best = (info["global_step"], gpt)
+    kept = [load_gpt(kept_checkpoint(run_dir, step)) for step in kept_steps(run_dir) if step < best[0]]
+    earlier = [(about["global_step"], model) for model, about in kept if model.config == gpt.config]
+    opening = opening_text(validation_text or "") or archive.probes["text"].tokens
+    page, name = run_dir / MODEL_PAGE, run_dir.resolve().name
+    for snapshots in ([*earlier, best], [best]):
+        try:
+            write_model_page(page, name, snapshots, info["tokenizer"], archive.probes, opening, archive.windows)
+            return
+        except ValueError:
+            if len(snapshots) == 1:
+                raise
 
 
 def reached(run_dir: Path, validation_text: str | None) -> str:

@@ -71,22 +71,27 @@ function arrange(grid, buttons, order) {
   const bounded = getComputedStyle($("heads")).getPropertyValue("--bounded") === "1";
   const wide = grid.parentElement.clientWidth - 4;
   const high = bounded ? $("scroll").clientHeight - 4 : Infinity;
-  const side = sorted ? sortedSide(wide, high) : layeredSide(wide, high);
-  grid.style.gridTemplateColumns = sorted ? `repeat(auto-fill, ${side}px)` : `${HEADING}px repeat(${HEADS}, ${side}px)`;
-  const key = `${sorted} ${order}`;
+  const turned = !sorted && layeredSide(wide, high, LAYERS, HEADS) > layeredSide(wide, high, HEADS, LAYERS);
+  const [columns, rows] = turned ? [LAYERS, HEADS] : [HEADS, LAYERS];
+  const side = sorted ? sortedSide(wide, high) : layeredSide(wide, high, columns, rows);
+  grid.style.gridTemplateColumns = sorted ? `repeat(auto-fill, ${side}px)` : `${HEADING}px repeat(${columns}, ${side}px)`;
+  const key = `${sorted} ${turned} ${order}`;
   if (grid.dataset.order === key) return;
   grid.dataset.order = key;
   grid.className = sorted ? "grid sorted" : "grid";
   if (sorted) return grid.replaceChildren(...order.map((head) => buttons[head]));
   const heading = (textContent) => element("span", { className: "heading", textContent });
-  const rows = [heading("L\\H"), ...Array.from({ length: HEADS }, (_, head) => heading(head))];
-  for (let layer = 0; layer < LAYERS; layer++) rows.push(heading(layer), ...buttons.slice(layer * HEADS, (layer + 1) * HEADS));
-  grid.replaceChildren(...rows);
+  const cells = [heading(turned ? "H\\L" : "L\\H"), ...Array.from({ length: columns }, (_, column) => heading(column))];
+  for (let row = 0; row < rows; row++) {
+    const inRow = Array.from({ length: columns }, (_, column) => buttons[turned ? column * HEADS + row : row * HEADS + column]);
+    cells.push(heading(row), ...inRow);
+  }
+  grid.replaceChildren(...cells);
 }
 
 const bounds = (side) => Math.floor(Math.max(SMALLEST, Math.min(LARGEST, side)));
 
-const layeredSide = (wide, high) => bounds(Math.min((wide - HEADING) / HEADS - GAP, (high - HEADING) / LAYERS - GAP - BAR));
+const layeredSide = (wide, high, columns, rows) => bounds(Math.min((wide - HEADING) / columns - GAP, (high - HEADING) / rows - GAP - BAR));
 
 function sortedSide(wide, high) {
   const fits = (side) => Math.ceil(ALL_HEADS.length / Math.floor((wide + GAP) / (side + GAP))) * (side + BAR + CAPTION + GAP) <= high;

@@ -145,10 +145,13 @@ function reading({ query, key }) {
 const RAMP = 24; // colours of a ramp
 const spaced = (colours) => Array.from({ length: RAMP }, (_, i) => rgb(colours[Math.round((i * (colours.length - 1)) / (RAMP - 1))]));
 
-function drawRamp() {
-  const bar = element("i", { style: { background: `linear-gradient(90deg, ${spaced(shown.palette.colours)})` } });
-  $("ramp").replaceChildren(bar, ...["0%", shown.scale === "sqrt" ? "25%" : "50%", "100%"].map((text) => element("span", {}, text)));
+// Fills an element with a ramp of colours, and with what its left end, its middle and its right end mean.
+export function fillRamp(parent, colours, meanings) {
+  const bar = element("i", { style: { background: `linear-gradient(90deg, ${spaced(colours)})` } });
+  parent.replaceChildren(bar, ...meanings.map((text) => element("span", {}, text)));
 }
+
+const drawRamp = () => fillRamp($("ramp"), shown.palette.colours, ["0%", shown.scale === "sqrt" ? "25%" : "50%", "100%"]);
 
 // ---- what is shown, to take away
 

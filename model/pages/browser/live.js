@@ -60,7 +60,7 @@ async function open() {
   tell(engine.note);
   for (const id of ["parity", "main"]) $(id).hidden = false;
   $("parity").addEventListener("click", () => $("manual").showModal());
-  state.typed = box.value = textOf(data.opening);
+  state.typed = box.value = typeof data.opening === "string" ? data.opening : textOf(data.opening);
   state.token = Math.max(0, tokensOf(state.typed).tokens.length - 2); // the last of which the next one is known
   addEventListener("unhandledrejection", ({ reason }) => tell(`This could not be shown: ${reason.message}.`));
   start(readTyped, dropQuestions);

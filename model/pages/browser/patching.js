@@ -2,6 +2,7 @@
 // token of a text B is put into the reading of text A, and the logit of a token to come next is compared.
 
 import { $, ARROWS, changeTo, clamp, css } from "browser/elements.js";
+import { fillRamp } from "browser/large-map.js";
 import { fitCanvas, rgb } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
 import { addField, ALL_HEADS, headPart, LAYERS, placeOf, shortName, state } from "browser/state.js";
@@ -71,7 +72,7 @@ function stop() {
   running?.drop();
   running = matrix = pointed = null;
   $("patch-all").textContent = ALL;
-  $("patch-progress").hidden = $("patch-matrix").hidden = true;
+  $("patch-progress").hidden = $("patch-matrix").hidden = $("patch-ramp").hidden = true;
   $("patch-note").textContent = "";
 }
 
@@ -106,7 +107,7 @@ function geometry() {
 }
 
 function drawMatrix() {
-  $("patch-matrix").hidden = !matrix;
+  $("patch-matrix").hidden = $("patch-ramp").hidden = !matrix;
   if (!matrix) return;
   const { labels, columns, wide, high } = geometry();
   const bottom = ALL_HEADS.length * high;
@@ -116,6 +117,7 @@ function drawMatrix() {
   const room = Math.max(...texts.map((text) => measuring.measureText(text).width)) + 8;
   const context = fitCanvas($("patch-matrix"), LEFT + columns * wide + 4, bottom + room);
   const largest = Math.max(1e-6, ...matrix.rows.flat().map(Math.abs));
+  fillRamp($("patch-ramp"), shown.palette.spread, [signed(-largest), "logit", signed(largest)]);
   context.font = FONT;
   context.textBaseline = "middle";
   context.textAlign = "right";

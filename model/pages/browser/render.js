@@ -22,7 +22,7 @@ export function start(loader, dropOld = () => {}) {
 }
 
 // The state that is on the screen with what it shows. `sides` is what is looked at, and what it is compared with:
-// { name, run, at, capture, head } with what `load` gives. `details` are those of the first side (see archive.py).
+// { name, run, at, capture, head, attention: the weights as they are } with what `load` gives. `details` are those of the first side (see archive.py).
 export let shown = null;
 export let rendered = Promise.resolve(); // settles when everything that was asked for is drawn
 export const pointer = { cell: null, token: null }; // the square { query, key } and the token of the text pointed at
@@ -109,5 +109,5 @@ async function side(name, frame, { run, at }) {
   const loaded = await load(frame, at, run);
   const { weights, details, labels } = loaded;
   const norms = frame.weighting === "values" && details.probes?.[PROBES[frame.probe].name]?.value_norms;
-  return { ...loaded, name, run, at, capture, weights: norms ? weighted(weights, norms, labels.length) : weights };
+  return { ...loaded, name, run, at, capture, attention: weights, weights: norms ? weighted(weights, norms, labels.length) : weights };
 }

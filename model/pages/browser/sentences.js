@@ -2,6 +2,8 @@
 
 import { $, element } from "browser/elements.js";
 import { addFollower, addView, chosenToken, shown } from "browser/render.js";
+import { habitsInWords, LEAST_TOKENS } from "browser/habits.js";
+import { ofHead } from "browser/maps.js";
 import { headName, labelsOf, placeOf, PROBES } from "browser/state.js";
 import { weightsOf } from "browser/shaded-text.js";
 import { isReadInWords, keysInWords, offsetsInWords, percent, quote, readsInWords, visible } from "browser/words.js";
@@ -15,11 +17,16 @@ function drawSays() {
   drawReading();
 }
 
-function describe({ name, head, descriptions }) {
+// Of a text that was typed, if it is long enough to tell; else of the text that the page was made with.
+function describe({ name, head, descriptions, typed, attention, labels }) {
   const [layer, column] = placeOf(head);
-  const found = descriptions?.[layer][column];
-  const title = headName(head).replace("l", "L");
-  return element("p", {}, element("b", { textContent: `${compared(name)}${title}. ` }), found?.sentence || "Nothing stands out in what it looks at.");
+  const measured = descriptions?.[layer][column]?.sentence;
+  const title = element("b", { textContent: `${compared(name)}${headName(head).replace("l", "L")}. ` });
+  if (!typed) return element("p", {}, title, measured || "Nothing stands out in what it looks at.");
+  const made = measured ? `When this page was made, on other text: ${measured}` : "";
+  if (labels.length < LEAST_TOKENS) return element("p", {}, title, made || `What it does here is told once the text has ${LEAST_TOKENS} tokens.`);
+  const here = habitsInWords(ofHead(attention, head, labels.length), labels);
+  return element("p", {}, title, `On this text it ${here}.`, element("span", { className: "note", textContent: ` ${made}` }));
 }
 
 // The numbers that the sentence rests on. That of a head without a name has the counts in itself.

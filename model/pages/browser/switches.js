@@ -28,26 +28,31 @@ function drawThumbs() {
 
 function drawSwitches() {
   if (!$("switches").children.length) buildSwitches();
-  for (const button of $("switches").children) button.setAttribute("aria-pressed", !shown.off.includes(button.dataset.part));
+  for (const button of buttons()) button.setAttribute("aria-pressed", !shown.off.includes(button.dataset.part));
   press($("replacement"), shown.replacement);
 }
 
-// All that is not a head: a lit button is on.
+// All that is not a head: a lit button is on. Parts that every layer has stand in a line, each with its layer's number.
 function buildSwitches() {
-  const others = parts().filter((part) => !part.startsWith("head "));
-  $("switches").append(...others.map((part) => {
-    const button = element("button", { textContent: part });
+  let [kind, line] = [null, null];
+  for (const part of parts().filter((part) => !part.startsWith("head ")).sort((one, two) => one.localeCompare(two, "en", { numeric: true }))) {
+    const [, name, layer] = /^(.*?) ?(\d*)$/.exec(part);
+    if (name !== kind) $("switches").append((line = element("div", {}, layer ? `${name} ` : "")));
+    kind = name;
+    const button = element("button", { textContent: layer || name, ariaLabel: part });
     button.dataset.part = part;
     button.addEventListener("click", () => toggle(part));
-    return button;
-  }));
+    line.append(button);
+  }
 }
+
+const buttons = () => $("switches").querySelectorAll("button");
 
 function drawDamage() {
   const [{ loss, intact, edits, labels, details }] = shown.sides;
   $("harmed").hidden = !edits.length;
   if (!edits.length) {
-    const text = "Everything is on. Switch off parts here, or heads on their thumbnails, and see what the model loses.";
+    const text = "Switch off a part here, or a head on its thumbnail, and see what the model loses.";
     return $("damage").replaceChildren(element("p", { className: "soft", textContent: text }));
   }
   const all = element("button", { textContent: "switch all on" });

@@ -1,10 +1,13 @@
 """What a page that runs a model is packed with. That it runs is tested in test_engine.py."""
 
+import ast
 import base64
 import json
 import math
 import re
+import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -145,3 +148,13 @@ def test_mistakes_are_named():
     for probe in ([1], [1] * 17):
         with pytest.raises(ValueError, match="2 to 16 tokens"):
             live.pack([(0, gpt)], TOKENIZER, probe)
+
+
+def test_the_opening_text_is_a_whole_function_of_the_text():
+    text = Path(shlex.__file__).read_text(encoding="utf-8")
+    opening = live.opening_text(text)
+    (function,) = ast.parse(opening).body
+    whole = [node for node in ast.walk(ast.parse(text)) if getattr(node, "name", "") == function.name]
+    assert isinstance(function, ast.FunctionDef) and ast.dump(function) in map(ast.dump, whole)
+    assert live.opening_text("no function here\n" * 20) is None
+    assert live.opening_text(text[: text.index(function.name)] + function.name + "(self):\n    cut") is None

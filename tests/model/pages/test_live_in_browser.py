@@ -343,6 +343,17 @@ def test_the_slider_changes_the_model_that_answers(open_page):
     page.locator("#slide-b input").press("End")
     type_text(page, "abc")
     likeliest = [chr(predictions(gpt, "abc")[1].argmax()) for gpt in GPTS]
+    # What comes next, on both sides.
+    of_both = [predictions(gpt, "abc")[1] for gpt in GPTS]
+    rows = page.locator("#next button").evaluate_all(
+        "rows => rows.map((row) => [row.querySelector('bdi').textContent,"
+        " ...[...row.querySelectorAll('i')].map((i) => parseFloat(i.style.width))])"
+    )
+    assert {text.replace("·", " ") for text, *_ in rows} >= set(likeliest)
+    for text, *shares in rows:
+        expected = [float(share[ord(text.replace("·", " "))]) for share in of_both]
+        for found, share in zip(shares, expected, strict=True):
+            assert found / 100 == pytest.approx(share, abs=1e-3) or found == 0  # not among the listed ones
     assert [table.locator("tbody td").last.inner_text() for table in page.locator(".lens:visible").all()] == likeliest
     assert page.locator("#slide-a output").inner_text() == "step 0"
 

@@ -12,8 +12,8 @@ register(`data:text/javascript,${encodeURIComponent(resolve)}`);
 globalThis.matchMedia = () => ({ matches: false }); // all that they ask of a browser when they are loaded
 
 const load = (name) => import(`browser/${name}.js`);
-const [ablation, attribution, chart, exported, formation, lens, surprise, weighting, maps, words] = await Promise.all(
-  ["ablation", "attribution", "chart", "export", "formation", "lens", "surprise", "value-weighting", "maps", "words"].map(load));
+const [ablation, attribution, chart, exported, formation, habits, lens, surprise, weighting, maps, words] = await Promise.all(
+  ["ablation", "attribution", "chart", "export", "formation", "habits", "lens", "surprise", "value-weighting", "maps", "words"].map(load));
 
 const labels = ["a", "b", "\u202e<img>", "\n"];
 const nothing = { bits: [1, 3.16, 12, null], rank: [0, 2, 5, null] };
@@ -212,4 +212,18 @@ test("ticks are round and there are at least three of them", () => {
   assert.deepEqual(chart.ticks(0, 8.2, 4), [0, 2, 4, 6, 8]);
   for (const [low, high] of [[5.9, 8.3], [1.31, 1.39], [0, 0.07], [9212, 10_900], [-3, 2], [0, 1e-6]])
     assert.ok(chart.ticks(low, high, 4).length >= 3, `${low} ${high}`);
+});
+
+// Bytes of a map from its weights.
+const bytesOf = (length, weight) => Uint8Array.from(
+  Array.from({ length }, (_, query) => Array.from({ length: query + 1 }, (_, key) => Math.round(255 * Math.sqrt(weight(query, key))))).flat());
+
+test("what a head does on a text is told with its share, and for each half where these differ", () => {
+  const many = Array.from({ length: 40 }, (_, i) => `t${i % 13}`); // repeats itself after 13 tokens
+  const told = (weight) => habits.habitsInWords(bytesOf(many.length, weight), many);
+  assert.equal(told((query, key) => (key === Math.max(0, query - 1) ? 1 : 0)), "gives 100% to the token just before");
+  const turns = (query, key) => (query < 20 ? (key === Math.max(0, query - 1) ? 1 : 0) : key === query - 7 ? 1 : 0);
+  assert.match(told(turns), /exactly 7 tokens back \(0% in the first half of the text, 100% in the second\)/);
+  assert.match(told((query, key) => (query < 13 ? (key === 0 ? 1 : 0) : key === query - 12 ? 1 : 0)), /what followed the same token earlier/);
+  assert.equal(told((query) => 1 / (query + 1)), "spreads its attention over about 21 tokens");
 });

@@ -1,0 +1,62 @@
+// What a head does on one text, from its map alone: for a text that a person has typed. (What a head does on many texts is
+// measured when the page is made, see describe.py.)
+
+import { triangle, weightAt } from "browser/maps.js";
+import { listed, percent } from "browser/words.js";
+
+export const LEAST_TOKENS = 32; // of a text that is long enough to tell
+const CLEAR = 0.2; // the smallest mean share of its attention that a sentence names
+const QUERIES = 8; // the fewest that a share is a mean of
+const UNEVEN = 1.5; // times more in one half of the text than in the other, from which on both are told
+
+// How the keys of a habit are named, and whether a query has such a key: (query, key, labels) -> boolean.
+const HABITS = [
+  ["the token just before", (query, key) => key === query - 1],
+  ["the token itself", (query, key) => key === query],
+  ["the first token", (query, key) => key === 0 && query > 1],
+  ["what followed the same token earlier", (query, key, labels) => key > 0 && key < query && labels[key - 1] === labels[query]],
+  ["the same token earlier", (query, key, labels) => key < query && labels[key] === labels[query]],
+];
+
+// map: bytes of a head (see maps.js). Its habits that are clear, clearest first: { name, share, halves }, each the mean weight
+// that a query gives to such keys, over the queries that have one.
+export function habitsOf(map, labels) {
+  const length = labels.length;
+  const distances = Array.from({ length: Math.floor(length / 2) - 1 }, (_, i) => [`exactly ${i + 2} tokens back`, (query, key) => key === query - i - 2]);
+  const found = [...HABITS, ...distances].map(([name, fits]) => {
+    const sums = [0, 1].map(() => ({ weight: 0, uniform: 0, queries: 0 }));
+    for (let query = 1; query < length; query++) {
+      const keys = Array.from({ length: query + 1 }, (_, key) => key).filter((key) => fits(query, key, labels));
+      if (!keys.length) continue;
+      const sum = sums[query < length / 2 ? 0 : 1];
+      sum.weight += keys.reduce((total, key) => total + weightAt(map, query, key), 0);
+      sum.uniform += keys.length / (query + 1);
+      sum.queries++;
+    }
+    const mean = (field) => sums.reduce((total, sum) => total + sum[field], 0) / sums.reduce((total, sum) => total + sum.queries, 0);
+    const queries = sums.reduce((total, sum) => total + sum.queries, 0);
+    return { name, queries, share: mean("weight"), uniform: mean("uniform"), halves: sums.map(({ weight, queries }) => (queries >= QUERIES ? weight / queries : null)) };
+  });
+  const clear = found.filter(({ queries, share, uniform }) => queries >= QUERIES && share >= CLEAR && share > 2 * uniform);
+  return clear.sort((one, two) => two.share - two.uniform - (one.share - one.uniform)).slice(0, 2);
+}
+
+// The number of tokens over which a query's attention is spread, as the exponential of its entropy; the mean over the queries.
+export function spread(map, length) {
+  let sum = 0;
+  for (let query = 0; query < length; query++) {
+    const weights = Array.from(map.subarray(triangle(query), triangle(query + 1)), (byte) => (byte / 255) ** 2).filter(Boolean);
+    sum += Math.exp(-weights.reduce((total, weight) => total + weight * Math.log(weight), 0));
+  }
+  return sum / length;
+}
+
+export function habitsInWords(map, labels) {
+  const inWords = ({ name, share, halves: [first, second] }) => {
+    const uneven = first !== null && second !== null && Math.max(first, second) > UNEVEN * Math.min(first, second);
+    return `${percent(share)} to ${name}${uneven ? ` (${percent(first)} in the first half of the text, ${percent(second)} in the second)` : ""}`;
+  };
+  const habits = habitsOf(map, labels);
+  if (habits.length) return `gives ${listed(habits.map(inWords))}`;
+  return `spreads its attention over about ${Math.round(spread(map, labels.length))} tokens`;
+}
