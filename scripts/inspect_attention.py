@@ -222,7 +222,7 @@ def find_checkpoints(path: Path | None, steps: list[int] | None) -> list[Path]:
 def read_prompt(models: list[Path | None], steps: list[int] | None, prompt: str) -> list[Captures]:
     """What each model attends to in the prompt, and in random tokens that are repeated, at each of the steps.
 
-    Models with one tokenizer read the same random tokens, so that their maps can be subtracted.
+    All read the same tokens, so that their maps can be subtracted. Raises ValueError for models of two tokenizers.
     """
     from model.inspection.probes import Probe
     from model.inspection.recorder import take_snapshot
@@ -231,19 +231,19 @@ def read_prompt(models: list[Path | None], steps: list[int] | None, prompt: str)
     paths = [find_checkpoints(path, steps) for path in models]
     loaded = [[open_checkpoint(path) for path in of_model] for of_model in paths]
     context = min(gpt.config.context_length for (gpt, _, _), *_ in loaded)
+    tokenizer = loaded[0][0][1]
+    if loaded[-1][0][1].fingerprint != tokenizer.fingerprint:
+        names = " and ".join(model_name(path) for path, *_ in paths)
+        raise ValueError(f"{names} cannot be compared: their tokenizers cut a text into different tokens")
+    tokens = tokenizer.encode(prompt)
+    if not 2 <= len(tokens) <= context:
+        raise ValueError(
+            f"a prompt must be 2 to {context} tokens long (the model's context), but this one is {len(tokens)}"
+        )
+    text = Probe(tokens, [tokenizer.label(token) for token in tokens])
+    probes = {"text": text, "repeated": repeated_probe(paths[0][0], tokenizer, context)}
     result = []
-    repeated: dict[str, Probe] = {}  # by the tokenizer's fingerprint
     for (path, *_), of_model in zip(paths, loaded, strict=True):
-        tokenizer = of_model[0][1]
-        tokens = tokenizer.encode(prompt)
-        if not 2 <= len(tokens) <= context:
-            raise ValueError(
-                f"a prompt must be 2 to {context} tokens long (the model's context), but this one is {len(tokens)}"
-            )
-        if tokenizer.fingerprint not in repeated:
-            repeated[tokenizer.fingerprint] = repeated_probe(path, tokenizer, context)
-        text = Probe(tokens, [tokenizer.label(token) for token in tokens])
-        probes = {"text": text, "repeated": repeated[tokenizer.fingerprint]}
         windows = recorded_windows(path, tokenizer, context)
         snapshots, arrays, details = [], {}, {}
         for gpt, _, step in of_model:

@@ -326,7 +326,7 @@ MISTAKES = {
     "prompt that is not text": (["--prompt", "a\udcff"], "--prompt is not UTF-8 text: byte 1 is 0xff"),
     "other tokenizers": (
         ["--checkpoint", "runs/first", "--prompt", "to be or", "--compare", "foreign"],
-        "first and foreign cannot be compared: their text probes have different tokens",
+        "first and foreign cannot be compared: their tokenizers cut a text into different tokens",
     ),
     "steps without a prompt": (["--steps", "0,1"], "--steps is for --prompt or --live"),
     "steps that were not kept": (["--prompt", "ab", "--steps", "0,1"], "has no checkpoint of step 0"),
