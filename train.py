@@ -97,7 +97,9 @@ class TrainingCLI(LightningCLI):
         saved = config.clone()
         saved.name = saved.resume = saved.ckpt_path = None
         self.saved = parser.dump(saved, skip_unset=False)
-        config.data.tokenizer = named_tokenizer(config.data.tokenizer, Tokenizer.from_folder, config.ckpt_path)
+        # A run that continues has the tokenizer itself, whatever has become of the model that it was taken from.
+        own = None if any(arg.startswith("--data.tokenizer") for arg in args) else config.ckpt_path
+        config.data.tokenizer = named_tokenizer(config.data.tokenizer, Tokenizer.from_folder, own)
 
     def instantiate_trainer(self) -> Trainer:
         config, parts = self.config, self.config_init

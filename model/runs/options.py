@@ -221,7 +221,7 @@ def named_tokenizer(
     Args:
         name: of a tokenizer; or a run, a checkpoint or a folder of Hugging Face's.
         read_folder: as for `tokenizer_of`.
-        checkpoint: of a run that has its tokenizer already, whatever has become of the model that was named.
+        checkpoint: one whose tokenizer is taken in place of the named model's; None for none.
     """
     is_model = "/" in name or (name not in ("bpe", "bytes") and Path(name).exists())
     return tokenizer_of(checkpoint or find_model(name), read_folder) if is_model else name

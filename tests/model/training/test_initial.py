@@ -192,6 +192,9 @@ def test_the_tokenizer_travels_with_the_model(small_options, small_text, tmp_pat
         folders = sorted(Path("cache").iterdir())
         assert prepare_data.main([f"--config=runs/{name}/config.yaml"]) == 0
         assert sorted(Path("cache").iterdir()) == folders
+    save_checkpoint(Path("bytes.ckpt"), GPT(GPTConfig(vocab_size=257)))
+    assert main(["--resume=runs/from_run", "--data.tokenizer=./bytes.ckpt"]) == 2
+    assert "another tokenizer" in capsys.readouterr().err.splitlines()[-1]
     Path("runs/own").rename("gone")
     assert main(["--resume=runs/from_run", "--trainer.max_steps=3"]) == 0
     assert main(["validate", "--ckpt_path=runs/new"]) == 0
