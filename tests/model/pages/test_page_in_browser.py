@@ -276,7 +276,7 @@ def test_sorting_puts_the_highest_score_first(open_page, score):
 
 def test_heads_are_marked_from_the_step_at_which_they_formed(open_page):
     captures = capture_steps()
-    scores = [snapshot.scores["previous_token"][0, 0] for snapshot in captures.snapshots]
+    scores = [snapshot.weaker("previous_token")[0, 0] for snapshot in captures.snapshots]
     uniform = captures.uniform["previous_token"]
     formed = heads.formation_step(STEPS, scores, uniform)
     assert formed in STEPS[1:-1]

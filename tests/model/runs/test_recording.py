@@ -1,13 +1,18 @@
 """The attention maps that a run records: on which tokens, in which precision, and after a resume."""
 
+import csv
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from model.attention import CausalSelfAttention
 from model.inspection.archive import AttentionArchive
 from model.runs.recording import AttentionRecording
+from scripts.inspect_attention import main as inspect_attention
 
 
 def captures(run: str) -> list[dict]:
@@ -114,3 +119,26 @@ def test_a_probe_text_that_begins_with_an_at_sign_names_a_file(tmp_path):
     ):
         with pytest.raises(ValueError, match=rf"attention\.probe_text: cannot read the file {name}: .*{reason}"):
             AttentionRecording(probe_text=f"@{name}")
+
+
+def test_a_leak_is_told_on_the_terminal_in_the_report_on_the_page_and_with_a_table(train, monkeypatch, caplog, capsys):
+    attend = CausalSelfAttention.attend
+
+    def leaking(self, q, k, v, mask=None):
+        return attend(self, q, k, v, torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool))
+
+    monkeypatch.setattr(CausalSelfAttention, "attend", leaking)
+    assert train("--name=run") == 0
+    told = [record.getMessage() for record in caplog.records if "into the future" in record.getMessage()]
+    assert len(told) == 2  # when first seen, and at the end
+    assert re.fullmatch(
+        r"At step \d+ layers? 0.* into the future: changing token \d+ moves .*; the loss means nothing.", told[-1]
+    )
+    assert told[-1] in Path("runs/run/report.html").read_text()
+    capsys.readouterr()
+    assert inspect_attention(["--run", "runs/run", "--output", "maps.csv"]) == 0
+    assert told[-1] in capsys.readouterr().err
+    with Path("maps.csv").open() as file:
+        assert any(int(row["key"]) > int(row["query"]) and float(row["weight"]) > 0 for row in csv.DictReader(file))
+    assert inspect_attention(["--run", "runs/run", "--output", "maps.html"]) == 0
+    assert told[-1] in Path("maps.html").read_text()
