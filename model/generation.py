@@ -180,7 +180,8 @@ def sample(
         logits = logits.masked_fill(logits < math.log(min_p), -torch.inf)  # the likeliest token's logit is 0
     # The largest of logit + Gumbel noise is a draw from the softmax (Gumbel 1954; Maddison et al. 2014,
     # https://arxiv.org/abs/1411.0030); the logarithm of an exponential variable is such noise, negated.
-    noise = torch.empty_like(logits[: len(logits) // shared_draws]).exponential_(generator=generator)
+    # Not empty_like: with its memory in another order, as some products leave it, each logit would get other noise.
+    noise = logits.new_empty((len(logits) // shared_draws, logits.shape[1])).exponential_(generator=generator)
     noise = noise.repeat(shared_draws, 1)
     drawn = (logits - noise.log()).argmax(dim=-1, keepdim=True)
     return (drawn if token_ids is None else token_ids.gather(-1, drawn)).squeeze(-1)

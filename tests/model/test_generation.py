@@ -228,6 +228,15 @@ def chi_square_tail(counts, expected):
     return 1.0 if len(counts) == 1 else float(torch.special.gammaincc(freedom, statistic / 2))
 
 
+def test_draws_depend_on_no_order_in_memory():
+    logits = torch.randn(6, 50)
+    for options in ({}, {"top_k": 20}):
+        draws = [
+            sample(x, **options, generator=torch.Generator().manual_seed(5)) for x in (logits, logits.mT.clone().mT)
+        ]
+        assert torch.equal(*draws)
+
+
 def test_the_repetition_penalty_is_that_of_transformers():
     transformers = pytest.importorskip("transformers")
     tokens, logits = torch.randint(23, (4, 9)), torch.randn(4, 23)

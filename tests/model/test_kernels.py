@@ -125,31 +125,22 @@ def in_bfloat16(layer, x, monkeypatch, mask=None):
     return values, len(calls)
 
 
-def test_a_layer_computes_the_same_either_way(monkeypatch):
-    layer, x = CausalSelfAttention(32, 4), torch.randn(2, 24, 32)
-    ours, calls = in_bfloat16(layer, x, monkeypatch)
-    assert calls == 0
-    monkeypatch.setattr(kernels, "MAX_SHORT_LENGTH", 0)
-    pytorchs, calls = in_bfloat16(layer, x, monkeypatch)
-    assert calls == 1
-    assert errors([ours], [pytorchs.double()])[0] < 0.01
-
-
 @pytest.mark.parametrize(
-    ("options", "length", "mask"),
+    ("options", "length", "mask", "calls"),
     [
-        ({"dropout": 0.5}, 24, None),
-        ({"num_kv_heads": 2}, 24, None),
-        ({"window": 5}, 24, None),
-        ({}, 24, torch.ones(24, 24, dtype=torch.bool)),
-        ({}, 1, None),
-        ({}, MAX_SHORT_LENGTH + 1, None),
+        ({}, 24, None, 0),
+        ({"dropout": 0.5}, 24, None, 1),
+        ({"num_kv_heads": 2}, 24, None, 1),
+        ({"window": 5}, 24, None, 1),
+        ({}, 24, torch.ones(24, 24, dtype=torch.bool), 1),
+        ({}, 1, None, 1),
+        ({}, MAX_SHORT_LENGTH + 1, None, 1),
     ],
-    ids=["dropout", "grouped", "window", "mask", "single query", "long"],
+    ids=["short", "dropout", "grouped", "window", "mask", "single query", "long"],
 )
-def test_everything_else_goes_to_pytorchs_kernel(options, length, mask, monkeypatch):
-    _, calls = in_bfloat16(CausalSelfAttention(32, 4, **options), torch.randn(1, length, 32), monkeypatch, mask)
-    assert calls == 1
+def test_only_short_causal_attention_leaves_pytorchs_kernel(options, length, mask, calls, monkeypatch):
+    layer, x = CausalSelfAttention(32, 4, **options), torch.randn(1, length, 32)
+    assert in_bfloat16(layer, x, monkeypatch, mask)[1] == calls
 
 
 def test_float32_and_cross_attention_go_to_pytorchs_kernel(monkeypatch):
