@@ -1,0 +1,88 @@
+"""The page that holds the model, in Firefox where it is installed, driven by the protocol of Firefox itself."""
+
+import json
+import shutil
+import socket
+import subprocess
+import time
+from itertools import count
+
+import pytest
+import torch
+
+from tests.model.pages.test_live_in_browser import GPTS, IDLE, predictions, write_page
+
+pytestmark = pytest.mark.slow
+
+FIREFOX = next(filter(None, map(shutil.which, ["firefox", "firefox-esr"])), None)
+PATIENCE = 120  # seconds until Firefox must have started
+OPTIONS = {"marionette.port": 0, "browser.shell.checkDefaultBrowser": False, "app.update.enabled": False}
+DRAWN = "document.documentElement.dataset.drawn !== undefined"
+
+
+class Firefox:
+    """Commands of Marionette: https://firefox-source-docs.mozilla.org/testing/marionette/Protocol.html."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
+        self.stream, self.numbers = self.socket.makefile("rb"), count()
+        self._message()  # it begins with its name
+        self("WebDriver:NewSession", capabilities={"alwaysMatch": {"timeouts": {"script": 1000 * PATIENCE}}})
+
+    def __call__(self, command: str, **parameters: object) -> object:
+        message = json.dumps([0, next(self.numbers), command, parameters]).encode()
+        self.socket.sendall(b"%d:%s" % (len(message), message))
+        _, _, error, result = self._message()
+        assert error is None, error
+        return result
+
+    def _message(self) -> list:
+        length = iter(lambda: self.stream.read(1), b":")
+        return json.loads(self.stream.read(int(b"".join(length))))
+
+    def evaluate(self, expression: str) -> object:
+        """The value of a JavaScript expression, or of the promise that it is."""
+        script = f"const done = arguments[0]; Promise.resolve({expression}).then(done, (error) => done(String(error)))"
+        return self("WebDriver:ExecuteAsyncScript", script=script, args=[])["value"]
+
+
+@pytest.fixture
+def firefox(tmp_path):
+    if FIREFOX is None:
+        pytest.skip("Firefox is not installed")
+    profile = tmp_path / "profile"
+    profile.mkdir()
+    lines = (f"user_pref({json.dumps(name)}, {json.dumps(value)});\n" for name, value in OPTIONS.items())
+    (profile / "user.js").write_text("".join(lines))
+    command = [FIREFOX, "--headless", "--marionette", "--no-remote", "--profile", str(profile)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        port = profile / "MarionetteActivePort"
+        end = time.monotonic() + PATIENCE
+        while not (port.exists() and port.read_text()):
+            assert process.poll() is None and time.monotonic() < end, "Firefox does not start"
+            time.sleep(0.1)
+        yield Firefox(int(port.read_text()))
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_firefox_computes_what_pytorch_computes_and_cuts_no_prediction(firefox, tmp_path):
+    firefox("WebDriver:SetWindowRect", width=1366, height=768 + 85)  # with its bars
+    firefox("WebDriver:Navigate", url=write_page(tmp_path / "model.html", GPTS).as_uri())
+    firefox.evaluate(f"new Promise((done) => {{ const ask = () => ({DRAWN}) ? done() : setTimeout(ask, 20); ask() }})")
+    box = "const box = document.getElementById('box'); box.value = 'def f(x'; box.dispatchEvent(new Event('input'))"
+    firefox.evaluate(f"(() => {{ {box} }})()")
+    firefox.evaluate(f"({IDLE})()")
+    assert firefox.evaluate("document.getElementById('notes').textContent") == ""
+    assert firefox.evaluate("document.getElementById('parity').className") == "badge good"
+    rows = firefox.evaluate(
+        "[...document.querySelectorAll('#next button')].map((row) => [row.querySelector('bdi').textContent,"
+        " parseFloat(row.querySelector('i').style.width) / 100, row.getBoundingClientRect().bottom])"
+    )
+    top, ids = torch.topk(predictions(GPTS[-1], "def f(x")[1], 8)
+    assert [text.replace("·", " ") for text, *_ in rows] == [chr(token) for token in ids]
+    assert [share for _, share, _ in rows] == pytest.approx(top.tolist(), abs=1e-3)
+    bottom = firefox.evaluate("document.getElementById('typing').getBoundingClientRect().bottom")
+    assert all(row <= bottom for *_, row in rows)
