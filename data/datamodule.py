@@ -118,8 +118,11 @@ class TextDataModule(lightning.LightningDataModule):
             raise ValueError(f"data.repeat_fraction is {repeat_fraction}: it must lie between 0 and 1")
         if streaming and max_tokens is None:
             raise ValueError("data.streaming reads without an end: set --data.max_tokens to the tokens to train on")
-        given = Tokenizer.from_dict(tokenizer) if isinstance(tokenizer, dict) else None
-        if given is None:
+        given: Tokenizer | None = None
+        if isinstance(tokenizer, dict):
+            given = Tokenizer.from_dict(tokenizer)
+            tokenizer = given.name
+        else:
             tokenizers.check_name(tokenizer)
 
         options = CorpusOptions(
@@ -139,7 +142,7 @@ class TextDataModule(lightning.LightningDataModule):
         validation_tokens = None if max_tokens is None else max(int(max_tokens * validation_fraction), 2)
         self.cache = CorpusCache(
             self.corpus,
-            given.name if given else tokenizer,
+            tokenizer,
             vocab_size or DEFAULT_BPE_VOCAB_SIZE,
             max_tokens={"train": max_tokens, "validation": validation_tokens},
             cache_dir=cache_dir,
