@@ -94,7 +94,8 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
         groups = [group | {"density": config.density, "row_minimum": 0} for group in groups]
         groups[-1]["row_minimum"] = config.row_minimum  # a row of another matrix is a token's or a position's
     groups = [group | {"initial_lr": group["lr"], "algorithm": config.algorithm} for group in groups if group["params"]]
-    return MuonAdamW(groups, betas=config.betas, eps=config.epsilon, parts=parts)
+    rows_as = {gpt.head.weight: gpt.token_embedding.weight}
+    return MuonAdamW(groups, betas=config.betas, eps=config.epsilon, parts=parts, rows_as=rows_as)
 
 
 def density_at(step: int, max_steps: int, config: OptimizerConfig) -> float:
@@ -132,6 +133,8 @@ class MuonAdamW(torch.optim.Optimizer):
         groups: parameter groups; Muon's hold matrices only and have `momentum`.
         betas, eps: AdamW's.
         parts: for weights that hold several matrices above each other, the number of rows of each.
+        rows_as: for a weight, another one whose rows are of the same tokens. In a sparse run a token without an
+            embedding, which is in no text, gets no weights in the head, where to make it unlikely would take most.
     """
 
     def __init__(
@@ -140,9 +143,11 @@ class MuonAdamW(torch.optim.Optimizer):
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8,
         parts: dict[Tensor, list[int]] | None = None,
+        rows_as: dict[Tensor, Tensor] | None = None,
     ):
         super().__init__(groups, {"lr": 0.0, "betas": betas, "eps": eps, "weight_decay": 0.0, "muon": False})
         self.parts = parts or {}
+        self.rows_as = rows_as or {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in torch, but a state of other shapes, which would only fail at the next step, raises ValueError."""
@@ -175,6 +180,8 @@ class MuonAdamW(torch.optim.Optimizer):
             has_learned = whole(moments[-1]) != 0
             if not has_learned.any():
                 continue
+            if parameter in self.rows_as:
+                has_learned &= whole(self.rows_as[parameter]).any(dim=1, keepdim=True)
             learned = whole(parameter) * has_learned
             matrices = learned.split(self.parts.get(parameter, len(learned)))
             kept = [keep_largest(matrix, group["density"], group["row_minimum"]) for matrix in matrices]
