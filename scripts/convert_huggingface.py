@@ -20,7 +20,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # so that `python scripts
 from model.runs.folder import find_checkpoint
 from model.runs.mistakes import exit_status
 from scripts.parser import Parser
-from scripts.prompting import open_checkpoint
 
 if TYPE_CHECKING:
     from data.tokenizers import Tokenizer
@@ -108,9 +107,10 @@ def tokenizer_of(folder: Path, gpt: GPT, name: str | None) -> Tokenizer:
 def export_model(arguments: argparse.Namespace) -> None:
     from model.exchange.gguf import to_gguf
     from model.exchange.huggingface import to_huggingface
+    from model.glass import open_run
 
-    gpt, tokenizer, _ = open_checkpoint(find_checkpoint(arguments.checkpoint))
-    output = arguments.output
+    glass = open_run(find_checkpoint(arguments.checkpoint))
+    gpt, tokenizer, output = glass.gpt, glass.tokenizer, arguments.output
     if output.suffix == ".gguf":
         to_gguf(gpt, output, tokenizer)
         print(f"{output}: {gpt.num_parameters():,} parameters in float32")

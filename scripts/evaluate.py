@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # so that `python scripts
 from model.runs.folder import CONFIG, find_checkpoint, read_config, run_of
 from model.runs.mistakes import exit_status
 from scripts.parser import Parser, add_model_options, at_least, text_data
-from scripts.prompting import choose_device, is_huggingface, open_model
+from scripts.prompting import choose_device
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,7 +87,11 @@ def open_data(own: Parser, checkpoint: Path | None, options: list[str]) -> TextD
 
 def run_data(checkpoint: Path | None, options: list[str]) -> dict[str, Any]:
     """The options of the data that the checkpoint's run was trained on; empty for a model without a run."""
-    if {"-h", "--help"} & set(options) or is_huggingface(checkpoint):
+    if {"-h", "--help"} & set(options):
+        return {}
+    from model.glass import is_huggingface
+
+    if is_huggingface(checkpoint):
         return {}
     run_dir = run_of(find_checkpoint(checkpoint))
     section = None if run_dir is None else read_config(run_dir / CONFIG).get("data")
@@ -131,8 +135,10 @@ def evaluate_text(arguments: argparse.Namespace, data: TextDataModule) -> None:
     import torch
 
     from model.exchange.evaluation import text_logprobs
+    from model.glass import open_run
 
-    gpt, tokenizer, heading = open_model(arguments.checkpoint, choose_device(arguments.device))
+    glass = open_run(arguments.checkpoint, device=choose_device(arguments.device))
+    gpt, tokenizer, heading = glass.gpt, glass.tokenizer, str(glass)
     context_length = gpt.config.context_length
     stride = context_length if arguments.stride is None else arguments.stride
     if stride > context_length:

@@ -17,7 +17,7 @@ if not __package__:  # run as a file, Python looks for modules beside it and not
 
 from model.runs.mistakes import exit_status
 from scripts.parser import Parser, add_model_options, at_least
-from scripts.prompting import choose_device, open_model, prompt_text, read_prompts
+from scripts.prompting import choose_device, prompt_text, read_prompts
 from scripts.text_stream import TextStream
 
 if TYPE_CHECKING:
@@ -133,9 +133,12 @@ class Writer:
     def __init__(self, arguments: argparse.Namespace) -> None:
         import torch
 
+        from model.glass import open_run
+
         self.most_threads = torch.get_num_threads()
         self.device = choose_device(arguments.device)
-        self.model, self.tokenizer, self.heading = open_model(arguments.checkpoint, self.device)
+        glass = open_run(arguments.checkpoint, device=self.device)
+        self.model, self.tokenizer, self.heading = glass.gpt, glass.tokenizer, str(glass)
         self.seed, self.max_new_tokens, self.stops = arguments.seed, arguments.max_new_tokens, arguments.stop
         names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
         self.options: dict[str, Any] = {name: getattr(arguments, name) for name in names}

@@ -16,20 +16,14 @@ from model.runs.folder import (
     ATTENTION,
     HEAD_SCORES,
     MODEL_PAGE,
-    find_checkpoint,
-    find_kept,
     find_run,
-    run_of,
 )
 from model.runs.mistakes import exit_status
 from scripts.parser import Parser, at_least, check_output
-from scripts.prompting import open_checkpoint, prompt_text
+from scripts.prompting import prompt_text
 
 if TYPE_CHECKING:
-    from data.tokenizers import Tokenizer
-    from model.inspection.archive import AttentionArchive
-    from model.inspection.probes import Probe
-    from model.inspection.survey import Windows
+    from model.glass import Glass
     from model.pages.captures import Captures
 
 DESCRIPTION = """\
@@ -58,7 +52,6 @@ SUBJECTS = {
     "value_norms": ("head",),
     "ablation": ("step", "head", "probe"),
 }
-PERIOD = 32  # distinct tokens of the repeated probe, in a context that has room for twice as many
 MIN_DPI = 36
 TITLE_CHARS = 60  # of a prompt in its page's title
 
@@ -188,35 +181,20 @@ def check_live(arguments: argparse.Namespace) -> None:
 
 def write_live(arguments: argparse.Namespace) -> Path:
     """Writes the page that holds a model, or several steps of one, and returns its path."""
-    from model.inspection.probes import Probe
-    from model.runs.results import write_model_page
+    from model.files import write_atomically
 
-    path = arguments.run or arguments.checkpoint
-    checkpoints = find_checkpoints(path, arguments.steps)
-    loaded = [open_checkpoint(checkpoint) for checkpoint in checkpoints]
-    gpt, tokenizer, _ = loaded[0]
-    context = gpt.config.context_length
-    repeated = repeated_probe(checkpoints[0], tokenizer, context)
-    text = recorded_probe(checkpoints[0], tokenizer, "text", context)
-    tokens = None if arguments.prompt is None else tokenizer.encode(prompt_text(arguments.prompt))
-    if text is None:
-        if tokens is None or not 2 <= len(tokens) <= context:
-            raise ValueError(
-                f"{checkpoints[0]} has no text on record to try it on: give --prompt with 2 to {context} tokens"
-            )
-        text = Probe(tokens, [tokenizer.label(token) for token in tokens])
-    output = arguments.output or (run_of(checkpoints[0]) or Path()) / MODEL_PAGE
-    snapshots = [(step, gpt) for gpt, _, step in loaded]
-    opening = text.tokens if tokens is None else tokens
-    probes = {"text": text, "repeated": repeated}
-    windows = recorded_windows(checkpoints[0], tokenizer, context)
-    write_model_page(output, model_name(checkpoints[0]), snapshots, tokenizer.to_dict(), probes, opening, windows)
+    glass, *others = open_steps(arguments.run or arguments.checkpoint, arguments.steps)
+    opening = None if arguments.prompt is None else glass.tokenizer.encode(prompt_text(arguments.prompt))
+    output = arguments.output or (glass.run or Path()) / MODEL_PAGE
+    write_atomically(output, glass.page(opening, others).encode())
     return output
 
 
-def find_checkpoints(path: Path | None, steps: list[int] | None) -> list[Path]:
-    """The checkpoints that a run has kept of these steps, or its best one without steps."""
-    return find_kept(path, steps) if steps else [find_checkpoint(path)]
+def open_steps(path: Path | None, steps: list[int] | None) -> list[Glass]:
+    """The model of a run at these steps, or the best one without steps."""
+    from model.glass import open_run
+
+    return [open_run(path, step=step) for step in steps or [None]]
 
 
 def read_prompt(models: list[Path | None], steps: list[int] | None, prompt: str) -> list[Captures]:
@@ -224,79 +202,23 @@ def read_prompt(models: list[Path | None], steps: list[int] | None, prompt: str)
 
     All read the same tokens, so that their maps can be subtracted. Raises ValueError for models of two tokenizers.
     """
-    from model.inspection.probes import Probe
-    from model.inspection.recorder import take_snapshot
-    from model.pages.captures import Captures
+    from model.glass import captures
 
-    paths = [find_checkpoints(path, steps) for path in models]
-    loaded = [[open_checkpoint(path) for path in of_model] for of_model in paths]
-    context = min(gpt.config.context_length for (gpt, _, _), *_ in loaded)
-    tokenizer = loaded[0][0][1]
-    if loaded[-1][0][1].fingerprint != tokenizer.fingerprint:
-        names = " and ".join(model_name(path) for path, *_ in paths)
-        raise ValueError(f"{names} cannot be compared: their tokenizers cut a text into different tokens")
-    tokens = tokenizer.encode(prompt)
+    opened = [open_steps(path, steps) for path in models]
+    first, last = opened[0][0], opened[-1][0]
+    if first.tokenizer.fingerprint != last.tokenizer.fingerprint:
+        raise ValueError(
+            f"{first.name} and {last.name} cannot be compared: their tokenizers cut a text into different tokens"
+        )
+    tokens = first.tokenizer.encode(prompt)
+    context = min(first.gpt.config.context_length, last.gpt.config.context_length)
     if not 2 <= len(tokens) <= context:
         raise ValueError(
             f"a prompt must be 2 to {context} tokens long (the model's context), but this one is {len(tokens)}"
         )
-    text = Probe(tokens, [tokenizer.label(token) for token in tokens])
-    probes = {"text": text, "repeated": repeated_probe(paths[0][0], tokenizer, context)}
-    result = []
-    for (path, *_), of_model in zip(paths, loaded, strict=True):
-        windows = recorded_windows(path, tokenizer, context)
-        snapshots, arrays, details = [], {}, {}
-        for gpt, _, step in of_model:
-            # There is no validation text here: what ablation takes away is averaged over the prompt's own positions.
-            snapshot, maps, details[step] = take_snapshot(gpt, probes, step, tokenizer.label, windows=windows)
-            snapshots.append(snapshot)
-            arrays[step] = {name: weights.numpy() for name, weights in maps.items()}
-        name, load, load_details = model_name(path), arrays.__getitem__, details.__getitem__
-        result.append(Captures(name, probes, snapshots, load, list(arrays), load_details, is_prompt=True))
-    return result
-
-
-def repeated_probe(checkpoint: Path, tokenizer: Tokenizer, context: int) -> Probe:
-    """Random tokens, repeated: those recorded in the checkpoint's run if there are any, else new ones."""
-    from model.inspection.probes import draw_repeated_probe
-
-    if recorded := recorded_probe(checkpoint, tokenizer, "repeated", context):
-        return recorded
-    if context < 3:
-        raise ValueError(
-            f"the model's context of {context} tokens is too short to repeat one after end-of-text: 3 is the least"
-        )
-    period = min(PERIOD, (context - 1) // 2)
-    return draw_repeated_probe(range(tokenizer.vocab_size), period, tokenizer.label, first=tokenizer.end_of_text)
-
-
-def recorded_probe(checkpoint: Path, tokenizer: Tokenizer, name: str, context: int) -> Probe | None:
-    """A probe of the checkpoint's run, None if none was recorded that this model can read."""
-    archive = recorded(checkpoint, tokenizer)
-    probe = archive and archive.probes[name]
-    return probe if probe and len(probe.tokens) <= context else None
-
-
-def recorded_windows(checkpoint: Path, tokenizer: Tokenizer, context: int) -> dict[str, Windows] | None:
-    """The texts on which the checkpoint's run measured its heads, None if there are none that this model can read."""
-    archive = recorded(checkpoint, tokenizer)
-    return archive.windows if archive and archive.windows["text"].length <= context else None
-
-
-def recorded(checkpoint: Path, tokenizer: Tokenizer) -> AttentionArchive | None:
-    """The archive of the checkpoint's run, None without one of this tokenizer."""
-    from model.inspection.archive import AttentionArchive
-
-    try:
-        archive = AttentionArchive.open(checkpoint.absolute().parent.parent / ATTENTION)
-        return archive if archive.tokenizer == tokenizer.fingerprint else None
-    except (OSError, ValueError):
-        return None  # a missing or damaged recording is not needed to read a text
-
-
-def model_name(checkpoint: Path) -> str:
-    run_dir = run_of(checkpoint.absolute())
-    return checkpoint.stem if run_dir is None else run_dir.name
+    smallest = min(first, last, key=lambda glass: glass.gpt.config.context_length)
+    repeated = smallest.repeated_probe()
+    return [captures([glass.read(tokens) for glass in of_model], repeated) for of_model in opened]
 
 
 def prompt_title(prompt: str, shown: list[Captures]) -> str:

@@ -40,7 +40,7 @@ def at_least(minimum: float, number: type = int) -> Callable[[str], float]:
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """--checkpoint and --device, for `scripts.prompting.open_model` and `choose_device`."""
+    """--checkpoint and --device, for `open_run` and `scripts.prompting.choose_device`."""
     kinds = "checkpoint file, run folder or folder of a Hugging Face model"
     parser.add_argument("--checkpoint", type=Path, metavar="PATH", help=f"{kinds} (default: newest run under runs/)")
     names = "cpu, cuda, cuda:1, mps, ... (default: auto, the fastest)"

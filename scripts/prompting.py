@@ -8,53 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model.runs.folder import find_checkpoint
-
 if TYPE_CHECKING:
     import torch
-
-    from data.tokenizers import Tokenizer
-    from model.gpt import GPT
-
-
-def open_checkpoint(checkpoint: Path, device: str | torch.device = "cpu") -> tuple[GPT, Tokenizer, int]:
-    """The GPT of a checkpoint in evaluation mode, its tokenizer, and the number of updates it was trained for.
-
-    Raises ValueError or FileNotFoundError, with a sentence that names the file.
-    """
-    from data.tokenizers import Tokenizer
-    from model.checkpoint import load_gpt
-    from model.exchange.huggingface import check_tokenizer
-
-    gpt, info = load_gpt(checkpoint, device)
-    try:
-        tokenizer = Tokenizer.from_dict(info["tokenizer"])
-        check_tokenizer(gpt, tokenizer)
-    except ValueError as error:
-        raise ValueError(f"{checkpoint}: {error}") from error
-    return gpt, tokenizer, info["global_step"]
-
-
-def is_huggingface(path: Path | None) -> bool:
-    """Whether `path` is the folder of a Hugging Face model, or of what calls itself one."""
-    return path is not None and (path / "config.json").is_file()
-
-
-def open_model(path: Path | None, device: torch.device) -> tuple[GPT, Tokenizer, str]:
-    """The GPT of a checkpoint, run or Hugging Face folder in evaluation mode, its tokenizer, and a line that names it.
-
-    Raises ValueError or OSError, with a sentence that names the file, or ModuleNotFoundError.
-    """
-    if not is_huggingface(path):
-        checkpoint = find_checkpoint(path)
-        gpt, tokenizer, step = open_checkpoint(checkpoint, device)
-        return gpt, tokenizer, f"{checkpoint}, step {step}, on {device}"
-    from data.tokenizers import Tokenizer
-    from model.exchange.huggingface import check_tokenizer, from_huggingface
-
-    gpt, tokenizer = from_huggingface(path), Tokenizer.from_folder(path)
-    check_tokenizer(gpt, tokenizer)
-    return gpt.to(device), tokenizer, f"{path}, on {device}"
 
 
 def choose_device(name: str) -> torch.device:

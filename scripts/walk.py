@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 if not __package__:  # run as a file, Python looks for modules beside it and not in the repository's root
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from model.runs.folder import find_checkpoint
 from model.runs.mistakes import exit_status
 from scripts.generate import write_text
 from scripts.parser import Parser
-from scripts.prompting import open_checkpoint, prompt_text
+from scripts.prompting import prompt_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,10 +91,11 @@ def build_parser() -> argparse.ArgumentParser:
 def open_model(checkpoint: Path | None, fresh: bool) -> tuple[str, GPT, Tokenizer]:
     """Where the model comes from, for people; the model; its tokenizer. Raises ValueError or FileNotFoundError."""
     if not fresh:
+        from model.glass import open_run
+
         try:
-            path = find_checkpoint(checkpoint)
-            gpt, tokenizer, step = open_checkpoint(path)
-            return f"{path}, step {step}", gpt, tokenizer
+            glass = open_run(checkpoint)
+            return str(glass), glass.gpt, glass.tokenizer
         except FileNotFoundError:
             if checkpoint is not None:
                 raise

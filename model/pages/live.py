@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import logging
 import math
 import re
 import textwrap
@@ -34,9 +35,16 @@ from torch import Tensor
 from model.attention import scaled_dot_product_attention
 from model.gpt import GPT
 from model.inspection.ablation import part_means
+from model.inspection.archive import Snapshot
+from model.inspection.probes import Probe
+from model.inspection.recorder import capture
+from model.inspection.survey import Windows, survey, windows_of
 from model.inspection.trace import blocks_of, undisturbed
 from model.pages import template
+from model.pages.captures import Captures
+from model.pages.page import live_page
 
+log = logging.getLogger(__name__)
 MAX_BYTES = 40_000_000  # of a page, which may hold several snapshots
 MAX_REFERENCE = 2**16  # logits that are kept to check the page's own, 256 KiB a snapshot
 MAX_DIFFERENCE = 1e-3  # of a logit, above which the model's attention is another than the page's
@@ -64,6 +72,47 @@ class Packed:
             for number, text in enumerate(self.blocks)
         ]
         return [template.json_element("manifest", self.manifest), *texts]
+
+
+def model_page(
+    name: str,
+    snapshots: Sequence[tuple[int, GPT]],
+    tokenizer: Mapping[str, Any],
+    probes: Mapping[str, Probe],
+    opening: Sequence[int] | str,
+    windows: Mapping[str, Windows] | None = None,
+) -> str:
+    """The HTML of the page that holds a model and reads what a person types.
+
+    Args:
+        name: of the model.
+        snapshots: (step, model) in ascending order.
+        tokenizer: as a checkpoint has it.
+        probes: "text" and "repeated", of which it is tried that the page computes what the model does.
+        opening: the text that the page opens with, or its tokens.
+        windows: on which the page says what the heads do; the probes if None.
+
+    Raises:
+        ValueError: if the page would be too large, and how large, or if a model has diverged.
+    """
+    model = pack(snapshots, tokenizer, probes["text"].tokens)
+    if note := model.manifest["note"]:
+        log.warning("%s", note)
+    taken, maps = [], {}
+    windows = windows_of({probe: [about] for probe, about in probes.items()}) if windows is None else windows
+    for step, gpt in snapshots:
+        captures = {probe: capture(gpt, about.tokens) for probe, about in probes.items()}
+        scores, habits = survey(gpt, windows)
+        text = captures["text"]
+        by_name = {score: heads.numpy() for score, heads in scores.items()}
+        taken.append(Snapshot(step, text.precision, text.fidelity, text.causality, by_name, habits, checks=text.checks))
+        maps[step] = {probe: one.weights.numpy() for probe, one in captures.items()}
+    run = Captures(name, probes, taken, maps.__getitem__, list(maps))
+    page = live_page(run, f"{name}: the model", opening, model.elements())
+    if (size := len(page.encode())) > MAX_BYTES:
+        limit = MAX_BYTES / 1e6
+        raise ValueError(f"a page with this model would take {size / 1e6:.1f} MB, and the limit is {limit:.0f} MB")
+    return page
 
 
 def pack(

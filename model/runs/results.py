@@ -8,20 +8,13 @@ import json
 import logging
 import lzma
 import shlex
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from model.checkpoint import load_gpt, read_description
 from model.files import write_atomically
-from model.gpt import GPT
-from model.inspection.archive import AttentionArchive, Snapshot
-from model.inspection.probes import Probe
-from model.inspection.recorder import capture
-from model.inspection.survey import Windows, survey, windows_of
+from model.inspection.archive import AttentionArchive
 from model.pages.captures import Captures
-from model.pages.live import MAX_BYTES, opening_text, pack
-from model.pages.page import live_page
+from model.pages.live import model_page, opening_text
 from model.pages.report import report_page
 from model.runs.folder import (
     ATTENTION,
@@ -60,51 +53,9 @@ def write_report(run: Path, path: Path | None = None) -> Path:
     if (run / HEAD_SCORES).exists():
         captures = Captures.of(AttentionArchive.open(run / ATTENTION), name)
     config = read_config(run / CONFIG)
-    model_page = MODEL_PAGE if (path.parent / MODEL_PAGE).exists() else ""
-    write_atomically(path, report_page(name, rows, samples, config_text, captures, config, model_page).encode())
+    model = MODEL_PAGE if (path.parent / MODEL_PAGE).exists() else ""
+    write_atomically(path, report_page(name, rows, samples, config_text, captures, config, model).encode())
     return path
-
-
-def write_model_page(
-    path: Path,
-    name: str,
-    snapshots: Sequence[tuple[int, GPT]],
-    tokenizer: Mapping[str, Any],
-    probes: Mapping[str, Probe],
-    opening: Sequence[int] | str,
-    windows: Mapping[str, Windows] | None = None,
-) -> None:
-    """Writes the page that holds a model and reads what a person types.
-
-    Args:
-        name: of the model.
-        snapshots: (step, model) in ascending order.
-        tokenizer: as a checkpoint has it.
-        probes: "text" and "repeated", of which it is tried that the page computes what the model does.
-        opening: the text that the page opens with, or its tokens.
-        windows: on which the page says what the heads do; the probes if None.
-
-    Raises:
-        ValueError: if the page would be too large, and how large, or if a model has diverged.
-    """
-    model = pack(snapshots, tokenizer, probes["text"].tokens)
-    if note := model.manifest["note"]:
-        log.warning("%s", note)
-    taken, maps = [], {}
-    windows = windows_of({probe: [about] for probe, about in probes.items()}) if windows is None else windows
-    for step, gpt in snapshots:
-        captures = {probe: capture(gpt, about.tokens) for probe, about in probes.items()}
-        scores, habits = survey(gpt, windows)
-        text = captures["text"]
-        by_name = {score: heads.numpy() for score, heads in scores.items()}
-        taken.append(Snapshot(step, text.precision, text.fidelity, text.causality, by_name, habits, checks=text.checks))
-        maps[step] = {probe: one.weights.numpy() for probe, one in captures.items()}
-    run = Captures(name, probes, taken, maps.__getitem__, list(maps))
-    page = live_page(run, f"{name}: the model", opening, model.elements()).encode()
-    if len(page) > MAX_BYTES:
-        size, limit = len(page) / 1e6, MAX_BYTES / 1e6
-        raise ValueError(f"a page with this model would take {size:.1f} MB, and the limit is {limit:.0f} MB")
-    write_atomically(path, page)
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
@@ -190,11 +141,11 @@ def _write_model_page_of(run_dir: Path, validation_text: str | None) -> None:
     kept = [load_gpt(kept_checkpoint(run_dir, step)) for step in kept_steps(run_dir) if step < best[0]]
     earlier = [(about["global_step"], model) for model, about in kept if model.config == gpt.config]
     opening = opening_text(validation_text or "") or archive.probes["text"].tokens
-    page, name = run_dir / MODEL_PAGE, run_dir.resolve().name
+    name = run_dir.resolve().name
     for snapshots in ([*earlier, best], [best]):
         try:
-            write_model_page(page, name, snapshots, info["tokenizer"], archive.probes, opening, archive.windows)
-            return
+            page = model_page(name, snapshots, info["tokenizer"], archive.probes, opening, archive.windows)
+            return write_atomically(run_dir / MODEL_PAGE, page.encode())
         except ValueError:
             if len(snapshots) == 1:
                 raise

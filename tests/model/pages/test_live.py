@@ -21,8 +21,8 @@ from model.inspection.probes import Probe, draw_repeated_probe
 from model.inspection.recorder import capture
 from model.pages import live
 from model.pages.describe import opening_view
+from model.pages.live import model_page
 from model.pages.template import json_element
-from model.runs.results import write_model_page
 from tests.gpts import GPT2, random_gpt
 from tests.measurements import snapshot_of
 from tests.model.pages.architectures import CONFIGS, MODERN, TOKENS
@@ -109,7 +109,7 @@ def test_the_page_opens_with_the_most_telling_head_of_both_probes(tmp_path):
     best = opening_view(snapshot, maps, probes)
     assert best["head"] != opening_view(snapshot, maps, {"text": probes["text"]})["head"]
     path = tmp_path / "model.html"
-    write_model_page(path, "tiny", [(0, gpt)], tokenizer.to_dict(), probes, tokens)
+    path.write_text(model_page("tiny", [(0, gpt)], tokenizer.to_dict(), probes, tokens), encoding="utf-8")
     data = json.loads(re.search(r'id="data">(.*?)</script>', path.read_text(encoding="utf-8"))[1])
     assert data["runs"][0]["opening"] == {"head": best["head"], "score": best["score"]}
 

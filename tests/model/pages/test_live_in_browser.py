@@ -15,7 +15,7 @@ from model.gpt import GPT, GPTConfig
 from model.inspection.ablation import ablation, part_means
 from model.inspection.probes import Probe, draw_repeated_probe
 from model.inspection.recorder import capture
-from model.runs.results import write_model_page
+from model.pages.live import model_page
 from tests.gpts import random_gpt
 
 pytestmark = pytest.mark.slow
@@ -60,7 +60,8 @@ def write_page(path, gpts):
         "text": Probe(tokens, list(OPENING)),
         "repeated": draw_repeated_probe(range(256), 10, TOKENIZER.label, first=256),
     }
-    write_model_page(path, "tiny", list(zip((0, 8), gpts, strict=True)), TOKENIZER.to_dict(), probes, tokens)
+    page = model_page("tiny", list(zip((0, 8), gpts, strict=True)), TOKENIZER.to_dict(), probes, tokens)
+    path.write_text(page, encoding="utf-8")
     return path
 
 

@@ -1,0 +1,419 @@
+"""A trained model in a notebook: open a run, read a text, ask every head.
+
+    glass = open_run("runs/NAME")
+    reading = glass.read("def __init__(self", without=["head 5.2"])
+
+What it returns is what the scripts and pages show, from the same functions. Tensors are float32 on the CPU.
+
+Shapes: L layers, H heads, T tokens, D model width, K head width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import html
+import logging
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from data.tokenizers import END_OF_TEXT, Tokenizer
+from model.checkpoint import load_gpt
+from model.exchange.huggingface import check_tokenizer, from_huggingface, local_folder
+from model.generation import generate
+from model.gpt import GPT
+from model.inspection.ablation import Means, Part, part_means, replaced, without_each
+from model.inspection.archive import AttentionArchive, Snapshot
+from model.inspection.attribution import attribution
+from model.inspection.lens import predictions
+from model.inspection.probes import Probe, draw_repeated_probe
+from model.inspection.recorder import Capture, capture, take_snapshot
+from model.inspection.trace import Trace, trace
+from model.pages.captures import Captures
+from model.pages.live import model_page
+from model.pages.page import attention_page
+from model.runs.folder import ATTENTION, RUNS, find_checkpoint, find_kept, kept_steps, run_of
+
+log = logging.getLogger(__name__)
+PERIOD = 32  # distinct tokens of the repeated probe, in a context that has room for twice as many
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+HEIGHT = 760  # pixels of a page in a notebook
+
+
+def open_run(source: str | Path | None = None, *, step: int | None = None, device: str | torch.device = "cpu") -> Glass:
+    """Opens a run's folder (its best checkpoint), a checkpoint, or a model of Hugging Face in GPT-2's format.
+
+    Args:
+        source: None is the newest run under runs/. A str without a file or folder of that name is a model on the Hub.
+        step: one whose checkpoint the run has kept, instead of the best.
+
+    Raises:
+        FileNotFoundError: if there is no such run, model or step.
+        ConnectionError: if the Hub cannot be reached.
+        ValueError: if a file is damaged, or holds no model that a GPT can express.
+    """
+    if is_huggingface(source):
+        folder = local_folder(source)
+        gpt, tokenizer = from_huggingface(folder), Tokenizer.from_folder(folder)
+        check_tokenizer(gpt, tokenizer)
+        return Glass(gpt.to(device), tokenizer, str(source))
+    path = None if source is None else Path(source)
+    checkpoint = find_checkpoint(path) if step is None else find_kept(path, [step])[0]
+    gpt, about = load_gpt(checkpoint, device)
+    try:
+        tokenizer = Tokenizer.from_dict(about["tokenizer"])
+        check_tokenizer(gpt, tokenizer)
+    except ValueError as error:
+        raise ValueError(f"{checkpoint}: {error}") from error
+    return Glass(gpt, tokenizer, str(checkpoint), checkpoint, about["global_step"])
+
+
+def is_huggingface(source: str | Path | None) -> bool:
+    """Whether this is the folder of a Hugging Face model, or may be the name of one on the Hub."""
+    if source is None or Path(source).exists():
+        return source is not None and (Path(source) / "config.json").is_file()
+    return isinstance(source, str) and HUB_NAME.fullmatch(source) is not None and not source.startswith(f"{RUNS}/")
+
+
+class Glass:
+    """A trained model and its tokenizer.
+
+    gpt: in evaluation mode. source: the file or name that it was read from. checkpoint: its file, None for a model of
+    Hugging Face. step: the number of updates it was trained for, None if unknown.
+    """
+
+    def __init__(
+        self, gpt: GPT, tokenizer: Tokenizer, source: str, checkpoint: Path | None = None, step: int | None = None
+    ) -> None:
+        self.gpt, self.tokenizer = gpt, tokenizer
+        self.source, self.checkpoint, self.step = source, checkpoint, step
+
+    def __str__(self) -> str:
+        """For people: such as "runs/NAME/checkpoints/best.ckpt, step 800, on cpu"."""
+        return f"{self.source}, {'' if self.step is None else f'step {self.step}, '}on {self.device}"
+
+    @property
+    def device(self) -> torch.device:
+        return self.gpt.token_embedding.weight.device
+
+    @property
+    def run(self) -> Path | None:
+        """The folder of the run, None if it is not of one."""
+        return None if self.checkpoint is None else run_of(self.checkpoint)
+
+    @property
+    def name(self) -> str:
+        """The run's, or the file's or model's."""
+        return self.run.resolve().name if self.run else Path(self.source).stem
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps whose checkpoints the run has kept, in ascending order."""
+        return kept_steps(self.run) if self.run else []
+
+    def at(self, step: int) -> Glass:
+        """The model after this many updates, one of `steps`. Raises FileNotFoundError if it was not kept."""
+        if self.checkpoint is None:
+            raise FileNotFoundError(f"{self.source} is no run: it has no checkpoint of step {step}")
+        return open_run(self.checkpoint, step=step, device=self.device)
+
+    @cached_property
+    def recorded(self) -> AttentionArchive:
+        """What was logged while it trained: `steps`, `snapshots` (scores and losses), `maps(step)`, `details(step)`.
+
+        Raises FileNotFoundError if nothing was.
+        """
+        if self.run is None:
+            raise FileNotFoundError(f"{self.source} is no run: nothing was recorded while it was trained")
+        return AttentionArchive.open(self.run / ATTENTION)
+
+    def read(self, text: str | Tensor | Sequence, *, without: Iterable[str] = ()) -> Reading | list[Reading]:
+        """Reads a text, token ids (T,), or each of a list of texts.
+
+        Of a text that is longer than the model's context, the beginning is read, with a warning.
+
+        Args:
+            without: parts that give the same at every token, their mean over the recorded text (over this text if none
+                is recorded): "head 5.2", "feed-forward 3", "token embedding", "value embeddings 1", as on the page.
+
+        Raises ValueError for an empty text, ids outside the vocabulary, or a part that the model does not have.
+        """
+        if isinstance(text, list) and text and isinstance(text[0], str):
+            return [self.read(one, without=without) for one in text]
+        tokens, names = self.encode(text), list(without)
+        if not names:
+            return Reading(self, tokens)
+        means = {str(part): (part, mean) for part, mean in self.means(tokens).items()}
+        for name in names:
+            if name not in means:
+                raise ValueError(f"the model has no part {name!r}: it has {', '.join(means)}")
+        return Reading(self, tokens, dict(means[name] for name in names))
+
+    def encode(self, text: str | Tensor | Sequence[int]) -> Tensor:
+        """Token ids (T,) of what `read` reads, on the model's device."""
+        ids = self.tokenizer.encode(text) if isinstance(text, str) else text
+        tokens = torch.as_tensor(ids, device=self.device)
+        if tokens.ndim != 1 or not len(tokens) or tokens.is_floating_point():
+            raise ValueError(f"a text, or its token ids (T,), of at least one token can be read, not {text!r}")
+        context, vocab_size = self.gpt.config.context_length, self.gpt.config.vocab_size
+        if tokens.min() < 0 or tokens.max() >= vocab_size:
+            raise ValueError(f"token ids must lie in 0..{vocab_size - 1}, not in {tokens.min()}..{tokens.max()}")
+        if len(tokens) > context:
+            log.warning("The text has %s tokens; the first %s, the model's context, are read.", len(tokens), context)
+        return tokens[:context]
+
+    def ablate(self, text: str | Tensor | Sequence[int]) -> dict[str, float]:
+        """The loss on a text without each part in turn, by the part's name, largest first; nats per token.
+
+        "nothing" is the loss of the whole model. A part gives its mean instead, as in `read`.
+
+        Raises ValueError for a text of a single token, which leaves nothing to predict.
+        """
+        tokens = self.encode(text)
+        if len(tokens) < 2:
+            raise ValueError("a loss needs a text of at least two tokens")
+        loss, changes = without_each(self.gpt, tokens, self.means(tokens))
+        table = {str(part): loss + change for part, change in changes.items()}
+        return {"nothing": loss} | dict(sorted(table.items(), key=lambda row: -row[1]))
+
+    def patch(
+        self,
+        text: str | Tensor | Sequence[int],
+        other: str | Tensor | Sequence[int],
+        *,
+        head: tuple[int, int],
+        position: int,
+        source: int | None = None,
+    ) -> Reading:
+        """Reads a text in which a head (layer, number) gives at one token what it gives at a token of another text.
+
+        Activation patching (Meng et al. 2022, https://arxiv.org/abs/2202.05262).
+
+        Args:
+            position: the token of `text`, from 0; negative ones count from the end. source: that of `other`, None for
+                the same one.
+
+        Raises ValueError for a head or a token that is not there.
+        """
+        tokens, other_tokens = self.encode(text), self.encode(other)
+        source = position if source is None else source
+        layers, heads = self.gpt.config.num_layers, self.gpt.config.num_heads
+        if not (0 <= head[0] < layers and 0 <= head[1] < heads):
+            raise ValueError(f"there is no head {head}: the model has layers 0..{layers - 1} of heads 0..{heads - 1}")
+        for place, length in ((position, len(tokens)), (source, len(other_tokens))):
+            if not -length <= place < length:
+                raise ValueError(f"there is no token {place} in a text of {length} tokens")
+        given = trace(self.gpt, other_tokens).heads[head[0], source, head[1]]
+        return Reading(self, tokens, {Part(head[0], "head", head[1]): given}, position % len(tokens))
+
+    def write(self, prompt: str = "", max_new_tokens: int = 50, *, seed: int | None = None, **options: Any) -> str:
+        """Continues a prompt and returns the new text; options as in `model.generation.stream`, such as temperature.
+
+        An empty prompt begins a document. The same seed writes the same text.
+        """
+        tokens = self.tokenizer.encode(prompt) or [self.tokenizer.end_of_text]
+        generator = torch.Generator(self.device)
+        generator.seed() if seed is None else generator.manual_seed(seed)
+        options = {"stop_token": self.tokenizer.end_of_text, "generator": generator} | options
+        read = torch.tensor([tokens], device=self.device)
+        written = generate(self.gpt, read, max_new_tokens, **options)[0, len(tokens) :]
+        text, *_ = self.tokenizer.decode(written.tolist()).split(END_OF_TEXT)
+        return text
+
+    def means(self, tokens: Tensor) -> Means:
+        """What each part gives on average over the recorded text, or over `tokens` (T,) if none is recorded."""
+        archive = self.recording
+        if archive is not None:
+            tokens = torch.tensor(archive.probes["text"].tokens, device=self.device)
+        return part_means(self.gpt, tokens[None])
+
+    @cached_property
+    def recording(self) -> AttentionArchive | None:
+        """As `recorded`, but None where nothing was that this model can read."""
+        try:
+            archive = self.recorded
+        except (OSError, ValueError):  # a missing or damaged recording is not needed to read a text
+            return None
+        longest = max(archive.windows["text"].length, *(len(probe.tokens) for probe in archive.probes.values()))
+        fits = longest <= self.gpt.config.context_length and archive.tokenizer == self.tokenizer.fingerprint
+        return archive if fits else None
+
+    def repeated_probe(self) -> Probe:
+        """Random tokens, repeated: those recorded in the run if there are any, else new ones.
+
+        Raises ValueError if the context is too short.
+        """
+        if self.recording is not None:
+            return self.recording.probes["repeated"]
+        context = self.gpt.config.context_length
+        if context < 3:
+            raise ValueError(
+                f"the model's context of {context} tokens is too short to repeat one after end-of-text: 3 is the least"
+            )
+        period, first = min(PERIOD, (context - 1) // 2), self.tokenizer.end_of_text
+        return draw_repeated_probe(range(self.tokenizer.vocab_size), period, self.tokenizer.label, first=first)
+
+    def probe(self, tokens: Tensor | Sequence[int]) -> Probe:
+        """Token ids (T,) with their texts."""
+        ids = [int(token) for token in tokens]
+        return Probe(ids, [self.tokenizer.label(token) for token in ids])
+
+    def page(self, opening: Sequence[int] | None = None, others: Sequence[Glass] = ()) -> str:
+        """The HTML of a page that holds the model itself, and reads what a person types.
+
+        Args:
+            opening: tokens that the page opens with; the recorded text if None.
+            others: the same model at other steps, which the page holds too.
+
+        Raises ValueError if the page would be too large, or there is neither a recorded text nor an opening.
+        """
+        if self.recording is not None:
+            text, windows = self.recording.probes["text"], self.recording.windows
+        elif opening is None or not 2 <= len(opening) <= self.gpt.config.context_length:
+            limits = f"2 to {self.gpt.config.context_length} tokens"
+            raise ValueError(f"{self.source} has no text on record to try it on: give one with {limits}")
+        else:
+            text, windows = self.probe(opening), None
+        snapshots = sorted(((glass.step or 0, glass.gpt) for glass in (self, *others)), key=lambda one: one[0])
+        probes = {"text": text, "repeated": self.repeated_probe()}
+        opening = text.tokens if opening is None else opening
+        return model_page(self.name, snapshots, self.tokenizer.to_dict(), probes, opening, windows)
+
+    def _repr_html_(self) -> str:
+        try:
+            return in_frame(self.page())
+        except ValueError as error:
+            return f"<p>{html.escape(str(error))}</p>"
+
+
+class Reading:
+    """What a model computed for one text, on the CPU in float32.
+
+    ids: (T,). tokens: T texts. Everything else is computed when it is first asked for.
+    """
+
+    def __init__(
+        self, glass: Glass, tokens: Tensor, replacing: Mapping[Part, Tensor] | None = None, position: int | None = None
+    ) -> None:
+        self.glass, self.ids = glass, tokens.cpu()
+        self.tokens = [glass.tokenizer.label(token) for token in tokens.tolist()]
+        self._edited = lambda: replaced(glass.gpt, replacing or {}, position)
+
+    @cached_property
+    def trace(self) -> Trace:
+        with self._edited():
+            return trace(self.glass.gpt, self.ids.to(self.glass.device))
+
+    @cached_property
+    def capture(self) -> Capture:
+        """The maps with their fidelity and causality."""
+        with self._edited():
+            return capture(self.glass.gpt, self.ids)
+
+    @property
+    def maps(self) -> Tensor:
+        """(L, H, T, T): how much each query takes of each key's value; maps[5, 2] is head 5.2."""
+        return self.capture.weights
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """(T, V)"""
+        with torch.no_grad():
+            return self.glass.gpt.unembed(self.trace.features).float().cpu()
+
+    @property
+    def surprise(self) -> Tensor:
+        """(T - 1,): what each next token costs, in bits."""
+        return F.cross_entropy(self.logits[:-1], self.ids[1:], reduction="none") / math.log(2)
+
+    @property
+    def loss(self) -> float:
+        """Nats per predicted token; NaN for a single token."""
+        return self.surprise.mean().item() * math.log(2)
+
+    @cached_property
+    def lens(self) -> dict:
+        """What each sub-layer would predict already: token, probability and divergence, see `lens.predictions`."""
+        return predictions(self.glass.gpt, self.trace)["lens"]
+
+    def attribution(self, at: int = -1, of: int | None = None) -> dict[str, float]:
+        """What each part adds to the logit of a token, by the part's name; their sum is the logit before the soft-cap.
+
+        Args:
+            at: the token that is read last, from 0 or from the end.
+            of: id of the predicted token; None for the true next one, after the last token for the likeliest.
+        """
+        targets = torch.cat((self.ids[1:], self.logits[-1:].argmax(-1)))
+        targets[at] = targets[at] if of is None else of
+        parts, _ = attribution(self.glass.gpt, self.trace, targets)
+        return {name: part[at].item() for name, part in parts.items()}
+
+    @property
+    def residual(self) -> Tensor:
+        """(2L + 1, T, D): the residual stream after the embeddings, attention 0, feed-forward 0, attention 1, ..."""
+        return self.trace.residual.float().cpu()
+
+    @property
+    def heads(self) -> Tensor:
+        """(L, H, T, K): what each head gives to its layer's output matrix."""
+        return self.trace.heads.transpose(1, 2).float().cpu()
+
+    @property
+    def q(self) -> Tensor:
+        """(L, H, T, K): the queries, as `attend` gets them."""
+        return self.trace.queries.float().cpu()
+
+    @property
+    def k(self) -> Tensor:
+        """(L, H, T, K): the keys; those of a group of heads are repeated for each of them."""
+        return self.trace.keys.float().cpu()
+
+    @property
+    def v(self) -> Tensor:
+        """(L, H, T, K): the values, repeated as the keys are."""
+        return self.trace.values.float().cpu()
+
+    def snapshot(self, repeated: Probe) -> tuple[Snapshot, dict[str, np.ndarray], dict]:
+        """What a page shows of this text and of the repeated probe: scores, each one's maps, and details."""
+        glass = self.glass
+        probes = {"text": glass.probe(self.ids), "repeated": repeated}
+        windows = None if glass.recording is None else glass.recording.windows
+        with self._edited():
+            taken, maps, details = take_snapshot(
+                glass.gpt, probes, glass.step or 0, glass.tokenizer.label, windows=windows
+            )
+        return taken, {name: weights.numpy() for name, weights in maps.items()}, details
+
+    def _repr_html_(self) -> str:
+        try:
+            return in_frame(attention_page([captures([self])], self.glass.name))
+        except ValueError as error:
+            return f"<p>{html.escape(str(error))}</p>"
+
+
+def captures(readings: Sequence[Reading], repeated: Probe | None = None) -> Captures:
+    """What a page, a picture or a table shows of a text that one model read at one step or several, in their order.
+
+    repeated: the repeated probe; the model's own if None.
+    """
+    glass = readings[0].glass
+    repeated = glass.repeated_probe() if repeated is None else repeated
+    taken = {reading.glass.step or 0: reading.snapshot(repeated) for reading in readings}
+    probes = {"text": glass.probe(readings[0].ids), "repeated": repeated}
+    snapshots = [snapshot for snapshot, _, _ in taken.values()]
+    maps, details = ({step: one[place] for step, one in taken.items()} for place in (1, 2))
+    return Captures(glass.name, probes, snapshots, maps.__getitem__, list(taken), details.__getitem__, is_prompt=True)
+
+
+def in_frame(page: str) -> str:
+    """HTML that shows a page in a notebook's cell, apart from the other cells and without a network."""
+    source = html.escape(page)
+    style = f'width="100%" height="{HEIGHT}" frameborder="0" sandbox="allow-scripts allow-downloads"'
+    return f'<iframe srcdoc="{source}" {style}></iframe>'

@@ -1,0 +1,144 @@
+"""The library of a notebook: what it returns is what independent computations give, on a run and on GPT-2's format."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from data.tokenizers import byte_level
+from model import open_run
+from model.exchange.huggingface import to_huggingface
+from model.gpt import GPTConfig
+from tests.gpts import GPT2, huggingface_gpt2, random_gpt
+
+TEXT = "the model reads"
+
+
+@pytest.fixture(scope="module")
+def run(trained):
+    return trained("--checkpoints.keep_steps=[4,8]")
+
+
+@pytest.fixture(scope="module")
+def glass(run):
+    return open_run(run)
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory):
+    """A folder of GPT-2's format with random weights, and transformers' model of it."""
+    gpt = random_gpt(GPTConfig(vocab_size=257, context_length=16, num_layers=2, num_heads=2, embed_dim=16, **GPT2))
+    folder = tmp_path_factory.mktemp("gpt2") / "folder"
+    to_huggingface(gpt, folder, byte_level())
+    return folder, huggingface_gpt2(gpt)
+
+
+def test_what_a_person_types_works_as_written(glass, tmp_path):
+    assert glass.steps == [4, 8] and glass.at(8).step == 8
+    reading = glass.read(TEXT, without=["head 0.0"])
+    L, H, T, D = glass.gpt.config.num_layers, glass.gpt.config.num_heads, len(reading.ids), glass.gpt.config.embed_dim
+    assert "".join(reading.tokens) == TEXT[:T]
+    assert reading.maps.shape == (L, H, T, T) and reading.logits.shape == (T, 257)
+    assert reading.residual.shape == (2 * L + 1, T, D)
+    assert {x.shape for x in (reading.q, reading.k, reading.v, reading.heads)} == {(L, H, T, D // H)}
+    assert reading.surprise.shape == (T - 1,) and reading.loss == pytest.approx(reading.surprise.mean() * math.log(2))
+    assert len(reading.lens["token"]) == 2 * L + 1
+    assert set(glass.ablate(TEXT)) >= {"nothing", "head 0.0", "feed-forward 0", "token embedding"}
+    assert glass.patch(TEXT, "which model", head=(1, 0), position=5).logits.shape == (T, 257)
+    assert len(glass.write("the ", max_new_tokens=5, temperature=0.8)) > 0
+    assert glass.recorded.steps[-1] == 12
+    assert "<iframe" in reading._repr_html_() and "<iframe" in glass._repr_html_()
+
+
+def test_readings_are_those_of_transformers(gpt2):
+    folder, theirs = gpt2
+    reading = open_run(folder).read(TEXT)
+    with torch.no_grad():
+        result = theirs(reading.ids[None], output_attentions=True, output_hidden_states=True)
+    torch.testing.assert_close(reading.maps, torch.cat(result.attentions), rtol=0, atol=1e-5)
+    torch.testing.assert_close(reading.logits, result.logits[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(reading.residual[[0, 2]], torch.cat(result.hidden_states[:2]), rtol=1e-4, atol=1e-4)
+    assert reading.loss == pytest.approx(F.cross_entropy(result.logits[0, :-1], reading.ids[1:]).item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("part", ["head 1.1", "feed-forward 0"])
+def test_a_part_left_out_gives_its_mean(gpt2, part):
+    """As a hook written by hand in transformers' model does it."""
+    folder, theirs = gpt2
+    reading = open_run(folder).read(TEXT, without=[part])
+    block = theirs.transformer.h[int(part.split()[1][0])]
+
+    def mean_of_head(_, args):
+        merged = args[0].clone()
+        merged[..., 8:] = merged[..., 8:].mean(1, keepdim=True)
+        return (merged,)
+
+    def mean_of_all(_, args, result):
+        return result.mean(1, keepdim=True).expand_as(result)
+
+    if part == "head 1.1":
+        hook = block.attn.c_proj.register_forward_pre_hook(mean_of_head)
+    else:
+        hook = block.mlp.register_forward_hook(mean_of_all)
+    try:
+        with torch.no_grad():
+            expected = theirs(reading.ids[None]).logits[0]
+    finally:
+        hook.remove()
+    torch.testing.assert_close(reading.logits, expected, rtol=1e-4, atol=1e-4)
+    whole = open_run(folder).read(TEXT)
+    assert not torch.allclose(whole.logits, expected, atol=1e-2)
+    assert open_run(folder).ablate(TEXT)[part] == pytest.approx(reading.loss, rel=1e-4)
+
+
+def test_a_patched_head_gives_what_it_gives_in_the_other_text(gpt2):
+    glass = open_run(gpt2[0])
+    plain, other = glass.read(TEXT), glass.read("which word comes")
+    patched = glass.patch(TEXT, "which word comes", head=(0, 1), position=5, source=3)
+    torch.testing.assert_close(patched.heads[0, 1, 5], other.heads[0, 1, 3])
+    torch.testing.assert_close(patched.logits[:5], plain.logits[:5])
+    assert not torch.allclose(patched.logits[5:], plain.logits[5:], atol=1e-3)
+    whole = glass.patch(TEXT, TEXT, head=(0, 1), position=-1)
+    torch.testing.assert_close(whole.logits, plain.logits)
+
+
+def test_attribution_adds_up_to_the_logit(gpt2):
+    reading = open_run(gpt2[0]).read(TEXT)  # this family has no soft-cap
+    for at, of in ((3, None), (-1, None), (4, 100)):
+        target = of if of is not None else reading.ids[at + 1] if at != -1 else reading.logits[-1].argmax()
+        total = sum(reading.attribution(at, of).values())
+        assert total == pytest.approx(reading.logits[at, target].item(), abs=1e-3)
+
+
+def test_the_same_seed_writes_the_same_text(glass):
+    assert glass.write("the ", 20, seed=3) == glass.write("the ", 20, seed=3) != glass.write("the ", 20, seed=4)
+
+
+@pytest.mark.parametrize(
+    ("ask", "sentence"),
+    [
+        (lambda glass: open_run("runs/none"), "there is no runs/none"),
+        (lambda glass: glass.at(5), "no checkpoint of step 5"),
+        (lambda glass: glass.read(""), "at least one"),
+        (lambda glass: glass.read([300]), "must lie in"),
+        (lambda glass: glass.read("the", without=["head 9.9"]), "no part 'head 9.9': it has"),
+        (lambda glass: glass.patch("the", "the", head=(7, 0), position=0), r"no head \(7, 0\)"),
+        (lambda glass: glass.patch("the", "the", head=(0, 0), position=3), "no token 3"),
+        (lambda glass: glass.ablate("t"), "at least two tokens"),
+    ],
+)
+def test_a_mistake_gets_a_sentence(glass, ask, sentence):
+    with pytest.raises((ValueError, FileNotFoundError), match=sentence):
+        ask(glass)
+
+
+def test_a_long_text_is_read_up_to_the_context_with_a_warning(glass, caplog):
+    reading = glass.read("the model reads a text and learns")
+    assert len(reading.ids) == glass.gpt.config.context_length
+    assert "the model's context" in caplog.text
+
+
+def test_a_list_of_texts_is_read_one_by_one(glass):
+    first, second = glass.read(["the model", "a text"])
+    assert "".join(first.tokens) == "the model" and "".join(second.tokens) == "a text"
