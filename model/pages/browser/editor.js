@@ -59,8 +59,8 @@ function drawBox() {
   paint();
   const { context_length: context } = engine.config;
   const count = typed.all ? typed.tokens.length : 0;
-  const told = loss === null ? "" : `, loss ${decimal(loss)} nats per token`;
-  $("cost").textContent = `${count} ${count === 1 ? "token" : "tokens"}${count > 1 ? told : ""}`;
+  const cost = loss === null ? "" : `, loss ${decimal(loss)} nats per token`;
+  $("cost").textContent = `${count} ${count === 1 ? "token" : "tokens"}${count > 1 ? cost : ""}`;
   $("window").textContent = [
     isCut && `The text was too long: its last ${number(box.value.length)} characters are kept.`,
     !typed.all && "The box is empty: shown is what the model expects at the beginning of a document.",

@@ -7,7 +7,7 @@ import { listed, percent } from "browser/words.js";
 export const LEAST_TOKENS = 32; // of a text that is long enough to tell
 const CLEAR = 0.2; // the smallest mean share of its attention that a sentence names
 const QUERIES = 8; // the fewest that a share is a mean of
-const UNEVEN = 1.5; // times more in one half of the text than in the other, from which on both are told
+const UNEVEN = 1.5; // times more in one half of the text than in the other, from which on both are named
 
 // How the keys of a habit are named, and whether a query has such a key: (query, key, labels) -> boolean.
 const HABITS = [
@@ -18,26 +18,25 @@ const HABITS = [
   ["the same token earlier", (query, key, labels) => key < query && labels[key] === labels[query]],
 ];
 
+// The mean of a field; null of too few.
+const mean = (items, field) => (items.length < QUERIES ? null : items.reduce((sum, item) => sum + item[field], 0) / items.length);
+
 // map: bytes of a head (see maps.js). Its habits that are clear, clearest first: { name, share, halves }, each the mean weight
 // that a query gives to such keys, over the queries that have one.
 export function habitsOf(map, labels) {
   const length = labels.length;
   const distances = Array.from({ length: Math.floor(length / 2) - 1 }, (_, i) => [`exactly ${i + 2} tokens back`, (query, key) => key === query - i - 2]);
   const found = [...HABITS, ...distances].map(([name, fits]) => {
-    const sums = [0, 1].map(() => ({ weight: 0, uniform: 0, queries: 0 }));
+    const seen = []; // { query, weight, uniform } of the queries that have such keys
     for (let query = 1; query < length; query++) {
       const keys = Array.from({ length: query + 1 }, (_, key) => key).filter((key) => fits(query, key, labels));
-      if (!keys.length) continue;
-      const sum = sums[query < length / 2 ? 0 : 1];
-      sum.weight += keys.reduce((total, key) => total + weightAt(map, query, key), 0);
-      sum.uniform += keys.length / (query + 1);
-      sum.queries++;
+      const weight = keys.reduce((sum, key) => sum + weightAt(map, query, key), 0);
+      if (keys.length) seen.push({ query, weight, uniform: keys.length / (query + 1) });
     }
-    const mean = (field) => sums.reduce((total, sum) => total + sum[field], 0) / sums.reduce((total, sum) => total + sum.queries, 0);
-    const queries = sums.reduce((total, sum) => total + sum.queries, 0);
-    return { name, queries, share: mean("weight"), uniform: mean("uniform"), halves: sums.map(({ weight, queries }) => (queries >= QUERIES ? weight / queries : null)) };
+    const halves = [seen.filter(({ query }) => query < length / 2), seen.filter(({ query }) => query >= length / 2)];
+    return { name, share: mean(seen, "weight"), uniform: mean(seen, "uniform"), halves: halves.map((half) => mean(half, "weight")) };
   });
-  const clear = found.filter(({ queries, share, uniform }) => queries >= QUERIES && share >= CLEAR && share > 2 * uniform);
+  const clear = found.filter(({ share, uniform }) => share >= CLEAR && share > 2 * uniform);
   return clear.sort((one, two) => two.share - two.uniform - (one.share - one.uniform)).slice(0, 2);
 }
 

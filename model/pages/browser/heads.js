@@ -12,6 +12,7 @@ const BAR = 4; // below a thumbnail's map; thinner below the smallest
 const CAPTION = 17;
 const CAPTIONED = 58; // the narrowest with a caption
 const LARGEST = 190;
+const TURNED = 1.5; // times larger must thumbnails become where layers stand beside each other, and not below
 const SMALLEST = matchMedia("(pointer: coarse)").matches ? 44 : 20;
 
 const newThumbs = (choose) => ALL_HEADS.map((head) => {
@@ -60,8 +61,8 @@ function drawGrid(grid, buttons, side, title) {
       marks.replaceChildren(...formed.map(markOf));
     }
     button.setAttribute("aria-pressed", head === side.head);
-    const told = formed.map((one) => `, ${SCORES[one].label} formed at step ${formation(side.run, one, head)}`);
-    button.setAttribute("aria-label", `${headName(head)}, ${SCORES[score].label} ${decimal(scores[head])}${told.join("")}`);
+    const since = formed.map((one) => `, ${SCORES[one].label} formed at step ${formation(side.run, one, head)}`);
+    button.setAttribute("aria-label", `${headName(head)}, ${SCORES[score].label} ${decimal(scores[head])}${since.join("")}`);
   }
 }
 
@@ -71,7 +72,7 @@ function arrange(grid, buttons, order) {
   const bounded = getComputedStyle($("heads")).getPropertyValue("--bounded") === "1";
   const wide = grid.parentElement.clientWidth - 4;
   const high = bounded ? $("scroll").clientHeight - 4 : Infinity;
-  const turned = !sorted && layeredSide(wide, high, LAYERS, HEADS) > layeredSide(wide, high, HEADS, LAYERS);
+  const turned = !sorted && bounded && layeredSide(wide, high, LAYERS, HEADS) > TURNED * layeredSide(wide, high, HEADS, LAYERS);
   const [columns, rows] = turned ? [LAYERS, HEADS] : [HEADS, LAYERS];
   const side = sorted ? sortedSide(wide, high) : layeredSide(wide, high, columns, rows);
   grid.style.gridTemplateColumns = sorted ? `repeat(auto-fill, ${side}px)` : `${HEADING}px repeat(${columns}, ${side}px)`;

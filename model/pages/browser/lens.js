@@ -55,43 +55,21 @@ export function createLens(parent, choose) {
   let cells = []; // by sub-layer and position
   const focused = { row: 0, token: 0 }; // the one cell that the tab key reaches
 
-  // Rows of the sub-layers, and columns of the tokens. Columns that are there stay, because a text that is typed grows.
+  // Rows of the sub-layers, and columns of the tokens.
   function build() {
     const { details, labels } = view;
-    if (String(details.sublayers) !== body.dataset.sublayers) {
-      body.dataset.sublayers = details.sublayers;
-      cells = details.sublayers.map(() => []);
-      body.replaceChildren(...details.sublayers.map((name) => element("tr", {}, element("th", { scope: "row", textContent: name }))));
-      for (const line of [head, foot]) while (line.children.length > 1) line.lastChild.remove();
-    }
-    const lines = [head, ...body.children, foot];
-    while (head.children.length - 1 > labels.length) for (const line of lines) line.lastChild.remove();
-    for (const row of cells) row.length = Math.min(row.length, labels.length);
-    while (head.children.length - 1 < labels.length) addColumn(head.children.length - 1);
-    labels.forEach((label, i) => {
-      say(head.children[i + 1], label);
-      head.children[i + 1].title = `${i} ${visible(label, 60)}`;
-      say(foot.children[i + 1], labels[i + 1]);
-    });
-    if (cells[focused.row]?.[focused.token]) cells[focused.row][focused.token].tabIndex = -1;
-    Object.assign(focused, { row: cells.length - 1, token: clamp(focused.token, labels.length - 1) });
-    cells[focused.row][focused.token].tabIndex = 0;
-  }
-
-  function addColumn(token) {
-    head.append(element("th", { scope: "col" }));
-    cells.forEach((line, row) => {
+    const write = (label) => (label === undefined ? "" : visible(label, 8) || "∅");
+    cells = details.sublayers.map((_, row) => labels.map((_, token) => {
       const cell = element("td", { tabIndex: -1 });
       Object.assign(cell.dataset, { row, token });
-      line.push(cell);
-      body.children[row].append(cell);
-    });
-    foot.append(element("th"));
-  }
-
-  function say(cell, label) {
-    const text = label === undefined ? "" : visible(label, 8) || "∅";
-    if (cell.textContent !== text) cell.textContent = text;
+      return cell;
+    }));
+    body.replaceChildren(...details.sublayers.map((name, row) => element("tr", {}, element("th", { scope: "row", textContent: name }), ...cells[row])));
+    const heading = (label, i) => element("th", { scope: "col", textContent: write(label), title: `${i} ${visible(label, 60)}` });
+    head.replaceChildren(head.firstChild, ...labels.map(heading));
+    foot.replaceChildren(foot.firstChild, ...labels.map((_, i) => element("th", { textContent: write(labels[i + 1]) })));
+    Object.assign(focused, { row: cells.length - 1, token: clamp(focused.token, labels.length - 1) });
+    cells[focused.row][focused.token].tabIndex = 0;
   }
 
   function fill() {
@@ -104,8 +82,6 @@ export function createLens(parent, choose) {
         const colour = colours[Math.round(255 * Math.min(1, strength(colouring, found, largest)))];
         const text = found.text === null ? "–" : visible(found.text, 8) || "∅";
         cell.classList.toggle("chosen", token === view.token);
-        if (cell.filled === `${colour} ${text}`) continue;
-        cell.filled = `${colour} ${text}`;
         cell.textContent = text;
         cell.style.background = rgb(colour);
         cell.style.color = isDark(colour) ? "#ffffff" : "#14181e";

@@ -9,7 +9,7 @@ import { addField, ALL_HEADS, headPart, LAYERS, placeOf, shortName, state } from
 import { answerTo, engine } from "browser/typed-text.js";
 import { quote, signed, visible } from "browser/words.js";
 
-const CANDIDATES = 5; // of each text's likeliest next tokens, from which the one is chosen whose logit is told
+const CANDIDATES = 5; // of each text's likeliest next tokens, from which the one is chosen whose logit is shown
 const LEFT = 34; // pixels for the names of heads
 const CELL = { wide: [11, 26], high: 15 };
 const FONT = "10px system-ui, sans-serif";
@@ -58,12 +58,12 @@ async function drawPatch() {
   $("patched").dataset.asked = asked;
   const answer = await answerTo(engine.patch(shown.at, typed.tokens, other.typed.tokens, { layer, head: column, position: into, from, target }));
   if (!answer || now !== shown) return;
-  const told = `With it, the logit of ${quote(engine.tokenizer.label(target))} after text A `;
+  const start = `With it, the logit of ${quote(engine.tokenizer.label(target))} after text A `;
   const notes = [
     shown.off.length && "All parts are on here.",
     layer === LAYERS - 1 && into < labels.length - 1 && "No later layer reads this head there: choose the last token, or a head of an earlier layer.",
   ];
-  $("patched").replaceChildren(told, ...changeTo(answer.plain, answer.patched), `. ${notes.filter(Boolean).join(" ")}`);
+  $("patched").replaceChildren(start, ...changeTo(answer.plain, answer.patched), `. ${notes.filter(Boolean).join(" ")}`);
 }
 
 // ---- every head at every token

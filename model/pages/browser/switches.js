@@ -10,7 +10,7 @@ import { addField, headPart, state } from "browser/state.js";
 import { engine } from "browser/typed-text.js";
 import { decimal, listed, quote } from "browser/words.js";
 
-const MOST_HARMED = 5; // tokens that are told
+const WORST = 5; // tokens that are listed
 
 const parts = () => partNames(engine.config);
 const isOff = (part) => state.off.includes(part);
@@ -50,24 +50,24 @@ const buttons = () => $("switches").querySelectorAll("button");
 
 function drawDamage() {
   const [{ loss, intact, edits, labels, details }] = shown.sides;
-  $("harmed").hidden = !edits.length;
+  $("worse").hidden = !edits.length;
   if (!edits.length) {
     const text = "Switch off a part here, or a head on its thumbnail, and see what the model loses.";
     return $("damage").replaceChildren(element("p", { className: "soft", textContent: text }));
   }
   const all = element("button", { textContent: "switch all on" });
   all.addEventListener("click", () => change({ off: [] }));
-  const told = loss === null ? [] : ["The loss ", ...changeTo(intact.loss, loss), " nats per token. "];
-  $("damage").replaceChildren(element("p", {}, `Off: ${listed(shown.off)}. `, ...told, all));
+  const change = loss === null ? [] : ["The loss ", ...changeTo(intact.loss, loss), " nats per token. "];
+  $("damage").replaceChildren(element("p", {}, `Off: ${listed(shown.off)}. `, ...change, all));
 
   // bits[t] is the cost of token t + 1
   const [before, after] = [intact.details, details].map(({ probes }) => probes.text.bits);
   const worse = after.map((bits, i) => [i + 1, bits - before[i]]).filter(([token, change]) => token < labels.length && change > 0.05);
   worse.sort(([, one], [, two]) => two - one);
-  $("harmed").replaceChildren(...worse.slice(0, MOST_HARMED).map(([token]) => harmedItem(token, before[token - 1], after[token - 1], labels)));
+  $("worse").replaceChildren(...worse.slice(0, WORST).map(([token]) => worseItem(token, before[token - 1], after[token - 1], labels)));
 }
 
-function harmedItem(token, before, after, labels) {
+function worseItem(token, before, after, labels) {
   const button = element("button", { textContent: quote(labels[token]) });
   button.addEventListener("click", () => change({ token }));
   return element("li", {}, button, ` token ${token}: ${decimal(before, 1)} → ${decimal(after, 1)} bits`);

@@ -359,7 +359,7 @@ def test_the_slider_changes_the_model_that_answers(open_page):
     assert page.locator("#slide-a output").inner_text() == "step 0"
 
 
-PANELS = ("#tokens", "#sentences", "#reading", "#top", "#evidence", "#next", "#coloured", "#cost", "#damage", "#harmed")
+PANELS = ("#tokens", "#sentences", "#reading", "#top", "#evidence", "#next", "#coloured", "#cost", "#damage", "#worse")
 PANELS += ("#lenses", "#parts", "#attribution-what", "#attribution-badge", "#patched", "#parity", "#notes")
 SHOWN = """(panels) => Object.fromEntries([
   ...panels.map((panel) => [panel, document.querySelector(panel)])
