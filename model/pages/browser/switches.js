@@ -57,8 +57,8 @@ function drawDamage() {
   }
   const all = element("button", { textContent: "switch all on" });
   all.addEventListener("click", () => change({ off: [] }));
-  const change = loss === null ? [] : ["The loss ", ...changeTo(intact.loss, loss), " nats per token. "];
-  $("damage").replaceChildren(element("p", {}, `Off: ${listed(shown.off)}. `, ...change, all));
+  const effect = loss === null ? [] : ["The loss ", ...changeTo(intact.loss, loss), " nats per token. "];
+  $("damage").replaceChildren(element("p", {}, `Off: ${listed(shown.off)}. `, ...effect, all));
 
   // bits[t] is the cost of token t + 1
   const [before, after] = [intact.details, details].map(({ probes }) => probes.text.bits);
