@@ -15,7 +15,6 @@ import itertools
 import json
 import runpy
 import sys
-import tempfile
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -27,6 +26,7 @@ import torch
 import yaml
 from torch import Tensor, nn
 
+from data.tokenizers import byte_level
 from model.exchange.gguf import to_gguf
 from model.generation import generate
 from model.gpt import GPT, GPTConfig
@@ -35,7 +35,10 @@ from model.runs.mistakes import exit_status
 from model.training.hardware import missing_compiler
 from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
-from scripts.benchmarks.measuring import WARM_UP, Curve, Row, describe, leave_result, mean_nats, synchronized_time
+from scripts.benchmarks import measuring
+from scripts.benchmarks.measuring import Row, describe, synchronized_time
+from scripts.prompting import choose_device
+from train import main as train_main
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,42 +54,46 @@ SAMPLING = {"temperature": 0.8, "top_k": 200}  # as in its sample.py
 
 def measure_step(job: Namespace) -> Row:
     """Time of a step on random tokens, after a warm-up: what a step costs does not depend on the text."""
-    device, tokens = job.device, job.batch_size * job.size["context_length"]
+    tokens = job.batch_size * job.size["context_length"]
     text = torch.randint(job.size["vocab_size"], (100 * tokens,))
     learner = build_learner(job)
-    stride = 10 if device == "cuda" else 1  # waiting for a GPU at every step would keep Python from running ahead
-    for step in train(learner, text, job, steps=2000):
-        if step == WARM_UP:
-            started = synchronized_time(device)
-        elif step > 5 and step % stride == 0 and (elapsed := synchronized_time(device) - started) >= job.seconds:
+    stride = 10 if job.device == "cuda" else 1  # waiting for a GPU at every step would keep Python from running ahead
+    for step in train(learner, text, job):
+        if step == measuring.WARM_UP:
+            started = synchronized_time()
+        elif step > 5 and step % stride == 0 and (elapsed := synchronized_time() - started) >= job.seconds:
             break
-    milliseconds = 1000 * elapsed / (step - WARM_UP)
+    milliseconds = 1000 * elapsed / (step - measuring.WARM_UP)
     return {"milliseconds_per_step": milliseconds, "tokens": tokens, **describe(learner.model, learner.precision)}
 
 
 def learn_characters(job: Namespace) -> Row:
-    """The learning curve of a contender on the characters of `data`, split as nanoGPT's prepare.py does."""
-    characters = torch.frombuffer(bytearray(Path(job.data).read_bytes()), dtype=torch.uint8)
-    ids, cut = characters.unique(return_inverse=True)[1], int(0.9 * len(characters))
-    learner, curve = build_learner(job), Curve(job.device, job.steps, job.evaluations)
-    batches = windows(ids[cut - 1 :].to(job.device), job.size["context_length"])  # its first token is training's last
-
-    def losses() -> Iterator[tuple[Tensor, Tensor]]:
-        for tokens, targets in batches:
-            yield learner.loss(tokens, targets) * targets.numel(), torch.tensor(targets.numel())
-
-    for step in itertools.islice(train(learner, ids[:cut], job, job.steps), job.steps):
-        curve.after(step, lambda: mean_nats(learner.model, losses()))
-    learned = {"curve": curve.points, "validation_bytes": len(ids) - cut}
-    return learned | describe(learner.model, learner.precision)
+    """The learning curve of a contender on the characters of `data`."""
+    text, validation = measuring.split(
+        measuring.read(job.data).unique(return_inverse=True)[1]
+    )  # a token for each character
+    learner = build_learner(job)
+    curve = measuring.Curve(job.steps, learner.model, learner.loss, validation, job.size["context_length"])
+    for step in train(learner, text, job):
+        curve.after(step)
+    return {"curve": curve.points, **describe(learner.model, learner.precision)}
 
 
-def windows(text: Tensor, context: int) -> list[tuple[Tensor, Tensor]]:
-    """Batches in which every token of `text` (N,) but the first is a target once; the last window may be shorter."""
-    whole = (len(text) - 1) // context * context
-    tokens, targets = (part.view(-1, context).split(128) for part in (text[:whole], text[1 : whole + 1]))
-    rest = [(text[None, whole:-1], text[None, whole + 1 :])] if whole < len(text) - 1 else []
-    return [*zip(tokens, targets, strict=True), *rest]
+def train_by_recipe(job: Namespace) -> Row:
+    """The learning curve of `python train.py` with our recipe for characters and the sizes of the job."""
+    options = {f"model.gpt.{name}": value for name, value in job.size.items() if name != "vocab_size"}
+    options |= {"data.files": job.data, "data.batch_size": job.batch_size, "trainer.max_steps": job.steps}
+    options |= {"seed_everything": job.seed, "trainer.default_root_dir": job.folder, "wandb": "disabled"}
+    options |= {"trainer.accelerator": "cpu" if job.device == "cpu" else "gpu", "trainer.devices": 1}
+    # What no option of a person changes: the text, and that validation is the callback's.
+    fixed = {"data.tokenizer": "bytes", "data.validation_fraction": measuring.VALIDATION_FRACTION}
+    fixed |= {"trainer.val_check_interval": 10**9, "trainer.limit_val_batches": 1}
+    fixed |= {"trainer.callbacks": "scripts.benchmarks.measuring.LearningCurve", "trainer.callbacks.data": job.data}
+    before, after = ([f"--{name}={value}" for name, value in each.items()] for each in (options, fixed))
+    config = ROOT / "configs" / "shakespeare_char.yaml"
+    if status := train_main([f"--config={config}", *before, *job.train_options, *after]):
+        sys.exit(status)
+    return measuring.LearningCurve.result
 
 
 def build_learner(job: Namespace) -> Learner:
@@ -96,115 +103,110 @@ def build_learner(job: Namespace) -> Learner:
     if is_compiled and (missing := missing_compiler(device)):
         raise ValueError(f"{job.contender} cannot be compiled: {missing} is missing")
     if job.contender.startswith("nanogpt"):
-        torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
         model = build_nanogpt(job, dropout=job.dropout, bias=False).to(device)
         optimizer = model.configure_optimizers(WEIGHT_DECAY, LEARNING_RATE, BETAS, device.type)
-        precision = "bfloat16" if device.type == "cuda" else "float32"
+        is_half, loss = device.type == "cuda", lambda tokens, targets: model(tokens, targets)[1]
     else:
         keep_freed_memory()
         model = GPT(gpt2_config(job.size, dropout=job.dropout)).to(device)
         optimizer = build_optimizer(model, OptimizerConfig("adamw", weight_decay=WEIGHT_DECAY, betas=BETAS))
-        precision = "bfloat16" if has_fast_bfloat16(device.type) else "float32"
-
-    def loss(tokens: Tensor, targets: Tensor) -> Tensor:
-        return model(tokens, targets)[1] if job.contender.startswith("nanogpt") else model.loss(tokens, targets)
-
+        is_half, loss = has_fast_bfloat16(device.type), model.loss
+    precision = "bfloat16" if is_half else "float32"
     return Learner(model, loss, torch.compile(loss) if is_compiled else loss, optimizer, precision)
 
 
-def train(learner: Learner, text: Tensor, job: Namespace, steps: int) -> Iterator[int]:
-    """nanoGPT's training on windows of `text` (N,) drawn at random, endless; yields the number of updates."""
-    model, _, fast_loss, optimizer, precision = learner
+def train(learner: Learner, text: Tensor, job: Namespace) -> Iterator[int]:
+    """nanoGPT's training on windows of `text` (N,) drawn at random; yields the number of updates."""
     context = job.size["context_length"]
 
     def draw() -> tuple[Tensor, Tensor]:
         starts = torch.randint(len(text) - context, (job.batch_size, 1))
-        rows = text[starts + torch.arange(context + 1)]
-        if job.device == "cuda":
-            rows = rows.pin_memory().to(job.device, non_blocking=True)
+        rows = text[starts + torch.arange(context + 1)].to(job.device, non_blocking=True)
         return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
     batch = draw()
-    for step in itertools.count():
-        for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * learning_rate_factor(step, steps, SCHEDULE)
-        with torch.autocast(job.device, torch.bfloat16, enabled=precision == "bfloat16"):
-            loss = fast_loss(*batch)
+    for step in range(job.steps):
+        for group in learner.optimizer.param_groups:
+            group["lr"] = LEARNING_RATE * learning_rate_factor(step, job.steps, SCHEDULE)
+        with torch.autocast(job.device, torch.bfloat16, enabled=learner.precision == "bfloat16"):
+            loss = learner.fast_loss(*batch)
         batch = draw()  # while an accelerator is still at work
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_CLIP)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        nn.utils.clip_grad_norm_(learner.model.parameters(), GRADIENT_CLIP)
+        learner.optimizer.step()
+        learner.optimizer.zero_grad(set_to_none=True)
         yield step + 1
 
 
 def measure_writing(job: Namespace) -> Row:
     """Seconds to write `new_tokens` after each prompt of the batch, once, after a shorter text to warm up."""
-    network, write = build_writer(job)
+    torch.manual_seed(job.seed)
+    network, write = WRITERS[job.contender](job)
     network.to(job.device, getattr(torch, job.dtype)).eval()
     prompt = torch.randint(job.size["vocab_size"], (job.batch_size, job.prompt_tokens), device=job.device)
     warm_up = job.new_tokens if job.device == "cuda" else min(4, job.new_tokens)  # a graph has one length
     write(prompt, max_new_tokens=warm_up)
-    started = synchronized_time(job.device)
+    started = synchronized_time()
     text = write(prompt, max_new_tokens=job.new_tokens)
-    seconds, tokens = synchronized_time(job.device) - started, job.batch_size * job.new_tokens
+    seconds, tokens = synchronized_time() - started, job.batch_size * job.new_tokens
     if text.shape != (job.batch_size, job.prompt_tokens + job.new_tokens):
         raise RuntimeError(f"{job.contender} wrote {tuple(text.shape)}, not {tokens} tokens after the prompts")
-    quantized = {"precision": "q8_0"} if job.contender.endswith("+q8_0") else {}
-    return {"seconds": seconds, "tokens": tokens, **describe(network, job.dtype), **quantized}
+    return {"seconds": seconds, "tokens": tokens, **describe(network, job.dtype)}
 
 
-def build_writer(job: Namespace) -> tuple[nn.Module, Callable]:
-    """A network and what writes with it: (prompt, max_new_tokens=...) -> prompt and text."""
-    torch.manual_seed(job.seed)
-    if job.contender == "glassgpt":
-        gpt = GPT(gpt2_config(job.size, bias=True))
-        return gpt, partial(generate, gpt, **SAMPLING)
-    if job.contender.startswith("llama.cpp"):  # which has the tanh form of GELU only
-        gpt = GPT(gpt2_config(job.size, bias=True, activation="gelu"))
-        return gpt, build_llama(gpt, quantized=job.contender.endswith("+q8_0"))
-    if job.contender == "nanogpt":
-        torch.set_float32_matmul_precision("high")
-        gpt = build_nanogpt(job, dropout=0.0, bias=True)
-        return gpt, partial(gpt.generate, **SAMPLING)
+# A network, and what writes with it: (prompt, max_new_tokens=...) -> prompt and text.
+Writer = tuple[nn.Module, Callable[..., Tensor]]
+
+
+def glassgpt_writer(job: Namespace) -> Writer:
+    gpt = GPT(gpt2_config(job.size, bias=True))
+    return gpt, partial(generate, gpt, **SAMPLING)
+
+
+def nanogpt_writer(job: Namespace) -> Writer:
+    gpt = build_nanogpt(job, dropout=0.0, bias=True)
+    return gpt, partial(gpt.generate, **SAMPLING)
+
+
+def transformers_writer(job: Namespace) -> Writer:
+    """With the activation of the others; GPT-2's own takes more operations."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    ids = {"bos_token_id": None, "eos_token_id": None}  # nothing ends a text early
     names = NANOGPT_NAMES | {"context_length": "n_positions"}
     shape = {names.get(name, name): value for name, value in job.size.items()}
-    # With the activation of the others; GPT-2's own takes more operations.
+    ids = {"bos_token_id": None, "eos_token_id": None}  # nothing ends a text early
     gpt = GPT2LMHeadModel(GPT2Config(**shape, **ids, activation_function="gelu"))
     cache = {"use_cache": True, "cache_implementation": "static" if job.device == "cuda" else None}
     return gpt, partial(gpt.generate, do_sample=True, pad_token_id=0, **cache, **SAMPLING)
 
 
-def build_llama(gpt: GPT, quantized: bool) -> Callable[..., Tensor]:
-    """What writes one text with llama.cpp and the weights of `gpt`, `quantized` to 8 bits each, its q8_0."""
-    llama_cpp, vocab_size = importlib.import_module("llama_cpp"), gpt.config.vocab_size
-    model = {"vocab": {chr(0x4E00 + token): token for token in range(1, vocab_size)}, "merges": []}  # any names will do
-    files = {"tokenizer.json": {"model": model, "added_tokens": [{"id": 0, "content": "<|endoftext|>"}]}}
-    tokenizer = Namespace(name="bytes", vocab_size=vocab_size, end_of_text=0, huggingface_files=lambda: files)
-    with tempfile.TemporaryDirectory() as folder:
-        path = f"{folder}/whole.gguf"
-        to_gguf(gpt, path, tokenizer)
-        if quantized:
-            options = llama_cpp.llama_model_quantize_default_params()
-            options.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0
-            whole, path = path, f"{folder}/small.gguf"
-            llama_cpp.llama_model_quantize(whole.encode(), path.encode(), options)
-        threads = {"n_threads": torch.get_num_threads(), "n_threads_batch": torch.get_num_threads()}
-        llama = llama_cpp.Llama(path, n_ctx=gpt.config.context_length, verbose=False, **threads)
+def llama_writer(job: Namespace) -> Writer:
+    """For one text, with our weights; llama.cpp has the tanh form of GELU only."""
+    gpt, path = GPT(gpt2_config(job.size, bias=True, activation="gelu")), Path(job.folder, "gpt.gguf")
+    to_gguf(gpt, path, byte_level())
+    threads = {"n_threads": torch.get_num_threads(), "n_threads_batch": torch.get_num_threads()}
+    context = job.size["context_length"]
+    llama = importlib.import_module("llama_cpp").Llama(str(path), n_ctx=context, verbose=False, **threads)
     sampling = {"temp": SAMPLING["temperature"], "top_k": SAMPLING["top_k"], "top_p": 1.0, "min_p": 0.0}
 
     def write(prompt: Tensor, max_new_tokens: int) -> Tensor:
         text = itertools.islice(llama.generate(prompt[0].tolist(), repeat_penalty=1.0, **sampling), max_new_tokens)
         return torch.cat((prompt, torch.tensor([[*text]])), dim=1)
 
-    return write
+    return gpt, write
+
+
+WRITERS = {
+    "glassgpt": glassgpt_writer,
+    "nanogpt": nanogpt_writer,
+    "transformers": transformers_writer,
+    "llama.cpp": llama_writer,
+}
 
 
 def build_nanogpt(job: Namespace, **options: Any) -> nn.Module:
     """nanoGPT's GPT, with the `dropout` and `bias` of its GPTConfig."""
+    torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it, as in its train.py
     nanogpt = runpy.run_path(str(Path(job.checkout, "model.py")), run_name="nanogpt")
     shape = {NANOGPT_NAMES.get(name, name): value for name, value in job.size.items()}
     return nanogpt["GPT"](nanogpt["GPTConfig"](**shape, **options))
@@ -216,10 +218,12 @@ def gpt2_config(size: dict[str, int], **changes: Any) -> GPTConfig:
     return GPTConfig(**recipe["model"]["gpt"] | size | {"activation": "gelu_exact", "bias": False} | changes)
 
 
-@exit_status("a contender")
-def main(function: str, job: str, folder: str) -> None:
-    """Calls a function of this file and leaves its result in the folder; returns the exit status, 2 for a mistake."""
-    leave_result(folder, globals()[function](Namespace(**json.loads(job))))
+@exit_status("benchmark.py")
+def main(function: str, job: str) -> None:
+    """Leaves what a function of this file measures in the job's folder; returns the exit status, 2 for a mistake."""
+    work = Namespace(**json.loads(job))
+    choose_device(work.device)  # which says so if there is none
+    Path(work.folder, "result.json").write_text(json.dumps(globals()[function](work)))
 
 
 if __name__ == "__main__":

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 import platform
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
@@ -19,28 +18,24 @@ from torch import Tensor, nn
 from model.gpt import in_eval_mode
 
 WARM_UP = 3  # steps, in which PyTorch may compile
+EVALUATIONS = 20  # of each training, evenly spaced
+VALIDATION_FRACTION = 0.1  # as nanoGPT's prepare.py has it
 Row = dict[str, Any]
 
 
-def leave_result(folder: str, figures: Row) -> None:
-    """What a contender's process calls at its end: a time, and what describes the work."""
-    Path(folder, "result.json").write_text(json.dumps(figures))
-
-
-def synchronized_time(device: str) -> float:
+def synchronized_time() -> float:
     """The clock, in seconds, once the device has finished its work."""
-    if device == "cuda":
+    if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
-def describe(network: nn.Module, precision: str) -> dict[str, Any]:
+def describe(network: nn.Module, precision: str) -> Row:
     """The network, in which precision of matrix products, and on which machine. Shared weights count once."""
     parameters = list(network.parameters())
     name = torch.cuda.get_device_name() if parameters[0].is_cuda else processor_name()
-    system, threads = platform.platform(terse=True), torch.get_num_threads()
-    machine = {"device": name, "cores": os.cpu_count(), "threads": threads, "system": system}
     precision = "bfloat16" if precision.startswith("b") else "float32"  # "bf16-mixed" is the Trainer's name for it
+    machine = {"device": name, "threads": torch.get_num_threads()}
     return {"parameters": sum(p.numel() for p in parameters), "precision": precision, "machine": machine}
 
 
@@ -50,57 +45,63 @@ def processor_name() -> str:
     return name[1] if name else platform.processor() or platform.machine()
 
 
-class Curve:
-    """The validation loss over the time of training."""
+def read(path: str) -> Tensor:
+    """The bytes of a text (N,)."""
+    return torch.from_numpy(np.fromfile(path, np.uint8)).long()
 
-    def __init__(self, device: str, steps: int, evaluations: int):
-        self.device = device
-        self.due = {steps * number // evaluations for number in range(1, evaluations + 1)}
+
+def split(text: Tensor) -> tuple[Tensor, Tensor]:
+    """The parts of a text (N,) to train on and to validate with, whose first token is context only."""
+    cut = int((1 - VALIDATION_FRACTION) * len(text))
+    return text[:cut], text[cut - 1 :]
+
+
+class Curve:
+    """The loss on a validation text (N,) over the time of a training. `loss`: tokens, targets -> mean nats."""
+
+    def __init__(self, steps: int, model: nn.Module, loss: Callable[..., Tensor], text: Tensor, context: int):
+        self.model, self.loss = model, loss
+        text = text.to(next(model.parameters()).device)
+        whole = (len(text) - 1) // context * context  # in windows of the context; a rest is left out
+        tokens, targets = (part.view(-1, context).split(128) for part in (text[:whole], text[1 : whole + 1]))
+        self.batches = list(zip(tokens, targets, strict=True))
+        self.due = {steps * number // EVALUATIONS for number in range(1, EVALUATIONS + 1)}
         self.points: list[dict[str, float]] = []
         self.step, self.seconds = 0, 0.0
 
-    def after(self, step: int, evaluate: Callable[[], Row]) -> None:
-        """To be called after every step; evaluates if that is due, with the clock stopped."""
+    def after(self, step: int) -> None:
+        """To be called after every batch; evaluates if that is due, with the clock stopped."""
         if step == self.step:  # gradients are still being accumulated
             return
         self.step = step
         if step in self.due:
-            self.seconds += synchronized_time(self.device) - self.started
+            self.seconds += synchronized_time() - self.started
             seconds = self.seconds * step / (step - WARM_UP)
-            self.points.append({"step": step, "seconds": seconds, **evaluate()})
+            self.points.append({"step": step, "seconds": seconds, "loss": self.mean_nats()})
         if step in self.due or step == WARM_UP:
-            self.started = synchronized_time(self.device)
+            self.started = synchronized_time()
 
-
-@torch.no_grad()
-def mean_nats(model: nn.Module, losses: Iterable[tuple[Tensor, Tensor]]) -> Row:
-    """The mean `loss` in float32 and eval mode, and the number of `targets`; `losses` yields a batch's sums of both."""
-    precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    with in_eval_mode(model):
-        nats, targets = zip(*((nats.item(), targets.item()) for nats, targets in losses), strict=True)
-    torch.set_float32_matmul_precision(precision)
-    return {"loss": sum(nats) / sum(targets), "targets": sum(targets)}
+    @torch.no_grad()
+    def mean_nats(self) -> float:
+        with in_eval_mode(self.model):
+            nats = sum(self.loss(*batch).item() * batch[1].numel() for batch in self.batches)
+        return nats / sum(targets.numel() for _, targets in self.batches)
 
 
 class LearningCurve(Callback):
-    """Evaluates while `python train.py` trains. The ends of documents do not count: nanoGPT's text has none."""
+    """The curve of `python train.py` on the text `data`, of bytes, which leaves its row in `result`."""
 
-    def __init__(self, output: str, evaluations: int):
-        self.output, self.evaluations = output, evaluations
+    result: ClassVar[Row]
+
+    def __init__(self, data: str):
+        self.data = data
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        self.curve = Curve(module.device.type, trainer.max_steps, self.evaluations)
+        gpt = module.gpt
+        self.curve = Curve(trainer.max_steps, gpt, gpt.loss, split(read(self.data))[1], gpt.config.context_length)
 
-    def on_train_batch_end(self, trainer: Trainer, module: LightningModule, *_: Any) -> None:
-        def losses() -> Iterator[tuple[Tensor, Tensor]]:
-            for batch in map(trainer.strategy.batch_to_device, trainer.datamodule.val_dataloader()):
-                ends = batch["targets"] == trainer.datamodule.tokenizer.end_of_text
-                batch["targets"] = batch["targets"].masked_fill(ends, -100)
-                yield module.gpt.loss(**batch, reduction="sum"), (batch["targets"] >= 0).sum()
-
-        self.curve.after(trainer.global_step, lambda: mean_nats(module.gpt, losses()))
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        self.curve.after(trainer.global_step)
 
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
-        learned = {"curve": self.curve.points, "validation_bytes": trainer.datamodule.validation_bytes}
-        leave_result(self.output, {**learned, **describe(module.gpt, trainer.precision)})
+        LearningCurve.result = {"curve": self.curve.points, **describe(module.gpt, trainer.precision)}
