@@ -185,9 +185,9 @@ class MuonAdamW(torch.optim.Optimizer):
             learned = whole(parameter) * has_learned
             matrices = learned.split(self.parts.get(parameter, len(learned)))
             kept = [keep_largest(matrix, group["density"], group["row_minimum"]) for matrix in matrices]
-            kept = shard_like(torch.cat(kept), parameter)
+            mask = shard_like(torch.cat(kept), parameter)
             for tensor in (parameter, *moments):
-                tensor.mul_(kept)
+                tensor.mul_(mask)
 
     def _muon(self, group: dict, parameters: list[Tensor]) -> None:
         directions, same_shape = [], defaultdict(list)
