@@ -277,8 +277,8 @@ class Glass:
         if self.recording is not None:
             text, windows = self.recording.probes["text"], self.recording.windows
         elif opening is None or not 2 <= len(opening) <= self.gpt.config.context_length:
-            limits = f"2 to {self.gpt.config.context_length} tokens"
-            raise ValueError(f"{self.source} has no text on record to try it on: give one with {limits}")
+            most = self.gpt.config.context_length
+            raise ValueError(f"{self.source} has no text on record to try it on: give a prompt of 2 to {most} tokens")
         else:
             text, windows = self.probe(opening), None
         snapshots = sorted(((glass.step or 0, glass.gpt) for glass in (self, *others)), key=lambda one: one[0])

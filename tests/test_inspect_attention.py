@@ -288,7 +288,7 @@ def test_a_checkpoint_outside_a_run_needs_a_text_to_be_tried_on(monkeypatch, tmp
     save_checkpoint(tmp_path / "model.ckpt", small_gpt(0))
     monkeypatch.chdir(tmp_path)
     assert main(["--live", "--checkpoint", "model.ckpt"]) == 2
-    assert "give --prompt with 2 to 32 tokens" in capsys.readouterr().err
+    assert "give a prompt of 2 to 32 tokens" in capsys.readouterr().err
     assert main(["--live", "--checkpoint", "model.ckpt", "--prompt", "abc"]) == 0
     assert data_of(Path("model.html"))["opening"] == list(b"abc")
     monkeypatch.setattr("model.pages.live.MAX_REFERENCE", 300)
