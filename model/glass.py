@@ -37,7 +37,7 @@ from model.inspection.probes import Probe, draw_repeated_probe
 from model.inspection.recorder import Capture, capture, take_snapshot
 from model.inspection.trace import Trace, trace
 from model.pages.captures import Captures
-from model.pages.live import model_page
+from model.pages.live import model_page, opening_text
 from model.pages.page import attention_page
 from model.runs.folder import ATTENTION, RUNS, find_checkpoint, find_kept, kept_steps, run_of
 
@@ -269,7 +269,8 @@ class Glass:
         """The HTML of a page that holds the model itself, and reads what a person types.
 
         Args:
-            opening: tokens that the page opens with; the recorded text if None.
+            opening: tokens that the page opens with; if None a function of the validation text, or else the text
+                of the recorded maps.
             others: the same model at other steps, which the page holds too.
 
         Raises ValueError if the page would be too large, or there is neither a recorded text nor an opening.
@@ -283,8 +284,10 @@ class Glass:
             text, windows = self.probe(opening), None
         snapshots = sorted(((glass.step or 0, glass.gpt) for glass in (self, *others)), key=lambda one: one[0])
         probes = {"text": text, "repeated": self.repeated_probe()}
-        opening = text.tokens if opening is None else opening
-        return model_page(self.name, snapshots, self.tokenizer.to_dict(), probes, opening, windows)
+        known = [] if windows is None else [self.tokenizer.decode(window.tokens) for window in windows["text"].texts]
+        function = next(filter(None, map(opening_text, known)), None)
+        shown = (function or text.tokens) if opening is None else opening
+        return model_page(self.name, snapshots, self.tokenizer.to_dict(), probes, shown, windows)
 
     def _repr_html_(self) -> str:
         try:
