@@ -38,22 +38,18 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="convert_huggingface.py", description=__doc__)
     commands = parser.add_subparsers(metavar="import | export", required=True)
 
-    add = commands.add_parser("import", help="a model in GPT-2's format, or one exported here -> a checkpoint")
-    add.add_argument(
-        "source", metavar="SOURCE", help="folder with config.json and model.safetensors, or name on the Hub"
-    )
-    add.add_argument("output", type=Path, metavar="OUT.ckpt", help="checkpoint to write")
-    add.add_argument(
-        "--tokenizer",
-        metavar="NAME",
-        help="bytes or a published encoding such as gpt2, for a model without tokenizer files (default: its own files)",
-    )
-    add.set_defaults(run=import_model)
+    reads = commands.add_parser("import", help="a model in GPT-2's format, or one exported here -> a checkpoint")
+    words = "folder with config.json and model.safetensors, or name on the Hub"
+    reads.add_argument("source", metavar="SOURCE", help=words)
+    reads.add_argument("output", type=Path, metavar="OUT.ckpt", help="checkpoint to write")
+    words = "bytes or a published encoding such as gpt2, for a model without tokenizer files (default: its own files)"
+    reads.add_argument("--tokenizer", metavar="NAME", help=words)
+    reads.set_defaults(run=import_model)
 
-    add = commands.add_parser("export", help="a checkpoint -> a folder for transformers, or a .gguf file for llama.cpp")
-    add.add_argument("checkpoint", type=Path, metavar="RUN", help="checkpoint file or run folder")
-    add.add_argument("output", type=Path, metavar="OUT", help="folder to write; or, if it ends in .gguf, file")
-    add.set_defaults(run=export_model)
+    writes = commands.add_parser("export", help="a checkpoint -> a folder for transformers, or a .gguf for llama.cpp")
+    writes.add_argument("checkpoint", type=Path, metavar="RUN", help="checkpoint file or run folder")
+    writes.add_argument("output", type=Path, metavar="OUT", help="folder to write; or, if it ends in .gguf, file")
+    writes.set_defaults(run=export_model)
     return parser
 
 

@@ -11,7 +11,6 @@ With the stride that is the context length, the default, this is what training v
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import math
 import sys
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from data.tokenizers import Tokenizer
 
 # Options of the data that say which text, and those that only training has. The tokenizer is the model's.
-SELECTING = ("corpus", "files", "dataset")
+SELECTING = {"--data.corpus", "--data.files", "--data.dataset"}
 OF_TRAINING = {"tokenizer", "vocab_size", "context_length", "batch_size", "validation_batch_size", "repeat_fraction"}
 OF_TRAINING |= {"seed", "num_workers", "num_processes", "cache_dir"}
 
@@ -41,14 +40,14 @@ OF_TRAINING |= {"seed", "num_workers", "num_processes", "cache_dir"}
 def main(argv: list[str] | None = None) -> None:
     own = build_parser()
     arguments, options = own.parse_known_args(argv)
+    typed = {option.split("=")[0] for option in options}  # as `--name value` or `--name=value`
     if arguments.split is None:
-        arguments.split = "all" if "--data.files" in typed_names(options) else "validation"
-    evaluate_text(arguments, open_data(own, arguments.checkpoint, options))
-
-
-def typed_names(options: list[str]) -> set[str]:
-    """The names among options that were typed, as `--name value` or `--name=value`."""
-    return {option.split("=")[0] for option in options}
+        arguments.split = "all" if "--data.files" in typed else "validation"
+    trained_on = {} if typed & {"-h", "--help"} else run_data(arguments.checkpoint)
+    if typed & SELECTING:
+        trained_on = {name: value for name, value in trained_on.items() if name == "document_masking"}  # of the model
+    section = {name: value for name, value in trained_on.items() if name not in OF_TRAINING}
+    evaluate_text(arguments, text_data(own, __doc__, section, options, skip=OF_TRAINING))
 
 
 def build_parser() -> Parser:
@@ -56,44 +55,21 @@ def build_parser() -> Parser:
     parser = Parser(prog="evaluate.py", add_help=False)
     add = parser.add_argument
     add_model_options(parser)
-    add(
-        "--stride",
-        type=at_least(1),
-        metavar="N",
-        help="tokens between the windows that are read, 1 to the context length: with a smaller one each token has "
-        "more text before it, and it takes longer (default: the context length)",
-    )
-    add(
-        "--split",
-        choices=("validation", "train", "all"),
-        help="part of the text, split as for training, or all of it (default: all of what --data.files names, else "
-        "validation)",
-    )
+    words = "tokens between the windows that are read, 1 to the context length: with a smaller one each token has more "
+    words += "text before it, and it takes longer (default: the context length)"
+    add("--stride", type=at_least(1), metavar="N", help=words)
+    words = "part of the text, split as for training, or all of it (default: all of what --data.files names, else "
+    add("--split", choices=("validation", "train", "all"), help=words + "validation)")
     add("--batch_size", type=at_least(1), default=16, metavar="N", help="windows at once (default: 16)")
     add("--json", action="store_true", help="write the result as one line of JSON")
     return parser
 
 
-def open_data(own: Parser, checkpoint: Path | None, options: list[str]) -> TextDataModule:
-    """The text that the options name, else that of the run which the checkpoint is of; raises as `text_data`."""
-    from data.datamodule import TextDataModule
-
-    names = set(inspect.signature(TextDataModule).parameters) - OF_TRAINING
-    if typed_names(options) & {f"--data.{name}" for name in SELECTING}:
-        names = {"document_masking"}  # a trait of the model
-    section = {name: value for name, value in run_data(checkpoint, options).items() if name in names}
-    return text_data(own, __doc__, section, options, skip=OF_TRAINING)
-
-
-def run_data(checkpoint: Path | None, options: list[str]) -> dict[str, Any]:
+def run_data(checkpoint: Path | None) -> dict[str, Any]:
     """The options of the data that the checkpoint's run was trained on; empty for a model without a run."""
-    if {"-h", "--help"} & set(options):
-        return {}
     from model.glass import is_huggingface
 
-    if is_huggingface(checkpoint):
-        return {}
-    run_dir = run_of(find_checkpoint(checkpoint))
+    run_dir = None if is_huggingface(checkpoint) else run_of(find_checkpoint(checkpoint))
     section = None if run_dir is None else read_config(run_dir / CONFIG).get("data")
     return section if isinstance(section, dict) else {}
 
@@ -109,20 +85,19 @@ def read_text(data: TextDataModule, split: str, tokenizer: Tokenizer) -> np.ndar
 
     limits = data.cache.max_tokens
     if split == "all" and limits["train"] is None:
-        parts = [(data.corpus.all_passages(), sys.maxsize)]
+        parts = [(data.corpus.all_passages(), None)]
     else:  # a limit cuts each split by itself
-        names = SPLITS if split == "all" else (split,)
-        parts = [(data.corpus.passages(name), limits[name] or sys.maxsize) for name in names]
+        parts = [(data.corpus.passages(name), limits[name]) for name in (SPLITS if split == "all" else (split,))]
     end = np.array([tokenizer.end_of_text], dtype=np.uint32)
     pieces = [end]
-    for passages, room in parts:
+    for passages, limit in parts:
         if pieces[-1][-1] != tokenizer.end_of_text:  # what a limit has cut
             pieces.append(end)
+        room = limit or sys.maxsize
         for passage in passages:
             tokens = tokenizer.encode_array(passage.text)
-            tokens = np.append(tokens, end) if passage.ends_document else tokens
-            pieces.append(tokens[:room])
-            room -= len(tokens)
+            pieces.append((np.append(tokens, end) if passage.ends_document else tokens)[:room])
+            room -= len(pieces[-1])
             if room <= 0:
                 break
     if len(pieces) == 1:
@@ -138,27 +113,22 @@ def evaluate_text(arguments: argparse.Namespace, data: TextDataModule) -> None:
     from model.glass import open_run
 
     glass = open_run(arguments.checkpoint, device=choose_device(arguments.device))
-    gpt, tokenizer, heading = glass.gpt, glass.tokenizer, str(glass)
+    gpt, tokenizer = glass.gpt, glass.tokenizer
     context_length = gpt.config.context_length
     stride = context_length if arguments.stride is None else arguments.stride
     if stride > context_length:
         raise ValueError(f"--stride {stride} would leave out tokens: the model reads {context_length} at once")
-    split = arguments.split
+    split, batch_size = arguments.split, arguments.batch_size
     tokens = read_text(data, split, tokenizer)
     num_targets, num_bytes = len(tokens) - 1, tokenizer.num_bytes(tokens)
     num_windows = 1 + max(0, -(-(num_targets - context_length) // stride))
-    part = f"all of {data.corpus.name}" if split == "all" else f"the {split} split of {data.corpus.name}"
-    print(f"{heading}: {part}, {num_windows:,} windows of {context_length} tokens", file=sys.stderr)
-    logprobs = text_logprobs(
-        gpt,
-        torch.from_numpy(tokens.astype("int64")),
-        stride=stride,
-        batch_size=arguments.batch_size,
-        end_of_text=tokenizer.end_of_text if data.document_masking else None,
-    )
+    part = "all" if split == "all" else f"the {split} split"
+    print(f"{glass}: {part} of {data.corpus.name}, {num_windows:,} windows of {context_length} tokens", file=sys.stderr)
+    text, border = torch.from_numpy(tokens.astype("int64")), tokenizer.end_of_text if data.document_masking else None
+    logprobs = text_logprobs(gpt, text, stride=stride, batch_size=batch_size, end_of_text=border)
     nats = -logprobs.double().sum()
     result = {
-        "checkpoint": heading,
+        "checkpoint": str(glass),
         "text": data.corpus.name,
         "split": split,
         "documents": int((tokens[:-1] == tokenizer.end_of_text).sum()),  # each has one before it
@@ -172,11 +142,9 @@ def evaluate_text(arguments: argparse.Namespace, data: TextDataModule) -> None:
     if arguments.json:
         print(json.dumps(result))
     else:
-        print("\n".join(f"{name.replace('_', ' '):<16}{shown(value)}" for name, value in result.items()))
-
-
-def shown(value: Any) -> str:
-    return str(value) if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:,.6f}"
+        formats = {str: "", int: ",", float: ",.6f"}
+        for name, value in result.items():
+            print(f"{name.replace('_', ' '):<16}{value:{formats[type(value)]}}")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import chain
@@ -63,60 +64,32 @@ def main(argv: list[str] | None = None) -> None:
 def build_parser() -> argparse.ArgumentParser:
     """The options. Each help text names the unit and the default."""
     parser = Parser(prog="generate.py", description=DESCRIPTION)
-    add = parser.add_argument
     add_model_options(parser)
-    prompt = parser.add_mutually_exclusive_group()
-    prompt.add_argument(
-        "--prompt",
-        default="\n",
-        metavar="TEXT",
-        help="text to continue; - reads it from standard input; an empty one starts a document (default: a line break)",
+    prompt = parser.add_mutually_exclusive_group().add_argument
+    words = "text to continue; - reads it from standard input; an empty one starts a document (default: a line break)"
+    prompt("--prompt", default="\n", metavar="TEXT", help=words)
+    prompt("--prompt_file", type=Path, metavar="PATH", help="UTF-8 file with the text to continue")
+    words = 'UTF-8 file with a prompt in each line, in a .jsonl file as its "prompt"; each is continued as if alone'
+    prompt("--prompts", type=Path, metavar="PATH", help=words)
+    words = (
+        "continue what you type, again and again, as one text; Enter sends a line without its line break, and a line "
     )
-    prompt.add_argument("--prompt_file", type=Path, metavar="PATH", help="UTF-8 file with the text to continue")
-    prompt.add_argument(
-        "--prompts",
-        type=Path,
-        metavar="PATH",
-        help='UTF-8 file with a prompt in each line, in a .jsonl file as its "prompt"; each is continued as it would '
-        "be alone",
-    )
-    prompt.add_argument(
-        "--interactive",
-        action="store_true",
-        help="continue what you type, again and again, as one text; Enter sends a line without its line break, and a "
-        "line that ends in \\ is sent with its line break and the next line",
-    )
+    words += "that ends in \\ is sent with its line break and the next line"
+    prompt("--interactive", action="store_true", help=words)
+    add = parser.add_argument
     add("--max_new_tokens", type=int, default=200, metavar="N", help="tokens to write at most, >= 1 (default: 200)")
-    add(
-        "--stop",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="end before this text; may be given several times (default: only where the model ends its document)",
-    )
+    words = "end before this text; may be given several times (default: only where the model ends its document)"
+    add("--stop", action="append", default=[], metavar="TEXT", help=words)
     heat = parser.add_mutually_exclusive_group().add_argument
     heat("--temperature", type=float, default=0.8, metavar="X", help="divides the logits; 0 = likeliest (default: 0.8)")
     heat("--greedy", dest="temperature", action="store_const", const=0.0, help="the same as --temperature 0")
     add("--top_k", type=int, metavar="N", help="draw from the N likeliest tokens only (default: from all)")
-    add(
-        "--top_p",
-        type=float,
-        metavar="P",
-        help="draw from the likeliest tokens that together have probability P, in (0, 1] (default: from all)",
-    )
-    add(
-        "--min_p",
-        type=float,
-        metavar="P",
-        help="draw from tokens at least P times as likely as the likeliest, in [0, 1] (default: from all)",
-    )
-    add(
-        "--repetition_penalty",
-        type=float,
-        default=1.0,
-        metavar="X",
-        help="above 1 makes tokens that the prompt or text has already less likely (default: 1, which does not)",
-    )
+    words = "draw from the likeliest tokens that together have probability P, in (0, 1] (default: from all)"
+    add("--top_p", type=float, metavar="P", help=words)
+    words = "draw from tokens at least P times as likely as the likeliest, in [0, 1] (default: from all)"
+    add("--min_p", type=float, metavar="P", help=words)
+    words = "above 1 makes tokens that the prompt or text has already less likely (default: 1, which does not)"
+    add("--repetition_penalty", type=float, default=1.0, metavar="X", help=words)
     add("--num_samples", type=at_least(1), default=1, metavar="N", help="texts of each prompt (default: 1)")
     add("--seed", type=int, metavar="N", help="number that makes the texts repeatable (default: a new one each time)")
     add("--json", action="store_true", help="write each text as a line of JSON, once it is finished")
@@ -125,10 +98,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 class Writer:
-    """A trained GPT and how it shall write, by the command line's arguments.
-
-    Raises ValueError or OSError with a sentence for the person.
-    """
+    """A trained GPT and how it shall write, by the command line's arguments."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         import torch
@@ -136,28 +106,23 @@ class Writer:
         from model.glass import open_run
 
         self.most_threads = torch.get_num_threads()
-        self.device = choose_device(arguments.device)
-        glass = open_run(arguments.checkpoint, device=self.device)
-        self.model, self.tokenizer, self.heading = glass.gpt, glass.tokenizer, str(glass)
+        self.glass = open_run(arguments.checkpoint, device=choose_device(arguments.device))
+        self.end_of_text = self.glass.tokenizer.end_of_text
         self.seed, self.max_new_tokens, self.stops = arguments.seed, arguments.max_new_tokens, arguments.stop
         names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-        self.options: dict[str, Any] = {name: getattr(arguments, name) for name in names}
-
-    def encode(self, prompt: str) -> list[int]:
-        """Token ids. Every document of the training text begins after end-of-text, so an empty prompt is that token."""
-        return self.tokenizer.encode(prompt) or [self.tokenizer.end_of_text]
+        self.options = {name: getattr(arguments, name) for name in names} | {"stop_token": self.end_of_text}
 
     def generator(self) -> torch.Generator:
         """A source of randomness, which --seed determines."""
         import torch
 
-        generator = torch.Generator(self.device)
+        generator = torch.Generator(self.glass.device)
         generator.seed() if self.seed is None else generator.manual_seed(self.seed)
         return generator
 
     def write(
         self, prompts: list[list[int]], generator: torch.Generator, texts_each: int = 1, **options: Any
-    ) -> tuple[list[TextStream], Iterator[list[str]]]:
+    ) -> tuple[list[TextStream], Iterator[str]]:
         """Continues prompts of the same length, until all texts have ended; with a seed each as it would be alone.
 
         The first tokens are drawn at once, so that the memory for all texts is there when this returns.
@@ -168,38 +133,43 @@ class Writer:
             options: of `model.generation.stream`.
 
         Returns:
-            The texts, those of the first prompt first, and an iterator over what each token adds to each of them.
+            The texts, those of the first prompt first, and an iterator that writes them and gives the first's pieces.
         """
         import torch
 
         from model.generation import stream
         from model.kernels import decoding_threads
 
-        torch.set_num_threads(decoding_threads(self.model, texts_each * len(prompts), self.most_threads))
-        tokens = torch.tensor(prompts, device=self.device).repeat_interleave(texts_each, dim=0)
-        options |= self.options | {"stop_token": self.tokenizer.end_of_text, "generator": generator}
-        options["shared_draws"] = 1 if self.seed is None else len(prompts)
-        steps = stream(self.model, tokens, self.max_new_tokens, **options)
+        gpt, device = self.glass.gpt, self.glass.device
+        torch.set_num_threads(decoding_threads(gpt, texts_each * len(prompts), self.most_threads))
+        tokens = torch.tensor(prompts, device=device).repeat_interleave(texts_each, dim=0)
+        shared_draws = 1 if self.seed is None else len(prompts)
+        options |= self.options | {"generator": generator, "shared_draws": shared_draws}
+        steps = stream(gpt, tokens, self.max_new_tokens, **options)
         first = next(steps).tolist()
-        texts = [TextStream(self.tokenizer, self.stops) for _ in first]
+        texts = [TextStream(self.glass.tokenizer, self.stops) for _ in first]
 
-        def pieces() -> Iterator[list[str]]:
+        def pieces() -> Iterator[str]:
             with closing(steps):
                 for drawn in chain([first], (step.tolist() for step in steps)):
-                    yield [text.feed(token) for text, token in zip(texts, drawn, strict=True)]
+                    piece, *_ = [text.feed(token) for text, token in zip(texts, drawn, strict=True)]
+                    yield piece
                     if all(text.ended for text in texts):
-                        return
+                        break
+            rest, *_ = [text.end() for text in texts]
+            yield rest
 
         return texts, pieces()
 
 
 def generate(arguments: argparse.Namespace, prompts: list[str]) -> None:
-    """Writes all texts of all prompts. Raises ValueError or OSError with a sentence for the person."""
+    """Writes all texts of all prompts."""
     writer = Writer(arguments)
     # 2^44 rows are more than any memory can hold; sizes beyond 64 bits would fail in ways of their own.
     texts_each = min(arguments.num_samples, 2**44)
     as_json = arguments.json or arguments.logprobs
-    encoded = [writer.encode(prompt) for prompt in prompts]
+    # Every document of the training text begins after end-of-text, so an empty prompt is that token.
+    encoded = [writer.glass.tokenizer.encode(prompt) or [writer.end_of_text] for prompt in prompts]
     finished: list[TextStream] = []
     waiting: dict[int, str] = {}  # texts of prompts that come after one that is not finished
     next_number, seconds = 0, 0.0
@@ -209,26 +179,21 @@ def generate(arguments: argparse.Namespace, prompts: list[str]) -> None:
         together = [encoded[number] for number in numbers]
         texts, pieces = writer.write(together, writer.generator(), texts_each, logprobs=logprobs)
         if not finished:
-            print(writer.heading, file=sys.stderr)
+            print(writer.glass, file=sys.stderr)
             if "" in prompts:
                 print("an empty prompt: its text is the beginning of a document", file=sys.stderr)
         rows = [(number, sample) for number in numbers for sample in range(texts_each)]
         beginnings = [title(number, len(prompts), sample, texts_each) + prompts[number] for number, sample in rows]
-        written = [""] * len(rows)
-        if not as_json:  # the first text appears as it is drawn: all prompts before its own are finished
-            write_text(beginnings[0])
-        for added in pieces:
+        # The first text appears as it is drawn: all prompts before its own are finished.
+        for piece in chain(beginnings[:1], pieces):
             if not as_json:
-                write_text(added[0])
-            written = [text + new for text, new in zip(written, added, strict=True)]
+                write_text(piece)
         for row, (number, sample) in enumerate(rows):
-            rest = texts[row].end()
-            text = written[row] + rest
             if as_json:
                 steps = None if logprobs is None else [float(step[row]) for step in logprobs]
-                output = json_line(prompts[number], sample, text, texts[row], steps)
+                output = json_line(prompts[number], sample, texts[row], steps)
             else:
-                output = beginnings[row] + text if row else rest
+                output = beginnings[row] + texts[row].text if row else ""
             waiting[number] = waiting.get(number, "") + output + "\n"
         while next_number in waiting:
             write_text(waiting.pop(next_number))
@@ -244,15 +209,11 @@ def generate(arguments: argparse.Namespace, prompts: list[str]) -> None:
 
 def of_equal_length(encoded: list[list[int]]) -> list[list[int]]:
     """Which prompts are continued together: numbers of prompts of equally many tokens, in the order of the first."""
-    groups: list[list[int]] = []
-    latest: dict[int, list[int]] = {}
+    by_length = defaultdict(list)
     for number, tokens in enumerate(encoded):
-        group = latest.get(len(tokens))
-        if group is None or len(group) == PROMPTS_AT_ONCE:
-            group = latest[len(tokens)] = []
-            groups.append(group)
-        group.append(number)
-    return groups
+        by_length[len(tokens)].append(number)
+    starts = [(numbers, start) for numbers in by_length.values() for start in range(0, len(numbers), PROMPTS_AT_ONCE)]
+    return sorted(numbers[start : start + PROMPTS_AT_ONCE] for numbers, start in starts)
 
 
 def title(number: int, of_prompts: int, sample: int, of_samples: int) -> str:
@@ -261,14 +222,14 @@ def title(number: int, of_prompts: int, sample: int, of_samples: int) -> str:
     return f"--- {', '.join(parts)} ---\n" if parts else ""
 
 
-def json_line(prompt: str, sample: int, text: str, stream: TextStream, logprobs: list[float] | None) -> str:
+def json_line(prompt: str, sample: int, text: TextStream, logprobs: list[float] | None) -> str:
     """A text with its prompt, its number among this prompt's samples, and each token's log-probability if there."""
-    record: dict[str, Any] = {"prompt": prompt, "sample": sample + 1, "text": text}
-    record |= {"ended": stream.ended or "length", "new_tokens": len(stream.tokens)}
+    record: dict[str, Any] = {"prompt": prompt, "sample": sample + 1, "text": text.text}
+    record |= {"ended": text.ended or "length", "new_tokens": len(text.tokens)}
     if logprobs is not None:
         record["tokens"] = [
-            {"id": token, "text": stream.tokenizer.label(token), "logprob": logprob}
-            for token, logprob in zip(stream.tokens, logprobs, strict=False)
+            {"id": token, "text": text.tokenizer.label(token), "logprob": logprob}
+            for token, logprob in zip(text.tokens, logprobs, strict=False)
         ]
     return json.dumps(record)
 
@@ -280,19 +241,17 @@ def converse(arguments: argparse.Namespace) -> None:
     if sys.stdin is None:
         raise ValueError("--interactive reads standard input, which is closed")
     writer = Writer(arguments)
-    print(f"{writer.heading}; Ctrl-D ends", file=sys.stderr)
+    print(f"{writer.glass}; Ctrl-D ends", file=sys.stderr)
+    gpt, generator = writer.glass.gpt, writer.generator()
     # A checkpoint may claim any context: only its weights take memory that its size accounts for.
-    cache = new_cache(writer.model, 1, min(writer.model.config.context_length, MOST_REMEMBERED))
-    generator = writer.generator()
+    cache = new_cache(gpt, 1, min(gpt.config.context_length, MOST_REMEMBERED))
     unread: list[int] = []  # the cache lacks the last token of a turn
     while (typed := read_turn()) is not None:
-        tokens = unread + writer.tokenizer.encode(typed)
+        tokens = unread + writer.glass.tokenizer.encode(typed)
         began = time.perf_counter()
-        prompt = tokens or [writer.tokenizer.end_of_text]
-        (text,), pieces = writer.write([prompt], generator, cache=cache)
-        for (piece,) in pieces:
+        (text,), pieces = writer.write([tokens or [writer.end_of_text]], generator, cache=cache)
+        for piece in chain(pieces, "\n"):
             write_text(piece)
-        write_text(text.end() + "\n")
         unread = text.tokens[-1:]
         tell_speed([text], time.perf_counter() - began)
 
@@ -308,10 +267,9 @@ def read_turn() -> str | None:
         while True:
             line = input("> " if sys.stdin.isatty() else "")
             line.encode()  # fails where Python has let other bytes pass, as half characters
-            lines.append(line)
-            if not line.endswith("\\"):
+            lines.append(line.removesuffix("\\"))
+            if lines[-1] == line:
                 return "\n".join(lines)
-            lines[-1] = line[:-1]
     except EOFError:
         return "\n".join(lines) if lines else None
     except UnicodeError as error:

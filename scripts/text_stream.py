@@ -17,6 +17,7 @@ class TextStream:
         stops: the text ends before the first of these, none of which is empty. What may become one is held back.
 
     Attributes:
+        text: its characters so far.
         tokens: those of the text, with what ended it.
         ended: "stop" or "end_of_text" once the text has ended.
     """
@@ -26,7 +27,7 @@ class TextStream:
         self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self.tokens: list[int] = []
         self.ended: str | None = None
-        self.held = ""
+        self.text = self.held = ""
 
     def feed(self, token: int) -> str:
         """The characters that `token` completes; none after the end of the text."""
@@ -40,19 +41,25 @@ class TextStream:
             self.held += self.decoder.decode(self.tokenizer.token_bytes(token))
         except KeyError:  # an id without text, where the vocabulary was rounded up
             self.held += self._incomplete() + "\N{REPLACEMENT CHARACTER}"
-        met = [place for stop in self.stops if (place := self.held.find(stop)) >= 0]
-        if met:
+        if met := [place for stop in self.stops if (place := self.held.find(stop)) >= 0]:
             self.ended = "stop"
-            return self.held[: min(met)]
+            return self._give(min(met))
         beginnings = (stop[:length] for stop in self.stops for length in range(1, len(stop)))
-        kept = max((len(text) for text in beginnings if self.held.endswith(text)), default=0)
-        cut = len(self.held) - kept
-        text, self.held = self.held[:cut], self.held[cut:]
-        return text
+        return self._give(
+            len(self.held) - max((len(text) for text in beginnings if self.held.endswith(text)), default=0)
+        )
 
     def end(self) -> str:
         """What is still held back, and a replacement character for an incomplete one."""
-        return "" if self.ended == "stop" else self.held + self._incomplete()
+        if self.ended == "stop":
+            return ""
+        self.held += self._incomplete()
+        return self._give(len(self.held))
+
+    def _give(self, count: int) -> str:
+        piece, self.held = self.held[:count], self.held[count:]
+        self.text += piece
+        return piece
 
     def _incomplete(self) -> str:
         text = self.decoder.decode(b"", final=True)
