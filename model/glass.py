@@ -146,7 +146,7 @@ class Glass:
         Raises ValueError for an empty text, ids outside the vocabulary, or a part that the model does not have.
         """
         if isinstance(text, list) and text and isinstance(text[0], str):
-            return [self.read(one, without=without) for one in text]
+            return [self.read(one, without=without) for one in text]  # type: ignore[misc]
         tokens, names = self.encode(text), list(without)
         if not names:
             return Reading(self, tokens)
@@ -408,11 +408,13 @@ def captures(readings: Sequence[Reading], repeated: Probe | None = None) -> Capt
     """
     glass = readings[0].glass
     repeated = glass.repeated_probe() if repeated is None else repeated
-    taken = {reading.glass.step or 0: reading.snapshot(repeated) for reading in readings}
     probes = {"text": glass.probe(readings[0].ids), "repeated": repeated}
-    snapshots = [snapshot for snapshot, _, _ in taken.values()]
-    maps, details = ({step: one[place] for step, one in taken.items()} for place in (1, 2))
-    return Captures(glass.name, probes, snapshots, maps.__getitem__, list(taken), details.__getitem__, is_prompt=True)
+    snapshots, maps, details = [], {}, {}
+    for reading in readings:
+        step = reading.glass.step or 0
+        snapshot, maps[step], details[step] = reading.snapshot(repeated)
+        snapshots.append(snapshot)
+    return Captures(glass.name, probes, snapshots, maps.__getitem__, list(maps), details.__getitem__, is_prompt=True)
 
 
 def in_frame(page: str) -> str:

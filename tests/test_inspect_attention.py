@@ -294,7 +294,7 @@ def test_a_checkpoint_outside_a_run_needs_a_text_to_be_tried_on(monkeypatch, tmp
     monkeypatch.setattr("model.pages.live.MAX_REFERENCE", 300)
     sentences = {5_000: "limit is 0 MB: it has 26,160 weights", 150_000: "a page with this model would take 0."}
     for limit, sentence in sentences.items():
-        monkeypatch.setattr("model.runs.results.MAX_BYTES", limit)
+        monkeypatch.setattr("model.pages.live.MAX_BYTES", limit)
         assert main(["--live", "--checkpoint", "model.ckpt", "--prompt", "abc", "--output", "small.html"]) == 2
         assert sentence in capsys.readouterr().err
         assert not Path("small.html").exists()

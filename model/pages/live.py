@@ -95,7 +95,7 @@ def model_page(
     Raises:
         ValueError: if the page would be too large, and how large, or if a model has diverged.
     """
-    model = pack(snapshots, tokenizer, probes["text"].tokens)
+    model = pack(snapshots, tokenizer, probes["text"].tokens, max_bytes=MAX_BYTES)
     if note := model.manifest["note"]:
         log.warning("%s", note)
     taken, maps = [], {}
