@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Literal
 
@@ -20,8 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from data import corpora, tokenizers
 from data.corpora import CorpusOptions
 from data.sampler import WindowSampler
-from data.token_cache import CorpusCache, TokenizedCorpus
-from data.token_files import TokenStore
+from data.token_cache import CorpusCache, TokenizedCorpus, TokenStore
 from data.tokenizers import Tokenizer
 
 IGNORED = -100  # cross_entropy's ignore_index
@@ -29,8 +29,12 @@ DEFAULT_BPE_VOCAB_SIZE = 2048
 
 _log = logging.getLogger(__name__)
 
-# Steps sampled at once, to amortise the cost.
-_STEPS_DRAWN = 256
+_STEPS_DRAWN = 256  # at once, to amortise the cost
+
+# The options that count something, and the least that each can be.
+_LEAST = {"num_workers": 0, "max_tokens": 2} | dict.fromkeys(
+    ("context_length", "batch_size", "validation_batch_size", "vocab_size", "num_processes"), 1
+)
 
 
 class TextDataModule(lightning.LightningDataModule):
@@ -101,52 +105,28 @@ class TextDataModule(lightning.LightningDataModule):
         num_processes: int | None = None,
         cache_dir: str | None = None,
     ):
+        options = dict(locals())  # all of the above by name
         super().__init__()
-        _check_at_least(0, num_workers=num_workers)
-        _check_at_least(
-            1,
-            context_length=context_length,
-            batch_size=batch_size,
-            validation_batch_size=validation_batch_size,
-            vocab_size=vocab_size,
-            num_processes=num_processes,
-        )
-        _check_at_least(2, max_tokens=max_tokens)
+        for name, least in _LEAST.items():
+            if options[name] is not None and not least <= options[name] < 2**53:
+                raise ValueError(f"data.{name} is {options[name]}: it must be {least} or more, and below 2^53")
         if not 0 < validation_fraction < 1:
             raise ValueError(f"data.validation_fraction is {validation_fraction}: it must lie between 0 and 1")
         if not 0 <= repeat_fraction <= 1:
             raise ValueError(f"data.repeat_fraction is {repeat_fraction}: it must lie between 0 and 1")
         if streaming and max_tokens is None:
             raise ValueError("data.streaming reads without an end: set --data.max_tokens to the tokens to train on")
-        given: Tokenizer | None = None
-        if isinstance(tokenizer, dict):
-            given = Tokenizer.from_dict(tokenizer)
-            tokenizer = given.name
-        else:
+        if isinstance(tokenizer, str):
             tokenizers.check_name(tokenizer)
 
-        options = CorpusOptions(
-            files=files,
-            validation_files=validation_files,
-            documents=documents,
-            dataset=dataset,
-            dataset_config=dataset_config,
-            dataset_split=dataset_split,
-            dataset_validation_split=dataset_validation_split,
-            dataset_revision=dataset_revision,
-            text_column=text_column,
-            streaming=streaming,
-            validation_fraction=validation_fraction,
-        )
-        self.corpus = corpora.build(corpus, options)
+        self.corpus = corpora.build(corpus, CorpusOptions(**{f.name: options[f.name] for f in fields(CorpusOptions)}))
         validation_tokens = None if max_tokens is None else max(int(max_tokens * validation_fraction), 2)
         self.cache = CorpusCache(
             self.corpus,
-            tokenizer,
+            Tokenizer.from_dict(tokenizer) if isinstance(tokenizer, dict) else tokenizer,
             vocab_size or DEFAULT_BPE_VOCAB_SIZE,
             max_tokens={"train": max_tokens, "validation": validation_tokens},
             cache_dir=cache_dir,
-            given=given,
         )
         self.context_length = context_length
         self.batch_size = batch_size
@@ -164,11 +144,9 @@ class TextDataModule(lightning.LightningDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         """Opens the token files. Raises ValueError where they are shorter than a window."""
-        if self._tokenized is not None:
-            return
-        tokenized = self.cache.prepare(self.num_processes)
-        self._sampler(tokenized)
-        self._tokenized = tokenized
+        if self._tokenized is None:
+            self._tokenized = self.cache.prepare(self.num_processes)
+            self._sampler()
 
     @property
     def tokenized(self) -> TokenizedCorpus:
@@ -212,8 +190,8 @@ class TextDataModule(lightning.LightningDataModule):
         """Endless batches, from the trainer's current step on."""
         first_step = self.trainer.global_step * self.trainer.accumulate_grad_batches if self.trainer else 0
         place = self._place("batch_size", self.batch_size)
-        sampler = self._sampler(self.tokenized)
-        return self._loader(TrainingWindows(self.tokenized.train, sampler, first_step, *place, self.repeat_fraction))
+        windows = TrainingWindows(self.tokenized.train, self._sampler(), first_step, *place, self.repeat_fraction)
+        return self._loader(windows)
 
     def val_dataloader(self) -> DataLoader:
         """Every window of the validation split, once over all devices."""
@@ -221,8 +199,8 @@ class TextDataModule(lightning.LightningDataModule):
         place = self._place("validation_batch_size", size)
         return self._loader(ValidationWindows(self.tokenized.validation, self.context_length, size, *place))
 
-    def _sampler(self, tokenized: TokenizedCorpus) -> WindowSampler:
-        return WindowSampler(tokenized.train.num_tokens, self.context_length, self.batch_size, self.seed)
+    def _sampler(self) -> WindowSampler:
+        return WindowSampler(self.tokenized.train.num_tokens, self.context_length, self.batch_size, self.seed)
 
     def _place(self, option: str, batch_size: int) -> tuple[int, int]:
         """This device's rank and the number of devices. Raises ValueError if they cannot share a batch equally."""
@@ -247,24 +225,19 @@ class TextDataModule(lightning.LightningDataModule):
         )
 
 
+@dataclass(eq=False)
 class TrainingWindows(IterableDataset):
     """Windows (B, T + 1) of each step from `first_step` on, without end; loader workers take turns.
 
     `repeat_fraction` of them are their own first p tokens over and over, with the p of `WindowSampler.periods`.
     """
 
-    def __init__(
-        self,
-        tokens: TokenStore,
-        sampler: WindowSampler,
-        first_step: int,
-        rank: int = 0,
-        world_size: int = 1,
-        repeat_fraction: float = 0.0,
-    ):
-        self.tokens, self.sampler, self.first_step = tokens, sampler, first_step
-        self.rank, self.world_size = rank, world_size
-        self.repeat_fraction = repeat_fraction
+    tokens: TokenStore
+    sampler: WindowSampler
+    first_step: int
+    rank: int
+    world_size: int
+    repeat_fraction: float
 
     def __iter__(self) -> Iterator[np.ndarray]:
         worker, num_workers = _loader_worker()
@@ -279,33 +252,35 @@ class TrainingWindows(IterableDataset):
             steps += num_workers * _STEPS_DRAWN
 
 
+@dataclass(eq=False)
 class ValidationWindows(IterableDataset):
     """Adjacent windows (B, T + 1) from the first token to the last; beyond the last token they hold IGNORED."""
 
-    def __init__(self, tokens: TokenStore, context_length: int, batch_size: int, rank: int, world_size: int):
-        self.tokens, self.context_length, self.batch_size = tokens, context_length, batch_size
-        self.rank, self.world_size = rank, world_size
+    tokens: TokenStore
+    context_length: int
+    batch_size: int
+    rank: int
+    world_size: int
 
     def __len__(self) -> int:
         num_windows = -(-(self.tokens.num_tokens - 1) // self.context_length)
         return -(-num_windows // self.batch_size)
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        share, length = self.batch_size // self.world_size, self.context_length + 1
+        share = self.batch_size // self.world_size
         worker, num_workers = _loader_worker()
         for batch in range(worker, len(self), num_workers):
             first = batch * self.batch_size + self.rank * share
-            windows = np.full((share, length), IGNORED)
-            for row, window in enumerate(windows, first):
-                tokens = self.tokens.read(row * self.context_length, length)
-                window[: len(tokens)] = tokens
-            yield windows
+            text = np.full(share * self.context_length + 1, IGNORED)
+            tokens = self.tokens.read(first * self.context_length, len(text))
+            text[: len(tokens)] = tokens
+            yield np.lib.stride_tricks.sliding_window_view(text, self.context_length + 1)[:: self.context_length]
 
 
 def as_batch(windows: np.ndarray, end_of_text: int, with_documents: bool) -> dict[str, Tensor]:
     """Inputs and targets (B, T) of windows (B, T + 1), and on request the number of each token's document (B, T)."""
     tokens = np.maximum(windows[:, :-1], 0)  # any token will do where nothing is predicted
-    batch = {"tokens": tokens, "targets": np.ascontiguousarray(windows[:, 1:])}
+    batch = {"tokens": tokens, "targets": windows[:, 1:].copy()}
     if with_documents:
         batch["document_ids"] = np.cumsum(tokens == end_of_text, axis=1)
     return {name: torch.from_numpy(array) for name, array in batch.items()}
@@ -321,9 +296,3 @@ def _loader_worker() -> tuple[int, int]:
     """This loader process's number and how many there are."""
     info = get_worker_info()
     return (info.id, info.num_workers) if info else (0, 1)
-
-
-def _check_at_least(minimum: int, **options: int | None) -> None:
-    for name, value in options.items():
-        if value is not None and not minimum <= value < 2**53:
-            raise ValueError(f"data.{name} is {value}: it must be {minimum} or more, and below 2^53")

@@ -47,7 +47,7 @@ class Corpus(ABC):
     def passages(self, split: str) -> Iterator[Passage]:
         """The text of "train" or "validation", always in the same order.
 
-        Raises ValueError or OSError for what cannot be read.
+        Raises ValueError for what cannot be read, ConnectionError for a network, and no other OSError.
         """
 
     def all_passages(self) -> Iterator[Passage]:

@@ -87,6 +87,8 @@ class HubCorpus(Corpus):
             ) from error
         except Exception as error:
             cause = _network_error(error)
+            if cause is None and isinstance(error, OSError):
+                raise ValueError(f"cannot read data set {self.dataset!r}: {error}") from error
             if cause is None:
                 raise
             reason = (str(cause).splitlines() or [type(cause).__name__])[0]
