@@ -10,7 +10,6 @@ import io
 import math
 import unicodedata
 from collections.abc import Mapping, Sequence
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap, Normalize
     from matplotlib.figure import Figure
-    from matplotlib.transforms import Bbox
 
     from model.pages.captures import Captures
 
@@ -32,9 +30,8 @@ DPI = 72  # dots an inch, so that a point, in which matplotlib measures text, is
 MAX_SIDE = 4000  # pixels
 MAX_COLUMNS = 5  # of panels with curves
 MAX_PIXELS = 100_000_000  # of a PNG, which takes four bytes for each while it is drawn
-MAX_SHAPES = 20_000  # weights that an SVG or a PDF draws as shapes; more are an image in it, with a pixel for each
 PIXELS = 600  # of the longer side of a picture without text, unless there are more weights
-MARGIN = 12  # pixels around a picture
+GAP = 1 / 16  # between two maps, of the side of one
 LABEL_PITCH = 10  # pixels from one token label to the next, below which they would touch
 MAX_LABEL = 12  # characters of a token
 NAMED_HEADS = 12  # the most lines that are told apart by head; more are told apart by layer
@@ -63,7 +60,7 @@ def attention_grid(
     weights: ArrayLike, labels: Sequence[str], path: Path, title: str = "", *, dpi: int | None = None, **options: Any
 ) -> None:
     """Writes `grid_figure`, which takes the same options, as the ending of `path` says: .png, .svg or .pdf."""
-    _write(grid_figure(weights, labels, title, vector=path.suffix != ".png", **options), path, dpi)
+    _write(grid_figure(weights, labels, title, **options), path, dpi)
 
 
 def grid_figure(
@@ -75,7 +72,6 @@ def grid_figure(
     columns: Sequence[str] | None = None,
     differences: ArrayLike | None = None,
     theme: str = "light",
-    vector: bool = False,
     max_side: int = MAX_SIDE,
 ) -> Figure:
     """One picture of maps in rows and columns, tokens along the edges.
@@ -87,96 +83,64 @@ def grid_figure(
         labels: the T tokens as text.
         rows, columns: their names; those of the differences follow those of the weights.
         differences: (R, C', T, T) between weights, drawn to their right.
-        vector: for a file that keeps shapes: up to MAX_SHAPES weights become shapes.
         max_side: pixels of the longer side without the labels. Below ten pixels a token, only some tokens are labelled.
     """
     import matplotlib
-    from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
-    from matplotlib.patches import Rectangle
 
-    weights = np.asarray(weights, dtype=np.float32)
+    weights, size = np.asarray(weights, dtype=np.float32), len(labels)
     if weights.ndim != 4 or weights.shape[2] != weights.shape[3]:
         raise ValueError(f"a grid needs weights (L, H, T, T), but these are {weights.shape}")
-    if len(labels) != weights.shape[3]:
-        raise ValueError(f"the maps have {weights.shape[3]} tokens, but there are {len(labels)} labels")
-    parts = [weights] if differences is None else [weights, np.asarray(differences, dtype=np.float32)]
+    if size != weights.shape[3]:
+        raise ValueError(f"the maps have {weights.shape[3]} tokens, but there are {size} labels")
     rows = [f"layer {layer}" for layer in range(len(weights))] if rows is None else rows
     columns = [f"head {head}" for head in range(weights.shape[1])] if columns is None else columns
-    labels = [printable(label) for label in labels]
+    parts = [weights] if differences is None else [weights, np.asarray(differences, dtype=np.float32)]
 
-    size = len(labels)
-    gap = max(1, round(size / 16))
-    tops, lefts = (np.arange(len(names)) * (size + gap) for names in (rows, columns))
-    high, wide = tops[-1] + size, lefts[-1] + size  # in weights
-    pitch = min(np.clip(400 / size, 16, 40), max_side / max(high, wide))  # pixels of a weight's square
-    if pitch > 1:
-        pitch = math.floor(pitch)  # whole pixels for each weight keep the squares square
-    height, width = high * pitch, wide * pitch
+    tall, wide = (count + (count - 1) * GAP for count in (len(rows), len(columns)))  # in sides of a map
+    pitch = min(np.clip(400 / size, 16, 40), max_side / max(tall, wide) / size)  # pixels of a weight's square
+    side = size * (math.floor(pitch) if pitch > 1 else pitch)
+    height, width = tall * side, wide * side
     # A large picture is viewed from further away, but "layer 10" has to fit beside its maps.
-    heading_size = round(np.clip(min(max(width, height) / 100, size * pitch / 5), 13, 36))
-    bar_size = max(11, round(0.6 * heading_size))  # of its text
-    line = THEMES[theme]["line"]
+    heading = {"fontsize": round(np.clip(min(max(width, height) / 100, side / 5), 13, 36))}
+    heading["color"] = THEMES[theme]["soft"]
+    bar_size = max(11, round(0.6 * heading["fontsize"]))  # of its text
+    step = math.ceil(LABEL_PITCH * size / side)
+    texts = {"ticks": range(0, size, step), "labels": [printable(label) for label in labels[::step]]}
+    texts |= {"fontsize": np.clip(0.8 * side / size, 8, 12), "fontfamily": [FONT, "monospace"]}
     with matplotlib.rc_context(_settings(theme)):
         # The maps fill the figure. What stands around them is outside of it, and `_write` makes room for it.
         figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI)
-        axes = figure.add_axes((0, 0, 1, 1), xlim=(-0.5, wide - 0.5), ylim=(high - 0.5, -0.5), frame_on=False)
-        shapes = vector and sum(part.size for part in parts) <= MAX_SHAPES
+        layout = {"left": 0, "right": 1, "bottom": 0, "top": 1, "wspace": GAP, "hspace": GAP}
+        empty = {"xticks": [], "yticks": []}
+        grid = figure.subplots(len(rows), len(columns), squeeze=False, gridspec_kw=layout, subplot_kw=empty)
         start = 0
         for number, (part, (name, colours, norm, ticks)) in enumerate(zip(parts, _scales(theme), strict=False)):
-            mosaic = _mosaic(part, gap)
-            if shapes:
-                _draw_shapes(axes, mosaic, start, colours, norm)
-            else:
-                axes.imshow(
-                    mosaic,
-                    cmap=colours,
-                    norm=norm,
-                    aspect="auto",
-                    extent=(start - 0.5, start + mosaic.shape[1] - 0.5, high - 0.5, -0.5),
-                    interpolation="none" if vector else "nearest" if pitch >= 1 else "auto",
-                    interpolation_stage="rgba",  # coloured first, as there are far fewer weights than pixels
-                )
-            start += mosaic.shape[1] + gap
-            right, tall = width + 3 * heading_size + number * 8 * bar_size, min(max(height, 60), 20 * bar_size)
-            box = axes.inset_axes((right / width, 1 - tall / height, bar_size / width, tall / height))
-            bar = figure.colorbar(ScalarMappable(norm, colours), cax=box)
-            bar.solids.set(rasterized=False, edgecolor="face")  # shapes too, without seams between them
-            bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
+            for place in np.ndindex(part.shape[:2]):
+                axes = grid[place[0], start + place[1]]
+                # Nearest where a weight has pixels, and not smoothed by those who open an SVG or a PDF.
+                kind = "none" if pitch >= 1 else "auto"
+                image = axes.imshow(part[place], cmap=colours, norm=norm, aspect="auto", interpolation=kind)
+            start += part.shape[1]
+            right = width + (1 + number * 8) * bar_size + heading["fontsize"]
+            bar_height = min(max(height, 60), 20 * bar_size)
+            box = figure.add_axes((right / width, 1 - bar_height / height, bar_size / width, bar_height / height))
+            bar = figure.colorbar(image, cax=box, ticks=ticks, format="%g")
             bar.ax.tick_params(labelsize=bar_size, length=3)
             bar.set_label(name, fontsize=bar_size + 1)
-            bar.outline.set_edgecolor(line)
-        for x, y in product(lefts, tops):
-            frame = {"fill": False, "edgecolor": line, "linewidth": 0.8, "clip_on": False}
-            axes.add_patch(Rectangle((x - 0.5, y - 0.5), size, size, **frame))
-
-        labelled = range(0, size, math.ceil(LABEL_PITCH / pitch))
-        texts, fonts = [labels[i] for i in labelled], [FONT, "monospace"]
-        axes.set_xticks(np.add.outer(lefts, labelled).ravel(), texts * len(lefts), rotation=90)
-        axes.set_yticks(np.add.outer(tops, labelled).ravel(), texts * len(tops))
-        axes.tick_params(length=0, labelsize=np.clip(0.8 * pitch, 8, 12), labelfontfamily=fonts)
-        above, beside = axes.secondary_xaxis("top"), axes.secondary_yaxis("right")
-        above.set_xticks(lefts + (size - 1) / 2, columns)
-        beside.set_yticks(tops + (size - 1) / 2, rows, rotation=270, va="center")
-        for headings in (above, beside):
-            headings.set_frame_on(False)
-            headings.tick_params(length=0, labelsize=heading_size, labelcolor=THEMES[theme]["soft"])
-        axes.set_title(_one_line(title), loc="left", fontsize=1.2 * heading_size, pad=heading_size)
+        for axes, name in zip(grid[0], columns, strict=True):
+            axes.set_title(name, **heading)
+        for axes, name in zip(grid[:, 0], rows, strict=True):
+            axes.set_yticks(**texts)
+            axes.set_ylabel(name, **heading)
+        for axes in grid[-1]:
+            axes.set_xticks(**texts, rotation=90)
+        for axes in grid.flat:
+            axes.tick_params(length=0)
+        figure.align_ylabels(grid[:, 0])
+        above = {"x": 0, "y": 1 + 2.5 * heading["fontsize"] / height, "ha": "left", "va": "bottom"}
+        figure.suptitle(_one_line(title), fontsize=1.2 * heading["fontsize"], **above)
     return figure
-
-
-def extent(figure: Figure) -> Bbox:
-    """What a figure covers with all that stands outside of it, in inches of whole pixels, with a margin.
-
-    One with a layout of its own has nothing outside.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.transforms import Bbox
-
-    if figure.get_layout_engine() is not None:
-        return figure.bbox_inches
-    box = figure.get_tightbbox(FigureCanvasAgg(figure).get_renderer()).extents * figure.dpi
-    return Bbox.from_extents(np.add(np.round(box), [-MARGIN, -MARGIN, MARGIN, MARGIN]) / figure.dpi)
 
 
 def score_curves(
@@ -199,26 +163,24 @@ def score_curves(
     from matplotlib.lines import Line2D
 
     names = list(runs[0].snapshots[0].scores)
+    columns = min(len(names), MAX_COLUMNS)
+    rows = math.ceil(len(names) / columns)  # of a run
+    steps = [snapshot.step for run in runs for snapshot in run.snapshots]
+    drawn = [list(np.ndindex(run.snapshots[0].shape)) if heads is None else heads for run in runs]
+    label = "layer {}" if heads is None or len(heads) > NAMED_HEADS else "head {}.{}"
+    labels = dict.fromkeys(label.format(*head) for heads_of_run in drawn for head in heads_of_run)
+    places = np.linspace(0.3, 0.9, len(labels))  # all of them are visible on the paper
+    colours = dict(zip(labels, _colour_map(PALETTES[theme]["weights"])(places), strict=True))
     with matplotlib.rc_context(_settings(theme)):
-        columns = min(len(names), MAX_COLUMNS)
-        rows = math.ceil(len(names) / columns)  # of a run
         figure = Figure(figsize=(3.2 * columns, 2.8 * rows * len(runs)), dpi=100, layout="constrained")
         grid = figure.subplots(rows * len(runs), columns, sharex=True, sharey=True, squeeze=False)
         grid = grid.reshape(len(runs), -1)
         for empty in grid[:, len(names) :].flat:
             empty.set_visible(False)
-        steps = [snapshot.step for run in runs for snapshot in run.snapshots]
-        drawn = [list(np.ndindex(run.snapshots[0].shape)) if heads is None else heads for run in runs]
-        by_head = heads is not None and len(heads) <= NAMED_HEADS
-        label = "head {}.{}" if by_head else "layer {}"
-        labels = dict.fromkeys(label.format(*head) for heads_of_run in drawn for head in heads_of_run)
-        places = 0.3 + 0.6 * (np.arange(len(labels)) + 0.5) / len(labels)  # all of them are visible on the paper
-        colours = dict(zip(labels, _colour_map(PALETTES[theme]["weights"])(places), strict=True))
         for run, heads_of_run, panels in zip(runs, drawn, grid, strict=True):
             lines = {head: colours[label.format(*head)] for head in heads_of_run}
             for name, axes in zip(names, panels[: len(names)], strict=True):
                 _draw_curves(axes, run, name, lines)
-                axes.grid(axis="y", color=THEMES[theme]["line"], linewidth=0.5)
                 axes.set(title=name.replace("_", " "), ylim=(0, 1.02), xlim=(min(steps), max(1, *steps)))
             if len(runs) > 1:
                 panels[0].set_ylabel(_one_line(run.name))
@@ -235,12 +197,20 @@ def mosaic_pixels(weights: ArrayLike) -> np.ndarray:
 
     The colours are those of `attention_grid`. Without text this takes a hundredth of the time.
     """
-    return _pixels(np.sqrt(_mosaic(np.asarray(weights, dtype=np.float32), gap=1)))
+    maps = np.sqrt(np.asarray(weights, dtype=np.float32))
+    maps = np.pad(maps, ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=np.nan)  # lines between them
+    return score_pixels(np.block([list(layer) for layer in maps])[:-1, :-1])
 
 
 def score_pixels(scores: ArrayLike) -> np.ndarray:
-    """A score of every head, (L, H) in [0, 1], as bare pixels, uint8 (height, width, 3), a square for each head."""
-    return _pixels(np.asarray(scores, dtype=np.float32))
+    """Values (height, width) in [0, 1], such as a score of every head (L, H), as uint8 (height', width', 3).
+
+    NaN is grey, and each value a square, about PIXELS in all on the longer side.
+    """
+    values = np.asarray(scores, dtype=np.float32)
+    pixels = _colour_map().with_extremes(bad="#c8c8c8")(values, bytes=True)[..., :3]
+    zoom = max(1, PIXELS // max(values.shape))
+    return pixels.repeat(zoom, axis=0).repeat(zoom, axis=1)
 
 
 def printable(token: str) -> str:
@@ -256,32 +226,6 @@ def printable(token: str) -> str:
         return sign if fits else char.encode("unicode_escape").decode()
 
     return shortened("".join(map(drawn, token[: MAX_LABEL + 1])) or visible(token), MAX_LABEL)
-
-
-def _mosaic(weights: np.ndarray, gap: int) -> np.ndarray:
-    """Maps (L, H, T, T) as one image, NaN between them."""
-    padded = np.pad(weights, ((0, 0), (0, 0), (0, gap), (0, gap)), constant_values=np.nan)
-    layers, heads, height, width = padded.shape
-    return padded.transpose(0, 2, 1, 3).reshape(layers * height, heads * width)[:-gap, :-gap]
-
-
-def _pixels(values: np.ndarray) -> np.ndarray:
-    """Values (height, width) in [0, 1] as colours, NaN as grey, enlarged to about PIXELS on the longer side."""
-    pixels = _colour_map().with_extremes(bad="#c8c8c8")(values, bytes=True)[..., :3]
-    zoom = max(1, PIXELS // max(values.shape))
-    return pixels.repeat(zoom, axis=0).repeat(zoom, axis=1)
-
-
-def _draw_shapes(axes: Axes, mosaic: np.ndarray, start: float, colours: Colormap, norm: Normalize) -> None:
-    """A square for each weight that is not 0, whose colour is that of the paper."""
-    from matplotlib.collections import PolyCollection
-
-    rows, columns = np.nonzero(np.nan_to_num(mosaic))
-    corner = np.stack([columns + start - 0.5, rows - 0.5], axis=-1)
-    squares = corner[:, None] + [(0, 0), (0, 1), (1, 1), (1, 0)]
-    # The thin edge closes the seams that viewers leave between neighbours.
-    style = {"edgecolors": "face", "linewidths": 0.5}
-    axes.add_collection(PolyCollection(squares, facecolors=colours(norm(mosaic[rows, columns])), **style))
 
 
 def _draw_curves(axes: Axes, run: Captures, name: str, heads: Mapping[tuple[int, int], Any]) -> None:
@@ -305,6 +249,7 @@ def _draw_curves(axes: Axes, run: Captures, name: str, heads: Mapping[tuple[int,
     axes.set_xscale("symlog", linthresh=1)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", linewidth=0.5)
     axes.tick_params(length=0, labelsize=9)
 
 
@@ -316,19 +261,22 @@ def _scales(theme: str) -> list[tuple[str, Colormap, Normalize, tuple[float, ...
     from matplotlib.colors import FuncNorm, PowerNorm
 
     root = (lambda d: np.sign(d) * np.sqrt(np.abs(d)), lambda d: np.sign(d) * np.square(d))
-    weights, differences = PALETTES[theme]["weights"], PALETTES[theme]["differences"]
+    weights, differences = map(_colour_map, PALETTES[theme].values())
     return [
-        ("weight", _colour_map(weights), PowerNorm(0.5, 0, 1), (0, 0.01, 0.1, 0.25, 0.5, 1)),
-        ("difference", _colour_map(differences), FuncNorm(root, -1, 1), (-1, -0.5, -0.1, 0, 0.1, 0.5, 1)),
+        ("weight", weights, PowerNorm(0.5, 0, 1), (0, 0.01, 0.1, 0.25, 0.5, 1)),
+        ("difference", differences, FuncNorm(root, -1, 1), (-1, -0.5, -0.1, 0, 0.1, 0.5, 1)),
     ]
 
 
 def _settings(theme: str) -> dict[str, Any]:
     """What matplotlib has as defaults while a figure is made. Text is never parsed as mathematics."""
     colours = THEMES[theme]
-    inks = ("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color", "axes.edgecolor")
-    papers = ("figure.facecolor", "axes.facecolor")
-    return dict.fromkeys(inks, colours["ink"]) | dict.fromkeys(papers, colours["paper"]) | {"text.parse_math": False}
+    inks = ("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color")
+    lines, papers = ("axes.edgecolor", "grid.color"), ("figure.facecolor", "axes.facecolor")
+    settings: dict[str, Any] = {"text.parse_math": False}
+    for names, colour in ((inks, "ink"), (lines, "line"), (papers, "paper")):
+        settings |= dict.fromkeys(names, colours[colour])
+    return settings
 
 
 def _colour_map(colours: Sequence[str] = COLOURS) -> Colormap:
@@ -346,7 +294,8 @@ def _write(figure: Figure, path: Path, dpi: int | None) -> None:
     """Text stays text, and the same numbers make the same file. Raises ValueError for a PNG that is too large."""
     import matplotlib
 
-    box = extent(figure)
+    # Curves have a layout that keeps all within the figure; around maps there is more.
+    box = figure.bbox_inches if figure.get_layout_engine() else figure.get_tightbbox().padded(12 / DPI)
     width, height = np.ceil(box.size * (dpi or figure.dpi)).astype(int)
     if path.suffix == ".png" and width * height > MAX_PIXELS:
         raise ValueError(f"{path} would have {width:,} x {height:,} pixels: choose a smaller --dpi, or fewer heads")
