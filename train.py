@@ -9,12 +9,10 @@ python train.py --help                                      every option
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shlex
 import signal
 import sys
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -22,30 +20,26 @@ if __name__ == "__main__":  # Ctrl-C during the imports, which take seconds; not
     signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
 
 import yaml
-from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import ArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from data.datamodule import TextDataModule
 from data.tokenizers import Tokenizer
-from model.checks import check_range
-from model.gpt import GPTConfig
 from model.kernels import keep_freed_memory
-from model.runs.folder import METRICS, RUNS, find_model, new_run_dir
+from model.runs.command_line import OVERVIEW, complete, expand, quiet
+from model.runs.folder import METRICS, RUNS
 from model.runs.metrics import CSVLogger
 from model.runs.mistakes import exit_status, explain_machine, parse
-from model.runs.options import OVERVIEW, RunFolder, expand, named_tokenizer, quiet, typed_options
 from model.runs.progress import say
 from model.runs.recording import AttentionRecording
 from model.runs.results import finish
 from model.runs.samples import Samples
 from model.runs.saving import AtomicCheckpointIO, Checkpoints, restoring
 from model.runs.sequence import RunSequence
+from model.runs.starting import RunFolder, new_run_dir
 from model.runs.stopping import TrainingInterrupted
 from model.runs.wandb_logger import WandbLogger, WandbMode
-from model.training.hardware import fast_precision
-from model.training.initial import initial_config, place_of, tokenizer_of
 from model.training.module import GPTModule, check_start
 from model.training.sharding import FullyShardedStrategy
 
@@ -84,75 +78,33 @@ class TrainingCLI(LightningCLI):
         parser.link_arguments("seed_everything", "data.seed")
 
     def parse_arguments(self, parser: ArgumentParser, args: list[str]) -> None:
-        self.config = config = parse(parser, args)
-        check_range("seed_everything", config.seed_everything, 0, 2**32 - 1)  # numpy's limits
-        self.starts_from_model = config.model.init_from is not None and not config.resume and not config.ckpt_path
-        self.init_tokenizer = None
-        if self.starts_from_model:
-            typed = typed_options([arg for arg in args if arg != f"--config={DEFAULT_CONFIG}"])
-            self.init_tokenizer = take_over_model(config, typed)
-        if config.trainer.precision is None:
-            config.trainer.precision = fast_precision(config.trainer.accelerator)
-        # Without what belongs to this call alone, the saved config starts a run like this one.
-        saved = config.clone()
-        saved.name = saved.resume = saved.ckpt_path = None
-        self.saved = parser.dump(saved, skip_unset=False)
-        # A run that continues has the tokenizer itself, whatever has become of the model that it was taken from.
-        own = None if any(arg.startswith("--data.tokenizer") for arg in args) else config.ckpt_path
-        config.data.tokenizer = named_tokenizer(config.data.tokenizer, Tokenizer.from_folder, own)
+        self.config = parse(parser, args)
+        typed = [arg for arg in args if arg != f"--config={DEFAULT_CONFIG}"]
+        self.saved, self.init_tokenizer = complete(self.config, parser, typed, Tokenizer.from_folder)
 
     def instantiate_trainer(self) -> Trainer:
         config, parts = self.config, self.config_init
-        chosen = parts.trainer
+        chosen, is_new = parts.trainer, config.resume is None
         runs_dir = Path(config.trainer.default_root_dir)
-        if not self.starts_from_model:
-            parts.model.init_from = None  # the checkpoint brings all weights
+        run_dir = new_run_dir(runs_dir, config.name, str(config.config[-1])) if is_new else Path(config.resume)
         parts.model.init_tokenizer = self.init_tokenizer
-        run_dir = Path(config.resume) if config.resume else new_run_dir(runs_dir, config.name, str(config.config[-1]))
-        sequence = RunSequence(
-            parts.attention, parts.samples, parts.checkpoints, config.trainer.enable_progress_bar is not False
-        )
+        shows_progress = config.trainer.enable_progress_bar is not False
+        sequence = RunSequence(parts.attention, parts.samples, parts.checkpoints, shows_progress)
         own_loggers = [CSVLogger(run_dir / METRICS), WandbLogger(run_dir, config.wandb, yaml.safe_load(self.saved))]
         # The callbacks, loggers and plugins of the config come after this project's own.
         trainer = super().instantiate_trainer(
             default_root_dir=run_dir,
-            callbacks=[RunFolder(self.saved, is_new=config.resume is None), sequence, *as_list(chosen.callbacks)],
+            callbacks=[RunFolder(self.saved, is_new), sequence, *as_list(chosen.callbacks)],
             logger=[*own_loggers, *as_list(chosen.logger)],
-            plugins=[AtomicCheckpointIO(), *as_list(chosen.plugins)],
+            plugins=[AtomicCheckpointIO(is_verified=not is_new), *as_list(chosen.plugins)],
             enable_progress_bar=False,  # the sequence has its own
             # A trained model is measured before its first step, on all of the validation split.
-            num_sanity_val_steps=-1 if self.starts_from_model else config.trainer.num_sanity_val_steps,
+            num_sanity_val_steps=-1 if config.model.init_from else config.trainer.num_sanity_val_steps,
             strategy=FullyShardedStrategy() if chosen.strategy == "fsdp" else chosen.strategy,
         )
         if isinstance(chosen.profiler, str):  # its table is written into the run's folder
             trainer.profiler.dirpath, trainer.profiler.filename = run_dir, "profile"
         return trainer
-
-
-def take_over_model(config: Namespace, typed: Collection[str]) -> dict[str, Any] | None:
-    """Puts the network and the tokenizer of the model that --model.init_from names into the config.
-
-    Args:
-        typed: the names of the options that the person has set.
-
-    Returns:
-        The model's tokenizer; None for a model without one, of which the person has named the tokenizer.
-    """
-    source = config.model.init_from = find_model(config.model.init_from)
-    given = [name.removeprefix("model.gpt.") for name in typed if name.startswith("model.gpt.")]
-    network = initial_config(source, GPTConfig(**config.model.gpt.as_dict()), given)
-    for name, value in dataclasses.asdict(network).items():
-        config.model.gpt[name] = value
-    config.data.context_length = network.context_length
-    is_named = "data.tokenizer" in typed
-    if not is_named:
-        config.data.tokenizer = place_of(source)
-    try:
-        return tokenizer_of(source, Tokenizer.from_folder)
-    except FileNotFoundError as error:
-        if is_named:
-            return None
-        raise FileNotFoundError(f"{error}: name the one it was trained with by --data.tokenizer") from error
 
 
 def as_list(value: Any) -> list:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # so that `python scripts/evaluate.py` finds them
 
-from model.runs.folder import CONFIG, find_checkpoint, read_config, run_of
+from model.runs.configs import read_config
+from model.runs.folder import CONFIG, find_checkpoint, run_of
 from model.runs.mistakes import exit_status
 from scripts.parser import Parser, add_model_options, at_least, text_data
 from scripts.prompting import choose_device

@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> None:
     compared = [arguments.compare] if arguments.compare else []
     if arguments.prompt is None:
         hint = ": look at its checkpoint with --checkpoint PATH --prompt TEXT, or train with the recording on"
-        runs = [find_run(path, HEAD_SCORES, hint) for path in (arguments.run, *compared)]
+        runs = [find_run(path, HEAD_SCORES, hint=hint) for path in (arguments.run, *compared)]
         shown = [Captures.of(AttentionArchive.open(run / ATTENTION), run.resolve().name) for run in runs]
         title = " and ".join(captures.name for captures in shown)
         output = arguments.output or runs[0] / "attention.html"

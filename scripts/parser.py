@@ -63,7 +63,7 @@ def text_data(
 
     from data.datamodule import TextDataModule
     from data.tokenizers import Tokenizer
-    from model.runs.options import named_tokenizer
+    from model.runs.command_line import named_tokenizer
 
     parser = ArgumentParser(
         prog=own.prog,

@@ -27,7 +27,7 @@ pytestmark = [
 
 # Which programs open which files of a run.
 CHECKPOINT = ["resume", "start", "validate", "generate", "walk", "read a prompt"]
-CONFIG = ["resume", "start", "validate", "report", "compare"]
+CONFIG = ["resume", "start", "validate", "report"]
 OF_A_RUN = ["resume", "validate"]  # others that take a config have it from the person, who may mean it
 ATTENTION = ["resume", "inspect", "compare", "report"]
 MAPS = ["inspect", "compare", "report"]

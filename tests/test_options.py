@@ -18,7 +18,7 @@ from data.datamodule import TextDataModule
 from model.checkpoint import load_gpt
 from model.exchange import evaluation
 from model.gpt import GPT, GPTConfig
-from model.runs.options import OVERVIEW
+from model.runs.command_line import OVERVIEW
 from model.runs.recording import AttentionRecording
 from model.runs.samples import Samples
 from model.training import hardware

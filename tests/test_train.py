@@ -14,7 +14,7 @@ import yaml
 from lightning.pytorch.callbacks import Timer
 
 from model.checkpoint import load_gpt, read_checkpoint
-from model.runs.folder import FolderLock
+from model.runs.starting import FolderLock
 from model.training.module import GPTModule
 from tests.small_runs import EVENTFUL, REPOSITORY, assert_same, assert_same_run, final_state, metrics
 from train import main

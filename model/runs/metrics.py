@@ -45,9 +45,7 @@ class TrainingMetrics:
         self.num_batches, self.tokens = state["num_batches"], state["tokens"]
 
     def start_clock(self) -> None:
-        """Does nothing if it is running."""
-        if self.clock_started is None:
-            self.clock_started = time.perf_counter()
+        self.clock_started = self.clock_started or time.perf_counter()
 
     def stop_clock(self) -> None:
         if self.clock_started is not None:
@@ -106,8 +104,8 @@ class CSVLogger(Logger):
 
     def __init__(self, path: Path):
         super().__init__()
-        self.path = Path(path)
-        self.columns = list(COLUMNS)
+        self.path = path
+        self.columns: list[str] = []
         self.row: dict[str, Any] = {}
 
     @property
@@ -128,27 +126,25 @@ class CSVLogger(Logger):
         """Writes the row of the current step."""
         if not self.row:
             return
-        new_columns = [column for column in self.row if column not in self.columns]
-        if new_columns or not self.path.exists():
-            self.columns += new_columns
-            rows = read_metrics(self.path) if self.path.exists() else []
-            self._rewrite([*rows, self.row])
-        else:
+        if not self.path.exists():
+            self._rewrite([self.row])
+        elif self.row.keys() <= set(self.columns):
             append(self.path, self._lines([self.row]))
+        else:
+            self._rewrite([*read_metrics(self.path), self.row])
         self.row = {}
 
     @rank_zero_only
     def rewind(self, step: int) -> None:
         """Drops the rows after `step`, which a resumed run writes again. Raises ValueError for a damaged file."""
         if self.path.exists():
-            rows = [row for row in read_metrics(self.path) if row["step"] <= step]
-            self.columns = list(dict.fromkeys([*COLUMNS, *(column for row in rows for column in row)]))
-            self._rewrite(rows)
+            self._rewrite([row for row in read_metrics(self.path) if row["step"] <= step])
 
     def finalize(self, status: str) -> None:
         self.save()
 
     def _rewrite(self, rows: list[dict]) -> None:
+        self.columns = list(dict.fromkeys([*COLUMNS, *(column for row in rows for column in row)]))
         header = dict(zip(self.columns, self.columns, strict=True))
         write_atomically(self.path, self._lines([header, *rows]).encode())
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model.runs.folder import CHECKPOINTS, LAST
+from model.runs.folder import BEST, CHECKPOINTS, LAST, PREVIOUS
 
 if TYPE_CHECKING:
     import jsonargparse
@@ -110,7 +110,7 @@ def explain_machine(run_dir: Path) -> Iterator[None]:
             ) from error
         raise
     except OSError as error:
-        if error.errno in NO_ROOM and "make room" not in error.strerror:
+        if error.errno in NO_ROOM and "make room" not in error.strerror:  # as the cache of tokens says it
             error.strerror += ": make room" + how_to_resume(run_dir)
             error.filename = error.filename or str(run_dir)  # what writes to an open file names none
         raise
@@ -118,7 +118,7 @@ def explain_machine(run_dir: Path) -> Iterator[None]:
 
 def how_to_resume(run_dir: Path) -> str:
     """The end of a sentence; empty for a run without a checkpoint."""
-    has_checkpoint = (run_dir / CHECKPOINTS / LAST).exists()
+    has_checkpoint = any((run_dir / CHECKPOINTS / name).exists() for name in (LAST, PREVIOUS, BEST))
     return f", then continue with --resume {shlex.quote(str(run_dir))}" if has_checkpoint else ""
 
 
@@ -159,23 +159,22 @@ def suggestion(name: str, options: Collection[str], prefix: str = "") -> str:
     A name without its group may stand for several options: then all of them are listed. Initials count: lr is
     learning_rate.
     """
-    by_last_part: dict[str, list[str]] = {}
-    for option in options:
-        by_last_part.setdefault(option.rpartition(".")[2], []).append(option)
-    last_part = name.rpartition(".")[2]
 
-    def similar(word: str, words: Collection[str]) -> list[str]:
-        return difflib.get_close_matches(word, words, n=1, cutoff=0.8)
+    def last(option: str) -> str:
+        return option.rpartition(".")[2]
 
-    initials = [
-        option
-        for part, found in by_last_part.items()
-        for option in found
-        if last_part == "".join(word[:1] for word in part.split("_")) and "_" in part
-    ]
-    meant = by_last_part.get(last_part) or initials or similar(name, options)
-    for word in [] if meant else similar(last_part, by_last_part):
-        meant = by_last_part[word]
+    def initials(word: str) -> str:
+        return "".join(part[:1] for part in word.split("_"))
+
+    def similar(word: str, words: Iterable[str]) -> list[str]:
+        return difflib.get_close_matches(word, list(words), n=1, cutoff=0.8)
+
+    meant = (
+        [option for option in options if last(option) == last(name)]
+        or [option for option in options if "_" in last(option) and initials(last(option)) == last(name)]
+        or similar(name, options)
+        or [option for option in options if last(option) in similar(last(name), map(last, options))]
+    )
     return f"; did you mean {one_of(prefix + option for option in meant)}?" if meant else ""
 
 

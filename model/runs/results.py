@@ -12,10 +12,12 @@ from pathlib import Path
 
 from model.checkpoint import load_gpt, read_description
 from model.files import write_atomically
+from model.gpt import GPT
 from model.inspection.archive import AttentionArchive
 from model.pages.captures import Captures
 from model.pages.live import model_page, opening_text
 from model.pages.report import report_page
+from model.runs.configs import read_config
 from model.runs.folder import (
     ATTENTION,
     CHECKPOINTS,
@@ -29,7 +31,6 @@ from model.runs.folder import (
     find_checkpoint,
     kept_checkpoint,
     kept_steps,
-    read_config,
 )
 
 log = logging.getLogger(__name__)
@@ -41,20 +42,20 @@ def write_report(run: Path, path: Path | None = None) -> Path:
 
     The run may still be training: the report shows what is there.
 
-    Raises:
-        FileNotFoundError: if the folder has no metrics.csv.
-        ValueError: if a file in it is damaged.
+    Raises FileNotFoundError if the folder has no metrics.csv, and ValueError if a file in it is damaged.
     """
-    path = run / REPORT if path is None else path
+    path = path or run / REPORT
     name = run.resolve().name
-    rows, samples = read_metrics(run / METRICS), read_samples(run / SAMPLES)
-    config_text = _read_text(run / CONFIG) if (run / CONFIG).exists() else ""
-    captures = None
-    if (run / HEAD_SCORES).exists():
-        captures = Captures.of(AttentionArchive.open(run / ATTENTION), name)
-    config = read_config(run / CONFIG)
-    model = MODEL_PAGE if (path.parent / MODEL_PAGE).exists() else ""
-    write_atomically(path, report_page(name, rows, samples, config_text, captures, config, model).encode())
+    page = report_page(
+        name,
+        read_metrics(run / METRICS),
+        read_samples(run / SAMPLES),
+        _read_text(run / CONFIG) if (run / CONFIG).exists() else "",
+        Captures.of(AttentionArchive.open(run / ATTENTION), name) if (run / HEAD_SCORES).exists() else None,
+        read_config(run / CONFIG),
+        MODEL_PAGE if (path.parent / MODEL_PAGE).exists() else "",
+    )
+    write_atomically(path, page.encode())
     return path
 
 
@@ -67,8 +68,12 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
         raise FileNotFoundError(f"there is no {path}: nothing has been trained there yet")
     text = _read_text(path)
     reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
+
+    def number(figure: str) -> float:  # int for digits alone, so that what is read and written again stays as it was
+        return int(figure) if figure.isdecimal() else float(figure)
+
     try:
-        rows = [{name: _number(value) for name, value in row.items() if value} for row in reader]
+        rows = [{name: number(value) for name, value in row.items() if value} for row in reader]
         return [row | {"step": int(row["step"])} for row in rows]
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, csv.Error) as error:
         raise ValueError(f"{path}, line {reader.line_num}: damaged ({type(error).__name__} {error})") from None
@@ -76,19 +81,12 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
 
 def read_samples(path: Path) -> list[dict]:
     """Step, prompt and text of every sample; none if there is no such file. Raises ValueError for a damaged one."""
-    if not path.exists():
-        return []
-    lines = path.read_bytes().splitlines(keepends=True)
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     try:
         samples = [json.loads(line) for line in lines if line.endswith(b"\n")]
         return [{"step": int(one["step"]), "prompt": str(one["prompt"]), "text": str(one["text"])} for one in samples]
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({type(error).__name__} {error})") from None
-
-
-def _number(text: str) -> float:
-    """An int for digits alone, so that what is read and written again stays as it was."""
-    return int(text) if text.isdecimal() else float(text)
 
 
 def _read_text(path: Path) -> str:
@@ -108,11 +106,12 @@ def finish(run_dir: Path, validation_text: str | None) -> str:
         validation_text: all of it, to compare the model with a general compressor; None leaves that out.
     """
     if not run_dir.exists():
-        return reached(run_dir, validation_text)
-    (run_dir / MODEL_PAGE).unlink(missing_ok=True)  # of an earlier step, if the run was resumed
+        return _reached(run_dir, validation_text)
+    model = run_dir / MODEL_PAGE
+    model.unlink(missing_ok=True)  # of an earlier step, if the run was resumed
     try:
         if (run_dir / HEAD_SCORES).exists():
-            _write_model_page_of(run_dir, validation_text)
+            write_atomically(model, _model_page(run_dir, validation_text).encode())
     except ValueError as error:
         log.info("There is no page with this model: %s", error)
     except (OSError, KeyError, MemoryError) as error:
@@ -122,36 +121,39 @@ def finish(run_dir: Path, validation_text: str | None) -> str:
     except (OSError, ValueError) as error:
         log.warning("There is no report of this run: %s", error)
     path = shlex.quote(str(run_dir))
-    files = [name for name in FILES if (run_dir / name).exists()]
-    type_to_it = f"\n\nto type to it, open {run_dir / MODEL_PAGE} in a browser" if MODEL_PAGE in files else ""
+    files = ", ".join(name for name in FILES if (run_dir / name).exists())
+    type_to_it = f"\n\nto type to it, open {model} in a browser" if model.exists() else ""
     return f"""
-{reached(run_dir, validation_text)}
-everything is in {run_dir}/: {", ".join(files)}
+{_reached(run_dir, validation_text)}
+everything is in {run_dir}/: {files}
 
   python scripts/generate.py --checkpoint {path}           generate text
   python scripts/inspect_attention.py --run {path}         see what it attends to
   python train.py --resume {path} --trainer.max_steps N    train it further{type_to_it}"""
 
 
-def _write_model_page_of(run_dir: Path, validation_text: str | None) -> None:
-    """model.html with the steps that the run has kept, and at last its best; with that alone if more would not fit."""
+def _model_page(run_dir: Path, validation_text: str | None) -> str:
+    """The page of the steps that the run has kept, and at last its best; of that alone if more would not fit."""
     gpt, info = load_gpt(find_checkpoint(run_dir))
     archive = AttentionArchive.open(run_dir / ATTENTION)
     best = (info["global_step"], gpt)
     kept = [load_gpt(kept_checkpoint(run_dir, step)) for step in kept_steps(run_dir) if step < best[0]]
     earlier = [(about["global_step"], model) for model, about in kept if model.config == gpt.config]
     opening = opening_text(validation_text or "") or archive.probes["text"].tokens
-    name = run_dir.resolve().name
-    for snapshots in ([*earlier, best], [best]):
-        try:
-            page = model_page(name, snapshots, info["tokenizer"], archive.probes, opening, archive.windows)
-            return write_atomically(run_dir / MODEL_PAGE, page.encode())
-        except ValueError:
-            if len(snapshots) == 1:
-                raise
+
+    def page(snapshots: list[tuple[int, GPT]]) -> str:
+        name = run_dir.resolve().name
+        return model_page(name, snapshots, info["tokenizer"], archive.probes, opening, archive.windows)
+
+    try:
+        return page([*earlier, best])
+    except ValueError:
+        if not earlier:
+            raise
+        return page([best])
 
 
-def reached(run_dir: Path, validation_text: str | None) -> str:
+def _reached(run_dir: Path, validation_text: str | None) -> str:
     """Such as "validation: 1.742 bits per byte after 960 steps; xz -9e needs 1.741 for the same text"."""
     if not (run_dir / METRICS).exists():
         return "nothing was trained: trainer.max_steps or trainer.max_time leave no time for a step"

@@ -28,27 +28,28 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint aside and renames it; reads nothing that could run code.
 
     `restored_from` is the checkpoint that is being restored, None before and after, see `restoring`.
+
+    Args:
+        is_verified: whether the checkpoint that is loaded has been compared with its checksums, as `resume_point` does.
     """
 
-    restored_from: str | Path | None = None
+    def __init__(self, is_verified: bool = False) -> None:
+        super().__init__()
+        self.is_verified = is_verified
+        self.restored_from: str | Path | None = None
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        try:
-            with atomic_file(Path(path)) as file:
+        with atomic_file(Path(path)) as file:
+            try:
                 torch.save(checkpoint, file)
-        except (OSError, RuntimeError) as error:
-            # When a write fails, torch still tries to end its archive, and raises a RuntimeError when that fails too.
-            cause = error if isinstance(error, OSError) else error.__context__
-            if not isinstance(cause, OSError):
-                raise
-            message = f"cannot be saved ({cause.strerror}): make room"
-            if any(Path(path).with_name(name).exists() for name in (LAST, PREVIOUS, BEST)):
-                message += ", then resume with --resume"
-            raise OSError(cause.errno, message, str(path)) from error
+            except RuntimeError as error:
+                # When a write fails, torch still tries to end its archive, and raises this when that fails too.
+                raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: Any = None) -> dict[str, Any]:
         self.restored_from = path
-        checkpoint = read_checkpoint(Path(path))  # to the CPU and plain data only, whatever the arguments say
+        # To the CPU and plain data only, whatever the arguments say.
+        checkpoint = read_checkpoint(Path(path), checksums=not self.is_verified)
         if "optimizer_states" not in checkpoint:
             raise ValueError("it holds no run but weights: start from them with --model.init_from")
         del checkpoint["loops"]  # see start_loops_at

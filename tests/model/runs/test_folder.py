@@ -1,7 +1,6 @@
 """Which run folder and which checkpoint a person means, and the name of a new run's folder."""
 
 import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -9,15 +8,12 @@ import torch
 
 from model.runs.folder import (
     METRICS,
-    FolderLock,
     find_checkpoint,
     find_kept,
     find_run,
     kept_checkpoint,
     kept_steps,
-    new_run_dir,
     resume_point,
-    with_checksum,
 )
 
 
@@ -110,20 +106,6 @@ def test_a_run_is_resumed_from_its_newest_checkpoint_that_is_not_damaged(caplog)
         resume_point(Path("runs/a"))
 
 
-def test_runs_started_within_a_second_get_different_folders(tmp_path, monkeypatch):
-    monkeypatch.setattr("time.strftime", lambda _: "now")
-    for expected in ("own-now", "own-now-2", "own-now-3"):
-        run_dir = new_run_dir(tmp_path, None, "configs/own.yaml")
-        assert run_dir.name == expected
-        run_dir.mkdir()
-
-
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a"])
-def test_the_name_of_a_run_must_be_that_of_a_folder(tmp_path, name):
-    with pytest.raises(ValueError, match="--name must be the name of a folder"):
-        new_run_dir(tmp_path, name, "configs/own.yaml")
-
-
 def test_kept_checkpoints_are_found_by_their_steps():
     write("runs/a/checkpoints/last.ckpt")
     with pytest.raises(FileNotFoundError, match=r"no checkpoint of step 5, only the best and the last: .*'\[5,7\]'"):
@@ -139,54 +121,6 @@ def test_kept_checkpoints_are_found_by_their_steps():
     ]
     with pytest.raises(FileNotFoundError, match="no checkpoint of step 4, only of 3, 20, 100"):
         find_kept(None, [3, 4])
-
-
-locks = pytest.mark.skipif(os.name != "posix", reason="folders are locked on POSIX")
-
-
-@locks
-def test_a_lock_is_taken_again_by_its_owner_and_left_by_who_did_not_get_it(tmp_path):
-    mine, other = FolderLock(), FolderLock()
-    mine.acquire(tmp_path)
-    mine.acquire(tmp_path)
-    for _ in range(2):
-        with pytest.raises(BlockingIOError, match="is being trained by another process"):
-            other.acquire(tmp_path)
-        assert other.descriptor is None
-    mine.release()
-    mine.release()
-    other.acquire(tmp_path)
-    other.release()
-
-
-@locks
-def test_a_loader_process_that_outlives_a_run_does_not_hold_its_lock(tmp_path):
-    lock = FolderLock()
-    lock.acquire(tmp_path)
-    started, starts = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.write(starts, b"x")
-        signal.pause()
-    try:
-        os.read(started, 1)
-        lock.release()
-        lock.acquire(tmp_path)
-        lock.release()
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(started)
-        os.close(starts)
-
-
-def test_a_changed_byte_of_a_config_is_noticed(caplog):
-    write("runs/a/checkpoints/last.ckpt")
-    config = with_checksum("model: {}\ndata: {}\ntrainer: {}\n")
-    for content, said in ((config, False), (config.replace(b"data: {}", b"data: { }"), True)):
-        Path("runs/a/config.yaml").write_bytes(content)
-        resume_point(Path("runs/a"))
-        assert ("runs/a/config.yaml is not as this run wrote it" in caplog.text) == said
 
 
 @pytest.mark.skipif(os.name != "posix", reason="links are POSIX")

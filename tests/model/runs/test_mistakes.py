@@ -11,10 +11,8 @@ import pytest
 import torch
 
 from model.runs.mistakes import exit_status, explain_machine, one_of, parse, sentence, suggestion
-from model.runs.options import expand
 
 ROOT = Path(__file__).parents[3]
-DEFAULT = Path("default.yaml")
 
 
 class Part:
@@ -178,38 +176,6 @@ finally:
     subprocess.run([sys.executable, "-c", source], cwd=ROOT, check=True, capture_output=True)
 
 
-def test_what_may_be_left_out_is_filled_in():
-    assert expand([], DEFAULT) == ("fit", ["--config=default.yaml"])
-    assert expand(["fit", "--name", "a"], DEFAULT) == ("fit", ["--config=default.yaml", "--name", "a"])
-    assert expand(["-c", "own.yaml"], DEFAULT) == ("fit", ["-c", "own.yaml"])
-    assert expand(["--config=own.yaml"], DEFAULT) == ("fit", ["--config=own.yaml"])
-    assert expand(["--config=a", "--data.context_length=8"], DEFAULT)[1][-1] == "--model.gpt.context_length=8"
-    assert expand(["--ckpt_path=x.ckpt", "-c", "a"], DEFAULT)[1] == ["-c", "a", "--ckpt_path", "x.ckpt"]
-    assert expand(["--config=a", "--name", "fit"], DEFAULT)[1] == ["--config=a", "--name", "fit"]
-
-
-@pytest.mark.parametrize(
-    ("args", "expected"),
-    [
-        (["train"], "unknown subcommand 'train'"),
-        (["--wandb=disabled", "validate"], "the subcommand comes first: python train.py validate"),
-        (["--name", "a", "fit", "--wandb=disabled"], "the subcommand comes first: python train.py fit"),
-        (["validate", "--resume", "runs/a"], "write --ckpt_path runs/a"),
-        (
-            ["--resume=runs/a", "--ckpt_path=runs/a/checkpoints/best.ckpt"],
-            "--resume and --ckpt_path exclude each other",
-        ),
-        (["--resume=runs/a", "--resume", "runs/b"], "--resume is given 2 times"),
-        (["validate", "--ckpt_path", "runs/a", "--ckpt_path", "runs/b"], "--ckpt_path is given 2 times"),
-        (["--resume"], "argument --resume: expected one argument"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_no_option_is_ignored(args, expected):
-    with pytest.raises(ValueError, match=expected):
-        expand(args, DEFAULT)
-
-
 LOADER = "DataLoader worker (pid(s) 1, 2) exited unexpectedly. See the log.\nmore"
 
 
@@ -230,16 +196,18 @@ LOADER = "DataLoader worker (pid(s) 1, 2) exited unexpectedly. See the log.\nmor
 )
 def test_a_sentence_ends_with_how_to_resume_where_there_is_a_checkpoint(tmp_path, error, kind, said):
     run = tmp_path / "my run"
-    for has_checkpoint in (False, True):
-        if has_checkpoint:
-            (run / "checkpoints").mkdir(parents=True)
-            (run / "checkpoints" / "last.ckpt").touch()
+    (run / "checkpoints").mkdir(parents=True)
+    for checkpoint in (None, "last.ckpt", "previous.ckpt", "best.ckpt"):
+        for path in (run / "checkpoints").iterdir():
+            path.unlink()
+        if checkpoint:
+            (run / "checkpoints" / checkpoint).touch()
         given = OSError(*error.args) if isinstance(error, OSError) else error
         with pytest.raises(kind) as caught, explain_machine(run):
             raise given
         sentence = str(caught.value)
         assert said in sentence
-        assert (f", then continue with --resume '{run}'" in sentence) == has_checkpoint
+        assert (f", then continue with --resume '{run}'" in sentence) == bool(checkpoint)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,132 @@
+"""How a run begins: its options are checked, its folder is made with its config, and locked."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+
+from model.checks import check_range
+from model.files import write_atomically
+from model.runs.configs import with_checksum
+from model.runs.folder import CONFIG
+
+if os.name == "posix":
+    import fcntl
+
+
+def new_run_dir(runs_dir: Path, name: str | None, config: str) -> Path:
+    """The folder for a new run, not created yet: `name`, by default the config's name and the time.
+
+    Raises:
+        FileExistsError: if a run has this name.
+        ValueError: if the name cannot be a folder's.
+    """
+    if name is None:
+        stem = name = f"{Path(config).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+        number = 1
+        while (runs_dir / name).exists():  # two runs within a second
+            number += 1
+            name = f"{stem}-{number}"
+    elif name in ("", ".", "..") or Path(name).name != name:
+        raise ValueError(f"--name must be the name of a folder under {runs_dir}/, not {name!r}")
+    elif (runs_dir / name).exists():
+        raise name_is_taken(runs_dir / name)
+    return runs_dir / name
+
+
+def name_is_taken(run_dir: Path) -> FileExistsError:
+    return FileExistsError(f"{run_dir} exists: continue it with --resume {run_dir}, or choose another --name")
+
+
+class FolderLock:
+    """Keeps two processes from training in the same folder; released when its process ends, however it ends.
+
+    Leaves no file. Does nothing on Windows and on file systems that cannot lock a folder.
+    """
+
+    def __init__(self) -> None:
+        self.descriptor: int | None = None
+        if os.name == "posix":  # a loader process that outlives a killed run must not hold the lock
+            os.register_at_fork(after_in_child=self.release)
+
+    def acquire(self, folder: Path) -> None:
+        """Raises BlockingIOError if another process has it."""
+        if os.name != "posix":
+            return
+        self.release()
+        self.descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self.release()
+            if isinstance(error, BlockingIOError):
+                raise BlockingIOError(
+                    f"{folder} is being trained by another process: wait until that has ended"
+                ) from None
+
+    def release(self) -> None:
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+
+
+class RunFolder(Callback):
+    """Creates the run's folder with its config when training begins: a mistake found earlier leaves nothing behind.
+
+    A resumed run has both already. Its config is replaced after every on_train_start hook has accepted the options.
+    """
+
+    def __init__(self, config: str, is_new: bool) -> None:
+        self.config = with_checksum(config)
+        self.is_new = is_new
+        self.lock = FolderLock()
+
+    def setup(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
+        check_options(trainer)
+        if not self.is_new and trainer.is_global_zero:
+            self.lock.acquire(Path(trainer.default_root_dir))
+
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        if self.is_new and trainer.is_global_zero:
+            run_dir = Path(trainer.default_root_dir)
+            try:
+                run_dir.mkdir(parents=True)
+            except FileExistsError:  # made since this run looked for it
+                raise name_is_taken(run_dir) from None
+            self.lock.acquire(run_dir)
+            write_atomically(run_dir / CONFIG, self.config)
+
+    def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
+        if not self.is_new and trainer.is_global_zero:
+            write_atomically(Path(trainer.default_root_dir, CONFIG), self.config)
+
+    def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
+        self.lock.release()
+
+    def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
+        self.lock.release()
+
+
+def check_options(trainer: Trainer) -> None:
+    """Raises ValueError for options of Lightning that do nothing or do harm in a run counted in steps."""
+    if trainer.max_epochs not in (None, -1) and not trainer.fast_dev_run:
+        raise ValueError("trainer.max_epochs: training is counted in steps here, set trainer.max_steps")
+    if trainer.limit_train_batches not in (None, 1.0) and not (trainer.overfit_batches or trainer.fast_dev_run):
+        raise ValueError("trainer.limit_train_batches: would repeat the same batches, set trainer.max_steps")
+    if type(trainer.strategy).__name__ in ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy"):
+        raise ValueError("trainer.strategy: the optimizer needs unflattened matrices, so write ddp or fsdp")
+    interval, accumulate = trainer.val_check_interval, trainer.accumulate_grad_batches
+    check_range("trainer.log_every_n_steps", trainer.log_every_n_steps, 1)
+    check_range("trainer.gradient_clip_val", trainer.gradient_clip_val, 0)
+    check_range("trainer.accumulate_grad_batches", accumulate, 1)
+    if accumulate > 1 and not isinstance(interval, int | float):
+        raise ValueError("trainer.val_check_interval must be a number of batches where gradients are accumulated")
+    if isinstance(interval, int) and interval % accumulate:
+        raise ValueError(
+            f"trainer.val_check_interval is {interval} batches, which would validate in the middle of a step: "
+            f"make it a multiple of trainer.accumulate_grad_batches, {accumulate}"
+        )

@@ -1,0 +1,81 @@
+"""What is filled in on the command line, which options exclude each other, and what is not said at every start."""
+
+import logging
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from model.runs.command_line import expand, quiet
+
+DEFAULT = Path("default.yaml")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_what_may_be_left_out_is_filled_in():
+    assert expand([], DEFAULT) == ("fit", ["--config=default.yaml"])
+    assert expand(["fit", "--name", "a"], DEFAULT) == ("fit", ["--config=default.yaml", "--name", "a"])
+    assert expand(["-c", "own.yaml"], DEFAULT) == ("fit", ["-c", "own.yaml"])
+    assert expand(["--config=own.yaml"], DEFAULT) == ("fit", ["--config=own.yaml"])
+    assert expand(["--config=a", "--data.context_length=8"], DEFAULT)[1][-1] == "--model.gpt.context_length=8"
+    assert expand(["--ckpt_path=x.ckpt", "-c", "a"], DEFAULT)[1] == ["-c", "a", "--ckpt_path", "x.ckpt"]
+    assert expand(["--config=a", "--name", "fit"], DEFAULT)[1] == ["--config=a", "--name", "fit"]
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["train"], "unknown subcommand 'train'"),
+        (["--wandb=disabled", "validate"], "the subcommand comes first: python train.py validate"),
+        (["--name", "a", "fit", "--wandb=disabled"], "the subcommand comes first: python train.py fit"),
+        (["validate", "--resume", "runs/a"], "write --ckpt_path runs/a"),
+        (
+            ["--resume=runs/a", "--ckpt_path=runs/a/checkpoints/best.ckpt"],
+            "--resume and --ckpt_path exclude each other",
+        ),
+        (["--resume=runs/a", "--resume", "runs/b"], "--resume is given 2 times"),
+        (["validate", "--ckpt_path", "runs/a", "--ckpt_path", "runs/b"], "--ckpt_path is given 2 times"),
+        (["--resume"], "argument --resume: expected one argument"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_no_option_is_ignored(args, expected):
+    with pytest.raises(ValueError, match=expected):
+        expand(args, DEFAULT)
+
+
+def test_validate_takes_the_config_beside_the_checkpoints_of_a_run_only():
+    for folder in ("runs/run/checkpoints", "models/bare"):
+        Path(folder).mkdir(parents=True)
+        torch.save({}, Path(folder, "best.ckpt"))
+        Path(folder).with_name("config.yaml").write_text("model: {}\ndata: {}\ntrainer: {}\n")
+    for checkpoint, config in (("runs/run/checkpoints", "runs/run/config.yaml"), ("models/bare", "default.yaml")):
+        _, args = expand(["validate", "--ckpt_path", f"{checkpoint}/best.ckpt"], DEFAULT)
+        assert args[0] == f"--config={config}"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("The 'train_dataloader' does not have many workers which may be a bottleneck.", False),
+        ("Detected call of `lr_scheduler.step()` before `optimizer.step()`.", False),
+        ("Your `IterableDataset` has `__len__` defined. In combination with multi-process data loading", False),
+        ("`isinstance(treespec, LeafSpec)` is deprecated", False),
+        ("A warning that matters", True),
+    ],
+)
+def test_only_what_every_start_says_is_hidden(text, shown):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        quiet()
+        warnings.warn(text, stacklevel=1)
+    assert bool(seen) == shown
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        assert not logging.getLogger(name).isEnabledFor(logging.WARNING)
+        assert logging.getLogger(name).isEnabledFor(logging.ERROR)
+    assert logging.getLogger("model.runs.command_line").isEnabledFor(logging.WARNING)

@@ -1,0 +1,120 @@
+"""The name of a new run's folder, its lock, and which of Lightning's options count."""
+
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from model.runs.starting import FolderLock, check_options, new_run_dir
+
+
+def test_runs_started_within_a_second_get_different_folders(tmp_path, monkeypatch):
+    monkeypatch.setattr("time.strftime", lambda _: "now")
+    for expected in ("own-now", "own-now-2", "own-now-3"):
+        run_dir = new_run_dir(tmp_path, None, "configs/own.yaml")
+        assert run_dir.name == expected
+        run_dir.mkdir()
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a"])
+def test_the_name_of_a_run_must_be_that_of_a_folder(tmp_path, name):
+    with pytest.raises(ValueError, match="--name must be the name of a folder"):
+        new_run_dir(tmp_path, name, "configs/own.yaml")
+
+
+locks = pytest.mark.skipif(os.name != "posix", reason="folders are locked on POSIX")
+
+
+@locks
+def test_a_lock_is_taken_again_by_its_owner_and_left_by_who_did_not_get_it(tmp_path):
+    mine, other = FolderLock(), FolderLock()
+    mine.acquire(tmp_path)
+    mine.acquire(tmp_path)
+    for _ in range(2):
+        with pytest.raises(BlockingIOError, match="is being trained by another process"):
+            other.acquire(tmp_path)
+        assert other.descriptor is None
+    mine.release()
+    mine.release()
+    other.acquire(tmp_path)
+    other.release()
+
+
+@locks
+def test_a_loader_process_that_outlives_a_run_does_not_hold_its_lock(tmp_path):
+    lock = FolderLock()
+    lock.acquire(tmp_path)
+    started, starts = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(starts, b"x")
+        signal.pause()
+    try:
+        os.read(started, 1)
+        lock.release()
+        lock.acquire(tmp_path)
+        lock.release()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(started)
+        os.close(starts)
+
+
+USUAL = {
+    "max_epochs": -1,
+    "fast_dev_run": False,
+    "limit_train_batches": 1.0,
+    "overfit_batches": 0.0,
+    "val_check_interval": 10,
+    "accumulate_grad_batches": 1,
+    "log_every_n_steps": 1,
+    "gradient_clip_val": None,
+}
+
+
+def check(options):
+    name = options.get("strategy", "SingleDeviceStrategy")
+    check_options(SimpleNamespace(**USUAL | options | {"strategy": type(name, (), {})()}))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_epochs": None, "limit_train_batches": None},
+        {"max_epochs": 1, "limit_train_batches": 1, "fast_dev_run": 1},
+        {"limit_train_batches": 3, "overfit_batches": 3},
+        {"strategy": "DDPStrategy"},
+        {"strategy": "FullyShardedStrategy"},
+        {"accumulate_grad_batches": 5},
+        {"accumulate_grad_batches": 5, "val_check_interval": 0.5},
+        {"val_check_interval": "00:00:10:00"},
+    ],
+    ids=str,
+)
+def test_options_that_do_what_they_say_are_let_through(options):
+    check(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_epochs": 2}, "trainer.max_epochs: training is counted in steps"),
+        ({"limit_train_batches": 0.5}, "trainer.limit_train_batches: would repeat"),
+        *(
+            ({"strategy": name}, "trainer.strategy: .* write ddp or fsdp")
+            for name in ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")
+        ),
+        ({"gradient_clip_val": float("nan")}, "trainer.gradient_clip_val must be at least 0 and finite, not nan"),
+        ({"log_every_n_steps": 0}, "trainer.log_every_n_steps must be at least 1, not 0"),
+        ({"accumulate_grad_batches": 0}, "trainer.accumulate_grad_batches must be at least 1, not 0"),
+        ({"accumulate_grad_batches": 2, "val_check_interval": "00:00:10:00"}, "must be a number of batches"),
+        ({"accumulate_grad_batches": 3}, "trainer.val_check_interval is 10 batches, .*accumulate_grad_batches, 3"),
+    ],
+    ids=str,
+)
+def test_options_that_do_nothing_or_harm_are_refused(options, said):
+    with pytest.raises(ValueError, match=said):
+        check(options)
