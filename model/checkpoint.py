@@ -9,6 +9,7 @@ import re
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,8 @@ from torch.overrides import TorchFunctionMode
 from model.files import RUN_CHECKPOINTS
 from model.gpt import GPT, GPTConfig
 
-# The module that trains a GPT holds it as its attribute `gpt`.
-WEIGHT_PREFIX = "gpt."
-
-# What every checkpoint holds.
-PARTS = ("state_dict", "gpt_config", "tokenizer", "global_step")
-
+WEIGHT_PREFIX = "gpt."  # the module that trains a GPT holds it as its attribute `gpt`
+PARTS = ("state_dict", "gpt_config", "tokenizer", "global_step")  # what every checkpoint holds
 # What a checkpoint may name: tensors, ordered dicts and bytes. torch's own list also has types that take any amount of
 # memory when they are made, such as bytearray.
 PLAIN_TYPES = re.compile(r"torch\._utils _rebuild_tensor_v2|torch \w+Storage|collections OrderedDict|_codecs encode")
@@ -32,8 +29,6 @@ PLAIN_TYPES = re.compile(r"torch\._utils _rebuild_tensor_v2|torch \w+Storage|col
 
 def load_gpt(path: str | Path, device: str | torch.device = "cpu") -> tuple[GPT, dict[str, Any]]:
     """The GPT in a checkpoint, in evaluation mode, with its tokenizer and step.
-
-    The file is read as plain data; nothing in it is run.
 
     Args:
         path: a checkpoint, or the folder of a run, of which it is the best.
@@ -61,11 +56,7 @@ def build_gpt(path: Path, checkpoint: dict[str, Any]) -> GPT:
 
     It is built on the meta device, so that even a description of a model too large for any machine costs nothing.
 
-    Args:
-        path: where the checkpoint is from, for the message.
-
-    Raises:
-        ValueError: if the weights do not fit the config.
+    Raises ValueError if the weights do not fit the config; `path`, where it is from, is for the message.
     """
     with unusable(path, "its weights do not fit the model it describes: "):
         config = GPTConfig(**checkpoint["gpt_config"])
@@ -104,28 +95,35 @@ def as_float(name: str, weight: Tensor) -> Tensor:
     return weight.float()
 
 
-def read_checkpoint(path: Path, *, checksums: bool = True) -> dict[str, Any]:
+def read_checkpoint(path: Path, *, checksums: bool = True, mmap: bool = False) -> dict[str, Any]:
     """The content of a checkpoint, on the CPU, after comparing every byte with its checksum, unless that is done.
 
-    Raises:
-        FileNotFoundError, ValueError: as `load_gpt`.
+    With `mmap` the tensors stay on the disk. Raises FileNotFoundError or ValueError, as `load_gpt`.
     """
     verify_checkpoint(path, checksums=checksums)
-    return _read(path)
+    with unusable(path):
+        with zipfile.ZipFile(path) as archive:
+            records = [record for record in archive.infolist() if record.filename.lower().endswith("data.pkl")]
+            pickles = [archive.read(record) for record in records]  # not by name, which several may have
+        for opcode, argument, _ in chain.from_iterable(map(pickletools.genops, pickles)):
+            if opcode.name == "GLOBAL" and not PLAIN_TYPES.fullmatch(argument):
+                raise ValueError(f"it is not of plain tensors and values, but names {argument}")
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        _check_size(checkpoint, 2 * path.stat().st_size)  # a tied head is there twice
+        if missing := [name for name in PARTS if name not in checkpoint]:
+            raise ValueError(f"it has no {', '.join(missing)}")
+        return checkpoint
 
 
 def read_description(path: Path) -> dict[str, Any]:
     """As `read_checkpoint`, but the tensors stay on the disk and are not compared: quick, to look at their shapes."""
-    verify_checkpoint(path, checksums=False)
-    return _read(path, mmap=True)
+    return read_checkpoint(path, checksums=False, mmap=True)
 
 
 def verify_checkpoint(path: Path, *, checksums: bool = True) -> None:
     """Compares all of `path` with the checksums that torch.save stores with every tensor.
 
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is cut short, any bit of it has changed, or it would be larger if it were unpacked.
+    Raises FileNotFoundError if there is no such file, ValueError if it is cut short, changed or compressed.
     """
     if not path.is_file():
         raise FileNotFoundError(f"there is no checkpoint {path}")
@@ -148,27 +146,6 @@ def unusable(path: Path, what: str = "") -> Iterator[None]:
         # load_state_dict's message is a title, then one reason per line.
         reason = str(error).removeprefix("Error(s) in loading state_dict for GPT:").strip() or type(error).__name__
         raise ValueError(f"{path} is damaged, or no checkpoint of GlassGPT: {what}{reason.splitlines()[0]}") from error
-
-
-def _read(path: Path, mmap: bool = False) -> dict[str, Any]:
-    """Raises ValueError unless the file holds plain data, of no more than its own size."""
-    with unusable(path):
-        with zipfile.ZipFile(path) as archive:
-            for record in archive.infolist():
-                if record.filename.lower().endswith("data.pkl"):
-                    _check_names(archive.read(record))
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-        _check_size(checkpoint, 2 * path.stat().st_size)  # a tied head is there twice
-        if missing := [name for name in PARTS if name not in checkpoint]:
-            raise ValueError(f"it has no {', '.join(missing)}")
-        return checkpoint
-
-
-def _check_names(pickled: bytes) -> None:
-    """Raises ValueError if a pickle names anything but PLAIN_TYPES."""
-    for opcode, argument, _ in pickletools.genops(pickled):
-        if opcode.name == "GLOBAL" and not PLAIN_TYPES.fullmatch(argument):
-            raise ValueError(f"it is not of plain tensors and values, but names {argument}")
 
 
 def _check_size(value: Any, limit: int) -> None:

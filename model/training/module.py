@@ -45,11 +45,8 @@ class GPTModule(LightningModule):
                 context_length, which may be shorter, and dropout. Its tokenizer is taken too.
         """
         super().__init__()
-        self.gpt_config = gpt
-        self.optimizer_config = optimizer
-        self.schedule_config = schedule
-        self.compile_mode = compile
-        self.init_from = init_from
+        self.gpt_config, self.optimizer_config, self.schedule_config = gpt, optimizer, schedule
+        self.compile_mode, self.init_from = compile, init_from
         self.init_tokenizer: dict[str, Any] | None = None  # of the model of init_from, if it has one
         self.gpt: GPT | None = None
         self.validation_metrics: dict[str, float] = {}
@@ -58,7 +55,7 @@ class GPTModule(LightningModule):
         if self.gpt is not None:
             return
         config, tokenizer = self.gpt_config, self.trainer.datamodule.tokenizer
-        num_tokens = tokenizer.vocab_size
+        num_tokens, strategy = tokenizer.vocab_size, self.trainer.strategy
         if self.init_from is not None:
             check_tokenizer(config.vocab_size, self.init_tokenizer, tokenizer)
         if config.vocab_size is None:
@@ -68,10 +65,9 @@ class GPTModule(LightningModule):
                 f"model.gpt.vocab_size is {config.vocab_size}, but the tokenizer has {num_tokens} tokens: make it at "
                 "least as many, or null"
             )
-        self.gpt = GPT(self.gpt_config)
+        self.gpt = GPT(config)
         if self.init_from is not None:
             start_from(self.gpt, self.init_from)
-        strategy = self.trainer.strategy
         if self.compile_mode == "reduce-overhead" and self.trainer.accumulate_grad_batches > 1:
             raise ValueError(
                 "--model.compile reduce-overhead overwrites the gradients of each batch with the next one's, so they "
@@ -141,9 +137,7 @@ class GPTModule(LightningModule):
 def check_start(path: Path, config: GPTConfig) -> None:
     """Compares a checkpoint that a run starts from with the model, before memory is taken for either.
 
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is no checkpoint, or of another model.
+    Raises FileNotFoundError if there is no such file, ValueError if it is no checkpoint or of another model.
     """
     checkpoint = read_description(path)
     build_gpt(path, checkpoint)

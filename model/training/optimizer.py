@@ -57,8 +57,8 @@ class OptimizerConfig:
         begin, end = self.density_fall
         check_range("model.optimizer.density_fall[1]", end, 0, 1, low_open=True)
         check_range("model.optimizer.density_fall[0]", begin, 0, end, high_open=True)
-        check_range("model.optimizer.row_minimum", self.row_minimum, 0)
-        for name in ("learning_rate", "head_learning_rate", "matrix_learning_rate", "weight_decay", "epsilon"):
+        rates = ("learning_rate", "head_learning_rate", "matrix_learning_rate", "weight_decay", "epsilon")
+        for name in (*rates, "row_minimum"):
             check_range(f"model.optimizer.{name}", getattr(self, name), 0)
         for name, value in (("betas[0]", self.betas[0]), ("betas[1]", self.betas[1]), ("momentum", self.momentum)):
             check_range(f"model.optimizer.{name}", value, 0, 1, high_open=True)
@@ -66,36 +66,31 @@ class OptimizerConfig:
 
 def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
     """One optimizer for all weights of `gpt`; every parameter group has a `name`, and an `initial_lr` to schedule."""
-    matrices, head, others = [], [], []
+    groups: dict[str, dict[str, Any]] = {
+        "embeddings": {"lr": config.learning_rate, "weight_decay": 0.0},
+        "head": {"lr": config.learning_rate if config.head_learning_rate is None else config.head_learning_rate},
+        "matrices": {"lr": config.learning_rate},
+    }
+    if config.algorithm == "muon":
+        groups["matrices"] = {"lr": config.matrix_learning_rate, "momentum": config.momentum, "muon": True}
+    for name, group in groups.items():
+        group |= {"name": name, "params": [], "initial_lr": group["lr"], "algorithm": config.algorithm}
+        if config.density < 1:  # a row of a matrix outside the blocks is a token's or a position's
+            group |= {"density": config.density, "row_minimum": config.row_minimum if name == "matrices" else 0}
     for name, parameter in gpt.named_parameters():
-        if name == "head.weight":  # a tied head is listed under the embedding's name
-            head.append(parameter)
-        elif name.startswith("blocks.") and parameter.ndim == 2:
-            matrices.append(parameter)
-        else:
-            others.append(parameter)
+        is_matrix = name.startswith("blocks.") and parameter.ndim == 2
+        # A tied head is listed under the embedding's name.
+        kind = "head" if name == "head.weight" else "matrices" if is_matrix else "embeddings"
+        groups[kind]["params"].append(parameter)
     # Queries, keys and values share one weight, but are matrices of their own, which learn at very different speeds.
     parts = {}
     for layer in gpt.modules():
         if isinstance(layer, CausalSelfAttention):
             queries, keys = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
             parts[layer.qkv_proj.weight] = [queries, keys, keys]
-    uses_muon = config.algorithm == "muon"
-    head_rate = config.learning_rate if config.head_learning_rate is None else config.head_learning_rate
-    matrix_rate = config.matrix_learning_rate if uses_muon else config.learning_rate
-    groups = [
-        {"name": "embeddings", "params": others, "lr": config.learning_rate, "weight_decay": 0.0},
-        {"name": "head", "params": head, "lr": head_rate, "weight_decay": config.weight_decay},
-        {"name": "matrices", "params": matrices, "lr": matrix_rate, "weight_decay": config.weight_decay},
-    ]
-    if uses_muon:
-        groups[-1] |= {"momentum": config.momentum, "muon": True}
-    if config.density < 1:
-        groups = [group | {"density": config.density, "row_minimum": 0} for group in groups]
-        groups[-1]["row_minimum"] = config.row_minimum  # a row of another matrix is a token's or a position's
-    groups = [group | {"initial_lr": group["lr"], "algorithm": config.algorithm} for group in groups if group["params"]]
-    rows_as = {gpt.head.weight: gpt.token_embedding.weight}
-    return MuonAdamW(groups, betas=config.betas, eps=config.epsilon, parts=parts, rows_as=rows_as)
+    used = [group for group in groups.values() if group["params"]]
+    defaults: dict[str, Any] = {"betas": config.betas, "eps": config.epsilon, "weight_decay": config.weight_decay}
+    return MuonAdamW(used, **defaults, parts=parts, rows_as={gpt.head.weight: gpt.token_embedding.weight})
 
 
 def density_at(step: int, max_steps: int, config: OptimizerConfig) -> float:
@@ -131,7 +126,7 @@ class MuonAdamW(torch.optim.Optimizer):
 
     Args:
         groups: parameter groups; Muon's hold matrices only and have `momentum`.
-        betas, eps: AdamW's.
+        betas, eps: AdamW's. weight_decay: of groups that have none of their own.
         parts: for weights that hold several matrices above each other, the number of rows of each.
         rows_as: for a weight, another one whose rows are of the same tokens. In a sparse run a token without an
             embedding, which is in no text, gets no weights in the head, where to make it unlikely would take most.
@@ -142,12 +137,12 @@ class MuonAdamW(torch.optim.Optimizer):
         groups: list[dict],
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8,
+        weight_decay: float = 0.0,
         parts: dict[Tensor, list[int]] | None = None,
         rows_as: dict[Tensor, Tensor] | None = None,
     ):
-        super().__init__(groups, {"lr": 0.0, "betas": betas, "eps": eps, "weight_decay": 0.0, "muon": False})
-        self.parts = parts or {}
-        self.rows_as = rows_as or {}
+        super().__init__(groups, {"lr": 0.0, "betas": betas, "eps": eps, "weight_decay": weight_decay, "muon": False})
+        self.parts, self.rows_as = parts or {}, rows_as or {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in torch, but a state of other shapes, which would only fail at the next step, raises ValueError."""
@@ -167,27 +162,27 @@ class MuonAdamW(torch.optim.Optimizer):
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if parameters:
                 (self._muon if group["muon"] else self._adamw)(group, parameters)
-            if group.get("density", 1.0) < 1:
-                self._make_sparse(group, [parameter for parameter in parameters if parameter.ndim == 2])
+            for parameter in parameters:
+                if group.get("density", 1.0) < 1 and parameter.ndim == 2:
+                    self._make_sparse(group, parameter)
         return loss
 
-    def _make_sparse(self, group: dict, parameters: list[Tensor]) -> None:
-        """Sets all but the largest weights of each matrix, and their moments, to zero."""
-        for parameter in parameters:
-            moments = [value for value in self.state[parameter].values() if value.ndim]  # and not the step's number
-            # The row of a token that is in no text has no gradient, and is of no use however large it is. In the first
-            # steps, while matrices after it are zero as they were drawn, a whole matrix may have none: it waits.
-            has_learned = whole(moments[-1]) != 0
-            if not has_learned.any():
-                continue
-            if parameter in self.rows_as:
-                has_learned &= whole(self.rows_as[parameter]).any(dim=1, keepdim=True)
-            learned = whole(parameter) * has_learned
-            matrices = learned.split(self.parts.get(parameter, len(learned)))
-            kept = [keep_largest(matrix, group["density"], group["row_minimum"]) for matrix in matrices]
-            mask = shard_like(torch.cat(kept), parameter)
-            for tensor in (parameter, *moments):
-                tensor.mul_(mask)
+    def _make_sparse(self, group: dict, parameter: Tensor) -> None:
+        """Sets all but the largest weights of a matrix, and their moments, to zero."""
+        moments = [value for value in self.state[parameter].values() if value.ndim]  # and not the step's number
+        # The row of a token that is in no text has no gradient, and is of no use however large it is. In the first
+        # steps, while matrices after it are zero as they were drawn, a whole matrix may have none: it waits.
+        has_learned = whole(moments[-1]) != 0
+        if not has_learned.any():
+            return
+        if parameter in self.rows_as:
+            has_learned &= whole(self.rows_as[parameter]).any(dim=1, keepdim=True)
+        learned = whole(parameter) * has_learned
+        matrices = learned.split(self.parts.get(parameter, len(learned)))
+        kept = [keep_largest(matrix, group["density"], group["row_minimum"]) for matrix in matrices]
+        mask = shard_like(torch.cat(kept), parameter)
+        for tensor in (parameter, *moments):
+            tensor.mul_(mask)
 
     def _muon(self, group: dict, parameters: list[Tensor]) -> None:
         directions, same_shape = [], defaultdict(list)
@@ -207,36 +202,20 @@ class MuonAdamW(torch.optim.Optimizer):
             parameter.add_(shard_like(direction, parameter), alpha=-group["lr"])
 
     def _adamw(self, group: dict, parameters: list[Tensor]) -> None:
-        adamw(
-            parameters,
-            [parameter.grad for parameter in parameters],
-            self._state("exp_avg", parameters),
-            self._state("exp_avg_sq", parameters),
-            [],
-            [self._step_count(parameter) for parameter in parameters],
-            fused=True,
-            amsgrad=False,
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=False,
-        )
-
-    def _step_count(self, parameter: Tensor) -> Tensor:
-        """The number of updates so far, (), on the parameter's device, where `adamw` increments it."""
-        state = self.state[parameter]
-        if "step" not in state:
-            state["step"] = torch.zeros((), device=parameter.device)
-        elif state["step"].device != parameter.device:  # from a checkpoint: Lightning leaves it on the CPU
-            state["step"] = state["step"].to(parameter.device)
-        return state["step"]
+        gradients = [parameter.grad for parameter in parameters]
+        means, squares, steps = (self._state(name, parameters) for name in ("exp_avg", "exp_avg_sq", "step"))
+        (beta1, beta2), rates = group["betas"], {name: group[name] for name in ("lr", "weight_decay", "eps")}
+        options = {"fused": True, "amsgrad": False, "maximize": False, "beta1": beta1, "beta2": beta2, **rates}
+        adamw(parameters, gradients, means, squares, [], steps, **options)
 
     def _state(self, name: str, parameters: list[Tensor]) -> list[Tensor]:
+        """A tensor like each parameter, zeros at first; for "step", the number of updates, of shape ()."""
         for parameter in parameters:
-            if name not in self.state[parameter]:
-                self.state[parameter][name] = torch.zeros_like(parameter)
+            state = self.state[parameter]
+            if name not in state:
+                state[name] = torch.zeros_like(parameter) if name != "step" else torch.zeros(())
+            if name == "step":  # `adamw` increments it on the device; from a checkpoint Lightning leaves it on the CPU
+                state[name] = state[name].to(parameter.device)
         return [self.state[parameter][name] for parameter in parameters]
 
 
