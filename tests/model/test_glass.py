@@ -1,5 +1,6 @@
 """The library of a notebook: what it returns is what independent computations give, on a run and on GPT-2's format."""
 
+import json
 import math
 
 import pytest
@@ -11,6 +12,7 @@ from model import open_run
 from model.exchange.huggingface import to_huggingface
 from model.gpt import GPTConfig
 from tests.gpts import GPT2, huggingface_gpt2, random_gpt
+from tests.small_runs import REPOSITORY
 
 TEXT = "the model reads"
 
@@ -142,3 +144,20 @@ def test_a_long_text_is_read_up_to_the_context_with_a_warning(glass, caplog):
 def test_a_list_of_texts_is_read_one_by_one(glass):
     first, second = glass.read(["the model", "a text"])
     assert "".join(first.tokens) == "the model" and "".join(second.tokens) == "a text"
+
+
+def test_the_walkthrough_runs_from_its_first_cell_to_its_last(run, monkeypatch, tmp_path, capsys):
+    """Its cells are executed in order, as a notebook does, in a folder with one run."""
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "first").symlink_to(run, target_is_directory=True)
+    monkeypatch.chdir(tmp_path)
+    notebook = json.loads((REPOSITORY / "scripts" / "walkthrough.ipynb").read_text(encoding="utf-8"))
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    names: dict = {}
+    for cell in code:
+        exec("".join(cell["source"]), names)
+    assert not any(cell["outputs"] for cell in code), "the notebook is kept without outputs"
+    printed = capsys.readouterr().out
+    layer, head = names["layer"], names["head"]
+    assert f"head {layer}.{head} puts {100 * names['looks']:.0f}% of its weight there" in printed
+    assert names["without"].loss == pytest.approx(names["table"][f"head {layer}.{head}"], rel=1e-4)
