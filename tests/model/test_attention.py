@@ -18,17 +18,6 @@ from model.masks import causal_mask, padding_mask, sliding_window_mask
 from model.rotary import apply_rotary, rotary_angles
 from tests.gpts import GPT2, random_gpt
 
-SIX_VECTORS = torch.tensor(
-    [
-        [0.43, 0.15, 0.89],
-        [0.55, 0.87, 0.66],
-        [0.57, 0.85, 0.64],
-        [0.22, 0.58, 0.33],
-        [0.77, 0.25, 0.10],
-        [0.05, 0.80, 0.55],
-    ]
-)
-
 
 def random(*shape, dtype=torch.float64):
     return torch.randn(*shape, dtype=dtype, requires_grad=True)
@@ -41,58 +30,26 @@ def values_and_gradients(function, inputs):
     return values, *torch.autograd.grad(values, inputs, upstream)
 
 
-# Worked numbers
-
-
-def test_two_causal_heads_of_width_one():
+def test_two_causal_heads_of_width_one_as_worked_out():
+    vectors = [[0.43, 0.15, 0.89], [0.55, 0.87, 0.66], [0.57, 0.85, 0.64], [0.22, 0.58, 0.33]]
+    vectors = torch.tensor([*vectors, [0.77, 0.25, 0.10], [0.05, 0.80, 0.55]])
     torch.manual_seed(123)
     attention = MultiHeadAttention(3, 2, head_dim=1, output_dim=2)
-    output, weights = attention(torch.stack((SIX_VECTORS, SIX_VECTORS)), is_causal=True)
+    output, weights = attention(torch.stack((vectors, vectors)), is_causal=True)
     expected = [[0.3190, 0.4858], [0.2943, 0.3897], [0.2856, 0.3593], [0.2693, 0.3873], [0.2639, 0.3928]]
     expected = torch.tensor([*expected, [0.2575, 0.4028]])
     torch.testing.assert_close(output, torch.stack((expected, expected)), atol=1e-4, rtol=0)
     assert weights is None
 
 
-def test_one_head_of_width_two_without_output_projection():
-    torch.manual_seed(123)
-    key_proj, query_proj, value_proj = (nn.Linear(3, 2, bias=False) for _ in range(3))
-    attention = MultiHeadAttention(3, 1, head_dim=2)
-    attention.key_proj, attention.query_proj, attention.value_proj = key_proj, query_proj, value_proj
-    attention.output_proj = nn.Identity()
-    output, _ = attention(SIX_VECTORS[None])
-    expected = torch.tensor([[-0.5300, -0.0988], [-0.5307, -0.1042]])
-    torch.testing.assert_close(output[0, [0, -1]], expected, atol=1e-4, rtol=0)
-
-
-def test_weights_of_the_second_query():
-    torch.manual_seed(123)
-    q, k, v = (SIX_VECTORS @ torch.rand(3, 2) for _ in range(3))
-    _, weights = scaled_dot_product_attention(q, k, v, need_weights=True)
-    expected = torch.tensor([0.1500, 0.2264, 0.2199, 0.1311, 0.0906, 0.1820])
-    torch.testing.assert_close(weights[1], expected, atol=1e-4, rtol=0)
-
-
-# Shapes
-
-
 @pytest.mark.parametrize(
     ("layer", "inputs", "output_shape", "weights_shape"),
     [
-        ({"query_dim": 512, "num_heads": 8}, [(30, 5, 512)], (30, 5, 512), (30, 8, 5, 5)),
-        ({"query_dim": 3, "num_heads": 2, "head_dim": 2}, [(2, 5, 3)], (2, 5, 3), (2, 2, 5, 5)),
-        ({"query_dim": 3, "num_heads": 2, "head_dim": 1, "output_dim": 2}, [(2, 6, 3)], (2, 6, 2), (2, 2, 6, 6)),
         ({"query_dim": 12, "num_heads": 3, "head_dim": 12}, [(2, 4, 12)], (2, 4, 12), (2, 3, 4, 4)),
-        (
-            {"query_dim": 8, "num_heads": 4, "key_dim": 10, "value_dim": 12},
-            [(2, 4, 8), (2, 6, 10), (2, 6, 12)],
-            (2, 4, 8),
-            (2, 4, 4, 6),
-        ),
+        ({"query_dim": 3, "num_heads": 2, "head_dim": 1, "output_dim": 2}, [(2, 6, 3)], (2, 6, 2), (2, 2, 6, 6)),
         ({"query_dim": 8, "num_heads": 2, "key_dim": 5}, [(2, 4, 8), (2, 6, 5)], (2, 4, 8), (2, 2, 4, 6)),
         ({"query_dim": 8, "num_heads": 2}, [(4, 8)], (4, 8), (2, 4, 4)),
     ],
-    ids=lambda value: None if isinstance(value, list) else str(value),
 )
 def test_shapes_of_multi_head_attention(layer, inputs, output_shape, weights_shape):
     attention = MultiHeadAttention(**layer)
@@ -232,20 +189,6 @@ def test_a_blind_query_gets_zeros_everywhere(T, S, need_weights, is_causal):
         assert weights[0].abs().max() == 0 and weights[1, T - 1].abs().max() == 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("need_weights", [False, True])
-def test_queries_before_the_first_key_are_blind(dtype, need_weights):
-    inputs = random(5, 4, dtype=dtype), random(3, 4, dtype=dtype), random(3, 4, dtype=dtype)
-
-    def attend(*inputs):
-        return scaled_dot_product_attention(*inputs, is_causal=True, need_weights=need_weights)[0]
-
-    values, dq, dk, dv = values_and_gradients(attend, inputs)
-    assert values[:2].abs().max() == 0 and dq[:2].abs().max() == 0
-    torch.testing.assert_close(values[2], inputs[2][0])  # the third sees the first key alone
-    assert all(x.isfinite().all() for x in (values, dq, dk, dv))
-
-
 def test_no_kernel_ever_gets_a_blind_query(monkeypatch):
     asked, fused = [], F.scaled_dot_product_attention
 
@@ -260,15 +203,6 @@ def test_no_kernel_ever_gets_a_blind_query(monkeypatch):
     layer = CausalSelfAttention(8, 2)
     layer(q, mask=padding_mask(torch.tensor([0, 2]), 4))
     assert len(asked) == 3 and all(mask.any(-1).all() for mask in asked)
-
-
-def test_a_blind_token_of_the_gpts_layer_gets_zeros():
-    attention = CausalSelfAttention(16, 4, num_kv_heads=2)
-    x = random(2, 5, 16, dtype=torch.float32)
-    output = attention(x, mask=padding_mask(torch.tensor([5, 0]), 5))
-    (gradient,) = torch.autograd.grad(output.sum(), x)
-    assert output[1].abs().max() == 0 and gradient[1].abs().max() == 0
-    assert output[0].abs().min() > 0 and gradient.isfinite().all()
 
 
 # Weights
@@ -432,37 +366,60 @@ def test_every_path_computes_attention_by_attend(options, monkeypatch):
     assert torch.equal(generate(gpt, tokens[:, :4], 6, temperature=0), expected)
     replaced = capture(gpt, tokens[:1])
     assert replaced.fidelity < 1e-5 and (replaced.weights[..., -1, -1] * min(10, gpt.config.window or 10) == 1).all()
-    attention = gpt.blocks[0].attention
-    blind = attention(torch.randn(2, 3, 32), mask=padding_mask(torch.tensor([3, 0]), 3))[1]
-    torch.testing.assert_close(blind, attention.output_proj(torch.zeros(3, 32)))
+    attention, x = gpt.blocks[0].attention, random(2, 3, 32, dtype=torch.float32)
+    output = attention(x, mask=padding_mask(torch.tensor([3, 0]), 3))
+    torch.testing.assert_close(output[1], attention.output_proj(torch.zeros(3, 32)))
+    (gradient,) = torch.autograd.grad(output.sum(), x)
+    assert gradient[1].abs().max() == 0 and gradient.isfinite().all()
 
 
 # Bad input
 
 
-@pytest.mark.parametrize(
-    ("shapes", "message"),
-    [
-        (((4, 8), (6, 7), (6, 7)), "query has width 8, but key has width 7"),
-        (((4, 8), (6, 8), (5, 8)), "6 keys, but 5 values"),
-        (((2, 4, 8), (3, 6, 8), (3, 6, 8)), r"\(2, 4, 8\), \(3, 6, 8\), \(3, 6, 8\)"),
-        (((8,), (6, 8), (6, 8)), r"\[\(8,\), \(6, 8\), \(6, 8\)\]"),
-    ],
-)
-@pytest.mark.parametrize("need_weights", [False, True])
-def test_shapes_that_do_not_fit_are_refused(shapes, message, need_weights):
-    with pytest.raises(ValueError, match=message):
-        scaled_dot_product_attention(*map(torch.randn, shapes), need_weights=need_weights)
+def zeros(*shapes, dtype=torch.float32):
+    return [torch.zeros(shape, dtype=dtype) for shape in shapes]
+
+
+def mask(*shape):
+    return torch.ones(shape, dtype=torch.bool)
+
+
+q, query = torch.zeros(2, 4, 8), torch.zeros(4, 8)
+FORMULA = [
+    (zeros((4, 8), (6, 7), (6, 7)), {}, ValueError, "query has width 8, but key has width 7"),
+    (zeros((4, 8), (6, 8), (5, 8)), {}, ValueError, "6 keys, but 5 values"),
+    (zeros((2, 4, 8), (3, 6, 8), (3, 6, 8)), {}, ValueError, r"\(2, 4, 8\), \(3, 6, 8\), \(3, 6, 8\)"),
+    (zeros((8,), (6, 8), (6, 8)), {}, ValueError, r"\[\(8,\), \(6, 8\), \(6, 8\)\]"),
+    (
+        (query, query.double(), query),
+        {},
+        TypeError,
+        "attention needs floats of one type, not torch.float32, torch.float64",
+    ),
+    ((query.long(),) * 3, {}, TypeError, "attention needs floats of one type, not torch.int64"),
+    ((query, query, query.bfloat16()), {}, TypeError, "attention needs floats of one type"),
+    ((q, q, q), {"mask": mask(4, 5)}, ValueError, r"\(4, 5\).* = \(2, 4, 4\)"),
+    ((q, q, q), {"mask": mask(3, 4, 4)}, ValueError, r"\(3, 4, 4\).* = \(2, 4, 4\)"),
+    ((q, q, q), {"mask": mask(1, 2, 4, 4)}, ValueError, r"\(1, 2, 4, 4\).* = \(2, 4, 4\)"),
+    ((q, q, q), {"mask": mask(2, 4)}, ValueError, r"\(2, 4\).* = \(2, 4, 4\)"),
+    ((q, q, q), {"mask": mask(4, 4).float()}, TypeError, "boolean.*not torch.float32"),
+    ((q, q, q), {"mask": mask(4, 4).long()}, TypeError, "boolean.*not torch.int64"),
+    ((q, q, q), {"dropout_p": -0.1}, ValueError, "not -0.1"),
+    ((q, q, q), {"dropout_p": 1.0}, ValueError, "not 1.0"),
+]
 
 
 @pytest.mark.parametrize("need_weights", [False, True])
-def test_mixed_types_are_refused(need_weights):
-    x = torch.randn(4, 8)
-    for query, key, value in ((x.long(),) * 3, (x, x.double(), x), (x.bfloat16(), x, x), (x, x, x.bfloat16())):
-        with pytest.raises(TypeError, match=f"attention needs floats of one type, not {query.dtype}, {key.dtype}"):
-            scaled_dot_product_attention(query, key, value, need_weights=need_weights)
+@pytest.mark.parametrize(("inputs", "options", "error", "message"), FORMULA)
+def test_the_formula_refuses_what_does_not_fit(inputs, options, error, message, need_weights):
+    with pytest.raises(error, match=message):
+        scaled_dot_product_attention(*inputs, **options, need_weights=need_weights)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_autocast_brings_types_together(need_weights):
     with torch.autocast("cpu", torch.bfloat16):
-        values, _ = scaled_dot_product_attention(x, x, x.bfloat16(), need_weights=need_weights)
+        values, _ = scaled_dot_product_attention(query, query, query.bfloat16(), need_weights=need_weights)
     assert values.dtype == torch.bfloat16
 
 
@@ -473,71 +430,43 @@ def test_with_a_width_of_zero_all_keys_are_equal(need_weights):
     torch.testing.assert_close(values, value.mean(0).expand(4, 3))
 
 
-@pytest.mark.parametrize("need_weights", [False, True])
-def test_wrong_masks_are_refused(need_weights):
-    q = torch.randn(2, 4, 8)
-    for mask in (torch.ones(4, 5), torch.ones(3, 4, 4), torch.ones(1, 2, 4, 4), torch.ones(2, 4)):
-        with pytest.raises(ValueError, match=rf"\({', '.join(map(str, mask.shape))}\).* = \(2, 4, 4\)"):
-            scaled_dot_product_attention(q, q, q, mask.bool(), need_weights=need_weights)
-    for mask in (torch.zeros(4, 4), torch.ones(4, 4, dtype=torch.long)):
-        with pytest.raises(TypeError, match=f"boolean.*not {mask.dtype}"):
-            scaled_dot_product_attention(q, q, q, mask, need_weights=need_weights)
+@pytest.mark.parametrize(
+    ("layer", "arguments", "options", "message"),
+    [
+        (MultiHeadAttention, (10, 3), {}, "num_heads=3 does not divide query_dim=10"),
+        (MultiHeadAttention, (10, 0), {}, "num_heads must be at least 1, not 0"),
+        (MultiHeadAttention, (10, 2), {"head_dim": 0}, "head_dim must be at least 1, not 0"),
+        (MultiHeadAttention, (10, 0), {"head_dim": 4}, "num_heads must be at least 1, not 0"),
+        (MultiHeadAttention, (10, 2), {"output_dim": -1}, "output_dim must be at least 1, not -1"),
+        (MultiHeadAttention, (10, 2), {"key_dim": 0}, "key_dim must be at least 1, not 0"),
+        (MultiHeadAttention, (10, 2), {"dropout": -0.1}, "not -0.1"),
+        (CausalSelfAttention, (10, 3), {}, "num_heads=3 does not divide embed_dim=10"),
+        (CausalSelfAttention, (12, 6), {"num_kv_heads": 4}, "num_kv_heads=4 does not divide num_heads=6"),
+        (CausalSelfAttention, (12, 6), {"num_kv_heads": 0}, "num_kv_heads must be at least 1, not 0"),
+        (CausalSelfAttention, (12, 6), {"window": 0}, "window must be at least 1, not 0"),
+        (CausalSelfAttention, (12, 6), {"head_dim": -2}, "head_dim must be at least 1, not -2"),
+        (CausalSelfAttention, (12, 6), {"dropout": 1.0}, "not 1.0"),
+    ],
+)
+def test_impossible_sizes_are_refused(layer, arguments, options, message):
+    with pytest.raises(ValueError, match=message):
+        layer(*arguments, **options)
 
 
-@pytest.mark.parametrize("p", [-0.1, 1.0])
-def test_a_dropout_that_is_not_a_probability_is_refused(p):
-    q = torch.randn(4, 8)
-    for call in (
-        lambda: scaled_dot_product_attention(q, q, q, dropout_p=p),
-        lambda: MultiHeadAttention(8, 2, dropout=p),
-        lambda: CausalSelfAttention(8, 2, dropout=p),
-    ):
-        with pytest.raises(ValueError, match=f"not {p}"):
-            call()
+WIDE = MultiHeadAttention(8, 2, key_dim=10, value_dim=12)
 
 
 @pytest.mark.parametrize(
-    ("build", "message"),
+    ("layer", "inputs", "options", "error", "message"),
     [
-        (lambda: MultiHeadAttention(10, 3), "num_heads=3 does not divide query_dim=10"),
-        (lambda: MultiHeadAttention(10, 0), "num_heads must be at least 1, not 0"),
-        (lambda: MultiHeadAttention(10, 2, head_dim=0), "head_dim must be at least 1, not 0"),
-        (lambda: MultiHeadAttention(10, 0, head_dim=4), "num_heads must be at least 1, not 0"),
-        (lambda: MultiHeadAttention(10, 2, output_dim=-1), "output_dim must be at least 1, not -1"),
-        (lambda: MultiHeadAttention(10, 2, key_dim=0), "key_dim must be at least 1, not 0"),
-        (lambda: CausalSelfAttention(10, 3), "num_heads=3 does not divide embed_dim=10"),
-        (lambda: CausalSelfAttention(12, 6, num_kv_heads=4), "num_kv_heads=4 does not divide num_heads=6"),
-        (lambda: CausalSelfAttention(12, 6, num_kv_heads=0), "num_kv_heads must be at least 1, not 0"),
-        (lambda: CausalSelfAttention(12, 6, window=0), "window must be at least 1, not 0"),
-        (lambda: CausalSelfAttention(12, 6, head_dim=-2), "head_dim must be at least 1, not -2"),
+        (WIDE, [(2, 4, 8)], {}, ValueError, r"key has width 8, .* key_dim=10"),
+        (WIDE, [(2, 4, 8), (2, 6, 10)], {}, ValueError, r"value has width 10, .* value_dim=12"),
+        (WIDE, [(2, 4, 8), (2, 6, 10), (2, 5, 12)], {}, ValueError, "6 keys, but 5 values"),
+        (MultiHeadAttention(8, 2), [(2, 4, 8)], {"mask": mask(2, 4, 4)}, ValueError, r"2 axes \(T, S\) or 4 .*, not 3"),
+        (CausalSelfAttention(8, 4), [(2, 6, 8)], {"mask": mask(1, 1, 6, 5)}, ValueError, r"6, 5\).* = \(2, 4, 6, 6\)"),
+        (CausalSelfAttention(8, 4), [(2, 6, 8)], {"mask": mask(6, 6).float()}, TypeError, "float32"),
     ],
 )
-def test_impossible_sizes_are_refused(build, message):
-    with pytest.raises(ValueError, match=message):
-        build()
-
-
-def test_multi_head_attention_refuses_inputs_of_the_wrong_width():
-    attention = MultiHeadAttention(8, 2, key_dim=10, value_dim=12)
-    query, key, value = torch.randn(2, 4, 8), torch.randn(2, 6, 10), torch.randn(2, 6, 12)
-    with pytest.raises(ValueError, match=r"key has width 8, .* key_dim=10"):
-        attention(query)
-    with pytest.raises(ValueError, match=r"value has width 10, .* value_dim=12"):
-        attention(query, key)
-    with pytest.raises(ValueError, match="6 keys, but 5 values"):
-        attention(query, key, value[:, :5])
-
-
-def test_multi_head_attention_refuses_a_mask_that_could_mean_heads():
-    attention = MultiHeadAttention(8, 2)
-    with pytest.raises(ValueError, match=r"2 axes \(T, S\) or 4 .*, not 3"):
-        attention(torch.randn(2, 4, 8), mask=torch.ones(2, 4, 4, dtype=torch.bool))
-
-
-def test_causal_self_attention_refuses_masks():
-    layer = CausalSelfAttention(16, 4)
-    x = torch.randn(2, 6, 16)
-    with pytest.raises(ValueError, match=r"\(1, 1, 6, 5\).* = \(2, 4, 6, 6\)"):
-        layer(x, mask=torch.ones(1, 1, 6, 5, dtype=torch.bool))
-    with pytest.raises(TypeError, match="float32"):
-        layer(x, mask=torch.zeros(1, 1, 6, 6))
+def test_layers_refuse_what_does_not_fit(layer, inputs, options, error, message):
+    with pytest.raises(error, match=message):
+        layer(*zeros(*inputs), **options)
