@@ -57,8 +57,7 @@ class GPTConfig:
             modded-nanogpt); null means no such table.
         logit_soft_cap: logits become cap * tanh(logits / cap) (Gemma 2, arXiv:2408.00118); null means no cap.
         dropout: probability, on attention weights, on what each sub-layer adds, and on the embeddings.
-        init: how weights are drawn, "scaled" (for the modern family) or "gpt2"; see `GPT.init_weights`. Before this
-            field existed, tie_embeddings implied "gpt2".
+        init: how weights are drawn, "scaled" (for the modern family) or "gpt2"; see `GPT.init_weights`.
 
     Raises:
         ValueError: for an invalid value; the message names the field and what it may be.

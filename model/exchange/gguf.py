@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from model.exchange.huggingface import (
-    ExportedTokenizer,
     check_computes_as_gpt2,
     check_tokenizer,
     not_in_gpt2,
@@ -29,7 +29,7 @@ MODULES = {
 }
 
 
-def to_gguf(gpt: GPT, path: str | Path, tokenizer: ExportedTokenizer) -> None:
+def to_gguf(gpt: GPT, path: str | Path, tokenizer: Any) -> None:
     """Writes the model with its tokenizer. quantize of llama.cpp makes smaller files of this one.
 
     llama.cpp splits text into pieces by rules that it knows by name. GPT-2's and bytes are among them; for others
@@ -44,8 +44,7 @@ def to_gguf(gpt: GPT, path: str | Path, tokenizer: ExportedTokenizer) -> None:
     """
     gguf = optional_package("gguf")
     path, config = Path(path), gpt.config
-    obstacle = not_in_gpt2(config) or (f"activation {config.activation}" if config.activation != "gelu" else None)
-    if obstacle:
+    if obstacle := not_in_gpt2(config) or (config.activation != "gelu" and f"activation {config.activation}"):
         raise ValueError(f"a GGUF file holds a GPT of GPT-2's family only, which this is not: it has {obstacle}")
     check_tokenizer(gpt, tokenizer)
     if path.exists():

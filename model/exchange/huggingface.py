@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType, NoneType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -87,23 +87,12 @@ GPT2_MODULES = {
 MODULES: dict[str, dict[str, str]] = {"gpt2": GPT2_MODULES, "glassgpt": {}}  # by the model_type of a config.json
 
 
-class ExportedTokenizer(Protocol):
-    """What `to_huggingface` needs of a tokenizer; data.tokenizers.Tokenizer has it."""
-
-    name: str
-    vocab_size: int
-    end_of_text: int
-
-    def huggingface_files(self) -> dict[str, dict[str, Any]]: ...
-
-
 def from_huggingface(source: str | Path | nn.Module) -> GPT:
     """The GPT of a Hugging Face model, in evaluation mode and float32, on the CPU.
 
-    Dropout is that of the residual stream; where theirs has others, they are not kept.
-
     Args:
-        source: a folder, the name of a model on the Hub such as "gpt2", or a transformers model.
+        source: a folder, the name of a model on the Hub such as "gpt2", or a transformers model, of whose dropouts
+            only that of the residual stream is kept.
 
     Raises:
         FileNotFoundError: if there is no such folder or model, or a file of it is missing.
@@ -116,8 +105,7 @@ def from_huggingface(source: str | Path | nn.Module) -> GPT:
         name, options, weights = type(source).__name__, their_config.to_dict(), source.state_dict()
     else:
         folder = local_folder(source)
-        name, options = str(folder), read_json(folder / CONFIG)
-        weights = read_weights(folder)
+        name, options, weights = str(folder), read_json(folder / CONFIG), read_weights(folder)
     try:
         config = read_options(options)
         if config.num_layers > len(weights):
@@ -131,8 +119,11 @@ def from_huggingface(source: str | Path | nn.Module) -> GPT:
     return gpt.eval()
 
 
-def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: ExportedTokenizer | None = None) -> str:
+def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None) -> str:
     """Writes a folder that transformers loads, and returns the name of the class that it has there.
+
+    Args:
+        tokenizer: a data.tokenizers.Tokenizer, None for a folder without one.
 
     Raises:
         FileExistsError: if there is something at `folder` already.
@@ -157,8 +148,8 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: ExportedTokenizer | 
         (aside / WEIGHTS).chmod((aside / CONFIG).stat().st_mode)  # save_file makes a file that only its owner can read
         for name, content in ({} if tokenizer is None else tokenizer.huggingface_files()).items():
             write_json(aside / name, content)
-        for name, text in ({} if is_gpt2 else network_sources()).items():
-            (aside / name).write_text(text, encoding="utf-8")
+        if not is_gpt2:
+            copy_network(aside)
     return GPT2_CLASS if is_gpt2 else OUR_CLASS
 
 
@@ -177,11 +168,7 @@ def not_in_gpt2(config: GPTConfig) -> str | None:
 
 
 def read_options(options: dict[str, Any]) -> GPTConfig:
-    """The GPTConfig of a config.json.
-
-    Raises:
-        ValueError, TypeError: if a GPT cannot be that; the message names the option.
-    """
+    """The GPTConfig of a config.json. Raises ValueError or TypeError that names an option which a GPT cannot have."""
     if options.get("model_type") == "glassgpt":
         if options.get("glassgpt_format") != FORMAT:
             raise ValueError(f"its glassgpt_format is {options.get('glassgpt_format')!r}, this version reads {FORMAT}")
@@ -196,11 +183,10 @@ def read_options(options: dict[str, Any]) -> GPTConfig:
         ours[our_name] = value = options.get(name, default)
         if value is ... or (value is None and default is ...):
             raise ValueError(f"its {CONFIG} has no {name}")
-        if not isinstance(value, str if isinstance(default, str) else (int, float, NoneType)):
+        if our_name == "activation" and value not in (known := list(ACTIVATIONS)):
+            raise ValueError(f"its {name} is {value!r}, which cannot be expressed: {', '.join(known)} can")
+        if our_name != "activation" and not isinstance(value, (int, float, NoneType)):
             raise ValueError(f"its {name} is {value!r}, which is of another type than it must be")
-    if ours["activation"] not in ACTIVATIONS:
-        name, known = GPT2_OPTIONS["activation"][0], ", ".join(ACTIVATIONS)
-        raise ValueError(f"its {name} is {ours['activation']!r}, which cannot be expressed: {known} can")
     return GPTConfig(**ours | {"activation": ACTIVATIONS[ours["activation"]]}, **GPT2_FAMILY)
 
 
@@ -256,11 +242,9 @@ def to_theirs(gpt: GPT, modules: dict[str, str]) -> dict[str, Tensor]:
 def to_ours(weights: dict[str, Tensor], gpt: GPT, modules: dict[str, str]) -> dict[str, Tensor]:
     """Inverse of `to_theirs`: the state dict of `gpt`, whose own weights are read for their shapes only.
 
-    Raises:
-        ValueError: for weights that are missing, do not fit or belong to no module.
+    Raises ValueError for weights that are missing, do not fit or belong to no module.
     """
-    own, ours = gpt.state_dict(), {}
-    unused = dict.fromkeys(weights)
+    own, ours, unused = gpt.state_dict(), {}, dict.fromkeys(weights)
     for name, their_name in their_names(gpt, modules).items():
         # A model without its head, which GPT-2 on the Hub is, has names without the first part.
         found = their_name if their_name in weights else their_name.partition(".")[2]
@@ -290,9 +274,7 @@ def check_computes_as_gpt2(gpt: GPT) -> None:
 
     They differ where the network has been changed, in `attend` for example: no option tells of that.
 
-    Raises:
-        ValueError: if they differ by more than 0.001.
-        ModuleNotFoundError: if transformers is missing.
+    Raises ValueError if they differ by more than 0.001, ModuleNotFoundError if transformers is missing.
     """
     transformers = optional_package("transformers")
     if gpt.token_embedding.weight.dtype != torch.float32:
@@ -343,16 +325,14 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         ValueError: if they are stored as a pickle, or damaged.
     """
     load_file = optional_package("safetensors.torch").load_file
-    names = [WEIGHTS]
-    if not (folder / WEIGHTS).is_file() and (folder / INDEX).is_file():
-        shards = read_json(folder / INDEX).get("weight_map")
-        if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
-            raise ValueError(f"{folder / INDEX} is damaged: it has no weight_map from names to files")
+    names, index = [WEIGHTS], folder / INDEX
+    if not (folder / WEIGHTS).is_file() and index.is_file():
+        shards = read_json(index).get("weight_map")
+        if not isinstance(shards, dict) or any(Path(str(name)).name != name for name in shards.values()):
+            raise ValueError(f"{index} is damaged: its weight_map names what is not a file in its folder")
         names = sorted(set(shards.values()))
     weights: dict[str, Tensor] = {}
     for path in map(folder.joinpath, names):
-        if path.parent != folder:
-            raise ValueError(f"{folder / INDEX} names {path}, which is not a file in its folder")
         if not path.is_file():
             pickles = sorted(file.name for file in folder.iterdir() if file.suffix in (".bin", ".pt", ".pth", ".ckpt"))
             if pickles:
@@ -391,8 +371,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 def new_folder(folder: Path) -> Iterator[Path]:
     """A folder to write into; when the block ends it appears, complete, as `folder`, and after an error it is removed.
 
-    Raises:
-        FileExistsError: if there is a file or a folder that is not empty.
+    Raises FileExistsError if there is a file or a folder that is not empty.
     """
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise FileExistsError(f"{folder} exists already: name a new folder")
@@ -408,21 +387,18 @@ def new_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def network_sources() -> dict[str, str]:
-    """The modelling file and all files of this network that it imports, as modules of one package without a name."""
-    sources: dict[str, str] = {}
+def copy_network(folder: Path) -> None:
+    """Writes the modelling file and all files of this network that it imports, as modules without a package's name."""
     waiting = [MODELLING]
-    while waiting:
-        name = waiting.pop()
-        if f"{name}.py" not in sources:
-            folder = Path(__file__).parent if name == MODELLING else Path(__file__).parents[1]
-            text = (folder / f"{name}.py").read_text(encoding="utf-8")
-            waiting += re.findall(r"^\s*from model\.(\w+) import", text, re.MULTILINE)
-            sources[f"{name}.py"] = re.sub(r"^(\s*from )model(\.\w+ import)", r"\1\2", text, flags=re.MULTILINE)
-    return sources
+    for name in waiting:  # which grows
+        source = Path(__file__).parent if name == MODELLING else Path(__file__).parents[1]
+        text = (source / f"{name}.py").read_text(encoding="utf-8")
+        waiting += set(re.findall(r"^\s*from model\.(\w+) import", text, re.MULTILINE)) - set(waiting)
+        text = re.sub(r"^(\s*from )model(\.\w+ import)", r"\1\2", text, flags=re.MULTILINE)
+        (folder / f"{name}.py").write_text(text, encoding="utf-8")
 
 
-def check_tokenizer(gpt: GPT, tokenizer: ExportedTokenizer | None) -> None:
+def check_tokenizer(gpt: GPT, tokenizer: Any) -> None:
     """Raises ValueError if the tokenizer has tokens that the model does not know."""
     if tokenizer is not None and tokenizer.vocab_size > gpt.config.vocab_size:
         raise ValueError(
