@@ -161,11 +161,12 @@ def _described(
         sentence = _in_halves(habits, halves, at)
         evidence = [_half_scores(habits, halves, at)]
     else:
-        sentence = f"Spreads its weight over {_reach(habits, 0, at)}"
+        spreads = _spreads(habits, 0, at)
         told = _told(keys, offsets)
-        sentence += f", most over {told}" if told else "; no token and no distance stands out"
+        most = f", most on {told}" if told else "; no token and no distance stands out"
+        sentence = spreads[0].upper() + spreads[1:] + most
         evidence = _closest(patterns, at)
-    evidence += [f"its weight spreads over {_reach(habits, 0, at)}", *_without(changes, probe)]
+    evidence += [f"it {_spreads(habits, 0, at)}", *_without(changes, probe)]
     name = pattern.name if pattern else None
     return {"name": name, "sentence": f"{sentence}.", "evidence": "; ".join(evidence), "keys": keys, "offsets": offsets}
 
@@ -214,9 +215,9 @@ def _in_halves(habits: Habits, halves: Sequence[Pattern | None], at: Place) -> s
     if first and second:
         return f"Looks {first} {HALVES[0]}, and {second} {HALVES[1]}"
     if first:
-        return f"Looks {first} {HALVES[0]}; {HALVES[1]} it spreads its weight over {_reach(habits, 2, at)}"
+        return f"Looks {first} {HALVES[0]}; {HALVES[1]} it {_spreads(habits, 2, at)}"
     start = HALVES[0][0].upper() + HALVES[0][1:]
-    return f"{start} it spreads its weight over {_reach(habits, 1, at)}; {HALVES[1]} it looks {second}"
+    return f"{start} it {_spreads(habits, 1, at)}; {HALVES[1]} it looks {second}"
 
 
 def _says_more(halves: Sequence[Pattern | None], pattern: Pattern, at: Place) -> bool:
@@ -228,9 +229,9 @@ def _says_more(halves: Sequence[Pattern | None], pattern: Pattern, at: Place) ->
     return all(one and one.information[half][at] > pattern.information[half][at] for half, one in enumerate(halves))
 
 
-def _reach(habits: Habits, part: int, at: Place) -> str:
+def _spreads(habits: Habits, part: int, at: Place) -> str:
     tokens = float(habits.reach[part][at])
-    return f"about {tokens:.0f} tokens" if tokens >= 1.5 else "hardly more than one token"
+    return f"spreads its weight over about {tokens:.0f} tokens" if tokens >= 1.5 else "puts its weight on a single token"
 
 
 def _told(keys: Sequence[Count], offsets: Sequence[Count], distances: int = 1) -> str:
