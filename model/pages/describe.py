@@ -231,7 +231,9 @@ def _says_more(halves: Sequence[Pattern | None], pattern: Pattern, at: Place) ->
 
 def _spreads(habits: Habits, part: int, at: Place) -> str:
     tokens = float(habits.reach[part][at])
-    return f"spreads its weight over about {tokens:.0f} tokens" if tokens >= 1.5 else "puts its weight on a single token"
+    if tokens < 1.5:
+        return "puts its weight on a single token"
+    return f"spreads its weight over about {tokens:.0f} tokens"
 
 
 def _told(keys: Sequence[Count], offsets: Sequence[Count], distances: int = 1) -> str:
