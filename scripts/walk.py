@@ -8,6 +8,7 @@ import math
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -41,14 +42,10 @@ ACTIVATIONS = {"relu2": "the square of ReLU", "gelu": "GELU", "gelu_exact": "GEL
 
 
 class Stop(NamedTuple):
-    """One value of the forward pass.
-
-    letters: the shape, as the docstrings of the code write it; F is the width of the feed-forward.
-    function: where it is computed.
-    """
+    """One value of the forward pass, and the function that computes it."""
 
     name: str
-    letters: str
+    letters: str  # its shape, as the docstrings of the code write it; F is the width of the feed-forward
     value: Tensor
     function: Callable
     why: str
@@ -68,21 +65,12 @@ def main(argv: list[str] | None = None) -> None:
 def build_parser() -> argparse.ArgumentParser:
     """The options. Each help text names the default."""
     parser = Parser(prog="walk.py", description=DESCRIPTION)
-    add = parser.add_argument
-    model = parser.add_mutually_exclusive_group()
-    model.add_argument(
-        "--checkpoint",
-        type=Path,
-        metavar="PATH",
-        help="checkpoint file or run folder (default: newest under runs/, or --fresh where there is none)",
-    )
+    add, model = parser.add_argument, parser.add_mutually_exclusive_group()
+    newest = "checkpoint file or run folder (default: newest under runs/, or --fresh where there is none)"
+    model.add_argument("--checkpoint", type=Path, metavar="PATH", help=newest)
     model.add_argument("--fresh", action="store_true", help="a small model of bytes that has learned nothing yet")
-    add(
-        "--prompt",
-        default="for i in range(10):",
-        metavar="TEXT",
-        help="text to follow, at least two tokens; - reads it from standard input (default: %(default)s)",
-    )
+    text = "text to follow, at least two tokens; - reads it from standard input (default: %(default)s)"
+    add("--prompt", default="for i in range(10):", metavar="TEXT", help=text)
     add("--layer", type=int, default=0, metavar="N", help="block to walk through in detail, from 0 (default: 0)")
     add("--head", type=int, default=0, metavar="N", help="head whose values are shown, from 0 (default: 0)")
     return parser
@@ -133,27 +121,24 @@ def walk(gpt: GPT, tokenizer: Tokenizer, prompt: str, layer: int, head: int) -> 
         f"K = {config.head_dim}, V = {config.vocab_size:,} known tokens.",
         f"Values are those of token {token}, {quoted(tokenizer, ids[token])}, and of head {head} where heads differ.",
     ]
-    number = 0
+    numbers = count(1)
     for stop in lesson(gpt, tokenizer, ids, layer, token):
-        if isinstance(stop, str):
-            lines += ["", stop.upper()]
-            continue
-        number += 1
-        lines += ["", *show(number, stop, place, first)]
+        lines += ["", *([stop.upper()] if isinstance(stop, str) else show(next(numbers), stop, place, first))]
     return lines
 
 
 def show(number: int, stop: Stop, place: dict[str, int], first: dict[str, int]) -> list[str]:
     """One stop as text.
 
-    place: which index of an axis is shown, by the axis's letter.
-    first: the first of the five values along the last axis, by its letter, where that is not 0.
+    place: the index that is shown of an axis, by its letter.
+    first: where the five values along the last axis begin, if not at 0.
     """
     *leading, last = stop.letters[1:-1].split(", ")
-    index, start, at = tuple(place[letter] for letter in leading), first.get(last, 0), ""
-    values = stop.value.reshape(1) if stop.value.ndim == 0 else stop.value[index][start : start + 5]
-    if stop.value.ndim:
-        at = f"[{', '.join([*map(str, index), f'{start}:{start + 5}'])}]  "
+    values, at = stop.value.reshape(-1), ""
+    if last:
+        index, start = [place[letter] for letter in leading], first.get(last, 0)
+        values = stop.value[tuple(index)][start : start + 5]
+        at = f"[{', '.join(map(str, index))}{', ' if index else ''}{start}:{start + 5}]  "
     shown = "  ".join(f"{value:.4g}" if isinstance(value, float) else str(value) for value in values.tolist())
     title, where = f"{number:2}. {stop.name}", place_of(stop.function)
     return [
@@ -176,8 +161,8 @@ def place_of(function: Callable) -> str:
 def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: int) -> Iterator[Stop | str]:
     """All stops of one forward pass, with headings between them. What a model does not have is left out.
 
-    Every value is what went into or came out of a part of the model. The fused kernel hides the weights, so they are
-    what the layer's `attend` makes of the identity. The formula is shown where it gives the same weights.
+    Every value is what went into or came out of a part of the model; the weights are what the layer's `attend` makes
+    of the identity. The formula is shown where it gives the same weights.
     """
     import torch
 
@@ -236,13 +221,10 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
                CausalSelfAttention.project,
                f"One matrix makes them for all heads; then they are cut into heads of {K} channels. A query is what a "
                "token looks for, a key what it can be found by, a value what it hands on.")
-    if config.qk_norm:
-        yield Stop("queries, normalised", "(B, H, T, K)", queries, CausalSelfAttention.project,
-                   "What each token looks for. Queries and keys are divided by their root mean square (QK-norm): no "
-                   f"score can then exceed sqrt({K}) = {math.sqrt(K):.3g}, which keeps training stable.")
-    else:
-        yield Stop("queries", "(B, H, T, K)", queries, CausalSelfAttention.project,
-                   f"What each token looks for, in each of {H} heads.")
+    normed = (" Queries and keys are divided by their root mean square (QK-norm): no score can then exceed "
+              f"sqrt({K}) = {math.sqrt(K):.3g}, which keeps training stable." if config.qk_norm else "")
+    yield Stop("queries, normalised" if normed else "queries", "(B, H, T, K)", queries, CausalSelfAttention.project,
+               f"What each token looks for, in each of {H} heads.{normed}")
     if rotary := config.position == "rotary":
         yield Stop("queries, turned", "(B, H, T, K)", call.q, apply_rotary,
                    "Rotary positions: pairs of channels turn by an angle that grows with the place, in queries and "
@@ -267,15 +249,11 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
                    f"How well each query (row) fits each key (column): their dot product, divided by sqrt({K}) = "
                    f"{math.sqrt(K):.3g} because a sum of {K} products would grow with the width and make the softmax "
                    "too sharp.")
-        if config.window is None:
-            yield Stop("mask", "(T, S)", mask, causal_mask,
-                       "True where a query may attend: to itself and to what came before. All next tokens are learned "
-                       "at once, and none may see its answer.")
-        else:
-            yield Stop("mask", "(T, S)", mask, window_mask,
-                       f"True where a query may attend: to the nearest {config.window}, itself included, and never to "
-                       "the future, which is what it learns to predict."
-                       + (" Further back it sees through the layers below." if layer else ""))
+        reach = f"the nearest {config.window}, itself included" if config.window else "itself and what came before"
+        yield Stop("mask", "(T, S)", mask, window_mask if config.window else causal_mask,
+                   f"True where a query may attend: to {reach}, and never to the future. All next tokens are learned "
+                   "at once, and none may see its answer."
+                   + (" Further back it sees through the layers below." if layer and config.window else ""))
         yield Stop("weights", "(B, H, T, S)", weights, scaled_dot_product_attention,
                    "Softmax turns the visible scores into shares that add up to 1 in every row; hidden keys get 0. "
                    "This is the attention map: what the layer's `attend` makes of the identity, which differs from the "
@@ -298,14 +276,11 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
     yield Stop("feed-forward norm", "(B, T, D)", outputs[block.feed_forward_norm], Block.forward,
                f"Brought to one scale again: {norm}.")
     hidden, activation = inputs[feed_forward.down_proj], ACTIVATIONS.get(config.activation, config.activation)
-    if feed_forward.gate_proj is None:
-        yield Stop("hidden units", "(B, T, F)", hidden, FeedForward.forward,
-                   f"Each unit is a question about one token's vector; {activation} passes some answers on and blocks "
-                   "others. Without such a bend two matrices in a row would be no more than one.")
-    else:
-        yield Stop("hidden units", "(B, T, F)", hidden, FeedForward.forward,
-                   f"Each unit is a question about one token's vector, times a gate, {activation}, which passes its "
-                   "answer on or blocks it. Without such a bend two matrices in a row would be no more than one.")
+    gate = (f"; {activation} passes some answers on and blocks others" if feed_forward.gate_proj is None
+            else f", times a gate, {activation}, which passes its answer on or blocks it")
+    yield Stop("hidden units", "(B, T, F)", hidden, FeedForward.forward,
+               f"Each unit is a question about one token's vector{gate}. Without such a bend two matrices in a row "
+               "would be no more than one.")
     yield Stop("feed-forward output", "(B, T, D)", outputs[feed_forward], FeedForward.forward,
                "A second matrix says what each active unit adds to the stream.")
     yield Stop("stream after the block", "(B, T, D)", outputs[block], Block.forward,
@@ -333,18 +308,12 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
 
 
 def guesses(logits: Tensor, tokenizer: Tokenizer, following: list[int]) -> str:
-    """The likeliest next tokens by the logits (V,) of a token, and the true one if the prompt has it.
-
-    following: the token and, unless it is the last, the one after it.
-    """
+    """The likeliest next tokens by the logits (V,) of the first of `following`, and the true one if that follows."""
     probabilities = logits.softmax(dim=-1)
-
-    def guess(id: int) -> str:
-        return f"{quoted(tokenizer, id)} {probabilities[id]:.1%}"
-
-    likeliest = ", ".join(map(guess, probabilities.topk(3).indices.tolist()))
-    truth = f"; the prompt has {guess(following[1])}" if len(following) > 1 else ""
-    return f"Likeliest after {quoted(tokenizer, following[0])}: {likeliest}{truth}."
+    likeliest = probabilities.topk(3).indices.tolist()
+    *said, truth = [f"{quoted(tokenizer, id)} {probabilities[id]:.1%}" for id in (*likeliest, following[-1])]
+    ending = f"; the prompt has {truth}" if len(following) > 1 else ""
+    return f"Likeliest after {quoted(tokenizer, following[0])}: {', '.join(said)}{ending}."
 
 
 def quoted(tokenizer: Tokenizer, id: int) -> str:

@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from model.attention import scaled_dot_product_attention
@@ -95,7 +96,7 @@ def model_page(
     Raises:
         ValueError: if the page would be too large, and how large, or if a model has diverged.
     """
-    model = pack(snapshots, tokenizer, probes["text"].tokens, max_bytes=MAX_BYTES)
+    model = pack(snapshots, tokenizer, probes["text"].tokens)
     if note := model.manifest["note"]:
         log.warning("%s", note)
     taken, maps = [], {}
@@ -115,22 +116,14 @@ def model_page(
     return page
 
 
-def pack(
-    snapshots: Sequence[tuple[int, GPT]],
-    tokenizer: Mapping[str, Any],
-    probe: Sequence[int],
-    *,
-    batch: Tensor | None = None,
-    max_bytes: int = MAX_BYTES,
-) -> Packed:
+def pack(snapshots: Sequence[tuple[int, GPT]], tokenizer: Mapping[str, Any], probe: Sequence[int]) -> Packed:
     """The data of a page that runs a model, or several snapshots of one.
 
     Args:
         snapshots: (step, model), of one config, in the order of a slider; the page opens with the last.
         tokenizer: as a checkpoint has it.
-        probe: T tokens that the page reads to check itself, and on which the cost of rounding is measured.
-        batch: tokens (B, T) over which parts are averaged; the probe itself if None.
-        max_bytes: what the data may take.
+        probe: T tokens that the page reads to check itself, by which the cost of rounding is measured, and over which
+            parts are averaged.
 
     Returns:
         The blocks, and a manifest of: note, a sentence if the page computes another attention than the model; config;
@@ -140,7 +133,7 @@ def pack(
 
     Raises:
         ValueError: if the snapshots are of different configs or have diverged, the page lacks the activation, the
-            probe has fewer than two tokens or is longer than the context, or the data takes more than `max_bytes` even
+            probe has fewer than two tokens or is longer than the context, or the data takes more than MAX_BYTES even
             with the smallest kind.
     """
     config = snapshots[0][1].config
@@ -156,30 +149,33 @@ def pack(
     for step, gpt in snapshots:
         if not all(weight.isfinite().all() for weight in gpt.parameters()):
             raise ValueError(f"the model at step {step} has diverged: some of its weights are not numbers")
-    kind = _kind_that_fits(snapshots, tokenizer, max_bytes)
+    kind = _kind_that_fits(snapshots, tokenizer)
     tokens = torch.tensor([list(probe)])
-    positions = _spread(len(probe), max(1, MAX_REFERENCE // snapshots[0][1].head.out_features))
+    kept = min(len(probe), max(1, MAX_REFERENCE // snapshots[0][1].head.out_features))
+    positions = np.linspace(len(probe) - 1, 0, kept).astype(int)[::-1].tolist()  # evenly spread, the last included
     blocks, bits = [], []
     for _, gpt in snapshots:
         exact = copy.deepcopy(gpt).float().cpu().eval()
         rounded, stored = _rounded(exact, kind)
         with undisturbed(exact), torch.no_grad():
             logits = rounded(tokens)[0]
-            bits.append(_divergence(exact(tokens)[0], logits))
-            means = part_means(rounded, tokens if batch is None else batch.cpu())
-        writer = _Writer()
-        tensors = [writer.add(name, *tensor) for name, tensor in stored.items()]
-        averages = [writer.add(str(part), "float32", [mean.numpy()], mean.shape) for part, mean in means.items()]
-        kept = logits[positions].numpy()
-        reference = writer.add("reference", "float32", [kept], kept.shape)
-        blocks.append(base64.b64encode(writer.content).decode())
+            # What rounding adds to the loss of a text that the exact model writes: the mean Kullback-Leibler
+            # divergence. Few tokens are enough; the difference of two losses would be mostly chance.
+            both = [one.double().log_softmax(-1) for one in (logits, exact(tokens)[0])]
+            bits.append(F.kl_div(*both, reduction="batchmean", log_target=True).item() / math.log(2))
+            means = part_means(rounded, tokens)
+        content = bytearray()
+        tensors = [_append(content, name, *tensor) for name, tensor in stored.items()]
+        averages = [_append(content, str(part), "float32", [mean]) for part, mean in means.items()]
+        reference = _append(content, "reference", "float32", [logits[positions]])
+        blocks.append(base64.b64encode(content).decode())
     manifest = {
         "note": _attention_note(snapshots[-1][1], tokens),
         "config": asdict(config),
         "tokenizer": {**tokenizer, "tokens": base64.b64encode(tokenizer["tokens"]).decode()},
         "steps": [step for step, _ in snapshots],
         "kind": kind,
-        "bytes": len(writer.content),
+        "bytes": len(content),
         "tensors": tensors,
         "means": averages,
         "reference": reference,
@@ -188,19 +184,13 @@ def pack(
     return Packed(manifest, blocks)
 
 
-class _Writer:
-    """A block of bytes to which tensors are added, each at a multiple of four bytes."""
-
-    def __init__(self) -> None:
-        self.content = bytearray()
-
-    def add(self, name: str, kind: str, arrays: Sequence[np.ndarray], shape: Sequence[int]) -> dict[str, Any]:
-        """Appends the arrays, and returns what the manifest says about them."""
-        self.content += bytes(-len(self.content) % 4)
-        start = len(self.content)
-        for array in arrays:
-            self.content += np.ascontiguousarray(array).tobytes()
-        return {"name": name, "shape": list(shape), "kind": kind, "start": start}
+def _append(content: bytearray, name: str, kind: str, tensors: Sequence[Tensor]) -> dict[str, Any]:
+    """Adds the tensors, the last of which has the shape, at a multiple of four bytes. Returns the manifest's entry."""
+    content += bytes(-len(content) % 4)
+    start = len(content)
+    for tensor in tensors:
+        content += tensor.contiguous().numpy().tobytes()
+    return {"name": name, "shape": list(tensors[-1].shape), "kind": kind, "start": start}
 
 
 def opening_text(text: str) -> str | None:
@@ -213,54 +203,43 @@ def opening_text(text: str) -> str | None:
     return None
 
 
-def _kind_that_fits(snapshots: Sequence[tuple[int, GPT]], tokenizer: Mapping[str, Any], max_bytes: int) -> str:
+def _kind_that_fits(snapshots: Sequence[tuple[int, GPT]], tokenizer: Mapping[str, Any]) -> str:
     """How matrices are stored. The sizes are estimates from above, so that nothing is packed in vain."""
     gpt = snapshots[0][1]
-    matrices = [weight for _, weight in _weights(gpt) if weight.ndim == 2]
+    matrices = [weight for weight in gpt.parameters() if weight.ndim == 2]
     numbers = sum(weight.numel() for weight in matrices)
-    scales = sum(len(weight) for weight in matrices)
-    rest = sum(weight.numel() for _, weight in _weights(gpt) if weight.ndim == 1)
+    rest = sum(weight.numel() for weight in gpt.parameters()) - numbers
     rest += 4 * (gpt.config.num_layers + 1) * gpt.config.embed_dim  # the means
     rest += MAX_REFERENCE + gpt.head.out_features  # the reference, which has at least one position
-
-    def page_bytes(of_snapshot: int) -> float:
-        return (len(snapshots) * (of_snapshot + 4 * rest) + len(tokenizer["tokens"])) * 4 / 3
-
-    if page_bytes(2 * numbers) <= min(EXACT_BYTES, max_bytes):
-        return "bfloat16"
-    size = page_bytes(numbers + 4 * scales)
-    if size <= max_bytes:
-        return "int8"
+    size = 0.0
+    with_scales = numbers + 4 * sum(map(len, matrices))
+    for kind, matrix_bytes, limit in (("bfloat16", 2 * numbers, EXACT_BYTES), ("int8", with_scales, MAX_BYTES)):
+        size = (len(snapshots) * (matrix_bytes + 4 * rest) + len(tokenizer["tokens"])) * 4 / 3
+        if size <= min(limit, MAX_BYTES):
+            return kind
     several = f" in each of {len(snapshots)} snapshots" if len(snapshots) > 1 else ""
     raise ValueError(
-        f"a page with this model would take {size / 1e6:.0f} MB, and the limit is {max_bytes / 1e6:.0f} MB: it has "
+        f"a page with this model would take {size / 1e6:.0f} MB, and the limit is {MAX_BYTES / 1e6:.0f} MB: it has "
         f"{gpt.num_parameters():,} weights{several} and a vocabulary of {gpt.head.out_features:,} tokens"
     )
 
 
-def _weights(gpt: GPT) -> list[tuple[str, Tensor]]:
-    """Every weight by its name in the checkpoint; a head that is the embedding once."""
-    return [(name, weight.detach()) for name, weight in gpt.named_parameters()]
-
-
-Stored = tuple[str, list[np.ndarray], Sequence[int]]  # kind, arrays, shape
-
-
-def _rounded(gpt: GPT, kind: str) -> tuple[GPT, dict[str, Stored]]:
-    """A copy of the model with the weights that the page will have, and how each is stored."""
+def _rounded(gpt: GPT, kind: str) -> tuple[GPT, dict[str, tuple[str, list[Tensor]]]]:
+    """A copy of the model with the weights that the page will have, and how each is stored: its kind and tensors."""
     rounded = copy.deepcopy(gpt)
-    stored: dict[str, Stored] = {}
-    for name, weight in _weights(rounded):
+    stored = {}
+    for name, parameter in rounded.named_parameters():  # a head that is the embedding once
+        weight = parameter.detach()
         if weight.ndim < 2:
-            stored[name] = ("float32", [weight.numpy()], weight.shape)
+            stored[name] = ("float32", [weight])
         elif kind == "bfloat16":
             weight.copy_(weight.bfloat16())
-            stored[name] = (kind, [weight.bfloat16().view(torch.int16).numpy()], weight.shape)
+            stored[name] = (kind, [weight.bfloat16().view(torch.int16)])
         else:
             scales = weight.abs().amax(1, keepdim=True) / 127
             integers = (weight / scales.clamp(min=torch.finfo(scales.dtype).tiny)).round()
             weight.copy_(integers * scales)
-            stored[name] = (kind, [scales.numpy(), integers.to(torch.int8).numpy()], weight.shape)
+            stored[name] = (kind, [scales, integers.to(torch.int8)])
     return rounded, stored
 
 
@@ -285,18 +264,3 @@ def _standard_attention(num_heads: int, q: Tensor, k: Tensor, v: Tensor, mask: T
     k, v = (x.repeat_interleave(num_heads // x.shape[1], dim=1) for x in (k, v))
     values, _ = scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, need_weights=True)
     return values
-
-
-def _divergence(exact: Tensor, rounded: Tensor) -> float:
-    """What rounding adds to the loss of a token of text that the exact model writes, in bits; logits are (T, V).
-
-    The mean Kullback-Leibler divergence. Few tokens are enough; the difference of two losses would be mostly chance.
-    """
-    exact, rounded = exact.double().log_softmax(-1), rounded.double().log_softmax(-1)
-    return (exact.exp() * (exact - rounded)).sum(-1).mean().item() / math.log(2)
-
-
-def _spread(length: int, count: int) -> list[int]:
-    """At most `count` of the positions 0..length - 1, evenly spread, the last included."""
-    count = min(length, count)
-    return sorted(length - 1 - place * length // count for place in range(count))
