@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING
 if not __package__:  # run as a file, Python looks for modules beside it and not in the repository's root
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from model.runs.folder import (
-    ATTENTION,
-    HEAD_SCORES,
-    MODEL_PAGE,
-    find_run,
-)
+from model.runs.folder import ATTENTION, HEAD_SCORES, MODEL_PAGE, find_kept, find_run
 from model.runs.mistakes import exit_status
 from scripts.parser import Parser, at_least, check_output
 from scripts.prompting import prompt_text
@@ -88,12 +83,11 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def say_where(output: Path, arguments: argparse.Namespace) -> None:
-    if arguments.open and webbrowser.open(output.resolve().as_uri()):
-        print(f"wrote {output} and opened it in the browser")
-    elif arguments.open:
-        print(f"wrote {output}; there is no browser here to open it in")
-    else:
-        print(f"wrote {output}" + ("; open it in a browser" if output.suffix in PAGE else ""))
+    said = "; open it in a browser" if output.suffix in PAGE else ""
+    if arguments.open:
+        opened = webbrowser.open(output.resolve().as_uri())
+        said = " and opened it in the browser" if opened else "; there is no browser here to open it in"
+    print(f"wrote {output}{said}")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -113,9 +107,8 @@ def build_parser() -> argparse.ArgumentParser:
     kept = "training steps whose kept checkpoints read it, such as 0,500,1500 (default: only best.ckpt)"
     parser.add_argument("--steps", type=step_list, metavar="N,N,...", help=f"with --prompt or --live: {kept}")
     chosen = parser.add_argument_group("for a picture or a table")
-    chosen.add_argument(
-        "--step", type=int, metavar="N", help="training step that is shown (default: the last of each run)"
-    )
+    last = "training step that is shown (default: the last of each run)"
+    chosen.add_argument("--step", type=int, metavar="N", help=last)
     names = {"nargs": "+", "metavar": "LAYER.HEAD"}
     chosen.add_argument("--head", **names, help="show only these heads, counted from 0, such as 0.1 1.0 (default: all)")
     probes = "show the text, or repeated random tokens (default: text)"
@@ -142,7 +135,12 @@ step_list.__name__ = "list of steps"  # argparse names it where the text is none
 def check(arguments: argparse.Namespace) -> None:
     """Finds mistakes before anything is loaded. Raises ValueError, or FileNotFoundError for the output's folder."""
     if arguments.live:
-        check_live(arguments)
+        for option, value in vars(arguments).items():
+            if value is not None and option not in LIVE:
+                raise ValueError(f"--{option} chooses nothing from --live, the page that holds the model: leave it out")
+        if arguments.run and arguments.checkpoint:
+            raise ValueError("--run and --checkpoint both name the model of --live: leave one out")
+        check_output(arguments.output, *PAGE)
         return
     if arguments.steps and arguments.prompt is None:
         raise ValueError("--steps is for --prompt or --live: recorded maps are of all steps, of which --step takes one")
@@ -169,16 +167,6 @@ def check(arguments: argparse.Namespace) -> None:
             raise ValueError(f"--{option} chooses nothing from {subject}: leave it out")
 
 
-def check_live(arguments: argparse.Namespace) -> None:
-    """As `check`, for the page that holds the model."""
-    for option, value in vars(arguments).items():
-        if value is not None and option not in LIVE:
-            raise ValueError(f"--{option} chooses nothing from --live, the page that holds the model: leave it out")
-    if arguments.run and arguments.checkpoint:
-        raise ValueError("--run and --checkpoint both name the model of --live: leave one out")
-    check_output(arguments.output, *PAGE)
-
-
 def write_live(arguments: argparse.Namespace) -> Path:
     """Writes the page that holds a model, or several steps of one, and returns its path."""
     from model.files import write_atomically
@@ -194,7 +182,7 @@ def open_steps(path: Path | None, steps: list[int] | None) -> list[Glass]:
     """The model of a run at these steps, or the best one without steps."""
     from model.glass import open_run
 
-    return [open_run(path, step=step) for step in steps or [None]]
+    return [open_run(checkpoint) for checkpoint in (find_kept(path, steps) if steps else [path])]
 
 
 def read_prompt(models: list[Path | None], steps: list[int] | None, prompt: str) -> list[Captures]:
@@ -225,13 +213,11 @@ def prompt_title(prompt: str, shown: list[Captures]) -> str:
     """The page's: the beginning of the prompt, and each checkpoint that read it."""
     line = " ".join(prompt.split())
     short = line if len(line) <= TITLE_CHARS else line[: TITLE_CHARS - 1] + "…"
-    models = [f"{captures.name} at step {numbers_between(list(captures.steps))}" for captures in shown]
+    models = []
+    for captures in shown:
+        steps = dict.fromkeys((captures.steps[0], captures.steps[-1]))
+        models.append(f"{captures.name} at step {' to '.join(map(str, steps))}")
     return f"“{short}” read by {' and '.join(models)}"
-
-
-def numbers_between(steps: list[int]) -> str:
-    first, last = steps[0], steps[-1]
-    return str(first) if first == last else f"{first} to {last}"
 
 
 def write(shown: list[Captures], title: str, output: Path, arguments: argparse.Namespace) -> None:
@@ -243,17 +229,16 @@ def write(shown: list[Captures], title: str, output: Path, arguments: argparse.N
     if output.suffix in PAGE:
         write_atomically(output, attention_page(shown, title).encode())
         return
-    step, probe, measure = arguments.step, arguments.probe or "text", arguments.measure
+    measure, theme, dpi = arguments.measure, arguments.theme or "light", arguments.dpi
     heads = export.choose_heads(arguments.head, shown)
-    if output.suffix in PICTURES:
-        look = {"theme": arguments.theme or "light", "dpi": arguments.dpi}
-        if arguments.scores:
-            export.draw_scores(shown, output, heads, **look)
-        else:
-            export.draw_maps(shown, output, step, probe, heads, **look)
-        return
-    name = "scores" if arguments.scores else measure or ("comparison" if len(shown) == 2 else "weights")
-    export.write_table(name, export.table_rows(name, shown, step, probe, heads), output)
+    chosen = (arguments.step, arguments.probe or "text", heads)
+    if output.suffix in TABLES:
+        name = "scores" if arguments.scores else measure or ("comparison" if len(shown) == 2 else "weights")
+        export.write_table(name, export.table_rows(name, shown, *chosen), output)
+    elif arguments.scores:
+        export.draw_scores(shown, output, heads, theme=theme, dpi=dpi)
+    else:
+        export.draw_maps(shown, output, *chosen, theme=theme, dpi=dpi)
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ def grid_figure(
         # The maps fill the figure. What stands around them is outside of it, and `_write` makes room for it.
         figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI)
         layout = {"left": 0, "right": 1, "bottom": 0, "top": 1, "wspace": GAP, "hspace": GAP}
-        empty = {"xticks": [], "yticks": []}
+        empty: dict[str, list] = {"xticks": [], "yticks": []}
         grid = figure.subplots(len(rows), len(columns), squeeze=False, gridspec_kw=layout, subplot_kw=empty)
         start = 0
         for number, (part, (name, colours, norm, ticks)) in enumerate(zip(parts, _scales(theme), strict=False)):

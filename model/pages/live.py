@@ -161,8 +161,8 @@ def pack(snapshots: Sequence[tuple[int, GPT]], tokenizer: Mapping[str, Any], pro
             logits = rounded(tokens)[0]
             # What rounding adds to the loss of a text that the exact model writes: the mean Kullback-Leibler
             # divergence. Few tokens are enough; the difference of two losses would be mostly chance.
-            both = [one.double().log_softmax(-1) for one in (logits, exact(tokens)[0])]
-            bits.append(F.kl_div(*both, reduction="batchmean", log_target=True).item() / math.log(2))
+            approximate, true = (one.double().log_softmax(-1) for one in (logits, exact(tokens)[0]))
+            bits.append(F.kl_div(approximate, true, reduction="batchmean", log_target=True).item() / math.log(2))
             means = part_means(rounded, tokens)
         content = bytearray()
         tensors = [_append(content, name, *tensor) for name, tensor in stored.items()]

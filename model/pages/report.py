@@ -7,9 +7,11 @@ which heads matter; how a prediction forms; every attention map.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
+
+import numpy as np
 
 from model.inspection.heads import SCORES, threshold
 from model.inspection.verdicts import warnings
@@ -59,16 +61,16 @@ def report_page(
         model_page: the file beside the report that holds the model, if there is one.
     """
     uniform = captures.uniform if captures and captures.snapshots else {}
-    head_charts = with_curves([head_chart(rows, score) for score in SCORES])
+    head_charts = [one for one in (head_chart(rows, score) for score in SCORES) if one["curves"]]
     faint = [one for one in head_charts if is_faint(one, uniform)]
     data = {
         "title": name,
-        "story": story(rows, config or {}),
+        "story": " ".join([*warnings(captures.snapshots if captures else []), story(rows, config or {})]),
         "facts": facts(rows),
-        "charts": with_curves([chart(rows, *spec) for spec in CHARTS]),
+        "charts": charts(rows, CHARTS),
         "heads": [one for one in head_charts if one not in faint],
         "faint": [one["title"] for one in faint],
-        "machine": with_curves([chart(rows, *spec) for spec in MACHINE_CHARTS]),
+        "machine": charts(rows, MACHINE_CHARTS),
         "formation": {},
         "samples": evenly(samples, MAX_SAMPLES),
         "config": config_text,
@@ -76,9 +78,7 @@ def report_page(
         "colours": PALETTES,
     }
     if captures and captures.snapshots:
-        data["story"] = " ".join([*warnings(captures.snapshots), story(rows, config or {})])
-        data["formation"] = captures.formation
-        data |= last_capture(captures)
+        data |= {"formation": captures.formation} | last_capture(captures)
     elements = [template.json_element("data", data)]
     if captures and captures.steps:
         elements.append(template.json_element("attention", attention_page([captures], f"{name}: attention")))
@@ -123,9 +123,8 @@ def last_capture(captures: Captures) -> dict:
     matter, idle = heads_that_matter(snapshot.to_json(digits=4), describe_heads(snapshot))
     found: dict = {"step": snapshot.step, "matter": matter, "idle": idle}
     if text := details.get("probes", {}).get("text"):
-        shown = {"bits", "rank", "top", "top_probability", "lens"}
-        probes = {"text": {name: values for name, values in text.items() if name in shown}}
-        found["details"] = {"tokens": details["tokens"], "sublayers": details["sublayers"], "probes": probes}
+        shown = {name: text[name] for name in ("bits", "rank", "top", "top_probability", "lens")}
+        found["details"] = {name: details[name] for name in ("tokens", "sublayers")} | {"probes": {"text": shown}}
         found["labels"] = captures.probes["text"].labels
     return found
 
@@ -144,15 +143,15 @@ def heads_that_matter(snapshot: Mapping, descriptions: Sequence[Sequence[Mapping
     ablation = snapshot.get("ablation") or {}
     changes = {probe: _by_head(_section(ablation, probe).get("heads") or []) for probe in ("text", "repeated")}
     described = _by_head(descriptions)
-    found, idle = [], []
+    ranked, idle = [], []
     for head in changes["text"]:
         of_head = {probe: of_probe.get(head) for probe, of_probe in changes.items()}
         known = [change for change in of_head.values() if change is not None]
         if known and max(map(abs, known)) < NO_EFFECT:
             idle.append(head)
         elif known:
-            found.append((max(known), {"head": head, "sentence": described[head]["sentence"]} | of_head))
-    ranked = [of_head for _, of_head in sorted(found, key=lambda item: -item[0])]
+            ranked.append({"head": head, "sentence": described[head]["sentence"]} | of_head)
+    ranked.sort(key=lambda one: -max(change for change in (one["text"], one["repeated"]) if change is not None))
     heads = " or ".join(filter(None, [", ".join(idle[:-1]), *idle[-1:]]))
     same = f"Without head {heads} the loss stays the same on both, to {NO_EFFECT} nats per token." if idle else ""
     return ranked, same
@@ -180,8 +179,7 @@ def facts(rows: Rows) -> list[tuple[str, str, str]]:
 def clock(seconds: float) -> str:
     """Such as 4:05 or 1:00:03."""
     minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
 
 
 def training_seconds(rows: Rows) -> float:
@@ -202,9 +200,7 @@ def column_points(rows: Rows, column: str) -> Points:
 
 def evenly(items: Sequence, count: int) -> list:
     """At most `count` of the items, evenly spaced, including the first and the last."""
-    if len(items) <= count:
-        return list(items)
-    return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
+    return [items[i] for i in np.linspace(0, len(items) - 1, min(count, len(items))).round().astype(int)]
 
 
 def chart(rows: Rows, title: str, unit: str, columns: dict[str, str], **more: object) -> dict:
@@ -234,8 +230,9 @@ def is_faint(chart: Mapping, uniform: Mapping[str, float]) -> bool:
     return all(value <= threshold(uniform[score]) for curve in chart["curves"] for _, value in curve["points"])
 
 
-def with_curves(charts: list[dict]) -> list[dict]:
-    return [one for one in charts if one["curves"]]
+def charts(rows: Rows, specs: Iterable[tuple[str, str, dict[str, str]]]) -> list[dict]:
+    """Those of the charts that have a curve."""
+    return [one for one in (chart(rows, *spec) for spec in specs) if one["curves"]]
 
 
 def short(number: float) -> str:
