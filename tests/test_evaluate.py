@@ -69,16 +69,8 @@ def plain_loop(run_dir: Path, text: str, stride: int) -> float:
 def test_a_text_is_scored_as_a_plain_loop_scores_it(run_dir, capsys, tmp_path, stride):
     path = tmp_path / "tale.txt"
     path.write_text("Once upon a time, añ€😀. " * 30, encoding="utf-8")
-    options = (
-        "--checkpoint",
-        run_dir,
-        "--data.files",
-        path,
-        "--split",
-        "validation",
-        "--data.validation_fraction",
-        0.2,
-    )
+    options = ("--checkpoint", run_dir, "--data.files", path, "--split", "validation")
+    options += ("--data.validation_fraction", 0.2)
     found = result(capsys, *options, "--stride", stride)
     held_out = path.read_bytes()[int(path.stat().st_size * 0.8) :].decode(errors="ignore")
     nats = plain_loop(run_dir, held_out, stride)
@@ -95,22 +87,14 @@ def test_a_text_is_scored_as_a_plain_loop_scores_it(run_dir, capsys, tmp_path, s
 @torch.no_grad()
 def test_the_default_figure_is_that_of_training(capsys, tmp_path, files, document_masking):
     run_dir = save_run(tmp_path / "run")
-    data = TextDataModule(
-        files=files,
-        tokenizer="bytes",
-        context_length=CONTEXT,
-        batch_size=2,
-        validation_fraction=0.5,
-        document_masking=document_masking,
-        cache_dir=str(tmp_path / "cache"),
-    )
+    options = {"files": files, "tokenizer": "bytes", "batch_size": 2, "validation_fraction": 0.5}
+    options["document_masking"] = document_masking
+    data = TextDataModule(**options, context_length=CONTEXT, cache_dir=str(tmp_path / "cache"))
     data.prepare_data()
     data.setup()
     gpt, _ = load_gpt(run_dir / "checkpoints" / "best.ckpt")
     nats = sum(float(gpt.loss(**batch, reduction="sum")) for batch in data.val_dataloader())
     # A run's folder says what it was trained on; JSON is YAML.
-    options = {"files": files, "tokenizer": "bytes", "batch_size": 2, "validation_fraction": 0.5}
-    options["document_masking"] = document_masking
     (run_dir / "config.yaml").write_text(json.dumps({"data": options, "model": {"gpt": {}}}))
     found = result(capsys, "--checkpoint", run_dir, "--batch_size", 3)
     assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / data.validation_bytes, abs=1e-5)
@@ -129,10 +113,8 @@ def test_all_of_a_persons_own_files_is_measured_unless_a_split_is_chosen(run_dir
 
 
 def test_the_splits_add_up(run_dir, capsys, files):
-    parts = {
-        split: result(capsys, "--checkpoint", run_dir, "--data.files", files, "--split", split)
-        for split in ("train", "validation", "all")
-    }
+    options = ("--checkpoint", run_dir, "--data.files", files, "--split")
+    parts = {split: result(capsys, *options, split) for split in ("train", "validation", "all")}
     for name in ("documents", "bytes"):
         assert parts["train"][name] + parts["validation"][name] == parts["all"][name]
     assert parts["all"]["documents"] == 8 and parts["all"]["tokens"] == parts["all"]["bytes"] + 8
@@ -147,6 +129,7 @@ def test_a_document_that_is_cut_into_the_splits_is_scored_as_one(run_dir, capsys
     assert found["nats_per_token"] == pytest.approx(plain_loop(run_dir, text, CONTEXT), abs=1e-5)
     limited = result(capsys, *options, "--data.max_tokens", 50)  # two parts, between which text is left out
     assert (limited["documents"], limited["tokens"], limited["bytes"]) == (2, 50 + 1 + 5, 50 + 5)
+    assert result(capsys, *options[:-1], "train", "--data.max_tokens", 20)["tokens"] == 20
 
 
 def test_the_table_says_the_same(run_dir, capsys, files):
@@ -160,21 +143,14 @@ def test_the_table_says_the_same(run_dir, capsys, files):
     assert f"all of {table['text']}" in err
 
 
-def test_the_limit_of_training_holds(run_dir, capsys, files):
-    options = ("--checkpoint", run_dir, "--data.files", files, "--data.max_tokens", 20)
-    assert result(capsys, *options, "--split", "train")["tokens"] == 20
-
-
 def test_a_folder_of_hugging_face_is_read_like_a_checkpoint(capsys, tmp_path, files):
     huggingface = pytest.importorskip("model.exchange.huggingface")
     pytest.importorskip("safetensors")
     run_dir = save_run(tmp_path / "run", **GPT2)
     gpt, _ = load_gpt(run_dir / "checkpoints" / "best.ckpt")
     huggingface.to_huggingface(gpt, tmp_path / "exported", byte_level())
-    ours, theirs = (
-        result(capsys, "--checkpoint", tmp_path / name, "--data.files", files, "--split", "all", "--stride", 3)
-        for name in ("run", "exported")
-    )
+    options = ("--data.files", files, "--stride", 3, "--checkpoint")
+    ours, theirs = (result(capsys, *options, tmp_path / name) for name in ("run", "exported"))
     assert theirs["nats_per_token"] == pytest.approx(ours["nats_per_token"], abs=1e-6)
     assert theirs["tokens"] == ours["tokens"]
 

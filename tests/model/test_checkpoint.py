@@ -1,6 +1,5 @@
 """A checkpoint comes back as the same GPT, and is refused, before memory is taken, if it is anything else."""
 
-import dataclasses
 import os
 import sys
 import zipfile
@@ -8,8 +7,10 @@ import zipfile
 import pytest
 import torch
 
+from data.tokenizers import byte_level
 from model.checkpoint import load_gpt, read_checkpoint, read_description
 from model.gpt import GPT, GPTConfig
+from tests.checkpoints import change_checkpoint, save_checkpoint
 from tests.gpts import GPT2, random_gpt
 from tests.limited_memory import limited_memory
 
@@ -18,14 +19,8 @@ SIZES = {"vocab_size": 20, "context_length": 8, "num_layers": 2, "num_heads": 2,
 
 
 def save(path, gpt, **changes):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    checkpoint = {
-        "state_dict": {f"gpt.{name}": weight for name, weight in gpt.state_dict().items()},
-        "gpt_config": dataclasses.asdict(gpt.config),
-        "tokenizer": {"name": "bytes"},
-        "global_step": 7,
-    }
-    torch.save(checkpoint | changes, path)
+    save_checkpoint(path, gpt)
+    change_checkpoint(path, **changes)
     return path
 
 
@@ -43,7 +38,7 @@ def test_the_same_gpt_comes_back_from_a_file_and_from_a_run(tmp_path, options):
         loaded, info = load_gpt(source)
         assert torch.equal(loaded(tokens), gpt.eval()(tokens))
         assert not loaded.training
-        assert info == {"tokenizer": {"name": "bytes"}, "global_step": 7}
+        assert info == {"tokenizer": byte_level().to_dict(), "global_step": 7}
         assert (loaded.head.weight is loaded.token_embedding.weight) == gpt.config.tie_embeddings
     save(path.with_name("best.ckpt"), gpt, global_step=5)
     assert load_gpt(tmp_path / "run")[1]["global_step"] == 5

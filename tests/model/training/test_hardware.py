@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from model.training import hardware
-from model.training.hardware import fast_precision, missing_compiler, peak_flops
+from model.training.hardware import compile_where_it_pays, fast_precision, missing_compiler, peak_flops
 
 
 @pytest.mark.parametrize(
@@ -64,3 +64,15 @@ def test_any_compiler_will_do_and_python_h_is_needed(monkeypatch, tmp_path, comp
     monkeypatch.delenv("CXX")
     monkeypatch.setattr(hardware.shutil, "which", lambda name: None)
     assert missing_compiler(cpu) == missing_compiler(cuda) == "a C++ compiler"
+
+
+def test_the_network_is_compiled_only_on_gpus_or_on_request_and_with_a_compiler(monkeypatch, caplog):
+    compiled, cpu, gpu = [], torch.device("cpu"), torch.device("cuda")
+    monkeypatch.setattr(torch, "compile", lambda function, mode, dynamic: compiled.append((mode, dynamic)))
+    monkeypatch.setattr(hardware, "missing_compiler", lambda device: None)
+    assert compile_where_it_pays(len, False, gpu) is len and compile_where_it_pays(len, "auto", cpu) is len
+    for mode, device in ((True, cpu), ("auto", gpu), ("reduce-overhead", cpu)):
+        compile_where_it_pays(len, mode, device)
+    assert compiled == [(None, False), (None, False), ("reduce-overhead", False)]
+    monkeypatch.setattr(hardware, "missing_compiler", lambda device: "a C++ compiler")
+    assert compile_where_it_pays(len, True, cpu) is len and "a C++ compiler is missing" in caplog.text

@@ -1,4 +1,4 @@
-"""The training step and the validation pass, compared with plain loops; compilation and precision."""
+"""The training step and the validation pass, compared with plain loops."""
 
 import csv
 import math
@@ -14,7 +14,6 @@ from model.checkpoint import load_gpt, read_checkpoint
 from model.gpt import GPTConfig
 from model.runs.recording import AttentionRecording
 from model.runs.samples import Samples
-from model.training import hardware
 from model.training.module import GPTModule, check_same_model, check_same_optimizer
 from model.training.optimizer import MuonAdamW, OptimizerConfig
 from model.training.schedule import ScheduleConfig, learning_rate_factor
@@ -40,14 +39,14 @@ def test_validation_is_exact(train, metrics, small_text):
 
 
 def test_every_update_uses_the_learning_rate_of_the_schedule(train, monkeypatch):
-    seen = []
+    seen, step = [], MuonAdamW.step
 
-    def spy(self, optimizer):
-        original(self, optimizer)
-        seen.append([group["lr"] for group in optimizer.param_groups])
+    def spy(self, closure):
+        loss = step(self, closure)
+        seen.append([group["lr"] for group in self.param_groups])
+        return loss
 
-    original = GPTModule.on_before_optimizer_step
-    monkeypatch.setattr(GPTModule, "on_before_optimizer_step", spy)
+    monkeypatch.setattr(MuonAdamW, "step", spy)
     options = ["--model.optimizer.learning_rate=0.5", "--model.optimizer.head_learning_rate=0.25"]
     options += ["--model.optimizer.matrix_learning_rate=0.125", "--trainer.accumulate_grad_batches=2"]
     assert train(*options) == 0
@@ -83,38 +82,6 @@ def test_gradients_are_clipped(train, monkeypatch, precision):
     assert norms == pytest.approx([0.01] * 12, rel=1e-3)
 
 
-def test_the_network_is_compiled_only_on_gpus_or_on_request_and_with_a_compiler(monkeypatch, caplog, tmp_path):
-    def function(x):
-        return x
-
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert hardware.compile_where_it_pays(function, False, gpu) is function
-    assert hardware.compile_where_it_pays(function, "auto", cpu) is function
-    monkeypatch.setattr(hardware.shutil, "which", lambda name: None)
-    monkeypatch.delenv("CXX", raising=False)
-    assert hardware.compile_where_it_pays(function, True, cpu) is function
-    assert "a C++ compiler is missing" in caplog.text
-    monkeypatch.setattr(hardware.shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(hardware.sysconfig, "get_path", lambda name: str(tmp_path))
-    assert hardware.compile_where_it_pays(function, True, cpu) is function
-    assert "Python.h" in caplog.text
-    (tmp_path / "Python.h").touch()
-    assert hardware.compile_where_it_pays(function, True, cpu) is not function
-    compiled = []
-    monkeypatch.setattr(torch, "compile", lambda function, mode, dynamic: compiled.append((mode, dynamic)))
-    monkeypatch.setattr(hardware, "find_spec", lambda name: "triton is there")
-    for mode, device in ((True, cpu), ("auto", gpu), ("reduce-overhead", cpu)):
-        hardware.compile_where_it_pays(function, mode, device)
-    assert compiled == [(None, False), (None, False), ("reduce-overhead", False)]
-
-
-def test_the_default_precision_is_bfloat16_where_it_is_fast(monkeypatch):
-    monkeypatch.setattr(hardware, "has_fast_bfloat16", lambda device: True)
-    assert hardware.fast_precision("cpu") == "bf16-mixed"
-    monkeypatch.setattr(hardware, "has_fast_bfloat16", lambda device: False)
-    assert hardware.fast_precision("cpu") == "32-true"
-
-
 def test_a_run_in_bfloat16_saves_float32_weights(train):
     assert train("--name=run", "--trainer.precision=bf16-mixed") == 0
     weights = read_checkpoint(Path("runs/run/checkpoints/last.ckpt"))["state_dict"]
@@ -123,36 +90,26 @@ def test_a_run_in_bfloat16_saves_float32_weights(train):
 
 def test_throughput_counts_training_steps_only(train, monkeypatch):
     """Not validation, samples or recordings. The clock moves by half a second a step, so the rate is exact."""
-    from model.runs import metrics
-
     now = [0.0]
-    monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=lambda: now[0]))  # not that of generation too
-    training_step, validation_step = GPTModule.training_step, GPTModule.validation_step
-    record, write = AttentionRecording.record, Samples.write
+    clock = SimpleNamespace(perf_counter=lambda: now[0])
+    monkeypatch.setattr("model.runs.metrics.time", clock)  # not that of generation too
 
-    def slow_training_step(self, *args):
-        now[0] += 0.5
-        return training_step(self, *args)
+    def slow_down(owner, name, seconds):
+        function = getattr(owner, name)
 
-    def slow_validation_step(self, *args):
-        now[0] += 100
-        return validation_step(self, *args)
+        def slow(*args, **options):
+            now[0] += seconds
+            return function(*args, **options)
 
-    def slow_record(self, *args, **options):
-        now[0] += 1000
-        return record(self, *args, **options)
+        monkeypatch.setattr(owner, name, slow)
 
-    def slow_write(self, *args):
-        now[0] += 10000
-        return write(self, *args)
-
-    monkeypatch.setattr(AttentionRecording, "record", slow_record)
-    monkeypatch.setattr(Samples, "write", slow_write)
-    monkeypatch.setattr(GPTModule, "training_step", slow_training_step)
-    monkeypatch.setattr(GPTModule, "validation_step", slow_validation_step)
+    slow_down(GPTModule, "training_step", 0.5)
+    slow_down(GPTModule, "validation_step", 100)
+    slow_down(AttentionRecording, "record", 1000)
+    slow_down(Samples, "write", 10000)
     assert train("--name=run", "--trainer.val_check_interval=3") == 0
-    with Path("runs/run/metrics.csv").open(newline="") as file:
-        rates = [row["tokens_per_second"] for row in csv.DictReader(file) if row["train/loss"]]
+    rows = csv.DictReader(Path("runs/run/metrics.csv").read_text().splitlines())
+    rates = [row["tokens_per_second"] for row in rows if row["train/loss"]]
     assert [float(rate) for rate in rates] == [4 * 16 / 0.5] * 6
 
 
