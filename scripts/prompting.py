@@ -1,4 +1,4 @@
-"""For scripts that let a GPT read a prompt: the trained GPT with its tokenizer, and the prompt's text."""
+"""For scripts that let a GPT read a prompt: the device it reads on, and the prompt's text."""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ import yaml
 
 from data.datamodule import TextDataModule
 from model.checkpoint import load_gpt
-from model.exchange import evaluation
 from model.gpt import GPT, GPTConfig
 from model.runs.command_line import OVERVIEW
 from model.runs.recording import AttentionRecording
@@ -307,10 +306,8 @@ def test_every_choice_of_a_picture_or_table_changes_it(name, tmp_path, monkeypat
 def test_every_option_of_an_evaluation_reaches_it(tmp_path, monkeypatch, small_text, capsys):
     monkeypatch.chdir(tmp_path)
     save_checkpoint(Path("own.ckpt"), GPT(GPTConfig(**TINY | {"vocab_size": 257})))
-    windows, score = set(), evaluation.score
-    monkeypatch.setattr(
-        evaluation, "score", lambda model, x, *rest, **kw: windows.add(len(x)) or score(model, x, *rest, **kw)
-    )
+    windows, features = set(), GPT.features
+    monkeypatch.setattr(GPT, "features", lambda gpt, x, **options: windows.add(len(x)) or features(gpt, x, **options))
     assert evaluate.main(["--checkpoint=own.ckpt", f"--data.files={small_text}", "--batch_size=7"]) == 0
     assert max(windows) == 7
 

@@ -1,6 +1,6 @@
 """How well a GPT predicts text: the log-probability of tokens after those before them, in nats.
 
-Shapes: B windows at once, T tokens of a window, N tokens of a text, D model width, V vocabulary.
+Shapes: T tokens of a window, N tokens of a text.
 """
 
 from __future__ import annotations
@@ -13,24 +13,6 @@ from model.checks import check_range
 from model.gpt import GPT, in_eval_mode
 
 LOGITS_AT_ONCE = 2**24  # a whole batch of logits of a large vocabulary would fill the memory
-IGNORED = -100
-
-
-@torch.inference_mode()
-def score(model: GPT, tokens: Tensor, targets: Tensor, *, document_ids: Tensor | None = None) -> Tensor:
-    """Log-probability (n,) of each of the n `targets` that is not -100, row by row.
-
-    Args:
-        tokens: (B, T), on the model's device.
-        targets: (B, T), the token that follows each of `tokens`, or -100.
-        document_ids: (B, T), where the model was trained to stay within a document.
-    """
-    scored = targets != IGNORED
-    with in_eval_mode(model):
-        features = model.features(tokens, document_ids=document_ids)[scored]
-        rows = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
-        parts = zip(features.split(rows), targets[scored].split(rows), strict=True)
-        return torch.cat([-F.cross_entropy(model.unembed(part), ids, reduction="none") for part, ids in parts])
 
 
 def text_logprobs(
@@ -66,13 +48,16 @@ def text_logprobs(
     T = min(context_length, num_targets)
     padded = F.pad(tokens, (0, T))  # nothing sees what follows it, so it does not matter what the last window holds
     windows = padded.unfold(0, T + 1, stride)[: 1 + max(0, -(-(num_targets - T) // stride))]
-    device = model.token_embedding.weight.device
+    rows = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
     logprobs = []
-    for number, batch in enumerate(windows.split(batch_size)):
-        batch = batch.to(device)
-        targets = batch[:, 1:].clone()
-        overlapping = targets if number else targets[1:]  # the very first window scores all of its tokens
-        overlapping[:, : T - stride] = IGNORED
-        document_ids = None if end_of_text is None else (batch[:, :-1] == end_of_text).cumsum(dim=1)
-        logprobs.append(score(model, batch[:, :-1], targets, document_ids=document_ids).cpu())
+    with torch.inference_mode(), in_eval_mode(model):
+        for number, batch in enumerate(windows.split(batch_size)):
+            batch = batch.to(model.token_embedding.weight.device)
+            scored = torch.ones_like(batch[:, 1:], dtype=torch.bool)
+            overlapping = scored if number else scored[1:]  # the very first window scores all of its tokens
+            overlapping[:, : T - stride] = False
+            document_ids = None if end_of_text is None else (batch[:, :-1] == end_of_text).cumsum(dim=1)
+            features = model.features(batch[:, :-1], document_ids=document_ids)[scored]
+            for part, targets in zip(features.split(rows), batch[:, 1:][scored].split(rows), strict=True):
+                logprobs.append(-F.cross_entropy(model.unembed(part), targets, reduction="none").cpu())
     return torch.cat(logprobs)[:num_targets]

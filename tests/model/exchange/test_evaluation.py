@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from model.exchange.evaluation import score, text_logprobs
+from model.exchange.evaluation import text_logprobs
 from model.gpt import GPTConfig
 from tests.gpts import GPT2, huggingface_gpt2, random_gpt
 
@@ -67,8 +67,8 @@ def test_logits_in_pieces_are_logits_at_once(monkeypatch):
 
 def test_dropout_is_off_and_the_mode_is_restored():
     gpt = random_gpt(dataclasses.replace(MODERN, dropout=0.5)).train()
-    text = torch.randint(23, (1, 8))
-    assert score(gpt, text, text).equal(score(gpt, text, text))
+    text = torch.randint(23, (8,))
+    assert text_logprobs(gpt, text).equal(text_logprobs(gpt, text))
     assert gpt.training
 
 

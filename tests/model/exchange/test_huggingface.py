@@ -175,9 +175,8 @@ def test_a_network_that_computes_something_else_is_not_written_as_gpt2(write, tm
         return scores.masked_fill(distance > 0, float("-inf")).softmax(-1) @ value
 
     monkeypatch.setattr(CausalSelfAttention, "attend", biased)
-    with pytest.raises(
-        ValueError, match=r"does not compute what GPT-2 does: .* logits differ by \d\.\d+, more than 0\.001"
-    ):
+    message = r"does not compute what GPT-2 does: .* logits differ by \d\.\d+, more than 0\.001"
+    with pytest.raises(ValueError, match=message):
         write(gpt, tmp_path / "model")
     assert not any(tmp_path.iterdir())
     monkeypatch.setattr(CausalSelfAttention, "attend", attend)
@@ -211,15 +210,8 @@ def test_published_sizes_have_their_number_of_parameters(layers, heads, width, p
     with torch.device("meta"):
         gpt = GPT(config)
     assert gpt.num_parameters() == parameters
-    assert config == GPTConfig(
-        vocab_size=50257,
-        num_layers=layers,
-        num_heads=heads,
-        embed_dim=width,
-        context_length=1024,
-        dropout=0.1,
-        **gpts.GPT2,
-    )
+    sizes = {"vocab_size": 50257, "context_length": 1024, "num_layers": layers, "num_heads": heads}
+    assert config == GPTConfig(**sizes, embed_dim=width, dropout=0.1, **gpts.GPT2)
 
 
 @pytest.mark.parametrize(
@@ -337,7 +329,6 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path):
 
 def test_a_missing_package_is_asked_for_in_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    with pytest.raises(
-        ModuleNotFoundError, match=r"needs the package safetensors: pip install -r requirements-hf\.txt"
-    ):
+    message = r"needs the package safetensors: pip install -r requirements-hf\.txt"
+    with pytest.raises(ModuleNotFoundError, match=message):
         to_huggingface(gpt_of(GPT2), tmp_path / "model")
