@@ -178,7 +178,7 @@ class CorpusCache:
             texts = (passage.text for passage in self.corpus.passages("train"))
             tokenizer = tokenizers.train_bpe(texts, self.vocab_size)
         else:
-            tokenizer = tokenizers.byte_level() if self.tokenizer == "bytes" else tokenizers.published(self.tokenizer)
+            tokenizer = tokenizers.published(self.tokenizer)
         state = tokenizer.to_dict()
         state |= {"tokens": base64.b64encode(state["tokens"]).decode(), "fingerprint": tokenizer.fingerprint}
         with new_file(path) as file:

@@ -29,47 +29,22 @@ def huggingface_files(
 
     As here, a special token's name inside a text is ordinary text; split_special_tokens=False changes that.
     """
-    special = [
-        {
-            "id": token,
-            "content": name,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": True,
-        }
-        for name, token in special_tokens.items()
-    ]
-    split = {
-        "type": "Split",
-        "pattern": {"Regex": _oniguruma(pattern)},
-        "behavior": "Isolated",
-        "invert": False,
-    }
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    split = {"type": "Split", "pattern": {"Regex": _oniguruma(pattern)}, "behavior": "Isolated", "invert": False}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    model = {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "ignore_merges": True,  # a piece that is a token is taken as it is, as in tiktoken
-        "vocab": {printable(token): rank for token, rank in ranks.items()},
-        "merges": [[printable(left), printable(right)] for left, right in merges(ranks)],
-    }
     content = {
         "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": special,
-        "normalizer": None,
+        "added_tokens": [
+            {"id": token, "content": name, "special": True, **plain} for name, token in special_tokens.items()
+        ],
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
-        "post_processor": None,
         "decoder": byte_level,
-        "model": model,
+        "model": {
+            "type": "BPE",
+            "ignore_merges": True,  # a piece that is a token is taken as it is, as in tiktoken
+            "vocab": {printable(token): rank for token, rank in ranks.items()},
+            "merges": [[printable(left), printable(right)] for left, right in merges(ranks)],
+        },
     }
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

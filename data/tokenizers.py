@@ -86,14 +86,10 @@ class Tokenizer:
         try:
             content = self.encoding.decode_bytes(ids)
         except KeyError:  # the model's vocabulary may be rounded up: some ids are unused
-            content = b"".join(map(self._bytes_or_unknown, ids))
+            known = {*self.ranks.values(), *self.special_tokens.values()}
+            unused = "\N{REPLACEMENT CHARACTER}".encode()
+            content = b"".join(self.token_bytes(token) if token in known else unused for token in ids)
         return content.decode("utf-8", errors="replace")
-
-    def _bytes_or_unknown(self, token: int) -> bytes:
-        try:
-            return self.token_bytes(token)
-        except KeyError:
-            return "\N{REPLACEMENT CHARACTER}".encode()
 
     def token_bytes(self, token: int) -> bytes:
         """UTF-8 bytes of one token. Raises KeyError for an unused id."""
@@ -167,10 +163,9 @@ class Tokenizer:
             ranks = _unpacked(state["tokens"])
             _check_ids(ranks, state["special_tokens"])
             return cls(state["name"], state["pattern"], ranks, state["special_tokens"])
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"not a stored tokenizer: {type(error).__name__} {error}") from error
-        except ValueError as error:
-            raise ValueError(f"not a stored tokenizer: {error}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__} "
+            raise ValueError(f"not a stored tokenizer: {kind}{error}") from error
 
 
 def check_name(name: str) -> None:
@@ -186,10 +181,12 @@ def recipe(name: str, vocab_size: int) -> list[str | int]:
 
 
 def published(name: str) -> Tokenizer:
-    """The published tiktoken encoding `name`; read from TIKTOKEN_CACHE_DIR, or else downloaded once.
+    """The published tiktoken encoding `name`, read from TIKTOKEN_CACHE_DIR or else downloaded once; or "bytes".
 
     Raises ValueError for an unknown name and ConnectionError where the download fails.
     """
+    if name == "bytes":
+        return byte_level()
     check_name(name)
     try:
         arguments = tiktoken.registry.ENCODING_CONSTRUCTORS[name]()
@@ -216,8 +213,17 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
     if vocab_size < 257:
         raise ValueError(f"vocab_size {vocab_size} is too small for bpe: 256 bytes and end-of-text need at least 257")
+
+    def first_bytes() -> Iterator[str]:
+        left = TRAINING_BYTES
+        for text in texts:
+            yield text
+            left -= len(text.encode())
+            if left <= 0:
+                return
+
     trainer = rustbpe.Tokenizer()
-    trainer.train_from_iterator(_first_bytes(texts, TRAINING_BYTES), vocab_size - 1, pattern=SPLIT_PATTERN)
+    trainer.train_from_iterator(first_bytes(), vocab_size - 1, pattern=SPLIT_PATTERN)
     ranks = {bytes(token): rank for token, rank in trainer.get_mergeable_ranks()}
     if len(ranks) < vocab_size - 1:
         raise ValueError(
@@ -251,11 +257,3 @@ def _check_ids(ranks: dict[bytes, int], special_tokens: dict[str, int]) -> None:
     for name, token in special_tokens.items():
         if not isinstance(token, int) or not 0 <= token < 2**32 or token in taken:
             raise ValueError(f"its {name} cannot have the id {token!r}")
-
-
-def _first_bytes(texts: Iterable[str], limit: int) -> Iterator[str]:
-    for text in texts:
-        yield text
-        limit -= len(text.encode())
-        if limit <= 0:
-            return

@@ -51,20 +51,16 @@ def data_section(config: Path) -> dict:
     from model.runs.folder import find_model
     from model.training.initial import place_of
 
-    def options(parent: dict, name: str) -> dict:
-        return {} if parent.get(name) is None else parent[name]
-
     try:
         content = yaml.safe_load(config.read_text(encoding="utf-8"))
+        model, data = content.get("model") or {}, content.get("data") or {}
+        context_length, init_from = (model.get("gpt") or {}).get("context_length"), model.get("init_from")
+        shared = {} if context_length is None else {"context_length": context_length}
+        if init_from is not None and "tokenizer" not in data:
+            shared["tokenizer"] = place_of(find_model(init_from))
+        return shared | data
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"{config} is not YAML: {error}") from error
-    try:
-        model = options(content, "model")
-        context_length, init_from = options(model, "gpt").get("context_length"), model.get("init_from")
-        shared = {} if context_length is None else {"context_length": context_length}
-        if init_from is not None and "tokenizer" not in options(content, "data"):
-            shared["tokenizer"] = place_of(find_model(init_from))
-        return shared | options(content, "data")
     except (AttributeError, TypeError) as error:
         raise ValueError(
             f"{config} is not the configuration of a training run: model, model.gpt and data must hold options"
@@ -77,14 +73,11 @@ def prepare(data: TextDataModule) -> str:
     data.setup()
     tokenized = data.tokenized
     lines = [f"{'split':<12}{'documents':>14}{'tokens':>18}{'bytes':>18}{'bytes/token':>13}"]
-    for split, tokens in (("train", tokenized.train), ("validation", tokenized.validation)):
-        ratio = tokens.num_bytes / tokens.num_tokens
-        lines.append(
-            f"{split:<12}{tokens.num_documents:>14,}{tokens.num_tokens:>18,}{tokens.num_bytes:>18,}{ratio:>13.3f}"
-        )
+    for split, part in (("train", tokenized.train), ("validation", tokenized.validation)):
+        ratio = part.num_bytes / part.num_tokens
+        lines.append(f"{split:<12}{part.num_documents:>14,}{part.num_tokens:>18,}{part.num_bytes:>18,}{ratio:>13.3f}")
     lines.append(f"tokenizer {tokenized.tokenizer.name}, {tokenized.tokenizer.vocab_size:,} tokens")
-    lines.append(f"in {tokenized.folder}")
-    return "\n".join(lines)
+    return "\n".join([*lines, f"in {tokenized.folder}"])
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from functools import partial
 
 import numpy as np
 import pytest
@@ -82,34 +83,11 @@ def test_seed_changes_the_order_and_the_periods():
     assert not np.array_equal(one.periods(np.arange(10), 1.0), other.periods(np.arange(10), 1.0))
 
 
-@settings(max_examples=50)
-@given(
-    batch_size=st.sampled_from([4, 8, 12]),
-    world_size=st.sampled_from([1, 2, 4]),
-    seed=st.integers(-5, 2**40),
-    first=st.integers(0, 10_000),
-)
-def test_ranks_together_are_one_device(batch_size: int, world_size: int, seed: int, first: int):
-    sampler = WindowSampler(50_000, 64, batch_size, seed)
-    steps = np.arange(first, first + 20)
-    shares = [sampler.starts(steps, rank, world_size) for rank in range(world_size)]
-    assert np.array_equal(np.concatenate(shares, axis=1), sampler.starts(steps))
-
-
 @given(accumulation=st.sampled_from([1, 2, 4]), seed=st.integers(0, 2**32))
 def test_accumulating_small_batches_sees_the_windows_of_a_large_one(accumulation: int, seed: int):
     whole = WindowSampler(50_000, 64, 8, seed).starts(np.arange(30))
     parts = WindowSampler(50_000, 64, 8 // accumulation, seed).starts(np.arange(30 * accumulation))
     assert np.array_equal(parts.reshape(whole.shape), whole)
-
-
-@given(steps=st.lists(st.integers(0, 10**6), min_size=1, max_size=20))
-def test_a_step_does_not_depend_on_the_steps_drawn_with_it(steps: list[int]):
-    sampler = WindowSampler(10**6, 32, 4, seed=0)
-    together = sampler.starts(np.array(steps))
-    assert all(
-        np.array_equal(row, sampler.starts(np.array([step]))[0]) for row, step in zip(together, steps, strict=True)
-    )
 
 
 @pytest.mark.parametrize("fraction", [0.05, 0.25, 1.0])
@@ -125,9 +103,6 @@ def test_windows_repeat_themselves_after_periods_that_are_log_uniform(fraction: 
     assert logs.mean() == pytest.approx((low + high) / 2, abs=0.02)
     assert logs.var() == pytest.approx((high - low) ** 2 / 12, rel=0.03)
     assert abs(np.corrcoef(periods[:-1], periods[1:])[0, 1]) < 5 / len(periods) ** 0.5
-
-
-def test_nothing_repeats_itself_where_no_share_does():
     assert (WindowSampler(10**6, 128, 16, seed=4).periods(np.arange(100), 0.0) == 129).all()
 
 
@@ -141,14 +116,16 @@ def test_short_windows_have_short_periods(context_length: int, allowed: set[int]
 @given(
     steps=st.lists(st.integers(0, 10**12), min_size=1, max_size=20),
     seed=st.integers(-5, 2**40),
+    batch_size=st.sampled_from([4, 8, 12]),
     world_size=st.sampled_from([1, 2, 4]),
 )
-def test_periods_depend_on_seed_and_step_alone(steps: list[int], seed: int, world_size: int):
-    sampler = WindowSampler(10**6, 64, 8, seed)
-    together = sampler.periods(np.array(steps), 0.25)
-    for row, step in zip(together, steps, strict=True):
-        shares = [sampler.periods(np.array([step]), 0.25, rank, world_size)[0] for rank in range(world_size)]
-        assert np.array_equal(np.concatenate(shares), row)
+def test_a_step_depends_on_seed_and_number_alone(steps: list[int], seed: int, batch_size: int, world_size: int):
+    """Not on the steps that are drawn with it, nor on the number of devices, which together see its batch."""
+    sampler = WindowSampler(10**6, 64, batch_size, seed)
+    for draw in (sampler.starts, partial(sampler.periods, fraction=0.25)):
+        for row, step in zip(draw(np.array(steps)), steps, strict=True):
+            shares = [draw(np.array([step]), rank=rank, world_size=world_size)[0] for rank in range(world_size)]
+            assert np.array_equal(np.concatenate(shares), row)
 
 
 def test_memory_does_not_grow_with_the_corpus():
