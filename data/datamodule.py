@@ -45,8 +45,8 @@ class TextDataModule(lightning.LightningDataModule):
     Args:
         corpus: stdlib (the source of Python's standard library), files, hub (any name or folder for `datasets`), or
             repetitions (generated, to see induction heads form).
-        files: globs of text, jsonl, csv or parquet, text and jsonl and csv also as .gz or .zst; a text file is one
-            document, a row of a table too. Setting it means --data.corpus files.
+        files: globs of text, jsonl, csv or parquet; all but parquet may be .gz or .zst. Setting it means
+            --data.corpus files.
         validation_files: globs of files to validate on; otherwise part of `files` is held out.
         dataset: name on the Hugging Face Hub, or folder of parquet, jsonl or arrow files; setting it means
             --data.corpus hub.
@@ -134,7 +134,7 @@ class TextDataModule(lightning.LightningDataModule):
         self.seed = seed
         self.num_workers = num_workers
         self.num_processes = num_processes
-        self._tokenized: TokenizedCorpus | None = None
+        self.tokenized: TokenizedCorpus | None = None  # until setup
 
     def prepare_data(self) -> None:
         """Tokenises the corpus unless the cache holds it."""
@@ -142,15 +142,9 @@ class TextDataModule(lightning.LightningDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         """Opens the token files. Raises ValueError where they are shorter than a window."""
-        if self._tokenized is None:
-            self._tokenized = self.cache.prepare(self.num_processes)
+        if self.tokenized is None:
+            self.tokenized = self.cache.prepare(self.num_processes)
             self._sampler()
-
-    @property
-    def tokenized(self) -> TokenizedCorpus:
-        if self._tokenized is None:
-            raise RuntimeError("call prepare_data() and setup() first")
-        return self._tokenized
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -14,7 +14,6 @@ from data.readers import Passage, column_texts, import_datasets, row_passages
 _VALIDATION_NAMES = ("validation", "valid", "val", "dev")
 _NETWORK = {"httpx", "httpx2", "httpcore", "requests", "urllib3", "aiohttp", "huggingface_hub"}
 
-
 HUB_OPTIONS = (
     *("dataset", "dataset_config", "dataset_split", "dataset_validation_split", "dataset_revision"),
     *("text_column", "streaming"),
@@ -44,35 +43,31 @@ class HubCorpus(Corpus):
     def passages(self, split: str) -> Iterator[Passage]:
         """Raises ConnectionError where the Hub cannot be reached, ValueError where a split or column is missing."""
         with self._explained():
-            by_name = self._load()
-            for name in filter(None, (self.options.dataset_split, self.options.dataset_validation_split)):
+            options, by_name = self.options, self._load()
+            own = next((name for name in _VALIDATION_NAMES if name in by_name), options.dataset_split)
+            own = options.dataset_validation_split or own
+            for name in (options.dataset_split, own):
                 if name not in by_name:
                     raise ValueError(f"data set {self.dataset!r} has no split {name!r}: it has {', '.join(by_name)}")
-            own = self.options.dataset_validation_split or next(
-                (name for name in _VALIDATION_NAMES if name in by_name), None
-            )
-            rows, share = by_name[self.options.dataset_split], (0.0, 1.0)
-            if own in (None, self.options.dataset_split):
-                cut = self.options.validation_fraction
+            name, share = options.dataset_split, (0.0, 1.0)
+            if own == options.dataset_split:
+                cut = options.validation_fraction
                 share = (0.0, cut) if split == "validation" else (cut, 1.0)
             elif split == "validation":
-                rows = by_name[own]
-            texts = column_texts(rows, self.options.text_column, f"data set {self.dataset!r}")
+                name = own
+            texts = column_texts(by_name[name], options.text_column, f"data set {self.dataset!r}")
             yield from row_passages(texts, share)
 
     def _load(self) -> dict[str, Any]:
         datasets = import_datasets()
-        folder = Path(self.dataset).expanduser()
+        options, folder = self.options, Path(self.dataset).expanduser()
         if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():
             saved = datasets.load_from_disk(str(folder))
-            return saved if isinstance(saved, dict) else {self.options.dataset_split: saved}
-        local = folder.is_dir()
+            return saved if isinstance(saved, dict) else {options.dataset_split: saved}
+        # A local folder is read in place: without streaming, `datasets` would copy it into its cache.
+        name, streaming = (str(folder), True) if folder.is_dir() else (self.dataset, options.streaming)
         return datasets.load_dataset(
-            str(folder) if local else self.dataset,
-            self.options.dataset_config,
-            revision=self.options.dataset_revision,
-            # A local folder is read in place: without streaming, `datasets` would copy it into its cache.
-            streaming=self.options.streaming or local,
+            name, options.dataset_config, revision=options.dataset_revision, streaming=streaming
         )
 
     @contextmanager
