@@ -146,8 +146,5 @@ def _check_order(pairs: list[Any], vocab: dict[str, int]) -> None:
         raise ValueError("it does not merge in the order of its ids, as byte-pair encodings here do")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise ValueError(f"{path.name} is not a JSON object")
-    return content
+def _read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
