@@ -82,11 +82,11 @@ def import_model(arguments: argparse.Namespace) -> None:
 
 def tokenizer_of(folder: Path, gpt: GPT, name: str | None) -> Tokenizer:
     """The tokenizer of that name, or the one in the folder; GPT-2's for a model of its vocabulary size without any."""
-    from data.tokenizers import Tokenizer, byte_level, published
+    from data.tokenizers import Tokenizer, published
 
     if name == "bpe":
         raise ValueError("--tokenizer bpe would be trained on your text: name bytes or a published encoding")
-    named = None if name is None else byte_level() if name == "bytes" else published(name)
+    named = None if name is None else published(name)
     try:
         own = Tokenizer.from_folder(folder)
         if named is not None:

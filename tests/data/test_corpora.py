@@ -227,8 +227,12 @@ def test_an_error_of_any_http_client_is_the_networks(monkeypatch: pytest.MonkeyP
 
 
 def test_other_errors_of_a_data_set_are_not_the_networks(monkeypatch: pytest.MonkeyPatch):
+    """Nor those of the disk that the tokens are written to, which raises OSError as well."""
     monkeypatch.setattr(HubCorpus, "_load", lambda self: {}["train"])
     with pytest.raises(KeyError):
+        texts(hub_corpus("nobody/nothing"), "train")
+    monkeypatch.setattr(HubCorpus, "_load", lambda self: Path("no such file").read_text())
+    with pytest.raises(ValueError, match=r"cannot read data set 'nobody/nothing': .*no such file"):
         texts(hub_corpus("nobody/nothing"), "train")
 
 
