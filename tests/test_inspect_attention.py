@@ -116,25 +116,8 @@ def test_a_prompt_is_shown_with_the_repeated_probe_of_the_recorded_run():
     assert alone["labels"] != recorded.labels and alone["labels"][1:16] == alone["labels"][16:]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--checkpoint", "runs/first/checkpoints/best.ckpt", "--prompt", "for i in range("],
-        ["--run", "runs/first"],
-        ["--run", "runs/first", "--step", "1", "--head", "1.2", "--probe", "repeated"],
-        ["--run", "runs/first", "--scores"],
-        [],
-    ],
-    ids=" ".join,
-)
-def test_everything_can_be_drawn_as_a_picture(arguments):
-    assert main([*arguments, "--output", "maps.png"]) == 0
-    pixels = imread("maps.png")
-    assert min(pixels.shape[:2]) > 200 and pixels[..., :3].std() > 0.05
-
-
 READERS = {
-    ".png": lambda path: imread(path).size,
+    ".png": lambda path: min(imread(path).shape[:2]) > 200 and imread(path)[..., :3].std() > 0.05,
     ".svg": lambda path: ElementTree.parse(path).getroot().tag.endswith("svg"),
     ".pdf": lambda path: path.read_bytes().startswith(b"%PDF-"),
     ".csv": lambda path: list(csv.DictReader(path.read_text(encoding="utf-8").splitlines())),
@@ -146,7 +129,8 @@ READERS = {
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--run", "runs/first", "--head", "0.1", "1.0"],
+        [],
+        ["--run", "runs/first", "--step", "1", "--head", "0.1", "1.0", "--probe", "repeated"],
         ["--run", "runs/first", "--compare", "runs/second", "--scores", "--head", "1.1"],
         ["--checkpoint", "runs/first", "--prompt", "ab\n", "--compare", "runs/second", "--head", "0.0"],
     ],

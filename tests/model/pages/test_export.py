@@ -22,6 +22,7 @@ from model.inspection.heads import SCORES
 from model.inspection.probes import Probe
 from model.pages import export, images
 from model.pages.captures import Captures
+from tests.measurements import random_details
 
 LAYERS, HEADS = 2, 3
 TOKENS = ['"', "a\nb", "\r", ",", " ", "<b>&", "é界", "\u202e"]
@@ -46,45 +47,6 @@ def archived(folder: Path, seed: int, steps=(0, 1, 4), layers: int = LAYERS, hea
 def causal(random: np.random.Generator, layers: int, heads: int, size: int) -> np.ndarray:
     weights = np.tril(random.random((layers, heads, size, size)) ** 4 + 1e-5)
     return weights / weights.sum(-1, keepdims=True)
-
-
-def details_of(seed: int) -> dict:
-    """As `archive` describes the details, with a null where there is no next token."""
-    random, parts = np.random.default_rng(seed), ["token embedding", "head 0.0", "feed-forward 0"]
-    sublayers = [
-        "embeddings",
-        *(f"{kind} {layer}" for layer in range(LAYERS) for kind in ("attention", "feed-forward")),
-    ]
-
-    def measured(size: int) -> dict:
-        def numbers(*shape: int) -> list:
-            values = random.random(shape).round(4).astype(object)
-            values[..., -1] = None
-            return values.tolist()
-
-        tokens = lambda *shape: random.integers(0, 9, shape).tolist()  # noqa: E731
-        return {
-            "bits": numbers(size),
-            "rank": [*tokens(size - 1), None],
-            "top": tokens(size, 5),
-            "top_probability": random.random((size, 5)).round(4).tolist(),
-            "lens": {
-                "token": tokens(len(sublayers), size),
-                "probability": numbers(len(sublayers), size),
-                "divergence": random.random((len(sublayers), size)).round(4).tolist(),
-            },
-            "attribution": numbers(len(parts), size),
-            "attribution_error": 1e-6,
-            "value_norms": random.random((LAYERS, HEADS, size)).round(4).tolist(),
-        }
-
-    return {
-        "version": 1,
-        "parts": parts,
-        "sublayers": sublayers,
-        "tokens": {str(token): f"\n{token}" for token in range(9)},
-        "probes": {"text": measured(SIZE), "repeated": measured(5)},
-    }
 
 
 @pytest.fixture
@@ -161,7 +123,7 @@ def with_fields(snapshot: Snapshot, **fields: object) -> SimpleNamespace:
 @pytest.mark.parametrize("probe", ["text", "repeated"])
 @pytest.mark.parametrize("measure", ["surprise", "lens", "attribution", "value_norms"])
 def test_a_measurement_is_that_of_the_details(measure, probe, runs, tmp_path):
-    details = {0: details_of(0), 4: details_of(4)}
+    details = {step: random_details(runs[0].probes, LAYERS, HEADS, step) for step in (0, 4)}
     runs = [replace(captures, details=lambda step: details.get(step, {})) for captures in runs]
     rows = read_back(measure, runs, tmp_path, 0, probe)
     assert [row["run"] for row in rows].count("first") == len(rows) / 2

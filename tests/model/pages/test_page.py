@@ -22,7 +22,7 @@ from model.pages import export
 from model.pages.captures import Captures, log_spaced
 from model.pages.describe import describe_heads
 from model.pages.page import attention_page
-from tests.measurements import snapshot_of
+from tests.measurements import measured, snapshot_of
 
 HOSTILE = [
     "</script>",
@@ -98,31 +98,6 @@ def modules(page: str) -> dict[str, str]:
 
 def unpack_json(text: str) -> dict:
     return json.loads(gzip.decompress(base64.b64decode(text)))
-
-
-def random_details(captures: Captures, step: int) -> dict:
-    """What a capture measures beside its maps, as the archive has it, in random numbers."""
-    random, (layers, heads_) = np.random.default_rng(step), captures.snapshots[0].shape
-    sublayers, probes = 2 * layers + 1, {}
-    for name, probe in captures.probes.items():
-        length = len(probe.tokens)
-        probes[name] = {
-            "bits": [*random.random(length - 1), None],
-            "rank": [*random.integers(0, 9, length - 1).tolist(), None],
-            "top": random.integers(0, 999, (length, 5)).tolist(),
-            "top_probability": random.random((length, 5)).tolist(),
-            "lens": {
-                "token": random.integers(0, 999, (sublayers, length)).tolist(),
-                "probability": random.random((sublayers, length)).tolist(),
-                "divergence": random.random((sublayers, length)).tolist(),
-            },
-            "attribution": random.normal(size=(5, length)).tolist(),
-            "attribution_error": 1.2345e-7,
-            "value_norms": random.random((layers, heads_, length)).tolist(),
-        }
-    tokens = {str(token): f"token {token}" for token in range(999)}
-    names = {"parts": list("abcde"), "sublayers": [f"after {i}" for i in range(sublayers)]}
-    return {"version": 1, **names, "tokens": tokens, "probes": probes}
 
 
 def unpack(text: str, layers: int, heads_: int) -> np.ndarray:
@@ -219,15 +194,19 @@ def test_the_page_saves_the_columns_that_the_script_writes():
 
 
 def test_every_step_has_its_details_and_a_description_of_every_head():
-    captures = random_captures()
-    captures = replace(captures, details=lambda step: random_details(captures, step))
-    data, page = parse(attention_page([captures], "a title"))
+    captures = measured(random_captures())
+
+    def with_a_token_more(step):
+        details = captures.details(step)
+        return details | {"tokens": details["tokens"] | {"999": "unused"}}
+
+    data, page = parse(attention_page([replace(captures, details=with_a_token_more)], "a title"))
     for capture in data["runs"][0]["captures"]:
         details = unpack_json(page.scripts[f"block-{capture['details']}"])
-        expected = random_details(captures, capture["step"])
+        expected = captures.details(capture["step"])
         assert details["probes"] == expected["probes"] and details["parts"] == expected["parts"]
         used = {str(token) for row in expected["probes"]["text"]["lens"]["token"] for token in row}
-        assert used <= set(details["tokens"]) and len(details["tokens"]) < 999
+        assert used <= set(details["tokens"]) and "999" not in details["tokens"]
         described = describe_heads(next(one for one in captures.snapshots if one.step == capture["step"]))
         assert details["descriptions"] == json.loads(json.dumps(described))
 
@@ -249,8 +228,7 @@ def test_descriptions_tell_what_ablation_says():
 
 
 def test_details_are_cut_to_the_tokens_that_are_shown_and_rounded_with_the_weights():
-    captures = random_captures(2, 2, 40, steps=range(12))
-    captures = replace(captures, details=lambda step: random_details(captures, step))
+    captures = measured(random_captures(2, 2, 40, steps=range(12)))
     template = len(attention_page([random_captures(1, 1, 5, steps=[0])], "a title").encode())
     page = attention_page([captures], "a title", max_bytes=template + 180_000)
     assert len(page.encode()) <= template + 180_000
@@ -259,11 +237,11 @@ def test_details_are_cut_to_the_tokens_that_are_shown_and_rounded_with_the_weigh
     assert length < 40
     capture = data["runs"][0]["captures"][3]
     found = unpack_json(scripts.scripts[f"block-{capture['details']}"])["probes"]["text"]
-    whole = random_details(captures, capture["step"])["probes"]["text"]
+    whole = captures.details(capture["step"])["probes"]["text"]
     assert {len(found[name]) for name in ("bits", "rank", "top", "top_probability")} == {length}
     for name, values in {**found, **found["lens"]}.items():
         if name not in ("lens", "attribution_error", "bits", "rank"):
-            expected = np.array(whole.get(name, whole["lens"].get(name)))
+            expected = np.array(whole.get(name, whole["lens"].get(name)), float)
             expected = expected[:length] if name.startswith("top") else expected[..., :length]
             np.testing.assert_allclose(values, expected, rtol=0.051)
 
