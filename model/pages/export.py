@@ -196,9 +196,9 @@ def draw_maps(
     names = [f"{captures.name}, step {at}" for captures, at in zip(shown, steps, strict=True)]
     difference = None
     if len(shown) == 2:
-        names = [f"{letter}: {name}" for letter, name in zip("AB", names, strict=True)]
+        names = [f"A: {names[0]}", f"B: {names[1]}"]
         difference = grids[0] - grids[1]
-        columns = [f"{model}, {name}" if name else model for model in ("A", "B", "A − B") for name in columns]
+        columns = [f"{model}, {name}".removesuffix(", ") for model in ("A", "B", "A − B") for name in columns]
     elif heads is not None:  # side by side
         grids, rows, columns = [grids[0].swapaxes(0, 1)], columns, rows
     title = f"{'; '.join(names)}: rows attend to columns"
@@ -259,12 +259,11 @@ def _measured(
         yield about, _texts(shown[0], probe), columns
         return
     for captures in shown:
-        found = False
-        for about, names, columns in _measured_in(name, captures, step, probe):
-            found = True
-            yield {"run": captures.name} | about, names, columns
-        if not found:
+        measured = list(_measured_in(name, captures, step, probe))
+        if not measured:
             raise ValueError(f"{captures.name} has no {name}: it was recorded without it")
+        for about, names, columns in measured:
+            yield {"run": captures.name} | about, names, columns
 
 
 def _measured_in(

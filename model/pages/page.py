@@ -17,7 +17,7 @@ import base64
 import gzip
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from model.inspection.heads import SCORES, threshold
 from model.inspection.verdicts import is_causal, is_faithful, warnings
 from model.pages import template
 from model.pages.captures import Captures, check_comparable, log_spaced
-from model.pages.describe import Description, describe_heads, opening_view
+from model.pages.describe import describe_heads, opening_view
 from model.pages.export import TABLES
 from model.pages.images import PALETTES
 
@@ -83,8 +83,7 @@ def live_page(run: Captures, title: str, opening: Sequence[int] | str, model: It
         described = describe_heads(snapshot)
         names = {f"{layer}.{head}": one["name"] for layer, row in enumerate(described) for head, one in enumerate(row)}
         for score, since in formation.items():
-            now = {head: since.get(head, snapshot.step) for head, name in names.items() if name == score}
-            formation[score] = now
+            formation[score] = {head: since.get(head, snapshot.step) for head, name in names.items() if name == score}
         sentences = [[{"sentence": head["sentence"]} for head in row] for row in described]
         captures.append(snapshot.to_json(digits=3) | {"blocks": [], "descriptions": sentences})
     shown = _about(run, len(run.probes["text"].tokens))
@@ -102,22 +101,19 @@ def _fit(runs: Sequence[Captures], room: int) -> tuple[Blocks, int, list[str]]:
     all_steps = max(len(run.steps) for run in runs)
 
     snapshots = [{snapshot.step: snapshot for snapshot in run.snapshots} for run in runs]
-    load = [lru_cache(maxsize=1)(run.load) for run in runs]  # a step is described and packed at once
-
-    @cache
-    def described(i: int, step: int) -> list[list[Description]]:
-        return describe_heads(snapshots[i][step])
 
     @lru_cache(maxsize=sum(len(run.steps) for run in runs))
     def packed(i: int, step: int, rounded: bool, length: int) -> list[str]:
-        maps, details = load[i](step), _cut(runs[i].details(step), length)
-        details = (as_json(details, ROUNDED_DIGITS) if rounded else details) | {"descriptions": described(i, step)}
+        maps, details = runs[i].load(step), _cut(runs[i].details(step), length)
+        details = as_json(details, ROUNDED_DIGITS) if rounded else details
+        details |= {"descriptions": describe_heads(snapshots[i][step])}
         content = json.dumps(details, allow_nan=False, separators=(",", ":")).encode()
         return [*(_pack(maps[name], length, rounded) for name in runs[i].probes), _compressed(content, 9)]
 
     for rounded, count, length in _attempts(all_steps, all_tokens):
         blocks, size = {}, 0
-        for i, step in ((i, step) for i, run in enumerate(runs) for step in reversed(log_spaced(run.steps, count))):
+        kept = [(i, step) for i, run in enumerate(runs) for step in reversed(log_spaced(run.steps, count))]
+        for i, step in kept:
             blocks[i, step] = packed(i, step, rounded, length)
             size += sum(len(text) + 70 for text in blocks[i, step])  # with their elements
             if step not in runs[i].curve_steps:  # whose scores are not counted yet
@@ -160,18 +156,14 @@ def _pack(maps: np.ndarray, length: int, rounded: bool) -> str:
 
 def _cut(details: dict, length: int) -> dict:
     """The details of the first `length` tokens of each probe."""
-
-    def first(rows: list[list]) -> list[list]:
-        return [row[:length] for row in rows]
-
     if not details:
         return {}
     probes, used = {}, set()
     for name, measured in details["probes"].items():
         cut = {field: measured[field][:length] for field in ("bits", "rank", "top", "top_probability")}
-        cut["attribution"] = first(measured["attribution"])
-        cut["value_norms"] = [first(heads) for heads in measured["value_norms"]]
-        cut["lens"] = {field: first(measured["lens"][field]) for field in ("token", "probability", "divergence")}
+        cut["attribution"] = [row[:length] for row in measured["attribution"]]
+        cut["value_norms"] = [[row[:length] for row in heads] for heads in measured["value_norms"]]
+        cut["lens"] = {field: [row[:length] for row in rows] for field, rows in measured["lens"].items()}
         probes[name] = measured | cut
         used |= {str(token) for row in (*cut["top"], *cut["lens"]["token"]) for token in row}
     tokens = {token: label for token, label in details["tokens"].items() if token in used}
@@ -217,9 +209,7 @@ def _curves(run: Captures, blocks: Mapping[int, Sequence[int]]) -> dict:
 
 def _legend(title: str) -> dict[str, Any]:
     """What every page has: its title, its colours, the columns of its tables, and what the scores mean."""
-    scores = {
-        name: {"meaning": score.meaning, "glossary": score.glossary, "letter": score.letter, "probe": score.probe}
-        for name, score in SCORES.items()
-    }
+    fields = ("meaning", "glossary", "letter", "probe")
+    scores = {name: {field: getattr(score, field) for field in fields} for name, score in SCORES.items()}
     columns = {name: table.columns for name, table in TABLES.items()}
     return {"title": title, "scores": scores, "columns": columns, "colours": PALETTES}
