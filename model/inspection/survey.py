@@ -235,7 +235,7 @@ def _summed_up(windows: Windows, measured: Mapping[str, Tensor]) -> dict[str, An
     means = measured["by_distance"] / having[:, None].clamp(min=1)  # (L, N, 3, H, T)
     possible = torch.stack([distances(T, part) for part in windows.parts])  # (3, T)
     best = means.mean(1).where(possible[:, None], -1).max(-1)  # (L, 3, H)
-    found["distance"] = best.indices.transpose(0, 1)
+    found["distance"] = best.indices.transpose(0, 1).float()  # as it is read from a file
     found["distance_halves"] = best.values[:, 1:].transpose(0, 1).clamp(0, 1)
     chosen = best.indices[:, :1, :, None]  # that of the whole window, whose weight in the halves is measured too
     in_parts = means.gather(-1, chosen[:, None].expand(-1, N, 3, -1, -1))[..., 0]
