@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from data.tokenizers import byte_level
 from tests.limited_memory import limited_memory
@@ -63,13 +64,9 @@ def describe(**sizes):
     def write(run):
         checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
         save_everywhere(run, checkpoint | {"gpt_config": checkpoint["gpt_config"] | sizes})
-        config = (run / "config.yaml").read_text()
-        for name, value in sizes.items():
-            config = "".join(
-                f"    {name}: {value}\n" if line.strip().startswith(f"{name}:") and line.startswith("    ") else line
-                for line in config.splitlines(True)
-            )
-        (run / "config.yaml").write_text(config)
+        settings = yaml.safe_load((run / "config.yaml").read_text())
+        settings["model"]["gpt"] |= sizes
+        (run / "config.yaml").write_text(yaml.safe_dump(settings))
 
     return write
 
@@ -100,14 +97,13 @@ def text(name, content):
     return lambda run: (run / name).write_text(content)
 
 
+def replace(name, old, new):
+    return lambda run: (run / name).write_text((run / name).read_text().replace(old, new))
+
+
 def config(extra):
     """A config.yaml with another option in the Trainer's part."""
-
-    def write(run):
-        path = run / "config.yaml"
-        path.write_text(path.read_text().replace("  callbacks: null\n", extra))
-
-    return write
+    return replace("config.yaml", "  callbacks: null\n", extra)
 
 
 def link(name):
@@ -121,24 +117,18 @@ def link(name):
     return write
 
 
-def fifo(name):
-    """Opening it would wait for ever."""
+def instead(name, make):
+    """A pipe, which would be waited for for ever, or a link to itself, which would be noticed at the first write."""
 
     def write(run):
         (run / name).unlink()
-        os.mkfifo(run / name)
+        make(run / name)
 
     return write
 
 
-def looped(name):
-    """A link to itself, which would be noticed at the first write."""
-
-    def write(run):
-        (run / name).unlink()
-        (run / name).symlink_to(name)
-
-    return write
+def loop(path):
+    path.symlink_to(path.name)
 
 
 def maps(**arrays):
@@ -151,11 +141,7 @@ def maps(**arrays):
 
 
 def change_json(name, **entries):
-    def write(run):
-        path = run / name
-        path.write_text(json.dumps(json.loads(path.read_text()) | entries))
-
-    return write
+    return lambda run: (run / name).write_text(json.dumps(json.loads((run / name).read_text()) | entries))
 
 
 def doubled(times):
@@ -166,6 +152,7 @@ def doubled(times):
 
 
 LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * 10)}]\n" for i in range(30))
+LONG = {"tokens": [0] * 10**6, "labels": [""] * 10**6, "period": None}
 DETAILS = "attention/step_00000012.json"
 
 HOSTILE = {
@@ -192,28 +179,12 @@ HOSTILE = {
         [*OF_A_RUN, "start"],
         config("  callbacks:\n  - class_path: subprocess.Popen\n    init_args: {args: [mkdir, pwned]}\n"),
     ),
-    "class_path system": (
-        [*OF_A_RUN, "start"],
-        config("  callbacks:\n  - class_path: os.system\n    init_args: {command: mkdir pwned}\n"),
-    ),
     "class_path in the run": (OF_A_RUN, config("  callbacks: runs.run.evil.Evil\n")),
-    "function in the run": (
-        OF_A_RUN,
-        config(
-            "  callbacks:\n  - class_path: lightning.pytorch.callbacks.LambdaCallback\n"
-            "    init_args: {on_fit_start: runs.run.evil.f}\n"
-        ),
-    ),
-    "class in a text": (OF_A_RUN, config('  callbacks: "class_path: runs.run.evil.Evil"\n')),
-    "class in a file": (OF_A_RUN, config("  callbacks: ./evil.yaml\n")),
-    "class in a config in the config": (
-        OF_A_RUN,
-        lambda run: (run / "config.yaml").write_text("config: other.yaml\n" + (run / "config.yaml").read_text()),
-    ),
-    "pipe for a config": (["resume", "validate", "report"], fifo("config.yaml")),
-    "pipe for samples": (["resume", "report"], fifo("samples.jsonl")),
-    "pipe for a probe": (["inspect", "report"], fifo("attention/probe.json")),
-    "link to itself": (["resume", "report"], looped("samples.jsonl")),
+    "class in a config in the config": (OF_A_RUN, replace("config.yaml", "\ndata:", "\nconfig: other.yaml\ndata:")),
+    "pipe for a config": (["resume", "validate", "report"], instead("config.yaml", os.mkfifo)),
+    "pipe for samples": (["resume", "report"], instead("samples.jsonl", os.mkfifo)),
+    "pipe for a probe": (["inspect", "report"], instead("attention/probe.json", os.mkfifo)),
+    "link to itself": (["resume", "report"], instead("samples.jsonl", loop)),
     "link to a config": (["resume", "report", "inspect"], link("config.yaml")),
     "link to checkpoints": (["resume", "validate", "generate", "walk", "read a prompt"], link("checkpoints")),
     "link to maps": ([*ATTENTION, "generate"], link("attention")),
@@ -222,7 +193,7 @@ HOSTILE = {
     "deep samples": (METRICS, text("samples.jsonl", "[" * 100_000 + "\n")),
     "infinite sample": (METRICS, text("samples.jsonl", '{"step": Infinity, "prompt": "", "text": ""}\n')),
     "deep scores": (ATTENTION, text("attention/scores.jsonl", "[" * 100_000 + "\n")),
-    "long probe": (ATTENTION, lambda run: long_probe(run)),
+    "long probe": (ATTENTION, change_json("attention/probe.json", probes={"text": LONG, "repeated": LONG})),
     "probe that is no text": (ATTENTION, change_json("attention/probe.json", probes={"text": [{}]})),
     "objects as maps": (MAPS, maps(text=np.array([PWN], dtype=object))),
     "maps of another size": (MAPS, maps(text=np.zeros((100, 100, 100, 100), np.float16))),
@@ -231,16 +202,10 @@ HOSTILE = {
 }
 
 
-def long_probe(run):
-    probe = {"tokens": [0] * 10**6, "labels": [""] * 10**6, "period": None}
-    change_json("attention/probe.json", probes={"text": probe, "repeated": probe})(run)
-
-
 EVIL = """
 import os
 os.mkdir("pwned")
 from lightning.pytorch.callbacks import Callback as Evil
-f = None
 """
 
 
@@ -250,7 +215,6 @@ def stranger(trained, tmp_path_factory):
     run = tmp_path_factory.mktemp("stranger") / "run"
     shutil.copytree(trained(), run)
     (run / "evil.py").write_text(EVIL)
-    (run / "evil.yaml").write_text("class_path: runs.run.evil.Evil\n")
     (run / "other.yaml").write_text("trainer: {callbacks: [{class_path: runs.run.evil.Evil}]}\n")
     return run
 
@@ -270,7 +234,8 @@ def test_every_program_refuses_a_hostile_file(name, stranger, tmp_path, monkeypa
             status = call(ENTRIES[entry])
         error = capfd.readouterr().err
         assert (entry, status) == (entry, 2), error
-        assert error.startswith(entry_program(entry)) and error.count("\n") == 1 and len(error) < 1200, error
+        program = ENTRIES[entry][0].removeprefix("scripts.")
+        assert error.startswith(f"{program}.py: ") and error.count("\n") == 1 and len(error) < 1200, error
         assert "alloc" not in error
         assert files_below(tmp_path) == before, entry
         assert not Path("pwned").exists()
@@ -289,10 +254,6 @@ def test_a_catastrophic_pattern_ends_in_a_sentence(stranger, tmp_path, monkeypat
         assert "the tokenizer's pattern cannot split this text" in capfd.readouterr().err.splitlines()[-1]
 
 
-def entry_program(entry):
-    return ENTRIES[entry][0].removeprefix("scripts.") + ".py: "
-
-
 def test_the_run_is_accepted_before_anything_is_changed(stranger, tmp_path, monkeypatch):
     """Otherwise every refusal above could have another reason."""
     monkeypatch.chdir(tmp_path)
@@ -308,7 +269,7 @@ def test_a_class_that_the_person_names_too_is_meant(stranger, tmp_path, monkeypa
     options = ("--resume=runs/run", "--trainer.max_steps=13")
     stopping = "lightning.pytorch.callbacks.EarlyStopping"
     arguments = "init_args: {monitor: val/loss}"
-    config(f"  callbacks:\n  - class_path: {stopping}\n    {arguments}\n")(Path("runs/run"))
+    config(f"  callbacks: [{{class_path: {stopping}, {arguments}}}]\n")(Path("runs/run"))
     assert call(("train", *options)) == 2
     Path("mine.yaml").write_text(f"trainer: {{callbacks: [{{class_path: {stopping}, {arguments}}}]}}\n")
     assert call(("train", *options, "--config=mine.yaml")) == 0, capfd.readouterr().err

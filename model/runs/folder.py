@@ -59,11 +59,7 @@ def _first_file(run: Path, files: Sequence[str]) -> Path | None:
 
 
 def find_checkpoint(path: Path | None = None) -> Path:
-    """The checkpoint that a person means: a file, or the best.ckpt, else the last.ckpt of a run.
-
-    Args:
-        path: a checkpoint, or as for `find_run`, which also says what is raised.
-    """
+    """The checkpoint that a person means: a file, or the best.ckpt, else the last.ckpt of a run, as for `find_run`."""
     if path is not None and path.is_file():
         return path
     return _first_file(find_run(path, *RUN_CHECKPOINTS), RUN_CHECKPOINTS)
@@ -110,14 +106,9 @@ def find_kept(path: Path | None, steps: Sequence[int]) -> list[Path]:
 
 
 def resume_point(path: Path) -> tuple[Path, Path]:
-    """The run folder and the checkpoint for --resume.
+    """The run folder and the checkpoint for --resume: `path` itself, or the run's newest that is not damaged.
 
-    Args:
-        path: a checkpoint, or a run folder, of which it is the newest checkpoint that is not damaged.
-
-    Raises:
-        FileNotFoundError: if there is no such run, or no checkpoint in it.
-        ValueError: if the run's config is damaged, the given checkpoint, or every checkpoint of the run.
+    Raises FileNotFoundError if there is none, and ValueError if the run's config or all such checkpoints are damaged.
     """
     from model.checkpoint import verify_checkpoint  # torch takes a second to import, and most callers do not need it
 

@@ -23,10 +23,7 @@ COLUMNS = ("step", "tokens", "train/loss", "val/loss", "val/bits_per_byte", "lr"
 
 
 class TrainingMetrics:
-    """Adds up the loss, the tokens and the time of training batches until they are read as one row.
-
-    The loss is summed on the device and read only for a row, so that a step never waits for the device.
-    """
+    """Adds up the loss, on its device so that no step waits for it, the tokens and the time until a row is read."""
 
     def __init__(self) -> None:
         self.loss_sum: Tensor | float = 0.0  # over the batches since the last row
@@ -94,10 +91,7 @@ def log_metrics(trainer: Trainer, metrics: dict[str, float]) -> None:
 
 
 class CSVLogger(Logger):
-    """One row per step: what several calls log for a step becomes one row, written when the next step is logged.
-
-    A new column makes the whole file be rewritten; otherwise rows are only appended.
-    """
+    """One row per step, written when the next step is logged: appended, unless a new column changes all rows."""
 
     name = None
     version = None

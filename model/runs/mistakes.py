@@ -97,29 +97,20 @@ def explain_machine(run_dir: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (RuntimeError, MemoryError) as error:
-        resume = how_to_resume(run_dir)
+    except (RuntimeError, OSError, MemoryError) as error:
+        can_resume = any((run_dir / CHECKPOINTS / name).exists() for name in (LAST, PREVIOUS, BEST))
+        resume = f", then continue with --resume {shlex.quote(str(run_dir))}" if can_resume else ""
         if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
             options = "data.batch_size, data.validation_batch_size or model.gpt.context_length"
             raise MemoryError(f"out of memory: lower {options}{resume}") from error
-        if "DataLoader worker" in str(error):
+        if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
             reason = str(error).splitlines()[0].split(". ")[0]
-            raise ChildProcessError(
-                f"a process that loads data has ended ({reason}), often for want of memory: lower data.num_workers"
-                + resume
-            ) from error
-        raise
-    except OSError as error:
-        if error.errno in NO_ROOM and "make room" not in error.strerror:  # as the cache of tokens says it
-            error.strerror += ": make room" + how_to_resume(run_dir)
+            said = f"a process that loads data has ended ({reason}), often for want of memory: lower data.num_workers"
+            raise ChildProcessError(said + resume) from error
+        if isinstance(error, OSError) and error.errno in NO_ROOM and "make room" not in error.strerror:
+            error.strerror += f": make room{resume}"
             error.filename = error.filename or str(run_dir)  # what writes to an open file names none
         raise
-
-
-def how_to_resume(run_dir: Path) -> str:
-    """The end of a sentence; empty for a run without a checkpoint."""
-    has_checkpoint = any((run_dir / CHECKPOINTS / name).exists() for name in (LAST, PREVIOUS, BEST))
-    return f", then continue with --resume {shlex.quote(str(run_dir))}" if has_checkpoint else ""
 
 
 def parse(parser: jsonargparse.ArgumentParser, args: list[str]) -> jsonargparse.Namespace:

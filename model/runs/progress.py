@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -10,6 +9,8 @@ from collections.abc import Callable
 import torch
 from lightning.pytorch import Trainer
 from tqdm import tqdm
+
+from model.runs.mistakes import output_is_closed
 
 FORMATS: dict[str, Callable[[float], str]] = {
     "train/loss": "loss {:.3f}".format,
@@ -20,7 +21,7 @@ FORMATS: dict[str, Callable[[float], str]] = {
 
 
 class Progress:
-    """Steps done, loss, bits per byte, tokens per second and the time left, from the newest figures."""
+    """A bar on a terminal, and lines that stay."""
 
     def __init__(self, is_enabled: bool = True) -> None:
         self.is_enabled = is_enabled
@@ -71,9 +72,11 @@ def opening(trainer: Trainer) -> str:
     stdlib: 5,012,345 tokens to train on and 543,210 to validate, from a vocabulary of 4,096 (bpe)
     """
     gpt, data, device = trainer.lightning_module.gpt, trainer.datamodule, trainer.strategy.root_device
-    threads = torch.get_num_threads()
-    place = f"the CPU with {threads} thread{'s' if threads > 1 else ''}" if device.type == "cpu" else str(device)
-    if device.type == "cuda":
+    place = str(device)
+    if device.type == "cpu":
+        threads = torch.get_num_threads()
+        place = f"the CPU with {threads} thread{'s' if threads > 1 else ''}"
+    elif device.type == "cuda":
         place = torch.cuda.get_device_name(device)
     if trainer.world_size > 1:
         place = f"{trainer.world_size} devices, each {place}"
@@ -91,4 +94,4 @@ def say(text: str) -> None:
         tqdm.write(text, file=sys.stdout)
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        output_is_closed()

@@ -11,15 +11,10 @@ from lightning.pytorch import LightningModule, Trainer
 
 from model.checks import check_range
 from model.inspection.archive import AttentionArchive
-from model.inspection.probes import (
-    MIN_PROBE_TOKENS,
-    Probe,
-    draw_repeated_probe,
-    repeated_windows,
-    text_windows,
-)
+from model.inspection.probes import MIN_PROBE_TOKENS, Probe, draw_repeated_probe, repeated_windows, text_windows
 from model.inspection.recorder import record_maps
 from model.inspection.verdicts import new_warnings, warnings
+from model.runs.folder import ATTENTION
 from model.runs.metrics import log_metrics
 from model.runs.wandb_logger import wandb_loggers
 from model.training.sharding import whole_gpt
@@ -74,9 +69,9 @@ class AttentionRecording:
         """Takes the probe and the validation text. Raises ValueError if the probe is too short."""
         if not self.enabled or not trainer.is_global_zero:
             return
-        data = trainer.datamodule
-        length = min(self.probe_tokens, module.gpt.config.context_length)
-        tokenizer = data.tokenizer
+        data, tokenizer = trainer.datamodule, trainer.datamodule.tokenizer
+        label, first, context = tokenizer.label, tokenizer.end_of_text, module.gpt.config.context_length
+        length = min(self.probe_tokens, context)
         text = data.validation_text(16 * length) if self.text is None else self.text[: 16 * length]
         tokens = tokenizer.encode(text)[:length]
         if len(tokens) < MIN_PROBE_TOKENS:
@@ -87,21 +82,20 @@ class AttentionRecording:
                 f"{MIN_PROBE_TOKENS}: make it longer, or write --attention.enabled false"
             )
         known = tokenizer.encode(data.validation_text(KNOWN_CHARS))
-        drawn = set(known) - {tokenizer.end_of_text}
+        drawn = set(known) - {first}
         candidates = drawn if len(drawn) > 1 else range(tokenizer.vocab_size)
         max_period = (len(tokens) - 1) // 2  # no longer than the text, so that both fit the context
         probes = {
-            "text": Probe(tokens, [tokenizer.label(token) for token in tokens]),
-            "repeated": draw_repeated_probe(candidates, max_period, tokenizer.label, first=tokenizer.end_of_text),
+            "text": Probe(tokens, [label(token) for token in tokens]),
+            "repeated": draw_repeated_probe(candidates, max_period, label, first=first),
         }
-        context = module.gpt.config.context_length
         windows = {
-            "text": text_windows(known or tokens, context, tokenizer.label),
-            "repeated": repeated_windows(candidates, context, tokenizer.label, first=tokenizer.end_of_text),
+            "text": text_windows(known or tokens, context, label),
+            "repeated": repeated_windows(candidates, context, label, first=first),
         }
         rows = min(max(1, MEAN_TOKENS // len(tokens)), len(known) // len(tokens))
         self.batch = torch.tensor(known[: rows * len(tokens)]).view(rows, -1) if rows else None
-        folder = Path(trainer.default_root_dir, "attention")
+        folder = Path(trainer.default_root_dir, ATTENTION)
         self.archive = AttentionArchive(folder, probes, tokenizer.fingerprint, windows)
 
     def record(self, trainer: Trainer, module: LightningModule, draws: bool = False) -> None:
@@ -112,9 +106,8 @@ class AttentionRecording:
         """
         if not self.enabled or (gpt := whole_gpt(trainer, module)) is None:
             return
-        archive, step = self.archive, trainer.global_step
+        archive, step, label = self.archive, trainer.global_step, trainer.datamodule.tokenizer.label
         autocast = AUTOCAST_TYPES.get(str(trainer.precision))
-        label = trainer.datamodule.tokenizer.label
         log_metrics(trainer, record_maps(archive, gpt, step, label, batch=self.batch, autocast=autocast))
         for sentence in new_warnings(archive.snapshots):
             log.warning("%s", sentence)
@@ -142,7 +135,7 @@ def read_probe_text(given: str) -> str:
         where = f"the file {given[1:]}"
         try:
             text = Path(given[1:]).read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:  # such as UnicodeDecodeError
+        except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise ValueError(
                 f"attention.probe_text: cannot read {where}: {reason}; "

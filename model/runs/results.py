@@ -102,8 +102,7 @@ def finish(run_dir: Path, validation_text: str | None) -> str:
     A page that fails is a warning: the run is not lost. There is no model.html of a model that is too large, or whose
     heads were not recorded.
 
-    Args:
-        validation_text: all of it, to compare the model with a general compressor; None leaves that out.
+    validation_text: all of it, to compare the model with a general compressor; None leaves that out.
     """
     if not run_dir.exists():
         return _reached(run_dir, validation_text)

@@ -43,32 +43,24 @@ class Samples:
 
     def rewind(self, trainer: Trainer) -> None:
         """Drops the samples after the current step, which a resumed run writes again."""
-        path = samples_path(trainer)
+        path = Path(trainer.default_root_dir, SAMPLES)
         if trainer.is_global_zero and path.exists():
-            kept = [sample for sample in read_samples(path) if sample["step"] <= trainer.global_step]
-            write_atomically(path, "".join(map(json_line, kept)).encode())
+            kept = [json_line(sample) for sample in read_samples(path) if sample["step"] <= trainer.global_step]
+            write_atomically(path, "".join(kept).encode())
 
     def write(self, trainer: Trainer, module: LightningModule) -> None:
         """Appends a sample of the model as it is now; every rank must call it."""
         if not self.max_new_tokens or (gpt := whole_gpt(trainer, module)) is None:
             return
-        tokenizer = trainer.datamodule.tokenizer
+        step, tokenizer = trainer.global_step, trainer.datamodule.tokenizer
         prompt = tokenizer.encode(self.prompt) or [tokenizer.end_of_text]
-        tokens = generate(
-            gpt,
-            torch.tensor([prompt], device=module.device),
-            self.max_new_tokens,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            # A generator of its own: sampling must not change the random numbers of the training.
-            generator=torch.Generator(module.device).manual_seed(trainer.global_step),
-        )
+        # A generator of its own: sampling must not change the random numbers of the training.
+        generator = torch.Generator(module.device).manual_seed(step)
+        options = {"temperature": self.temperature, "top_k": self.top_k, "generator": generator}
+        tokens = generate(gpt, torch.tensor([prompt], device=module.device), self.max_new_tokens, **options)
         text = tokenizer.decode(tokens[0, len(prompt) :].tolist())
-        append(samples_path(trainer), json_line({"step": trainer.global_step, "prompt": self.prompt, "text": text}))
-
-
-def samples_path(trainer: Trainer) -> Path:
-    return Path(trainer.default_root_dir, SAMPLES)
+        sample = {"step": step, "prompt": self.prompt, "text": text}
+        append(Path(trainer.default_root_dir, SAMPLES), json_line(sample))
 
 
 def json_line(sample: dict[str, Any]) -> str:

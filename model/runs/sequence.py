@@ -55,9 +55,10 @@ class RunSequence(Checkpoint):
             # trainer.max_time, which has asked to stop here, asks again after the next batch.
             trainer.should_stop = False
             return
-        if step == trainer.max_steps:
+        is_last = step == trainer.max_steps
+        if is_last:
             trainer.should_stop = True  # Lightning validates before it stops
-        if is_logged(trainer) or step == trainer.max_steps:
+        if is_last or is_logged(trainer):
             self.write_row(trainer, self.metrics.row(trainer))
         self.progress.refresh(trainer, self.figures)
 
@@ -155,9 +156,7 @@ class RunSequence(Checkpoint):
         checkpoint["gpt_config"] = dataclasses.asdict(module.gpt.config)
         checkpoint["tokenizer"] = trainer.datamodule.tokenizer.to_dict()
         checkpoint["random_states"] = gather(random_state(trainer.strategy.root_device), trainer)
-        checkpoint["loss_sums"] = gather(
-            float(self.metrics.loss_sum), trainer
-        )  # each of its rank's share of the batches
+        checkpoint["loss_sums"] = gather(float(self.metrics.loss_sum), trainer)  # each of its rank's batches
 
     def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != "fit":

@@ -21,9 +21,7 @@ if os.name == "posix":
 def new_run_dir(runs_dir: Path, name: str | None, config: str) -> Path:
     """The folder for a new run, not created yet: `name`, by default the config's name and the time.
 
-    Raises:
-        FileExistsError: if a run has this name.
-        ValueError: if the name cannot be a folder's.
+    Raises FileExistsError if a run has this name, ValueError if the name cannot be a folder's.
     """
     if name is None:
         stem = name = f"{Path(config).stem}-{time.strftime('%Y%m%d-%H%M%S')}"

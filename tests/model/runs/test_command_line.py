@@ -27,26 +27,22 @@ def test_what_may_be_left_out_is_filled_in():
     assert expand(["--config=a", "--name", "fit"], DEFAULT)[1] == ["--config=a", "--name", "fit"]
 
 
-@pytest.mark.parametrize(
-    ("args", "expected"),
-    [
-        (["train"], "unknown subcommand 'train'"),
-        (["--wandb=disabled", "validate"], "the subcommand comes first: python train.py validate"),
-        (["--name", "a", "fit", "--wandb=disabled"], "the subcommand comes first: python train.py fit"),
-        (["validate", "--resume", "runs/a"], "write --ckpt_path runs/a"),
-        (
-            ["--resume=runs/a", "--ckpt_path=runs/a/checkpoints/best.ckpt"],
-            "--resume and --ckpt_path exclude each other",
-        ),
-        (["--resume=runs/a", "--resume", "runs/b"], "--resume is given 2 times"),
-        (["validate", "--ckpt_path", "runs/a", "--ckpt_path", "runs/b"], "--ckpt_path is given 2 times"),
-        (["--resume"], "argument --resume: expected one argument"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_no_option_is_ignored(args, expected):
-    with pytest.raises(ValueError, match=expected):
-        expand(args, DEFAULT)
+REFUSED = {
+    "train": "unknown subcommand 'train'",
+    "--wandb=disabled validate": "the subcommand comes first: python train.py validate",
+    "--name a fit --wandb=disabled": "the subcommand comes first: python train.py fit",
+    "validate --resume runs/a": "write --ckpt_path runs/a",
+    "--resume=runs/a --ckpt_path=runs/a/checkpoints/best.ckpt": "--resume and --ckpt_path exclude each other",
+    "--resume=runs/a --resume runs/b": "--resume is given 2 times",
+    "validate --ckpt_path runs/a --ckpt_path runs/b": "--ckpt_path is given 2 times",
+    "--resume": "argument --resume: expected one argument",
+}
+
+
+@pytest.mark.parametrize("typed", REFUSED)
+def test_no_option_is_ignored(typed):
+    with pytest.raises(ValueError, match=REFUSED[typed]):
+        expand(typed.split(), DEFAULT)
 
 
 def test_validate_takes_the_config_beside_the_checkpoints_of_a_run_only():
@@ -75,7 +71,5 @@ def test_only_what_every_start_says_is_hidden(text, shown):
         quiet()
         warnings.warn(text, stacklevel=1)
     assert bool(seen) == shown
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        assert not logging.getLogger(name).isEnabledFor(logging.WARNING)
-        assert logging.getLogger(name).isEnabledFor(logging.ERROR)
-    assert logging.getLogger("model.runs.command_line").isEnabledFor(logging.WARNING)
+    for name, level in (("lightning.pytorch", "ERROR"), ("lightning.fabric", "ERROR"), ("model.runs", "WARNING")):
+        assert logging.getLevelName(logging.getLogger(name).getEffectiveLevel()) == level

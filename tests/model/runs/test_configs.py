@@ -22,37 +22,39 @@ def stranger(trainer: str, more: str = "") -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("trainer", "more"),
-    [
-        ("callbacks: [{class_path: subprocess.Popen}]", ""),
-        ("callbacks: [[subprocess.Popen]]", ""),
-        ("strategy: my.Strategy", ""),
-        ("profiler: [{class_path: subprocess.Popen}]", ""),
-        ("accelerator: evil", ""),
-        ("callbacks+: {class_path: subprocess.Popen}", ""),
-        ("callbacks: subprocess.Popen", ""),
-        ("callbacks: [subprocess.Popen]", ""),
-        ("callbacks: [DeviceStatsMonitor]", ""),
-        ("logger: CSVLogger", ""),
-        ("plugins+: MixedPrecision", ""),
-        ("callbacks.class_path: subprocess.Popen", ""),
-        ("", "trainer.callbacks: subprocess.Popen"),
-        ("callbacks: {class_path: EarlyStopping, init_args: {on_fit_start: subprocess.Popen}}", ""),
-        ("callbacks: 'class_path: subprocess.Popen'", ""),
-        ("callbacks: '{class_path: subprocess.Popen, init_args: {day: 2026-99-99}}'", ""),
-        ("callbacks: '[unfinished'", ""),
-        ("callbacks: ./evil.yaml", ""),
-        ("callbacks: evil", ""),
-        ("callbacks: [~/evil]", ""),
-        ("callbacks: 'memory://evil'", ""),
-        ("", "config: evil"),
-        ("", "config: [evil]"),
-        ("", "model.optimizer.class_path: subprocess.Popen"),
-        ("", "model.optimizer: evil"),
-        ("", "trainer: evil"),
-    ],
-)
+EVIL = [  # options of the Trainer
+    "callbacks: [{class_path: subprocess.Popen}]",
+    "callbacks: [[subprocess.Popen]]",
+    "strategy: my.Strategy",
+    "profiler: [{class_path: subprocess.Popen}]",
+    "accelerator: evil",
+    "callbacks+: {class_path: subprocess.Popen}",
+    "callbacks: subprocess.Popen",
+    "callbacks: [subprocess.Popen]",
+    "callbacks: [DeviceStatsMonitor]",
+    "logger: CSVLogger",
+    "plugins+: MixedPrecision",
+    "callbacks.class_path: subprocess.Popen",
+    "callbacks: {class_path: EarlyStopping, init_args: {on_fit_start: subprocess.Popen}}",
+    "callbacks: 'class_path: subprocess.Popen'",
+    "callbacks: '{class_path: subprocess.Popen, init_args: {day: 2026-99-99}}'",
+    "callbacks: '[unfinished'",
+    "callbacks: ./evil.yaml",
+    "callbacks: evil",
+    "callbacks: [~/evil]",
+    "callbacks: 'memory://evil'",
+]
+EVIL_MORE = [  # outside of the Trainer's
+    "trainer.callbacks: subprocess.Popen",
+    "config: evil",
+    "config: [evil]",
+    "model.optimizer.class_path: subprocess.Popen",
+    "model.optimizer: evil",
+    "trainer: evil",
+]
+
+
+@pytest.mark.parametrize(("trainer", "more"), [*((line, "") for line in EVIL), *(("", line) for line in EVIL_MORE)])
 def test_a_run_may_not_have_the_parser_import_or_open_anything(trainer, more, monkeypatch):
     monkeypatch.setenv("HOME", str(Path.cwd()))
     config = stranger(trainer, more)

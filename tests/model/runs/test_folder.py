@@ -67,20 +67,20 @@ def test_files_outside_the_given_folder_are_never_taken():
             find(Path("runs/empty"))
 
 
-def test_a_run_that_is_not_there_is_named(tmp_path):
+@pytest.mark.parametrize(
+    ("find", "said"),
+    [
+        (find_checkpoint, r"there is no run under runs/ with checkpoints/.* python train.py"),
+        (lambda: find_checkpoint(Path("nowhere")), "there is no nowhere: give a run's folder"),
+        (lambda: find_checkpoint(Path("bare")), r"bare is not a run folder with .*best.ckpt or checkpoints/last"),
+        (lambda: find_run(None, METRICS), "there is no run under runs/ with metrics.csv yet"),
+        (lambda: find_run(Path("bare"), METRICS, hint=": look"), "bare .* with metrics.csv, nor inside one: look"),
+    ],
+)
+def test_a_run_that_is_not_there_is_named(find, said):
     Path("bare").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"there is no run under runs/ with checkpoints/.* python train.py"):
-        find_checkpoint()
-    with pytest.raises(
-        FileNotFoundError, match=r"bare is not a run folder with checkpoints/best.ckpt or checkpoints/last"
-    ):
-        find_checkpoint(Path("bare"))
-    with pytest.raises(FileNotFoundError, match="there is no nowhere: give a run's folder"):
-        find_checkpoint(Path("nowhere"))
-    with pytest.raises(FileNotFoundError, match=r"there is no run under runs/ with metrics.csv yet"):
-        find_run(None, METRICS)
-    with pytest.raises(FileNotFoundError, match=r"bare is not a run folder with metrics.csv, nor inside one: look"):
-        find_run(Path("bare"), METRICS, hint=": look elsewhere")
+    with pytest.raises(FileNotFoundError, match=said):
+        find()
 
 
 def test_a_run_is_resumed_from_its_newest_checkpoint_that_is_not_damaged(caplog):

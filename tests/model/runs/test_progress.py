@@ -62,10 +62,8 @@ FIGURES = {"train/loss": 2.3454, "val/bits_per_byte": 1.8966, "tokens_per_second
 @pytest.mark.parametrize(
     ("first", "step", "max_steps", "figures", "line"),
     [
-        (
-            *(0, 300, 960, FIGURES),
-            "step 300/960  loss 2.345  1.897 bits/byte  51.3k tokens/s  35% MFU  03:40 left",  # 660 steps at 3 a second
-        ),
+        # 660 steps at 3 a second are left
+        (0, 300, 960, FIGURES, "step 300/960  loss 2.345  1.897 bits/byte  51.3k tokens/s  35% MFU  03:40 left"),
         (200, 300, 960, {}, "step 300/960  11:00 left"),  # a resumed run has made 100 of them
         (0, 0, 960, {"train/loss": 2.0}, "step   0/960  loss 2.000"),
         (0, 1, 1, {}, "step 1/1  00:00 left"),
@@ -110,7 +108,7 @@ def test_other_ranks_say_nothing(started, capsys):
 
 
 @pytest.mark.parametrize(
-    ("device", "world_size", "place"),
+    ("device", "devices", "place"),
     [
         ("cpu", 1, "the CPU with 3 threads"),
         ("mps", 1, "mps"),
@@ -118,7 +116,7 @@ def test_other_ranks_say_nothing(started, capsys):
         ("cuda", 8, "8 devices, each Some GPU"),
     ],
 )
-def test_the_first_line_names_the_device(monkeypatch, device, world_size, place):
+def test_the_first_line_names_the_device(monkeypatch, device, devices, place):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     store = SimpleNamespace(num_tokens=1000)
@@ -130,7 +128,7 @@ def test_the_first_line_names_the_device(monkeypatch, device, world_size, place)
             tokenized=SimpleNamespace(train=store, validation=store),
         ),
         strategy=SimpleNamespace(root_device=torch.device(device)),
-        world_size=world_size,
+        world_size=devices,
         default_root_dir="runs/a",
         precision="32-true",
     )

@@ -40,45 +40,40 @@ def test_every_validation_draws_the_maps_and_a_resumed_run_removes_later_ones(tr
     assert [capture["step"] for capture in captures("runs/run")] == [0, 1, 2, 4, 7]
 
 
+def started(folder: Path, encode, length: int, is_global_zero: bool = True) -> AttentionRecording:
+    """A recording of a text whose tokens `encode` gives for a number of characters."""
+    tokenizer = SimpleNamespace(encode=encode, label=str, fingerprint="x", vocab_size=50, end_of_text=0)
+    data = SimpleNamespace(tokenizer=tokenizer, validation_text=lambda size: size)
+    trainer = SimpleNamespace(is_global_zero=is_global_zero, datamodule=data, default_root_dir=folder)
+    gpt = SimpleNamespace(config=SimpleNamespace(context_length=512))
+    recording = AttentionRecording(probe_tokens=length)
+    recording.start(trainer, SimpleNamespace(gpt=gpt))
+    return recording
+
+
 @pytest.mark.parametrize(
-    ("known", "drawn"), [([0, 7, 8, 9], {7, 8, 9}), ([0, 7], set(range(1, 50))), ([], range(1, 50))]
+    ("known", "drawn"), [([0, 7, 8, 9], {7, 8, 9}), ([0, 7], set(range(1, 50))), ([], set(range(1, 50)))]
 )
 def test_random_tokens_are_drawn_from_those_of_the_validation_text(tmp_path, known, drawn):
     """From all tokens if the text has fewer than two."""
-    text = {16 * 20: [7, 8] * 10}
-    tokenizer = SimpleNamespace(
-        encode=lambda size: text.get(size, known), label=str, fingerprint="x", vocab_size=50, end_of_text=0
-    )
-    data = SimpleNamespace(tokenizer=tokenizer, validation_text=lambda size: size)
-    trainer = SimpleNamespace(is_global_zero=True, datamodule=data, default_root_dir=tmp_path)
-    gpt = SimpleNamespace(config=SimpleNamespace(context_length=24))
-    recording = AttentionRecording(probe_tokens=20)
-    recording.start(trainer, SimpleNamespace(gpt=gpt))
+    recording = started(tmp_path, lambda size: [7, 8] * 10 if size == 16 * 20 else known, 20)
     tokens = recording.archive.probes["repeated"].tokens
-    assert tokens[0] == 0 and set(tokens[1:]) <= set(drawn)
+    assert tokens[0] == 0 and set(tokens[1:]) <= drawn
     assert len(set(tokens)) == 1 + min(9, len(drawn))
 
 
 @pytest.mark.parametrize(("length", "known", "rows"), [(8, 1000, 32), (20, 1000, 12), (20, 50, 2), (300, 1000, 1)])
 def test_parts_are_averaged_over_about_256_tokens_from_the_beginning_of_the_text(tmp_path, length, known, rows):
-    tokenizer = SimpleNamespace(
-        encode=lambda size: list(range(1, min(size, known) + 1)), label=str, fingerprint="x", vocab_size=2000
-    )
-    tokenizer.end_of_text = 0
-    data = SimpleNamespace(tokenizer=tokenizer, validation_text=lambda size: size)
-    trainer = SimpleNamespace(is_global_zero=True, datamodule=data, default_root_dir=tmp_path)
-    gpt = SimpleNamespace(config=SimpleNamespace(context_length=512))
-    recording = AttentionRecording(probe_tokens=length)
-    recording.start(trainer, SimpleNamespace(gpt=gpt))
-    assert recording.batch.shape == (rows, length)
-    assert recording.batch.flatten().tolist() == list(range(1, rows * length + 1))
+    def encode(size: int) -> list[int]:
+        return list(range(1, min(size, known) + 1))
+
+    recording = started(tmp_path, encode, length)
+    assert recording.batch.tolist() == torch.arange(1, rows * length + 1).view(rows, length).tolist()
     probes = recording.archive.probes
     assert probes["text"].tokens == list(range(1, length + 1))
     assert len(probes["repeated"].tokens) <= length
     assert recording.archive.folder == tmp_path / "attention"
-    trainer.is_global_zero = False
-    elsewhere = AttentionRecording(probe_tokens=length)
-    elsewhere.start(trainer, SimpleNamespace(gpt=gpt))
+    elsewhere = started(tmp_path, encode, length, is_global_zero=False)
     assert elsewhere.archive is None and elsewhere.batch is None
 
 

@@ -11,23 +11,25 @@ from model.runs.stopping import StopSignals, TrainingInterrupted
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-@pytest.fixture
-def signals():
-    """Installed, over handlers of our own."""
-    before = {signum: signal.signal(signum, handler) for signum, handler in zip(SIGNALS, HANDLERS, strict=True)}
-    signals = StopSignals()
-    signals.install()
-    yield signals
-    signals.remove()
-    for signum, handler in before.items():
-        signal.signal(signum, handler)
-
-
 HANDLERS = [lambda *_: None, lambda *_: None]
 
 
 def handlers():
     return [signal.getsignal(signum) for signum in SIGNALS]
+
+
+@pytest.fixture
+def signals():
+    """Installed, over handlers of our own."""
+    before = handlers()
+    for signum, handler in zip(SIGNALS, HANDLERS, strict=True):
+        signal.signal(signum, handler)
+    signals = StopSignals()
+    signals.install()
+    yield signals
+    signals.remove()
+    for signum, handler in zip(SIGNALS, before, strict=True):
+        signal.signal(signum, handler)
 
 
 @pytest.mark.parametrize("signum", SIGNALS)
@@ -51,20 +53,15 @@ def test_removing_twice_restores_what_was_there(signals):
 
 
 def test_a_signal_of_one_rank_stops_all(signals):
-    """`others` is what the other ranks have received."""
+    def stops(*others: bool) -> bool:
+        """`others` is whether the other ranks have received one."""
+        strategy = SimpleNamespace(reduce_boolean_decision=lambda own, all: own or (not all and any(others)))
+        return signals.received_by_any_rank(SimpleNamespace(strategy=strategy))
 
-    def stops(others: list[bool]) -> bool:
-        def reduce(decision: bool, all: bool = True) -> bool:
-            decisions = [decision, *others]
-            return False not in decisions if all else True in decisions
-
-        return signals.received_by_any_rank(SimpleNamespace(strategy=SimpleNamespace(reduce_boolean_decision=reduce)))
-
-    assert [stops([]), stops([False]), stops([True, False])] == [False, False, True]
+    assert [stops(), stops(False), stops(True, False)] == [False, False, True]
     signals.received = signal.SIGTERM
-    assert stops([]) and stops([False])
+    assert stops() and stops(False)
 
 
 def test_the_reason_names_the_signal():
     assert str(TrainingInterrupted(signal.SIGTERM)) == "stopped by SIGTERM"
-    assert TrainingInterrupted(signal.SIGINT).signum == signal.SIGINT
