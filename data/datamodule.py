@@ -10,6 +10,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import partial
+from typing import Literal
 
 import lightning
 import numpy as np
@@ -45,9 +46,9 @@ class TextDataModule(lightning.LightningDataModule):
     Args:
         corpus: stdlib (the source of Python's standard library), files, hub (any name or folder for `datasets`), or
             repetitions (generated, to see induction heads form).
-        files: globs of text, jsonl, csv or parquet; all but parquet may be .gz or .zst. Setting it means
-            --data.corpus files.
+        files: globs of text, jsonl, csv or parquet, each may be .gz or .zst; setting it means --data.corpus files.
         validation_files: globs of files to validate on; otherwise part of `files` is held out.
+        documents: what one document of a text file is: the whole file, or each block between blank lines.
         dataset: name on the Hugging Face Hub, or folder of parquet, jsonl or arrow files; setting it means
             --data.corpus hub.
         dataset_config: configuration of the data set, where it has several.
@@ -82,6 +83,7 @@ class TextDataModule(lightning.LightningDataModule):
         corpus: str = "stdlib",
         files: list[str] | str | None = None,
         validation_files: list[str] | str | None = None,
+        documents: Literal["file", "block"] = "file",
         dataset: str | None = None,
         dataset_config: str | None = None,
         dataset_split: str = "train",

@@ -12,6 +12,8 @@ import hashlib
 import io
 import math
 import re
+import shutil
+import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -35,6 +37,10 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}  # ending -> name in pyarrow
 # Places to cut: between a word and a space before another, or after a single line end between two marks.
 _CUTS = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])|(?<=\S\n)(?=[^\s/])")
 
+_BLANK_LINES = re.compile(r"\r?\n(?:[ \t]*\r?\n)+")
+_FIRST_BLANK_LINES = re.compile(r"\A(?:[ \t]*\r?\n)+")
+_BLANK_LINES_BYTES = re.compile(rb"\n(?:[ \t]*\r?\n)+")
+
 
 class Passage(NamedTuple):
     text: str
@@ -49,31 +55,53 @@ def table_ending(path: Path) -> str | None:
 
 @dataclass(frozen=True)
 class TextFile:
-    """UTF-8 text, plain or compressed: one document.
+    """UTF-8 text, plain or compressed; one document, or one per blank-line block.
 
-    `share` is the part of the file to read, as fractions of its bytes; both ends move forward to the next character.
+    `share` is the part of the file to read, as fractions of its bytes; both ends move forward to the next character
+    or, with `blocks`, to the next block.
     """
 
     path: Path
+    blocks: bool = False
     share: tuple[float, float] = (0.0, 1.0)
 
     def passages(self) -> Iterator[Passage]:
         """Raises ValueError where the bytes are not text, with their offset."""
         with _naming(self.path):
-            yield from _passages(_decoded(self.path, *map(self._offset, self.share)))
+            start, stop = map(self._offset, self.share)
+            yield from _passages(_decoded(self.path, int(start), stop), self.blocks)
 
     def _offset(self, fraction: float) -> float:
         """The byte at which this fraction of the file ends; infinity for the end of the file."""
         if fraction in (0.0, 1.0):
             return math.inf if fraction else 0
-        with _open(self.path) as stream:
-            size = stream.seek(0, io.SEEK_END) if stream.seekable() else sum(map(len, _read_blocks(stream)))
+        size = self.path.stat().st_size
+        if is_compressed(self.path):
+            with _open(self.path) as stream:
+                size = sum(map(len, _read_blocks(stream)))
         offset = int(size * fraction)
         with _open(self.path) as stream:
             _skip(stream, offset)
+            if self.blocks:
+                return offset + self._bytes_to_next_block(stream, fraction)
             # The first byte from here on that begins a character; the end of the file where its last one was cut.
             following = stream.read(4)
             return offset + next((i for i, byte in enumerate(following) if byte & 0xC0 != 0x80), len(following))
+
+    def _bytes_to_next_block(self, stream: BinaryIO, fraction: float) -> int:
+        passed, held = 0, b""  # how many bytes are done with; those from a line end on that may begin a blank line
+        for piece in _read_blocks(stream):
+            held += piece
+            boundary = _BLANK_LINES_BYTES.search(held)
+            if boundary and held[boundary.end() :].strip():
+                return passed + boundary.end()
+            last_line_end = held.rfind(b"\n") if b"\n" in held else len(held)
+            done = boundary.start() if boundary else last_line_end
+            passed, held = passed + done, held[done:]
+        raise ValueError(
+            f"{self.path} has no blank line with text after it in its last {1 - fraction:.0%}, where validation would "
+            f"begin: write --data.documents file, or a larger --data.validation_fraction"
+        )
 
 
 @dataclass(frozen=True)
@@ -93,12 +121,12 @@ class TableFile:
         with _naming(self.path):
             ending = table_ending(self.path)
             if ending in DELIMITERS:
-                texts = self._cells(DELIMITERS[ending])
-            else:
-                load = import_datasets().load_dataset
-                rows = load(LOADERS[ending], data_files=[str(self.path)], split="train", streaming=True)
-                texts = column_texts(rows, self.column, str(self.path))
-            yield from row_passages(texts, self.share)
+                yield from row_passages(self._cells(DELIMITERS[ending]), self.share)
+                return
+            with _seekable(self.path) as path:
+                loader = import_datasets().load_dataset
+                rows = loader(LOADERS[ending], data_files=[str(path)], split="train", streaming=True)
+                yield from row_passages(column_texts(rows, self.column, str(self.path)), self.share)
 
     def _cells(self, delimiter: str) -> Iterator[str]:
         csv.field_size_limit(MAX_CELL_CHARS)
@@ -106,8 +134,7 @@ class TableFile:
             rows = csv.reader(file, delimiter=delimiter, strict=True)
             try:
                 names = next(rows, [])
-                _check_column(names, self.column, str(self.path))
-                index = names.index(self.column)
+                index = _column_index(names, self.column, str(self.path))
                 for row in filter(None, rows):
                     if len(row) > len(names):
                         raise csv.Error(f"{len(row)} cells, where the first row has {len(names)}")
@@ -126,11 +153,13 @@ def column_texts(rows: Any, column: str, label: str) -> Iterator[str]:
     """
     number = 0
     for table in rows.with_format("arrow").iter(batch_size=256):
-        _check_column(table.column_names, column, label)
+        _column_index(table.column_names, column, label)
         for text in table[column].to_pylist():
             if text is not None and not isinstance(text, str):
-                kind = f"column {column!r} holds {type(text).__name__}, not text, in row {number}"
-                raise ValueError(f"{label}: {kind}: {_column_hint(table.column_names)}")
+                hint = _column_hint(table.column_names)
+                raise ValueError(
+                    f"{label}: column {column!r} holds {type(text).__name__}, not text, in row {number}: {hint}"
+                )
             yield text or ""
             number += 1
 
@@ -140,12 +169,15 @@ def row_passages(texts: Iterable[str], share: tuple[float, float]) -> Iterator[P
     low, high = share
     for number, text in enumerate(texts):
         if low <= uniform_hash(str(number)) < high:
-            yield from _passages(text[start : start + BLOCK_BYTES] for start in range(0, len(text), BLOCK_BYTES))
+            yield from _passages(
+                (text[start : start + BLOCK_BYTES] for start in range(0, len(text), BLOCK_BYTES)), False
+            )
 
 
-def _check_column(names: list[str], column: str, label: str) -> None:
+def _column_index(names: list[str], column: str, label: str) -> int:
     if column not in names:
         raise ValueError(f"{label} has no column {column!r}: {_column_hint(names)}")
+    return names.index(column)
 
 
 def _column_hint(names: list[str]) -> str:
@@ -167,16 +199,24 @@ def uniform_hash(key: str) -> float:
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") / 2**64
 
 
-def _passages(pieces: Iterable[str]) -> Iterator[Passage]:
-    """The passages of one document that is read piece by piece."""
+def _passages(pieces: Iterable[str], blocks: bool) -> Iterator[Passage]:
+    """The passages of a text that is read piece by piece; of one document, or of one per block."""
     held = ""
     for piece in pieces:
-        if cut := _last_cut(held):
+        if (not blocks or len(held) > MAX_PASSAGE_CHARS) and (cut := _last_cut(held)):
             yield Passage(held[:cut], ends_document=False)
             held = held[cut:]
         held += piece
-    if held:
-        yield Passage(held, ends_document=True)
+        if blocks:
+            *complete, held = _BLANK_LINES.split(held)
+            yield from (Passage(text, ends_document=True) for block in complete if (text := _stripped(block)))
+    if text := _stripped(held) if blocks else held:
+        yield Passage(text, ends_document=True)
+
+
+def _stripped(block: str) -> str:
+    """`block` without the blank lines around it; its first line keeps its indentation."""
+    return _FIRST_BLANK_LINES.sub("", block).rstrip("\r\n") if block.strip() else ""
 
 
 def _last_cut(text: str) -> int:
@@ -188,13 +228,13 @@ def _last_cut(text: str) -> int:
     return len(text) - 1 if len(text) > MAX_PASSAGE_CHARS else 0
 
 
-def _decoded(path: Path, start: float, stop: float) -> Iterator[str]:
+def _decoded(path: Path, start: int, stop: float) -> Iterator[str]:
     """The text between two byte offsets. Raises ValueError where it is not UTF-8 or holds a zero byte."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    offset = int(start)
+    offset = start
     with _open(path) as stream:
-        _skip(stream, offset)
-        for block in chain(_read_blocks(stream, stop - offset), [b""]):
+        _skip(stream, start)
+        for block in chain(_read_blocks(stream, stop - start), [b""]):
             undecoded = len(decoder.getstate()[0])
             try:
                 text = decoder.decode(block, final=not block)
@@ -213,13 +253,30 @@ def _not_text(path: Path, offset: int) -> ValueError:
     )
 
 
+def is_compressed(path: Path) -> bool:
+    return path.suffix.lower() in COMPRESSIONS
+
+
 def _open(path: Path) -> BinaryIO:
     """The bytes of a file, decompressed."""
-    if path.suffix.lower() not in COMPRESSIONS:
+    if not is_compressed(path):
         return path.open("rb")
     import pyarrow
 
     return pyarrow.input_stream(str(path), compression=COMPRESSIONS[path.suffix.lower()])
+
+
+@contextmanager
+def _seekable(path: Path) -> Iterator[Path]:
+    """`path`, or a temporary file with its content where it is a compressed table whose format needs seeking."""
+    if not is_compressed(path) or table_ending(path) not in (".parquet", ".arrow"):
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder, _open(path) as packed:
+        unpacked = Path(folder, path.stem)
+        with unpacked.open("wb") as file:
+            shutil.copyfileobj(packed, file, BLOCK_BYTES)
+        yield unpacked
 
 
 def _read_blocks(stream: BinaryIO, limit: float = math.inf) -> Iterator[bytes]:

@@ -117,6 +117,7 @@ DATA_OPTIONS = {
     "corpus": ("files", {"corpus": "repetitions"}),
     "files": ("other.txt", {}),
     "validation_files": ("other.txt", {}),
+    "documents": ("block", {}),
     "validation_fraction": (0.3, {}),
     "max_tokens": (2000, {}),
     "tokenizer": ("bpe", {"vocab_size": 300}),
@@ -158,7 +159,7 @@ def what_is_read(**options):
 
 def test_every_option_of_data_changes_what_is_read(tmp_path, monkeypatch, small_text):
     monkeypatch.chdir(tmp_path)
-    Path("words.txt").write_text(small_text.read_text())
+    Path("words.txt").write_text(small_text.read_text().replace("word", "word\n\n"))
     Path("other.txt").write_text(small_text.read_text()[::-1])
     Path("folder").mkdir()
     Path("folder/train.jsonl").write_text('{"text": "a text"}\n' * 20)

@@ -17,7 +17,7 @@ __all__ = ["CORPORA", "SPLITS", "Corpus", "CorpusOptions", "build"]
 # What makes each corpus, and the options that it reads besides validation_fraction, which every corpus does.
 CORPORA: dict[str, tuple[Callable[[CorpusOptions], Corpus], tuple[str, ...]]] = {
     "stdlib": (stdlib_corpus, ()),
-    "files": (file_corpus, ("files", "validation_files", "text_column")),
+    "files": (file_corpus, ("files", "validation_files", "documents", "text_column")),
     "hub": (HubCorpus, HUB_OPTIONS),
     "repetitions": (RepetitionCorpus, ()),
 }

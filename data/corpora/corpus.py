@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from data.readers import Passage
 
@@ -19,6 +19,7 @@ class CorpusOptions:
 
     files: list[str] | str | None = None
     validation_files: list[str] | str | None = None
+    documents: Literal["file", "block"] = "file"
     dataset: str | None = None
     dataset_config: str | None = None
     dataset_split: str = "train"

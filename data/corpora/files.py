@@ -49,7 +49,7 @@ def file_corpus(options: CorpusOptions) -> FileCorpus:
     def reader(path: Path, share: tuple[float, float] = (0.0, 1.0)) -> Reader:
         if table_ending(path):
             return TableFile(path, options.text_column, share)
-        return TextFile(path, share)
+        return TextFile(path, options.documents == "block", share)
 
     validation = _matches(options.validation_files or [])
     train = [path for path in _matches(options.files) if path not in set(validation)]

@@ -125,6 +125,7 @@ def test_the_identity_changes_with_every_file_and_option(tmp_path: Path):
 
     seen = [identity()]
     assert identity() == seen[0]
+    seen.append(identity(documents="block"))
     seen.append(identity(validation_fraction=0.9))
     paths[1].write_text("text number 9\n")
     os.utime(paths[1], (1, 1))
@@ -147,6 +148,10 @@ def test_missing_and_empty_files_are_named(tmp_path: Path):
     write_files(tmp_path, 1)
     with pytest.raises(ValueError, match=r"none is left to train on"):
         file_corpus([str(tmp_path / "part*")], validation_files=[str(tmp_path / "part*")])
+
+
+def test_unreadable_file_among_many_is_named(tmp_path: Path):
+    write_files(tmp_path, 3)
     (tmp_path / "link.txt").symlink_to(tmp_path / "gone.txt")
     with pytest.raises(FileNotFoundError, match=r"link.txt"):
         file_corpus([str(tmp_path / "*.txt")])
@@ -160,13 +165,16 @@ def save(folder: Path, kind: str, splits: dict[str, list[dict]]) -> None:
     import datasets
 
     folder.mkdir()
-    made = datasets.DatasetDict({name: datasets.Dataset.from_list(rows) for name, rows in splits.items()})
     if kind == "saved":
+        made = datasets.DatasetDict({name: datasets.Dataset.from_list(rows) for name, rows in splits.items()})
         made.save_to_disk(folder)
         return
-    for name, rows in made.items():
-        write = rows.to_json if kind == "jsonl" else rows.to_parquet
-        write(folder / f"{name}.{kind}")
+    for name, rows in splits.items():
+        if kind == "jsonl":
+            (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        else:
+            made = datasets.Dataset.from_list(rows)
+            made.to_parquet(folder / f"{name}.parquet")
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "saved"])
@@ -277,16 +285,21 @@ def test_a_corpus_without_options_of_its_own_is_one_line_in_the_registry(monkeyp
     assert texts(corpus, "train") == ["a sentence to train"]
 
 
+def test_an_unknown_corpus_is_named():
+    with pytest.raises(ValueError, match=r"unknown data.corpus 'wiki': write one of stdlib, files, hub, repetitions"):
+        build("wiki")
+
+
 def test_a_set_option_selects_its_corpus(tmp_path: Path):
     (path,) = write_files(tmp_path, 1)
     assert build("stdlib", files=str(path), dataset=None).name == "part000"
     assert build("stdlib", files=None, dataset=str(tmp_path)).name == tmp_path.name
 
 
-@pytest.mark.parametrize("option", [{"dataset_config": "x"}, {"streaming": True}])
+@pytest.mark.parametrize("option", [{"dataset_config": "x"}, {"streaming": True}, {"documents": "block"}])
 def test_an_option_of_another_corpus_is_named(option, caplog):
     """It would do nothing; a default of another corpus is no choice."""
-    assert build("stdlib", streaming=False, dataset_config=None).name == "stdlib"
+    assert build("stdlib", streaming=False, documents="file", dataset_config=None).name == "stdlib"
     assert not caplog.messages
     [name] = option
     assert build("stdlib", **option).name == "stdlib"

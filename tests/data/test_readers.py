@@ -6,17 +6,16 @@ import csv
 import gzip
 import io
 import json
+import re
 from functools import cache
 from pathlib import Path
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data import readers, tokenizers
-from data.readers import TableFile, TextFile, table_ending, uniform_hash
+from data.readers import Passage, TableFile, TextFile, table_ending, uniform_hash
 
 WORDS = ["word", "\n", "\n\n", "    indented", "é", "\u3000", "日本", "x = 1", "\r\n", "(", ")\n", "'s", "12345", "\t"]
 texts = st.lists(st.sampled_from(WORDS), max_size=100).map("".join)
@@ -45,7 +44,7 @@ def pieces_of(text: str, size: int) -> list[str]:
 
 @given(text=texts, size=st.integers(1, 40))
 def test_a_long_document_is_cut_without_changing_its_tokens(text: str, size: int):
-    passages = list(readers._passages(pieces_of(text, size)))
+    passages = list(readers._passages(pieces_of(text, size), blocks=False))
     assert documents(passages) == ([text] if text else [])
     for pattern in (
         tokenizers.SPLIT_PATTERN,
@@ -55,9 +54,16 @@ def test_a_long_document_is_cut_without_changing_its_tokens(text: str, size: int
         assert [t for p in passages for t in tokenizer.encode(p.text)] == tokenizer.encode(text)
 
 
-def test_a_long_text_is_never_held_whole():
-    pieces = ["some words\n" * 1000 for _ in range(20)]
-    assert max(len(passage.text) for passage in readers._passages(iter(pieces))) <= 2 * len(pieces[0])
+@pytest.mark.parametrize("blocks", [False, True])
+def test_a_long_text_is_never_held_whole(blocks: bool):
+    pieces = ["some words\n" * 1000 + "\n" * blocks for _ in range(20)]
+    longest = max(len(passage.text) for passage in readers._passages(iter(pieces), blocks))
+    assert longest <= 2 * len(pieces[0])
+
+
+def test_a_block_that_fits_is_one_passage():
+    block = "some words\n" * 1000
+    assert [one.text for one in readers._passages(pieces_of(block, 100), blocks=True)] == [block.rstrip()]
 
 
 @cache
@@ -71,15 +77,70 @@ def merging(pattern: str) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer("merging", pattern, ranks, special)
 
 
+@given(text=texts, size=st.integers(1, 40))
+def test_blocks_do_not_depend_on_how_the_file_is_read(text: str, size: int):
+    found = documents(readers._passages(pieces_of(text, size), blocks=True))
+    assert found == documents(readers._passages([text], blocks=True))
+    assert "".join("".join(found).split()) == "".join(text.split())
+    assert all(not readers._BLANK_LINES.search(block) for block in found)
+
+
+def test_blocks_keep_the_indentation_of_their_first_line(tmp_path: Path):
+    path = tmp_path / "poem.txt"
+    path.write_text("\n\nfirst\n  line\n \t\n\n    second\n\n\n")
+    assert list(TextFile(path, blocks=True).passages()) == [Passage("first\n  line", True), Passage("    second", True)]
+
+
+def test_a_file_without_line_ends_is_cut_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(readers, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(readers, "MAX_PASSAGE_CHARS", 256)
+    path = tmp_path / "line.txt"
+    path.write_text("a" * 10_000)
+    for blocks in (False, True):
+        passages = list(TextFile(path, blocks).passages())
+        assert documents(passages) == ["a" * 10_000]
+        assert max(len(passage.text) for passage in passages) <= 256 + 64
+
+
+def test_a_block_that_is_far_from_the_cut_is_found(tmp_path: Path):
+    """Further than one read: what was read first ends within a character, or just before the blank line."""
+    for padding in range(4):
+        path = tmp_path / "text.txt"
+        head, tail = "x" * padding + "é" * 2**20, "second block\n\nthird"
+        path.write_text(f"{head}\n \n{tail}", encoding="utf-8")
+        assert documents(TextFile(path, True, (0.0, 0.1)).passages()) == [head]
+        assert documents(TextFile(path, True, (0.1, 1.0)).passages()) == tail.split("\n\n")
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("text", ["one block\n" * 10, "first\n\n" + "second\n" * 10, "first\n" * 10 + "\n \n\n"])
+def test_a_cut_without_a_block_after_it_says_what_to_set(tmp_path: Path, text: str):
+    path = tmp_path / "text.txt"
+    path.write_text(text)
+    for share in ((0.0, 0.75), (0.75, 1.0)):
+        with pytest.raises(ValueError, match=r"text.txt has no blank line .* last 25%.*: write --data.documents file"):
+            list(TextFile(path, True, share).passages())
+
+
 @settings(max_examples=50)
-@example(text="ends in a cut é", fraction=0.95)
-@given(text=texts.filter(lambda text: len(text) > 10), fraction=st.floats(0.05, 0.95))
-def test_two_shares_are_the_whole_file(tmp_path_factory, text: str, fraction: float):
+@example(text="ends in a cut é", fraction=0.95, blocks=False)
+@given(text=texts.filter(lambda text: len(text) > 10), fraction=st.floats(0.05, 0.95), blocks=st.booleans())
+def test_two_shares_are_the_whole_file(tmp_path_factory, text: str, fraction: float, blocks: bool):
     path = tmp_path_factory.mktemp("shares") / "text.txt"
     path.write_bytes(text.encode())
-    head = "".join(documents(TextFile(path, (0.0, fraction)).passages()))
-    assert head + "".join(documents(TextFile(path, (fraction, 1.0)).passages())) == text
-    assert len(head.encode()) - int(len(text.encode()) * fraction) in range(4)
+    whole = documents(TextFile(path, blocks).passages())
+    rest = text.encode()[int(len(text.encode()) * fraction) :]
+    if blocks and not re.search(rb"\n[ \t]*\r?\n\s*\S", rest):
+        with pytest.raises(ValueError, match=r"has no blank line with text after it in its last \d+%"):
+            list(TextFile(path, blocks, (0.0, fraction)).passages())
+        return
+    head = documents(TextFile(path, blocks, (0.0, fraction)).passages())
+    tail = documents(TextFile(path, blocks, (fraction, 1.0)).passages())
+    if blocks:
+        assert head + tail == whole
+    else:
+        assert "".join(head + tail) == "".join(whole)
+        assert len("".join(head).encode()) - int(len(text.encode()) * fraction) in range(4)
 
 
 def test_the_split_by_position_is_that_of_nanogpt(tmp_path: Path):
@@ -103,16 +164,16 @@ def test_the_split_by_position_is_that_of_nanogpt(tmp_path: Path):
 def test_bytes_that_are_not_text_are_named_with_their_offset(tmp_path: Path, content: bytes, offset: int):
     path = tmp_path / "broken.txt"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=rf"broken.txt is not UTF-8 text at byte offset {offset}: "):
-        list(TextFile(path).passages())
+    for blocks in (False, True):
+        with pytest.raises(ValueError, match=rf"broken.txt is not UTF-8 text at byte offset {offset}: "):
+            list(TextFile(path, blocks).passages())
 
 
-def compress(content: bytes, path: Path) -> None:
-    if path.suffix.lower() == ".gz":
-        path.write_bytes(gzip.compress(content))
-    else:
-        with pyarrow.CompressedOutputStream(str(path), "zstd") as stream:
-            stream.write(content)
+def compressed_with_zstd(content: bytes, path: Path) -> None:
+    import pyarrow
+
+    with pyarrow.CompressedOutputStream(str(path), "zstd") as stream:
+        stream.write(content)
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst", ".ZST"])
@@ -120,9 +181,13 @@ def test_compressed_text_reads_like_plain_text(tmp_path: Path, suffix: str):
     text = "line é\n\n" * 1000
     plain, path = tmp_path / "text.txt", tmp_path / f"text.txt{suffix}"
     plain.write_text(text)
-    compress(text.encode(), path)
+    if suffix == ".gz":
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        compressed_with_zstd(text.encode(), path)
     for share in ((0.0, 1.0), (0.0, 0.9), (0.9, 1.0)):
-        assert list(TextFile(path, share).passages()) == list(TextFile(plain, share).passages())
+        for blocks in (False, True):
+            assert list(TextFile(path, blocks, share).passages()) == list(TextFile(plain, blocks, share).passages())
 
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ValueError, match=f"cannot read .*text.txt{suffix}: "):
@@ -133,32 +198,35 @@ ROWS = [{"text": f"document {i}\nof é", "author": "me", "year": i} for i in ran
 
 
 def write_table(path: Path) -> None:
-    table = pyarrow.Table.from_pylist(ROWS)
-    plain = path.with_name(".".join(path.name.split(".")[:2]))
-    if plain.suffix == ".jsonl":
-        plain.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    elif plain.suffix in (".csv", ".tsv"):
-        with plain.open("w", newline="") as file:
-            writer = csv.DictWriter(file, ROWS[0], delimiter="\t" if plain.suffix == ".tsv" else ",")
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    elif path.suffix in (".csv", ".tsv"):
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, ROWS[0], delimiter="\t" if path.suffix == ".tsv" else ",")
             writer.writeheader()
             writer.writerows(ROWS)
-    elif plain.suffix == ".parquet":
-        pyarrow.parquet.write_table(table, plain)
+    elif path.suffix == ".parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
     else:
-        with pyarrow.ipc.new_stream(str(plain), table.schema) as stream:
+        import pyarrow
+
+        table = pyarrow.Table.from_pylist(ROWS)
+        with pyarrow.ipc.new_stream(str(path), table.schema) as stream:
             stream.write_table(table)
-    if path != plain:
-        compress(plain.read_bytes(), path)
-
-
-PACKED = [f"rows.{kind}{suffix}" for kind in ("jsonl", "csv", "tsv") for suffix in ("", ".gz", ".zst")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*PACKED, "rows.parquet", "rows.arrow"])
-def test_tables_are_one_document_a_row(tmp_path: Path, name: str):
-    path = tmp_path / name
+@pytest.mark.parametrize("compression", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("table", ["rows.jsonl", "rows.csv", "rows.tsv", "rows.parquet", "rows.arrow"])
+def test_tables_are_one_document_a_row(tmp_path: Path, table: str, compression: str):
+    path, name = tmp_path / table, table + compression
     write_table(path)
+    if compression:
+        content, path = path.read_bytes(), tmp_path / name
+        path.write_bytes(gzip.compress(content)) if compression == ".gz" else compressed_with_zstd(content, path)
     whole = [row["text"] for row in ROWS]
     assert documents(TableFile(path, "text").passages()) == whole
 
@@ -184,7 +252,7 @@ def test_tables_are_one_document_a_row(tmp_path: Path, name: str):
         (".csv", ["a.csv", "a.b.csv.zst", "a.tsv.csv"]),
         (".tsv", ["a.tsv", "A.TSV", "a.csv.TSV.GZ"]),
         (".parquet", ["a.parquet"]),
-        (".arrow", ["a.arrow"]),
+        (".arrow", ["a.arrow.GZ"]),
         (None, ["a.txt", "a.json.txt", "README", "a.gz", "json"]),
     ],
 )
@@ -214,33 +282,31 @@ def test_a_row_that_would_lose_text_is_named(tmp_path: Path, content: str):
         list(TableFile(path, "text").passages())
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [("a.txt", "a" * 10_000), ("a.csv", f"text\n{'a' * 10_000}\n"), ("a.jsonl", json.dumps({"text": "a" * 10_000}))],
-)
-def test_text_without_a_place_to_cut_is_cut_as_well(tmp_path: Path, monkeypatch, name: str, content: str):
+def test_a_long_cell_is_cut_as_a_long_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(readers, "MAX_PASSAGE_CHARS", 256)
     monkeypatch.setattr(readers, "BLOCK_BYTES", 64)
-    path = tmp_path / name
-    path.write_text(content)
-    passages = list((TextFile(path) if name == "a.txt" else TableFile(path, "text")).passages())
-    assert documents(passages) == ["a" * 10_000]
-    assert max(len(passage.text) for passage in passages) <= 256 + 64
+    for name, content in (("a.csv", f"text\n{'a' * 10_000}\n"), ("a.jsonl", json.dumps({"text": "a" * 10_000}))):
+        (tmp_path / name).write_text(content)
+        passages = list(TableFile(tmp_path / name, "text").passages())
+        assert documents(passages) == ["a" * 10_000]
+        assert max(len(passage.text) for passage in passages) <= 256 + 64
 
 
-@pytest.mark.parametrize(
-    ("name", "missing", "reason"),
-    [
-        *[("rows.jsonl", 20, "JSON"), ("rows.jsonl.gz", 20, ""), ("rows.csv.zst", 20, ""), ("rows.parquet", 20, "")],
-        ("rows.parquet.gz", 0, "not a parquet file"),  # parquet compresses what it holds by itself
-    ],
-)
-def test_a_damaged_table_is_named(tmp_path: Path, name: str, missing: int, reason: str):
+def test_a_damaged_table_is_named(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "a"}\n{"text": oops\n')
+    with pytest.raises(ValueError, match=r"cannot read .*rows.jsonl: .*JSON"):
+        list(TableFile(path, "text").passages())
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl.gz", "rows.csv.zst", "rows.parquet.gz", "rows.parquet.zst"])
+def test_a_compressed_table_cut_short_is_named(tmp_path: Path, name: str):
     path = tmp_path / name
-    write_table(path)
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) - missing])
-    with pytest.raises(ValueError, match=f"cannot read .*{name}: .*{reason}"):
+    write_table(path.with_suffix(""))
+    content = path.with_suffix("").read_bytes()
+    path.write_bytes(gzip.compress(content)) if path.suffix == ".gz" else compressed_with_zstd(content, path)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=f"cannot read .*{name}: "):
         list(TableFile(path, "text").passages())
 
 
