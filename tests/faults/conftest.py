@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter, defaultdict
-from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -22,32 +21,33 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """With --short keeps `count` of the cases of a test that is marked so: one of each stretch, always the same."""
+    """With --short keeps `count` of the cases of a test that is marked so, always the same."""
     groups = defaultdict(list)
-    for item in items if config.getoption("--short") else []:
+    for item in items:
         groups[item.originalname].append(item)
     for name, group in groups.items():
-        if marker := group[0].get_closest_marker("short"):
-            draw, ends = random.Random(name), range(0, len(group) + 1, max(1, len(group) // marker.args[0]))
-            kept = [group[draw.randrange(first, end)] for first, end in pairwise(ends)]
+        marker = group[0].get_closest_marker("short")
+        if marker and config.getoption("--short"):
+            kept = random.Random(name).sample(group, min(len(group), marker.args[0]))
             config.hook.pytest_deselected(items=[item for item in group if item not in kept])
             items[:] = [item for item in items if item not in group or item in kept]
 
 
 def pytest_terminal_summary(terminalreporter):
     """For each fault: how many cases there were, how many held, and what a person saw most often."""
-    rows = defaultdict(list)
+    total, held, said = Counter(), Counter(), defaultdict(Counter)
     for kind in ("passed", "failed", "error"):
         for report in terminalreporter.stats.get(kind, []):
-            if getattr(report, "when", None) == "call" or kind == "error":
-                told = dict(getattr(report, "user_properties", []))
-                rows[told.get("fault", report.nodeid)].append((kind, told.get("cases", 1), told.get("said", "")))
+            case = dict(report.user_properties)
+            fault, cases = case.get("fault", report.nodeid), case.get("cases", 1)
+            total[fault] += cases
+            held[fault] += cases if kind == "passed" else 0
+            said[fault][case.get("said", "")] += kind == "passed"
     terminalreporter.write_line("\n| fault | cases | held | what a person sees |\n|---|---|---|---|")
-    for fault, cases in sorted(rows.items()):
-        held = [(count, said) for kind, count, said in cases if kind == "passed"]
-        total, held_total = sum(count for _, count, _ in cases), sum(count for count, _ in held)
-        said = Counter(said for _, said in held if said).most_common(1)
-        terminalreporter.write_line(f"| {fault} | {total} | {held_total} | {said[0][0] if said else ''} |")
+    for fault in sorted(total):
+        terminalreporter.write_line(
+            f"| {fault} | {total[fault]} | {held[fault]} | {said[fault].most_common(1)[0][0]} |"
+        )
 
 
 @pytest.fixture(scope="session")
@@ -71,11 +71,11 @@ def own_folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def count(record_property, request):
-    """Says for the table how many cases a test held, and what a person saw."""
+    """Says for the table what a person saw, how many cases a test held, and of which fault: by default its name."""
     record_property("fault", request.node.originalname.removeprefix("test_").replace("_", " "))
 
-    def counted(said: str, cases: int = 1) -> None:
-        record_property("said", said)
-        record_property("cases", cases)
+    def counted(said: str = "", cases: int = 1, fault: str = "") -> None:
+        for name, value in {"said": said, "cases": cases, **({"fault": fault} if fault else {})}.items():
+            record_property(name, value)
 
     return counted

@@ -19,8 +19,7 @@ import pyarrow.parquet
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NOBODY = "http://127.0.0.1:9"
 SPLITS = {"train": ["ast.py", "bisect.py", "heapq.py", "textwrap.py"], "validation": ["shlex.py", "stat.py"]}
-FILES = [{"split": split, "path": f"data/{split}-*"} for split in SPLITS]
-CARD = f"---\nconfigs: {json.dumps([{'config_name': 'default', 'data_files': FILES}])}\n---\n# Some modules of Python\n"
+CONFIG = {"config_name": "default", "data_files": [{"split": split, "path": f"data/{split}-*"} for split in SPLITS]}
 REFUSALS = {"missing": (404, "RepoNotFound"), "gated": (403, "GatedRepo"), "busy": (503, "")}
 
 
@@ -40,48 +39,44 @@ class Hub(http.server.BaseHTTPRequestHandler):
     refused: ClassVar[list[str]] = []  # requests of busy_at_first
 
     def do_GET(self) -> None:
-        path = unquote(urlsplit(self.path).path)
-        kind, owner, name, *rest = [*path.removeprefix("/api").strip("/").split("/"), "", ""]
-        rest = [part for part in rest if part]
+        parts = unquote(urlsplit(self.path).path).removeprefix("/api").strip("/").split("/")
+        kind, owner, name, action, _, *rest = [*parts, *[""] * 5]
+        path = "/".join(rest).strip("/")
         if (kind, name) != ("datasets", "modules"):
-            return self.answer(404, {"error": "not found"})
-        if owner == "slow":
-            time.sleep(1)
-        if owner == "dropped":
+            self.answer(404, {"error": "not found"})
+        elif owner == "dropped":
             self.close_connection = True
-            return None
-        if owner == "busy_at_first" and not self.refused:
-            self.refused.append(path)
-            owner = "busy"
-        if owner in REFUSALS:
-            status, code = REFUSALS[owner]
-            return self.answer(status, {"error": code}, {"X-Error-Code": code} if code else {})
-        if rest[:1] == ["resolve"]:
-            return self.send_file("/".join(rest[2:]), cuts=owner == "cut")
-        if rest[:1] == ["tree"]:
-            return self.answer(200, [one for one in self.tree() if one["path"].startswith("/".join(rest[2:]))])
-        siblings = [{"rfilename": name} for name in self.files]
-        about = {"id": "x/modules", "sha": COMMIT, "private": False, "gated": False, "tags": [], "siblings": siblings}
-        return self.answer(200, about)
+        elif owner in REFUSALS or (owner == "busy_at_first" and not self.refused):
+            self.refused.append(self.path)
+            status, code = REFUSALS.get(owner, REFUSALS["busy"])
+            self.answer(status, {"error": code}, {"X-Error-Code": code} if code else {})
+        else:
+            time.sleep(owner == "slow")
+            self.serve(action, path, owner == "cut")
 
     do_HEAD = do_POST = do_GET
 
-    def tree(self) -> Iterator[dict]:
-        yield {"type": "directory", "oid": "0" * 40, "size": 0, "path": "data"}
-        for name, content in self.files.items():
-            yield {"type": "file", "oid": hashlib.sha1(content).hexdigest(), "size": len(content), "path": name}
-
-    def send_file(self, name: str, cuts: bool) -> None:
-        if name not in self.files:
-            return self.answer(404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound"})
-        content = self.files[name]
-        start, stop, status = 0, len(content), 200
-        headers = {"ETag": f'"{hashlib.sha1(content).hexdigest()}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
-        if asked := self.headers.get("Range"):
-            first, last = asked.removeprefix("bytes=").split("-")
-            start, stop, status = int(first), min(int(last or stop) + 1, stop), 206
-            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(content)}"
-        return self.answer(status, content[start:stop], headers, cuts and name.endswith(".parquet"))
+    def serve(self, action: str, path: str, cuts: bool) -> None:
+        hashes = {name: hashlib.sha1(content).hexdigest() for name, content in self.files.items()}
+        if action == "tree":
+            tree = [{"type": "directory", "oid": "0" * 40, "size": 0, "path": "data"}]
+            tree += [
+                {"type": "file", "oid": hashes[name], "size": len(self.files[name]), "path": name} for name in hashes
+            ]
+            self.answer(200, [entry for entry in tree if entry["path"].startswith(path)])
+        elif action != "resolve":
+            flags = {"private": False, "gated": False, "tags": [], "siblings": [{"rfilename": name} for name in hashes]}
+            self.answer(200, {"id": "x/modules", "sha": COMMIT, **flags})
+        elif path not in self.files:
+            self.answer(404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound"})
+        else:
+            content, size, status = self.files[path], len(self.files[path]), 200
+            headers = {"ETag": f'"{hashes[path]}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+            if asked := self.headers.get("Range"):
+                first, last = asked.removeprefix("bytes=").split("-")
+                content, status = content[int(first) : int(last or size) + 1], 206
+                headers["Content-Range"] = f"bytes {first}-{int(first) + len(content) - 1}/{size}"
+            self.answer(status, content, headers, cuts and path.endswith(".parquet"))
 
     def answer(self, status: int, content: object, headers: dict | None = None, cuts: bool = False) -> None:
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
@@ -100,7 +95,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
 @contextmanager
 def hub() -> Iterator[str]:
     """The address of a hub, which is a process of its own."""
-    Hub.files = {"README.md": CARD.encode()}
+    Hub.files = {"README.md": f"---\nconfigs: {json.dumps([CONFIG])}\n---\n# Some modules of Python\n".encode()}
     for split, names in SPLITS.items():
         stream = pyarrow.BufferOutputStream()
         pyarrow.parquet.write_table(pyarrow.table({"name": names, "text": texts(split)}), stream, row_group_size=1)
