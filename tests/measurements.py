@@ -7,14 +7,33 @@ import numpy as np
 import torch
 
 from model.inspection.archive import Snapshot
-from model.inspection.survey import survey_maps
+from model.inspection.heads import uniform_attention
+from model.inspection.survey import measure, stacked, summary, windows_of
+
+
+def survey_maps(maps, probes):
+    """The scores and habits of hand-made maps (L, H, T, T): each probe is the only window of its kind."""
+    windows = windows_of({name: [probe] for name, probe in probes.items()})
+    layers = {name: torch.as_tensor(maps[name]).float() for name in windows}
+    return summary(
+        windows, {name: stacked([measure(windows[name], layer[None]) for layer in layers[name]]) for name in windows}
+    )
 
 
 def snapshot_of(maps, probes, step=0, **measured) -> Snapshot:
     """A capture of hand-made maps: what they say about the heads, and other measurements as given."""
-    scores, habits = survey_maps({name: torch.as_tensor(weights) for name, weights in maps.items()}, probes)
+    scores, habits = survey_maps(maps, probes)
     values = {"precision": "float32", "fidelity": 1e-7, "causality": 0.0} | measured
-    return Snapshot(step, **values, scores={name: score.numpy() for name, score in scores.items()}, habits=habits)
+    return Snapshot(step, scores=scores, habits=habits, **values)
+
+
+def snapshot_with(scores, probes, step=0) -> Snapshot:
+    """A capture with these scores in both halves of the windows, and uniform attention in all else."""
+    shape = (*next(iter(scores.values())).shape, 1, 1)
+    uniform = {name: uniform_attention(len(probe.tokens)).repeat(shape) for name, probe in probes.items()}
+    snapshot = snapshot_of(uniform, probes, step)
+    halves = {name: np.stack([score, score]) for name, score in scores.items()}
+    return replace(snapshot, scores=scores, habits=replace(snapshot.habits, halves=halves))
 
 
 def part_names(layers, heads):

@@ -20,19 +20,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.gpt import GPT, Block
+from model.gpt import GPT
 from model.inspection.lens import MAX_LOGITS
 from model.inspection.trace import blocks_of, embedding_tables, recorded, undisturbed, value_tables
 
 MAX_TOKENS = 2048  # in one forward pass, over all rows
-BEFORE_LAYERS = -1  # the "layer" of the embedding tables
+BEFORE_LAYERS = -1  # the "layer" of the tables
 
 
 @dataclass(frozen=True)
 class Part:
     """Something that can be replaced.
 
-    layer: where it acts, BEFORE_LAYERS for an embedding table. name: "head", "feed-forward", or that of a table.
+    layer: where it acts, BEFORE_LAYERS for a table. name: "head", "feed-forward", or that of a table.
     head: its number, for a head.
     """
 
@@ -59,11 +59,8 @@ def part_means(gpt: GPT, batch: Tensor) -> Means:
     def mean(x: Tensor) -> Tensor:
         return x.flatten(0, -2).mean(0)
 
-    means = {Part(BEFORE_LAYERS, name): mean(outputs[table]) for name, table in embedding_tables(gpt).items()}
-    values = value_tables(gpt)
+    means = {Part(BEFORE_LAYERS, name): mean(outputs[table]) for name, table in _tables(gpt).items()}
     for layer, block in enumerate(blocks_of(gpt)):
-        if layer in values:
-            means[Part(layer, f"value embeddings {layer}")] = mean(outputs[values[layer]])
         merged = mean(inputs[block.attention.output_proj])
         for head, vector in enumerate(merged.chunk(block.attention.num_heads)):
             means[Part(layer, "head", head)] = vector
@@ -71,36 +68,41 @@ def part_means(gpt: GPT, batch: Tensor) -> Means:
     return means
 
 
+def _tables(gpt: GPT) -> dict[str, nn.Module]:
+    values = {f"value embeddings {layer}": table for layer, table in value_tables(gpt).items()}
+    return {**embedding_tables(gpt), **values}
+
+
 @contextmanager
-def replaced(gpt: GPT, vectors: Mapping[Part, Tensor], position: int | None = None) -> Iterator[None]:
-    """Inside, each of these parts gives its vector: at every position, or at one only."""
-    places = slice(None) if position is None else slice(position, position + 1)
-    tables = embedding_tables(gpt) | {f"value embeddings {layer}": table for layer, table in value_tables(gpt).items()}
+def replaced(
+    gpt: GPT, vectors: Mapping[Part, Tensor], position: int | None = None, rows: Mapping[Part, int] | None = None
+) -> Iterator[None]:
+    """Inside, each of these parts gives its vector: at every position or at one only, in every row of the batch or
+    in a row of its own."""
+    edits: dict[nn.Module, list[tuple[tuple, Tensor]]] = {}
+    for part, vector in vectors.items():
+        width = slice(None) if part.head is None else slice(part.head * len(vector), (part.head + 1) * len(vector))
+        where = (... if rows is None else rows[part], slice(None) if position is None else position, width)
+        if part.layer == BEFORE_LAYERS:
+            module = _tables(gpt)[part.name]
+        else:
+            block = blocks_of(gpt)[part.layer]
+            module = block.feed_forward if part.head is None else block.attention.output_proj
+        edits.setdefault(module, []).append((where, vector))
+    heads = {block.attention.output_proj for block in blocks_of(gpt)}  # they read what all heads of a layer give
 
-    def in_result(vector: Tensor) -> Callable[..., Tensor]:
-        def hook(_module: nn.Module, _args: Any, result: Tensor) -> Tensor:
-            result = result.clone()
-            result[..., places, :] = vector
-            return result
-
-        return hook
-
-    def in_head(head: int, vector: Tensor) -> Callable[..., Tensor]:
-        def hook(_module: nn.Module, args: tuple[Tensor]) -> Tensor:
-            merged = args[0].clone()
-            merged[..., places, head * len(vector) : (head + 1) * len(vector)] = vector
-            return merged
-
-        return hook
+    def edited(module: nn.Module, x: Tensor) -> Tensor:
+        x = x.clone()
+        for where, vector in edits[module]:
+            x[where] = vector
+        return x
 
     with ExitStack() as hooks:
-        for part, vector in vectors.items():
-            if part.head is not None:
-                output = blocks_of(gpt)[part.layer].attention.output_proj
-                handle = output.register_forward_pre_hook(in_head(part.head, vector))
+        for module in edits:
+            if module in heads:
+                handle = module.register_forward_pre_hook(lambda module, args: edited(module, args[0]))
             else:
-                module = blocks_of(gpt)[part.layer].feed_forward if part.name == "feed-forward" else tables[part.name]
-                handle = module.register_forward_hook(in_result(vector))
+                handle = module.register_forward_hook(lambda module, _, result: edited(module, result))
             hooks.callback(handle.remove)
         yield
 
@@ -145,60 +147,29 @@ def ablation(
 def _losses(gpt: GPT, tokens: Tensor, means: Means, first: int, document_ids: Tensor | None) -> list[float]:
     """The loss of the model as it is, and of that without each part in turn."""
     rows = {part: row for row, part in enumerate(means, start=1)}  # in ascending order of the layers
+    until = [1 + sum(part.layer <= layer for part in means) for layer in range(BEFORE_LAYERS, len(gpt.blocks))]
 
-    def of_layer(layer: int) -> list[tuple[int, Part, Tensor]]:
-        return [(rows[part], part, mean) for part, mean in means.items() if part.layer == layer]
+    def extended(x: Tensor, num_rows: int) -> Tensor:
+        return torch.cat((x, x[:1].expand(num_rows - len(x), *x.shape[1:])))
 
-    tables = of_layer(BEFORE_LAYERS)
-    embedded = 1 + len(tables)
+    def add_rows(num_rows: int) -> Callable[..., tuple]:
+        def hook(_: nn.Module, args: tuple[Tensor], kwargs: dict[str, Any]) -> tuple[tuple[Tensor], dict[str, Any]]:
+            table = kwargs["value_embedding"]
+            table = None if table is None else extended(table, num_rows)
+            return (extended(args[0], num_rows),), {**kwargs, "value_embedding": table}
+
+        return hook
+
     with ExitStack() as hooks:
-        for name, table in embedding_tables(gpt).items():
-            hook = _replacing({row: mean for row, part, mean in tables if part.name == name}, embedded)
-            hooks.callback(table.register_forward_hook(hook).remove)
-        for layer, block in enumerate(blocks_of(gpt)):
-            for handle in _hooks(block, of_layer(layer)):
-                hooks.callback(handle.remove)
-        features = gpt.features(tokens.expand(embedded, -1), document_ids=document_ids)
+        if gpt.position_embedding is not None:  # its result has no batch axis
+            handle = gpt.position_embedding.register_forward_hook(lambda *call: call[-1].expand(until[0], -1, -1))
+            hooks.callback(handle.remove)
+        for block, num_rows in zip(blocks_of(gpt), until[1:], strict=True):
+            handle = block.register_forward_pre_hook(add_rows(num_rows), with_kwargs=True)
+            hooks.callback(handle.remove)
+        hooks.enter_context(replaced(gpt, means, rows=rows))
+        features = gpt.features(tokens.expand(until[0], -1), document_ids=document_ids)
     return _cross_entropies(gpt, features[:, first:-1], tokens[first + 1 :])
-
-
-def _hooks(block: Block, replaced: list[tuple[int, Part, Tensor]]) -> Iterator[Any]:
-    """Hooks that add a row for each part of a layer to the batch, and replace that part in it."""
-    heads = [(row, part.head, mean) for row, part, mean in replaced if part.name == "head"]
-    feed_forward = {row: mean for row, part, mean in replaced if part.name == "feed-forward"}
-    tables = {row: mean for row, part, mean in replaced if part.head is None and row not in feed_forward}
-
-    def add_rows(_: nn.Module, args: tuple[Tensor], kwargs: dict[str, Any]) -> tuple[tuple[Tensor], dict[str, Any]]:
-        x = torch.cat((args[0], args[0][:1].expand(len(replaced), -1, -1)))
-        table = kwargs["value_embedding"]
-        if table is not None:
-            table = _replacing(tables, len(x))(None, None, table[:1])
-        return (x,), {**kwargs, "value_embedding": table}
-
-    def replace_heads(_: nn.Module, args: tuple[Tensor]) -> Tensor:
-        merged = args[0].clone()
-        for row, head, mean in heads:
-            merged[row, :, head * len(mean) : (head + 1) * len(mean)] = mean
-        return merged
-
-    yield block.register_forward_pre_hook(add_rows, with_kwargs=True)
-    yield block.attention.output_proj.register_forward_pre_hook(replace_heads)
-    yield block.feed_forward.register_forward_hook(_replacing(feed_forward))
-
-
-def _replacing(vectors: dict[int, Tensor], num_rows: int = -1) -> Callable[..., Tensor]:
-    """A forward hook: in the given rows of the result (N, T, D), every position becomes the vector.
-
-    num_rows: N, for a result that is the same in all rows and has (1, T, D) or (T, D).
-    """
-
-    def replace(_module: Any, _args: Any, result: Tensor) -> Tensor:
-        result = result.expand(num_rows, *result.shape[-2:]).clone()
-        for row, vector in vectors.items():
-            result[row] = vector
-        return result
-
-    return replace
 
 
 def _cross_entropies(gpt: GPT, features: Tensor, targets: Tensor) -> list[float]:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,9 +40,7 @@ from model.inspection.survey import Habits, windows_of
 SCORE_DIGITS = 5  # decimals in scores.jsonl
 MEASURED = ("loss", "ablation", "copying")
 DETAILS_DIGITS = ".4g"  # 4 significant digits
-
-# Unreadable JSON, or JSON of something else.
-DAMAGE = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
+HABIT_ARRAYS = ("spread", "halves", "distance", "distance_halves", "reach")
 
 
 @dataclass(frozen=True)
@@ -53,11 +51,12 @@ class Snapshot:
     fidelity, causality, checks: as in `recorder`; NaN for a model that diverged.
     scores: by the names of `heads.SCORES`, (L, H) in [0, 1]: means over many windows, see `survey`; NaN for a model
         that diverged.
-    habits: what else the windows say about the heads. None where they were not measured, as the next three.
-    loss: nats per token on the probe "text", and on the second half of "repeated".
+    habits: what else the windows say about the heads.
+    loss: nats per token on the probe "text", and on the second half of "repeated". None where they were not measured,
+        as the next two.
     ablation: by probe, the change of that loss when a part is replaced by its mean: {"heads": (L, H), "feed_forward":
         (L,), "tables": a number by the table's name}.
-    copying: (L, H), see `circuits.copying_scores`.
+    copying: (L, H), see `copying.copying_scores`.
     """
 
     step: int
@@ -65,7 +64,7 @@ class Snapshot:
     fidelity: float
     causality: float
     scores: dict[str, np.ndarray]
-    habits: Habits | None = None
+    habits: Habits
     loss: dict[str, float] | None = None
     ablation: dict[str, dict[str, Any]] | None = None
     copying: np.ndarray | None = None
@@ -78,7 +77,7 @@ class Snapshot:
 
     def weaker(self, name: str) -> np.ndarray:
         """A score in the half of the window where it is lower, (L, H)."""
-        return self.scores[name] if self.habits is None else self.habits.weaker(name).numpy()
+        return np.fmin(*self.habits.halves[name])  # NaN only if no half has a number
 
     def to_json(self, digits: int) -> dict:
         """As JSON has it: scores and measurements rounded to `digits` decimals, None for what is not finite.
@@ -93,29 +92,24 @@ class Snapshot:
 
     @classmethod
     def from_json(cls, fields: dict) -> Snapshot:
-        """Raises one of DAMAGE if the fields are not those of `to_json`."""
-        scores = {name: np.array(fields["scores"][name], np.float32) for name in SCORES}
-        shapes = {score.shape for score in scores.values()}
-        if len(shapes) != 1 or len(shape := shapes.pop()) != 2 or not min(shape):
-            raise ValueError("the scores are not all (L, H)")
-        fidelity, causality = (math.nan if fields[x] is None else float(fields[x]) for x in ("fidelity", "causality"))
+        """The inverse, of a line of scores.jsonl. Raises an error of any type if the fields are others."""
+        scores, checks = _arrays({name: fields["scores"][name] for name in SCORES}), _arrays(fields["checks"])
         measured = {name: _arrays(fields[name]) for name in MEASURED if name in fields}
-        arrays = [(measured["copying"], shape)] if "copying" in measured else []
-        numbers = [*measured.get("loss", {}).values()]
-        for probe in measured.get("ablation", {}).values():
-            arrays += [(probe["heads"], shape), (probe["feed_forward"], shape[:1])]
-            numbers += probe["tables"].values()
-        if any(np.shape(array) != wanted for array, wanted in arrays):
-            raise ValueError("the measurements are not of the same layers and heads as the scores")
-        if not all(isinstance(number, float) for number in numbers):
-            raise ValueError("its losses are not numbers")
-        if not 0 <= fields["step"] < 2**53:
-            raise ValueError("its step is not one")
-        if "habits" in fields:
-            measured["habits"] = Habits.from_json(fields["habits"])
-        measured["checks"] = {name: _arrays(fields["checks"][name]) for name in ("fidelity", "future")}
-        measured["checks"]["replaced"] = int(fields["checks"]["replaced"])
-        return cls(int(fields["step"]), str(fields["precision"]), fidelity, causality, scores, **measured)
+        ablation = measured.get("ablation", {}).values()
+        by_head = [*scores.values(), *(one["heads"] for one in ablation), measured.get("copying", scores["sink"])]
+        L, H = np.stack(by_head).shape[1:]  # refuses arrays of several shapes
+        if not H or any(one["feed_forward"].shape != (L,) for one in ablation):
+            raise ValueError("its measurements are not of the same layers and heads")
+        return cls(
+            step=int(fields["step"]),
+            precision=str(fields["precision"]),
+            fidelity=_arrays(fields["fidelity"]),
+            causality=_arrays(fields["causality"]),
+            scores=scores,
+            habits=Habits(**fields["habits"] | {name: _arrays(fields["habits"][name]) for name in HABIT_ARRAYS}),
+            checks=checks | {"replaced": int(checks["replaced"])},
+            **measured,
+        )
 
 
 class AttentionArchive:
@@ -144,7 +138,7 @@ class AttentionArchive:
         self.tokenizer = tokenizer
         self.snapshots: list[Snapshot] = []
         if (self.folder / "probe.json").exists():
-            if _read_probes(self.folder / "probe.json") != (self.probes, tokenizer, self._texts()):
+            if _parsed(self.folder / "probe.json", _parse_probes) != (self.probes, tokenizer, self._texts()):
                 raise ValueError(
                     f"{self.folder} holds maps of another probe text or tokenizer, which cannot be continued; "
                     "use a new run folder, or the data and the tokenizer of this one"
@@ -160,7 +154,7 @@ class AttentionArchive:
             FileNotFoundError: if there is none.
             ValueError: if a file is damaged.
         """
-        return cls(folder, *_read_probes(Path(folder) / "probe.json"))
+        return cls(folder, *_parsed(Path(folder) / "probe.json", _parse_probes))
 
     def _texts(self) -> dict[str, list[Probe]]:
         return {name: list(windows.texts) for name, windows in self.windows.items()}
@@ -183,14 +177,26 @@ class AttentionArchive:
         Raises ValueError if the file is damaged.
         """
         path = self.details_path(step)
-        try:
-            details = json.loads(path.read_bytes())
-            _check_details(details, self.probes, self.snapshots[0].shape)
-            return details
-        except FileNotFoundError:
-            return {}
-        except DAMAGE as error:
-            raise ValueError(f"{path} is damaged ({error}): remove it to see the maps") from None
+        return _parsed(path, self._parse_details, ": remove it to see the maps") if path.exists() else {}
+
+    def _parse_details(self, content: bytes) -> dict:
+        details = json.loads(content)
+        P, S = len(details["parts"]), len(details["sublayers"])
+        for name, measured in details["probes"].items():
+            T = len(self.probes[name].tokens)
+            for array, *shape in (
+                (measured["bits"], T),
+                (measured["rank"], T),
+                (measured["top"], *np.shape(measured["top_probability"])),
+                (measured["top_probability"], T, len(measured["top"][0])),
+                *((measured["lens"][one], S, T) for one in ("token", "probability", "divergence")),
+                (measured["attribution"], P, T),
+                (measured["attribution_error"],),
+                (measured["value_norms"], *self.snapshots[0].shape, T),
+            ):
+                if np.array(array, float).shape != tuple(shape):
+                    raise ValueError(f"its measurements of the probe {name} are not those of {T} tokens")
+        return details
 
     def maps(self, step: int) -> dict[str, np.ndarray]:
         """Each probe's maps at a step, (L, H, T, T) in float16.
@@ -199,19 +205,15 @@ class AttentionArchive:
             FileNotFoundError: if there is no such file.
             ValueError: if it is damaged, or does not hold maps of these probes.
         """
-        path = self.path(step)
-        content = io.BytesIO(path.read_bytes())
-        shapes = {name: (*self.snapshots[0].shape, *2 * (len(probe.tokens),)) for name, probe in self.probes.items()}
-        try:
-            with np.load(content, allow_pickle=False) as file:
-                maps = {name: file[name] for name in self.probes}
-        except Exception:  # a damaged zip file fails in many ways, even as an encrypted one
-            raise ValueError(f"{path} is damaged: remove it to see the other steps") from None
-        for name, shape in shapes.items():
-            if maps[name].shape != shape or maps[name].dtype != np.float16:
-                raise ValueError(
-                    f"{path} holds {name} maps {maps[name].shape} in {maps[name].dtype}, not {shape} in float16"
-                )
+        return _parsed(self.path(step), self._parse_maps, ": remove it to see the other steps")
+
+    def _parse_maps(self, content: bytes) -> dict[str, np.ndarray]:
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:
+            maps = {name: file[name] for name in self.probes}
+        for name, probe in self.probes.items():
+            shape, found = (*self.snapshots[0].shape, *2 * (len(probe.tokens),)), maps[name]
+            if found.shape != shape or found.dtype != np.float16:
+                raise ValueError(f"it holds {name} maps {found.shape} in {found.dtype}, not {shape} in float16")
         return maps
 
     def add(self, snapshot: Snapshot, maps: Mapping[str, ArrayLike], details: Mapping[str, Any] | None = None) -> None:
@@ -257,24 +259,28 @@ def as_json(value: Any, digits: str) -> Any:
 
 
 def _line(snapshot: Snapshot) -> dict:
-    habits = {} if snapshot.habits is None else {"habits": as_json(snapshot.habits.to_json(), f".{SCORE_DIGITS}f")}
-    return snapshot.to_json(SCORE_DIGITS) | habits
+    return snapshot.to_json(SCORE_DIGITS) | {"habits": as_json(vars(snapshot.habits), f".{SCORE_DIGITS}f")}
 
 
-def _read_probes(path: Path) -> tuple[dict[str, Probe], str, dict[str, list[Probe]]]:
-    """The probes, the tokenizer's fingerprint and the windows."""
+def _parsed(path: Path, parse: Callable[[bytes], Any], advice: str = "") -> Any:
+    """What `parse` makes of a file. Whatever it finds wrong becomes a ValueError, one sentence with the file's name."""
     content = path.read_bytes()
     try:
-        description = json.loads(content)
-        probes = {name: Probe(**probe) for name, probe in description["probes"].items()}
-        if not {"text", "repeated"} <= set(probes) or not isinstance(description["tokenizer"], str):
-            raise ValueError("it lacks one of the two probes, or the tokenizer")
-        windows = {name: [Probe(**text) for text in texts] for name, texts in description["windows"].items()}
-        if any(len({len(text.tokens) for text in texts}) != 1 for texts in windows.values()):
-            raise ValueError("its windows are not all of one length")
-        return probes, description["tokenizer"], windows
-    except DAMAGE as error:
-        raise ValueError(f"{path} is damaged or not a probe ({error})") from None
+        return parse(content)
+    except Exception as error:  # a damaged file fails in many ways, a zip file even as an encrypted one
+        raise ValueError(f"{path} is damaged ({error}){advice}") from None
+
+
+def _parse_probes(content: bytes) -> tuple[dict[str, Probe], str, dict[str, list[Probe]]]:
+    """The probes, the tokenizer's fingerprint and the windows."""
+    description = json.loads(content)
+    probes = {name: Probe(**probe) for name, probe in description["probes"].items()}
+    windows = {name: [Probe(**text) for text in texts] for name, texts in description["windows"].items()}
+    if not {"text", "repeated"} <= set(probes):
+        raise ValueError("it lacks one of the two probes")
+    if any(len({len(text.tokens) for text in texts}) != 1 for texts in windows.values()):
+        raise ValueError("its windows are not all of one length")
+    return probes, str(description["tokenizer"]), windows
 
 
 def _read_snapshots(path: Path) -> list[Snapshot]:
@@ -285,40 +291,9 @@ def _read_snapshots(path: Path) -> list[Snapshot]:
             snapshots.append(snapshot := Snapshot.from_json(json.loads(line)))
             if snapshot.shape != snapshots[0].shape or any(one.step >= snapshot.step for one in snapshots[-2:-1]):
                 raise ValueError("it is of another model, or not in order")
-        except DAMAGE as error:
+        except Exception as error:
             raise ValueError(f"{path}, line {number}: damaged ({error})") from None
     return snapshots
-
-
-def _check_details(details: dict, probes: Mapping[str, Probe], shape: tuple[int, int]) -> None:
-    """Raises one of DAMAGE unless the details are as the module's docstring says, for these probes and (L, H)."""
-    P, S = len(details["parts"]), len(details["sublayers"])
-    names = [*details["parts"], *details["sublayers"], *details["tokens"].values()]
-    if not all(isinstance(name, str) for name in names):
-        raise ValueError("its names are not text")
-    for name, measured in details["probes"].items():
-        T, tops = len(probes[name].tokens), len(measured["top"][0])
-        for array, sizes in (
-            (measured["bits"], (T,)),
-            (measured["rank"], (T,)),
-            (measured["top"], (T, tops)),
-            (measured["top_probability"], (T, tops)),
-            (measured["lens"]["token"], (S, T)),
-            (measured["lens"]["probability"], (S, T)),
-            (measured["lens"]["divergence"], (S, T)),
-            (measured["attribution"], (P, T)),
-            (measured["attribution_error"], ()),
-            (measured["value_norms"], (*shape, T)),
-        ):
-            if not _holds_numbers(array, sizes):
-                raise ValueError(f"its measurements of the probe {name} are not those of {T} tokens")
-
-
-def _holds_numbers(value: Any, shape: tuple[int, ...]) -> bool:
-    """Whether `value` is lists of this shape, of finite numbers and None."""
-    if shape:
-        return isinstance(value, list) and len(value) == shape[0] and all(_holds_numbers(x, shape[1:]) for x in value)
-    return value is None or (isinstance(value, int | float) and -1e300 < value < 1e300)
 
 
 def _arrays(value: Any) -> Any:

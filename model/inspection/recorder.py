@@ -9,7 +9,7 @@ the maps can be trusted:
                 large for an `attend` that is not linear in the values or mixes heads.
     causality   the largest change of any logit before token j when token j is replaced; 0 unless the future leaks
 
-The other measurements (`lens`, `attribution`, `ablation`, `circuits`) are made without autocast, so that rounding does
+The other measurements (`lens`, `attribution`, `ablation`, `copying`) are made without autocast, so that rounding does
 not blur them.
 
 Shapes: L layers, H heads, H_kv key and value heads, T tokens, K head width.
@@ -104,7 +104,7 @@ def capture(
         "future": maps.triu(1).abs().amax((1, 2, 3)).tolist(),
         "replaced": max(leaks, key=leaks.__getitem__, default=0),
     }
-    return Capture(maps, precision, _largest(errors), _largest([*leaks.values()]), checks)
+    return Capture(maps, precision, float(np.max(errors)), float(np.max([0.0, *leaks.values()])), checks)
 
 
 def record_maps(
@@ -154,7 +154,6 @@ def take_snapshot(
         The snapshot, each probe's maps (L, H, T, T), and the details as `archive` describes them.
     """
     captures = {name: capture(gpt, probe.tokens, autocast=autocast) for name, probe in probes.items()}
-    maps = {name: taken.weights for name, taken in captures.items()}
     if windows is None:
         windows = windows_of({name: [probe] for name, probe in probes.items()})
     gpt = in_float32(gpt)
@@ -169,39 +168,30 @@ def take_snapshot(
             losses[name], changes[name] = ablation(gpt, tokens[name], means, first=second_half)
         copying = copying_scores(gpt).numpy()
         details = _details(gpt, tokens, label)
+    taken = list(captures.values())
+    worst = {name: np.max([one.checks[name] for one in taken], axis=0) for name in ("fidelity", "future")}
     snapshot = Snapshot(
         step=step,
         precision=captures["text"].precision,
-        fidelity=_largest([taken.fidelity for taken in captures.values()]),
-        causality=_largest([taken.causality for taken in captures.values()]),
-        checks=_worst(list(captures.values())),
-        scores={name: score.numpy() for name, score in scores.items()},
+        fidelity=float(np.max([one.fidelity for one in taken])),  # NaN if one of them is
+        causality=float(np.max([one.causality for one in taken])),
+        checks=worst | {"replaced": max(taken, key=lambda one: one.causality).checks["replaced"]},
+        scores=scores,
         habits=habits,
         loss=losses,
         ablation=changes,
         copying=copying,
     )
-    return snapshot, maps, details
-
-
-def _worst(captures: Sequence[Capture]) -> dict[str, Any]:
-    """The checks of several sequences: of each layer the largest figure."""
-    checks = [taken.checks for taken in captures]
-    largest = {name: np.max([one[name] for one in checks], axis=0) for name in ("fidelity", "future")}
-    leaking = max(captures, key=lambda taken: taken.causality)
-    return {**largest, "replaced": leaking.checks["replaced"]}
+    return snapshot, {name: one.weights for name, one in captures.items()}, details
 
 
 def _details(gpt: GPT, probes: dict[str, Tensor], label: Callable[[int], str]) -> dict:
     """What a capture's JSON file holds; see `archive`. Probes are tokens (T,)."""
-    measured: dict[str, dict] = {}
-    names: list[str] = []
-    shown: set[int] = set()
+    measured, shown = {}, set()
     for probe, tokens in probes.items():
         traced = trace(gpt, tokens)
         predicted = predictions(gpt, traced)
         parts, error = attribution(gpt, traced)
-        names = list(parts)
         shown.update(*predicted["top"], *predicted["lens"]["token"])
         measured[probe] = {
             **predicted,
@@ -211,14 +201,9 @@ def _details(gpt: GPT, probes: dict[str, Tensor], label: Callable[[int], str]) -
         }
     layers = [f"{sublayer} {layer}" for layer in range(len(gpt.blocks)) for sublayer in ("attention", "feed-forward")]
     details = {
-        "parts": names,
+        "parts": list(parts),
         "sublayers": ["embeddings", *layers],
         "tokens": {str(token): label(token) for token in sorted(shown)},
         "probes": measured,
     }
     return as_json(details, DETAILS_DIGITS)
-
-
-def _largest(errors: list[float]) -> float:
-    """The largest error, 0 if there are none. NaN if one of them is NaN, which Python's `max` could miss."""
-    return torch.tensor([0.0, *errors], dtype=torch.float64).max().item()

@@ -10,7 +10,7 @@ Shapes: N windows, L layers, H heads, T tokens; 3 parts of a window: all of it, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -19,16 +19,7 @@ import torch
 from torch import Tensor
 
 from model.gpt import GPT
-from model.inspection.heads import (
-    SCORES,
-    by_distance,
-    choosing,
-    distances,
-    entropies,
-    is_delimiter,
-    kind,
-    uniform_attention,
-)
+from model.inspection.heads import SCORES, choosing, is_delimiter, kind, uniform_attention
 from model.inspection.probes import Probe
 from model.inspection.trace import AttendCall, blocks_of, observed, undisturbed
 
@@ -36,6 +27,7 @@ MAX_COUNTS = 5
 MAX_WEIGHTS = 2**24  # of one layer at a time: 64 MiB
 
 Count = Sequence[Any]  # (what, share of the weight, share under uniform attention)
+Figures = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -59,36 +51,16 @@ class Habits:
     """
 
     windows: dict[str, list[int]]
-    spread: dict[str, Any]
-    halves: dict[str, Any]
+    spread: dict[str, np.ndarray]
+    halves: dict[str, np.ndarray]
     uniform: dict[str, float]
     queries: dict[str, list[int]]
-    distance: Any
-    distance_halves: Any
-    reach: Any
+    distance: np.ndarray
+    distance_halves: np.ndarray
+    reach: np.ndarray
     keys: list[list[list[Count]]]
     offsets: list[list[list[Count]]]
     kinds: list[list[list[str]]]
-
-    def to_json(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-    @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Habits:
-        """The inverse; None stands for NaN."""
-
-        def tensors(value: Any) -> Any:
-            if isinstance(value, dict):
-                return {name: tensors(item) for name, item in value.items()}
-            return torch.from_numpy(np.array(value, np.float32))
-
-        measured = {name: tensors(found[name]) for name in ("spread", "halves", "distance_halves", "reach", "distance")}
-        return cls(**{**found, **measured})
-
-    def weaker(self, name: str) -> Tensor:
-        """A score in the half of the window where it is lower, (L, H); in the other where it cannot show in one."""
-        halves = torch.as_tensor(self.halves[name])
-        return halves.nan_to_num(nan=torch.inf).amin(0).where(~halves.isnan().all(0), torch.nan)
 
 
 @dataclass(frozen=True)
@@ -106,11 +78,6 @@ class Windows:
         return len(self.texts[0].tokens)
 
     @cached_property
-    def tokens(self) -> Tensor:
-        """(N, T)"""
-        return torch.tensor([text.tokens for text in self.texts])
-
-    @cached_property
     def parts(self) -> Tensor:
         """(3, T): the queries of each part. The first query has nothing to choose from and is in none."""
         queries = torch.arange(self.length)
@@ -124,8 +91,21 @@ class Windows:
 
     @cached_property
     def counted(self) -> dict[str, Tensor]:
-        """The queries that count for each pattern, (N, T)."""
-        return {name: torch.stack([choosing(one) for one in keys]) for name, keys in self.keys.items()}
+        """The queries that count for each figure, (N, T)."""
+        counted = {name: torch.stack([choosing(one) for one in keys]) for name, keys in self.keys.items()}
+        every = torch.ones(len(self.texts), self.length, dtype=torch.bool)
+        return {**counted, "entropy": every, "reach": every}
+
+    @cached_property
+    def distances(self) -> Tensor:
+        """(3, T): which distances can be one that a head of a part always looks back: neither 0 nor 1, and few enough
+        that at least a quarter of all positions are queries that have such a token."""
+        return (torch.arange(self.length) > 1) & (self.having >= max(1, self.length // 4))
+
+    @cached_property
+    def having(self) -> Tensor:
+        """(3, T): how many queries of each part have a token so many before them."""
+        return (self.parts[:, :, None] & torch.ones(self.length, self.length, dtype=torch.bool).tril()).sum(1)
 
     @cached_property
     def labels(self) -> list[str]:
@@ -139,10 +119,25 @@ class Windows:
         return torch.tensor([[places[label] for label in text.labels] for text in self.texts])
 
     @cached_property
-    def uniform(self) -> dict[str, Any]:
+    def delimiters(self) -> dict[str, list[int]]:
+        """The places in `labels` of each kind of delimiter."""
+        found: dict[str, list[int]] = {}
+        for place, label in enumerate(self.labels):
+            if is_delimiter(label):
+                found.setdefault(kind(label), []).append(place)
+        return found
+
+    @cached_property
+    def uniform(self) -> Figures:
         """The figures of uniform attention."""
         weights = uniform_attention(self.length).expand(len(self.texts), 1, -1, -1)
-        return _summed_up(self, {name: x[None] for name, x in _measured(self, weights, slice(None)).items()})
+        return stacked([measure(self, weights)])
+
+    def queries(self, name: str) -> list[int]:
+        """How many queries of each half count for a score."""
+        if name == "fixed_distance":
+            return [len(self.texts) * max(1, self.length // 4) * bool(self.distances[0].any())] * 2
+        return (self.counted[name][:, None] & self.parts[1:]).sum((0, 2)).tolist()
 
 
 def windows_of(texts: Mapping[str, Sequence[Probe]]) -> dict[str, Windows]:
@@ -150,148 +145,117 @@ def windows_of(texts: Mapping[str, Sequence[Probe]]) -> dict[str, Windows]:
 
 
 @torch.no_grad()
-def survey(gpt: GPT, windows: Mapping[str, Windows]) -> tuple[dict[str, Tensor], Habits]:
+def survey(gpt: GPT, windows: Mapping[str, Windows]) -> tuple[dict[str, np.ndarray], Habits]:
     """The scores (L, H) of a model, and what its heads do. The model runs as in `capture`, without autocast."""
-    with undisturbed(gpt):
-        return summary(windows, {name: _measured_by(gpt, of_kind) for name, of_kind in windows.items()})
-
-
-def _measured_by(gpt: GPT, windows: Windows) -> dict[str, Tensor]:
-    """The figures of all layers of a model, for each window by itself: (L, N, ...)."""
-    layers = [block.attention for block in blocks_of(gpt)]
-    rows = max(1, MAX_WEIGHTS // (layers[0].num_heads * windows.length**2))
-    pieces = []
-    for start in range(0, len(windows.texts), rows):
-        piece = slice(start, start + rows)
-        by_layer: list[dict[str, Tensor]] = []
-
-        def see(call: AttendCall, piece=piece, by_layer=by_layer) -> None:
-            by_layer.append(_measured(windows, call.weights().float().cpu(), piece))
-
-        with observed(layers, see):
-            gpt.features(windows.tokens[piece].to(gpt.token_embedding.weight.device))
-        pieces.append({key: torch.stack([one[key] for one in by_layer]) for key in by_layer[0]})
-    return {key: torch.cat([one[key] for one in pieces], dim=1) for key in pieces[0]}
-
-
-def survey_maps(maps: Mapping[str, Any], probes: Mapping[str, Probe]) -> tuple[dict[str, Tensor], Habits]:
-    """As `survey`, of maps (L, H, T, T) that are known already: each probe is the only window of its kind."""
-    windows = windows_of({name: [probe] for name, probe in probes.items()})
     measured = {}
-    for name, of_kind in windows.items():
-        by_layer = [_measured(of_kind, torch.as_tensor(layer)[None].float(), slice(None)) for layer in maps[name]]
-        measured[name] = {key: torch.stack([one[key] for one in by_layer]) for key in by_layer[0]}
-    return summary(windows, measured)
+    with undisturbed(gpt):
+        for name, of_kind in windows.items():
+            rows = max(1, MAX_WEIGHTS // (gpt.config.num_heads * of_kind.length**2))
+            starts = range(0, len(of_kind.texts), rows)
+            pieces = [_measured_by(gpt, of_kind, slice(start, start + rows)) for start in starts]
+            measured[name] = {key: torch.cat([one[key] for one in pieces], dim=1) for key in pieces[0]}
+        return summary(windows, measured)
 
 
-def _measured(windows: Windows, weights: Tensor, piece: slice) -> dict[str, Tensor]:
+def _measured_by(gpt: GPT, windows: Windows, piece: slice) -> Figures:
+    by_layer: list[Figures] = []
+
+    def see(call: AttendCall) -> None:
+        by_layer.append(measure(windows, call.weights().float().cpu(), piece))
+
+    with observed([block.attention for block in blocks_of(gpt)], see):
+        tokens = torch.tensor([text.tokens for text in windows.texts[piece]])
+        gpt.features(tokens.to(gpt.token_embedding.weight.device))
+    return stacked(by_layer)
+
+
+def stacked(by_layer: Sequence[Figures]) -> Figures:
+    return {key: torch.stack([one[key] for one in by_layer]) for key in by_layer[0]}
+
+
+def measure(windows: Windows, weights: Tensor, piece: slice = slice(None)) -> Figures:
     """The figures of one layer's maps (N, H, T, T), for each window of the piece by itself: (N, ...)."""
-    parts = windows.parts.float()
-
-    def mean(values: Tensor, counted: Tensor) -> Tensor:
-        """(N, H, T) and the queries that count (N, T) -> (N, 3, H), NaN where none counts."""
-        queries = counted[:, None] * parts
-        return torch.einsum("nhq,nsq->nsh", values, queries) / queries.sum(-1, keepdim=True)
-
-    found = {}
-    for name, keys in windows.keys.items():
-        on_keys = (weights * keys[piece, None]).sum(-1)
-        found[name] = mean(on_keys, windows.counted[name][piece].float())
+    found = {name: (weights * keys[piece, None]).sum(-1) for name, keys in windows.keys.items()}  # (N, H, T)
+    parts, more = windows.parts.float(), {}
     if windows.probe == "text":
-        each = torch.ones(weights.shape[0], windows.length)
-        nats = entropies(weights)
-        found["entropy"] = mean(nats / torch.log1p(torch.arange(windows.length)).clamp(min=1e-9), each)
-        found["reach"] = mean(nats.exp(), each)
-        found["by_distance"] = torch.einsum("nhqd,sq->nshd", by_distance(weights), parts)
-        found["by_key"] = weights[..., 1:, :].sum(-2)
-    return found
+        positions = torch.arange(windows.length)
+        # An attention with a sink that has no key has a sum below 1; some kinds have negative weights.
+        shares = weights.clamp(min=0)
+        nats = torch.special.entr(shares / shares.sum(-1, keepdim=True).clamp(min=1e-9)).sum(-1)
+        found["entropy"], found["reach"] = nats / torch.log1p(positions).clamp(min=1e-9), nats.exp()
+        keys = positions[:, None] - positions  # at [q, n] the token n before q
+        by_distance = weights.gather(-1, keys.clamp(min=0).expand_as(weights)).where(keys >= 0, 0)
+        more["by_distance"] = torch.einsum("nhqd,sq->nshd", by_distance, parts)
+        by_token = weights.new_zeros(weights.shape[1], len(windows.labels))
+        by_key = weights[..., 1:, :].sum(-2).transpose(0, 1).flatten(1)
+        more["by_token"] = by_token.index_add(1, windows.places[piece].flatten(), by_key)[None]
+    for name, values in found.items():
+        queries = windows.counted[name][piece, None] * parts  # (N, 3, T); a mean over none is NaN
+        more[name] = torch.einsum("nhq,nsq->nsh", values, queries) / queries.sum(-1, keepdim=True)
+    return more
 
 
-def _summed_up(windows: Windows, measured: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The figures over all windows, from those of each window (L, N, ...)."""
-    found: dict[str, Any] = {"scores": {}, "spread": {}, "halves": {}, "queries": {}}
+def _fixed_distances(windows: Windows, by_distance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The weight on the token that is the same number back, from that by distance (L, N, 3, H, T).
 
-    def add(name: str, of_windows: Tensor, queries: Tensor) -> None:
-        """of_windows: (L, N, 3, H). queries: (N, 3), how many count."""
-        mean = of_windows.nanmean(1)
-        deviation = (of_windows - mean[:, None])[:, :, 0].square().nanmean(1).sqrt()
-        shows = bool(queries.sum())
-        found["scores"][name] = mean[:, 0].clamp(0, 1) if shows else torch.zeros_like(mean[:, 0])
-        found["spread"][name] = deviation if shows else torch.zeros_like(deviation)
-        found["halves"][name] = mean[:, 1:].transpose(0, 1).clamp(0, 1)
-        found["queries"][name] = queries[:, 1:].sum(0).tolist()
-
-    for name, counted in windows.counted.items():
-        add(name, measured[name], (counted[:, None] & windows.parts).sum(-1))
-    if windows.probe != "text":
-        return found
-    N, T = windows.tokens.shape
-    every = windows.parts.sum(-1).expand(N, -1)
-    add("entropy", measured["entropy"], every)
-    found["reach"] = measured["reach"].nanmean(1).transpose(0, 1)  # (3, L, H)
-
-    positions = torch.arange(T)
-    having = (windows.parts[:, :, None] & (positions[:, None] >= positions)).sum(1)  # (3, T): by part and distance
-    means = measured["by_distance"] / having[:, None].clamp(min=1)  # (L, N, 3, H, T)
-    possible = torch.stack([distances(T, part) for part in windows.parts])  # (3, T)
-    best = means.mean(1).where(possible[:, None], -1).max(-1)  # (L, 3, H)
-    found["distance"] = best.indices.transpose(0, 1).float()  # as it is read from a file
-    found["distance_halves"] = best.values[:, 1:].transpose(0, 1).clamp(0, 1)
-    chosen = best.indices[:, :1, :, None]  # that of the whole window, whose weight in the halves is measured too
-    in_parts = means.gather(-1, chosen[:, None].expand(-1, N, 3, -1, -1))[..., 0]
-    shows = possible[:, best.indices[:, 0]].transpose(0, 1)  # (L, 3, H)
-    add("fixed_distance", in_parts.where(shows[:, None], torch.nan), torch.tensor([[N * max(1, T // 4)] * 3]))
-    if not possible[0].any():  # the text is too short
-        found["scores"]["fixed_distance"] = torch.zeros_like(best.values[:, 0])
-
-    by_offset = measured["by_distance"][:, :, 0].sum(1) / (N * max(1, T - 1))  # (L, H, T)
-    L, _, H, _ = measured["by_key"].shape
-    by_token = measured["by_key"].transpose(1, 2).reshape(L, H, -1) / (N * max(1, T - 1))
-    found["by_offset"] = by_offset
-    found["by_token"] = by_offset.new_zeros(L, H, len(windows.labels)).index_add(2, windows.places.flatten(), by_token)
-    return found
+    Returns its figures (L, N, 3, H) for the best distance of the whole window, and the best distance of each part and
+    its weight, (L, 3, H).
+    """
+    means = by_distance / windows.having[:, None].clamp(min=1)
+    best = means.mean(1).where(windows.distances[:, None], -1).max(-1)
+    chosen = best.indices[:, :1]  # (L, 1, H)
+    figures = means.gather(-1, chosen[:, None, ..., None].expand(*means.shape[:-1], 1))[..., 0]
+    shows = windows.distances[:, chosen[:, 0]].transpose(0, 1)  # (L, 3, H)
+    return figures.where(shows[:, None], torch.nan), best.indices, best.values
 
 
-def summary(
-    windows: Mapping[str, Windows], measured: Mapping[str, Mapping[str, Tensor]]
-) -> tuple[dict[str, Tensor], Habits]:
+def _over_windows(figures: Tensor, shows: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The score (L, H), its spread, and its halves (2, L, H), from the figures (L, N, 3, H); 0 if it cannot show."""
+    mean = figures.nanmean(1)
+    deviation = (figures - mean[:, None])[:, :, 0].square().nanmean(1).sqrt()
+    score, spread = (x if shows else torch.zeros_like(x) for x in (mean[:, 0].clamp(0, 1), deviation))
+    return score.numpy(), spread.numpy(), mean[:, 1:].transpose(0, 1).clamp(0, 1).numpy()
+
+
+def summary(windows: Mapping[str, Windows], measured: Mapping[str, Figures]) -> tuple[dict[str, np.ndarray], Habits]:
     """The scores and the habits, from the figures of each window."""
-    found = {name: _summed_up(of_kind, measured[name]) for name, of_kind in windows.items()}
-    text, labels = found["text"], windows["text"].labels
-    uniform = windows["text"].uniform
+    text, uniform, of_text = windows["text"], windows["text"].uniform, measured["text"]
+    fixed, distance, at_distance = _fixed_distances(text, of_text["by_distance"])
+    uniform_fixed, _, _ = _fixed_distances(text, uniform["by_distance"])
+    queries = {name: windows[score.probe].queries(name) for name, score in SCORES.items()}
+    scores, spread, halves, of_uniform = {}, {}, {}, {}
+    for name, score in SCORES.items():
+        shows, of_kind = sum(queries[name]) > 0, windows[score.probe]
+        figures = fixed if name == "fixed_distance" else measured[score.probe][name]
+        of_none = uniform_fixed if name == "fixed_distance" else of_kind.uniform[name]
+        scores[name], spread[name], halves[name] = _over_windows(figures, shows)
+        of_uniform[name] = _over_windows(of_none, shows)[0].item()
 
-    def by_name(field: str, of: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        return {name: of[score.probe][field][name] for name, score in SCORES.items()}
+    def shares(figures: Figures) -> tuple[Tensor, Tensor]:
+        """Of all weight, by token and by distance: (L, H, ...)."""
+        total = len(text.texts) * max(1, text.length - 1)
+        return figures["by_token"].sum(1) / total, figures["by_distance"][:, :, 0].sum(1) / total
 
-    delimiters: dict[str, list[int]] = {}
-    for place, label in enumerate(labels):
-        if is_delimiter(label):
-            delimiters.setdefault(kind(label), []).append(place)
-    keys, offsets, kinds = [], [], []
-    for tokens, relative in zip(text["by_token"], text["by_offset"], strict=True):  # layers
-        keys.append([_most(labels, head, uniform["by_token"][0, 0]) for head in tokens])
-        names = range(0, -len(relative[0]), -1)
-        offsets.append([_most(names, head, uniform["by_offset"][0, 0]) for head in relative])
-        kinds.append(
-            [_main_kinds({name: head[places].sum().item() for name, places in delimiters.items()}) for head in tokens]
-        )
+    by_token, by_offset = shares(of_text)
+    (usual_tokens,), (usual_offsets,) = (x[0] for x in shares(uniform))
+    offsets = range(0, -text.length, -1)
     habits = Habits(
         windows={name: [len(of_kind.texts), of_kind.length] for name, of_kind in windows.items()},
-        spread=by_name("spread", found),
-        halves=by_name("halves", found),
-        uniform={
-            name: value.item()
-            for name, value in by_name("scores", {name: of_kind.uniform for name, of_kind in windows.items()}).items()
-        },
-        queries=by_name("queries", found),
-        distance=text["distance"],
-        distance_halves=text["distance_halves"],
-        reach=text["reach"],
-        keys=keys,
-        offsets=offsets,
-        kinds=kinds,
+        spread=spread,
+        halves=halves,
+        uniform=of_uniform,
+        queries=queries,
+        distance=distance.transpose(0, 1).float().numpy(),  # as it is read from a file
+        distance_halves=at_distance[:, 1:].transpose(0, 1).clamp(0, 1).numpy(),
+        reach=of_text["reach"].nanmean(1).transpose(0, 1).numpy(),
+        keys=[[_most(text.labels, head, usual_tokens) for head in layer] for layer in by_token],
+        offsets=[[_most(offsets, head, usual_offsets) for head in layer] for layer in by_offset],
+        kinds=[
+            [_main_kinds({name: head[of].sum().item() for name, of in text.delimiters.items()}) for head in layer]
+            for layer in by_token
+        ],
     )
-    return by_name("scores", found), habits
+    return scores, habits
 
 
 def _main_kinds(shares: Mapping[str, float]) -> list[str]:

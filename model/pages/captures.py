@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from model.inspection.archive import AttentionArchive, Snapshot
-from model.inspection.heads import SCORES, formation_step, uniform_scores
+from model.inspection.heads import SCORES, formation_step
 from model.inspection.probes import Probe
 
 MAX_CURVE_POINTS = 300
@@ -42,11 +42,10 @@ class Captures:
         steps = [step for step in archive.steps if archive.path(step).exists()]
         return cls(name, archive.probes, archive.snapshots, archive.maps, steps, archive.details)
 
-    @cached_property
+    @property
     def uniform(self) -> dict[str, float]:
         """The scores of a head with uniform attention."""
-        habits = self.snapshots[-1].habits
-        return uniform_scores(self.probes) if habits is None else habits.uniform
+        return self.snapshots[-1].habits.uniform
 
     @cached_property
     def formation(self) -> dict[str, dict[str, int]]:

@@ -93,15 +93,14 @@ def find_patterns(habits: Habits, by_half: bool = False) -> list[Pattern]:
     """
     found = []
     for name, score in SCORES.items():
-        halves = torch.as_tensor(habits.halves[name], dtype=torch.float32)
-        queries, distance = habits.queries[name], None
+        queries, halves, distance = habits.queries[name], habits.halves[name], None
         if name == "entropy" or not sum(queries) or habits.windows[score.probe][1] < 2:
             continue
         if name == "fixed_distance":
             distance = torch.as_tensor(habits.distance).int()
             distance = distance[1:] if by_half else distance[:1].expand(2, -1, -1)
-            halves = torch.as_tensor(habits.distance_halves, dtype=torch.float32) if by_half else halves
-        found.append(Pattern(name, habits.uniform[name], queries, halves, distance))
+            halves = habits.distance_halves if by_half else halves
+        found.append(Pattern(name, habits.uniform[name], queries, torch.as_tensor(halves), distance))
     return found
 
 
@@ -112,40 +111,26 @@ def describe_heads(snapshot: Snapshot) -> list[list[Description]]:
     sentence, evidence: for people. The evidence holds the numbers that the sentence rests on.
     keys, offsets: which tokens and relative positions get most weight, see `Habits`. Tokens are written by `visible`.
     """
-    layers, heads = snapshot.shape
     habits = snapshot.habits
-    if habits is None:
-        return [[_only("")] * heads for _ in range(layers)]
-    if habits.windows["text"][1] < 2:
-        return [[_only("The text is a single token, so there is nothing to choose from.")] * heads] * layers
     patterns, by_half = find_patterns(habits), find_patterns(habits, by_half=True)
-    described: list[list[Description]] = [[] for _ in range(layers)]
-    for layer, head in np.ndindex(layers, heads):
-        if not np.isfinite(snapshot.scores["entropy"][layer, head]):
-            described[layer].append(_only("Its weights are not numbers: the model diverged."))
-            continue
-        ablation = (snapshot.ablation or {}).items()
-        changes = {probe: measured["heads"][layer][head] for probe, measured in ablation}
-        described[layer].append(_described(snapshot, habits, patterns, by_half, (layer, head), changes))
+    described: list[list[Description]] = [[] for _ in range(snapshot.shape[0])]
+    for at in np.ndindex(snapshot.shape):
+        if habits.windows["text"][1] < 2:
+            head: Description = {"sentence": "The text is a single token, so there is nothing to choose from."}
+        elif not np.isfinite(snapshot.scores["entropy"][at]):
+            head = {"sentence": "Its weights are not numbers: the model diverged."}
+        else:
+            head = _described(snapshot, patterns, by_half, at)
+        described[at[0]].append({"name": None, "evidence": "", "keys": [], "offsets": []} | head)
     return described
 
 
-def _only(sentence: str) -> Description:
-    return {"name": None, "sentence": sentence, "evidence": "", "keys": [], "offsets": []}
-
-
-def _described(
-    snapshot: Snapshot,
-    habits: Habits,
-    patterns: Sequence[Pattern],
-    by_half: Sequence[Pattern],
-    at: Place,
-    changes: Mapping[str, float | None],
-) -> Description:
-    layer, head = at
+def _described(snapshot: Snapshot, patterns: Sequence[Pattern], by_half: Sequence[Pattern], at: Place) -> Description:
+    habits, (layer, head) = snapshot.habits, at
     keys = [[visible(token), share, uniform] for token, share, uniform in habits.keys[layer][head]]
     offsets = habits.offsets[layer][head]
-    pattern, halves = followed(patterns, at), [_followed_in(by_half, half, at) for half in (0, 1)]
+    of_text = [one for one in by_half if one.probe == "text"]
+    pattern, halves = followed(patterns, at), [followed(of_text, at, half) for half in (0, 1)]
     probe = "text"
     if pattern and not _says_more(halves, pattern, at):
         probe = pattern.probe
@@ -156,39 +141,39 @@ def _described(
             elsewhere = followed([one for one in patterns if one.probe == "text"], at)
             sentence = f"Where the text repeats itself, it looks {_phrase(habits, pattern, 0, at)}"
             sentence += f"; elsewhere {_phrase(habits, elsewhere, 0, at)}" if elsewhere else ""
-        evidence = [_score(snapshot, habits, pattern, at)]
+        evidence = [_score(snapshot, pattern, at)]
     elif any(halves):
         sentence = _in_halves(habits, halves, at)
-        evidence = [_half_scores(habits, halves, at)]
+        told = " and ".join(f"{one.scores[i][at]:.2f} of its weight {HALVES[i]}" for i, one in enumerate(halves) if one)
+        evidence = [f"{told}, on {_windows(habits, 'text')}"]
     else:
         spreads = _spreads(habits, 0, at)
         told = _told(keys, offsets)
         most = f", most on {told}" if told else "; no token and no distance stands out"
         sentence = spreads[0].upper() + spreads[1:] + most
         evidence = _closest(patterns, at)
-    evidence += [f"it {_spreads(habits, 0, at)}", *_without(changes, probe)]
+    changes = (snapshot.ablation or {}).get(probe, {}).get("heads")
+    evidence += [f"it {_spreads(habits, 0, at)}"]
+    evidence += [] if changes is None else _without(changes[layer][head], probe)
     name = pattern.name if pattern else None
     return {"name": name, "sentence": f"{sentence}.", "evidence": "; ".join(evidence), "keys": keys, "offsets": offsets}
 
 
-def followed(patterns: Sequence[Pattern], at: Place) -> Pattern | None:
-    """The pattern whose name a head gets: of those that hold the one that says most about it.
+def followed(patterns: Sequence[Pattern], at: Place, half: int | None = None) -> Pattern | None:
+    """The pattern whose name a head gets, in all of the window or in a half: of those that hold the one that says most.
 
     A head that looks at the token just before also looks at recent tokens, but the first says more.
     """
-    holding = [pattern for pattern in patterns if pattern.holds[at]]
-    return max(holding, key=lambda pattern: pattern.strength[at].item(), default=None)
-
-
-def _followed_in(patterns: Sequence[Pattern], half: int, at: Place) -> Pattern | None:
-    """The same for one half of the window, of the patterns of ordinary text."""
-    clear = [pattern for pattern in patterns if pattern.probe == "text" and pattern.clear[half][at]]
-    return max(clear, key=lambda pattern: pattern.information[half][at].item(), default=None)
+    holding = [pattern for pattern in patterns if (pattern.holds if half is None else pattern.clear[half])[at]]
+    return max(
+        holding, key=lambda one: (one.strength if half is None else one.information[half])[at].item(), default=None
+    )
 
 
 def visible(label: str, length: int = LABEL_LENGTH) -> str:
     """A token's text as the page writes it: a sign for each space and line break, an escape for what has no shape."""
-    return shortened("".join(_sign(char) for char in label[: length + 1]) or "∅", length)
+    shown = (SIGNS.get(char) or (char if char.isprintable() else f"\\u{ord(char):04x}") for char in label[: length + 1])
+    return shortened("".join(shown) or "∅", length)
 
 
 def shortened(text: str, length: int) -> str:
@@ -250,8 +235,9 @@ def _windows(habits: Habits, probe: str) -> str:
     return f"{texts} that repeat" if probe == "repeated" else texts
 
 
-def _score(snapshot: Snapshot, habits: Habits, pattern: Pattern, at: Place) -> str:
-    score, spread = (float(of[pattern.name][at]) for of in (snapshot.scores, habits.spread))
+def _score(snapshot: Snapshot, pattern: Pattern, at: Place) -> str:
+    habits = snapshot.habits
+    score, spread = (of[pattern.name][at] for of in (snapshot.scores, habits.spread))
     halves = zip(pattern.scores[:, at[0], at[1]].tolist(), ("in the first half", "in the second"), strict=True)
     each = " and ".join(f"{half:.2f} {where}" for half, where in halves if not math.isnan(half))
     between = f" ± {spread:.2f}" if habits.windows[pattern.probe][0] > 1 else ""
@@ -259,11 +245,6 @@ def _score(snapshot: Snapshot, habits: Habits, pattern: Pattern, at: Place) -> s
         f"{score:.2f}{between} of its weight on {_windows(habits, pattern.probe)}, {each} "
         f"(uniform attention: {pattern.uniform:.2f})"
     )
-
-
-def _half_scores(habits: Habits, halves: Sequence[Pattern | None], at: Place) -> str:
-    told = [f"{one.scores[half][at]:.2f} of its weight {HALVES[half]}" for half, one in enumerate(halves) if one]
-    return f"{' and '.join(told)}, on {_windows(habits, 'text')}"
 
 
 def _closest(patterns: Sequence[Pattern], at: Place) -> list[str]:
@@ -277,9 +258,8 @@ def _closest(patterns: Sequence[Pattern], at: Place) -> list[str]:
     return [f"closest to {closest.name.replace('_', ' ')!r} with {score:.2f} of its weight ({reason})"]
 
 
-def _without(changes: Mapping[str, float | None], probe: str) -> list[str]:
+def _without(change: float | None, probe: str) -> list[str]:
     """What ablation says."""
-    change = changes.get(probe)
     if change is None or not math.isfinite(change):
         return []
     if abs(change) < NO_EFFECT:
@@ -304,10 +284,6 @@ def _quoted(label: str) -> str:
     return f"“{label}”"
 
 
-def _sign(char: str) -> str:
-    return SIGNS.get(char) or (char if char.isprintable() else f"\\u{ord(char):04x}")
-
-
 # ---- what a page opens with
 
 
@@ -324,7 +300,7 @@ def opening_view(
         further back than one token, and a word.
     """
     patterns = []
-    for pattern in find_patterns(snapshot.habits) if snapshot.habits else []:
+    for pattern in find_patterns(snapshot.habits):
         keys = SCORES[pattern.name].keys
         if keys and pattern.probe in probes and choosing(keys(probes[pattern.probe])).any():
             patterns.append(pattern)
@@ -337,13 +313,12 @@ def opening_view(
             return 0, max(pattern.strength[at].item() for pattern in patterns)
         return (1 if pattern.name in RESTING else 2), pattern.strength[at].item()
 
-    layers, heads = snapshot.shape
-    layer, head = at = max(np.ndindex(layers, heads), key=teaches)
+    layer, head = at = max(np.ndindex(snapshot.shape), key=teaches)
     pattern = followed(patterns, at) or max(patterns, key=lambda pattern: pattern.strength[at].item())
+    probe, keys_of = probes[pattern.probe], cast(Callable[[Probe], Tensor], SCORES[pattern.name].keys)
     weights = torch.from_numpy(np.asarray(maps[pattern.probe], np.float32))[at]
-    keys_of = cast(Callable[[Probe], Tensor], SCORES[pattern.name].keys)
-    token = _clearest(keys_of(probes[pattern.probe]), weights, probes[pattern.probe].labels[:shown])
-    return {"head": layer * heads + head, "probe": pattern.probe, "token": token, "score": pattern.name}
+    token = _clearest(keys_of(probe), weights, probe.labels[:shown])
+    return {"head": layer * snapshot.shape[1] + head, "probe": pattern.probe, "token": token, "score": pattern.name}
 
 
 def _clearest(keys: Tensor, weights: Tensor, labels: Sequence[str]) -> int:

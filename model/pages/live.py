@@ -105,8 +105,7 @@ def model_page(
         captures = {probe: capture(gpt, about.tokens) for probe, about in probes.items()}
         scores, habits = survey(gpt, windows)
         text = captures["text"]
-        by_name = {score: heads.numpy() for score, heads in scores.items()}
-        taken.append(Snapshot(step, text.precision, text.fidelity, text.causality, by_name, habits, checks=text.checks))
+        taken.append(Snapshot(step, text.precision, text.fidelity, text.causality, scores, habits, checks=text.checks))
         maps[step] = {probe: one.weights.numpy() for probe, one in captures.items()}
     run = Captures(name, probes, taken, maps.__getitem__, list(maps))
     page = live_page(run, f"{name}: the model", opening, model.elements())

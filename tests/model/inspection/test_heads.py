@@ -3,6 +3,7 @@
 import math
 from statistics import mean
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -10,28 +11,10 @@ from hypothesis import strategies as st
 
 from model.inspection import heads
 from model.inspection.probes import Probe
+from tests.measurements import survey_maps
 
-TEXT = [
-    "def",
-    " f",
-    "(",
-    "x",
-    "):",
-    "\n    ",
-    "return",
-    " x",
-    "\n",
-    "print",
-    "(",
-    "f",
-    "(",
-    "1",
-    "))",
-    "\n\n",
-    "x",
-    " +",
-    "y",
-]
+TEXT = ["def", " f", "(", "x", "):", "\n    ", "return", " x", "\n", "print", "(", "f", "(", "1", "))", "\n\n"]
+TEXT += ["x", " +", "y"]
 
 
 def probes_of(period: int, first: int, labels=TEXT) -> dict[str, Probe]:
@@ -75,20 +58,19 @@ def random_maps(seed: int, length: int, temperature: float, dtype=torch.float32)
     return scores.masked_fill(hidden, -math.inf).softmax(-1).to(dtype)
 
 
-@pytest.mark.parametrize("name", heads.SCORES)
 @given(period=st.integers(3, 12), first=st.integers(0, 1))
-def test_a_perfect_head_scores_one_and_no_other_perfect_head_does(name, period, first):
+def test_a_perfect_head_scores_one_and_no_other_perfect_head_does(period, first):
     probes = probes_of(period, first)
-    probe = probes[heads.SCORES[name].probe]
-    scores = {other: heads.SCORES[name].of(weights, probe).item() for other, weights in perfect_heads(probe).items()}
-    assert scores[name] == pytest.approx(1, abs=1e-6)
+    scores, _ = survey_maps(
+        {name: torch.stack([*perfect_heads(probe).values()])[None] for name, probe in probes.items()}, probes
+    )
+    near = {"previous_token", "current_token", "delimiter", "line_start", "fixed_distance"}
     # What these heads look at is among the last tokens of this text too.
-    nearby = {
-        "recent": {"previous_token", "current_token", "delimiter", "line_start", "fixed_distance"},
-        "duplicate": {"fixed_distance"},
-        "induction": {"fixed_distance"},
-    }.get(name, set())
-    assert all(score < 0.9 for other, score in scores.items() if other not in {name, *nearby})
+    nearby = {"recent": near, "duplicate": {"fixed_distance"}, "induction": {"fixed_distance"}}
+    for name, (found,) in scores.items():
+        by_head = dict(zip(heads.SCORES, found, strict=True))
+        assert by_head.pop(name) == pytest.approx(1, abs=1e-6)
+        assert all(score < 0.9 for other, score in by_head.items() if other not in nearby.get(name, set())), name
 
 
 @given(
@@ -102,10 +84,10 @@ def test_a_perfect_head_scores_one_and_no_other_perfect_head_does(name, period, 
 def test_scores_lie_between_zero_and_one(seed, period, first, labels, temperature, dtype):
     probes = probes_of(period, first, labels)
     maps = {name: random_maps(seed, len(probe.tokens), temperature, dtype) for name, probe in probes.items()}
-    scores = heads.score_heads(maps, probes)
+    scores, _ = survey_maps(maps, probes)
     assert list(scores) == list(heads.SCORES)
     for score in scores.values():
-        assert score.shape == (2, 3) and score.dtype == torch.float32
+        assert score.shape == (2, 3) and score.dtype == np.float32
         assert ((score >= 0) & (score <= 1)).all()
 
 
@@ -114,7 +96,7 @@ def test_scores_agree_with_their_definitions_written_as_loops(seed, period, firs
     probes = probes_of(period, first)
     length, repeated_length = len(TEXT), first + 2 * period
     maps = {"text": random_maps(seed, length, 2.0), "repeated": random_maps(seed, repeated_length, 2.0)}
-    scores = heads.score_heads(maps, probes)
+    scores, _ = survey_maps(maps, probes)
     signs = [q for q in range(length) if TEXT[q] in {"(", "):", "\n    ", "\n", "))", "\n\n", " +"}]
     starts = {q: max((s for s in (6, 9, 16) if s < q), default=None) for q in range(length) if q not in (6, 9, 16)}
     for layer, head in [(0, 0), (1, 2)]:
@@ -139,9 +121,16 @@ def test_scores_agree_with_their_definitions_written_as_loops(seed, period, firs
             assert scores[name][layer, head].item() == pytest.approx(mean(values), abs=1e-5), name
 
 
+def uniform_scores(probes) -> dict[str, float]:
+    maps = {name: heads.uniform_attention(len(probe.tokens))[None, None] for name, probe in probes.items()}
+    scores, habits = survey_maps(maps, probes)
+    assert habits.uniform == pytest.approx({name: score.item() for name, score in scores.items()})
+    return habits.uniform
+
+
 def test_the_uniform_values_are_the_closed_forms():
     probes = probes_of(8, 1, [*"abcdefg\n" * 4])
-    uniform = heads.uniform_scores(probes)
+    uniform = uniform_scores(probes)
     harmonic = sum(1 / (q + 1) for q in range(1, 32)) / 31
     second_half = sum(1 / (q + 1) for q in range(9, 17)) / 8
     others = {"recent": sum(8 / (q + 1) for q in range(8, 32)) / 24}
@@ -155,14 +144,8 @@ def test_the_uniform_values_are_the_closed_forms():
 
 def test_a_pattern_that_a_text_cannot_show_scores_zero():
     probes = probes_of(2, 0, ["a", "b", "c"])
-    scores = heads.uniform_scores(probes)
+    scores = uniform_scores(probes)
     assert scores["delimiter"] == scores["line_start"] == scores["recent"] == 0
-
-
-def test_a_map_without_numbers_has_no_scores():
-    probes = probes_of(3, 1)
-    maps = {name: torch.full((len(probe.tokens),) * 2, math.nan) for name, probe in probes.items()}
-    assert all(score.isnan() for score in heads.score_heads(maps, probes).values())
 
 
 @pytest.mark.parametrize(
@@ -216,19 +199,3 @@ def test_a_head_forms_when_it_passes_the_threshold_and_stays(scores, formed):
 
 def test_entropy_never_forms():
     assert heads.formation_step([0, 1, 2], [1.0, 1.0, 1.0], uniform=1.0) is None
-
-
-@pytest.mark.parametrize("shape", [(4,), (3, 4), (1, 1), (2, 5, 4)])
-def test_arrays_that_are_not_maps_are_refused(shape):
-    with pytest.raises(ValueError, match="an attention map is"):
-        heads.entropy(torch.zeros(shape))
-
-
-def test_maps_of_another_length_than_the_probe_are_refused():
-    with pytest.raises(ValueError, match="an attention map is"):
-        heads.SCORES["sink"].of(torch.zeros(9, 9), probes_of(3, 1)["repeated"])
-
-
-def test_steps_and_scores_must_match():
-    with pytest.raises(ValueError, match="3 steps and 2 scores"):
-        heads.formation_step([0, 1, 2], [0.5, 0.5], uniform=0.1)

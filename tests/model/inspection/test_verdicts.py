@@ -8,16 +8,16 @@ import torch
 
 from model.attention import CausalSelfAttention
 from model.gpt import GPTConfig
-from model.inspection.archive import Snapshot
 from model.inspection.probes import Probe
 from model.inspection.recorder import take_snapshot
 from model.inspection.verdicts import new_warnings, warnings
 from tests.gpts import random_gpt
+from tests.measurements import snapshot_with
 
-GOOD = Snapshot(0, "float32", 1e-7, 0.0, {"sink": np.zeros((2, 2))})
+PROBES = {"text": Probe([*range(9)], ["x"] * 9), "repeated": Probe([1, 2, 3, 1, 2, 3], ["x"] * 6, 3)}
+GOOD = snapshot_with({"sink": np.zeros((2, 2))}, PROBES)
 LEAK = replace(GOOD, step=8, causality=7.13, checks={"fidelity": [0.0, 0.0], "future": [0.0, 0.4], "replaced": 31})
 UNFAITHFUL = replace(GOOD, step=9, fidelity=0.5, checks={"fidelity": [0.5, 0.2], "future": [0.0, 0.0], "replaced": 3})
-PROBES = {"text": Probe([*range(9)], ["x"] * 9), "repeated": Probe([1, 2, 3, 1, 2, 3], ["x"] * 6, 3)}
 
 
 def test_a_warning_names_layers_token_and_figures():

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from model.inspection import heads
 from model.inspection.probes import Probe
-from model.inspection.survey import survey_maps
 from model.pages import describe
 from model.pages.describe import Pattern, find_patterns, visible
-from tests.measurements import snapshot_of
+from tests.measurements import snapshot_of, survey_maps
 
 LABELS = ["def", " f", "(", "x", "):", "\n    ", "return", " x", " of", " y", "\n", "print", " the", " f", "(", "1"] * 4
 PERIOD = 12
@@ -71,8 +70,8 @@ def test_a_head_that_follows_a_pattern_gets_its_name_and_others_get_none(pattern
     maps = following(pattern)
     described = describe_heads(maps, PROBES)
     assert names(described) == [[None] * 3, [None, None, pattern]]
-    score = heads.score_heads(maps, PROBES)[pattern][1, 2].item()
-    uniform = heads.uniform_scores(PROBES)[pattern]
+    score = survey_maps(maps, PROBES)[0][pattern][1, 2].item()
+    uniform = survey_maps(maps, PROBES)[1].uniform[pattern]
     assert f"{score:.2f} of its weight" in described[1][2]["evidence"]
     assert f"uniform attention: {uniform:.2f}" in described[1][2]["evidence"]
     start = "where the text repeats itself, it " if heads.SCORES[pattern].probe == "repeated" else ""
@@ -85,9 +84,9 @@ def test_a_head_below_the_threshold_gets_no_name(pattern):
     scores, named = [], []
     for strength in strengths:
         maps = following(pattern, strength)
-        scores.append(heads.score_heads(maps, PROBES)[pattern][1, 2].item())
+        scores.append(survey_maps(maps, PROBES)[0][pattern][1, 2].item())
         named.append(describe_heads(maps, PROBES)[1][2]["name"] == pattern)
-    threshold = (1 + 2 * heads.uniform_scores(PROBES)[pattern]) / 3
+    threshold = (1 + 2 * survey_maps(maps, PROBES)[1].uniform[pattern]) / 3
     assert all(score > threshold for score, name in zip(scores, named, strict=True) if name)
     assert named == sorted(named) and named[-1] and not named[0]
 
@@ -284,21 +283,16 @@ def test_a_sentence_holds_for_the_whole_window_or_says_where(rows, name, sentenc
     assert (described["name"], described["sentence"]) == (name, sentence)
 
 
-def test_a_half_without_a_pattern_is_told_by_how_far_it_spreads():
-    halves = [windows_map(lambda query: 1), heads.uniform_attention(64)]
-    for first, second, expected in (
-        (
-            *halves,
-            "Looks at the token just before in the first half of the window; in the second it spreads its weight ",
-        ),
-        (
-            *halves[::-1],
-            "In the first half of the window it spreads its weight over about 17 tokens; in the second it l",
-        ),
-    ):
-        maps = {"text": torch.cat([first[:32], second[32:]])[None, None], "repeated": torch.ones(1, 1, 1, 1)}
-        [[described]] = describe_heads(maps, PROBES | {"repeated": ONE})
-        assert described["name"] is None and described["sentence"].startswith(expected)
+@pytest.mark.parametrize("half", [0, 1])
+def test_a_half_without_a_pattern_is_told_by_how_far_it_spreads(half):
+    first, second = [heads.uniform_attention(64), windows_map(lambda query: 1)][:: 1 if half == 0 else -1]
+    maps = {"text": torch.cat([first[:32], second[32:]])[None, None], "repeated": torch.ones(1, 1, 1, 1)}
+    [[described]] = describe_heads(maps, PROBES | {"repeated": ONE})
+    expected = [
+        "In the first half of the window it spreads its weight over about 17 tokens; in the second it looks at ",
+        "Looks at the token just before in the first half of the window; in the second it spreads its weight ",
+    ][half]
+    assert described["name"] is None and described["sentence"].startswith(expected)
 
 
 def test_too_few_tokens_are_counted():

@@ -22,7 +22,7 @@ from model.inspection.heads import SCORES
 from model.inspection.probes import Probe
 from model.pages import export, images
 from model.pages.captures import Captures
-from tests.measurements import random_details
+from tests.measurements import random_details, snapshot_with
 
 LAYERS, HEADS = 2, 3
 TOKENS = ['"', "a\nb", "\r", ",", " ", "<b>&", "é界", "\u202e"]
@@ -40,7 +40,7 @@ def archived(folder: Path, seed: int, steps=(0, 1, 4), layers: int = LAYERS, hea
     for step in steps:
         maps = {name: causal(random, layers, heads, len(probe.tokens)) for name, probe in probes.items()}
         scores = {name: random.random((layers, heads)).astype(np.float32) for name in SCORES}
-        archive.add(Snapshot(step, "float32", 1e-7, 0.0, scores), maps)
+        archive.add(snapshot_with(scores, probes, step), maps)
     return Captures.of(AttentionArchive.open(folder / "attention"), folder.name)
 
 

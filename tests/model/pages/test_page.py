@@ -120,13 +120,13 @@ def test_scores_uniform_values_and_formation_are_those_of_heads():
     captures = random_captures()
     grown = []
     for i, snapshot in enumerate(captures.snapshots):  # in the weaker half of the window
-        halves = {"sink": torch.stack([torch.full((2, 3), i / 4), torch.ones(2, 3)])}
+        halves = {"sink": np.stack([np.full((2, 3), i / 4), np.ones((2, 3))])}
         habits = replace(snapshot.habits, halves=snapshot.habits.halves | halves)
         grown.append(replace(snapshot, habits=habits))
     captures = replace(captures, snapshots=grown)
     data, _ = parse(attention_page([captures], "a title"))
     run = data["runs"][0]
-    assert run["uniform"] == pytest.approx(heads.uniform_scores(captures.probes))
+    assert run["uniform"] == pytest.approx(captures.snapshots[-1].habits.uniform)
     # 0, 1/4, 1/2, 3/4, 1 at the steps 0, 1, 2, 4, 8
     assert run["formation"]["sink"] == {f"{layer}.{head}": 2 for layer in range(2) for head in range(3)}
     for capture, snapshot in zip(run["captures"], captures.snapshots, strict=True):

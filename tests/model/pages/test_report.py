@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from model.inspection import heads
-from model.inspection.archive import Snapshot
 from model.inspection.probes import Probe
 from model.pages.captures import Captures
 from model.pages.report import evenly, heads_that_matter, report_page, short, story, training_seconds
-from tests.measurements import measured
+from tests.measurements import measured, snapshot_with
 
 HOSTILE = "</script><img src=x onerror=alert(1)><!-- \u202e \x00 &amp;"
 NAME = "a run & <more>"
@@ -39,7 +38,7 @@ def captures(sinks=(0.1, 0.9, 0.9)) -> Captures:
     for step, sink in enumerate(sinks):
         scores = {name: np.full((2, 2), 0.1, np.float32) for name in heads.SCORES}
         scores["sink"][1, 0] = sink
-        snapshots.append(Snapshot(step, "float32", 0.0, 0.0, scores))
+        snapshots.append(snapshot_with(scores, probes, step))
     return Captures(NAME, probes, snapshots, lambda step: maps, range(len(sinks)))
 
 

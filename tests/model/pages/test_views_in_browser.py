@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from model.inspection import heads
-from model.inspection.archive import Snapshot
 from model.inspection.probes import Probe
 from model.pages import export
 from model.pages.captures import Captures
 from model.pages.page import attention_page
-from tests.measurements import measured
+from tests.measurements import measured, snapshot_with
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +42,7 @@ def plain_captures(steps=STEPS, labels=LABELS, seed=0) -> Captures:
             maps[step][name] = weights / weights.sum(-1, keepdims=True)
         scores = {name: np.full((LAYERS, HEADS), 0.05, np.float32) for name in heads.SCORES}
         scores["previous_token"][0, 1] = 0.9 if step >= 16 else 0.1
-        snapshots.append(Snapshot(step, "float32", 1e-7, 0.0, scores))
+        snapshots.append(snapshot_with(scores, probes, step))
     return Captures("demo", probes, snapshots, maps.get, list(steps))
 
 
