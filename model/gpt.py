@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.attention import CausalSelfAttention
-from model.cache import KVCache, LayerCache
+from model.cache import KVCache
 from model.checks import check_choices, check_divides, check_range
 from model.masks import document_mask
 from model.rotary import rotary_angles
@@ -161,20 +161,9 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(config)
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        rotary: tuple[Tensor, Tensor] | None = None,
-        mask: Tensor | None = None,
-        cache: LayerCache | None = None,
-        value_embedding: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
         """The options are those of `CausalSelfAttention.forward`."""
-        attended = self.attention(
-            self.attention_norm(x), rotary=rotary, mask=mask, cache=cache, value_embedding=value_embedding
-        )
-        x = x + self.dropout(attended)
+        x = x + self.dropout(self.attention(self.attention_norm(x), **options))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
 
