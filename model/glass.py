@@ -219,13 +219,17 @@ class Glass:
         An empty prompt begins a document. The same seed writes the same text.
         """
         tokens = self.tokenizer.encode(prompt) or [self.tokenizer.end_of_text]
-        generator = torch.Generator(self.device)
-        generator.seed() if seed is None else generator.manual_seed(seed)
-        options = {"stop_token": self.tokenizer.end_of_text, "generator": generator} | options
+        options = {"stop_token": self.tokenizer.end_of_text, "generator": self.generator(seed)} | options
         read = torch.tensor([tokens], device=self.device)
         written = generate(self.gpt, read, max_new_tokens, **options)[0, len(tokens) :]
         text, *_ = self.tokenizer.decode(written.tolist()).split(END_OF_TEXT)
         return text
+
+    def generator(self, seed: int | None) -> torch.Generator:
+        """A source of random numbers on the model's device; None takes a seed that no one knows."""
+        generator = torch.Generator(self.device)
+        generator.seed() if seed is None else generator.manual_seed(seed)
+        return generator
 
     def means(self, tokens: Tensor) -> Means:
         """What each part gives on average over the recorded text, or over `tokens` (T,) if none is recorded."""

@@ -112,14 +112,6 @@ class Writer:
         names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
         self.options = {name: getattr(arguments, name) for name in names} | {"stop_token": self.end_of_text}
 
-    def generator(self) -> torch.Generator:
-        """A source of randomness, which --seed determines."""
-        import torch
-
-        generator = torch.Generator(self.glass.device)
-        generator.seed() if self.seed is None else generator.manual_seed(self.seed)
-        return generator
-
     def write(
         self, prompts: list[list[int]], generator: torch.Generator, texts_each: int = 1, **options: Any
     ) -> tuple[list[TextStream], Iterator[str]]:
@@ -175,9 +167,9 @@ def generate(arguments: argparse.Namespace, prompts: list[str]) -> None:
     next_number, seconds = 0, 0.0
     for numbers in of_equal_length(encoded):
         logprobs: list[torch.Tensor] | None = [] if arguments.logprobs else None
+        together, generator = [encoded[number] for number in numbers], writer.glass.generator(arguments.seed)
         began = time.perf_counter()
-        together = [encoded[number] for number in numbers]
-        texts, pieces = writer.write(together, writer.generator(), texts_each, logprobs=logprobs)
+        texts, pieces = writer.write(together, generator, texts_each, logprobs=logprobs)
         if not finished:
             print(writer.glass, file=sys.stderr)
             if "" in prompts:
@@ -242,7 +234,7 @@ def converse(arguments: argparse.Namespace) -> None:
         raise ValueError("--interactive reads standard input, which is closed")
     writer = Writer(arguments)
     print(f"{writer.glass}; Ctrl-D ends", file=sys.stderr)
-    gpt, generator = writer.glass.gpt, writer.generator()
+    gpt, generator = writer.glass.gpt, writer.glass.generator(arguments.seed)
     # A checkpoint may claim any context: only its weights take memory that its size accounts for.
     cache = new_cache(gpt, 1, min(gpt.config.context_length, MOST_REMEMBERED))
     unread: list[int] = []  # the cache lacks the last token of a turn
