@@ -235,10 +235,11 @@ class AttentionArchive:
         else:
             write_atomically(self.details_path(snapshot.step), _json(details))
 
-        outdated = [step for step in self.steps if step > snapshot.step]
-        self.snapshots = [earlier for earlier in self.snapshots if earlier.step < snapshot.step] + [snapshot]
-        lines = b"".join(_json(_line(one)) + b"\n" for one in self.snapshots)
-        write_atomically(self.folder / "scores.jsonl", lines)
+        scores, outdated = self.folder / "scores.jsonl", [step for step in self.steps if step > snapshot.step]
+        earlier = [one for one in self.snapshots if one.step < snapshot.step]
+        lines = scores.read_bytes().splitlines(keepends=True)[: len(earlier)] if earlier else []  # one each, as it is
+        self.snapshots = [*earlier, snapshot]
+        write_atomically(scores, b"".join([*lines, _json(_line(snapshot)) + b"\n"]))
         for step in outdated:
             for suffix in (".npz", ".json", ".png"):
                 self.path(step).with_suffix(suffix).unlink(missing_ok=True)

@@ -283,7 +283,7 @@ def open_hooks(monkeypatch):
 
     for name in ("register_forward_hook", "register_forward_pre_hook"):
         monkeypatch.setattr(nn.Module, name, counted(getattr(nn.Module, name)))
-    return lambda: (sum(handle.id in handle.hooks_dict_ref() for handle in handles), len(handles))
+    return lambda: sum(handle.id in handle.hooks_dict_ref() for handle in handles)
 
 
 @pytest.mark.parametrize("failing", ["", "capture", "survey", "trace", "part_means", "ablation"])
@@ -311,8 +311,7 @@ def test_measuring_does_not_change_the_model(failing, monkeypatch, open_hooks):
             take_snapshot(gpt, new_archive("unused").probes, 0)
     else:
         take_snapshot(gpt, new_archive("unused").probes, 0)
-    left, registered = open_hooks()
-    assert left == 1 and registered > 1
+    assert open_hooks() == 1  # that of this test
     assert torch.equal(torch.get_rng_state(), generator)
     assert [module.training for module in gpt.modules()] == modes
     assert all(torch.equal(weights[name], value) for name, value in gpt.state_dict().items())
