@@ -240,10 +240,12 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
     yield Stop("values", "(B, H_kv, T, K)", call.v, CausalSelfAttention.project,
                "What each token hands on to those that attend to it." + (" Values are not turned." if rotary else ""))
     if not agrees:
+        future = weights.triu(1).abs().max().item() > AGREES
         yield Stop("weights", "(B, H, T, S)", weights, attention.attend,
                    "How much each query (row) takes of each key's value (column): what this layer's `attend` makes of "
                    "the identity. They are not those of softmax(query @ key^T / sqrt(K)): the largest difference is "
-                   f"{difference:.2g}.")
+                   f"{difference:.2g}."
+                   + (" Some lie on later tokens: this layer looks into the future." if future else ""))
     else:
         yield Stop("scores", "(B, H, T, S)", call.q @ every_k.mT / math.sqrt(K), scaled_dot_product_attention,
                    f"How well each query (row) fits each key (column): their dot product, divided by sqrt({K}) = "

@@ -256,7 +256,8 @@ def test_another_attention_is_walked_with_its_own_weights_and_the_difference(att
     if linear:  # the formula is not shown
         assert {"scores", "mask"} & stops.keys() == set() and "They are not those of softmax" in stops["weights"].why
         torch.testing.assert_close(stops["weights"].value @ stops["values"].value, stops["mixed values"].value)
-        found = float(re.search(r"the largest difference is (\S+)\.$", stops["weights"].why)[1])
+        assert ("this layer looks into the future" in stops["weights"].why) == (attend is leak)
+        found = float(re.search(r"the largest difference is (\S+)\.(?: |$)", stops["weights"].why)[1])
         expected = (stops["weights"].value - ours["weights"].value).abs().max().item()
         assert found == pytest.approx(expected, rel=0.05) and found > 0.01
 

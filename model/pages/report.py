@@ -96,7 +96,7 @@ def story(rows: Rows, config: Mapping) -> str:
     if points := column_points(rows, "tokens"):
         seconds = training_seconds(rows)
         unit = "hours" if seconds >= 3600 else "minutes" if seconds >= 60 else "seconds"
-        time = f", which took {clock(seconds) if seconds >= 60 else round(seconds)} {unit}" if seconds else ""
+        time = f", which took {clock(seconds) if seconds >= 60 else round(seconds)} {unit}" if round(seconds) else ""
         sentences.append(f"It read {short(points[-1][1])} tokens in {_count(points[-1][0], 'step')}{time}.")
     if points := column_points(rows, "val/bits_per_byte"):
         bits = points[-1][1]
