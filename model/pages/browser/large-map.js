@@ -40,7 +40,7 @@ function drawStage() {
   $("stage-title").textContent = headName(shown.head).replace("l", "L");
   press($("scales"), shown.scale);
   const much = shown.theme === "dark" ? "Bright" : "Dark";
-  $("how").textContent = `Each row is a token choosing what to read. ${much} is much; a row adds up to 100%. The blank half is the future.`;
+  $("how").textContent = `Each row is a token choosing what to read. ${much} is much; a row adds up to at most 100%. Later tokens are not drawn.`;
   drawSame();
   drawRamp();
   const list = panes();
