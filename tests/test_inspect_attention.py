@@ -55,12 +55,12 @@ def make_run(run: Path, seed: int, text: str = TEXT, steps: tuple[int, ...] = (0
 
 
 def only_maps(attention: Path) -> None:
-    """Leaves of a run's captures what runs recorded before anything was measured beside the maps."""
+    """Leaves of a run's captures the maps and scores alone, as where nothing else was measured."""
     for details in attention.glob("step_*.json"):
         details.unlink()
     scores = attention / "scores.jsonl"
     lines = [json.loads(line) for line in scores.read_text().splitlines()]
-    kept = ("step", "precision", "fidelity", "causality", "checks", "scores")
+    kept = ("step", "precision", "fidelity", "causality", "checks", "scores", "habits")
     scores.write_text("".join(json.dumps({name: line[name] for name in kept}) + "\n" for line in lines))
 
 
