@@ -21,13 +21,14 @@ class WandbLogger(loggers.WandbLogger):
     """Lightning's logger, in the run's own folder. It starts with the first figure; an error costs one warning."""
 
     def __init__(self, run_dir: Path, mode: WandbMode = "auto", config: dict | None = None):
-        # A resumed run goes on under its id, which is the end of the names of its folders.
-        ids = [folder.name.rpartition("-")[2] for folder in sorted(run_dir.glob("wandb/*run-*-*"))]
+        # A resumed run continues under its id: its folders are named run-TIME-ID, and -1 follows within one second.
+        ids = [folder.name.partition("run-")[2].split("-")[1] for folder in sorted(run_dir.glob("wandb/*run-*-*"))]
         settings = {"console": "off", "silent": True, "init_timeout": 30}
         project = os.environ.get("WANDB_PROJECT", "glassgpt")
         folder = run_dir.resolve()  # wandb's service may have been started from another one
         super().__init__(run_dir.name, folder, next(iter(ids), None), project=project, config=config, settings=settings)
         self.mode = os.environ.get("WANDB_MODE", mode) if mode == "auto" else mode
+        self._wandb_init.pop("anonymous", None)  # wandb warns everybody of it, even where it is None
 
     @property
     def experiment(self) -> Any:

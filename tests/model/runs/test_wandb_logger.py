@@ -55,10 +55,11 @@ def logged(found: list) -> dict[int, dict]:
 
 
 @pytest.mark.slow
-def test_an_offline_run_holds_metrics_pictures_the_page_and_the_maps(train, monkeypatch, tmp_path):
+def test_an_offline_run_holds_metrics_pictures_the_page_and_the_maps(train, monkeypatch, tmp_path, capfd):
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "staging"))
     options = ["--trainer.max_steps=2", "--trainer.val_check_interval=2", "--wandb=auto", "--name=run"]
     assert train(*options) == 0
+    assert "wandb: WARNING" not in capfd.readouterr().err
     [folder] = Path("runs/run/wandb").glob("offline-run-*")
     [file] = folder.glob("*.wandb")
     found = records(file)
@@ -170,4 +171,4 @@ def test_a_resumed_run_continues_under_its_id(tmp_path):
         logger.log_metrics({"train/loss": 1.0}, step=step)
         logger.finalize("success")
     folders = list((tmp_path / "wandb").glob("offline-run-*"))
-    assert folders and len({path.name.rpartition("-")[2] for path in folders}) == 1
+    assert len(folders) == 2 and len({path.name.split("-")[3] for path in folders}) == 1  # offline-run-TIME-ID
