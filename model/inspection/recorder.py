@@ -187,7 +187,8 @@ def take_snapshot(
 
 def _details(gpt: GPT, probes: dict[str, Tensor], label: Callable[[int], str]) -> dict:
     """What a capture's JSON file holds; see `archive`. Probes are tokens (T,)."""
-    measured, shown = {}, set()
+    measured: dict[str, dict] = {}
+    shown: set[int] = set()
     for probe, tokens in probes.items():
         traced = trace(gpt, tokens)
         predicted = predictions(gpt, traced)
