@@ -167,7 +167,8 @@ def test_each_stop_names_a_function_and_its_line():
         name, file, line = re.fullmatch(r"(.+), (\S+\.py):(\d+)", place).groups()
         assert name == function.__qualname__
         assert f"def {function.__name__}(" in (ROOT / file).read_text().splitlines()[int(line) - 1]
-    assert place_of(F.silu).startswith("silu, /") and place_of(torch.tanh).endswith("tanh")  # not ours; in C
+    assert re.fullmatch(r"silu, \S+/torch/nn/functional\.py:\d+", place_of(F.silu))  # a library's, wherever it lies
+    assert place_of(torch.tanh).endswith("tanh")  # in C
 
 
 def test_an_activation_of_ones_own_is_named_as_it_is(monkeypatch):
