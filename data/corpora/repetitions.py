@@ -12,7 +12,7 @@ from data.readers import Passage
 
 LETTERS = string.ascii_letters + string.digits
 NUM_DOCUMENTS = 24_000  # of both splits together
-DOCUMENT_LENGTH = 40  # letters, about; a row comes at least twice, whatever its length
+DOCUMENT_LENGTH = 40  # approximate, in letters; a row is always repeated at least once
 SHORTEST_ROW, LONGEST_ROW = 2, 30  # letters
 SEED = 0  # of all letters and lengths
 

@@ -264,7 +264,7 @@ def _line(snapshot: Snapshot) -> dict:
 
 
 def _parsed(path: Path, parse: Callable[[bytes], Any], advice: str = "") -> Any:
-    """What `parse` makes of a file. Whatever it finds wrong becomes a ValueError, one sentence with the file's name."""
+    """The file as `parse` reads it. Any error of `parse` becomes a ValueError that names the file."""
     content = path.read_bytes()
     try:
         return parse(content)

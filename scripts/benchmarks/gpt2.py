@@ -47,7 +47,7 @@ LEARNING_RATE, WEIGHT_DECAY, BETAS, GRADIENT_CLIP = 1e-3, 0.1, (0.9, 0.99), 1.0
 SCHEDULE = ScheduleConfig(warmup_steps=100, decay="cosine", final_factor=0.1)  # its warm-up is slower by 1%
 # What nanoGPT calls fields of GPTConfig.
 NANOGPT_NAMES = {"num_layers": "n_layer", "num_heads": "n_head", "embed_dim": "n_embd", "context_length": "block_size"}
-# loss: tokens, targets (B, T) -> mean nats; fast_loss: the same, compiled where that is asked for
+# loss: tokens, targets (B, T) -> mean nats; fast_loss: the same, compiled with --compile
 Learner = namedtuple("Learner", "model, loss, fast_loss, optimizer, precision")
 SAMPLING = {"temperature": 0.8, "top_k": 200}  # as in its sample.py
 
