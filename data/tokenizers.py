@@ -79,9 +79,12 @@ class Tokenizer:
         try:
             content = self.encoding.decode_bytes(ids)
         except KeyError:  # the model's vocabulary may be rounded up: some ids are unused
-            known = {*self.ranks.values(), *self.special_tokens.values()}
-            unused = "\N{REPLACEMENT CHARACTER}".encode()
-            content = b"".join(self.token_bytes(token) if token in known else unused for token in ids)
+            content = b""
+            for token in ids:
+                try:
+                    content += self.token_bytes(token)
+                except KeyError:
+                    content += "\N{REPLACEMENT CHARACTER}".encode()
         return content.decode("utf-8", errors="replace")
 
     def token_bytes(self, token: int) -> bytes:

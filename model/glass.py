@@ -16,7 +16,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from data.tokenizers import END_OF_TEXT, Tokenizer
-from model.checkpoint import load_gpt
+from model.checkpoint import load_gpt, read_checkpoint
 from model.exchange.huggingface import check_tokenizer, from_huggingface, local_folder
 from model.generation import generate
 from model.gpt import GPT
@@ -35,11 +35,11 @@ from model.inspection.attribution import attribution
 from model.inspection.experiments import Found, try_all
 from model.inspection.lens import predictions
 from model.inspection.probes import Probe, draw_repeated_probe
-from model.inspection.recorder import Capture, capture, one_sequence, take_snapshot
+from model.inspection.recorder import Capture, capture, known_ids, one_sequence, take_snapshot
 from model.inspection.survey import survey
 from model.inspection.trace import Trace, in_float32, trace
 from model.pages.captures import Captures
-from model.pages.live import model_page, opening_text
+from model.pages.live import model_page, run_page
 from model.pages.page import attention_page
 from model.runs.folder import ATTENTION, RUNS, find_checkpoint, find_kept, kept_steps, run_of
 
@@ -73,10 +73,9 @@ def open_run(source: str | Path | None = None, *, step: int | None = None, devic
         return Glass(gpt.to(device), tokenizer, str(source))
     path = None if source is None else Path(source)
     checkpoint = find_checkpoint(path)
-    gpt, about = load_gpt(checkpoint, device)
-    if step not in (None, about["global_step"]):
+    if step is not None and step != read_checkpoint(checkpoint, on_disk=True)["global_step"]:
         (checkpoint,) = find_kept(checkpoint, [step])
-        gpt, about = load_gpt(checkpoint, device)
+    gpt, about = load_gpt(checkpoint, device)
     try:
         tokenizer = Tokenizer.from_dict(about["tokenizer"])
         check_tokenizer(gpt, tokenizer)
@@ -173,12 +172,10 @@ class Glass:
     def encode(self, text: Text) -> Tensor:
         """Token ids (T,) of what `read` reads, on the model's device."""
         try:
-            (tokens,) = one_sequence(self.gpt, self.tokenizer.encode(text) if isinstance(text, str) else text)
-        except (ValueError, TypeError, RuntimeError) as error:  # torch has its own words for what is no tensor
-            known = str(error).startswith("token ids")
-            raise ValueError(
-                str(error) if known else f"one text of at least one token, or its ids (T,), is needed, not {text!r:.80}"
-            ) from None
+            sequence = one_sequence(self.tokenizer.encode(text) if isinstance(text, str) else text)
+        except (ValueError, TypeError, RuntimeError):  # torch has its own words for what is no tensor
+            raise ValueError(f"one text of at least one token, or its ids (T,), is needed, not {text!r:.80}") from None
+        (tokens,) = known_ids(self.gpt, sequence)
         context = self.gpt.config.context_length
         if len(tokens) > context:
             log.warning("The text has %s tokens; the first %s, the model's context, are read.", len(tokens), context)
@@ -256,7 +253,7 @@ class Glass:
     def mean_tokens(self, tokens: Tensor) -> Tensor:
         """The text over which parts are averaged, (1, T): the recorded one, or `tokens` (T,) if none is recorded."""
         known = tokens if self.recording is None else self.recording.probes["text"].tokens
-        return one_sequence(self.gpt, known)
+        return known_ids(self.gpt, one_sequence(known))
 
     def means(self, tokens: Tensor) -> Means:
         """What each part gives on average over `mean_tokens`."""
@@ -292,20 +289,18 @@ class Glass:
 
         Raises ValueError if the page would be too large, or there is neither a recorded text nor an opening.
         """
-        function = None
+        snapshots = sorted(((glass.step or 0, glass.gpt) for glass in (self, *others)), key=lambda one: one[0])
         if self.recording is not None:
-            text, windows = self.recording.probes["text"], self.recording.windows
-            function = opening_text(self.tokenizer.decode(window.tokens) for window in windows["text"].texts)
-        elif opening is None or not 2 <= len(opening) <= self.gpt.config.context_length:
+            return run_page(self.name, snapshots, self.tokenizer, self.recording, opening)[0]
+        if opening is None or not 2 <= len(opening) <= self.gpt.config.context_length:
             most = self.gpt.config.context_length
             raise ValueError(f"{self.source} has no text on record to try it on: give a prompt of 2 to {most} tokens")
-        else:
-            text, windows = self.probe(opening), None
-        snapshots = sorted(((glass.step or 0, glass.gpt) for glass in (self, *others)), key=lambda one: one[0])
-        probes = {"text": text, "repeated": self.repeated_probe()}
-        shown = (function or text.tokens) if opening is None else opening
-        attempt = partial(self._attempt, texts=[text] if windows is None else windows["text"].texts)
-        return model_page(self.name, snapshots, self.tokenizer.to_dict(), probes, shown, windows, attempt)
+        probes = {"text": self.probe(opening), "repeated": self.repeated_probe()}
+
+        def attempt(gpt: GPT, means: Means) -> Found:
+            return try_all(gpt, self.tokenizer, [probes["text"]], means)
+
+        return model_page(self.name, snapshots, self.tokenizer.to_dict(), probes, opening, attempt=attempt)
 
     def experiments(self) -> Found:
         """The experiments that hold for the model, strongest first, and by title why the others do not.
@@ -315,10 +310,7 @@ class Glass:
         if self.recording is None:
             raise FileNotFoundError(f"{self.source} has no text on record to try experiments on")
         text = self.recording.probes["text"].tokens
-        return self._attempt(self.gpt, self.means(torch.tensor(text)), self.recording.windows["text"].texts)
-
-    def _attempt(self, gpt: GPT, means: Means, texts: Sequence[Probe]) -> Found:
-        return try_all(gpt, self.tokenizer, texts, means)
+        return try_all(self.gpt, self.tokenizer, self.recording.windows["text"].texts, self.means(torch.tensor(text)))
 
     def _repr_html_(self) -> str:
         return in_frame(self.page)

@@ -195,7 +195,7 @@ def experiments_table(path: Path | None) -> str:
     lines = []
     for effect in effects:
         (halved, right, count), (before, after) = effect.texts, effect.usual
-        source = "" if effect.weight < 0.25 else f"; head {effect.head} looks at what tells it, {effect.weight:.0%}"
+        source = f"; head {effect.head} looks at what tells it, {effect.weight:.0%}" if effect.weight else ""
         lines += [
             effect.title,
             f"  text        {visible(effect.trial.text, 100)}",

@@ -57,9 +57,9 @@ class Effect:
 
     off: the parts that are switched off. head: "LAYER.HEAD" to look at: of those that look at the source, the one
     without which the right tokens lose most; None if they lose nothing. weight: what it gives to the source from the
-    last token, on average. shares: what the right tokens of the text get before and after the change; usual: the
-    medians over the texts on which the model is right. texts: on how many of those the change takes half or more, how
-    many those are, and of how many.
+    last token, on average; 0 if that is below RIGHT, too little to speak of. shares: what the right tokens of the text
+    get before and after the change; usual: the medians over the texts on which the model is right. texts: on how many
+    of those the change takes half or more, how many those are, and of how many.
     """
 
     title: str
@@ -263,9 +263,10 @@ def try_all(gpt: GPT, tokenizer: Any, windows: Sequence[Probe], means: Means) ->
 
 def first_steps(steps: Sequence[int], found: Sequence[Found]) -> dict[str, int]:
     """For each experiment that holds at the last of the steps, the step from which on it does."""
-    titles = [{effect.title for effect in effects} for effects, _ in found]
-    without = {title: [i for i, held in enumerate(titles) if title not in held] for title in titles[-1]}
-    return {title: steps[max(missing, default=-1) + 1] for title, missing in without.items()}
+    since: dict[str, int] = {}
+    for step, (effects, _) in zip(steps, found, strict=True):
+        since = {effect.title: since.get(effect.title, step) for effect in effects}
+    return since
 
 
 def _tried(gpt: GPT, title: str, texts: Texts, means: Means) -> Effect | str:
@@ -301,6 +302,7 @@ def _tried(gpt: GPT, title: str, texts: Texts, means: Means) -> Effect | str:
     if halved < MIN_SHARE * len(known):
         return f"the change takes half or more on only {halved} of the {len(known)} texts that it is right on"
     weight = weights[is_right, number].mean().item() if named else 0.0
+    weight = weight if weight >= RIGHT else 0.0
     head = str(named[0]).removeprefix("head ") if named else None
     usual = before.median().item(), after.median().item()
     shown = int(((before - usual[0]).abs() + (after - usual[1]).abs()).argmin())

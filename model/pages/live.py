@@ -34,8 +34,8 @@ from torch import Tensor
 from model.attention import scaled_dot_product_attention
 from model.gpt import GPT
 from model.inspection.ablation import Means, part_means
-from model.inspection.archive import Snapshot
-from model.inspection.experiments import Found
+from model.inspection.archive import AttentionArchive, Snapshot
+from model.inspection.experiments import Found, first_steps, try_all
 from model.inspection.probes import Probe
 from model.inspection.recorder import capture
 from model.inspection.survey import Windows, survey, windows_of
@@ -77,6 +77,30 @@ class Packed:
             for number, text in enumerate(self.blocks)
         ]
         return [template.json_element("manifest", self.manifest), *texts]
+
+
+def run_page(
+    name: str,
+    snapshots: Sequence[tuple[int, GPT]],
+    tokenizer: Any,
+    archive: AttentionArchive,
+    opening: Sequence[int] | None = None,
+) -> tuple[str, dict[str, int]]:
+    """The `model_page` of a run, and by title the step from which on each experiment holds.
+
+    tokenizer: one of `data.tokenizers`. opening: its tokens; None opens with a function of the recorded windows, on
+    which the experiments are tried too, or else with the recorded text.
+    """
+    text, windows, found = archive.probes["text"], archive.windows, []
+
+    def attempt(gpt: GPT, means: Means) -> Found:
+        found.append(try_all(gpt, tokenizer, windows["text"].texts, means))
+        return found[-1]
+
+    function = opening_text(tokenizer.decode(window.tokens) for window in windows["text"].texts)
+    shown = (function or text.tokens) if opening is None else opening
+    page = model_page(name, snapshots, tokenizer.to_dict(), archive.probes, shown, windows, attempt)
+    return page, first_steps([step for step, _ in snapshots], found)
 
 
 def model_page(

@@ -82,7 +82,7 @@ def expand(args: list[str], default_config: Path) -> tuple[str, list[str]]:
             raise ValueError(f"the subcommand comes first: python train.py {arg} --option ...")
     resume, ckpt_path, args = take_runs(args)
     checkpoint = Path(ckpt_path) if ckpt_path else None
-    is_typed = any(arg.split("=")[0] in ("--config", "-c") for arg in args)
+    is_typed = any(name in ("config", "c") for name, _ in typed_values(args))
     config: Path | str | None = None if is_typed else default_config
     if subcommand == "validate":
         if resume is not None:

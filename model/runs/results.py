@@ -13,11 +13,9 @@ from typing import Any
 from model.checkpoint import load_gpt, read_checkpoint
 from model.files import write_atomically
 from model.gpt import GPT
-from model.inspection.ablation import Means
 from model.inspection.archive import AttentionArchive
-from model.inspection.experiments import Found, first_steps, try_all
 from model.pages.captures import Captures
-from model.pages.live import model_page, opening_text
+from model.pages.live import run_page
 from model.pages.report import report_page
 from model.runs.configs import read_config
 from model.runs.folder import (
@@ -151,22 +149,14 @@ def _model_page(run_dir: Path, make_tokenizer: Callable[[dict], Any]) -> str:
     Writes the step from which on each experiment holds into the run's EXPERIMENTS.
     """
     gpt, info = load_gpt(find_checkpoint(run_dir))
+    tokenizer = make_tokenizer(info["tokenizer"])
     archive = AttentionArchive.open(run_dir / ATTENTION)
     best = (info["global_step"], gpt)
     kept = [load_gpt(kept_checkpoint(run_dir, step)) for step in kept_steps(run_dir) if step < best[0]]
     earlier = [(about["global_step"], model) for model, about in kept if model.config == gpt.config]
-    tokenizer, texts = make_tokenizer(info["tokenizer"]), archive.windows["text"].texts
-    opening = opening_text(tokenizer.decode(text.tokens) for text in texts) or archive.probes["text"].tokens
-    found: list[Found] = []
-
-    def attempt(gpt: GPT, means: Means) -> Found:
-        found.append(try_all(gpt, tokenizer, texts, means))
-        return found[-1]
 
     def page(snapshots: list[tuple[int, GPT]]) -> str:
-        name, found[:] = run_dir.resolve().name, []
-        html = model_page(name, snapshots, info["tokenizer"], archive.probes, opening, archive.windows, attempt)
-        since = first_steps([step for step, _ in snapshots], found)
+        html, since = run_page(run_dir.resolve().name, snapshots, tokenizer, archive)
         write_atomically(run_dir / EXPERIMENTS, json.dumps(since).encode())
         return html
 

@@ -54,7 +54,7 @@ const begin = (effect) => [
   button("begin this experiment again", () => show(effect, 0)),
 ];
 const gets = ({ trial: { right, answer } }) =>
-  right.length > 1 ? `together, those of the 20 likeliest that begin with ${quote(answer)} get` : `${quote(answer)} gets`;
+  right.length > 1 ? `together, those of the ${shown.sides[0].next.length} likeliest that begin with ${quote(answer)} get` : `${quote(answer)} gets`;
 const usually = ({ usual, texts: [halved, right] }) => `on ${halved} of ${right} such texts the share fell to half or less (typically ${fromTo(usual)})`;
 
 function headOf({ head, weight, trial: { source }, texts: [, right] }) {
@@ -62,7 +62,7 @@ function headOf({ head, weight, trial: { source }, texts: [, right] }) {
   const [{ attention, labels }] = shown.sides;
   const number = headNumber(head);
   const here = weightAt(ofHead(attention, number, labels.length), labels.length - 1, source);
-  const gives = weight < 0.25 ? "" : `: to ${quote(labels[source])}, which tells what comes next, it gives here ${percent(here)} of its attention, on average over ${right} texts ${percent(weight)}`;
+  const gives = !weight ? "" : `: to ${quote(labels[source])}, which tells what comes next, it gives here ${percent(here)} of its attention, on average over ${right} texts ${percent(weight)}`;
   return `Look at the last row of ${headPart(number)} (${headName(number)}) on the map${gives}.`;
 }
 
@@ -74,7 +74,7 @@ const lookAt = (effect) => [
 function compare(effect) {
   const rows = [["PyTorch, when this page was made,", effect.shares], ["this page", [chosen.before, chosen.after]]];
   const figures = rows.flatMap(([name, pair]) => [` ${name} `, element("b", { textContent: fromTo(pair) }), " ·"]).slice(0, -1);
-  const unlisted = chosen.after ? "" : " (0%: not among the 20 likeliest)";
+  const unlisted = chosen.after ? "" : ` (0%: not among the ${shown.sides[0].next.length} likeliest)`;
   return [
     element("p", { id: "predicted" }, `Before → after the change, ${gets(effect)}:`, ...figures, `${unlisted}; ${usually(effect)}.`),
     paragraph(`${effect.question} `, button("◀ undo the change", () => show(effect, 0))),
