@@ -201,6 +201,16 @@ def test_a_mistake_gets_one_sentence(run_dir, capsys, monkeypatch, arguments, se
     assert sentence in err and err.startswith("generate.py: ") and err.count("\n") == 1
 
 
+def test_weights_in_8_bits_write_on_the_cpu_only(run_dir, capsys, monkeypatch):
+    options = ("--checkpoint", run_dir, "--dtype", "int8", "--prompt", "a", "--max_new_tokens", 5, "--seed", 1)
+    status, out, err = generate(capsys, *options, "--logprobs", "--device", "cpu")
+    exact = generate(capsys, *options, "--logprobs", "--dtype", "float32", "--device", "cpu")[1]
+    assert (status, out != exact, len(json.loads(out)["tokens"])) == (0, True, 5)
+    monkeypatch.setattr("scripts.generate.choose_device", torch.device)
+    status, _, err = generate(capsys, *options, "--device", "cuda:0")
+    assert status == 2 and "--dtype int8 is for the CPU, and this is cuda:0" in err
+
+
 @pytest.mark.parametrize(
     "changes",
     [

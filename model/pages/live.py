@@ -40,6 +40,7 @@ from model.inspection.probes import Probe
 from model.inspection.recorder import capture
 from model.inspection.survey import Windows, survey, windows_of
 from model.inspection.trace import blocks_of, undisturbed
+from model.kernels import rounded_to_int8
 from model.pages import template
 from model.pages.captures import Captures
 from model.pages.page import live_page
@@ -266,10 +267,9 @@ def _rounded(gpt: GPT, kind: str) -> tuple[GPT, dict[str, tuple[str, list[Tensor
             weight.copy_(weight.bfloat16())
             stored[name] = (kind, [weight.bfloat16().view(torch.int16)])
         else:
-            scales = weight.abs().amax(1, keepdim=True) / 127
-            integers = (weight / scales.clamp(min=torch.finfo(scales.dtype).tiny)).round()
+            integers, scales = rounded_to_int8(weight)
             weight.copy_(integers * scales)
-            stored[name] = (kind, [scales, integers.to(torch.int8)])
+            stored[name] = (kind, [scales, integers])
     return rounded, stored
 
 
