@@ -39,7 +39,7 @@ from model.inspection.recorder import Capture, capture, known_ids, one_sequence,
 from model.inspection.survey import survey
 from model.inspection.trace import Trace, in_float32, trace
 from model.pages.captures import Captures
-from model.pages.live import model_page, run_page
+from model.pages.live import model_page
 from model.pages.page import attention_page
 from model.runs.folder import ATTENTION, RUNS, find_checkpoint, find_kept, kept_steps, run_of
 
@@ -290,17 +290,16 @@ class Glass:
         Raises ValueError if the page would be too large, or there is neither a recorded text nor an opening.
         """
         snapshots = sorted(((glass.step or 0, glass.gpt) for glass in (self, *others)), key=lambda one: one[0])
+        context, windows = self.gpt.config.context_length, None
         if self.recording is not None:
-            return run_page(self.name, snapshots, self.tokenizer, self.recording, opening)[0]
-        if opening is None or not 2 <= len(opening) <= self.gpt.config.context_length:
-            most = self.gpt.config.context_length
-            raise ValueError(f"{self.source} has no text on record to try it on: give a prompt of 2 to {most} tokens")
-        probes = {"text": self.probe(opening), "repeated": self.repeated_probe()}
-
-        def attempt(gpt: GPT, means: Means) -> Found:
-            return try_all(gpt, self.tokenizer, [probes["text"]], means)
-
-        return model_page(self.name, snapshots, self.tokenizer.to_dict(), probes, opening, attempt=attempt)
+            probes, windows = self.recording.probes, self.recording.windows
+        elif opening is not None and 2 <= len(opening) <= context:
+            probes = {"text": self.probe(opening), "repeated": self.repeated_probe()}
+        else:
+            raise ValueError(
+                f"{self.source} has no text on record to try it on: give a prompt of 2 to {context} tokens"
+            )
+        return model_page(self.name, snapshots, self.tokenizer, probes, opening, windows)[0]
 
     def experiments(self) -> Found:
         """The experiments that hold for the model, strongest first, and by title why the others do not.

@@ -34,7 +34,7 @@ from torch import Tensor
 from model.attention import scaled_dot_product_attention
 from model.gpt import GPT
 from model.inspection.ablation import Means, part_means
-from model.inspection.archive import AttentionArchive, Snapshot
+from model.inspection.archive import Snapshot
 from model.inspection.experiments import Found, first_steps, try_all
 from model.inspection.probes import Probe
 from model.inspection.recorder import capture
@@ -80,57 +80,39 @@ class Packed:
         return [template.json_element("manifest", self.manifest), *texts]
 
 
-def run_page(
-    name: str,
-    snapshots: Sequence[tuple[int, GPT]],
-    tokenizer: Any,
-    archive: AttentionArchive,
-    opening: Sequence[int] | None = None,
-) -> tuple[str, dict[str, int]]:
-    """The `model_page` of a run, and by title the step from which on each experiment holds.
-
-    tokenizer: one of `data.tokenizers`. opening: its tokens; None opens with a function of the recorded windows, on
-    which the experiments are tried too, or else with the recorded text.
-    """
-    text, windows, found = archive.probes["text"], archive.windows, []
-
-    def attempt(gpt: GPT, means: Means) -> Found:
-        found.append(try_all(gpt, tokenizer, windows["text"].texts, means))
-        return found[-1]
-
-    function = opening_text(tokenizer.decode(window.tokens) for window in windows["text"].texts)
-    shown = (function or text.tokens) if opening is None else opening
-    page = model_page(name, snapshots, tokenizer.to_dict(), archive.probes, shown, windows, attempt)
-    return page, first_steps([step for step, _ in snapshots], found)
-
-
 def model_page(
     name: str,
     snapshots: Sequence[tuple[int, GPT]],
-    tokenizer: Mapping[str, Any],
+    tokenizer: Any,
     probes: Mapping[str, Probe],
-    opening: Sequence[int] | str,
+    opening: Sequence[int] | None = None,
     windows: Mapping[str, Windows] | None = None,
-    attempt: Attempt | None = None,
-) -> str:
+) -> tuple[str, dict[str, int]]:
     """The HTML of the page that holds a model and reads what a person types.
 
     Args:
         name: of the model.
         snapshots: (step, model) in ascending order.
-        tokenizer: as a checkpoint has it.
+        tokenizer: one of `data.tokenizers`.
         probes: "text" and "repeated"; on "text" the page checks that it computes what the model does.
-        opening: the text that the page opens with, or its tokens.
-        windows: on which the page says what the heads do; the probes if None.
-        attempt: tries the experiments that the page offers, see `experiments.try_all`.
+        opening: tokens that the page opens with; None opens with a function in the windows, or else with the text.
+        windows: on which experiments are tried and the page says what the heads do; the probes if None.
+
+    Returns:
+        The page, and by title the step from which on each experiment holds.
 
     Raises ValueError if the page would be too large, and how large, or if a model has diverged.
     """
-    model = pack(snapshots, tokenizer, probes["text"].tokens, attempt)
+    windows = windows or windows_of(probes)
+    texts = windows["text"].texts
+
+    def attempt(gpt: GPT, means: Means) -> Found:
+        return try_all(gpt, tokenizer, texts, means)
+
+    model = pack(snapshots, tokenizer.to_dict(), probes["text"].tokens, attempt)
     if note := model.manifest["note"]:
         log.warning("%s", note)
     taken, maps = [], {}
-    windows = windows or windows_of(probes)
     for step, gpt in snapshots:
         captures = {probe: capture(gpt, about.tokens) for probe, about in probes.items()}
         scores, habits = survey(gpt, windows)
@@ -141,11 +123,12 @@ def model_page(
     effects, tried = model.found[-1]
     experiments = {"effects": [asdict(effect) for effect in effects], "tried": tried}
     elements = [template.json_element("experiments", experiments), *model.elements()]
-    page = live_page(run, f"{name}: the model", opening, elements)
+    shown = opening or opening_text(tokenizer.decode(text.tokens) for text in texts) or probes["text"].tokens
+    page = live_page(run, f"{name}: the model", shown, elements)
     if (size := len(page.encode())) > MAX_BYTES:
         limit = MAX_BYTES / 1e6
         raise ValueError(f"a page with this model would take {size / 1e6:.1f} MB, and the limit is {limit:.0f} MB")
-    return page
+    return page, first_steps([step for step, _ in snapshots], model.found)
 
 
 def pack(

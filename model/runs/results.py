@@ -7,15 +7,15 @@ import logging
 import lzma
 import shlex
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from model.checkpoint import load_gpt, read_checkpoint
 from model.files import write_atomically
-from model.gpt import GPT
 from model.inspection.archive import AttentionArchive
 from model.pages.captures import Captures
-from model.pages.live import run_page
+from model.pages.live import model_page
 from model.pages.report import report_page
 from model.runs.configs import read_config
 from model.runs.folder import (
@@ -155,17 +155,15 @@ def _model_page(run_dir: Path, make_tokenizer: Callable[[dict], Any]) -> str:
     kept = [load_gpt(kept_checkpoint(run_dir, step)) for step in kept_steps(run_dir) if step < best[0]]
     earlier = [(about["global_step"], model) for model, about in kept if model.config == gpt.config]
 
-    def page(snapshots: list[tuple[int, GPT]]) -> str:
-        html, since = run_page(run_dir.resolve().name, snapshots, tokenizer, archive)
-        write_atomically(run_dir / EXPERIMENTS, json.dumps(since).encode())
-        return html
-
+    page = partial(model_page, run_dir.resolve().name, tokenizer=tokenizer, probes=archive.probes)
     try:
-        return page([*earlier, best])
+        html, since = page([*earlier, best], windows=archive.windows)
     except ValueError:
         if not earlier:
             raise
-        return page([best])
+        html, since = page([best], windows=archive.windows)
+    write_atomically(run_dir / EXPERIMENTS, json.dumps(since).encode())
+    return html
 
 
 def _reached(run_dir: Path, validation_text: str | None) -> str:

@@ -81,7 +81,6 @@ function compare(effect) {
   ];
 }
 
-$("try").hidden = !effects.length && !Object.keys(tried).length;
 $("experiment").hidden = !effects.length;
 $("tries").append(...effects.slice(0, MOST).map((effect) => button(effect.title, () => show(effect, 0))));
 if (!effects.length) $("tries").textContent = `None of these was found in this model: ${Object.entries(tried).map((one) => one.join(" (")).join("), ")}).`;

@@ -108,7 +108,7 @@ def test_the_page_opens_with_the_most_telling_head_of_both_probes(tmp_path):
     best = opening_view(snapshot, maps, probes)
     assert best["head"] != opening_view(snapshot, maps, {"text": probes["text"]})["head"]
     path = tmp_path / "model.html"
-    path.write_text(model_page("tiny", [(0, gpt)], tokenizer.to_dict(), probes, tokens), encoding="utf-8")
+    path.write_text(model_page("tiny", [(0, gpt)], tokenizer, probes, tokens)[0], encoding="utf-8")
     data = json.loads(re.search(r'id="data">(.*?)</script>', path.read_text(encoding="utf-8"))[1])
     assert data["runs"][0]["opening"] == {"head": best["head"], "score": best["score"]}
 

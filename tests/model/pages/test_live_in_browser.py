@@ -63,7 +63,7 @@ def write_page(path, gpts):
         "text": Probe(tokens, list(OPENING)),
         "repeated": draw_repeated_probe(range(256), 10, TOKENIZER.label, first=256),
     }
-    page = model_page("tiny", list(zip((0, 8), gpts, strict=True)), TOKENIZER.to_dict(), probes, tokens)
+    page, _ = model_page("tiny", list(zip((0, 8), gpts, strict=True)), TOKENIZER, probes, tokens)
     path.write_text(page, encoding="utf-8")
     return path
 
@@ -522,11 +522,8 @@ def test_every_experiment_shows_on_the_page_what_was_predicted(open_page, tmp_pa
     probes = {"text": texts[0], "repeated": repeated}
     windows = windows_of({"text": texts, "repeated": [repeated]})
 
-    def attempt(model, means):
-        return try_all(model, TOKENIZER, texts, means)
-
     def page_of(*snapshots):
-        html = model_page("tiny", snapshots, TOKENIZER.to_dict(), probes, tokens, windows, attempt)
+        html, _ = model_page("tiny", snapshots, TOKENIZER, probes, tokens, windows)
         path.write_text(html, encoding="utf-8")
         return open_page(path)
 
@@ -535,7 +532,7 @@ def test_every_experiment_shows_on_the_page_what_was_predicted(open_page, tmp_pa
     buttons = page.locator("#tries button")
     titles = buttons.all_inner_texts()
     assert "A made-up word, twice" in titles and 2 <= len(titles) <= 6
-    effects, _ = attempt(gpt, part_means(gpt, torch.tensor([tokens])))
+    effects, _ = try_all(gpt, TOKENIZER, texts, part_means(gpt, torch.tensor([tokens])))
     for effect, button in zip(effects, buttons.all(), strict=True):
         button.click()
         settle(page)
@@ -565,4 +562,3 @@ def test_every_experiment_shows_on_the_page_what_was_predicted(open_page, tmp_pa
     nowhere = page_of((0, untrained)).locator("#tries")
     assert nowhere.locator("button").count() == 0
     assert "A made-up word, twice (right on only 0 of 60 texts)" in nowhere.inner_text()
-    assert open_page().locator("#try").is_hidden()  # of a page for which none was tried
