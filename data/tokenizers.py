@@ -1,7 +1,8 @@
 """Tokenizers: text <-> token ids, always through a `tiktoken.Encoding`.
 
-Three kinds: a published encoding by name ("gpt2", "o200k_base", ...), "bytes" (one token a byte), and "bpe",
-a byte-pair encoding trained on the training split. V is the vocabulary size; ids run from 0 to V - 1.
+Four kinds: a published encoding by name ("gpt2", "o200k_base", ...), "bytes" (one token a byte), "letters" (one token a
+lowercase letter), and "bpe", a byte-pair encoding trained on the training split. V is the vocabulary size; ids run from
+0 to V - 1.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
+from string import ascii_lowercase
 
 import numpy as np
 import tiktoken
@@ -31,6 +33,8 @@ SPLIT_PATTERN = "|".join(
         r"\s+",
     ]
 )
+
+LETTERS = "[a-z]"  # what no piece matches is no part of the tokens
 
 # Merges change little with more text than this; the limit bounds the memory for the table of distinct pieces.
 TRAINING_BYTES = 128 * 2**20
@@ -157,7 +161,8 @@ class Tokenizer:
         """Inverse of `to_dict`. Raises ValueError where `state` is not what `to_dict` returns."""
         try:
             ranks = _unpacked(state["tokens"])
-            _check_ids(ranks, state["special_tokens"])
+            needed = ascii_lowercase.encode() if state["pattern"] == LETTERS else range(256)
+            _check_ids(ranks, state["special_tokens"], needed)
             return cls(state["name"], state["pattern"], ranks, state["special_tokens"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__} "
@@ -167,8 +172,8 @@ class Tokenizer:
 def check_name(name: str) -> None:
     """Raises ValueError for a name that is neither bpe, bytes nor a published encoding."""
     known = tiktoken.list_encoding_names()
-    if name not in ("bpe", "bytes", *known):
-        raise ValueError(f"unknown tokenizer {name!r}: write one of bpe, bytes, {', '.join(known)}")
+    if name not in ("bpe", "bytes", "letters", *known):
+        raise ValueError(f"unknown tokenizer {name!r}: write one of bpe, bytes, letters, {', '.join(known)}")
 
 
 def recipe(name: str, vocab_size: int) -> list[str | int]:
@@ -177,12 +182,14 @@ def recipe(name: str, vocab_size: int) -> list[str | int]:
 
 
 def published(name: str) -> Tokenizer:
-    """The published tiktoken encoding `name`, read from TIKTOKEN_CACHE_DIR or else downloaded once; or "bytes".
+    """The tokenizer "bytes" or "letters", or a published encoding, from TIKTOKEN_CACHE_DIR or else downloaded once.
 
     Raises ValueError for an unknown name and ConnectionError where the download fails.
     """
     if name == "bytes":
         return byte_level()
+    if name == "letters":
+        return letter_level()
     check_name(name)
     try:
         arguments = tiktoken.registry.ENCODING_CONSTRUCTORS[name]()
@@ -197,6 +204,12 @@ def published(name: str) -> Tokenizer:
 def byte_level() -> Tokenizer:
     """One token a byte, and end-of-text: V = 257."""
     return Tokenizer("bytes", r"[\s\S]", {bytes([value]): value for value in range(256)}, {END_OF_TEXT: 256})
+
+
+def letter_level() -> Tokenizer:
+    """One token a lowercase letter, and end-of-text: V = 27. All other characters are left out."""
+    ranks = {bytes([value]): number for number, value in enumerate(ascii_lowercase.encode())}
+    return Tokenizer("letters", LETTERS, ranks, {END_OF_TEXT: len(ranks)})
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -246,9 +259,9 @@ def _unpacked(tokens: bytes) -> dict[bytes, int]:
     return ranks
 
 
-def _check_ids(ranks: dict[bytes, int], special_tokens: dict[str, int]) -> None:
+def _check_ids(ranks: dict[bytes, int], special_tokens: dict[str, int], needed: Iterable[int]) -> None:
     """Raises ValueError for ids that tiktoken accepts at first and panics over when it encodes or decodes."""
-    missing = [value for value in range(256) if bytes([value]) not in ranks]
+    missing = [value for value in needed if bytes([value]) not in ranks]
     if missing:
         raise ValueError(f"it has no token for the byte 0x{missing[0]:02x}")
     taken = set(ranks.values())

@@ -66,9 +66,8 @@ OPTIMIZER_OPTIONS = {
     "betas": ((0.5, 0.5), {}),
     "epsilon": (1.0, {}),
     "momentum": (0.5, {}),
-    "density": (0.3, {}),
-    "density_fall": ((0.0, 1.0), {"density": 0.3}),
-    "row_minimum": (2, {"density": 0.3}),
+    "density": (0.3, {"algorithm": "adamw"}),
+    "density_fall": ((0.0, 1.0), {"algorithm": "adamw", "density": 0.3}),
 }
 SCHEDULE_OPTIONS = {
     "warmup_steps": (3, {}),

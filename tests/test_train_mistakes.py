@@ -32,7 +32,7 @@ MISTAKES = {
     "--model.compile=reduce-overhead --trainer.accumulate_grad_batches=2": "leave trainer.accumulate_grad_batches at 1",
     "--data.files=none.txt": "none.txt",
     "--data.tokenizer=gpt5": "unknown tokenizer 'gpt5'",
-    "--data.corpus=book": "unknown data.corpus 'book': write one of stdlib, files, hub, repetitions",
+    "--data.corpus=book": "unknown data.corpus 'book': write one of stdlib, files, hub, repetitions, words",
     "--data.corpus=files --data.files=short.txt --data.validation_fraction=0.1": "the validation text is too short for",
     "--config=none.yaml": "none.yaml",
     "--config=own.yaml": "model.gpt.num_layer; did you mean model.gpt.num_layers?",

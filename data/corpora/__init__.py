@@ -7,7 +7,7 @@ from dataclasses import fields
 from data.corpora.corpus import SPLITS, Corpus, CorpusOptions
 from data.corpora.files import file_corpus
 from data.corpora.hub import HUB_OPTIONS, HubCorpus
-from data.corpora.repetitions import RepetitionCorpus
+from data.corpora.repetitions import RepetitionCorpus, WordCorpus
 from data.corpora.stdlib import stdlib_corpus
 
 __all__ = ["CORPORA", "SPLITS", "Corpus", "CorpusOptions", "build"]
@@ -18,6 +18,7 @@ CORPORA: dict[str, tuple[Callable[[CorpusOptions], Corpus], tuple[str, ...]]] = 
     "files": (file_corpus, ("files", "validation_files", "documents", "text_column")),
     "hub": (HubCorpus, HUB_OPTIONS),
     "repetitions": (RepetitionCorpus, ()),
+    "words": (WordCorpus, ()),
 }
 
 _log = logging.getLogger(__name__)

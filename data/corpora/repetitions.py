@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from data.corpora.corpus import Corpus, CorpusOptions
 from data.readers import Passage
 
-LETTERS = string.ascii_letters + string.digits
 NUM_DOCUMENTS = 24_000  # of both splits together
-DOCUMENT_LENGTH = 40  # approximate, in letters; a row is always repeated at least once
-SHORTEST_ROW, LONGEST_ROW = 2, 30  # letters
+SHORTEST_ROW = 2  # letters
 SEED = 0  # of all letters and lengths
 
 
@@ -24,16 +22,38 @@ class RepetitionCorpus(Corpus):
     """
 
     name = "repetitions"
+    letters = string.ascii_letters + string.digits
+    longest_row = 30  # letters
+    document_length = 40  # approximate, in letters; a row is always repeated at least once
 
     def __init__(self, options: CorpusOptions):
         self.num_validation = round(NUM_DOCUMENTS * options.validation_fraction)
-        drawn = [NUM_DOCUMENTS, self.num_validation, DOCUMENT_LENGTH, SHORTEST_ROW, LONGEST_ROW, SEED, LETTERS]
-        self.identity = {"repetitions": drawn}
+        lengths = [self.document_length, SHORTEST_ROW, self.longest_row]
+        self.identity = {self.name: [NUM_DOCUMENTS, self.num_validation, *lengths, SEED, self.letters]}
+
+    def draw_row(self, draw: random.Random, length: int) -> list[str]:
+        """The letters of one row."""
+        return draw.choices(self.letters, k=length)
 
     def passages(self, split: str) -> Iterator[Passage]:
         draw = random.Random(f"{split} {SEED}")
-        shortest, longest = math.log(SHORTEST_ROW), math.log(LONGEST_ROW)
+        shortest, longest = math.log(SHORTEST_ROW), math.log(self.longest_row)
         for _ in range(self.num_validation if split == "validation" else NUM_DOCUMENTS - self.num_validation):
             length = round(math.exp(draw.uniform(shortest, longest)))
-            row = "".join(draw.choices(LETTERS, k=length))
-            yield Passage(row * max(2, DOCUMENT_LENGTH // length), ends_document=True)
+            row = "".join(self.draw_row(draw, length))
+            yield Passage(row * max(2, self.document_length // length), ends_document=True)
+
+
+class WordCorpus(RepetitionCorpus):
+    """As above, with rows of lowercase letters that are all different, as in "blacksmithblacksmith...".
+
+    One letter tells the next then, so that the simplest circuit that copies does it without an error.
+    """
+
+    name = "words"
+    letters = string.ascii_lowercase
+    longest_row = 14
+    document_length = 200  # most windows of a training lie within one document
+
+    def draw_row(self, draw: random.Random, length: int) -> list[str]:
+        return draw.sample(self.letters, k=length)

@@ -34,7 +34,11 @@ MACHINE_CHARTS = (
     ("Tokens per second", "while training", {"tokens per second": "tokens_per_second"}),
     ("Model FLOPs utilisation", "share of the peak", {"MFU": "mfu"}),
 )
-CORPORA = {"stdlib": "the source of Python's standard library", "repetitions": "random letters that repeat themselves"}
+CORPORA = {
+    "stdlib": "the source of Python's standard library",
+    "repetitions": "random letters that repeat themselves",
+    "words": "words of random letters, all different, that repeat themselves",
+}
 
 
 def report_page(

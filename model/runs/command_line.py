@@ -42,7 +42,7 @@ how long and on what
   --trainer.accelerator NAME, --trainer.devices N, --trainer.strategy NAME, --trainer.precision NAME
 the text
   --data.files 'my/*.txt'                your own text
-  --data.corpus NAME                     stdlib (Python's standard library), files, hub or repetitions
+  --data.corpus NAME                     stdlib (Python's standard library), files, hub, repetitions, words
   --data.dataset OWNER/NAME              a data set of the Hugging Face Hub
   --data.tokenizer NAME                  bpe (with --data.vocab_size N), bytes, gpt2 (of tiktoken's), or a run's
   --data.batch_size N                    sequences in a batch
@@ -182,7 +182,7 @@ def named_tokenizer(name: str, read_folder: Callable[[Path], Any], checkpoint: s
 
     `read_folder` as for `tokenizer_of`. The tokenizer of `checkpoint`, if there is one, is taken for any model's.
     """
-    is_model = "/" in name or (name not in ("bpe", "bytes") and Path(name).exists())
+    is_model = "/" in name or (name not in ("bpe", "bytes", "letters") and Path(name).exists())
     return tokenizer_of(checkpoint or find_model(name), read_folder) if is_model else name
 
 

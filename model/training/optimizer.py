@@ -30,11 +30,10 @@ class OptimizerConfig:
         betas: AdamW's decay of the first and second moment.
         epsilon: AdamW's, added to the root of the second moment.
         momentum: Muon's Nesterov momentum.
-        density: share of the weights of each matrix that is left at the end; the others are zero. 1 keeps all. See
-            `keep_largest`.
+        density: share of the weights of all matrices that is left at the end; the others are zero. 1 keeps all; less
+            needs adamw. See `MuonAdamW`.
         density_fall: where the density begins and ends to fall, as shares of the steps; each step in between lowers it
             by the same factor.
-        row_minimum: weights that each row of a block's matrix keeps, whatever the density; the paper's value is 4.
 
     Raises ValueError for a value that is not allowed.
     """
@@ -49,7 +48,6 @@ class OptimizerConfig:
     momentum: float = 0.95
     density: float = 1.0
     density_fall: tuple[float, float] = (0.2, 0.7)
-    row_minimum: int = 4
 
     def __post_init__(self):
         check_choices(self, "model.optimizer.")
@@ -57,8 +55,9 @@ class OptimizerConfig:
         begin, end = self.density_fall
         check_range("model.optimizer.density_fall[1]", end, 0, 1, low_open=True)
         check_range("model.optimizer.density_fall[0]", begin, 0, end, high_open=True)
-        rates = ("learning_rate", "head_learning_rate", "matrix_learning_rate", "weight_decay", "epsilon")
-        for name in (*rates, "row_minimum"):
+        if self.density < 1 and self.algorithm != "adamw":
+            raise ValueError("model.optimizer.density needs AdamW's moments: write --model.optimizer.algorithm adamw")
+        for name in ("learning_rate", "head_learning_rate", "matrix_learning_rate", "weight_decay", "epsilon"):
             check_range(f"model.optimizer.{name}", getattr(self, name), 0)
         for name, value in (("betas[0]", self.betas[0]), ("betas[1]", self.betas[1]), ("momentum", self.momentum)):
             check_range(f"model.optimizer.{name}", value, 0, 1, high_open=True)
@@ -75,8 +74,8 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
         groups["matrices"] = {"lr": config.matrix_learning_rate, "momentum": config.momentum, "muon": True}
     for name, group in groups.items():
         group |= {"name": name, "params": [], "initial_lr": group["lr"], "algorithm": config.algorithm}
-        if config.density < 1:  # a row of a matrix outside the blocks is a token's or a position's
-            group |= {"density": config.density, "row_minimum": config.row_minimum if name == "matrices" else 0}
+        if config.density < 1:
+            group["density"] = config.density
     for name, parameter in gpt.named_parameters():
         is_matrix = name.startswith("blocks.") and parameter.ndim == 2
         # A tied head is listed under the embedding's name.
@@ -90,7 +89,7 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
             parts[layer.qkv_proj.weight] = [queries, keys, keys]
     used = [group for group in groups.values() if group["params"]]
     defaults: dict[str, Any] = {"betas": config.betas, "eps": config.epsilon, "weight_decay": config.weight_decay}
-    return MuonAdamW(used, **defaults, parts=parts, rows_as={gpt.head.weight: gpt.token_embedding.weight})
+    return MuonAdamW(used, **defaults, parts=parts)
 
 
 def density_at(step: int, max_steps: int, config: OptimizerConfig) -> float:
@@ -98,20 +97,6 @@ def density_at(step: int, max_steps: int, config: OptimizerConfig) -> float:
     begin, end = config.density_fall
     fallen = ((step + 1) / max_steps - begin) / (end - begin)
     return config.density ** min(1.0, max(0.0, fallen))
-
-
-def keep_largest(weight: Tensor, density: float, row_minimum: int = 0) -> Tensor:
-    """Which weights of a matrix (m, n) stay in a sparse run, a boolean (m, n): those of the largest magnitude.
-
-    They are `density` of all, and in each row at least `row_minimum`, so that no channel falls silent (Gao et al. 2025,
-    https://arxiv.org/abs/2511.13653). Zeros do not stay.
-    """
-    sizes = weight.abs()
-    count = max(1, round(density * sizes.numel()))
-    kept = sizes >= sizes.flatten().kthvalue(sizes.numel() - count + 1).values
-    if row_minimum:
-        kept |= sizes >= sizes.topk(min(row_minimum, sizes.shape[1]), dim=1).values[:, -1:]
-    return kept & (sizes > 0)
 
 
 class MuonAdamW(torch.optim.Optimizer):
@@ -124,12 +109,16 @@ class MuonAdamW(torch.optim.Optimizer):
 
     torch.optim.AdamW gives the same weights, but its fused version refuses gradient clipping in mixed precision.
 
+    In a sparse run (groups with a `density` below 1, all of them AdamW's) each step sets all but a share of the weights
+    to zero, over all matrices together, and their moments. Those stay for which weight^2 * second moment is largest: an
+    estimate of what the loss would rise by without the weight (Fisher pruning, Theis et al. 2018,
+    https://arxiv.org/abs/1801.05787). The magnitude alone (Gao et al. 2025, https://arxiv.org/abs/2511.13653) keeps
+    large weights that nothing reads, and needs a share for each matrix and a minimum for each row.
+
     Args:
         groups: parameter groups; Muon's hold matrices only and have `momentum`.
         betas, eps: AdamW's. weight_decay: of groups that have none of their own.
         parts: for weights that hold several matrices above each other, the number of rows of each.
-        rows_as: for a weight, another one whose rows are of the same tokens. In a sparse run a token that is in no
-            text loses its embedding, and with it its row of the head, which would take most weights to rule it out.
     """
 
     def __init__(
@@ -139,10 +128,9 @@ class MuonAdamW(torch.optim.Optimizer):
         eps: float,
         weight_decay: float,
         parts: dict[Tensor, list[int]],
-        rows_as: dict[Tensor, Tensor],
     ):
         super().__init__(groups, {"lr": 0.0, "betas": betas, "eps": eps, "weight_decay": weight_decay, "muon": False})
-        self.parts, self.rows_as = parts, rows_as
+        self.parts = parts
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in torch, but a state of other shapes, which would only fail at the next step, raises ValueError."""
@@ -160,27 +148,26 @@ class MuonAdamW(torch.optim.Optimizer):
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if parameters:
                 (self._muon if group["muon"] else self._adamw)(group, parameters)
-            for parameter in parameters:
-                if group.get("density", 1.0) < 1 and parameter.ndim == 2:
-                    self._make_sparse(group, parameter)
+        if self.param_groups[0].get("density", 1.0) < 1:
+            self._make_sparse(self.param_groups[0]["density"])
         return loss
 
-    def _make_sparse(self, group: dict, parameter: Tensor) -> None:
-        """Sets all but the largest weights of a matrix, and their moments, to zero."""
-        moments = [value for value in self.state[parameter].values() if value.ndim]  # and not the step's number
-        # The row of a token that is in no text has no gradient, and is of no use however large it is. In the first
-        # steps, while matrices after it are zero as they were drawn, a whole matrix may have none: it waits.
-        has_learned = whole(moments[-1]) != 0
-        if not has_learned.any():
-            return
-        if parameter in self.rows_as:
-            has_learned &= whole(self.rows_as[parameter]).any(dim=1, keepdim=True)
-        learned = whole(parameter) * has_learned
-        matrices = learned.split(self.parts.get(parameter, len(learned)))
-        kept = [keep_largest(matrix, group["density"], group["row_minimum"]) for matrix in matrices]
-        mask = shard_like(torch.cat(kept), parameter)
-        for tensor in (parameter, *moments):
-            tensor.mul_(mask)
+    def _make_sparse(self, density: float) -> None:
+        """Sets the matrices' weights with the lowest scores, and their moments, to zero."""
+        scores: dict[Tensor, Tensor] = {}
+        for weight in (weight for group in self.param_groups for weight in group["params"]):
+            if weight.ndim == 2 and weight in self.state:
+                scores[weight] = whole(weight).abs() * whole(self.state[weight]["exp_avg_sq"]).sqrt()
+                # In the first steps, matrices before one of zeros have no gradient yet: all wait for them.
+                if not scores[weight].any() and whole(weight).any():
+                    return
+        every_score = torch.cat([score.flatten() for score in scores.values()])
+        count = max(1, round(density * len(every_score)))
+        lowest_kept = every_score.kthvalue(len(every_score) - count + 1).values
+        for weight, score in scores.items():
+            mask = shard_like(score >= lowest_kept, weight)
+            for tensor in (weight, self.state[weight]["exp_avg"], self.state[weight]["exp_avg_sq"]):
+                tensor.mul_(mask)
 
     def _muon(self, group: dict, parameters: list[Tensor]) -> None:
         directions, same_shape = [], defaultdict(list)

@@ -212,7 +212,10 @@ def test_a_resumed_run_starts_with_the_next_batch(module, tmp_path: Path, num_wo
         ({"corpus": "hub", "files": None}, "data.corpus hub needs to know which: set --data.dataset"),
         ({"dataset": "x/y"}, "data.files and data.dataset are both set"),
         ({"streaming": True}, "data.streaming reads without an end: set --data.max_tokens"),
-        ({"corpus": "wiki", "files": None}, "unknown data.corpus 'wiki': write one of stdlib, files, hub, repetitions"),
+        (
+            {"corpus": "wiki", "files": None},
+            "unknown data.corpus 'wiki': write one of stdlib, files, hub, repetitions, words",
+        ),
         ({"tokenizer": "gpt9"}, "unknown tokenizer 'gpt9': write one of bpe, bytes, gpt2"),
         *(({"validation_fraction": value}, f"is {value}: it must lie between 0 and 1") for value in (0, 1, 1.5)),
         *(({"repeat_fraction": value}, f"is {value}: it must lie between 0 and 1") for value in (-0.1, 1.1)),

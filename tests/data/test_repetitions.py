@@ -5,7 +5,7 @@ import re
 import pytest
 
 from data.corpora import CorpusOptions, repetitions
-from data.corpora.repetitions import LETTERS, RepetitionCorpus
+from data.corpora.repetitions import RepetitionCorpus, WordCorpus
 from data.datamodule import TextDataModule
 
 CORPUS = RepetitionCorpus(CorpusOptions())
@@ -22,7 +22,7 @@ def test_documents_repeat_rows_of_all_lengths():
     assert 1 <= lengths[0] <= 2 and lengths[-1] == 30
     assert 7 <= lengths[10_800] <= 8  # the geometric mean of 2 and 30 is 7.7
     texts = [passage.text for passage in CORPUS.passages("train")]
-    assert all(20 < len(text) <= 60 and set(text) <= set(LETTERS) for text in texts)
+    assert all(20 < len(text) <= 60 and set(text) <= set(CORPUS.letters) for text in texts)
 
 
 def test_splits_share_no_long_row_and_are_reproducible(monkeypatch: pytest.MonkeyPatch):
@@ -33,6 +33,13 @@ def test_splits_share_no_long_row_and_are_reproducible(monkeypatch: pytest.Monke
     other = RepetitionCorpus(CorpusOptions())
     assert train != rows(other, "train")
     assert CORPUS.identity != other.identity
+
+
+def test_words_have_no_letter_twice():
+    words = rows(WordCorpus(CorpusOptions()), "train")
+    assert all(len(word) == len(set(word)) and re.fullmatch("[a-z]{2,14}", word) for word in words)
+    assert {len(word) for word in words} == set(range(2, 15)) and set("".join(words)) == set(WordCorpus.letters)
+    assert WordCorpus(CorpusOptions()).identity != CORPUS.identity
 
 
 def test_it_can_be_trained_on(tmp_path):

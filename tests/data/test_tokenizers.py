@@ -1,6 +1,7 @@
 """Tokenizers: they lose no text, treat special tokens in a text as text, and come back unchanged when stored."""
 
 import io
+from string import ascii_lowercase
 
 import numpy as np
 import pytest
@@ -29,6 +30,13 @@ def test_no_text_is_lost(bpe: Tokenizer, text: str):
         assert b"".join(map(tokenizer.token_bytes, tokens)) == text.encode()
         assert tokenizer.encode_array(text).tolist() == tokens
         assert tokenizer.decode(tokens) == text
+
+
+@given(text=st.text())
+def test_letters_are_tokens_and_all_else_is_left_out(text: str):
+    tokenizer = Tokenizer.from_dict(tokenizers.published("letters").to_dict())
+    assert tokenizer.vocab_size == 27
+    assert tokenizer.decode(tokenizer.encode(text)) == "".join(c for c in text if c in ascii_lowercase)
 
 
 @pytest.mark.parametrize("text", ["a\ud800b", "\ud83d\ude00"])
@@ -117,7 +125,7 @@ def test_ids_are_stored_as_narrowly_as_they_fit(bpe: Tokenizer):
 
 
 def test_mistakes_are_named(bpe: Tokenizer, tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match=r"unknown tokenizer 'gpt5': write one of bpe, bytes, gpt2"):
+    with pytest.raises(ValueError, match=r"unknown tokenizer 'gpt5': write one of bpe, bytes, letters, gpt2"):
         tokenizers.published("gpt5")
     with pytest.raises(ValueError, match=r"vocab_size 200 is too small.*at least 257"):
         tokenizers.train_bpe([CODE], 200)
