@@ -1,10 +1,10 @@
 """scripts/inspect_attention.py: pages and pictures of runs and prompts, and a sentence for every mistake."""
 
-import base64
 import csv
-import gzip
 import json
 import re
+import shlex
+import shutil
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +22,7 @@ from scripts.inspect_attention import build_parser, main, prompt_title
 from tests.checkpoints import change_checkpoint, save_checkpoint
 from tests.command_lines import call
 from tests.gpts import random_gpt
+from tests.html_pages import Page
 
 ROOT = Path(__file__).parents[1]
 TEXT = "for i in range(10):\n"
@@ -67,50 +68,35 @@ def small_gpt(seed: int, **config) -> GPT:
     return random_gpt(GPTConfig(**sizes), seed)
 
 
-def data_of(page: Path) -> dict:
-    return json.loads(re.search(r'id="data">(.*?)</script>', page.read_text(), re.DOTALL)[1])
-
-
-def map_of(page: Path, block: int, layers: int, heads: int) -> np.ndarray:
-    """(L, H, T, T) from a page's block, unpacked by hand."""
-    text = re.search(rf'id="block-{block}">(.*?)</script>', page.read_text())[1]
-    packed = np.frombuffer(gzip.decompress(base64.b64decode(text)), np.uint8).reshape(layers, heads, -1)
-    size = int((2 * packed.shape[-1]) ** 0.5)
-    maps = np.zeros((layers, heads, size, size))
-    queries, keys = np.tril_indices(size)
-    maps[:, :, queries, keys] = (packed / 255) ** 2
-    return maps
-
-
 def test_a_run_becomes_a_page(capsys):
     assert main(["--run", "runs/first"]) == 0
     assert capsys.readouterr().out == "wrote runs/first/attention.html; open it in a browser\n"
     page = Path("runs/first/attention.html")
-    data = data_of(page)
+    data = Page(page).data
     assert data["title"] == "first" and [c["step"] for c in data["runs"][0]["captures"]] == [0, 1, 2]
     assert "".join(data["runs"][0]["probes"][0]["labels"]) == TEXT
     weights = capture(small_gpt(0), byte_level().encode(TEXT)).weights
-    np.testing.assert_allclose(map_of(page, data["runs"][0]["captures"][2]["blocks"][0], 2, 3), weights, atol=0.0045)
+    np.testing.assert_allclose(Page(page).maps(), weights, atol=0.0045)
 
 
 def test_a_prompt_becomes_a_page_with_one_snapshot():
     assert main(["--checkpoint", "runs/first", "--prompt", "for i in range(", "--output", "maps.html"]) == 0
-    data = data_of(Path("maps.html"))
+    data = Page(Path("maps.html")).data
     (snapshot,) = data["runs"][0]["captures"]
     assert snapshot["step"] == 7 and snapshot["faithful"] and snapshot["causal"]
     assert "".join(data["runs"][0]["probes"][0]["labels"]) == "for i in range("
     weights = capture(small_gpt(0), byte_level().encode("for i in range(")).weights
-    np.testing.assert_allclose(map_of(Path("maps.html"), snapshot["blocks"][0], 2, 3), weights, atol=0.0045)
+    np.testing.assert_allclose(Page(Path("maps.html")).maps(), weights, atol=0.0045)
 
 
 def test_a_prompt_is_shown_with_the_repeated_probe_of_the_recorded_run():
     assert main(["--checkpoint", "runs/first", "--prompt", "ab", "--output", "maps.html"]) == 0
     recorded = AttentionArchive.open(Path("runs/first/attention")).probes["repeated"]
-    probe = data_of(Path("maps.html"))["runs"][0]["probes"][1]
+    probe = Page(Path("maps.html")).data["runs"][0]["probes"][1]
     assert (probe["labels"], probe["period"]) == (recorded.labels, recorded.period)
     Path("alone.ckpt").write_bytes(Path("runs/first/checkpoints/best.ckpt").read_bytes())
     assert main(["--checkpoint", "alone.ckpt", "--prompt", "ab", "--output", "maps.html"]) == 0
-    alone = data_of(Path("maps.html"))["runs"][0]["probes"][1]
+    alone = Page(Path("maps.html")).data["runs"][0]["probes"][1]
     assert alone["labels"] != recorded.labels and alone["labels"][1:16] == alone["labels"][16:]
 
 
@@ -123,20 +109,20 @@ READERS = {
 }
 
 
-@pytest.mark.parametrize("suffix", READERS)
+ARGUMENTS = {
+    "": READERS,
+    "--run runs/first --step 1 --head 0.1 1.0 --probe repeated": (".pdf", ".csv"),
+    "--run runs/first --compare runs/second --scores --head 1.1": (".svg", ".json"),
+    "--checkpoint runs/first --prompt 'ab\n' --compare runs/second --head 0.0": (".png", ".csv"),
+}
+
+
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["--run", "runs/first", "--step", "1", "--head", "0.1", "1.0", "--probe", "repeated"],
-        ["--run", "runs/first", "--compare", "runs/second", "--scores", "--head", "1.1"],
-        ["--checkpoint", "runs/first", "--prompt", "ab\n", "--compare", "runs/second", "--head", "0.0"],
-    ],
-    ids=" ".join,
+    ("arguments", "suffix"), [(choice, suffix) for choice, suffixes in ARGUMENTS.items() for suffix in suffixes]
 )
 def test_every_kind_of_file_can_be_written(arguments, suffix):
     output = Path(f"taken{suffix}")
-    assert main([*arguments, "--output", str(output)]) == 0
+    assert main([*shlex.split(arguments), "--output", str(output)]) == 0
     assert READERS[suffix](output)
 
 
@@ -166,7 +152,7 @@ def test_the_written_file_is_opened_where_there_is_a_browser(output, opens, monk
 
 def test_a_long_prompt_is_cut_in_the_title():
     assert main(["--checkpoint", "runs/first", "--prompt", "a \n" + "b" * 29, "--output", "maps.html"]) == 0
-    assert data_of(Path("maps.html"))["title"] == f"“a {'b' * 29}” read by first at step 7"
+    assert Page(Path("maps.html")).data["title"] == f"“a {'b' * 29}” read by first at step 7"
     captures = [SimpleNamespace(name=name, steps=[5]) for name in ("one", "two")]
     assert prompt_title("c" * 100, captures) == f"“{'c' * 59}…” read by one at step 5 and two at step 5"
 
@@ -182,16 +168,16 @@ def test_the_options_that_the_readme_names_for_files_exist():
 def test_one_head_is_drawn_smaller_than_all():
     sizes = []
     for head in ([], ["--head", "0.1"]):
-        assert main(["--run", "runs/first", *head, "--output", "maps.png"]) == 0
+        assert main(["--run", "runs/first", *head, "--dpi", "30", "--output", "maps.png"]) == 0
         sizes.append(imread("maps.png").shape)
     assert sizes[1][0] < 0.7 * sizes[0][0] and sizes[1][1] < 0.7 * sizes[0][1]
 
 
 def test_the_newest_run_is_the_default():
     assert main(["--output", "maps.html"]) == 0
-    assert data_of(Path("maps.html"))["title"] == "second"
+    assert Page(Path("maps.html")).data["title"] == "second"
     assert main(["--prompt", "x = 1", "--output", "maps.html"]) == 0
-    assert data_of(Path("maps.html"))["title"] == "“x = 1” read by second at step 7"
+    assert Page(Path("maps.html")).data["title"] == "“x = 1” read by second at step 7"
 
 
 @pytest.mark.parametrize(
@@ -204,10 +190,9 @@ def test_the_newest_run_is_the_default():
 )
 def test_two_can_be_compared(arguments):
     assert main([*arguments, "--output", "maps.html"]) == 0
-    data = data_of(Path("maps.html"))
-    assert [run["name"] for run in data["runs"]] == ["first", "second"]
-    maps = [map_of(Path("maps.html"), run["captures"][-1]["blocks"][0], 2, 3) for run in data["runs"]]
-    assert np.abs(maps[0] - maps[1]).max() > 0.1
+    page = Page(Path("maps.html"))
+    assert [run["name"] for run in page.data["runs"]] == ["first", "second"]
+    assert np.abs(page.maps(0) - page.maps(1)).max() > 0.1
 
 
 def test_a_prompt_is_followed_over_the_kept_checkpoints(tmp_path):
@@ -217,13 +202,14 @@ def test_a_prompt_is_followed_over_the_kept_checkpoints(tmp_path):
     save_checkpoint(tmp_path / "followed" / "checkpoints" / "best.ckpt", gpts[5], 5)
     prompt = ["--checkpoint", str(tmp_path / "followed"), "--prompt", "x = x + 1", "--steps", "5,0"]
     assert main([*prompt, "--output", "maps.html"]) == 0
-    data = data_of(Path("maps.html"))
+    page = Page(Path("maps.html"))
+    data = page.data
     assert data["title"] == "“x = x + 1” read by followed at step 0 to 5"
     captures = data["runs"][0]["captures"]
     assert [capture["step"] for capture in captures] == [0, 5]
-    for captured in captures:
+    for number, captured in enumerate(captures):
         weights = capture(gpts[captured["step"]], byte_level().encode("x = x + 1")).weights
-        np.testing.assert_allclose(map_of(Path("maps.html"), captured["blocks"][0], 2, 3), weights, atol=0.0045)
+        np.testing.assert_allclose(page.maps(capture=number), weights, atol=0.0045)
     assert main([*prompt, "--scores", "--output", "scores.csv"]) == 0
     rows = csv.DictReader(Path("scores.csv").read_text().splitlines())
     assert {row["step"] for row in rows} == {"0", "5"}
@@ -231,24 +217,22 @@ def test_a_prompt_is_followed_over_the_kept_checkpoints(tmp_path):
 
 def test_characters_cut_by_the_tokenizer_are_spelled_out():
     assert main(["--checkpoint", "runs/first", "--prompt", "é</script>", "--output", "maps.html"]) == 0
-    assert data_of(Path("maps.html"))["runs"][0]["probes"][0]["labels"][:3] == ["\\xc3", "\\xa9", "<"]
+    assert Page(Path("maps.html")).data["runs"][0]["probes"][0]["labels"][:3] == ["\\xc3", "\\xa9", "<"]
 
 
 def test_the_page_with_the_model_opens_with_a_text_and_holds_steps(capsys):
     assert main(["--live", "--run", "runs/first"]) == 0
     assert capsys.readouterr().out == "wrote runs/first/model.html; open it in a browser\n"
-    page = Path("runs/first/model.html")
-    assert data_of(page)["opening"] == list(TEXT.encode())
+    assert Page(Path("runs/first/model.html")).data["opening"] == list(TEXT.encode())
     for step in (3, 7):
         save_checkpoint(Path(f"runs/first/checkpoints/step_{step:08d}.ckpt"), small_gpt(step), step)
-    page = Path("steps.html")
-    assert main(["--live", "--checkpoint", "runs/first", "--steps", "7,3", "--prompt", "é", f"--output={page}"]) == 0
-    data = data_of(page)
-    assert data["opening"] == list("é".encode())
-    assert [capture["step"] for capture in data["runs"][0]["captures"]] == [3, 7]
-    manifest = json.loads(re.search(r'id="manifest">(.*?)</script>', page.read_text(), re.DOTALL)[1])
-    assert manifest["steps"] == [3, 7] and 'id="weights-1"' in page.read_text()
-    page.unlink()
+    arguments = ["--live", "--checkpoint", "runs/first", "--steps", "7,3", "--prompt", "é", "--output", "steps.html"]
+    assert main(arguments) == 0
+    page = Page(Path("steps.html"))
+    assert page.data["opening"] == list("é".encode())
+    assert [capture["step"] for capture in page.data["runs"][0]["captures"]] == [3, 7]
+    assert page.json("manifest")["steps"] == [3, 7] and "weights-1" in page.scripts
+    Path("steps.html").unlink()
 
 
 def test_a_checkpoint_outside_a_run_needs_a_text_to_be_tried_on(monkeypatch, tmp_path, capsys):
@@ -257,7 +241,7 @@ def test_a_checkpoint_outside_a_run_needs_a_text_to_be_tried_on(monkeypatch, tmp
     assert main(["--live", "--checkpoint", "model.ckpt"]) == 2
     assert "give a prompt of 2 to 32 tokens" in capsys.readouterr().err
     assert main(["--live", "--checkpoint", "model.ckpt", "--prompt", "abc"]) == 0
-    assert data_of(Path("model.html"))["opening"] == list(b"abc")
+    assert Page(Path("model.html")).data["opening"] == list(b"abc")
     monkeypatch.setattr("model.pages.live.MAX_REFERENCE", 300)
     sentences = {5_000: "limit is 0 MB: it has 26,160 weights", 150_000: "a page with this model would take 0."}
     for limit, sentence in sentences.items():
@@ -268,99 +252,75 @@ def test_a_checkpoint_outside_a_run_needs_a_text_to_be_tried_on(monkeypatch, tmp
 
 
 LONG = "x" * 249  # with its ending possible for a file, but not for the temporary file that becomes it
-MISTAKES = {
-    "no such run": (["--run", "runs/none"], "there is no runs/none"),
-    "no such checkpoint": (["--checkpoint", "runs/none", "--prompt", "ab"], "there is no runs/none"),
-    "run without maps": (
-        ["--run", "bare"],
-        "bare is not a run folder with attention/scores.jsonl, nor inside one: look at its",
-    ),
-    "file in no run": (["--run", "note.txt"], "note.txt is not a run folder with attention/scores.jsonl"),
-    "foreign checkpoint": (["--checkpoint", "note.txt", "--prompt", "ab"], "note.txt"),
-    "long prompt": (["--prompt", "x" * 33], "must be 2 to 32 tokens long (the model's context), but this one is 33"),
-    "short prompt": (["--prompt", "x"], "but this one is 1\n"),
-    "empty prompt": (["--prompt", ""], "--prompt is empty"),
-    "no prompt": (["--checkpoint", "runs/first"], "--checkpoint needs a text to read"),
-    "run and prompt": (["--run", "runs/first", "--prompt", "ab"], "--run shows recorded maps"),
-    "no output folder": (["--output", "none/maps.html"], "there is no folder none"),
-    "other ending": (["--output", "maps.jpg"], "--output maps.jpg must end in .html or .png or .svg"),
-    "output is a folder": (["--output", "folder.html"], "is a folder"),
-    "output that cannot be written": (["--output", f"{LONG}.html"], f": {LONG}.html: File name too long"),
-    "picture that cannot be written": (["--output", f"{LONG}.svg"], f": {LONG}.svg: File name too long"),
-    "table that cannot be written": (["--output", f"{LONG}.csv"], f": {LONG}.csv: File name too long"),
-    "folder as a table": (["--output", "folder.csv"], "folder.csv is a folder: name a file in it"),
-    "no folder for a table": (["--output", "none/maps.json"], "there is no folder none"),
-    "prompt that is not text": (["--prompt", "a\udcff"], "--prompt is not UTF-8 text: byte 1 is 0xff"),
-    "other tokenizers": (
-        ["--checkpoint", "runs/first", "--prompt", "to be or", "--compare", "foreign"],
+MISTAKES = [
+    ("--run runs/none", "there is no runs/none"),
+    ("--checkpoint runs/none --prompt ab", "there is no runs/none"),
+    ("--run bare", "bare is not a run folder with attention/scores.jsonl, nor inside one: look at its"),
+    ("--run note.txt", "note.txt is not a run folder with attention/scores.jsonl"),
+    ("--checkpoint note.txt --prompt ab", "note.txt"),
+    ("--prompt " + "x" * 33, "must be 2 to 32 tokens long (the model's context), but this one is 33"),
+    ("--prompt x", "but this one is 1\n"),
+    ("--prompt ''", "--prompt is empty"),
+    ("--checkpoint runs/first", "--checkpoint needs a text to read"),
+    ("--run runs/first --prompt ab", "--run shows recorded maps"),
+    ("--output none/maps.html", "there is no folder none"),
+    ("--output maps.jpg", "--output maps.jpg must end in .html or .png or .svg"),
+    ("--output folder.html", "is a folder"),
+    (f"--output {LONG}.html", f": {LONG}.html: File name too long"),
+    (f"--output {LONG}.svg", f": {LONG}.svg: File name too long"),
+    (f"--output {LONG}.csv", f": {LONG}.csv: File name too long"),
+    ("--output folder.csv", "folder.csv is a folder: name a file in it"),
+    ("--output none/maps.json", "there is no folder none"),
+    ("--prompt a\udcff", "--prompt is not UTF-8 text: byte 1 is 0xff"),
+    (
+        "--checkpoint runs/first --prompt 'to be or' --compare foreign",
         "first and foreign cannot be compared: their tokenizers cut a text into different tokens",
     ),
-    "steps without a prompt": (["--steps", "0,1"], "--steps is for --prompt or --live"),
-    "steps that were not kept": (["--prompt", "ab", "--steps", "0,1"], "has no checkpoint of step 0"),
-    "no such step": (["--run", "runs/first", "--step", "9", "--output", "maps.png"], "the nearest that was is 2"),
-    "no such head": (["--head", "2.0", "--output", "maps.png"], "--head must be LAYER.HEAD, from 0.0 to 1.2, not 2.0"),
-    "head of a page": (["--head", "1.0"], "--head is for an --output NAME that ends in .png or .svg or .pdf or .csv"),
-    "scores of one": (["--prompt", "abc", "--scores", "--output", "maps.png"], "--scores needs a run"),
-    "step of scores": (["--scores", "--step", "0", "--output", "a.png"], "--step chooses nothing from scores"),
-    "picture of a measurement": (["--measure", "lens", "--output", "a.png"], "--measure is for an --output NAME that"),
-    "resolution of a table": (["--dpi", "200", "--output", "a.csv"], "--dpi is for an --output NAME that ends in .png"),
-    "picture too large": (["--dpi", "9000", "--output", "a.png"], "pixels: choose a smaller --dpi"),
-    "measurement that was not recorded": (
-        ["--run", "maps_only", "--measure", "surprise", "--output", "a.csv"],
-        "maps_only has no surprise of step 2",
+    ("--steps 0,1", "--steps is for --prompt or --live"),
+    ("--prompt ab --steps 0,1", "has no checkpoint of step 0"),
+    ("--run runs/first --step 9 --output maps.png", "the nearest that was is 2"),
+    ("--head 2.0 --output maps.png", "--head must be LAYER.HEAD, from 0.0 to 1.2, not 2.0"),
+    ("--head 1.0", "--head is for an --output NAME that ends in .png or .svg or .pdf or .csv"),
+    ("--prompt abc --scores --output maps.png", "--scores needs a run"),
+    ("--scores --step 0 --output a.png", "--step chooses nothing from scores"),
+    ("--measure lens --output a.png", "--measure is for an --output NAME that"),
+    ("--dpi 200 --output a.csv", "--dpi is for an --output NAME that ends in .png"),
+    ("--dpi 9000 --output a.png", "pixels: choose a smaller --dpi"),
+    ("--run maps_only --measure surprise --output a.csv", "maps_only has no surprise of step 2"),
+    ("--run maps_only --measure ablation --output a.json", "maps_only has no ablation"),
+    ("--scores --measure lens --output a.csv", "not allowed with argument"),
+    ("--run runs/first --compare another_text --output a.csv", "their text probes have different tokens"),
+    ("--run runs/first --compare larger --output a.svg", "2 x 3 and 3 x 3 layers x heads; choose heads that both have"),
+    ("--run runs/first --compare larger", "first and larger cannot be compared"),
+    (
+        "--run runs/first --compare early --step 2 --output a.svg",
+        (
+            "--run runs/first --compare early --step 2 --output a.svg",
+            "--step 2 was not recorded in early: the nearest that was is 1",
+        ),
     ),
-    "ablation that was not recorded": (
-        ["--run", "maps_only", "--measure", "ablation", "--output", "a.json"],
-        "maps_only has no ablation",
-    ),
-    "two things at once": (["--scores", "--measure", "lens", "--output", "a.csv"], "not allowed with argument"),
-    "difference of other texts": (
-        ["--run", "runs/first", "--compare", "another_text", "--output", "a.csv"],
-        "their text probes have different tokens",
-    ),
-    "difference of other sizes": (
-        ["--run", "runs/first", "--compare", "larger", "--output", "a.svg"],
-        "2 x 3 and 3 x 3 layers x heads; choose heads that both have",
-    ),
-    "page of other sizes": (
-        ["--run", "runs/first", "--compare", "larger"],
-        "first and larger cannot be compared",
-    ),
-    "difference at a step of one": (
-        ["--run", "runs/first", "--compare", "early", "--step", "2", "--output", "a.svg"],
-        "--step 2 was not recorded in early: the nearest that was is 1",
-    ),
-    "head of the larger": (
-        ["--run", "runs/first", "--compare", "larger", "--head", "2.0", "--output", "a.csv"],
-        "from 0.0 to 1.2, not 2.0",
-    ),
-    "damaged maps": (["--run", "damaged"], "step_00000001.npz is damaged"),
-    "damaged scores": (["--run", "damaged_scores"], "scores.jsonl, line 2: damaged"),
-    "page of a run that has just started": (["--run", "begun"], "begun has no recorded maps"),
-    "picture of a run that has just started": (["--run", "begun", "--output", "a.png"], "begun has no recorded maps"),
-    "scores of a run that has just started": (
-        ["--run", "begun", "--scores", "--output", "a.png"],
-        "begun has no recorded maps",
-    ),
-    "removed maps": (["--run", "removed", "--step", "2", "--output", "maps.png"], "have been removed"),
-    "model in a picture": (["--live", "--output", "a.png"], "--output a.png must end in .html"),
-    "two models in a page": (
-        ["--live", "--compare", "runs/first"],
-        "--live is about one model and takes no --compare: leave out one of them",
-    ),
-    "step 0 of a model": (["--live", "--step", "0"], "takes no --step: leave out one of them"),
-    "picture of experiments": (["--experiments", "--output", "a.png"], "--experiments is about one model and takes no"),
-    "page with experiments as a table": (["--experiments", "--live"], "takes no --live: leave out one of them"),
-    "experiments without a text": (["--experiments", "--checkpoint", "note.txt"], "note.txt"),
-    "two names of a model": (["--live", "--run", "a", "--checkpoint", "b"], "leave one out"),
-    "step that was not kept": (
-        ["--live", "--run", "runs/second", "--steps", "0,500"],
+    ("--run runs/first --compare larger --head 2.0 --output a.csv", "from 0.0 to 1.2, not 2.0"),
+    ("--run damaged", "step_00000001.npz is damaged"),
+    ("--run damaged_scores", "scores.jsonl, line 2: damaged"),
+    ("--run begun", "begun has no recorded maps"),
+    ("--run begun --output a.png", "begun has no recorded maps"),
+    ("--run begun --scores --output a.png", "begun has no recorded maps"),
+    ("--run removed --step 2 --output maps.png", "have been removed"),
+    ("--live --output a.png", "--output a.png must end in .html"),
+    ("--live --compare runs/first", "--live is about one model and takes no --compare: leave out one of them"),
+    ("--live --step 0", "takes no --step: leave out one of them"),
+    ("--experiments --output a.png", "--experiments is about one model and takes no"),
+    ("--experiments --live", "takes no --live: leave out one of them"),
+    ("--experiments --checkpoint note.txt", "note.txt"),
+    ("--live --run a --checkpoint b", "leave one out"),
+    (
+        "--live --run runs/second --steps 0,500",
         "runs/second has no checkpoint of step 0, only the best and the last: "
         "train with --checkpoints.keep_steps '[0,500]'",
     ),
-    "steps that are no numbers": (["--live", "--steps", "1,x"], "--steps: must be steps such as 0,500,1500, not '1,x'"),
-    "unknown option": (["--rum", "x"], "unrecognized arguments: --rum x"),
-}
+    ("--live --steps 1,x", "--steps: must be steps such as 0,500,1500, not '1,x'"),
+    ("--rum x", "unrecognized arguments: --rum x"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -369,15 +329,15 @@ def mistakes(workplace):
     (workplace / "folder.html").mkdir()
     (workplace / "folder.csv").mkdir()
     (workplace / "note.txt").write_text("not a checkpoint")
-    make_run(workplace / "larger", seed=0, num_layers=3)
-    make_run(workplace / "another_text", seed=0, text=TEXT[::-1])
+    make_run(workplace / "larger", seed=0, steps=(2,), num_layers=3)
+    make_run(workplace / "another_text", seed=0, steps=(2,), text=TEXT[::-1])
     make_run(workplace / "early", seed=0, steps=(0, 1))
-    make_run(workplace / "foreign", seed=0, vocab_size=260)
+    make_run(workplace / "foreign", seed=0, steps=(2,), vocab_size=260)
     checkpoint = workplace / "foreign" / "checkpoints" / "best.ckpt"
     foreign = train_bpe(["to be or not to be"] * 9, 260).to_dict()
     change_checkpoint(checkpoint, tokenizer=foreign)
     for name in ("damaged", "damaged_scores", "removed", "begun", "maps_only"):
-        make_run(workplace / name, seed=0)
+        shutil.copytree(workplace / "runs" / "first", workplace / name)
     only_maps(workplace / "maps_only" / "attention")
     (workplace / "damaged" / "attention" / "step_00000001.npz").write_bytes(b"PK\x03\x04")
     scores = workplace / "damaged_scores" / "attention" / "scores.jsonl"
@@ -387,11 +347,10 @@ def mistakes(workplace):
     (workplace / "removed" / "attention" / "step_00000002.npz").unlink()
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_gets_one_sentence_and_leaves_nothing(name, mistakes, workplace, capsys):
-    arguments, message = MISTAKES[name]
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=ascii)
+def test_a_mistake_gets_one_sentence_and_leaves_nothing(arguments, message, mistakes, workplace, capsys):
     before = set(workplace.rglob("*"))
-    status, out, err = call(main, capsys, *arguments)
+    status, out, err = call(main, capsys, *shlex.split(arguments))
     assert status == 2 and not out
     assert message in err and err.startswith("inspect_attention.py: ") and err.count("\n") == 1
     assert set(workplace.rglob("*")) == before

@@ -16,6 +16,7 @@ from data.tokenizers import byte_level
 from model.attention import CausalSelfAttention
 from model.gpt import GPTConfig
 from scripts.walk import Stop, lesson, main, place_of
+from tests.by_hand import ByHand
 from tests.checkpoints import save_checkpoint
 from tests.command_lines import call
 from tests.gpts import GPT2, random_gpt
@@ -25,13 +26,8 @@ SIZES = {"vocab_size": 257, "context_length": 24, "num_layers": 3, "num_heads": 
 MODELS = {
     "gpt2": GPT2 | {"activation": "gelu_exact"},
     "modern": {},
-    "modern, everything": {
-        "num_kv_heads": 2,
-        "window": 2,
-        "value_embeddings": True,
-        "bigram_buckets": 50,
-        "activation": "swiglu",
-    },
+    "modern, everything": {"num_kv_heads": 2, "window": 2, "value_embeddings": True, "bigram_buckets": 50}
+    | {"activation": "swiglu"},
     "mixed": {"position": "learned", "qk_norm": False, "window": 3, "activation": "gelu", "num_kv_heads": 1},
 }
 PROMPT = "for x in y"
@@ -41,92 +37,13 @@ def model(name):
     return random_gpt(GPTConfig(**(SIZES | MODELS[name])))
 
 
-def by_hand(gpt, ids, layer):
-    """The value at every stop, by its name, from the weights alone and in float64."""
-    config, weights = gpt.config, {name: weight.double() for name, weight in gpt.state_dict().items()}
-    H, H_kv, K, T = config.num_heads, config.num_kv_heads, config.head_dim, len(ids)
-    stops = {"ids": torch.tensor([ids])}
-
-    def linear(x, name):
-        return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0)
-
-    def norm(x, name=""):
-        if config.norm == "rmsnorm":
-            return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
-        x = x - x.mean(-1, keepdim=True)
-        x = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-        return x * weights[f"{name}.weight"] + weights.get(f"{name}.bias", 0)
-
-    def turned(x):  # (T, K): each pair as a complex number
-        place = torch.arange(T, dtype=torch.float64)[:, None]
-        pairs = torch.complex(x[:, : K // 2], x[:, K // 2 :])
-        pairs = pairs * torch.exp(1j * place * 10000.0 ** (-2 * torch.arange(K // 2) / K))
-        return torch.cat((pairs.real, pairs.imag), dim=-1)
-
-    stops["token embedding"] = x = weights["token_embedding.weight"][ids]
-    if config.bigram_buckets:
-        buckets = [
-            (40503 * id + 65599 * before) % config.bigram_buckets
-            for before, id in zip([config.vocab_size, *ids], ids, strict=False)
-        ]
-        stops["pair embedding"] = weights["bigram_embedding.weight"][buckets]
-        x = x + stops["pair embedding"]
-    if config.position == "learned":
-        stops["position embedding"] = weights["position_embedding.weight"][:T]
-        x = x + stops["position embedding"]
-    stops["residual stream"] = x = norm(x, "embedding_norm") if config.embedding_norm else x
-
-    mask = torch.zeros(T, T, dtype=torch.bool)
-    for query in range(T):
-        for key in range(T):
-            mask[query, key] = 0 <= query - key < (config.window or T)
-    for number in range(config.num_layers):
-        block = f"blocks.{number}"
-        seen = {"stream into the block": x, "mask": mask}
-        seen["attention norm"] = normed = norm(x, f"{block}.attention_norm")
-        seen["queries, keys, values"] = qkv = linear(normed, f"{block}.attention.qkv_proj")
-        q, k, v = qkv.split((H * K, H_kv * K, H_kv * K), dim=-1)
-        if f"value_embeddings.{number}.weight" in weights:
-            seen["value embedding"] = weights[f"value_embeddings.{number}.weight"][ids]
-            v = v + seen["value embedding"]
-        q, k, v = (list(one.split(K, dim=-1)) for one in (q, k, v))
-        if config.qk_norm:
-            q, k = ([one / (one.square().mean(-1, keepdim=True) + 1e-6).sqrt() for one in heads] for heads in (q, k))
-        seen["queries, normalised" if config.qk_norm else "queries"] = torch.stack(q)
-        if config.position == "rotary":
-            q, k = ([turned(one) for one in heads] for heads in (q, k))
-            seen["queries, turned"] = torch.stack(q)
-        seen |= {"keys": torch.stack(k), "values": torch.stack(v)}
-        shared = [head // (H // H_kv) for head in range(H)]
-        scores = [q[head] @ k[shared[head]].T / math.sqrt(K) for head in range(H)]
-        maps = [(one - torch.where(mask, 0.0, math.inf)).softmax(-1) for one in scores]
-        mixed = [maps[head] @ v[shared[head]] for head in range(H)]
-        seen |= {"scores": torch.stack(scores), "weights": torch.stack(maps), "mixed values": torch.stack(mixed)}
-        seen["output projection"] = linear(torch.cat(mixed, dim=-1), f"{block}.attention.output_proj")
-        seen["stream after attention"] = x = x + seen["output projection"]
-        seen["feed-forward norm"] = normed = norm(x, f"{block}.feed_forward_norm")
-        up = linear(normed, f"{block}.feed_forward.up_proj")
-        if config.activation == "swiglu":
-            gate = linear(normed, f"{block}.feed_forward.gate_proj")
-            seen["hidden units"] = gate / (1 + torch.exp(-gate)) * up
-        elif config.activation == "relu2":
-            seen["hidden units"] = up.clamp(min=0) ** 2
-        else:
-            seen["hidden units"] = F.gelu(up, approximate="tanh" if config.activation == "gelu" else "none")
-        seen["feed-forward output"] = linear(seen["hidden units"], f"{block}.feed_forward.down_proj")
-        seen["stream after the block"] = x = x + seen["feed-forward output"]
-        if number == layer:
-            stops |= seen
+def by_hand(gpt, layer):
+    """The value at every stop of a walk through a layer."""
+    values = ByHand(gpt, list(PROMPT.encode()))
+    stops = values.stops | values.layers[layer]
     if layer == 0:
         del stops["stream into the block"]
-    stops["final norm"] = x = norm(x, "final_norm")
-    logits = linear(x, "head")
-    cap = config.logit_soft_cap
-    stops["logits"] = logits = cap * torch.tanh(logits / cap) if cap else logits
-    surprise = logits.logsumexp(-1)[:-1] - logits[range(T - 1), ids[1:]]
-    stops |= {"surprise": torch.cat((surprise, torch.zeros(1))), "loss": surprise.mean()}
-    # All but these have a batch of one in front.
-    alone = {"ids", "mask", "position embedding", "surprise", "loss"}
+    alone = {"ids", "mask", "position embedding", "surprise", "loss"}  # all others have a batch of one in front
     return {name: value if name in alone else value[None] for name, value in stops.items()}
 
 
@@ -139,7 +56,7 @@ def stops_of(gpt, layer, prompt=PROMPT):
 @pytest.mark.parametrize("name", MODELS)
 def test_every_value_is_that_of_the_forward_pass(name, layer):
     gpt, ids = model(name), list(PROMPT.encode())
-    expected = by_hand(gpt, ids, layer)
+    expected = by_hand(gpt, layer)
     values = {stop.name: stop.value for stop in stops_of(gpt, layer)}
     assert values.keys() == expected.keys()
     for stop, value in values.items():
@@ -194,7 +111,7 @@ def test_what_is_printed_can_be_looked_up(runs, capsys, name, head):
     c, T = gpt.config, len(PROMPT)
     sizes = {"B": 1, "T": T, "S": T, "D": c.embed_dim, "H": c.num_heads, "H_kv": c.num_kv_heads, "K": c.head_dim}
     sizes |= {"V": c.vocab_size, "F": c.feed_forward_dim}
-    expected = by_hand(gpt, list(PROMPT.encode()), layer=1)
+    expected = by_hand(gpt, layer=1)
     shown = re.findall(
         r"^ ?(\d+)\. (.+?)  +(\S+), (\S+):(\d+)\n    (\S.*) = (\(.*?\))   (?:(\[.*?\])  )?(.+)\n    [A-Z-]", out, re.M
     )

@@ -10,8 +10,8 @@ from torch import nn
 
 from model.gpt import GPTConfig
 from model.inspection.attribution import attribution
-from model.inspection.recorder import capture
 from model.inspection.trace import trace
+from tests.by_hand import ByHand
 from tests.gpts import random_gpt
 from tests.model.pages.architectures import CONFIGS, TOKENS, linear_part
 
@@ -135,41 +135,23 @@ def fix_norms_and_cut_layers(gpt):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "tables", "tables of all heads", "window"])
-def test_heads_and_value_embeddings_are_those_of_a_slow_loop(name):
-    """Weight by weight: each key's value through the head's slice of the output matrix, and the final norm."""
+def test_heads_and_value_embeddings_are_what_their_values_write(name):
+    """Each key's value through the head's slice of the output matrix, and the final norm."""
     gpt = random_gpt(CONFIGS[name])
     traced = trace(gpt, TOKENS)
     parts, _ = attribution(gpt, traced)
-    weights = capture(gpt, TOKENS).weights.double()
     normalise, bias = linear_part(gpt.final_norm, traced.residual[-1]), getattr(gpt.final_norm, "bias", 0)
-    H, K, H_kv = gpt.config.num_heads, gpt.config.head_dim, gpt.config.num_kv_heads
-    worst = 0.0
-    for layer, block in enumerate(gpt.blocks):
-        stream = traced.residual[2 * layer]
-        with torch.no_grad():
-            projected = block.attention.qkv_proj(block.attention_norm(stream))[:, -H_kv * K :].double()
-        table = dict(gpt.value_embeddings.items()).get(str(layer))
-        for head in range(H):
-            of_group = slice(head // (H // H_kv) * K, (head // (H // H_kv) + 1) * K)
-            matrix = block.attention.output_proj.weight[:, head * K : (head + 1) * K].double()
-            for query in range(len(TOKENS) - 1):
-                written = {"head": 0, "values": 0}
-                for key in range(query + 1):
-                    weight = weights[layer, head, query, key]
-                    written["head"] = written["head"] + weight * (matrix @ projected[key, of_group])
-                    if table is not None:
-                        value = table.weight[TOKENS[key], of_group].double()
-                        written["values"] = written["values"] + weight * (matrix @ value)
-                for part, vector in written.items():
-                    if part == "values" and table is None:
-                        continue
-                    everywhere = torch.zeros(len(TOKENS), len(matrix), dtype=torch.float64)
-                    everywhere[query] = vector
-                    row = gpt.head.weight[TOKENS[query + 1]].double()
-                    expected = ((normalise(everywhere) - bias)[query] * row).sum()
-                    worst = max(worst, (parts[f"{part} {layer}.{head}"][query] - expected).abs().item())
-    print(f"attribution, slow loop, {name}: {worst:.1e}")
-    assert worst <= 1e-5
+    K, H_kv = gpt.config.head_dim, gpt.config.num_kv_heads
+    shared, rows = gpt.config.num_heads // H_kv, gpt.head.weight.double()[TOKENS[1:]]
+    for layer, (block, exact) in enumerate(zip(gpt.blocks, ByHand(gpt, TOKENS.tolist()).layers, strict=True)):
+        values = {"head": exact["queries, keys, values"][:, -H_kv * K :], "values": exact.get("value embedding")}
+        for head, matrix in enumerate(block.attention.output_proj.weight.double().split(K, dim=1)):
+            for part, value in values.items():
+                if value is not None:
+                    written = exact["weights"][head] @ value.split(K, dim=1)[head // shared] @ matrix.T
+                    expected = ((normalise(written) - bias)[:-1] * rows).sum(-1)
+                    found = parts[f"{part} {layer}.{head}"][:-1].double()
+                    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
 def test_one_token_has_nothing_to_attribute():

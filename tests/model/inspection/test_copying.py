@@ -10,6 +10,7 @@ from torch import nn
 from model.inspection import copying
 from model.inspection.copying import copying_scores, value_norms
 from model.inspection.trace import trace
+from tests.by_hand import ByHand
 from tests.gpts import random_gpt
 from tests.model.pages.architectures import CONFIGS, MODERN, TOKENS
 
@@ -64,20 +65,10 @@ def test_heads_that_copy_that_suppress_and_that_write_nothing():
 @pytest.mark.parametrize("name", CONFIGS)
 def test_value_norms_are_those_of_each_keys_vector(name):
     gpt = random_gpt(CONFIGS[name])
-    traced = trace(gpt, TOKENS)
-    found = value_norms(gpt, traced)
-    K, H, H_kv = gpt.config.head_dim, gpt.config.num_heads, gpt.config.num_kv_heads
-    worst = 0.0
-    for layer, block in enumerate(gpt.blocks):
-        values = block.attention.qkv_proj(block.attention_norm(traced.residual[2 * layer]))[:, -H_kv * K :]
-        if str(layer) in gpt.value_embeddings:
-            values = values + gpt.value_embeddings[str(layer)](TOKENS)
-        for head in range(H):
-            group = head // (H // H_kv)
-            for key in range(len(TOKENS)):
-                merged = torch.zeros(H * K)
-                merged[head * K : (head + 1) * K] = values[key, group * K : (group + 1) * K]
-                written = block.attention.output_proj.weight @ merged
-                worst = max(worst, abs(written.norm().item() - found[layer, head, key].item()))
-    print(f"value norms, {name}: {worst:.1e}")
-    assert worst <= 1e-4
+    found = value_norms(gpt, trace(gpt, TOKENS))
+    K, shared = gpt.config.head_dim, gpt.config.num_heads // gpt.config.num_kv_heads
+    for layer, (block, exact) in enumerate(zip(gpt.blocks, ByHand(gpt, TOKENS.tolist()).layers, strict=True)):
+        matrices = block.attention.output_proj.weight.double().split(K, dim=1)  # one for each head
+        for head, matrix in enumerate(matrices):
+            expected = (exact["values"][head // shared] @ matrix.T).norm(dim=-1)
+            torch.testing.assert_close(found[layer, head].double(), expected, atol=1e-4, rtol=0)

@@ -10,6 +10,7 @@ from model.gpt import GPT
 from model.inspection import lens
 from model.inspection.lens import predictions
 from model.inspection.trace import trace
+from tests.by_hand import ByHand
 from tests.gpts import huggingface_gpt2, random_gpt
 from tests.model.pages.architectures import CONFIGS, MODERN, TOKENS
 
@@ -65,33 +66,13 @@ def test_the_lens_of_gpt2_is_that_of_hooks_on_hugging_faces():
     compare("gpt2", found, residuals, lambda residual: peer.lm_head(peer.transformer.ln_f(residual)))
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name != "gpt2"])
 def test_the_lens_reads_the_sum_of_what_was_added_so_far(name):
-    """Summed up from what each module returned, and read by the formulas."""
     gpt = random_gpt(CONFIGS[name])
-    added = []
-    hooks = [gpt.embedding_norm.register_forward_hook(lambda *call: added.append(call[-1][0].double()))]
-    for block in gpt.blocks:
-        for module in (block.attention, block.feed_forward):
-            hooks.append(module.register_forward_hook(lambda *call: added.append(call[-1][0].double())))
-    gpt(TOKENS[None])
-    for hook in hooks:
-        hook.remove()
-    cap = gpt.config.logit_soft_cap
-
-    def read(residual):
-        if gpt.config.norm == "layernorm":
-            centred = residual - residual.mean(-1, keepdim=True)
-            normal = centred / (centred.square().mean(-1, keepdim=True) + gpt.final_norm.eps).sqrt()
-            normal = normal * gpt.final_norm.weight + gpt.final_norm.bias
-        else:
-            normal = residual / (residual.square().mean(-1, keepdim=True) + 1e-6).sqrt()
-        logits = normal @ gpt.head.weight.double().T
-        return logits if cap is None else cap * torch.tanh(logits / cap)
-
+    exact = ByHand(gpt, TOKENS.tolist())
+    streams = [layer[f"stream after {part}"] for layer in exact.layers for part in ("attention", "the block")]
     found = predictions(gpt, trace(gpt, TOKENS))["lens"]
-    compare(name, found, list(torch.stack(added).cumsum(0)), read)
+    compare(name, found, [exact.stops["residual stream"], *streams], exact.read)
 
 
 def test_a_large_vocabulary_is_read_in_small_pieces(monkeypatch):

@@ -24,6 +24,7 @@ from model.pages.describe import opening_view
 from model.pages.live import model_page
 from model.pages.template import json_element
 from tests.gpts import GPT2, random_gpt
+from tests.html_pages import Page
 from tests.measurements import snapshot_of
 from tests.model.pages.architectures import CONFIGS, MODERN, TOKENS
 
@@ -96,7 +97,7 @@ def test_a_model_that_is_too_large_is_refused_with_its_size(monkeypatch):
         live.pack([(0, random_gpt(wide))], TOKENIZER, PROBE)
 
 
-def test_the_page_opens_with_the_most_telling_head_of_both_probes(tmp_path):
+def test_the_page_opens_with_the_most_telling_head_of_both_probes():
     """The repeated tokens show an induction head, which a text may hide."""
     gpt = random_gpt(GPTConfig(vocab_size=257, context_length=32, num_layers=2, num_heads=2, embed_dim=16), seed=4)
     tokenizer = byte_level()
@@ -107,10 +108,8 @@ def test_the_page_opens_with_the_most_telling_head_of_both_probes(tmp_path):
     snapshot = snapshot_of(maps, probes)
     best = opening_view(snapshot, maps, probes)
     assert best["head"] != opening_view(snapshot, maps, {"text": probes["text"]})["head"]
-    path = tmp_path / "model.html"
-    path.write_text(model_page("tiny", [(0, gpt)], tokenizer, probes, tokens)[0], encoding="utf-8")
-    data = json.loads(re.search(r'id="data">(.*?)</script>', path.read_text(encoding="utf-8"))[1])
-    assert data["runs"][0]["opening"] == {"head": best["head"], "score": best["score"]}
+    page = Page(model_page("tiny", [(0, gpt)], tokenizer, probes, tokens)[0])
+    assert page.data["runs"][0]["opening"] == {"head": best["head"], "score": best["score"]}
 
 
 @pytest.mark.parametrize("config", [MODERN, replace(MODERN, num_kv_heads=1, window=3)], ids=["full", "grouped"])

@@ -1,8 +1,6 @@
 """The report as a page: its figures are those of the data it is given, and texts stay texts."""
 
-import base64
 import html
-import json
 import re
 
 import numpy as np
@@ -12,6 +10,7 @@ from model.inspection import heads
 from model.inspection.probes import Probe
 from model.pages.captures import Captures
 from model.pages.report import evenly, heads_that_matter, report_page, short, story, training_seconds
+from tests.html_pages import Page
 from tests.measurements import measured, snapshot_with
 
 HOSTILE = "</script><img src=x onerror=alert(1)><!-- \u202e \x00 &amp;"
@@ -46,12 +45,8 @@ def report(rows=ROWS, samples=SAMPLES, config=CONFIG, captures=None) -> str:
     return report_page(NAME, rows, samples, config, captures)
 
 
-def data_of(page: str, name: str = "data"):
-    return json.loads(re.search(rf'id="{name}">(.*?)</script>', page, re.DOTALL)[1])
-
-
 def test_figures_are_those_of_the_data():
-    data = data_of(report())
+    data = Page(report()).data
     assert data["title"] == NAME
     assert {name: (value, remark) for name, value, remark in data["facts"]} == {
         "bits per byte": ("2.3750", "best 2.2500 at step 30"),
@@ -77,23 +72,23 @@ def test_figures_are_those_of_the_data():
 
 
 def test_attention_is_in_the_report_as_a_page_of_its_own():
-    page = data_of(report(captures=captures()), "attention")
+    page = Page(report(captures=captures())).json("attention")
     assert page.startswith("<!DOCTYPE html>")
-    assert data_of(page)["runs"][0]["probes"][0]["labels"] == [HOSTILE] * 10
+    assert Page(page).data["runs"][0]["probes"][0]["labels"] == [HOSTILE] * 10
 
 
 def test_the_report_knows_which_heads_formed_and_when():
-    data = data_of(report(captures=captures()))
+    data = Page(report(captures=captures())).data
     assert {score: heads for score, heads in data["formation"].items() if heads} == {"sink": {"1.0": 1}}
     assert [(chart["title"], chart["score"]) for chart in data["heads"]] == [("sink", "sink")]
-    assert not any(data_of(report(captures=captures(sinks=[0.1, 0.1])))["formation"].values())
+    assert not any(Page(report(captures=captures(sinks=[0.1, 0.1]))).data["formation"].values())
 
 
 def test_scores_that_no_head_passes_are_named_and_not_drawn():
     low = [{"step": 0, "attention/duplicate/layer_0": 0.02, "attention/entropy/layer_0": 0.1}]
-    page = data_of(report_page(NAME, [*ROWS, *low], [], captures=captures()))
+    page = Page(report_page(NAME, [*ROWS, *low], [], captures=captures())).data
     assert [chart["title"] for chart in page["heads"]] == ["sink", "entropy"] and page["faint"] == ["duplicate"]
-    without = data_of(report_page(NAME, [*ROWS, *low], []))  # without maps nothing is known about uniform attention
+    without = Page(report_page(NAME, [*ROWS, *low], [])).data  # without maps nothing is known about uniform attention
     assert len(without["heads"]) == 3 and not without["faint"]
 
 
@@ -148,28 +143,28 @@ def test_all_heads_are_listed_and_those_without_effect_in_one_line():
 
 def test_what_was_measured_at_the_last_capture_is_in_the_report():
     taken = measured(captures())
-    data, details = data_of(report(captures=taken)), taken.details(2)
+    data, details = Page(report(captures=taken)).data, taken.details(2)
     assert data["labels"] == taken.probes["text"].labels and data["step"] == 2
     assert data["details"]["sublayers"] == details["sublayers"] and list(data["details"]["probes"]) == ["text"]
     for name in ("bits", "rank", "top", "top_probability", "lens"):
         assert data["details"]["probes"]["text"][name] == details["probes"]["text"][name]
     assert "attribution" not in data["details"]["probes"]["text"]
-    assert "details" not in data_of(report(captures=captures()))
+    assert "details" not in Page(report(captures=captures())).data
 
 
 def test_no_text_becomes_markup():
-    page = report(captures=captures())
-    assert "<img" not in page and "<!-- \u202e" not in page
-    assert page.count("</script>") == page.count("<script") == 4  # two kinds of data, the modules and their start
-    assert f"<title>{html.escape(NAME)}</title>" in page
-    sources = json.loads(re.search(r'"importmap">(.*?)</script>', page)[1])["imports"].values()
-    for text in (page, *(base64.b64decode(url.partition("base64,")[2]).decode() for url in sources)):
-        assert not re.search(r"""(?:src|href)\s*=\s*["'](?!#)|url\(|@import|https?://(?!www\.w3\.org/2000/svg)""", text)
+    text = report(captures=captures())
+    page = Page(text)
+    assert "<img" not in text and "<!-- \u202e" not in text
+    assert page.scripts.keys() == {"data", "attention", "importmap", "module"}
+    assert f"<title>{html.escape(NAME)}</title>" in text
+    elsewhere = r"""(?:src|href)\s*=\s*["'](?!#)|url\(|@import|https?://(?!www\.w3\.org/2000/svg)"""
+    assert not any(re.search(elsewhere, code) for code in (text, *page.modules.values()))
 
 
 def test_what_a_run_does_not_have_is_left_out():
     page = report(samples=[], config="", captures=None)
-    assert data_of(page)["samples"] == [] and data_of(page)["config"] == "" and 'id="attention"' not in page
+    assert Page(page).data["samples"] == [] and Page(page).data["config"] == "" and 'id="attention"' not in page
     no_snapshots = Captures(NAME, captures().probes, [], dict.get, [])
     assert 'id="attention"' not in report(captures=no_snapshots)
 

@@ -1,0 +1,100 @@
+"""The GPT's forward pass written out from its weights alone, in float64: what the tests compare with."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from model.gpt import GPT
+
+
+def normalised(x: torch.Tensor) -> torch.Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+
+
+def turned(x: torch.Tensor) -> torch.Tensor:
+    """(..., T, K), each pair as a complex number."""
+    T, half = x.shape[-2], x.shape[-1] // 2
+    angles = torch.arange(T).double()[:, None] * 10000.0 ** (-torch.arange(half) / half)
+    pairs = torch.complex(x[..., :half], x[..., half:]) * torch.exp(1j * angles)
+    return torch.cat((pairs.real, pairs.imag), dim=-1)
+
+
+class ByHand:
+    """The values at every stop, by its name: `stops` of the whole, `layers` of each block. Only ids have a batch."""
+
+    def __init__(self, gpt: GPT, ids: list[int]) -> None:
+        self.config, self.weights = gpt.config, {name: weight.double() for name, weight in gpt.state_dict().items()}
+        config, weights, T = gpt.config, self.weights, len(ids)
+        self.stops, self.layers = {"ids": torch.tensor([ids])}, []
+        self.stops["token embedding"] = x = weights["token_embedding.weight"][ids]
+        if config.bigram_buckets:
+            pairs = zip([config.vocab_size, *ids], ids, strict=False)
+            buckets = [(40503 * id + 65599 * before) % config.bigram_buckets for before, id in pairs]
+            self.stops["pair embedding"] = weights["bigram_embedding.weight"][buckets]
+            x = x + self.stops["pair embedding"]
+        if config.position == "learned":
+            self.stops["position embedding"] = weights["position_embedding.weight"][:T]
+            x = x + self.stops["position embedding"]
+        self.stops["residual stream"] = x = self.norm(x, "embedding_norm") if config.embedding_norm else x
+        for layer in range(config.num_layers):
+            x = self.block(x, layer, ids)
+        self.stops["final norm"] = self.norm(x, "final_norm")
+        self.stops["logits"] = logits = self.read(x)
+        surprise = logits.logsumexp(-1)[:-1] - logits[range(T - 1), ids[1:]]
+        self.stops |= {"surprise": torch.cat((surprise, torch.zeros(1))), "loss": surprise.mean()}
+
+    def linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return x @ self.weights[f"{name}.weight"].T + self.weights.get(f"{name}.bias", 0)
+
+    def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        if self.config.norm == "rmsnorm":
+            return normalised(x)
+        x = x - x.mean(-1, keepdim=True)
+        x = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+        return x * self.weights[f"{name}.weight"] + self.weights.get(f"{name}.bias", 0)
+
+    def read(self, x: torch.Tensor) -> torch.Tensor:
+        """The logits of a residual stream (T, D)."""
+        logits, cap = self.linear(self.norm(x, "final_norm"), "head"), self.config.logit_soft_cap
+        return cap * torch.tanh(logits / cap) if cap else logits
+
+    def block(self, x: torch.Tensor, layer: int, ids: list[int]) -> torch.Tensor:
+        config, block, T = self.config, f"blocks.{layer}", len(ids)
+        H, H_kv, K = config.num_heads, config.num_kv_heads, config.head_dim
+        distance = torch.arange(T)[:, None] - torch.arange(T)
+        mask = (distance >= 0) & (distance < (config.window or T))
+        seen = {"stream into the block": x, "mask": mask}
+        seen["attention norm"] = normed = self.norm(x, f"{block}.attention_norm")
+        seen["queries, keys, values"] = qkv = self.linear(normed, f"{block}.attention.qkv_proj")
+        q, k, v = qkv.split((H * K, H_kv * K, H_kv * K), dim=-1)
+        if f"value_embeddings.{layer}.weight" in self.weights:
+            seen["value embedding"] = self.weights[f"value_embeddings.{layer}.weight"][ids]
+            v = v + seen["value embedding"]
+        q, k, v = (torch.stack(one.split(K, dim=-1)) for one in (q, k, v))  # (H or H_kv, T, K)
+        if config.qk_norm:
+            q, k = normalised(q), normalised(k)
+        seen["queries, normalised" if config.qk_norm else "queries"] = q
+        if config.position == "rotary":
+            seen["queries, turned"] = q = turned(q)
+            k = turned(k)
+        seen |= {"keys": k, "values": v}
+        shared = [head // (H // H_kv) for head in range(H)]
+        seen["scores"] = scores = torch.stack([q[head] @ k[shared[head]].T / math.sqrt(K) for head in range(H)])
+        seen["weights"] = maps = (scores - torch.where(mask, 0.0, math.inf)).softmax(-1)
+        seen["mixed values"] = mixed = torch.stack([maps[head] @ v[shared[head]] for head in range(H)])
+        seen["output projection"] = self.linear(torch.cat([*mixed], dim=-1), f"{block}.attention.output_proj")
+        seen["stream after attention"] = x = x + seen["output projection"]
+        seen["feed-forward norm"] = normed = self.norm(x, f"{block}.feed_forward_norm")
+        up = self.linear(normed, f"{block}.feed_forward.up_proj")
+        if config.activation == "swiglu":
+            gate = self.linear(normed, f"{block}.feed_forward.gate_proj")
+            seen["hidden units"] = gate / (1 + torch.exp(-gate)) * up
+        elif config.activation == "relu2":
+            seen["hidden units"] = up.clamp(min=0) ** 2
+        else:
+            seen["hidden units"] = F.gelu(up, approximate="tanh" if config.activation == "gelu" else "none")
+        seen["feed-forward output"] = self.linear(seen["hidden units"], f"{block}.feed_forward.down_proj")
+        seen["stream after the block"] = x = x + seen["feed-forward output"]
+        self.layers.append(seen)
+        return x

@@ -1,0 +1,62 @@
+"""What is in a page, as an HTML parser reads it."""
+
+import base64
+import gzip
+import json
+from functools import cached_property
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+class Page(HTMLParser):
+    """The texts of a page's script elements by id or type, and the elements that load something or handle events."""
+
+    def __init__(self, text: str | Path) -> None:
+        super().__init__()
+        self.scripts, self.suspicious, self._inside = {}, [], None
+        self.feed(text if isinstance(text, str) else text.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        names = dict(attrs)
+        if tag == "script":
+            self._inside = names.get("id") or names.get("type", "program")
+            assert self._inside not in self.scripts
+            self.scripts[self._inside] = ""
+        if {"src", "href"} & names.keys() or any(name.startswith("on") for name in names):
+            self.suspicious.append((tag, attrs))
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.scripts[self._inside] += data
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = None if tag == "script" else self._inside
+
+    def json(self, name: str) -> Any:
+        return json.loads(self.scripts[name])
+
+    @cached_property
+    def data(self) -> dict:
+        return self.json("data")
+
+    @property
+    def modules(self) -> dict[str, str]:
+        """The source of each JavaScript module."""
+        urls = self.json("importmap")["imports"]
+        return {name: base64.b64decode(url.partition("base64,")[2]).decode() for name, url in urls.items()}
+
+    def block(self, number: int) -> bytes:
+        return gzip.decompress(base64.b64decode(self.scripts[f"block-{number}"]))
+
+    def maps(self, run: int = 0, capture: int = -1, probe: int = 0) -> np.ndarray:
+        """(L, H, T, T): one of a run's recorded maps."""
+        about = self.data["runs"][run]
+        size = len(about["probes"][probe]["labels"])
+        packed = np.frombuffer(self.block(about["captures"][capture]["blocks"][probe]), np.uint8)
+        maps = np.zeros((about["layers"], about["heads"], size, size))
+        queries, keys = np.tril_indices(size)
+        maps[:, :, queries, keys] = (packed.reshape(*maps.shape[:2], -1) / 255) ** 2
+        return maps
