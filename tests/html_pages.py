@@ -10,6 +10,13 @@ from typing import Any
 
 import numpy as np
 
+# Texts of tokens that could become markup, a formula, or something that cannot be seen.
+HOSTILE = [
+    "</script>", "<img src=x onerror=\"document.title='broken'\">", "<script>document.title='broken'</script>", "<!--",
+    "\u202eright-to-left", "שלום", "👩‍👩‍👧", "\x00", "\ud800", "x" * 10_000, "\n", "", "&lt;", "${1}", "'\"`", "\u2028",
+    "$\\frac{1$", "\\", "\t", " ", "😀", "e\u0301", "�",
+]  # fmt: skip
+
 
 class Page(HTMLParser):
     """The texts of a page's script elements by id or type, and the elements that load something or handle events."""

@@ -21,3 +21,32 @@ def set_slider(page, at: int, which="#slide-a") -> None:
 def slide(page, at: int, which="#slide-a") -> None:
     set_slider(page, at, which)
     settle(page)
+
+
+def place(page, query: int, key: int, pane=0) -> tuple[float, float]:
+    """Where the middle of a square of a map is in the window."""
+    geometry = in_page(page, "render", f"shown.panes[{pane}].geometry")
+    box = page.locator("#panes .over").nth(pane).bounding_box()
+    cell = geometry["side"] / geometry["length"]
+    top = box["height"] - geometry["side"] - geometry["room"]
+    return box["x"] + geometry["room"] + (key + 0.5) * cell, box["y"] + top + (query + 0.5) * cell
+
+
+def point_at(page, query: int, key: int, pane=0) -> None:
+    page.mouse.move(*place(page, query, key, pane))
+
+
+def resize(page, width: int, height: int) -> None:
+    page.set_viewport_size({"width": width, "height": height})
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")  # then it knows
+    settle(page)
+
+
+def unnamed(page, which="all") -> list[str]:
+    """Of all controls and parts of a page, or those that an expression chooses, what a screen reader could not name."""
+    return page.evaluate(f"""() => {{
+      const kinds = "button, select, input, textarea, table.lens, section, nav, [tabindex]";
+      const all = [...document.querySelectorAll(kinds)];
+      const named = (e) => e.ariaLabel || e.textContent.trim() || e.labels?.length || e.getAttribute("aria-labelledby");
+      return {which}.filter((e) => !named(e)).map((e) => e.outerHTML.slice(0, 80));
+    }}""")

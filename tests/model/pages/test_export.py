@@ -252,8 +252,8 @@ def test_dpi_makes_a_png_larger_and_says_so(runs, tmp_path):
 @pytest.mark.parametrize("theme", images.THEMES)
 def test_a_theme_colours_the_paper_and_what_is_on_it(theme, runs, tmp_path):
     for name, draw in {"maps": export.draw_maps, "scores": export.draw_scores}.items():
-        options = (None, "text", None) if name == "maps" else (None,)
-        draw(runs[:1], tmp_path / f"{name}.png", *options, theme=theme)
+        options = (None, "text", [(0, 0)]) if name == "maps" else (None,)
+        draw(runs[:1], tmp_path / f"{name}.png", *options, theme=theme, dpi=40)
         with Image.open(tmp_path / f"{name}.png") as image:
             lightness = np.asarray(image.convert("L"), float)
         paper, farthest = lightness[0, 0], np.abs(lightness - lightness[0, 0]).max()
@@ -261,25 +261,20 @@ def test_a_theme_colours_the_paper_and_what_is_on_it(theme, runs, tmp_path):
         assert farthest > 150  # text stands out from it
 
 
-def test_the_curves_of_chosen_heads_are_those_of_no_other(runs, tmp_path):
-    def lines(heads):
-        export.draw_scores(runs[:1], tmp_path / "scores.svg", heads)
-        root, texts = svg_of(tmp_path / "scores.svg")
-        return {
-            path.get("d") for path in root.iter(f"{SVG}path") if "stroke-width: 1.5" in path.get("style", "")
-        }, texts
-
-    every, texts = lines(None)
-    assert "layer 1" in texts
-    one, texts = lines([(1, 1)])
-    assert "head 1.1" in texts and "layer 1" not in texts
-    assert len(every) > 4 * len(one) > 0
-
-
-def test_two_runs_have_their_curves_under_each_other_on_the_same_axes(tmp_path):
+def test_two_runs_have_their_curves_under_each_other_on_the_same_axes_and_chosen_heads_have_theirs_alone(tmp_path):
     runs = [archived(tmp_path / "long", 0, steps=(0, 1, 64)), archived(tmp_path / "wide", 1, steps=(0, 8), heads=5)]
+
+    def lines(root):
+        paths = (path for path in root.iter(f"{SVG}path") if "stroke-width: 1.5" in path.get("style", ""))
+        return {path.get("d") for path in paths}
+
+    export.draw_scores(runs[:1], tmp_path / "scores.svg", [(1, 1)])
+    root, texts = svg_of(tmp_path / "scores.svg")
+    alone = lines(root)
+    assert "head 1.1" in texts and "layer 1" not in texts
     export.draw_scores(runs, tmp_path / "scores.svg", None)
-    _, texts = svg_of(tmp_path / "scores.svg")
+    root, texts = svg_of(tmp_path / "scores.svg")
+    assert "layer 1" in texts and len(lines(root)) > 8 * len(alone) > 0
     assert texts.count("long") == texts.count("wide") == texts.count("step") == 1
     assert all(texts.count(name.replace("_", " ")) == 2 for name in SCORES)
     assert texts.count("0") == images.MAX_COLUMNS  # only the lowest row has steps at its axes

@@ -1,7 +1,6 @@
 """Pictures of maps: each weight has its colour and place, labels are legible, and token text is not parsed."""
 
 import io
-from itertools import combinations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -17,23 +16,7 @@ from matplotlib.text import Text
 
 from model.pages import images
 from model.pages.describe import visible
-
-HOSTILE = [
-    "$\\frac{1$",
-    "</script>",
-    "\u202eabc",
-    "😀",
-    "\x00",
-    "x" * 10_000,
-    "\n",
-    "\t",
-    " ",
-    "",
-    "א",
-    "e\u0301",
-    "\\",
-    "�",
-]
+from tests.html_pages import HOSTILE
 
 
 def one_hot_maps(layers: int, heads: int, size: int) -> np.ndarray:
@@ -70,28 +53,21 @@ def test_each_weight_has_its_colour_at_its_place():
     )
 
 
-def test_colours_darken_steadily():
-    colours = images.score_pixels([np.linspace(0, 1, images.PIXELS)])[0]
-    lightness = np.unique(colours, axis=0)[::-1] @ [0.2126, 0.7152, 0.0722]
-    assert len(lightness) > 200 and (np.diff(lightness) < 0).all()
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("layers", "heads"), [(1, 1), (4, 4), (6, 6), (12, 12)])
+@pytest.mark.parametrize(("layers", "heads"), [(1, 1), (4, 4), (12, 12)])
 def test_no_two_labels_overlap_at_64_tokens(layers, heads):
     tokens = [*HOSTILE, "return", " self", "supercalifragilistic"]
     labels = [tokens[i % len(tokens)] for i in range(64)]
     figure = images.grid_figure(np.zeros((layers, heads, 64, 64)), labels, "A title that is long enough to matter")
     renderer = FigureCanvasAgg(figure).get_renderer()
-    figure.draw(renderer)
-    boxes = [t.get_window_extent(renderer) for t in figure.findobj(Text) if t.get_visible() and t.get_text()]
+    figure.draw_without_rendering()
+    shown = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text()]
+    boxes = np.array([text.get_window_extent(renderer).extents for text in shown])  # (N, 4): two corners
     assert len(boxes) > (layers + heads) * 20
-    for one, other in combinations(boxes, 2):
-        overlap = [
-            min(one.x1, other.x1) - max(one.x0, other.x0),
-            min(one.y1, other.y1) - max(one.y0, other.y0),
-        ]
-        assert min(overlap) <= 1, (one, other)  # one pixel of antialiasing
+    overlap = np.minimum(boxes[:, None, 2:], boxes[:, 2:]) - np.maximum(boxes[:, None, :2], boxes[:, :2])
+    both_ways = overlap.min(-1)
+    np.fill_diagonal(both_ways, 0)
+    assert both_ways.max() <= 1, np.argwhere(both_ways > 1)  # one pixel of antialiasing
 
 
 @given(st.text(max_size=40))

@@ -17,11 +17,8 @@ from model.pages import export
 from model.pages.captures import Captures, log_spaced
 from model.pages.describe import describe_heads, opening_view
 from model.pages.page import attention_page
-from tests.html_pages import Page
+from tests.html_pages import HOSTILE, Page
 from tests.measurements import learned_captures, measured
-
-HOSTILE = ["</script>", "<script>alert(1)</script>", "<!--", "<img src=x onerror=alert(1)>"]
-HOSTILE += ["\u202eabc", "\x00", "\ud800"]
 
 
 def read(*runs: Captures, **options) -> Page:
@@ -80,7 +77,7 @@ def test_fidelity_and_causality_are_judged_by_their_limits(measured, faithful, c
 
 
 def test_hostile_text_stays_data():
-    labels = (HOSTILE + ["x" * 10_000] + [f"t{i}" for i in range(12)])[:12]
+    labels = HOSTILE[:12]
     page = attention_page([learned_captures(labels=labels)], "</title><script>alert(1)</script>")
     parsed = Page(page)
     assert parsed.data["runs"][0]["probes"][0]["labels"] == labels
@@ -151,8 +148,8 @@ def test_the_same_captures_make_the_same_page():
 
 
 FITS = [  # the share of the whole that must fit, the steps and tokens that are then shown, and what the page says
-    (0.95, [20], [40], r"rounds weights to within 0\.004\.$"),
-    (0.75, range(12, 20), [40], r"shows \d+ of 20 recorded steps \(the curves show all\)\.$"),
+    (0.92, [20], [40], r"rounds weights to within 0\.004\.$"),
+    (0.70, range(12, 20), [40], r"shows \d+ of 20 recorded steps \(the curves show all\)\.$"),
     (0.40, [12], range(8, 40), r"shows the first \d+ of 40 tokens"),
 ]
 
@@ -169,7 +166,9 @@ def test_weights_are_rounded_before_steps_are_left_out_and_these_before_the_text
     shown = [capture for capture in run["captures"] if "blocks" in capture]
     length = len(run["probes"][0]["labels"])
     assert len(run["captures"]) == 20 and len(shown) in steps and length in tokens
-    assert re.search(note, said) and (str(len(shown)) in said or len(shown) == 20) and str(length % 40 or "") in said
+    assert re.search(note, said)
+    for count, whole in ((len(shown), 20), (length, 40)):
+        assert count == whole or re.search(rf"shows (the first )?{count} of {whole} ", said)
     assert shown[0]["step"] == 0 and shown[-1]["step"] == 950
     check_maps(page, captures)
     found = json.loads(page.block(shown[3]["details"]))["probes"]["text"]
@@ -179,7 +178,7 @@ def test_weights_are_rounded_before_steps_are_left_out_and_these_before_the_text
         if name not in ("lens", "attribution_error", "bits", "rank"):
             expected = np.array(whole.get(name, whole["lens"].get(name)), float)
             expected = expected[:length] if name.startswith("top") else expected[..., :length]
-            np.testing.assert_allclose(values, expected, rtol=0.051)
+            np.testing.assert_allclose(np.array(values, float), expected, rtol=0.051)
 
 
 def test_curves_are_thinned_but_keep_every_step_that_has_maps_and_the_page_does_not_say_that_they_show_all(monkeypatch):
@@ -217,7 +216,7 @@ def test_log_spaced_steps_are_dense_where_steps_are_small():
         (
             [learned_captures(labels=14)],
             {},
-            "demo and other cannot be compared: their text have different tokens",
+            "demo and other cannot be compared: their text tokens",
         ),
         ([learned_captures(layers=3)], {}, "cannot be compared: they have 2 x 3 and 3 x 3 layers x heads"),
         ([replace(learned_captures(), steps=[])], {}, "other has no recorded maps"),

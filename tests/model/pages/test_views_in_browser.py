@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import math
 import re
 from dataclasses import replace
@@ -10,10 +11,12 @@ from functools import partial
 import numpy as np
 import pytest
 
+from model.inspection.heads import SCORES
 from model.pages import export
 from model.pages.captures import Captures
+from tests.html_pages import HOSTILE
 from tests.measurements import learned_captures, measured
-from tests.model.pages.browsing import settle, slide
+from tests.model.pages.browsing import point_at, resize, settle, slide, unnamed
 
 pytestmark = pytest.mark.slow
 
@@ -21,29 +24,24 @@ STEPS = [0, 4, 16, 64]
 LABELS = ["for", " i", " in", "\n", "</td><img src=x>", "\u202eabc", "\x00", " range", "(", "10", ")", ":"]
 LAYERS, HEADS = 2, 3
 plain_captures = partial(learned_captures, labels=LABELS, steps=STEPS, induction=False)
+CAPTURES = measured(plain_captures())
 
 
-def diverged(captures: Captures) -> Captures:
+def diverged() -> Captures:
     """The captures with no number in their last details that is finite."""
 
-    def broken(value):
-        if isinstance(value, dict):
-            return {name: broken(one) for name, one in value.items()}
-        if isinstance(value, list):
-            return [broken(one) for one in value]
-        return None if isinstance(value, float) or value is None else value
-
     def details(step):
-        found = captures.details(step)
-        return found | {"probes": broken(found["probes"])} if step == STEPS[-1] else found
+        found = CAPTURES.details(step)
+        broken = re.sub(r"-?\d+\.\d+(e-\d+)?", "null", json.dumps(found["probes"]))
+        return found | {"probes": json.loads(broken)} if step == STEPS[-1] else found
 
     nothing = {"heads": [[None] * HEADS] * LAYERS, "feed_forward": [None] * LAYERS, "tables": {"pair table": None}}
     last = replace(
-        captures.snapshots[-1],
+        CAPTURES.snapshots[-1],
         ablation={"text": nothing, "repeated": nothing},
         copying=np.full((LAYERS, HEADS), math.nan),
     )
-    return replace(captures, details=details, snapshots=[*captures.snapshots[:-1], last])
+    return replace(CAPTURES, details=details, snapshots=[*CAPTURES.snapshots[:-1], last])
 
 
 def saved(page, button: str) -> list[dict[str, str]]:
@@ -60,22 +58,20 @@ def numbers(rows: list[dict[str, str]], column: str) -> list[float | None]:
 
 
 def test_the_text_is_coloured_by_how_much_each_token_surprised(open_page):
-    captures = measured(plain_captures())
-    page = open_page(captures, hash_="#step=16")
+    page = open_page(CAPTURES, hash_="#step=16")
     page.locator("#by-surprise").click()
     settle(page)
     backgrounds = page.locator("#tokens span").evaluate_all(
         "spans => spans.map((span) => getComputedStyle(span).backgroundColor)"
     )
     depths = [float(re.search(r"([\d.]+)\)$", colour)[1]) for colour in backgrounds]
-    bits = [0.0, *captures.details(16)["probes"]["text"]["bits"][:-1]]
+    bits = [0.0, *CAPTURES.details(16)["probes"]["text"]["bits"][:-1]]
     np.testing.assert_allclose(depths, 0.75 * np.minimum(np.array(bits) / 10, 1), atol=0.01)
 
 
 def test_what_was_expected_is_shown_for_the_token_pointed_at_tapped_or_reached_by_keys(open_page):
-    captures = measured(plain_captures())
-    page = open_page(captures, hash_="#step=64&text=surprise")
-    details = captures.details(64)
+    page = open_page(CAPTURES, hash_="#step=64&text=surprise")
+    details = CAPTURES.details(64)
     told = page.locator("#expected .sentence")
 
     def expected(token):
@@ -106,9 +102,8 @@ def test_what_was_expected_is_shown_for_the_token_pointed_at_tapped_or_reached_b
 
 
 def test_the_lens_has_a_cell_for_each_sublayer_and_position(open_page):
-    captures = measured(plain_captures())
-    page = open_page(captures, hash_="#step=64")
-    details = captures.details(64)
+    page = open_page(CAPTURES, hash_="#step=64")
+    details = CAPTURES.details(64)
     lens = details["probes"]["text"]["lens"]
     rows = page.locator("#lenses table").first.locator("tbody tr")
     assert rows.locator("th").all_inner_texts() == details["sublayers"]
@@ -131,9 +126,8 @@ def test_the_lens_has_a_cell_for_each_sublayer_and_position(open_page):
 
 
 def test_a_cell_of_the_lens_tells_its_numbers_to_pointer_and_keys(open_page):
-    captures = measured(plain_captures())
-    page = open_page(captures, hash_="#step=64")
-    lens = captures.details(64)["probes"]["text"]["lens"]
+    page = open_page(CAPTURES, hash_="#step=64")
+    lens = CAPTURES.details(64)["probes"]["text"]["lens"]
     table, readout = page.locator("#lenses table").first, page.locator("#lenses .readout").first
     table.locator("tbody tr").nth(1).locator("td").nth(7).hover()
     assert readout.inner_text().startswith("After attention 0, reading 7")
@@ -151,9 +145,8 @@ def test_a_cell_of_the_lens_tells_its_numbers_to_pointer_and_keys(open_page):
 
 
 def test_the_attribution_is_that_of_the_chosen_token_and_adds_up(open_page):
-    captures = measured(plain_captures())
-    page = open_page(captures, hash_="#step=16&token=4")
-    details = captures.details(16)
+    page = open_page(CAPTURES, hash_="#step=16&token=4")
+    details = CAPTURES.details(16)
     column = {
         part: row[4] for part, row in zip(details["parts"], details["probes"]["text"]["attribution"], strict=True)
     }
@@ -179,50 +172,41 @@ def test_the_attribution_is_that_of_the_chosen_token_and_adds_up(open_page):
     assert page.locator("#attribution-what").inner_text().startswith("Reading 5")
 
 
-def test_each_thumbnail_tells_what_the_loss_is_without_its_head(open_page):
-    captures = measured(plain_captures())
-    page = open_page(captures, hash_="#step=16")
-    for probe in ("text", "repeated"):
-        losses = np.array(captures.snapshots[2].ablation[probe]["heads"]).ravel()
-        shown = [float(text.replace("−", "-")) for text in page.locator("#grid .without").all_inner_texts()]
-        np.testing.assert_allclose(shown, losses, atol=0.006)
-        assert "loss without it" in page.locator(".thumb").first.get_attribute("aria-label")
-        page.keyboard.press("p")
-        settle(page)
-
-
-def test_feed_forwards_and_tables_have_a_table(open_page):
-    captures = measured(plain_captures())
-    page = open_page(captures, hash_="#step=16&head=1.0")
+def test_the_loss_without_each_part_is_told(open_page):
+    page = open_page(CAPTURES, hash_="#step=16&head=1.0")
+    snapshot = CAPTURES.snapshots[2]
     rows = page.locator("#ablations tbody tr")
     assert rows.locator("th").all_inner_texts() == [
         "head 1.0", "feed-forward 0", "feed-forward 1", "token embedding", "pair table",
     ]  # fmt: skip
     shown = [float(text.replace("−", "-")) for text in rows.first.locator("td").all_inner_texts()]
-    snapshot = captures.snapshots[2]
     expected = [snapshot.ablation[probe]["heads"][1][0] for probe in ("text", "repeated")] + [snapshot.copying[1, 0]]
     np.testing.assert_allclose(shown, expected, atol=0.006)
+    for probe in ("text", "repeated"):
+        shown = [float(text.replace("−", "-")) for text in page.locator("#grid .without").all_inner_texts()]
+        np.testing.assert_allclose(shown, np.ravel(snapshot.ablation[probe]["heads"]), atol=0.006)
+        assert "loss without it" in page.locator(".thumb").first.get_attribute("aria-label")
+        page.keyboard.press("p")
+        settle(page)
 
 
 def test_the_loss_without_a_head_has_curves(open_page):
-    captures = measured(plain_captures())
-    page = open_page(captures, hash_="#step=16")
+    page = open_page(CAPTURES, hash_="#step=16")
     page.get_by_role("button", name="loss without it, on text").click()
     settle(page)
-    last = np.array(captures.snapshots[-1].ablation["text"]["heads"])
+    last = np.array(CAPTURES.snapshots[-1].ablation["text"]["heads"])
     worst = "{}.{}".format(*np.unravel_index(last.argmax(), last.shape))
     page.locator("#formed button").first.click()
     settle(page)
     assert f"head={worst}" in page.url and "step=64" in page.url and "curve=text" in page.url
     rows = [row for row in saved(page, "#curve-csv") if row["probe"] == "text" and row["part"].startswith("head")]
-    losses = [np.array(snapshot.ablation["text"]["heads"]).ravel() for snapshot in captures.snapshots]
+    losses = [np.array(snapshot.ablation["text"]["heads"]).ravel() for snapshot in CAPTURES.snapshots]
     np.testing.assert_allclose(numbers(rows, "loss_change"), np.concatenate(losses), atol=6e-4)
 
 
 def test_stages_are_marked_on_every_curve(open_page):
-    captures = measured(plain_captures())
-    formed = captures.formation["previous_token"]["0.0"]
-    page = open_page(captures)
+    formed = CAPTURES.formation["previous_token"]["0.0"]
+    page = open_page(CAPTURES)
     for name in ("previous token", "entropy", "loss without it, on repetition"):
         page.locator("#scores").get_by_role("button", name=name).click()
         settle(page)
@@ -231,10 +215,9 @@ def test_stages_are_marked_on_every_curve(open_page):
 
 
 def test_value_weighted_maps_are_the_weights_times_the_share_of_the_longest_value(open_page):
-    captures = measured(plain_captures())
-    page = open_page(captures, hash_="#step=16&head=1.1&token=11")
-    weights = captures.load(16)["text"][1, 1, 11]
-    norms = np.array(captures.details(16)["probes"]["text"]["value_norms"])[1, 1]
+    page = open_page(CAPTURES, hash_="#step=16&head=1.1&token=11")
+    weights = CAPTURES.load(16)["text"][1, 1, 11]
+    norms = np.array(CAPTURES.details(16)["probes"]["text"]["value_norms"])[1, 1]
     thumbnail = page.locator(".thumb canvas").first
     before = thumbnail.evaluate("canvas => canvas.toDataURL()")
     assert page.locator("#weighting-note").is_hidden()
@@ -250,11 +233,10 @@ def test_value_weighted_maps_are_the_weights_times_the_share_of_the_longest_valu
 
 
 def test_the_page_and_the_script_write_the_same_tables(open_page, tmp_path):
-    captures = measured(plain_captures())
-    page = open_page(captures, hash_="#step=16&head=0.1&text=surprise&probe=text")
+    page = open_page(CAPTURES, hash_="#step=16&head=0.1&text=surprise&probe=text")
     for name in ("surprise", "lens", "attribution", "weights", "scores", "ablation"):
-        heads = export.choose_heads(["0.1"] if name == "weights" else None, [captures])
-        export.write_table(name, export.table_rows(name, [captures], 16, "text", heads), tmp_path / "table.csv")
+        heads = export.choose_heads(["0.1"] if name == "weights" else None, [CAPTURES])
+        export.write_table(name, export.table_rows(name, [CAPTURES], 16, "text", heads), tmp_path / "table.csv")
         with (tmp_path / "table.csv").open(newline="") as file:
             expected = list(csv.DictReader(file))
         found = saved(page, "#save-csv" if name == "weights" else f"#{name}-csv")
@@ -268,21 +250,24 @@ def test_the_page_and_the_script_write_the_same_tables(open_page, tmp_path):
 
 
 def test_every_view_follows_the_slider(open_page):
-    page = open_page(measured(plain_captures()), hash_="#token=4&text=surprise")
+    page = open_page(CAPTURES, hash_="#token=4&text=surprise")
     views = ("#expected", "#lenses", "#parts", "#ablations", "#grid")
-    seen = {view: set() for view in views}
-    for at in range(len(STEPS)):
+    pictures = ("#panes canvas:not(.over)", ".thumb canvas")
+    seen = {view: set() for view in views + pictures}
+    for at, step in enumerate(STEPS):
         slide(page, at)
+        assert page.locator("#slide-a output").inner_text() == f"step {step}"
         for view in views:
             seen[view].add(page.locator(view).inner_html())
+        for picture in pictures:
+            seen[picture].add(page.locator(picture).first.evaluate("canvas => canvas.toDataURL()"))
     assert all(len(states) == len(STEPS) for states in seen.values())
 
 
 def test_two_captures_are_shown_side_by_side(open_page):
-    captures = measured(plain_captures())
-    page = open_page(captures, hash_="#step=64&against=0.4&token=4&text=surprise")
+    page = open_page(CAPTURES, hash_="#step=64&against=0.4&token=4&text=surprise")
     for place, step in enumerate((64, 4)):
-        bits = captures.details(step)["probes"]["text"]["bits"][3]
+        bits = CAPTURES.details(step)["probes"]["text"]["bits"][3]
         assert f"{bits:.1f} bits" in page.locator("#expected .sentence").nth(place).inner_text()
     assert page.locator("#lenses table:visible").count() == 2
     assert page.locator("#lenses h3:visible").all_inner_texts() == ["A: step 64", "B: step 4"]
@@ -293,7 +278,7 @@ def test_two_captures_are_shown_side_by_side(open_page):
 
 def test_two_runs_of_which_one_is_old_are_shown_side_by_side(open_page):
     old = replace(plain_captures(seed=1), name="old")
-    page = open_page(measured(plain_captures()), old, hash_="#token=4&text=surprise&run=0&against=1.64")
+    page = open_page(CAPTURES, old, hash_="#token=4&text=surprise&run=0&against=1.64")
     assert page.locator("#lenses table:visible").count() == 1
     assert "recorded before" in page.locator("#expected .sentence").last.inner_text()
     assert page.locator("#parts thead").count() == 0
@@ -311,7 +296,7 @@ def test_an_old_capture_shows_its_maps_and_one_sentence(open_page):
 
 
 def test_a_diverged_model_has_dashes_in_place_of_numbers(open_page):
-    page = open_page(diverged(measured(plain_captures())), hash_="#text=surprise&token=2&weighting=values")
+    page = open_page(diverged(), hash_="#text=surprise&token=2&weighting=values")
     for part in ("#expected .sentence", "#parts tbody", "#parts tfoot", "#ablations tbody"):
         assert "–" in page.locator(part).inner_text()
     assert page.locator("#attribution-badge.bad").is_visible()
@@ -320,38 +305,54 @@ def test_a_diverged_model_has_dashes_in_place_of_numbers(open_page):
     assert not re.search(r"NaN|undefined|null|Infinity", page.locator("body").inner_text())
 
 
-def test_hostile_tokens_are_shown_as_text(open_page):
-    page = open_page(measured(plain_captures()), hash_="#text=surprise&token=4")
-    assert page.locator("#main img").count() == 0
-    assert "</td><img" in page.locator("#expected .sentence").inner_text()
-    page.locator("#tokens span").nth(5).hover()
+def test_hostile_text_is_shown_as_text(open_page):
+    labels = [*HOSTILE, "a", "b", "c", "d"]
+    page = open_page(measured(plain_captures(labels=labels)), hash_="#probe=text&token=4&text=surprise")
+    assert page.title() == "A title & <more>"
+    assert page.locator("#main img, #tokens script").count() == 0
+    texts = page.locator("#tokens span").evaluate_all("spans => spans.map((span) => span.textContent)")
+    assert texts[:4] == HOSTILE[:4] and texts[4] == "\\u202eright-to-left" and texts[5:7] == HOSTILE[5:7]
+    assert texts[7:9] == ["\\u0000", "\\ud800"] and len(texts[9]) == 60 and texts[10:12] == ["↵\n", "∅"]
+    assert texts[12:15] == HOSTILE[12:15] and texts[15] == "\\u2028"
     told = page.locator("#expected .sentence").inner_text()
-    assert "\u202e" not in told and "\\u202eabc" in told
+    assert "\u202e" not in told and "\\u202eright" in told
     assert "\\u0000" in page.locator("#lenses thead").first.inner_text()
-    for part in ("#lens", "#attribution", "#expected"):
+    for key in (1, 4, 9):
+        point_at(page, 19, key)
+        assert f"(token {key})" in page.locator("#readout").inner_text()
+    for part in ("#lens", "#attribution", "#expected", "#readout"):
         assert not set(page.locator(part).inner_text()) & {"\u202e", "\x00"}
 
 
-@pytest.mark.parametrize(("width", "height"), [(400, 800), (1280, 900), (1366, 768)])
-def test_the_views_fit_every_width_and_the_lens_scrolls_in_its_own_box(open_page, width, height):
-    captures = measured(plain_captures(labels=LABELS * 3))
+def test_the_views_fit_every_width_and_the_lens_scrolls_in_its_own_box(open_page):
     hash_ = "#text=surprise&token=30&against=0.4&weighting=values"
-    page = open_page(captures, width=width, height=height, hash_=hash_)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    box = page.locator("#lenses .wide").first
-    assert box.evaluate("box => box.scrollWidth > box.clientWidth && box.scrollLeft > 0")
-    chosen = page.locator("#lenses td.chosen").first.bounding_box()
-    frame = box.bounding_box()
-    assert frame["x"] <= chosen["x"] and chosen["x"] + chosen["width"] <= frame["x"] + frame["width"] + 1
+    page = open_page(measured(plain_captures(labels=LABELS * 3)), hash_=hash_)
+    for width, height in ((400, 800), (1280, 900), (1366, 768)):
+        resize(page, width, height)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        box = page.locator("#lenses .wide").first
+        assert box.evaluate("box => box.scrollWidth > box.clientWidth && box.scrollLeft > 0")
+        chosen, frame = page.locator("#lenses td.chosen").first.bounding_box(), box.bounding_box()
+        assert frame["x"] <= chosen["x"] and chosen["x"] + chosen["width"] <= frame["x"] + frame["width"] + 1
 
 
-def test_every_view_can_be_reached_and_has_a_name(open_page):
-    page = open_page(measured(plain_captures()), hash_="#text=surprise&token=4")
+def test_every_control_and_view_has_a_name_and_no_meaning_is_in_a_tooltip_alone(open_page):
+    page = open_page(CAPTURES, hash_="#against=0.0&text=surprise&token=4")
+    assert not unnamed(page)
     for part in ("lens", "attribution", "ablation"):
         assert page.get_by_role("region", name=page.locator(f"#{part}-title").inner_text()).is_visible()
+    page.locator("#tokens span").nth(4).hover()
+    point_at(page, 9, 3)
+    assert page.locator("#main [title]:not(#curves *)").count() == 0
+    for score in SCORES.values():
+        assert page.locator("#card").get_by_text(score.meaning).is_visible()
 
 
-def test_a_probe_of_two_tokens_is_enough(open_page):
-    page = open_page(measured(plain_captures(labels=["a", "b"])), hash_="#text=surprise&token=1")
+def test_two_tokens_and_one_head_are_enough(open_page):
+    captures = learned_captures(1, 1, ["a", "b"], STEPS, induction=False)
+    page = open_page(measured(captures), hash_="#probe=text&text=surprise&token=1&order=sink&against=0.4")
+    assert page.locator(".thumb").count() == 1 and page.locator("#tokens span").count() == 2
     assert "the last token" in page.locator("#attribution-what").inner_text()
-    assert page.locator("#lenses td").count() == 2 * (2 * LAYERS + 1)
+    assert page.locator("#lenses table").first.locator("td").count() == 2 * 3
+    point_at(page, 1, 0)
+    assert page.locator("#readout").inner_text().startswith("In A “\u2068b\u2069” (token 1) gives ")

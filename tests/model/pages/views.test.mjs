@@ -144,6 +144,15 @@ test("the loss without a part is that of its probe, and null where it is unknown
   assert.equal(ablation.withoutHead({}, "text", [0, 0]), null);
 });
 
+test("the row of a token is told in words", () => {
+  const reads = (query, weights) => words.readsInWords(["x", "y", "\n", "a", "b"], query, weights).replace(/[\u2068\u2069]/g, "");
+  assert.equal(reads(4, [0, 0, 0.98, 0.01, 0.01]), "Reading “b” it looks at the last line break (98%).");
+  assert.equal(reads(4, [0, 0, 0, 0.7, 0.3]), "Reading “b” it looks at the token before it, “a” (70%) and itself (30%).");
+  assert.equal(reads(4, [0.6, 0.4, 0, 0, 0]), "Reading “b” it looks at the first token, “x” (60%) and “y”, 3 tokens back (40%).");
+  assert.equal(reads(4, [0.09, 0.09, 0.09, 0.09, 0.09]), "Reading “b” it spreads its attention: no token gets more than 9.0%.");
+  assert.equal(reads(0, [1]), "“x” comes first, so there is nothing before it to look at.");
+});
+
 test("value-weighted maps are the weights times the share of the longest value", () => {
   const length = 3;
   const weights = [1, 0.5, 0.5, 0.2, 0.3, 0.5];
