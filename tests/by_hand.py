@@ -1,4 +1,7 @@
-"""The GPT's forward pass written out from its weights alone, in float64: what the tests compare with."""
+"""The GPT's forward pass written out from its weights alone, in float64: what the tests compare with.
+
+Gradients flow to the GPT's own weights.
+"""
 
 import math
 
@@ -24,8 +27,9 @@ class ByHand:
     """The values at every stop, by its name: `stops` of the whole, `layers` of each block. Only ids have a batch."""
 
     def __init__(self, gpt: GPT, ids: list[int]) -> None:
-        self.config, self.weights = gpt.config, {name: weight.double() for name, weight in gpt.state_dict().items()}
-        config, weights, T = gpt.config, self.weights, len(ids)
+        named = gpt.named_parameters(remove_duplicate=False)
+        self.config, self.weights = gpt.config, {name: weight.double() for name, weight in named}
+        config, weights, T = self.config, self.weights, len(ids)
         self.stops, self.layers = {"ids": torch.tensor([ids])}, []
         self.stops["token embedding"] = x = weights["token_embedding.weight"][ids]
         if config.bigram_buckets:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.attention import CausalSelfAttention, MultiHeadAttention, scaled_dot_product_attention
+from model.attention import CausalSelfAttention
 from model.gpt import GPTConfig
 from model.masks import causal_mask, document_mask, sliding_window_mask
 from model.rotary import rotary_angles
@@ -36,26 +36,6 @@ def test_each_token_influences_exactly_the_queries_that_may_see_it(T, heads, win
     moved = influence(lambda x: layer(x[None], rotary=rotary)[0], torch.randn(T, width))
     expected = sliding_window_mask(T, window)
     torch.testing.assert_close(moved > 0, expected)
-
-
-@given(lengths, st.integers(1, 4), st.integers(1, 5), st.booleans())
-@settings(deadline=None, max_examples=40)
-def test_multi_head_attention_is_causal_on_both_paths(T, num_heads, head_dim, need_weights):
-    layer = MultiHeadAttention(6, num_heads, head_dim=head_dim)
-    moved = influence(lambda x: layer(x[None], is_causal=True, need_weights=need_weights)[0][0], torch.randn(T, 6))
-    torch.testing.assert_close(moved > 0, causal_mask(T))
-
-
-@given(lengths, lengths, st.booleans())
-@settings(deadline=None, max_examples=40)
-def test_the_function_is_causal_for_any_lengths(T, S, need_weights):
-    query = torch.randn(T, 4)
-
-    def attend(key_and_value):
-        options = {"is_causal": True, "need_weights": need_weights}
-        return scaled_dot_product_attention(query, key_and_value, key_and_value, **options)[0]
-
-    torch.testing.assert_close(influence(attend, torch.randn(S, 4)) > 0, causal_mask(T, S))
 
 
 def test_documents_and_causality_together():
@@ -112,7 +92,7 @@ def test_a_missing_transpose_of_the_heads_is_detected(monkeypatch):
     ("config", "packed"), [(GPTConfig(**SIZES, **GPT2), True), (MODERN, False)], ids=["gpt2, documents", "modern"]
 )
 def test_torch_compile_captures_the_gpt_in_one_graph(config, packed):
-    gpt = random_gpt(config)
+    gpt = random_gpt(dataclasses.replace(config, num_layers=1))
     tokens = torch.randint(31, (2, 12))
     ids = torch.arange(12).div(5, rounding_mode="floor").expand(2, 12) if packed else None
     # Graph breaks are found before the backend runs; this one skips the minutes of code generation.

@@ -41,6 +41,7 @@ def gpt2(tmp_path_factory):
 
 def test_what_a_person_types_works_as_written(glass, tmp_path):
     assert glass.steps == [4, 8] and glass.at(8).step == 8
+    assert glass.at(glass.step).step == glass.step  # the best checkpoint is there by its step too
     reading = glass.read(TEXT, without=["head 0.0"])
     L, H, T, D = glass.gpt.config.num_layers, glass.gpt.config.num_heads, len(reading.ids), glass.gpt.config.embed_dim
     assert "".join(reading.tokens) == TEXT[:T]
@@ -134,10 +135,6 @@ def test_a_reading_says_what_is_not_as_in_the_model(glass):
     patched = glass.patch(TEXT, "which word", head=(0, 1), position=2)
     assert patched.title == f"{plain.title}, head 0.1 patched at token 2"
     assert patched.title in html.unescape(patched._repr_html_())
-
-
-def test_the_best_checkpoint_is_there_by_its_step_too(glass):
-    assert glass.at(glass.step).step == glass.step
 
 
 def test_the_page_says_of_a_part_what_ablate_says(glass):

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 import yaml
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -65,12 +64,14 @@ def test_modern_family_equals_hugging_face_nanochat(num_kv_heads):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_logits_and_loss_are_those_of_the_formulas(name):
+def test_logits_loss_and_gradients_are_those_of_the_formulas(name):
     gpt = random_gpt(CONFIGS[name])
     expected = ByHand(gpt, TOKENS.tolist()).stops
     torch.testing.assert_close(gpt(TOKENS[None])[0].double(), expected["logits"], atol=1e-4, rtol=1e-4)
-    loss = gpt.loss(TOKENS[None, :-1], TOKENS[None, 1:]).double()
-    torch.testing.assert_close(loss, expected["loss"], atol=1e-4, rtol=1e-4)
+    loss = gpt.loss(TOKENS[None, :-1], TOKENS[None, 1:])
+    torch.testing.assert_close(loss.double(), expected["loss"], atol=1e-4, rtol=1e-4)
+    gradients, exact = (torch.autograd.grad(one, list(gpt.parameters())) for one in (loss, expected["loss"]))
+    torch.testing.assert_close(gradients, exact, atol=1e-4, rtol=1e-3)
 
 
 def test_bigram_vector_depends_on_the_pair_and_stops_at_documents():
@@ -167,22 +168,3 @@ def test_autocast_keeps_the_residual_stream_in_bfloat16():
         logits = gpt(torch.randint(50, (1, 4)))
     assert seen == [torch.bfloat16]
     assert logits.dtype == torch.float32
-
-
-def test_loss_gradient_agrees_with_finite_differences():
-    gpt = random_gpt(GPTConfig(**SIZES)).double()
-    tokens, targets = torch.randint(50, (2, 1, 6)).unbind()
-    loss = gpt.loss(tokens, targets)
-    loss.backward()
-    weight = gpt.blocks[1].attention.qkv_proj.weight
-    direction = torch.randn_like(weight)
-    step = 1e-3
-    with torch.no_grad():
-        weight += step * direction
-        above = gpt.loss(tokens, targets)
-        weight -= 2 * step * direction
-        below = gpt.loss(tokens, targets)
-    slope = (above - below) / (2 * step)
-    # Logits are float32 by contract, so the difference carries its rounding.
-    torch.testing.assert_close((weight.grad * direction).sum().float(), slope.float(), rtol=2e-2, atol=1e-4)
-    assert F.mse_loss(above, below) > 0

@@ -75,23 +75,20 @@ def test_the_figures_are_what_the_model_computes_for_the_text():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_an_untrained_model_has_none(seed):
-    text = Path(experiments.__file__).read_text(encoding="utf-8")
-    bpe = train_bpe([text], 400)
-    for tokenizer in (BYTES, bpe):
+    for tokenizer in (BYTES, train_bpe([CODE], 400)):
         torch.manual_seed(seed)
         sizes = {"context_length": 64, "num_layers": 2, "num_heads": 2, "embed_dim": 32}
         config = GPTConfig(vocab_size=tokenizer.vocab_size, **sizes)
         gpt2 = GPTConfig(vocab_size=tokenizer.vocab_size, **sizes, **GPT2)
         for gpt in (GPT(config).eval(), GPT(gpt2).eval(), random_gpt(config, seed), random_gpt(gpt2, seed)):
-            effects, tried = found_in(gpt, tokenizer, text)
+            effects, tried = found_in(gpt, tokenizer, CODE)
             assert not effects and len(tried) == len(experiments.EXPERIMENTS)
 
 
 @pytest.mark.parametrize("context", [5, 8, 16, 32])
 def test_a_context_may_be_shorter_than_the_texts(context):
     config = GPTConfig(vocab_size=257, context_length=context, num_layers=1, num_heads=2, embed_dim=16)
-    text = Path(experiments.__file__).read_text(encoding="utf-8")
-    effects, tried = found_in(random_gpt(config, 0), BYTES, text)
+    effects, tried = found_in(random_gpt(config, 0), BYTES, CODE)
     assert len(effects) + len(tried) == len(experiments.EXPERIMENTS)
 
 

@@ -6,7 +6,7 @@ from statistics import mean
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.inspection import heads
@@ -91,6 +91,7 @@ def test_scores_lie_between_zero_and_one(seed, period, first, labels, temperatur
         assert ((score >= 0) & (score <= 1)).all()
 
 
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10_000), period=st.integers(2, 8), first=st.integers(0, 1))
 def test_scores_agree_with_their_definitions_written_as_loops(seed, period, first):
     probes = probes_of(period, first)
@@ -121,31 +122,12 @@ def test_scores_agree_with_their_definitions_written_as_loops(seed, period, firs
             assert scores[name][layer, head].item() == pytest.approx(mean(values), abs=1e-5), name
 
 
-def uniform_scores(probes) -> dict[str, float]:
-    maps = {name: heads.uniform_attention(len(probe.tokens))[None, None] for name, probe in probes.items()}
-    scores, habits = survey_maps(maps, probes)
-    assert habits.uniform == pytest.approx({name: score.item() for name, score in scores.items()})
-    return habits.uniform
-
-
-def test_the_uniform_values_are_the_closed_forms():
-    probes = probes_of(8, 1, [*"abcdefg\n" * 4])
-    uniform = uniform_scores(probes)
-    harmonic = sum(1 / (q + 1) for q in range(1, 32)) / 31
-    second_half = sum(1 / (q + 1) for q in range(9, 17)) / 8
-    others = {"recent": sum(8 / (q + 1) for q in range(8, 32)) / 24}
-    others["delimiter"] = sum(q // 8 / (q + 1) for q in range(8, 32)) / 24
-    others["line_start"] = sum(1 / (q + 1) for q in range(8, 32) if q % 8) / 21
-    once = dict.fromkeys(["previous_token", "sink", "current_token"], harmonic)
-    repeated = dict.fromkeys(["duplicate", "induction"], second_half)
-    others["fixed_distance"] = sum(1 / (q + 1) for q in range(2, 32)) / 30
-    assert uniform == pytest.approx(once | repeated | others | {"entropy": 1})
-
-
-def test_a_pattern_that_a_text_cannot_show_scores_zero():
-    probes = probes_of(2, 0, ["a", "b", "c"])
-    scores = uniform_scores(probes)
-    assert scores["delimiter"] == scores["line_start"] == scores["recent"] == 0
+def test_the_uniform_values_are_those_of_uniform_maps_and_zero_where_a_text_cannot_show_a_pattern():
+    for probes in (probes_of(8, 1), probes_of(2, 0, ["a", "b", "c"])):
+        maps = {name: heads.uniform_attention(len(probe.tokens))[None, None] for name, probe in probes.items()}
+        scores, habits = survey_maps(maps, probes)
+        assert habits.uniform == pytest.approx({name: score.item() for name, score in scores.items()})
+    assert habits.uniform["delimiter"] == habits.uniform["line_start"] == habits.uniform["recent"] == 0
 
 
 @pytest.mark.parametrize(

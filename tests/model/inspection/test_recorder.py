@@ -97,16 +97,14 @@ def test_an_attend_without_weights_is_not_faithful(change, monkeypatch):
     assert taken.fidelity > 1e-2 and taken.causality == 0
 
 
-def with_scores(change, mask_future=True):
+def with_scores(change, seen_ahead=0):
     """An `attend` whose scores go through `change`, (H, T, S) to (H, T, S or more), before the softmax."""
 
     def attend(self, q, k, v, mask=None):
         k, v = (x.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1) for x in (k, v))
         scores = q @ k.mT / q.shape[-1] ** 0.5
-        visible = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril() if mask is None else mask
-        if mask_future:
-            scores = scores.masked_fill(~visible, -torch.inf)
-        return change(scores).softmax(-1)[..., : k.shape[-2]] @ v
+        visible = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(seen_ahead) if mask is None else mask
+        return change(scores.masked_fill(~visible, -torch.inf)).softmax(-1)[..., : k.shape[-2]] @ v
 
     return attend
 
@@ -123,7 +121,8 @@ REPLACED = {
     "ALiBi": with_scores(alibi),
     "a sliding window": with_scores(lambda scores: scores.masked_fill(~torch.ones(17, 17).bool().triu(-4), -math.inf)),
     "a sink": with_scores(lambda scores: nn.functional.pad(scores, (0, 1), value=0.3)),  # a further key without value
-    "a leak": with_scores(lambda scores: scores, mask_future=False),
+    "a leak": with_scores(lambda scores: scores, seen_ahead=99),
+    "a leak of a single token": with_scores(lambda scores: scores, seen_ahead=1),
 }  # fmt: skip
 
 
@@ -136,7 +135,7 @@ def test_maps_are_those_of_a_replaced_attend(name, family, monkeypatch):
     with trace.observed([block.attention for block in gpt.blocks], calls.append):
         gpt(torch.tensor([TEXT]))
     taken = capture(gpt, TEXT)
-    assert taken.fidelity <= 1e-5 and (taken.causality > 1e-2) == (name == "a leak")
+    assert taken.fidelity <= 1e-5 and (taken.causality > 1e-3) == name.startswith("a leak")
     for call, weights in zip(calls, taken.weights, strict=True):
         H, H_kv = call.q.shape[1], call.v.shape[1]
         for head, query in ((0, 0), (1, 7), (3, len(TEXT) - 1)):
@@ -167,15 +166,6 @@ def test_an_attend_with_further_arguments_is_observed():
     assert torch.equal(calls[0].attended, 3 * x) and torch.equal(calls[0].weights()[0, 0], 3 * torch.eye(2))
 
 
-def test_a_leak_of_a_single_token_is_detected(monkeypatch):
-    def one_step_ahead(self, q, k, v, mask=None):
-        visible = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(1)
-        return nn.functional.scaled_dot_product_attention(q, k, v, visible, enable_gqa=True)
-
-    monkeypatch.setattr(CausalSelfAttention, "attend", one_step_ahead)
-    assert capture(random_gpt(MODERN), TEXT).causality > 1e-3
-
-
 def test_a_diverged_model_is_not_faithful():
     gpt = random_gpt(MODERN)
     nn.init.constant_(gpt.blocks[1].attention.qkv_proj.weight, math.nan)
@@ -188,9 +178,8 @@ def test_details_follow_their_description_and_can_be_read_back(tmp_path, gpt):
     record_snapshot(archive, gpt, 4, label=lambda token: f"({token})")
     details = AttentionArchive.open(tmp_path).details(4)
     assert set(details["probes"]) == {"text", "repeated"}
-    assert (
-        details["sublayers"][:3] == ["embeddings", "attention 0", "feed-forward 0"] and len(details["sublayers"]) == 7
-    )
+    first = ["embeddings", "attention 0", "feed-forward 0"]
+    assert details["sublayers"][:3] == first and len(details["sublayers"]) == 7
     assert {"token embedding", "head 0.0", "head 2.3", "feed-forward 2"} <= set(details["parts"])
     shown = set()
     for name, probe in archive.probes.items():
@@ -247,25 +236,8 @@ def test_measurements_do_not_depend_on_autocast(gpt):
     assert plain.loss == coarse.loss and (plain.fidelity, coarse.fidelity) != (coarse.fidelity, plain.fidelity)
 
 
-@pytest.fixture
-def open_hooks(monkeypatch):
-    """How many hooks that were registered in the test are still there."""
-    handles = []
-
-    def counted(register):
-        def registering(self, *args, **kwargs):
-            handles.append(register(self, *args, **kwargs))
-            return handles[-1]
-
-        return registering
-
-    for name in ("register_forward_hook", "register_forward_pre_hook"):
-        monkeypatch.setattr(nn.Module, name, counted(getattr(nn.Module, name)))
-    return lambda: sum(handle.id in handle.hooks_dict_ref() for handle in handles)
-
-
 @pytest.mark.parametrize("failing", ["", "capture", "survey", "trace", "part_means", "ablation"])
-def test_measuring_does_not_change_the_model(failing, monkeypatch, open_hooks):
+def test_measuring_does_not_change_the_model(failing, monkeypatch):
     gpt = random_gpt(replace(MODERN, value_embeddings=True, bigram_buckets=31, dropout=0.3)).train()
     gpt.blocks[1].eval()  # a frozen part must stay frozen
     gpt.blocks[2].attention.attend = own = gpt.blocks[2].attention.attend
@@ -289,7 +261,8 @@ def test_measuring_does_not_change_the_model(failing, monkeypatch, open_hooks):
             take_snapshot(gpt, new_archive("unused").probes, 0)
     else:
         take_snapshot(gpt, new_archive("unused").probes, 0)
-    assert open_hooks() == 1  # that of this test
+    hooks = [hook for module in gpt.modules() for hook in (*module._forward_hooks, *module._forward_pre_hooks)]
+    assert len(hooks) == 1  # that of this test
     assert torch.equal(torch.get_rng_state(), generator)
     assert [module.training for module in gpt.modules()] == modes
     assert all(torch.equal(weights[name], value) for name, value in gpt.state_dict().items())

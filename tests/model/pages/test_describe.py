@@ -54,6 +54,13 @@ def describe_heads(maps, probes, ablation=None):
     return describe.describe_heads(snapshot_of(maps, probes, ablation=ablation))
 
 
+def describe_head(text_map, probe=PROBES["text"]):
+    """The description of a single head, from its map of the text alone."""
+    maps = {"text": text_map[None, None], "repeated": torch.ones(1, 1, 1, 1)}
+    [[described]] = describe_heads(maps, {"text": probe, "repeated": ONE})
+    return described
+
+
 def opening_view(maps, probes):
     return describe.opening_view(snapshot_of(maps, probes), maps, probes)
 
@@ -110,12 +117,11 @@ def test_uniform_attention_gets_no_name_and_nothing_is_told_of_it():
 
 
 def test_a_head_without_a_name_is_told_by_what_it_looks_at():
-    scores = torch.zeros(1, 1, len(LABELS), len(LABELS))
-    scores[..., [LABELS.index(" of"), LABELS.index(" the")]] = 2
-    maps = {"text": softmax_maps(scores), "repeated": noise_maps(0, 0)["repeated"][:1, :1]}
-    [[described]] = describe_heads(maps, PROBES)
+    scores = torch.zeros(len(LABELS), len(LABELS))
+    scores[:, [LABELS.index(" of"), LABELS.index(" the")]] = 2
+    described = describe_head(softmax_maps(scores))
     assert described["name"] is None and described["sentence"].startswith("Spreads its weight over about ")
-    shares = maps["text"][0, 0, 1:].mean(0)
+    shares = softmax_maps(scores)[1:].mean(0)
     for token in (" of", " the"):
         share = sum(shares[i].item() for i, label in enumerate(LABELS) if label == token)
         assert f"“{visible(token)}” ({100 * share:.0f}%)" in described["sentence"]
@@ -140,10 +146,8 @@ def test_counts_are_shares_of_the_weight_counted_in_loops(seed, temperature):
 
 
 def test_a_delimiter_head_is_told_by_the_kinds_it_looks_at():
-    scores = torch.zeros(1, 1, len(LABELS), len(LABELS))
-    scores[..., [i for i, label in enumerate(LABELS) if "\n" in label]] = 6
-    maps = {"text": softmax_maps(scores), "repeated": noise_maps(0, 0)["repeated"][:1, :1]}
-    [[described]] = describe_heads(maps, PROBES)
+    breaks = torch.tensor(["\n" in label for label in LABELS])
+    described = describe_head(softmax_maps(6.0 * breaks.expand(len(LABELS), -1)))
     assert described["name"] == "delimiter" and described["sentence"].endswith("here mostly line breaks.")
 
 
@@ -199,11 +203,7 @@ def test_a_label_is_written_as_on_the_page(label, expected):
 @settings(max_examples=40)
 @given(st.lists(st.text(st.characters(), max_size=40), min_size=20, max_size=20))
 def test_sentences_are_in_order_and_printable_whatever_the_tokens(labels):
-    probes = PROBES | {"text": Probe(list(range(20)), labels)}
-    scores = torch.zeros(1, 1, 20, 20)
-    scores[..., 3] = 3
-    maps = {"text": softmax_maps(scores), "repeated": noise_maps(0, 0)["repeated"][:1, :1]}
-    [[described]] = describe_heads(maps, probes)
+    described = describe_head(softmax_maps(3.0 * torch.eye(20)[3].expand(20, -1)), Probe(list(range(20)), labels))
     sentence = described["sentence"].replace("\u2068", "").replace("\u2069", "")
     assert sentence.isprintable() and len(sentence) < 300
     sentence.encode()
@@ -212,10 +212,7 @@ def test_sentences_are_in_order_and_printable_whatever_the_tokens(labels):
 def test_text_from_right_to_left_is_isolated():
     labels = [f"t{i}" for i in range(20)]
     labels[3] = "שלום"
-    scores = torch.zeros(1, 1, 20, 20)
-    scores[..., 3] = 1.5
-    maps = {"text": softmax_maps(scores), "repeated": noise_maps(0, 0)["repeated"][:1, :1]}
-    [[described]] = describe_heads(maps, PROBES | {"text": Probe(list(range(20)), labels)})
+    described = describe_head(softmax_maps(1.5 * torch.eye(20)[3].expand(20, -1)), Probe(list(range(20)), labels))
     assert "“\u2068שלום\u2069”" in described["sentence"]
 
 
@@ -279,16 +276,14 @@ def windows_map(rows) -> torch.Tensor:
     ],
 )
 def test_a_sentence_holds_for_the_whole_window_or_says_where(rows, name, sentence):
-    maps = {"text": windows_map(rows)[None, None], "repeated": noise_maps(0, 0)["repeated"][:1, :1]}
-    [[described]] = describe_heads(maps, PROBES)
+    described = describe_head(windows_map(rows))
     assert (described["name"], described["sentence"]) == (name, sentence)
 
 
 @pytest.mark.parametrize("half", [0, 1])
 def test_a_half_without_a_pattern_is_told_by_how_far_it_spreads(half):
     first, second = [heads.uniform_attention(64), windows_map(lambda query: 1)][:: 1 if half == 0 else -1]
-    maps = {"text": torch.cat([first[:32], second[32:]])[None, None], "repeated": torch.ones(1, 1, 1, 1)}
-    [[described]] = describe_heads(maps, PROBES | {"repeated": ONE})
+    described = describe_head(torch.cat([first[:32], second[32:]]))
     expected = [
         "In the first half of the window it spreads its weight over about 17 tokens; in the second it looks at ",
         "Looks at the token just before in the first half of the window; in the second it spreads its weight ",
@@ -298,8 +293,6 @@ def test_a_half_without_a_pattern_is_told_by_how_far_it_spreads(half):
 
 def test_too_few_tokens_are_counted():
     probe = Probe(PROBES["text"].tokens[:8], LABELS[:8])
-    keys = heads.previous_token(probe)
-    maps = {"text": softmax_maps(3.0 * keys.float())[None, None], "repeated": torch.ones(1, 1, 1, 1)}
-    [[described]] = describe_heads(maps, {"text": probe, "repeated": ONE})
+    described = describe_head(softmax_maps(3.0 * heads.previous_token(probe).float()), probe)
     assert described["name"] is None
     assert re.search(r"^Closest to .* \(on [1-4] tokens, too few to exclude chance\)", described["evidence"])

@@ -210,15 +210,14 @@ def test_log_spaced_steps_are_dense_where_steps_are_small():
     assert (np.diff(gaps)[1:] >= 0).all() and gaps[-1] > 50 * gaps[0]
 
 
+COMPARED = "demo and other cannot be compared: "
+
+
 @pytest.mark.parametrize(
     ("runs", "options", "reason"),
     [
-        (
-            [learned_captures(labels=14)],
-            {},
-            "demo and other cannot be compared: their text tokens",
-        ),
-        ([learned_captures(layers=3)], {}, "cannot be compared: they have 2 x 3 and 3 x 3 layers x heads"),
+        ([learned_captures(labels=14)], {}, COMPARED + "their text probes have different tokens"),
+        ([learned_captures(layers=3)], {}, COMPARED + "they have 2 x 3 and 3 x 3 layers x heads"),
         ([replace(learned_captures(), steps=[])], {}, "other has no recorded maps"),
         ([], {"max_bytes": 100_000}, "do not fit"),
     ],

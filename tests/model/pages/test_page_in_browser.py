@@ -373,6 +373,15 @@ def test_equal_maps_before_and_after_the_first_update_are_explained(open_page):
     assert note not in open_page(captures, hash_="#step=0").locator("#stage").inner_text()
 
 
+def test_no_meaning_is_in_a_tooltip_alone(open_page):
+    page = open_page(capture_steps())
+    page.locator("#tokens span").nth(4).hover()
+    point_at(page, 9, 3)
+    assert page.locator("#main [title]:not(#curves *)").count() == 0
+    for score in heads.SCORES.values():
+        assert page.locator("#card").get_by_text(score.meaning).is_visible()
+
+
 def boxes(page, selector: str) -> np.ndarray:
     """(N, 4): left, top, right and bottom of each element."""
     return np.array(

@@ -11,12 +11,11 @@ from functools import partial
 import numpy as np
 import pytest
 
-from model.inspection.heads import SCORES
 from model.pages import export
 from model.pages.captures import Captures
 from tests.html_pages import HOSTILE
 from tests.measurements import learned_captures, measured
-from tests.model.pages.browsing import point_at, resize, settle, slide, unnamed
+from tests.model.pages.browsing import point_at, settle, slide, unnamed
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +31,7 @@ def diverged() -> Captures:
 
     def details(step):
         found = CAPTURES.details(step)
-        broken = re.sub(r"-?\d+\.\d+(e-\d+)?", "null", json.dumps(found["probes"]))
+        broken = re.sub(r"-?\d+(\.\d+(e-\d+)?|e-\d+)", "null", json.dumps(found["probes"]))
         return found | {"probes": json.loads(broken)} if step == STEPS[-1] else found
 
     nothing = {"heads": [[None] * HEADS] * LAYERS, "feed_forward": [None] * LAYERS, "tables": {"pair table": None}}
@@ -324,28 +323,25 @@ def test_hostile_text_is_shown_as_text(open_page):
         assert not set(page.locator(part).inner_text()) & {"\u202e", "\x00"}
 
 
-def test_the_views_fit_every_width_and_the_lens_scrolls_in_its_own_box(open_page):
-    hash_ = "#text=surprise&token=30&against=0.4&weighting=values"
-    page = open_page(measured(plain_captures(labels=LABELS * 3)), hash_=hash_)
-    for width, height in ((400, 800), (1280, 900), (1366, 768)):
-        resize(page, width, height)
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        box = page.locator("#lenses .wide").first
-        assert box.evaluate("box => box.scrollWidth > box.clientWidth && box.scrollLeft > 0")
-        chosen, frame = page.locator("#lenses td.chosen").first.bounding_box(), box.bounding_box()
-        assert frame["x"] <= chosen["x"] and chosen["x"] + chosen["width"] <= frame["x"] + frame["width"] + 1
+@pytest.mark.parametrize(("width", "height"), [(400, 800), (1280, 900), (1366, 768)])
+def test_the_views_fit_every_width_and_the_lens_scrolls_in_its_own_box(open_page, width, height):
+    captures, hash_ = (
+        measured(plain_captures(labels=LABELS * 3)),
+        "#text=surprise&token=30&against=0.4&weighting=values",
+    )
+    page = open_page(captures, width=width, height=height, hash_=hash_)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    box = page.locator("#lenses .wide").first
+    assert box.evaluate("box => box.scrollWidth > box.clientWidth && box.scrollLeft > 0")
+    chosen, frame = page.locator("#lenses td.chosen").first.bounding_box(), box.bounding_box()
+    assert frame["x"] <= chosen["x"] and chosen["x"] + chosen["width"] <= frame["x"] + frame["width"] + 1
 
 
-def test_every_control_and_view_has_a_name_and_no_meaning_is_in_a_tooltip_alone(open_page):
+def test_every_control_and_view_has_a_name(open_page):
     page = open_page(CAPTURES, hash_="#against=0.0&text=surprise&token=4")
     assert not unnamed(page)
     for part in ("lens", "attribution", "ablation"):
         assert page.get_by_role("region", name=page.locator(f"#{part}-title").inner_text()).is_visible()
-    page.locator("#tokens span").nth(4).hover()
-    point_at(page, 9, 3)
-    assert page.locator("#main [title]:not(#curves *)").count() == 0
-    for score in SCORES.values():
-        assert page.locator("#card").get_by_text(score.meaning).is_visible()
 
 
 def test_two_tokens_and_one_head_are_enough(open_page):
