@@ -68,6 +68,11 @@ def small_gpt(seed: int, **config) -> GPT:
     return random_gpt(GPTConfig(**sizes), seed)
 
 
+def page_of(*arguments: str) -> Page:
+    assert main([*arguments, "--output", "maps.html"]) == 0
+    return Page(Path("maps.html"))
+
+
 def test_a_run_becomes_a_page(capsys):
     assert main(["--run", "runs/first"]) == 0
     assert capsys.readouterr().out == "wrote runs/first/attention.html; open it in a browser\n"
@@ -80,23 +85,22 @@ def test_a_run_becomes_a_page(capsys):
 
 
 def test_a_prompt_becomes_a_page_with_one_snapshot():
-    assert main(["--checkpoint", "runs/first", "--prompt", "for i in range(", "--output", "maps.html"]) == 0
-    data = Page(Path("maps.html")).data
+    page = page_of("--checkpoint", "runs/first", "--prompt", "for i in range(")
+    data = page.data
     (snapshot,) = data["runs"][0]["captures"]
     assert snapshot["step"] == 7 and snapshot["faithful"] and snapshot["causal"]
     assert "".join(data["runs"][0]["probes"][0]["labels"]) == "for i in range("
     weights = capture(small_gpt(0), byte_level().encode("for i in range(")).weights
-    np.testing.assert_allclose(Page(Path("maps.html")).maps(), weights, atol=0.0045)
+    np.testing.assert_allclose(page.maps(), weights, atol=0.0045)
 
 
 def test_a_prompt_is_shown_with_the_repeated_probe_of_the_recorded_run():
-    assert main(["--checkpoint", "runs/first", "--prompt", "ab", "--output", "maps.html"]) == 0
+    page = page_of("--checkpoint", "runs/first", "--prompt", "ab")
     recorded = AttentionArchive.open(Path("runs/first/attention")).probes["repeated"]
-    probe = Page(Path("maps.html")).data["runs"][0]["probes"][1]
+    probe = page.data["runs"][0]["probes"][1]
     assert (probe["labels"], probe["period"]) == (recorded.labels, recorded.period)
     Path("alone.ckpt").write_bytes(Path("runs/first/checkpoints/best.ckpt").read_bytes())
-    assert main(["--checkpoint", "alone.ckpt", "--prompt", "ab", "--output", "maps.html"]) == 0
-    alone = Page(Path("maps.html")).data["runs"][0]["probes"][1]
+    alone = page_of("--checkpoint", "alone.ckpt", "--prompt", "ab").data["runs"][0]["probes"][1]
     assert alone["labels"] != recorded.labels and alone["labels"][1:16] == alone["labels"][16:]
 
 
@@ -151,8 +155,10 @@ def test_the_written_file_is_opened_where_there_is_a_browser(output, opens, monk
 
 
 def test_a_long_prompt_is_cut_in_the_title():
-    assert main(["--checkpoint", "runs/first", "--prompt", "a \n" + "b" * 29, "--output", "maps.html"]) == 0
-    assert Page(Path("maps.html")).data["title"] == f"“a {'b' * 29}” read by first at step 7"
+    assert (
+        page_of("--checkpoint", "runs/first", "--prompt", "a \n" + "b" * 29).data["title"]
+        == f"“a {'b' * 29}” read by first at step 7"
+    )
     captures = [SimpleNamespace(name=name, steps=[5]) for name in ("one", "two")]
     assert prompt_title("c" * 100, captures) == f"“{'c' * 59}…” read by one at step 5 and two at step 5"
 
@@ -174,10 +180,8 @@ def test_one_head_is_drawn_smaller_than_all():
 
 
 def test_the_newest_run_is_the_default():
-    assert main(["--output", "maps.html"]) == 0
-    assert Page(Path("maps.html")).data["title"] == "second"
-    assert main(["--prompt", "x = 1", "--output", "maps.html"]) == 0
-    assert Page(Path("maps.html")).data["title"] == "“x = 1” read by second at step 7"
+    assert page_of().data["title"] == "second"
+    assert page_of("--prompt", "x = 1").data["title"] == "“x = 1” read by second at step 7"
 
 
 @pytest.mark.parametrize(
@@ -189,8 +193,7 @@ def test_the_newest_run_is_the_default():
     ids=["runs", "checkpoints"],
 )
 def test_two_can_be_compared(arguments):
-    assert main([*arguments, "--output", "maps.html"]) == 0
-    page = Page(Path("maps.html"))
+    page = page_of(*arguments)
     assert [run["name"] for run in page.data["runs"]] == ["first", "second"]
     assert np.abs(page.maps(0) - page.maps(1)).max() > 0.1
 
@@ -201,8 +204,7 @@ def test_a_prompt_is_followed_over_the_kept_checkpoints(tmp_path):
         save_checkpoint(tmp_path / "followed" / "checkpoints" / f"step_{step:08d}.ckpt", gpt, step)
     save_checkpoint(tmp_path / "followed" / "checkpoints" / "best.ckpt", gpts[5], 5)
     prompt = ["--checkpoint", str(tmp_path / "followed"), "--prompt", "x = x + 1", "--steps", "5,0"]
-    assert main([*prompt, "--output", "maps.html"]) == 0
-    page = Page(Path("maps.html"))
+    page = page_of(*prompt)
     data = page.data
     assert data["title"] == "“x = x + 1” read by followed at step 0 to 5"
     captures = data["runs"][0]["captures"]
@@ -216,8 +218,8 @@ def test_a_prompt_is_followed_over_the_kept_checkpoints(tmp_path):
 
 
 def test_characters_cut_by_the_tokenizer_are_spelled_out():
-    assert main(["--checkpoint", "runs/first", "--prompt", "é</script>", "--output", "maps.html"]) == 0
-    assert Page(Path("maps.html")).data["runs"][0]["probes"][0]["labels"][:3] == ["\\xc3", "\\xa9", "<"]
+    labels = page_of("--checkpoint", "runs/first", "--prompt", "é</script>").data["runs"][0]["probes"][0]["labels"]
+    assert labels[:3] == ["\\xc3", "\\xa9", "<"]
 
 
 def test_the_page_with_the_model_opens_with_a_text_and_holds_steps(capsys):

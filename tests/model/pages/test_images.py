@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.font_manager import findfont, get_font
@@ -71,7 +71,6 @@ def test_no_two_labels_overlap_at_64_tokens(layers, heads):
 
 
 @given(st.text(max_size=40))
-@settings(max_examples=300)
 def test_labels_hold_only_visible_glyphs(token):
     label = images.printable(token)
     font = get_font(findfont(images.FONT))
