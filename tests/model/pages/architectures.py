@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import torch
-from torch import nn
 
 from model.gpt import GPTConfig
 from tests.gpts import GPT2
@@ -21,20 +20,3 @@ CONFIGS = {
     "one layer": replace(MODERN, num_layers=1, num_heads=1, num_kv_heads=1),
 }
 TOKENS = torch.tensor([3, 14, 15, 9, 2, 6, 5, 35, 8, 9, 7, 9])
-
-
-def linear_part(norm: nn.Module, at: torch.Tensor):
-    """The norm of x with its scale fixed at that of `at`, written out."""
-    weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
-    at = at.detach().double()
-
-    def apply(x):
-        if isinstance(norm, nn.Identity):
-            return x
-        if isinstance(norm, nn.LayerNorm):
-            x = (x - x.mean(-1, keepdim=True)) / (at.std(-1, correction=0, keepdim=True) ** 2 + norm.eps).sqrt()
-        else:
-            x = x / ((at**2).mean(-1, keepdim=True) + norm.eps).sqrt()
-        return x * (1 if weight is None else weight) + (0 if bias is None else bias)
-
-    return apply

@@ -365,24 +365,24 @@ SHOWN = """(panels) => Object.fromEntries([
 # What a person does, and for how many milliseconds they wait then: they never wait for the page.
 ACTIONS = """async (chosen) => {
   const $ = (selector) => document.querySelector(selector);
-  const all = [...document.querySelectorAll("#grid .thumb")];
+  const any = (nodes) => nodes[Math.floor(random * nodes.length)];
   let random;
   const input = (node, value) => ((node.value = value), node.dispatchEvent(new Event("input")));
   const letters = "abcdefgh ():=\\n";
   const actions = {
-    type: () => $("#box").readOnly || input($("#box"), $("#box").value + letters[Math.floor(random * letters.length)]),
+    type: () => $("#box").readOnly || input($("#box"), $("#box").value + any(letters)),
     erase: () => $("#box").readOnly || input($("#box"), $("#box").value.slice(0, -Math.ceil(5 * random))),
     step: () => input($("#slide-a input"), Math.round(random)),
     "other step": () => $("#slide-b").hidden || input($("#slide-b input"), Math.round(random)),
     compare: () => $("#compare").click(),
-    head: () => all[Math.floor(random * all.length)].click(),
-    part: () => $("#switches").children[Math.floor(random * $("#switches").children.length)].click(),
+    head: () => any(document.querySelectorAll("#grid .thumb")).click(),
+    part: () => any($("#switches").children).click(),
     "text B": () => input($("#other-text"), random < 0.2 ? "" : "black" + Math.floor(1e6 * random)),
     "patch all": () => $("#patch").hidden || $("#patch-all").click(),
     weighting: () => $("#weightings").children[Math.round(random)].click(),
     write: () => $("#write").click(),
     next: () => $("#next").children[0]?.firstChild.click(),
-    token: () => $("#tokens").children[Math.floor(random * $("#tokens").children.length)].click(),
+    token: () => any($("#tokens").children).click(),
   };
   for (const [name, number, pause] of chosen) {
     random = number;
