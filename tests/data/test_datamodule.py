@@ -216,7 +216,7 @@ def test_a_resumed_run_starts_with_the_next_batch(module, tmp_path: Path, num_wo
             {"corpus": "wiki", "files": None},
             "unknown data.corpus 'wiki': write one of stdlib, files, hub, repetitions, words",
         ),
-        ({"tokenizer": "gpt9"}, "unknown tokenizer 'gpt9': write one of bpe, bytes, gpt2"),
+        ({"tokenizer": "gpt9"}, "unknown tokenizer 'gpt9': write one of bpe, bytes, letters, gpt2"),
         *(({"validation_fraction": value}, f"is {value}: it must lie between 0 and 1") for value in (0, 1, 1.5)),
         *(({"repeat_fraction": value}, f"is {value}: it must lie between 0 and 1") for value in (-0.1, 1.1)),
         *(
