@@ -32,6 +32,7 @@ from model.gpt import GPT
 from model.inspection.ablation import Means, Part, part_means, replaced, without_each
 from model.inspection.archive import AttentionArchive
 from model.inspection.attribution import attribution
+from model.inspection.circuit import Circuit, find_circuit, repeated
 from model.inspection.experiments import Found, try_all
 from model.inspection.lens import predictions
 from model.inspection.probes import Probe, draw_repeated_probe
@@ -310,6 +311,23 @@ class Glass:
             raise FileNotFoundError(f"{self.source} has no text on record to try experiments on")
         text = self.recording.probes["text"].tokens
         return try_all(self.gpt, self.tokenizer, self.recording.windows["text"].texts, self.means(torch.tensor(text)))
+
+    def circuit(self, text: str = "") -> Circuit:
+        """The part of the model that copies tokens, and the weights between its nodes.
+
+        text: its tokens are those that are copied; without any, random ones. They are put into rows in random order,
+            each row is repeated once, and what counts is the loss on the second copy.
+
+        Raises ValueError where there are too few different tokens.
+        """
+        tokens = set(self.tokenizer.encode(text)) or set(self.repeated_probe().tokens) - {self.tokenizer.end_of_text}
+        length = min(len(tokens), self.gpt.config.context_length // 2)
+        if length < 3:
+            raise ValueError(
+                "a circuit that copies is looked for on at least 3 different tokens: write a longer prompt"
+            )
+        check, found = (repeated(sorted(tokens), length, seed) for seed in (1, 0))
+        return find_circuit(self.gpt, found, check)
 
     def _repr_html_(self) -> str:
         return in_frame(self.page)

@@ -30,6 +30,7 @@ Writes what a GPT attends to: one HTML page that opens without a network, a pict
   --output maps.svg                          a picture instead of a page: layers down, heads across
   --output maps.csv                          the numbers instead
   --live                                     the model itself in a page: type, switch heads off, patch
+  --circuit                                  the weights that copy: a table of them, and with --output a picture
   --experiments                              what can be tried with the model, what it predicts, and what came of it
 
 With neither --run nor --checkpoint it is the newest run under runs/."""
@@ -41,6 +42,7 @@ KINDS |= {"measure": TABLES, "theme": PICTURES, "dpi": (".png",)}
 # The options that go with one that shows a model and no recorded maps.
 SUBJECT_OPTIONS = {
     "experiments": ("experiments", "run", "checkpoint"),
+    "circuit": ("circuit", "run", "checkpoint", "prompt", "output", "theme", "dpi"),
     "live": ("live", "run", "checkpoint", "prompt", "steps", "output", "open"),
 }
 # What can be shown instead of maps, and the options that choose nothing from it.
@@ -67,6 +69,9 @@ def main(argv: list[str] | None = None) -> None:
 
     if arguments.experiments:
         print(experiments_table(arguments.run or arguments.checkpoint))
+        return
+    if arguments.circuit:
+        write_circuit(arguments)
         return
     compared = [arguments.compare] if arguments.compare else []
     shown: list[Captures] = []
@@ -112,6 +117,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--open", action="store_true", help="open the written file in the browser")
     lives = "write model.html: the model itself, which reads what one types in the page; it opens with --prompt"
     parser.add_argument("--live", action="store_true", help=lives)
+    copies = "print which nodes and weights copy the tokens of --prompt (default: random ones), and what each does"
+    parser.add_argument("--circuit", action="store_true", help=copies)
     tries = "print the experiments that hold for the model: text, change, prediction, and what was measured"
     parser.add_argument("--experiments", action="store_true", help=tries)
     kept = "training steps whose kept checkpoints read it, such as 0,500,1500 (default: only best.ckpt)"
@@ -142,13 +149,13 @@ def step_list(text: str) -> list[int]:
 
 def check(arguments: argparse.Namespace) -> None:
     """Finds mistakes before anything is loaded. Raises ValueError, or FileNotFoundError for the output's folder."""
-    if subject := "experiments" if arguments.experiments else "live" if arguments.live else "":
+    if subject := next((subject for subject in SUBJECT_OPTIONS if getattr(arguments, subject)), ""):
         for option, value in vars(arguments).items():
             if value is not None and value is not False and option not in SUBJECT_OPTIONS[subject]:
                 raise ValueError(f"--{subject} is about one model and takes no --{option}: leave out one of them")
         if arguments.run and arguments.checkpoint:
             raise ValueError(f"--run and --checkpoint both name the model of --{subject}: leave one out")
-        check_output(arguments.output, *PAGE)
+        check_output(arguments.output, *(PICTURES if subject == "circuit" else PAGE))
         return
     if arguments.steps and arguments.prompt is None:
         raise ValueError("--steps is for --prompt or --live: recorded maps are of all steps, of which --step takes one")
@@ -204,6 +211,19 @@ def experiments_table(path: Path | None) -> str:
             f"  measured    {halved} of {right} texts (of {count}); medians {before:.0%} -> {after:.0%}{source}",
         ]
     return "\n".join([*lines, *(f"{title}: not found, {reason}" for title, reason in tried.items())])
+
+
+def write_circuit(arguments: argparse.Namespace) -> None:
+    """Prints the circuit that copies the prompt's tokens, and draws it where there is an --output."""
+    from model.glass import open_run
+    from model.pages.circuit import draw, told
+
+    glass = open_run(arguments.run or arguments.checkpoint)
+    circuit = glass.circuit(prompt_text(arguments.prompt or ""))
+    print(told(circuit, glass.tokenizer.label))
+    if arguments.output:
+        draw(circuit, glass.tokenizer.label, arguments.output, theme=arguments.theme or "light", dpi=arguments.dpi)
+        print(f"wrote {arguments.output}")
 
 
 def open_steps(path: Path | None, steps: list[int] | None) -> list[Glass]:

@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import xml.etree.ElementTree as ElementTree
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,12 +17,13 @@ from matplotlib.image import imread
 from data.tokenizers import byte_level, train_bpe
 from model.gpt import GPT, GPTConfig
 from model.inspection.archive import AttentionArchive
+from model.inspection.circuit import repeated
 from model.inspection.probes import Probe, draw_repeated_probe
 from model.inspection.recorder import capture, record_snapshot
 from scripts.inspect_attention import build_parser, main, prompt_title
 from tests.checkpoints import change_checkpoint, save_checkpoint
 from tests.command_lines import call
-from tests.gpts import random_gpt
+from tests.gpts import random_gpt, repeating_gpt
 from tests.html_pages import Page
 
 ROOT = Path(__file__).parents[1]
@@ -237,6 +239,16 @@ def test_the_page_with_the_model_opens_with_a_text_and_holds_steps(capsys):
     Path("steps.html").unlink()
 
 
+def test_a_circuit_is_told_and_drawn(capsys, monkeypatch):
+    monkeypatch.setattr("model.glass.repeated", partial(repeated, rows=4))  # otherwise it takes half a minute
+    save_checkpoint(Path("copying.ckpt"), repeating_gpt(8))
+    assert main(["--circuit", "--checkpoint", "copying.ckpt", "--prompt", "abcdefgh", "--output", "circuit.svg"]) == 0
+    out = capsys.readouterr().out
+    assert "nats per token of the second copy: the model" in out and out.endswith("wrote circuit.svg\n")
+    texts = "".join(ElementTree.parse("circuit.svg").getroot().itertext())
+    assert "token" in texts and "prediction" in texts
+
+
 def test_a_checkpoint_outside_a_run_needs_a_text_to_be_tried_on(monkeypatch, tmp_path, capsys):
     save_checkpoint(tmp_path / "model.ckpt", small_gpt(0))
     monkeypatch.chdir(tmp_path)
@@ -298,6 +310,7 @@ MISTAKES = [
         "--run runs/first --compare early --step 2 --output a.svg",
         "--step 2 was not recorded in early: the nearest that was is 1",
     ),
+<<<<<<< HEAD
     ("--run runs/first --compare larger --head 2.0 --output a.csv", "from 0.0 to 1.2, not 2.0"),
     ("--run damaged", "step_00000001.npz is damaged"),
     ("--run damaged_scores", "scores.jsonl, line 2: damaged"),
@@ -314,6 +327,35 @@ MISTAKES = [
     ("--live --run a --checkpoint b", "leave one out"),
     (
         "--live --run runs/second --steps 0,500",
+=======
+    "head of the larger": (
+        ["--run", "runs/first", "--compare", "larger", "--head", "2.0", "--output", "a.csv"],
+        "from 0.0 to 1.2, not 2.0",
+    ),
+    "damaged maps": (["--run", "damaged"], "step_00000001.npz is damaged"),
+    "damaged scores": (["--run", "damaged_scores"], "scores.jsonl, line 2: damaged"),
+    "page of a run that has just started": (["--run", "begun"], "begun has no recorded maps"),
+    "picture of a run that has just started": (["--run", "begun", "--output", "a.png"], "begun has no recorded maps"),
+    "scores of a run that has just started": (
+        ["--run", "begun", "--scores", "--output", "a.png"],
+        "begun has no recorded maps",
+    ),
+    "removed maps": (["--run", "removed", "--step", "2", "--output", "maps.png"], "have been removed"),
+    "model in a picture": (["--live", "--output", "a.png"], "--output a.png must end in .html"),
+    "two models in a page": (
+        ["--live", "--compare", "runs/first"],
+        "--live is about one model and takes no --compare: leave out one of them",
+    ),
+    "step 0 of a model": (["--live", "--step", "0"], "takes no --step: leave out one of them"),
+    "picture of experiments": (["--experiments", "--output", "a.png"], "--experiments is about one model and takes no"),
+    "page with experiments as a table": (["--experiments", "--live"], "takes no --live: leave out one of them"),
+    "experiments without a text": (["--experiments", "--checkpoint", "note.txt"], "note.txt"),
+    "page of a circuit": (["--circuit", "--output", "a.html"], "--output a.html must end in .png or .svg or .pdf"),
+    "circuit of two tokens": (["--circuit", "--prompt", "abab"], "at least 3 different tokens: write a longer prompt"),
+    "two names of a model": (["--live", "--run", "a", "--checkpoint", "b"], "leave one out"),
+    "step that was not kept": (
+        ["--live", "--run", "runs/second", "--steps", "0,500"],
+>>>>>>> 65d10ed (A circuit: the nodes and weights that copy, found by mean ablation, told in words and drawn)
         "runs/second has no checkpoint of step 0, only the best and the last: "
         "train with --checkpoints.keep_steps '[0,500]'",
     ),

@@ -1,0 +1,141 @@
+"""Nodes that are off give their mean, edges are the model's weights, and what a task needs is found and drawn."""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from model.gpt import GPTConfig
+from model.inspection.ablation import Part, replaced
+from model.inspection.circuit import edges, find_circuit, loss, node_groups, node_means, repeated
+from model.pages.circuit import draw, levels, lines, told
+from tests.gpts import GPT2, random_gpt, repeating_gpt
+
+SIZES = {"vocab_size": 17, "context_length": 12, "num_layers": 2, "num_heads": 4, "embed_dim": 16}
+FAMILIES = [{"num_kv_heads": 2, "activation": "swiglu"}, GPT2]
+TASK = repeated(list(range(17)), 5, seed=0)
+
+
+def nats(logits):
+    return F.cross_entropy(logits[:, 5:-1].flatten(0, 1), TASK.tokens[:, 6:].flatten())
+
+
+def all_on(gpt):
+    return [torch.ones(len(nodes)) for nodes in node_groups(gpt)]
+
+
+@pytest.mark.parametrize("options", FAMILIES)
+def test_with_all_nodes_on_the_loss_is_the_models_and_with_all_off_that_of_its_mean(options):
+    gpt = random_gpt(GPTConfig(**SIZES, **options))
+    assert torch.equal(TASK.tokens[:, :5], TASK.tokens[:, 5:]) and TASK.tokens[:, :5].sort().values.diff().all()
+    means = node_means(gpt, TASK.tokens)
+    torch.testing.assert_close(loss(gpt, TASK, all_on(gpt), means), nats(gpt(TASK.tokens)))
+    constant = gpt.unembed(gpt.final_norm(means[gpt.final_norm])).expand(*TASK.tokens.shape, -1)
+    all_off = [torch.zeros_like(gate) for gate in all_on(gpt)]
+    torch.testing.assert_close(loss(gpt, TASK, all_off, means), nats(constant))
+
+
+def test_a_head_whose_values_are_off_gives_their_mean_everywhere():
+    gpt = random_gpt(GPTConfig(**SIZES))
+    means, (_, qkv, *_) = node_means(gpt, TASK.tokens), node_groups(gpt)
+    values = [place for place, node in enumerate(qkv) if node.kind == "value" and 8 <= node.index < 12]  # of head 2
+    gates = all_on(gpt)
+    gates[1][values] = 0
+    with replaced(gpt, {Part(0, "head", 2): means[gpt.blocks[0].attention.qkv_proj][values]}):
+        torch.testing.assert_close(loss(gpt, TASK, gates, means), nats(gpt(TASK.tokens)))
+
+
+@pytest.mark.parametrize("options", FAMILIES)
+def test_the_edges_between_all_nodes_are_all_weights_of_the_matrices(options):
+    gpt = random_gpt(GPTConfig(**SIZES, **options))
+    with torch.no_grad():
+        for weight in gpt.parameters():
+            weight.mul_(torch.rand(weight.shape) < 0.2)
+    found = edges(gpt, [node for nodes in node_groups(gpt) for node in nodes], list(range(17)))
+    blocks, K, H_kv = gpt.blocks, 4, gpt.config.num_kv_heads
+    start = {"query": 0, "key": 16, "value": 16 + K * H_kv}
+    matrices = [gpt.token_embedding.weight, gpt.head.weight]
+    for block in blocks:
+        matrices += [module.weight for module in block.modules() if isinstance(module, torch.nn.Linear)]
+    assert len(found) == sum(int(weight.count_nonzero()) for weight in matrices)
+    for source, target, weight in found:
+        block = blocks[max(source.layer, target.layer)]
+        at = (target.index, source.index)
+        if source.kind == "token":
+            weights = [gpt.token_embedding.weight.T[at]]
+        elif target.kind == "prediction":
+            weights = [gpt.head.weight[at]]
+        elif target.kind in start:
+            weights = [block.attention.qkv_proj.weight[start[target.kind] + target.index, source.index]]
+        elif source.kind == "value":  # a group of query heads reads it
+            heads = range(source.index // K * (4 // H_kv), (source.index // K + 1) * (4 // H_kv))
+            weights = [block.attention.output_proj.weight[target.index, head * K + source.index % K] for head in heads]
+        elif source.kind == "hidden":
+            weights = [block.feed_forward.down_proj.weight[at]]
+        else:
+            modules = (block.feed_forward.up_proj, block.feed_forward.gate_proj)
+            weights = [module.weight[at] for module in modules if module]
+        assert weight in weights
+
+
+@pytest.fixture(scope="module")
+def copying():
+    """The circuit of a model whose head 0.1 fetches the token of 8 tokens ago; its other heads are zero."""
+    found, check = (repeated(list(range(97, 109)), 8, seed, rows=16) for seed in (0, 1))
+    return find_circuit(repeating_gpt(8), found, check)
+
+
+def test_the_circuit_is_found_and_is_sufficient_and_necessary(copying):
+    assert copying.alone < copying.whole + 0.3 and copying.without > copying.whole + 2
+    kinds = {node.kind for node in copying.nodes}
+    assert kinds == {"stream", "query", "key", "value"}
+    assert all(64 <= node.index < 128 for node in copying.nodes if node.kind != "stream")
+    assert len(copying.nodes) < 100  # of 192 + 3 * 192 + 768
+    values = {node: response for node, response in copying.responses.items() if node.kind == "value"}
+    assert all((response.back, response.high) == (0, [64 + node.index % 64]) for node, response in values.items())
+
+
+def test_the_circuit_is_told_in_words(copying):
+    text = told(copying, chr)
+    assert f"{copying.whole:7.3f}  nats" in text and f"and {len(copying.edges)} weights" in text
+    assert "head 0.1 looks at what followed the same token before" in text
+    node = next(node for node in copying.nodes if node.kind == "value")
+    letter = chr(64 + node.index % 64)
+    assert f"value {node.index}: high at {letter}; raises {letter}\n" in text + "\n"
+
+
+def test_every_weight_is_drawn_once_as_it_is_in_the_model(copying, tmp_path):
+    draw(copying, chr, tmp_path / "circuit.svg")
+    svg = (tmp_path / "circuit.svg").read_text()
+    drawn = re.findall(r'id="(\w+) \d+\.(\d+) -&gt; (\w+) \d+\.(\d+): (\S+)"', svg)
+    gpt = repeating_gpt(8)
+    block, shown = gpt.blocks[0], []
+    tables = {
+        ("token", "stream"): gpt.token_embedding.weight.T,
+        ("stream", "prediction"): gpt.head.weight,
+        ("value", "stream"): block.attention.output_proj.weight,
+    } | {
+        ("stream", kind): part
+        for kind, part in zip(("query", "key", "value"), block.attention.qkv_proj.weight.split(192), strict=True)
+    }
+    for source, column, target, row, weight in drawn:
+        assert float(weight) == pytest.approx(tables[source, target][int(row), int(column)].item(), rel=1e-5)
+        shown.append((source, int(column), target, int(row)))
+    expected = [(edge.source.kind, edge.source.index, edge.target.kind, edge.target.index) for edge in copying.edges]
+    assert sorted(shown) == sorted(expected) and len(shown) > 20
+
+
+def test_lines_go_up_from_where_a_channel_was_last_written(copying):
+    names = [title for title, _ in levels(copying)]
+    assert names == ["token", "the stream", "attention 0", "the stream", "prediction"]
+    for (start, _), (end, _), edge in lines(copying):
+        assert start < end
+        assert edge is None or edge.target.kind in ("stream", "prediction") or names[end] == "attention 0"
+
+
+def test_a_circuit_of_too_many_weights_is_not_drawn(copying, monkeypatch, tmp_path):
+    monkeypatch.setattr("model.pages.circuit.MAX_DRAWN", 5)
+    with pytest.raises(ValueError, match="weights would be black, 5 are the most"):
+        draw(copying, chr, tmp_path / "circuit.svg")
+    assert not list(tmp_path.iterdir())
