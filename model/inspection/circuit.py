@@ -27,13 +27,13 @@ MAX_RISE = 0.2  # nats per token; on texts that were not used to find the circui
 class Node(NamedTuple):
     """A channel, or a token that is read or predicted.
 
-    kind: "token", "stream", "query", "key", "value", "hidden" or "prediction". index: its channel, or the token's id.
+    kind: "token", "stream", "query", "key", "value", "hidden" or "prediction". number: its channel, or the token's id.
     layer: of its block; 0 for what has none, as the stream, which all layers share.
     """
 
     kind: str
     layer: int
-    index: int
+    number: int
 
 
 class Edge(NamedTuple):
@@ -124,13 +124,12 @@ def find_circuit(gpt: GPT, task: Task, held_out: Task, max_rise: float = MAX_RIS
         count = None
         while count != (count := sum(int(gate.sum()) for gate in gates)):
             switch_off(_least_first(gpt, task, gates, means))
-        losses = [
-            loss(gpt, held_out, these, means).item()
-            for these in ([torch.ones_like(gate) for gate in gates], gates, [1 - gate for gate in gates])
-        ]
+        all_on, opposite = [torch.ones_like(gate) for gate in gates], [1 - gate for gate in gates]
+        whole, alone, without = (loss(gpt, held_out, these, means).item() for these in (all_on, gates, opposite))
         responses, looks_back = _watched(gpt, held_out, gates, means)
     nodes = [groups[group][index] for group, index in _places(gates)]
-    return Circuit(nodes, edges(gpt, nodes, task.tokens.unique().tolist()), *losses, responses, looks_back, task.first)
+    found = edges(gpt, nodes, task.tokens.unique().tolist())
+    return Circuit(nodes, found, whole, alone, without, responses, looks_back, period=task.first)
 
 
 def node_groups(gpt: GPT) -> list[list[Node]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from model.inspection.circuit import Circuit, Edge, Node, Response
 from model.inspection.verdicts import listed
-from model.pages.images import DPI, PALETTES, THEMES, _settings, _write, printable
+from model.pages.images import DPI, PALETTES, THEMES, printable, theme_settings, write_figure
 
 Label = Callable[[int], str]  # the text of a token
 
@@ -37,17 +37,18 @@ def told(circuit: Circuit, label: Label) -> str:
         for node, response in circuit.responses.items():
             if node.layer == layer:
                 lines.append(
-                    f"  {node.kind} {node.index}: {responding(response, label)}{writing(circuit, node, label)}"
+                    f"  {node.kind} {node.number}: {responding(response, label)}{writing(circuit, node, label)}"
                 )
     return "\n".join(lines)
 
 
 def looking(circuit: Circuit, layer: int, head: int) -> str:
     """Such as "head 1.0 looks at what followed the same token before (80%)"."""
-    share, back = circuit.looks_back[layer, head].max(0)
+    weights = circuit.looks_back[layer, head]
+    back = int(weights.argmax())
     places = {0: "the token itself", 1: "the token before"}
     places |= {circuit.period - 1: "what followed the same token before", circuit.period: "the same token before"}
-    return f"head {layer}.{head} looks at {places.get(back.item(), f'the token {back} back')} ({share:.0%})"
+    return f"head {layer}.{head} looks at {places.get(back, f'the token {back} back')} ({weights[back]:.0%})"
 
 
 def responding(response: Response, label: Label) -> str:
@@ -63,7 +64,7 @@ def writing(circuit: Circuit, node: Node, label: Label) -> str:
     written = {edge.target: edge.weight for edge in circuit.edges if edge.source == node}
     for edge in circuit.edges:
         if edge.source in written and edge.target.kind == "prediction":
-            effects[edge.target.index] += written[edge.source] * edge.weight
+            effects[edge.target.number] += written[edge.source] * edge.weight
     half = max(map(abs, effects.values()), default=0.0) / 2
     sides = (("raises", 1), ("lowers", -1))
     found = {
@@ -164,7 +165,7 @@ def draw(circuit: Circuit, label: Label, path: Path, *, theme: str = "light", dp
     all_levels, across, colours = levels(circuit), places(circuit), THEMES[theme]
     negative, positive = PALETTES[theme]["differences"][1], PALETTES[theme]["differences"][-2]
     width, height = PITCH * max(len(nodes) for _, nodes in all_levels), RISE * (len(all_levels) - 1)
-    with matplotlib.rc_context(_settings(theme)):
+    with matplotlib.rc_context(theme_settings(theme)):
         figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI)
         axes = figure.add_axes((0, 0, 1, 1))
         axes.axis("off")
@@ -190,19 +191,19 @@ def draw(circuit: Circuit, label: Label, path: Path, *, theme: str = "light", dp
             heads = range(circuit.looks_back.shape[1]) if title.startswith("attention") else ()
             notes = [title, *(looking(circuit, int(layer), head) for head in heads)]
             axes.text(-20, level * RISE, "\n".join(notes), ha="right", va="center", fontsize=11, color=colours["soft"])
-    _write(figure, path, dpi)
+    write_figure(figure, path, dpi)
 
 
 def named(node: Node) -> str:
-    return f"{node.kind} {node.layer}.{node.index}"
+    return f"{node.kind} {node.layer}.{node.number}"
 
 
 def _sign(circuit: Circuit, node: Node, label: Label) -> str:
     """What stands in a node: its token, its number, or that and what it is high (+) and low (-) for; "h…": after h."""
     if node.kind in ("token", "prediction"):
-        return printable(label(node.index))
+        return printable(label(node.number))
     if node.kind == "stream":
-        return str(node.index)
+        return str(node.number)
     response = circuit.responses[node]
     after = "…" if response.back else ""
     high, low = (
@@ -210,7 +211,7 @@ def _sign(circuit: Circuit, node: Node, label: Label) -> str:
     )
     return "\n".join(
         [
-            f"{node.kind[0]}{node.index}",
+            f"{node.kind[0]}{node.number}",
             *(f"+{high}" for _ in response.high[:1]),
             *(f"−{low}" for _ in response.low[:1]),
         ]

@@ -39,7 +39,7 @@ def test_with_all_nodes_on_the_loss_is_the_models_and_with_all_off_that_of_its_m
 def test_a_head_whose_values_are_off_gives_their_mean_everywhere():
     gpt = random_gpt(GPTConfig(**SIZES))
     means, (_, qkv, *_) = node_means(gpt, TASK.tokens), node_groups(gpt)
-    values = [place for place, node in enumerate(qkv) if node.kind == "value" and 8 <= node.index < 12]  # of head 2
+    values = [place for place, node in enumerate(qkv) if node.kind == "value" and 8 <= node.number < 12]  # of head 2
     gates = all_on(gpt)
     gates[1][values] = 0
     with replaced(gpt, {Part(0, "head", 2): means[gpt.blocks[0].attention.qkv_proj][values]}):
@@ -61,16 +61,18 @@ def test_the_edges_between_all_nodes_are_all_weights_of_the_matrices(options):
     assert len(found) == sum(int(weight.count_nonzero()) for weight in matrices)
     for source, target, weight in found:
         block = blocks[max(source.layer, target.layer)]
-        at = (target.index, source.index)
+        at = (target.number, source.number)
         if source.kind == "token":
             weights = [gpt.token_embedding.weight.T[at]]
         elif target.kind == "prediction":
             weights = [gpt.head.weight[at]]
         elif target.kind in start:
-            weights = [block.attention.qkv_proj.weight[start[target.kind] + target.index, source.index]]
+            weights = [block.attention.qkv_proj.weight[start[target.kind] + target.number, source.number]]
         elif source.kind == "value":  # a group of query heads reads it
-            heads = range(source.index // K * (4 // H_kv), (source.index // K + 1) * (4 // H_kv))
-            weights = [block.attention.output_proj.weight[target.index, head * K + source.index % K] for head in heads]
+            heads = range(source.number // K * (4 // H_kv), (source.number // K + 1) * (4 // H_kv))
+            weights = [
+                block.attention.output_proj.weight[target.number, head * K + source.number % K] for head in heads
+            ]
         elif source.kind == "hidden":
             weights = [block.feed_forward.down_proj.weight[at]]
         else:
@@ -90,10 +92,10 @@ def test_the_circuit_is_found_and_is_sufficient_and_necessary(copying):
     assert copying.alone < copying.whole + 0.3 and copying.without > copying.whole + 2
     kinds = {node.kind for node in copying.nodes}
     assert kinds == {"stream", "query", "key", "value"}
-    assert all(64 <= node.index < 128 for node in copying.nodes if node.kind != "stream")
+    assert all(64 <= node.number < 128 for node in copying.nodes if node.kind != "stream")
     assert len(copying.nodes) < 100  # of 192 + 3 * 192 + 768
     values = {node: response for node, response in copying.responses.items() if node.kind == "value"}
-    assert all((response.back, response.high) == (0, [64 + node.index % 64]) for node, response in values.items())
+    assert all((response.back, response.high) == (0, [64 + node.number % 64]) for node, response in values.items())
 
 
 def test_the_circuit_is_told_in_words(copying):
@@ -101,8 +103,8 @@ def test_the_circuit_is_told_in_words(copying):
     assert f"{copying.whole:7.3f}  nats" in text and f"and {len(copying.edges)} weights" in text
     assert "head 0.1 looks at what followed the same token before" in text
     node = next(node for node in copying.nodes if node.kind == "value")
-    letter = chr(64 + node.index % 64)
-    assert f"value {node.index}: high at {letter}; raises {letter}\n" in text + "\n"
+    letter = chr(64 + node.number % 64)
+    assert f"value {node.number}: high at {letter}; raises {letter}\n" in text + "\n"
 
 
 def test_every_weight_is_drawn_once_as_it_is_in_the_model(copying, tmp_path):
@@ -122,7 +124,7 @@ def test_every_weight_is_drawn_once_as_it_is_in_the_model(copying, tmp_path):
     for source, column, target, row, weight in drawn:
         assert float(weight) == pytest.approx(tables[source, target][int(row), int(column)].item(), rel=1e-5)
         shown.append((source, int(column), target, int(row)))
-    expected = [(edge.source.kind, edge.source.index, edge.target.kind, edge.target.index) for edge in copying.edges]
+    expected = [(edge.source.kind, edge.source.number, edge.target.kind, edge.target.number) for edge in copying.edges]
     assert sorted(shown) == sorted(expected) and len(shown) > 20
 
 
