@@ -8,7 +8,7 @@ import pytest
 import tiktoken
 import tiktoken.registry
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from data import tokenizers
@@ -33,6 +33,7 @@ def test_no_text_is_lost(bpe: Tokenizer, text: str):
 
 
 @given(text=st.text())
+@example(ascii_lowercase + " É\n1A")
 def test_letters_are_tokens_and_all_else_is_left_out(text: str):
     tokenizer = Tokenizer.from_dict(tokenizers.published("letters").to_dict())
     assert tokenizer.vocab_size == 27

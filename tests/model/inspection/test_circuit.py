@@ -81,11 +81,19 @@ def test_the_edges_between_all_nodes_are_all_weights_of_the_matrices(options):
         assert weight in weights
 
 
+def copying_gpt():
+    """Its head 0.1 fetches the token of 8 tokens ago, and writes it with a minus that the last matrix undoes."""
+    gpt = repeating_gpt(8)
+    with torch.no_grad():
+        gpt.blocks[0].attention.output_proj.weight.neg_()
+        gpt.head.weight.neg_()
+    return gpt
+
+
 @pytest.fixture(scope="module")
 def copying():
-    """The circuit of a model whose head 0.1 fetches the token of 8 tokens ago; its other heads are zero."""
     found, check = (repeated(list(range(97, 109)), 8, seed, rows=16) for seed in (0, 1))
-    return find_circuit(repeating_gpt(8), found, check)
+    return find_circuit(copying_gpt(), found, check)
 
 
 def test_the_circuit_is_found_and_is_sufficient_and_necessary(copying):
@@ -111,7 +119,7 @@ def test_every_weight_is_drawn_once_as_it_is_in_the_model(copying, tmp_path):
     draw(copying, chr, tmp_path / "circuit.svg")
     svg = (tmp_path / "circuit.svg").read_text()
     drawn = re.findall(r'id="(\w+) \d+\.(\d+) -&gt; (\w+) \d+\.(\d+): (\S+)"', svg)
-    gpt = repeating_gpt(8)
+    gpt = copying_gpt()
     block, shown = gpt.blocks[0], []
     tables = {
         ("token", "stream"): gpt.token_embedding.weight.T,
