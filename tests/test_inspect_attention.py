@@ -310,7 +310,6 @@ MISTAKES = [
         "--run runs/first --compare early --step 2 --output a.svg",
         "--step 2 was not recorded in early: the nearest that was is 1",
     ),
-<<<<<<< HEAD
     ("--run runs/first --compare larger --head 2.0 --output a.csv", "from 0.0 to 1.2, not 2.0"),
     ("--run damaged", "step_00000001.npz is damaged"),
     ("--run damaged_scores", "scores.jsonl, line 2: damaged"),
@@ -325,37 +324,10 @@ MISTAKES = [
     ("--experiments --live", "takes no --live: leave out one of them"),
     ("--experiments --checkpoint note.txt", "note.txt"),
     ("--live --run a --checkpoint b", "leave one out"),
+    ("--circuit --output a.html", "--output a.html must end in .png or .svg or .pdf"),
+    ("--circuit --prompt abab", "at least 3 different tokens: write a longer prompt"),
     (
         "--live --run runs/second --steps 0,500",
-=======
-    "head of the larger": (
-        ["--run", "runs/first", "--compare", "larger", "--head", "2.0", "--output", "a.csv"],
-        "from 0.0 to 1.2, not 2.0",
-    ),
-    "damaged maps": (["--run", "damaged"], "step_00000001.npz is damaged"),
-    "damaged scores": (["--run", "damaged_scores"], "scores.jsonl, line 2: damaged"),
-    "page of a run that has just started": (["--run", "begun"], "begun has no recorded maps"),
-    "picture of a run that has just started": (["--run", "begun", "--output", "a.png"], "begun has no recorded maps"),
-    "scores of a run that has just started": (
-        ["--run", "begun", "--scores", "--output", "a.png"],
-        "begun has no recorded maps",
-    ),
-    "removed maps": (["--run", "removed", "--step", "2", "--output", "maps.png"], "have been removed"),
-    "model in a picture": (["--live", "--output", "a.png"], "--output a.png must end in .html"),
-    "two models in a page": (
-        ["--live", "--compare", "runs/first"],
-        "--live is about one model and takes no --compare: leave out one of them",
-    ),
-    "step 0 of a model": (["--live", "--step", "0"], "takes no --step: leave out one of them"),
-    "picture of experiments": (["--experiments", "--output", "a.png"], "--experiments is about one model and takes no"),
-    "page with experiments as a table": (["--experiments", "--live"], "takes no --live: leave out one of them"),
-    "experiments without a text": (["--experiments", "--checkpoint", "note.txt"], "note.txt"),
-    "page of a circuit": (["--circuit", "--output", "a.html"], "--output a.html must end in .png or .svg or .pdf"),
-    "circuit of two tokens": (["--circuit", "--prompt", "abab"], "at least 3 different tokens: write a longer prompt"),
-    "two names of a model": (["--live", "--run", "a", "--checkpoint", "b"], "leave one out"),
-    "step that was not kept": (
-        ["--live", "--run", "runs/second", "--steps", "0,500"],
->>>>>>> 65d10ed (A circuit: the nodes and weights that copy, found by mean ablation, told in words and drawn)
         "runs/second has no checkpoint of step 0, only the best and the last: "
         "train with --checkpoints.keep_steps '[0,500]'",
     ),
