@@ -42,7 +42,7 @@ KINDS |= {"measure": TABLES, "theme": PICTURES, "dpi": (".png",)}
 # The options that go with one that shows a model and no recorded maps.
 SUBJECT_OPTIONS = {
     "experiments": ("experiments", "run", "checkpoint"),
-    "circuit": ("circuit", "run", "checkpoint", "prompt", "output", "theme", "dpi"),
+    "circuit": ("circuit", "run", "checkpoint", "prompt", "output"),
     "live": ("live", "run", "checkpoint", "prompt", "steps", "output", "open"),
 }
 # What can be shown instead of maps, and the options that choose nothing from it.
@@ -155,7 +155,7 @@ def check(arguments: argparse.Namespace) -> None:
                 raise ValueError(f"--{subject} is about one model and takes no --{option}: leave out one of them")
         if arguments.run and arguments.checkpoint:
             raise ValueError(f"--run and --checkpoint both name the model of --{subject}: leave one out")
-        check_output(arguments.output, *(PICTURES if subject == "circuit" else PAGE))
+        check_output(arguments.output, *((".svg",) if subject == "circuit" else PAGE))
         return
     if arguments.steps and arguments.prompt is None:
         raise ValueError("--steps is for --prompt or --live: recorded maps are of all steps, of which --step takes one")
@@ -215,14 +215,15 @@ def experiments_table(path: Path | None) -> str:
 
 def write_circuit(arguments: argparse.Namespace) -> None:
     """Prints the circuit that copies the prompt's tokens, and draws it where there is an --output."""
+    from model.files import write_atomically
     from model.glass import open_run
-    from model.pages.circuit import draw, told
+    from model.pages.circuit import drawing, told
 
     glass = open_run(arguments.run or arguments.checkpoint)
     circuit = glass.circuit(prompt_text(arguments.prompt or ""))
     print(told(circuit, glass.tokenizer.label))
     if arguments.output:
-        draw(circuit, glass.tokenizer.label, arguments.output, theme=arguments.theme or "light", dpi=arguments.dpi)
+        write_atomically(arguments.output, drawing(circuit, glass.tokenizer.label).encode())
         print(f"wrote {arguments.output}")
 
 

@@ -324,7 +324,7 @@ MISTAKES = [
     ("--experiments --live", "takes no --live: leave out one of them"),
     ("--experiments --checkpoint note.txt", "note.txt"),
     ("--live --run a --checkpoint b", "leave one out"),
-    ("--circuit --output a.html", "--output a.html must end in .png or .svg or .pdf"),
+    ("--circuit --output a.html", "--output a.html must end in .svg"),
     ("--circuit --prompt abab", "at least 3 different tokens: write a longer prompt"),
     (
         "--live --run runs/second --steps 0,500",

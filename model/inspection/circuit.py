@@ -73,8 +73,9 @@ class Circuit:
 
     nodes: channels only. edges: the weights between them, and to and from the tokens of the task, that are not zero.
     whole: of the model. alone: all other nodes at their mean. without: these nodes at their mean.
-    responses: of the nodes outside the stream. looks_back: the mean weight that each head of the circuit alone gives to
-    the token so many back, (L, H, T). period: after how many tokens the rows begin again.
+    off: with the circuit alone but one of its nodes. responses: of the nodes outside the stream. looks_back: the mean
+    weight that each head of the circuit alone gives to the token so many back of the last prediction that counts,
+    (L, H, T - 1). period: after how many tokens the rows begin again.
     """
 
     nodes: list[Node]
@@ -82,6 +83,7 @@ class Circuit:
     whole: float
     alone: float
     without: float
+    off: dict[Node, float]
     responses: dict[Node, Response]
     looks_back: Tensor
     period: int
@@ -127,9 +129,14 @@ def find_circuit(gpt: GPT, task: Task, held_out: Task, max_rise: float = MAX_RIS
         all_on, opposite = [torch.ones_like(gate) for gate in gates], [1 - gate for gate in gates]
         whole, alone, without = (loss(gpt, held_out, these, means).item() for these in (all_on, gates, opposite))
         responses, looks_back = _watched(gpt, held_out, gates, means)
-    nodes = [groups[group][index] for group, index in _places(gates)]
+        off = {}
+        for group, index in _places(gates):
+            gates[group][index] = 0
+            off[groups[group][index]] = loss(gpt, held_out, gates, means).item()
+            gates[group][index] = 1
+    nodes = list(off)
     found = edges(gpt, nodes, task.tokens.unique().tolist())
-    return Circuit(nodes, found, whole, alone, without, responses, looks_back, period=task.first)
+    return Circuit(nodes, found, whole, alone, without, off, responses, looks_back, period=task.first)
 
 
 def node_groups(gpt: GPT) -> list[list[Node]]:
@@ -137,10 +144,8 @@ def node_groups(gpt: GPT) -> list[list[Node]]:
     groups = [[Node("stream", 0, channel) for channel in range(gpt.config.embed_dim)]]
     for layer, block in enumerate(blocks_of(gpt)):
         attention, hidden = block.attention, block.feed_forward.down_proj.in_features
-        heads = (attention.num_heads, attention.num_kv_heads, attention.num_kv_heads)  # as `project` splits them
-        widths = {
-            kind: number * attention.head_dim for kind, number in zip(("query", "key", "value"), heads, strict=True)
-        }
+        heads = {"query": attention.num_heads, "key": attention.num_kv_heads, "value": attention.num_kv_heads}
+        widths = {kind: number * attention.head_dim for kind, number in heads.items()}  # as `project` splits them
         groups.append([Node(kind, layer, index) for kind, width in widths.items() for index in range(width)])
         groups.append([Node("hidden", layer, index) for index in range(hidden)])
     return groups
@@ -213,10 +218,7 @@ def _watched(
             module, is_input, _ = sites[group]
             values = (inputs if is_input else outputs)[module][..., index]
             responses[groups[group][index]] = _response(values, task.tokens)
-    weights = torch.stack([call.weights().mean(0) for call in calls])[:, :, task.first : -1]  # (L, H, queries, T)
-    queries = range(task.first, task.tokens.shape[1] - 1)
-    back = torch.stack([weights[:, :, row].flip(-1).roll(query + 1, -1) for row, query in enumerate(queries)])
-    return responses, back.mean(0)
+    return responses, torch.stack([call.weights()[:, :, -2, :-1].mean(0).flip(-1) for call in calls])
 
 
 def _response(values: Tensor, tokens: Tensor) -> Response:

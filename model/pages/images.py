@@ -65,7 +65,7 @@ def attention_grid(
     weights: ArrayLike, labels: Sequence[str], path: Path, title: str = "", *, dpi: int | None = None, **options: Any
 ) -> None:
     """Writes `grid_figure`, which takes the same options, as the ending of `path` says: .png, .svg or .pdf."""
-    write_figure(grid_figure(weights, labels, title, **options), path, dpi)
+    _write(grid_figure(weights, labels, title, **options), path, dpi)
 
 
 def grid_figure(
@@ -115,8 +115,8 @@ def grid_figure(
     root = (lambda x: np.sign(x) * np.sqrt(np.abs(x)), lambda x: np.sign(x) * np.square(x))
     texts = {"ticks": range(0, size, step), "labels": [printable(label) for label in labels[::step]]}
     texts |= {"fontsize": np.clip(0.8 * side / size, 8, 12), "fontfamily": [FONT, "monospace"]}
-    with matplotlib.rc_context(theme_settings(theme)):
-        # The maps fill the figure. What stands around them is outside of it, and `write_figure` makes room for it.
+    with matplotlib.rc_context(_settings(theme)):
+        # The maps fill the figure. What stands around them is outside of it, and `_write` makes room for it.
         figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI)
         layout = {"left": 0, "right": 1, "bottom": 0, "top": 1, "wspace": GAP, "hspace": GAP}
         empty: dict[str, list] = {"xticks": [], "yticks": []}
@@ -179,7 +179,7 @@ def score_curves(
     labels = dict.fromkeys(label.format(*head) for heads_of_run in drawn for head in heads_of_run)
     places = np.linspace(0.3, 0.9, len(labels))  # all of them are visible on the paper
     colours = dict(zip(labels, _colour_map(PALETTES[theme]["weights"])(places), strict=True))
-    with matplotlib.rc_context(theme_settings(theme)):
+    with matplotlib.rc_context(_settings(theme)):
         figure = Figure(figsize=(3.2 * columns, 2.8 * rows * len(runs)), dpi=100, layout="constrained")
         grid = figure.subplots(rows * len(runs), columns, sharex=True, sharey=True, squeeze=False)
         grid = grid.reshape(len(runs), -1)
@@ -197,7 +197,7 @@ def score_curves(
         figure.legend(handles=handles, loc="outside right center", frameon=False)
         if title:
             figure.suptitle(_one_line(title), x=0.01, ha="left")
-    write_figure(figure, path, dpi)
+    _write(figure, path, dpi)
 
 
 def mosaic_pixels(weights: ArrayLike) -> np.ndarray:
@@ -261,7 +261,7 @@ def _draw_curves(axes: Axes, run: Captures, name: str, heads: Mapping[tuple[int,
     axes.tick_params(length=0, labelsize=9)
 
 
-def theme_settings(theme: str) -> dict[str, Any]:
+def _settings(theme: str) -> dict[str, Any]:
     """What matplotlib has as defaults while a figure is made. Text is never parsed as mathematics."""
     colours = THEMES[theme]
     inks = ("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color")
@@ -282,7 +282,7 @@ def _one_line(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
-def write_figure(figure: Figure, path: Path, dpi: int | None) -> None:
+def _write(figure: Figure, path: Path, dpi: int | None) -> None:
     """Text stays text, and the same numbers make the same file. Raises ValueError for a PNG that is too large."""
     import matplotlib
 

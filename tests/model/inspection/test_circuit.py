@@ -1,6 +1,6 @@
 """Nodes that are off give their mean, edges are the model's weights, and what a task needs is found and drawn."""
 
-import re
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -9,11 +9,12 @@ import torch.nn.functional as F
 from model.gpt import GPTConfig
 from model.inspection.ablation import Part, replaced
 from model.inspection.circuit import edges, find_circuit, loss, node_groups, node_means, repeated
-from model.pages.circuit import draw, levels, lines, told
+from model.pages.circuit import drawing, lines, told
 from tests.gpts import GPT2, random_gpt, repeating_gpt
 
 SIZES = {"vocab_size": 17, "context_length": 12, "num_layers": 2, "num_heads": 4, "embed_dim": 16}
 FAMILIES = [{"num_kv_heads": 2, "activation": "swiglu"}, GPT2]
+SVG = "{http://www.w3.org/2000/svg}"
 TASK = repeated(list(range(17)), 5, seed=0)
 
 
@@ -115,10 +116,8 @@ def test_the_circuit_is_told_in_words(copying):
     assert f"value {node.number}: high at {letter}; raises {letter}\n" in text + "\n"
 
 
-def test_every_weight_is_drawn_once_as_it_is_in_the_model(copying, tmp_path):
-    draw(copying, chr, tmp_path / "circuit.svg")
-    svg = (tmp_path / "circuit.svg").read_text()
-    drawn = re.findall(r'id="(\w+) \d+\.(\d+) -&gt; (\w+) \d+\.(\d+): (\S+)"', svg)
+def test_every_weight_is_drawn_once_as_it_is_in_the_model(copying):
+    drawn = [line.attrib for line in ElementTree.fromstring(drawing(copying, chr)).iter(f"{SVG}line")]
     gpt = copying_gpt()
     block, shown = gpt.blocks[0], []
     tables = {
@@ -129,23 +128,44 @@ def test_every_weight_is_drawn_once_as_it_is_in_the_model(copying, tmp_path):
         ("stream", kind): part
         for kind, part in zip(("query", "key", "value"), block.attention.qkv_proj.weight.split(192), strict=True)
     }
-    for source, column, target, row, weight in drawn:
-        assert float(weight) == pytest.approx(tables[source, target][int(row), int(column)].item(), rel=1e-5)
+    for line in drawn:
+        (source, _, column, _), (target, _, row, _) = line["data-from"].split("-"), line["data-to"].split("-")
+        if source == target == "stream":
+            assert "data-weight" not in line
+            continue
+        weight = tables[source, target][int(row), int(column)].item()
+        assert float(line["data-weight"]) == weight and line["class"] == ("plus" if weight > 0 else "minus")
         shown.append((source, int(column), target, int(row)))
     expected = [(edge.source.kind, edge.source.number, edge.target.kind, edge.target.number) for edge in copying.edges]
     assert sorted(shown) == sorted(expected) and len(shown) > 20
 
 
+def test_every_node_is_drawn_and_says_the_loss_without_it(copying):
+    boxes = [box.attrib for box in ElementTree.fromstring(drawing(copying, chr)).iter(f"{SVG}g") if "id" in box.attrib]
+    found = {tuple(box["id"].split("-")[:3]): box.get("data-off") for box in boxes}
+    linked = {node for edge in copying.edges for node in edge[:2]}
+    for kind, layer, number in linked:
+        loss = copying.off.get((kind, layer, number))
+        told = None if loss is None else f"without {kind} {number} {loss:.2f}"
+        assert found.pop((kind, str(layer), str(number))) == told
+    assert not found and len(linked) > 20
+    assert any(loss > copying.alone + 0.05 for loss in copying.off.values())
+
+
 def test_lines_go_up_from_where_a_channel_was_last_written(copying):
-    names = [title for title, _ in levels(copying)]
-    assert names == ["token", "the stream", "attention 0", "the stream", "prediction"]
-    for (start, _), (end, _), edge in lines(copying):
+    for (start, source), (end, target), edge in lines(copying):
         assert start < end
-        assert edge is None or edge.target.kind in ("stream", "prediction") or names[end] == "attention 0"
+        assert edge is None or edge[:2] == (source, target)
+        if target.kind == "prediction":
+            assert source.kind == "stream" and (start, end) == (3, 6)  # after the attention of the only layer
 
 
-def test_a_circuit_of_too_many_weights_is_not_drawn(copying, monkeypatch, tmp_path):
+def test_a_circuit_of_too_many_weights_is_not_drawn(copying, monkeypatch):
     monkeypatch.setattr("model.pages.circuit.MAX_DRAWN", 5)
     with pytest.raises(ValueError, match="weights would be black, 5 are the most"):
-        draw(copying, chr, tmp_path / "circuit.svg")
-    assert not list(tmp_path.iterdir())
+        drawing(copying, chr)
+
+
+def test_hostile_tokens_stay_text(copying):
+    root = ElementTree.fromstring(drawing(copying, lambda token: f'</text><script>"&{token}'))
+    assert len(list(root.iter(f"{SVG}script"))) == 1

@@ -1,0 +1,46 @@
+// In the picture of a circuit: to point at a node lights its paths from the tokens and to the predictions; to click on it
+// switches it off and says what the loss is then.
+
+const nodes = [...document.querySelectorAll(".node")];
+const edges = [...document.querySelectorAll("line")];
+const told = document.getElementById("told");
+const opening = told.textContent;
+let off = null;
+
+// What can be reached from a node, upwards ("from" to "to") or downwards.
+function reached(id, start, end) {
+  const lit = new Set([id]);
+  const lines = new Set();
+  for (const at of lit) {
+    for (const edge of edges.filter((one) => one.dataset[start] === at)) {
+      lines.add(edge);
+      lit.add(edge.dataset[end]); // a set goes on to what is added while it is walked through
+    }
+  }
+  return { lit, lines };
+}
+
+function light(node) {
+  const up = node && reached(node.id, "from", "to");
+  const down = node && reached(node.id, "to", "from");
+  for (const one of nodes) one.classList.toggle("far", Boolean(node) && !up.lit.has(one.id) && !down.lit.has(one.id));
+  for (const edge of edges) edge.classList.toggle("far", Boolean(node) && !up.lines.has(edge) && !down.lines.has(edge));
+  told.textContent = node ? node.dataset.told : opening;
+}
+
+// A channel of the stream stands at several places and is off at all of them.
+const channel = (node) => node.id.replace(/-\d+$/, "");
+
+function switchOff(node) {
+  off = off === channel(node) || !node.dataset.off ? null : channel(node);
+  for (const one of nodes) one.classList.toggle("off", channel(one) === off);
+  const gone = (id) => off !== null && id.replace(/-\d+$/, "") === off;
+  for (const edge of edges) edge.style.display = gone(edge.dataset.from) || gone(edge.dataset.to) ? "none" : "";
+  told.textContent = off === null ? opening : `${node.dataset.off}: ${opening}`;
+}
+
+for (const node of nodes) {
+  node.addEventListener("pointerenter", () => light(node));
+  node.addEventListener("pointerleave", () => light(null));
+  node.addEventListener("click", () => switchOff(node));
+}
