@@ -165,7 +165,7 @@ def drawing(circuit: Circuit, label: Label) -> str:
     for y, note in notes.items():
         shapes.append(_element("text", {"class": "note level", "y": y}, _rows(wrap(note, 36), -24, 14)))
     opening = (
-        f"{len(circuit.edges)} weights that repeat a row of tokens: {circuit.alone:.2f} nats per token with them alone, "
+        f"{len(circuit.edges)} weights that repeat rows of tokens: {circuit.alone:.2f} nats per token with them alone, "
         f"{circuit.whole:.2f} with all, {circuit.without:.2f} without them"
     )
     document = (FOLDER / "circuit.svg").read_text(encoding="utf-8")
