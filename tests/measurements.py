@@ -6,11 +6,14 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from model.gpt import GPTConfig
 from model.inspection.archive import Snapshot
 from model.inspection.heads import uniform_attention
 from model.inspection.probes import Probe
+from model.inspection.recorder import take_snapshot
 from model.inspection.survey import measure, stacked, summary, windows_of
 from model.pages.captures import Captures
+from tests.gpts import random_gpt
 
 
 def survey_maps(maps, probes):
@@ -71,82 +74,25 @@ def learned_captures(
     return Captures("demo", probes, snapshots, maps.get, list(steps))
 
 
-def part_names(layers, heads):
-    names = ["token embedding", "pair table"]
-    for layer in range(layers):
-        names += [f"head {layer}.{head}" for head in range(heads)] + [f"feed-forward {layer}"]
-    return names
-
-
-def random_details(probes, layers, heads, seed=0):
-    """Details of one capture. Ranks, probabilities and distances are those of the same random distributions."""
-    generator = np.random.default_rng(seed)
-    vocabulary = sorted({label for probe in probes.values() for label in probe.labels})
-    ids = {label: 10 + i for i, label in enumerate(vocabulary)}
-    kinds = ("attention", "feed-forward")
-    sublayers = ["embeddings", *(f"{kind} {layer}" for layer in range(layers) for kind in kinds)]
-    details = {"version": 1, "parts": part_names(layers, heads), "sublayers": sublayers, "probes": {}}
-    details["tokens"] = {str(ids[label]): label for label in vocabulary}
-    for name, probe in probes.items():
-        length, places = len(probe.labels), [ids[label] - 10 for label in probe.labels]
-        sharpness = 6 * seed / (seed + 4)
-        logits = generator.normal(size=(len(sublayers), length, len(vocabulary)))
-        for row in range(len(sublayers)):
-            for t, following in enumerate(places[1:]):
-                logits[row, t, following] += sharpness * row / (len(sublayers) - 1)
-        p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)  # (2L+1, T, V)
-        final, true = p[-1], places[1:]
-        order = np.argsort(-final, axis=-1)
-        of_true = final[np.arange(length - 1), true]
-        parts = generator.normal(size=(len(details["parts"]), length - 1))
-        details["probes"][name] = {
-            "bits": [*rounded(-np.log2(of_true)), None],
-            "rank": [*[int(np.flatnonzero(order[t] == label)[0]) for t, label in enumerate(true)], None],
-            "top": (order[:, :5] + 10).tolist(),
-            "top_probability": rounded(np.take_along_axis(final, order[:, :5], -1)),
-            "lens": {
-                "token": (p.argmax(-1) + 10).tolist(),
-                "probability": [[*rounded(row[np.arange(length - 1), true]), None] for row in p],
-                "divergence": rounded((final * np.log2(final / p)).sum(-1)),
-            },
-            "attribution": [[*rounded(row), None] for row in parts],
-            "attribution_error": 2e-7,
-            "value_norms": rounded(generator.uniform(0.1, 3, size=(layers, heads, length))),
-        }
-    return details
-
-
-def random_ablation(layers, heads, seed=0):
-    generator = np.random.default_rng(seed)
-
-    def of_probe():
-        tables = {"token embedding": 2.5, "pair table": float(generator.normal())}
-        heads_ = generator.normal(0.02, 0.05, size=(layers, heads))
-        heads_[0, 0] += 0.1 * math.log1p(seed)
-        return {"heads": rounded(heads_), "feed_forward": rounded(generator.uniform(0, 1, layers)), "tables": tables}
-
-    return {"text": of_probe(), "repeated": of_probe()}
-
-
-def measured(captures):
-    """The captures with details at every step, and with ablation and copying in every snapshot."""
+def measured(captures: Captures) -> Captures:
+    """The captures with what is measured of a random GPT, another at each step, on tokens with these labels."""
+    vocabulary = sorted({label for probe in captures.probes.values() for label in probe.labels})
+    probes = {
+        name: replace(probe, tokens=[vocabulary.index(label) for label in probe.labels])
+        for name, probe in captures.probes.items()
+    }
     layers, heads = captures.snapshots[0].shape
-
-    def details(step):
-        return random_details(captures.probes, layers, heads, step)
-
-    generator = np.random.default_rng(1)
-    snapshots = [
-        replace(
-            snapshot,
-            ablation=random_ablation(layers, heads, snapshot.step),
-            copying=generator.uniform(-1, 1, size=(layers, heads)),
-        )
-        for snapshot in captures.snapshots
-    ]
-    return replace(captures, snapshots=snapshots, details=details)
-
-
-def rounded(values):
-    """Four significant digits, as JSON has them."""
-    return np.vectorize(lambda value: float(f"{value:.4g}"))(values).tolist()
+    config = GPTConfig(
+        vocab_size=len(vocabulary),
+        context_length=max(len(probe.tokens) for probe in probes.values()),
+        num_layers=layers,
+        num_heads=heads,
+        embed_dim=8 * heads,
+        bigram_buckets=7,
+    )
+    snapshots, details = [], {}
+    for snapshot in captures.snapshots:
+        known, gpt = (snapshot.scores, snapshot.habits), random_gpt(config, seed=snapshot.step)
+        taken, _, details[snapshot.step] = take_snapshot(gpt, probes, 0, vocabulary.__getitem__, surveyed=known)
+        snapshots.append(replace(snapshot, ablation=taken.ablation, copying=taken.copying))
+    return replace(captures, snapshots=snapshots, details=details.get)

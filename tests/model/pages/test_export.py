@@ -20,7 +20,7 @@ from model.inspection.archive import AttentionArchive, Snapshot
 from model.inspection.heads import SCORES
 from model.pages import export, images
 from model.pages.captures import Captures
-from tests.measurements import learned_captures, random_details
+from tests.measurements import learned_captures, measured
 
 LAYERS, HEADS = 2, 3
 TOKENS = ['"', "a\nb", "\r", ",", " ", "<b>&", "é界", "\u202e"]
@@ -103,11 +103,12 @@ def test_scores_are_those_of_the_file_and_empty_where_a_model_diverged(tmp_path)
 @pytest.mark.parametrize("probe", ["text", "repeated"])
 @pytest.mark.parametrize("measure", ["surprise", "lens", "attribution", "value_norms"])
 def test_a_measurement_is_that_of_the_details(measure, probe, runs, tmp_path):
-    details = {step: random_details(runs[0].probes, LAYERS, HEADS, step) for step in (0, 4)}
+    of_step = measured(runs[0]).details
+    details = {step: of_step(step) for step in (0, 4)}
     runs = [replace(captures, details=lambda step: details.get(step, {})) for captures in runs]
     rows = read_back(measure, runs, tmp_path, 0, probe)
     assert [row["run"] for row in rows].count("first") == len(rows) / 2
-    measured, texts = details[0]["probes"][probe], details[0]["tokens"]
+    found, texts = details[0]["probes"][probe], details[0]["tokens"]
     labels = runs[0].probes[probe].labels
     seen = set()
     for row in rows:
@@ -115,23 +116,23 @@ def test_a_measurement_is_that_of_the_details(measure, probe, runs, tmp_path):
         assert (row["step"], row["probe"], row["token"]) == (0, probe, labels[at])
         assert row["next_token"] == [*labels, None][at + 1]
         if measure == "surprise":
-            assert (row["bits"], row["rank"]) == (measured["bits"][at], measured["rank"][at])
+            assert (row["bits"], row["rank"]) == (found["bits"][at], found["rank"][at])
             for place in range(5):
-                assert row[f"top_{place + 1}"] == texts[str(measured["top"][at][place])]
-                assert row[f"top_{place + 1}_probability"] == measured["top_probability"][at][place]
+                assert row[f"top_{place + 1}"] == texts[str(found["top"][at][place])]
+                assert row[f"top_{place + 1}_probability"] == found["top_probability"][at][place]
             seen.add((row["run"], at))
         elif measure == "lens":
             layer = details[0]["sublayers"].index(row["sublayer"])
-            assert row["likeliest"] == texts[str(measured["lens"]["token"][layer][at])]
+            assert row["likeliest"] == texts[str(found["lens"]["token"][layer][at])]
             for name in ("probability", "divergence"):
-                assert row[name] == measured["lens"][name][layer][at]
+                assert row[name] == found["lens"][name][layer][at]
             seen.add((row["run"], layer, at))
         elif measure == "attribution":
             part = details[0]["parts"].index(row["part"])
-            assert row["logit"] == measured["attribution"][part][at]
+            assert row["logit"] == found["attribution"][part][at]
             seen.add((row["run"], part, at))
         else:
-            assert row["value_norm"] == measured["value_norms"][row["layer"]][row["head"]][at]
+            assert row["value_norm"] == found["value_norms"][row["layer"]][row["head"]][at]
             seen.add((row["run"], row["layer"], row["head"], at))
     sizes = {"surprise": 1, "lens": len(details[0]["sublayers"]), "attribution": len(details[0]["parts"])}
     assert len(seen) == len(rows) == 2 * len(labels) * sizes.get(measure, LAYERS * HEADS)

@@ -159,7 +159,8 @@ def test_the_attribution_is_that_of_the_chosen_token_and_adds_up(open_page):
     np.testing.assert_allclose([shown[part] for part in column], list(column.values()), atol=0.006)
     total = float(page.locator("#parts tfoot td").last.inner_text().replace("−", "-"))
     assert total == pytest.approx(sum(column.values()), abs=0.01)
-    assert page.locator("#attribution-badge.good").inner_text() == "✓ adds up to the logit: within 2e-7"
+    error = f"{details['probes']['text']['attribution_error']:.0e}".replace("e-0", "e-")
+    assert page.locator("#attribution-badge.good").inner_text() == f"✓ adds up to the logit: within {error}"
     page.locator("#part-orders button").last.click()
     assert rows.locator("th").all_inner_texts() == details["parts"]
     page.get_by_role("button", name="head 1.2", exact=True).click()
