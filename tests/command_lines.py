@@ -13,3 +13,11 @@ def call(main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str], *
         status = exit.code
     captured = capsys.readouterr()
     return status, captured.out, captured.err
+
+
+def refused(main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one sentence that a command line answers to a mistake, with exit status 2 and nothing else."""
+    status, out, err = call(main, capsys, *arguments)
+    program = main.__module__.rpartition(".")[2]
+    assert (status, out) == (2, "") and err.startswith(f"{program}.py: ") and err.count("\n") == 1, (status, out, err)
+    return err

@@ -12,7 +12,7 @@ import torch
 
 from scripts import benchmark
 from scripts.benchmarks import gpt2
-from tests.command_lines import call
+from tests.command_lines import refused
 
 REPOSITORY = Path(__file__).parent.parent
 SMALL = {"num_layers": 1, "num_heads": 2, "embed_dim": 16, "context_length": 8, "vocab_size": 257}
@@ -73,7 +73,7 @@ def characters(tmp_path_factory):
 
 @pytest.fixture
 def measure(monkeypatch, capsys, tmp_path):
-    """Runs the command line with work of seconds, its contenders in this process unless `apart`; returns the rows."""
+    """Runs the command line with work of seconds, its contenders in this process; returns the rows."""
     sizes = {"STEPS_OF": [(SMALL, 2)], "WRITER": SMALL | {"context_length": 24}, "NEW_TOKENS": 3}
     learning = {"TEXTS": (1, 2), "LEARNING": (SMALL, 2, 8, 12), "SECONDS": 0.0}
     for name, value in {**sizes, **learning}.items():
@@ -86,9 +86,9 @@ def measure(monkeypatch, capsys, tmp_path):
         assert gpt2.main(function, json.dumps({**work, "seed": seed, "folder": str(tmp_path)})) == 0
         return json.loads((tmp_path / "result.json").read_text())
 
-    def run_benchmark(name, *arguments, apart=False):
-        if not apart:
-            monkeypatch.setattr(benchmark, "run", run)
+    monkeypatch.setattr(benchmark, "run", run)
+
+    def run_benchmark(name, *arguments):
         assert benchmark.main([name, "--rounds=1", *arguments]) == 0, capsys.readouterr().err
         printed = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert set(printed) == {"benchmark", "machine", "commit", "rows"} and printed["benchmark"] == name
@@ -99,12 +99,18 @@ def measure(monkeypatch, capsys, tmp_path):
 
 
 def test_train(measure, nanogpt):
-    ours, theirs = measure("train", nanogpt, "--rounds=2", apart=True)
+    ours, theirs = measure("train", nanogpt, "--rounds=2")
     assert [ours["contender"], theirs["contender"]] == ["glassgpt", "nanogpt"]
     assert ours["times_faster"] == 1 and theirs["times_faster"] > 0
     assert ours["parameters"] == theirs["parameters"]
     assert len(theirs["milliseconds_per_step_of_rounds"]) == 2
     assert ours["tokens_per_second"] == pytest.approx(16_000 / ours["milliseconds_per_step"])
+
+
+def test_a_contender_is_measured_in_a_process_of_its_own(nanogpt):
+    work = {"contender": "nanogpt", "checkout": nanogpt.partition("=")[2], "size": SMALL}
+    work |= {"batch_size": 2, "seconds": 0.0, "steps": 10}
+    assert benchmark.run(("measure_step", work), seed=0)["tokens"] == 16
 
 
 def test_generate(measure, nanogpt):
@@ -121,12 +127,9 @@ def test_time_to_loss(measure, nanogpt, characters):
     assert [ours["contender"], theirs["contender"]] == ["glassgpt", "nanogpt"]
     assert [point["step"] for point in ours["curve"] + theirs["curve"]] == [4, 8, 6, 12]
     assert theirs["lowest_loss"] == theirs["target"] and theirs["seconds"] > 0
-
-
-def test_time_to_loss_without_a_peer_and_with_options_of_training(measure, characters):
-    (ours,) = measure("time_to_loss", characters, "--", "--model.gpt.num_layers=2")
-    assert ours["lowest_loss"] == ours["target"] and ours["steps_to_target"] in (4, 8) and ours["times_faster"] == 1
-    assert ours["parameters"] > measure("time_to_loss", characters)[0]["parameters"]
+    (deeper,) = measure("time_to_loss", characters, "--", "--model.gpt.num_layers=2")  # without a peer
+    assert deeper["lowest_loss"] == deeper["target"] and deeper["steps_to_target"] in (4, 8)
+    assert deeper["times_faster"] == 1 and deeper["parameters"] > ours["parameters"]
 
 
 def test_a_text_that_is_too_short_is_not_compared(monkeypatch):
@@ -136,28 +139,22 @@ def test_a_text_that_is_too_short_is_not_compared(monkeypatch):
         gpt2.measure_writing(SimpleNamespace(contender="glassgpt", seed=0, **work))
 
 
-def rounds(*seconds, **same):
-    return [{"seconds": taken, **same} for taken in seconds]
-
-
-def compared(key, **results):
-    return [row[key] for row in benchmark.compare("learning", results)]
-
-
-def test_times_are_compared_round_by_round():
-    turns = {"glassgpt": rounds(2.0, 2.0, 3.0), "nanogpt": rounds(8.0, 5.0, 3.0)}
-    assert compared("seconds", **turns) == [2.0, 5.0]
-    assert compared("times_faster", **turns) == [1.0, 2.5]  # of 8 / 2, 5 / 2 and 3 / 3
-
-
-def test_a_contender_that_never_reached_the_target_has_no_time():
-    turns = {"glassgpt": rounds(2.0, 2.0), "nanogpt": rounds(8.0, None)}
-    assert compared("seconds", **turns) == [2.0, None]
-    assert compared("times_faster", **turns) == [1.0, None]
+@pytest.mark.parametrize(
+    ("ours", "theirs", "seconds", "times_faster"),
+    [
+        ((2.0, 2.0, 3.0), (8.0, 5.0, 3.0), 5.0, 2.5),  # of 8 / 2, 5 / 2 and 3 / 3
+        ((2.0, 2.0), (8.0, None), None, None),  # never reached the target
+    ],
+)
+def test_times_are_compared_round_by_round(ours, theirs, seconds, times_faster):
+    turns = {"glassgpt": ours, "nanogpt": theirs}
+    rows = benchmark.compare("learning", {name: [{"seconds": taken} for taken in turns[name]] for name in turns})
+    assert [row["seconds"] for row in rows] == [2.0, seconds]
+    assert [row["times_faster"] for row in rows] == [1.0, times_faster]
 
 
 def test_different_amounts_of_work_are_not_compared():
-    turns = {"glassgpt": rounds(1.0, tokens=1), "nanogpt": rounds(1.0, tokens=2)}
+    turns = {"glassgpt": [{"seconds": 1.0, "tokens": 1}], "nanogpt": [{"seconds": 1.0, "tokens": 2}]}
     with pytest.raises(RuntimeError, match=r"differ in tokens.*glassgpt 1, nanogpt 2"):
         benchmark.compare("learning", turns, same=("tokens",))
 
@@ -287,9 +284,7 @@ def test_a_mistake_gets_one_sentence(arguments, sentence, monkeypatch, capsys, t
     monkeypatch.chdir(tmp_path)
     Path("short.txt").write_text("a" * 999)
     Path("umlauts.txt").write_text("ä" * 1000, encoding="utf-8")
-    status, _, error = call(benchmark.main, capsys, *arguments)
-    assert status == 2
-    assert sentence in error and error.count("\n") == 1
+    assert sentence in refused(benchmark.main, capsys, *arguments)
     assert len(list(tmp_path.iterdir())) == 2
 
 

@@ -12,7 +12,7 @@ from model.exchange.huggingface import from_huggingface, to_huggingface
 from model.gpt import GPTConfig
 from scripts.convert_huggingface import main
 from tests.checkpoints import save_checkpoint
-from tests.command_lines import call
+from tests.command_lines import call, refused
 from tests.gpts import GPT2, random_gpt
 
 pytest.importorskip("safetensors.torch")
@@ -57,8 +57,8 @@ def test_a_gguf_file_is_written_by_its_ending(gpt, tmp_path, capsys):
 
 def test_a_model_without_tokenizer_takes_the_named_one(gpt, tmp_path, capsys):
     to_huggingface(gpt, tmp_path / "folder")
-    status, _, err = convert(capsys, "import", tmp_path / "folder", tmp_path / "our.ckpt")
-    assert status == 2 and "has no tokenizer.json" in err and "--tokenizer" in err
+    sentence = refused(main, capsys, "import", tmp_path / "folder", tmp_path / "our.ckpt")
+    assert "has no tokenizer.json" in sentence and "--tokenizer" in sentence
     assert convert(capsys, "import", tmp_path / "folder", tmp_path / "our.ckpt", "--tokenizer", "bytes")[0] == 0
     assert load_gpt(tmp_path / "our.ckpt")[1]["tokenizer"] == byte_level().to_dict()
 
@@ -96,6 +96,5 @@ def test_a_mistake_gets_one_sentence(arguments, message, gpt, tmp_path, capsys, 
     for name, content in byte_level().huggingface_files().items():
         (small / name).write_text(json.dumps(content))
     before = sorted(path.name for path in tmp_path.iterdir())
-    status, out, err = convert(capsys, *arguments)
-    assert status == 2 and message in err and len(err.splitlines()) == 1 and not out
+    assert message in refused(main, capsys, *arguments)
     assert sorted(path.name for path in tmp_path.iterdir()) == before

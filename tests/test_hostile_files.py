@@ -1,6 +1,7 @@
 """What comes from a stranger is data: each hostile file is refused with one sentence by every program that opens it.
 
-Nothing in it is run, no memory is taken that its size does not account for, and nothing is written.
+Nothing in it is run, no memory is taken that its size does not account for, and nothing is written. What else a
+checkpoint can hold, tests/model/test_checkpoint.py has for each function that reads one.
 """
 
 import json
@@ -18,7 +19,7 @@ import yaml
 
 from data.tokenizers import byte_level
 from tests.limited_memory import limited_memory
-from tests.strangers import ENTRIES, Calls, call, doubled, files_below
+from tests.strangers import ENTRIES, Calls, call, files_below
 
 pytestmark = [
     pytest.mark.slow,
@@ -62,17 +63,6 @@ def describe(**sizes):
 
 def tokenizer(**entries):
     return change(tokenizer=byte_level().to_dict() | entries)
-
-
-def packed(run):
-    """A checkpoint that grows a thousandfold when it is unpacked."""
-    for path in (run / "checkpoints").glob("*.ckpt"):
-        torch.save(torch.load(path, weights_only=True) | {"zeros": torch.zeros(10**6)}, path)
-        with zipfile.ZipFile(path) as source:
-            records = {record.filename: source.read(record) for record in source.infolist()}
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as target:
-            for name, content in records.items():
-                target.writestr(name, content)
 
 
 def traversing(run):
@@ -145,12 +135,6 @@ HOSTILE = {
         lambda run: save_everywhere(run, {"x": PWN}, _use_new_zipfile_serialization=False),
     ),
     "a million layers": (CHECKPOINT, describe(num_layers=1_000_000)),
-    "wide layers": (CHECKPOINT, describe(embed_dim=32768)),
-    "large vocabulary": (["generate", "walk", "read a prompt"], describe(vocab_size=2**40)),
-    "stride of 0": (CHECKPOINT, change(state_dict={"gpt.head.weight": torch.zeros(1).expand(2**20, 2**20)})),
-    "references to references": (CHECKPOINT, change(gpt_config={"position": doubled(60)})),
-    "bytes by number": (CHECKPOINT, change(loops=Calls(bytearray, 2**33))),
-    "packed": (CHECKPOINT, packed),
     "path traversal": (CHECKPOINT, traversing),
     "long pattern": (CHECKPOINT, tokenizer(pattern="(" * 9999 + "a" + "{9}){9}" * 9999)),
     "token of 2^32": (CHECKPOINT, tokenizer(special_tokens={"<|endoftext|>": 2**32 - 1})),

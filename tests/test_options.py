@@ -107,10 +107,12 @@ def trained_losses(gpt=None, optimizer=None, schedule=None) -> list[float]:
 )
 def test_every_option_of_model_changes_the_training(kind, config, options):
     assert {field.name for field in dataclasses.fields(config)} == set(options)  # a new option needs a line above
+    usual = {}
     for name, (value, needed) in options.items():
-        usual, changed = trained_losses(**{kind: needed}), trained_losses(**{kind: needed | {name: value}})
-        assert usual == trained_losses(**{kind: needed})
-        assert usual != changed, f"model.{kind}.{name} changes nothing"
+        key = str(needed)
+        usual[key] = usual.get(key) or trained_losses(**{kind: needed})
+        assert usual[key] != trained_losses(**{kind: needed | {name: value}}), f"model.{kind}.{name} changes nothing"
+    assert trained_losses() == usual["{}"]
 
 
 DATA_OPTIONS = {
@@ -174,37 +176,19 @@ def test_every_option_of_data_changes_what_is_read(tmp_path, monkeypatch, small_
         assert usual != what_is_read(**changed), f"data.{name} changes nothing"
 
 
+# Those of samples and maps, and those of the overview that no table above has.
+SAMPLED, RECORDED = {"samples.max_new_tokens": 2}, {"attention.enabled": True}
 RUN_OPTIONS = {
-    "samples": (Samples, {"prompt": "the ", "max_new_tokens": 3, "temperature": 0.0, "top_k": 1}),
-    "attention": (
-        AttentionRecording,
-        {"enabled": False, "probe_tokens": 7, "probe_text": "another text", "early_steps": 0, "every_n_steps": 3}
-        | {"picture": True},
-    ),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("group", RUN_OPTIONS)
-def test_every_option_of_a_run_changes_what_it_writes(group, train, small_options, capsys):
-    """One run for each option; a run of four steps is enough to record, to draw and to sample."""
-    config, options = RUN_OPTIONS[group]
-    assert {field.name for field in dataclasses.fields(config)} == set(options)
-    short = ["--trainer.max_steps=4", "--trainer.val_check_interval=2", "--attention.probe_tokens=8"]
-
-    def written(name, *options):
-        assert train(f"--name={name}", *short, *options) == 0
-        files = [path for path in Path("runs", name).rglob("*") if path.suffix in (".npz", ".png", ".jsonl")]
-        return {path.name: path.read_bytes() for path in files}
-
-    usual = written("usual")
-    assert usual == written("again")
-    for name, value in options.items():
-        assert usual != written(name, f"--{group}.{name}={value}"), f"{group}.{name} changes nothing"
-
-
-# The options of the overview that no table above has. For each another value, and what it needs to matter.
-OVERVIEW_OPTIONS = {
+    "samples.max_new_tokens": (3, SAMPLED),
+    "samples.prompt": ("the ", SAMPLED),
+    "samples.temperature": (0.0, SAMPLED),
+    "samples.top_k": (1, SAMPLED),
+    "attention.enabled": (True, {}),
+    "attention.probe_tokens": (7, RECORDED),
+    "attention.probe_text": ("another text", RECORDED),
+    "attention.early_steps": (0, RECORDED),
+    "attention.every_n_steps": (3, RECORDED),
+    "attention.picture": (True, RECORDED),
     "name": ("other", {}),
     "seed_everything": (7, {}),
     "ckpt_path": ("runs/run/checkpoints/last.ckpt", {"trainer.max_steps": 13}),
@@ -214,7 +198,7 @@ OVERVIEW_OPTIONS = {
     "trainer.accumulate_grad_batches": (2, {}),
     "trainer.precision": ("bf16-mixed", {}),
     "model.init_from": ("runs/run", {}),
-    "model.compile": ("true", {}),
+    "model.compile": (True, {}),
     # Refused where there is one CPU; tests/test_train.py has two devices.
     "trainer.accelerator": ("tpu", {}),
     "trainer.devices": (0, {}),
@@ -224,22 +208,28 @@ SHOWN_ELSEWHERE = {"help", "config", "resume", "print_config", "wandb"}  # tests
 
 
 def test_every_option_of_the_overview_is_in_a_table():
-    listed = {f"data.{name}" for name in DATA_OPTIONS} | OVERVIEW_OPTIONS.keys() | SHOWN_ELSEWHERE
+    listed = {f"data.{name}" for name in DATA_OPTIONS} | RUN_OPTIONS.keys() | SHOWN_ELSEWHERE
     for group, options in (("gpt", GPT_OPTIONS), ("optimizer", OPTIMIZER_OPTIONS), ("schedule", SCHEDULE_OPTIONS)):
         listed |= {f"model.{group}.{name}" for name in options}
-    assert set(re.findall(r"--([a-z_]+(?:\.[a-z_]+)*)", OVERVIEW)) <= listed
+    options_of_a_run = {
+        f"{group}.{field.name}"
+        for group, config in (("samples", Samples), ("attention", AttentionRecording))
+        for field in dataclasses.fields(config)
+    }
+    assert options_of_a_run | set(re.findall(r"--([a-z_]+(?:\.[a-z_]+)*)", OVERVIEW)) <= listed
 
 
 @pytest.mark.slow
-def test_every_option_of_the_overview_changes_the_run_or_is_refused(finished_run, train, capsys, monkeypatch):
+def test_every_option_of_a_run_changes_what_it_leaves_or_is_refused(finished_run, train, capsys, monkeypatch):
+    """One run for each option; four steps are enough to record, to draw and to sample."""
     compiled = []
     monkeypatch.setattr(hardware, "missing_compiler", lambda device: None)
     monkeypatch.setattr(torch, "compile", lambda function, **options: compiled.append(options) or function)
-    short = {"trainer.max_steps": 2, "trainer.val_check_interval": 2, "trainer.log_every_n_steps": 1}
-    short |= {"attention.enabled": "false", "samples.max_new_tokens": 0, "data.num_workers": 0}
+    short = {"trainer.max_steps": 4, "trainer.val_check_interval": 2, "trainer.log_every_n_steps": 1}
+    short |= {"attention.enabled": False, "samples.max_new_tokens": 0, "data.num_workers": 0}
 
     def what_is_left(options):
-        """By the run in its folder, in its weights and its metrics; or why the options are refused."""
+        """By the run in its folder, in its weights, metrics, maps and samples; or why the options are refused."""
         compiled.clear()
         if train(*(f"--{name}={value}" for name, value in (short | options).items())) == 2:
             return capsys.readouterr().err.splitlines()[-1]
@@ -247,17 +237,19 @@ def test_every_option_of_the_overview_changes_the_run_or_is_refused(finished_run
         for run in [path for path in Path("runs").iterdir() if path.name != "run"]:  # none where there was no time
             weights = load_gpt(run / "checkpoints" / "last.ckpt")[0].state_dict()
             left |= {name: weight.tolist() for name, weight in weights.items()} | {"metrics": metrics(run)}
+            files = [path for path in run.rglob("*") if path.suffix in (".npz", ".png", ".jsonl")]
+            left |= {path.name: path.read_bytes() for path in files}
             left |= {"name": run.name} if "name" in options else {}
             shutil.rmtree(run)
         return left
 
     usual = {}
-    for name, (value, needed) in OVERVIEW_OPTIONS.items():
+    for name, (value, needed) in RUN_OPTIONS.items():
         key = json.dumps(needed)
         usual[key] = usual.get(key) or what_is_left(needed)
         assert isinstance(usual[key], dict), usual[key]
         assert usual[key] != what_is_left(needed | {name: value}), f"{name} changes nothing"
-    assert what_is_left({}) == usual["{}"]
+    assert what_is_left(SAMPLED | RECORDED) == what_is_left(SAMPLED | RECORDED)
 
 
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "configs").glob("*.yaml")), ids=lambda path: path.stem)

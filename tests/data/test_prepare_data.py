@@ -7,6 +7,7 @@ import pytest
 
 from data.datamodule import TextDataModule
 from scripts.prepare_data import main
+from tests.command_lines import refused
 
 CONFIG = """
 seed_everything: 1
@@ -58,10 +59,6 @@ def test_training_reads_the_prepared_tokens(config: Path, tmp_path: Path, capsys
     [
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
         (["--data.files", "nothing/*.txt"], "no file matches 'nothing/*.txt'"),
-        (
-            ["--data.tokenizer", "gpt9", "--data.vocab_size", "null"],
-            "unknown tokenizer 'gpt9': write one of bpe, bytes",
-        ),
         (["--data.context_length", "five"], "five"),
         (["--data.contxt_length", "5"], "no option --data.contxt_length; did you mean --data.context_length?"),
         (["--data.fil", "x"], "there is no option --data.fil"),
@@ -88,9 +85,7 @@ NOT_CONFIGS = ["just text", "a: [", "data: {colour: red}", "data: 3", "data: [3]
 @pytest.mark.parametrize("content", [*NOT_CONFIGS, "model: 3", "model: {gpt: 3}", "model: {gpt: [3]}"], ids=ascii)
 def test_a_file_that_is_not_a_training_config_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture, content: str):
     (tmp_path / "other.yaml").write_bytes(os.fsencode(content))
-    assert main(["--config", str(tmp_path / "other.yaml")]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("prepare_data.py: ") and error.count("\n") == 1
+    error = refused(main, capsys, "--config", tmp_path / "other.yaml")
     assert "other.yaml" in error or "colour" in error
 
 
@@ -104,8 +99,4 @@ def test_ctrl_c_says_what_the_next_call_does(config: Path, monkeypatch, capsys: 
 
 
 def test_a_config_must_be_named(capsys: pytest.CaptureFixture):
-    with pytest.raises(SystemExit) as stopped:
-        main(["--config"])
-    assert stopped.value.code == 2
-    error = capsys.readouterr().err
-    assert error.startswith("prepare_data.py: argument --config") and error.count("\n") == 1
+    assert "argument --config" in refused(main, capsys, "--config")

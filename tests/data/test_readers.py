@@ -8,6 +8,8 @@ import re
 from functools import cache
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -169,11 +171,13 @@ def test_bytes_that_are_not_text_are_named_with_their_offset(tmp_path: Path, con
             list(TextFile(path, blocks).passages())
 
 
-def compressed_with_zstd(content: bytes, path: Path) -> None:
-    import pyarrow
-
-    with pyarrow.CompressedOutputStream(str(path), "zstd") as stream:
-        stream.write(content)
+def write_packed(path: Path, content: bytes) -> None:
+    """Compressed as the path ends, if it does."""
+    if path.suffix.lower() == ".zst":
+        with pyarrow.CompressedOutputStream(str(path), "zstd") as stream:
+            stream.write(content)
+    else:
+        path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst", ".ZST"])
@@ -181,10 +185,7 @@ def test_compressed_text_reads_like_plain_text(tmp_path: Path, suffix: str):
     text = "line é\n\n" * 1000
     plain, path = tmp_path / "text.txt", tmp_path / f"text.txt{suffix}"
     plain.write_text(text)
-    if suffix == ".gz":
-        path.write_bytes(gzip.compress(text.encode()))
-    else:
-        compressed_with_zstd(text.encode(), path)
+    write_packed(path, text.encode())
     for share in ((0.0, 1.0), (0.0, 0.9), (0.9, 1.0)):
         for blocks in (False, True):
             assert list(TextFile(path, blocks, share).passages()) == list(TextFile(plain, blocks, share).passages())
@@ -206,13 +207,8 @@ def write_table(path: Path) -> None:
             writer.writeheader()
             writer.writerows(ROWS)
     elif path.suffix == ".parquet":
-        import pyarrow
-        import pyarrow.parquet
-
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
     else:
-        import pyarrow
-
         table = pyarrow.Table.from_pylist(ROWS)
         with pyarrow.ipc.new_stream(str(path), table.schema) as stream:
             stream.write_table(table)
@@ -222,11 +218,10 @@ def write_table(path: Path) -> None:
 @pytest.mark.parametrize("compression", ["", ".gz", ".zst"])
 @pytest.mark.parametrize("table", ["rows.jsonl", "rows.csv", "rows.tsv", "rows.parquet", "rows.arrow"])
 def test_tables_are_one_document_a_row(tmp_path: Path, table: str, compression: str):
-    path, name = tmp_path / table, table + compression
-    write_table(path)
-    if compression:
-        content, path = path.read_bytes(), tmp_path / name
-        path.write_bytes(gzip.compress(content)) if compression == ".gz" else compressed_with_zstd(content, path)
+    name = table + compression
+    path = tmp_path / name
+    write_table(tmp_path / table)
+    write_packed(path, (tmp_path / table).read_bytes())
     whole = [row["text"] for row in ROWS]
     assert documents(TableFile(path, "text").passages()) == whole
 
@@ -267,8 +262,7 @@ def test_a_tables_last_ending_decides_its_delimiter(tmp_path: Path, name: str, d
     content = io.StringIO(newline="")
     writer = csv.writer(content, delimiter=delimiter)
     writer.writerows([("number", "text"), *enumerate(texts)])
-    packed = content.getvalue().encode()
-    (tmp_path / name).write_bytes(gzip.compress(packed) if name.endswith(".gz") else packed)
+    write_packed(tmp_path / name, content.getvalue().encode())
     assert documents(TableFile(tmp_path / name, "text").passages()) == [text for text in texts if text]
 
 
@@ -284,8 +278,8 @@ def test_a_row_that_would_lose_text_is_named(tmp_path: Path, content: str):
 
 @pytest.mark.parametrize("name", ["rows.txt", "rows.txt.gz", "rows.csv"])
 def test_a_byte_order_mark_is_no_text(tmp_path: Path, name: str):
-    path, content = tmp_path / name, "text\nwords\n".encode("utf-8-sig")
-    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    path = tmp_path / name
+    write_packed(path, "text\nwords\n".encode("utf-8-sig"))
     file = TableFile(path, "text") if name == "rows.csv" else TextFile(path)
     assert [passage.text for passage in file.passages()] == ["words" if name == "rows.csv" else "text\nwords\n"]
 
@@ -303,8 +297,7 @@ def test_a_table_that_is_damaged_or_cut_short_is_named(tmp_path: Path, name: str
         path.write_text('{"text": "a"}\n{"text": oops\n')
     else:
         write_table(path.with_suffix(""))
-        content = path.with_suffix("").read_bytes()
-        path.write_bytes(gzip.compress(content)) if path.suffix == ".gz" else compressed_with_zstd(content, path)
+        write_packed(path, path.with_suffix("").read_bytes())
         path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ValueError, match=f"cannot read .*{name}: "):
         list(TableFile(path, "text").passages())

@@ -7,7 +7,7 @@ import torch
 
 from model.exchange.evaluation import text_logprobs
 from model.gpt import GPTConfig
-from tests.gpts import GPT2, huggingface_gpt2, random_gpt
+from tests.gpts import GPT2, random_gpt
 
 SIZES = {"vocab_size": 23, "context_length": 10, "num_layers": 2, "num_heads": 4, "embed_dim": 32}
 MODERN = GPTConfig(**SIZES, value_embeddings=True, bigram_buckets=50)
@@ -34,13 +34,6 @@ def test_each_token_is_scored_once_as_a_plain_loop_scores_it(config, length):
             assert abs(logprobs[target - 1] - expected) < 1e-5, (stride, target)
 
 
-def test_the_default_stride_is_the_validation_of_training():
-    gpt, text = random_gpt(MODERN), torch.randint(23, (41,))
-    adjacent = torch.nn.functional.cross_entropy(gpt(text[:-1].view(4, 10)).flatten(0, 1), text[1:])
-    torch.testing.assert_close(-text_logprobs(gpt, text).mean(), adjacent)
-    assert -text_logprobs(gpt, text, stride=1).mean() != adjacent
-
-
 @torch.no_grad()
 def test_within_documents():
     gpt = random_gpt(MODERN)
@@ -48,14 +41,6 @@ def test_within_documents():
     logprobs = text_logprobs(gpt, text, end_of_text=5)
     assert logprobs[4] == pytest.approx(float(next_token(gpt, text[4:5])[4]), abs=1e-5)
     assert logprobs[4] != text_logprobs(gpt, text)[4]
-
-
-def test_a_peer_predicts_the_same():
-    gpt, text = random_gpt(GPTConfig(**SIZES, **GPT2)), torch.randint(23, (11,))
-    with torch.no_grad():
-        logits = huggingface_gpt2(gpt)(text[None, :-1]).logits[0]
-    expected = -torch.nn.functional.cross_entropy(logits, text[1:], reduction="none")
-    torch.testing.assert_close(text_logprobs(gpt, text), expected, atol=1e-5, rtol=0)
 
 
 def test_logits_in_pieces_are_logits_at_once(monkeypatch):

@@ -77,21 +77,17 @@ def folder_of(path, options=GPT2):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("class_name", "options"), GPTS)
-def test_what_was_exported_is_imported_bit_for_bit(class_name, options, tmp_path):
+def test_an_exported_folder_computes_the_same_in_transformers_and_comes_back_bit_for_bit(
+    class_name, options, transformers, tmp_path
+):
     gpt = gpt_of(options)
     assert to_huggingface(gpt, tmp_path / "model", byte_level()) == class_name
     imported = from_huggingface(tmp_path / "model")
     assert same_weights(imported, gpt) and not imported.training
     assert (imported.head.weight is imported.token_embedding.weight) == gpt.config.tie_embeddings
     assert imported.num_parameters() == gpt.num_parameters()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("class_name", "options"), GPTS)
-def test_transformers_computes_the_same_from_an_exported_folder(class_name, options, transformers, tmp_path):
-    gpt = gpt_of(options)
-    to_huggingface(gpt, tmp_path / "model")
     peer = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", trust_remote_code=True).eval()
     assert type(peer).__name__ == class_name
     tokens = torch.randint(260, (2, 40))

@@ -2,7 +2,6 @@
 
 import csv
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.checkpoint import load_gpt
 from model.runs import metrics
 from model.runs.metrics import COLUMNS, CSVLogger, TrainingMetrics
 
@@ -65,16 +63,6 @@ def test_a_file_that_was_cut_anywhere_is_completed_to_the_same_file(tmp_path_fac
     (folder / "cut.csv").write_bytes(whole[: data.draw(st.integers(end_of_row, len(whole)))])
     log(folder / "cut.csv", range(resumed + 1, len(has_extra)), rewind_to=resumed)
     assert read(folder / "cut.csv") == read(folder / "whole.csv")
-
-
-def test_mfu_is_the_share_of_the_peak(train, monkeypatch):
-    monkeypatch.setattr("model.runs.metrics.peak_flops", lambda trainer: 1e12)
-    assert train("--name=run", "--trainer.max_steps=4") == 0
-    per_token = load_gpt("runs/run/checkpoints/last.ckpt")[0].flops_per_token()
-    rows = [row for row in read(Path("runs/run/metrics.csv")) if row["mfu"]]
-    assert rows
-    for row in rows:
-        assert float(row["mfu"]) == pytest.approx(float(row["tokens_per_second"]) * per_token / 1e12)
 
 
 def test_no_file_is_written_before_the_first_metric(tmp_path):

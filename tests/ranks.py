@@ -1,0 +1,37 @@
+"""Two processes of one training, forked from one that has imported what they need, as importing takes seconds."""
+
+import multiprocessing
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.small_runs import REPOSITORY
+
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["train"])
+
+
+def run_ranks(target: Callable[..., int | None], *arguments) -> None:
+    """Calls the target in both, in this folder and as a launcher of distributed trainings does; both must end well."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1]), "WORLD_SIZE": "2"}
+    ranks = [address | {"RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
+    processes = [SERVER.Process(target=run_rank, args=(rank, Path.cwd(), target, arguments)) for rank in ranks]
+    with pytest.MonkeyPatch.context() as patch:  # of the server, which is started with the first process
+        patch.setenv("PYTHONPATH", str(REPOSITORY))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        for process in processes:
+            process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+
+
+def run_rank(environment: dict[str, str], folder: Path, target: Callable[..., int | None], arguments: tuple) -> None:
+    os.environ |= environment
+    os.chdir(folder)
+    os._exit(target(*arguments) or 0)  # gloo's threads may abort a process that ends before them
