@@ -30,12 +30,7 @@ MISTAKES = {
     "--model.compile=reduce": "model.compile cannot be 'reduce': expected bool, 'auto' or 'reduce-overhead'",
     "--model.compile=reduce-overhead --trainer.accumulate_grad_batches=2": "leave trainer.accumulate_grad_batches at 1",
     "--data.files=none.txt": "none.txt",
-<<<<<<< HEAD
-    "--data.tokenizer=gpt5": "unknown tokenizer 'gpt5'",
     "--data.corpus=book": "unknown data.corpus 'book': write one of stdlib, files, hub, repetitions, words",
-=======
-    "--data.corpus=book": "unknown data.corpus 'book': write one of stdlib, files, hub, repetitions",
->>>>>>> fc8d3e9 (Tests: two processes of a training are forked from one that has imported it; one contender is measured apart; mistakes of a command line are checked in one place)
     "--data.corpus=files --data.files=short.txt --data.validation_fraction=0.1": "the validation text is too short for",
     "--config=own.yaml": "model.gpt.num_layer; did you mean model.gpt.num_layers?",
     "--trainer.profiler=sample": "['simple', 'advanced', 'pytorch', 'xla']",
