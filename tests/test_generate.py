@@ -355,8 +355,8 @@ def test_the_line_break_that_sends_a_turn_is_not_read_and_one_after_a_backslash_
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # as in a UTF-8 locale, and as in C's
 def test_typed_bytes_that_are_not_text_get_one_sentence(run_dir, capsys, monkeypatch, errors):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff\n"), encoding="utf-8", errors=errors))
-    sentence = refused(main, capsys, "--checkpoint", run_dir, "--interactive")
-    assert sentence == "generate.py: standard input is not UTF-8 text\n"
+    status, out, err = generate(capsys, "--checkpoint", run_dir, "--interactive")
+    assert (status, out) == (2, "") and err.endswith("generate.py: standard input is not UTF-8 text\n")
 
 
 @pytest.mark.parametrize(("stream", "name"), [("stdin", "standard input"), ("stdout", "standard output")])
