@@ -173,16 +173,12 @@ def save(folder: Path, kind: str, splits: dict[str, list[dict]]) -> None:
     import datasets
 
     folder.mkdir()
+    made = {name: datasets.Dataset.from_list(rows) for name, rows in splits.items()}
     if kind == "saved":
-        made = datasets.DatasetDict({name: datasets.Dataset.from_list(rows) for name, rows in splits.items()})
-        made.save_to_disk(folder)
+        datasets.DatasetDict(made).save_to_disk(folder)
         return
-    for name, rows in splits.items():
-        if kind == "jsonl":
-            (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        else:
-            made = datasets.Dataset.from_list(rows)
-            made.to_parquet(folder / f"{name}.parquet")
+    for name, part in made.items():
+        (part.to_json if kind == "jsonl" else part.to_parquet)(folder / f"{name}.{kind}")
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "saved"])

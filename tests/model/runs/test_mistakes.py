@@ -85,6 +85,19 @@ def test_the_option_that_is_meant_is_suggested():
 MISSING = FileNotFoundError(errno.ENOENT, "No such file or directory", "x.txt")
 
 
+@pytest.fixture
+def tool(monkeypatch):
+    """A program that raises an error, where there is one; gives its exit status."""
+    monkeypatch.delenv("GLASSGPT_DEBUG", raising=False)
+
+    @exit_status("tool.py")
+    def main(error: BaseException | None):
+        if error:
+            raise error
+
+    return main
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
@@ -93,17 +106,20 @@ MISSING = FileNotFoundError(errno.ENOENT, "No such file or directory", "x.txt")
         (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_status_2(monkeypatch, capsys, error, said):
-    @exit_status("tool.py")
-    def main():
-        raise error
-
-    monkeypatch.delenv("GLASSGPT_DEBUG", raising=False)
-    assert main() == 2
+def test_a_mistake_is_one_sentence_and_status_2(tool, monkeypatch, capsys, error, said):
+    assert tool(error) == 2
     assert capsys.readouterr() == ("", f"tool.py: {said}\n")
     monkeypatch.setenv("GLASSGPT_DEBUG", "1")
     with pytest.raises(type(error)):
-        main()
+        tool(error)
+
+
+def test_an_error_of_the_program_keeps_its_traceback_and_ctrl_c_is_status_130(tool, capsys):
+    with pytest.raises(KeyError):
+        tool(KeyError("a bug"))
+    for error, status, output in ((None, 0, ""), (KeyboardInterrupt(), 130, "\n")):
+        assert tool(error) == status
+        assert capsys.readouterr() == (output, "")
 
 
 def test_a_character_that_the_terminal_lacks_stops_nothing(monkeypatch):
@@ -119,28 +135,6 @@ def test_a_sentence_that_quotes_a_file_is_cut():
     named = sentence(OSError(errno.ENAMETOOLONG, "File name too long", "x" * 2000))
     assert len(named) < 1010 and named.endswith("x: File name too long")
     assert sentence(ValueError("a\x1b[31m title\x07\x9b b\n\tä")) == r"a\x1b[31m title\x07\x9b b ä"
-
-
-def test_an_error_of_the_program_keeps_its_traceback(monkeypatch):
-    @exit_status("tool.py")
-    def main():
-        raise KeyError("a bug")
-
-    monkeypatch.delenv("GLASSGPT_DEBUG", raising=False)
-    with pytest.raises(KeyError):
-        main()
-
-
-def test_ctrl_c_is_status_130_and_success_0(capsys):
-    @exit_status("tool.py")
-    def main(stop):
-        if stop:
-            raise KeyboardInterrupt
-
-    assert main(False) == 0
-    assert capsys.readouterr() == ("", "")
-    assert main(True) == 130
-    assert capsys.readouterr() == ("\n", "")
 
 
 @pytest.mark.parametrize(
