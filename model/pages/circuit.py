@@ -143,23 +143,11 @@ def drawing(circuit: Circuit, label: Label) -> str:
     rows = Counter(row for _, row in found.values())
     width, height = PITCH * max(rows.values()), RISE * (len(rows) - 1)
     point = {place: (round(x * width), height - row * RISE) for place, (x, row) in found.items()}
-    shapes, notes = [], {}
-    for start, end, edge in lines(circuit):
-        shown = dict(zip(("x1", "y1", "x2", "y2"), (*point[start], *point[end]), strict=True))
-        shown |= {"data-from": _id(start), "data-to": _id(end), "class": "carried"}
-        if edge is not None:
-            size, sign = round(WIDTH_OF_ONE * abs(edge.weight), 2), "plus" if edge.weight > 0 else "minus"
-            shown |= {"class": sign, "stroke-width": size, "data-weight": edge.weight}
-        shapes.append(_element("line", shown))
+    shapes = [_line(start, end, point, edge) for start, end, edge in lines(circuit)]
+    notes = {}
     for place, (x, y) in point.items():
-        node, texts = place[1], _texts(circuit, place[1], label)
-        wide, tall = max(14, 6 * max(map(len, texts)) + 4), 10 * len(texts) + 5
-        box = {"x": x - wide / 2, "y": y - tall / 2, "width": wide, "height": tall, "rx": 3}
-        shown = {"class": f"node {node.kind}", "id": _id(place), "data-told": sentence(circuit, node, label)}
-        if node in circuit.off:
-            shown["data-off"] = f"without {node.kind} {node.number} {circuit.off[node]:.2f}"
-        text = _element("text", {"y": y + 8 - 5 * len(texts)}, _rows(texts, x, 10))
-        shapes.append(_element("g", shown, _element("rect", box) + text))
+        shapes.append(_box(circuit, place, x, y, label))
+        node = place[1]
         attends = node.kind in ("query", "key", "value")
         notes[y] = f"layer {node.layer}: {looking(circuit, node.layer)}" if attends else node.kind
     for y, note in notes.items():
@@ -169,10 +157,32 @@ def drawing(circuit: Circuit, label: Label) -> str:
         f"{circuit.whole:.2f} with all, {circuit.without:.2f} without them"
     )
     document = (FOLDER / "circuit.svg").read_text(encoding="utf-8")
-    box = f'viewBox="{-LEFT} {-TOP} {width + LEFT + 20} {height + TOP + 30}"'
-    document = document.replace('viewBox=""', box).replace('"told">', f'"told">{opening}')
+    view = f'viewBox="{-LEFT} {-TOP} {width + LEFT + 20} {height + TOP + 30}"'
+    document = document.replace('viewBox=""', view).replace('"told">', f'"told">{opening}')
     script = (FOLDER / "browser" / "circuit.js").read_text(encoding="utf-8")
     return document.replace("<!-- shapes -->", "\n".join(shapes)).replace("/* browser/circuit.js */", script)
+
+
+def _line(start: Place, end: Place, point: dict[Place, tuple[int, int]], edge: Edge | None) -> str:
+    (x1, y1), (x2, y2) = point[start], point[end]
+    shown: dict[str, Any] = {"x1": x1, "y1": y1, "x2": x2, "y2": y2, "data-from": _id(start), "data-to": _id(end)}
+    if edge is None:
+        return _element("line", shown | {"class": "carried"})
+    shown |= {
+        "class": "plus" if edge.weight > 0 else "minus",
+        "stroke-width": round(WIDTH_OF_ONE * abs(edge.weight), 2),
+    }
+    return _element("line", shown | {"data-weight": edge.weight})
+
+
+def _box(circuit: Circuit, place: Place, x: int, y: int, label: Label) -> str:
+    node, texts = place[1], _texts(circuit, place[1], label)
+    wide, tall = max(14, 6 * max(map(len, texts)) + 4), 10 * len(texts) + 5
+    shown = {"class": f"node {node.kind}", "id": _id(place), "data-told": sentence(circuit, node, label)}
+    if node in circuit.off:
+        shown["data-off"] = f"without {node.kind} {node.number} {circuit.off[node]:.2f}"
+    box = _element("rect", {"x": x - wide / 2, "y": y - tall / 2, "width": wide, "height": tall, "rx": 3})
+    return _element("g", shown, box + _element("text", {"y": y + 8 - 5 * len(texts)}, _rows(texts, x, 10)))
 
 
 def _element(name: str, attributes: dict[str, Any], content: str = "") -> str:
