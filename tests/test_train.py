@@ -120,6 +120,8 @@ def test_a_sparse_run_resumes_bit_for_bit_and_counts_its_weights(train, in_batch
     weights = [tensor for name, tensor in checkpoint["state_dict"].items() if name.startswith("gpt.")]
     count = sum(int(weight.count_nonzero()) for weight in weights)
     assert checkpoint["nonzero_weights"] == count < 0.2 * sum(weight.numel() for weight in weights)
+    best = read_checkpoint(Path("runs/whole/checkpoints/best.ckpt"))
+    assert best["nonzero_weights"] == count  # those of the steps before had more
     assert f"; {count:,} weights are not zero" in capsys.readouterr().out
     in_batch(9, lambda: os.kill(os.getpid(), signal.SIGINT))
     assert train("--name=stopped", *sparse) == 128 + signal.SIGINT
