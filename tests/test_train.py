@@ -114,7 +114,7 @@ def test_a_stopped_run_resumes_bit_for_bit(train, trained, in_batch, capsys, bat
 
 
 def test_a_sparse_run_resumes_bit_for_bit_and_counts_its_weights(train, in_batch, capsys):
-    sparse = [*EVENTFUL, "--model.optimizer.algorithm=adamw", "--model.optimizer.density=0.1"]
+    sparse = [*EVENTFUL, "--model.optimizer.algorithm=adamw", "--model.optimizer.density=0.001"]
     assert train("--name=whole", *sparse) == 0
     checkpoint = read_checkpoint(Path("runs/whole/checkpoints/last.ckpt"))
     weights = [tensor for name, tensor in checkpoint["state_dict"].items() if name.startswith("gpt.")]
