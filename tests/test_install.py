@@ -33,7 +33,7 @@ def test_a_wheel_holds_every_file_of_model_and_data_and_no_other(tmp_path):
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
         archive.extractall(tmp_path / "installed")
     assert held == expected
-    assert {Path(name).suffix for name in held} == {".py", ".html", ".css", ".js"}
+    assert {Path(name).suffix for name in held} == {".py", ".html", ".css", ".js", ".svg"}
     # Only the wheel's own copy can be found from here; the name of each module's file proves it.
     code = (
         "import model.gpt, model.pages.template, data.tokenizers; print(model.gpt.__file__, data.tokenizers.__file__)"
