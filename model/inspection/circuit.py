@@ -10,6 +10,7 @@ copying.py measures how much heads copy; this finds which weights do.
 Shapes: B batch, T tokens, K head width.
 """
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -217,14 +218,16 @@ def _watched(
         if group in sites:
             module, is_input, _ = sites[group]
             values = (inputs if is_input else outputs)[module][..., index]
-            responses[groups[group][index]] = _response(values, task.tokens)
+            node = groups[group][index]
+            backs = (0,) if node.kind == "value" else (0, 1)  # a value is what its own token hands on
+            responses[node] = _response(values, task.tokens, backs)
     return responses, torch.stack([call.weights()[:, :, -2, :-1].mean(0).flip(-1) for call in calls])
 
 
-def _response(values: Tensor, tokens: Tensor) -> Response:
-    """Of a node with these values (B, T)."""
+def _response(values: Tensor, tokens: Tensor, backs: Sequence[int]) -> Response:
+    """Of a node with these values (B, T), to the token so many back that tells most."""
     found = []
-    for back in (0, 1):
+    for back in backs:
         told, by = values[:, 1:].flatten(), tokens[:, 1 - back : tokens.shape[1] - back].flatten()
         known, place = by.unique(return_inverse=True)
         deviation = place.bincount(told - told.mean()) / place.bincount()

@@ -43,18 +43,19 @@ def told(circuit: Circuit, label: Label) -> str:
 
 
 def looking(circuit: Circuit, layer: int) -> str:
-    """Such as "head 1.0 looks at what followed the same token before (80%)"."""
+    """Such as "head 1.0 looks at what followed the same token before (80% of its attention)"."""
     places = {0: "the token itself", 1: "the token before"}
     places |= {circuit.period - 1: "what followed the same token before", circuit.period: "the same token before"}
     found = []
     for head, weights in enumerate(circuit.looks_back[layer]):
         back = int(weights.argmax())
-        found.append(f"head {layer}.{head} looks at {places.get(back, f'the token {back} back')} ({weights[back]:.0%})")
+        place, share = places.get(back, f"the token {back} back"), f"{weights[back]:.0%} of its attention"
+        found.append(f"head {layer}.{head} looks at {place} ({share})")
     return ", ".join(found)
 
 
 def sentence(circuit: Circuit, node: Node, label: Label) -> str:
-    """Such as "value 62: high at h, low at m; raises h; lowers m", by way of the channels that it writes."""
+    """Such as "value 62: high at h, low at m; where high it raises h and lowers m", by the channels that it writes."""
     effects: dict[int, float] = defaultdict(float)
     written = {edge.target: edge.weight for edge in circuit.edges if edge.source == node}
     for edge in circuit.edges:
@@ -62,10 +63,16 @@ def sentence(circuit: Circuit, node: Node, label: Label) -> str:
             effects[edge.target.number] += written[edge.source] * edge.weight
     half = max(map(abs, effects.values()), default=0.0) / 2
     parts = [responding(circuit.responses[node], label)] if node in circuit.responses else []
+    sides = []
     for side, sign in (("raises", 1), ("lowers", -1)):
         tokens = [visible(label(token)) for token, effect in sorted(effects.items()) if effect * sign > half]
-        parts += [f"{side} {listed(tokens)}"] if tokens else []
-    return f"{node.kind} {node.number}: {'; '.join(parts)}"
+        sides += [f"{side} {listed(tokens)}"] if tokens else []
+    if sides:
+        where = "by itself" if node.kind == "token" else "where high"
+        parts.append(f"{where} it {' and '.join(sides)}")
+    is_token = node.kind in ("token", "prediction")
+    name = f"{node.kind} {visible(label(node.number)) if is_token else node.number}"
+    return f"{name}: {'; '.join(parts)}" if parts else name
 
 
 def responding(response: Response, label: Label) -> str:
@@ -153,8 +160,9 @@ def drawing(circuit: Circuit, label: Label) -> str:
     for y, note in notes.items():
         shapes.append(_element("text", {"class": "note level", "y": y}, _rows(wrap(note, 36), -24, 14)))
     opening = (
-        f"{len(circuit.edges)} weights that repeat rows of tokens: {circuit.alone:.2f} nats per token with them alone, "
-        f"{circuit.whole:.2f} with all, {circuit.without:.2f} without them"
+        f"{len(circuit.edges)} weights that repeat rows of tokens. A token of the second copy costs "
+        f"{circuit.alone:.2f} nats with them alone, all else at its mean; {circuit.whole:.2f} with all, "
+        f"{circuit.without:.2f} without them"
     )
     document = (FOLDER / "circuit.svg").read_text(encoding="utf-8")
     view = f'viewBox="{-LEFT} {-TOP} {width + LEFT + 20} {height + TOP + 30}"'
@@ -172,7 +180,7 @@ def _line(start: Place, end: Place, point: dict[Place, tuple[int, int]], edge: E
         "class": "plus" if edge.weight > 0 else "minus",
         "stroke-width": round(WIDTH_OF_ONE * abs(edge.weight), 2),
     }
-    return _element("line", shown | {"data-weight": edge.weight})
+    return _element("line", shown | {"data-weight": edge.weight}, _element("title", {}, f"weight {edge.weight:.2f}"))
 
 
 def _box(circuit: Circuit, place: Place, x: int, y: int, label: Label) -> str:
@@ -180,14 +188,15 @@ def _box(circuit: Circuit, place: Place, x: int, y: int, label: Label) -> str:
     wide, tall = max(14, 6 * max(map(len, texts)) + 4), 10 * len(texts) + 5
     shown = {"class": f"node {node.kind}", "id": _id(place), "data-told": sentence(circuit, node, label)}
     if node in circuit.off:
-        shown["data-off"] = f"without {node.kind} {node.number} {circuit.off[node]:.2f}"
+        nats = f"{circuit.off[node]:.2f} nats instead of {circuit.alone:.2f}"
+        shown["data-off"] = f"without {node.kind} {node.number}: {nats}"
     box = _element("rect", {"x": x - wide / 2, "y": y - tall / 2, "width": wide, "height": tall, "rx": 3})
     return _element("g", shown, box + _element("text", {"y": y + 8 - 5 * len(texts)}, _rows(texts, x, 10)))
 
 
 def _element(name: str, attributes: dict[str, Any], content: str = "") -> str:
-    written = " ".join(f"{key}={quoteattr(str(value))}" for key, value in attributes.items())
-    return f"<{name} {written}>{content}</{name}>"
+    written = "".join(f" {key}={quoteattr(str(value))}" for key, value in attributes.items())
+    return f"<{name}{written}>{content}</{name}>"
 
 
 def _rows(texts: list[str], x: int, pitch: int) -> str:

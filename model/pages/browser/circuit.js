@@ -21,10 +21,13 @@ function reached(id, start, end) {
 }
 
 function light(node) {
-  const up = node && reached(node.id, "from", "to");
-  const down = node && reached(node.id, "to", "from");
-  for (const one of nodes) one.classList.toggle("far", Boolean(node) && !up.lit.has(one.id) && !down.lit.has(one.id));
-  for (const edge of edges) edge.classList.toggle("far", Boolean(node) && !up.lines.has(edge) && !down.lines.has(edge));
+  // A query and the key beside it act together.
+  const partner = node?.id.replace(/^(query|key)/, (kind) => (kind === "query" ? "key" : "query"));
+  const ids = node ? [node.id, partner] : [];
+  const paths = ids.flatMap((id) => [reached(id, "from", "to"), reached(id, "to", "from")]);
+  const far = (isOn) => Boolean(node) && !paths.some(isOn);
+  for (const one of nodes) one.classList.toggle("far", far(({ lit }) => lit.has(one.id)));
+  for (const edge of edges) edge.classList.toggle("far", far(({ lines }) => lines.has(edge)));
   told.textContent = node ? node.dataset.told : opening;
 }
 
@@ -36,7 +39,7 @@ function switchOff(node) {
   for (const one of nodes) one.classList.toggle("off", channel(one) === off);
   const gone = (id) => off !== null && id.replace(/-\d+$/, "") === off;
   for (const edge of edges) edge.style.display = gone(edge.dataset.from) || gone(edge.dataset.to) ? "none" : "";
-  told.textContent = off === null ? opening : `${node.dataset.off}: ${opening}`;
+  told.textContent = off === null ? opening : node.dataset.off;
 }
 
 for (const node of nodes) {

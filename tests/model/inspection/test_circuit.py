@@ -113,7 +113,7 @@ def test_the_circuit_is_told_in_words(copying):
     assert "head 0.1 looks at what followed the same token before" in text
     node = next(node for node in copying.nodes if node.kind == "value")
     letter = chr(64 + node.number % 64)
-    assert f"value {node.number}: high at {letter}; raises {letter}\n" in text + "\n"
+    assert f"value {node.number}: high at {letter}; where high it raises {letter}\n" in text + "\n"
 
 
 def test_every_weight_is_drawn_once_as_it_is_in_the_model(copying):
@@ -146,7 +146,7 @@ def test_every_node_is_drawn_and_says_the_loss_without_it(copying):
     linked = {node for edge in copying.edges for node in edge[:2]}
     for kind, layer, number in linked:
         loss = copying.off.get((kind, layer, number))
-        told = None if loss is None else f"without {kind} {number} {loss:.2f}"
+        told = None if loss is None else f"without {kind} {number}: {loss:.2f} nats instead of {copying.alone:.2f}"
         assert found.pop((kind, str(layer), str(number))) == told
     assert not found and len(linked) > 20
     assert any(loss > copying.alone + 0.05 for loss in copying.off.values())

@@ -8,10 +8,12 @@ from model.pages.circuit import drawing
 A, B = (Node("token", 0, ord(letter)) for letter in "ab")
 LEFT, RIGHT = (Node("stream", 0, channel) for channel in (3, 4))
 VALUES = [Node("value", 0, channel) for channel in (7, 8)]
+QUERY, KEY = Node("query", 0, 9), Node("key", 0, 9)
 PREDICTIONS = [Node("prediction", 0, ord(letter)) for letter in "ab"]
 EDGES = [
     *(Edge(A, LEFT, 1.0), Edge(LEFT, VALUES[0], -2.0), Edge(VALUES[0], LEFT, 1.5), Edge(LEFT, PREDICTIONS[0], -0.5)),
     *(Edge(B, RIGHT, 1.0), Edge(RIGHT, VALUES[1], 1.0), Edge(VALUES[1], RIGHT, 1.0), Edge(RIGHT, PREDICTIONS[1], 1.0)),
+    *(Edge(LEFT, QUERY, 1.0), Edge(RIGHT, KEY, 1.0)),
 ]
 OFF = dict(zip([LEFT, RIGHT, *VALUES], (1.25, 2.25, 3.25, 4.25), strict=True))
 RESPONSES = {VALUES[0]: Response(0, 1.0, [], [ord("a")]), VALUES[1]: Response(1, 1.0, [ord("b")], [])}
@@ -24,23 +26,29 @@ def test_a_node_shows_its_paths_and_what_the_loss_is_without_it(open_file, tmp_p
     page = open_file(path)
     told = page.locator("#told")
     opening = told.text_content()
-    assert opening.startswith("8 weights") and "0.20 nats per token with them alone, 0.10 with all" in opening
+    assert (
+        opening.startswith("10 weights") and "costs 0.20 nats with them alone" in opening and "0.10 with all" in opening
+    )
     assert "layer 0: head 0.0 looks at the token" in " ".join(page.locator(".level").all_text_contents())
 
     page.hover("#value-0-7-2")
-    assert told.text_content() == "value 7: low at a; lowers a"
+    assert told.text_content() == "value 7: low at a; where high it lowers a"
     lit = page.locator(".node:not(.far)").evaluate_all("nodes => nodes.map((node) => node.id)")
     ends = ["token-0-97-0", "stream-0-3-1", "value-0-7-2", "stream-0-3-3", "prediction-0-97-6"]
     assert sorted(lit) == sorted(ends)
     assert page.locator("line[data-weight]:not(.far)").count() == 4
+    page.hover("#query-0-9-2")  # with the key that it meets
+    lit = page.locator(".node:not(.far)").evaluate_all("nodes => nodes.map((node) => node.id)")
+    ends = ["token-0-97-0", "stream-0-3-1", "query-0-9-2", "key-0-9-2", "stream-0-4-1", "token-0-98-0"]
+    assert sorted(lit) == sorted(ends) and told.text_content() == "query 9"
     page.hover("#told")
     assert page.locator(".far").count() == 0 and told.text_content() == opening
 
     page.click("#stream-0-3-1")  # at both of its places
-    assert told.text_content() == f"without stream 3 1.25: {opening}"
+    assert told.text_content() == "without stream 3: 1.25 nats instead of 0.20"
     assert page.locator(".off").count() == 2
     assert (
-        page.locator("line[data-weight]").evaluate_all("all => all.filter((one) => one.checkVisibility()).length") == 4
+        page.locator("line[data-weight]").evaluate_all("all => all.filter((one) => one.checkVisibility()).length") == 5
     )
     page.click("#stream-0-3-3")
     assert told.text_content() == opening and page.locator(".off").count() == 0
