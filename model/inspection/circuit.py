@@ -74,7 +74,8 @@ class Circuit:
 
     nodes: channels only. edges: the weights between them, and to and from the tokens of the task, that are not zero.
     whole: of the model. alone: all other nodes at their mean. without: these nodes at their mean.
-    off: with the circuit alone but one of its nodes. responses: of the nodes outside the stream. looks_back: the mean
+    off: the loss with the circuit alone but one of its nodes, after which token it rises most then, and by how much
+    there. responses: of the nodes outside the stream. looks_back: the mean
     weight that each head of the circuit alone gives to the token so many back of the last prediction that counts,
     (L, H, T - 1). period: after how many tokens the rows begin again.
     """
@@ -84,7 +85,7 @@ class Circuit:
     whole: float
     alone: float
     without: float
-    off: dict[Node, float]
+    off: dict[Node, tuple[float, int, float]]
     responses: dict[Node, Response]
     looks_back: Tensor
     period: int
@@ -130,10 +131,12 @@ def find_circuit(gpt: GPT, task: Task, held_out: Task, max_rise: float = MAX_RIS
         all_on, opposite = [torch.ones_like(gate) for gate in gates], [1 - gate for gate in gates]
         whole, alone, without = (loss(gpt, held_out, these, means).item() for these in (all_on, gates, opposite))
         responses, looks_back = _watched(gpt, held_out, gates, means)
-        off = {}
+        before, off = token_losses(gpt, held_out, gates, means), {}
         for group, index in _places(gates):
             gates[group][index] = 0
-            off[groups[group][index]] = loss(gpt, held_out, gates, means).item()
+            after = token_losses(gpt, held_out, gates, means)
+            known, rises, _ = _by_token(after - before, held_out.tokens[:, held_out.first : -1])
+            off[groups[group][index]] = after.mean().item(), int(known[rises.argmax()]), rises.max().item()
             gates[group][index] = 1
     nodes = list(off)
     found = edges(gpt, nodes, task.tokens.unique().tolist())
@@ -174,7 +177,13 @@ def node_means(gpt: GPT, tokens: Tensor) -> dict[nn.Module, Tensor]:
 
 
 def loss(gpt: GPT, task: Task, gates: list[Tensor], means: dict[nn.Module, Tensor]) -> Tensor:
-    """The loss on the task, each node between its mean (gate 0) and what it gives (gate 1)."""
+    """The mean of `token_losses`."""
+    return token_losses(gpt, task, gates, means).mean()
+
+
+def token_losses(gpt: GPT, task: Task, gates: list[Tensor], means: dict[nn.Module, Tensor]) -> Tensor:
+    """The loss of each prediction that counts, (B, T - first - 1), each node between its mean (gate 0) and what it
+    gives (gate 1)."""
     with ExitStack() as hooks:
         for module, is_input, group in _sites(gpt):
 
@@ -187,7 +196,7 @@ def loss(gpt: GPT, task: Task, gates: list[Tensor], means: dict[nn.Module, Tenso
                 handle = module.register_forward_hook(lambda _, args, result, gated=gated: gated(result))
             hooks.callback(handle.remove)
         logits = gpt(task.tokens)[:, task.first : -1]
-    return F.cross_entropy(logits.flatten(0, 1), task.tokens[:, task.first + 1 :].flatten())
+    return F.cross_entropy(logits.mT, task.tokens[:, task.first + 1 :], reduction="none")
 
 
 def _least_first(gpt: GPT, task: Task, gates: list[Tensor], means: dict[nn.Module, Tensor]) -> list[tuple[int, int]]:
@@ -229,12 +238,17 @@ def _response(values: Tensor, tokens: Tensor, backs: Sequence[int]) -> Response:
     found = []
     for back in backs:
         told, by = values[:, 1:].flatten(), tokens[:, 1 - back : tokens.shape[1] - back].flatten()
-        known, place = by.unique(return_inverse=True)
-        deviation = place.bincount(told - told.mean()) / place.bincount()
+        known, deviation, place = _by_token(told - told.mean(), by)
         explained = (deviation[place].var() / told.var().clamp(min=1e-12)).item()
         half = deviation.abs().max() / 2
         found.append(Response(back, explained, known[deviation > half].tolist(), known[deviation < -half].tolist()))
     return max(found, key=lambda response: response.explained)
+
+
+def _by_token(values: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The different tokens, the mean of the values at each of them, and which of them each token is."""
+    known, place = tokens.flatten().unique(return_inverse=True)
+    return known, place.bincount(values.flatten()) / place.bincount(), place
 
 
 def edges(gpt: GPT, nodes: list[Node], tokens: list[int]) -> list[Edge]:

@@ -15,7 +15,7 @@ EDGES = [
     *(Edge(B, RIGHT, 1.0), Edge(RIGHT, VALUES[1], 1.0), Edge(VALUES[1], RIGHT, 1.0), Edge(RIGHT, PREDICTIONS[1], 1.0)),
     *(Edge(LEFT, QUERY, 1.0), Edge(RIGHT, KEY, 1.0)),
 ]
-OFF = dict(zip([LEFT, RIGHT, *VALUES], (1.25, 2.25, 3.25, 4.25), strict=True))
+OFF = {node: (1.25 + place, ord("b"), 9.0) for place, node in enumerate([LEFT, RIGHT, *VALUES])}
 RESPONSES = {VALUES[0]: Response(0, 1.0, [], [ord("a")]), VALUES[1]: Response(1, 1.0, [ord("b")], [])}
 CIRCUIT = Circuit([*OFF], EDGES, 0.1, 0.2, 5.0, OFF, RESPONSES, torch.eye(4)[None, 1:2], period=3)
 
@@ -45,7 +45,7 @@ def test_a_node_shows_its_paths_and_what_the_loss_is_without_it(open_file, tmp_p
     assert page.locator(".far").count() == 0 and told.text_content() == opening
 
     page.click("#stream-0-3-1")  # at both of its places
-    assert told.text_content() == "without stream 3: 1.25 nats instead of 0.20"
+    assert told.text_content() == "without stream 3: 1.25 nats instead of 0.20; after b 9.00 more"
     assert page.locator(".off").count() == 2
     assert (
         page.locator("line[data-weight]").evaluate_all("all => all.filter((one) => one.checkVisibility()).length") == 5
