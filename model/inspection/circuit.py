@@ -75,9 +75,9 @@ class Circuit:
     nodes: channels only. edges: the weights between them, and to and from the tokens of the task, that are not zero.
     whole: of the model. alone: all other nodes at their mean. without: these nodes at their mean.
     off: the loss with the circuit alone but one of its nodes, after which token it rises most then, and by how much
-    there. responses: of the nodes outside the stream. looks_back: the mean
-    weight that each head of the circuit alone gives to the token so many back of the last prediction that counts,
-    (L, H, T - 1). period: after how many tokens the rows begin again.
+    there. responses: of the nodes outside the stream. looks_back: the mean weight that each head of the circuit alone
+    gives to the token so many back of the last prediction that counts, (L, H, T - 1). period: after how many tokens
+    the rows begin again.
     """
 
     nodes: list[Node]
@@ -101,6 +101,7 @@ def repeated(vocabulary: list[int], length: int, seed: int, rows: int = 128) -> 
     return Task(torch.tensor(vocabulary)[order].repeat(1, 2), length)
 
 
+@torch.no_grad()
 def find_circuit(gpt: GPT, task: Task, held_out: Task, max_rise: float = MAX_RISE) -> Circuit:
     """Switches off as many nodes as the task allows: its loss rises by `max_rise` nats at most.
 
@@ -129,7 +130,7 @@ def find_circuit(gpt: GPT, task: Task, held_out: Task, max_rise: float = MAX_RIS
         while count != (count := sum(int(gate.sum()) for gate in gates)):
             switch_off(_least_first(gpt, task, gates, means))
         all_on, opposite = [torch.ones_like(gate) for gate in gates], [1 - gate for gate in gates]
-        whole, alone, without = (loss(gpt, held_out, these, means).item() for these in (all_on, gates, opposite))
+        whole, without = (loss(gpt, held_out, these, means).item() for these in (all_on, opposite))
         responses, looks_back = _watched(gpt, held_out, gates, means)
         before, off = token_losses(gpt, held_out, gates, means), {}
         for group, index in _places(gates):
@@ -140,7 +141,7 @@ def find_circuit(gpt: GPT, task: Task, held_out: Task, max_rise: float = MAX_RIS
             gates[group][index] = 1
     nodes = list(off)
     found = edges(gpt, nodes, task.tokens.unique().tolist())
-    return Circuit(nodes, found, whole, alone, without, off, responses, looks_back, period=task.first)
+    return Circuit(nodes, found, whole, before.mean().item(), without, off, responses, looks_back, period=task.first)
 
 
 def node_groups(gpt: GPT) -> list[list[Node]]:
@@ -212,7 +213,6 @@ def _places(gates: list[Tensor]) -> list[tuple[int, int]]:
     return [(group, index) for group, gate in enumerate(gates) for index in gate.nonzero().flatten().tolist()]
 
 
-@torch.no_grad()
 def _watched(
     gpt: GPT, task: Task, gates: list[Tensor], means: dict[nn.Module, Tensor]
 ) -> tuple[dict[Node, Response], Tensor]:

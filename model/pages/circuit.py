@@ -125,7 +125,7 @@ def places(circuit: Circuit) -> dict[Place, tuple[float, int]]:
         for row in rows if sweep % 2 else reversed(rows):
             means = {place: sum(map(across.__getitem__, neighbours[place])) / len(neighbours[place]) for place in row}
             for level, node in row:  # a query stands beside the key that it meets
-                if (key := (level, node._replace(kind="key"))) in means and node.kind == "query":
+                if (key := (level, Node("key", node.layer, node.number))) in means and node.kind == "query":
                     means[key] = means[level, node] = (means[key] + means[level, node]) / 2
             for number, place in enumerate(sorted(row, key=means.__getitem__)):
                 across[place] = (number + 0.5) / len(row)
