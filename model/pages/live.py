@@ -123,7 +123,8 @@ def model_page(
     effects, tried = model.found[-1]
     experiments = {"effects": [asdict(effect) for effect in effects], "tried": tried}
     elements = [template.json_element("experiments", experiments), *model.elements()]
-    shown = opening or opening_text(tokenizer.decode(text.tokens) for text in texts) or probes["text"].tokens
+    function = opening_text(tokenizer.decode(text.tokens) for text in texts)
+    shown = (function or probes["text"].tokens) if opening is None else opening
     page = live_page(run, f"{name}: the model", shown, elements)
     if (size := len(page.encode())) > MAX_BYTES:
         limit = MAX_BYTES / 1e6
