@@ -170,10 +170,10 @@ class Tokenizer:
 
 
 def check_name(name: str) -> None:
-    """Raises ValueError for a name that is neither bpe, bytes nor a published encoding."""
-    known = tiktoken.list_encoding_names()
-    if name not in ("bpe", "bytes", "letters", *known):
-        raise ValueError(f"unknown tokenizer {name!r}: write one of bpe, bytes, letters, {', '.join(known)}")
+    """Raises ValueError for a name that is neither one of this project's nor a published encoding."""
+    known = ["bpe", "bytes", "letters", *tiktoken.list_encoding_names()]
+    if name not in known:
+        raise ValueError(f"unknown tokenizer {name!r}: write one of {', '.join(known)}")
 
 
 def recipe(name: str, vocab_size: int) -> list[str | int]:

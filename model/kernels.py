@@ -147,7 +147,7 @@ class Int8Linear(nn.Linear):
     """A linear layer, (..., I) -> (..., O), whose weights are rounded to 8 bits and its inputs to bfloat16.
 
     One text is written as fast as memory gives the weights, and these are a quarter of those in float32. The operation
-    is private to PyTorch, which has no public one for 8-bit weights on processors.
+    is private to PyTorch, whose public one, torch.ao.quantization, is deprecated and rounds the inputs to 8 bits too.
     """
 
     def __init__(self, layer: nn.Linear) -> None:
