@@ -32,7 +32,7 @@ from model.gpt import GPT
 from model.inspection.ablation import Means, Part, part_means, replaced, without_each
 from model.inspection.archive import AttentionArchive
 from model.inspection.attribution import attribution
-from model.inspection.circuit import Circuit, find_circuit, repeated
+from model.inspection.circuit import Circuit, copying_circuit
 from model.inspection.experiments import Found, try_all
 from model.inspection.lens import predictions
 from model.inspection.probes import Probe, draw_repeated_probe
@@ -321,13 +321,8 @@ class Glass:
         Raises ValueError where there are too few different tokens.
         """
         tokens = set(self.tokenizer.encode(text)) or set(self.repeated_probe().tokens) - {self.tokenizer.end_of_text}
-        length = min(len(tokens), self.gpt.config.context_length // 2)
-        if length < 3:
-            raise ValueError(
-                "a circuit that copies is looked for on at least 3 different tokens: write a longer prompt"
-            )
-        check, found = (repeated(sorted(tokens), length, seed) for seed in (1, 0))
-        return find_circuit(self.gpt, found, check)
+        earlier = {step: self.at(step).gpt for step in self.steps if step < (self.step or 0)}
+        return copying_circuit(self.gpt, tokens, earlier)
 
     def _repr_html_(self) -> str:
         return in_frame(self.page)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from model.gpt import GPT
 from model.inspection.lens import MAX_LOGITS
-from model.inspection.trace import blocks_of, embedding_tables, hooked, undisturbed, value_tables
+from model.inspection.trace import blocks_of, edited, embedding_tables, hooked, undisturbed, value_tables
 
 MAX_TOKENS = 8192  # in one forward pass, over all rows
 BEFORE_LAYERS = -1  # the "layer" of the tables
@@ -93,21 +93,15 @@ def replaced(
             block = blocks_of(gpt)[part.layer]
             module = block.feed_forward if part.head is None else block.attention.output_proj
         edits.setdefault(module, []).append((where, vector))
-    heads = {block.attention.output_proj for block in blocks_of(gpt)}  # they read what all heads of a layer give
 
-    def edited(module: nn.Module, x: Tensor) -> Tensor:
+    def edit(module: nn.Module, x: Tensor) -> Tensor:
         x = x.clone()
         for where, vector in edits[module]:
             x[where] = vector
         return x
 
-    with ExitStack() as hooks:
-        for module in edits:
-            if module in heads:
-                handle = module.register_forward_pre_hook(lambda module, args: edited(module, args[0]))
-            else:
-                handle = module.register_forward_hook(lambda module, _, result: edited(module, result))
-            hooks.callback(handle.remove)
+    heads = {block.attention.output_proj for block in blocks_of(gpt)}  # they read what all heads of a layer give
+    with edited(heads & edits.keys(), edits.keys() - heads, edit):
         yield
 
 
@@ -158,9 +152,8 @@ def _losses(gpt: GPT, tokens: Tensor, means: Means, first: int) -> list[float]:
         return hook
 
     with ExitStack() as hooks:
-        if gpt.position_embedding is not None:  # its result has no batch axis
-            handle = gpt.position_embedding.register_forward_hook(lambda *call: call[-1].expand(until[0], -1, -1))
-            hooks.callback(handle.remove)
+        positions = [] if gpt.position_embedding is None else [gpt.position_embedding]  # without a batch axis
+        hooks.enter_context(edited([], positions, lambda _, x: x.expand(until[0], -1, -1)))
         for block, num_rows in zip(blocks_of(gpt), until[1:], strict=True):
             handle = block.register_forward_pre_hook(add_rows(num_rows), with_kwargs=True)
             hooks.callback(handle.remove)

@@ -7,12 +7,11 @@ sufficient (the loss stays, with all other nodes off) and necessary (the loss ri
 
 copying.py measures how much heads copy; this finds which weights do.
 
-Shapes: B batch, T tokens, K head width.
+Shapes: B batch, T tokens, K head width, N nodes.
 """
 
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -20,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.gpt import GPT
-from model.inspection.trace import AttendCall, blocks_of, hooked, observed, undisturbed
+from model.inspection.trace import AttendCall, blocks_of, edited, hooked, observed, undisturbed
 
 MAX_RISE = 0.2  # nats per token; on texts that were not used to find the circuit, somewhat more
 
@@ -38,11 +37,15 @@ class Node(NamedTuple):
 
 
 class Edge(NamedTuple):
-    """One weight of the model: `source` is multiplied by it and added to `target`."""
+    """One weight of the model: `source` is multiplied by it and added to `target`.
+
+    earlier: what it was at earlier steps.
+    """
 
     source: Node
     target: Node
     weight: float
+    earlier: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class Circuit:
     off: the loss with the circuit alone but one of its nodes, after which token it rises most then, and by how much
     there. responses: of the nodes outside the stream. looks_back: the mean weight that each head of the circuit alone
     gives to the token so many back of the last prediction that counts, (L, H, T - 1). period: after how many tokens
-    the rows begin again.
+    the rows begin again. earlier: by step, whole and alone of the model at earlier steps.
     """
 
     nodes: list[Node]
@@ -89,59 +92,129 @@ class Circuit:
     responses: dict[Node, Response]
     looks_back: Tensor
     period: int
+    earlier: dict[int, tuple[float, float]] = field(default_factory=dict)
 
 
-def repeated(vocabulary: list[int], length: int, seed: int, rows: int = 128) -> Task:
-    """Rows of `length` different tokens of the vocabulary, each repeated once; what counts is the second copy.
+def repeated(vocabulary: Tensor, length: int, seed: int, rows: int = 128) -> Task:
+    """Rows of `length` different ids of the vocabulary (N,), each repeated once; what counts is the second copy.
 
     Its first token is not counted: nothing tells that the row begins again.
     """
     generator = torch.Generator().manual_seed(seed)
     order = torch.rand(rows, len(vocabulary), generator=generator).argsort(dim=1)[:, :length]
-    return Task(torch.tensor(vocabulary)[order].repeat(1, 2), length)
+    return Task(vocabulary[order].repeat(1, 2), length)
+
+
+def copying_circuit(gpt: GPT, tokens: set[int], earlier: Mapping[int, GPT] | None = None) -> Circuit:
+    """The circuit that repeats these tokens, see `repeated` and `find_circuit`. Raises ValueError for too few."""
+    length = min(len(tokens), gpt.config.context_length // 2)
+    if length < 3:
+        raise ValueError("a circuit that copies is looked for on at least 3 different tokens: write a longer prompt")
+    vocabulary = torch.tensor(sorted(tokens), device=gpt.token_embedding.weight.device)
+    held_out, task = (repeated(vocabulary, length, seed) for seed in (1, 0))
+    return find_circuit(gpt, task, held_out, earlier=earlier)
+
+
+class GatedNodes:
+    """The nodes of a model, each between its mean over the texts (B, T) of a task (gate 0) and what it gives (gate 1).
+
+    nodes: N of them, in groups: the stream; for each layer queries, keys and values; its hidden units.
+    inputs, outputs: the modules whose argument, or result, is one of these groups, and which of the nodes these are.
+    """
+
+    def __init__(self, gpt: GPT, tokens: Tensor) -> None:
+        self.gpt, groups = gpt, node_groups(gpt)
+        self.nodes = [node for group in groups for node in group]
+        ends = torch.tensor([len(group) for group in groups]).cumsum(0).tolist()
+        stream, *layers = (slice(end - len(group), end) for end, group in zip(ends, groups, strict=True))
+        self.inputs: dict[nn.Module, slice] = {gpt.final_norm: stream}
+        self.outputs: dict[nn.Module, slice] = {}
+        for block, qkv, hidden in zip(blocks_of(gpt), layers[::2], layers[1::2], strict=True):
+            self.inputs |= {block.attention_norm: stream, block.feed_forward_norm: stream}
+            self.inputs[block.feed_forward.down_proj] = hidden
+            self.outputs[block.attention.qkv_proj] = qkv
+        with torch.no_grad(), undisturbed(gpt), hooked(gpt, [*self.inputs, *self.outputs]) as (given, returned):
+            gpt.features(tokens)
+        self.means = {module: given[module].flatten(0, -2).mean(0) for module in self.inputs}
+        self.means |= {module: returned[module].flatten(0, -2).mean(0) for module in self.outputs}
+
+    def losses(self, task: Task, gates: Tensor) -> Tensor:
+        """The loss of each prediction that counts, (B, T - first - 1), with these gates (N,)."""
+
+        def gated(module: nn.Module, x: Tensor) -> Tensor:
+            gate, mean = gates[self.inputs.get(module) or self.outputs[module]], self.means[module]
+            return mean + gate * (x - mean)
+
+        with undisturbed(self.gpt), edited(self.inputs, self.outputs, gated):
+            logits = self.gpt(task.tokens)[:, task.first : -1]
+        return F.cross_entropy(logits.mT, task.tokens[:, task.first + 1 :], reduction="none")
+
+    def loss(self, task: Task, gates: Tensor) -> Tensor:
+        """The mean of `losses`."""
+        return self.losses(task, gates).mean()
+
+    def least_first(self, task: Task, gates: Tensor) -> list[int]:
+        """The nodes that are on, in ascending order of what the loss changes by with their gate: |d loss / d gate|."""
+        with torch.enable_grad():
+            variable = gates.clone().requires_grad_()
+            (slopes,) = torch.autograd.grad(self.loss(task, variable), variable)
+        return [node for node in slopes.abs().argsort(stable=True).tolist() if gates[node]]
 
 
 @torch.no_grad()
-def find_circuit(gpt: GPT, task: Task, held_out: Task, max_rise: float = MAX_RISE) -> Circuit:
+def find_circuit(
+    gpt: GPT, task: Task, held_out: Task, max_rise: float = MAX_RISE, earlier: Mapping[int, GPT] | None = None
+) -> Circuit:
     """Switches off as many nodes as the task allows: its loss rises by `max_rise` nats at most.
 
-    Nodes are tried in ascending order of |d loss / d gate|, the first-order estimate of what they matter. A set that
-    costs too much is halved and each half tried. With the circuit that is left, all of it is done again, until nothing
-    more can be switched off.
+    The nodes that are estimated to matter least are tried first. A set that costs too much is halved and each half
+    tried. With the circuit that is left, all of it is done again, until nothing more can be switched off.
+
+    earlier: the model at earlier steps.
     """
-    groups = node_groups(gpt)
-    with undisturbed(gpt):
-        means = node_means(gpt, task.tokens)
-        gates = [torch.ones(len(nodes)) for nodes in groups]
-        limit = loss(gpt, task, gates, means).item() + max_rise
+    model, earlier = GatedNodes(gpt, task.tokens), earlier or {}
+    gates = torch.ones(len(model.nodes), device=task.tokens.device)
+    limit = model.loss(task, gates) + max_rise
 
-        def switch_off(places: list[tuple[int, int]]) -> None:
-            for group, index in places:
-                gates[group][index] = 0
-            if loss(gpt, task, gates, means) <= limit:
-                return
-            for group, index in places:
-                gates[group][index] = 1
-            if len(places) > 1:
-                switch_off(places[: len(places) // 2])
-                switch_off(places[len(places) // 2 :])
+    def switch_off(nodes: list[int]) -> None:
+        gates[nodes] = 0
+        if model.loss(task, gates) <= limit:
+            return
+        gates[nodes] = 1
+        if len(nodes) > 1:
+            switch_off(nodes[: len(nodes) // 2])
+            switch_off(nodes[len(nodes) // 2 :])
 
-        count = None
-        while count != (count := sum(int(gate.sum()) for gate in gates)):
-            switch_off(_least_first(gpt, task, gates, means))
-        all_on, opposite = [torch.ones_like(gate) for gate in gates], [1 - gate for gate in gates]
-        whole, without = (loss(gpt, held_out, these, means).item() for these in (all_on, opposite))
-        responses, looks_back = _watched(gpt, held_out, gates, means)
-        before, off = token_losses(gpt, held_out, gates, means), {}
-        for group, index in _places(gates):
-            gates[group][index] = 0
-            after = token_losses(gpt, held_out, gates, means)
-            known, rises, _ = _by_token(after - before, held_out.tokens[:, held_out.first : -1])
-            off[groups[group][index]] = after.mean().item(), int(known[rises.argmax()]), rises.max().item()
-            gates[group][index] = 1
-    nodes = list(off)
-    found = edges(gpt, nodes, task.tokens.unique().tolist())
-    return Circuit(nodes, found, whole, before.mean().item(), without, off, responses, looks_back, period=task.first)
+    count = None
+    while count != (count := int(gates.sum())):
+        switch_off(model.least_first(task, gates))
+    losses, off = model.losses(held_out, gates), {}
+    for node in gates.nonzero().flatten().tolist():
+        gates[node] = 0
+        after = model.losses(held_out, gates)
+        known, rises, _ = _by_token(after - losses, held_out.tokens[:, held_out.first : -1])
+        off[model.nodes[node]] = after.mean().item(), int(known[rises.argmax()]), rises.max().item()
+        gates[node] = 1
+    responses, looks_back = _watched(model, held_out, gates)
+    weights = [weights_between(one, [*off], task.tokens.unique().tolist()) for one in (*earlier.values(), gpt)]
+    edges = zip(*weights, strict=True)  # one and the same weight at each step
+
+    def whole_and_alone(model: GatedNodes) -> tuple[float, float]:
+        return model.loss(held_out, torch.ones_like(gates)).item(), model.loss(held_out, gates).item()
+
+    whole, alone = whole_and_alone(model)
+    return Circuit(
+        nodes=[*off],
+        edges=[edge._replace(earlier=[one.weight for one in before]) for *before, edge in edges if edge.weight],
+        whole=whole,
+        alone=alone,
+        without=model.loss(held_out, 1 - gates).item(),
+        off=off,
+        responses=responses,
+        looks_back=looks_back,
+        period=task.first,
+        earlier={step: whole_and_alone(GatedNodes(other, task.tokens)) for step, other in earlier.items()},
+    )
 
 
 def node_groups(gpt: GPT) -> list[list[Node]]:
@@ -156,93 +229,31 @@ def node_groups(gpt: GPT) -> list[list[Node]]:
     return groups
 
 
-Site = tuple[nn.Module, bool, int]  # a module, whether its input or its output holds nodes, and which of `node_groups`
-
-
-def _sites(gpt: GPT) -> list[Site]:
-    """Where each group of nodes can be replaced: the stream wherever it is read."""
-    sites: list[Site] = [(gpt.final_norm, True, 0)]
-    for layer, block in enumerate(blocks_of(gpt)):
-        sites += [(block.attention_norm, True, 0), (block.feed_forward_norm, True, 0)]
-        sites += [(block.attention.qkv_proj, False, 1 + 2 * layer), (block.feed_forward.down_proj, True, 2 + 2 * layer)]
-    return sites
-
-
-@torch.no_grad()
-def node_means(gpt: GPT, tokens: Tensor) -> dict[nn.Module, Tensor]:
-    """The mean of the nodes of each site over all positions of the texts (B, T)."""
-    sites = _sites(gpt)
-    with undisturbed(gpt), hooked(gpt, [module for module, *_ in sites]) as (inputs, outputs):
-        gpt.features(tokens)
-    return {module: (inputs if is_input else outputs)[module].flatten(0, -2).mean(0) for module, is_input, _ in sites}
-
-
-def loss(gpt: GPT, task: Task, gates: list[Tensor], means: dict[nn.Module, Tensor]) -> Tensor:
-    """The mean of `token_losses`."""
-    return token_losses(gpt, task, gates, means).mean()
-
-
-def token_losses(gpt: GPT, task: Task, gates: list[Tensor], means: dict[nn.Module, Tensor]) -> Tensor:
-    """The loss of each prediction that counts, (B, T - first - 1), each node between its mean (gate 0) and what it
-    gives (gate 1)."""
-    with ExitStack() as hooks:
-        for module, is_input, group in _sites(gpt):
-
-            def gated(x: Tensor, gate: Tensor = gates[group], mean: Tensor = means[module]) -> Tensor:
-                return mean + gate * (x - mean)
-
-            if is_input:
-                handle = module.register_forward_pre_hook(lambda _, args, gated=gated: (gated(args[0]),))
-            else:
-                handle = module.register_forward_hook(lambda _, args, result, gated=gated: gated(result))
-            hooks.callback(handle.remove)
-        logits = gpt(task.tokens)[:, task.first : -1]
-    return F.cross_entropy(logits.mT, task.tokens[:, task.first + 1 :], reduction="none")
-
-
-def _least_first(gpt: GPT, task: Task, gates: list[Tensor], means: dict[nn.Module, Tensor]) -> list[tuple[int, int]]:
-    """The nodes that are on, by group and index, in ascending order of what the loss changes by with their gate."""
-    variable = [gate.clone().requires_grad_() for gate in gates]
-    with torch.enable_grad():
-        slopes = torch.autograd.grad(loss(gpt, task, variable, means), variable)
-    return sorted(_places(gates), key=lambda place: abs(slopes[place[0]][place[1]].item()))
-
-
-def _places(gates: list[Tensor]) -> list[tuple[int, int]]:
-    """The nodes that are on, by group and index."""
-    return [(group, index) for group, gate in enumerate(gates) for index in gate.nonzero().flatten().tolist()]
-
-
-def _watched(
-    gpt: GPT, task: Task, gates: list[Tensor], means: dict[nn.Module, Tensor]
-) -> tuple[dict[Node, Response], Tensor]:
+def _watched(model: GatedNodes, task: Task, gates: Tensor) -> tuple[dict[Node, Response], Tensor]:
     """What the nodes of the circuit respond to, and how far back each head looks, with all other nodes off."""
     calls: list[AttendCall] = []
-    sites, groups = {group: site for site in _sites(gpt) if (group := site[2])}, node_groups(gpt)
-    modules = [module for module, *_ in sites.values()]
-    with hooked(gpt, modules) as (inputs, outputs), observed([b.attention for b in blocks_of(gpt)], calls.append):
-        loss(gpt, task, gates, means)
+    modules, layers = [*model.inputs, *model.outputs], [block.attention for block in blocks_of(model.gpt)]
+    with hooked(model.gpt, modules) as (inputs, outputs), observed(layers, calls.append):
+        model.losses(task, gates)
     responses = {}
-    for group, index in _places(gates):
-        if group in sites:
-            module, is_input, _ = sites[group]
-            values = (inputs if is_input else outputs)[module][..., index]
-            node = groups[group][index]
-            backs = (0,) if node.kind == "value" else (0, 1)  # a value is what its own token hands on
-            responses[node] = _response(values, task.tokens, backs)
-    return responses, torch.stack([call.weights()[:, :, -2, :-1].mean(0).flip(-1) for call in calls])
+    for module in modules:
+        part = model.inputs.get(module) or model.outputs[module]
+        values = (inputs if module in model.inputs else outputs)[module]
+        for index, (node, gate) in enumerate(zip(model.nodes[part], gates[part], strict=True)):
+            if gate and node.kind != "stream":
+                # A value is what its own token hands on.
+                found = [_response(values[..., index], task.tokens, back) for back in range(1 + (node.kind != "value"))]
+                responses[node] = max(found, key=lambda response: response.explained)
+    return responses, torch.stack([call.weights()[:, :, -2, :-1].mean(0).flip(-1).cpu() for call in calls])
 
 
-def _response(values: Tensor, tokens: Tensor, backs: Sequence[int]) -> Response:
-    """Of a node with these values (B, T), to the token so many back that tells most."""
-    found = []
-    for back in backs:
-        told, by = values[:, 1:].flatten(), tokens[:, 1 - back : tokens.shape[1] - back].flatten()
-        known, deviation, place = _by_token(told - told.mean(), by)
-        explained = (deviation[place].var() / told.var().clamp(min=1e-12)).item()
-        half = deviation.abs().max() / 2
-        found.append(Response(back, explained, known[deviation > half].tolist(), known[deviation < -half].tolist()))
-    return max(found, key=lambda response: response.explained)
+def _response(values: Tensor, tokens: Tensor, back: int) -> Response:
+    """Of a node with these values (B, T), to the token so many back."""
+    known, means, place = _by_token(values[:, 1:], tokens[:, 1 - back : tokens.shape[1] - back])
+    deviation = means - values[:, 1:].mean()
+    explained = (means[place].var() / values[:, 1:].var().clamp(min=1e-12)).item()
+    half = deviation.abs().max() / 2
+    return Response(back, explained, known[deviation > half].tolist(), known[deviation < -half].tolist())
 
 
 def _by_token(values: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -251,33 +262,33 @@ def _by_token(values: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return known, place.bincount(values.flatten()) / place.bincount(), place
 
 
-def edges(gpt: GPT, nodes: list[Node], tokens: list[int]) -> list[Edge]:
-    """The weights that are not zero between these nodes, from the tokens to them, and from them to the predictions.
+def weights_between(gpt: GPT, nodes: list[Node], tokens: list[int]) -> list[Edge]:
+    """The weights between these nodes, from the tokens to them, and from them to the predictions; also zeros.
 
     Tables of positions, pairs and values, and biases, are no edges.
     """
-    stream, *layers = node_groups(gpt)
-    known, read = range(gpt.head.out_features), [Node("token", 0, token) for token in tokens]
-    written = [Node("prediction", 0, token) for token in tokens]
-    kept = {*nodes, *read, *written}
+    (stream, *layers), known = node_groups(gpt), range(gpt.head.out_features)
+    kept = {*nodes, *(Node(kind, 0, token) for kind in ("token", "prediction") for token in tokens)}
 
     def between(weight: Tensor, targets: list[Node], sources: list[Node]) -> list[Edge]:
         rows = [row for row, node in enumerate(targets) if node in kept]
         columns = [column for column, node in enumerate(sources) if node in kept]
-        some = weight.detach()[rows][:, columns]
-        places = some.nonzero().tolist()
-        return [Edge(sources[columns[c]], targets[rows[r]], some[r, c].item()) for r, c in places]
+        numbers = weight.detach()[rows][:, columns].tolist()
+        return [
+            Edge(sources[column], targets[row], number)
+            for row, of_row in zip(rows, numbers, strict=True)
+            for column, number in zip(columns, of_row, strict=True)
+        ]
 
     found = between(gpt.token_embedding.weight.mT, stream, [Node("token", 0, token) for token in known])
-    for layer, block in enumerate(blocks_of(gpt)):
-        qkv, hidden = layers[2 * layer : 2 * layer + 2]
+    for block, qkv, hidden in zip(blocks_of(gpt), layers[::2], layers[1::2], strict=True):
         attention, feed_forward = block.attention, block.feed_forward
         found += between(attention.qkv_proj.weight, qkv, stream)
         values = [node for node in qkv if node.kind == "value"]
         K, shared = attention.head_dim, attention.num_heads // attention.num_kv_heads  # heads that read the same values
         read_by = [values[head // shared * K + channel] for head in range(attention.num_heads) for channel in range(K)]
         found += between(attention.output_proj.weight, stream, read_by)
-        for up in (feed_forward.up_proj, feed_forward.gate_proj):
-            found += [] if up is None else between(up.weight, hidden, stream)
+        for up in filter(None, (feed_forward.up_proj, feed_forward.gate_proj)):
+            found += between(up.weight, hidden, stream)
         found += between(feed_forward.down_proj.weight, stream, hidden)
     return found + between(gpt.head.weight, [Node("prediction", 0, token) for token in known], stream)

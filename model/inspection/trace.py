@@ -10,8 +10,9 @@ Shapes: L layers, H heads, H_kv key and value heads, T tokens, D model width, K 
 """
 
 import copy
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -178,8 +179,10 @@ def undisturbed(gpt: GPT, autocast: torch.dtype | None = None) -> Iterator[None]
         autocast: run under autocast to this type, as mixed-precision training does. None: without any.
     """
     device = gpt.token_embedding.weight.device
+    # Compiled code might not call what is observed. Where there is none, its rules are not loaded, for a second.
+    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     with (
-        torch.compiler.set_stance("force_eager"),  # compiled code might not call what is observed
+        eager,
         torch.random.fork_rng([device] if device.type == "cuda" else []),
         in_eval_mode(gpt),
         torch.autocast(device.type, autocast, enabled=autocast is not None),
@@ -208,6 +211,20 @@ def hooked(
         for module in dict.fromkeys([*modules, *more]):
             hooks.callback(module.register_forward_hook(keep).remove)
         yield inputs, outputs
+
+
+@contextmanager
+def edited(
+    inputs: Iterable[nn.Module], outputs: Iterable[nn.Module], edit: Callable[[nn.Module, Tensor], Tensor]
+) -> Iterator[None]:
+    """Replaces the first argument of some modules, and the result of others, by what `edit` makes of it."""
+    with ExitStack() as hooks:
+        for module in inputs:
+            handle = module.register_forward_pre_hook(lambda module, args: (edit(module, args[0]), *args[1:]))
+            hooks.callback(handle.remove)
+        for module in outputs:
+            hooks.callback(module.register_forward_hook(lambda module, _, result: edit(module, result)).remove)
+        yield
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from itertools import pairwise
@@ -10,7 +11,7 @@ from textwrap import wrap
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
-from model.inspection.circuit import Circuit, Edge, Node, Response
+from model.inspection.circuit import Circuit, Edge, Node
 from model.inspection.verdicts import listed
 from model.pages.describe import visible
 
@@ -22,7 +23,8 @@ SWEEPS = 12  # in which nodes move to where their lines lead
 PITCH = 36  # pixels from one node to the next,
 RISE = 120  # from one level to the next,
 WIDTH_OF_ONE = 1.2  # pixels of a line of weight 1
-LEFT, TOP = 270, 130  # pixels around the lines, for words
+LEFT, TOP = 270, 150  # pixels around the lines, for words
+ENDS = ("token", "prediction")  # kinds of nodes that are tokens
 FOLDER = Path(__file__).parent
 
 
@@ -61,28 +63,20 @@ def sentence(circuit: Circuit, node: Node, label: Label) -> str:
     for edge in circuit.edges:
         if edge.source in written and edge.target.kind == "prediction":
             effects[edge.target.number] += written[edge.source] * edge.weight
-    half = max(map(abs, effects.values()), default=0.0) / 2
-    parts = [responding(circuit.responses[node], label)] if node in circuit.responses else []
-    sides = []
-    for side, sign in (("raises", 1), ("lowers", -1)):
-        tokens = [visible(label(token)) for token, effect in sorted(effects.items()) if effect * sign > half]
-        sides += [f"{side} {listed(tokens)}"] if tokens else []
-    if sides:
-        where = "by itself" if node.kind == "token" else "where high"
-        parts.append(f"{where} it {' and '.join(sides)}")
-    is_token = node.kind in ("token", "prediction")
-    name = f"{node.kind} {visible(label(node.number)) if is_token else node.number}"
+    half, parts = max(map(abs, effects.values()), default=0.0) / 2, []
+    if response := circuit.responses.get(node):
+        where = "after" if response.back else "at"
+        parts.append(", ".join(_each(label, {f"high {where}": response.high, f"low {where}": response.low})))
+    raised, lowered = ([token for token in sorted(effects) if effects[token] * sign > half] for sign in (1, -1))
+    if sides := _each(label, {"raises": raised, "lowers": lowered}):
+        parts.append(f"{'by itself' if node.kind == 'token' else 'where high'} it {' and '.join(sides)}")
+    name = f"{node.kind} {visible(label(node.number)) if node.kind in ENDS else node.number}"
     return f"{name}: {'; '.join(parts)}" if parts else name
 
 
-def responding(response: Response, label: Label) -> str:
-    """Such as "high after h, low after m"."""
-    where = "after" if response.back else "at"
-    sides = (("high", response.high), ("low", response.low))
-    found = [
-        f"{side} {where} {listed([visible(label(token)) for token in tokens])}" for side, tokens in sides if tokens
-    ]
-    return ", ".join(found)
+def _each(label: Label, sides: dict[str, list[int]]) -> list[str]:
+    """Such as ["raises h and l", "lowers m"], without a side that has no tokens."""
+    return [f"{verb} {listed([visible(label(one)) for one in tokens])}" for verb, tokens in sides.items() if tokens]
 
 
 def lines(circuit: Circuit) -> list[tuple[Place, Place, Edge | None]]:
@@ -111,31 +105,41 @@ def lines(circuit: Circuit) -> list[tuple[Place, Place, Edge | None]]:
     return found
 
 
-def places(circuit: Circuit) -> dict[Place, tuple[float, int]]:
-    """How far to the right each node stands, from 0 to 1, near those that its lines lead to; and in which row."""
+def places(circuit: Circuit) -> list[dict[Place, float]]:
+    """Row by row from below, how far to the right each node stands, from 0 to 1.
+
+    Tokens and predictions stand in the order of their ids, the others near those that their lines lead to.
+    """
     neighbours: dict[Place, list[Place]] = defaultdict(list)
     for start, end, _ in lines(circuit):
         neighbours[start].append(end)
         neighbours[end].append(start)
     rows = [
-        [place for place in neighbours if place[0] == level] for level in sorted({level for level, _ in neighbours})
+        sorted(place for place in neighbours if place[0] == level) for level in sorted({at for at, _ in neighbours})
     ]
     across = {place: (number + 0.5) / len(row) for row in rows for number, place in enumerate(row)}
     for sweep in range(SWEEPS):
-        for row in rows if sweep % 2 else reversed(rows):
+        for row in rows[1:-1] if sweep % 2 else rows[-2:0:-1]:
             means = {place: sum(map(across.__getitem__, neighbours[place])) / len(neighbours[place]) for place in row}
-            for level, node in row:  # a query stands beside the key that it meets
-                if (key := (level, Node("key", node.layer, node.number))) in means and node.kind == "query":
-                    means[key] = means[level, node] = (means[key] + means[level, node]) / 2
+            for place in row:  # a query stands beside the key that it meets
+                if (key := met(place)) in means:
+                    means[key] = means[place] = (means[key] + means[place]) / 2
             for number, place in enumerate(sorted(row, key=means.__getitem__)):
                 across[place] = (number + 0.5) / len(row)
-    return {place: (across[place], number) for number, row in enumerate(rows) for place in row}
+    return [{place: across[place] for place in row} for row in rows]
+
+
+def met(place: Place) -> Place | None:
+    """Where the key is with which a query is multiplied, if this is a query."""
+    level, node = place
+    return (level, node._replace(kind="key")) if node.kind == "query" else None
 
 
 def drawing(circuit: Circuit, label: Label) -> str:
     """The picture, an SVG that opens offline. In a browser it shows what each node does and what the loss is without.
 
-    Each line has its weight, as the checkpoint has it, as data-weight, and its ends as data-from and data-to.
+    Each line has its weight, as the checkpoint has it, as data-weight, and its ends as data-from and data-to; if there
+    are earlier steps, data-earlier are its weights at each of them.
 
     Raises ValueError for a circuit without weights, or of too many.
     """
@@ -146,11 +150,11 @@ def drawing(circuit: Circuit, label: Label) -> str:
             f"a picture of {len(circuit.edges):,} weights would be black, {MAX_DRAWN:,} are the most: "
             "train with --config configs/sparse.yaml"
         )
-    found = places(circuit)
-    rows = Counter(row for _, row in found.values())
-    width, height = PITCH * max(rows.values()), RISE * (len(rows) - 1)
-    point = {place: (round(x * width), height - row * RISE) for place, (x, row) in found.items()}
+    rows = places(circuit)
+    width, height = PITCH * max(map(len, rows)), RISE * (len(rows) - 1)
+    point = {place: (round(x * width), height - RISE * row) for row, of in enumerate(rows) for place, x in of.items()}
     shapes = [_line(start, end, point, edge) for start, end, edge in lines(circuit)]
+    shapes += [_line(place, key, point) for place in point if (key := met(place)) in point]
     notes = {}
     for place, (x, y) in point.items():
         shapes.append(_box(circuit, place, x, y, label))
@@ -159,10 +163,13 @@ def drawing(circuit: Circuit, label: Label) -> str:
         notes[y] = f"layer {node.layer}: {looking(circuit, node.layer)}" if attends else node.kind
     for y, note in notes.items():
         shapes.append(_element("text", {"class": "note level", "y": y}, _rows(wrap(note, 36), -24, 14)))
+    cost = "a token of the second copy costs {1:.2f} nats with these weights alone, and {0:.2f} with all".format
+    for number, (step, losses) in enumerate(circuit.earlier.items()):
+        shown = {"class": "step", "x": 90 * number - 250, "y": -30, "data-told": f"Step {step}: {cost(*losses)}"}
+        shapes.append(_element("text", shown, f"step {step}"))
     opening = (
-        f"{len(circuit.edges)} weights that repeat rows of tokens. A token of the second copy costs "
-        f"{circuit.alone:.2f} nats with them alone, all else at its mean; {circuit.whole:.2f} with all, "
-        f"{circuit.without:.2f} without them"
+        f"{len(circuit.edges)} weights that repeat rows of tokens: {cost(circuit.whole, circuit.alone)}; "
+        f"{circuit.without:.2f} without these"
     )
     document = (FOLDER / "circuit.svg").read_text(encoding="utf-8")
     view = f'viewBox="{-LEFT} {-TOP} {width + LEFT + 20} {height + TOP + 30}"'
@@ -171,20 +178,27 @@ def drawing(circuit: Circuit, label: Label) -> str:
     return document.replace("<!-- shapes -->", "\n".join(shapes)).replace("/* browser/circuit.js */", script)
 
 
-def _line(start: Place, end: Place, point: dict[Place, tuple[int, int]], edge: Edge | None) -> str:
+def _line(start: Place, end: Place, point: dict[Place, tuple[int, int]], edge: Edge | None = None) -> str:
     (x1, y1), (x2, y2) = point[start], point[end]
     shown: dict[str, Any] = {"x1": x1, "y1": y1, "x2": x2, "y2": y2, "data-from": _id(start), "data-to": _id(end)}
     if edge is None:
-        return _element("line", shown | {"class": "carried"})
-    shown |= {
-        "class": "plus" if edge.weight > 0 else "minus",
-        "stroke-width": round(WIDTH_OF_ONE * abs(edge.weight), 2),
-    }
-    return _element("line", shown | {"data-weight": edge.weight}, _element("title", {}, f"weight {edge.weight:.2f}"))
+        return _element("line", shown | {"class": "carried" if start[0] < end[0] else "meets"})
+    shown["class"], shown["data-weight"] = "plus" if edge.weight > 0 else "minus", edge.weight
+    shown["stroke-width"] = round(WIDTH_OF_ONE * abs(edge.weight), 2)
+    if edge.earlier:
+        shown["data-earlier"] = json.dumps(edge.earlier)
+    return _element("line", shown, _element("title", {}, f"weight {edge.weight:.2f}"))
 
 
 def _box(circuit: Circuit, place: Place, x: int, y: int, label: Label) -> str:
-    node, texts = place[1], _texts(circuit, place[1], label)
+    """A node with its token, or its number and what it is high (+) and low (-) for; "h…": after h."""
+    node, texts = place[1], [str(place[1].number)]
+    if node.kind in ENDS:
+        texts = [visible(label(node.number))]
+    elif response := circuit.responses.get(node):
+        after, sides = "…" * response.back, (("+", response.high), ("−", response.low))
+        texts = [f"{node.kind[0]}{node.number}"]
+        texts += [sign + " ".join(visible(label(one)) + after for one in tokens) for sign, tokens in sides if tokens]
     wide, tall = max(14, 6 * max(map(len, texts)) + 4), 10 * len(texts) + 5
     shown = {"class": f"node {node.kind}", "id": _id(place), "data-told": sentence(circuit, node, label)}
     if node in circuit.off:
@@ -202,24 +216,9 @@ def _element(name: str, attributes: dict[str, Any], content: str = "") -> str:
 
 def _rows(texts: list[str], x: int, pitch: int) -> str:
     """Texts below each other, as the content of a text element."""
-    return "".join(
-        _element("tspan", {"x": x, "dy": pitch if row else 0}, escape(text)) for row, text in enumerate(texts)
-    )
+    return "".join(_element("tspan", {"x": x, "dy": pitch * (row > 0)}, escape(one)) for row, one in enumerate(texts))
 
 
 def _id(place: Place) -> str:
     level, node = place
     return f"{node.kind}-{node.layer}-{node.number}-{level}"
-
-
-def _texts(circuit: Circuit, node: Node, label: Label) -> list[str]:
-    """What stands in a node: its token, its number, or that and what it is high (+) and low (-) for; "h…": after h."""
-    if node.kind in ("token", "prediction"):
-        return [visible(label(node.number))]
-    if node not in circuit.responses:
-        return [str(node.number)]
-    response = circuit.responses[node]
-    after = "…" if response.back else ""
-    sides = (("+", response.high), ("−", response.low))
-    signs = [sign + " ".join(visible(label(one)) + after for one in tokens) for sign, tokens in sides if tokens]
-    return [f"{node.kind[0]}{node.number}", *signs]

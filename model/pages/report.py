@@ -50,6 +50,7 @@ def report_page(
     config: Mapping | None = None,
     model_page: str = "",
     experiments: Mapping[str, int] | None = None,
+    circuit: str = "",
 ) -> str:
     """The report, as HTML. What a run does not have yet is left out.
 
@@ -62,6 +63,7 @@ def report_page(
         config: the configuration as values, for the sentences at the top.
         model_page: the file beside the report that holds the model, if there is one.
         experiments: the step from which on each one holds, see `experiments.first_steps`.
+        circuit: the picture of a circuit as SVG, if there is one.
     """
     head_charts = [one for one in (head_chart(rows, score) for score in SCORES) if one["curves"]]
     faint = [one for one in head_charts if is_faint(one, captures)]
@@ -78,6 +80,7 @@ def report_page(
         "config": config_text,
         "model": model_page,
         "experiments": "; ".join(f"{title}: step {step:,}" for title, step in (experiments or {}).items()),
+        "circuit": circuit,
         "colours": PALETTES,
     }
     if captures and captures.snapshots:

@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import lzma
+import math
 import shlex
 from collections.abc import Callable
 from functools import partial
@@ -13,14 +14,18 @@ from typing import Any
 
 from model.checkpoint import load_gpt, read_checkpoint
 from model.files import write_atomically
+from model.gpt import GPT
 from model.inspection.archive import AttentionArchive
+from model.inspection.circuit import copying_circuit
 from model.pages.captures import Captures
+from model.pages.circuit import MAX_DRAWN, drawing
 from model.pages.live import model_page
 from model.pages.report import report_page
 from model.runs.configs import read_config
 from model.runs.folder import (
     ATTENTION,
     CHECKPOINTS,
+    CIRCUIT,
     CONFIG,
     EXPERIMENTS,
     HEAD_SCORES,
@@ -35,7 +40,7 @@ from model.runs.folder import (
 )
 
 log = logging.getLogger(__name__)
-FILES = (REPORT, MODEL_PAGE, CHECKPOINTS, METRICS, SAMPLES, ATTENTION)  # of a run, in the order of interest
+FILES = (REPORT, MODEL_PAGE, CIRCUIT, CHECKPOINTS, METRICS, SAMPLES, ATTENTION)  # of a run, in the order of interest
 
 
 def write_report(run: Path, path: Path | None = None) -> Path:
@@ -56,6 +61,7 @@ def write_report(run: Path, path: Path | None = None) -> Path:
         read_config(run / CONFIG),
         MODEL_PAGE if (path.parent / MODEL_PAGE).exists() else "",
         read_experiments(run / EXPERIMENTS),
+        _read_text(run / CIRCUIT) if (run / CIRCUIT).exists() else "",
     )
     write_atomically(path, page.encode())
     return path
@@ -127,6 +133,11 @@ def finish(run_dir: Path, validation_text: str | None, make_tokenizer: Callable[
     except (OSError, KeyError, MemoryError) as error:
         log.warning("There is no page with this model: %s", error)
     try:
+        if (_nonzero_weights(run_dir) or math.inf) <= MAX_DRAWN:
+            write_atomically(run_dir / CIRCUIT, _circuit(run_dir, make_tokenizer).encode())
+    except (OSError, ValueError) as error:
+        log.info("There is no picture of a circuit: %s", error)
+    try:
         write_report(run_dir)
     except (OSError, ValueError) as error:
         log.warning("There is no report of this run: %s", error)
@@ -151,10 +162,8 @@ def _model_page(run_dir: Path, make_tokenizer: Callable[[dict], Any]) -> str:
     gpt, info = load_gpt(find_checkpoint(run_dir))
     tokenizer = make_tokenizer(info["tokenizer"])
     archive = AttentionArchive.open(run_dir / ATTENTION)
-    best = (info["global_step"], gpt)
-    kept = [load_gpt(kept_checkpoint(run_dir, step)) for step in kept_steps(run_dir) if step < best[0]]
-    earlier = [(about["global_step"], model) for model, about in kept if model.config == gpt.config]
-
+    best, earlier = (info["global_step"], gpt), _earlier(run_dir, info["global_step"])
+    earlier = [(step, model) for step, model in earlier if model.config == gpt.config]
     page = partial(model_page, run_dir.resolve().name, tokenizer=tokenizer, probes=archive.probes)
     try:
         html, since = page([*earlier, best], windows=archive.windows)
@@ -164,6 +173,20 @@ def _model_page(run_dir: Path, make_tokenizer: Callable[[dict], Any]) -> str:
         html, since = page([best], windows=archive.windows)
     write_atomically(run_dir / EXPERIMENTS, json.dumps(since).encode())
     return html
+
+
+def _earlier(run_dir: Path, step: int) -> list[tuple[int, GPT]]:
+    """The models of the steps before this one that the run has kept."""
+    return [(kept, load_gpt(kept_checkpoint(run_dir, kept))[0]) for kept in kept_steps(run_dir) if kept < step]
+
+
+def _circuit(run_dir: Path, make_tokenizer: Callable[[dict], Any]) -> str:
+    """The picture of the circuit that repeats the tokens of the prompt of the run's samples."""
+    gpt, info = load_gpt(find_checkpoint(run_dir))
+    tokenizer = make_tokenizer(info["tokenizer"])
+    tokens = set(tokenizer.encode(read_config(run_dir / CONFIG)["samples"]["prompt"]))
+    circuit = copying_circuit(gpt, tokens, dict(_earlier(run_dir, info["global_step"])))
+    return drawing(circuit, tokenizer.label)
 
 
 def _reached(run_dir: Path, validation_text: str | None) -> str:
@@ -181,7 +204,11 @@ def _reached(run_dir: Path, validation_text: str | None) -> str:
     if content := (validation_text or "").encode():
         bits = 8 * len(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME)) / len(content)
         line += f"; xz -9e needs {bits:.4f} for the same text"
-    if (last_checkpoint := run_dir / CHECKPOINTS / LAST).is_file():
-        nonzero = read_checkpoint(last_checkpoint, on_disk=True).get("nonzero_weights")  # of a sparse run
-        line += "" if nonzero is None else f"; {nonzero:,} weights are not zero"
-    return line
+    nonzero = _nonzero_weights(run_dir)
+    return line if nonzero is None else f"{line}; {nonzero:,} weights are not zero"
+
+
+def _nonzero_weights(run_dir: Path) -> int | None:
+    """Of the last checkpoint of a sparse run; None for other runs."""
+    last = run_dir / CHECKPOINTS / LAST
+    return read_checkpoint(last, on_disk=True).get("nonzero_weights") if last.is_file() else None

@@ -1,10 +1,20 @@
 // In the picture of a circuit: to point at a node lights its paths from the tokens and to the predictions; to click on it
-// switches it off and says what the loss is then.
+// switches it off and says what the loss is then; to click on a step shows the weights of that step.
 
 const nodes = [...document.querySelectorAll(".node")];
 const edges = [...document.querySelectorAll("line")];
 const told = document.getElementById("told");
-const opening = told.textContent;
+const steps = [...document.querySelectorAll(".step")];
+const histories = edges
+  .filter((edge) => edge.dataset.earlier)
+  .map((edge) => ({
+    edge,
+    width: edge.getAttribute("stroke-width"),
+    last: Number(edge.dataset.weight),
+    earlier: JSON.parse(edge.dataset.earlier),
+  }));
+const first = told.textContent;
+let opening = first;
 let off = null;
 
 // What can be reached from a node, upwards ("from" to "to") or downwards.
@@ -42,8 +52,24 @@ function switchOff(node) {
   told.textContent = off === null ? opening : node.dataset.off;
 }
 
+// The weights as they were at one of the earlier steps, or as drawn: a second click on a step ends its view.
+function showStep(number) {
+  const ended = steps[number].classList.contains("shown");
+  for (const [place, step] of steps.entries()) step.classList.toggle("shown", !ended && place === number);
+  for (const { edge, width, last, earlier } of histories) {
+    const weight = ended ? last : earlier[number];
+    edge.setAttribute("stroke-width", width * Math.abs(weight / last));
+    edge.classList.toggle("plus", weight > 0);
+    edge.classList.toggle("minus", weight < 0);
+    edge.firstElementChild.textContent = `weight ${weight.toFixed(2)}`;
+  }
+  opening = ended ? first : steps[number].dataset.told;
+  told.textContent = opening;
+}
+
 for (const node of nodes) {
   node.addEventListener("pointerenter", () => light(node));
   node.addEventListener("pointerleave", () => light(null));
   node.addEventListener("click", () => switchOff(node));
 }
+for (const [number, step] of steps.entries()) step.addEventListener("click", () => showStep(number));

@@ -135,7 +135,7 @@ function showLens() {
 
 function setTheme(theme) {
   state.theme = document.documentElement.dataset.theme = theme;
-  document.querySelector("iframe")?.contentWindow.dispatchEvent(new CustomEvent("theme", { detail: theme }));
+  document.querySelector("#frame iframe")?.contentWindow.dispatchEvent(new CustomEvent("theme", { detail: theme }));
   if (drawLens) showLens();
 }
 
@@ -211,6 +211,8 @@ $("theme").addEventListener("click", () => setTheme(state.theme === "dark" ? "li
 setTheme(state.theme);
 press($("scale"), state.scale);
 layCharts();
+present("circuit", data.circuit);
+if (data.circuit) $("circuit").append(element("iframe", { title: "the circuit", srcdoc: data.circuit }));
 present("frame", $("attention"));
 if ($("attention")) showAttention();
 addEventListener("resize", layCharts);

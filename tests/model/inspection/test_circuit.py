@@ -1,5 +1,6 @@
 """Nodes that are off give their mean, edges are the model's weights, and what a task needs is found and drawn."""
 
+import json
 from xml.etree import ElementTree
 
 import pytest
@@ -8,43 +9,40 @@ import torch.nn.functional as F
 
 from model.gpt import GPTConfig
 from model.inspection.ablation import Part, replaced
-from model.inspection.circuit import edges, find_circuit, loss, node_groups, node_means, repeated
+from model.inspection.circuit import GatedNodes, find_circuit, node_groups, repeated, weights_between
 from model.pages.circuit import drawing, lines, told
 from tests.gpts import GPT2, random_gpt, repeating_gpt
 
 SIZES = {"vocab_size": 17, "context_length": 12, "num_layers": 2, "num_heads": 4, "embed_dim": 16}
 FAMILIES = [{"num_kv_heads": 2, "activation": "swiglu"}, GPT2]
 SVG = "{http://www.w3.org/2000/svg}"
-TASK = repeated(list(range(17)), 5, seed=0)
+TASK = repeated(torch.arange(17), 5, seed=0)
 
 
 def nats(logits):
     return F.cross_entropy(logits[:, 5:-1].flatten(0, 1), TASK.tokens[:, 6:].flatten())
 
 
-def all_on(gpt):
-    return [torch.ones(len(nodes)) for nodes in node_groups(gpt)]
-
-
 @pytest.mark.parametrize("options", FAMILIES)
 def test_with_all_nodes_on_the_loss_is_the_models_and_with_all_off_that_of_its_mean(options):
     gpt = random_gpt(GPTConfig(**SIZES, **options))
     assert torch.equal(TASK.tokens[:, :5], TASK.tokens[:, 5:]) and TASK.tokens[:, :5].sort().values.diff().all()
-    means = node_means(gpt, TASK.tokens)
-    torch.testing.assert_close(loss(gpt, TASK, all_on(gpt), means), nats(gpt(TASK.tokens)))
-    constant = gpt.unembed(gpt.final_norm(means[gpt.final_norm])).expand(*TASK.tokens.shape, -1)
-    all_off = [torch.zeros_like(gate) for gate in all_on(gpt)]
-    torch.testing.assert_close(loss(gpt, TASK, all_off, means), nats(constant))
+    model = GatedNodes(gpt, TASK.tokens)
+    on = torch.ones(len(model.nodes))
+    torch.testing.assert_close(model.loss(TASK, on), nats(gpt(TASK.tokens)))
+    constant = gpt.unembed(gpt.final_norm(model.means[gpt.final_norm])).expand(*TASK.tokens.shape, -1)
+    torch.testing.assert_close(model.loss(TASK, 0 * on), nats(constant))
 
 
 def test_a_head_whose_values_are_off_gives_their_mean_everywhere():
     gpt = random_gpt(GPTConfig(**SIZES))
-    means, (_, qkv, *_) = node_means(gpt, TASK.tokens), node_groups(gpt)
-    values = [place for place, node in enumerate(qkv) if node.kind == "value" and 8 <= node.number < 12]  # of head 2
-    gates = all_on(gpt)
-    gates[1][values] = 0
-    with replaced(gpt, {Part(0, "head", 2): means[gpt.blocks[0].attention.qkv_proj][values]}):
-        torch.testing.assert_close(loss(gpt, TASK, gates, means), nats(gpt(TASK.tokens)))
+    model = GatedNodes(gpt, TASK.tokens)
+    gates = torch.tensor([(node[:2], node.number // 4) != (("value", 0), 2) for node in model.nodes]).float()
+    assert gates.sum() == len(gates) - 4  # of head 2
+    mean = model.means[gpt.blocks[0].attention.qkv_proj][32 + 8 : 32 + 12]
+    with replaced(gpt, {Part(0, "head", 2): mean}):
+        expected = nats(gpt(TASK.tokens))
+    torch.testing.assert_close(model.loss(TASK, gates), expected)
 
 
 @pytest.mark.parametrize("options", FAMILIES)
@@ -53,14 +51,14 @@ def test_the_edges_between_all_nodes_are_all_weights_of_the_matrices(options):
     with torch.no_grad():
         for weight in gpt.parameters():
             weight.mul_(torch.rand(weight.shape) < 0.2)
-    found = edges(gpt, [node for nodes in node_groups(gpt) for node in nodes], list(range(17)))
+    found = weights_between(gpt, [node for nodes in node_groups(gpt) for node in nodes], list(range(17)))
     blocks, K, H_kv = gpt.blocks, 4, gpt.config.num_kv_heads
     start = {"query": 0, "key": 16, "value": 16 + K * H_kv}
     matrices = [gpt.token_embedding.weight, gpt.head.weight]
     for block in blocks:
         matrices += [module.weight for module in block.modules() if isinstance(module, torch.nn.Linear)]
-    assert len(found) == sum(int(weight.count_nonzero()) for weight in matrices)
-    for source, target, weight in found:
+    assert len(found) == sum(weight.numel() for weight in matrices)
+    for source, target, weight, _ in found:
         block = blocks[max(source.layer, target.layer)]
         at = (target.number, source.number)
         if source.kind == "token":
@@ -93,8 +91,11 @@ def copying_gpt():
 
 @pytest.fixture(scope="module")
 def copying():
-    found, check = (repeated(list(range(97, 109)), 8, seed, rows=32) for seed in (0, 1))
-    return find_circuit(copying_gpt(), found, check, max_rise=0.05)
+    found, check = (repeated(torch.arange(97, 109), 8, seed, rows=32) for seed in (0, 1))
+    before = copying_gpt()
+    with torch.no_grad():
+        before.head.weight.mul_(0.5)
+    return find_circuit(copying_gpt(), found, check, max_rise=0.05, earlier={7: before})
 
 
 def test_the_circuit_is_found_and_is_sufficient_and_necessary(copying):
@@ -130,14 +131,21 @@ def test_every_weight_is_drawn_once_as_it_is_in_the_model(copying):
     }
     for line in drawn:
         (source, _, column, _), (target, _, row, _) = line["data-from"].split("-"), line["data-to"].split("-")
-        if source == target == "stream":
+        if line["class"] in ("carried", "meets"):
             assert "data-weight" not in line
+            assert (source, target, column == row) == {
+                "carried": ("stream", "stream", True),
+                "meets": ("query", "key", True),
+            }[line["class"]]
             continue
         weight = tables[source, target][int(row), int(column)].item()
+        assert json.loads(line["data-earlier"]) == [weight / 2 if target == "prediction" else weight]
         assert float(line["data-weight"]) == weight and line["class"] == ("plus" if weight > 0 else "minus")
         shown.append((source, int(column), target, int(row)))
     expected = [(edge.source.kind, edge.source.number, edge.target.kind, edge.target.number) for edge in copying.edges]
     assert sorted(shown) == sorted(expected) and len(shown) > 20
+    queries = {node for node in copying.nodes if node.kind == "query" and node._replace(kind="key") in copying.nodes}
+    assert sum(line["class"] == "meets" for line in drawn) == len(queries) > 0
 
 
 def test_every_node_is_drawn_and_says_the_loss_without_it(copying):

@@ -11,13 +11,20 @@ VALUES = [Node("value", 0, channel) for channel in (7, 8)]
 QUERY, KEY = Node("query", 0, 9), Node("key", 0, 9)
 PREDICTIONS = [Node("prediction", 0, ord(letter)) for letter in "ab"]
 EDGES = [
-    *(Edge(A, LEFT, 1.0), Edge(LEFT, VALUES[0], -2.0), Edge(VALUES[0], LEFT, 1.5), Edge(LEFT, PREDICTIONS[0], -0.5)),
+    *(
+        Edge(A, LEFT, 1.0, [0.5, -2.0]),
+        Edge(LEFT, VALUES[0], -2.0),
+        Edge(VALUES[0], LEFT, 1.5),
+        Edge(LEFT, PREDICTIONS[0], -0.5),
+    ),
     *(Edge(B, RIGHT, 1.0), Edge(RIGHT, VALUES[1], 1.0), Edge(VALUES[1], RIGHT, 1.0), Edge(RIGHT, PREDICTIONS[1], 1.0)),
     *(Edge(LEFT, QUERY, 1.0), Edge(RIGHT, KEY, 1.0)),
 ]
 OFF = {node: (1.25 + place, ord("b"), 9.0) for place, node in enumerate([LEFT, RIGHT, *VALUES])}
 RESPONSES = {VALUES[0]: Response(0, 1.0, [], [ord("a")]), VALUES[1]: Response(1, 1.0, [ord("b")], [])}
-CIRCUIT = Circuit([*OFF], EDGES, 0.1, 0.2, 5.0, OFF, RESPONSES, torch.eye(4)[None, 1:2], period=3)
+CIRCUIT = Circuit(
+    [*OFF], EDGES, 0.1, 0.2, 5.0, OFF, RESPONSES, torch.eye(4)[None, 1:2], 3, {0: (3.0, 3.5), 800: (0.3, 2.0)}
+)
 
 
 def test_a_node_shows_its_paths_and_what_the_loss_is_without_it(open_file, tmp_path):
@@ -26,10 +33,17 @@ def test_a_node_shows_its_paths_and_what_the_loss_is_without_it(open_file, tmp_p
     page = open_file(path)
     told = page.locator("#told")
     opening = told.text_content()
-    assert (
-        opening.startswith("10 weights") and "costs 0.20 nats with them alone" in opening and "0.10 with all" in opening
-    )
+    assert opening.startswith("10 weights that repeat rows of tokens: a token of the second copy costs 0.20 nats with ")
+    assert opening.endswith("these weights alone, and 0.10 with all; 5.00 without these")
     assert "layer 0: head 0.0 looks at the token" in " ".join(page.locator(".level").all_text_contents())
+
+    line = page.locator("line[data-earlier]").first
+    page.locator(".step", has_text="800").click()
+    assert told.text_content().startswith("Step 800: ") and "costs 2.00 nats" in told.text_content()
+    assert (line.get_attribute("stroke-width"), line.get_attribute("class")) == ("2.4", "minus")
+    assert line.text_content() == "weight -2.00"
+    page.locator(".step", has_text="800").click()  # back to the end of the training
+    assert (line.get_attribute("stroke-width"), line.get_attribute("class")) == ("1.2", "plus")
 
     page.hover("#value-0-7-2")
     assert told.text_content() == "value 7: low at a; where high it lowers a"

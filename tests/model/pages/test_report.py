@@ -41,8 +41,8 @@ def captures(sinks=(0.1, 0.9, 0.9)) -> Captures:
     return Captures(NAME, probes, snapshots, lambda step: maps, range(len(sinks)))
 
 
-def report(rows=ROWS, samples=SAMPLES, config=CONFIG, captures=None) -> str:
-    return report_page(NAME, rows, samples, config, captures)
+def report(rows=ROWS, samples=SAMPLES, config=CONFIG, captures=None, **more) -> str:
+    return report_page(NAME, rows, samples, config, captures, **more)
 
 
 def test_figures_are_those_of_the_data():
@@ -239,7 +239,7 @@ def test_the_report_in_a_browser(open_report, theme):
     worst = np.argmax(losses)
     assert page.locator("#matter li").first.inner_text().startswith(f"head {worst // 2}.{worst % 2}")
 
-    frame = page.frame_locator("iframe")
+    frame = page.frame_locator("#frame iframe")
     frame.locator("html[data-drawn]").wait_for(state="attached")
     assert frame.locator(".thumb").count() == 4
     assert frame.locator("html").get_attribute("data-theme") == theme
@@ -247,6 +247,14 @@ def test_the_report_in_a_browser(open_report, theme):
     other = {"light": "dark", "dark": "light"}[theme]
     assert page.locator("html").get_attribute("data-theme") == other
     frame.locator(f"html[data-theme={other}]").wait_for(state="attached")
+
+
+def test_the_picture_of_a_circuit_is_in_the_report(open_report):
+    svg = '<svg xmlns="http://www.w3.org/2000/svg"><text>all of it</text></svg>'
+    page = open_report(report(circuit=svg))
+    assert page.frame_locator("#circuit iframe").locator("svg text").text_content() == "all of it"
+    page = open_report(report())
+    assert page.locator("#circuit").is_hidden()
 
 
 def test_the_arrow_keys_read_a_chart_and_one_sample_has_no_slider(open_report):

@@ -3,16 +3,19 @@
 import json
 import lzma
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import torch
 
-from data.tokenizers import Tokenizer
+from data.tokenizers import Tokenizer, byte_level
 from model.gpt import GPT, GPTConfig
 from model.inspection.archive import AttentionArchive
 from model.inspection.probes import Probe, draw_repeated_probe
 from model.inspection.recorder import record_snapshot
 from model.runs.results import finish, read_metrics, write_report
+from tests.gpts import repeating_gpt
 
 HEADER = "step,tokens,train/loss,val/loss,val/bits_per_byte,lr,tokens_per_second,mfu,attention/sink/layer_0"
 METRICS = f"""{HEADER}
@@ -142,6 +145,19 @@ def test_a_model_page_of_an_earlier_step_does_not_stay(run):
     summary = finish(run, None, Tokenizer.from_dict)
     assert "model.html" not in summary and "inspect_attention.py" not in summary  # which would find nothing
     assert not (run / "model.html").exists()
+
+
+def test_the_circuit_of_a_sparse_model_is_drawn_and_in_the_report(run):
+    gpt, last = repeating_gpt(8), run / "checkpoints" / "last.ckpt"
+    weights = {f"gpt.{name}": weight for name, weight in gpt.state_dict().items()}
+    checkpoint = {"state_dict": weights, "gpt_config": asdict(gpt.config), "tokenizer": byte_level().to_dict()}
+    last.parent.mkdir()
+    (run / "config.yaml").write_text("samples: {prompt: abcdefgh}")
+    for nonzero_weights, is_drawn in ((5000, False), (1000, True)):
+        torch.save(checkpoint | {"global_step": 20, "nonzero_weights": nonzero_weights}, last)
+        assert ("circuit.svg" in finish(run, None, Tokenizer.from_dict)) == is_drawn
+    picture = (run / "circuit.svg").read_text(encoding="utf-8")
+    assert picture.count("data-weight=") > 20 and element(report_of(run), "data")["circuit"] == picture
 
 
 def test_commands_of_the_summary_can_be_pasted_even_if_nothing_was_trained(tmp_path, caplog):
