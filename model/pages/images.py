@@ -36,6 +36,7 @@ LABEL_PITCH = 10  # pixels from one token label to the next, below which they wo
 MAX_LABEL = 12  # characters of a token
 NAMED_HEADS = 12  # the most lines that are told apart by head; more are told apart by layer
 FONT = "DejaVu Sans Mono"  # comes with matplotlib
+CHARACTER = 0.602  # width of its characters, of its size
 # From white to dark blue with steadily falling lightness, so that it can be read without colour vision.
 COLOURS = ("#ffffff", "#cfe8e3", "#7cc3cb", "#3a8dba", "#275c9c", "#1d2f6f", "#0d1238")
 # The colours of the page's maps, of weights from 0 to 1 and of differences from -1 to 1, where 0 is that of the paper.
@@ -93,6 +94,7 @@ def grid_figure(
     import matplotlib
     from matplotlib.colors import FuncNorm
     from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
 
     weights, size = np.asarray(weights, dtype=np.float32), len(labels)
     if weights.ndim != 4 or weights.shape[2] != weights.shape[3]:
@@ -103,51 +105,53 @@ def grid_figure(
     columns = [f"head {head}" for head in range(weights.shape[1])] if columns is None else columns
     parts = [weights] if differences is None else [weights, np.asarray(differences, dtype=np.float32)]
 
-    tall, wide = (count + (count - 1) * GAP for count in (len(rows), len(columns)))  # in sides of a map
-    pitch = min(np.clip(400 / size, 16, 40), max_side / max(tall, wide) / size)  # pixels of a weight's square
-    side = size * (math.floor(pitch) if pitch > 1 else pitch)
-    height, width = tall * side, wide * side
+    wide, tall = (size * (count + (count - 1) * GAP) for count in (len(columns), len(rows)))  # in weights
+    pitch = min(np.clip(400 / size, 16, 40), max_side / max(wide, tall))  # of a weight; all lengths are in pixels
+    side = size * (math.floor(pitch) if pitch > 1 else pitch)  # of a map
+    lefts, tops = (np.arange(len(names)) * (side + round(GAP * side)) for names in (columns, rows))
+    width, height = lefts[-1] + side, tops[-1] + side
     # A large picture is viewed from further away, but "layer 10" has to fit beside its maps.
-    heading = {"fontsize": round(np.clip(min(max(width, height) / 100, side / 5), 13, 36))}
-    heading["color"] = THEMES[theme]["soft"]
-    bar_size = max(11, round(0.6 * heading["fontsize"]))  # of its text
-    step = math.ceil(LABEL_PITCH * size / side)
+    heading = round(np.clip(min(max(width, height) / 100, side / 5), 13, 36))
+    bar_size = max(11, round(0.6 * heading))  # of its text
+    line, soft = THEMES[theme]["line"], THEMES[theme]["soft"]
     root = (lambda x: np.sign(x) * np.sqrt(np.abs(x)), lambda x: np.sign(x) * np.square(x))
-    texts = {"ticks": range(0, size, step), "labels": [printable(label) for label in labels[::step]]}
-    texts |= {"fontsize": np.clip(0.8 * side / size, 8, 12), "fontfamily": [FONT, "monospace"]}
     with matplotlib.rc_context(_settings(theme)):
         # The maps fill the figure. What stands around them is outside of it, and `_write` makes room for it.
         figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI)
-        layout = {"left": 0, "right": 1, "bottom": 0, "top": 1, "wspace": GAP, "hspace": GAP}
-        empty: dict[str, list] = {"xticks": [], "yticks": []}
-        grid = figure.subplots(len(rows), len(columns), squeeze=False, gridspec_kw=layout, subplot_kw=empty)
+        axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
+        axes.set_axis_off()
         start = 0
         for number, (part, (name, palette, least, ticks)) in enumerate(zip(parts, SCALES, strict=False)):
             colours = {"cmap": _colour_map(PALETTES[theme][palette]), "norm": FuncNorm(root, least, 1)}
-            for place in np.ndindex(part.shape[:2]):
-                axes = grid[place[0], start + place[1]]
+            for row, column in np.ndindex(part.shape[:2]):
+                left, top = lefts[start + column], tops[row]
+                extent = (left, left + side, top + side, top)
                 # Nearest where a weight has pixels, and not smoothed by those who open an SVG or a PDF.
                 kind = "none" if pitch >= 1 else "auto"
-                image = axes.imshow(part[place], **colours, aspect="auto", interpolation=kind)
+                image = axes.imshow(part[row, column], **colours, extent=extent, aspect="auto", interpolation=kind)
+                axes.add_patch(Rectangle((left, top), side, side, fill=False, edgecolor=line, clip_on=False))
             start += part.shape[1]
-            right = width + (1 + number * 8) * bar_size + heading["fontsize"]
+            right = width + (1 + number * 8) * bar_size + heading
             bar_height = min(max(height, 60), 20 * bar_size)
             box = figure.add_axes((right / width, 1 - bar_height / height, bar_size / width, bar_height / height))
             bar = figure.colorbar(image, cax=box, ticks=ticks, format="%g")
             bar.ax.tick_params(labelsize=bar_size, length=3)
             bar.set_label(name, fontsize=bar_size + 1)
-        for axes, name in zip(grid[0], columns, strict=True):
-            axes.set_title(name, **heading)
-        for axes, name in zip(grid[:, 0], rows, strict=True):
-            axes.set_yticks(**texts)
-            axes.set_ylabel(name, **heading)
-        for axes in grid[-1]:
-            axes.set_xticks(**texts, rotation=90)
-        for axes in grid.flat:
-            axes.tick_params(length=0)
-        figure.align_ylabels(grid[:, 0])
-        above = {"x": 0, "y": 1 + 2.5 * heading["fontsize"] / height, "ha": "left", "va": "bottom"}
-        figure.suptitle(_one_line(title), fontsize=1.2 * heading["fontsize"], **above)
+
+        step = math.ceil(LABEL_PITCH * size / side)
+        texts = {(number + 0.5) * side / size: printable(labels[number]) for number in range(0, size, step)}
+        token = {"fontsize": np.clip(0.8 * side / size, 8, 12), "fontfamily": [FONT, "monospace"]}
+        name = {"fontsize": heading, "color": soft}
+        beside = CHARACTER * token["fontsize"] * max(map(len, texts.values())) + 0.7 * heading
+        for left, column in zip(lefts, columns, strict=True):
+            axes.text(left + side / 2, -6, column, ha="center", **name)
+            for place, text in texts.items():
+                axes.text(left + place, height + 4, text, ha="center", va="top", rotation=90, **token)
+        for top, row in zip(tops, rows, strict=True):
+            axes.text(-beside, top + side / 2, row, ha="right", va="center", rotation=90, **name)
+            for place, text in texts.items():
+                axes.text(-4, top + place, text, ha="right", va="center_baseline", **token)
+        axes.text(0, -2.5 * heading, _one_line(title), fontsize=1.2 * heading)
     return figure
 
 

@@ -45,7 +45,10 @@ def test_each_weight_has_its_colour_at_its_place():
     pixels = np.asarray(canvas.buffer_rgba())[::-1, :, :3] / 255  # from below
     darkness = {}
     for layer, head, query, key in np.ndindex(maps.shape):
-        x, y = figure.axes[3 * layer + head].transData.transform((key, query)).astype(int)
+        left, right, _, top = figure.axes[0].images[3 * layer + head].get_extent()
+        side = (right - left) / 5
+        place = left + (key + 0.5) * side, top + (query + 0.5) * side
+        x, y = figure.axes[0].transData.transform(place).astype(int)
         darkness.setdefault(float(maps[layer, head, query, key]), []).append(1 - pixels[y, x].mean())
     # The square root puts 0.25 half-way along the colours.
     assert (
