@@ -71,16 +71,24 @@ class Response:
     low: list[int]
 
 
+class Off(NamedTuple):
+    """The loss with a circuit alone but one of its nodes; after which token, and where which is next, it rises most."""
+
+    loss: float
+    after: tuple[int, float]
+    before: tuple[int, float]
+
+
 @dataclass(frozen=True)
 class Circuit:
     """The nodes that are kept, and the loss in nats per token on texts that were not used to find them.
 
     nodes: channels only. edges: the weights between them, and to and from the tokens of the task, that are not zero.
     whole: of the model. alone: all other nodes at their mean. without: these nodes at their mean.
-    off: the loss with the circuit alone but one of its nodes, after which token it rises most then, and by how much
-    there. responses: of the nodes outside the stream. looks_back: the mean weight that each head of the circuit alone
-    gives to the token so many back of the last prediction that counts, (L, H, T - 1). period: after how many tokens
-    the rows begin again. earlier: by step, whole and alone of the model at earlier steps.
+    off: what follows when one of the nodes is off too. responses: of the nodes outside the stream.
+    looks_back: the mean weight that each head of the circuit alone gives to the token so many back of the last
+    prediction that counts, (L, H, T - 1). period: after how many tokens the rows begin again.
+    earlier: whole and alone of the model at earlier steps, by step.
     """
 
     nodes: list[Node]
@@ -88,7 +96,7 @@ class Circuit:
     whole: float
     alone: float
     without: float
-    off: dict[Node, tuple[float, int, float]]
+    off: dict[Node, Off]
     responses: dict[Node, Response]
     looks_back: Tensor
     period: int
@@ -189,11 +197,12 @@ def find_circuit(
     while count != (count := int(gates.sum())):
         switch_off(model.least_first(task, gates))
     losses, off = model.losses(held_out, gates), {}
+    read, following = held_out.tokens[:, held_out.first : -1], held_out.tokens[:, held_out.first + 1 :]
     for node in gates.nonzero().flatten().tolist():
         gates[node] = 0
         after = model.losses(held_out, gates)
-        known, rises, _ = _by_token(after - losses, held_out.tokens[:, held_out.first : -1])
-        off[model.nodes[node]] = after.mean().item(), int(known[rises.argmax()]), rises.max().item()
+        rises = after - losses
+        off[model.nodes[node]] = Off(after.mean().item(), _most(rises, read), _most(rises, following))
         gates[node] = 1
     responses, looks_back = _watched(model, held_out, gates)
     weights = [weights_between(one, [*off], task.tokens.unique().tolist()) for one in (*earlier.values(), gpt)]
@@ -254,6 +263,12 @@ def _response(values: Tensor, tokens: Tensor, back: int) -> Response:
     explained = (means[place].var() / values[:, 1:].var().clamp(min=1e-12)).item()
     half = deviation.abs().max() / 2
     return Response(back, explained, known[deviation > half].tolist(), known[deviation < -half].tolist())
+
+
+def _most(values: Tensor, tokens: Tensor) -> tuple[int, float]:
+    """The token at which the values are largest on average, and how large."""
+    known, means, _ = _by_token(values, tokens)
+    return int(known[means.argmax()]), means.max().item()
 
 
 def _by_token(values: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -202,9 +202,12 @@ def _box(circuit: Circuit, place: Place, x: int, y: int, label: Label) -> str:
     wide, tall = max(14, 6 * max(map(len, texts)) + 4), 10 * len(texts) + 5
     shown = {"class": f"node {node.kind}", "id": _id(place), "data-told": sentence(circuit, node, label)}
     if node in circuit.off:
-        nats, token, rise = circuit.off[node]
-        most = f"; after {visible(label(token))} {rise:.2f} more"
-        shown["data-off"] = f"without {node.kind} {node.number}: {nats:.2f} nats instead of {circuit.alone:.2f}{most}"
+        nats, (after, rise), (before, other_rise) = circuit.off[node]
+        most = (
+            f"most after {visible(label(after))} ({rise:+.2f}) and before {visible(label(before))} ({other_rise:+.2f})"
+        )
+        name = f"{node.kind} {node.number}"
+        shown["data-off"] = f"{name} held at its mean: {nats:.2f} nats instead of {circuit.alone:.2f}, {most}"
     box = _element("rect", {"x": x - wide / 2, "y": y - tall / 2, "width": wide, "height": tall, "rx": 3})
     return _element("g", shown, box + _element("text", {"y": y + 8 - 5 * len(texts)}, _rows(texts, x, 10)))
 

@@ -155,12 +155,25 @@ def test_every_node_is_drawn_and_says_the_loss_without_it(copying):
     for kind, layer, number in linked:
         told = None
         if off := copying.off.get((kind, layer, number)):
-            told = f"without {kind} {number}: {off[0]:.2f} nats instead of {copying.alone:.2f}; "
-            told += f"after {chr(off[1])} {off[2]:.2f} more"
+            told = f"{kind} {number} held at its mean: {off.loss:.2f} nats instead of {copying.alone:.2f}, most after "
+            told += f"{chr(off.after[0])} ({off.after[1]:+.2f}) and before {chr(off.before[0])} ({off.before[1]:+.2f})"
         assert found.pop((kind, str(layer), str(number))) == told
     assert not found and len(linked) > 20
-    assert any(loss > copying.alone + 0.05 for loss, _, _ in copying.off.values())
-    assert all(rise >= loss - copying.alone - 1e-6 for loss, _, rise in copying.off.values())  # the most, of a mean
+    assert any(off.loss > copying.alone + 0.05 for off in copying.off.values())
+    for off in copying.off.values():  # the most, of a mean
+        assert min(off.after[1], off.before[1]) >= off.loss - copying.alone - 1e-6
+
+
+def test_a_node_that_is_off_says_where_it_is_needed_most(copying):
+    found, check = (repeated(torch.arange(97, 109), 8, seed, rows=32) for seed in (0, 1))
+    model, node = GatedNodes(copying_gpt(), found.tokens), copying.nodes[-1]
+    gates = torch.tensor([float(one in copying.nodes) for one in model.nodes])
+    rises = -model.losses(check, gates)
+    gates[model.nodes.index(node)] = 0
+    rises += model.losses(check, gates)
+    for (token, rise), side in ((copying.off[node].after, slice(8, 15)), (copying.off[node].before, slice(9, 16))):
+        means = {one: rises[check.tokens[:, side] == one].mean().item() for one in range(97, 109)}
+        assert max(means, key=means.get) == token and means[token] == pytest.approx(rise, abs=1e-5)
 
 
 def test_lines_go_up_from_where_a_channel_was_last_written(copying):

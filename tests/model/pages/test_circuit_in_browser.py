@@ -2,7 +2,7 @@
 
 import torch
 
-from model.inspection.circuit import Circuit, Edge, Node, Response
+from model.inspection.circuit import Circuit, Edge, Node, Off, Response
 from model.pages.circuit import drawing
 
 A, B = (Node("token", 0, ord(letter)) for letter in "ab")
@@ -20,7 +20,7 @@ EDGES = [
     *(Edge(B, RIGHT, 1.0), Edge(RIGHT, VALUES[1], 1.0), Edge(VALUES[1], RIGHT, 1.0), Edge(RIGHT, PREDICTIONS[1], 1.0)),
     *(Edge(LEFT, QUERY, 1.0), Edge(RIGHT, KEY, 1.0)),
 ]
-OFF = {node: (1.25 + place, ord("b"), 9.0) for place, node in enumerate([LEFT, RIGHT, *VALUES])}
+OFF = {node: Off(1.25 + place, (ord("b"), 9.0), (ord("a"), 2.0)) for place, node in enumerate([LEFT, RIGHT, *VALUES])}
 RESPONSES = {VALUES[0]: Response(0, 1.0, [], [ord("a")]), VALUES[1]: Response(1, 1.0, [ord("b")], [])}
 CIRCUIT = Circuit(
     [*OFF], EDGES, 0.1, 0.2, 5.0, OFF, RESPONSES, torch.eye(4)[None, 1:2], 3, {0: (3.0, 3.5), 800: (0.3, 2.0)}
@@ -59,7 +59,9 @@ def test_a_node_shows_its_paths_and_what_the_loss_is_without_it(open_file, tmp_p
     assert page.locator(".far").count() == 0 and told.text_content() == opening
 
     page.click("#stream-0-3-1")  # at both of its places
-    assert told.text_content() == "without stream 3: 1.25 nats instead of 0.20; after b 9.00 more"
+    assert told.text_content() == (
+        "stream 3 held at its mean: 1.25 nats instead of 0.20, most after b (+9.00) and before a (+2.00)"
+    )
     assert page.locator(".off").count() == 2
     assert (
         page.locator("line[data-weight]").evaluate_all("all => all.filter((one) => one.checkVisibility()).length") == 5
