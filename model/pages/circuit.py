@@ -74,6 +74,14 @@ def sentence(circuit: Circuit, node: Node, label: Label) -> str:
     return f"{name}: {'; '.join(parts)}" if parts else name
 
 
+def held(circuit: Circuit, node: Node, label: Label) -> str:
+    """Such as "value 62 held at its mean: 0.41 nats instead of 0.32, most after h (+0.21) and before m (+0.80)"."""
+    off = circuit.off[node]
+    most = [f"{visible(label(token))} ({rise:+.2f})" for token, rise in (off.after, off.before)]
+    nats = f"{off.loss:.2f} nats instead of {circuit.alone:.2f}"
+    return f"{node.kind} {node.number} held at its mean: {nats}, most after {most[0]} and before {most[1]}"
+
+
 def _each(label: Label, sides: dict[str, list[int]]) -> list[str]:
     """Such as ["raises h and l", "lowers m"], without a side that has no tokens."""
     return [f"{verb} {listed([visible(label(one)) for one in tokens])}" for verb, tokens in sides.items() if tokens]
@@ -202,12 +210,7 @@ def _box(circuit: Circuit, place: Place, x: int, y: int, label: Label) -> str:
     wide, tall = max(14, 6 * max(map(len, texts)) + 4), 10 * len(texts) + 5
     shown = {"class": f"node {node.kind}", "id": _id(place), "data-told": sentence(circuit, node, label)}
     if node in circuit.off:
-        nats, (after, rise), (before, other_rise) = circuit.off[node]
-        most = (
-            f"most after {visible(label(after))} ({rise:+.2f}) and before {visible(label(before))} ({other_rise:+.2f})"
-        )
-        name = f"{node.kind} {node.number}"
-        shown["data-off"] = f"{name} held at its mean: {nats:.2f} nats instead of {circuit.alone:.2f}, {most}"
+        shown["data-off"] = held(circuit, node, label)
     box = _element("rect", {"x": x - wide / 2, "y": y - tall / 2, "width": wide, "height": tall, "rx": 3})
     return _element("g", shown, box + _element("text", {"y": y + 8 - 5 * len(texts)}, _rows(texts, x, 10)))
 
