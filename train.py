@@ -123,8 +123,10 @@ def fit(trainer: Trainer, model: GPTModule, data: TextDataModule, ckpt_path: str
     except SIGTERMException:  # Lightning's, for a signal that came before the run listens; its own status would be 0
         return 128 + signal.SIGTERM
     if trainer.is_global_zero and not trainer.fast_dev_run:
+        from model.glass import open_run  # imports what only the pages need
+
         text = data.validation_text() if data.validation_bytes <= XZ_BYTES else None
-        say(finish(Path(trainer.default_root_dir), text, Tokenizer.from_dict))
+        say(finish(Path(trainer.default_root_dir), text, open_run))
     return 0
 
 

@@ -133,6 +133,11 @@ class Glass:
         """The model after this many updates, one of `steps` or the best's. Raises FileNotFoundError for others."""
         return open_run(self.checkpoint or self.source, step=step, device=self.device)
 
+    @property
+    def earlier(self) -> list[Glass]:
+        """The model at the steps before its own that the run has kept."""
+        return [self.at(step) for step in self.steps if step < (self.step or 0)]
+
     @cached_property
     def recorded(self) -> AttentionArchive:
         """What was logged while it trained, on a fixed text and on repeated random tokens ("text" and "repeated").
@@ -290,6 +295,12 @@ class Glass:
 
         Raises ValueError if the page would be too large, or there is neither a recorded text nor an opening.
         """
+        return self.page_and_experiments(opening, others)[0]
+
+    def page_and_experiments(
+        self, opening: Sequence[int] | None = None, others: Sequence[Glass] = ()
+    ) -> tuple[str, dict[str, int]]:
+        """As `page`; and by title the step from which on each experiment holds."""
         snapshots = sorted(((glass.step or 0, glass.gpt) for glass in (self, *others)), key=lambda one: one[0])
         context, windows = self.gpt.config.context_length, None
         if self.recording is not None:
@@ -300,7 +311,7 @@ class Glass:
             raise ValueError(
                 f"{self.source} has no text on record to try it on: give a prompt of 2 to {context} tokens"
             )
-        return model_page(self.name, snapshots, self.tokenizer, probes, opening, windows)[0]
+        return model_page(self.name, snapshots, self.tokenizer, probes, opening, windows)
 
     def experiments(self) -> Found:
         """The experiments that hold for the model, strongest first, and by title why the others do not.
@@ -321,8 +332,7 @@ class Glass:
         Raises ValueError where there are too few different tokens.
         """
         tokens = set(self.tokenizer.encode(text)) or set(self.repeated_probe().tokens) - {self.tokenizer.end_of_text}
-        earlier = {step: self.at(step).gpt for step in self.steps if step < (self.step or 0)}
-        return copying_circuit(self.gpt, tokens, earlier)
+        return copying_circuit(self.gpt, tokens, {one.step: one.gpt for one in self.earlier})
 
     def _repr_html_(self) -> str:
         return in_frame(self.page)

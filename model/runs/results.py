@@ -8,18 +8,14 @@ import lzma
 import math
 import shlex
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from model.checkpoint import load_gpt, read_checkpoint
+from model.checkpoint import read_checkpoint
 from model.files import write_atomically
-from model.gpt import GPT
 from model.inspection.archive import AttentionArchive
-from model.inspection.circuit import copying_circuit
 from model.pages.captures import Captures
 from model.pages.circuit import MAX_DRAWN, drawing
-from model.pages.live import model_page
 from model.pages.report import report_page
 from model.runs.configs import read_config
 from model.runs.folder import (
@@ -34,9 +30,6 @@ from model.runs.folder import (
     MODEL_PAGE,
     REPORT,
     SAMPLES,
-    find_checkpoint,
-    kept_checkpoint,
-    kept_steps,
 )
 
 log = logging.getLogger(__name__)
@@ -112,14 +105,14 @@ def _read_text(path: Path) -> str:
         raise ValueError(f"{path} is damaged, because it is not text ({error})") from None
 
 
-def finish(run_dir: Path, validation_text: str | None, make_tokenizer: Callable[[dict], Any]) -> str:
-    """Writes model.html and report.html; returns what the run reached, where its files are, and what to type next.
+def finish(run_dir: Path, validation_text: str | None, open_run: Callable[[Path], Any]) -> str:
+    """Writes the pages of a run; returns what it reached, where its files are, and what to type next.
 
     A page that fails is a warning: the run is not lost. There is no model.html of a model that is too large, or whose
-    heads were not recorded.
+    heads were not recorded, and a circuit.svg of a model of few weights only.
 
     validation_text: all of it, to compare the model with a general compressor; None leaves that out.
-    make_tokenizer: makes a tokenizer from what a checkpoint has of it.
+    open_run: that of `model.glass`, which stands above this room.
     """
     if not run_dir.exists():
         return _reached(run_dir, validation_text)
@@ -127,14 +120,15 @@ def finish(run_dir: Path, validation_text: str | None, make_tokenizer: Callable[
     model.unlink(missing_ok=True)  # of an earlier step, if the run was resumed
     try:
         if (run_dir / HEAD_SCORES).exists():
-            write_atomically(model, _model_page(run_dir, make_tokenizer).encode())
+            _write_model_page(run_dir, open_run(run_dir))
     except ValueError as error:
         log.info("There is no page with this model: %s", error)
     except (OSError, KeyError, MemoryError) as error:
         log.warning("There is no page with this model: %s", error)
     try:
         if (_nonzero_weights(run_dir) or math.inf) <= MAX_DRAWN:
-            write_atomically(run_dir / CIRCUIT, _circuit(run_dir, make_tokenizer).encode())
+            glass, prompt = open_run(run_dir), read_config(run_dir / CONFIG)["samples"]["prompt"]
+            write_atomically(run_dir / CIRCUIT, drawing(glass.circuit(prompt), glass.tokenizer.label).encode())
     except (OSError, ValueError) as error:
         log.info("There is no picture of a circuit: %s", error)
     try:
@@ -154,39 +148,17 @@ everything is in {run_dir}/: {files}
 {look}  python train.py --resume {path} --trainer.max_steps N    train it further{type_to_it}"""
 
 
-def _model_page(run_dir: Path, make_tokenizer: Callable[[dict], Any]) -> str:
-    """The page of the steps that the run has kept, and at last its best; of that alone if more would not fit.
-
-    Writes the step from which on each experiment holds into the run's EXPERIMENTS.
-    """
-    gpt, info = load_gpt(find_checkpoint(run_dir))
-    tokenizer = make_tokenizer(info["tokenizer"])
-    archive = AttentionArchive.open(run_dir / ATTENTION)
-    best, earlier = (info["global_step"], gpt), _earlier(run_dir, info["global_step"])
-    earlier = [(step, model) for step, model in earlier if model.config == gpt.config]
-    page = partial(model_page, run_dir.resolve().name, tokenizer=tokenizer, probes=archive.probes)
+def _write_model_page(run_dir: Path, glass: Any) -> None:
+    """With the steps that the run has kept, or without them if they would not fit; and when its experiments hold."""
+    earlier = [other for other in glass.earlier if other.gpt.config == glass.gpt.config]
     try:
-        html, since = page([*earlier, best], windows=archive.windows)
+        page, since = glass.page_and_experiments(others=earlier)
     except ValueError:
         if not earlier:
             raise
-        html, since = page([best], windows=archive.windows)
+        page, since = glass.page_and_experiments()
     write_atomically(run_dir / EXPERIMENTS, json.dumps(since).encode())
-    return html
-
-
-def _earlier(run_dir: Path, step: int) -> list[tuple[int, GPT]]:
-    """The models of the steps before this one that the run has kept."""
-    return [(kept, load_gpt(kept_checkpoint(run_dir, kept))[0]) for kept in kept_steps(run_dir) if kept < step]
-
-
-def _circuit(run_dir: Path, make_tokenizer: Callable[[dict], Any]) -> str:
-    """The picture of the circuit that repeats the tokens of the prompt of the run's samples."""
-    gpt, info = load_gpt(find_checkpoint(run_dir))
-    tokenizer = make_tokenizer(info["tokenizer"])
-    tokens = set(tokenizer.encode(read_config(run_dir / CONFIG)["samples"]["prompt"]))
-    circuit = copying_circuit(gpt, tokens, dict(_earlier(run_dir, info["global_step"])))
-    return drawing(circuit, tokenizer.label)
+    write_atomically(run_dir / MODEL_PAGE, page.encode())
 
 
 def _reached(run_dir: Path, validation_text: str | None) -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from data.tokenizers import Tokenizer, byte_level
+from data.tokenizers import byte_level
+from model.glass import open_run
 from model.gpt import GPT, GPTConfig
 from model.inspection.archive import AttentionArchive
 from model.inspection.probes import Probe, draw_repeated_probe
@@ -131,18 +132,18 @@ def test_a_diverged_run_has_a_report(run):
 def test_the_summary_says_what_was_reached(run):
     (run / "metrics.csv").write_text(METRICS + "30,3000,2.9,3.6,2.6,0.1,100.0,,\n")
     reached = "validation: 2.6000 bits per byte after 30 steps, best 2.5000 after 20"
-    assert f"{reached}\n" in finish(run, None, Tokenizer.from_dict)
+    assert f"{reached}\n" in finish(run, None, open_run)
     assert (run / "report.html").exists()
     text = Path(json.__file__).read_text()
     bits = 8 * len(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME)) / len(text.encode())
-    assert f"{reached}; xz -9e needs {bits:.4f} for the same text\n" in finish(run, text, Tokenizer.from_dict)
+    assert f"{reached}; xz -9e needs {bits:.4f} for the same text\n" in finish(run, text, open_run)
 
 
 def test_a_model_page_of_an_earlier_step_does_not_stay(run):
     """A run whose heads were not recorded has none, and a resumed one must not show the model as it was before."""
     (run / "model.html").write_text("the model as it was")
     (run / "attention" / "scores.jsonl").unlink(missing_ok=True)
-    summary = finish(run, None, Tokenizer.from_dict)
+    summary = finish(run, None, open_run)
     assert "model.html" not in summary and "inspect_attention.py" not in summary  # which would find nothing
     assert not (run / "model.html").exists()
 
@@ -155,17 +156,17 @@ def test_the_circuit_of_a_sparse_model_is_drawn_and_in_the_report(run):
     (run / "config.yaml").write_text("samples: {prompt: abcdefgh}")
     for nonzero_weights, is_drawn in ((5000, False), (1000, True)):
         torch.save(checkpoint | {"global_step": 20, "nonzero_weights": nonzero_weights}, last)
-        assert ("circuit.svg" in finish(run, None, Tokenizer.from_dict)) == is_drawn
+        assert ("circuit.svg" in finish(run, None, open_run)) == is_drawn
     picture = (run / "circuit.svg").read_text(encoding="utf-8")
     assert picture.count("data-weight=") > 20 and element(report_of(run), "data")["circuit"] == picture
 
 
 def test_commands_of_the_summary_can_be_pasted_even_if_nothing_was_trained(tmp_path, caplog):
     run = tmp_path / "my runs" / "a"
-    summary = finish(run, None, Tokenizer.from_dict)
+    summary = finish(run, None, open_run)
     assert summary.startswith("nothing was trained") and "--resume" not in summary
     (run / "checkpoints").mkdir(parents=True)
-    summary = finish(run, None, Tokenizer.from_dict)
+    summary = finish(run, None, open_run)
     assert f"--resume '{run}' --trainer.max_steps" in summary and "nothing was trained" in summary
     assert f"everything is in {run}/: checkpoints\n" in summary
     assert "There is no report of this run" in caplog.text
