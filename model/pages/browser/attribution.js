@@ -72,16 +72,10 @@ export function drawParts(table, { parts, other, names, all, chosen, choose, sho
     element("td", { textContent: signed(value) }), ...(other ? [element("td", { className: "soft", textContent: signed(against) })] : []),
   ];
   const body = rows.map((row) => {
-    const name = row.head || row.folded ? element("button", { textContent: row.name }) : element("span", { textContent: row.name });
-    if (row.head) {
-      name.setAttribute("aria-pressed", String(row.head) === String(chosen));
-      name.title = "choose this head";
-      name.addEventListener("click", () => choose(row.head));
-    }
-    if (row.folded) {
-      name.title = "show every part";
-      name.addEventListener("click", showAll);
-    }
+    const fields = row.head ? { title: "choose this head", onclick: () => choose(row.head) }
+      : row.folded ? { title: "show every part", onclick: showAll } : {};
+    const name = element(fields.onclick ? "button" : "span", { textContent: row.name, ...fields });
+    if (row.head) name.setAttribute("aria-pressed", String(row.head) === String(chosen));
     return element("tr", {}, element("th", { scope: "row" }, name), ...cellsOf(row));
   });
   const heading = other && element("tr", {}, element("th"), element("th"), ...names.map((name) => element("th", { scope: "col", textContent: name })));

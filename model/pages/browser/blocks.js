@@ -2,6 +2,7 @@
 // step, each decoded when it is first shown.
 
 import { $ } from "browser/elements.js";
+import { keep } from "browser/recent.js";
 import { labelsOf, mapped } from "browser/state.js";
 import { bytesOf } from "browser/weights.js";
 
@@ -18,13 +19,7 @@ export async function recorded({ probe }, at, run) {
 // What else was measured at a step.
 const detailsOf = ({ details: id }) => kept(id, async () => JSON.parse(new TextDecoder().decode(await unpack(id))));
 
-function kept(id, unpacked) {
-  const content = blocks.get(id) ?? unpacked(id);
-  blocks.delete(id); // and added again at the end, to keep the order of last use
-  blocks.set(id, content);
-  if (blocks.size > KEPT) blocks.delete(blocks.keys().next().value);
-  return content;
-}
+const kept = (id, unpacked) => keep(blocks, id, blocks.get(id) ?? unpacked(id), KEPT);
 
 // Whether two blocks of maps are equal; not those of a page that holds none.
 export const sameBlocks = (one, two) => one !== undefined && $(`block-${one}`).textContent === $(`block-${two}`).textContent;

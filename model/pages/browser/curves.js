@@ -85,11 +85,7 @@ function describeCurves() {
   $("formed").replaceChildren(...parts);
 }
 
-function jump(text, patch) {
-  const button = element("button", { textContent: text });
-  button.addEventListener("click", () => change(patch()));
-  return button;
-}
+const jump = (textContent, patch) => element("button", { textContent, onclick: () => change(patch()) });
 
 function describeScore() {
   if (!SCORES[shown.score].forms) return ["Dashes: uniform attention. "];

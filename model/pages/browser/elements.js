@@ -7,16 +7,28 @@ export const css = (name) => getComputedStyle(document.documentElement).getPrope
 export const clamp = (i, last) => Math.max(0, Math.min(last, i));
 export const systemTheme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
 
-// What the arrow keys add to a row and a column.
+// What the arrow keys add to a row and a column, and those of them that add to a place in a line.
 export const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+export const SIDEWAYS = { ArrowLeft: -1, ArrowRight: 1 };
+
+// Calls `move` with what each of the keys stands for, which then does nothing else, and `choose` for enter.
+export function onKeys(node, keys, move, choose = () => {}) {
+  node.addEventListener("keydown", (event) => {
+    if (event.key === "Enter") choose(event);
+    if (!(event.key in keys)) return;
+    move(keys[event.key]);
+    event.preventDefault();
+    event.stopPropagation();
+  });
+}
 
 // The item for which `distance` is smallest; the first of them.
 export const closest = (items, distance) => items.reduce((best, item) => (distance(item) < distance(best) ? item : best));
 
-export function element(name, fields = {}, ...children) {
-  const { style, ...others } = fields;
-  const node = Object.assign(document.createElement(name), others);
+export function element(name, { style, dataset, ...fields } = {}, ...children) {
+  const node = Object.assign(document.createElement(name), fields);
   Object.assign(node.style, style);
+  Object.assign(node.dataset, dataset);
   node.append(...children);
   return node;
 }
@@ -34,20 +46,14 @@ export function changeTo(before, after) {
 export function tokenSpans(labels) {
   return labels.map((label, index) => {
     const text = cut(label, 60).replace(HIDDEN, (c) => (c === "\n" ? "↵\n" : codePoint(c)));
-    const span = element("span", { textContent: text || "∅" });
-    span.dataset.index = index;
-    return span;
+    return element("span", { textContent: text || "∅", dataset: { index } });
   });
 }
 
 // Buttons of which one is pressed. Each has its value in data-value, and a click calls `choose` with the value.
 export function choices(parent, options, choose) {
-  for (const [value, text] of options) {
-    const button = element("button", { textContent: text });
-    button.dataset.value = value;
-    button.addEventListener("click", () => choose(value));
-    parent.append(button);
-  }
+  parent.append(...options.map(([value, textContent]) =>
+    element("button", { textContent, dataset: { value }, onclick: () => choose(value) })));
 }
 
 export function press(parent, value) {

@@ -44,11 +44,7 @@ function drawExperiment() {
 }
 
 const paragraph = (textContent, ...nodes) => element("p", { textContent }, ...nodes);
-const button = (textContent, act) => {
-  const node = element("button", { textContent });
-  node.addEventListener("click", act);
-  return node;
-};
+const button = (textContent, onclick) => element("button", { textContent, onclick });
 const begin = (effect) => [
   shown.off.length ? `${listed(shown.off)} ${shown.off.length > 1 ? "are" : "is"} still off. ` : "",
   button("begin this experiment again", () => show(effect, 0)),

@@ -17,9 +17,8 @@ const SMALLEST = matchMedia("(pointer: coarse)").matches ? 44 : 20;
 
 const newThumbs = (choose) => ALL_HEADS.map((head) => {
   const caption = element("span", { className: "caption" }, element("span"), element("span"));
-  const button = element("button", { className: "thumb" }, element("canvas"), element("i"), caption, element("span", { className: "marks" }));
-  button.addEventListener("click", () => choose(head));
-  return button;
+  const marks = element("span", { className: "marks" });
+  return element("button", { className: "thumb", onclick: () => choose(head) }, element("canvas"), element("i"), caption, marks);
 });
 
 export const thumbs = newThumbs((head) => change({ head }));

@@ -1,7 +1,7 @@
 // The large map: one head at one step, or two of them and their difference.
 
 import { sameBlocks } from "browser/blocks.js";
-import { $, ARROWS, choices, clamp, css, element, press } from "browser/elements.js";
+import { $, ARROWS, choices, clamp, css, element, onKeys, press } from "browser/elements.js";
 import { downloadCsv, downloadPng, mapRows } from "browser/export.js";
 import { drawLabel, drawMap, fitCanvas, layout, ofHead, PAD, palette, rgb, triangle, weightAt } from "browser/maps.js";
 import { addFollower, addView, change, chosenToken, point, pointer, shown } from "browser/render.js";
@@ -88,17 +88,12 @@ function newPane() {
   over.addEventListener("pointerleave", () => hover(null));
   over.addEventListener("blur", () => hover(null));
   over.addEventListener("click", (event) => (hover(locate(event)), choose()));
-  over.addEventListener("keydown", (event) => {
-    const move = ARROWS[event.key];
-    if (event.key === "Enter") choose();
-    if (!move) return;
+  onKeys(over, ARROWS, ([down, right]) => {
     const last = labelsOf(shown.probe).length - 1;
     const { query, key } = pointer.cell ?? { query: last, key: last };
-    hover({ query: clamp(query + move[0], last), key: clamp(key + move[1], last) });
+    hover({ query: clamp(query + down, last), key: clamp(key + right, last) });
     $("live").textContent = $("readout").textContent;
-    event.preventDefault();
-    event.stopPropagation();
-  });
+  }, choose);
   return box;
 }
 

@@ -1,7 +1,7 @@
 // The lens (nostalgebraist 2020): what the model would predict if it stopped after each sub-layer. A table of
 // sub-layers by positions with the likeliest next token in each cell.
 
-import { ARROWS, clamp, element } from "browser/elements.js";
+import { ARROWS, clamp, element, onKeys } from "browser/elements.js";
 import { isDark, rgb } from "browser/maps.js";
 import { share } from "browser/surprise.js";
 import { decimal, quote, visible } from "browser/words.js";
@@ -59,11 +59,7 @@ export function createLens(parent, choose) {
   function build() {
     const { details, labels } = view;
     const write = (label) => (label === undefined ? "" : visible(label, 8) || "∅");
-    cells = details.sublayers.map((_, row) => labels.map((_, token) => {
-      const cell = element("td", { tabIndex: -1 });
-      Object.assign(cell.dataset, { row, token });
-      return cell;
-    }));
+    cells = details.sublayers.map((_, row) => labels.map((_, token) => element("td", { tabIndex: -1, dataset: { row, token } })));
     body.replaceChildren(...details.sublayers.map((name, row) => element("tr", {}, element("th", { scope: "row", textContent: name }), ...cells[row])));
     const heading = (label, i) => element("th", { scope: "col", textContent: write(label), title: `${i} ${visible(label, 60)}` });
     head.replaceChildren(head.firstChild, ...labels.map(heading));
@@ -80,39 +76,30 @@ export function createLens(parent, choose) {
       for (const [token, cell] of line.entries()) {
         const found = lensCell(details, probe, labels, row, token);
         const colour = colours[Math.round(255 * Math.min(1, strength(colouring, found, largest)))];
-        const text = found.text === null ? "–" : visible(found.text, 8) || "∅";
         cell.classList.toggle("chosen", token === view.token);
-        cell.textContent = text;
-        cell.style.background = rgb(colour);
-        cell.style.color = isDark(colour) ? "#ffffff" : "#14181e";
+        cell.textContent = found.text === null ? "–" : visible(found.text, 8) || "∅";
+        Object.assign(cell.style, { background: rgb(colour), color: isDark(colour) ? "#ffffff" : "#14181e" });
       }
     readout.textContent = `Point at a cell to read it${choose ? "; click to choose its token" : ""}.`;
   }
 
   const cellAt = (target) => target.closest?.("td");
   const read = ({ target }) => {
-    const cell = cellAt(target);
-    if (!cell) return;
-    const { sentence } = lensCell(view.details, view.probe, view.labels, Number(cell.dataset.row), Number(cell.dataset.token));
-    readout.textContent = sentence;
+    const { row, token } = cellAt(target)?.dataset ?? {};
+    if (row) readout.textContent = lensCell(view.details, view.probe, view.labels, Number(row), Number(token)).sentence;
   };
   const pick = ({ target }) => choose && cellAt(target) && choose(Number(cellAt(target).dataset.token));
   table.addEventListener("pointerover", read);
   table.addEventListener("focusin", read);
   table.addEventListener("click", pick);
-  table.addEventListener("keydown", (event) => {
-    if (event.key === "Enter") pick(event);
-    const move = ARROWS[event.key];
-    if (!move) return;
+  onKeys(table, ARROWS, ([down, right]) => {
     cells[focused.row][focused.token].tabIndex = -1;
-    focused.row = clamp(focused.row + move[0], cells.length - 1);
-    focused.token = clamp(focused.token + move[1], view.labels.length - 1);
+    focused.row = clamp(focused.row + down, cells.length - 1);
+    focused.token = clamp(focused.token + right, view.labels.length - 1);
     const cell = cells[focused.row][focused.token];
     cell.tabIndex = 0;
     cell.focus();
-    event.preventDefault();
-    event.stopPropagation();
-  });
+  }, pick);
 
   return (next) => {
     const same = view && view.labels === next.labels && String(view.details.sublayers) === String(next.details.sublayers);

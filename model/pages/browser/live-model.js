@@ -3,6 +3,7 @@
 
 import { Cache, CHUNK, Network } from "browser/network.js";
 import { Reading } from "browser/reading.js";
+import { keep } from "browser/recent.js";
 import { randomNumbers, sample } from "browser/sampling.js";
 import { bytesOf, tensorsOf } from "browser/weights.js";
 
@@ -46,11 +47,9 @@ export class LiveModel {
   // What was read of a text stays, so that a typed letter costs one token. text: "A" or "B".
   reading(snapshot, edits = [], text = "A") {
     const name = JSON.stringify([snapshot, edits, text]);
-    const reading = this.readings.get(name) ?? new Reading(this.snapshot(snapshot).network, this.vectors(snapshot, edits));
-    this.readings.delete(name); // and added again, at the end
-    this.readings.set(name, reading);
-    if (this.readings.size > KEPT_READINGS) this.readings.delete(this.readings.keys().next().value);
-    return reading;
+    const known = this.readings.get(name);
+    const reading = known ?? new Reading(this.snapshot(snapshot).network, this.vectors(snapshot, edits));
+    return keep(this.readings, name, reading, KEPT_READINGS);
   }
 
   // edits: [{ part, with: "zero" or "mean" }], as a person chooses them -> as Network.read takes them.
@@ -82,12 +81,9 @@ export class LiveModel {
       if (cache.length + unread.length > context) {
         const kept = Math.max(1, Math.floor(context / 2));
         unread = [...cache.tokens.subarray(context - kept + 1), ...unread];
-        cache.cut(0);
+        cache.length = 0;
       }
-      let features;
-      for (let at = 0; at < unread.length; at += CHUNK) features = network.read(unread.slice(at, at + CHUNK), cache, options);
-      const logits = network.logits(features.subarray(-this.config.embed_dim));
-      const token = sample(logits, { temperature, topK }, random);
+      const token = sample(logitsAfter(network, unread, cache, options), { temperature, topK }, random);
       yield token;
       if (token === stop) return;
       unread = [token];
@@ -134,13 +130,18 @@ export class LiveModel {
     const { cache, trace, network } = reading;
     const T = cache.length;
     if (layer === this.config.num_layers - 1 && position < T - 1) return lastLogit(reading, target); // nothing reads it there
-    spare.copy(cache, T);
-    spare.cut(position);
-    const options = { edits: [{ part: `head ${layer}.${head}`, vector, position }], from: { layer, residual: trace.residual[2 * layer] } };
-    let features;
-    for (let at = position; at < T; at += CHUNK) features = network.read(cache.tokens.slice(at, Math.min(T, at + CHUNK)), spare, options);
-    return network.logits(features.subarray(-this.config.embed_dim))[target];
+    spare.copy(cache, position);
+    const edits = [{ part: `head ${layer}.${head}`, vector, position }];
+    const from = { layer, residual: trace.residual[2 * layer] };
+    return logitsAfter(network, cache.tokens.subarray(position, T), spare, { edits, from })[target];
   }
+}
+
+// The logits after the last of some tokens that follow those of a cache.
+function logitsAfter(network, tokens, cache, options) {
+  let features;
+  for (let at = 0; at < tokens.length; at += CHUNK) features = network.read(tokens.slice(at, at + CHUNK), cache, options);
+  return network.logits(features.subarray(-network.config.embed_dim));
 }
 
 // The logit of a token after the last position.

@@ -6,8 +6,8 @@
 import { createProducts } from "browser/products.js";
 
 export const CHUNK = 16; // the most tokens that are read at once: a few milliseconds of work
-const LAYER_NORM_EPSILON = 1e-5;
-const RMS_EPSILON = 1e-6;
+export const LAYER_NORM_EPSILON = 1e-5;
+export const RMS_EPSILON = 1e-6;
 
 export const triangle = (n) => (n * (n + 1)) / 2;
 export const hasValues = (config, layer) => config.value_embeddings && (config.num_layers - 1 - layer) % 2 === 0;
@@ -31,11 +31,6 @@ export class Cache {
     const width = config.num_kv_heads * (config.embed_dim / config.num_heads);
     const perLayer = () => Array.from({ length: config.num_layers }, () => new Float32Array(room * width));
     Object.assign(this, { room, width, length: 0, tokens: new Int32Array(room), keys: perLayer(), values: perLayer() });
-  }
-
-  // Forgets what comes after the first `length` tokens.
-  cut(length) {
-    this.length = Math.min(this.length, length);
   }
 
   // Becomes the first `length` tokens of another cache.
@@ -82,13 +77,8 @@ export class Network {
     this.weights = new Map();
     for (const [name, { size }] of tensors) this.weights.set(name, this.products.floats(size));
     if (config.tie_embeddings) this.weights.set("head.weight", this.weights.get("token_embedding.weight"));
-    this.fill(tensors);
-    this.turns = config.position === "rotary" ? turns(config.context_length, K) : null;
-  }
-
-  // Takes other weights of the same shapes.
-  fill(tensors) {
     for (const [name, { fill }] of tensors) fill(this.weights.get(name));
+    this.turns = config.position === "rotary" ? turns(config.context_length, K) : null;
   }
 
   weight(name) {
@@ -151,19 +141,7 @@ export class Network {
   norm(name, x, out) {
     const D = this.config.embed_dim;
     const [weight, bias] = [this.weight(name), this.weights.get(`${name}.bias`)];
-    for (let at = 0; at < x.length; at += D) {
-      let [mean, squares] = [0, 0];
-      if (weight) {
-        for (let i = 0; i < D; i++) mean += x[at + i];
-        mean /= D;
-      }
-      for (let i = 0; i < D; i++) squares += (x[at + i] - mean) ** 2;
-      const scale = 1 / Math.sqrt(squares / D + (weight ? LAYER_NORM_EPSILON : RMS_EPSILON));
-      for (let i = 0; i < D; i++) {
-        const value = (x[at + i] - mean) * scale;
-        out[at + i] = weight ? value * weight[i] + (bias ? bias[i] : 0) : value;
-      }
-    }
+    for (let at = 0; at < x.length; at += D) normalise(x.subarray(at, at + D), out.subarray(at, at + D), weight, bias);
     return out.subarray(0, x.length);
   }
 
@@ -186,7 +164,7 @@ export class Network {
     for (let t = 0; t < T; t++) {
       for (let head = 0; head < H + kv; head++) {
         const vector = qkv.subarray(t * qkvWidth + head * K, t * qkvWidth + (head + 1) * K);
-        if (config.qk_norm) rmsNorm(vector);
+        if (config.qk_norm) normalise(vector, vector);
         if (this.turns) rotate(vector, start + t, this.turns);
       }
       const [keys, values] = [t * qkvWidth + H * K, t * qkvWidth + (H + kv) * K];
@@ -264,11 +242,18 @@ function replace(rows, stride, part, { edits, start, T }, first = 0) {
         if (edit.position === undefined || edit.position === start + t) rows.set(edit.vector, t * stride + first);
 }
 
-function rmsNorm(vector) {
-  let squares = 0;
-  for (let i = 0; i < vector.length; i++) squares += vector[i] ** 2;
-  const scale = 1 / Math.sqrt(squares / vector.length + RMS_EPSILON);
-  for (let i = 0; i < vector.length; i++) vector[i] *= scale;
+// One vector's norm: see Network.norm.
+function normalise(x, out, weight, bias) {
+  const D = x.length;
+  let [sum, squares] = [0, 0];
+  if (weight) for (let i = 0; i < D; i++) sum += x[i];
+  const mean = sum / D;
+  for (let i = 0; i < D; i++) squares += (x[i] - mean) ** 2;
+  const scale = 1 / Math.sqrt(squares / D + (weight ? LAYER_NORM_EPSILON : RMS_EPSILON));
+  for (let i = 0; i < D; i++) {
+    const value = (x[i] - mean) * scale;
+    out[i] = weight ? value * weight[i] + (bias ? bias[i] : 0) : value;
+  }
 }
 
 // Cosine and sine of each pair's angle at each position, (positions, K); see rotary.py.

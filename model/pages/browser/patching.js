@@ -1,7 +1,7 @@
 // Activation patching (Meng et al. 2022, https://arxiv.org/abs/2202.05262; Wang et al. 2022): what one head gives at one
 // token of a text B is put into the reading of text A, and the logit of a token to come next is compared.
 
-import { $, ARROWS, changeTo, clamp, css } from "browser/elements.js";
+import { $, ARROWS, changeTo, clamp, css, onKeys } from "browser/elements.js";
 import { fillRamp } from "browser/large-map.js";
 import { fitCanvas, rgb } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
@@ -166,16 +166,11 @@ $("patch-matrix").setAttribute("aria-label", "change of the logit by head and to
 $("patch-matrix").addEventListener("pointermove", (event) => point(locate(event)));
 $("patch-matrix").addEventListener("pointerleave", () => point(null));
 $("patch-matrix").addEventListener("click", (event) => (point(locate(event)), choose()));
-$("patch-matrix").addEventListener("keydown", (event) => {
-  if (event.key === "Enter") choose();
-  const move = ARROWS[event.key];
-  if (!move) return;
+onKeys($("patch-matrix"), ARROWS, ([down, right]) => {
   const { head, token } = pointed ?? { head: 0, token: 0 };
-  point({ head: clamp(head + move[0], ALL_HEADS.length - 1), token: clamp(token + move[1], geometry().columns - 1) });
+  point({ head: clamp(head + down, ALL_HEADS.length - 1), token: clamp(token + right, geometry().columns - 1) });
   $("live").textContent = $("patch-note").textContent;
-  event.preventDefault();
-  event.stopPropagation();
-});
+}, choose);
 
 $("other-text").addEventListener("input", ({ target }) => change({ otherText: target.value, from: null }));
 $("patch-from").addEventListener("change", ({ target }) => change({ from: Number(target.value) }));

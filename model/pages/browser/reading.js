@@ -2,7 +2,7 @@
 // copying.py measure in Python. What was read of an earlier text stays where the new one begins alike, so that a typed
 // letter costs one token.
 
-import { Cache, CHUNK, hasValues, Trace, triangle } from "browser/network.js";
+import { Cache, CHUNK, hasValues, LAYER_NORM_EPSILON, RMS_EPSILON, Trace, triangle } from "browser/network.js";
 import { likeliest } from "browser/sampling.js";
 
 const TOP = 5; // tokens listed for a position, as in lens.py
@@ -21,7 +21,7 @@ export class Reading {
     const { cache, trace } = this;
     let same = 0;
     while (same < Math.min(tokens.length, cache.length) && tokens[same] === cache.tokens[same]) same++;
-    cache.cut(same);
+    cache.length = same;
     // The last position that is alike predicts another token now.
     this.columns.length = Math.min(this.columns.length, Math.max(0, same - 1));
     while (cache.length < tokens.length) {
@@ -69,7 +69,7 @@ export class Reading {
     const column = {
       next: top.map((id) => [id, probability(stages - 1, id)]),
       nats: next === undefined ? null : totals.at(-1) - last[next],
-      rank: next === undefined ? null : countAbove(last, last[next]),
+      rank: next === undefined ? null : last.filter((logit) => logit > last[next]).length,
     };
     if (deep) {
       const final = Float64Array.from(last, (logit) => logit - totals.at(-1));
@@ -90,48 +90,44 @@ export class Reading {
     const next = this.tokenAfter(t) ?? likeliestNext;
     const rowOf = (rows) => rows.subarray(t * D, (t + 1) * D);
     const row = network.weight("head").subarray(next * D, (next + 1) * D);
-    const logit = dot(rowOf(trace.features), row);
-    const last = this.biasPart("final_norm", "final norm bias", row);
-    let direction = this.beforeNorm("final_norm", rowOf(trace.residual.at(-1)), row);
-    const layers = {};
-    for (let layer = 0; layer < L; layer++) Object.assign(layers, this.layerParts(layer, t, direction));
-    let first = {};
-    if (network.config.embedding_norm) {
-      first = this.biasPart("embedding_norm", "embedding bias", direction);
-      direction = this.beforeNorm("embedding_norm", rowOf(trace.embeddings), direction);
-    }
-    const tables = Object.fromEntries(Object.entries(trace.tables).map(([name, rows]) => [name, dot(rowOf(rows), direction)]));
-    const parts = { ...tables, ...first, ...layers, ...last };
+    // What a part is multiplied with for its share: a layer's, and one of the tables'.
+    const ofLayers = this.beforeNorm("final_norm", rowOf(trace.residual.at(-1)), row);
+    const { embedding_norm: normed } = network.config;
+    const ofTables = normed ? this.beforeNorm("embedding_norm", rowOf(trace.embeddings), ofLayers) : ofLayers;
+    const parts = {};
+    for (const [name, rows] of Object.entries(trace.tables)) parts[name] = dot(rowOf(rows), ofTables);
+    this.addBias(parts, "embedding bias", "embedding_norm", ofLayers);
+    for (let layer = 0; layer < L; layer++) this.addLayer(parts, layer, t, ofLayers);
+    this.addBias(parts, "final norm bias", "final_norm", row);
     const sum = Object.values(parts).reduce((a, b) => a + b, 0);
-    return { parts, error: Math.abs(sum - logit), valueNorms };
+    return { parts, error: Math.abs(sum - dot(rowOf(trace.features), row)), valueNorms };
   }
 
-  biasPart(norm, name, direction) {
-    const bias = this.network.weights.get(`${norm}.bias`);
-    return bias ? { [name]: dot(bias, direction) } : {};
+  // The share of a bias, where the model has it.
+  addBias(parts, part, name, direction) {
+    const bias = this.network.weights.get(`${name}.bias`);
+    if (bias) parts[part] = dot(bias, direction);
   }
 
   // What a part of the norm's input x is multiplied with, for its share of norm(x) . direction.
   beforeNorm(name, x, direction) {
     const D = x.length;
     const weight = this.network.weight(name);
-    if (!weight) return Float64Array.from(direction, (value) => value / Math.sqrt(dot(x, x) / D + 1e-6));
+    if (!weight) return Float64Array.from(direction, (value) => value / Math.sqrt(dot(x, x) / D + RMS_EPSILON));
     const weighted = Float64Array.from(direction, (value, i) => value * weight[i]);
     const [mean, middle] = [average(x), average(weighted)];
     const variance = x.reduce((sum, value) => sum + (value - mean) ** 2, 0) / D;
-    return weighted.map((value) => (value - middle) / Math.sqrt(variance + 1e-5));
+    return weighted.map((value) => (value - middle) / Math.sqrt(variance + LAYER_NORM_EPSILON));
   }
 
-  layerParts(layer, t, direction) {
+  addLayer(parts, layer, t, direction) {
     const { network, trace } = this;
     const { K } = network;
     const { embed_dim: D, num_heads: H, num_kv_heads: kv } = network.config;
     const output = `blocks.${layer}.attention.output_proj`;
-    const down = `blocks.${layer}.feed_forward.down_proj`;
     const byColumn = new Float64Array(D); // direction times the output matrix
     const matrix = network.weight(output);
     for (let d = 0; d < D; d++) for (let i = 0; i < D; i++) byColumn[i] += direction[d] * matrix[d * D + i];
-    const parts = {};
     for (let head = 0; head < H; head++) {
       const columns = byColumn.subarray(head * K, (head + 1) * K);
       parts[`head ${layer}.${head}`] = dot(trace.heads[layer].subarray(t * D + head * K, t * D + (head + 1) * K), columns);
@@ -145,14 +141,10 @@ export class Reading {
       parts[`values ${layer}.${head}`] = share;
       parts[`head ${layer}.${head}`] -= share;
     }
-    const [attentionBias, bias] = [output, down].map((name) => network.weights.get(`${name}.bias`));
-    if (attentionBias) parts[`attention bias ${layer}`] = dot(attentionBias, direction);
+    this.addBias(parts, `attention bias ${layer}`, output, direction);
     parts[`feed-forward ${layer}`] = dot(trace.feedForwards[layer].subarray(t * D, (t + 1) * D), direction);
-    if (bias) {
-      parts[`feed-forward bias ${layer}`] = dot(bias, direction);
-      parts[`feed-forward ${layer}`] -= parts[`feed-forward bias ${layer}`];
-    }
-    return parts;
+    this.addBias(parts, `feed-forward bias ${layer}`, `blocks.${layer}.feed_forward.down_proj`, direction);
+    parts[`feed-forward ${layer}`] -= parts[`feed-forward bias ${layer}`] ?? 0;
   }
 
   valueNorms(layer, t) {
@@ -232,10 +224,4 @@ function divergence(share, final, early, earlyTotal) {
   let sum = 0;
   for (let id = 0; id < final.length; id++) sum += share[id] * (final[id] - early[id] + earlyTotal);
   return sum / Math.LN2;
-}
-
-function countAbove(logits, limit) {
-  let count = 0;
-  for (let id = 0; id < logits.length; id++) if (logits[id] > limit) count++;
-  return count;
 }

@@ -2,7 +2,7 @@
 // the lens, and the page of attention maps in a frame.
 
 import { BOX, chartColumns, drawChart, shape, written } from "browser/chart.js";
-import { $, choices, clamp, closest, element, press, systemTheme, tokenSpans } from "browser/elements.js";
+import { $, choices, clamp, closest, element, onKeys, press, SIDEWAYS, systemTheme, tokenSpans } from "browser/elements.js";
 import { markColour, stagesOf } from "browser/formation.js";
 import { createLens } from "browser/lens.js";
 import { palette } from "browser/maps.js";
@@ -37,12 +37,9 @@ function addChart(parent, spec, stages) {
   svg.addEventListener("pointermove", ({ offsetX }) => point(closest(steps, (step) => Math.abs(chart.x(step) - offsetX))));
   svg.addEventListener("pointerleave", () => point(null));
   svg.addEventListener("blur", () => point(null));
-  svg.addEventListener("keydown", (event) => {
-    const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (!move) return;
+  onKeys(svg, SIDEWAYS, (by) => {
     const now = steps.indexOf(closest(steps, (step) => Math.abs(step - state.step)));
-    point(state.step === null ? steps.at(-1) : steps[clamp(now + move, steps.length - 1)]);
-    event.preventDefault();
+    point(state.step === null ? steps.at(-1) : steps[clamp(now + by, steps.length - 1)]);
   });
 }
 
@@ -108,12 +105,7 @@ function showSurprise() {
   };
   for (const [token, span] of spans.entries())
     for (const kind of ["pointerover", "click"]) span.addEventListener(kind, () => choose(token));
-  $("surprised").addEventListener("keydown", (event) => {
-    const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (!move) return;
-    choose(clamp(chosen + move, labels.length - 1));
-    event.preventDefault();
-  });
+  onKeys($("surprised"), SIDEWAYS, (by) => choose(clamp(chosen + by, labels.length - 1)));
   choose(Math.min(chosen, labels.length - 1));
 }
 

@@ -1,6 +1,6 @@
 // The probe as text, shaded by what a token reads (attends to) or by what reads it.
 
-import { $, choices, clamp, press, tokenSpans } from "browser/elements.js";
+import { $, choices, clamp, onKeys, press, SIDEWAYS, tokenSpans } from "browser/elements.js";
 import { isDark, rgb } from "browser/maps.js";
 import { addFollower, addView, change, chosenToken, point, pointer, rendered, shown } from "browser/render.js";
 import { labelsOf, PROBES, state } from "browser/state.js";
@@ -81,15 +81,11 @@ for (const root of [$("tokens"), $("tokens-b")]) {
     if (token !== null) change({ token: token === state.token ? null : token });
   });
 }
-$("tokens").addEventListener("keydown", (event) => {
-  const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-  if (!move) return;
+onKeys($("tokens"), SIDEWAYS, (by) => {
   const labels = labelsOf(state.probe);
-  const token = state.token === null ? labels.length - 1 : clamp(state.token + move, labels.length - 1);
+  const token = state.token === null ? labels.length - 1 : clamp(state.token + by, labels.length - 1);
   change({ token });
   rendered.then(() => {
     $("live").textContent = `token ${token} ${visible(labels[token], 40)}: ${$("reading").textContent}`;
   });
-  event.preventDefault();
-  event.stopPropagation();
 });

@@ -39,10 +39,7 @@ function buildSwitches() {
     const [, name, layer] = /^(.*?) ?(\d*)$/.exec(part);
     if (name !== kind) $("switches").append((line = element("div", {}, layer ? `${name} ` : "")));
     kind = name;
-    const button = element("button", { textContent: layer || name, ariaLabel: part });
-    button.dataset.part = part;
-    button.addEventListener("click", () => toggle(part));
-    line.append(button);
+    line.append(element("button", { textContent: layer || name, ariaLabel: part, dataset: { part }, onclick: () => toggle(part) }));
   }
 }
 
@@ -55,8 +52,7 @@ function drawDamage() {
     const text = "Switch off a part here, or a head on its thumbnail, and see what the model loses.";
     return $("damage").replaceChildren(element("p", { className: "soft", textContent: text }));
   }
-  const all = element("button", { textContent: "switch all on" });
-  all.addEventListener("click", () => change({ off: [] }));
+  const all = element("button", { textContent: "switch all on", onclick: () => change({ off: [] }) });
   const effect = loss === null ? [] : ["The loss ", ...changeTo(intact.loss, loss), " nats per token. "];
   $("damage").replaceChildren(element("p", {}, `Off: ${listed(shown.off)}. `, ...effect, all));
 
@@ -68,8 +64,7 @@ function drawDamage() {
 }
 
 function worseItem(token, before, after, labels) {
-  const button = element("button", { textContent: quote(labels[token]) });
-  button.addEventListener("click", () => change({ token }));
+  const button = element("button", { textContent: quote(labels[token]), onclick: () => change({ token }) });
   return element("li", {}, button, ` token ${token}: ${decimal(before, 1)} → ${decimal(after, 1)} bits`);
 }
 

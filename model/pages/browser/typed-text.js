@@ -1,5 +1,6 @@
 // What a person has typed, as the model reads it, and the model's answers about it. All views of the live page ask here.
 
+import { keep } from "browser/recent.js";
 import { mapped, state } from "browser/state.js";
 
 const KEPT = 24; // texts, and answers
@@ -19,18 +20,12 @@ export function tokensOf(text) {
     const { encode, label, endOfText } = engine.tokenizer;
     const all = encode(text);
     const tokens = all.length ? all.slice(-engine.config.context_length) : [endOfText];
-    keep(encoded, text, { text, tokens, labels: tokens.map(label), all: all.length });
+    keep(encoded, text, { text, tokens, labels: tokens.map(label), all: all.length }, KEPT);
   }
   return encoded.get(text);
 }
 
 export const textOf = (tokens) => new TextDecoder().decode(Uint8Array.from(tokens.flatMap((token) => [...engine.tokenizer.bytes(token)])));
-
-function keep(map, key, value) {
-  map.delete(key);
-  map.set(key, value);
-  if (map.size > KEPT) map.delete(map.keys().next().value);
-}
 
 // ---- tokens -> what the model makes of them
 
@@ -53,8 +48,7 @@ async function reading(at, { tokens }, { edits = [], text = "A", details = false
   const known = answers.get(key);
   if (known && (known.deep || !details)) return known;
   const answer = await answerTo(engine.read(at, tokens, { edits, text, details }));
-  if (answer) keep(answers, key, { ...answer, deep: details });
-  return answer && { ...answer, deep: details };
+  return answer && keep(answers, key, { ...answer, deep: details }, KEPT);
 }
 
 export const editsOf = ({ off, replacement }) => off.map((part) => ({ part, with: replacement }));
