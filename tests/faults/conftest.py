@@ -21,15 +21,14 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """With --short keeps `count` of the cases of a test that is marked so, always the same."""
-    groups = defaultdict(list)
+    """With --short keeps so many of a test's cases as it is marked with, always the same."""
+    tests = defaultdict(list)
     for item in items:
-        groups[item.originalname].append(item)
-    for name, group in groups.items():
-        marker = group[0].get_closest_marker("short")
-        if marker and config.getoption("--short"):
-            kept = random.Random(name).sample(group, min(len(group), marker.args[0]))
-            items[:] = [item for item in items if item not in group or item in kept]
+        tests[item.originalname].append(item)
+    for name, cases in tests.items():
+        for marker in cases[0].iter_markers("short") if config.getoption("--short") else ():
+            tests[name] = random.Random(name).sample(cases, marker.args[0])
+    items[:] = [item for cases in tests.values() for item in cases]
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -44,17 +43,16 @@ def pytest_terminal_summary(terminalreporter):
 
 
 @pytest.fixture(scope="session")
-def undisturbed(request, tmp_path_factory):
+def undisturbed(tmp_path_factory):
     """A run that takes a second: its options, its folder, which holds its text and cache too, and what it leaves."""
     folder = tmp_path_factory.mktemp("undisturbed")
     (folder / "words.txt").write_text(small_text())
-    options = small_options(folder / "words.txt", folder / "cache")
+    options = [*small_options(folder / "words.txt", folder / "cache"), "--name=run"]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        run_well([*options, "--name=run"])
+        run_well(options)
         run_well([*options, *DISTURBED, "--name=eventful"])
-    runs = {name: folder / "runs" / name for name in ("run", "eventful")}
-    return SimpleNamespace(folder=folder, options=options, is_short=request.config.getoption("--short"), **runs)
+    return SimpleNamespace(folder=folder, options=options, run=folder / "runs/run", eventful=folder / "runs/eventful")
 
 
 @pytest.fixture(autouse=True)
