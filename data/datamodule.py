@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from typing import Literal
 
 import lightning
@@ -19,7 +20,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from data import corpora, tokenizers
-from data.corpora import CorpusOptions
 from data.sampler import WindowSampler
 from data.token_cache import CorpusCache, TokenizedCorpus, TokenStore
 from data.tokenizers import Tokenizer
@@ -120,7 +120,8 @@ class TextDataModule(lightning.LightningDataModule):
         if isinstance(tokenizer, str):
             tokenizers.check_name(tokenizer)
 
-        self.corpus = corpora.build(corpus, CorpusOptions(**{f.name: options[f.name] for f in fields(CorpusOptions)}))
+        parameters = signature(TextDataModule).parameters
+        self.corpus = corpora.build(corpus, options, {name: one.default for name, one in parameters.items()})
         validation_tokens = None if max_tokens is None else max(int(max_tokens * validation_fraction), 2)
         self.cache = CorpusCache(
             self.corpus,

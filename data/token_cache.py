@@ -26,7 +26,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
@@ -49,14 +50,15 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class SplitContent:
-    """What made the tokens of a split and what they are: the content of its JSON file.
+class TokenStore:
+    """The tokens of one split, memory-mapped; all fields but the path are the content of the split's JSON file.
 
     `checksum` is the CRC-32 of the token file. `written` is that file's modification time in whole seconds, set by
     the writer: while the file still has this time nobody has changed it, and the checksum need not be computed again.
     """
 
-    fingerprint: str
+    path: Path
+    fingerprint: str  # of what made the tokens
     dtype: str
     num_tokens: int
     num_bytes: int  # of the text, in UTF-8
@@ -66,27 +68,22 @@ class SplitContent:
 
     def to_json(self) -> bytes:
         """With a checksum of its own."""
-        fields = asdict(self)
-        checksum = zlib.crc32(json.dumps(fields).encode())
-        return json.dumps({"format": FORMAT, "split": fields, "checksum": checksum}).encode()
+        content = asdict(self)
+        del content["path"]
+        checksum = zlib.crc32(json.dumps(content).encode())
+        return json.dumps({"format": FORMAT, "split": content, "checksum": checksum}).encode()
 
-
-class TokenStore:
-    """The tokens of one split, memory-mapped; the attributes are those of SplitContent."""
-
-    def __init__(self, path: Path, content: SplitContent):
-        self.num_tokens, self.num_bytes = content.num_tokens, content.num_bytes
-        self.num_documents, self.checksum = content.num_documents, content.checksum
-        self._opened_with = path, content
-        tokens = np.memmap(path, content.dtype, mode="r")
+    @cached_property
+    def _tokens(self) -> np.ndarray:
+        tokens = np.memmap(self.path, self.dtype, mode="r")
         if len(tokens) > LARGE and hasattr(mmap, "MADV_RANDOM"):
             # Windows of a large split are far apart: reading ahead of each would be wasted.
             tokens.base.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
-        self._tokens = np.asarray(tokens)  # indexing a np.memmap is slower
+        return np.asarray(tokens)  # indexing a np.memmap is slower
 
     def __reduce__(self):
         # Loader processes open the file again: a pickled memory map would carry its whole content.
-        return TokenStore, self._opened_with
+        return TokenStore, astuple(self)
 
     def gather(self, starts: np.ndarray, length: int) -> np.ndarray:
         """Windows of `length` tokens from each of `starts` (B,), as int64 (B, length)."""
@@ -200,36 +197,36 @@ def open_split(folder: Path, split: str, fingerprint: str, warn: bool = False) -
     """The split in `folder`, or None where it is not there, has another fingerprint, or is damaged: `warn` says so."""
     path = folder / f"{split}.bin"
     try:
-        content = _checked_content(path)
+        store = _checked(path)
     except FileNotFoundError:
         return None
     except ValueError as error:
         if warn:
             _log.warning("%s is damaged (%s) and is made again", path, error)
         return None
-    return TokenStore(path, content) if content.fingerprint == fingerprint else None
+    return store if store.fingerprint == fingerprint else None
 
 
-def _checked_content(path: Path) -> SplitContent:
+def _checked(path: Path) -> TokenStore:
     """Raises ValueError where a file of this split is not as it was written, FileNotFoundError where one is missing."""
     text = path.with_suffix(".json").read_bytes()
     try:
-        content = SplitContent(**json.loads(text)["split"])
-        is_whole = content.to_json() == text
+        store = TokenStore(path, **json.loads(text)["split"])
+        is_whole = store.to_json() == text
     except (ValueError, TypeError, KeyError):
         is_whole = False
     if not is_whole:
         raise ValueError("its JSON file is not what was written")
     stat = path.stat()
-    size = content.num_tokens * np.dtype(content.dtype).itemsize
+    size = store.num_tokens * np.dtype(store.dtype).itemsize
     if stat.st_size != size:
         raise ValueError(f"it has {stat.st_size:,} bytes, not {size:,}")
-    if stat.st_mtime_ns != content.written * 10**9:
-        if zlib.crc32(np.memmap(path, mode="r").data) != content.checksum:
+    if stat.st_mtime_ns != store.written * 10**9:
+        if zlib.crc32(np.memmap(path, mode="r").data) != store.checksum:
             raise ValueError("its content does not have the checksum that was written")
         with suppress(OSError):  # a cache that cannot be written is checked each time
-            os.utime(path, (content.written, content.written))
-    return content
+            os.utime(path, (store.written, store.written))
+    return store
 
 
 def write_split(
@@ -267,9 +264,9 @@ def write_split(
     written = int(time.time())
     os.utime(path, (written, written))
     num_documents = num_ends - int(tokens[-1] == tokenizer.end_of_text)  # each has one before it
-    content = SplitContent(fingerprint, tokenizer.dtype.name, num_tokens, num_bytes, num_documents, written, checksum)
+    counts = (num_tokens, num_bytes, num_documents)
     with new_file(path.with_suffix(".json")) as file:
-        file.write(content.to_json())
+        file.write(TokenStore(path, fingerprint, tokenizer.dtype.name, *counts, written, checksum).to_json())
 
 
 @contextmanager

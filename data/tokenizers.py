@@ -82,24 +82,22 @@ class Tokenizer:
         ids = list(ids)
         try:
             content = self.encoding.decode_bytes(ids)
-        except KeyError:  # the model's vocabulary may be rounded up: some ids are unused
-            content = b""
-            for token in ids:
-                try:
-                    content += self.token_bytes(token)
-                except KeyError:
-                    content += "\N{REPLACEMENT CHARACTER}".encode()
+        except KeyError:
+            content = b"".join(map(self.token_bytes, ids))
         return content.decode("utf-8", errors="replace")
 
     def token_bytes(self, token: int) -> bytes:
-        """UTF-8 bytes of one token. Raises KeyError for an unused id."""
-        return self.encoding.decode_single_token_bytes(token)
+        """UTF-8 bytes of one token; of U+FFFD for an unused id, which there is where a vocabulary was rounded up."""
+        try:
+            return self.encoding.decode_single_token_bytes(token)
+        except KeyError:
+            return "\N{REPLACEMENT CHARACTER}".encode()
 
     def label(self, token: int) -> str:
-        """One token for people to read; bytes that are only part of a character are escaped, such as \\xe2."""
+        """One token for people to read; part of a character is escaped, such as \\xe2, and an unused id is a number."""
         try:
-            return self.token_bytes(token).decode("utf-8", errors="backslashreplace")
-        except KeyError:  # the model's vocabulary may be rounded up
+            return self.encoding.decode_single_token_bytes(token).decode("utf-8", errors="backslashreplace")
+        except KeyError:
             return f"<{token}>"
 
     def num_bytes(self, tokens: np.ndarray) -> int:

@@ -41,12 +41,11 @@ def main(argv: list[str] | None = None) -> None:
     own = build_parser()
     arguments, options = own.parse_known_args(argv)
     typed = typed_options(options)
-    if arguments.split is None:
-        arguments.split = "all" if "data.files" in typed else "validation"
-    trained_on = {} if typed & {"h", "help"} else run_data(arguments.checkpoint)
+    arguments.split = arguments.split or ("all" if "data.files" in typed else "validation")
+    section = {} if typed & {"h", "help"} else run_data(arguments.checkpoint)
     if typed & OTHER_TEXT:
-        trained_on = {name: value for name, value in trained_on.items() if name == "document_masking"}  # of the model
-    section = {name: value for name, value in trained_on.items() if name not in OF_TRAINING}
+        section = {"document_masking": section.get("document_masking", False)}  # which the model was trained with
+    section = {name: value for name, value in section.items() if name not in OF_TRAINING}
     evaluate_text(arguments, text_data(own, __doc__, section, options, skip=OF_TRAINING))
 
 
@@ -107,7 +106,7 @@ def evaluate_text(arguments: argparse.Namespace, data: TextDataModule) -> None:
     glass = open_run(arguments.checkpoint, device=choose_device(arguments.device))
     gpt, tokenizer = glass.gpt, glass.tokenizer
     context_length = gpt.config.context_length
-    stride = context_length if arguments.stride is None else arguments.stride
+    stride = arguments.stride or context_length
     if stride > context_length:
         raise ValueError(f"--stride {stride} would leave out tokens: the model reads {context_length} at once")
     split, batch_size = arguments.split, arguments.batch_size

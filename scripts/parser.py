@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,16 +25,15 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{script}: {message}; --help lists the options\n")
 
 
-def at_least(minimum: float, number: type = int) -> Callable[[str], float]:
-    """For `type=` of an option: a finite number that is not below `minimum`."""
+def at_least(minimum: int) -> Callable[[str], int]:
+    """For `type=` of an option: a whole number that is not below `minimum`."""
 
-    def convert(text: str) -> float:
-        value = number(text)
-        if not math.isfinite(value) or value < minimum:
+    def convert(text: str) -> int:
+        if int(text) < minimum:
             raise argparse.ArgumentTypeError(f"must be at least {minimum}, not {text}")
-        return value
+        return int(text)
 
-    convert.__name__ = number.__name__  # argparse names it where the text is no number
+    convert.__name__ = "int"  # argparse names it where the text is no number
     return convert
 
 

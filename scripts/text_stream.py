@@ -37,10 +37,7 @@ class TextStream:
         if token == self.tokenizer.end_of_text:
             self.ended = "end_of_text"
             return ""
-        try:
-            self.held += self.decoder.decode(self.tokenizer.token_bytes(token))
-        except KeyError:  # an id without text, where the vocabulary was rounded up
-            self.held += self._incomplete() + "\N{REPLACEMENT CHARACTER}"
+        self.held += self.decoder.decode(self.tokenizer.token_bytes(token))
         if met := [place for stop in self.stops if (place := self.held.find(stop)) >= 0]:
             self.ended = "stop"
             return self._give(min(met))
@@ -53,15 +50,10 @@ class TextStream:
         """What is still held back, and a replacement character for an incomplete one."""
         if self.ended == "stop":
             return ""
-        self.held += self._incomplete()
+        self.held += self.decoder.decode(b"", final=True)
         return self._give(len(self.held))
 
     def _give(self, count: int) -> str:
         piece, self.held = self.held[:count], self.held[count:]
         self.text += piece
         return piece
-
-    def _incomplete(self) -> str:
-        text = self.decoder.decode(b"", final=True)
-        self.decoder.reset()
-        return text

@@ -2,30 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from data.readers import Passage
 
 SPLITS = ("train", "validation")
-
-
-@dataclass(frozen=True)
-class CorpusOptions:
-    """The options of TextDataModule that say which text to read, with its defaults; a corpus reads those it needs."""
-
-    files: list[str] | str | None = None
-    validation_files: list[str] | str | None = None
-    documents: Literal["file", "block"] = "file"
-    dataset: str | None = None
-    dataset_config: str | None = None
-    dataset_split: str = "train"
-    dataset_validation_split: str | None = None
-    dataset_revision: str | None = None
-    text_column: str = "text"
-    streaming: bool = False
-    validation_fraction: float = 0.1
 
 
 class Corpus(ABC):

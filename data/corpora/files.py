@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from data.corpora.corpus import SPLITS, Corpus, CorpusOptions, file_stamp
+from data.corpora.corpus import SPLITS, Corpus, file_stamp
 from data.readers import Passage, TableFile, TextFile, table_ending, uniform_hash
 
 Reader = TextFile | TableFile
@@ -33,7 +33,13 @@ class FileCorpus(Corpus):
             yield from file.passages()
 
 
-def file_corpus(options: CorpusOptions) -> FileCorpus:
+def file_corpus(
+    files: list[str] | str | None,
+    validation_files: list[str] | str | None,
+    documents: str,
+    text_column: str,
+    validation_fraction: float,
+) -> FileCorpus:
     """Files matching globs ("texts/**/*.txt"): txt, md, py and the like, or tables.
 
     One text file is split by position, the last `validation_fraction` of its bytes to validate; one table, by row;
@@ -41,27 +47,25 @@ def file_corpus(options: CorpusOptions) -> FileCorpus:
 
     Raises FileNotFoundError where a pattern matches nothing, ValueError where all matches are empty.
     """
-    if options.files is None:
+    if files is None:
         raise ValueError("data.corpus files needs to know which: set --data.files 'my/*.txt'")
 
     def reader(path: Path, share: tuple[float, float] = (0.0, 1.0)) -> Reader:
         if table_ending(path):
-            return TableFile(path, options.text_column, share)
-        return TextFile(path, options.documents == "block", share)
+            return TableFile(path, text_column, share)
+        return TextFile(path, documents == "block", share)
 
-    validation = _matches("validation_files", options.validation_files or [])
-    train = [path for path in _matches("files", options.files) if path not in set(validation)]
+    validation = _matches("validation_files", validation_files or [])
+    train = [path for path in _matches("files", files) if path not in set(validation)]
     if not train:
-        raise ValueError(
-            f"data.validation_files matches every file of data.files {options.files!r}: none is left to train on"
-        )
+        raise ValueError(f"data.validation_files matches every file of data.files {files!r}: none is left to train on")
     root = Path(os.path.commonpath([path.parent for path in train + validation]))
     name = train[0].stem if len(train) == 1 else root.name or "files"
     if len(train) == 1 and not validation:
-        cut = 1 - options.validation_fraction
+        cut = 1 - validation_fraction
         return FileCorpus(name, root, [reader(train[0], (0.0, cut))], [reader(train[0], (cut, 1.0))])
     if not validation:
-        train, validation = split_by_name(train, root, options.validation_fraction)
+        train, validation = split_by_name(train, root, validation_fraction)
     return FileCorpus(name, root, map(reader, train), map(reader, validation))
 
 

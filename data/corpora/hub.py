@@ -1,22 +1,19 @@
 """A data set of the Hugging Face Hub, or a local folder that `datasets` can load."""
 
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from data.corpora.corpus import Corpus, CorpusOptions, file_stamp
+from data.corpora.corpus import Corpus, file_stamp
 from data.readers import Passage, column_texts, import_datasets, row_passages
 
 # How data sets call the split to validate on. "test" is not among them: it is for the final evaluation.
 _VALIDATION_NAMES = ("validation", "valid", "val", "dev")
 _NETWORK = {"httpx", "httpx2", "httpcore", "requests", "urllib3", "aiohttp", "huggingface_hub"}
 
-HUB_OPTIONS = (
-    *("dataset", "dataset_config", "dataset_split", "dataset_validation_split", "dataset_revision"),
-    *("text_column", "streaming"),
-)
 
-
+@dataclass
 class HubCorpus(Corpus):
     """A data set by its name ("roneneldan/TinyStories"), or a folder of parquet, jsonl or arrow files.
 
@@ -24,18 +21,25 @@ class HubCorpus(Corpus):
     or else on `validation_fraction` of the rows of `dataset_split`. With `streaming`, rows are never stored.
     """
 
-    def __init__(self, options: CorpusOptions):
+    dataset: str | None
+    dataset_config: str | None
+    dataset_split: str
+    dataset_validation_split: str | None
+    dataset_revision: str | None
+    text_column: str
+    streaming: bool
+    validation_fraction: float
+
+    def __post_init__(self):
         """Raises ValueError where no data set is named, FileNotFoundError where a folder does not exist."""
-        if options.dataset is None:
+        if self.dataset is None:
             raise ValueError("data.corpus hub needs to know which: set --data.dataset NAME_OR_FOLDER")
-        self.options, self.dataset = options, options.dataset
         folder = Path(self.dataset).expanduser()
         if self.dataset.startswith((".", "/", "~")) and not folder.is_dir():
             raise FileNotFoundError(f"--data.dataset {self.dataset}: there is no such folder")
         self.name = folder.name
         files = sorted(folder.rglob("*")) if folder.is_dir() else []
-        read = {option: getattr(options, option) for option in (*HUB_OPTIONS, "validation_fraction")}
-        self.identity = read | {"files": [file_stamp(file, folder) for file in files if file.is_file()]}
+        self.identity = {**asdict(self), "files": [file_stamp(file, folder) for file in files if file.is_file()]}
 
     def passages(self, split: str) -> Iterator[Passage]:
         """Raises ConnectionError where the Hub cannot be reached, ValueError where a split or column is missing."""
@@ -60,32 +64,28 @@ class HubCorpus(Corpus):
             ) from error
 
     def _rows(self, split: str) -> Iterator[Passage]:
-        options, by_name = self.options, self._load()
-        own = next((name for name in _VALIDATION_NAMES if name in by_name), options.dataset_split)
-        own = options.dataset_validation_split or own
-        for name in (options.dataset_split, own):
+        by_name = self._load()
+        own = next((name for name in _VALIDATION_NAMES if name in by_name), self.dataset_split)
+        names = {"train": self.dataset_split, "validation": self.dataset_validation_split or own}
+        for name in names.values():
             if name not in by_name:
                 raise ValueError(f"data set {self.dataset!r} has no split {name!r}: it has {', '.join(by_name)}")
-        name, share = options.dataset_split, (0.0, 1.0)
-        if own == options.dataset_split:
-            cut = options.validation_fraction
+        share = (0.0, 1.0)
+        if names["validation"] == names["train"]:
+            cut = self.validation_fraction
             share = (0.0, cut) if split == "validation" else (cut, 1.0)
-        elif split == "validation":
-            name = own
-        texts = column_texts(by_name[name], options.text_column, f"data set {self.dataset!r}")
+        texts = column_texts(by_name[names[split]], self.text_column, f"data set {self.dataset!r}")
         yield from row_passages(texts, share)
 
     def _load(self) -> dict[str, Any]:
         datasets = import_datasets()
-        options, folder = self.options, Path(self.dataset).expanduser()
+        folder = Path(self.dataset).expanduser()
         if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():
             saved = datasets.load_from_disk(str(folder))
-            return saved if isinstance(saved, dict) else {options.dataset_split: saved}
+            return saved if isinstance(saved, dict) else {self.dataset_split: saved}
         # A local folder is read in place: without streaming, `datasets` would copy it into its cache.
-        name, streaming = (str(folder), True) if folder.is_dir() else (self.dataset, options.streaming)
-        return datasets.load_dataset(
-            name, options.dataset_config, revision=options.dataset_revision, streaming=streaming
-        )
+        name, streaming = (str(folder), True) if folder.is_dir() else (self.dataset, self.streaming)
+        return datasets.load_dataset(name, self.dataset_config, revision=self.dataset_revision, streaming=streaming)
 
 
 def _network_error(error: BaseException | None) -> BaseException | None:

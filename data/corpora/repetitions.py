@@ -5,7 +5,7 @@ import random
 import string
 from collections.abc import Iterator
 
-from data.corpora.corpus import Corpus, CorpusOptions
+from data.corpora.corpus import Corpus
 from data.readers import Passage
 
 NUM_DOCUMENTS = 24_000  # of both splits together
@@ -26,8 +26,8 @@ class RepetitionCorpus(Corpus):
     longest_row = 30  # letters
     document_length = 40  # approximate, in letters; a row is always repeated at least once
 
-    def __init__(self, options: CorpusOptions):
-        self.num_validation = round(NUM_DOCUMENTS * options.validation_fraction)
+    def __init__(self, validation_fraction: float):
+        self.num_validation = round(NUM_DOCUMENTS * validation_fraction)
         lengths = [self.document_length, SHORTEST_ROW, self.longest_row]
         self.identity = {self.name: [NUM_DOCUMENTS, self.num_validation, *lengths, SEED, self.letters]}
 

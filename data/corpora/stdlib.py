@@ -4,7 +4,6 @@ import os
 import sysconfig
 from pathlib import Path
 
-from data.corpora.corpus import CorpusOptions
 from data.corpora.files import FileCorpus, split_by_name
 from data.readers import TextFile
 
@@ -12,7 +11,7 @@ from data.readers import TextFile
 _SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
-def stdlib_corpus(options: CorpusOptions) -> FileCorpus:
+def stdlib_corpus(validation_fraction: float) -> FileCorpus:
     """The source files of the running Python's standard library without its tests, one document a file."""
     root = Path(sysconfig.get_paths()["stdlib"])
     found = []
@@ -24,5 +23,5 @@ def stdlib_corpus(options: CorpusOptions) -> FileCorpus:
     if not found:
         raise FileNotFoundError(f"no source files of the standard library in {root}: name your own with --data.files")
     found.sort(key=lambda path: path.relative_to(root).as_posix())
-    train, validation = split_by_name(found, root, options.validation_fraction)
+    train, validation = split_by_name(found, root, validation_fraction)
     return FileCorpus("stdlib", root, map(TextFile, train), map(TextFile, validation))

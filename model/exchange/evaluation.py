@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.checks import check_range
 from model.gpt import GPT, in_eval_mode
 
 LOGITS_AT_ONCE = 2**24  # a whole batch of logits of a large vocabulary would fill the memory
@@ -28,22 +27,14 @@ def text_logprobs(
     at, at least context_length - stride tokens, and costs more.
 
     Args:
-        tokens: (N,), at least two, on the CPU or the model's device.
+        tokens: (N,), at least two.
         stride: in 1 .. context_length; None for context_length, which is how training validates.
         batch_size: windows at once.
         end_of_text: begins a document, where the model was trained to stay within one.
-
-    Raises:
-        ValueError: for a text of less than two tokens, or a value outside its range.
     """
-    context_length = model.config.context_length
-    stride = context_length if stride is None else stride
-    check_range("stride", stride, 1, context_length)
-    check_range("batch_size", batch_size, 1)
-    if tokens.ndim != 1 or len(tokens) < 2:
-        raise ValueError(f"a text needs at least 2 tokens in one row, not the shape {tuple(tokens.shape)}")
+    stride = stride or model.config.context_length
     num_targets = len(tokens) - 1
-    T = min(context_length, num_targets)
+    T = min(model.config.context_length, num_targets)
     padded = F.pad(tokens, (0, T))  # nothing sees what follows it, so it does not matter what the last window holds
     windows = padded.unfold(0, T + 1, stride)[: 1 + max(0, -(-(num_targets - T) // stride))]
     rows = max(1, LOGITS_AT_ONCE // model.config.vocab_size)

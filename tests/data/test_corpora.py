@@ -11,15 +11,17 @@ from pathlib import Path
 import pytest
 
 from data import corpora
-from data.corpora import CORPORA, SPLITS, Corpus, CorpusOptions
+from data.corpora import CORPORA, SPLITS, Corpus
 from data.corpora.files import FileCorpus
 from data.corpora.hub import HubCorpus
 from data.datamodule import TextDataModule
 from data.readers import Passage
 
+DEFAULTS = {name: option.default for name, option in signature(TextDataModule).parameters.items()}
+
 
 def build(name: str, **options) -> Corpus:
-    return corpora.build(name, CorpusOptions(**options))
+    return corpora.build(name, DEFAULTS | options, DEFAULTS)
 
 
 def file_corpus(files: list[str], **options) -> FileCorpus:
@@ -284,7 +286,7 @@ def test_a_corpus_without_options_of_its_own_is_one_line_in_the_registry(monkeyp
         def passages(self, split: str):
             yield Passage(f"a sentence to {split}", ends_document=True)
 
-    monkeypatch.setitem(CORPORA, "sentence", (lambda options: Sentence(), ()))
+    monkeypatch.setitem(CORPORA, "sentence", Sentence)
     corpus = build("sentence")
     assert texts(corpus, "train") == ["a sentence to train"]
 
@@ -305,26 +307,6 @@ def test_an_option_of_another_corpus_is_named(option, caplog):
     assert caplog.messages == [f"data.{name} is not used: data.corpus stdlib has no such option."]
 
 
-def test_the_registry_names_the_options_that_each_corpus_reads(tmp_path: Path):
-    """An option that is not named there is said to do nothing."""
-    (path,) = write_files(tmp_path, 1)
-
-    class Watched:
-        def __init__(self, **given):
-            self.given, self.read = CorpusOptions(**given), set()
-
-        def __getattr__(self, name: str):
-            self.read.add(name)
-            return getattr(self.given, name)
-
-    for name, (make, reads) in CORPORA.items():
-        options = Watched(**{"files": {"files": str(path)}, "hub": {"dataset": "some/set"}}.get(name, {}))
-        corpus = make(options)
-        assert corpus.name
-        assert options.read - {"validation_fraction"} <= set(reads), name
-    assert set(CORPORA["hub"][1]) | set(CORPORA["files"][1]) == set(vars(CorpusOptions())) - {"validation_fraction"}
-
-
-def test_the_data_module_has_the_options_of_the_corpora_with_their_defaults():
-    defaults = {name: option.default for name, option in signature(TextDataModule).parameters.items()}
-    assert vars(CorpusOptions()).items() <= defaults.items()
+def test_a_corpus_reads_options_that_the_data_module_has():
+    for make in CORPORA.values():
+        assert signature(make).parameters.keys() <= DEFAULTS.keys()

@@ -5,11 +5,11 @@ from itertools import islice
 
 import pytest
 
-from data.corpora import CorpusOptions, repetitions
+from data.corpora import repetitions
 from data.corpora.repetitions import RepetitionCorpus, WordCorpus
 from data.datamodule import TextDataModule
 
-CORPUS = RepetitionCorpus(CorpusOptions())
+CORPUS = RepetitionCorpus(0.1)
 
 
 @pytest.fixture(scope="module")
@@ -36,18 +36,18 @@ def test_the_text_is_the_same_every_time(documents, monkeypatch: pytest.MonkeyPa
     def first_texts(corpus: RepetitionCorpus) -> list[str]:
         return [passage.text for passage in islice(corpus.passages("train"), 1000)]
 
-    assert first_texts(RepetitionCorpus(CorpusOptions())) == documents["train"][:1000]
+    assert first_texts(RepetitionCorpus(0.1)) == documents["train"][:1000]
     monkeypatch.setattr(repetitions, "SEED", 1)
-    other = RepetitionCorpus(CorpusOptions())
+    other = RepetitionCorpus(0.1)
     assert first_texts(other) != documents["train"][:1000]
     assert CORPUS.identity != other.identity
 
 
 def test_words_have_no_letter_twice():
-    words = rows([passage.text for passage in WordCorpus(CorpusOptions()).passages("train")])
+    words = rows([passage.text for passage in WordCorpus(0.1).passages("train")])
     assert all(len(word) == len(set(word)) and re.fullmatch("[a-z]{2,14}", word) for word in words)
     assert {len(word) for word in words} == set(range(2, 15)) and set("".join(words)) == set(WordCorpus.letters)
-    assert WordCorpus(CorpusOptions()).identity != CORPUS.identity
+    assert WordCorpus(0.1).identity != CORPUS.identity
 
 
 def test_it_can_be_trained_on(tmp_path):

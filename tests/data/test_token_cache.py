@@ -20,11 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data import token_cache, tokenizers
-from data.corpora import CorpusOptions
-from data.corpora.files import FileCorpus, file_corpus
+from data.corpora.files import FileCorpus
+from data.datamodule import TextDataModule
 from data.readers import Passage
 from data.sampler import WindowSampler
-from data.token_cache import CorpusCache, SplitContent, TokenizedCorpus, TokenStore, open_split, write_split
+from data.token_cache import CorpusCache, TokenizedCorpus, TokenStore, open_split, write_split
 
 LIMITS = {"train": None, "validation": None}
 TOKENIZER = tokenizers.byte_level()
@@ -66,7 +66,7 @@ def stream(tokens: TokenStore) -> list[int]:
 
 
 def cache_of(folder: Path, cache_dir: Path, tokenizer: str = "bpe", vocab_size: int = 300, **options) -> CorpusCache:
-    corpus = file_corpus(CorpusOptions(files=str(folder / "*.txt"), **options))
+    corpus = TextDataModule(files=str(folder / "*.txt"), **options).corpus
     return CorpusCache(corpus, tokenizer, vocab_size, LIMITS, cache_dir=cache_dir)
 
 
@@ -247,8 +247,8 @@ def sparse_corpus(folder: Path, num_tokens: int) -> TokenStore:
     os.truncate(path, 2 * num_tokens)
     written = 10**9
     os.utime(path, (written, written))
-    content = SplitContent("abc", "uint16", num_tokens, num_tokens, 1, written, checksum=0)
-    path.with_suffix(".json").write_bytes(content.to_json())
+    store = TokenStore(path, "abc", "uint16", num_tokens, num_tokens, 1, written, checksum=0)
+    path.with_suffix(".json").write_bytes(store.to_json())
     return open_split(folder, "train", "abc")
 
 
@@ -314,7 +314,7 @@ def test_tokens_are_the_text_and_a_second_run_reads_none(folder: Path, tmp_path:
 
 def test_tokenizer_is_trained_on_the_training_split_alone(folder: Path, tmp_path: Path):
     first = cache_of(folder, tmp_path / "cache").prepare()
-    corpus = file_corpus(CorpusOptions(files=str(folder / "*.txt")))
+    corpus = TextDataModule(files=str(folder / "*.txt")).corpus
     for file in corpus.files["validation"]:
         file.path.write_text("zzzz yyyy zzzz yyyy " * 10_000)
     second = cache_of(folder, tmp_path / "cache").prepare()
@@ -376,8 +376,8 @@ def test_a_damaged_split_is_made_again_and_the_other_one_stays(folder: Path, tmp
 RUN = """
 import sys, time
 from data import token_cache
-from data.corpora import CorpusOptions
-from data.corpora.files import FileCorpus, file_corpus
+from data.corpora.files import FileCorpus
+from data.datamodule import TextDataModule
 
 token_cache.BATCH_CHARS = 2000
 pause = float(sys.argv[3])
@@ -389,7 +389,7 @@ def slowly(self, split):
         yield passage
 
 FileCorpus.passages = slowly
-corpus = file_corpus(CorpusOptions(files=sys.argv[1] + "/*.txt"))
+corpus = TextDataModule(files=sys.argv[1] + "/*.txt").corpus
 made = token_cache.CorpusCache(corpus, "bpe", 300, {"train": None, "validation": None}, cache_dir=sys.argv[2])
 print(made.prepare(num_threads=2).train.num_tokens)
 """

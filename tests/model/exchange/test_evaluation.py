@@ -55,18 +55,3 @@ def test_dropout_is_off_and_the_mode_is_restored():
     text = torch.randint(23, (8,))
     assert text_logprobs(gpt, text).equal(text_logprobs(gpt, text))
     assert gpt.training
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"stride": 0}, "stride must be at least 1 and at most 10, not 0"),
-        ({"stride": 11}, "stride must be at least 1 and at most 10, not 11"),
-        ({"batch_size": 0}, "batch_size must be at least 1, not 0"),
-        ({"tokens": torch.tensor([3])}, r"at least 2 tokens in one row, not the shape \(1,\)"),
-    ],
-    ids=str,
-)
-def test_impossible_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        text_logprobs(random_gpt(MODERN), **({"tokens": torch.tensor([1, 2, 3])} | options))
