@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -25,6 +26,9 @@ class FullyShardedStrategy(ModelParallelStrategy):
     A checkpoint is the same file as from one device, and resumes on any number of devices, sharded or not.
     """
 
+    def __init__(self) -> None:
+        super().__init__(save_distributed_checkpoint=False)
+
     @property
     def lightning_restore_optimizer(self) -> bool:
         return True
@@ -37,10 +41,6 @@ class FullyShardedStrategy(ModelParallelStrategy):
         fully_shard(gpt, mesh=mesh)
         super().setup(trainer)
 
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Whole weights on the first rank, None on the others; every rank must call it."""
-        return {name: self._gather(tensor) for name, tensor in self.lightning_module.state_dict().items()}
-
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         state = optimizer.state_dict()
         gathered = {
@@ -49,20 +49,12 @@ class FullyShardedStrategy(ModelParallelStrategy):
         }
         return {**state, "state": gathered}
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        if self.is_global_zero:
-            self.checkpoint_io.save_checkpoint(checkpoint, filepath, storage_options)
-
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         return self.checkpoint_io.load_checkpoint(checkpoint_path)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        shards = self.lightning_module.state_dict()
-        state = {
-            name: shard_like(value, shards[name]) if name in shards else value
-            for name, value in checkpoint["state_dict"].items()
-        }
-        self.lightning_module.load_state_dict(state, strict=strict)
+        options = StateDictOptions(full_state_dict=True, strict=strict)
+        set_model_state_dict(self.lightning_module, checkpoint["state_dict"], options=options)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
