@@ -1,4 +1,7 @@
-"""Atomic file writing: a file is written under another name, flushed to the disk and renamed. Records are appended."""
+"""Atomic file writing: a file is written under another name, flushed to the disk and renamed. Records are appended.
+
+And one sentence for every file that is damaged.
+"""
 
 import os
 from collections.abc import Iterator
@@ -38,6 +41,19 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Replaces the content of `path`, see `atomic_file`."""
     with atomic_file(path) as file:
         file.write(content)
+
+
+@contextmanager
+def parsing(place: Path | str, advice: str = "") -> Iterator[None]:
+    """Whatever fails in the block, which parses what was read at `place`, becomes a ValueError that says so.
+
+    A damaged file fails in many ways, a zip file even as an encrypted one.
+    """
+    try:
+        yield
+    except Exception as error:
+        reason = str(error) if type(error) is ValueError else f"{type(error).__name__} {error}"
+        raise ValueError(f"{place} is damaged ({reason}){advice}") from None
 
 
 def append(path: Path, text: str) -> None:

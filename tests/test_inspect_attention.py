@@ -312,7 +312,7 @@ MISTAKES = [
     ),
     ("--run runs/first --compare larger --head 2.0 --output a.csv", "from 0.0 to 1.2, not 2.0"),
     ("--run damaged", "step_00000001.npz is damaged"),
-    ("--run damaged_scores", "scores.jsonl, line 2: damaged"),
+    ("--run damaged_scores", "scores.jsonl, line 2 is damaged"),
     ("--run begun", "begun has no recorded maps"),
     ("--run begun --output a.png", "begun has no recorded maps"),
     ("--run begun --scores --output a.png", "begun has no recorded maps"),

@@ -24,7 +24,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from model.files import write_atomically
+from model.files import parsing, write_atomically
 from model.inspection.heads import SCORES
 from model.inspection.probes import Probe
 from model.inspection.survey import Habits, windows_of
@@ -134,7 +134,7 @@ class AttentionArchive:
         self.tokenizer = tokenizer
         self.snapshots: list[Snapshot] = []
         if (self.folder / "probe.json").exists():
-            if _parsed(self.folder / "probe.json", _parse_probes) != (self.probes, tokenizer, self._texts()):
+            if _read_probes(self.folder / "probe.json") != (self.probes, tokenizer, self._texts()):
                 raise ValueError(
                     f"{self.folder} holds maps of another probe text or tokenizer, which cannot be continued; "
                     "use a new run folder, or the data and the tokenizer of this one"
@@ -145,7 +145,7 @@ class AttentionArchive:
     @classmethod
     def open(cls, folder: Path) -> AttentionArchive:
         """The archive in an existing folder. Raises FileNotFoundError for none, ValueError for a damaged file."""
-        return cls(folder, *_parsed(Path(folder) / "probe.json", _parse_probes))
+        return cls(folder, *_read_probes(Path(folder) / "probe.json"))
 
     def _texts(self) -> dict[str, list[Probe]]:
         return {name: list(windows.texts) for name, windows in self.windows.items()}
@@ -161,35 +161,34 @@ class AttentionArchive:
     def details(self, step: int) -> dict:
         """What the model predicted at a step, and why; {} if it was not recorded. ValueError for a damaged file."""
         path = self.path(step, ".json")
-        return _parsed(path, self._parse_details, ": remove it to see the maps") if path.exists() else {}
-
-    def _parse_details(self, content: bytes) -> dict:
-        details = json.loads(content)
-        for name, measured in details["probes"].items():
-            T = len(self.probes[name].tokens)
-            shapes = {"bits": (T,), "rank": (T,), "attribution_error": ()}
-            shapes |= dict.fromkeys(("top", "top_probability"), (T, len(measured["top"][0])))
-            shapes |= dict.fromkeys(("token", "probability", "divergence"), (len(details["sublayers"]), T))
-            shapes |= {"attribution": (len(details["parts"]), T), "value_norms": (*self.snapshots[0].shape, T)}
-            fields = measured | measured["lens"]
-            if any(np.array(fields[field], float).shape != shape for field, shape in shapes.items()):
-                raise ValueError(f"its measurements of the probe {name} are not those of {T} tokens")
-        return details
+        if not path.exists():
+            return {}
+        content = path.read_bytes()
+        with parsing(path, ": remove it to see the maps"):
+            details = json.loads(content)
+            for name, measured in details["probes"].items():
+                T = len(self.probes[name].tokens)
+                shapes = {"bits": (T,), "rank": (T,), "attribution_error": ()}
+                shapes |= dict.fromkeys(("top", "top_probability"), (T, len(measured["top"][0])))
+                shapes |= dict.fromkeys(("token", "probability", "divergence"), (len(details["sublayers"]), T))
+                shapes |= {"attribution": (len(details["parts"]), T), "value_norms": (*self.snapshots[0].shape, T)}
+                fields = measured | measured["lens"]
+                if any(np.array(fields[field], float).shape != shape for field, shape in shapes.items()):
+                    raise ValueError(f"its measurements of the probe {name} are not those of {T} tokens")
+            return details
 
     def maps(self, step: int) -> dict[str, np.ndarray]:
         """Each probe's maps at a step, (L, H, T, T) in float16.
 
         Raises FileNotFoundError if there is no such file, ValueError if it is damaged or of other probes.
         """
-        return _parsed(self.path(step), self._parse_maps, ": remove it to see the other steps")
-
-    def _parse_maps(self, content: bytes) -> dict[str, np.ndarray]:
-        with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            maps = {name: file[name] for name in self.probes}
-        for name, probe in self.probes.items():
-            shape, found = (*self.snapshots[0].shape, *2 * (len(probe.tokens),)), maps[name]
-            if found.shape != shape or found.dtype != np.float16:
-                raise ValueError(f"it holds {name} maps {found.shape} in {found.dtype}, not {shape} in float16")
+        content, maps = io.BytesIO(self.path(step).read_bytes()), {}
+        with parsing(self.path(step), ": remove it to see the other steps"), np.load(content) as file:
+            for name, probe in self.probes.items():
+                shape, found = (*self.snapshots[0].shape, *2 * (len(probe.tokens),)), file[name]
+                if found.shape != shape or found.dtype != np.float16:
+                    raise ValueError(f"it holds {name} maps {found.shape} in {found.dtype}, not {shape} in float16")
+                maps[name] = found
         return maps
 
     def add(self, snapshot: Snapshot, maps: Mapping[str, ArrayLike], details: Mapping[str, Any] | None = None) -> None:
@@ -239,37 +238,28 @@ def as_json(value: Any, digits: str) -> Any:
     return as_json(value.tolist(), digits) if hasattr(value, "tolist") else value
 
 
-def _parsed(path: Path, parse: Callable[[bytes], Any], advice: str = "") -> Any:
-    """The file as `parse` reads it. Any error of `parse` becomes a ValueError that names the file."""
-    content = path.read_bytes()
-    try:
-        return parse(content)
-    except Exception as error:  # a damaged file fails in many ways, a zip file even as an encrypted one
-        raise ValueError(f"{path} is damaged ({error}){advice}") from None
-
-
-def _parse_probes(content: bytes) -> tuple[dict[str, Probe], str, dict[str, list[Probe]]]:
+def _read_probes(path: Path) -> tuple[dict[str, Probe], str, dict[str, list[Probe]]]:
     """The probes, the tokenizer's fingerprint and the windows."""
-    description = json.loads(content)
-    probes = {name: Probe(**probe) for name, probe in description["probes"].items()}
-    windows = {name: [Probe(**text) for text in texts] for name, texts in description["windows"].items()}
-    if not {"text", "repeated"} <= set(probes):
-        raise ValueError("it lacks one of the two probes")
-    if any(len({len(text.tokens) for text in texts}) != 1 for texts in windows.values()):
-        raise ValueError("its windows are not all of one length")
-    return probes, str(description["tokenizer"]), windows
+    content = path.read_bytes()
+    with parsing(path):
+        description = json.loads(content)
+        probes = {name: Probe(**probe) for name, probe in description["probes"].items()}
+        windows = {name: [Probe(**text) for text in texts] for name, texts in description["windows"].items()}
+        if not {"text", "repeated"} <= set(probes):
+            raise ValueError("it lacks one of the two probes")
+        if any(len({len(text.tokens) for text in texts}) != 1 for texts in windows.values()):
+            raise ValueError("its windows are not all of one length")
+        return probes, str(description["tokenizer"]), windows
 
 
 def _read_snapshots(path: Path) -> list[Snapshot]:
     content, snapshots = path.read_bytes(), []
     # A last line without a line end was cut short and does not count.
     for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), start=1):
-        try:
+        with parsing(f"{path}, line {number}"):
             snapshots.append(snapshot := Snapshot.from_json(json.loads(line)))
             if snapshot.shape != snapshots[0].shape or any(one.step >= snapshot.step for one in snapshots[-2:-1]):
                 raise ValueError("it is of another model, or not in order")
-        except Exception as error:
-            raise ValueError(f"{path}, line {number}: damaged ({error})") from None
     return snapshots
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from model.checkpoint import read_checkpoint
-from model.files import write_atomically
+from model.files import parsing, write_atomically
 from model.inspection.archive import AttentionArchive
 from model.pages.captures import Captures
 from model.pages.circuit import MAX_DRAWN, drawing
@@ -49,12 +49,12 @@ def write_report(run: Path, path: Path | None = None) -> Path:
         name,
         read_metrics(run / METRICS),
         read_samples(run / SAMPLES),
-        _read_text(run / CONFIG) if (run / CONFIG).exists() else "",
+        _read_text(run / CONFIG),
         Captures.of(AttentionArchive.open(run / ATTENTION), name) if (run / HEAD_SCORES).exists() else None,
         read_config(run / CONFIG),
         MODEL_PAGE if (path.parent / MODEL_PAGE).exists() else "",
         read_experiments(run / EXPERIMENTS),
-        _read_text(run / CIRCUIT) if (run / CIRCUIT).exists() else "",
+        _read_text(run / CIRCUIT),
     )
     write_atomically(path, page.encode())
     return path
@@ -77,32 +77,29 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
         rows = [{name: number(value) for name, value in row.items() if value} for row in reader]
         return [row | {"step": int(row["step"])} for row in rows]
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, csv.Error) as error:
-        raise ValueError(f"{path}, line {reader.line_num}: damaged ({type(error).__name__} {error})") from None
+        raise ValueError(f"{path}, line {reader.line_num} is damaged ({type(error).__name__} {error})") from None
 
 
 def read_samples(path: Path) -> list[dict]:
     """Step, prompt and text of every sample; none if there is no such file. Raises ValueError for a damaged one."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    try:
+    with parsing(path):
         samples = [json.loads(line) for line in lines if line.endswith(b"\n")]
         return [{"step": int(one["step"]), "prompt": str(one["prompt"]), "text": str(one["text"])} for one in samples]
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged ({type(error).__name__} {error})") from None
 
 
 def read_experiments(path: Path) -> dict[str, int]:
     """The step from which on each experiment holds; none without such a file. Raises ValueError if it is damaged."""
-    try:
-        return {str(title): int(step) for title, step in json.loads(path.read_bytes()).items()} if path.exists() else {}
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged ({type(error).__name__} {error})") from None
+    content = path.read_bytes() if path.exists() else b"{}"
+    with parsing(path):
+        return {str(title): int(step) for title, step in json.loads(content).items()}
 
 
 def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is damaged, because it is not text ({error})") from None
+    """The text of a file, "" if there is none. Raises ValueError unless it is UTF-8."""
+    content = path.read_bytes() if path.exists() else b""
+    with parsing(path):
+        return content.decode()
 
 
 def finish(run_dir: Path, validation_text: str | None, open_run: Callable[[Path], Any]) -> str:

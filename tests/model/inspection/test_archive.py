@@ -130,5 +130,5 @@ def test_maps_scores_and_details_of_another_shape_are_named(recorded):
             archive.details(0)
     for field, value in (("scores", line["scores"] | {"sink": [[0.5]]}), ("copying", [[0.5]]), ("step", "x")):
         (recorded / "scores.jsonl").write_text(json.dumps(line | {field: value}) + "\n")
-        with pytest.raises(ValueError, match=r"scores\.jsonl, line 1: damaged"):
+        with pytest.raises(ValueError, match=r"scores\.jsonl, line 1 is damaged"):
             AttentionArchive.open(recorded)

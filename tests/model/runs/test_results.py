@@ -106,7 +106,7 @@ def test_an_unfinished_last_line_is_left_out(run):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("metrics.csv", METRICS.replace("3.5", "high").encode(), "metrics.csv, line 4: damaged"),
+        ("metrics.csv", METRICS.replace("3.5", "high").encode(), "metrics.csv, line 4 is damaged"),
         ("metrics.csv", b"\xff", "metrics.csv is damaged"),
         ("samples.jsonl", b"[]\n", "samples.jsonl is damaged"),
         ("config.yaml", b"\xff", "config.yaml is damaged"),
