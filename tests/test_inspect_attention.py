@@ -107,7 +107,7 @@ def test_a_prompt_is_shown_with_the_repeated_probe_of_the_recorded_run():
 
 
 READERS = {
-    ".png": lambda path: min(imread(path).shape[:2]) > 200 and imread(path)[..., :3].std() > 0.05,
+    ".png": lambda path: min(imread(path).shape[:2]) > 150 and imread(path)[..., :3].std() > 0.05,
     ".svg": lambda path: ElementTree.parse(path).getroot().tag.endswith("svg"),
     ".pdf": lambda path: path.read_bytes().startswith(b"%PDF-"),
     ".csv": lambda path: list(csv.DictReader(path.read_text(encoding="utf-8").splitlines())),
