@@ -44,7 +44,7 @@ REASONS = {
 CONTENDER = "import sys; from scripts.benchmarks.gpt2 import main; sys.exit(main(*sys.argv[1:]))"
 
 Row = dict[str, Any]
-Job = tuple[str, dict[str, Any]]  # a function of scripts/benchmarks/gpt2.py, and what it reads
+Job = dict[str, Any]  # `function`, one of scripts/benchmarks/gpt2.py, and what it reads
 
 
 @exit_status("benchmark.py")
@@ -95,8 +95,8 @@ def train(options: argparse.Namespace) -> list[Row]:
     """
     names, rows = contenders(nanogpt=options.nanogpt), []
     for size, batch_size in STEPS_OF:
-        work = {"checkout": options.nanogpt, "size": size, "batch_size": batch_size, "seconds": SECONDS, "steps": 2000}
-        results = take_turns({name: ("measure_step", work | {"contender": name}) for name in names}, options.rounds)
+        job = {"function": "measure_step", "checkout": options.nanogpt, "size": size, "batch_size": batch_size}
+        results = take_turns(dict.fromkeys(names, job | {"seconds": SECONDS, "steps": 2000}), options.rounds)
         batch = f"batches of {batch_size}x{size['context_length']}"
         rows += compare(f"training step, {NAME.format(**size)}, {batch}", results, same=("parameters", "tokens"))
     return rows
@@ -112,13 +112,12 @@ def generate(options: argparse.Namespace) -> list[Row]:
     able = {"nanogpt": options.nanogpt, "transformers": find_spec("transformers"), "llama.cpp": llama}
     names, rows = contenders(**able), []
     for texts in TEXTS:
-        work = {"size": WRITER, "batch_size": texts, "prompt_tokens": PROMPT_TOKENS, "new_tokens": NEW_TOKENS}
-        work["checkout"] = options.nanogpt
-        jobs = {name: ("measure_writing", work | {"contender": name}) for name in names}
-        if texts > 1:
-            jobs.pop("llama.cpp", None)
+        job = {"function": "measure_writing", "checkout": options.nanogpt, "size": WRITER, "batch_size": texts}
+        job |= {"prompt_tokens": PROMPT_TOKENS, "new_tokens": NEW_TOKENS}
+        able_to = [name for name in names if name != "llama.cpp" or texts == 1]
+        results = take_turns(dict.fromkeys(able_to, job), options.rounds)
         what = f"writing {texts} x {NEW_TOKENS} tokens, {NAME.format(**WRITER)}"
-        rows += compare(what, take_turns(jobs, options.rounds), same=("parameters", "tokens"))
+        rows += compare(what, results, same=("parameters", "tokens"))
     return rows
 
 
@@ -135,14 +134,11 @@ def time_to_loss(options: argparse.Namespace) -> list[Row]:
         raise ValueError(f"--data {options.data} is not all ASCII: its bytes, which ours reads, are not its characters")
     if len(text) < 1000:
         raise ValueError(f"--data {options.data} has {len(text)} characters: at least 1000 are needed")
-    work = {
-        "size": size | {"vocab_size": len(set(text))},
-        "batch_size": batch_size,
-        "data": str(options.data.resolve()),
-    }
-    ours, theirs = {"steps": our_steps, "train_options": options.train_options}, {"steps": peer_steps}
-    theirs |= {"contender": "nanogpt", "checkout": options.nanogpt}
-    jobs = {"glassgpt": ("train_by_recipe", work | ours), "nanogpt": ("learn_characters", work | theirs)}
+    size = size | {"vocab_size": len(set(text))}
+    both = {"size": size, "batch_size": batch_size, "data": str(options.data.resolve())}
+    ours = {"function": "train_by_recipe", "steps": our_steps, "train_options": options.train_options}
+    theirs = {"function": "learn_characters", "steps": peer_steps, "checkout": options.nanogpt}
+    jobs = {"glassgpt": both | ours, "nanogpt": both | theirs}
     results = take_turns({name: jobs[name] for name in contenders(nanogpt=options.nanogpt)}, options.rounds)
     target = max(lowest_loss(turn) for turn in results.get("nanogpt", results["glassgpt"]))
     reaching = {name: [reached(turn, target) for turn in turns] for name, turns in results.items()}
@@ -168,12 +164,10 @@ def contenders(**able: Any) -> list[str]:
     return ["glassgpt", *(name for name in able if able[name])]
 
 
-def run(job: Job, seed: int) -> Row:
+def run(job: Job) -> Row:
     """What a new process measures; ValueError if it ends with status 2, for a mistake, RuntimeError if it fails."""
-    function, work = job
     with tempfile.TemporaryDirectory() as folder:
-        arguments = json.dumps({**work, "seed": seed, "folder": folder})
-        command = [sys.executable, "-c", CONTENDER, function, arguments]
+        command = [sys.executable, "-c", CONTENDER, json.dumps({**job, "folder": folder})]
         process = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         lines = process.stdout.strip().splitlines() or ["it wrote nothing"]
         if process.returncode == 2:
@@ -196,7 +190,7 @@ def take_turns(jobs: Mapping[str, Job], rounds: int) -> dict[str, list[Row]]:
         for name in list(results):
             print(f"round {seed + 1}/{rounds}  {name}", file=sys.stderr, flush=True)
             try:
-                results[name].append(run(jobs[name], seed))
+                results[name].append(run({**jobs[name], "contender": name, "seed": seed}))
             except RuntimeError as error:
                 if name == "glassgpt":
                     raise

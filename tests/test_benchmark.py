@@ -81,9 +81,8 @@ def measure(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(gpt2, "EVALUATIONS", 2)
     monkeypatch.setenv("GLASSGPT_CACHE", str(tmp_path / "cache"))
 
-    def run(job, seed):
-        function, work = job
-        assert gpt2.main(function, json.dumps({**work, "seed": seed, "folder": str(tmp_path)})) == 0
+    def run(job):
+        assert gpt2.main(json.dumps({**job, "folder": str(tmp_path)})) == 0
         return json.loads((tmp_path / "result.json").read_text())
 
     monkeypatch.setattr(benchmark, "run", run)
@@ -108,9 +107,9 @@ def test_train(measure, nanogpt):
 
 
 def test_a_contender_is_measured_in_a_process_of_its_own(nanogpt):
-    work = {"contender": "nanogpt", "checkout": nanogpt.partition("=")[2], "size": SMALL}
-    work |= {"batch_size": 2, "seconds": 0.0, "steps": 10}
-    assert benchmark.run(("measure_step", work), seed=0)["tokens"] == 16
+    job = {"function": "measure_step", "contender": "nanogpt", "checkout": nanogpt.partition("=")[2], "seed": 0}
+    job |= {"size": SMALL, "batch_size": 2, "seconds": 0.0, "steps": 10}
+    assert benchmark.run(job)["tokens"] == 16
 
 
 def test_generate(measure, nanogpt):
@@ -166,12 +165,12 @@ def jobs(monkeypatch, **codes):
     def start(command, **options):
         if command[0] == "git":
             return popen(command, **options)
-        name, work = command[3:]
-        begin = f"import json; seed, folder = map(json.loads({work!r}).get, ('seed', 'folder'))"
-        return popen([sys.executable, "-c", f"{begin}\n{codes[name]}"], **options)
+        job = json.loads(command[3])
+        begin = f"seed, folder = {job.get('seed')!r}, {job['folder']!r}"
+        return popen([sys.executable, "-c", f"{begin}\n{codes[job['function']]}"], **options)
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    return {name.replace("_", "."): (name, {}) for name in codes}
+    return {name.replace("_", "."): {"function": name} for name in codes}
 
 
 WORKS = "open(folder + '/result.json', 'w').write(str(seed))"
@@ -210,7 +209,7 @@ def test_a_peer_that_dies_leaves_out_its_own_row_only(nanogpt, characters, monke
 )
 def test_a_failing_contender_says_why(monkeypatch, code, error, message):
     with pytest.raises(error, match=message):
-        benchmark.run(jobs(monkeypatch, glassgpt=code)["glassgpt"], seed=0)
+        benchmark.run(jobs(monkeypatch, glassgpt=code)["glassgpt"])
 
 
 def test_the_target_is_reached_at_the_first_evaluation_that_shows_it():

@@ -3,8 +3,8 @@
 nanoGPT's model.py is run from the person's checkout. Its train.py trains as soon as it is imported, so its loop is
 written here anew, with the settings that it publishes, and trains ours too. llama.cpp writes with our weights.
 
-scripts/benchmark.py starts a process of this file for each contender. `job` says what it does: `contender`, `size`
-(fields of GPTConfig), `checkout` (nanoGPT's folder), `seed`, `batch_size`, and what a function reads.
+scripts/benchmark.py starts a process of this file for each contender. `job` says what it does: `function`, one of this
+file, `contender`, `size` (fields of GPTConfig), `checkout` (nanoGPT's folder), `seed`, `batch_size`, and what it reads.
 Letters: B sequences in a batch, T tokens of context, N tokens of a text.
 """
 
@@ -63,10 +63,10 @@ class Learner(NamedTuple):
 
 
 @exit_status("benchmark.py")
-def main(function: str, job: str) -> None:
-    """Leaves what a function of this file measures in the job's folder; returns the exit status, 2 for a mistake."""
-    work = Namespace(**json.loads(job))
-    Path(work.folder, "result.json").write_text(json.dumps(globals()[function](work)))
+def main(content: str) -> None:
+    """Leaves what a job measures in its folder; returns the exit status, 2 for a mistake."""
+    job = Namespace(**json.loads(content))
+    Path(job.folder, "result.json").write_text(json.dumps(globals()[job.function](job)))
 
 
 # ---- training
