@@ -15,7 +15,6 @@ import yaml
 from lightning.pytorch.callbacks import Timer
 
 from model.checkpoint import load_gpt, read_checkpoint
-from model.runs.starting import FolderLock
 from model.training.module import GPTModule
 from tests.ranks import run_ranks
 from tests.small_runs import EVENTFUL, REPOSITORY, assert_same, assert_same_run, final_state, metrics
@@ -212,15 +211,6 @@ def test_weights_that_are_not_finite_are_never_saved(train, monkeypatch, capsys)
     assert not list(Path("runs/run/checkpoints").glob("*"))
 
 
-def test_what_the_machine_does_to_a_run_gets_one_sentence(train, finished_run, in_batch, capsys):
-    """tests/model/runs/test_mistakes.py has the other errors."""
-    in_batch(1, lambda: torch.empty(2**60, dtype=torch.uint8))
-    assert train("--resume=runs/run", "--trainer.max_steps=13") == 2
-    sentence = capsys.readouterr().err.splitlines()[-1]
-    assert "out of memory: lower data.batch_size" in sentence
-    assert sentence.endswith("then continue with --resume runs/run")
-
-
 def test_a_run_that_goes_on_with_other_text_or_options_than_it_had_says_so(train, finished_run, small_text, caplog):
     assert train("--resume=runs/run", "--trainer.max_steps=13") == 0
     assert not caplog.messages
@@ -231,18 +221,6 @@ def test_a_run_that_goes_on_with_other_text_or_options_than_it_had_says_so(train
     assert train("--resume=runs/run", "--trainer.max_steps=14", "--data.files=other.txt") == 0
     assert "config.yaml is not as this run wrote it" in caplog.messages[0]
     assert "The training text is not the one" in caplog.messages[1]
-
-
-@pytest.mark.skipif(os.name != "posix", reason="folders are locked on POSIX")
-def test_a_run_is_trained_by_one_process_at_a_time(train, finished_run, capsys):
-    before = final_state("runs/run")
-    lock = FolderLock()
-    lock.acquire(finished_run)
-    assert train("--resume=runs/run", "--trainer.max_steps=13") == 2
-    assert "runs/run is being trained by another process" in capsys.readouterr().err.splitlines()[-1]
-    assert_same(before, final_state("runs/run"))
-    lock.release()
-    assert train("--resume=runs/run", "--trainer.max_steps=13") == 0
 
 
 def test_options_of_lightnings_train(train):

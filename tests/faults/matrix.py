@@ -85,7 +85,7 @@ def go_on(options: list[str]) -> list[str]:
         return RESUME
     if RUN.exists():
         check_mistake(run(RESUME))
-        assert not list(RUN.glob("checkpoints/*"))
+        assert not list(RUN.glob("checkpoints/[!.]*"))
         shutil.rmtree(RUN)
     return options
 

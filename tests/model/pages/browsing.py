@@ -6,20 +6,39 @@ def in_page(page, module: str, expression: str):
     return page.evaluate(f"import('browser/{module}.js').then((module) => module.{expression})")
 
 
+# Ends when all is drawn and, in the page of a model, which answers from a worker, nothing was asked for a while.
+SETTLED = """async () => {
+  const render = await import("browser/render.js");
+  const patience = document.getElementById("weights-0") ? 3 : 0;
+  await render.rendered;
+  for (let quiet = 0; quiet < patience; await render.rendered) {
+    await new Promise((done) => setTimeout(done, 10));
+    quiet = document.getElementById("main").ariaBusy === "true" ? 0 : quiet + 1;
+  }
+}"""
+
+
 def settle(page) -> None:
     """Waits until the last change is drawn."""
     page.locator("html[data-drawn]").wait_for(state="attached")
-    in_page(page, "render", "rendered")
+    page.evaluate(SETTLED)
 
 
-def set_slider(page, at: int, which="#slide-a") -> None:
-    page.locator(f"{which} input").first.evaluate(
-        "(slider, at) => { slider.value = at; slider.dispatchEvent(new Event('input')) }", at
-    )
+def click(target) -> None:
+    target.click()
+    settle(target.page)
+
+
+def press(page, *keys: str) -> None:
+    for key in keys:
+        page.keyboard.press(key)
+    settle(page)
 
 
 def slide(page, at: int, which="#slide-a") -> None:
-    set_slider(page, at, which)
+    page.locator(f"{which} input").first.evaluate(
+        "(slider, at) => { slider.value = at; slider.dispatchEvent(new Event('input')) }", at
+    )
     settle(page)
 
 

@@ -10,7 +10,8 @@ from itertools import count
 import pytest
 import torch
 
-from tests.model.pages.test_live_in_browser import GPTS, IDLE, predictions, write_page
+from tests.model.pages.browsing import SETTLED
+from tests.model.pages.test_live_in_browser import GPTS, predictions, write_page
 
 pytestmark = pytest.mark.slow
 
@@ -74,7 +75,7 @@ def test_firefox_computes_what_pytorch_computes_and_cuts_no_prediction(firefox, 
     firefox.evaluate(f"new Promise((done) => {{ const ask = () => ({DRAWN}) ? done() : setTimeout(ask, 20); ask() }})")
     box = "const box = document.getElementById('box'); box.value = 'def f(x'; box.dispatchEvent(new Event('input'))"
     firefox.evaluate(f"(() => {{ {box} }})()")
-    firefox.evaluate(f"({IDLE})()")
+    firefox.evaluate(f"({SETTLED})()")
     assert firefox.evaluate("document.getElementById('notes').textContent") == ""
     assert firefox.evaluate("document.getElementById('parity').className") == "badge good"
     rows = firefox.evaluate(

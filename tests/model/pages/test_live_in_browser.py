@@ -19,7 +19,7 @@ from model.inspection.recorder import capture
 from model.inspection.survey import windows_of
 from model.pages.live import model_page
 from tests.gpts import random_gpt, repeating_gpt
-from tests.model.pages.browsing import in_page, set_slider, unnamed
+from tests.model.pages.browsing import click, in_page, press, settle, slide, unnamed
 
 pytestmark = pytest.mark.slow
 
@@ -72,26 +72,10 @@ def write_page(path, gpts):
 def open_page(open_file, written):
     def open_(path=written, **window):
         page = open_file(path, **window)
-        page.locator("html[data-drawn]").wait_for(state="attached")
         settle(page)
         return page
 
     return open_
-
-
-# Waits until all is drawn and every question to the model is answered.
-IDLE = """async () => {
-  const render = await import("browser/render.js");
-  for (let quiet = 0; quiet < 3; ) {
-    await render.rendered;
-    await new Promise((done) => setTimeout(done, 10));
-    quiet = document.getElementById("main").ariaBusy === "true" ? 0 : quiet + 1;
-  }
-}"""
-
-
-def settle(page) -> None:
-    page.evaluate(IDLE)
 
 
 def type_text(page, text: str) -> None:
@@ -151,8 +135,7 @@ def test_what_is_typed_is_read_as_pytorch_reads_it(open_page):
         shown = shown_next(page)[0][0].replace(" ", "·")
         assert last.last.inner_text() == shown
         weights = capture(GPTS[-1], TOKENIZER.encode(text)).weights
-        page.locator(".thumb").nth(3).click()
-        settle(page)
+        click(page.locator(".thumb").nth(3))
         in_map = in_page(page, "render", f"shown.panes[0].value({len(text) - 1}, 2)")
         assert in_map == pytest.approx(weights[1, 1, -1, 2].item(), abs=4e-3)
 
@@ -187,8 +170,7 @@ def test_the_address_has_what_was_chosen_and_says_what_it_leaves_out(open_page):
     assert len(fields["typed"][0]) == 2000
     assert "holds the last 2,000 characters of the text only" in page.locator("#window").inner_text()
     for theme in ("dark", "light"):
-        page.locator("#theme").click()
-        settle(page)
+        click(page.locator("#theme"))
         assert ("theme=dark" in page.url) == (theme == "dark") and "theme=light" not in page.url
         again = open_page(hash_=f"#{page.url.partition('#')[2]}")
         assert again.locator("html").get_attribute("data-theme") == theme
@@ -202,8 +184,7 @@ def test_a_click_on_a_next_token_writes_it(open_page):
     for _ in range(2):
         before = page.locator("#box").input_value()
         expected = shown_next(page)[1][0]
-        page.locator("#next button").nth(1).click()
-        settle(page)
+        click(page.locator("#next button").nth(1))
         assert page.locator("#box").input_value() == before + expected
 
 
@@ -244,26 +225,20 @@ def test_a_part_that_is_switched_off_is_missed_as_in_pytorch(open_page):
     page.get_by_role("button", name="switch off", exact=True).click()
     for layer, head in ((0, 1), (1, 0)):
         thumb = page.locator(".thumb").nth(2 * layer + head)
-        thumb.click()
-        settle(page)
+        click(thumb)
         assert "switched off" in thumb.get_attribute("aria-label")
         assert number(page) == pytest.approx(changes["heads"][layer][head], abs=0.006)
         assert page.locator("#next u").count() == 8
-        thumb.click()
-        settle(page)
-    page.get_by_role("button", name="feed-forward 1").click()
-    settle(page)
+        click(thumb)
+    click(page.get_by_role("button", name="feed-forward 1"))
     assert number(page) == pytest.approx(changes["feed_forward"][1], abs=0.006)
-    page.get_by_role("button", name="value embeddings 1").click()  # and another
-    settle(page)
+    click(page.get_by_role("button", name="value embeddings 1"))  # and another
     assert page.locator("#damage").inner_text().startswith("Off: feed-forward 1 and value embeddings 1.")
-    page.get_by_role("button", name="nothing", exact=True).click()
-    settle(page)
+    click(page.get_by_role("button", name="nothing", exact=True))
     address, both = page.url.partition("#")[2], number(page)
     again = open_page(hash_=f"#{address}")
     assert number(again) == both
-    again.get_by_role("button", name="switch all on").click()
-    settle(again)
+    click(again.get_by_role("button", name="switch all on"))
     assert again.locator("#damage b").count() == 0
     assert_next(again, predictions(GPTS[-1], OPENING)[1])
 
@@ -330,8 +305,7 @@ def test_a_patch_moves_the_logit(open_page):
 def test_the_slider_changes_the_model_that_answers(open_page):
     page = open_page(hash_="#typed=ab&step=8")
     for at in (1, 0):
-        set_slider(page, at)
-        settle(page)
+        slide(page, at)
         assert page.locator("#slide-a output").inner_text() == f"step {[0, 8][at]}"
         assert_next(page, predictions(GPTS[at], "ab")[1])
     page.locator("#compare").click()  # step 0 against itself; then against the other
@@ -406,8 +380,7 @@ def test_whatever_a_person_does_the_panels_end_as_on_a_fresh_page(open_page, slo
     page.evaluate("import('browser/state.js').then(({ save }) => save())")
     fresh = open_page(path=slow_page, hash_=f"#{page.url.partition('#')[2]}")
     if page.locator("#patch-matrix").is_visible():
-        fresh.locator("#patch-all").click()
-        settle(fresh)
+        click(fresh.locator("#patch-all"))
     found, expected = (one.evaluate(SHOWN, list(PANELS)) for one in (page, fresh))
     assert {name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)} == set()
     assert found["#notes"] == "" and page.locator("#parity.good").count() == 1
@@ -445,8 +418,7 @@ def test_the_panels_follow_while_it_writes_and_its_speed_leaves_with_the_text(op
     page.locator("#speed", has_text="wrote").wait_for()
     assert page.evaluate("window.followed") > 0
     settle(page)
-    page.locator(".thumb").first.click()
-    settle(page)
+    click(page.locator(".thumb").first)
     assert page.locator("#speed").inner_text().startswith("wrote")
     page.locator("#box").press("End")
     page.locator("#box").press("x")
@@ -460,14 +432,10 @@ def test_it_is_used_with_the_keyboard_alone(open_page):
     page.keyboard.type("xs")  # are text in the box, and keys elsewhere
     settle(page)
     assert page.locator("#box").input_value() == OPENING + "xs" and page.locator("#damage b").count() == 0
-    page.keyboard.press("Escape")
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("x")
-    settle(page)
+    press(page, "Escape", "ArrowDown", "x")
     head = page.locator('.thumb[aria-pressed="true"]')
     assert "switched off" in head.get_attribute("aria-label") and number(page)
-    page.keyboard.press("x")
-    settle(page)
+    press(page, "x")
     assert page.locator("#damage b").count() == 0
     assert not unnamed(page, "all.filter((e) => e.checkVisibility())")
 
@@ -522,30 +490,24 @@ def test_every_experiment_shows_on_the_page_what_was_predicted(open_page, tmp_pa
     assert "A made-up word, twice" in titles and 2 <= len(titles) <= 6
     effects, _ = try_all(gpt, TOKENIZER, texts, part_means(gpt, torch.tensor([tokens])))
     for effect, button in zip(effects, buttons.all(), strict=True):
-        button.click()
-        settle(page)
+        click(button)
         assert page.locator("#box").input_value() == effect.trial.text
         assert effect.look in page.locator("#experiment").inner_text()
-        page.locator("#experiment button", has_text=effect.change).click()
-        settle(page)
+        click(page.locator("#experiment button", has_text=effect.change))
         assert page.locator("#box").input_value() == effect.trial.changed
         assert in_page(page, "render", "shown.off") == effect.off
         predicted, shown = page.locator("#predicted b").all_inner_texts()
         assert shown == predicted and page.locator("#experiment").inner_text().count(effect.question) == 1
         before, after = (float(figure.rstrip("%")) / 100 for figure in shown.split(" → "))
         assert (before, after) == pytest.approx(effect.shares, abs=0.006)
-        page.locator("#experiment button").click()  # undoes the change
-        settle(page)
+        click(page.locator("#experiment button"))  # undoes the change
         assert in_page(page, "render", "shown.off") == [] and effect.look in page.locator("#experiment").inner_text()
-    buttons.nth(titles.index("A made-up word, twice")).click()
-    settle(page)
+    click(buttons.nth(titles.index("A made-up word, twice")))
     assert "head 0.1 (layer 0, head 1) on the map: to" in page.locator("#experiment").inner_text()
-    page.locator("#experiment button").click()
-    settle(page)
+    click(page.locator("#experiment button"))
     type_text(page, "another text")
     assert page.locator("#experiment").inner_text() == "head 0.1 is still off. begin this experiment again"
-    buttons.nth(titles.index("Nothing at all")).click()
-    settle(page)
+    click(buttons.nth(titles.index("Nothing at all")))
     assert "No single head to look at here" in page.locator("#experiment").inner_text()
     nowhere = page_of((0, untrained)).locator("#tries")
     assert nowhere.locator("button").count() == 0

@@ -19,7 +19,7 @@ from matplotlib.image import imread
 from model.inspection import heads
 from model.pages.images import COLOURS
 from tests.measurements import learned_captures, measured
-from tests.model.pages.browsing import in_page, place, point_at, resize, settle, slide
+from tests.model.pages.browsing import click, in_page, place, point_at, press, resize, settle, slide
 
 pytestmark = pytest.mark.slow
 
@@ -63,6 +63,11 @@ def shades(page) -> np.ndarray:
 def inks(shown: np.ndarray) -> np.ndarray:
     """(T, 3): the colours that the pictures have for these values between 0 and 1."""
     return LinearSegmentedColormap.from_list("ink", COLOURS)(shown)[:, :3]
+
+
+def sort_by(page, order: str) -> None:
+    page.locator("#sort").select_option(order)
+    settle(page)
 
 
 def address(page) -> dict[str, str]:
@@ -147,14 +152,11 @@ def test_the_text_is_shaded_by_the_chosen_token_and_by_what_is_pointed_at_until_
     check(weights[3], 3)
     assert address(page)["token"] == "3"
 
-    spans.nth(11).click()
-    settle(page)
+    click(spans.nth(11))
     check(weights[11], 11)
-    page.get_by_role("button", name="is read by").click()
-    settle(page)
+    click(page.get_by_role("button", name="is read by"))
     check(weights[:, 11], 11)
-    page.keyboard.press("Escape")
-    settle(page)
+    press(page, "Escape")
     assert (shades(page) == 1).all()
 
 
@@ -162,13 +164,11 @@ def test_sorting_puts_the_highest_score_first(open_page):
     captures = capture_steps()
     page = open_page(captures)
     for score in heads.SCORES:
-        page.locator("#sort").select_option(score)
-        settle(page)
+        sort_by(page, score)
         names = page.locator(".thumb .caption span:first-child").all_inner_texts()
         flat = captures.snapshots[-1].scores[score].ravel()
         assert names == [f"{head // 3}.{head % 3}" for head in np.argsort(-flat.round(3), kind="stable")], score
-    page.locator("#sort").select_option("layer")
-    settle(page)
+    sort_by(page, "layer")
     assert page.locator(".thumb").first.get_attribute("aria-label").startswith("layer 0, head 0")
 
 
@@ -181,8 +181,7 @@ def test_heads_are_marked_from_the_step_at_which_they_formed(open_page):
     for at, step in enumerate(STEPS):
         slide(page, at)
         assert ("P" in marks.inner_text()) == (step >= formed)
-    page.get_by_role("button", name=f"0.0 at {formed}").click()
-    settle(page)
+    click(page.get_by_role("button", name=f"0.0 at {formed}"))
     assert address(page)["step"] == str(formed)
 
 
@@ -201,8 +200,7 @@ def test_the_curves_are_clicked_and_are_a_slider_of_the_steps(open_page):
     settle(page)
     assert address(page)["head"] == "1.2" and address(page)["step"] == "16"
     curve.focus()
-    page.keyboard.press("ArrowLeft")
-    settle(page)
+    press(page, "ArrowLeft")
     assert address(page)["step"] == "8"
     assert [curve.get_attribute(f"aria-value{name}") for name in ("now", "max")] == ["4", "6"]
     assert re.fullmatch(r"step 8, layer 1, head 2: induction 0\.\d\d", curve.get_attribute("aria-valuetext"))
@@ -257,13 +255,9 @@ def test_two_snapshots_or_runs_are_shown_side_by_side_with_their_difference(open
 
 def test_everything_can_be_done_with_the_keyboard(open_page):
     page = open_page(capture_steps(), hash_="#probe=text&head=0.0")
-    page.keyboard.press("ArrowLeft")
-    settle(page)
+    press(page, "ArrowLeft")
     assert address(page)["step"] == "16"
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("s")
-    page.keyboard.press("p")
-    settle(page)
+    press(page, "ArrowDown", "s", "p")
     kept = address(page)
     assert (kept["head"], kept["scale"], kept["probe"]) == ("0.1", "linear", "repeated")
     page.locator("#panes .over").focus()
@@ -271,8 +265,7 @@ def test_everything_can_be_done_with_the_keyboard(open_page):
     assert page.locator("#readout").inner_text() == page.locator("#live").inner_text() != ""
     page.keyboard.press("Escape")
     page.locator("#tokens").focus()
-    page.keyboard.press("ArrowLeft")
-    settle(page)
+    press(page, "ArrowLeft")
     assert address(page)["token"] == "18" and address(page)["step"] == "16"
 
 
@@ -291,8 +284,7 @@ def test_a_map_is_saved_as_a_large_light_picture_in_both_themes(open_page, tmp_p
         assert pixels.mean() > 0.9 and pixels.min() < 0.1  # mostly paper, with the darkest colour on it
         widths.append(pixels.shape[1])
         page.locator("#theme").click()
-        page.locator("#compare").click()
-        settle(page)
+        click(page.locator("#compare"))
     assert download.value.suggested_filename == "attention-step-32-head-0.0.png"
     assert widths[0] > 2.5 * widths[1]  # A, B and the difference
 
@@ -321,8 +313,7 @@ def test_the_page_opens_on_a_head_in_a_sentence_and_a_shaded_token(open_page):
     assert "Over 20 tokens it looks most" in says
     assert page.locator("#tokens .chosen").get_attribute("data-index") == "8"
     np.testing.assert_allclose(shades(page)[8], inks(np.sqrt(weights))[8], atol=0.03)
-    page.keyboard.press("p")
-    settle(page)
+    press(page, "p")
     assert "Over 20 tokens it looks most" in page.locator("#says").inner_text()  # and not over the repeated ones
 
 
@@ -450,14 +441,12 @@ def test_the_theme_is_that_of_the_system_until_it_is_switched_and_both_have_cont
         for behind in (style("body", "backgroundColor"), style("#stage", "backgroundColor")):
             assert contrast(style(button, "borderTopColor"), behind) >= 3
     for head in range(6):
-        page.locator(".thumb").nth(head).click()
-        settle(page)
+        click(page.locator(".thumb").nth(head))
         for back, ink in page.locator("#tokens span[style*=background]").evaluate_all(
             "spans => spans.map((s) => getComputedStyle(s)).map((s) => [s.backgroundColor, s.color])"
         ):
             assert back == "rgba(0, 0, 0, 0)" or contrast(back, ink) >= 4
-    page.locator("#theme").click()
-    settle(page)
+    click(page.locator("#theme"))
     assert (luminance(style("body", "backgroundColor")) > 0.5) == (theme == "dark")
 
 
@@ -473,12 +462,10 @@ def test_the_head_of_the_other_run_is_the_nearest_match_or_chosen(open_page):
     other = replace(one, name="other", load=lambda step: shuffled(one.load(step)))
     page = open_page(one, other, hash_="#head=1.1&against=1.32&other=match")
     for head in range(6):
-        page.locator("#grid .thumb").nth(head).click()
-        settle(page)
+        click(page.locator("#grid .thumb").nth(head))
         assert in_page(page, "render", "shown.sides[1].head") == order.index(head)
     assert page.locator("#other-grid .thumb[aria-pressed=true]").count() == 1
-    page.locator("#other-grid .thumb").nth(3).click()
-    settle(page)
+    click(page.locator("#other-grid .thumb").nth(3))
     assert address(page)["other"] == "1.0" and "1.0" in page.locator("#card-title").inner_text()
 
 
@@ -490,8 +477,7 @@ def test_two_runs_share_their_steps_until_they_are_unlinked(open_page):
     page.get_by_role("button", name="same steps").click()
     slide(page, 4)
     assert page.locator("#slide-b output").inner_text() == "step 2"
-    page.get_by_role("button", name="same steps").click()
-    settle(page)
+    click(page.get_by_role("button", name="same steps"))
     page.locator("#play").click()
     page.locator("#slide-a output", has_text="step 32").wait_for()
     page.locator("#play[aria-pressed=false]").wait_for()  # it stops at the last
@@ -507,8 +493,7 @@ def test_the_layout_holds_at_every_width(open_page, layers, count, widths):
     for width in widths:
         resize(page, width, 900)
         for order in ("layer", "sink"):
-            page.locator("#sort").select_option(order)
-            settle(page)
+            sort_by(page, order)
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             found = boxes(page, ".thumb")
             assert (found[:, 2] - found[:, 0]).min() >= 20
@@ -546,6 +531,5 @@ def test_the_curves_show_the_chosen_head_of_the_other_run_and_what_formed_in_it(
         assert f"B, dashed here with its head {head}: 1 formed: 0.0 at" in page.locator("#formed").inner_text()
         drawings.append(page.locator("#curve").inner_html())
     assert drawings[0] != drawings[1]
-    page.locator("#formed button", has_text="0.0 at").last.click()
-    settle(page)
+    click(page.locator("#formed button", has_text="0.0 at").last)
     assert address(page)["other"] == "0.0" and address(page)["head"] == "0.1"

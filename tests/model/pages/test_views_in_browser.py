@@ -15,7 +15,7 @@ from model.pages import export
 from model.pages.captures import Captures
 from tests.html_pages import HOSTILE
 from tests.measurements import learned_captures, measured
-from tests.model.pages.browsing import point_at, settle, slide, unnamed
+from tests.model.pages.browsing import click, point_at, press, slide, unnamed
 
 pytestmark = pytest.mark.slow
 
@@ -58,8 +58,7 @@ def numbers(rows: list[dict[str, str]], column: str) -> list[float | None]:
 
 def test_the_text_is_coloured_by_how_much_each_token_surprised(open_page):
     page = open_page(CAPTURES, hash_="#step=16")
-    page.locator("#by-surprise").click()
-    settle(page)
+    click(page.locator("#by-surprise"))
     backgrounds = page.locator("#tokens span").evaluate_all(
         "spans => spans.map((span) => getComputedStyle(span).backgroundColor)"
     )
@@ -87,13 +86,11 @@ def test_what_was_expected_is_shown_for_the_token_pointed_at_tapped_or_reached_b
 
     page.locator("#tokens span").nth(9).hover()
     check(9)
-    page.locator("#tokens span").nth(2).click()
-    settle(page)
+    click(page.locator("#tokens span").nth(2))
     page.mouse.move(0, 0)
     check(2)
     page.locator("#tokens").focus()
-    page.keyboard.press("ArrowRight")
-    settle(page)
+    press(page, "ArrowRight")
     check(3)
     assert page.locator("#expected").get_attribute("aria-live") == "polite"
     shares = [float(share) for share in page.locator("#expected .expected > span:first-child").all_inner_texts()]
@@ -135,11 +132,9 @@ def test_a_cell_of_the_lens_tells_its_numbers_to_pointer_and_keys(open_page):
     page.keyboard.press("ArrowUp")
     page.keyboard.press("ArrowRight")
     assert readout.inner_text().startswith("After attention 1, reading 1")
-    page.keyboard.press("Enter")
-    settle(page)
+    press(page, "Enter")
     assert "token=1" in page.url and table.locator("td.chosen").count() == 2 * LAYERS + 1
-    page.locator("#colourings button").last.click()
-    settle(page)
+    click(page.locator("#colourings button").last)
     assert "lens=divergence" in page.url and "distance" in page.locator("#lens-meaning").inner_text()
 
 
@@ -163,12 +158,10 @@ def test_the_attribution_is_that_of_the_chosen_token_and_adds_up(open_page):
     assert page.locator("#attribution-badge.good").inner_text() == f"✓ adds up to the logit: within {error}"
     page.locator("#part-orders button").last.click()
     assert rows.locator("th").all_inner_texts() == details["parts"]
-    page.get_by_role("button", name="head 1.2", exact=True).click()
-    settle(page)
+    click(page.get_by_role("button", name="head 1.2", exact=True))
     assert "head=1.2" in page.url
     page.locator("#tokens").focus()
-    page.keyboard.press("ArrowRight")
-    settle(page)
+    press(page, "ArrowRight")
     assert page.locator("#attribution-what").inner_text().startswith("Reading 5")
 
 
@@ -186,18 +179,15 @@ def test_the_loss_without_each_part_is_told(open_page):
         shown = [float(text.replace("−", "-")) for text in page.locator("#grid .without").all_inner_texts()]
         np.testing.assert_allclose(shown, np.ravel(snapshot.ablation[probe]["heads"]), atol=0.006)
         assert "loss without it" in page.locator(".thumb").first.get_attribute("aria-label")
-        page.keyboard.press("p")
-        settle(page)
+        press(page, "p")
 
 
 def test_the_loss_without_a_head_has_curves(open_page):
     page = open_page(CAPTURES, hash_="#step=16")
-    page.get_by_role("button", name="loss without it, on text").click()
-    settle(page)
+    click(page.get_by_role("button", name="loss without it, on text"))
     last = np.array(CAPTURES.snapshots[-1].ablation["text"]["heads"])
     worst = "{}.{}".format(*np.unravel_index(last.argmax(), last.shape))
-    page.locator("#formed button").first.click()
-    settle(page)
+    click(page.locator("#formed button").first)
     assert f"head={worst}" in page.url and "step=64" in page.url and "curve=text" in page.url
     rows = [row for row in saved(page, "#curve-csv") if row["probe"] == "text" and row["part"].startswith("head")]
     losses = [np.array(snapshot.ablation["text"]["heads"]).ravel() for snapshot in CAPTURES.snapshots]
@@ -208,8 +198,7 @@ def test_stages_are_marked_on_every_curve(open_page):
     formed = CAPTURES.formation["previous_token"]["0.0"]
     page = open_page(CAPTURES)
     for name in ("previous token", "entropy", "loss without it, on repetition"):
-        page.locator("#scores").get_by_role("button", name=name).click()
-        settle(page)
+        click(page.locator("#scores").get_by_role("button", name=name))
         told = page.locator("#curve").get_attribute("aria-label")
         assert told.startswith(name) and f"previous-token head 0.0 forms at step {formed}" in told
 
@@ -221,8 +210,7 @@ def test_value_weighted_maps_are_the_weights_times_the_share_of_the_longest_valu
     thumbnail = page.locator(".thumb canvas").first
     before = thumbnail.evaluate("canvas => canvas.toDataURL()")
     assert page.locator("#weighting-note").is_hidden()
-    page.get_by_role("button", name="value-weighted").click()
-    settle(page)
+    click(page.get_by_role("button", name="value-weighted"))
     assert page.locator("#weighting-note").is_visible() and "weighting=values" in page.url
     assert thumbnail.evaluate("canvas => canvas.toDataURL()") != before
     shown = page.evaluate(

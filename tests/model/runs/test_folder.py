@@ -67,22 +67,6 @@ def test_files_outside_the_given_folder_are_never_taken():
             find(Path("runs/empty"))
 
 
-@pytest.mark.parametrize(
-    ("find", "said"),
-    [
-        (find_checkpoint, r"there is no run under runs/ with checkpoints/.* python train.py"),
-        (lambda: find_checkpoint(Path("nowhere")), "there is no nowhere: give a run's folder"),
-        (lambda: find_checkpoint(Path("bare")), r"bare is not a run folder with .*best.ckpt or checkpoints/last"),
-        (lambda: find_run(None, METRICS), "there is no run under runs/ with metrics.csv yet"),
-        (lambda: find_run(Path("bare"), METRICS, hint=": look"), "bare .* with metrics.csv, nor inside one: look"),
-    ],
-)
-def test_a_run_that_is_not_there_is_named(find, said):
-    Path("bare").mkdir()
-    with pytest.raises(FileNotFoundError, match=said):
-        find()
-
-
 def test_a_run_is_resumed_from_its_newest_checkpoint_that_is_not_damaged(caplog):
     with pytest.raises(FileNotFoundError, match="there is no runs/a"):
         resume_point(Path("runs/a"))
