@@ -107,7 +107,7 @@ class CorpusCache:
     """The tokens of one corpus under one tokenizer."""
 
     corpus: Corpus
-    tokenizer: str | Tokenizer  # a name (bpe, bytes or a published one), or a tokenizer
+    tokenizer: str | Tokenizer  # a name, see `tokenizers.check_name`, or a tokenizer
     vocab_size: int  # of the bpe tokenizer; the others bring their own
     max_tokens: dict[str, int | None]  # for each split; None means all
     cache_dir: str | Path | None = None  # default: $GLASSGPT_CACHE, or else .cache/glassgpt beside this project

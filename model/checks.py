@@ -45,7 +45,7 @@ def check_choices(config: Any, prefix: str = "") -> None:
     """Refuses a dataclass in which a field annotated with a `Literal` has another value.
 
     Args:
-        prefix: stands before the field's name in the message, as on the command line ("optimizer.").
+        prefix: stands before the field's name in the message, as on the command line ("model.optimizer.").
     """
     for name, annotation in typing.get_type_hints(type(config)).items():
         if typing.get_origin(annotation) is Literal and getattr(config, name) not in typing.get_args(annotation):

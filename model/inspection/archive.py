@@ -88,7 +88,7 @@ class Snapshot:
 
     @classmethod
     def from_json(cls, fields: dict) -> Snapshot:
-        """The inverse, of a line of scores.jsonl. Raises any error for other fields than those."""
+        """Of a line of scores.jsonl, which has the habits too. Raises any error for other fields than those."""
         scores, checks = _arrays({name: fields["scores"][name] for name in SCORES}), _arrays(fields["checks"])
         measured = {name: _arrays(fields[name]) for name in MEASURED if name in fields}
         ablation = measured.get("ablation", {}).values()

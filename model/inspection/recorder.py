@@ -3,9 +3,9 @@
 The maps are of the two probes, short texts that people look at. The scores of the heads, and the sentences about them,
 are of the many windows that `survey` reads. Both meet in one line of scores.jsonl (see `archive`) and on the page.
 
-For the maps, the model runs as it always does. Every layer's call of `attend` is observed, and the layer is then asked
-what it makes of the identity in place of the values: its weights, whatever `attend` computes. Two numbers say whether
-the maps can be trusted:
+For the maps, the model runs in eval mode, without its compiled code. Every layer's call of `attend` is observed, and
+the layer is then asked what it makes of the identity in place of the values: its weights, whatever `attend` computes.
+Two numbers, of which 0 is best, say whether the maps can be trusted:
 
     fidelity    max |weights @ values - what `attend` returned|, over all layers. Where the largest value of a layer is
                 above 1, its difference is divided by that value, because rounding errors grow with the values. It is

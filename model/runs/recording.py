@@ -34,14 +34,14 @@ PICTURE_SIDE = 1300  # pixels, about a screen: five times as fast to draw as one
 class AttentionRecording:
     """Records attention maps and measurements of a text, by default the beginning of the validation split.
 
-    At steps 0, 1, 2, 4, 8, ..., when much changes in a long run, at every validation, and every `every_n_steps`.
+    At step 0, at 1, 2, 4, 8, ... up to `early_steps`, at every validation, and every `every_n_steps`.
 
     Args:
-        enabled: whether maps are recorded.
+        enabled: whether anything is recorded.
         probe_tokens: length of the text, at most context_length; a file holds layers x heads x its square numbers.
         probe_text: your own text, or @FILE for a file that begins with it; null means the beginning of the validation
             split.
-        early_steps: powers of two are recorded up to this step.
+        early_steps: the last of the powers of two, at which much changes in a long run; 0 records none of them.
         every_n_steps: also record every so many steps.
         picture: whether every validation also draws the maps, as a PNG.
 
@@ -65,7 +65,7 @@ class AttentionRecording:
 
     def is_due(self, step: int) -> bool:
         """Whether a step without validation is recorded."""
-        is_early = step <= self.early_steps and step & (step - 1) == 0  # a power of two, or 0
+        is_early = step <= self.early_steps and step & (step - 1) == 0  # a power of two
         return is_early or (bool(self.every_n_steps) and step % self.every_n_steps == 0)
 
     def start(self, trainer: Trainer, module: LightningModule) -> None:

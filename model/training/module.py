@@ -1,4 +1,8 @@
-"""The LightningModule: what one training step and one validation pass do."""
+"""The LightningModule: what one training step and one validation pass do.
+
+For a step Lightning calls the optimizer's `step`, and this calls back: `training_step`, the backward pass,
+`on_before_optimizer_step`. Then the weights are updated, and last comes `RunSequence.on_train_batch_end`.
+"""
 
 import dataclasses
 import math

@@ -22,7 +22,7 @@ class OptimizerConfig:
 
     Args:
         algorithm: muon: Muon for the matrices of the blocks, AdamW for the rest; adamw: AdamW for all.
-        learning_rate: AdamW's, for embeddings, norms and biases; for every weight where algorithm is adamw.
+        learning_rate: AdamW's, for embeddings, norms and biases; where algorithm is adamw, for matrices too.
         head_learning_rate: AdamW's, for an untied head; null means learning_rate.
         matrix_learning_rate: Muon's: about how far one step moves a matrix, as a spectral norm.
         weight_decay: decoupled: a step shrinks matrices by learning rate x weight_decay; norms, biases and
@@ -175,7 +175,7 @@ class MuonAdamW(torch.optim.Optimizer):
             momentum.lerp_(parameter.grad, 1 - group["momentum"])
             directions.append(whole(parameter.grad.lerp(momentum, group["momentum"])))  # Nesterov: look one step ahead
             for matrix in directions[-1].split(self.parts.get(parameter, parameter.shape[0])):
-                wide = matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
+                wide = matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix  # both are views of the direction
                 same_shape[wide.shape].append((matrix, wide))
         for members in same_shape.values():
             updates = orthogonalize(torch.stack([wide for _, wide in members]))
