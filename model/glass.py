@@ -468,8 +468,7 @@ def captures(readings: Sequence[Reading], repeated: Probe | None = None) -> Capt
         surveyed = survey(in_float32(glass.gpt), glass.recording.windows) if glass.recording else None
         with reading.edited():
             taken = take_snapshot(glass.gpt, probes, step, label, surveyed=surveyed, mean_tokens=mean_tokens)
-        snapshot, weights, details[step] = taken
-        maps[step] = {name: one.numpy() for name, one in weights.items()}
+        snapshot, maps[step], details[step] = taken
         snapshots.append(snapshot)
     return Captures(first.name, probes, snapshots, maps.__getitem__, list(maps), details.__getitem__, is_prompt=True)
 

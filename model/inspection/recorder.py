@@ -19,7 +19,7 @@ Shapes: L layers, H heads, H_kv key and value heads, T tokens, K head width.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -139,30 +139,25 @@ def record_snapshot(
 
 def take_snapshot(
     gpt: GPT,
-    probes: dict[str, Probe],
+    probes: Mapping[str, Probe],
     step: int,
     label: Callable[[int], str] = str,
     *,
-    windows: Mapping[str, Windows] | None = None,
-    surveyed: tuple[dict[str, np.ndarray], Habits] | None = None,
     mean_tokens: Tensor | None = None,
-    autocast: torch.dtype | None = None,
-) -> tuple[Snapshot, dict[str, Tensor], dict]:
+    **options: Any,
+) -> tuple[Snapshot, dict[str, np.ndarray], dict]:
     """Measures a model on the probes "text" and "repeated".
 
     Args:
         label: the text of a token.
-        windows: over which heads are measured; the probes if None.
-        surveyed: what `survey` has found for this model, where it is known already.
         mean_tokens: (B, T), over which ablated parts are averaged; the text probe itself if None.
-        autocast: see `capture`.
+        options: of `take_maps`.
 
     Returns:
         The snapshot, each probe's maps (L, H, T, T), and the details as `archive` describes them.
     """
-    captures = {name: capture(gpt, probe.tokens, autocast=autocast) for name, probe in probes.items()}
+    snapshot, maps = take_maps(gpt, probes, step, **options)
     gpt = in_float32(gpt)
-    scores, habits = surveyed or survey(gpt, windows or windows_of(probes))
     device = gpt.token_embedding.weight.device
     tokens = {name: torch.tensor(probe.tokens, device=device) for name, probe in probes.items()}
     losses, changes = {}, {}
@@ -173,8 +168,29 @@ def take_snapshot(
             losses[name], changes[name] = ablation(gpt, tokens[name], means, first=second_half)
         copying = copying_scores(gpt).numpy()
         details = _details(gpt, tokens, label)
+    return replace(snapshot, loss=losses, ablation=changes, copying=copying), maps, details
+
+
+def take_maps(
+    gpt: GPT,
+    probes: Mapping[str, Probe],
+    step: int,
+    windows: Mapping[str, Windows] | None = None,
+    *,
+    surveyed: tuple[dict[str, np.ndarray], Habits] | None = None,
+    autocast: torch.dtype | None = None,
+) -> tuple[Snapshot, dict[str, np.ndarray]]:
+    """The maps of a model, and what is known from attention alone: the rest of the snapshot is None.
+
+    Args:
+        windows: over which heads are measured; the probes if None.
+        surveyed: what `survey` has found for this model, where it is known already.
+        autocast: see `capture`.
+    """
+    captures = {name: capture(gpt, probe.tokens, autocast=autocast) for name, probe in probes.items()}
     taken = list(captures.values())
     worst = {name: np.max([one.checks[name] for one in taken], axis=0) for name in ("fidelity", "future")}
+    scores, habits = surveyed or survey(in_float32(gpt), windows or windows_of(probes))
     snapshot = Snapshot(
         step=step,
         precision=captures["text"].precision,
@@ -183,11 +199,8 @@ def take_snapshot(
         checks=worst | {"replaced": max(taken, key=lambda one: one.causality).checks["replaced"]},
         scores=scores,
         habits=habits,
-        loss=losses,
-        ablation=changes,
-        copying=copying,
     )
-    return snapshot, {name: one.weights for name, one in captures.items()}, details
+    return snapshot, {name: one.weights.numpy() for name, one in captures.items()}
 
 
 def _details(gpt: GPT, probes: dict[str, Tensor], label: Callable[[int], str]) -> dict:

@@ -21,7 +21,7 @@ import logging
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -34,11 +34,10 @@ from torch import Tensor
 from model.attention import scaled_dot_product_attention
 from model.gpt import GPT
 from model.inspection.ablation import Means, part_means
-from model.inspection.archive import Snapshot
-from model.inspection.experiments import Found, first_steps, try_all
+from model.inspection.experiments import first_steps, try_all
 from model.inspection.probes import Probe
-from model.inspection.recorder import capture
-from model.inspection.survey import Windows, survey, windows_of
+from model.inspection.recorder import take_maps
+from model.inspection.survey import Windows, windows_of
 from model.inspection.trace import blocks_of, undisturbed
 from model.kernels import rounded_to_int8
 from model.pages import template
@@ -56,20 +55,17 @@ FUNCTION = re.compile(r"^(?P<indent> *)def .*:\n(?:(?:(?P=indent) +.*)?\n)+(?=(?
 OPENING = (120, 320)  # characters: some 35 to 100 tokens
 
 
-Attempt = Callable[[GPT, Means], Found]
-
-
 @dataclass(frozen=True)
 class Packed:
     """What a page holds to run a model.
 
-    manifest: plain data for JSON; see `pack`. blocks: the weights of each snapshot in base64. found: what `attempt`
-    found of each.
+    manifest: plain data for JSON; see `pack`. blocks: the weights of each snapshot in base64. models: each as the page
+    has it, with the means of its parts.
     """
 
     manifest: dict[str, Any]
     blocks: list[str]
-    found: list[Found]
+    models: list[tuple[GPT, Means]]
 
     def elements(self) -> list[str]:
         """The HTML elements "manifest" and "weights-0", "weights-1", ..."""
@@ -105,22 +101,16 @@ def model_page(
     """
     windows = windows or windows_of(probes)
     texts = windows["text"].texts
-
-    def attempt(gpt: GPT, means: Means) -> Found:
-        return try_all(gpt, tokenizer, texts, means)
-
-    model = pack(snapshots, tokenizer.to_dict(), probes["text"].tokens, attempt)
+    model = pack(snapshots, tokenizer.to_dict(), probes["text"].tokens)
     if note := model.manifest["note"]:
         log.warning("%s", note)
     taken, maps = [], {}
     for step, gpt in snapshots:
-        captures = {probe: capture(gpt, about.tokens) for probe, about in probes.items()}
-        scores, habits = survey(gpt, windows)
-        text = captures["text"]
-        taken.append(Snapshot(step, text.precision, text.fidelity, text.causality, scores, habits, checks=text.checks))
-        maps[step] = {probe: one.weights.numpy() for probe, one in captures.items()}
+        snapshot, maps[step] = take_maps(gpt, probes, step, windows)
+        taken.append(snapshot)
     run = Captures(name, probes, taken, maps.__getitem__, list(maps))
-    effects, tried = model.found[-1]
+    found = [try_all(gpt, tokenizer, texts, means) for gpt, means in model.models]
+    effects, tried = found[-1]
     experiments = {"effects": [asdict(effect) for effect in effects], "tried": tried}
     elements = [template.json_element("experiments", experiments), *model.elements()]
     function = opening_text(tokenizer.decode(text.tokens) for text in texts)
@@ -129,15 +119,10 @@ def model_page(
     if (size := len(page.encode())) > MAX_BYTES:
         limit = MAX_BYTES / 1e6
         raise ValueError(f"a page with this model would take {size / 1e6:.1f} MB, and the limit is {limit:.0f} MB")
-    return page, first_steps([step for step, _ in snapshots], model.found)
+    return page, first_steps(list(maps), found)
 
 
-def pack(
-    snapshots: Sequence[tuple[int, GPT]],
-    tokenizer: Mapping[str, Any],
-    probe: Sequence[int],
-    attempt: Attempt | None = None,
-) -> Packed:
+def pack(snapshots: Sequence[tuple[int, GPT]], tokenizer: Mapping[str, Any], probe: Sequence[int]) -> Packed:
     """The data of a page that runs a model, or several snapshots of one.
 
     Args:
@@ -145,13 +130,12 @@ def pack(
         tokenizer: as a checkpoint has it.
         probe: T tokens that the page reads to check itself, by which the cost of rounding is measured, and over which
             parts are averaged.
-        attempt: is called with each model as the page has it, and the means of its parts.
 
     Returns:
-        The blocks, and a manifest of: note, a sentence if the page computes another attention than the model; config;
-        tokenizer; steps; kind, of the matrices; bytes, of a block; tensors and means, lists of {name, shape, kind,
-        start}; reference, one of these; and parity, with the probe, the positions that the reference has logits of,
-        and for each snapshot the bits a token that rounding costs.
+        The blocks, the models, and a manifest of: note, a sentence if the page computes another attention than the
+        model; config; tokenizer; steps; kind, of the matrices; bytes, of a block; tensors and means, lists of {name,
+        shape, kind, start}; reference, one of these; and parity, with the probe, the positions that the reference has
+        logits of, and for each snapshot the bits a token that rounding costs.
 
     Raises ValueError if the snapshots are of different configs or have diverged, the page lacks the activation, the
     probe has fewer than two tokens or is longer than the context, or the smallest kind takes more than MAX_BYTES.
@@ -173,7 +157,7 @@ def pack(
     tokens = torch.tensor([list(probe)])
     kept = min(len(probe), max(1, MAX_REFERENCE // snapshots[0][1].head.out_features))
     positions = np.linspace(len(probe) - 1, 0, kept).astype(int)[::-1].tolist()  # evenly spread, the last included
-    blocks, bits, found = [], [], []
+    blocks, bits, models = [], [], []
     for _, gpt in snapshots:
         exact = copy.deepcopy(gpt).float().cpu().eval()
         rounded, stored = _rounded(exact, kind)
@@ -184,7 +168,7 @@ def pack(
             approximate, true = (one.double().log_softmax(-1) for one in (logits, exact(tokens)[0]))
             bits.append(F.kl_div(approximate, true, reduction="batchmean", log_target=True).item() / math.log(2))
             means = part_means(rounded, tokens)
-            found.append(attempt(rounded, means) if attempt else ([], {}))
+        models.append((rounded, means))
         content = bytearray()
         tensors = [_append(content, name, *tensor) for name, tensor in stored.items()]
         averages = [_append(content, str(part), "float32", [mean]) for part, mean in means.items()]
@@ -202,7 +186,7 @@ def pack(
         "reference": reference,
         "parity": {"probe": list(probe), "positions": positions, "bits": bits},
     }
-    return Packed(manifest, blocks, found)
+    return Packed(manifest, blocks, models)
 
 
 def _append(content: bytearray, name: str, kind: str, tensors: Sequence[Tensor]) -> dict[str, Any]:

@@ -377,4 +377,4 @@ def test_a_probe_of_two_tokens_is_measured():
     probes = {"text": Probe([1, 2], ["a", "b"]), "repeated": Probe([1, 2, 1, 2], ["x"] * 4, 2)}
     snapshot, maps, details = take_snapshot(gpt, probes, 7)
     assert details["probes"]["text"]["bits"][0] > 0 and snapshot.ablation["repeated"]["heads"].shape == (1, 4)
-    assert snapshot.step == 7 and torch.equal(maps["repeated"], capture(gpt, [1, 2, 1, 2]).weights)
+    assert snapshot.step == 7 and torch.equal(torch.from_numpy(maps["repeated"]), capture(gpt, [1, 2, 1, 2]).weights)
