@@ -4,50 +4,50 @@
 import { element } from "browser/elements.js";
 import { signed } from "browser/words.js";
 
-const MEASURED_ON = { text: "on text", repeated: "on repetition" };
+const PROBES = ["text", "repeated"];
+const COLUMNS = { text: "on text", repeated: "on repetition", copying: "copying" };
 
 // The change of the loss without one head; null if it was not measured or is not a number.
 export const withoutHead = (capture, probe, [layer, head]) => capture.ablation?.[probe]?.heads?.[layer]?.[head] ?? null;
-const copyingOf = (capture, [layer, head]) => capture.copying?.[layer]?.[head] ?? null;
 
-// Every part of a kind: { name, text, repeated } with the change of the loss on each probe.
-function headParts(capture) {
-  const heads = capture.ablation?.text?.heads ?? [];
-  return heads.flatMap((row, layer) => row.map((_, head) => part(capture, `head ${layer}.${head}`, ({ heads }) => heads?.[layer]?.[head])));
-}
-
-function otherParts(capture) {
-  const { feed_forward: layers = [], tables = {} } = capture.ablation?.text ?? {};
-  return [
-    ...layers.map((_, layer) => part(capture, `feed-forward ${layer}`, ({ feed_forward }) => feed_forward?.[layer])),
-    ...Object.keys(tables).map((name) => part(capture, name, ({ tables }) => tables?.[name])),
-  ];
-}
-
-function part({ ablation: { text = {}, repeated = {} } }, name, take) {
-  return { name, text: take(text) ?? null, repeated: take(repeated) ?? null };
+// The parts of a capture by their names: { text, repeated: the change of the loss on each probe, copying: of a head }.
+function partsOf({ ablation, copying }) {
+  const parts = {};
+  const add = (column, name, value) => ((parts[name] ??= {})[column] = value);
+  const addHeads = (column, rows) =>
+    rows.forEach((row, layer) => row.forEach((value, head) => add(column, `head ${layer}.${head}`, value)));
+  for (const [probe, { heads, feed_forward: layers, tables }] of Object.entries(ablation ?? {})) {
+    addHeads(probe, heads);
+    layers.forEach((value, layer) => add(probe, `feed-forward ${layer}`, value));
+    for (const [name, value] of Object.entries(tables)) add(probe, name, value);
+  }
+  addHeads("copying", copying ?? []);
+  return parts;
 }
 
 // A row for each part and probe.
 export const ablationRows = (capture) =>
-  [...headParts(capture), ...otherParts(capture)].flatMap(({ name, ...changes }) =>
-    Object.keys(MEASURED_ON).map((probe) => ({ probe, part: name, loss_change: changes[probe] })));
+  Object.entries(capture.ablation ? partsOf(capture) : {}).flatMap(([part, changes]) =>
+    PROBES.map((probe) => ({ probe, part, loss_change: changes[probe] })));
 
 // ---- drawing
 
 // Fills a table for one or two captures: the chosen head first, then the feed-forwards and the tables.
-export function drawAblation(table, captures, names, place) {
-  const [layer, head] = place;
-  const many = captures.length > 1;
-  const chosen = (capture) => ({ text: withoutHead(capture, "text", place), repeated: withoutHead(capture, "repeated", place), copying: copyingOf(capture, place) });
-  const found = captures.map((capture) => new Map([[`head ${layer}.${head}`, chosen(capture)], ...otherParts(capture).map((part) => [part.name, part])]));
-  const parts = [...new Set(found.flatMap((of) => [...of.keys()]))];
-  const columns = ["text", "repeated", "copying"].flatMap((column) => found.map((of, i) => ({ column, of, name: names[i] })));
-  const label = ({ column, name }) => `${MEASURED_ON[column] ?? "copying"}${many ? `, ${name}` : ""}`;
-  const row = (name) => element("tr", {}, element("th", { scope: "row", textContent: name }), ...columns.map(({ column, of }) =>
-    element("td", { textContent: column === "copying" && !name.startsWith("head") ? "" : signed(of.get(name)?.[column], column === "copying" ? 2 : 3) })));
+export function drawAblation(table, captures, titles, [layer, head]) {
+  const chosen = `head ${layer}.${head}`;
+  const found = captures.map(partsOf);
+  const others = found.flatMap((parts) => Object.keys(parts)).filter((name) => !name.startsWith("head"));
+  const columns = Object.entries(COLUMNS).flatMap(([column, label]) =>
+    found.map((parts, i) => ({ column, parts, label: captures.length > 1 ? `${label}, ${titles[i]}` : label })));
+  const cell = (name, { column, parts }) => {
+    if (column !== "copying") return signed(parts[name]?.[column], 3);
+    return name === chosen ? signed(parts[name]?.copying) : "";
+  };
+  const row = (name) => element("tr", {}, element("th", { scope: "row", textContent: name }),
+    ...columns.map((column) => element("td", { textContent: cell(name, column) })));
+  const titleOf = (textContent) => element("th", { scope: "col", textContent });
   table.replaceChildren(
-    element("thead", {}, element("tr", {}, element("th", { scope: "col", textContent: "without" }), ...columns.map((column) => element("th", { scope: "col", textContent: label(column) })))),
-    element("tbody", {}, ...parts.map(row)),
+    element("thead", {}, element("tr", {}, ...["without", ...columns.map(({ label }) => label)].map(titleOf))),
+    element("tbody", {}, ...[...new Set([chosen, ...others])].map(row)),
   );
 }

@@ -14,8 +14,7 @@ function drawBadges() {
     const wrong = shown.sides.filter(({ capture }) => !capture[verdict]);
     const where = shown.other && wrong.length ? ` (${wrong.map(({ name }) => name).join(", ")})` : "";
     const textContent = wrong.length ? `✗ ${bad}${where}` : `✓ ${good}`;
-    const of = (name) => (shown.other ? `${name}: ` : "");
-    const figures = shown.sides.map(({ name, capture }) => `${of(name)}${number(capture[error])} in ${capture.precision}`).join(", ");
+    const figures = shown.sides.map(({ label, capture }) => `${label}${number(capture[error])} in ${capture.precision}`).join(", ");
     Object.assign($(error), { textContent, className: `badge ${wrong.length ? "bad" : "good"}` });
     $(error).setAttribute("aria-label", `${textContent}, ${error} ${figures}; opens the help`);
     $(`${error}-figures`).textContent = `Here: ${figures}.`;

@@ -3,7 +3,7 @@
 
 import { $ } from "browser/elements.js";
 import { keep } from "browser/recent.js";
-import { labelsOf, mapped } from "browser/state.js";
+import { mapped, PROBES } from "browser/state.js";
 import { bytesOf } from "browser/weights.js";
 
 const KEPT = 120;
@@ -13,7 +13,7 @@ const blocks = new Map();
 export async function recorded({ probe }, at, run) {
   const capture = mapped[run][at];
   const [weights, details] = await Promise.all([kept(capture.blocks[probe], unpack), detailsOf(capture)]);
-  return { weights, details, descriptions: details.descriptions, labels: labelsOf(probe) };
+  return { weights, details, descriptions: details.descriptions, labels: PROBES[probe].labels };
 }
 
 // What else was measured at a step.

@@ -1,6 +1,5 @@
 // Curves over the steps of training, as SVG: the charts of the report and of the page of maps.
 
-import { placeLabels } from "browser/formation.js";
 import { decimal, withMinus } from "browser/words.js";
 
 export const BOX = { left: 46, right: 12, top: 8, bottom: 24 };
@@ -20,7 +19,7 @@ export function shape(parent, name, attributes, textContent = "") {
 //
 // scale: "linear" or "log", of the steps from 0 to last. low, high: the range of the values.
 // curves: [{ points: [[step, value]], dots: some points, radius of these, colour, width, opacity, dashes }], the last on top;
-// a point without a value is left out. stages: [{ step, label, colour }] (see formation.js). guides: [{ value, dashes }].
+// a point without a value is left out. stages: [{ step, label, colour }] (see stagesOf). guides: [{ value, dashes }].
 // Returns { x, y }: from a step and from a value to pixels.
 export function drawChart(svg, { scale, last, low, high, curves, stages, guides = [] }) {
   const [width, height] = [svg.clientWidth, svg.clientHeight];
@@ -85,4 +84,33 @@ export function chartColumns(count, width, wide = 300, narrow = 190) {
   for (let columns = count; columns > 1; columns--) if (fits(columns, wide) && even(columns)) return columns;
   for (let columns = 2; columns <= count; columns++) if (fits(columns, narrow) && even(columns) && width >= 2 * wide) return columns;
   return 1;
+}
+
+// ---- stages of training: a stage is the step at which the first head of a kind formed (Captures.formation)
+
+// The name of a score's colour in theme.css, which has eight.
+export const markColour = (score) => `mark-${score % 8}`;
+
+// formation: score -> { "layer.head": step }. The stages, ordered by step.
+export function stagesOf(formation) {
+  const stages = Object.entries(formation).flatMap(([score, formed]) => {
+    const heads = Object.entries(formed);
+    if (!heads.length) return [];
+    const [head, step] = heads.reduce((first, other) => (other[1] < first[1] ? other : first));
+    return [{ score, head, step, label: `${score.replaceAll("_", "-")} head ${head} forms` }];
+  });
+  return stages.sort((one, two) => one.step - two.step);
+}
+
+// Where each label stands: beside its mark, on the other side where it would leave the chart, in the first free row.
+// marks: { x, width } in pixels. Returns { left, row } for each.
+export function placeLabels(marks, right) {
+  const rows = [];
+  return marks.map(({ x, width }) => {
+    const left = x + 4 + width <= right ? x + 4 : Math.max(0, x - 4 - width);
+    const free = rows.findIndex((taken) => taken.every(([from, to]) => left > to + 6 || left + width < from - 6));
+    const row = free < 0 ? rows.length : free;
+    (rows[row] ??= []).push([left, left + width]);
+    return { left, row };
+  });
 }

@@ -10,12 +10,12 @@ const hasSteps = (run) => lastOf(run) > 0;
 let playing = null; // the timer of the next step
 
 function drawSteps() {
-  for (const [id, side, at] of [["slide-a", shown.sides[0], shown.at], ["slide-b", shown.sides[1], shown.other?.at]]) {
+  for (const [id, side] of [["slide-a", shown.sides[0]], ["slide-b", shown.sides[1]]]) {
     $(id).hidden = !side || (RUNS.length < 2 && !hasSteps(side.run));
     if (!side) continue;
     const step = `step ${side.capture.step}`;
     const slider = $(id).querySelector("input");
-    Object.assign(slider, { max: lastOf(side.run), value: at, hidden: !hasSteps(side.run) });
+    Object.assign(slider, { max: lastOf(side.run), value: side.at, hidden: !hasSteps(side.run) });
     slider.setAttribute("aria-valuetext", step);
     $(id).querySelector("output").textContent = step;
     $(id).querySelector(".run").value = side.run;
@@ -26,36 +26,8 @@ function drawSteps() {
   $("link").hidden = !hasSteps(shown.run) || !hasSteps(shown.other.run);
   $("link").setAttribute("aria-pressed", shown.linked);
   $("other-head").value = shown.other.head ?? "same";
-  $("other-head").options[1].textContent = `nearest match: ${shortName(shown.sides[1].head)}`;
-  if (shown.other.head !== "match") $("other-head").options[1].textContent = "nearest match";
-}
-
-function buildControls() {
-  document.title = $("title").textContent = data.title;
-  for (const { label, glossary } of Object.values(SCORES))
-    if (glossary) $("glossary").append(element("dt", { textContent: label }), element("dd", { textContent: glossary }));
-  $("sort").append(new Option("by layer", "layer"), ...Object.entries(SCORES).map(([score, { label }]) => new Option(`by ${label}`, score)));
-  $("sort").addEventListener("change", ({ target: { value } }) => change(value === "layer" ? { order: value } : { order: value, score: value }));
-  $("compare").hidden = !comparable;
-  $("controls").hidden = !comparable;
-  const changeOther = (patch) => change({ other: { ...state.other, ...patch } });
-  for (const [id, set] of [["slide-a", change], ["slide-b", changeOther]]) {
-    const [slider, run] = [$(id).querySelector("input"), $(id).querySelector(".run")];
-    run.hidden = RUNS.length < 2;
-    run.append(...RUNS.map(({ name }, i) => new Option(name, i)));
-    run.addEventListener("change", () => set({ run: Number(run.value), at: lastOf(run.value) }));
-    slider.addEventListener("input", () => set({ at: Number(slider.value) }));
-  }
-  $("other-head").append(new Option("same head", "same"), new Option("nearest match", "match"));
-  $("other-head").append(...ALL_HEADS.map((head) => new Option(headPart(head), head)));
-  $("other-head").addEventListener("change", ({ target: { value } }) =>
-    changeOther({ head: value === "match" ? value : value === "same" ? null : Number(value) }));
-  $("link").addEventListener("click", () => change({ linked: !state.linked }));
-  $("play").addEventListener("click", play);
-  $("compare").addEventListener("click", toggleCompare);
-  $("theme").addEventListener("click", () => change({ theme: state.theme === "dark" ? "light" : "dark" }));
-  addEventListener("theme", ({ detail }) => change({ theme: detail })); // from a report that holds this page
-  $("help").addEventListener("click", () => $("manual").showModal());
+  const matching = shown.other.head === "match" ? `: ${shortName(shown.sides[1].head)}` : "";
+  $("other-head").options[1].textContent = `nearest match${matching}`;
 }
 
 const toggleCompare = () => change({ other: state.other ? null : secondRun ?? { run: 0, at: 0, head: null } });
@@ -102,5 +74,29 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 
-buildControls();
+document.title = $("title").textContent = data.title;
+for (const { label, glossary } of Object.values(SCORES))
+  if (glossary) $("glossary").append(element("dt", { textContent: label }), element("dd", { textContent: glossary }));
+$("sort").append(new Option("by layer", "layer"), ...Object.entries(SCORES).map(([score, { label }]) => new Option(`by ${label}`, score)));
+$("sort").addEventListener("change", ({ target: { value } }) => change(value === "layer" ? { order: value } : { order: value, score: value }));
+$("compare").hidden = !comparable;
+$("controls").hidden = !comparable;
+const changeOther = (patch) => change({ other: { ...state.other, ...patch } });
+for (const [id, set] of [["slide-a", change], ["slide-b", changeOther]]) {
+  const [slider, run] = [$(id).querySelector("input"), $(id).querySelector(".run")];
+  run.hidden = RUNS.length < 2;
+  run.append(...RUNS.map(({ name }, i) => new Option(name, i)));
+  run.addEventListener("change", () => set({ run: Number(run.value), at: lastOf(run.value) }));
+  slider.addEventListener("input", () => set({ at: Number(slider.value) }));
+}
+$("other-head").append(new Option("same head", "same"), new Option("nearest match", "match"));
+$("other-head").append(...ALL_HEADS.map((head) => new Option(headPart(head), head)));
+$("other-head").addEventListener("change", ({ target: { value } }) =>
+  changeOther({ head: value === "match" ? value : value === "same" ? null : Number(value) }));
+$("link").addEventListener("click", () => change({ linked: !state.linked }));
+$("play").addEventListener("click", play);
+$("compare").addEventListener("click", toggleCompare);
+$("theme").addEventListener("click", () => change({ theme: state.theme === "dark" ? "light" : "dark" }));
+addEventListener("theme", ({ detail }) => change({ theme: detail })); // from a report that holds this page
+$("help").addEventListener("click", () => $("manual").showModal());
 addView(drawSteps);

@@ -1,13 +1,13 @@
 // Over the steps: a score of each head, or what the loss becomes without it. Vertical marks show the stages of training,
 // and cursors the steps that are shown.
 
-import { ablationRows } from "browser/ablation.js";
-import { drawChart } from "browser/chart.js";
+import { ablationRows, withoutHead } from "browser/ablation.js";
+import { drawChart, stagesOf } from "browser/chart.js";
 import { $, choices, closest, css, element, press } from "browser/elements.js";
-import { downloadCsv, scoreRows } from "browser/export.js";
-import { stagesOf } from "browser/formation.js";
+import { downloadCsv } from "browser/export.js";
 import { rgb } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
+import { saveScores } from "browser/score-card.js";
 import { ALL_HEADS, data, formation, headName, lastOf, LAYERS, mapped, nearest, placeOf, PROBES, RUNS, SCORES, shortName, state } from "browser/state.js";
 import { decimal, signed } from "browser/words.js";
 
@@ -18,13 +18,12 @@ const WITHOUT = { text: "loss without it, on text", repeated: "loss without it, 
 
 // What is drawn: its label, its value for a head of a capture (null: not measured), and the range of its axis.
 function measure({ curve, score } = shown) {
-  const at = (table, head) => table?.[placeOf(head)[0]]?.[placeOf(head)[1]] ?? null;
   if (curve === "score") {
     const { label, uniform, threshold, forms } = SCORES[score];
-    const of = ({ scores }, head) => at(scores[score], head);
+    const of = ({ scores }, head) => scores[score].flat()[head];
     return { label, of, uniform, threshold, forms, low: 0, high: 1, write: decimal };
   }
-  const of = ({ ablation }, head) => at(ablation?.[curve]?.heads, head);
+  const of = (capture, head) => withoutHead(capture, curve, placeOf(head));
   const values = RUNS.flatMap(({ captures }) => captures.flatMap((capture) => capture.ablation?.[curve]?.heads.flat() ?? []));
   const write = (value) => `${signed(value)} nats per token`;
   return { label: WITHOUT[curve], of, low: Math.min(0, ...values), high: Math.max(0.1, ...values), write };
@@ -40,10 +39,10 @@ function drawCurves() {
     drawCurve();
     describeCurves();
   }
-  for (const [id, capture] of [["cursor-a", shown.capture], ["cursor-b", shown.otherCapture]]) {
-    $(id).hidden = !capture;
-    if (capture) $(id).style.left = `${curve.x(capture.step)}px`;
-  }
+  ["cursor-a", "cursor-b"].forEach((id, i) => {
+    $(id).hidden = !sides[i];
+    if (sides[i]) $(id).style.left = `${curve.x(sides[i].capture.step)}px`;
+  });
   const { label, of, write } = measure();
   $("curve").ariaValueMax = lastOf(shown.run);
   $("curve").ariaValueNow = shown.at;
@@ -133,7 +132,7 @@ function lineAt({ offsetX, offsetY }) {
 }
 
 function saveCurves() {
-  if (shown.curve === "score") return downloadCsv("scores.csv", data.columns.scores, scoreRows(RUNS, Object.keys(SCORES)));
+  if (shown.curve === "score") return saveScores();
   const rows = RUNS.flatMap(({ name, captures }) => captures.filter(({ ablation }) => ablation).flatMap((capture) =>
     ablationRows(capture).map((row) => ({ run: name, step: capture.step, ...row }))));
   downloadCsv("ablation.csv", data.columns.ablation, rows);
@@ -141,10 +140,9 @@ function saveCurves() {
 
 $("curves").hidden = RUNS.every((run) => run.captures.length < 2);
 if (!$("curves").hidden) {
-  const scores = Object.entries(SCORES).map(([score, { label, meaning }]) => [score, label, meaning]);
-  choices($("scores"), scores, (score) => change({ score, curve: "score" }));
+  choices($("scores"), Object.entries(SCORES).map(([score, { label }]) => [score, label]), (score) => change({ score, curve: "score" }));
   if (RUNS.some((run) => run.captures.some(({ ablation }) => ablation)))
-    choices($("scores"), Object.entries(WITHOUT).map(([probe, label]) => [probe, label, "the change of the loss when the head is replaced by its mean"]), (chosen) => change({ curve: chosen }));
+    choices($("scores"), Object.entries(WITHOUT), (chosen) => change({ curve: chosen }));
   $("curve-csv").addEventListener("click", saveCurves);
   $("curve").addEventListener("click", (event) => {
     const { at, head, near } = lineAt(event);

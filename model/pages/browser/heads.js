@@ -3,7 +3,7 @@
 import { $, element } from "browser/elements.js";
 import { ofHead, shrink } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
-import { ALL_HEADS, formation, HEADS, headName, labelsOf, LAYERS, MARKED, RUNS, SCORES, shortName, state } from "browser/state.js";
+import { ALL_HEADS, formation, HEADS, headName, LAYERS, MARKED, RUNS, SCORES, shortName, state } from "browser/state.js";
 import { decimal } from "browser/words.js";
 
 const GAP = 2; // pixels between thumbnails
@@ -43,7 +43,7 @@ function drawGrid(grid, buttons, side, title) {
   if (shown.order !== "layer") order.sort((one, two) => scores[two] - scores[one] || one - two);
   arrange(grid, buttons, order);
   title.textContent = `${side.name}: ${RUNS[side.run].name}`;
-  const length = labelsOf(shown.probe).length;
+  const length = shown.labels.length;
   const factor = Math.max(1, Math.ceil(length / (buttons[0].clientWidth * devicePixelRatio)));
   const image = new ImageData(Math.ceil(length / factor), Math.ceil(length / factor));
   for (const [head, button] of buttons.entries()) {

@@ -5,7 +5,7 @@ import { $, ARROWS, choices, clamp, css, element, onKeys, press } from "browser/
 import { downloadCsv, downloadPng, mapRows } from "browser/export.js";
 import { drawLabel, drawMap, fitCanvas, layout, ofHead, PAD, palette, rgb, triangle, weightAt } from "browser/maps.js";
 import { addFollower, addView, change, chosenToken, point, pointer, shown } from "browser/render.js";
-import { data, headName, headPart, labelsOf, mapped, placeOf, PROBES, RUNS, shortName, state } from "browser/state.js";
+import { data, headName, headPart, mapped, placeOf, PROBES, RUNS, shortName, state } from "browser/state.js";
 import { decimal, squareInWords } from "browser/words.js";
 
 const SAME = `Steps 0 and 1 show the same maps: nothing is learned before the first update, and this one has not changed attention.
@@ -16,7 +16,7 @@ const PICTURE = { scale: 3, most: 12_000, least: 520, token: 14, margin: 16, hea
 const PAPER = { line: "#b8bcc4", text: "#191d23", soft: "#444444" };
 
 function panes() {
-  const length = labelsOf(shown.probe).length;
+  const length = shown.labels.length;
   const many = shown.sides.length > 1;
   const list = shown.sides.map(({ name, run, capture, head, weights }) => {
     const map = ofHead(weights, head, length);
@@ -55,7 +55,7 @@ function drawStage() {
     const [map, over] = frame.children;
     title.textContent = paneTitle(pane);
     title.hidden = !shown.other && RUNS.length < 2;
-    const geometry = layout(map.getContext("2d"), box.clientWidth, height, labelsOf(shown.probe));
+    const geometry = layout(map.getContext("2d"), box.clientWidth, height, shown.labels);
     drawMap(fitCanvas(map, geometry.wide, geometry.high), geometry, (query, key) => pane.colour(shown.palette, query, key));
     const keys = "arrow keys move the crosshair, enter chooses the token";
     over.setAttribute("aria-label", `attention map, ${headName(shown.head)}, ${pane.title}; ${keys}`);
@@ -89,7 +89,7 @@ function newPane() {
   over.addEventListener("blur", () => hover(null));
   over.addEventListener("click", (event) => (hover(locate(event)), choose()));
   onKeys(over, ARROWS, ([down, right]) => {
-    const last = labelsOf(shown.probe).length - 1;
+    const last = shown.labels.length - 1;
     const { query, key } = pointer.cell ?? { query: last, key: last };
     hover({ query: clamp(query + down, last), key: clamp(key + right, last) });
     $("live").textContent = $("readout").textContent;
@@ -134,7 +134,7 @@ function drawHover() {
 
 function reading({ query, key }) {
   const weights = shown.panes.slice(0, shown.sides.length).map(({ name, value }) => [name, value(query, key)]);
-  return squareInWords(labelsOf(shown.probe), query, key, weights);
+  return squareInWords(shown.labels, query, key, weights);
 }
 
 const RAMP = 24; // colours of a ramp
@@ -155,7 +155,7 @@ const fileName = () => `attention-step-${shown.capture.step}-head-${shortName(sh
 // The panes side by side with their titles and colour bars: always in light colours.
 function picture() {
   const title = `${data.title}: ${headName(shown.head)}`;
-  const labels = labelsOf(shown.probe);
+  const { labels } = shown;
   const canvas = element("canvas");
   const room = Math.max(PICTURE.least, PICTURE.token * labels.length);
   const geometry = layout(canvas.getContext("2d"), room, room, labels);
@@ -202,7 +202,7 @@ function saveNumbers() {
   };
   const about = { probe: PROBES[shown.probe].name, ...place(a, ""), ...(b && place(b, "other_")) };
   const difference = (query, key) => first.value(query, key) - second.value(query, key);
-  const rows = mapRows(labelsOf(shown.probe), { weight: first.value, ...(b && { other_weight: second.value, difference }) });
+  const rows = mapRows(shown.labels, { weight: first.value, ...(b && { other_weight: second.value, difference }) });
   downloadCsv(`${fileName()}.csv`, data.columns[b ? "comparison" : "weights"], rows.map((row) => ({ ...about, ...row })));
 }
 

@@ -5,15 +5,15 @@ import { attributionRows, badge, drawParts, nextInWords, partsOf } from "browser
 import { $, choices, element, press } from "browser/elements.js";
 import { downloadCsv } from "browser/export.js";
 import { COLOURINGS, createLens, lensRows } from "browser/lens.js";
-import { addView, change, shown } from "browser/render.js";
-import { data, HEADS, labelsOf, placeOf, PROBES, RUNS } from "browser/state.js";
-import { listExpectation, shadeBySurprise, surpriseRows, UNMEASURED } from "browser/surprise.js";
+import { addFollower, addView, change, pointer, shown } from "browser/render.js";
+import { data, HEADS, placeOf, PROBES, RUNS } from "browser/state.js";
+import { expectationItems, shadeBySurprise, surpriseRows, UNMEASURED } from "browser/surprise.js";
 import { EXPLANATION } from "browser/value-weighting.js";
 import { quote } from "browser/words.js";
 
 export const probeName = () => PROBES[shown.probe].name;
 const measured = ({ details }) => Boolean(details.probes?.[probeName()]?.lens);
-export const titleOf = ({ name, run, capture }) => [shown.other && `${name}:`, RUNS.length > 1 && `${RUNS[run].name},`, `step ${capture.step}`].filter(Boolean).join(" ");
+export const titleOf = ({ label, run, capture }) => `${label}${RUNS.length > 1 ? `${RUNS[run].name}, ` : ""}step ${capture.step}`;
 
 // Saves a table of the one or two sides that are shown, with the columns that Python's tables of this name have.
 export function save(table, rowsOf) {
@@ -22,11 +22,9 @@ export function save(table, rowsOf) {
 }
 
 // The rows of a probe's table; none for a side that was not measured.
-const rowsOfProbe = (rowsOf) => (side) => (measured(side) ? rowsOf(side.details, probeName(), labelsOf(shown.probe)) : []);
+const rowsOfProbe = (rowsOf) => (side) => (measured(side) ? rowsOf(side.details, probeName(), shown.labels) : []);
 
 // ---- surprise
-
-let pointed = null; // the token of the text that is pointed at
 
 function drawSurprise() {
   const on = shown.text === "surprise";
@@ -35,32 +33,22 @@ function drawSurprise() {
   $("tokens").classList.toggle("by-surprise", on);
   $("top").hidden = on; // what the token attends to gives way to what was expected in its place
   if (on) shadeBySurprise($("tokens").children, shown.sides[0].details, probeName());
-  pointed = null;
   drawExpectation();
 }
 
 function drawExpectation() {
-  const token = pointed ?? shown.token;
+  const token = pointer.token ?? shown.token;
   $("expected").hidden = shown.text !== "surprise" || token === null;
   if ($("expected").hidden) return;
-  const lists = shown.sides.map((side) => {
-    const list = element("ol");
-    listExpectation(list, side.details, probeName(), labelsOf(shown.probe), token);
-    if (shown.other) list.prepend(element("li", { className: "soft", textContent: titleOf(side) }));
-    return list;
-  });
-  $("expected").replaceChildren(...lists.flatMap((list) => [...list.children]));
+  $("expected").replaceChildren(...shown.sides.flatMap((side) => [
+    ...(shown.other ? [element("li", { className: "soft", textContent: titleOf(side) })] : []),
+    ...expectationItems(side.details, probeName(), shown.labels, token),
+  ]));
 }
 
 $("by-surprise").addEventListener("click", () => change({ text: shown.text === "surprise" ? "attention" : "surprise" }));
-$("tokens").addEventListener("pointerover", ({ target }) => {
-  pointed = target.dataset.index === undefined ? null : Number(target.dataset.index);
-  drawExpectation();
-});
-$("tokens").addEventListener("pointerleave", () => {
-  pointed = null;
-  drawExpectation();
-});
+// What is pointed at on the map is not told here, so that the list is not read out again for each square.
+addFollower((patch) => "token" in patch && drawExpectation());
 
 // ---- lens
 
@@ -82,7 +70,7 @@ function drawLenses() {
     title.textContent = titleOf(found[i]);
     const { details } = found[i];
     const { palette, lens: colouring, token } = shown;
-    draw({ details, probe: probeName(), labels: labelsOf(shown.probe), colouring, colours: palette.colours, token, name: title.textContent });
+    draw({ details, probe: probeName(), labels: shown.labels, colouring, colours: palette.colours, token, name: title.textContent });
   });
 }
 
@@ -95,7 +83,7 @@ function drawAttribution() {
   const [a, b] = shown.sides;
   $("attribution").hidden = !measured(a) || !a.details.parts.length;
   if ($("attribution").hidden) return;
-  const labels = labelsOf(shown.probe);
+  const { labels } = shown;
   const token = shown.token ?? Math.max(0, labels.length - 2); // the last whose next one is known
   const next = nextInWords(a.details, probeName(), labels, token);
   $("parts").hidden = !next;
@@ -146,7 +134,7 @@ function drawWeighting() {
   $("weighting-note").hidden = shown.weighting === "weights" || !possible;
 }
 
-choices($("weightings"), [["weights", "weights"], ["values", "value-weighted", EXPLANATION]], (weighting) => change({ weighting }));
+choices($("weightings"), [["weights", "weights"], ["values", "value-weighted"]], (weighting) => change({ weighting }));
 $("weighting-note").textContent = EXPLANATION;
 choices($("colourings"), COLOURINGS, (lens) => change({ lens }));
 choices($("part-orders"), [["largest", "largest first"], ["model", "in the model's order"]], (chosen) => ((order = chosen), drawAttribution()));

@@ -21,8 +21,8 @@ export function start(loader, dropOld = () => {}) {
   render();
 }
 
-// The state that is on the screen with what it shows. `sides` is what is looked at, and what it is compared with:
-// { name, run, at, capture, head, attention: the weights as they are } with what `load` gives. `details` are those of the first side (see archive.py).
+// The state that is on the screen with what it shows: `capture` and `labels` are those of the first side. `sides` is what is looked at, and what it is compared with:
+// { name, label: the name before a sentence where there are two, run, at, capture, head, attention: the weights as they are } with what `load` gives.
 export let shown = null;
 export let rendered = Promise.resolve(); // settles when everything that was asked for is drawn
 export const pointer = { cell: null, token: null }; // the square { query, key } and the token of the text pointed at
@@ -40,7 +40,7 @@ export function chosenToken() {
 
 export function point(patch) {
   Object.assign(pointer, patch);
-  for (const draw of followers) draw();
+  for (const draw of followers) draw(patch);
 }
 
 export function change(patch) {
@@ -90,14 +90,13 @@ async function draw() {
     second.head = head === "match" ? matchingHead(ofHead(first.weights, next.head, length), second.weights, length) : (head ?? next.head);
     next.sides.push(second);
   }
-  Object.assign(next, { capture: first.capture, otherCapture: next.sides[1]?.capture, details: first.details });
+  Object.assign(next, { capture: first.capture, labels: first.labels });
   // The views measure themselves, so the theme and the layout come first.
   document.documentElement.dataset.theme = next.theme;
   $("main").classList.toggle("compare", Boolean(next.other));
   document.documentElement.style.setProperty("--top", `${$("main").offsetTop}px`);
   document.documentElement.style.setProperty("--controls", `${$("controls").offsetHeight}px`);
   next.palette = palette(data.colours[next.theme], next.scale);
-  PROBES[next.probe].labels = first.labels;
   if (shown && shown.probe !== next.probe) pointer.cell = pointer.token = null;
   shown = next;
   for (const view of views) view();
@@ -109,5 +108,6 @@ async function side(name, frame, { run, at }) {
   const loaded = await load(frame, at, run);
   const { weights, details, labels } = loaded;
   const norms = frame.weighting === "values" && details.probes?.[PROBES[frame.probe].name]?.value_norms;
-  return { ...loaded, name, run, at, capture, attention: weights, weights: norms ? weighted(weights, norms, labels.length) : weights };
+  const shownWeights = norms ? weighted(weights, norms, labels.length) : weights;
+  return { ...loaded, name, label: frame.other ? `${name}: ` : "", run, at, capture, attention: weights, weights: shownWeights };
 }

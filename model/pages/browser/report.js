@@ -1,12 +1,11 @@
 // The report of a run, from top to bottom: its story, figures, charts, samples, what surprised it, the heads that matter,
 // the lens, and the page of attention maps in a frame.
 
-import { BOX, chartColumns, drawChart, shape, written } from "browser/chart.js";
+import { BOX, chartColumns, drawChart, markColour, shape, stagesOf, written } from "browser/chart.js";
 import { $, choices, clamp, closest, element, onKeys, press, SIDEWAYS, systemTheme, tokenSpans } from "browser/elements.js";
-import { markColour, stagesOf } from "browser/formation.js";
 import { createLens } from "browser/lens.js";
 import { palette } from "browser/maps.js";
-import { listExpectation, shadeBySurprise } from "browser/surprise.js";
+import { expectationItems, shadeBySurprise } from "browser/surprise.js";
 import { decimal, signed } from "browser/words.js";
 
 const data = JSON.parse($("data").textContent);
@@ -101,7 +100,7 @@ function showSurprise() {
   const choose = (token) => {
     chosen = token;
     spans.forEach((span, i) => (span.className = i === token ? "chosen" : ""));
-    listExpectation($("expected"), details, "text", labels, token);
+    $("expected").replaceChildren(...expectationItems(details, "text", labels, token));
   };
   for (const [token, span] of spans.entries())
     for (const kind of ["pointerover", "click"]) span.addEventListener(kind, () => choose(token));

@@ -4,7 +4,7 @@ import { $, element } from "browser/elements.js";
 import { downloadCsv, scoreRows } from "browser/export.js";
 import { markOf } from "browser/heads.js";
 import { addView, shown } from "browser/render.js";
-import { data, formation, headName, SCORES, shortName } from "browser/state.js";
+import { data, formation, headName, RUNS, SCORES, shortName } from "browser/state.js";
 import { decimal } from "browser/words.js";
 
 function drawCard() {
@@ -31,5 +31,7 @@ function formedIn({ name, run, head }, score) {
   return step < Infinity ? [`${shown.other ? `${name} ` : ""}since\u00a0step\u00a0${step}`] : [];
 }
 
-$("scores-csv").addEventListener("click", () => downloadCsv("scores.csv", data.columns.scores, scoreRows(data.runs, Object.keys(SCORES))));
+export const saveScores = () => downloadCsv("scores.csv", data.columns.scores, scoreRows(RUNS, Object.keys(SCORES)));
+
+$("scores-csv").addEventListener("click", saveScores);
 addView(drawCard);

@@ -4,7 +4,7 @@ import { $, element } from "browser/elements.js";
 import { addFollower, addView, chosenToken, shown } from "browser/render.js";
 import { habitsInWords, LEAST_TOKENS } from "browser/habits.js";
 import { ofHead } from "browser/maps.js";
-import { headName, labelsOf, placeOf, RUNS } from "browser/state.js";
+import { headName, placeOf, RUNS } from "browser/state.js";
 import { weightsOf } from "browser/shaded-text.js";
 import { isReadInWords, keysInWords, offsetsInWords, percent, quote, readsInWords, visible } from "browser/words.js";
 
@@ -18,10 +18,10 @@ function drawSays() {
 }
 
 // The sentence is about the text that was typed if that is long enough, else about the texts that the page was made with.
-function describe({ name, head, descriptions, typed, attention, labels }) {
+function describe({ label, head, descriptions, typed, attention, labels }) {
   const [layer, column] = placeOf(head);
   const { sentence } = descriptions[layer][column];
-  const title = element("b", { textContent: `${compared(name)}${headName(head).replace("l", "L")}. ` });
+  const title = element("b", { textContent: `${label}${headName(head).replace("l", "L")}. ` });
   if (!typed) return element("p", {}, title, sentence);
   const made = `When this page was made, on other text: ${sentence}`;
   if (labels.length < LEAST_TOKENS) return element("p", {}, title, made);
@@ -31,10 +31,10 @@ function describe({ name, head, descriptions, typed, attention, labels }) {
 
 // The numbers that the sentence rests on. That of a head without a name has the counts in itself. The counts are of the
 // windows on which heads are measured, not of the text that is shown.
-function evidenceOf({ name, run, head, descriptions }) {
+function evidenceOf({ label, run, head, descriptions }) {
   const [layer, column] = placeOf(head);
   const { evidence, keys, offsets, name: pattern } = descriptions[layer][column];
-  const lines = [evidence && `${compared(name)}${evidence}.`];
+  const lines = [evidence && `${label}${evidence}.`];
   if (pattern && keys.length) lines.push(`Over ${RUNS[run].windows} it looks most at ${keysInWords(largest(keys))}.`);
   if (pattern && offsets.length) lines.push(`By distance: ${offsetsInWords(largest(offsets))}.`);
   return lines.filter(Boolean).map((textContent) => element("p", { textContent }));
@@ -42,21 +42,19 @@ function evidenceOf({ name, run, head, descriptions }) {
 
 // The counts come by how much they exceed uniform attention; they are told by their shares.
 const largest = (counts) => counts.slice(0, COUNTS).sort(([, one], [, two]) => two - one);
-const compared = (name) => (shown.other ? `${name}: ` : "");
 
 function drawReading() {
   const token = chosenToken();
-  const labels = labelsOf(shown.probe);
+  const { labels } = shown;
   const verb = shown.received ? "is read by" : "reads";
   if (token === null) {
     $("reading").textContent = `Point at a token to shade the text by what it ${verb}; click to keep it.`;
     return $("top").replaceChildren();
   }
   const inWords = shown.received ? isReadInWords : readsInWords;
-  const maps = shown.panes.slice(0, shown.sides.length).map((pane) => ({ name: pane.name, weights: weightsOf(pane) }));
-  $("reading").replaceChildren(...maps.map(({ name, weights }) =>
-    element("p", { textContent: (name ? `${name}: ` : "") + inWords(labels, token, weights) })));
-  const [{ weights }] = maps;
+  $("reading").replaceChildren(...shown.sides.map(({ label }, i) =>
+    element("p", { textContent: label + inWords(labels, token, weightsOf(shown.panes[i])) })));
+  const weights = weightsOf(shown.panes[0]);
   const order = [...weights.keys()].filter((i) => (shown.received ? i >= token : i <= token) && weights[i] >= 0.0005);
   order.sort((one, two) => weights[two] - weights[one] || one - two);
   $("top").setAttribute("aria-label", `token ${token} ${visible(labels[token], 40)} ${verb}, strongest first`);

@@ -3,7 +3,7 @@
 import { $, choices, clamp, onKeys, press, SIDEWAYS, tokenSpans } from "browser/elements.js";
 import { isDark, rgb } from "browser/maps.js";
 import { addFollower, addView, change, chosenToken, point, pointer, rendered, shown } from "browser/render.js";
-import { labelsOf, PROBES, state } from "browser/state.js";
+import { PROBES, state } from "browser/state.js";
 import { visible } from "browser/words.js";
 
 const built = new Map(); // the labels that each element shows
@@ -11,8 +11,8 @@ const built = new Map(); // the labels that each element shows
 // The weights between the chosen token and each other token, on one of the large maps.
 export function weightsOf(pane) {
   const token = chosenToken();
-  if (token === null) return labelsOf(shown.probe).map(() => 0);
-  return labelsOf(shown.probe).map((_, i) => (shown.received ? pane.value(i, token) : pane.value(token, i)));
+  const weight = shown.received ? (i) => pane.value(i, token) : (i) => pane.value(token, i);
+  return shown.labels.map((_, i) => (token === null ? 0 : weight(i)));
 }
 
 // A token's background and text colour: those of its square on the map.
@@ -23,9 +23,8 @@ function shadeOf(token, weights) {
 }
 
 function drawTokens(root, pane) {
-  const labels = labelsOf(shown.probe);
-  if (built.get(root) !== labels) root.replaceChildren(...tokenSpans(labels));
-  built.set(root, labels);
+  if (built.get(root) !== shown.labels) root.replaceChildren(...tokenSpans(shown.labels));
+  built.set(root, shown.labels);
   const weights = weightsOf(pane);
   const token = chosenToken();
   const pointed = pointer.cell && (shown.received ? pointer.cell.query : pointer.cell.key);
@@ -82,7 +81,7 @@ for (const root of [$("tokens"), $("tokens-b")]) {
   });
 }
 onKeys($("tokens"), SIDEWAYS, (by) => {
-  const labels = labelsOf(state.probe);
+  const { labels } = shown;
   const token = state.token === null ? labels.length - 1 : clamp(state.token + by, labels.length - 1);
   change({ token });
   rendered.then(() => {

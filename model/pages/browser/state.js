@@ -1,7 +1,7 @@
 // The data of the page, the state that a person chooses, and that state in the address.
 
+import { markColour } from "browser/chart.js";
 import { $, clamp, closest, systemTheme } from "browser/elements.js";
-import { markColour } from "browser/formation.js";
 
 export const data = JSON.parse($("data").textContent);
 export const SCORES = data.scores;
@@ -26,8 +26,7 @@ export const lastOf = (run) => mapped[run].length - 1;
 export const comparable = RUNS.length > 1 || lastOf(0) > 0;
 
 // What is compared with the first side: `head` is a number, "match" for the most similar map, or null for the same head.
-export const againstRun = (run) => ({ run, at: lastOf(run), head: run === 0 ? null : "match" });
-export const secondRun = RUNS.length > 1 ? againstRun(1) : null;
+export const secondRun = RUNS.length > 1 ? { run: 1, at: lastOf(1), head: "match" } : null;
 
 const [firstScore] = Object.keys(SCORES);
 // token: undefined until the first drawing chooses one; null if a person chose none. linked: B follows A's steps.
@@ -62,7 +61,6 @@ export const headName = (head) => `layer ${placeOf(head)[0]}, head ${placeOf(hea
 export const shortName = (head) => placeOf(head).join(".");
 export const headPart = (head) => `head ${shortName(head)}`; // as the details of a capture and the engine call it
 export const formation = (run, score, head) => RUNS[run].formation[score][shortName(head)] ?? Infinity;
-export const labelsOf = (probe) => PROBES[probe].labels;
 
 // The place among a run's mapped captures that is nearest to a step.
 export function nearest(run, step) {

@@ -57,15 +57,14 @@ export function shadeBySurprise(spans, details, probe) {
   for (const [token, span] of [...spans].entries()) span.style.setProperty("--depth", depth(details?.probes?.[probe], token).toFixed(3));
 }
 
-// Fills a list: the sentence, then the likeliest tokens with a bar each.
-export function listExpectation(list, details, probe, labels, token) {
-  const items = details?.probes?.[probe] ? candidates(details, probe, token) : [];
-  list.replaceChildren(
-    element("li", { className: "sentence", textContent: expectation(details, probe, labels, token) }),
-    ...items.map(({ text, probability, hit }) => {
-      const bar = element("i", { style: { width: `${100 * (probability ?? 0)}%` } });
-      const name = element("bdi", { textContent: `${visible(text, 40) || "∅"}${hit ? " ✓" : ""}` });
-      return element("li", { className: "expected" }, element("span", { textContent: share(probability) }), element("span", { className: "track" }, bar), name);
-    }),
-  );
+// Items of a list: the sentence, then the likeliest tokens with a bar each.
+export function expectationItems(details, probe, labels, token) {
+  const likeliest = details?.probes?.[probe] ? candidates(details, probe, token) : [];
+  const sentence = element("li", { className: "sentence", textContent: expectation(details, probe, labels, token) });
+  return [sentence, ...likeliest.map(({ text, probability, hit }) => {
+    const bar = element("i", { style: { width: `${100 * (probability ?? 0)}%` } });
+    const name = element("bdi", { textContent: `${visible(text, 40) || "∅"}${hit ? " ✓" : ""}` });
+    const number = element("span", { textContent: share(probability) });
+    return element("li", { className: "expected" }, number, element("span", { className: "track" }, bar), name);
+  })];
 }

@@ -12,8 +12,8 @@ register(`data:text/javascript,${encodeURIComponent(resolve)}`);
 globalThis.matchMedia = () => ({ matches: false }); // all that they ask of a browser when they are loaded
 
 const load = (name) => import(`browser/${name}.js`);
-const [ablation, attribution, chart, exported, formation, habits, lens, surprise, weighting, maps, words] = await Promise.all(
-  ["ablation", "attribution", "chart", "export", "formation", "habits", "lens", "surprise", "value-weighting", "maps", "words"].map(load));
+const [ablation, attribution, chart, exported, habits, lens, surprise, weighting, maps, words] = await Promise.all(
+  ["ablation", "attribution", "chart", "export", "habits", "lens", "surprise", "value-weighting", "maps", "words"].map(load));
 
 const labels = ["a", "b", "\u202e<img>", "\n"];
 const nothing = { bits: [1, 3.16, 12, null], rank: [0, 2, 5, null] };
@@ -176,13 +176,13 @@ test("norms of tokens that are not shown do not count", () => {
 });
 
 test("a stage is the first head of each kind to form", () => {
-  const found = formation.stagesOf({ induction: { "1.0": 64, "1.2": 32 }, previous_token: { "0.1": 8, "0.2": 8 }, entropy: {} });
+  const found = chart.stagesOf({ induction: { "1.0": 64, "1.2": 32 }, previous_token: { "0.1": 8, "0.2": 8 }, entropy: {} });
   assert.deepEqual(found.map(({ label, step }) => [label, step]), [["previous-token head 0.1 forms", 8], ["induction head 1.2 forms", 32]]);
 });
 
 test("labels of stages do not cover each other and stay inside the chart", () => {
   const marks = [10, 40, 45, 290, 292].map((x) => ({ x, width: 100 }));
-  const places = formation.placeLabels(marks, 300);
+  const places = chart.placeLabels(marks, 300);
   places.forEach((one, i) => {
     assert.ok(one.left >= 0 && one.left + 100 <= 300);
     for (const other of places.slice(0, i)) assert.ok(one.row !== other.row || one.left > other.left + 100 || other.left > one.left + 100);
