@@ -125,7 +125,7 @@ def fit(trainer: Trainer, model: GPTModule, data: TextDataModule, ckpt_path: str
     if trainer.is_global_zero and not trainer.fast_dev_run:
         from model.glass import open_run  # imports what only the pages need
 
-        text = data.validation_text() if data.validation_bytes <= XZ_BYTES else None
+        text = data.validation_text() if data.tokenized.validation.num_bytes <= XZ_BYTES else None
         say(finish(Path(trainer.default_root_dir), text, open_run))
     return 0
 

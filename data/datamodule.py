@@ -154,23 +154,15 @@ class TextDataModule(lightning.LightningDataModule):
     def tokenizer(self) -> Tokenizer:
         return self.tokenized.tokenizer
 
-    @property
-    def validation_tokens(self) -> int:
-        return self.tokenized.validation.num_tokens
-
-    @property
-    def validation_bytes(self) -> int:
-        """UTF-8 bytes of the validation text: what bits per byte are divided by."""
-        return self.tokenized.validation.num_bytes
-
     def validation_text(self, max_chars: int | None = None) -> str:
         """The beginning of the validation split, or all of it, without end-of-text."""
-        num_tokens = max_chars or self.validation_tokens  # a token is mostly several characters
+        split = self.tokenized.validation
+        num_tokens = max_chars or split.num_tokens  # a token is mostly several characters
         while True:
-            tokens = self.tokenized.validation.read(0, num_tokens)
+            tokens = split.read(0, num_tokens)
             text = self.tokenizer.decode(tokens[tokens != self.tokenizer.end_of_text])
             # Among more characters than asked for, only the last one may be cut.
-            if num_tokens >= self.validation_tokens or (max_chars and len(text) > max_chars):
+            if num_tokens >= split.num_tokens or (max_chars and len(text) > max_chars):
                 return text[:max_chars]
             num_tokens *= 2
 

@@ -22,8 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # so that `python scripts
 from model.runs.configs import OTHER_TEXT, read_config, typed_options
 from model.runs.folder import CONFIG, find_checkpoint, run_of
 from model.runs.mistakes import exit_status
-from scripts.parser import Parser, add_model_options, at_least, text_data
-from scripts.prompting import choose_device
+from scripts.parser import Parser, add_model_options, at_least, choose_device, text_data
 
 if TYPE_CHECKING:
     import numpy as np

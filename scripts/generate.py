@@ -17,8 +17,7 @@ if not __package__:  # run as a file, Python looks for modules beside it and not
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from model.runs.mistakes import exit_status
-from scripts.parser import Parser, add_model_options, at_least
-from scripts.prompting import choose_device, prompt_text, read_prompts
+from scripts.parser import Parser, add_model_options, at_least, choose_device, prompt_text, read_prompts
 from scripts.text_stream import TextStream
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ if not __package__:  # run as a file, Python looks for modules beside it and not
 
 from model.runs.folder import ATTENTION, HEAD_SCORES, MODEL_PAGE, find_kept, find_run
 from model.runs.mistakes import exit_status
-from scripts.parser import Parser, at_least, check_output
-from scripts.prompting import prompt_text
+from scripts.parser import Parser, at_least, check_output, prompt_text
 
 if TYPE_CHECKING:
     from model.glass import Glass

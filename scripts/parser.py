@@ -1,9 +1,11 @@
-"""What the scripts share on their command lines: the parser, options of several scripts, and checks."""
+"""What the scripts share on their command lines: the parser, options of several scripts, and what these name."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from model.runs.mistakes import parse
 
 if TYPE_CHECKING:
+    import torch
+
     from data.datamodule import TextDataModule
 
 
@@ -38,11 +42,78 @@ def at_least(minimum: int) -> Callable[[str], int]:
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """--checkpoint and --device, for `open_run` and `scripts.prompting.choose_device`."""
+    """--checkpoint and --device, for `open_run` and `choose_device`."""
     kinds = "checkpoint file, run folder or folder of a Hugging Face model"
     parser.add_argument("--checkpoint", type=Path, metavar="PATH", help=f"{kinds} (default: newest run under runs/)")
     names = "cpu, cuda, cuda:1, mps, ... (default: auto, the fastest)"
     parser.add_argument("--device", default="auto", metavar="NAME", help=names)
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of that name; "auto" is the accelerator, else the CPU. Raises ValueError if there is none such."""
+    import torch
+
+    if name == "auto":
+        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    try:
+        device = torch.empty(0, device=name).device
+        torch.Generator(device)  # fails for a device without random numbers, such as "meta"
+        return device
+    except (RuntimeError, AssertionError) as error:  # the latter from a PyTorch built without CUDA
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"--device {name} is not available here ({reason}): leave it out, or write cpu") from error
+
+
+def prompt_text(prompt: str, file: Path | None = None) -> str:
+    """The text of `file` if there is one, else of --prompt; - reads standard input. Raises ValueError unless UTF-8."""
+    if file is not None:
+        return decoded(file.read_bytes(), str(file))
+    if prompt != "-":
+        return decoded(os.fsencode(prompt), "--prompt")
+    if sys.stdin is None:
+        raise ValueError("--prompt - reads standard input, which is closed")
+    return decoded(sys.stdin.buffer.read(), "standard input")
+
+
+def decoded(content: bytes, source: str) -> str:
+    """`content` as text, without a byte order mark. Raises ValueError unless it is UTF-8."""
+    try:
+        return content.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{source} is not UTF-8 text: byte {error.start} is 0x{content[error.start]:02x}") from error
+
+
+def read_prompts(file: Path) -> list[str]:
+    """The prompts in a file, one a line; in a .jsonl file a line is a string, or an object with a "prompt".
+
+    Blank lines are skipped, and standard error says which. Raises ValueError for a file without prompts, or a line
+    that is not one, and OSError.
+    """
+    prompts, blank = [], []
+    for number, line in enumerate(prompt_text("", file).removesuffix("\n").split("\n"), start=1):
+        line = line.removesuffix("\r")
+        if not line.strip():
+            blank.append(str(number))
+        elif file.suffix == ".jsonl":
+            prompts.append(_prompt_in(line, f"line {number} of {file}"))
+        else:
+            prompts.append(line)
+    if not prompts:
+        raise ValueError(f"{file} has no prompt: write one in each line")
+    if blank:
+        print(f"{file}: skipped blank line{'s' * (len(blank) > 1)} {', '.join(blank)}", file=sys.stderr)
+    return prompts
+
+
+def _prompt_in(line: str, place: str) -> str:
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{place} is not JSON: {error}") from error
+    prompt = content.get("prompt") if isinstance(content, dict) else content
+    if not isinstance(prompt, str):
+        raise ValueError(f'{place} is neither a string nor an object with a "prompt" that is one')
+    return decoded(prompt.encode("utf-8", "surrogatepass"), place)
 
 
 def text_data(

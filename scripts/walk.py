@@ -16,8 +16,7 @@ if not __package__:  # run as a file, Python looks for modules beside it and not
 
 from model.runs.mistakes import exit_status
 from scripts.generate import write_text
-from scripts.parser import Parser
-from scripts.prompting import prompt_text
+from scripts.parser import Parser, prompt_text
 
 if TYPE_CHECKING:
     from torch import Tensor

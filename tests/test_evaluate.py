@@ -87,9 +87,9 @@ def test_the_default_figure_is_that_of_training(capsys, tmp_path, files, documen
     nats = sum(float(gpt.loss(**batch, reduction="sum")) for batch in data.val_dataloader())
     # A run's folder says what it was trained on; JSON is YAML.
     (run_dir / "config.yaml").write_text(json.dumps({"data": options, "model": {"gpt": {}}}))
-    found = result(capsys, "--checkpoint", run_dir, "--batch_size", 3)
-    assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / data.validation_bytes, abs=1e-5)
-    assert (found["tokens"], found["bytes"]) == (data.validation_tokens - 1, data.validation_bytes)
+    found, split = result(capsys, "--checkpoint", run_dir, "--batch_size", 3), data.tokenized.validation
+    assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / split.num_bytes, abs=1e-5)
+    assert (found["tokens"], found["bytes"]) == (split.num_tokens - 1, split.num_bytes)
     assert found["documents"] > 1
     # Another text is read with the masking that the model knows, and none of the run's other options.
     named = ("--checkpoint", run_dir, "--data.files", files, "--split", "validation")

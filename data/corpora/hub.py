@@ -51,17 +51,16 @@ class HubCorpus(Corpus):
                 f"no data set {self.dataset!r} on the Hugging Face Hub, or it asks for a login (hf auth login)"
             ) from error
         except Exception as error:
-            cause = _network_error(error)
-            if cause is None and isinstance(error, OSError):
+            if cause := _network_error(error):
+                reason = (str(cause).splitlines() or [type(cause).__name__])[0]
+                raise ConnectionError(
+                    f"cannot reach the Hugging Face Hub for {self.dataset!r}: offline, set --data.dataset to a folder "
+                    "of parquet, jsonl or arrow files, or train on --data.corpus stdlib, which is on every machine "
+                    f"({reason})"
+                ) from error
+            if isinstance(error, OSError):
                 raise ValueError(f"cannot read data set {self.dataset!r}: {error}") from error
-            if cause is None:
-                raise
-            reason = (str(cause).splitlines() or [type(cause).__name__])[0]
-            raise ConnectionError(
-                f"cannot reach the Hugging Face Hub for {self.dataset!r}: offline, set "
-                f"--data.dataset to a folder of parquet, jsonl or arrow files, or train on --data.corpus stdlib, which "
-                f"is on every machine ({reason})"
-            ) from error
+            raise
 
     def _rows(self, split: str) -> Iterator[Passage]:
         by_name = self._load()

@@ -134,9 +134,9 @@ class GPTModule(LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Sets validation_metrics: val/loss, nats per token, and val/bits_per_byte, comparable across tokenizers."""
         nats, tokens = self.trainer.strategy.reduce(self.validation_sums, reduce_op="sum").tolist()
-        data = self.trainer.datamodule
+        text = self.trainer.datamodule.tokenized.validation
         # limit_val_batches may cut the pass short, so scale the bytes of all the text to the tokens seen.
-        num_bytes = data.validation_bytes * tokens / (data.validation_tokens - 1)  # the first token is not predicted
+        num_bytes = text.num_bytes * tokens / (text.num_tokens - 1)  # the first token is not predicted
         self.validation_metrics = {"val/loss": nats / tokens, "val/bits_per_byte": nats / math.log(2) / num_bytes}
         # For callbacks that monitor a metric. RunSequence writes the figures to the loggers, in full precision.
         self.log_dict(self.validation_metrics, logger=False, sync_dist=True)

@@ -124,8 +124,9 @@ def test_validation_text_is_the_end_of_the_book(module):
     held_out = content[int(len(content) * 0.9) :].decode(errors="ignore")
     assert data.validation_text() == held_out
     assert data.validation_text(100) == held_out[:100]
-    assert data.validation_bytes == len(held_out.encode())
-    assert data.tokenized.train.num_tokens + data.validation_tokens == len(content) + 4  # end-of-text around each split
+    train, validation = data.tokenized.train, data.tokenized.validation
+    assert validation.num_bytes == len(held_out.encode())
+    assert train.num_tokens + validation.num_tokens == len(content) + 4  # end-of-text around each split
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
@@ -242,7 +243,7 @@ def test_an_empty_name_is_not_taken_for_the_default(option: str, nothing: str | 
 @pytest.mark.parametrize(("max_tokens", "fraction", "expected"), [(1000, 0.25, 250), (999, 0.1, 99), (40, 0.01, 2)])
 def test_max_tokens_cuts_the_validation_split_in_proportion(module, max_tokens: int, fraction: float, expected: int):
     data = module(max_tokens=max_tokens, validation_fraction=fraction)
-    assert (data.tokenized.train.num_tokens, data.validation_tokens) == (max_tokens, expected)
+    assert (data.tokenized.train.num_tokens, data.tokenized.validation.num_tokens) == (max_tokens, expected)
     assert len(list(data.val_dataloader())) >= 1
 
 
