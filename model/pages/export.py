@@ -22,7 +22,6 @@ from model.inspection.archive import SCORE_DIGITS, as_json
 from model.inspection.heads import SCORES
 from model.inspection.lens import TOP
 from model.pages.captures import Captures, check_comparable
-from model.pages.images import attention_grid, score_curves
 
 DIGITS = 5  # significant ones of a weight: enough to tell every float16 from its neighbours
 
@@ -178,6 +177,8 @@ def draw_maps(
     shown: Sequence[Captures], output: Path, step: int | None, probe: str, heads: Sequence[Head] | None, **options: Any
 ) -> None:
     """A picture of the maps at a step, by default the last; of two models with their difference."""
+    from model.pages.images import attention_grid  # imports matplotlib
+
     steps, maps = _choose_maps(shown, step, probe, heads)
     if heads is None:
         grids, (layers, width) = maps, maps[0].shape[:2]
@@ -201,6 +202,8 @@ def draw_maps(
 
 def draw_scores(shown: Sequence[Captures], output: Path, heads: Sequence[Head] | None, **options: Any) -> None:
     """A picture of the scores over the steps. Raises ValueError for a model with fewer than two captures."""
+    from model.pages.images import score_curves
+
     for captures in shown:
         if len(captures.snapshots) < 2:
             raise ValueError(f"{captures.name} was recorded at one step only: --scores needs a run with several steps")

@@ -1,30 +1,31 @@
 """Attention maps and head scores as pictures (PNG, SVG, PDF), drawn by matplotlib without a display.
 
-Shapes: L layers, H heads, T tokens; R rows and C columns of maps. Weights and scores may be arrays or tensors on the
-CPU. matplotlib is imported only when something is drawn, so that other runs do not wait for it.
-"""
+Import this only to draw: matplotlib takes a second. Weights and scores may be arrays or tensors on the CPU.
 
-from __future__ import annotations
+Shapes: L layers, H heads, T tokens; R rows and C columns of maps.
+"""
 
 import io
 import math
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import Colormap, FuncNorm, LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, get_font
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 from numpy.typing import ArrayLike
 
 from model.files import write_atomically
+from model.pages.captures import Captures
 from model.pages.describe import shortened, visible
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.colors import Colormap
-    from matplotlib.figure import Figure
-
-    from model.pages.captures import Captures
+from model.pages.template import COLOURS, PALETTES
 
 DPI = 72  # dots an inch, so that a point, in which matplotlib measures text, is a pixel
 MAX_SIDE = 4000  # pixels
@@ -37,19 +38,6 @@ MAX_LABEL = 12  # characters of a token
 NAMED_HEADS = 12  # the most lines that are told apart by head; more are told apart by layer
 FONT = "DejaVu Sans Mono"  # comes with matplotlib
 CHARACTER = 0.602  # width of its characters, of its size
-# From white to dark blue with steadily falling lightness, so that it can be read without colour vision.
-COLOURS = ("#ffffff", "#cfe8e3", "#7cc3cb", "#3a8dba", "#275c9c", "#1d2f6f", "#0d1238")
-# The colours of the page's maps, of weights from 0 to 1 and of differences from -1 to 1, where 0 is that of the paper.
-PALETTES = {
-    "light": {
-        "weights": COLOURS,
-        "differences": ("#8a3600", "#dd8333", "#fbe1c5", "#ffffff", "#cbdff3", "#4a8bc2", "#0f3a70"),
-    },
-    "dark": {
-        "weights": ("#14181e", "#173150", "#1f5f8b", "#3097ab", "#6cc7a4", "#c3e69a", "#fffbd0"),
-        "differences": ("#ffb678", "#c8641e", "#57300f", "#14181e", "#15395c", "#3d83c0", "#a9d6ff"),
-    },
-}
 # What is drawn: its name and palette, its least value, and the ticks of its colour bar.
 SCALES = (
     ("weight", "weights", 0, (0, 0.01, 0.1, 0.25, 0.5, 1)),
@@ -91,11 +79,6 @@ def grid_figure(
         differences: (R, C', T, T) between weights, drawn to their right.
         max_side: pixels of the longer side without the labels. Below ten pixels a token, only some tokens are labelled.
     """
-    import matplotlib
-    from matplotlib.colors import FuncNorm
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Rectangle
-
     weights, size = np.asarray(weights, dtype=np.float32), len(labels)
     if weights.ndim != 4 or weights.shape[2] != weights.shape[3]:
         raise ValueError(f"a grid needs weights (L, H, T, T), but these are {weights.shape}")
@@ -170,10 +153,6 @@ def score_curves(
 
     heads: (layer, head) of those that are drawn, by default all. A few have a colour each, many one for each layer.
     """
-    import matplotlib
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-
     names = list(runs[0].snapshots[0].scores)
     columns = min(len(names), MAX_COLUMNS)
     rows = math.ceil(len(names) / columns)  # of a run
@@ -227,8 +206,6 @@ def score_pixels(scores: ArrayLike) -> np.ndarray:
 
 def printable(token: str) -> str:
     """A token as the page writes it, in at most MAX_LABEL characters; what FONT cannot draw is escaped."""
-    from matplotlib.font_manager import findfont, get_font
-
     font = get_font(findfont(FONT))
 
     def drawn(char: str) -> str:
@@ -276,8 +253,6 @@ def _settings(theme: str) -> dict[str, Any]:
 
 
 def _colour_map(colours: Sequence[str] = COLOURS) -> Colormap:
-    from matplotlib.colors import LinearSegmentedColormap
-
     return LinearSegmentedColormap.from_list("ink", colours)
 
 
@@ -288,8 +263,6 @@ def _one_line(text: str) -> str:
 
 def _write(figure: Figure, path: Path, dpi: int | None) -> None:
     """Text stays text, and the same numbers make the same file. Raises ValueError for a PNG that is too large."""
-    import matplotlib
-
     # Curves have a layout that keeps all within the figure; around maps there is more.
     box = figure.bbox_inches if figure.get_layout_engine() else figure.get_tightbbox().padded(12 / DPI)
     width, height = np.ceil(box.size * (dpi or figure.dpi)).astype(int)

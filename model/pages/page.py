@@ -27,7 +27,6 @@ from model.pages import template
 from model.pages.captures import Captures, check_comparable, log_spaced
 from model.pages.describe import describe_heads, opening_view, windows_in_words
 from model.pages.export import TABLES
-from model.pages.images import PALETTES
 
 MAX_BYTES = 25_000_000
 MARGIN = 20_000  # bytes for the notes, the runs' sizes and the texts of their probes
@@ -212,4 +211,4 @@ def _legend(title: str) -> dict[str, Any]:
     fields = ("meaning", "glossary", "letter", "probe")
     scores = {name: {field: getattr(score, field) for field in fields} for name, score in SCORES.items()}
     columns = {name: table.columns for name, table in TABLES.items()}
-    return {"title": title, "scores": scores, "columns": columns, "colours": PALETTES}
+    return {"title": title, "scores": scores, "columns": columns, "colours": template.PALETTES}

@@ -15,7 +15,6 @@ from model.inspection.verdicts import listed, warnings
 from model.pages import template
 from model.pages.captures import Captures
 from model.pages.describe import NO_EFFECT, describe_heads
-from model.pages.images import PALETTES
 from model.pages.page import attention_page
 
 Rows = Sequence[Mapping[str, float]]  # of metrics.csv: the columns that have a number there, "step" always
@@ -81,7 +80,7 @@ def report_page(
         "model": model_page,
         "experiments": "; ".join(f"{title}: step {step:,}" for title, step in (experiments or {}).items()),
         "circuit": circuit,
-        "colours": PALETTES,
+        "colours": template.PALETTES,
     }
     if captures and captures.snapshots:
         data |= {"formation": captures.formation} | last_capture(captures)

@@ -23,6 +23,20 @@ STYLES = re.compile(r"/\* (\S+\.css) \*/")
 WORKER = re.compile(r'import\.meta\.resolve\("(\S+)"\)')
 SHARED = re.compile(r"^ *<!-- (\S+\.html)#(\S+) -->$", re.MULTILINE)
 
+# From white to dark blue with steadily falling lightness, so that it can be read without colour vision.
+COLOURS = ("#ffffff", "#cfe8e3", "#7cc3cb", "#3a8dba", "#275c9c", "#1d2f6f", "#0d1238")
+# The colours of the page's maps, of weights from 0 to 1 and of differences from -1 to 1, where 0 is that of the paper.
+PALETTES = {
+    "light": {
+        "weights": COLOURS,
+        "differences": ("#8a3600", "#dd8333", "#fbe1c5", "#ffffff", "#cbdff3", "#4a8bc2", "#0f3a70"),
+    },
+    "dark": {
+        "weights": ("#14181e", "#173150", "#1f5f8b", "#3097ab", "#6cc7a4", "#c3e69a", "#fffbd0"),
+        "differences": ("#ffb678", "#c8641e", "#57300f", "#14181e", "#15395c", "#3d83c0", "#a9d6ff"),
+    },
+}
+
 
 def fill(name: str, title: str, elements: Iterable[str]) -> str:
     """The document `name` with a title and data elements."""
