@@ -1,6 +1,7 @@
 """Every option is real: another value of it changes what a run computes, writes or reads, or it is refused."""
 
 import dataclasses
+import importlib
 import inspect
 import io
 import json
@@ -24,56 +25,32 @@ from model.runs.recording import AttentionRecording, Samples
 from model.training import hardware
 from model.training.optimizer import OptimizerConfig, build_optimizer, density_at
 from model.training.schedule import ScheduleConfig, learning_rate_factor
-from scripts import benchmark, convert_huggingface, evaluate, generate, inspect_attention, prepare_data, report, walk
+from scripts import evaluate, inspect_attention
 from tests.checkpoints import save_checkpoint
 from tests.small_runs import metrics
 from tests.test_inspect_attention import make_run
-from train import main as train
 
 REPOSITORY = Path(__file__).parent.parent
 TINY = {"vocab_size": 40, "context_length": 12, "num_layers": 2, "num_heads": 4, "embed_dim": 16}
 STEPS = 4
 
-# For each option another value, and what it needs to matter.
+# For each option another value; and for some what they need to matter.
 GPT_OPTIONS = {
-    "vocab_size": (48, {}),
-    "context_length": (16, {"position": "learned"}),
-    "num_layers": (3, {}),
-    "num_heads": (2, {}),
-    "embed_dim": (32, {}),
-    "num_kv_heads": (2, {}),
-    "feed_forward_dim": (24, {}),
-    "position": ("learned", {}),
-    "norm": ("layernorm", {}),
-    "embedding_norm": (False, {}),
-    "activation": ("swiglu", {}),
-    "bias": (True, {}),
-    "tie_embeddings": (True, {}),
-    "qk_norm": (False, {}),
-    "window": (3, {}),
-    "value_embeddings": (True, {}),
-    "bigram_buckets": (64, {}),
-    "logit_soft_cap": (2.0, {}),
-    "dropout": (0.5, {}),
-    "init": ("gpt2", {}),
-}
+    "vocab_size": 48, "context_length": 16, "num_layers": 3, "num_heads": 2, "embed_dim": 32, "num_kv_heads": 2,
+    "feed_forward_dim": 24, "position": "learned", "norm": "layernorm", "embedding_norm": False, "window": 3,
+    "activation": "swiglu", "bias": True, "tie_embeddings": True, "qk_norm": False, "value_embeddings": True,
+    "bigram_buckets": 64, "logit_soft_cap": 2.0, "dropout": 0.5, "init": "gpt2",
+}  # fmt: skip
 OPTIMIZER_OPTIONS = {
-    "algorithm": ("adamw", {}),
-    "learning_rate": (0.1, {}),
-    "head_learning_rate": (0.1, {}),
-    "matrix_learning_rate": (0.1, {}),
-    "weight_decay": (0.5, {}),
-    "betas": ((0.5, 0.5), {}),
-    "epsilon": (1.0, {}),
-    "momentum": (0.5, {}),
-    "density": (0.3, {"algorithm": "adamw"}),
-    "density_fall": ((0.0, 1.0), {"algorithm": "adamw", "density": 0.3}),
-}
-SCHEDULE_OPTIONS = {
-    "warmup_steps": (3, {}),
-    "decay": ("cosine", {}),
-    "decay_fraction": (0.5, {}),
-    "final_factor": (0.5, {}),
+    "algorithm": "adamw", "learning_rate": 0.1, "head_learning_rate": 0.1, "matrix_learning_rate": 0.1,
+    "weight_decay": 0.5, "betas": (0.5, 0.5), "epsilon": 1.0, "momentum": 0.5, "density": 0.3,
+    "density_fall": (0.0, 1.0),
+}  # fmt: skip
+SCHEDULE_OPTIONS = {"warmup_steps": 3, "decay": "cosine", "decay_fraction": 0.5, "final_factor": 0.5}
+NEEDED = {
+    "context_length": {"position": "learned"},
+    "density": {"algorithm": "adamw"},
+    "density_fall": {"algorithm": "adamw", "density": 0.3},
 }
 
 
@@ -108,40 +85,33 @@ def trained_losses(gpt=None, optimizer=None, schedule=None) -> list[float]:
 def test_every_option_of_model_changes_the_training(kind, config, options):
     assert {field.name for field in dataclasses.fields(config)} == set(options)  # a new option needs a line above
     usual = {}
-    for name, (value, needed) in options.items():
+    for name, value in options.items():
+        needed = NEEDED.get(name, {})
         key = str(needed)
         usual[key] = usual.get(key) or trained_losses(**{kind: needed})
         assert usual[key] != trained_losses(**{kind: needed | {name: value}}), f"model.{kind}.{name} changes nothing"
     assert trained_losses() == usual["{}"]
 
 
+FOLDER = {"files": None, "dataset": "folder"}
 DATA_OPTIONS = {
-    "corpus": ("files", {"corpus": "repetitions"}),
-    "files": ("other.txt", {}),
-    "validation_files": ("other.txt", {}),
-    "documents": ("block", {}),
-    "validation_fraction": (0.3, {}),
-    "max_tokens": (2000, {}),
-    "tokenizer": ("bpe", {"vocab_size": 300}),
-    "vocab_size": (290, {"tokenizer": "bpe", "vocab_size": 270}),
-    "context_length": (20, {}),
-    "batch_size": (5, {}),
-    "validation_batch_size": (7, {}),
-    "repeat_fraction": (0.9, {}),
-    "document_masking": (True, {}),
-    "seed": (3, {}),
+    "corpus": {"corpus": "files", "files": "words.txt"}, "files": "other.txt", "validation_files": "other.txt",
+    "documents": "block", "validation_fraction": 0.3, "max_tokens": 2000, "tokenizer": "bpe", "vocab_size": 290,
+    "context_length": 20, "batch_size": 5, "validation_batch_size": 7, "repeat_fraction": 0.9,
+    "document_masking": True, "seed": 3,
     # For tables and data sets of the Hub; tests/data reads those.
-    "dataset": ("folder", {}),
-    "dataset_config": ("x", {"dataset": "folder"}),
-    "dataset_split": ("test", {"dataset": "folder"}),
-    "dataset_validation_split": ("test", {"dataset": "folder"}),
-    "dataset_revision": ("x", {"dataset": "folder"}),
-    "text_column": ("x", {"dataset": "folder"}),
-    "streaming": (True, {"dataset": "folder", "max_tokens": 100}),
+    "dataset": FOLDER, "dataset_config": "x", "dataset_split": "test", "dataset_validation_split": "test",
+    "dataset_revision": "x", "text_column": "x", "streaming": True,
     # How it is done, not what comes out.
-    "num_workers": (-1, {}),
-    "num_processes": (0, {}),
-    "cache_dir": ("elsewhere", {}),
+    "num_workers": -1, "num_processes": 0, "cache_dir": "elsewhere",
+}  # fmt: skip
+NEEDED_DATA = {
+    "corpus": {"files": None, "corpus": "repetitions"},
+    "tokenizer": {"vocab_size": 300},
+    "vocab_size": {"tokenizer": "bpe", "vocab_size": 270},
+    "text_column": FOLDER,
+    "streaming": FOLDER | {"max_tokens": 100},
+    **{name: FOLDER for name in DATA_OPTIONS if name.startswith("dataset_")},
 }
 
 
@@ -166,14 +136,9 @@ def test_every_option_of_data_changes_what_is_read(tmp_path, monkeypatch, small_
     Path("folder").mkdir()
     Path("folder/train.jsonl").write_text('{"text": "a text"}\n' * 20)
     assert set(inspect.signature(TextDataModule).parameters) == set(DATA_OPTIONS)
-    for name, (value, needed) in DATA_OPTIONS.items():
-        given = {"files": None} if "dataset" in needed or name == "dataset" else {}
-        if "corpus" in needed:
-            given = {"files": None}
-        changed = given | needed | {name: value}
-        changed |= {"files": "words.txt"} if name == "corpus" else {}
-        usual = what_is_read(**given | needed) if name != "dataset" else what_is_read()
-        assert usual != what_is_read(**changed), f"data.{name} changes nothing"
+    for name, value in DATA_OPTIONS.items():
+        needed, change = NEEDED_DATA.get(name, {}), value if isinstance(value, dict) else {name: value}
+        assert what_is_read(**needed) != what_is_read(**needed | change), f"data.{name} changes nothing"
 
 
 # Those of samples and maps, and those of the overview that no table above has.
@@ -326,19 +291,6 @@ def test_every_option_of_a_script_is_explained_and_in_a_test(script, module, mon
         assert re.search(rf"--{option}\b[^\n]*(\n\s+|\s\s+)\w", shown), option
 
 
-PROGRAMS = {
-    "train.py": None,
-    "scripts/generate.py": generate,
-    "scripts/inspect_attention.py": inspect_attention,
-    "scripts/walk.py": walk,
-    "scripts/report.py": report,
-    "scripts/prepare_data.py": prepare_data,
-    "scripts/benchmark.py": benchmark,
-    "scripts/evaluate.py": evaluate,
-    "scripts/convert_huggingface.py": convert_huggingface,
-}
-
-
 def readme_commands() -> list[str]:
     """Every command of this project in the README, without its comment."""
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
@@ -353,14 +305,9 @@ def shrunk(program, arguments, small_options):
         given = arguments.index("--config") if "--config" in arguments else None
         arguments = arguments if given is None else [*arguments[:given], *arguments[given + 2 :]]
         arguments = [*small_options, *arguments, "--trainer.max_steps=2"]
-    if "--trainer.max_steps" in arguments:
-        arguments[arguments.index("--trainer.max_steps") + 1] = "13"
-    if "--prompt" in arguments:  # the small context has 16 bytes
-        arguments[arguments.index("--prompt") + 1] = "the"
-    if "--max_new_tokens" in arguments:
-        arguments[arguments.index("--max_new_tokens") + 1] = "5"
-    if "--stride" in arguments:
-        arguments[arguments.index("--stride") + 1] = "8"
+    smaller = {"--trainer.max_steps": "13", "--prompt": "the", "--max_new_tokens": "5", "--stride": "8"}
+    for option in smaller.keys() & {*arguments}:  # the small context has 16 bytes
+        arguments[arguments.index(option) + 1] = smaller[option]
     if "--steps" in arguments:  # nothing but the best and the last is kept
         steps = arguments.index("--steps")
         arguments = arguments[:steps] + arguments[steps + 2 :]
@@ -381,7 +328,7 @@ def test_every_command_of_the_readme_works(finished_run, small_options, small_te
     for command in commands:
         program, *arguments = shlex.split(command)
         arguments = shrunk(program, arguments, small_options)
-        call = PROGRAMS[program].main if PROGRAMS.get(program) else train
+        call = importlib.import_module(program.removesuffix(".py").replace("/", ".")).main
         if "--help" in arguments:
             with pytest.raises(SystemExit) as exit:
                 call(arguments)
