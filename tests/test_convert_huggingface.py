@@ -63,11 +63,6 @@ def test_a_model_without_tokenizer_takes_the_named_one(gpt, tmp_path, capsys):
     assert load_gpt(tmp_path / "our.ckpt")[1]["tokenizer"] == byte_level().to_dict()
 
 
-def exported(gpt, folder, tokenizer=None):
-    to_huggingface(gpt, folder, tokenizer)
-    return folder
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -91,10 +86,10 @@ def test_a_mistake_gets_one_sentence(arguments, message, gpt, tmp_path, capsys, 
     monkeypatch.chdir(tmp_path)
     save_checkpoint(tmp_path / "our.ckpt", gpt)
     save_checkpoint(tmp_path / "modern.ckpt", random_gpt(GPTConfig(**SIZES)))
-    exported(gpt, tmp_path / "folder", byte_level())
-    small = exported(random_gpt(GPTConfig(**{**SIZES, "vocab_size": 200}, **GPT2)), tmp_path / "small")
+    to_huggingface(gpt, tmp_path / "folder", byte_level())
+    to_huggingface(random_gpt(GPTConfig(**{**SIZES, "vocab_size": 200}, **GPT2)), tmp_path / "small")
     for name, content in byte_level().huggingface_files().items():
-        (small / name).write_text(json.dumps(content))
+        (tmp_path / "small" / name).write_text(json.dumps(content))
     before = sorted(path.name for path in tmp_path.iterdir())
     assert message in refused(main, capsys, *arguments)
     assert sorted(path.name for path in tmp_path.iterdir()) == before

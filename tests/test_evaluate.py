@@ -97,18 +97,14 @@ def test_the_default_figure_is_that_of_training(capsys, tmp_path, files, documen
     assert result(capsys, *named)["documents"] < found["documents"]
 
 
-def test_all_of_a_persons_own_files_is_measured_unless_a_split_is_chosen(run_dir, capsys, files):
-    assert result(capsys, "--checkpoint", run_dir, "--data.files", files)["documents"] == 8
-    assert result(capsys, "--checkpoint", run_dir, f"--data.files={files}")["split"] == "all"
-    assert result(capsys, "--checkpoint", run_dir, "--data.files", files, "--split", "validation")["documents"] < 8
-
-
-def test_the_splits_add_up(run_dir, capsys, files):
-    options = ("--checkpoint", run_dir, "--data.files", files, "--split")
-    parts = {split: result(capsys, *options, split) for split in ("train", "validation", "all")}
+def test_the_splits_add_up_and_all_of_a_persons_own_files_is_measured_unless_one_is_chosen(run_dir, capsys, files):
+    options = ("--checkpoint", run_dir, "--data.files", files)
+    parts = {split: result(capsys, *options, "--split", split) for split in ("train", "validation", "all")}
     for name in ("documents", "bytes"):
         assert parts["train"][name] + parts["validation"][name] == parts["all"][name]
     assert parts["all"]["documents"] == 8 and parts["all"]["tokens"] == parts["all"]["bytes"] + 8
+    assert result(capsys, *options) == parts["all"]
+    assert result(capsys, "--checkpoint", run_dir, f"--data.files={files}")["split"] == "all"
 
 
 def test_a_document_that_is_cut_into_the_splits_is_scored_as_one(run_dir, capsys, tmp_path):

@@ -22,7 +22,7 @@ from model.inspection.probes import Probe, draw_repeated_probe
 from model.inspection.recorder import capture, record_snapshot
 from scripts.inspect_attention import build_parser, main, prompt_title
 from tests.checkpoints import change_checkpoint, save_checkpoint
-from tests.command_lines import call
+from tests.command_lines import refused
 from tests.gpts import random_gpt, repeating_gpt
 from tests.html_pages import Page
 
@@ -363,7 +363,5 @@ def mistakes(workplace):
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=ascii)
 def test_a_mistake_gets_one_sentence_and_leaves_nothing(arguments, message, mistakes, workplace, capsys):
     before = set(workplace.rglob("*"))
-    status, out, err = call(main, capsys, *shlex.split(arguments))
-    assert status == 2 and not out
-    assert message in err and err.startswith("inspect_attention.py: ") and err.count("\n") == 1
+    assert message in refused(main, capsys, *shlex.split(arguments))
     assert set(workplace.rglob("*")) == before

@@ -11,7 +11,7 @@ from model.inspection import lens
 from model.inspection.lens import predictions
 from model.inspection.trace import trace
 from tests.by_hand import ByHand
-from tests.gpts import huggingface_gpt2, random_gpt
+from tests.gpts import random_gpt
 from tests.model.pages.architectures import CONFIGS, MODERN, TOKENS
 
 TOLERANCE = {"atol": 1e-5, "rtol": 1e-4}
@@ -51,22 +51,7 @@ def compare(name, found, residuals, read):
     assert len(found["token"]) == len(residuals) and worst <= 2e-5
 
 
-@pytest.mark.slow
-@torch.no_grad()
-def test_the_lens_of_gpt2_is_that_of_hooks_on_hugging_faces():
-    gpt = random_gpt(CONFIGS["gpt2"])
-    peer, seen = huggingface_gpt2(gpt), []
-    for block in peer.transformer.h:
-        for module in (block.ln_1, block.ln_2):  # each reads the stream after one more sub-layer
-            module.register_forward_pre_hook(lambda _, args: seen.append(args[0][0]))
-    peer.transformer.ln_f.register_forward_pre_hook(lambda _, args: seen.append(args[0][0]))
-    peer(TOKENS[None])
-    residuals = list(seen)
-    found = predictions(gpt, trace(gpt, TOKENS))["lens"]
-    compare("gpt2", found, residuals, lambda residual: peer.lm_head(peer.transformer.ln_f(residual)))
-
-
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "gpt2"])
+@pytest.mark.parametrize("name", CONFIGS)
 def test_the_lens_reads_the_sum_of_what_was_added_so_far(name):
     gpt = random_gpt(CONFIGS[name])
     exact = ByHand(gpt, TOKENS.tolist())

@@ -9,7 +9,7 @@ import pytest
 from model.inspection import heads
 from model.inspection.probes import Probe
 from model.pages.captures import Captures
-from model.pages.report import evenly, heads_that_matter, report_page, short, story, training_seconds
+from model.pages.report import evenly, heads_that_matter, report_page, short, story
 from tests.html_pages import Page
 from tests.measurements import measured, snapshot_with
 
@@ -162,21 +162,10 @@ def test_no_text_becomes_markup():
     assert not any(re.search(elsewhere, code) for code in (text, *page.modules.values()))
 
 
-def test_what_a_run_does_not_have_is_left_out():
-    page = report(samples=[], config="", captures=None)
-    assert Page(page).data["samples"] == [] and Page(page).data["config"] == "" and 'id="attention"' not in page
-    no_snapshots = Captures(NAME, captures().probes, [], dict.get, [])
-    assert 'id="attention"' not in report(captures=no_snapshots)
-
-
 def test_long_curves_are_thinned_but_keep_their_ends():
     assert evenly(range(10), 20) == list(range(10))
     thinned = evenly(range(100_000), 1500)
     assert len(thinned) == 1500 and thinned[0] == 0 and thinned[-1] == 99_999 and thinned == sorted(set(thinned))
-
-
-def test_training_time_counts_each_row_at_its_own_speed():
-    assert training_seconds(ROWS) == 1000 / 500 + 1000 / 1000 + 1000 / 250
 
 
 @pytest.mark.parametrize(("number", "text"), [(950.0, "950"), (51_340, "51.3k"), (1_474_560, "1.47M"), (2e9, "2B")])

@@ -13,7 +13,7 @@ from data.tokenizers import Tokenizer
 from model.checkpoint import load_gpt, read_checkpoint
 from model.gpt import GPTConfig
 from model.runs.recording import AttentionRecording, Samples
-from model.training.module import GPTModule, check_same_model, check_same_optimizer
+from model.training.module import GPTModule, check_same_model
 from model.training.optimizer import MuonAdamW, OptimizerConfig
 from model.training.schedule import ScheduleConfig, learning_rate_factor
 
@@ -119,14 +119,6 @@ def test_the_model_of_a_checkpoint_is_compared_field_by_field():
         check_same_model({"gpt_config": {**saved, "num_layers": 3}, "tokenizer": tokenizer}, config, tokenizer)
     with pytest.raises(ValueError, match="another tokenizer"):
         check_same_model({"gpt_config": saved, "tokenizer": {"name": "bpe"}}, config, tokenizer)
-
-
-def test_a_checkpoint_is_resumed_with_its_own_optimizer_only():
-    for saved, other in (("muon", "adamw"), ("adamw", "muon")):
-        checkpoint = {"optimizer_states": [{"param_groups": [{"algorithm": saved}]}]}
-        check_same_optimizer(checkpoint, saved)
-        with pytest.raises(ValueError, match=f"algorithm is {other}, .* can only be resumed with {saved}"):
-            check_same_optimizer(checkpoint, other)
 
 
 def test_validation_is_summed_in_float64_on_the_device_of_the_module():
