@@ -240,7 +240,7 @@ def test_the_page_with_the_model_opens_with_a_text_and_holds_steps(capsys):
 
 
 def test_a_circuit_is_told_and_drawn(capsys, monkeypatch):
-    monkeypatch.setattr("model.glass.repeated", partial(repeated, rows=4))  # otherwise it takes half a minute
+    monkeypatch.setattr("model.inspection.circuit.repeated", partial(repeated, rows=4))  # for speed
     save_checkpoint(Path("copying.ckpt"), repeating_gpt(8))
     assert main(["--circuit", "--checkpoint", "copying.ckpt", "--prompt", "abcdefgh", "--output", "circuit.svg"]) == 0
     out = capsys.readouterr().out
