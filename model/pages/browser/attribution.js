@@ -62,8 +62,7 @@ export function drawParts(table, { parts, other, names, all, chosen, choose, sho
   const inOther = (name) => other?.find((part) => part.name === name)?.value ?? null;
   const rows = shown.map(({ name, value }) => ({ name, value, against: inOther(name), head: headOf(name) }));
   if (others) {
-    const visibleNames = new Set(shown.map(({ name }) => name));
-    const against = other && sum(other.filter(({ name }) => !visibleNames.has(name)));
+    const against = other && sum(other.filter(({ name }) => !shown.some((part) => part.name === name)));
     rows.push({ name: `others (${others.count})`, value: others.value, against, folded: true });
   }
   const largest = Math.max(1e-9, ...rows.flatMap(({ value, against }) => [Math.abs(value), Math.abs(against)]));
@@ -71,17 +70,17 @@ export function drawParts(table, { parts, other, names, all, chosen, choose, sho
     element("td", { className: "balance" }, bar(value, largest, ""), ...(other ? [bar(against, largest, "second")] : [])),
     element("td", { textContent: signed(value) }), ...(other ? [element("td", { className: "soft", textContent: signed(against) })] : []),
   ];
-  const body = rows.map((row) => {
-    const fields = row.head ? { title: "choose this head", onclick: () => choose(row.head) }
-      : row.folded ? { title: "show every part", onclick: showAll } : {};
-    const name = element(fields.onclick ? "button" : "span", { textContent: row.name, ...fields });
-    if (row.head) name.setAttribute("aria-pressed", String(row.head) === String(chosen));
-    return element("tr", {}, element("th", { scope: "row" }, name), ...cellsOf(row));
+  const body = rows.map(({ name: textContent, head, folded, ...values }) => {
+    const name = head ? element("button", { textContent, title: "choose this head", onclick: () => choose(head) })
+      : folded ? element("button", { textContent, title: "show every part", onclick: showAll }) : element("span", { textContent });
+    if (head) name.setAttribute("aria-pressed", String(head) === String(chosen));
+    return element("tr", {}, element("th", { scope: "row" }, name), ...cellsOf(values));
   });
-  const heading = other && element("tr", {}, element("th"), element("th"), ...names.map((name) => element("th", { scope: "col", textContent: name })));
+  const titles = names.map((textContent) => element("th", { scope: "col", textContent }));
+  const heading = other ? [element("thead", {}, element("tr", {}, element("th"), element("th"), ...titles))] : [];
   const total = [sum(parts), ...(other ? [sum(other)] : [])].map((value) => element("td", { textContent: signed(value) }));
   const foot = element("tr", {}, element("th", { scope: "row", textContent: "sum: the logit" }), element("td"), ...total);
-  table.replaceChildren(...(heading ? [element("thead", {}, heading)] : []), element("tbody", {}, ...body), element("tfoot", {}, foot));
+  table.replaceChildren(...heading, element("tbody", {}, ...body), element("tfoot", {}, foot));
 }
 
 function bar(value, largest, className) {

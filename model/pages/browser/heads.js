@@ -55,10 +55,7 @@ function drawGrid(grid, buttons, side, title) {
     caption.children[0].textContent = shortName(head);
     caption.children[1].textContent = decimal(scores[head]);
     const formed = MARKED.filter((one) => formation(side.run, one, head) <= side.capture.step);
-    if (marks.dataset.formed !== formed.join()) {
-      marks.dataset.formed = formed.join();
-      marks.replaceChildren(...formed.map(markOf));
-    }
+    marks.replaceChildren(...formed.map(markOf));
     button.setAttribute("aria-pressed", head === side.head);
     const since = formed.map((one) => `, ${SCORES[one].label} formed at step ${formation(side.run, one, head)}`);
     button.setAttribute("aria-label", `${headName(head)}, ${SCORES[score].label} ${decimal(scores[head])}${since.join("")}`);

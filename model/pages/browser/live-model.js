@@ -18,16 +18,14 @@ export class LiveModel {
 
   // What a block of weights holds: { network, means of its parts, reference logits }. It is unpacked when it is first asked for.
   snapshot(number) {
-    return (this.snapshots[number] ??= this.unpacked(bytesOf(this.texts[number])));
-  }
-
-  unpacked(bytes) {
+    if (this.snapshots[number]) return this.snapshots[number];
     const { tensors, means, reference } = this.manifest;
-    return {
+    const bytes = bytesOf(this.texts[number]);
+    return (this.snapshots[number] = {
       network: new Network(this.config, tensorsOf(tensors, bytes)),
       means: loaded(tensorsOf(means, bytes)),
       reference: loaded(tensorsOf([reference], bytes)).get(reference.name),
-    };
+    });
   }
 
   // How far the logits of the recorded probe are from PyTorch's, and what quantisation costs in bits per token.
@@ -96,8 +94,8 @@ export class LiveModel {
     const [reading, source] = [this.reading(snapshot, [], "A"), this.reading(snapshot, [], "B")];
     yield* reading.read(tokens, false);
     yield* source.read(other, false);
-    const vector = outputOf(source, layer, head, from);
-    return { plain: lastLogit(reading, target), patched: this.patched(reading, { layer, head, position, vector }, target) };
+    const patched = this.patched(reading, source, { layer, head, position, from }, target);
+    return { plain: lastLogit(reading, target), patched };
   }
 
   // The same for every head and position, each head's output from the same position of the other text: yields a row of
@@ -115,8 +113,7 @@ export class LiveModel {
       const [layer, head] = [Math.floor(number / H), number % H];
       const row = Array(tokens.length).fill(0);
       for (let position = 0; position < Math.min(tokens.length, other.length); position++) {
-        const vector = outputOf(source, layer, head, position);
-        row[position] = this.patched(reading, { layer, head, position, vector }, target, spare) - plain;
+        row[position] = this.patched(reading, source, { layer, head, position, from: position }, target, spare) - plain;
         yield;
       }
       matrix.push(row);
@@ -125,15 +122,18 @@ export class LiveModel {
     return matrix;
   }
 
-  // Only what the replaced vector can change is computed anew: this layer and those after it, from this position on.
-  patched(reading, { layer, head, position, vector }, target, spare = new Cache(this.config, reading.cache.length)) {
+  // What the head gives at position `from` of the source's text replaces what it gives at `position`.
+  // Only what that can change is computed anew: this layer and those after it, from this position on.
+  patched(reading, source, { layer, head, position, from }, target, spare = new Cache(this.config, reading.cache.length)) {
     const { cache, trace, network } = reading;
     const T = cache.length;
     if (layer === this.config.num_layers - 1 && position < T - 1) return lastLogit(reading, target); // nothing reads it there
     spare.copy(cache, position);
+    const start = from * this.config.embed_dim + head * network.K;
+    const vector = source.trace.heads[layer].slice(start, start + network.K);
     const edits = [{ part: `head ${layer}.${head}`, vector, position }];
-    const from = { layer, residual: trace.residual[2 * layer] };
-    return logitsAfter(network, cache.tokens.subarray(position, T), spare, { edits, from })[target];
+    const options = { edits, from: { layer, residual: trace.residual[2 * layer] } };
+    return logitsAfter(network, cache.tokens.subarray(position, T), spare, options)[target];
   }
 }
 
@@ -156,8 +156,3 @@ const loaded = (tensors) =>
     fill(array);
     return [name, array];
   }));
-
-function outputOf({ trace, network }, layer, head, position) {
-  const start = position * network.config.embed_dim + head * network.K;
-  return trace.heads[layer].slice(start, start + network.K);
-}

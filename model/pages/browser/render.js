@@ -97,7 +97,9 @@ async function draw() {
   document.documentElement.style.setProperty("--top", `${$("main").offsetTop}px`);
   document.documentElement.style.setProperty("--controls", `${$("controls").offsetHeight}px`);
   next.palette = palette(data.colours[next.theme], next.scale);
-  if (shown && shown.probe !== next.probe) pointer.cell = pointer.token = null;
+  // What is pointed at may have gone with the text.
+  const places = [pointer.token, pointer.cell?.query, pointer.cell?.key];
+  if (shown?.probe !== next.probe || places.some((place) => place >= length)) pointer.cell = pointer.token = null;
   shown = next;
   for (const view of views) view();
   document.documentElement.dataset.drawn = `${next.run}:${next.capture.step}`;

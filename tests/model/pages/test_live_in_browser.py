@@ -19,7 +19,7 @@ from model.inspection.recorder import capture
 from model.inspection.survey import windows_of
 from model.pages.live import model_page
 from tests.gpts import random_gpt, repeating_gpt
-from tests.model.pages.browsing import click, in_page, press, settle, slide, unnamed
+from tests.model.pages.browsing import click, in_page, point_at, press, settle, slide, unnamed
 
 pytestmark = pytest.mark.slow
 
@@ -197,6 +197,31 @@ TYPED = {  # what is said of it, and how many tokens are read
     "ab\n" + HOSTILE: ("of these 42 it reads the last 32", 32),
     "é😀\udc00\n\u202eabc": ("", 16),
 }
+
+
+@pytest.mark.parametrize("place", ["token", "square"])
+def test_what_is_pointed_at_can_be_deleted(open_page, place):
+    page = open_page()
+    if place == "token":
+        page.locator("#tokens span").last.hover()
+    else:
+        point_at(page, 15, 14)
+    for text in (OPENING[:4], "x"):
+        type_text(page, text)
+        assert "".join(page.locator("#tokens span").all_inner_texts()) == text
+        assert page.locator("#notes").inner_text() == ""
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 900), (1366, 768), (1100, 700)])
+def test_all_next_tokens_and_the_controls_are_in_sight_with_notes_of_any_length(open_page, width, height):
+    page = open_page(width=width, height=height)
+    for text in ("a", "", "def f(x):\n    return x\n" * 100):
+        type_text(page, text)
+        panel = page.locator("#typing").bounding_box()
+        for last in ("#next li:last-child", "#write"):
+            box = page.locator(last).bounding_box()
+            assert box["y"] + box["height"] <= panel["y"] + panel["height"], (last, text[:9])
+        assert page.locator("#coming").evaluate("list => list.scrollHeight <= list.clientHeight")
 
 
 def test_any_text_can_be_typed(open_page):
