@@ -19,7 +19,7 @@ from model.pages.describe import find_patterns
 MAX_CURVE_POINTS = 300
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Captures:
     """The captures of one model.
 
@@ -66,6 +66,9 @@ class Captures:
         """The steps that are points of the curves, whether or not their maps are on the page."""
         points = set(log_spaced([snapshot.step for snapshot in self.snapshots], MAX_CURVE_POINTS))
         return points | {step for heads in self.formation.values() for step in heads.values()}
+
+    def snapshot(self, step: int) -> Snapshot:
+        return next(snapshot for snapshot in self.snapshots if snapshot.step == step)
 
     def check_maps(self) -> None:
         """Raises ValueError if no capture has maps: nothing was captured, or their files have been removed."""

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from model.inspection.archive import Snapshot, as_json
+from model.inspection.archive import as_json
 from model.inspection.heads import SCORES, threshold
 from model.inspection.verdicts import is_causal, is_faithful, warnings
 from model.pages import template
@@ -52,7 +52,7 @@ def attention_page(runs: Sequence[Captures], title: str, *, max_bytes: int = MAX
     check_comparable(runs)
     data = _legend(title)
     room = max_bytes - len(template.fill("page", title, [template.json_element("data", data)]).encode()) - MARGIN
-    room -= sum(len(json.dumps(_curves(run, {}))) for run in runs)
+    room -= sum(len(json.dumps(_curves(run, dict.fromkeys(run.steps, (0,))))) for run in runs)
     blocks, length, notes = _fit(runs, room)
     numbers: list[dict[int, list[int]]] = [{} for _ in runs]  # of each run's blocks, by step
     texts: list[str] = []
@@ -92,21 +92,13 @@ def _fit(runs: Sequence[Captures], room: int) -> tuple[Blocks, int, list[str]]:
     """The maps that `room` bytes hold, the number of tokens they show, and notes about what was left out."""
     all_tokens = max(len(probe.tokens) for run in runs for probe in run.probes.values())
     all_steps = max(len(run.steps) for run in runs)
-
-    snapshots = [{snapshot.step: snapshot for snapshot in run.snapshots} for run in runs]
-
-    @lru_cache(maxsize=sum(len(run.steps) for run in runs))
-    def packed(i: int, step: int, rounded: bool, length: int) -> list[str]:
-        return _pack_step(runs[i], snapshots[i][step], rounded, length)
-
+    packed = lru_cache(maxsize=sum(len(run.steps) for run in runs))(_pack_step)
     for rounded, count, length in _attempts(all_steps, all_tokens):
         blocks, size = {}, 0
         kept = [(i, step) for i, run in enumerate(runs) for step in reversed(log_spaced(run.steps, count))]
         for i, step in kept:
-            blocks[i, step] = packed(i, step, rounded, length)
+            blocks[i, step] = packed(runs[i], step, rounded, length)
             size += sum(len(text) + 70 for text in blocks[i, step])  # with their elements
-            if step not in runs[i].curve_steps:  # whose scores are not counted yet
-                size += len(json.dumps(snapshots[i][step].to_json(digits=3))) + 70
             if size > room:
                 break
         if size <= room:
@@ -134,11 +126,11 @@ def _attempts(count: int, length: int) -> Iterator[tuple[bool, int, int]]:
         yield True, count, length
 
 
-def _pack_step(run: Captures, snapshot: Snapshot, rounded: bool, length: int) -> list[str]:
+def _pack_step(run: Captures, step: int, rounded: bool, length: int) -> list[str]:
     """Each probe's maps at a step, and the details, in base64."""
-    maps, details = run.load(snapshot.step), _cut(run.details(snapshot.step), length)
+    maps, details = run.load(step), _cut(run.details(step), length)
     details = as_json(details, ROUNDED_DIGITS) if rounded else details
-    details |= {"descriptions": describe_heads(snapshot)}
+    details |= {"descriptions": describe_heads(run.snapshot(step))}
     content = json.dumps(details, allow_nan=False, separators=(",", ":")).encode()
     return [*(_pack(maps[name], length, rounded) for name in run.probes), _compressed(content, 9)]
 
@@ -177,7 +169,7 @@ def _about(run: Captures, length: int) -> dict:
     """A run's sizes, the first `length` tokens of its probes, and the probe, head and token that it is shown with."""
     layers, heads = run.snapshots[0].shape
     shown = {"text": run.probes["text"]} if run.is_prompt else run.probes
-    last = next(snapshot for snapshot in run.snapshots if snapshot.step == run.steps[-1])
+    last = run.snapshot(run.steps[-1])
     opening = opening_view(last, run.load(last.step), shown, length)
     return {
         "layers": layers,

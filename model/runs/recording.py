@@ -15,6 +15,7 @@ from model.inspection.archive import AttentionArchive
 from model.inspection.probes import MIN_PROBE_TOKENS, Probe, draw_repeated_probe, repeated_windows, text_windows
 from model.inspection.recorder import record_snapshot
 from model.inspection.verdicts import new_warnings, warnings
+from model.pages.images import attention_grid
 from model.runs.folder import ATTENTION, SAMPLES
 from model.runs.metrics import log_metrics
 from model.runs.results import read_samples
@@ -113,8 +114,6 @@ class AttentionRecording:
         for logger in wandb_loggers(trainer):
             logger.log_attention(archive)
         if draws and self.picture:
-            from model.pages.images import attention_grid  # imports matplotlib
-
             maps, labels = archive.maps(step)["text"], archive.probes["text"].labels
             title = f"{Path(trainer.default_root_dir).name}, step {step}"
             attention_grid(maps, labels, archive.path(step).with_suffix(".png"), title, max_side=PICTURE_SIDE)
