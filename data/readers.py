@@ -15,7 +15,6 @@ import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
@@ -40,6 +39,10 @@ _FIRST_BLANK_LINES = re.compile(r"\A(?:[ \t]*\r?\n)+")
 _BLANK_LINE_BYTES = re.compile(rb"[ \t]*\r?\n")
 
 
+Share = tuple[float, float]  # the part of a file to read: an interval in [0, 1]
+WHOLE: Share = (0.0, 1.0)
+
+
 class Passage(NamedTuple):
     text: str
     ends_document: bool
@@ -51,95 +54,78 @@ def table_ending(path: Path) -> str | None:
     return endings[-1] if endings and endings[-1] in DELIMITERS | LOADERS else None
 
 
-@dataclass(frozen=True)
-class TextFile:
+def text_passages(path: Path, blocks: bool = False, share: Share = WHOLE) -> Iterator[Passage]:
     """UTF-8 text, plain or compressed; one document, or one per blank-line block.
 
-    `share` is the part of the file to read, as fractions of its bytes; both ends move forward to the next character
-    or, with `blocks`, to the next block.
+    The share counts bytes; both its ends move forward to the next character or, with `blocks`, to the next block.
+
+    Raises ValueError where the bytes are not text, with their offset.
     """
+    with _naming(path):
+        start, stop = (_offset(path, fraction, blocks) for fraction in share)
+        yield from _passages(_decoded(path, int(start), stop), blocks)
 
-    path: Path
-    blocks: bool = False
-    share: tuple[float, float] = (0.0, 1.0)
 
-    def passages(self) -> Iterator[Passage]:
-        """Raises ValueError where the bytes are not text, with their offset."""
-        with _naming(self.path):
-            start, stop = map(self._offset, self.share)
-            yield from _passages(_decoded(self.path, int(start), stop), self.blocks)
-
-    def _offset(self, fraction: float) -> float:
-        """The byte at which this fraction of the file ends; infinity for the end of the file."""
-        if fraction in (0.0, 1.0):
-            return math.inf if fraction else 0
-        size = self.path.stat().st_size
-        if is_compressed(self.path):
-            with _open(self.path) as stream:
-                size = sum(map(len, _read_blocks(stream)))
-        offset = int(size * fraction)
-        with _open(self.path) as stream:
-            _skip(stream, offset)
-            if self.blocks:
-                return offset + self._bytes_to_next_block(stream, fraction)
+def _offset(path: Path, fraction: float, blocks: bool) -> float:
+    """The byte at which this fraction of a text ends; infinity for the end of the file."""
+    if fraction in (0.0, 1.0):
+        return math.inf if fraction else 0
+    size = path.stat().st_size
+    if is_compressed(path):
+        with _open(path) as stream:
+            size = sum(map(len, _read_blocks(stream)))
+    offset = int(size * fraction)
+    with _open(path) as stream:
+        _skip(stream, offset)
+        if not blocks:
             # The first byte from here on that begins a character; the end of the file where its last one was cut.
             following = stream.read(4)
             return offset + next((i for i, byte in enumerate(following) if byte & 0xC0 != 0x80), len(following))
-
-    def _bytes_to_next_block(self, stream: BinaryIO, fraction: float) -> int:
-        passed, begins_line, after_blank = 0, False, False
+        begins_line, after_blank = False, False
         while line := stream.readline(BLOCK_BYTES):  # or a part of it
             if after_blank and line.strip():
-                return passed
+                return offset
             after_blank = after_blank or (begins_line and _BLANK_LINE_BYTES.fullmatch(line) is not None)
             begins_line = line.endswith(b"\n")
-            passed += len(line)
-        raise ValueError(
-            f"{self.path} has no blank line with text after it in its last {1 - fraction:.0%}, where validation would "
-            f"begin: write --data.documents file, or a larger --data.validation_fraction"
-        )
+            offset += len(line)
+    raise ValueError(
+        f"{path} has no blank line with text after it in its last {1 - fraction:.0%}, where validation would begin: "
+        f"write --data.documents file, or a larger --data.validation_fraction"
+    )
 
 
-@dataclass(frozen=True)
-class TableFile:
-    """One document a row of a jsonl, csv, parquet or arrow file.
+def table_passages(path: Path, column: str, share: Share = WHOLE) -> Iterator[Passage]:
+    """One document a row of a jsonl, csv, parquet or arrow file; the share is one of the rows, as in `row_passages`.
 
-    `share` is the part of the rows to read, as an interval in [0, 1): a hash of its number puts each row somewhere
-    in it, so that a stream can be split before its length is known.
+    Raises ValueError where the file is damaged or lacks the column.
     """
+    with _naming(path):
+        ending = table_ending(path)
+        if ending in DELIMITERS:
+            yield from row_passages(_cells(path, column, DELIMITERS[ending]), share)
+            return
+        with _seekable(path) as seekable:
+            loader = import_datasets().load_dataset
+            rows = loader(LOADERS[ending], data_files=[str(seekable)], split="train", streaming=True)
+            yield from row_passages(column_texts(rows, column, str(path)), share)
 
-    path: Path
-    column: str
-    share: tuple[float, float] = (0.0, 1.0)
 
-    def passages(self) -> Iterator[Passage]:
-        """Raises ValueError where the file is damaged or lacks the column."""
-        with _naming(self.path):
-            ending = table_ending(self.path)
-            if ending in DELIMITERS:
-                yield from row_passages(self._cells(DELIMITERS[ending]), self.share)
-                return
-            with _seekable(self.path) as path:
-                loader = import_datasets().load_dataset
-                rows = loader(LOADERS[ending], data_files=[str(path)], split="train", streaming=True)
-                yield from row_passages(column_texts(rows, self.column, str(self.path)), self.share)
-
-    def _cells(self, delimiter: str) -> Iterator[str]:
-        csv.field_size_limit(MAX_CELL_CHARS)
-        with io.TextIOWrapper(_open(self.path), encoding="utf-8-sig", newline="") as file:
-            rows = csv.reader(file, delimiter=delimiter, strict=True)
-            try:
-                names = next(rows, [])
-                index = _column_index(names, self.column, str(self.path))
-                for row in filter(None, rows):
-                    if len(row) > len(names):
-                        raise csv.Error(f"{len(row)} cells, where the first row has {len(names)}")
-                    yield row[index] if index < len(row) else ""
-            except csv.Error as error:
-                raise ValueError(
-                    f"cannot read {self.path}, line {rows.line_num}: {error}; text with a line end, a quote or "
-                    f"{delimiter!r} in it must stand in double quotes"
-                ) from error
+def _cells(path: Path, column: str, delimiter: str) -> Iterator[str]:
+    csv.field_size_limit(MAX_CELL_CHARS)
+    with io.TextIOWrapper(_open(path), encoding="utf-8-sig", newline="") as file:
+        rows = csv.reader(file, delimiter=delimiter, strict=True)
+        try:
+            names = next(rows, [])
+            index = _column_index(names, column, str(path))
+            for row in filter(None, rows):
+                if len(row) > len(names):
+                    raise csv.Error(f"{len(row)} cells, where the first row has {len(names)}")
+                yield row[index] if index < len(row) else ""
+        except csv.Error as error:
+            raise ValueError(
+                f"cannot read {path}, line {rows.line_num}: {error}; text with a line end, a quote or {delimiter!r} in "
+                "it must stand in double quotes"
+            ) from error
 
 
 def column_texts(rows: Any, column: str, label: str) -> Iterator[str]:
@@ -160,8 +146,11 @@ def column_texts(rows: Any, column: str, label: str) -> Iterator[str]:
             number += 1
 
 
-def row_passages(texts: Iterable[str], share: tuple[float, float]) -> Iterator[Passage]:
-    """One document for each text that is not empty; `share` as in TableFile."""
+def row_passages(texts: Iterable[str], share: Share) -> Iterator[Passage]:
+    """One document for each text that is not empty.
+
+    A hash of its number puts each row somewhere in [0, 1), so that a stream can be split before its length is known.
+    """
     low, high = share
     for number, text in enumerate(texts):
         if low <= uniform_hash(str(number)) < high:

@@ -2,35 +2,44 @@
 
 import glob
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, replace
+from collections.abc import Iterator
 from pathlib import Path
 
-from data.corpora.corpus import SPLITS, Corpus, file_stamp
-from data.readers import Passage, TableFile, TextFile, table_ending, uniform_hash
+from data.corpora.corpus import Corpus, file_stamp
+from data.readers import WHOLE, Passage, Share, table_ending, table_passages, text_passages, uniform_hash
 
-Reader = TextFile | TableFile
+Shares = dict[Path, Share]  # the files of a split, in their order
 
 
 class FileCorpus(Corpus):
-    """Files on this machine below `root`."""
+    """Files on this machine below `root`: text in documents or blocks, and tables with a column of text."""
 
-    def __init__(self, name: str, root: Path, train: Iterable[Reader], validation: Iterable[Reader]):
-        self.name = name
-        self.files = dict(zip(SPLITS, (list(train), list(validation)), strict=True))
+    def __init__(
+        self, name: str, root: Path, train: Shares, validation: Shares, blocks: bool = False, column: str = "text"
+    ):
+        self.name, self.blocks, self.column = name, blocks, column
+        self.files = {"train": train, "validation": validation}
         self.identity = {
-            split: [{**asdict(file), "path": file_stamp(file.path, root)} for file in files]
-            for split, files in self.files.items()
+            split: [
+                {"path": file_stamp(path, root), "share": share}
+                | ({"column": column} if table_ending(path) else {"blocks": blocks})
+                for path, share in shares.items()
+            ]
+            for split, shares in self.files.items()
         }
 
     def passages(self, split: str) -> Iterator[Passage]:
-        for file in self.files[split]:
-            yield from file.passages()
+        for path, share in self.files[split].items():
+            yield from self._read(path, share)
 
     def all_passages(self) -> Iterator[Passage]:
-        whole = [replace(file, share=(0.0, 1.0)) for files in self.files.values() for file in files]
-        for file in dict.fromkeys(whole):  # once, where each split has a part of it
-            yield from file.passages()
+        for path in self.files["train"] | self.files["validation"]:  # once, where each has a part of it
+            yield from self._read(path, WHOLE)
+
+    def _read(self, path: Path, share: Share) -> Iterator[Passage]:
+        if table_ending(path):
+            return table_passages(path, self.column, share)
+        return text_passages(path, self.blocks, share)
 
 
 def file_corpus(
@@ -49,32 +58,29 @@ def file_corpus(
     """
     if files is None:
         raise ValueError("data.corpus files needs to know which: set --data.files 'my/*.txt'")
-
-    def reader(path: Path, share: tuple[float, float] = (0.0, 1.0)) -> Reader:
-        if table_ending(path):
-            return TableFile(path, text_column, share)
-        return TextFile(path, documents == "block", share)
-
     validation = _matches("validation_files", validation_files or [])
     train = [path for path in _matches("files", files) if path not in set(validation)]
     if not train:
         raise ValueError(f"data.validation_files matches every file of data.files {files!r}: none is left to train on")
     root = Path(os.path.commonpath([path.parent for path in train + validation]))
     name = train[0].stem if len(train) == 1 else root.name or "files"
-    if len(train) == 1 and not validation:
+    if validation:
+        shares = dict.fromkeys(train, WHOLE), dict.fromkeys(validation, WHOLE)
+    elif len(train) == 1:
         cut = 1 - validation_fraction
-        return FileCorpus(name, root, [reader(train[0], (0.0, cut))], [reader(train[0], (cut, 1.0))])
-    if not validation:
-        train, validation = split_by_name(train, root, validation_fraction)
-    return FileCorpus(name, root, map(reader, train), map(reader, validation))
+        shares = {train[0]: (0.0, cut)}, {train[0]: (cut, 1.0)}
+    else:
+        shares = split_by_name(train, root, validation_fraction)
+    return FileCorpus(name, root, *shares, documents == "block", text_column)
 
 
-def split_by_name(paths: list[Path], root: Path, fraction: float) -> tuple[list[Path], list[Path]]:
+def split_by_name(paths: list[Path], root: Path, fraction: float) -> tuple[Shares, Shares]:
     """About `fraction` of the files to validate, at least one and not all; each by a hash of its own name."""
     place = {path: uniform_hash(path.relative_to(root).as_posix()) for path in paths}
     count = sum(place[path] < fraction for path in paths)
-    validation = set(sorted(paths, key=place.__getitem__)[: min(max(count, 1), len(paths) - 1)])
-    return [path for path in paths if path not in validation], [path for path in paths if path in validation]
+    held_out = set(sorted(paths, key=place.__getitem__)[: min(max(count, 1), len(paths) - 1)])
+    train = {path: WHOLE for path in paths if path not in held_out}
+    return train, {path: WHOLE for path in paths if path in held_out}
 
 
 def _matches(option: str, patterns: list[str] | str) -> list[Path]:

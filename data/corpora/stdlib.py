@@ -5,7 +5,6 @@ import sysconfig
 from pathlib import Path
 
 from data.corpora.files import FileCorpus, split_by_name
-from data.readers import TextFile
 
 # Tests are long and repetitive; installed packages and build products differ from machine to machine.
 _SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
@@ -23,5 +22,4 @@ def stdlib_corpus(validation_fraction: float) -> FileCorpus:
     if not found:
         raise FileNotFoundError(f"no source files of the standard library in {root}: name your own with --data.files")
     found.sort(key=lambda path: path.relative_to(root).as_posix())
-    train, validation = split_by_name(found, root, validation_fraction)
-    return FileCorpus("stdlib", root, map(TextFile, train), map(TextFile, validation))
+    return FileCorpus("stdlib", root, *split_by_name(found, root, validation_fraction))

@@ -37,7 +37,7 @@ def texts(corpus: Corpus, split: str) -> list[str]:
 
 
 def paths_of(corpus: FileCorpus, split: str) -> list[Path]:
-    return [file.path for file in corpus.files[split]]
+    return list(corpus.files[split])
 
 
 def write_files(folder: Path, count: int) -> list[Path]:

@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data import readers, tokenizers
-from data.readers import Passage, TableFile, TextFile, table_ending, uniform_hash
+from data.readers import Passage, table_ending, table_passages, text_passages, uniform_hash
 
 WORDS = ["word", "\n", "\n\n", "    indented", "é", "\u3000", "日本", "x = 1", "\r\n", "(", ")\n", "'s", "12345", "\t"]
 texts = st.lists(st.sampled_from(WORDS), max_size=100).map("".join)
@@ -88,7 +88,7 @@ def test_blocks_do_not_depend_on_how_the_file_is_read(text: str, size: int):
 def test_blocks_keep_the_indentation_of_their_first_line(tmp_path: Path):
     path = tmp_path / "poem.txt"
     path.write_text("\n\nfirst\n  line\n \t\n\n    second\n\n\n")
-    assert list(TextFile(path, blocks=True).passages()) == [Passage("first\n  line", True), Passage("    second", True)]
+    assert list(text_passages(path, blocks=True)) == [Passage("first\n  line", True), Passage("    second", True)]
 
 
 def test_a_file_or_a_cell_without_line_ends_is_cut_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -97,9 +97,9 @@ def test_a_file_or_a_cell_without_line_ends_is_cut_as_well(tmp_path: Path, monke
     line = "a" * 10_000
     for name, content in (("a.txt", line), ("a.csv", f"text\n{line}\n"), ("a.jsonl", json.dumps({"text": line}))):
         (tmp_path / name).write_text(content)
-    files = [TextFile(tmp_path / "a.txt", blocks) for blocks in (False, True)]
-    for file in (*files, TableFile(tmp_path / "a.csv", "text"), TableFile(tmp_path / "a.jsonl", "text")):
-        passages = list(file.passages())
+    texts = [text_passages(tmp_path / "a.txt", blocks) for blocks in (False, True)]
+    for found in (*texts, *(table_passages(tmp_path / name, "text") for name in ("a.csv", "a.jsonl"))):
+        passages = list(found)
         assert documents(passages) == [line]
         assert max(len(passage.text) for passage in passages) <= 256 + 64
 
@@ -110,8 +110,8 @@ def test_a_block_that_is_far_from_the_cut_is_found(tmp_path: Path):
         path = tmp_path / "text.txt"
         head, tail = "x" * padding + "é" * 2**20, "second block\n\nthird"
         path.write_text(f"{head}\n \n{tail}", encoding="utf-8")
-        assert documents(TextFile(path, True, (0.0, 0.1)).passages()) == [head]
-        assert documents(TextFile(path, True, (0.1, 1.0)).passages()) == tail.split("\n\n")
+        assert documents(text_passages(path, True, (0.0, 0.1))) == [head]
+        assert documents(text_passages(path, True, (0.1, 1.0))) == tail.split("\n\n")
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -121,7 +121,7 @@ def test_a_cut_without_a_block_after_it_says_what_to_set(tmp_path: Path, text: s
     path.write_text(text)
     for share in ((0.0, 0.75), (0.75, 1.0)):
         with pytest.raises(ValueError, match=r"text.txt has no blank line .* last 25%.*: write --data.documents file"):
-            list(TextFile(path, True, share).passages())
+            list(text_passages(path, True, share))
 
 
 @settings(max_examples=50)
@@ -130,14 +130,14 @@ def test_a_cut_without_a_block_after_it_says_what_to_set(tmp_path: Path, text: s
 def test_two_shares_are_the_whole_file(tmp_path_factory, text: str, fraction: float, blocks: bool):
     path = tmp_path_factory.mktemp("shares") / "text.txt"
     path.write_bytes(text.encode())
-    whole = documents(TextFile(path, blocks).passages())
+    whole = documents(text_passages(path, blocks))
     rest = text.encode()[int(len(text.encode()) * fraction) :]
     if blocks and not re.search(rb"\n[ \t]*\r?\n\s*\S", rest):
         with pytest.raises(ValueError, match=r"has no blank line with text after it in its last \d+%"):
-            list(TextFile(path, blocks, (0.0, fraction)).passages())
+            list(text_passages(path, blocks, (0.0, fraction)))
         return
-    head = documents(TextFile(path, blocks, (0.0, fraction)).passages())
-    tail = documents(TextFile(path, blocks, (fraction, 1.0)).passages())
+    head = documents(text_passages(path, blocks, (0.0, fraction)))
+    tail = documents(text_passages(path, blocks, (fraction, 1.0)))
     if blocks:
         assert head + tail == whole
     else:
@@ -149,7 +149,7 @@ def test_the_split_by_position_is_that_of_nanogpt(tmp_path: Path):
     path = tmp_path / "text.txt"
     text = "".join(chr(32 + i % 90) for i in range(12_347))
     path.write_text(text)
-    assert documents(TextFile(path, share=(0.0, 1 - 0.1)).passages()) == [text[: int(len(text) * 0.9)]]
+    assert documents(text_passages(path, share=(0.0, 1 - 0.1))) == [text[: int(len(text) * 0.9)]]
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -168,7 +168,7 @@ def test_bytes_that_are_not_text_are_named_with_their_offset(tmp_path: Path, con
     path.write_bytes(content)
     for blocks in (False, True):
         with pytest.raises(ValueError, match=rf"broken.txt is not UTF-8 text at byte offset {offset}: "):
-            list(TextFile(path, blocks).passages())
+            list(text_passages(path, blocks))
 
 
 def write_packed(path: Path, content: bytes) -> None:
@@ -188,11 +188,11 @@ def test_compressed_text_reads_like_plain_text(tmp_path: Path, suffix: str):
     write_packed(path, text.encode())
     for share in ((0.0, 1.0), (0.0, 0.9), (0.9, 1.0)):
         for blocks in (False, True):
-            assert list(TextFile(path, blocks, share).passages()) == list(TextFile(plain, blocks, share).passages())
+            assert list(text_passages(path, blocks, share)) == list(text_passages(plain, blocks, share))
 
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ValueError, match=f"cannot read .*text.txt{suffix}: "):
-        list(TextFile(path).passages())
+        list(text_passages(path))
 
 
 ROWS = [{"text": f"document {i}\nof é", "author": "me", "year": i} for i in range(600)]
@@ -223,20 +223,20 @@ def test_tables_are_one_document_a_row(tmp_path: Path, table: str, compression: 
     write_table(tmp_path / table)
     write_packed(path, (tmp_path / table).read_bytes())
     whole = [row["text"] for row in ROWS]
-    assert documents(TableFile(path, "text").passages()) == whole
+    assert documents(table_passages(path, "text")) == whole
 
-    tail = documents(TableFile(path, "text", (0.0, 0.1)).passages())
-    head = documents(TableFile(path, "text", (0.1, 1.0)).passages())
+    tail = documents(table_passages(path, "text", (0.0, 0.1)))
+    head = documents(table_passages(path, "text", (0.1, 1.0)))
     assert sorted(head + tail) == sorted(whole)
     assert 30 < len(tail) < 90
 
     with pytest.raises(ValueError, match=rf"{name} has no column 'body': .* one of text, author, year"):
-        list(TableFile(path, "body").passages())
+        list(table_passages(path, "body"))
     if ".csv" in name or ".tsv" in name:  # where everything is text
-        assert documents(TableFile(path, "year").passages()) == [str(row["year"]) for row in ROWS]
+        assert documents(table_passages(path, "year")) == [str(row["year"]) for row in ROWS]
     else:
         with pytest.raises(ValueError, match=r"column 'year' holds int, not text, in row 0"):
-            list(TableFile(path, "year").passages())
+            list(table_passages(path, "year"))
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_a_tables_last_ending_decides_its_delimiter(tmp_path: Path, name: str, d
     writer = csv.writer(content, delimiter=delimiter)
     writer.writerows([("number", "text"), *enumerate(texts)])
     write_packed(tmp_path / name, content.getvalue().encode())
-    assert documents(TableFile(tmp_path / name, "text").passages()) == [text for text in texts if text]
+    assert documents(table_passages(tmp_path / name, "text")) == [text for text in texts if text]
 
 
 @pytest.mark.parametrize(
@@ -273,21 +273,21 @@ def test_a_row_that_would_lose_text_is_named(tmp_path: Path, content: str):
     path = tmp_path / "rows.csv"
     path.write_text(content)
     with pytest.raises(ValueError, match=r"cannot read .*rows.csv, line \d: .* must stand in double quotes"):
-        list(TableFile(path, "text").passages())
+        list(table_passages(path, "text"))
 
 
 @pytest.mark.parametrize("name", ["rows.txt", "rows.txt.gz", "rows.csv"])
 def test_a_byte_order_mark_is_no_text(tmp_path: Path, name: str):
     path = tmp_path / name
     write_packed(path, "text\nwords\n".encode("utf-8-sig"))
-    file = TableFile(path, "text") if name == "rows.csv" else TextFile(path)
-    assert [passage.text for passage in file.passages()] == ["words" if name == "rows.csv" else "text\nwords\n"]
+    found = table_passages(path, "text") if name == "rows.csv" else text_passages(path)
+    assert [passage.text for passage in found] == ["words" if name == "rows.csv" else "text\nwords\n"]
 
 
 def test_a_table_that_is_not_utf_8_says_what_to_do(tmp_path: Path):
     (tmp_path / "latin.csv").write_text("text\ncaf\xe9\n", encoding="latin-1")
     with pytest.raises(ValueError, match=r"latin.csv: it is not UTF-8 text: convert it to UTF-8"):
-        list(TableFile(tmp_path / "latin.csv", "text").passages())
+        list(table_passages(tmp_path / "latin.csv", "text"))
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.csv.zst", "rows.parquet.gz", "rows.parquet.zst"])
@@ -300,7 +300,7 @@ def test_a_table_that_is_damaged_or_cut_short_is_named(tmp_path: Path, name: str
         write_packed(path, path.with_suffix("").read_bytes())
         path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ValueError, match=f"cannot read .*{name}: "):
-        list(TableFile(path, "text").passages())
+        list(table_passages(path, "text"))
 
 
 def test_hash_is_the_same_everywhere():

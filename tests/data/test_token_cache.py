@@ -315,8 +315,8 @@ def test_tokens_are_the_text_and_a_second_run_reads_none(folder: Path, tmp_path:
 def test_tokenizer_is_trained_on_the_training_split_alone(folder: Path, tmp_path: Path):
     first = cache_of(folder, tmp_path / "cache").prepare()
     corpus = TextDataModule(files=str(folder / "*.txt")).corpus
-    for file in corpus.files["validation"]:
-        file.path.write_text("zzzz yyyy zzzz yyyy " * 10_000)
+    for path in corpus.files["validation"]:
+        path.write_text("zzzz yyyy zzzz yyyy " * 10_000)
     second = cache_of(folder, tmp_path / "cache").prepare()
     assert second.folder != first.folder
     assert second.tokenizer.fingerprint == first.tokenizer.fingerprint
