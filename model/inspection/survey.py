@@ -205,27 +205,26 @@ def _fixed_distances(windows: Windows, by_distance: Tensor) -> tuple[Tensor, Ten
     return figures.where(shows[:, None], torch.nan), best.indices, best.values
 
 
-def _over_windows(figures: Tensor, shows: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The score (L, H), its spread, and its halves (2, L, H), from the figures (L, N, 3, H); 0 if it cannot show."""
-    mean = figures.nanmean(1)
-    deviation = (figures - mean[:, None])[:, :, 0].square().nanmean(1).sqrt()
-    score, spread = (x if shows else torch.zeros_like(x) for x in (mean[:, 0].clamp(0, 1), deviation))
-    return score.numpy(), spread.numpy(), mean[:, 1:].transpose(0, 1).clamp(0, 1).numpy()
+def _over_windows(windows: Mapping[str, Windows], measured: Mapping[str, Figures]) -> list[dict[str, np.ndarray]]:
+    """By name each score (L, H), its spread over the windows, and its halves (2, L, H); 0 for what cannot show."""
+    fixed_distance, _, _ = _fixed_distances(windows["text"], measured["text"]["by_distance"])
+    scores, spread, halves = {}, {}, {}
+    for name, score in SCORES.items():
+        figures = fixed_distance if name == "fixed_distance" else measured[score.probe][name]  # (L, N, 3, H)
+        shows, mean = torch.tensor(sum(windows[score.probe].queries(name)) > 0), figures.nanmean(1)
+        deviation = (figures - mean[:, None])[:, :, 0].square().nanmean(1).sqrt()
+        scores[name], spread[name] = (x.where(shows, 0).numpy() for x in (mean[:, 0].clamp(0, 1), deviation))
+        halves[name] = mean[:, 1:].transpose(0, 1).clamp(0, 1).numpy()
+    return [scores, spread, halves]
 
 
 def summary(windows: Mapping[str, Windows], measured: Mapping[str, Figures]) -> tuple[dict[str, np.ndarray], Habits]:
     """The scores and the habits, from the figures of each window."""
-    text, uniform, of_text = windows["text"], windows["text"].uniform, measured["text"]
-    fixed, distance, at_distance = _fixed_distances(text, of_text["by_distance"])
-    uniform_fixed, _, _ = _fixed_distances(text, uniform["by_distance"])
-    queries = {name: windows[score.probe].queries(name) for name, score in SCORES.items()}
-    scores, spread, halves, of_uniform = {}, {}, {}, {}
-    for name, score in SCORES.items():
-        shows, of_kind = sum(queries[name]) > 0, windows[score.probe]
-        figures = fixed if name == "fixed_distance" else measured[score.probe][name]
-        of_none = uniform_fixed if name == "fixed_distance" else of_kind.uniform[name]
-        scores[name], spread[name], halves[name] = _over_windows(figures, shows)
-        of_uniform[name] = _over_windows(of_none, shows)[0].item()
+    text, of_text = windows["text"], measured["text"]
+    uniform = {name: of_kind.uniform for name, of_kind in windows.items()}
+    scores, spread, halves = _over_windows(windows, measured)
+    uniform_scores, _, _ = _over_windows(windows, uniform)
+    _, distance, at_distance = _fixed_distances(text, of_text["by_distance"])
 
     def shares(figures: Figures) -> tuple[Tensor, Tensor]:
         """Of all weight, by token and by distance: (L, H, ...)."""
@@ -233,7 +232,7 @@ def summary(windows: Mapping[str, Windows], measured: Mapping[str, Figures]) -> 
         return figures["by_token"].sum(1) / total, figures["by_distance"][:, :, 0].sum(1) / total
 
     by_token, by_offset = shares(of_text)
-    (usual_tokens,), (usual_offsets,) = (x[0] for x in shares(uniform))
+    (usual_tokens,), (usual_offsets,) = (x[0] for x in shares(uniform["text"]))
     names, offsets = list(text.labels), range(0, -text.length, -1)
     delimiters: dict[str, list[int]] = {}  # the places of each kind
     for label, place in text.labels.items():
@@ -243,8 +242,8 @@ def summary(windows: Mapping[str, Windows], measured: Mapping[str, Figures]) -> 
         windows={name: [len(of_kind.texts), of_kind.length] for name, of_kind in windows.items()},
         spread=spread,
         halves=halves,
-        uniform=of_uniform,
-        queries=queries,
+        uniform={name: score.item() for name, score in uniform_scores.items()},
+        queries={name: windows[score.probe].queries(name) for name, score in SCORES.items()},
         distance=distance.transpose(0, 1).float().numpy(),  # as it is read from a file
         distance_halves=at_distance[:, 1:].transpose(0, 1).clamp(0, 1).numpy(),
         reach=of_text["reach"].nanmean(1).transpose(0, 1).numpy(),
