@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
-from typing import Literal
+from typing import Any, Literal
 
 import lightning
 import numpy as np
@@ -30,6 +30,7 @@ DEFAULT_BPE_VOCAB_SIZE = 2048
 _log = logging.getLogger(__name__)
 
 _STEPS_DRAWN = 256  # at once, to amortise the cost
+_IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # by processes that load
 
 # The options that count something, and the least that each can be.
 _LEAST = {"num_workers": 0, "max_tokens": 2, "vocab_size": 257} | dict.fromkeys(
@@ -202,7 +203,7 @@ class TextDataModule(lightning.LightningDataModule):
         return self.trainer.global_rank, self.trainer.world_size
 
     def _loader(self, windows: TrainingWindows | ValidationWindows) -> DataLoader:
-        return DataLoader(
+        return Loader(
             windows,
             batch_size=None,  # the data set yields whole batches
             collate_fn=partial(as_batch, end_of_text=self.tokenizer.end_of_text, with_documents=self.document_masking),
@@ -211,6 +212,19 @@ class TextDataModule(lightning.LightningDataModule):
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator(),  # otherwise each new iterator would advance the global one
         )
+
+
+class Loader(DataLoader):
+    """Its processes are started with signals blocked, which they otherwise get before `_ignore_signals`."""
+
+    def __iter__(self) -> Any:
+        if not hasattr(signal, "pthread_sigmask"):  # on Windows
+            return super().__iter__()
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED_SIGNALS)
+        try:
+            return super().__iter__()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 @dataclass(eq=False)
@@ -276,7 +290,7 @@ def as_batch(windows: np.ndarray, end_of_text: int, with_documents: bool) -> dic
 
 def _ignore_signals(worker: int) -> None:
     """Ctrl-C reaches every process of a terminal; the main one still needs batches to end its step, then ends these."""
-    for signum in (signal.SIGINT, signal.SIGTERM):
+    for signum in _IGNORED_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from data import datamodule
 from data.datamodule import IGNORED, TextDataModule
 from data.tokenizers import Tokenizer
 
@@ -248,14 +249,20 @@ def test_max_tokens_cuts_the_validation_split_in_proportion(module, max_tokens: 
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX")
-def test_loader_processes_outlive_ctrl_c(module):
+def test_loader_processes_outlive_ctrl_c_also_while_they_start(module, monkeypatch):
     """It reaches every process of a terminal, and the main one still needs batches to end its step."""
+
+    def send(process: int) -> None:
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            os.kill(process, signum)
+
+    ignore = datamodule._ignore_signals
+    monkeypatch.setattr(datamodule, "_ignore_signals", lambda worker: (send(os.getpid()), ignore(worker)))
     before = set(multiprocessing.active_children())
     batches = iter(module(num_workers=1).train_dataloader())
     first = next(batches)["tokens"]
     (worker,) = set(multiprocessing.active_children()) - before
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        os.kill(worker.pid, signum)
+    send(worker.pid)
     seen = [first, *(next(batches)["tokens"] for _ in range(5))]
     assert worker.is_alive()
     assert torch.equal(torch.stack(seen), first_batches(module(), 6))
