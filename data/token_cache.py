@@ -129,8 +129,11 @@ class CorpusCache:
         tokenizer = self._open_tokenizer()
         if tokenizer is None:
             return None
-        splits = {split: open_split(self.folder, split, self._digest + tokenizer.fingerprint) for split in SPLITS}
+        splits = {split: open_split(self._path(split), self._digest + tokenizer.fingerprint) for split in SPLITS}
         return None if None in splits.values() else TokenizedCorpus(self.folder, tokenizer, **splits)
+
+    def _path(self, split: str) -> Path:
+        return self.folder / f"{split}.bin"
 
     def prepare(self, num_threads: int | None = None) -> TokenizedCorpus:
         """Opens the tokenised corpus, after making what is missing. Of several runs at once, one makes it.
@@ -143,11 +146,11 @@ class CorpusCache:
             with self._lock():
                 tokenizer = self._open_tokenizer() or self._make_tokenizer()
                 fingerprint = self._digest + tokenizer.fingerprint
-                for split in SPLITS:
-                    if open_split(self.folder, split, fingerprint, warn=True) is None:
-                        passages, limit = self.corpus.passages(split), self.max_tokens[split]
+                for split, limit in self.max_tokens.items():
+                    if open_split(self._path(split), fingerprint, warn=True) is None:
                         threads = num_threads or os.cpu_count() or 1
-                        write_split(self.folder, split, passages, tokenizer, fingerprint, limit, threads)
+                        tokens = token_stream(tokenizer, self.corpus.passages(split), limit, threads)
+                        write_split(self._path(split), tokens, tokenizer, fingerprint, limit)
         except ConnectionError:  # of the text's source, which raises no other OSError
             raise
         except OSError as error:
@@ -193,9 +196,8 @@ class CorpusCache:
             return None
 
 
-def open_split(folder: Path, split: str, fingerprint: str, warn: bool = False) -> TokenStore | None:
-    """The split in `folder`, or None where it is not there, has another fingerprint, or is damaged: `warn` says so."""
-    path = folder / f"{split}.bin"
+def open_split(path: Path, fingerprint: str, warn: bool = False) -> TokenStore | None:
+    """The split at `path`, or None where it is not there, has another fingerprint, or is damaged: `warn` says so."""
     try:
         store = _checked(path)
     except FileNotFoundError:
@@ -230,26 +232,19 @@ def _checked(path: Path) -> TokenStore:
 
 
 def write_split(
-    folder: Path,
-    split: str,
-    passages: Iterable[Passage],
-    tokenizer: Tokenizer,
-    fingerprint: str,
-    max_tokens: int | None = None,
-    num_threads: int = 1,
+    path: Path, stream: Iterable[np.ndarray], tokenizer: Tokenizer, fingerprint: str, total: int | None = None
 ) -> None:
-    """Tokenises `passages` into `folder`, batch by batch, in the place of what is there.
+    """Writes a stream of tokens in the place of what is at `path`; a bar shows how many there are, of `total`.
 
-    Stops after `max_tokens`, even within a document. Raises ValueError where there is no text.
+    Raises ValueError where there is no text.
     """
-    path = folder / f"{split}.bin"
     num_tokens = num_bytes = num_ends = checksum = 0
     path.with_suffix(".json").unlink(missing_ok=True)
     with (
         new_file(path) as file,
-        tqdm(desc=f"tokenising {split}", total=max_tokens, unit=" tokens", unit_scale=True) as bar,
+        tqdm(desc=f"tokenising {path.stem}", total=total, unit=" tokens", unit_scale=True) as bar,
     ):
-        for tokens in token_stream(tokenizer, passages, max_tokens, num_threads):
+        for tokens in stream:
             file.write(tokens.data)
             checksum = zlib.crc32(tokens.data, checksum)
             num_tokens += len(tokens)
@@ -258,8 +253,8 @@ def write_split(
             bar.update(len(tokens))
         if num_bytes == 0:
             raise ValueError(
-                f"the {split} split of this corpus holds no text: name files, and of tables a --data.text_column, with "
-                "text for both splits, or change --data.validation_fraction"
+                f"the {path.stem} split of this corpus holds no text: name files, and of tables a --data.text_column, "
+                "with text for both splits, or change --data.validation_fraction"
             )
     written = int(time.time())
     os.utime(path, (written, written))

@@ -24,7 +24,7 @@ from data.corpora.files import FileCorpus
 from data.datamodule import TextDataModule
 from data.readers import Passage
 from data.sampler import WindowSampler
-from data.token_cache import CorpusCache, TokenizedCorpus, TokenStore, open_split, write_split
+from data.token_cache import CorpusCache, TokenizedCorpus, TokenStore, open_split, token_stream, write_split
 
 LIMITS = {"train": None, "validation": None}
 TOKENIZER = tokenizers.byte_level()
@@ -57,8 +57,10 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def write(folder: Path, documents: list[str] = DOCUMENTS, fingerprint: str = "abc", **options) -> TokenStore:
     folder.mkdir(exist_ok=True)
-    write_split(folder, "train", passages_of(documents), TOKENIZER, fingerprint, **options)
-    return open_split(folder, "train", fingerprint)
+    write_split(
+        folder / "train.bin", token_stream(TOKENIZER, passages_of(documents), **options), TOKENIZER, fingerprint
+    )
+    return open_split(folder / "train.bin", fingerprint)
 
 
 def stream(tokens: TokenStore) -> list[int]:
@@ -84,7 +86,7 @@ def test_the_stream_is_the_text(tmp_path: Path, num_threads: int):
 @given(data=st.data(), length=st.integers(0, 2500))
 def test_tokens_are_read_as_from_an_array(tmp_path_factory, data, length: int):
     folder = tmp_path_factory.getbasetemp() / "read"
-    tokens = open_split(folder, "train", "abc") or write(folder)
+    tokens = open_split(folder / "train.bin", "abc") or write(folder)
     expected = np.array(stream_of(DOCUMENTS))
     starts = data.draw(st.lists(st.integers(0, len(expected) - length), max_size=10))
     windows = tokens.gather(np.array(starts, dtype=np.int64), length)
@@ -97,8 +99,8 @@ def test_tokens_are_read_as_from_an_array(tmp_path_factory, data, length: int):
 
 def test_large_vocabularies_take_four_bytes(tmp_path: Path):
     wide = tokenizers.Tokenizer.from_dict(TOKENIZER.to_dict() | {"special_tokens": {tokenizers.END_OF_TEXT: 100_000}})
-    write_split(tmp_path, "train", [Passage("ab", ends_document=True)], wide, "wide")
-    assert stream(open_split(tmp_path, "train", "wide")) == [100_000, ord("a"), ord("b"), 100_000]
+    write_split(tmp_path / "train.bin", token_stream(wide, [Passage("ab", ends_document=True)]), wide, "wide")
+    assert stream(open_split(tmp_path / "train.bin", "wide")) == [100_000, ord("a"), ord("b"), 100_000]
 
 
 @pytest.mark.parametrize(("batch_chars", "limits"), [(1, range(2, 60)), (500, (100, 3001, 7000))])
@@ -113,7 +115,7 @@ def test_max_tokens_cuts_exactly_and_counts_the_bytes_left(tmp_path: Path, monke
 
 def test_a_split_with_another_fingerprint_is_replaced(tmp_path: Path):
     write(tmp_path)
-    assert open_split(tmp_path, "train", "other") is None
+    assert open_split(tmp_path / "train.bin", "other") is None
     assert stream(write(tmp_path, DOCUMENTS[:10], fingerprint="other")) == stream_of(DOCUMENTS[:10])
 
 
@@ -138,9 +140,9 @@ def test_damage_is_noticed_and_repaired(tmp_path: Path, caplog: pytest.LogCaptur
     path.write_bytes(damage(content))
     if path.stat().st_size < len(content):  # a crash of the machine may cut a file without a change of its date
         os.utime(path, ns=(changed, changed))
-    assert open_split(tmp_path, "train", "abc") is None
+    assert open_split(tmp_path / "train.bin", "abc") is None
     assert not caplog.messages
-    assert open_split(tmp_path, "train", "abc", warn=True) is None
+    assert open_split(tmp_path / "train.bin", "abc", warn=True) is None
     (said,) = caplog.messages
     assert re.search(r"train.bin is damaged \(.*\) and is made again$", said)
     assert stream(write(tmp_path)) == stream_of(DOCUMENTS)
@@ -153,16 +155,16 @@ def test_every_flipped_bit_of_a_json_file_is_noticed(tmp_path: Path, bit: int):
     content = path.read_bytes()
     for offset in range(len(content)):
         path.write_bytes(flipped(content, offset, bit))
-        assert open_split(tmp_path, "train", "abc") is None, offset
+        assert open_split(tmp_path / "train.bin", "abc") is None, offset
     path.write_bytes(content)
-    assert open_split(tmp_path, "train", "abc") is not None
+    assert open_split(tmp_path / "train.bin", "abc") is not None
 
 
 @pytest.mark.parametrize("missing", ["train.json", "train.bin"])
 def test_a_split_without_one_of_its_files_is_not_there(tmp_path: Path, caplog: pytest.LogCaptureFixture, missing: str):
     write(tmp_path)
     (tmp_path / missing).unlink()
-    assert open_split(tmp_path, "train", "abc", warn=True) is None
+    assert open_split(tmp_path / "train.bin", "abc", warn=True) is None
     assert not caplog.messages
 
 
@@ -190,10 +192,10 @@ def test_a_copied_cache_is_checked_once(tmp_path: Path, monkeypatch: pytest.Monk
     crc32 = zlib.crc32
     with monkeypatch.context() as patch:
         patch.setattr(zlib, "crc32", lambda content: 0 if len(content) > 1000 else crc32(content))
-        assert open_split(tmp_path, "train", "abc")
+        assert open_split(tmp_path / "train.bin", "abc")
     path = tmp_path / "train.bin"
     os.utime(path)
-    assert stream(open_split(tmp_path, "train", "abc")) == stream_of(DOCUMENTS)
+    assert stream(open_split(tmp_path / "train.bin", "abc")) == stream_of(DOCUMENTS)
     assert path.stat().st_mtime_ns % 10**9 == 0
 
 
@@ -249,7 +251,7 @@ def sparse_corpus(folder: Path, num_tokens: int) -> TokenStore:
     os.utime(path, (written, written))
     store = TokenStore(path, "abc", "uint16", num_tokens, num_tokens, 1, written, checksum=0)
     path.with_suffix(".json").write_bytes(store.to_json())
-    return open_split(folder, "train", "abc")
+    return open_split(folder / "train.bin", "abc")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="NTFS fills the holes of a file")
