@@ -5,6 +5,7 @@ Letters: B sequences in a batch, T tokens of context.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import signal
 from collections.abc import Iterator
@@ -178,23 +179,23 @@ class TextDataModule(lightning.LightningDataModule):
     def train_dataloader(self) -> DataLoader:
         """Endless batches, from the trainer's current step on."""
         first_step = self.trainer.global_step * self.trainer.accumulate_grad_batches if self.trainer else 0
-        place = self._place("batch_size", self.batch_size)
-        windows = TrainingWindows(self.tokenized.train, self._sampler(), first_step, *place, self.repeat_fraction)
-        return self._loader(windows)
+        sampler = self._sampler(*self._place("batch_size"))
+        return self._loader(TrainingWindows(self.tokenized.train, sampler, first_step, self.repeat_fraction))
 
     def val_dataloader(self) -> DataLoader:
         """Every window of the validation split, once over all devices."""
-        size = self.validation_batch_size
-        place = self._place("validation_batch_size", size)
-        return self._loader(ValidationWindows(self.tokenized.validation, self.context_length, size, *place))
+        sizes = self.context_length, self.validation_batch_size
+        return self._loader(ValidationWindows(self.tokenized.validation, *sizes, *self._place("validation_batch_size")))
 
-    def _sampler(self) -> WindowSampler:
-        return WindowSampler(self.tokenized.train.num_tokens, self.context_length, self.batch_size, self.seed)
+    def _sampler(self, rank: int = 0, world_size: int = 1) -> WindowSampler:
+        sizes = self.tokenized.train.num_tokens, self.context_length, self.batch_size
+        return WindowSampler(*sizes, self.seed, rank, world_size)
 
-    def _place(self, option: str, batch_size: int) -> tuple[int, int]:
+    def _place(self, option: str) -> tuple[int, int]:
         """This device's rank and the number of devices. Raises ValueError if they cannot share a batch equally."""
         if self.trainer is None:
             return 0, 1
+        batch_size = getattr(self, option)
         if batch_size % self.trainer.world_size:
             raise ValueError(
                 f"a batch of {batch_size} sequences cannot be shared by {self.trainer.world_size} devices: "
@@ -237,21 +238,17 @@ class TrainingWindows(IterableDataset):
     tokens: TokenStore
     sampler: WindowSampler
     first_step: int
-    rank: int
-    world_size: int
     repeat_fraction: float
 
     def __iter__(self) -> Iterator[np.ndarray]:
         worker, num_workers = _loader_worker()
-        steps = self.first_step + worker + num_workers * np.arange(_STEPS_DRAWN)
         length = self.sampler.context_length + 1
-        while True:
-            starts = self.sampler.starts(steps, self.rank, self.world_size)
-            periods = self.sampler.periods(steps, self.repeat_fraction, self.rank, self.world_size)
-            for starts_of_step, periods_of_step in zip(starts, periods, strict=True):
-                windows = self.tokens.gather(starts_of_step, length)
-                yield np.take_along_axis(windows, np.arange(length) % periods_of_step[:, None], axis=1)
-            steps += num_workers * _STEPS_DRAWN
+        for first in itertools.count(self.first_step + worker, num_workers * _STEPS_DRAWN):
+            steps = first + num_workers * np.arange(_STEPS_DRAWN)
+            drawn = self.sampler.starts(steps), self.sampler.periods(steps, self.repeat_fraction)
+            for starts, periods in zip(*drawn, strict=True):
+                windows = self.tokens.gather(starts, length)
+                yield np.take_along_axis(windows, np.arange(length) % periods[:, None], axis=1)
 
 
 @dataclass(eq=False)

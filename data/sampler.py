@@ -16,11 +16,15 @@ _MASK64 = 2**64 - 1
 class WindowSampler:
     """Windows of T inputs and their targets, in a new random order and at a new offset in every epoch.
 
+    Each rank has its share of them: the shares of all, concatenated, are the batch of a single device.
+
     An epoch is a permutation of the N adjacent windows that begin at a random offset below T: each is seen exactly
     once, and the offset moves the cuts between them. Memory does not depend on the size of the corpus.
     """
 
-    def __init__(self, num_tokens: int, context_length: int, batch_size: int, seed: int):
+    def __init__(
+        self, num_tokens: int, context_length: int, batch_size: int, seed: int, rank: int = 0, world_size: int = 1
+    ):
         """Raises ValueError where the stream is too short for one window."""
         if num_tokens < context_length + 1:
             raise ValueError(
@@ -30,16 +34,14 @@ class WindowSampler:
         self.context_length = context_length
         self.batch_size = batch_size
         self.seed = seed
+        self.rank, self.world_size = rank, world_size
         # As many as fit after every offset, so that all epochs have the same length.
         self.windows_per_epoch = max((num_tokens - context_length) // context_length, 1)
         self._offsets = min(context_length, num_tokens - self.windows_per_epoch * context_length)
 
-    def starts(self, steps: np.ndarray, rank: int = 0, world_size: int = 1) -> np.ndarray:
-        """First token of each window that `rank` trains on in each of `steps` (n,): int64 (n, B / world_size).
-
-        The ranks' shares, concatenated, are the batch of a single device.
-        """
-        drawn = self._numbers(steps, rank, world_size)
+    def starts(self, steps: np.ndarray) -> np.ndarray:
+        """First token of each window that this rank trains on in each of `steps` (n,): int64 (n, B / world_size)."""
+        drawn = self._numbers(steps)
         epochs, positions = np.divmod(drawn, self.windows_per_epoch)
         starts = np.empty_like(drawn)
         for epoch in np.unique(epochs):
@@ -49,14 +51,14 @@ class WindowSampler:
             starts[here] = windows * self.context_length + _mix(key) % self._offsets
         return starts
 
-    def periods(self, steps: np.ndarray, fraction: float, rank: int = 0, world_size: int = 1) -> np.ndarray:
+    def periods(self, steps: np.ndarray, fraction: float) -> np.ndarray:
         """After how many tokens each window of `starts` begins again: int64 (n, B / world_size).
 
         `fraction` of the windows, evenly spread, repeat themselves after p tokens, p log-uniform in 8..T/2 (or T/2
         where that is less): where a few distances return often, a model learns these instead of looking for the same
         token. The others have a period of T + 1, their whole length with the last target.
         """
-        drawn = self._numbers(steps, rank, world_size)
+        drawn = self._numbers(steps)
         is_repeated = np.floor((drawn + 1) * fraction) > np.floor(drawn * fraction)
         uniform = _mix_array(drawn.astype(np.uint64) ^ np.uint64(_mix(~self.seed & _MASK64))) / 2.0**64
         longest = max(self.context_length // 2, 1)
@@ -64,10 +66,10 @@ class WindowSampler:
         periods = shortest * ((longest + 1) / shortest) ** uniform
         return np.where(is_repeated, np.minimum(periods.astype(np.int64), longest), self.context_length + 1)
 
-    def _numbers(self, steps: np.ndarray, rank: int, world_size: int) -> np.ndarray:
+    def _numbers(self, steps: np.ndarray) -> np.ndarray:
         """How many windows were drawn before each of these, since the beginning: int64 (n, B / world_size)."""
-        share = self.batch_size // world_size
-        return steps[:, None] * self.batch_size + rank * share + np.arange(share, dtype=np.int64)
+        share = self.batch_size // self.world_size
+        return steps[:, None] * self.batch_size + self.rank * share + np.arange(share, dtype=np.int64)
 
 
 def permute(positions: np.ndarray, size: int, key: int) -> np.ndarray:

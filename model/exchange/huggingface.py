@@ -227,16 +227,16 @@ def their_names(gpt: GPT, modules: dict[str, str]) -> dict[str, str]:
     return names
 
 
-def in_their_layout(name: str, weight: Tensor, modules: dict[str, str]) -> Tensor:
-    """A weight with its axes as they are in a file: GPT-2's linear layers map rows to columns. Its own inverse."""
-    return weight.mT if modules is GPT2_MODULES and name.endswith("_proj.weight") else weight
+def in_their_layout(their_name: str, weight: Tensor) -> Tensor:
+    """A weight with its axes as in a file: layers that GPT-2 calls c_... map rows to columns. Its own inverse."""
+    return weight.mT if re.search(r"\.c_\w+\.weight$", their_name) else weight
 
 
 def to_theirs(gpt: GPT, modules: dict[str, str]) -> dict[str, Tensor]:
     """The weights of a GPT as a file has them."""
     weights = gpt.state_dict()
     return {
-        theirs: in_their_layout(ours, weights[ours], modules).cpu().clone(memory_format=torch.contiguous_format)
+        theirs: in_their_layout(theirs, weights[ours]).cpu().clone(memory_format=torch.contiguous_format)
         for ours, theirs in their_names(gpt, modules).items()
     }
 
@@ -252,14 +252,14 @@ def to_ours(weights: dict[str, Tensor], gpt: GPT, modules: dict[str, str]) -> di
         found = their_name if their_name in weights else their_name.partition(".")[2]
         if found not in weights:
             raise ValueError(f"the weight {their_name} is missing, or the file that has it")
-        weight, shape = weights[found], in_their_layout(name, own[name], modules).shape
+        weight, shape = weights[found], in_their_layout(their_name, own[name]).shape
         if weight.shape != shape or not weight.is_floating_point():
             raise ValueError(
                 f"{found} is {weight.dtype} of shape {tuple(weight.shape)}, "
                 f"but the options want floats of shape {tuple(shape)}"
             )
         unused.pop(found)
-        ours[name] = in_their_layout(name, weight, modules).to("cpu", torch.float32)
+        ours[name] = in_their_layout(their_name, weight).to("cpu", torch.float32)
     if gpt.config.tie_embeddings:
         ours["head.weight"] = ours["token_embedding.weight"]
     # A tied head may be stored a second time, and older files of GPT-2 hold the causal mask.

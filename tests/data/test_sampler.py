@@ -118,10 +118,11 @@ def test_short_windows_have_short_periods(context_length: int, allowed: set[int]
 )
 def test_a_step_depends_on_seed_and_number_alone(steps: list[int], seed: int, batch_size: int, world_size: int):
     """Not on the steps that are drawn with it, nor on the number of devices, which together see its batch."""
-    sampler = WindowSampler(10**6, 64, batch_size, seed)
-    for draw in (sampler.starts, partial(sampler.periods, fraction=0.25)):
-        for row, step in zip(draw(np.array(steps)), steps, strict=True):
-            shares = [draw(np.array([step]), rank=rank, world_size=world_size)[0] for rank in range(world_size)]
+    whole = WindowSampler(10**6, 64, batch_size, seed)
+    ranks = [WindowSampler(10**6, 64, batch_size, seed, rank, world_size) for rank in range(world_size)]
+    for draw in (WindowSampler.starts, partial(WindowSampler.periods, fraction=0.25)):
+        for row, step in zip(draw(whole, np.array(steps)), steps, strict=True):
+            shares = [draw(sampler, np.array([step]))[0] for sampler in ranks]
             assert np.array_equal(np.concatenate(shares), row)
 
 
@@ -139,5 +140,5 @@ def test_the_order_is_that_of_the_paper_and_of_every_earlier_version():
         state += 0x9E3779B97F4A7C15
     assert outputs == [6457827717110365317, 3203168211198807973, 9817491932198370423]  # of SplitMix64, as published
     assert permute(np.arange(6), 1000, key=7).tolist() == [385, 60, 826, 687, 551, 328]
-    starts = WindowSampler(1000, 10, 2, seed=-3).starts(np.array([0, 70]), rank=1, world_size=2)
+    starts = WindowSampler(1000, 10, 2, seed=-3, rank=1, world_size=2).starts(np.array([0, 70]))
     assert starts.tolist() == [[697], [4]]
