@@ -10,9 +10,9 @@ copying.py measures how much heads copy; this finds which weights do.
 Shapes: B batch, T tokens, K head width, N nodes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -126,8 +126,8 @@ def copying_circuit(gpt: GPT, tokens: set[int], earlier: Mapping[int, GPT] | Non
 class GatedNodes:
     """The nodes of a model, each between its mean over the texts (B, T) of a task (gate 0) and what it gives (gate 1).
 
-    nodes: N of them, in groups: the stream; for each layer queries, keys and values; its hidden units.
-    inputs, outputs: the modules whose argument, or result, is one of these groups, and which of the nodes these are.
+    nodes: N of them, in the order of `node_groups`. inputs, outputs: the modules whose argument, or result, is one of
+    these groups. places: by module which of the nodes these are. means: by module.
     """
 
     def __init__(self, gpt: GPT, tokens: Tensor) -> None:
@@ -135,23 +135,28 @@ class GatedNodes:
         self.nodes = [node for group in groups for node in group]
         ends = torch.tensor([len(group) for group in groups]).cumsum(0).tolist()
         stream, *layers = (slice(end - len(group), end) for end, group in zip(ends, groups, strict=True))
-        self.inputs: dict[nn.Module, slice] = {gpt.final_norm: stream}
-        self.outputs: dict[nn.Module, slice] = {}
+        inputs: dict[nn.Module, slice] = {gpt.final_norm: stream}
+        outputs: dict[nn.Module, slice] = {}
         for block, qkv, hidden in zip(blocks_of(gpt), layers[::2], layers[1::2], strict=True):
-            self.inputs |= {block.attention_norm: stream, block.feed_forward_norm: stream}
-            self.inputs[block.feed_forward.down_proj] = hidden
-            self.outputs[block.attention.qkv_proj] = qkv
-        with torch.no_grad(), undisturbed(gpt), hooked(gpt, [*self.inputs, *self.outputs]) as (given, returned):
-            gpt.features(tokens)
-        self.means = {module: given[module].flatten(0, -2).mean(0) for module in self.inputs}
-        self.means |= {module: returned[module].flatten(0, -2).mean(0) for module in self.outputs}
+            inputs |= {block.attention_norm: stream, block.feed_forward_norm: stream}
+            inputs[block.feed_forward.down_proj] = hidden
+            outputs[block.attention.qkv_proj] = qkv
+        self.inputs, self.outputs, self.places = inputs.keys(), outputs.keys(), inputs | outputs
+        given = self.given(lambda: gpt.features(tokens))
+        self.means = {module: values.flatten(0, -2).mean(0) for module, values in given.items()}
+
+    def given(self, run: Callable[[], Any]) -> dict[nn.Module, Tensor]:
+        """What the nodes give while `run` is called, by module."""
+        with torch.no_grad(), undisturbed(self.gpt), hooked(self.gpt, self.places) as (arguments, results):
+            run()
+        return {module: (arguments if module in self.inputs else results)[module] for module in self.places}
 
     def losses(self, task: Task, gates: Tensor) -> Tensor:
         """The loss of each prediction that counts, (B, T - first - 1), with these gates (N,)."""
 
         def gated(module: nn.Module, x: Tensor) -> Tensor:
-            gate, mean = gates[self.inputs.get(module) or self.outputs[module]], self.means[module]
-            return mean + gate * (x - mean)
+            mean = self.means[module]
+            return mean + gates[self.places[module]] * (x - mean)
 
         with undisturbed(self.gpt), edited(self.inputs, self.outputs, gated):
             logits = self.gpt(task.tokens)[:, task.first : -1]
@@ -241,17 +246,15 @@ def node_groups(gpt: GPT) -> list[list[Node]]:
 def _watched(model: GatedNodes, task: Task, gates: Tensor) -> tuple[dict[Node, Response], Tensor]:
     """What the nodes of the circuit respond to, and how far back each head looks, with all other nodes off."""
     calls: list[AttendCall] = []
-    modules, layers = [*model.inputs, *model.outputs], [block.attention for block in blocks_of(model.gpt)]
-    with hooked(model.gpt, modules) as (inputs, outputs), observed(layers, calls.append):
-        model.losses(task, gates)
+    with observed([block.attention for block in blocks_of(model.gpt)], calls.append):
+        given = model.given(lambda: model.losses(task, gates))
     responses = {}
-    for module in modules:
-        part = model.inputs.get(module) or model.outputs[module]
-        values = (inputs if module in model.inputs else outputs)[module]
-        for index, (node, gate) in enumerate(zip(model.nodes[part], gates[part], strict=True)):
+    for module, values in given.items():
+        place = model.places[module]
+        for node, gate, of_node in zip(model.nodes[place], gates[place], values.unbind(-1), strict=True):
             if gate and node.kind != "stream":
-                # A value is what its own token hands on.
-                found = [_response(values[..., index], task.tokens, back) for back in range(1 + (node.kind != "value"))]
+                backs = (0,) if node.kind == "value" else (0, 1)  # a value is what its own token hands on
+                found = [_response(of_node, task.tokens, back) for back in backs]
                 responses[node] = max(found, key=lambda response: response.explained)
     return responses, torch.stack([call.weights()[:, :, -2, :-1].mean(0).flip(-1).cpu() for call in calls])
 
