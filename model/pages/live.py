@@ -23,7 +23,6 @@ import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.attention import scaled_dot_product_attention
 from model.gpt import GPT
 from model.inspection.ablation import Means, part_means
 from model.inspection.experiments import first_steps, try_all
@@ -247,7 +245,7 @@ def _attention_note(gpt: GPT, tokens: Tensor) -> str:
     with undisturbed(model), torch.no_grad():
         logits = model(tokens)
         for block in blocks_of(model):
-            block.attention.attend = partial(_standard_attention, block.attention.num_heads)
+            block.attention.attend = _standard_attention
         difference = (model(tokens) - logits).abs().max().item()
     if difference <= MAX_DIFFERENCE:
         return ""
@@ -257,8 +255,6 @@ def _attention_note(gpt: GPT, tokens: Tensor) -> str:
     )
 
 
-def _standard_attention(num_heads: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """As `CausalSelfAttention.attend`, by the formula."""
-    k, v = (x.repeat_interleave(num_heads // x.shape[1], dim=1) for x in (k, v))
-    values, _ = scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, need_weights=True)
-    return values
+def _standard_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """As `CausalSelfAttention.attend`, by PyTorch alone."""
+    return F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=True)
