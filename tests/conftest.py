@@ -26,13 +26,19 @@ def small_options(small_text, tmp_path_factory) -> list[str]:
 
 
 @pytest.fixture
-def train(small_options, tmp_path, monkeypatch):
+def here(tmp_path, monkeypatch) -> Path:
+    """The working folder, which is empty."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GLASSGPT_DEBUG", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def train(small_options, here):
     """Runs the training command in an empty folder, with `small_options` before the test's own; gives its exit status.
 
     The first option may be a subcommand; a run that --resume or validate finds gets no other options before.
     """
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("GLASSGPT_DEBUG", raising=False)
     from train import main
 
     def run(*options: str) -> int:
@@ -62,9 +68,8 @@ def trained(small_options, tmp_path_factory):
 
 
 @pytest.fixture
-def finished_run(trained, tmp_path, monkeypatch) -> Path:
+def finished_run(trained, here) -> Path:
     """runs/run in the working folder: a finished run with `small_options`, for tests that need not train one."""
-    monkeypatch.chdir(tmp_path)
     shutil.copytree(trained(), "runs/run")
     return Path("runs/run")
 

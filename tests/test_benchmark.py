@@ -279,8 +279,7 @@ def test_a_bare_loop_learns():
         (["train", "--speed", "9"], "unrecognized arguments: --speed 9"),
     ],
 )
-def test_a_mistake_gets_one_sentence(arguments, sentence, monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_a_mistake_gets_one_sentence(arguments, sentence, here, capsys, tmp_path):
     Path("short.txt").write_text("a" * 999)
     Path("umlauts.txt").write_text("ä" * 1000, encoding="utf-8")
     assert sentence in refused(benchmark.main, capsys, *arguments)

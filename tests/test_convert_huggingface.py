@@ -80,10 +80,9 @@ def test_a_model_without_tokenizer_takes_the_named_one(gpt, tmp_path, capsys):
         (["convert"], "invalid choice"),
     ],
 )
-def test_a_mistake_gets_one_sentence(arguments, message, gpt, tmp_path, capsys, monkeypatch):
+def test_a_mistake_gets_one_sentence(arguments, message, gpt, tmp_path, capsys, here):
     if "new.gguf" in arguments:
         pytest.importorskip("gguf")
-    monkeypatch.chdir(tmp_path)
     save_checkpoint(tmp_path / "our.ckpt", gpt)
     save_checkpoint(tmp_path / "modern.ckpt", random_gpt(GPTConfig(**SIZES)))
     to_huggingface(gpt, tmp_path / "folder", byte_level())

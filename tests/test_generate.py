@@ -207,8 +207,7 @@ FILES = {
     ],
     ids=ascii,
 )
-def test_a_mistake_gets_one_sentence(run_dir, capsys, tmp_path, monkeypatch, arguments, sentence):
-    monkeypatch.chdir(tmp_path)
+def test_a_mistake_gets_one_sentence(run_dir, capsys, here, arguments, sentence):
     for name, content in FILES.items():
         Path(name).write_bytes(content)
     assert sentence in refused(main, capsys, "--checkpoint", run_dir, *arguments)

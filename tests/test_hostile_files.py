@@ -179,7 +179,6 @@ from lightning.pytorch.callbacks import Callback as Evil
 def run(finished_run, monkeypatch) -> Path:
     """runs/run, with a module that leaves a mark if it is imported."""
     monkeypatch.syspath_prepend(Path.cwd())
-    monkeypatch.delenv("GLASSGPT_DEBUG", raising=False)
     (finished_run / "evil.py").write_text(EVIL)
     (finished_run / "other.yaml").write_text("trainer: {callbacks: [{class_path: runs.run.evil.Evil}]}\n")
     return finished_run

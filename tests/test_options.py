@@ -129,8 +129,7 @@ def what_is_read(**options):
         return str(error)
 
 
-def test_every_option_of_data_changes_what_is_read(tmp_path, monkeypatch, small_text):
-    monkeypatch.chdir(tmp_path)
+def test_every_option_of_data_changes_what_is_read(here, small_text):
     Path("words.txt").write_text(small_text.read_text().replace("word", "word\n\n"))
     Path("other.txt").write_text(small_text.read_text()[::-1])
     Path("folder").mkdir()
@@ -218,9 +217,8 @@ def test_every_option_of_a_run_changes_what_it_leaves_or_is_refused(finished_run
 
 
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "configs").glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_shipped_config_is_whole(path, tmp_path, monkeypatch):
+def test_every_shipped_config_is_whole(path, here):
     """As it is shipped, at its own size. Its text need not be there: that is read when training begins."""
-    monkeypatch.chdir(tmp_path)
     for name in ("tinyshakespeare.txt", "my.txt"):
         Path(name).write_text("To be\n" * 100)
     options = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -248,8 +246,7 @@ INSPECTED = {
 
 
 @pytest.mark.parametrize("name", INSPECTED)
-def test_every_choice_of_a_picture_or_table_changes_it(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_every_choice_of_a_picture_or_table_changes_it(name, here):
     make_run(Path("run"), seed=0)
     output, option = INSPECTED[name]
 
@@ -260,8 +257,7 @@ def test_every_choice_of_a_picture_or_table_changes_it(name, tmp_path, monkeypat
     assert written() == written() != written(option)
 
 
-def test_every_option_of_an_evaluation_reaches_it(tmp_path, monkeypatch, small_text, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_every_option_of_an_evaluation_reaches_it(here, monkeypatch, small_text, capsys):
     save_checkpoint(Path("own.ckpt"), GPT(GPTConfig(**TINY | {"vocab_size": 257})))
     windows, features = set(), GPT.features
     monkeypatch.setattr(GPT, "features", lambda gpt, x, **options: windows.add(len(x)) or features(gpt, x, **options))
@@ -321,7 +317,6 @@ def test_every_command_of_the_readme_works(finished_run, small_options, small_te
     """Shrunk: the configs are small, and the run is a small one."""
     Path("my").mkdir()
     Path("my/own.txt").write_text(small_text.read_text())
-    monkeypatch.delenv("GLASSGPT_DEBUG", raising=False)
     monkeypatch.setattr("sys.stdin", io.StringIO("the\n"))  # for --interactive
     commands = readme_commands()
     assert len(commands) >= 8

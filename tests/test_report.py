@@ -42,8 +42,7 @@ def test_a_report_that_fails_does_not_fail_the_run(train, monkeypatch, caplog):
         (["--runs=x"], "unrecognized arguments: --runs=x"),
     ],
 )
-def test_a_mistake_gets_one_sentence(tmp_path, monkeypatch, capsys, options, message):
-    monkeypatch.chdir(tmp_path)
+def test_a_mistake_gets_one_sentence(tmp_path, here, capsys, options, message):
     Path("here").mkdir()
     Path("folder.html").mkdir()
     assert message in refused(main, capsys, *options)
@@ -51,9 +50,8 @@ def test_a_mistake_gets_one_sentence(tmp_path, monkeypatch, capsys, options, mes
 
 
 @pytest.fixture
-def begun(tmp_path, monkeypatch):
+def begun(here):
     """A run with one row of metrics, in the working folder."""
-    monkeypatch.chdir(tmp_path)
     Path("run").mkdir()
     Path("run", "metrics.csv").write_text("step,train/loss\n1,2.5\n")
     return Path("run")

@@ -186,8 +186,7 @@ def test_the_model_is_left_as_it_was():
     assert torch.equal(gpt(tokens), before)
 
 
-def test_without_a_run_it_is_a_fresh_model(tmp_path, monkeypatch, runs, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_without_a_run_it_is_a_fresh_model(tmp_path, here, runs, capsys):
     status, out, _ = walk(capsys, "--prompt", "héllo")
     assert status == 0 and out.startswith("a fresh model")
     assert f"() = ()   {math.log(257):.4g}\n" in out  # every token is equally likely

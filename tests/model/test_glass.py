@@ -198,11 +198,10 @@ def test_a_list_of_texts_is_read_one_by_one(glass):
     assert "".join(first.tokens) == "the model" and "".join(second.tokens) == "a text"
 
 
-def test_the_walkthrough_runs_from_its_first_cell_to_its_last(run, monkeypatch, tmp_path, capsys):
+def test_the_walkthrough_runs_from_its_first_cell_to_its_last(run, here, tmp_path, capsys):
     """Its cells are executed in order, as a notebook does, in a folder with one run."""
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "first").symlink_to(run, target_is_directory=True)
-    monkeypatch.chdir(tmp_path)
     notebook = json.loads((REPOSITORY / "scripts" / "walkthrough.ipynb").read_text(encoding="utf-8"))
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     names: dict = {}

@@ -259,8 +259,7 @@ class Trap:
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
-def test_a_pickle_is_refused_and_not_opened(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_pickle_is_refused_and_not_opened(name, tmp_path, here):
     folder = folder_of(tmp_path / "model")
     (folder / "model.safetensors").unlink()
     (folder / name).write_bytes(pickle.dumps(Trap()))
@@ -269,8 +268,7 @@ def test_a_pickle_is_refused_and_not_opened(name, tmp_path, monkeypatch):
     assert not Path("trapped").exists()
 
 
-def test_source_in_a_folder_is_not_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_source_in_a_folder_is_not_run(tmp_path, here):
     folder = folder_of(tmp_path / "model", {**SIZES, **OURS})
     for source in folder.glob("*.py"):
         source.write_text("import pathlib; pathlib.Path('trapped').touch()")

@@ -12,9 +12,7 @@ from model.runs.command_line import expand, quiet
 DEFAULT = Path("default.yaml")
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def test_what_may_be_left_out_is_filled_in():

@@ -8,10 +8,7 @@ import yaml
 
 from model.runs.configs import SECTIONS, check_config, check_sections, plain_config, typed_options, with_checksum
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def stranger(trainer: str, more: str = "") -> Path:

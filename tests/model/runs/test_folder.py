@@ -16,10 +16,7 @@ from model.runs.folder import (
     resume_point,
 )
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def write(path: str, age: int = 0) -> Path:

@@ -91,8 +91,7 @@ def test_powers_of_two_and_every_so_many_steps_are_recorded():
 
 
 @pytest.mark.parametrize("given", ["two words", "and/or", "a/b", "x" * 5000, "notes.txt", " @property", "C:\\texts"])
-def test_a_probe_text_is_the_text_whatever_it_looks_like(given, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_probe_text_is_the_text_whatever_it_looks_like(given, here):
     Path("notes.txt").write_text("another text")
     assert AttentionRecording(probe_text=given).text == given
 

@@ -50,11 +50,10 @@ def finetune(text, *options):
 
 
 @pytest.mark.slow
-def test_a_run_begins_with_the_loss_of_the_model_and_resumes_without_it(small_text, tmp_path, monkeypatch):
+def test_a_run_begins_with_the_loss_of_the_model_and_resumes_without_it(small_text, here):
     pytest.importorskip("safetensors.torch")
     from model.exchange.huggingface import to_huggingface
 
-    monkeypatch.chdir(tmp_path)
     gpt = small_gpt2()
     to_huggingface(gpt, "model")
     assert finetune(small_text, "--model.init_from=model") == 0
@@ -141,15 +140,13 @@ def test_where_a_model_has_no_tokenizer_the_sizes_are_compared():
 
 
 @pytest.mark.slow
-def test_the_tokenizer_travels_with_the_model(small_options, small_text, tmp_path, monkeypatch, capsys):
+def test_the_tokenizer_travels_with_the_model(small_options, small_text, here, monkeypatch, capsys):
     """From a run and from its exported folder, to other text; and to another model."""
     pytest.importorskip("safetensors.torch")
     from model.exchange import huggingface
     from scripts import convert_huggingface, evaluate, prepare_data
     from train import main
 
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("GLASSGPT_DEBUG", raising=False)
     Path("my.txt").write_text(small_text.read_text()[::-1])
     quiet = ["--trainer.max_steps=2", "--trainer.val_check_interval=2", "--attention.enabled=false"]
     quiet += ["--samples.max_new_tokens=0", "--wandb=disabled"]
