@@ -1,21 +1,27 @@
-// What the loss becomes without a part: the part is replaced by its mean, and the change of the loss is measured in nats
-// per token. A part without which nothing changes did nothing that another part could not do.
+// What the model is without a part: the part is replaced by its mean, and the change of the loss is measured at each step, in
+// nats per token. A part without which nothing changes did nothing that another part could not do. Numbers on the
+// thumbnails, and a table.
 
-import { element } from "browser/elements.js";
+import { $, element } from "browser/elements.js";
+import { thumbs } from "browser/heads.js";
+import { probeName, save, titleOf } from "browser/measurements.js";
+import { addView, shown } from "browser/render.js";
+import { headPart, placeOf } from "browser/state.js";
 import { signed } from "browser/words.js";
 
-const PROBES = ["text", "repeated"];
 const COLUMNS = { text: "on text", repeated: "on repetition", copying: "copying" };
 
 // The change of the loss without one head; null if it was not measured or is not a number.
-export const withoutHead = (capture, probe, [layer, head]) => capture.ablation?.[probe]?.heads?.[layer]?.[head] ?? null;
+export function withoutHead({ ablation }, probe, head) {
+  const [layer, column] = placeOf(head);
+  return ablation?.[probe]?.heads[layer][column] ?? null;
+}
 
 // The parts of a capture by their names: { text, repeated: the change of the loss on each probe, copying: of a head }.
 function partsOf({ ablation, copying }) {
   const parts = {};
   const add = (column, name, value) => ((parts[name] ??= {})[column] = value);
-  const addHeads = (column, rows) =>
-    rows.forEach((row, layer) => row.forEach((value, head) => add(column, `head ${layer}.${head}`, value)));
+  const addHeads = (column, values) => values.flat().forEach((value, head) => add(column, headPart(head), value));
   for (const [probe, { heads, feed_forward: layers, tables }] of Object.entries(ablation ?? {})) {
     addHeads(probe, heads);
     layers.forEach((value, layer) => add(probe, `feed-forward ${layer}`, value));
@@ -28,26 +34,43 @@ function partsOf({ ablation, copying }) {
 // A row for each part and probe.
 export const ablationRows = (capture) =>
   Object.entries(capture.ablation ? partsOf(capture) : {}).flatMap(([part, changes]) =>
-    PROBES.map((probe) => ({ probe, part, loss_change: changes[probe] })));
+    ["text", "repeated"].map((probe) => ({ probe, part, loss_change: changes[probe] })));
 
-// ---- drawing
+function drawNumbers() {
+  $("number-note").hidden = !shown.capture.ablation;
+  for (const [head, thumb] of thumbs.entries()) {
+    const change = withoutHead(shown.capture, probeName(), head);
+    const number = thumb.lastChild;
+    number.hidden = change === null;
+    if (change === null) continue;
+    number.textContent = signed(change);
+    thumb.setAttribute("aria-label", `${thumb.getAttribute("aria-label")}, loss without it ${signed(change)} nats per token`);
+  }
+}
 
-// Fills a table for one or two captures: the chosen head first, then the feed-forwards and the tables.
-export function drawAblation(table, captures, titles, [layer, head]) {
-  const chosen = `head ${layer}.${head}`;
-  const found = captures.map(partsOf);
-  const others = found.flatMap((parts) => Object.keys(parts)).filter((name) => !name.startsWith("head"));
-  const columns = Object.entries(COLUMNS).flatMap(([column, label]) =>
-    found.map((parts, i) => ({ column, parts, label: captures.length > 1 ? `${label}, ${titles[i]}` : label })));
+// The table, for one or two captures: the chosen head first, then the feed-forwards and the tables.
+function drawTable() {
+  const { sides } = shown;
+  $("ablation").hidden = !sides.some(({ capture }) => capture.ablation || capture.copying);
+  if ($("ablation").hidden) return;
+  const chosen = headPart(shown.head);
+  const found = sides.map((side) => ({ parts: partsOf(side.capture), where: shown.other ? `, ${titleOf(side)}` : "" }));
+  const others = found.flatMap(({ parts }) => Object.keys(parts)).filter((name) => !name.startsWith("head"));
+  const columns = Object.keys(COLUMNS).flatMap((column) => found.map((one) => ({ column, ...one })));
   const cell = (name, { column, parts }) => {
     if (column !== "copying") return signed(parts[name]?.[column], 3);
     return name === chosen ? signed(parts[name]?.copying) : "";
   };
   const row = (name) => element("tr", {}, element("th", { scope: "row", textContent: name }),
     ...columns.map((column) => element("td", { textContent: cell(name, column) })));
-  const titleOf = (textContent) => element("th", { scope: "col", textContent });
-  table.replaceChildren(
-    element("thead", {}, element("tr", {}, ...["without", ...columns.map(({ label }) => label)].map(titleOf))),
+  const titles = ["without", ...columns.map(({ column, where }) => COLUMNS[column] + where)];
+  $("ablations").replaceChildren(
+    element("thead", {}, element("tr", {}, ...titles.map((textContent) => element("th", { scope: "col", textContent })))),
     element("tbody", {}, ...[...new Set([chosen, ...others])].map(row)),
   );
 }
+
+for (const thumb of thumbs) thumb.append(element("span", { className: "without" }));
+$("ablation-csv").addEventListener("click", () => save("ablation", ({ capture }) => ablationRows(capture)));
+addView(drawNumbers);
+addView(drawTable);

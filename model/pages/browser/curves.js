@@ -23,7 +23,7 @@ function measure({ curve, score } = shown) {
     const of = ({ scores }, head) => scores[score].flat()[head];
     return { label, of, uniform, threshold, forms, low: 0, high: 1, write: decimal };
   }
-  const of = (capture, head) => withoutHead(capture, curve, placeOf(head));
+  const of = (capture, head) => withoutHead(capture, curve, head);
   const values = RUNS.flatMap(({ captures }) => captures.flatMap((capture) => capture.ablation?.[curve]?.heads.flat() ?? []));
   const write = (value) => `${signed(value)} nats per token`;
   return { label: WITHOUT[curve], of, low: Math.min(0, ...values), high: Math.max(0.1, ...values), write };

@@ -5,10 +5,10 @@ import { attributionRows, badge, drawParts, nextInWords, partsOf } from "browser
 import { $, choices, element, press } from "browser/elements.js";
 import { downloadCsv } from "browser/export.js";
 import { COLOURINGS, createLens, lensRows } from "browser/lens.js";
+import { VALUE_WEIGHTED } from "browser/maps.js";
 import { addFollower, addView, change, pointer, shown } from "browser/render.js";
 import { data, HEADS, placeOf, PROBES, RUNS } from "browser/state.js";
 import { expectationItems, shadeBySurprise, surpriseRows, UNMEASURED } from "browser/surprise.js";
-import { EXPLANATION } from "browser/value-weighting.js";
 import { quote } from "browser/words.js";
 
 export const probeName = () => PROBES[shown.probe].name;
@@ -135,7 +135,7 @@ function drawWeighting() {
 }
 
 choices($("weightings"), [["weights", "weights"], ["values", "value-weighted"]], (weighting) => change({ weighting }));
-$("weighting-note").textContent = EXPLANATION;
+$("weighting-note").textContent = VALUE_WEIGHTED;
 choices($("colourings"), COLOURINGS, (lens) => change({ lens }));
 choices($("part-orders"), [["largest", "largest first"], ["model", "in the model's order"]], (chosen) => ((order = chosen), drawAttribution()));
 $("lens-absent").textContent = UNMEASURED;

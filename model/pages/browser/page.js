@@ -9,7 +9,7 @@ import "browser/sentences.js";
 import "browser/score-card.js";
 import "browser/curves.js";
 import "browser/measurements.js";
-import "browser/ablation-view.js";
+import "browser/ablation.js";
 import { recorded } from "browser/blocks.js";
 import { $, element } from "browser/elements.js";
 import { start } from "browser/render.js";

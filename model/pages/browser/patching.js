@@ -11,7 +11,7 @@ import { quote, signed, visible } from "browser/words.js";
 
 const CANDIDATES = 5; // of each text's likeliest next tokens, from which the one is chosen whose logit is shown
 const LEFT = 34; // pixels for the names of heads
-const CELL = { wide: [11, 26], high: 15 };
+const [NARROWEST, WIDEST, HIGH] = [11, 26, 15]; // pixels of a square
 const FONT = "10px system-ui, sans-serif";
 const ALL = "every head at every token";
 const DONE = "Each square: one head at one token, given what it gives at the same place of B. Blue raises the logit, orange lowers it. Point at a square to read it; click to choose its head and token.";
@@ -101,16 +101,15 @@ async function fillMatrix() {
 function geometry() {
   const [{ labels, other }] = shown.sides;
   const columns = Math.min(labels.length, other.typed.labels.length); // each token gets what B has at the same place
-  const [least, most] = CELL.wide;
-  const wide = clamp(Math.floor(($("patching").clientWidth - LEFT - 40) / columns), most);
-  return { labels, columns, wide: Math.max(least, wide), high: CELL.high };
+  const wide = clamp(Math.floor(($("patching").clientWidth - LEFT - 40) / columns), WIDEST);
+  return { labels, columns, wide: Math.max(NARROWEST, wide) };
 }
 
 function drawMatrix() {
   $("patch-matrix").hidden = $("patch-ramp").hidden = !matrix;
   if (!matrix) return;
-  const { labels, columns, wide, high } = geometry();
-  const bottom = ALL_HEADS.length * high;
+  const { labels, columns, wide } = geometry();
+  const bottom = ALL_HEADS.length * HIGH;
   const texts = labels.slice(0, columns).map((label) => visible(label, 12));
   const measuring = $("patch-matrix").getContext("2d");
   measuring.font = FONT;
@@ -123,10 +122,10 @@ function drawMatrix() {
   context.textAlign = "right";
   for (const head of ALL_HEADS) {
     context.fillStyle = css(head === shown.head ? "accent" : "soft");
-    context.fillText(shortName(head), LEFT - 5, (head + 0.5) * high);
+    context.fillText(shortName(head), LEFT - 5, (head + 0.5) * HIGH);
     for (let token = 0; token < columns && matrix.rows[head]; token++) {
       context.fillStyle = rgb(shown.palette.difference(matrix.rows[head][token] / largest));
-      context.fillRect(LEFT + token * wide, head * high, wide - 1, high - 1);
+      context.fillRect(LEFT + token * wide, head * HIGH, wide - 1, HIGH - 1);
     }
   }
   for (let token = 0; token < columns; token++) {
@@ -140,7 +139,7 @@ function drawMatrix() {
   if (pointed) {
     context.strokeStyle = css("accent");
     context.lineWidth = 2;
-    context.strokeRect(LEFT + pointed.token * wide - 1, pointed.head * high - 1, wide + 1, high + 1);
+    context.strokeRect(LEFT + pointed.token * wide - 1, pointed.head * HIGH - 1, wide + 1, HIGH + 1);
   }
 }
 
@@ -155,8 +154,8 @@ function point(place) {
 }
 
 function locate({ offsetX, offsetY }) {
-  const { columns, wide, high } = geometry();
-  const [token, head] = [Math.floor((offsetX - LEFT) / wide), Math.floor(offsetY / high)];
+  const { columns, wide } = geometry();
+  const [token, head] = [Math.floor((offsetX - LEFT) / wide), Math.floor(offsetY / HIGH)];
   return token >= 0 && token < columns && head < ALL_HEADS.length ? { head, token } : null;
 }
 

@@ -2,9 +2,8 @@
 // imports it, and is therefore drawn after it. addFollower is for what changes while something is only pointed at.
 
 import { $ } from "browser/elements.js";
-import { clearestQuery, matchingHead, ofHead, palette } from "browser/maps.js";
+import { clearestQuery, matchingHead, ofHead, palette, weighted } from "browser/maps.js";
 import { data, mapped, nearest, PROBES, restore, save, state } from "browser/state.js";
-import { weighted } from "browser/value-weighting.js";
 
 let load = null; // where maps come from
 let forget = null;

@@ -14,17 +14,12 @@ export function randomNumbers(seed) {
 // temperature divides the logits, 0 takes the likeliest token; topK draws from so many of the likeliest, null from all.
 export function sample(logits, { temperature = 1, topK = null }, random) {
   if (temperature === 0) return likeliest(logits, 1)[0];
-  const ids = topK && topK < logits.length ? likeliest(logits, topK) : null;
-  const count = ids?.length ?? logits.length;
-  const logitAt = (place) => logits[ids ? ids[place] : place];
-  let largest = -Infinity;
-  for (let place = 0; place < count; place++) largest = Math.max(largest, logitAt(place));
-  const sums = new Float64Array(count);
-  let sum = 0;
-  for (let place = 0; place < count; place++) sums[place] = sum += Math.exp((logitAt(place) - largest) / temperature);
-  const drawn = random() * sum;
-  const place = sums.findIndex((below) => drawn < below);
-  return ids ? ids[place] : place;
+  const ids = topK ? likeliest(logits, topK) : [...logits.keys()];
+  const largest = ids.reduce((most, id) => Math.max(most, logits[id]), -Infinity);
+  const weights = ids.map((id) => Math.exp((logits[id] - largest) / temperature));
+  const drawn = random() * weights.reduce((sum, weight) => sum + weight);
+  let below = 0;
+  return ids.find((_, place) => drawn < (below += weights[place]));
 }
 
 // The ids of the `count` largest logits, largest first; of equal ones the lower id.

@@ -28,14 +28,11 @@ export const comparable = RUNS.length > 1 || lastOf(0) > 0;
 // What is compared with the first side: `head` is a number, "match" for the most similar map, or null for the same head.
 export const secondRun = RUNS.length > 1 ? { run: 1, at: lastOf(1), head: "match" } : null;
 
-const [firstScore] = Object.keys(SCORES);
 // token: undefined until the first drawing chooses one; null if a person chose none. linked: B follows A's steps.
 export const state = {
-  run: 0, at: lastOf(0), probe: 0, head: bestHead(firstScore), score: firstScore,
-  token: undefined, received: false, other: secondRun, linked: RUNS.length > 1,
-  ...RUNS[0].opening, // head and token, and what they are best seen in
+  run: 0, at: lastOf(0), probe: 0, token: undefined, received: false, other: secondRun, linked: RUNS.length > 1,
+  ...RUNS[0].opening, // head and score, and for a recorded text the token and probe that they are best seen in
 };
-state.at = lastOf(state.run);
 
 // Choices by the names that the address has for them. The first is the one that a page opens with: the address leaves it out.
 const OPTIONS = {
@@ -44,11 +41,6 @@ const OPTIONS = {
   curve: ["score", "text", "repeated"], // a score of the heads, or the loss without a head
 };
 for (const [name, [first]] of Object.entries(OPTIONS)) state[name] = first;
-
-function bestHead(score) {
-  const values = mapped[0].at(-1).scores[score].flat();
-  return values.indexOf(Math.max(...values));
-}
 
 // A head's number from its short name, undefined if there is no such head.
 export function headNumber(name) {

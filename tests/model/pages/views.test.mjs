@@ -12,8 +12,8 @@ register(`data:text/javascript,${encodeURIComponent(resolve)}`);
 globalThis.matchMedia = () => ({ matches: false }); // all that they ask of a browser when they are loaded
 
 const load = (name) => import(`browser/${name}.js`);
-const [ablation, attribution, chart, exported, habits, lens, surprise, weighting, maps, words] = await Promise.all(
-  ["ablation", "attribution", "chart", "export", "habits", "lens", "surprise", "value-weighting", "maps", "words"].map(load));
+const [attribution, chart, exported, habits, lens, surprise, maps, words] = await Promise.all(
+  ["attribution", "chart", "export", "habits", "lens", "surprise", "maps", "words"].map(load));
 
 const labels = ["a", "b", "\u202e<img>", "\n"];
 const nothing = { bits: [1, 3.16, 12, null], rank: [0, 2, 5, null] };
@@ -130,20 +130,6 @@ test("after the last token the likeliest next one is told, where it was measured
   assert.deepEqual(attribution.attributionRows(live, "text", labels).at(-1), { part: "feed-forward 0", position: 3, token: "\n", next_token: undefined, logit: null });
 });
 
-const capture = {
-  ablation: {
-    text: { heads: [[0.1, null]], feed_forward: [0.5], tables: { positions: 2 } },
-    repeated: { heads: [[1, 0.02]], feed_forward: [0.25], tables: { positions: null } },
-  },
-  copying: [[0.9, null]],
-};
-
-test("the loss without a part is that of its probe, and null where it is unknown", () => {
-  assert.equal(ablation.withoutHead(capture, "repeated", [0, 1]), 0.02);
-  assert.equal(ablation.withoutHead(capture, "text", [0, 1]), null);
-  assert.equal(ablation.withoutHead({}, "text", [0, 0]), null);
-});
-
 test("the row of a token is told in words", () => {
   const reads = (query, weights) => words.readsInWords(["x", "y", "\n", "a", "b"], query, weights).replace(/[\u2068\u2069]/g, "");
   assert.equal(reads(4, [0, 0, 0.98, 0.01, 0.01]), "Reading “b” it looks at the last line break (98%).");
@@ -158,7 +144,7 @@ test("value-weighted maps are the weights times the share of the longest value",
   const weights = [1, 0.5, 0.5, 0.2, 0.3, 0.5];
   const norms = [[[2, 1, 4]], [[0, 0, 0]], [[1, null, 2]]];
   const bytes = Uint8Array.from(norms.flatMap(() => weights), (p) => Math.round(255 * Math.sqrt(p)));
-  const found = weighting.weighted(bytes, norms, length);
+  const found = maps.weighted(bytes, norms, length);
   const expected = [
     [[0, 0, 0.5], [1, 0, 0.25], [1, 1, 0.125], [2, 0, 0.1], [2, 1, 0.075], [2, 2, 0.5]], // 2/4, 1/4, 4/4
     [[0, 0, 0], [2, 2, 0]],
@@ -172,7 +158,7 @@ test("value-weighted maps are the weights times the share of the longest value",
 
 test("norms of tokens that are not shown do not count", () => {
   const bytes = Uint8Array.of(255, 0, 255);
-  assert.deepEqual([...weighting.weighted(bytes, [[[1, 1, 100]]], 2)], [255, 0, 255]);
+  assert.deepEqual([...maps.weighted(bytes, [[[1, 1, 100]]], 2)], [255, 0, 255]);
 });
 
 test("a stage is the first head of each kind to form", () => {
