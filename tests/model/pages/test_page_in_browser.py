@@ -301,7 +301,7 @@ DESCRIBED = {"descriptions": [[WORDS | {"sentence": f"This is {n}.{m}."} for m i
 
 def test_the_page_opens_on_a_head_in_a_sentence_and_a_shaded_token(open_page):
     captures = capture_steps()
-    change = partial(with_details, details=DESCRIBED, opening={"probe": 0, "head": 5, "token": 8})
+    change = partial(with_details, details=DESCRIBED, opening={"probe": 0, "head": 5, "token": 8, "score": "sink"})
     page = open_page(captures, change=change)
     says = page.locator("#says").inner_text()
     assert "Layer 1, head 2. This is 1.2." in says and WORDS["evidence"] in says
@@ -319,7 +319,7 @@ def test_the_page_opens_on_a_head_in_a_sentence_and_a_shaded_token(open_page):
 
 def test_without_a_token_to_open_with_the_page_takes_the_clearest(open_page):
     captures = capture_steps()
-    change = partial(with_details, details=DESCRIBED, opening={"run": 0, "probe": 0, "head": 0})
+    change = partial(with_details, details=DESCRIBED, opening={"probe": 0, "head": 0, "score": "sink"})
     page = open_page(captures, change=change)
     chosen = int(page.locator("#tokens .chosen").get_attribute("data-index"))
     weights = captures.load(32)["text"][0, 0].astype(float)
