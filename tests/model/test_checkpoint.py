@@ -70,16 +70,6 @@ def test_a_truncated_file_is_refused(tmp_path, gpt, size):
         load_gpt(path)
 
 
-def test_a_flipped_bit_is_noticed(tmp_path, gpt):
-    path = save(tmp_path / "x.ckpt", gpt)
-    content = bytearray(path.read_bytes())
-    weight = gpt.token_embedding.weight.detach().numpy().tobytes()
-    content[content.index(weight) + 5] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match="does not match its checksum"):
-        load_gpt(path)
-
-
 @pytest.mark.parametrize("content", [{"weights": torch.zeros(2)}, torch.zeros(3), [1, 2], 3])
 def test_a_checkpoint_of_something_else_is_refused(tmp_path, content):
     torch.save(content, tmp_path / "x.ckpt")

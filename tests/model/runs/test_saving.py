@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from model.files import atomic_file, write_atomically
-from model.runs.saving import AtomicCheckpointIO, Checkpoints, gather, random_state, restoring, set_random_state
+from model.runs.saving import AtomicCheckpointIO, gather, random_state, restoring, set_random_state
 
 CPU = torch.device("cpu")
 WHOLE = {"state_dict": {}, "gpt_config": {}, "tokenizer": {}, "global_step": 0, "loops": {}, "optimizer_states": []}
@@ -106,10 +106,3 @@ def test_every_ranks_value_is_gathered(monkeypatch):
     monkeypatch.setattr(torch.distributed, "all_gather_object", all_gather_object)
     assert gather(3.5, SimpleNamespace(world_size=1)) == [3.5]
     assert gather(3.5, SimpleNamespace(world_size=2)) == ["another's", 3.5]
-
-
-def test_a_step_is_saved_where_it_is_kept_or_by_its_number():
-    steps = range(13)
-    assert [step for step in steps if Checkpoints().is_due(step)] == []
-    assert [step for step in steps if Checkpoints(every_n_steps=4).is_due(step)] == [4, 8, 12]
-    assert [step for step in steps if Checkpoints(every_n_steps=6, keep_steps=[0, 5]).is_due(step)] == [0, 5, 6, 12]
