@@ -52,7 +52,7 @@ def attention_page(runs: Sequence[Captures], title: str, *, max_bytes: int = MAX
     check_comparable(runs)
     data = _legend(title)
     room = max_bytes - len(template.fill("page", title, [template.json_element("data", data)]).encode()) - MARGIN
-    room -= sum(len(json.dumps(_curves(run, dict.fromkeys(run.steps, (0,))))) for run in runs)
+    room -= sum(len(json.dumps(_curves(run, {}))) for run in runs)
     blocks, length, notes = _fit(runs, room)
     numbers: list[dict[int, list[int]]] = [{} for _ in runs]  # of each run's blocks, by step
     texts: list[str] = []
@@ -99,6 +99,8 @@ def _fit(runs: Sequence[Captures], room: int) -> tuple[Blocks, int, list[str]]:
         for i, step in kept:
             blocks[i, step] = packed(runs[i], step, rounded, length)
             size += sum(len(text) + 70 for text in blocks[i, step])  # with their elements
+            if step not in runs[i].curve_steps:  # whose scores are not counted yet
+                size += len(json.dumps(runs[i].snapshot(step).to_json(digits=3))) + 70
             if size > room:
                 break
         if size <= room:

@@ -186,6 +186,8 @@ def test_curves_are_thinned_but_keep_every_step_that_has_maps_and_the_page_does_
     assert {f"block-{number}" for number in numbers} == page.scripts.keys() - {"data", "importmap", "module"}
     data = read(replace(captures), max_bytes=int(0.75 * len(text))).data  # anew, with curves of its own
     assert len(data["runs"][0]["captures"]) < 40 and "recorded steps (the curves show more)" in data["notes"][0]
+    many = learned_captures(2, 3, 24, steps=range(0, 16000, 80))  # whose scores alone would take more
+    assert len(read(many, max_bytes=len(text)).data["runs"][0]["captures"]) < 60
 
 
 @given(st.sets(st.integers(0, 100_000), min_size=1), st.integers(1, 60))
