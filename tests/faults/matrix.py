@@ -26,6 +26,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import wandb
 import yaml
 
 import train
@@ -79,15 +80,16 @@ def check_readable() -> int:
         return -1
 
 
-def go_on(options: list[str]) -> list[str]:
-    """What a person types next: the run is resumed, or started again where it had no checkpoint yet."""
-    if RUN.exists() and check_readable() >= 0:
-        return RESUME
-    if RUN.exists():
-        check_mistake(run(RESUME))
-        assert not list(RUN.glob("checkpoints/[!.]*"))
-        shutil.rmtree(RUN)
-    return options
+def go_on(options: list[str]) -> tuple[list[str], int]:
+    """What a person types next, and from which step: the run is resumed, or begins again if it had no checkpoint."""
+    if not RUN.exists():
+        return options, -1
+    if (step := check_readable()) >= 0:
+        return RESUME, step
+    check_mistake(run(RESUME))
+    assert not list(RUN.glob("checkpoints/[!.]*"))
+    shutil.rmtree(RUN)
+    return options, -1
 
 
 def check_same_run(whole: Path) -> None:
@@ -102,7 +104,7 @@ def disturb(undisturbed, prepare, *options: str) -> Ended:
     ended = run(options, prepare)
     if ended.status:
         check_mistake(ended)
-    run_well(go_on(options))
+    run_well(go_on(options)[0])
     check_same_run(undisturbed.run)
     return ended
 
@@ -128,8 +130,8 @@ def test_killed_at_random_moments(undisturbed, record_property, signum, seed):
             command, step = options, -1
             continue
         assert ended.status in (-signum, 128 + signum), (ended.status, ended.output)
-        command, before, killed = go_on(options), step, killed + 1
-        step = check_readable() if command == RESUME else -1
+        before, killed = step, killed + 1
+        command, step = go_on(options)
         assert step >= before, f"the run was at step {before} and can be resumed from {step}"
     run_well(command)
     check_same_run(undisturbed.eventful)
@@ -184,19 +186,19 @@ def test_read_only_folder(undisturbed, folder, program, typed, expected):
     assert ended.status == 0 or expected, ended.output
 
 
-def before_batch(number: int, action) -> None:
-    """From now on, calls `action` before the n-th training batch of this process."""
-    training_step, batches = GPTModule.training_step, count(1)
+def before_call(owner, name: str, number: int, action) -> None:
+    """From now on, calls `action` with the arguments before the n-th call of a function."""
+    function, calls = getattr(owner, name), count(1)
 
-    def step(self: GPTModule, *args):
-        if next(batches) == number:
-            action(self)
-        return training_step(self, *args)
+    def watched(*args, **options):
+        if next(calls) == number:
+            action(*args, **options)
+        return function(*args, **options)
 
-    GPTModule.training_step = step
+    setattr(owner, name, watched)
 
 
-def kill_children(named: bytes, module: GPTModule) -> None:
+def kill_children(named: bytes, *_) -> None:
     for child in map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()):
         if named in Path(f"/proc/{child}/cmdline").read_bytes():
             os.kill(child, signal.SIGKILL)
@@ -204,22 +206,18 @@ def kill_children(named: bytes, module: GPTModule) -> None:
     time.sleep(1)  # in which it is noticed
 
 
-def take_all_of_the_gpu(module: GPTModule) -> None:
+def take_all_of_the_gpu(*_) -> None:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-
-
-def parameter(module: GPTModule) -> torch.Tensor:
-    return next(module.parameters())
 
 
 DIVERGED = "lower the learning rates"
 STOPS = {  # what happens in a batch, and words of the sentence
-    "out of memory": (lambda module: torch.empty(2**60, dtype=torch.uint8), "lower data.batch_size"),
+    "out of memory": (lambda *_: torch.empty(2**60, dtype=torch.uint8), "lower data.batch_size"),
     "out of memory of a GPU": (take_all_of_the_gpu, "lower data.batch_size"),
     "loader process killed": (partial(kill_children, b""), "lower data.num_workers"),
-    "nan weight": (lambda module: parameter(module).data.view(-1)[:1].fill_(torch.nan), DIVERGED),
-    "infinite weights": (lambda module: [one.data.fill_(torch.inf) for one in module.parameters()], DIVERGED),
-    "nan gradient": (lambda module: parameter(module).register_hook(lambda gradient: gradient * torch.nan), DIVERGED),
+    "nan weight": (lambda module, *_: module.gpt.token_embedding.weight.data[0, 0].fill_(torch.nan), DIVERGED),
+    "infinite weights": (lambda module, *_: [one.data.fill_(torch.inf) for one in module.parameters()], DIVERGED),
+    "nan gradient": (lambda module, *_: module.gpt.head.weight.register_hook(lambda grad: grad * torch.nan), DIVERGED),
 }
 
 
@@ -231,7 +229,8 @@ def test_stopped_in_a_batch(undisturbed, fault, every, step):
     """No checkpoint holds a number that is not finite, and the sentence says how to go on from the one before."""
     action, expected = STOPS[fault]
     options = [f"--checkpoints.every_n_steps={every}", f"--data.num_workers={2 * fault.startswith('loader')}"]
-    said = check_mistake(disturb(undisturbed, partial(before_batch, step, action), *options), expected)
+    stop = partial(before_call, GPTModule, "training_step", step, action)
+    said = check_mistake(disturb(undisturbed, stop, *options), expected)
     assert ("--resume runs/run" in said) == (step > (1 if every == 1 else 4)) or expected == DIVERGED, said
 
 
@@ -273,24 +272,18 @@ def test_two_runs_with_one_name(undisturbed, how, seed):
     check_mistake(next(one for one in both if one.status), "runs/run")
 
 
-@pytest.mark.parametrize("when", ["killed while the run trains", "killed while it ends", "its folder is a file"])
+KILL = partial(kill_children, b"wandb-core")
+WANDB = {
+    "killed while the run trains": (GPTModule, "training_step", 6, KILL),
+    "killed while it ends": (wandb.sdk.wandb_run.Run, "finish", 1, KILL),
+    "its folder is a file": (wandb, "init", 1, lambda **_: (RUN / "wandb").write_text("a file")),
+}
+
+
+@pytest.mark.parametrize("when", WANDB)
 def test_weights_and_biases_fails(undisturbed, when):
     """The run does not."""
-
-    def prepare() -> None:
-        import wandb
-
-        kill = partial(kill_children, b"wandb-core")
-        if when == "killed while it ends":
-            finish = wandb.sdk.wandb_run.Run.finish
-            wandb.sdk.wandb_run.Run.finish = lambda *args, **options: (kill(args[0]), finish(*args, **options))
-        elif when == "killed while the run trains":
-            before_batch(6, kill)
-        else:
-            init = wandb.init
-            wandb.init = lambda **options: ((RUN / "wandb").write_text("a file"), init(**options))[1]
-
-    ended = disturb(undisturbed, prepare, "--wandb=offline")
+    ended = disturb(undisturbed, partial(before_call, *WANDB[when]), "--wandb=offline")
     assert ended.status == 0
     assert "killed" in ended.output or "Weights & Biases failed" in ended.output, ended
 
