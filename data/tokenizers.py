@@ -182,12 +182,15 @@ def recipe(name: str, vocab_size: int) -> list[str | int]:
 def published(name: str) -> Tokenizer:
     """The tokenizer "bytes" or "letters", or a published encoding, from TIKTOKEN_CACHE_DIR or else downloaded once.
 
+    "letters" has one token a lowercase letter, and end-of-text: V = 27. All other characters are left out.
+
     Raises ValueError for an unknown name and ConnectionError where the download fails.
     """
     if name == "bytes":
         return byte_level()
     if name == "letters":
-        return letter_level()
+        ranks = {bytes([value]): number for number, value in enumerate(ascii_lowercase.encode())}
+        return Tokenizer("letters", LETTERS, ranks, {END_OF_TEXT: len(ranks)})
     check_name(name)
     try:
         arguments = tiktoken.registry.ENCODING_CONSTRUCTORS[name]()
@@ -202,12 +205,6 @@ def published(name: str) -> Tokenizer:
 def byte_level() -> Tokenizer:
     """One token a byte, and end-of-text: V = 257."""
     return Tokenizer("bytes", r"[\s\S]", {bytes([value]): value for value in range(256)}, {END_OF_TEXT: 256})
-
-
-def letter_level() -> Tokenizer:
-    """One token a lowercase letter, and end-of-text: V = 27. All other characters are left out."""
-    ranks = {bytes([value]): number for number, value in enumerate(ascii_lowercase.encode())}
-    return Tokenizer("letters", LETTERS, ranks, {END_OF_TEXT: len(ranks)})
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:

@@ -20,8 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-if not __package__:  # run as a file, Python looks for modules beside it and not in the repository's root
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
 from model.runs.mistakes import exit_status
 from scripts.parser import Parser, at_least

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # so that `python scripts/evaluate.py` finds them
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
 from model.runs.configs import OTHER_TEXT, read_config, typed_options
 from model.runs.folder import CONFIG, find_checkpoint, run_of

@@ -13,8 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if not __package__:  # run as a file, Python looks for modules beside it and not in the repository's root
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
 from model.runs.mistakes import exit_status
 from scripts.parser import Parser, add_model_options, at_least, choose_device, prompt_text, read_prompts

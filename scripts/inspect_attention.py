@@ -9,8 +9,7 @@ import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if not __package__:  # run as a file, Python looks for modules beside it and not in the repository's root
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
 from model.runs.folder import ATTENTION, HEAD_SCORES, MODEL_PAGE, find_kept, find_run
 from model.runs.mistakes import exit_status

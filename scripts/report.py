@@ -3,8 +3,7 @@
 import sys
 from pathlib import Path
 
-if not __package__:  # run as a file, Python looks for modules beside it and not in the repository's root
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
 from model.runs.folder import METRICS, REPORT, find_run
 from model.runs.mistakes import exit_status
