@@ -67,7 +67,7 @@ def text_windows(tokens: Sequence[int], length: int, label: Callable[[int], str]
 
 
 def repeated_windows(
-    candidates: Collection[int], length: int, label: Callable[[int], str], *, first: int | None = None, seed: int = 0
+    candidates: Collection[int], length: int, label: Callable[[int], str], *, first: int | None = None
 ) -> list[Probe]:
     """REPEATED_WINDOWS windows of random tokens that repeat themselves over and over, at several periods.
 
@@ -75,7 +75,7 @@ def repeated_windows(
         candidates, label, first: as in `draw_repeated_probe`.
     """
     candidates = sorted(set(candidates) - {first})
-    generator, windows = torch.Generator().manual_seed(seed), []
+    generator, windows = torch.Generator().manual_seed(0), []
     for number in range(REPEATED_WINDOWS):
         period = min(max(1, round(PERIODS[number % len(PERIODS)] * length)), len(candidates))
         order = torch.randperm(len(candidates), generator=generator)[:period].tolist()

@@ -7,7 +7,6 @@ parameter groups and Muon work as on one device. Lightning's own "fsdp" flattens
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor
@@ -17,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
+from model.checkpoint import WEIGHT_PREFIX, without_weights
 from model.gpt import GPT
 
 
@@ -95,7 +95,6 @@ def whole_gpt(trainer: Trainer, module: LightningModule) -> GPT | None:
     weights = trainer.strategy.lightning_module_state_dict()
     if not trainer.is_global_zero:
         return None
-    with torch.random.fork_rng(devices=[]):  # initialising weights must not change the run's random numbers
-        gpt = GPT(module.gpt.config)
-    gpt.load_state_dict({name.removeprefix("gpt."): weight for name, weight in weights.items()})
+    gpt = without_weights(module.gpt.config)
+    gpt.load_state_dict({name.removeprefix(WEIGHT_PREFIX): weight for name, weight in weights.items()}, assign=True)
     return gpt.to(module.device).train(module.training)
