@@ -155,22 +155,16 @@ def suggestion(name: str, options: Collection[str], prefix: str = "") -> str:
     learning_rate.
     """
 
-    def last(option: str) -> str:
-        return option.rpartition(".")[2]
+    def likeness(option: str) -> float:
+        word, own = name.rpartition(".")[2], option.rpartition(".")[2]
+        initials = "".join(part[:1] for part in own.split("_"))
+        if word == own or (word == initials and "_" in own):
+            return 1.0
+        return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in ((name, option), (word, own)))
 
-    def initials(word: str) -> str:
-        return "".join(part[:1] for part in word.split("_"))
-
-    def similar(word: str, words: Iterable[str]) -> list[str]:
-        return difflib.get_close_matches(word, list(words), n=1, cutoff=0.8)
-
-    meant = (
-        [option for option in options if last(option) == last(name)]
-        or [option for option in options if "_" in last(option) and initials(last(option)) == last(name)]
-        or similar(name, options)
-        or [option for option in options if last(option) in similar(last(name), map(last, options))]
-    )
-    return f"; did you mean {one_of(prefix + option for option in meant)}?" if meant else ""
+    best = max(map(likeness, options), default=0.0)
+    meant = [option for option in options if likeness(option) == best]
+    return f"; did you mean {one_of(prefix + option for option in meant)}?" if best >= 0.8 else ""
 
 
 def one_of(words: Iterable[str]) -> str:
