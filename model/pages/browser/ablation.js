@@ -1,5 +1,5 @@
-// What the model is without a part: the part is replaced by its mean, and the change of the loss is measured at each step, in
-// nats per token. A part without which nothing changes did nothing that another part could not do. Numbers on the
+// What the model is without a part: the part is replaced by its mean, and the change of the loss is measured at each step,
+// in nats per token. A part without which nothing changes did nothing that another part could not do. Numbers on the
 // thumbnails, and a table.
 
 import { $, element } from "browser/elements.js";
@@ -44,7 +44,8 @@ function drawNumbers() {
     number.hidden = change === null;
     if (change === null) continue;
     number.textContent = signed(change);
-    thumb.setAttribute("aria-label", `${thumb.getAttribute("aria-label")}, loss without it ${signed(change)} nats per token`);
+    const label = `${thumb.getAttribute("aria-label")}, loss without it ${signed(change)} nats per token`;
+    thumb.setAttribute("aria-label", label);
   }
 }
 
@@ -64,8 +65,9 @@ function drawTable() {
   const row = (name) => element("tr", {}, element("th", { scope: "row", textContent: name }),
     ...columns.map((column) => element("td", { textContent: cell(name, column) })));
   const titles = ["without", ...columns.map(({ column, where }) => COLUMNS[column] + where)];
+  const heading = titles.map((textContent) => element("th", { scope: "col", textContent }));
   $("ablations").replaceChildren(
-    element("thead", {}, element("tr", {}, ...titles.map((textContent) => element("th", { scope: "col", textContent })))),
+    element("thead", {}, element("tr", {}, ...heading)),
     element("tbody", {}, ...[...new Set([chosen, ...others])].map(row)),
   );
 }

@@ -15,21 +15,21 @@ export function headOf(name) {
   return found && [Number(found[1]), Number(found[2])];
 }
 
+// measured: what a capture measured of one probe, see surprise.js.
+
 // What comes after a token, in words: after the last one the likeliest token. null where that was not measured.
-export function nextInWords(details, probe, labels, token) {
+export function nextInWords({ labels, tokens, top, top_probability, attribution_of_likeliest }, token) {
   if (token + 1 < labels.length) return `what comes next is ${quote(labels[token + 1])}`;
-  const { top, top_probability, attribution_of_likeliest } = details.probes[probe];
   if (!attribution_of_likeliest) return null;
-  const likeliest = `${quote(details.tokens[top.at(-1)[0]])} (${share(top_probability.at(-1)[0])})`;
+  const likeliest = `${quote(tokens[top.at(-1)[0]])} (${share(top_probability.at(-1)[0])})`;
   return `the likeliest to come next is ${likeliest}; the text ends here, so the true one is not known`;
 }
 
 // One column of the attribution: { name, value } for each part, largest first or in the model's order. After the last token
 // that of the likeliest next one, where it was measured.
-export function partsOf(details, probe, token, order = "largest") {
-  const { attribution, attribution_of_likeliest: last, bits } = details.probes[probe];
-  const value = (part) => (token === bits.length - 1 && last ? last : attribution.map((row) => row[token]))[part] ?? null;
-  const parts = details.parts.map((name, i) => ({ name, value: value(i) }));
+export function partsOf({ parts: names, attribution, attribution_of_likeliest: last, bits }, token, order = "largest") {
+  const values = token === bits.length - 1 && last ? last : attribution.map((row) => row[token]);
+  const parts = names.map((name, i) => ({ name, value: values[i] ?? null }));
   return order === "largest" ? parts.sort((one, two) => Math.abs(two.value) - Math.abs(one.value)) : parts;
 }
 
@@ -49,9 +49,9 @@ export function badge(error) {
   return error <= LARGEST_ERROR ? { good: true, text: `✓ adds up to the logit: within ${size}` } : { good: false, text: `✗ does not add up to the logit: off by ${size}` };
 }
 
-export const attributionRows = (details, probe, labels) =>
-  details.parts.flatMap((part, i) => labels.map((token, position) =>
-    ({ part, position, token, next_token: labels[position + 1], logit: details.probes[probe].attribution[i][position] })));
+export const attributionRows = ({ parts, attribution, labels }) =>
+  parts.flatMap((part, i) => labels.map((token, position) =>
+    ({ part, position, token, next_token: labels[position + 1], logit: attribution[i][position] })));
 
 // ---- drawing
 
@@ -72,7 +72,8 @@ export function drawParts(table, { parts, other, names, all, chosen, choose, sho
   ];
   const body = rows.map(({ name: textContent, head, folded, ...values }) => {
     const name = head ? element("button", { textContent, title: "choose this head", onclick: () => choose(head) })
-      : folded ? element("button", { textContent, title: "show every part", onclick: showAll }) : element("span", { textContent });
+      : folded ? element("button", { textContent, title: "show every part", onclick: showAll })
+      : element("span", { textContent });
     if (head) name.setAttribute("aria-pressed", String(head) === String(chosen));
     return element("tr", {}, element("th", { scope: "row" }, name), ...cellsOf(values));
   });

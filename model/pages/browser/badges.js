@@ -14,7 +14,8 @@ function drawBadges() {
     const wrong = shown.sides.filter(({ capture }) => !capture[verdict]);
     const where = shown.other && wrong.length ? ` (${wrong.map(({ name }) => name).join(", ")})` : "";
     const textContent = wrong.length ? `✗ ${bad}${where}` : `✓ ${good}`;
-    const figures = shown.sides.map(({ label, capture }) => `${label}${number(capture[error])} in ${capture.precision}`).join(", ");
+    const figureOf = ({ label, capture }) => `${label}${number(capture[error])} in ${capture.precision}`;
+    const figures = shown.sides.map(figureOf).join(", ");
     Object.assign($(error), { textContent, className: `badge ${wrong.length ? "bad" : "good"}` });
     $(error).setAttribute("aria-label", `${textContent}, ${error} ${figures}; opens the help`);
     $(`${error}-figures`).textContent = `Here: ${figures}.`;

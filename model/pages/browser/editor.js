@@ -54,8 +54,8 @@ function paint() {
 }
 
 function drawBox() {
-  const [{ typed, details, loss }] = shown.sides;
-  pieces = piecesOf(typed, details.probes.text);
+  const [{ typed, measured, loss }] = shown.sides;
+  pieces = piecesOf(typed, measured);
   paint();
   const { context_length: context } = engine.config;
   const count = typed.all ? typed.tokens.length : 0;

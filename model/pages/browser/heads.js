@@ -18,7 +18,8 @@ const SMALLEST = matchMedia("(pointer: coarse)").matches ? 44 : 20;
 const newThumbs = (choose) => ALL_HEADS.map((head) => {
   const caption = element("span", { className: "caption" }, element("span"), element("span"));
   const marks = element("span", { className: "marks" });
-  return element("button", { className: "thumb", onclick: () => choose(head) }, element("canvas"), element("i"), caption, marks);
+  const parts = [element("canvas"), element("i"), caption, marks];
+  return element("button", { className: "thumb", onclick: () => choose(head) }, ...parts);
 });
 
 export const thumbs = newThumbs((head) => change({ head }));

@@ -11,29 +11,31 @@ export const COLOURINGS = [
   ["divergence", "distance", "Colour: the distance (KL divergence) to the final prediction, in bits"],
 ];
 
-export function lensCell(details, probe, labels, row, token) {
-  const { token: likeliest, probability, divergence } = details.probes[probe].lens;
-  const id = likeliest[row][token];
+// measured: what a capture measured of one probe, see surprise.js.
+export function lensCell({ lens, tokens, sublayers, labels }, row, token) {
+  const id = lens.token[row][token];
   const cell = {
-    text: id === null ? null : details.tokens[id] ?? `token ${id}`,
-    probability: probability[row][token], divergence: divergence[row][token],
+    text: id === null ? null : tokens[id] ?? `token ${id}`,
+    probability: lens.probability[row][token], divergence: lens.divergence[row][token],
   };
   const next = labels[token + 1];
   const truth = next === undefined ? "" : `, the true next token ${quote(next)} gets ${share(cell.probability)}`;
-  const distance = row === details.sublayers.length - 1 ? "the final prediction" : `${decimal(cell.divergence, 1)} bits from the final prediction`;
-  const guess = cell.text === null ? "–" : quote(cell.text);
-  return { ...cell, sentence: `After ${details.sublayers[row]}, reading ${token} ${quote(labels[token])}: likeliest next ${guess}${truth}; ${distance}.` };
+  const bits = `${decimal(cell.divergence, 1)} bits from the final prediction`;
+  const distance = row === sublayers.length - 1 ? "the final prediction" : bits;
+  const guess = `likeliest next ${cell.text === null ? "–" : quote(cell.text)}`;
+  return { ...cell, sentence: `After ${sublayers[row]}, reading ${token} ${quote(labels[token])}: ${guess}${truth}; ${distance}.` };
 }
 
 // From 0 to 1: how deep a cell's colour is. Distances are shares of the largest in the table.
 export const strength = (colouring, cell, largest) =>
   colouring === "probability" ? Math.sqrt(cell.probability ?? 0) : largest > 0 ? (cell.divergence ?? 0) / largest : 0;
 
-export const largestDivergence = (details, probe) => Math.max(0, ...details.probes[probe].lens.divergence.flat());
+export const largestDivergence = ({ lens }) => Math.max(0, ...lens.divergence.flat());
 
-export function lensRows(details, probe, labels) {
-  return details.sublayers.flatMap((sublayer, row) => labels.map((token, position) => {
-    const { text: likeliest, probability, divergence } = lensCell(details, probe, labels, row, position);
+export function lensRows(measured) {
+  const { sublayers, labels } = measured;
+  return sublayers.flatMap((sublayer, row) => labels.map((token, position) => {
+    const { text: likeliest, probability, divergence } = lensCell(measured, row, position);
     return { sublayer, position, token, next_token: labels[position + 1], likeliest, probability, divergence };
   }));
 }
@@ -41,7 +43,7 @@ export function lensRows(details, probe, labels) {
 // ---- drawing
 
 // Adds a table to a parent and returns the function that fills it with
-// { details, probe, labels, colouring, colours, token, name }. `choose` is called with the token of a cell, where it is given.
+// { measured, colouring, colours, token, name }. `choose` is called with the token of a cell, where it is given.
 export function createLens(parent, choose) {
   const readout = element("p", { className: "soft readout" });
   readout.setAttribute("aria-live", "polite");
@@ -57,10 +59,12 @@ export function createLens(parent, choose) {
 
   // Rows of the sub-layers, and columns of the tokens.
   function build() {
-    const { details, labels } = view;
+    const { sublayers, labels } = view.measured;
     const write = (label) => (label === undefined ? "" : visible(label, 8) || "∅");
-    cells = details.sublayers.map((_, row) => labels.map((_, token) => element("td", { tabIndex: -1, dataset: { row, token } })));
-    body.replaceChildren(...details.sublayers.map((name, row) => element("tr", {}, element("th", { scope: "row", textContent: name }), ...cells[row])));
+    const newCell = (row, token) => element("td", { tabIndex: -1, dataset: { row, token } });
+    cells = sublayers.map((_, row) => labels.map((_, token) => newCell(row, token)));
+    body.replaceChildren(...sublayers.map((textContent, row) =>
+      element("tr", {}, element("th", { scope: "row", textContent }), ...cells[row])));
     const heading = (label, i) => element("th", { scope: "col", textContent: write(label), title: `${i} ${visible(label, 60)}` });
     head.replaceChildren(head.firstChild, ...labels.map(heading));
     foot.replaceChildren(foot.firstChild, ...labels.map((_, i) => element("th", { textContent: write(labels[i + 1]) })));
@@ -69,12 +73,13 @@ export function createLens(parent, choose) {
   }
 
   function fill() {
-    const { details, probe, labels, colouring, colours, name } = view;
-    table.setAttribute("aria-label", `${name}: the likeliest next token after each sub-layer; arrow keys move${choose ? ", enter chooses the token" : ""}`);
-    const largest = largestDivergence(details, probe);
+    const { measured, colouring, colours, name } = view;
+    const keys = `arrow keys move${choose ? ", enter chooses the token" : ""}`;
+    table.setAttribute("aria-label", `${name}: the likeliest next token after each sub-layer; ${keys}`);
+    const largest = largestDivergence(measured);
     for (const [row, line] of cells.entries())
       for (const [token, cell] of line.entries()) {
-        const found = lensCell(details, probe, labels, row, token);
+        const found = lensCell(measured, row, token);
         const colour = colours[Math.round(255 * Math.min(1, strength(colouring, found, largest)))];
         cell.classList.toggle("chosen", token === view.token);
         cell.textContent = found.text === null ? "–" : visible(found.text, 8) || "∅";
@@ -86,7 +91,7 @@ export function createLens(parent, choose) {
   const cellAt = (target) => target.closest?.("td");
   const read = ({ target }) => {
     const { row, token } = cellAt(target)?.dataset ?? {};
-    if (row) readout.textContent = lensCell(view.details, view.probe, view.labels, Number(row), Number(token)).sentence;
+    if (row) readout.textContent = lensCell(view.measured, Number(row), Number(token)).sentence;
   };
   const pick = ({ target }) => choose && cellAt(target) && choose(Number(cellAt(target).dataset.token));
   table.addEventListener("pointerover", read);
@@ -95,14 +100,15 @@ export function createLens(parent, choose) {
   onKeys(table, ARROWS, ([down, right]) => {
     cells[focused.row][focused.token].tabIndex = -1;
     focused.row = clamp(focused.row + down, cells.length - 1);
-    focused.token = clamp(focused.token + right, view.labels.length - 1);
+    focused.token = clamp(focused.token + right, view.measured.labels.length - 1);
     const cell = cells[focused.row][focused.token];
     cell.tabIndex = 0;
     cell.focus();
   }, pick);
 
   return (next) => {
-    const same = view && view.labels === next.labels && String(view.details.sublayers) === String(next.details.sublayers);
+    const shape = ({ measured: { labels, sublayers } }) => JSON.stringify([labels, sublayers]);
+    const same = view && shape(view) === shape(next);
     const moved = view?.token !== next.token;
     view = next;
     if (!same) build();

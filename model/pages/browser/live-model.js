@@ -124,10 +124,11 @@ export class LiveModel {
 
   // What the head gives at position `from` of the source's text replaces what it gives at `position`.
   // Only what that can change is computed anew: this layer and those after it, from this position on.
-  patched(reading, source, { layer, head, position, from }, target, spare = new Cache(this.config, reading.cache.length)) {
+  patched(reading, source, { layer, head, position, from }, target, spare) {
     const { cache, trace, network } = reading;
     const T = cache.length;
     if (layer === this.config.num_layers - 1 && position < T - 1) return lastLogit(reading, target); // nothing reads it there
+    spare ??= new Cache(this.config, T);
     spare.copy(cache, position);
     const start = from * this.config.embed_dim + head * network.K;
     const vector = source.trace.heads[layer].slice(start, start + network.K);
@@ -140,7 +141,8 @@ export class LiveModel {
 // The logits after the last of some tokens that follow those of a cache.
 function logitsAfter(network, tokens, cache, options) {
   let features;
-  for (let at = 0; at < tokens.length; at += CHUNK) features = network.read(tokens.slice(at, at + CHUNK), cache, options);
+  for (let at = 0; at < tokens.length; at += CHUNK)
+    features = network.read(tokens.slice(at, at + CHUNK), cache, options);
   return network.logits(features.subarray(-network.config.embed_dim));
 }
 

@@ -37,8 +37,8 @@ export function matchingHead(map, weights, length) {
   return best;
 }
 
-// Value-weighted maps: each weight times the length of what its key would write into the stream, |value x output matrix|,
-// as a share of the longest that the head could write (Kobayashi et al. 2020, "Attention is Not Only a Weight").
+// Value-weighted maps: each weight times the length of what its key would write into the stream, |value x output
+// matrix|, as a share of the longest that the head could write (Kobayashi et al. 2020, "Attention is Not Only a Weight").
 export const VALUE_WEIGHTED =
   "Each weight is multiplied by the length of what its key writes (|value × output matrix|), as a share of the longest in " +
   "this head. So a square is never darker than its weight, and a pale row means that the head writes little there.";

@@ -8,21 +8,19 @@ import { COLOURINGS, createLens, lensRows } from "browser/lens.js";
 import { VALUE_WEIGHTED } from "browser/maps.js";
 import { addFollower, addView, change, pointer, shown } from "browser/render.js";
 import { data, HEADS, placeOf, PROBES, RUNS } from "browser/state.js";
-import { expectationItems, shadeBySurprise, surpriseRows, UNMEASURED } from "browser/surprise.js";
+import { expectationItems, measuredOf, shadeBySurprise, surpriseRows, UNMEASURED } from "browser/surprise.js";
 import { quote } from "browser/words.js";
 
 export const probeName = () => PROBES[shown.probe].name;
-const measured = ({ details }) => Boolean(details.probes?.[probeName()]?.lens);
-export const titleOf = ({ label, run, capture }) => `${label}${RUNS.length > 1 ? `${RUNS[run].name}, ` : ""}step ${capture.step}`;
+const isMeasured = (side) => Boolean(side?.measured?.lens);
+const nameOf = (run) => (RUNS.length > 1 ? `${RUNS[run].name}, ` : "");
+export const titleOf = ({ label, run, capture }) => `${label}${nameOf(run)}step ${capture.step}`;
 
 // Saves a table of the one or two sides that are shown, with the columns that Python's tables of this name have.
 export function save(table, rowsOf) {
   const rows = shown.sides.flatMap((side) => rowsOf(side).map((row) => ({ run: RUNS[side.run].name, step: side.capture.step, probe: probeName(), ...row })));
   downloadCsv(`${table}-step-${shown.capture.step}.csv`, data.columns[table], rows);
 }
-
-// The rows of a probe's table; none for a side that was not measured.
-const rowsOfProbe = (rowsOf) => (side) => (measured(side) ? rowsOf(side.details, probeName(), shown.labels) : []);
 
 // ---- surprise
 
@@ -32,7 +30,7 @@ function drawSurprise() {
   for (const part of [...$("surprise").children].slice(1)) part.hidden = !on;
   $("tokens").classList.toggle("by-surprise", on);
   $("top").hidden = on; // what the token attends to gives way to what was expected in its place
-  if (on) shadeBySurprise($("tokens").children, shown.sides[0].details, probeName());
+  if (on) shadeBySurprise($("tokens").children, shown.sides[0].measured);
   drawExpectation();
 }
 
@@ -42,7 +40,7 @@ function drawExpectation() {
   if ($("expected").hidden) return;
   $("expected").replaceChildren(...shown.sides.flatMap((side) => [
     ...(shown.other ? [element("li", { className: "soft", textContent: titleOf(side) })] : []),
-    ...expectationItems(side.details, probeName(), shown.labels, token),
+    ...expectationItems(side.measured, token),
   ]));
 }
 
@@ -60,17 +58,15 @@ const lenses = [0, 1].map(() => {
 });
 
 function drawLenses() {
-  const found = shown.sides;
-  $("lens-absent").hidden = found.every(measured);
-  press($("colourings"), shown.lens);
-  $("lens-meaning").textContent = COLOURINGS.find(([colouring]) => colouring === shown.lens)[2];
+  const { sides, palette, lens: colouring, token } = shown;
+  $("lens-absent").hidden = sides.every(isMeasured);
+  press($("colourings"), colouring);
+  $("lens-meaning").textContent = COLOURINGS.find(([one]) => one === colouring)[2];
   lenses.forEach(({ pane, title, draw }, i) => {
-    pane.hidden = !found[i] || !measured(found[i]);
+    pane.hidden = !isMeasured(sides[i]);
     if (pane.hidden) return;
-    title.textContent = titleOf(found[i]);
-    const { details } = found[i];
-    const { palette, lens: colouring, token } = shown;
-    draw({ details, probe: probeName(), labels: shown.labels, colouring, colours: palette.colours, token, name: title.textContent });
+    const name = (title.textContent = titleOf(sides[i]));
+    draw({ measured: sides[i].measured, colouring, colours: palette.colours, token, name });
   });
 }
 
@@ -81,31 +77,33 @@ let order = "largest";
 
 function drawAttribution() {
   const [a, b] = shown.sides;
-  $("attribution").hidden = !measured(a) || !a.details.parts.length;
+  $("attribution").hidden = !isMeasured(a) || !a.measured.parts.length;
   if ($("attribution").hidden) return;
-  const { labels } = shown;
+  const { labels, parts, attribution_error: error } = a.measured;
   const token = shown.token ?? Math.max(0, labels.length - 2); // the last whose next one is known
-  const next = nextInWords(a.details, probeName(), labels, token);
+  const next = nextInWords(a.measured, token);
   $("parts").hidden = !next;
   $("attribution-what").textContent = next
     ? `Reading ${token} ${quote(labels[token])}, ${next}. Each part of the model pushes the logit of that token, its score before it becomes a probability, up or down.`
     : `${quote(labels[token])} is the last token: what comes after it is not known. Choose an earlier one.`;
-  if (a.details.parts.some((name) => name.startsWith("values "))) $("attribution-what").append(" “values 1.0” is what head 1.0 passes on from the table of value embeddings.");
-  const { good, text } = badge(a.details.probes[probeName()].attribution_error);
+  if (parts.some((name) => name.startsWith("values ")))
+    $("attribution-what").append(" “values 1.0” is what head 1.0 passes on from the table of value embeddings.");
+  const { good, text } = badge(error);
   Object.assign($("attribution-badge"), { textContent: text, className: `badge ${good ? "good" : "bad"}` });
   $("every-part").setAttribute("aria-pressed", everyPart);
   press($("part-orders"), order);
   // After the last token two models may expect different ones, whose parts cannot be compared.
-  const comparable = b && measured(b) && (token + 1 < labels.length || nextId(a) === nextId(b));
-  if (b && measured(b) && !comparable) $("attribution-what").append(" B expects another token, so its parts are not shown here.");
-  const of = (side) => partsOf(side.details, probeName(), token, order);
+  const nextId = ({ measured }) => measured.top.at(-1)[0];
+  const comparable = isMeasured(b) && (token + 1 < labels.length || nextId(a) === nextId(b));
+  if (isMeasured(b) && !comparable)
+    $("attribution-what").append(" B expects another token, so its parts are not shown here.");
+  const of = ({ measured }) => partsOf(measured, token, order);
   drawParts($("parts"), {
-    parts: of(a), other: comparable ? of(b) : null, names: [a, b].map((side) => side && titleOf(side)), all: everyPart, chosen: placeOf(shown.head),
+    parts: of(a), other: comparable ? of(b) : null, names: shown.sides.map(titleOf),
+    all: everyPart, chosen: placeOf(shown.head),
     choose: ([layer, head]) => change({ head: layer * HEADS + head }), showAll: showEveryPart,
   });
 }
-
-const nextId = ({ details }) => details.probes[probeName()].top.at(-1)[0];
 
 function showEveryPart() {
   everyPart = !everyPart;
@@ -119,7 +117,8 @@ async function drawDeep() {
   if (waiting.length) {
     const details = await Promise.all(waiting.map(({ late }) => late()));
     if (now !== shown || !details.every(Boolean)) return;
-    waiting.forEach((side, i) => Object.assign(side, { details: details[i], late: null }));
+    const measured = details.map((found) => measuredOf(found, probeName(), shown.labels));
+    waiting.forEach((side, i) => Object.assign(side, { measured: measured[i], late: null }));
   }
   drawLenses();
   drawAttribution();
@@ -129,7 +128,7 @@ async function drawDeep() {
 
 function drawWeighting() {
   press($("weightings"), shown.weighting);
-  const possible = shown.sides.every(({ details }) => details.probes?.[probeName()]);
+  const possible = shown.sides.every(({ measured }) => measured);
   for (const button of $("weightings").children) button.disabled = !possible;
   $("weighting-note").hidden = shown.weighting === "weights" || !possible;
 }
@@ -140,6 +139,8 @@ choices($("colourings"), COLOURINGS, (lens) => change({ lens }));
 choices($("part-orders"), [["largest", "largest first"], ["model", "in the model's order"]], (chosen) => ((order = chosen), drawAttribution()));
 $("lens-absent").textContent = UNMEASURED;
 $("every-part").addEventListener("click", showEveryPart);
-for (const [table, rowsOf] of [["surprise", surpriseRows], ["lens", lensRows], ["attribution", attributionRows]])
-  $(`${table}-csv`).addEventListener("click", () => save(table, rowsOfProbe(rowsOf)));
+for (const [table, rows] of [["surprise", surpriseRows], ["lens", lensRows], ["attribution", attributionRows]]) {
+  const rowsOf = (side) => (isMeasured(side) ? rows(side.measured) : []);
+  $(`${table}-csv`).addEventListener("click", () => save(table, rowsOf));
+}
 for (const view of [drawSurprise, drawWeighting, drawDeep]) addView(view);

@@ -4,6 +4,7 @@
 import { $ } from "browser/elements.js";
 import { clearestQuery, matchingHead, ofHead, palette, weighted } from "browser/maps.js";
 import { data, mapped, nearest, PROBES, restore, save, state } from "browser/state.js";
+import { measuredOf } from "browser/surprise.js";
 
 let load = null; // where maps come from
 let forget = null;
@@ -20,8 +21,9 @@ export function start(loader, dropOld = () => {}) {
   render();
 }
 
-// The state that is on the screen with what it shows: `capture` and `labels` are those of the first side. `sides` is what is looked at, and what it is compared with:
-// { name, label: the name before a sentence where there are two, run, at, capture, head, attention: the weights as they are } with what `load` gives.
+// The state that is on the screen with what it shows: the `capture` and `labels` of the first side, and `sides`: what is
+// looked at, and what it is compared with. A side is what `load` gives, and { name, label: the name before a sentence where
+// there are two, run, at, capture, head, measured: see surprise.js, attention: the weights as they are }.
 export let shown = null;
 export let rendered = Promise.resolve(); // settles when everything that was asked for is drawn
 export const pointer = { cell: null, token: null }; // the square { query, key } and the token of the text pointed at
@@ -107,8 +109,10 @@ async function draw() {
 async function side(name, frame, { run, at }) {
   const capture = mapped[run][at];
   const loaded = await load(frame, at, run);
-  const { weights, details, labels } = loaded;
-  const norms = frame.weighting === "values" && details.probes?.[PROBES[frame.probe].name]?.value_norms;
-  const shownWeights = norms ? weighted(weights, norms, labels.length) : weights;
-  return { ...loaded, name, label: frame.other ? `${name}: ` : "", run, at, capture, attention: weights, weights: shownWeights };
+  const { weights: attention, details, labels } = loaded;
+  const measured = measuredOf(details, PROBES[frame.probe].name, labels);
+  const norms = frame.weighting === "values" && measured?.value_norms;
+  const weights = norms ? weighted(attention, norms, labels.length) : attention;
+  const label = frame.other ? `${name}: ` : "";
+  return { ...loaded, name, label, run, at, capture, measured, attention, weights };
 }

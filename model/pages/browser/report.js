@@ -5,7 +5,7 @@ import { BOX, chartColumns, drawChart, markColour, shape, stagesOf, written } fr
 import { $, choices, clamp, closest, element, onKeys, press, SIDEWAYS, systemTheme, tokenSpans } from "browser/elements.js";
 import { createLens } from "browser/lens.js";
 import { palette } from "browser/maps.js";
-import { expectationItems, shadeBySurprise } from "browser/surprise.js";
+import { expectationItems, measuredOf, shadeBySurprise } from "browser/surprise.js";
 import { decimal, signed } from "browser/words.js";
 
 const data = JSON.parse($("data").textContent);
@@ -91,16 +91,15 @@ function showSample() {
 
 // The text with a colour for each token's surprise, and below it what the model expected in place of one of them.
 function showSurprise() {
-  const { labels, details } = data;
+  const { labels, bits } = measured;
   const spans = tokenSpans(labels);
   $("surprised").append(...spans);
-  shadeBySurprise(spans, details, "text");
-  const bits = details.probes.text.bits;
+  shadeBySurprise(spans, measured);
   let chosen = 1 + bits.indexOf(Math.max(...bits)); // the token that surprised most
   const choose = (token) => {
     chosen = token;
     spans.forEach((span, i) => (span.className = i === token ? "chosen" : ""));
-    $("expected").replaceChildren(...expectationItems(details, "text", labels, token));
+    $("expected").replaceChildren(...expectationItems(measured, token));
   };
   for (const [token, span] of spans.entries())
     for (const kind of ["pointerover", "click"]) span.addEventListener(kind, () => choose(token));
@@ -116,12 +115,12 @@ function showHeads() {
       element("span", { className: "numbers", textContent: [change(text, "on text"), change(repeated, "on repetition")].filter(Boolean).join(", ") }))));
 }
 
-const drawLens = data.details && createLens($("lens"));
+const measured = data.details && measuredOf(data.details, "text", data.labels);
+const drawLens = measured && createLens($("lens"));
 
 function showLens() {
-  const { labels, details, colours, step } = data;
-  const colourings = palette(colours[state.theme], "sqrt");
-  drawLens({ details, probe: "text", labels, colouring: "probability", colours: colourings.colours, token: null, name: `step ${step}` });
+  const { colours } = palette(data.colours[state.theme], "sqrt");
+  drawLens({ measured, colouring: "probability", colours, token: null, name: `step ${data.step}` });
 }
 
 function setTheme(theme) {

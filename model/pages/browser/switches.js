@@ -39,7 +39,8 @@ function buildSwitches() {
     const [, name, layer] = /^(.*?) ?(\d*)$/.exec(part);
     if (name !== kind) $("switches").append((line = element("div", {}, layer ? `${name} ` : "")));
     kind = name;
-    line.append(element("button", { textContent: layer || name, ariaLabel: part, dataset: { part }, onclick: () => toggle(part) }));
+    const onclick = () => toggle(part);
+    line.append(element("button", { textContent: layer || name, ariaLabel: part, dataset: { part }, onclick }));
   }
 }
 

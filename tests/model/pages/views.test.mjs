@@ -37,17 +37,18 @@ const details = {
   },
 };
 
+const measured = surprise.measuredOf(details, "text", labels);
+
 test("what was expected in place of a token is what was predicted from the token before it", () => {
-  const told = surprise.expectation(details, "text", labels, 2);
+  const told = surprise.expectation(measured, 2);
   assert.match(told, /^The model expected: “\u2068def\u2069” 0\.41, “\u2068x\u2069” 0\.20; the true token .* came 3rd, 3\.2 bits\.$/);
   assert.ok(told.includes("\\u202e<img>") && !told.includes("\u202e"));
 });
 
 test("the first token, an old capture and a diverged model each get one sentence", () => {
-  assert.match(surprise.expectation(details, "text", labels, 0), /first token/);
-  assert.equal(surprise.expectation({}, "text", labels, 2), surprise.UNMEASURED);
-  const diverged = { ...details, probes: { text: { ...details.probes.text, bits: [null, null, null, null] } } };
-  assert.match(surprise.expectation(diverged, "text", labels, 2), /–/);
+  assert.match(surprise.expectation(measured, 0), /first token/);
+  assert.equal(surprise.expectation(surprise.measuredOf({}, "text", labels), 2), surprise.UNMEASURED);
+  assert.match(surprise.expectation({ ...measured, bits: [null, null, null, null] }, 2), /–/);
 });
 
 test("the depth of a colour grows with surprise and stays within 0 and 1", () => {
@@ -60,16 +61,16 @@ test("places are counted as in English", () => {
 });
 
 test("a cell of the lens tells its sub-layer, token, guess and distance", () => {
-  const told = lens.lensCell(details, "text", labels, 1, 0).sentence;
+  const told = lens.lensCell(measured, 1, 0).sentence;
   assert.match(told, /^After attention 0, reading 0 .*likeliest next “\u2068def\u2069”, the true next token .* gets 0\.10; 3\.0 bits from the final/);
-  assert.match(lens.lensCell(details, "text", labels, 2, 0).sentence, /the final prediction/);
-  assert.match(lens.lensCell(details, "text", labels, 1, 2).sentence, /likeliest next –/);
-  assert.ok(!lens.lensCell(details, "text", labels, 2, 3).sentence.includes("true next"));
+  assert.match(lens.lensCell(measured, 2, 0).sentence, /the final prediction/);
+  assert.match(lens.lensCell(measured, 1, 2).sentence, /likeliest next –/);
+  assert.ok(!lens.lensCell(measured, 2, 3).sentence.includes("true next"));
 });
 
 test("the lens is coloured by the root of a probability, or by a share of the largest distance", () => {
-  const cell = (row, token) => lens.lensCell(details, "text", labels, row, token);
-  assert.equal(lens.largestDivergence(details, "text"), 4);
+  const cell = (row, token) => lens.lensCell(measured, row, token);
+  assert.equal(lens.largestDivergence(measured), 4);
   assert.equal(lens.strength("probability", cell(0, 1), 4), 0.5);
   assert.equal(lens.strength("divergence", cell(0, 1), 4), 0.5);
   assert.equal(lens.strength("probability", cell(0, 2), 4), 0);
@@ -82,14 +83,14 @@ test("a table has the columns that are asked for, and empty cells for what is un
 });
 
 test("parts are sorted by size or kept in the model's order, and add up either way", () => {
-  const names = (order) => attribution.partsOf(details, "text", 1, order).map(({ name }) => name);
+  const names = (order) => attribution.partsOf(measured, 1, order).map(({ name }) => name);
   assert.deepEqual(names("largest"), ["head 1.1", "feed-forward 0", "token embedding", "head 0.0"]);
   assert.deepEqual(names("model"), details.parts);
-  for (const order of ["largest", "model"]) assert.equal(attribution.sum(attribution.partsOf(details, "text", 1, order)), 3.75);
+  for (const order of ["largest", "model"]) assert.equal(attribution.sum(attribution.partsOf(measured, 1, order)), 3.75);
 });
 
 test("the smallest parts are folded into one that has their sum, and keep their order otherwise", () => {
-  const parts = attribution.partsOf(details, "text", 1, "model");
+  const parts = attribution.partsOf(measured, 1, "model");
   const { shown, others } = attribution.fold(parts, 2);
   assert.deepEqual(shown.map(({ name }) => name), ["head 1.1", "feed-forward 0"]);
   assert.deepEqual(others, { count: 2, value: 0.75 });
@@ -97,7 +98,7 @@ test("the smallest parts are folded into one that has their sum, and keep their 
 });
 
 test("a column without a next token has no sum and no number", () => {
-  const parts = attribution.partsOf(details, "text", 3);
+  const parts = attribution.partsOf(measured, 3);
   assert.equal(attribution.sum(parts), null);
   assert.equal(attribution.fold(parts, 1).others.value, null);
   assert.equal(words.signed(null), "–");
@@ -121,13 +122,12 @@ test("signs are shown unless a number rounds to nothing", () => {
 });
 
 test("after the last token the likeliest next one is told, where it was measured", () => {
-  const { text } = details.probes;
-  const live = { ...details, probes: { text: { ...text, attribution_of_likeliest: [1, 2, 3, 4] } } };
-  assert.equal(attribution.nextInWords(details, "text", labels, 3), null);
-  assert.match(attribution.nextInWords(live, "text", labels, 3), /likeliest to come next is “\u2068x\u2069” \(0\.30\)/);
-  assert.match(attribution.nextInWords(live, "text", labels, 0), /^what comes next is “\u2068b\u2069”$/);
-  assert.deepEqual(attribution.partsOf(live, "text", 3, "model").map(({ value }) => value), [1, 2, 3, 4]);
-  assert.deepEqual(attribution.attributionRows(live, "text", labels).at(-1), { part: "feed-forward 0", position: 3, token: "\n", next_token: undefined, logit: null });
+  const live = { ...measured, attribution_of_likeliest: [1, 2, 3, 4] };
+  assert.equal(attribution.nextInWords(measured, 3), null);
+  assert.match(attribution.nextInWords(live, 3), /likeliest to come next is “\u2068x\u2069” \(0\.30\)/);
+  assert.match(attribution.nextInWords(live, 0), /^what comes next is “\u2068b\u2069”$/);
+  assert.deepEqual(attribution.partsOf(live, 3, "model").map(({ value }) => value), [1, 2, 3, 4]);
+  assert.deepEqual(attribution.attributionRows(live).at(-1), { part: "feed-forward 0", position: 3, token: "\n", next_token: undefined, logit: null });
 });
 
 test("the row of a token is told in words", () => {
