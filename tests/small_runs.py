@@ -12,13 +12,13 @@ REPOSITORY = Path(__file__).parent.parent
 
 # What a resume could get wrong: random numbers of the training, accumulated gradients, both optimizers, rows and
 # saves at different steps.
-EVENTFUL = (
-    "--model.gpt.dropout=0.1",
-    "--trainer.accumulate_grad_batches=2",
-    "--trainer.val_check_interval=8",
-    "--trainer.log_every_n_steps=3",
-    "--checkpoints.every_n_steps=1",
-)
+EVENTFUL = ["--model.gpt.dropout=0.1", "--trainer.accumulate_grad_batches=2", "--trainer.val_check_interval=8"]
+EVENTFUL += ["--trainer.log_every_n_steps=3", "--checkpoints.every_n_steps=1"]
+# A run of 12 steps, validated and saved at every fourth.
+SMALL = """--data.corpus=files --data.tokenizer=bytes --data.vocab_size=null --data.batch_size=4 --data.num_processes=1
+    --model.gpt.context_length=16 --model.gpt.embed_dim=32 --attention.picture=false --attention.probe_tokens=8
+    --trainer.max_steps=12 --trainer.val_check_interval=4 --trainer.limit_val_batches=1.0
+    --trainer.log_every_n_steps=2"""
 
 
 def small_text() -> str:
@@ -29,26 +29,9 @@ def small_text() -> str:
 
 
 def small_options(text: Path, cache: Path) -> list[str]:
-    """Options that make configs/debug.yaml a run of 12 steps on that text, validated and saved at every fourth."""
-    options = {
-        "config": REPOSITORY / "configs" / "debug.yaml",
-        "data.corpus": "files",
-        "data.files": text,
-        "data.tokenizer": "bytes",
-        "data.vocab_size": "null",
-        "data.batch_size": 4,
-        "model.gpt.context_length": 16,
-        "model.gpt.embed_dim": 32,
-        "data.num_processes": 1,
-        "data.cache_dir": cache,
-        "trainer.max_steps": 12,
-        "trainer.val_check_interval": 4,
-        "trainer.limit_val_batches": 1.0,
-        "trainer.log_every_n_steps": 2,
-        "attention.picture": "false",
-        "attention.probe_tokens": 8,
-    }
-    return [f"--{name}={value}" for name, value in options.items()]
+    """Options that make configs/debug.yaml a small run on that text."""
+    config = REPOSITORY / "configs" / "debug.yaml"
+    return [f"--config={config}", f"--data.files={text}", f"--data.cache_dir={cache}", *SMALL.split()]
 
 
 def metrics(run_dir: str | Path) -> list[dict[str, str]]:

@@ -96,20 +96,10 @@ def test_weights_that_do_not_fit_the_description_are_refused(tmp_path, gpt, chan
 
 
 ENORMOUS = torch.zeros(1).expand(2**20, 2**20)  # by a stride of 0
-TOO_LARGE = {
-    **{
-        str(sizes): {"gpt_config": SIZES | sizes}
-        for sizes in (
-            {"num_layers": 1_000_000},
-            {"embed_dim": 32768},
-            {"embed_dim": 2**70},
-            {"vocab_size": 2**40},
-            {"bigram_buckets": 10**12},
-            {"feed_forward_dim": 10**12},
-            {"context_length": 10**12, "position": "learned"},
-            {"value_embeddings": True, "vocab_size": 10**12},
-        )
-    },
+LARGE = [{"num_layers": 1_000_000}, {"embed_dim": 32768}, {"embed_dim": 2**70}, {"vocab_size": 2**40}]
+LARGE += [{"bigram_buckets": 10**12}, {"feed_forward_dim": 10**12}, {"value_embeddings": True, "vocab_size": 10**12}]
+LARGE += [{"context_length": 10**12, "position": "learned"}]
+TOO_LARGE = {str(sizes): {"gpt_config": SIZES | sizes} for sizes in LARGE} | {
     "weight": {"state_dict": {"gpt.head.weight": ENORMOUS}},
     "optimizer": {"optimizer_states": [{"state": {0: {"momentum": ENORMOUS}}}]},
     "config": {"gpt_config": {"num_layers": doubled(100)}},

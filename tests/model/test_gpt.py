@@ -21,19 +21,10 @@ SIZES = {"vocab_size": 50, "context_length": 16, "num_layers": 3, "num_heads": 4
 def test_modern_family_equals_hugging_face_nanochat(num_kv_heads):
     transformers = pytest.importorskip("transformers")
     gpt = random_gpt(GPTConfig(**SIZES, num_kv_heads=num_kv_heads))
-    peer = transformers.NanoChatForCausalLM(
-        transformers.NanoChatConfig(
-            vocab_size=50,
-            hidden_size=32,
-            intermediate_size=128,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=num_kv_heads,
-            max_position_embeddings=16,
-            final_logit_softcapping=15.0,
-            attn_implementation="eager",
-        )
-    ).eval()
+    widths = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 128, "max_position_embeddings": 16}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": num_kv_heads, "attn_implementation": "eager"}
+    config = transformers.NanoChatConfig(**widths, **heads, num_hidden_layers=3, final_logit_softcapping=15.0)
+    peer = transformers.NanoChatForCausalLM(config).eval()
 
     def mirrored(weight):
         """NanoChat turns pairs clockwise; that is our sense of rotation with the halves of each head exchanged."""

@@ -10,16 +10,8 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-SHORT = {
-    "trainer.max_steps": 4,
-    "trainer.val_check_interval": 2,
-    "trainer.limit_val_batches": 1,
-    "model.gpt.num_layers": 2,
-    "model.gpt.embed_dim": 48,
-    "data.max_tokens": 200_000,
-    "samples.max_new_tokens": 5,
-    "attention.probe_tokens": 8,
-}
+SHORT = """--trainer.max_steps=4 --trainer.val_check_interval=2 --trainer.limit_val_batches=1 --model.gpt.num_layers=2
+    --model.gpt.embed_dim=48 --data.max_tokens=200000 --samples.max_new_tokens=5 --attention.probe_tokens=8"""
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
@@ -27,9 +19,8 @@ def test_the_default_run_attempts_no_connection(tmp_path):
     """Of all processes that it starts, every call that names an address; local sockets have none."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
     environment |= {"HOME": str(tmp_path), "GLASSGPT_CACHE": str(tmp_path / "cache")}
-    options = [f"--{name}={value}" for name, value in SHORT.items()]
     watch = ["strace", "-f", "-qq", "-e", "trace=connect,sendto,sendmsg,sendmmsg", "-o", "calls"]
-    command = [*watch, sys.executable, str(REPOSITORY / "train.py"), "--name=quiet", *options]
+    command = [*watch, sys.executable, str(REPOSITORY / "train.py"), "--name=quiet", *SHORT.split()]
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     assert list((tmp_path / "runs/quiet/wandb").glob("offline-run-*"))  # its service did run

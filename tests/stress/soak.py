@@ -27,18 +27,10 @@ class Watch(Callback):
 def test_neither_memory_nor_open_files_grow(train, capsys):
     """Of everything that a run does: validations with samples, recordings, rows and checkpoints too."""
     each = STEPS // 50
-    assert (
-        train(
-            f"--trainer.max_steps={STEPS}",
-            f"--trainer.val_check_interval={each}",
-            f"--attention.every_n_steps={each}",
-            f"--checkpoints.every_n_steps={each // 2}",
-            "--trainer.callbacks=tests.stress.soak.Watch",
-            "--trainer.callbacks.path=watched.csv",
-            "--trainer.enable_progress_bar=false",
-        )
-        == 0
-    )
+    options = f"""--trainer.max_steps={STEPS} --trainer.val_check_interval={each} --attention.every_n_steps={each}
+        --checkpoints.every_n_steps={each // 2} --trainer.callbacks=tests.stress.soak.Watch
+        --trainer.callbacks.path=watched.csv --trainer.enable_progress_bar=false"""
+    assert train(*options.split()) == 0
     with Path("watched.csv").open() as file:
         steps, memory, files = np.array([[int(x) for x in row] for row in csv.reader(file)]).T
     late = slice(len(steps) // 4, None)  # what is imported or cached once is there by then

@@ -180,20 +180,14 @@ def test_a_page_computes_what_pytorch_computes(packed, expected, engine_page):
 def in_pytorch(gpt: GPT) -> dict:
     """What `questions` should be answered with."""
     taken = trace(gpt, TOKENS)
+    everywhere = [(head, at, at) for head in range(gpt.config.num_heads) for at in range(len(TOKENS))]
     return {
         "logits": gpt(TOKENS[None])[0],
         "cap": gpt.config.logit_soft_cap,
         "edited": [with_edits(gpt, edits) for edits in EDITS],
         "written": generate(gpt, TOKENS[None], 30, temperature=0)[0, len(TOKENS) :].tolist(),
         "patched": patched(gpt, 0, [(0, 4, 6)])[0].item(),
-        "matrix": torch.cat(
-            [
-                patched(
-                    gpt, layer, [(head, at, at) for head in range(gpt.config.num_heads) for at in range(len(TOKENS))]
-                )
-                for layer in range(gpt.config.num_layers)
-            ]
-        ),
+        "matrix": torch.cat([patched(gpt, layer, everywhere) for layer in range(gpt.config.num_layers)]),
         "maps": capture(gpt, TOKENS).weights,
         "predictions": predictions(gpt, taken),
         "attribution": attribution(gpt, taken)[0],

@@ -25,38 +25,22 @@ def small_gpt2(**options):
     return random_gpt(GPTConfig(**{**SIZES, **GPT2, **options}))
 
 
-def finetune(text, *options):
-    """Runs configs/finetune_gpt2.yaml in the working folder, for 4 steps on `text` by bytes."""
-    from train import main
-
-    small = {
-        "config": REPOSITORY / "configs" / "finetune_gpt2.yaml",
-        "data.files": text,
-        "data.tokenizer": "bytes",
-        "data.cache_dir": "cache",
-        "data.num_processes": 1,
-        "model.gpt.context_length": 16,
-        "model.compile": "false",
-        "trainer.accelerator": "cpu",
-        "trainer.precision": "32-true",
-        "trainer.max_steps": 4,
-        "trainer.val_check_interval": 8,
-        "samples.max_new_tokens": 4,
-        "attention.probe_tokens": 8,
-        "wandb": "disabled",
-        "name": "run",
-    }
-    return main([*(f"--{name}={value}" for name, value in small.items()), *options])
+FINETUNED = """--data.tokenizer=bytes --data.cache_dir=cache --data.num_processes=1 --model.gpt.context_length=16
+    --model.compile=false --trainer.accelerator=cpu --trainer.precision=32-true --trainer.max_steps=4
+    --trainer.val_check_interval=8 --samples.max_new_tokens=4 --attention.probe_tokens=8 --wandb=disabled
+    --name=run --model.init_from=model"""
 
 
 @pytest.mark.slow
 def test_a_run_begins_with_the_loss_of_the_model_and_resumes_without_it(small_text, here):
     pytest.importorskip("safetensors.torch")
     from model.exchange.huggingface import to_huggingface
+    from train import main
 
     gpt = small_gpt2()
     to_huggingface(gpt, "model")
-    assert finetune(small_text, "--model.init_from=model") == 0
+    config = REPOSITORY / "configs" / "finetune_gpt2.yaml"
+    assert main([f"--config={config}", f"--data.files={small_text}", *FINETUNED.split()]) == 0
     rows = list(csv.DictReader(Path("runs/run/metrics.csv").read_text().splitlines()))
     assert rows[0]["step"] == "0" and rows[0]["val/loss"]
 
@@ -76,8 +60,6 @@ def test_a_run_begins_with_the_loss_of_the_model_and_resumes_without_it(small_te
     assert saved["init_from"] == "model" and saved["gpt"] == asdict(trained.config)
 
     Path("model").rename("gone")
-    from train import main
-
     assert main(["--resume=runs/run", "--trainer.max_steps=5"]) == 0
 
 
