@@ -29,9 +29,11 @@ def click(target) -> None:
     settle(target.page)
 
 
-def press(page, *keys: str) -> None:
+def press(target, *keys: str) -> None:
+    """In a page, or in an element of one."""
+    page = getattr(target, "page", target)
     for key in keys:
-        page.keyboard.press(key)
+        (page.keyboard if page is target else target).press(key)
     settle(page)
 
 

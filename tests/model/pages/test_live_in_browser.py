@@ -280,8 +280,7 @@ def told_change(words: str) -> float:
 
 def test_it_writes_what_pytorch_writes_until_it_is_stopped(open_page):
     page = open_page(hash_="#temperature=0")
-    page.locator("#box").focus()
-    page.keyboard.press("Control+Enter")
+    page.locator("#box").press("Control+Enter")
     page.locator("#speed", has_text="wrote 200 at").wait_for()
     settle(page)
     prompt = torch.tensor([TOKENIZER.encode(OPENING)])

@@ -199,8 +199,7 @@ def test_the_curves_are_clicked_and_are_a_slider_of_the_steps(open_page):
     )
     settle(page)
     assert address(page)["head"] == "1.2" and address(page)["step"] == "16"
-    curve.focus()
-    press(page, "ArrowLeft")
+    press(curve, "ArrowLeft")
     assert address(page)["step"] == "8"
     assert [curve.get_attribute(f"aria-value{name}") for name in ("now", "max")] == ["4", "6"]
     assert re.fullmatch(r"step 8, layer 1, head 2: induction 0\.\d\d", curve.get_attribute("aria-valuetext"))
@@ -260,12 +259,10 @@ def test_everything_can_be_done_with_the_keyboard(open_page):
     press(page, "ArrowDown", "s", "p")
     kept = address(page)
     assert (kept["head"], kept["scale"], kept["probe"]) == ("0.1", "linear", "repeated")
-    page.locator("#panes .over").focus()
-    page.keyboard.press("ArrowUp")
+    page.locator("#panes .over").press("ArrowUp")
     assert page.locator("#readout").inner_text() == page.locator("#live").inner_text() != ""
     page.keyboard.press("Escape")
-    page.locator("#tokens").focus()
-    press(page, "ArrowLeft")
+    press(page.locator("#tokens"), "ArrowLeft")
     assert address(page)["token"] == "18" and address(page)["step"] == "16"
 
 

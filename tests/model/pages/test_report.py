@@ -202,8 +202,7 @@ def test_the_report_in_a_browser(open_report, theme):
     assert page.evaluate("document.images.length") == 0
 
     assert sample_text(page).startswith("def 40 </script><img")
-    page.locator("#slider").focus()
-    page.keyboard.press("ArrowLeft")
+    page.locator("#slider").press("ArrowLeft")
     assert sample_text(page).startswith("def 20 ")
 
     box = page.locator("#charts svg").first.bounding_box()
@@ -215,9 +214,8 @@ def test_the_report_in_a_browser(open_report, theme):
     assert chart_x(page, 10) > before
 
     assert page.locator("#surprised .chosen").count() == 1 and page.locator("#surprised span").count() == 10
-    page.locator("#surprised").focus()
     for _ in range(10):
-        page.keyboard.press("ArrowLeft")
+        page.locator("#surprised").press("ArrowLeft")
     assert page.locator("#expected li.sentence").inner_text().startswith("This is the first token")
     page.locator("#surprised span").nth(4).click()
     assert page.locator("#expected li.sentence").inner_text().startswith("The model expected: ")

@@ -89,8 +89,7 @@ def test_what_was_expected_is_shown_for_the_token_pointed_at_tapped_or_reached_b
     click(page.locator("#tokens span").nth(2))
     page.mouse.move(0, 0)
     check(2)
-    page.locator("#tokens").focus()
-    press(page, "ArrowRight")
+    press(page.locator("#tokens"), "ArrowRight")
     check(3)
     assert page.locator("#expected").get_attribute("aria-live") == "polite"
     shares = [float(share) for share in page.locator("#expected .expected > span:first-child").all_inner_texts()]
@@ -128,8 +127,7 @@ def test_a_cell_of_the_lens_tells_its_numbers_to_pointer_and_keys(open_page):
     table.locator("tbody tr").nth(1).locator("td").nth(7).hover()
     assert readout.inner_text().startswith("After attention 0, reading 7")
     assert f"{lens['divergence'][1][7]:.1f} bits from the final prediction" in readout.inner_text()
-    table.locator("td[tabindex='0']").focus()
-    page.keyboard.press("ArrowUp")
+    table.locator("td[tabindex='0']").press("ArrowUp")
     page.keyboard.press("ArrowRight")
     assert readout.inner_text().startswith("After attention 1, reading 1")
     press(page, "Enter")
@@ -160,8 +158,7 @@ def test_the_attribution_is_that_of_the_chosen_token_and_adds_up(open_page):
     assert rows.locator("th").all_inner_texts() == details["parts"]
     click(page.get_by_role("button", name="head 1.2", exact=True))
     assert "head=1.2" in page.url
-    page.locator("#tokens").focus()
-    press(page, "ArrowRight")
+    press(page.locator("#tokens"), "ArrowRight")
     assert page.locator("#attribution-what").inner_text().startswith("Reading 5")
 
 
