@@ -77,14 +77,10 @@ def delimiter(probe: Probe) -> Tensor:
 
 def line_start(probe: Probe) -> Tensor:
     """The first token of the line, for the others in it. The first line does not count: it starts at the sink."""
-    keys = torch.zeros(len(probe.labels), len(probe.labels), dtype=torch.bool)
-    start = None
-    for query in range(1, len(probe.labels)):
-        if "\n" in probe.labels[query - 1]:
-            start = query
-        elif start is not None:
-            keys[query, start] = True
-    return keys
+    begins = torch.tensor([False, *("\n" in label for label in probe.labels[:-1])])
+    positions = torch.arange(len(begins))
+    starts = (positions * begins).cummax(0).values[:, None]  # of each token's line, 0 in the first
+    return (starts > 0) & (starts == positions) & (_back(probe) > 0)
 
 
 def is_delimiter(label: str) -> bool:
