@@ -1,6 +1,5 @@
 """The command line of train.py: the overview of --help, what is filled in, and what is refused."""
 
-import argparse
 import dataclasses
 import logging
 import re
@@ -80,7 +79,7 @@ def expand(args: list[str], default_config: Path) -> tuple[str, list[str]]:
     for before, arg in pairwise(args):
         if arg in SUBCOMMANDS and (not before.startswith("-") or "=" in before):  # and is not the value of an option
             raise ValueError(f"the subcommand comes first: python train.py {arg} --option ...")
-    resume, ckpt_path, args = take_runs(args)
+    resume, ckpt_path = typed_run("resume", args), typed_run("ckpt_path", args)
     checkpoint = Path(ckpt_path) if ckpt_path else None
     is_typed = any(name in ("config", "c") for name, _ in typed_values(args))
     config: Path | str | None = None if is_typed else default_config
@@ -109,19 +108,14 @@ def expand(args: list[str], default_config: Path) -> tuple[str, list[str]]:
     return subcommand, args
 
 
-def take_runs(args: list[str]) -> tuple[str | None, str | None, list[str]]:
-    """The values of --resume and --ckpt_path, and the other arguments. Raises ValueError if one is given twice."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--resume", action="append", default=[])
-    parser.add_argument("--ckpt_path", action="append", default=[])
-    try:
-        given, others = parser.parse_known_args(args)
-    except argparse.ArgumentError as error:  # no value
-        raise ValueError(str(error)) from error
-    for name, values in vars(given).items():
-        if len(values) > 1:
-            raise ValueError(f"--{name} is given {len(values)} times: keep one")
-    return next(iter(given.resume), None), next(iter(given.ckpt_path), None), others
+def typed_run(name: str, args: list[str]) -> str | None:
+    """The value of --resume or --ckpt_path, if it is given. Raises ValueError for several, or none after its name."""
+    values = [value for option, value in typed_values(args) if option == name]
+    if len(values) > 1:
+        raise ValueError(f"--{name} is given {len(values)} times: keep one")
+    if values and (not values[0] or values[0].startswith("-")):
+        raise ValueError(f"argument --{name}: expected one argument")
+    return next(iter(values), None)
 
 
 def complete(
