@@ -257,7 +257,7 @@ def test_every_choice_of_a_picture_or_table_changes_it(name, here):
     assert written() == written() != written(option)
 
 
-def test_every_option_of_an_evaluation_reaches_it(here, monkeypatch, small_text, capsys):
+def test_every_option_of_an_evaluation_reaches_it(here, monkeypatch, small_text):
     save_checkpoint(Path("own.ckpt"), GPT(GPTConfig(**TINY | {"vocab_size": 257})))
     windows, features = set(), GPT.features
     monkeypatch.setattr(GPT, "features", lambda gpt, x, **options: windows.add(len(x)) or features(gpt, x, **options))

@@ -78,7 +78,7 @@ def test_a_librarys_function_is_named_wherever_it_lies():
     assert place_of(torch.tanh).endswith("tanh")  # in C
 
 
-def test_an_activation_of_ones_own_is_named_as_it_is(monkeypatch):
+def test_an_activation_of_ones_own_is_named_as_it_is():
     gpt = model("modern")
     gpt.config.activation = "sine"
     for block in gpt.blocks:

@@ -53,8 +53,3 @@ def undisturbed(tmp_path_factory):
         run_well(options)
         run_well([*options, *DISTURBED, "--name=eventful"])
     return SimpleNamespace(folder=folder, options=options, run=folder / "runs/run", eventful=folder / "runs/eventful")
-
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)

@@ -42,6 +42,7 @@ from tests.faults.hub import NOBODY, Hub, texts, use
 from tests.faults.processes import Ended, Started, nth_write, run, run_well, watch_writes
 from tests.small_runs import assert_same, assert_same_run
 
+pytestmark = pytest.mark.usefixtures("here")
 RUN = Path("runs/run")
 RESUME = ["--resume=runs/run"]
 

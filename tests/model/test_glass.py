@@ -39,7 +39,7 @@ def gpt2(tmp_path_factory):
     return folder, huggingface_gpt2(gpt)
 
 
-def test_what_a_person_types_works_as_written(glass, tmp_path):
+def test_what_a_person_types_works_as_written(glass):
     assert glass.steps == [4, 8] and glass.at(8).step == 8
     assert glass.at(glass.step).step == glass.step  # the best checkpoint is there by its step too
     reading = glass.read(TEXT, without=["head 0.0"])
