@@ -45,12 +45,12 @@ def main(argv: list[str] | None = None) -> None:
     if typed & OTHER_TEXT:
         section = {"document_masking": section.get("document_masking", False)}  # which the model was trained with
     section = {name: value for name, value in section.items() if name not in OF_TRAINING}
-    evaluate_text(arguments, text_data(own, __doc__, section, options, skip=OF_TRAINING))
+    evaluate_text(arguments, text_data(own, section, options, skip=OF_TRAINING))
 
 
 def build_parser() -> Parser:
     """The options besides those of the data. Each help text names the unit and the default."""
-    parser = Parser(prog="evaluate.py", add_help=False)
+    parser = Parser(prog="evaluate.py", description=__doc__, add_help=False)
     add = parser.add_argument
     add_model_options(parser)
     words = "tokens between the windows that are read, 1 to the context length: with a smaller one each token has more "

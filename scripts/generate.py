@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -165,22 +165,18 @@ def generate(arguments: argparse.Namespace, prompts: list[str]) -> None:
     # Every document of the training text begins after end-of-text, so an empty prompt is that token.
     encoded = [tokenizer.encode(prompt) or [tokenizer.end_of_text] for prompt in prompts]
     finished: list[TextStream] = []
-    outputs: dict[int, str] = {}  # by prompt: what is still to be written, after the prompts before it
+    outputs: dict[int, str] = defaultdict(str)  # by prompt: what is still to be written, after the prompts before it
     next_number, seconds = 0, 0.0
     for numbers in of_equal_length(encoded):
         logprobs: list[torch.Tensor] | None = [] if arguments.logprobs else None
         began = time.perf_counter()
-        texts, pieces = writer.write(
-            [encoded[number] for number in numbers],
-            writer.glass.generator(arguments.seed),
-            texts_each,
-            logprobs=logprobs,
-        )
+        together, generator = [encoded[number] for number in numbers], writer.glass.generator(arguments.seed)
+        texts, pieces = writer.write(together, generator, texts_each, logprobs=logprobs)
         if not finished:
             print(writer.glass, file=sys.stderr)
             if "" in prompts:
                 print("an empty prompt: its text is the beginning of a document", file=sys.stderr)
-        rows = [(number, sample) for number in numbers for sample in range(texts_each)]
+        rows = list(product(numbers, range(texts_each)))
         beginnings = [title(number, len(prompts), sample, texts_each) + prompts[number] for number, sample in rows]
         # The first text appears as it is drawn: all prompts before its own are finished.
         for piece in chain(beginnings[:1], pieces):
@@ -189,10 +185,10 @@ def generate(arguments: argparse.Namespace, prompts: list[str]) -> None:
         for row, (number, sample) in enumerate(rows):
             if as_json:
                 steps = None if logprobs is None else [float(step[row]) for step in logprobs]
-                output = json_line(prompts[number], sample, texts[row], steps)
-            else:
-                output = beginnings[row] + texts[row].text if row else ""
-            outputs[number] = outputs.get(number, "") + output + "\n"
+                outputs[number] += json_line(prompts[number], sample, texts[row], steps)
+            elif row:
+                outputs[number] += beginnings[row] + texts[row].text
+            outputs[number] += "\n"
         while next_number in outputs:
             write_text(outputs.pop(next_number))
             next_number += 1

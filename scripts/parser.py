@@ -116,13 +116,11 @@ def _prompt_in(line: str, place: str) -> str:
     return decoded(prompt.encode("utf-8", "surrogatepass"), place)
 
 
-def text_data(
-    own: Parser, description: str, section: dict[str, Any], options: list[str], skip: Collection[str] = ()
-) -> TextDataModule:
+def text_data(own: Parser, section: dict[str, Any], options: list[str], skip: Collection[str] = ()) -> TextDataModule:
     """The text that `--data.*` options name, which are those of train.py.
 
     Args:
-        own: the script's other options, without --help.
+        own: the script's description and other options, without --help.
         section: options of the data that hold unless `options`, what was typed, say otherwise.
         skip: options of the data that the script does not have.
 
@@ -136,7 +134,7 @@ def text_data(
 
     parser = ArgumentParser(
         prog=own.prog,
-        description=description,
+        description=own.description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         parents=[own],
         exit_on_error=False,

@@ -19,11 +19,11 @@ DEFAULT_CONFIG = Path(__file__).resolve().parents[1] / "configs" / "default.yaml
 
 @exit_status("prepare_data.py", (ValueError, TypeError, OSError))
 def main(argv: list[str] | None = None) -> None:
-    own = Parser(prog="prepare_data.py", add_help=False)
+    own = Parser(prog="prepare_data.py", description=__doc__, add_help=False)
     words = "YAML of a training run; its data part is read (default: configs/default.yaml)"
     own.add_argument("--config", type=Path, default=DEFAULT_CONFIG, metavar="PATH", help=words)
     known, options = own.parse_known_args(argv)
-    data = text_data(own, __doc__, data_section(known.config), options)
+    data = text_data(own, data_section(known.config), options)
     try:
         data.setup()
     except KeyboardInterrupt:

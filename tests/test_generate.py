@@ -367,7 +367,6 @@ import runpy, sys
 try:
     runpy.run_module("scripts.generate", run_name="__main__")
 finally:
-    import model.pages.images
     assert not {"lightning", "datasets", "wandb", "matplotlib"} & set(sys.modules)
 """
     options = ["--checkpoint", str(run_dir), "--prompt", "né", "--max_new_tokens", "3000"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from data.corpora.corpus import Corpus, file_stamp
 from data.readers import WHOLE, Passage, Share, table_ending, table_passages, text_passages, uniform_hash
 
-Shares = dict[Path, Share]  # the files of a split, in their order
+Shares = dict[Path, Share]  # the files of a split in their order, and what it reads of each
 
 
 class FileCorpus(Corpus):
