@@ -34,7 +34,7 @@ from model.inspection.archive import AttentionArchive
 from model.inspection.attribution import attribution
 from model.inspection.circuit import Circuit, copying_circuit
 from model.inspection.experiments import Found, try_all
-from model.inspection.lens import predictions
+from model.inspection.lens import predictions, stages
 from model.inspection.probes import Probe, draw_repeated_probe
 from model.inspection.recorder import Capture, capture, known_ids, one_sequence, take_snapshot
 from model.inspection.survey import survey
@@ -96,8 +96,9 @@ def is_huggingface(source: str | Path | None) -> bool:
 class Glass:
     """A trained model and its tokenizer. As the last line of a cell it shows the page of the model, to type into.
 
-    gpt: a torch.nn.Module, in evaluation mode. source: the file or name that it was read from. checkpoint: its file,
-    None for a model of Hugging Face. step: the number of updates it was trained for, None if unknown.
+    gpt: a torch.nn.Module, in evaluation mode. tokenizer: a `data.tokenizers.Tokenizer`, with encode(text) and
+    decode(ids). source: the file or name that it was read from. checkpoint: its file, None for a model of Hugging Face.
+    step: the number of updates it was trained for, None if unknown.
     """
 
     gpt: GPT
@@ -109,6 +110,9 @@ class Glass:
     def __str__(self) -> str:
         """For people: such as "runs/NAME/checkpoints/best.ckpt, step 800, on cpu"."""
         return f"{self.source}, {'' if self.step is None else f'step {self.step}, '}on {self.device}"
+
+    def __repr__(self) -> str:
+        return f"Glass({self})"
 
     @property
     def device(self) -> torch.device:
@@ -140,11 +144,12 @@ class Glass:
 
     @cached_property
     def recorded(self) -> AttentionArchive:
-        """What was logged while it trained, on a fixed text and on repeated random tokens ("text" and "repeated").
+        """What was logged while it trained: maps of a fixed text and of repeated random tokens ("text" and "repeated").
 
         recorded.steps; recorded.maps(step)["text"], (L, H, T, T) in float16; recorded.probes["text"].labels, T texts;
         and for each step, in recorded.snapshots: .step, .loss["text"] in nats per token, and .scores["induction"],
-        (L, H) from 0 to 1, or another of `model.inspection.heads.SCORES`. Maps and scores are arrays of numpy.
+        (L, H) from 0 to 1, a mean over many windows, or another of `model.inspection.heads.SCORES`. Maps and scores are
+        arrays of numpy.
 
         Raises FileNotFoundError if nothing was.
         """
@@ -180,7 +185,7 @@ class Glass:
         try:
             sequence = one_sequence(self.tokenizer.encode(text) if isinstance(text, str) else text)
         except (ValueError, TypeError, RuntimeError):  # torch has its own words for what is no tensor
-            raise ValueError(f"one text of at least one token, or its ids (T,), is needed, not {text!r:.80}") from None
+            raise ValueError(f"{text!r:.80} is no text of at least one token, nor its ids (T,)") from None
         (tokens,) = known_ids(self.gpt, sequence)
         context = self.gpt.config.context_length
         if len(tokens) > context:
@@ -204,28 +209,29 @@ class Glass:
         return {"nothing": loss} | dict(sorted(table.items(), key=lambda row: -row[1]))
 
     def patch(
-        self, text: Text, other: Text, *, head: tuple[int, int], position: int, source: int | None = None
+        self, text: Text, other: Text, *, head: tuple[int, int] | str, position: int, source: int | None = None
     ) -> Reading:
-        """Reads a text in which a head (layer, number) gives at one token what it gives at a token of another text.
+        """Reads a text in which a head gives at one token what it gives at a token of another text.
 
-        Activation patching (Meng et al. 2022, https://arxiv.org/abs/2202.05262).
+        Activation patching (Meng et al. 2022, https://arxiv.org/abs/2202.05262). For other parts, `gpt` takes hooks.
 
         Args:
-            position: the token of `text`, from 0; negative ones count from the end. source: that of `other`, None for
-                the same number, so that -1 is the last token of each text.
+            head: (layer, number), or as `read` takes it. position: the token of `text`, from 0; negative ones count
+                from the end. source: that of `other`, None for the same number, so that -1 is the last of each text.
 
         Raises ValueError for a head or a token that is not there.
         """
         tokens, other_tokens = self.encode(text), self.encode(other)
         source = position if source is None else source
         layers, heads = self.gpt.config.num_layers, self.gpt.config.num_heads
-        if not (isinstance(head, tuple) and len(head) == 2 and 0 <= head[0] < layers and 0 <= head[1] < heads):
+        known = [Part(layer, "head", number) for layer in range(layers) for number in range(heads)]
+        part = next((one for one in known if head in ((one.layer, one.head), str(one))), None)
+        if part is None:
             raise ValueError(f"head {head!r} is not (layer, number) of layers 0..{layers - 1} and heads 0..{heads - 1}")
         for place, length in ((position, len(tokens)), (source, len(other_tokens))):
             if not -length <= place < length:
                 raise ValueError(f"there is no token {place} in a text of {length} tokens")
-        given = trace(self.gpt, other_tokens).heads[head[0], source, head[1]]
-        part, position = Part(head[0], "head", head[1]), position % len(tokens)
+        given, position = trace(self.gpt, other_tokens).heads[part.layer, source, part.head], position % len(tokens)
         return Reading(self, tokens, {part: given}, position, [f"{part} patched at token {position}"])
 
     def write(self, prompt: str = "", max_new_tokens: int = 50, *, seed: int | None = None, **options: Any) -> str:
@@ -329,7 +335,7 @@ class Glass:
         text: its tokens are those that are copied; without any, random ones. They are put into rows in random order,
             each row is repeated once, and what counts is the loss on the second copy.
 
-        Raises ValueError where there are too few different tokens.
+        Of a sparse model it takes seconds, of a large dense one hours. Raises ValueError for too few different tokens.
         """
         tokens = set(self.tokenizer.encode(text)) or set(self.repeated_probe().tokens) - {self.tokenizer.end_of_text}
         return copying_circuit(self.gpt, tokens, {one.step: one.gpt for one in self.earlier})
@@ -340,6 +346,8 @@ class Glass:
 
 class Reading:
     """What a model computed for one text, on the CPU in float32; computed when it is first asked for.
+
+    As the last line of a cell it shows the page of the text.
 
     glass: the model. ids: (T,). tokens: T texts. changes: what is not as in the model, such as "without head 5.2".
     """
@@ -356,6 +364,9 @@ class Reading:
         self.tokens = [glass.tokenizer.label(token) for token in tokens.tolist()]
         self.changes = list(changes)
         self.edited = lambda: replaced(glass.gpt, replacing, position)  # a context in which the model does so
+
+    def __repr__(self) -> str:
+        return f"Reading({self.title}, {len(self.tokens)} tokens)"
 
     @property
     def title(self) -> str:
@@ -389,6 +400,12 @@ class Reading:
         with torch.no_grad():
             return self.glass.gpt.unembed(self.trace.features).float().cpu()
 
+    def top(self, at: int = -1, count: int = 5) -> list[tuple[str, float]]:
+        """The likeliest next tokens after token `at`, as texts with their probabilities, the likeliest first."""
+        probabilities, ids = self.logits[at].softmax(-1).topk(min(count, self.logits.shape[-1]))
+        labels = map(self.glass.tokenizer.label, ids.tolist())
+        return list(zip(labels, probabilities.tolist(), strict=True))
+
     @property
     def surprise(self) -> Tensor:
         """(T - 1,): what each next token costs, in bits."""
@@ -403,10 +420,11 @@ class Reading:
     def lens(self) -> dict:
         """What the model would predict after each of `residual`'s 2L + 1 rows (the logit lens), as a dict:
 
-        token: 2L + 1 lists of T ids, the likeliest. probability: (2L + 1, T), of the true next token. divergence:
-        (2L + 1, T), of this prediction from the final one, in bits. See `lens.predictions`.
+        part: names of the rows, such as "attention 3". token: 2L + 1 lists of T ids, the likeliest. probability:
+        (2L + 1, T), of the true next token; NaN after the last. divergence: (2L + 1, T), of this prediction from the
+        final one, in bits. See `model.inspection.lens`.
         """
-        return predictions(self.glass.gpt, self.trace)["lens"]
+        return {"part": stages(self.glass.gpt)} | predictions(self.glass.gpt, self.trace)["lens"]
 
     def attribution(self, at: int = -1, of: int | None = None) -> dict[str, float]:
         """What each part adds to the logit of a token, by the part's name; their sum is the logit before the soft-cap.

@@ -328,7 +328,7 @@ MISTAKES = [
     ("--circuit --prompt abab", "at least 3 different tokens: write a longer prompt"),
     (
         "--live --run runs/second --steps 0,500",
-        "runs/second has no checkpoint of step 0, only the best and the last: "
+        "runs/second has no checkpoint of step 0, only of the best and the last: "
         "train with --checkpoints.keep_steps '[0,500]'",
     ),
     ("--live --steps 1,x", "--steps: must be steps such as 0,500,1500, not '1,x'"),

@@ -10,6 +10,7 @@ copying.py measures how much heads copy; this finds which weights do.
 Shapes: B batch, T tokens, K head width, N nodes.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -21,6 +22,8 @@ from torch import Tensor, nn
 from model.gpt import GPT
 from model.inspection.trace import AttendCall, blocks_of, edited, hooked, observed, undisturbed
 
+log = logging.getLogger(__name__)
+MANY_NODES = 2000
 MAX_RISE = 0.2  # nats per token; on texts that were not used to find the circuit, somewhat more
 
 
@@ -186,6 +189,8 @@ def find_circuit(
     earlier: the model at earlier steps.
     """
     model, earlier = GatedNodes(gpt, task.tokens), earlier or {}
+    if len(model.nodes) > MANY_NODES:
+        log.warning("To look for a circuit among %s nodes may take hours: train a sparse model.", len(model.nodes))
     gates = torch.ones(len(model.nodes), device=task.tokens.device)
     limit = model.loss(task, gates) + max_rise
 

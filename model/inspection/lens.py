@@ -23,6 +23,12 @@ TOP = 5  # tokens shown for a position
 MAX_LOGITS = 2**21  # at once: 8 MiB, whatever the vocabulary
 
 
+def stages(gpt: GPT) -> list[str]:
+    """The names of a trace's 2L + 1 sums, from which predictions are read."""
+    layers = [f"{sublayer} {layer}" for layer in range(len(gpt.blocks)) for sublayer in ("attention", "feed-forward")]
+    return ["embeddings", *layers]
+
+
 @torch.no_grad()
 def predictions(gpt: GPT, trace: Trace) -> dict:
     """What the page shows of surprise and lens, with lists where there are ids and tensors on the CPU elsewhere.

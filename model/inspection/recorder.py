@@ -31,7 +31,7 @@ from model.inspection.ablation import ablation, part_means
 from model.inspection.archive import DETAILS_DIGITS, AttentionArchive, Snapshot, as_json
 from model.inspection.attribution import attribution
 from model.inspection.copying import copying_scores, value_norms
-from model.inspection.lens import predictions
+from model.inspection.lens import predictions, stages
 from model.inspection.probes import Probe
 from model.inspection.survey import Habits, Windows, survey, windows_of
 from model.inspection.trace import AttendCall, blocks_of, in_float32, observed, trace, undisturbed
@@ -218,10 +218,9 @@ def _details(gpt: GPT, probes: dict[str, Tensor], label: Callable[[int], str]) -
             "attribution_error": error,
             "value_norms": value_norms(gpt, traced),
         }
-    layers = [f"{sublayer} {layer}" for layer in range(len(gpt.blocks)) for sublayer in ("attention", "feed-forward")]
     details = {
         "parts": list(parts),
-        "sublayers": ["embeddings", *layers],
+        "sublayers": stages(gpt),
         "tokens": {str(token): label(token) for token in sorted(shown)},
         "probes": measured,
     }

@@ -91,10 +91,10 @@ def find_kept(path: Path | None, steps: Sequence[int]) -> list[Path]:
     run_dir = find_checkpoint(path).absolute().parent.parent
     kept = kept_steps(run_dir)
     if missing := [step for step in steps if step not in kept]:
-        there = f"only of {', '.join(map(str, kept))}" if kept else "only the best and the last"
+        there = ", ".join([*map(str, kept), "the best and the last"])
         raise FileNotFoundError(
-            f"{run_dir} has no checkpoint of step {missing[0]}, {there}: "
-            f"train with --checkpoints.keep_steps '[{','.join(map(str, steps))}]'"
+            f"{run_dir} has no checkpoint of step {missing[0]}, only of {there}: "
+            f"train with --checkpoints.keep_steps '[{','.join(map(str, sorted({*kept, *steps})))}]'"
         )
     return [kept_checkpoint(run_dir, step) for step in steps]
 

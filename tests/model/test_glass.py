@@ -49,7 +49,10 @@ def test_what_a_person_types_works_as_written(glass):
     assert reading.residual.shape == (2 * L + 1, T, D)
     assert {x.shape for x in (reading.q, reading.k, reading.v, reading.heads)} == {(L, H, T, D // H)}
     assert reading.surprise.shape == (T - 1,) and reading.loss == pytest.approx(reading.surprise.mean() * math.log(2))
-    assert len(reading.lens["token"]) == 2 * L + 1
+    assert len(reading.lens["token"]) == len(reading.lens["part"]) == 2 * L + 1
+    (first, probability), *_ = reading.top(at=2)
+    expected = reading.logits[2].softmax(-1)
+    assert (first, probability) == (glass.tokenizer.label(expected.argmax().item()), expected.max().item())
     assert set(glass.ablate(TEXT)) >= {"nothing", "head 0.0", "feed-forward 0", "token embedding"}
     assert glass.patch(TEXT, "which model", head=(1, 0), position=5).logits.shape == (T, 257)
     assert len(glass.write("the ", max_new_tokens=5, temperature=0.8)) > 0
@@ -132,7 +135,7 @@ def test_a_reading_says_what_is_not_as_in_the_model(glass):
     plain, name = glass.read(TEXT), glass.name
     assert plain.title == f"{name}, step {glass.step}"
     assert glass.read(TEXT, without="head 0.1").title == f"{plain.title}, without head 0.1"
-    patched = glass.patch(TEXT, "which word", head=(0, 1), position=2)
+    patched = glass.patch(TEXT, "which word", head="head 0.1", position=2)
     assert patched.title == f"{plain.title}, head 0.1 patched at token 2"
     assert patched.title in html.unescape(patched._repr_html_())
 
@@ -159,10 +162,10 @@ def test_attribution_adds_up_to_the_logit(gpt2):
     [
         (lambda glass: open_run("runs/none"), "there is no runs/none"),
         (lambda glass: glass.at(5), "no checkpoint of step 5"),
-        (lambda glass: glass.read(""), "one text of at least one token"),
+        (lambda glass: glass.read(""), "is no text of at least one token"),
         (lambda glass: glass.read([300]), "must lie in"),
-        (lambda glass: glass.read([0.5]), r"its ids \(T,\), is needed, not \[0.5\]"),
-        (lambda glass: glass.ablate(["one", "two"]), r"not \['one', 'two'\]"),
+        (lambda glass: glass.read([0.5]), r"\[0.5\] is no text of at least one token, nor its ids \(T,\)"),
+        (lambda glass: glass.ablate(["one", "two"]), r"\['one', 'two'\] is no text"),
         (lambda glass: glass.read("the", without=["head 9.9"]), "no part 'head 9.9': it has"),
         (lambda glass: glass.patch("the", "the", head=(7, 0), position=0), r"head \(7, 0\) is not \(layer, number\)"),
         (lambda glass: glass.patch("the", "the", head=(0, 0), position=3), "no token 3"),

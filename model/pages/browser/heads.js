@@ -58,7 +58,8 @@ function drawGrid(grid, buttons, side, title) {
     const formed = MARKED.filter((one) => formation(side.run, one, head) <= side.capture.step);
     marks.replaceChildren(...formed.map(markOf));
     button.setAttribute("aria-pressed", head === side.head);
-    const since = formed.map((one) => `, ${SCORES[one].label} formed at step ${formation(side.run, one, head)}`);
+    const step = (one) => (RUNS[side.run].captures.length > 1 ? ` at step ${formation(side.run, one, head)}` : "");
+    const since = formed.map((one) => `, ${SCORES[one].label} formed${step(one)}`);
     button.setAttribute("aria-label", `${headName(head)}, ${SCORES[score].label} ${decimal(scores[head])}${since.join("")}`);
   }
 }

@@ -28,7 +28,8 @@ function rowOf({ name, capture, head }, score) {
 
 function formedIn({ name, run, head }, score) {
   const step = formation(run, score, head);
-  return step < Infinity ? [`${shown.other ? `${name} ` : ""}since\u00a0step\u00a0${step}`] : [];
+  const isKnown = step < Infinity && RUNS[run].captures.length > 1; // one capture does not tell since when
+  return isKnown ? [`${shown.other ? `${name} ` : ""}since\u00a0step\u00a0${step}`] : [];
 }
 
 export const saveScores = () => downloadCsv("scores.csv", data.columns.scores, scoreRows(RUNS, Object.keys(SCORES)));

@@ -89,7 +89,7 @@ def test_a_run_is_resumed_from_its_newest_checkpoint_that_is_not_damaged(caplog)
 
 def test_kept_checkpoints_are_found_by_their_steps():
     write("runs/a/checkpoints/last.ckpt")
-    with pytest.raises(FileNotFoundError, match=r"no checkpoint of step 5, only the best and the last: .*'\[5,7\]'"):
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint of step 5, only of the best and the last: .*'\[5,7\]'"):
         find_kept(Path("runs/a"), [5, 7])
     for step in (100, 20, 3):
         write(str(kept_checkpoint(Path("runs/a"), step)))
