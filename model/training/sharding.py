@@ -4,7 +4,7 @@ PyTorch's `fully_shard` makes every parameter a DTensor, which keeps the name an
 parameter groups and Muon work as on one device. Lightning's own "fsdp" flattens the parameters, and needs GPUs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -42,12 +42,11 @@ class FullyShardedStrategy(ModelParallelStrategy):
         super().setup(trainer)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        state = optimizer.state_dict()
-        gathered = {
-            number: {name: self._gather(value) for name, value in values.items()}
-            for number, values in state["state"].items()
-        }
-        return {**state, "state": gathered}
+        def gather(value: Tensor, _: int) -> Tensor | None:
+            gathered = whole(value.detach())
+            return gathered.cpu() if self.is_global_zero else None
+
+        return converted(optimizer.state_dict(), gather)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         return self.checkpoint_io.load_checkpoint(checkpoint_path)
@@ -57,22 +56,19 @@ class FullyShardedStrategy(ModelParallelStrategy):
         set_model_state_dict(self.lightning_module, checkpoint["state_dict"], options=options)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
-            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            sharded = {
-                number: {
-                    name: shard_like(value, parameters[number]) if value.ndim else value.to(self.root_device)
-                    for name, value in values.items()
-                }
-                for number, values in state["state"].items()
-            }
-            optimizer.load_state_dict({**state, "state": sharded})
+        (optimizer,), (state,) = self.optimizers, checkpoint["optimizer_states"]
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
-    def _gather(self, value: Any) -> Any:
-        if not isinstance(value, DTensor):
-            return value
-        gathered = whole(value.detach())
-        return gathered.cpu() if self.is_global_zero else None
+        def shard(value: Tensor, number: int) -> Tensor:
+            return shard_like(value, parameters[number]) if value.ndim else value.to(self.root_device)
+
+        optimizer.load_state_dict(converted(state, shard))
+
+
+def converted(state: dict[str, Any], convert: Callable[[Tensor, int], Tensor | None]) -> dict[str, Any]:
+    """An optimizer's state with what `convert` makes of each of its tensors and the number of its parameter."""
+    numbers = state["state"].items()
+    return {**state, "state": {n: {name: convert(value, n) for name, value in of.items()} for n, of in numbers}}
 
 
 def whole(tensor: Tensor) -> Tensor:
