@@ -182,6 +182,8 @@ class AttentionArchive:
 
         Raises FileNotFoundError if there is no such file, ValueError if it is damaged or of other probes.
         """
+        if not self.path(step).exists():
+            raise FileNotFoundError(f"{self.folder} has no maps of step {step}: see `steps` for those it has")
         content, maps = io.BytesIO(self.path(step).read_bytes()), {}
         with parsing(self.path(step), ": remove it to see the other steps"), np.load(content) as file:
             for name, probe in self.probes.items():
