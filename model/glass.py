@@ -137,7 +137,7 @@ class Glass:
         """The model after this many updates, one of `steps` or the best's. Raises FileNotFoundError for others."""
         return open_run(self.checkpoint or self.source, step=step, device=self.device)
 
-    @property
+    @cached_property
     def earlier(self) -> list[Glass]:
         """The model at the steps before its own that the run has kept."""
         return [self.at(step) for step in self.steps if step < (self.step or 0)]

@@ -7,7 +7,9 @@ import logging
 import lzma
 import math
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -113,21 +115,15 @@ def finish(run_dir: Path, validation_text: str | None, open_run: Callable[[Path]
     """
     if not run_dir.exists():
         return _reached(run_dir, validation_text)
-    model = run_dir / MODEL_PAGE
-    model.unlink(missing_ok=True)  # of an earlier step, if the run was resumed
-    try:
-        if (run_dir / HEAD_SCORES).exists():
-            _write_model_page(run_dir, open_run(run_dir))
-    except ValueError as error:
-        log.info("There is no page with this model: %s", error)
-    except (OSError, KeyError, MemoryError) as error:
-        log.warning("There is no page with this model: %s", error)
-    try:
+    model, opened = run_dir / MODEL_PAGE, cache(open_run)  # once for both pages
+    for page in (model, run_dir / CIRCUIT):
+        page.unlink(missing_ok=True)  # of an earlier step, if the run was resumed
+    if (run_dir / HEAD_SCORES).exists():
+        with _telling("page with this model"):
+            _write_model_page(run_dir, opened(run_dir))
+    with _telling("picture of a circuit"):
         if (_nonzero_weights(run_dir) or math.inf) <= MAX_DRAWN:
-            glass, prompt = open_run(run_dir), read_config(run_dir / CONFIG)["samples"]["prompt"]
-            write_atomically(run_dir / CIRCUIT, drawing(glass.circuit(prompt), glass.tokenizer.label).encode())
-    except (OSError, ValueError) as error:
-        log.info("There is no picture of a circuit: %s", error)
+            _write_circuit(run_dir, opened(run_dir))
     try:
         write_report(run_dir)
     except (OSError, ValueError) as error:
@@ -143,6 +139,23 @@ everything is in {run_dir}/: {files}
 
   python scripts/generate.py --checkpoint {path}           generate text
 {look}  python train.py --resume {path} --trainer.max_steps N    train it further{type_to_it}"""
+
+
+@contextmanager
+def _telling(page: str) -> Iterator[None]:
+    """A page that fails is a warning; that there is none of such a model is no more than a note."""
+    try:
+        yield
+    except ValueError as error:
+        log.info("There is no %s: %s", page, error)
+    except (OSError, KeyError, MemoryError) as error:
+        log.warning("There is no %s: %s", page, error)
+
+
+def _write_circuit(run_dir: Path, glass: Any) -> None:
+    """The one that repeats the tokens of the prompt of the run's samples."""
+    circuit = glass.circuit(read_config(run_dir / CONFIG)["samples"]["prompt"])
+    write_atomically(run_dir / CIRCUIT, drawing(circuit, glass.tokenizer.label).encode())
 
 
 def _write_model_page(run_dir: Path, glass: Any) -> None:
