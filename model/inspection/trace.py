@@ -179,7 +179,8 @@ def undisturbed(gpt: GPT, autocast: torch.dtype | None = None) -> Iterator[None]
         autocast: run under autocast to this type, as mixed-precision training does. None: without any.
     """
     device = gpt.token_embedding.weight.device
-    # Compiled code might not call what is observed. Where there is none, its rules are not loaded, for a second.
+    # Compiled code might not call what is observed. Setting this imports the compiler, which takes a second, so it is
+    # set only where that is loaded: its private name is the only sign. test_recorder.py fails if another name is used.
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     with (
         eager,

@@ -67,8 +67,9 @@ class Captures:
         points = set(log_spaced([snapshot.step for snapshot in self.snapshots], MAX_CURVE_POINTS))
         return points | {step for heads in self.formation.values() for step in heads.values()}
 
-    def snapshot(self, step: int) -> Snapshot:
-        return next(snapshot for snapshot in self.snapshots if snapshot.step == step)
+    @cached_property
+    def by_step(self) -> dict[int, Snapshot]:
+        return {snapshot.step: snapshot for snapshot in self.snapshots}
 
     def check_maps(self) -> None:
         """Raises ValueError if no capture has maps: nothing was captured, or their files have been removed."""

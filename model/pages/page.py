@@ -100,7 +100,7 @@ def _fit(runs: Sequence[Captures], room: int) -> tuple[Blocks, int, list[str]]:
             blocks[i, step] = packed(runs[i], step, rounded, length)
             size += sum(len(text) + 70 for text in blocks[i, step])  # with their elements
             if step not in runs[i].curve_steps:  # whose scores are not counted yet
-                size += len(json.dumps(runs[i].snapshot(step).to_json(digits=3))) + 70
+                size += len(json.dumps(runs[i].by_step[step].to_json(digits=3))) + 70
             if size > room:
                 break
         if size <= room:
@@ -132,7 +132,7 @@ def _pack_step(run: Captures, step: int, rounded: bool, length: int) -> list[str
     """Each probe's maps at a step, and the details, in base64."""
     maps, details = run.load(step), _cut(run.details(step), length)
     details = as_json(details, ROUNDED_DIGITS) if rounded else details
-    details |= {"descriptions": describe_heads(run.snapshot(step))}
+    details |= {"descriptions": describe_heads(run.by_step[step])}
     content = json.dumps(details, allow_nan=False, separators=(",", ":")).encode()
     return [*(_pack(maps[name], length, rounded) for name in run.probes), _compressed(content, 9)]
 
@@ -171,7 +171,7 @@ def _about(run: Captures, length: int) -> dict:
     """A run's sizes, the first `length` tokens of its probes, and the probe, head and token that it is shown with."""
     layers, heads = run.snapshots[0].shape
     shown = {"text": run.probes["text"]} if run.is_prompt else run.probes
-    last = run.snapshot(run.steps[-1])
+    last = run.by_step[run.steps[-1]]
     opening = opening_view(last, run.load(last.step), shown, length)
     return {
         "layers": layers,

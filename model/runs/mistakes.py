@@ -162,8 +162,9 @@ def suggestion(name: str, options: Collection[str], prefix: str = "") -> str:
             return 1.0
         return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in ((name, option), (word, own)))
 
-    best = max(map(likeness, options), default=0.0)
-    meant = [option for option in options if likeness(option) == best]
+    likenesses = {option: likeness(option) for option in options}
+    best = max(likenesses.values(), default=0.0)
+    meant = [option for option in likenesses if likenesses[option] == best]
     return f"; did you mean {one_of(prefix + option for option in meant)}?" if best >= 0.8 else ""
 
 

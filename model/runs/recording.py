@@ -65,7 +65,7 @@ class AttentionRecording:
 
     def is_due(self, step: int) -> bool:
         """Whether a step without validation is recorded."""
-        is_early = step <= self.early_steps and step & (step - 1) == 0  # a power of two
+        is_early = step <= self.early_steps and step & (step - 1) == 0  # a power of two, or 0
         return is_early or (bool(self.every_n_steps) and step % self.every_n_steps == 0)
 
     def start(self, trainer: Trainer, module: LightningModule) -> None:

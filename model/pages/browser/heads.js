@@ -3,7 +3,7 @@
 import { $, element } from "browser/elements.js";
 import { ofHead, shrink } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
-import { ALL_HEADS, formation, HEADS, headName, LAYERS, MARKED, RUNS, SCORES, shortName, state } from "browser/state.js";
+import { ALL_HEADS, formation, HEADS, headName, LAYERS, MARKED, RUNS, SCORES, shortName, state, tellsSince } from "browser/state.js";
 import { decimal } from "browser/words.js";
 
 const GAP = 2; // pixels between thumbnails
@@ -58,7 +58,7 @@ function drawGrid(grid, buttons, side, title) {
     const formed = MARKED.filter((one) => formation(side.run, one, head) <= side.capture.step);
     marks.replaceChildren(...formed.map(markOf));
     button.setAttribute("aria-pressed", head === side.head);
-    const step = (one) => (RUNS[side.run].captures.length > 1 ? ` at step ${formation(side.run, one, head)}` : "");
+    const step = (one) => (tellsSince(side.run) ? ` at step ${formation(side.run, one, head)}` : "");
     const since = formed.map((one) => `, ${SCORES[one].label} formed${step(one)}`);
     button.setAttribute("aria-label", `${headName(head)}, ${SCORES[score].label} ${decimal(scores[head])}${since.join("")}`);
   }

@@ -4,7 +4,7 @@ import { $, element } from "browser/elements.js";
 import { downloadCsv, scoreRows } from "browser/export.js";
 import { markOf } from "browser/heads.js";
 import { addView, shown } from "browser/render.js";
-import { data, formation, headName, RUNS, SCORES, shortName } from "browser/state.js";
+import { data, formation, headName, RUNS, SCORES, shortName, tellsSince } from "browser/state.js";
 import { decimal } from "browser/words.js";
 
 function drawCard() {
@@ -28,8 +28,7 @@ function rowOf({ name, capture, head }, score) {
 
 function formedIn({ name, run, head }, score) {
   const step = formation(run, score, head);
-  const isKnown = step < Infinity && RUNS[run].captures.length > 1; // one capture does not tell since when
-  return isKnown ? [`${shown.other ? `${name} ` : ""}since\u00a0step\u00a0${step}`] : [];
+  return step < Infinity && tellsSince(run) ? [`${shown.other ? `${name} ` : ""}since\u00a0step\u00a0${step}`] : [];
 }
 
 export const saveScores = () => downloadCsv("scores.csv", data.columns.scores, scoreRows(RUNS, Object.keys(SCORES)));

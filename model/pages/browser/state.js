@@ -52,6 +52,7 @@ export const placeOf = (head) => [Math.floor(head / HEADS), head % HEADS];
 export const headName = (head) => `layer ${placeOf(head)[0]}, head ${placeOf(head)[1]}`;
 export const shortName = (head) => placeOf(head).join(".");
 export const headPart = (head) => `head ${shortName(head)}`; // as the details of a capture and the engine call it
+export const tellsSince = (run) => RUNS[run].captures.length > 1; // one capture does not tell at which step a head formed
 export const formation = (run, score, head) => RUNS[run].formation[score][shortName(head)] ?? Infinity;
 
 // The place among a run's mapped captures that is nearest to a step.
