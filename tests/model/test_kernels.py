@@ -200,6 +200,21 @@ def test_the_processors_name_says_which_products_are_slow(monkeypatch, name, slo
     assert kernels.has_slow_vector_products.__wrapped__() == (slow and torch.backends.mkl.is_available())
 
 
+@pytest.mark.parametrize(
+    ("name", "has", "fast"),
+    [
+        ("AMD EPYC", ["avx512_bf16"], True),
+        ("Intel Xeon", ["avx512_bf16", "amx_bf16"], True),
+        ("Intel Xeon", ["avx512_bf16"], False),  # half the rate of float32, measured
+        ("ARM", ["arm_bf16"], True),
+        (None, [], False),
+    ],
+)
+def test_bfloat16_is_fast_where_the_processor_multiplies_it_faster_than_float32(monkeypatch, name, has, fast):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"cpu_name": name} | dict.fromkeys(has, True))
+    assert kernels.has_fast_bfloat16.__wrapped__("cpu") == fast
+
+
 def test_small_steps_take_one_thread_and_large_ones_all():
     model = nn.Sequential(nn.Embedding(100, 1024), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024, bias=False))
     assert [kernels.decoding_threads(model, batch_size, 6) for batch_size in (1, 2, 3, 32)] == [1, 6, 6, 6]
