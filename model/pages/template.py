@@ -6,7 +6,8 @@ data: URLs in an import map, so that the modules are ordinary ES modules and the
 A worker does not see its page's import map. So a module that the program names by import.meta.resolve("browser/..."),
 to start a worker with it, has the URLs of what it imports written into it.
 
-In NAME.html, /* other.css */ stands for a style sheet, and <!-- other.html#id --> for an element of another document.
+In NAME.html, /* other.css */ stands for a style sheet, <!-- other.html --> for what another file holds, and
+<!-- other.html#id --> for an element of it.
 """
 
 import base64
@@ -18,10 +19,10 @@ from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-IMPORT = re.compile(r'^import (?:.* from )?"(\S+)";$', re.MULTILINE)
+IMPORT = re.compile(r'^import (?:[^"]* from )?"(\S+)";$', re.MULTILINE)
 STYLES = re.compile(r"/\* (\S+\.css) \*/")
 WORKER = re.compile(r'import\.meta\.resolve\("(\S+)"\)')
-SHARED = re.compile(r"^ *<!-- (\S+\.html)#(\S+) -->$", re.MULTILINE)
+SHARED = re.compile(r"^ *<!-- (\S+\.html)(?:#(\S+))? -->$", re.MULTILINE)
 
 # From white to dark blue with steadily falling lightness, so that it can be read without colour vision.
 COLOURS = ("#ffffff", "#cfe8e3", "#7cc3cb", "#3a8dba", "#275c9c", "#1d2f6f", "#0d1238")
@@ -59,8 +60,10 @@ def _document(name: str) -> str:
     return document.replace("<!-- program -->", _program(f"browser/{name}.js"))
 
 
-def _element(document: str, identifier: str) -> str:
-    """An element of another document, whose end tag is indented as its start tag is."""
+def _element(document: str, identifier: str | None) -> str:
+    """All of another file, or one element of it, whose end tag is indented as its start tag is."""
+    if identifier is None:
+        return _read(document).rstrip()
     pattern = rf'^( *)<(\w+) [^>\n]*id="{identifier}".*?^\1</\2>$'
     found = re.search(pattern, _read(document), re.MULTILINE | re.DOTALL)
     if found is None:

@@ -1,8 +1,8 @@
-// What the model is without a part: the part is replaced by its mean, and the change of the loss is measured at each step,
-// in nats per token. A part without which nothing changes did nothing that another part could not do. Numbers on the
-// thumbnails, and a table.
+// What the model is without a part: the part is replaced by its mean, and the change of the loss is measured at each
+// step, in nats per token. A part without which nothing changes did nothing that another part could not do. Numbers on
+// the thumbnails, and a table.
 
-import { $, element } from "browser/elements.js";
+import { $, element, tableHead } from "browser/elements.js";
 import { thumbs } from "browser/heads.js";
 import { probeName, save, titleOf } from "browser/measurements.js";
 import { addView, shown } from "browser/render.js";
@@ -40,12 +40,10 @@ function drawNumbers() {
   $("number-note").hidden = !shown.capture.ablation;
   for (const [head, thumb] of thumbs.entries()) {
     const change = withoutHead(shown.capture, probeName(), head);
-    const number = thumb.lastChild;
-    number.hidden = change === null;
+    thumb.lastChild.hidden = change === null;
     if (change === null) continue;
-    number.textContent = signed(change);
-    const label = `${thumb.getAttribute("aria-label")}, loss without it ${signed(change)} nats per token`;
-    thumb.setAttribute("aria-label", label);
+    thumb.lastChild.textContent = signed(change);
+    thumb.ariaLabel += `, loss without it ${signed(change)} nats per token`;
   }
 }
 
@@ -62,14 +60,11 @@ function drawTable() {
     if (column !== "copying") return signed(parts[name]?.[column], 3);
     return name === chosen ? signed(parts[name]?.copying) : "";
   };
-  const row = (name) => element("tr", {}, element("th", { scope: "row", textContent: name }),
-    ...columns.map((column) => element("td", { textContent: cell(name, column) })));
-  const titles = ["without", ...columns.map(({ column, where }) => COLUMNS[column] + where)];
-  const heading = titles.map((textContent) => element("th", { scope: "col", textContent }));
-  $("ablations").replaceChildren(
-    element("thead", {}, element("tr", {}, ...heading)),
-    element("tbody", {}, ...[...new Set([chosen, ...others])].map(row)),
-  );
+  const row = (name) => element("tr", {}, element("th", { scope: "row" }, name),
+    ...columns.map((column) => element("td", {}, cell(name, column))));
+  const head = tableHead(["without", ...columns.map(({ column, where }) => COLUMNS[column] + where)]);
+  const names = new Set([chosen, ...others]);
+  $("ablations").replaceChildren(head, element("tbody", {}, ...[...names].map(row)));
 }
 
 for (const thumb of thumbs) thumb.append(element("span", { className: "without" }));

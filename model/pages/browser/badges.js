@@ -1,4 +1,4 @@
-// Whether the maps can be trusted: two badges in the header, which open the help.
+// Whether the maps can be trusted: two badges in the header.
 
 import { $ } from "browser/elements.js";
 import { addView, shown } from "browser/render.js";
@@ -22,5 +22,4 @@ function drawBadges() {
   }
 }
 
-for (const [id] of BADGES) $(id).addEventListener("click", () => $("manual").showModal());
 addView(drawBadges);

@@ -1,5 +1,5 @@
-// What was recorded, from the elements of the file: one gzip block of maps a probe and step, one of other measurements a
-// step, each decoded when it is first shown.
+// What was recorded, from the elements of the file: one gzip block of maps a probe and step, one of other measurements
+// a step, each decoded when it is first shown.
 
 import { $ } from "browser/elements.js";
 import { keep } from "browser/recent.js";
@@ -22,7 +22,8 @@ const detailsOf = ({ details: id }) => kept(id, async () => JSON.parse(new TextD
 const kept = (id, unpacked) => keep(blocks, id, blocks.get(id) ?? unpacked(id), KEPT);
 
 // Whether two blocks of maps are equal; not those of a page that holds none.
-export const sameBlocks = (one, two) => one !== undefined && $(`block-${one}`).textContent === $(`block-${two}`).textContent;
+export const sameBlocks = (one, two) =>
+  one !== undefined && $(`block-${one}`).textContent === $(`block-${two}`).textContent;
 
 async function unpack(id) {
   const bytes = bytesOf(JSON.parse($(`block-${id}`).textContent));

@@ -18,36 +18,42 @@ export function shape(parent, name, attributes, textContent = "") {
 // Draws a chart into an SVG element of the size that the style sheet gives it, which takes a millisecond.
 //
 // scale: "linear" or "log", of the steps from 0 to last. low, high: the range of the values.
-// curves: [{ points: [[step, value]], dots: some points, radius of these, colour, width, opacity, dashes }], the last on top;
-// a point without a value is left out. stages: [{ step, label, colour }] (see stagesOf). guides: [{ value, dashes }].
-// Returns { x, y }: from a step and from a value to pixels.
+// curves: [{ points: [[step, value]], dots: some points, radius of these, colour, width, opacity, dashes }], the last
+// on top; a point without a value is left out. stages: [{ step, label, colour }] (see stagesOf).
+// guides: [{ value, dashes }]. Returns { x, y }: from a step and from a value to pixels.
 export function drawChart(svg, { scale, last, low, high, curves, stages, guides = [] }) {
   const [width, height] = [svg.clientWidth, svg.clientHeight];
   const share = scale === "log" ? (step) => Math.log1p(step) / Math.log1p(last) : (step) => step / last;
   const x = (step) => BOX.left + share(step) * (width - BOX.left - BOX.right);
-  const labels = placeLabels(stages.map(({ step, label }) => ({ x: x(step), width: LABEL.wide * label.length })), width);
+  const marks = stages.map(({ step, label }) => ({ x: x(step), width: LABEL.wide * label.length }));
+  const labels = placeLabels(marks, width);
   const top = BOX.top + LABEL.high * Math.max(0, ...labels.map(({ row }) => row + 1));
   const y = (value) => top + (1 - (value - low) / (high - low || 1)) * (height - top - BOX.bottom);
   svg.replaceChildren();
-  const level = (value, attributes) => shape(svg, "line", { x1: BOX.left, x2: width - BOX.right, y1: y(value), y2: y(value), ...attributes });
+  const ends = { x1: BOX.left, x2: width - BOX.right };
+  const level = (value, look) => shape(svg, "line", { ...ends, y1: y(value), y2: y(value), ...look });
   for (const value of ticks(low, high, 4)) {
     level(value, { class: "grid" });
     shape(svg, "text", { x: BOX.left - 7, y: y(value) + 4, "text-anchor": "end" }, written(value));
   }
   for (const { value, dashes } of guides) level(value, { class: "guide", "stroke-dasharray": dashes });
   const steps = scale === "log" ? powersOfTen(last) : ticks(0, last, Math.max(2, Math.floor(width / NARROW)));
-  for (const step of steps)
-    shape(svg, "text", { x: x(step), y: height - 6, "text-anchor": x(step) > width - EDGE ? "end" : "middle" }, written(step));
+  for (const step of steps) {
+    const anchor = x(step) > width - EDGE ? "end" : "middle";
+    shape(svg, "text", { x: x(step), y: height - 6, "text-anchor": anchor }, written(step));
+  }
   stages.forEach(({ step, label, colour }, i) => {
     const upper = BOX.top + LABEL.high * labels[i].row;
-    shape(svg, "line", { class: "stage", x1: x(step), x2: x(step), y1: upper, y2: height - BOX.bottom, style: `stroke: ${colour}` });
+    const line = { x1: x(step), x2: x(step), y1: upper, y2: height - BOX.bottom };
+    shape(svg, "line", { class: "stage", ...line, style: `stroke: ${colour}` });
     shape(svg, "text", { x: labels[i].left, y: upper + 8, style: `fill: ${colour}` }, label);
   });
   for (const { points, dots, radius = 2.6, colour, width = 1.8, opacity = 1, dashes = "none" } of curves) {
     const known = points.filter(([, value]) => value !== null);
     const d = known.map(([step, value], i) => `${i ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`).join("");
     shape(svg, "path", { d, style: `stroke: ${colour}`, "stroke-width": width, "stroke-dasharray": dashes, opacity });
-    for (const [step, value, fill = colour] of dots) shape(svg, "circle", { cx: x(step), cy: y(value), r: radius, style: `fill: ${fill}` });
+    for (const [step, value, fill = colour] of dots)
+      shape(svg, "circle", { cx: x(step), cy: y(value), r: radius, style: `fill: ${fill}` });
   }
   return { x, y };
 }
@@ -79,11 +85,10 @@ function powersOfTen(last) {
 
 // The number of columns for `count` charts in `width` pixels, so that none is alone in the last row unless all are.
 export function chartColumns(count, width, wide = 300, narrow = 190) {
-  const fits = (columns, least) => columns <= count && width / columns >= least;
-  const even = (columns) => count % columns !== 1;
-  for (let columns = count; columns > 1; columns--) if (fits(columns, wide) && even(columns)) return columns;
-  for (let columns = 2; columns <= count; columns++) if (fits(columns, narrow) && even(columns) && width >= 2 * wide) return columns;
-  return 1;
+  const even = Array.from({ length: count - 1 }, (_, i) => i + 2).filter((columns) => count % columns !== 1);
+  const many = even.findLast((columns) => width / columns >= wide);
+  const few = width >= 2 * wide ? even.find((columns) => width / columns >= narrow) : undefined;
+  return many ?? few ?? 1;
 }
 
 // ---- stages of training: a stage is the step at which the first head of a kind formed (Captures.formation)

@@ -1,5 +1,5 @@
-// In the picture of a circuit: to point at a node lights its paths from the tokens and to the predictions; to click on it
-// switches it off and says what the loss is then; to click on a step shows the weights of that step.
+// In the picture of a circuit: to point at a node lights its paths from the tokens and to the predictions; to click on
+// it switches it off and says what the loss is then; to click on a step shows the weights of that step.
 
 const nodes = [...document.querySelectorAll(".node")];
 const edges = [...document.querySelectorAll("line")];

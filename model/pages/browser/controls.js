@@ -3,23 +3,31 @@
 import { $, clamp, element } from "browser/elements.js";
 import { thumbs } from "browser/heads.js";
 import { addView, change, rendered, shown } from "browser/render.js";
-import { ALL_HEADS, comparable, data, headPart, lastOf, mapped, PROBES, RUNS, SCORES, secondRun, shortName, state } from "browser/state.js";
+import {
+  ALL_HEADS, comparable, data, headPart, lastOf, mapped, PROBES, RUNS, SCORES, secondRun, shortName, state,
+} from "browser/state.js";
 
 const hasSteps = (run) => lastOf(run) > 0;
+const openManual = () => $("manual").showModal();
+const changeOther = (patch) => change({ other: { ...state.other, ...patch } });
+
+// Of each side the parts of its control, and what sets its step and run.
+const slides = [["slide-a", change], ["slide-b", changeOther]].map(([id, set]) => {
+  const [slider, run, output] = ["input", ".run", "output"].map((part) => $(id).querySelector(part));
+  return { root: $(id), slider, run, output, set };
+});
 
 let playing = null; // the timer of the next step
 
 function drawSteps() {
-  for (const [id, side] of [["slide-a", shown.sides[0]], ["slide-b", shown.sides[1]]]) {
-    $(id).hidden = !side || (RUNS.length < 2 && !hasSteps(side.run));
-    if (!side) continue;
-    const step = `step ${side.capture.step}`;
-    const slider = $(id).querySelector("input");
-    Object.assign(slider, { max: lastOf(side.run), value: side.at, hidden: !hasSteps(side.run) });
-    slider.setAttribute("aria-valuetext", step);
-    $(id).querySelector("output").textContent = step;
-    $(id).querySelector(".run").value = side.run;
-  }
+  slides.forEach(({ root, slider, run, output }, i) => {
+    const side = shown.sides[i];
+    root.hidden = !side || (RUNS.length < 2 && !hasSteps(side.run));
+    if (!side) return;
+    const step = (output.textContent = `step ${side.capture.step}`);
+    Object.assign(slider, { max: lastOf(side.run), value: side.at, hidden: !hasSteps(side.run), ariaValueText: step });
+    run.value = side.run;
+  });
   $("play").hidden = !hasSteps(shown.run);
   $("compare").setAttribute("aria-pressed", Boolean(shown.other));
   if (!shown.other) return;
@@ -35,18 +43,17 @@ const toggleCompare = () => change({ other: state.other ? null : secondRun ?? { 
 // Milliseconds a step: a few steps are shown for as long as they take to look at.
 const pause = () => Math.max(140, Math.min(800, 5000 / mapped[state.run].length));
 
+async function playNext() {
+  await rendered;
+  if (!playing) return;
+  if (state.at === lastOf(state.run)) return play();
+  change({ at: state.at + 1 });
+  playing = setTimeout(playNext, pause());
+}
+
 function play() {
-  const next = async () => {
-    await rendered;
-    if (state.at === lastOf(state.run)) return play();
-    change({ at: state.at + 1 });
-    playing = setTimeout(next, pause());
-  };
-  if (playing) playing = clearTimeout(playing);
-  else {
-    if (state.at === lastOf(state.run)) change({ at: 0 });
-    playing = setTimeout(next, pause());
-  }
+  if (!playing && state.at === lastOf(state.run)) change({ at: 0 });
+  playing = playing ? clearTimeout(playing) : setTimeout(playNext, pause());
   $("play").textContent = playing ? "❚❚" : "▶";
   $("play").setAttribute("aria-pressed", Boolean(playing));
 }
@@ -60,15 +67,21 @@ function goByHeads(by) {
 
 // What each key does outside of a box; a view may add its own.
 export const keys = {
-  ArrowLeft: () => goBySteps(-1), ArrowRight: () => goBySteps(1), ArrowUp: () => goByHeads(-1), ArrowDown: () => goByHeads(1),
-  s: () => change({ scale: state.scale === "sqrt" ? "linear" : "sqrt" }), c: () => $("compare").hidden || toggleCompare(),
-  p: () => change({ probe: (state.probe + 1) % PROBES.length }), Escape: () => change({ token: null }),
-  "?": () => $("manual").showModal(),
+  ArrowLeft: () => goBySteps(-1),
+  ArrowRight: () => goBySteps(1),
+  ArrowUp: () => goByHeads(-1),
+  ArrowDown: () => goByHeads(1),
+  s: () => change({ scale: state.scale === "sqrt" ? "linear" : "sqrt" }),
+  c: () => comparable && toggleCompare(),
+  p: () => change({ probe: (state.probe + 1) % PROBES.length }),
+  Escape: () => change({ token: null }),
+  "?": openManual,
 };
 
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || $("manual").open || event.target.matches("select, input, textarea")) return;
-  const action = event.key === " " ? !event.target.matches("button") && hasSteps(state.run) && play : keys[event.key];
+  const { target, key, ctrlKey, metaKey, altKey } = event;
+  if (ctrlKey || metaKey || altKey || $("manual").open || target.matches("select, input, textarea")) return;
+  const action = key === " " ? !target.matches("button") && hasSteps(state.run) && play : keys[key];
   if (!action) return;
   action();
   event.preventDefault();
@@ -76,14 +89,13 @@ document.addEventListener("keydown", (event) => {
 
 document.title = $("title").textContent = data.title;
 for (const { label, glossary } of Object.values(SCORES))
-  if (glossary) $("glossary").append(element("dt", { textContent: label }), element("dd", { textContent: glossary }));
-$("sort").append(new Option("by layer", "layer"), ...Object.entries(SCORES).map(([score, { label }]) => new Option(`by ${label}`, score)));
-$("sort").addEventListener("change", ({ target: { value } }) => change(value === "layer" ? { order: value } : { order: value, score: value }));
-$("compare").hidden = !comparable;
+  if (glossary) $("glossary").append(element("dt", {}, label), element("dd", {}, glossary));
+$("sort").append(new Option("by layer", "layer"));
+$("sort").append(...Object.entries(SCORES).map(([score, { label }]) => new Option(`by ${label}`, score)));
+$("sort").addEventListener("change", ({ target: { value: order } }) =>
+  change({ order, score: order === "layer" ? state.score : order }));
 $("controls").hidden = !comparable;
-const changeOther = (patch) => change({ other: { ...state.other, ...patch } });
-for (const [id, set] of [["slide-a", change], ["slide-b", changeOther]]) {
-  const [slider, run] = [$(id).querySelector("input"), $(id).querySelector(".run")];
+for (const { slider, run, set } of slides) {
   run.hidden = RUNS.length < 2;
   run.append(...RUNS.map(({ name }, i) => new Option(name, i)));
   run.addEventListener("change", () => set({ run: Number(run.value), at: lastOf(run.value) }));
@@ -98,5 +110,5 @@ $("play").addEventListener("click", play);
 $("compare").addEventListener("click", toggleCompare);
 $("theme").addEventListener("click", () => change({ theme: state.theme === "dark" ? "light" : "dark" }));
 addEventListener("theme", ({ detail }) => change({ theme: detail })); // from a report that holds this page
-$("help").addEventListener("click", () => $("manual").showModal());
+for (const opener of document.querySelectorAll("[aria-haspopup=dialog]")) opener.addEventListener("click", openManual);
 addView(drawSteps);

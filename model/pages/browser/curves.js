@@ -1,5 +1,5 @@
-// Over the steps: a score of each head, or what the loss becomes without it. Vertical marks show the stages of training,
-// and cursors the steps that are shown.
+// Over the steps: a score of each head, or what the loss becomes without it. Vertical marks show the stages of
+// training, and cursors the steps that are shown.
 
 import { ablationRows, withoutHead } from "browser/ablation.js";
 import { drawChart, stagesOf } from "browser/chart.js";
@@ -8,34 +8,41 @@ import { downloadCsv } from "browser/export.js";
 import { rgb } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
 import { saveScores } from "browser/score-card.js";
-import { ALL_HEADS, data, formation, headName, lastOf, LAYERS, mapped, nearest, placeOf, PROBES, RUNS, SCORES, shortName, state } from "browser/state.js";
+import {
+  ALL_HEADS, data, formation, headName, lastOf, LAYERS, mapped, nearest, placeOf, PROBES, RUNS, SCORES, shortName,
+  state,
+} from "browser/state.js";
 import { decimal, signed } from "browser/words.js";
 
-const LAST = Math.max(1, ...RUNS.map((run) => run.captures.at(-1).step));
-export let curve = null; // { x, y }: from a step and from a value to pixels
-
+const CAPTURES = RUNS.flatMap(({ captures }) => captures);
+const LAST = Math.max(1, ...CAPTURES.map(({ step }) => step));
 const WITHOUT = { text: "loss without it, on text", repeated: "loss without it, on repetition" };
+const NAMED = 6; // heads that formed
+
+export let curve = null; // { x, y }: from a step and from a value to pixels
+let drawn = null; // what decides how the lines look
 
 // What is drawn: its label, its value for a head of a capture (null: not measured), and the range of its axis.
 function measure({ curve, score } = shown) {
   if (curve === "score") {
-    const { label, uniform, threshold, forms } = SCORES[score];
     const of = ({ scores }, head) => scores[score].flat()[head];
-    return { label, of, uniform, threshold, forms, low: 0, high: 1, write: decimal };
+    return { ...SCORES[score], of, low: 0, high: 1, write: decimal };
   }
   const of = (capture, head) => withoutHead(capture, curve, head);
-  const values = RUNS.flatMap(({ captures }) => captures.flatMap((capture) => capture.ablation?.[curve]?.heads.flat() ?? []));
+  const values = CAPTURES.flatMap(({ ablation }) => ablation?.[curve]?.heads.flat() ?? []);
   const write = (value) => `${signed(value)} nats per token`;
-  return { label: WITHOUT[curve], of, low: Math.min(0, ...values), high: Math.max(0.1, ...values), write };
+  const [low, high] = [Math.min(0, ...values), Math.max(0.1, ...values)];
+  return { label: WITHOUT[curve], probe: curve, colour: "accent", of, low, high, write };
 }
 
 function drawCurves() {
   press($("scores"), shown.curve === "score" ? shown.score : shown.curve);
   // The lines stay as they are while the step changes, and there may be a hundred of them.
   const { score, curve: chosen, theme, probe, sides } = shown;
-  const drawn = JSON.stringify([sides.map(({ run, head }) => [run, head]), score, chosen, theme, probe, $("curve").clientWidth, devicePixelRatio]);
-  if ($("curve").dataset.drawn !== drawn) {
-    $("curve").dataset.drawn = drawn;
+  const heads = sides.map(({ run, head }) => [run, head]);
+  const wanted = JSON.stringify([heads, score, chosen, theme, probe, $("curve").clientWidth, devicePixelRatio]);
+  if (drawn !== wanted) {
+    drawn = wanted;
     drawCurve();
     describeCurves();
   }
@@ -44,21 +51,27 @@ function drawCurves() {
     if (sides[i]) $(id).style.left = `${curve.x(sides[i].capture.step)}px`;
   });
   const { label, of, write } = measure();
-  $("curve").ariaValueMax = lastOf(shown.run);
-  $("curve").ariaValueNow = shown.at;
-  $("curve").ariaValueText = `step ${shown.capture.step}, ${headName(shown.head)}: ${label} ${write(of(shown.capture, shown.head))}`;
+  const value = write(of(shown.capture, shown.head));
+  Object.assign($("curve"), {
+    ariaValueMax: lastOf(shown.run), ariaValueNow: shown.at,
+    ariaValueText: `step ${shown.capture.step}, ${headName(shown.head)}: ${label} ${value}`,
+  });
 }
 
-const stages = () => stagesOf(RUNS[shown.run].formation).map((stage) => ({ ...stage, colour: css(SCORES[stage.score].colour) }));
+const stages = () =>
+  stagesOf(RUNS[shown.run].formation).map((stage) => ({ ...stage, colour: css(SCORES[stage.score].colour) }));
 
 function drawCurve() {
   const { head: chosen, run } = shown;
-  const { low, high, uniform, threshold, forms } = measure();
-  const heads = ALL_HEADS.filter((head) => head !== chosen).map((head) => curveOf(run, head, { width: 1, opacity: 0.55, radius: 3.5, colour: layerColour(head) }));
-  const others = otherRuns().map(({ run, head }) => ({ ...curveOf(run, head, { width: 2, dashes: "5 4", colour: css("second") }), dots: [] }));
-  const colour = css(shown.curve === "score" ? SCORES[shown.score].colour : "accent");
-  const guides = [...(forms ? [{ value: threshold, dashes: "2 4" }] : []), ...(uniform === undefined ? [] : [{ value: uniform, dashes: "6 4" }])];
-  const curves = [...heads, ...others, curveOf(run, chosen, { width: 3, radius: 5, colour })];
+  const { low, high, uniform, threshold, forms, colour } = measure();
+  const curves = ALL_HEADS.filter((head) => head !== chosen).map((head) =>
+    curveOf(run, head, { width: 1, opacity: 0.55, radius: 3.5, colour: layerColour(head) }));
+  for (const { run, head } of otherRuns())
+    curves.push({ ...curveOf(run, head, { width: 2, dashes: "5 4", colour: css("second") }), dots: [] });
+  curves.push(curveOf(run, chosen, { width: 3, radius: 5, colour: css(colour) }));
+  const guides = [];
+  if (forms) guides.push({ value: threshold, dashes: "2 4" });
+  if (uniform !== undefined) guides.push({ value: uniform, dashes: "6 4" });
   curve = drawChart($("curve"), { scale: "log", last: LAST, low, high, curves, stages: stages(), guides });
 }
 
@@ -66,21 +79,22 @@ const layerColour = (head) => rgb(shown.palette.colours[Math.round(90 + (165 * (
 
 // The line of a head, with a dot where it formed.
 function curveOf(run, head, look) {
-  const { of } = measure();
+  const { of, colour } = measure();
   const points = RUNS[run].captures.map((capture) => [capture.step, of(capture, head)]);
   const formed = shown.curve === "score" ? formation(run, shown.score, head) : Infinity;
-  const dots = points.filter(([step]) => step === formed).map((point) => [...point, css(SCORES[shown.score].colour)]);
+  const dots = points.filter(([step]) => step === formed).map((point) => [...point, css(colour)]);
   return { points, dots, ...look };
 }
 
 // The same in words: which heads formed and when, or which head is missed most, each with a button that goes there.
 function describeCurves() {
-  const { label, of } = measure();
+  const { label, of, probe } = measure();
   const formed = stages().map(({ label, step }) => `${label} at step ${step}`);
-  $("curve").setAttribute("aria-label", [`${label}, of every head over the steps`, ...formed].join("; "));
+  $("curve").ariaLabel = [`${label}, of every head over the steps`, ...formed].join("; ");
   const parts = shown.curve === "score" ? describeScore() : describeLoss(of);
-  const measured = PROBES.findIndex(({ name }) => name === (shown.curve === "score" ? SCORES[shown.score].probe : shown.curve));
-  if (measured !== shown.probe) parts.push(`Measured on the ${PROBES[measured].name} probe: `, jump("show it", () => ({ probe: measured })));
+  const measured = PROBES.findIndex(({ name }) => name === probe);
+  if (measured !== shown.probe)
+    parts.push(`Measured on the ${probe} probe: `, jump("show it", () => ({ probe: measured })));
   $("formed").replaceChildren(...parts);
 }
 
@@ -102,22 +116,28 @@ const otherRuns = () => shown.sides.filter(({ run }) => run !== shown.run);
 
 // The heads of a run that formed, first ones first, each with a button. `patch` takes a head and the place of a step.
 function formedIn(run, patch) {
-  const formed = ALL_HEADS.map((head) => ({ head, step: formation(run, shown.score, head) }));
-  const heads = formed.filter(({ step }) => step < Infinity).sort((one, two) => one.step - two.step || one.head - two.head);
+  const steps = ALL_HEADS.map((head) => formation(run, shown.score, head));
+  const heads = ALL_HEADS.filter((head) => steps[head] < Infinity);
+  heads.sort((one, two) => steps[one] - steps[two] || one - two);
   const parts = [heads.length ? `${heads.length} formed: ` : `no ${SCORES[shown.score].label} head has formed. `];
-  for (const { head, step } of heads.slice(0, 6)) parts.push(jump(`${shortName(head)} at ${step}`, () => patch(head, nearest(run, step))), " ");
-  if (heads.length > 6) parts.push(`and ${heads.length - 6} more. `);
+  for (const head of heads.slice(0, NAMED)) {
+    const there = () => patch(head, nearest(run, steps[head]));
+    parts.push(jump(`${shortName(head)} at ${steps[head]}`, there), " ");
+  }
+  if (heads.length > NAMED) parts.push(`and ${heads.length - NAMED} more. `);
   return parts;
 }
 
 function describeLoss(of) {
   const last = RUNS[shown.run].captures.at(-1);
   const known = ALL_HEADS.map((head) => ({ head, value: of(last, head) })).filter(({ value }) => value !== null);
-  const parts = ["How many nats per token the loss rises when a head is replaced by its mean. "];
   if (!known.length) return ["It was not measured in this run. "];
+  const parts = ["How many nats per token the loss rises when a head is replaced by its mean. "];
   parts.push(`Needed most at step ${last.step}: `);
-  for (const { head, value } of known.sort((one, two) => two.value - one.value).slice(0, 5))
-    parts.push(jump(`${shortName(head)} ${signed(value)}`, () => ({ head, at: nearest(state.run, last.step) })), " ");
+  for (const { head, value } of known.sort((one, two) => two.value - one.value).slice(0, 5)) {
+    const there = () => ({ head, at: nearest(state.run, last.step) });
+    parts.push(jump(`${shortName(head)} ${signed(value)}`, there), " ");
+  }
   return parts;
 }
 
@@ -126,22 +146,25 @@ function lineAt({ offsetX, offsetY }) {
   const steps = mapped[state.run];
   const { of, label, write } = measure(state);
   const at = closest([...steps.keys()], (at) => Math.abs(curve.x(steps[at].step) - offsetX));
-  const off = (head) => (of(steps[at], head) === null ? Infinity : Math.abs(curve.y(of(steps[at], head)) - offsetY));
+  const value = (head) => of(steps[at], head);
+  const off = (head) => (value(head) === null ? Infinity : Math.abs(curve.y(value(head)) - offsetY));
   const head = closest([state.head, ...ALL_HEADS], off);
-  return { at, head, near: off(head) < 8, text: `${headName(head)}: ${label} ${write(of(steps[at], head))} at step ${steps[at].step}` };
+  const text = `${headName(head)}: ${label} ${write(value(head))} at step ${steps[at].step}`;
+  return { at, head, near: off(head) < 8, text };
 }
 
 function saveCurves() {
   if (shown.curve === "score") return saveScores();
-  const rows = RUNS.flatMap(({ name, captures }) => captures.filter(({ ablation }) => ablation).flatMap((capture) =>
-    ablationRows(capture).map((row) => ({ run: name, step: capture.step, ...row }))));
+  const rows = RUNS.flatMap(({ name: run, captures }) => captures.flatMap((capture) =>
+    ablationRows(capture).map((row) => ({ run, step: capture.step, ...row }))));
   downloadCsv("ablation.csv", data.columns.ablation, rows);
 }
 
 $("curves").hidden = RUNS.every((run) => run.captures.length < 2);
 if (!$("curves").hidden) {
-  choices($("scores"), Object.entries(SCORES).map(([score, { label }]) => [score, label]), (score) => change({ score, curve: "score" }));
-  if (RUNS.some((run) => run.captures.some(({ ablation }) => ablation)))
+  const scores = Object.entries(SCORES).map(([score, { label }]) => [score, label]);
+  choices($("scores"), scores, (score) => change({ score, curve: "score" }));
+  if (CAPTURES.some(({ ablation }) => ablation))
     choices($("scores"), Object.entries(WITHOUT), (chosen) => change({ curve: chosen }));
   $("curve-csv").addEventListener("click", saveCurves);
   $("curve").addEventListener("click", (event) => {

@@ -64,8 +64,10 @@ function drawBox() {
   $("window").textContent = [
     isCut && `The text was too long: its last ${number(box.value.length)} characters are kept.`,
     !typed.all && "The box is empty: shown is what the model expects at the beginning of a document.",
-    typed.all > count && `The model reads ${context} tokens at once: of these ${number(typed.all)} it reads the last ${context} (grey: not read).`,
-    typed.text.length > ADDRESSED && `The address of this page, by which you can keep or send it, holds the last ${number(ADDRESSED)} characters of the text only.`,
+    typed.all > count && `The model reads ${context} tokens at once:`,
+    typed.all > count && `of these ${number(typed.all)} it reads the last ${context} (grey: not read).`,
+    typed.text.length > ADDRESSED && "The address of this page, by which you can keep or send it,",
+    typed.text.length > ADDRESSED && `holds the last ${number(ADDRESSED)} characters of the text only.`,
   ].filter(Boolean).join(" ");
   if (showsEnd) showEnd(); // the note takes its height from the box
   showsEnd &&= box.value !== typed.text;

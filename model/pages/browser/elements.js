@@ -23,7 +23,8 @@ export function onKeys(node, keys, move, choose = () => {}) {
 }
 
 // The item for which `distance` is smallest; the first of them.
-export const closest = (items, distance) => items.reduce((best, item) => (distance(item) < distance(best) ? item : best));
+export const closest = (items, distance) =>
+  items.reduce((best, item) => (distance(item) < distance(best) ? item : best));
 
 export function element(name, { style, dataset, ...fields } = {}, ...children) {
   const node = Object.assign(document.createElement(name), fields);
@@ -33,8 +34,14 @@ export function element(name, { style, dataset, ...fields } = {}, ...children) {
   return node;
 }
 
-// A change and what it leads to, such as "rises by 2.76" in bold and " to 4.67". Two numbers and not three, because rounded
-// ones need not add up.
+// The head of a table, from the titles of its columns.
+export function tableHead(titles) {
+  const cells = titles.map((title) => element("th", { scope: "col" }, title));
+  return element("thead", {}, element("tr", {}, ...cells));
+}
+
+// A change and what it leads to, such as "rises by 2.76" in bold and " to 4.67". Two numbers and not three, because
+// rounded ones need not add up.
 export function changeTo(before, after) {
   const size = decimal(Math.abs(after - before));
   const stays = Number(size) === 0;

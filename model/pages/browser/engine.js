@@ -3,11 +3,11 @@
 import { createTokenizer } from "browser/tokenizer.js";
 
 // manifest: see live.py. texts: the weights of each snapshot, in base64 as they stand in the page, and complete.
-// onWaiting(count) is called with the number of questions that are not answered yet, onStop() if the worker fails later on.
+// onWaiting(count) is called with the number of questions without an answer so far, onStop() if the worker fails later.
 // Rejects if the browser has no such workers, and with an error whose `answered` is true if the model cannot be run.
 //
-// Each question names its snapshot by its number, and is { done, drop }: a promise of the answer, which is undefined if the
-// question is dropped before.
+// Each question names its snapshot by its number, and is { done, drop }: a promise of the answer, which is undefined if
+// the question is dropped before.
 export async function startEngine(manifest, texts, { onWaiting = () => {}, onStop = () => {} } = {}) {
   const worker = new Worker(import.meta.resolve("browser/worker.js"), { type: "module" });
   const ask = connect(worker, onWaiting);
@@ -38,12 +38,13 @@ export async function startEngine(manifest, texts, { onWaiting = () => {}, onSto
       return { done: done.then(named), drop };
     },
 
-    // options: { temperature, topK, count, seed, edits, stop }, where stop is the token that ends the text, end-of-text if
-    // it is not given. onToken(id) is called for each token.
+    // options: { temperature, topK, count, seed, edits, stop }, where stop is the token that ends the text, end-of-text
+    // if it is not given. onToken(id) is called for each token.
     write: (snapshot, tokens, options, onToken) =>
       ask("write", { snapshot, tokens: [...tokens], stop: tokenizer.endOfText, ...options }, onToken),
 
-    // -> { plain, patched }, the logit of the token `target` after the tokens. options: { layer, head, position, from, target }.
+    // -> { plain, patched }, the logit of the token `target` after the tokens.
+    // options: { layer, head, position, from, target }.
     patch: (snapshot, tokens, other, options) => ask("patch", { snapshot, tokens, other, ...options }),
 
     // -> the matrix (L H, T) of changes; onRow({ number, row }) is called for each head.
@@ -68,7 +69,8 @@ function connect(worker, onWaiting) {
     else take(id)?.reject(Object.assign(new Error(error), { answered: true }));
   };
   worker.onerror = ({ message }) => {
-    for (const id of [...open.keys()]) take(id).reject(new Error(message || "the browser cannot run the model's worker"));
+    const error = new Error(message || "the browser cannot run the model's worker");
+    for (const id of [...open.keys()]) take(id).reject(error);
   };
   return (name, request, onValue) => {
     const id = ++last;

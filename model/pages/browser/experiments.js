@@ -43,41 +43,54 @@ function drawExperiment() {
   $("experiment").replaceChildren(...(before ? lookAt : after ? compare : begin)(effect));
 }
 
-const paragraph = (textContent, ...nodes) => element("p", { textContent }, ...nodes);
+const paragraph = (...nodes) => element("p", {}, ...nodes);
 const button = (textContent, onclick) => element("button", { textContent, onclick });
 const begin = (effect) => [
   shown.off.length ? `${listed(shown.off)} ${shown.off.length > 1 ? "are" : "is"} still off. ` : "",
   button("begin this experiment again", () => show(effect, 0)),
 ];
+const listedOnes = () => `the ${shown.sides[0].next.length} likeliest`;
 const gets = ({ trial: { right, answer } }) =>
-  right.length > 1 ? `together, those of the ${shown.sides[0].next.length} likeliest that begin with ${quote(answer)} get` : `${quote(answer)} gets`;
-const usually = ({ usual, texts: [halved, right] }) => `on ${halved} of ${right} such texts the share fell to half or less (typically ${fromTo(usual)})`;
+  right.length > 1
+    ? `together, those of ${listedOnes()} that begin with ${quote(answer)} get`
+    : `${quote(answer)} gets`;
+const usually = ({ usual, texts: [halved, right] }) =>
+  `on ${halved} of ${right} such texts the share fell to half or less (typically ${fromTo(usual)})`;
 
 function headOf({ head, weight, trial: { source }, texts: [, right] }) {
   if (head === null) return `No single head to look at here: the maps still show ${headPart(shown.head)}.`;
   const [{ attention, labels }] = shown.sides;
   const number = headNumber(head);
-  const here = weightAt(ofHead(attention, number, labels.length), labels.length - 1, source);
-  const gives = !weight ? "" : `: to ${quote(labels[source])}, which tells what comes next, it gives here ${percent(here)} of its attention, on average over ${right} texts ${percent(weight)}`;
-  return `Look at the last row of ${headPart(number)} (${headName(number)}) on the map${gives}.`;
+  const place = `Look at the last row of ${headPart(number)} (${headName(number)}) on the map`;
+  if (!weight) return `${place}.`;
+  const here = percent(weightAt(ofHead(attention, number, labels.length), labels.length - 1, source));
+  const gives = `it gives here ${here} of its attention, on average over ${right} texts ${percent(weight)}`;
+  return `${place}: to ${quote(labels[source])}, which tells what comes next, ${gives}.`;
 }
 
 const lookAt = (effect) => [
   paragraph(`${effect.look} What should come next: ${gets(effect)} ${percent(chosen.before)}. ${headOf(effect)}`),
-  paragraph(`Expected after the change: half of that or less; ${usually(effect)}. `, button(`▶ ${effect.change}`, () => show(effect, 1))),
+  paragraph(
+    `Expected after the change: half of that or less; ${usually(effect)}. `,
+    button(`▶ ${effect.change}`, () => show(effect, 1)),
+  ),
 ];
 
 function compare(effect) {
-  const rows = [["PyTorch, when this page was made,", effect.shares], ["this page", [chosen.before, chosen.after]]];
-  const figures = rows.flatMap(([name, pair]) => [` ${name} `, element("b", { textContent: fromTo(pair) }), " ·"]).slice(0, -1);
-  const unlisted = chosen.after ? "" : ` (0%: not among the ${shown.sides[0].next.length} likeliest)`;
+  const share = (pair) => element("b", {}, fromTo(pair));
+  const unlisted = chosen.after ? "" : ` (0%: not among ${listedOnes()})`;
   return [
-    element("p", { id: "predicted" }, `Before → after the change, ${gets(effect)}:`, ...figures, `${unlisted}; ${usually(effect)}.`),
+    element("p", { id: "predicted" },
+      `Before → after the change, ${gets(effect)}: PyTorch, when this page was made, `, share(effect.shares),
+      " · this page ", share([chosen.before, chosen.after]), `${unlisted}; ${usually(effect)}.`),
     paragraph(`${effect.question} `, button("◀ undo the change", () => show(effect, 0))),
   ];
 }
 
 $("experiment").hidden = !effects.length;
 $("tries").append(...effects.slice(0, MOST).map((effect) => button(effect.title, () => show(effect, 0))));
-if (!effects.length) $("tries").textContent = `None of these was found in this model: ${Object.entries(tried).map((one) => one.join(" (")).join("), ")}).`;
+if (!effects.length) {
+  const found = Object.entries(tried).map(([title, why]) => `${title} (${why})`);
+  $("tries").textContent = `None of these was found in this model: ${found.join(", ")}.`;
+}
 addView(drawExperiment);

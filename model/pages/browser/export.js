@@ -3,7 +3,8 @@
 // Rows as CSV (RFC 4180). rows: objects with the columns as names; what is null or absent becomes an empty cell.
 export function csv(columns, rows) {
   const cell = (value) => (/[",\r\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : String(value ?? ""));
-  return [columns, ...rows.map((row) => columns.map((column) => row[column]))].map((cells) => `${cells.map(cell).join(",")}\r\n`).join("");
+  const lines = [columns, ...rows.map((row) => columns.map((column) => row[column]))];
+  return lines.map((cells) => `${cells.map(cell).join(",")}\r\n`).join("");
 }
 
 // The squares on and below the diagonal. values: { column: its function of (query, key) }.
@@ -20,12 +21,14 @@ export function mapRows(labels, values) {
 
 // Every score of every head at every capture.
 export const scoreRows = (runs, names) =>
-  runs.flatMap(({ name, captures }) => captures.flatMap(({ step, scores, copying }) =>
-    scores[names[0]].flatMap((heads, layer) => heads.map((_, head) => ({
-      run: name, step, layer, head, copying: copying?.[layer][head], ...Object.fromEntries(names.map((score) => [score, scores[score][layer][head]])),
-    })))));
+  runs.flatMap(({ name: run, captures }) => captures.flatMap(({ step, scores, copying }) =>
+    scores[names[0]].flatMap((heads, layer) => heads.map((_, head) => {
+      const ofHead = Object.fromEntries(names.map((name) => [name, scores[name][layer][head]]));
+      return { run, step, layer, head, copying: copying?.[layer][head], ...ofHead };
+    }))));
 
-export const downloadCsv = (name, columns, rows) => downloadBlob(name, new Blob([csv(columns, rows)], { type: "text/csv" }));
+export const downloadCsv = (name, columns, rows) =>
+  downloadBlob(name, new Blob([csv(columns, rows)], { type: "text/csv" }));
 
 export const downloadPng = (name, canvas) => canvas.toBlob((blob) => downloadBlob(name, blob), "image/png");
 

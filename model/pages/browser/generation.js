@@ -40,7 +40,8 @@ async function write() {
   }
   showInBox(text);
   readBox();
-  written = { text: state.typed, words: `wrote ${count} at ${Math.round((1000 * count) / (performance.now() - start))}/s` };
+  const perSecond = Math.round((1000 * count) / (performance.now() - start));
+  written = { text: state.typed, words: `wrote ${count} at ${perSecond}/s` };
 }
 
 // While it writes, the page shows the text so far, as often as it can be drawn.
@@ -64,17 +65,19 @@ function drawChoices() {
   $("speed").textContent = shown.typed === written?.text ? written.words : "";
   $("temperature").value = shown.temperature;
   $("temperature-value").textContent = shown.temperature.toFixed(1);
-  $("top-k").value = shown.topK ?? "all";
+  $("top-k").value = shown.topK ?? 0;
 }
 
-$("top-k").append(new Option("all", "all"), ...TOP_K.map((count) => new Option(count, count)));
+$("top-k").append(new Option("all", 0), ...TOP_K.map((count) => new Option(count, count)));
 $("write").addEventListener("click", () => (running ? running.drop() : write()));
 $("temperature").addEventListener("input", ({ target }) => change({ temperature: Number(target.value) }));
-$("top-k").addEventListener("change", ({ target: { value } }) => change({ topK: value === "all" ? null : Number(value) }));
+$("top-k").addEventListener("change", ({ target }) => change({ topK: Number(target.value) || null }));
 addField("temperature", () => (state.temperature === TEMPERATURE ? undefined : state.temperature), (text) => {
   const wanted = Number(text ?? NaN);
   state.temperature = wanted >= 0 && wanted <= Number($("temperature").max) ? wanted : TEMPERATURE;
 });
-addField("top_k", () => state.topK ?? undefined, (text) => (state.topK = TOP_K.includes(Number(text)) ? Number(text) : null));
+addField("top_k", () => state.topK ?? undefined, (text) => {
+  state.topK = TOP_K.find((count) => String(count) === text) ?? null;
+});
 addView(drawChoices);
 press();

@@ -3,7 +3,9 @@
 import { $, element } from "browser/elements.js";
 import { ofHead, shrink } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
-import { ALL_HEADS, formation, HEADS, headName, LAYERS, MARKED, RUNS, SCORES, shortName, state, tellsSince } from "browser/state.js";
+import {
+  ALL_HEADS, formation, HEADS, headName, LAYERS, MARKED, RUNS, SCORES, shortName, state, tellsSince,
+} from "browser/state.js";
 import { decimal } from "browser/words.js";
 
 const GAP = 2; // pixels between thumbnails
@@ -38,8 +40,8 @@ function drawHeads() {
 const scoreOfBars = () => (shown.order === "layer" ? shown.score : shown.order);
 
 function drawGrid(grid, buttons, side, title) {
-  const score = scoreOfBars();
-  const scores = side.capture.scores[score].flat();
+  const scores = side.capture.scores[scoreOfBars()].flat();
+  const { label } = SCORES[scoreOfBars()];
   const order = [...ALL_HEADS];
   if (shown.order !== "layer") order.sort((one, two) => scores[two] - scores[one] || one - two);
   arrange(grid, buttons, order);
@@ -49,18 +51,19 @@ function drawGrid(grid, buttons, side, title) {
   const image = new ImageData(Math.ceil(length / factor), Math.ceil(length / factor));
   for (const [head, button] of buttons.entries()) {
     const [canvas, bar, caption, marks] = button.children;
+    const score = decimal(scores[head]);
     if (canvas.width !== image.width) canvas.width = canvas.height = image.width;
     shrink(ofHead(side.weights, head, length), length, factor, shown.palette.weights, image);
     canvas.getContext("2d").putImageData(image, 0, 0);
     bar.style.width = `${100 * scores[head]}%`;
-    caption.children[0].textContent = shortName(head);
-    caption.children[1].textContent = decimal(scores[head]);
+    caption.firstChild.textContent = shortName(head);
+    caption.lastChild.textContent = score;
     const formed = MARKED.filter((one) => formation(side.run, one, head) <= side.capture.step);
     marks.replaceChildren(...formed.map(markOf));
     button.setAttribute("aria-pressed", head === side.head);
     const step = (one) => (tellsSince(side.run) ? ` at step ${formation(side.run, one, head)}` : "");
-    const since = formed.map((one) => `, ${SCORES[one].label} formed${step(one)}`);
-    button.setAttribute("aria-label", `${headName(head)}, ${SCORES[score].label} ${decimal(scores[head])}${since.join("")}`);
+    const since = formed.map((one) => `${SCORES[one].label} formed${step(one)}`);
+    button.ariaLabel = [headName(head), `${label} ${score}`, ...since].join(", ");
   }
 }
 
@@ -70,19 +73,23 @@ function arrange(grid, buttons, order) {
   const bounded = getComputedStyle($("heads")).getPropertyValue("--bounded") === "1";
   const wide = grid.parentElement.clientWidth - 4;
   const high = bounded ? $("scroll").clientHeight - 4 : Infinity;
-  const turned = !sorted && bounded && layeredSide(wide, high, LAYERS, HEADS) > TURNED * layeredSide(wide, high, HEADS, LAYERS);
-  const [columns, rows] = turned ? [LAYERS, HEADS] : [HEADS, LAYERS];
-  const side = sorted ? sortedSide(wide, high) : layeredSide(wide, high, columns, rows);
-  grid.style.gridTemplateColumns = sorted ? `repeat(auto-fill, ${side}px)` : `${HEADING}px repeat(${columns}, ${side}px)`;
+  const upright = layeredSide(wide, high, HEADS, LAYERS);
+  const lying = layeredSide(wide, high, LAYERS, HEADS);
+  const turned = !sorted && bounded && lying > TURNED * upright;
+  const [columns, rows, layered] = turned ? [LAYERS, HEADS, lying] : [HEADS, LAYERS, upright];
+  grid.style.gridTemplateColumns = sorted
+    ? `repeat(auto-fill, ${sortedSide(wide, high)}px)`
+    : `${HEADING}px repeat(${columns}, ${layered}px)`;
   const key = `${sorted} ${turned} ${order}`;
   if (grid.dataset.order === key) return;
   grid.dataset.order = key;
   grid.className = sorted ? "grid sorted" : "grid";
   if (sorted) return grid.replaceChildren(...order.map((head) => buttons[head]));
   const heading = (textContent) => element("span", { className: "heading", textContent });
-  const cells = [heading(turned ? "H\\L" : "L\\H"), ...Array.from({ length: columns }, (_, column) => heading(column))];
+  const numbers = [...Array(columns).keys()];
+  const cells = [turned ? "H\\L" : "L\\H", ...numbers].map(heading);
   for (let row = 0; row < rows; row++) {
-    const inRow = Array.from({ length: columns }, (_, column) => buttons[turned ? column * HEADS + row : row * HEADS + column]);
+    const inRow = numbers.map((column) => buttons[turned ? column * HEADS + row : row * HEADS + column]);
     cells.push(heading(row), ...inRow);
   }
   grid.replaceChildren(...cells);
@@ -90,10 +97,12 @@ function arrange(grid, buttons, order) {
 
 const bounds = (side) => Math.floor(Math.max(SMALLEST, Math.min(LARGEST, side)));
 
-const layeredSide = (wide, high, columns, rows) => bounds(Math.min((wide - HEADING) / columns - GAP, (high - HEADING) / rows - GAP - BAR));
+const layeredSide = (wide, high, columns, rows) =>
+  bounds(Math.min((wide - HEADING) / columns - GAP, (high - HEADING) / rows - GAP - BAR));
 
 function sortedSide(wide, high) {
-  const fits = (side) => Math.ceil(ALL_HEADS.length / Math.floor((wide + GAP) / (side + GAP))) * (side + BAR + CAPTION + GAP) <= high;
+  const rows = (side) => Math.ceil(ALL_HEADS.length / Math.floor((wide + GAP) / (side + GAP)));
+  const fits = (side) => rows(side) * (side + BAR + CAPTION + GAP) <= high;
   let side = Math.min(LARGEST, high === Infinity ? Math.max(72, wide / HEADS - GAP) : LARGEST);
   while (side > CAPTIONED && !fits(side)) side -= 2;
   return bounds(side);

@@ -8,10 +8,10 @@ import { addFollower, addView, change, chosenToken, point, pointer, shown } from
 import { data, headName, headPart, mapped, placeOf, PROBES, RUNS, shortName, state } from "browser/state.js";
 import { decimal, squareInWords } from "browser/words.js";
 
-const SAME = `Steps 0 and 1 show the same maps: nothing is learned before the first update, and this one has not changed attention.
-  A network that starts with an output head of zeros (init: scaled) learns in that head alone at first.`;
+const SAME = `Steps 0 and 1 show the same maps: nothing is learned before the first update, and this one has not changed
+  attention. A network that starts with an output head of zeros (init: scaled) learns in that head alone at first.`;
 
-// Pixels of a saved picture: of each on the paper, at most on a side (browsers refuse much more), and those of its parts.
+// Pixels of a saved picture: of each on the paper, at most on a side (browsers refuse much more), and of its parts.
 const PICTURE = { scale: 3, most: 12_000, least: 520, token: 14, margin: 16, head: 58, bar: 70 };
 const PAPER = { line: "#b8bcc4", text: "#191d23", soft: "#444444" };
 
@@ -20,9 +20,10 @@ function panes() {
   const many = shown.sides.length > 1;
   const list = shown.sides.map(({ name, run, capture, head, weights }) => {
     const map = ofHead(weights, head, length);
+    const title = [RUNS.length > 1 && RUNS[run].name, `step ${capture.step}`, many && headPart(head)];
     return {
       name: many ? name : "",
-      title: [RUNS.length > 1 && RUNS[run].name, `step ${capture.step}`, many && headPart(head)].filter(Boolean).join(", "),
+      title: title.filter(Boolean).join(", "),
       value: (query, key) => weightAt(map, query, key),
       colour: (colours, query, key) => colours.weights[key > query ? 0 : map[triangle(query) + key]],
     };
@@ -40,7 +41,8 @@ function drawStage() {
   $("stage-title").textContent = headName(shown.head).replace("l", "L");
   press($("scales"), shown.scale);
   const much = shown.theme === "dark" ? "Bright" : "Dark";
-  $("how").textContent = `Each row is a token choosing what to read. ${much} is much; a row adds up to at most 100%. Later tokens are not drawn.`;
+  const total = "a row adds up to at most 100%. Later tokens are not drawn.";
+  $("how").textContent = `Each row is a token choosing what to read. ${much} is much; ${total}`;
   drawSame();
   drawRamp();
   const list = panes();
@@ -56,9 +58,10 @@ function drawStage() {
     title.textContent = paneTitle(pane);
     title.hidden = !shown.other && RUNS.length < 2;
     const geometry = layout(map.getContext("2d"), box.clientWidth, height, shown.labels);
-    drawMap(fitCanvas(map, geometry.wide, geometry.high), geometry, (query, key) => pane.colour(shown.palette, query, key));
+    const colourOf = (query, key) => pane.colour(shown.palette, query, key);
+    drawMap(fitCanvas(map, geometry.wide, geometry.high), geometry, colourOf);
     const keys = "arrow keys move the crosshair, enter chooses the token";
-    over.setAttribute("aria-label", `attention map, ${headName(shown.head)}, ${pane.title}; ${keys}`);
+    over.ariaLabel = `attention map, ${headName(shown.head)}, ${pane.title}; ${keys}`;
     return { ...pane, geometry, over };
   });
   drawHover();
@@ -67,13 +70,13 @@ function drawStage() {
 // Why the first update leaves the maps as they are, where it did.
 function drawSame() {
   const [first, second] = mapped[shown.run];
-  const same = shown.at < 2 && second?.step === 1 && first.step === 0 && sameBlocks(first.blocks[shown.probe], second.blocks[shown.probe]);
+  const early = shown.at < 2 && second?.step === 1 && first.step === 0;
+  const same = early && sameBlocks(first.blocks[shown.probe], second.blocks[shown.probe]);
   $("same").textContent = same ? SAME : "";
 }
 
 function newPane() {
-  const over = element("canvas", { className: "over", tabIndex: 0 });
-  over.setAttribute("role", "application");
+  const over = element("canvas", { className: "over", tabIndex: 0, role: "application" });
   const frame = element("div", { className: "layers" }, element("canvas"), over);
   const box = element("div", { className: "pane" }, element("h3"), frame);
   const locate = (event) => {
@@ -85,8 +88,7 @@ function newPane() {
   };
   const choose = () => pointer.cell && change({ token: state.received ? pointer.cell.key : pointer.cell.query });
   over.addEventListener("pointermove", (event) => hover(locate(event)));
-  over.addEventListener("pointerleave", () => hover(null));
-  over.addEventListener("blur", () => hover(null));
+  for (const end of ["pointerleave", "blur"]) over.addEventListener(end, () => hover(null));
   over.addEventListener("click", (event) => (hover(locate(event)), choose()));
   onKeys(over, ARROWS, ([down, right]) => {
     const last = shown.labels.length - 1;
@@ -110,19 +112,19 @@ function drawHover() {
   for (const { geometry, over } of shown.panes) {
     const { room, cell, side, texts } = geometry;
     const context = fitCanvas(over, geometry.wide, geometry.high);
-    const band = (draw, axis, index) =>
-      axis === "query" ? context[draw](room, PAD + index * cell, side, cell) : context[draw](room + index * cell, PAD, cell, side);
+    const band = (axis, index) =>
+      axis === "query" ? [room, PAD + index * cell, side, cell] : [room + index * cell, PAD, cell, side];
     context.strokeStyle = context.fillStyle = mark.back;
     if (token !== null) {
       const axis = shown.received ? "key" : "query";
       context.lineWidth = 1.5;
-      band("strokeRect", axis, token);
+      context.strokeRect(...band(axis, token));
       drawLabel(context, geometry, axis, token, texts[token], mark);
     }
     if (!pointed) continue;
     for (const [axis, index] of Object.entries(pointed)) {
       context.globalAlpha = 0.16;
-      band("fillRect", axis, index);
+      context.fillRect(...band(axis, index));
       context.globalAlpha = 1;
       drawLabel(context, geometry, axis, index, texts[index], mark);
     }
@@ -138,7 +140,8 @@ function reading({ query, key }) {
 }
 
 const RAMP = 24; // colours of a ramp
-const spaced = (colours) => Array.from({ length: RAMP }, (_, i) => rgb(colours[Math.round((i * (colours.length - 1)) / (RAMP - 1))]));
+const spaced = (colours) =>
+  Array.from({ length: RAMP }, (_, i) => rgb(colours[Math.round((i * (colours.length - 1)) / (RAMP - 1))]));
 
 // Fills an element with a ramp of colours, and with what its left end, its middle and its right end mean.
 export function fillRamp(parent, colours, meanings) {
@@ -146,7 +149,8 @@ export function fillRamp(parent, colours, meanings) {
   parent.replaceChildren(bar, ...meanings.map((text) => element("span", {}, text)));
 }
 
-const drawRamp = () => fillRamp($("ramp"), shown.palette.colours, ["0%", shown.scale === "sqrt" ? "25%" : "50%", "100%"]);
+const drawRamp = () =>
+  fillRamp($("ramp"), shown.palette.colours, ["0%", shown.scale === "sqrt" ? "25%" : "50%", "100%"]);
 
 // ---- what is shown, to take away
 
@@ -160,13 +164,15 @@ function picture() {
   const room = Math.max(PICTURE.least, PICTURE.token * labels.length);
   const geometry = layout(canvas.getContext("2d"), room, room, labels);
   const pane = geometry.wide + PICTURE.bar;
-  const [wide, high] = [Math.max(shown.panes.length * pane, 9 * title.length) + 2 * PICTURE.margin, PICTURE.head + geometry.high + PICTURE.margin];
+  const wide = Math.max(shown.panes.length * pane, 9 * title.length) + 2 * PICTURE.margin;
+  const high = PICTURE.head + geometry.high + PICTURE.margin;
   const scale = Math.min(PICTURE.scale, PICTURE.most / Math.max(wide, high));
   Object.assign(canvas, { width: wide * scale, height: high * scale });
   const context = canvas.getContext("2d");
   context.scale(scale, scale);
   const write = (text, x, y, font, colour = PAPER.text) => {
-    Object.assign(context, { font: `${font} system-ui, sans-serif`, fillStyle: colour, textAlign: "left", textBaseline: "alphabetic" });
+    Object.assign(context, { font: `${font} system-ui, sans-serif`, fillStyle: colour });
+    Object.assign(context, { textAlign: "left", textBaseline: "alphabetic" });
     context.fillText(text, x, y);
   };
   context.fillStyle = "#ffffff";
@@ -188,7 +194,8 @@ function picture() {
       context.fillRect(x, PAD + tall - ((slice + 1) * tall) / RAMP, 12, tall / RAMP + 0.5);
     });
     const far = marks.filter((weight, j) => !j || place(weight) - place(marks[j - 1]) > 0.05);
-    for (const weight of far) write(`${decimal(100 * weight, 0)}%`, x + 17, PAD + (1 - place(weight)) * tall + 4, "10px", PAPER.soft);
+    for (const weight of far)
+      write(`${decimal(100 * weight, 0)}%`, x + 17, PAD + (1 - place(weight)) * tall + 4, "10px", PAPER.soft);
     context.restore();
   });
   return canvas;
@@ -196,14 +203,15 @@ function picture() {
 
 function saveNumbers() {
   const [[a, b], [first, second]] = [shown.sides, shown.panes];
-  const place = (side, start) => {
-    const [layer, head] = placeOf(side.head);
-    return Object.fromEntries(Object.entries({ run: RUNS[side.run].name, step: side.capture.step, layer, head }).map(([name, value]) => [start + name, value]));
-  };
-  const about = { probe: PROBES[shown.probe].name, ...place(a, ""), ...(b && place(b, "other_")) };
+  const place = ({ run, capture, head }) => [RUNS[run].name, capture.step, ...placeOf(head)];
+  const [run, step, layer, head] = place(a);
+  const [other_run, other_step, other_layer, other_head] = b ? place(b) : [];
+  const others = { other_run, other_step, other_layer, other_head };
+  const about = { probe: PROBES[shown.probe].name, run, step, layer, head, ...others };
   const difference = (query, key) => first.value(query, key) - second.value(query, key);
   const rows = mapRows(shown.labels, { weight: first.value, ...(b && { other_weight: second.value, difference }) });
-  downloadCsv(`${fileName()}.csv`, data.columns[b ? "comparison" : "weights"], rows.map((row) => ({ ...about, ...row })));
+  const columns = data.columns[b ? "comparison" : "weights"];
+  downloadCsv(`${fileName()}.csv`, columns, rows.map((row) => ({ ...about, ...row })));
 }
 
 choices($("scales"), [["sqrt", "√ scale"], ["linear", "linear"]], (scale) => change({ scale }));

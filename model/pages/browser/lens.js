@@ -1,7 +1,8 @@
 // The lens (nostalgebraist 2020): what the model would predict if it stopped after each sub-layer. A table of
 // sub-layers by positions with the likeliest next token in each cell.
 
-import { ARROWS, clamp, element, onKeys } from "browser/elements.js";
+import { createCells } from "browser/cells.js";
+import { element } from "browser/elements.js";
 import { isDark, rgb } from "browser/maps.js";
 import { share } from "browser/surprise.js";
 import { decimal, quote, visible } from "browser/words.js";
@@ -23,7 +24,8 @@ export function lensCell({ lens, tokens, sublayers, labels }, row, token) {
   const bits = `${decimal(cell.divergence, 1)} bits from the final prediction`;
   const distance = row === sublayers.length - 1 ? "the final prediction" : bits;
   const guess = `likeliest next ${cell.text === null ? "–" : quote(cell.text)}`;
-  return { ...cell, sentence: `After ${sublayers[row]}, reading ${token} ${quote(labels[token])}: ${guess}${truth}; ${distance}.` };
+  const place = `After ${sublayers[row]}, reading ${token} ${quote(labels[token])}`;
+  return { ...cell, sentence: `${place}: ${guess}${truth}; ${distance}.` };
 }
 
 // From 0 to 1: how deep a cell's colour is. Distances are shares of the largest in the table.
@@ -45,37 +47,34 @@ export function lensRows(measured) {
 // Adds a table to a parent and returns the function that fills it with
 // { measured, colouring, colours, token, name }. `choose` is called with the token of a cell, where it is given.
 export function createLens(parent, choose) {
-  const readout = element("p", { className: "soft readout" });
-  readout.setAttribute("aria-live", "polite");
-  const head = element("tr", {}, element("th", { textContent: "reads", scope: "row" }));
-  const foot = element("tr", {}, element("th", { textContent: "true next", scope: "row" }));
-  const body = element("tbody");
-  const table = element("table", { className: "lens" }, element("thead", {}, head), body, element("tfoot", {}, foot));
+  const readout = element("p", { className: "soft readout", ariaLive: "polite" });
+  const [head, body, foot] = ["thead", "tbody", "tfoot"].map((name) => element(name));
+  const table = element("table", { className: "lens" }, head, body, foot);
   const box = element("div", { className: "wide" }, table);
   parent.append(readout, box);
+  const newCells = createCells(table, {
+    read: (row, token) => (readout.textContent = lensCell(view.measured, row, token).sentence),
+    choose: (_, token) => choose?.(token),
+  });
   let view = null;
   let cells = []; // by sub-layer and position
-  const focused = { row: 0, token: 0 }; // the one cell that the tab key reaches
 
   // Rows of the sub-layers, and columns of the tokens.
   function build() {
     const { sublayers, labels } = view.measured;
-    const write = (label) => (label === undefined ? "" : visible(label, 8) || "∅");
-    const newCell = (row, token) => element("td", { tabIndex: -1, dataset: { row, token } });
-    cells = sublayers.map((_, row) => labels.map((_, token) => newCell(row, token)));
-    body.replaceChildren(...sublayers.map((textContent, row) =>
-      element("tr", {}, element("th", { scope: "row", textContent }), ...cells[row])));
-    const heading = (label, i) => element("th", { scope: "col", textContent: write(label), title: `${i} ${visible(label, 60)}` });
-    head.replaceChildren(head.firstChild, ...labels.map(heading));
-    foot.replaceChildren(foot.firstChild, ...labels.map((_, i) => element("th", { textContent: write(labels[i + 1]) })));
-    Object.assign(focused, { row: cells.length - 1, token: clamp(focused.token, labels.length - 1) });
-    cells[focused.row][focused.token].tabIndex = 0;
+    const written = [...labels.map((label) => visible(label, 8) || "∅"), ""];
+    const columns = labels.map((label, i) =>
+      element("th", { scope: "col", title: `${i} ${visible(label, 60)}` }, written[i]));
+    const nexts = labels.map((_, i) => element("th", {}, written[i + 1]));
+    head.replaceChildren(element("tr", {}, element("th", { scope: "row" }, "reads"), ...columns));
+    foot.replaceChildren(element("tr", {}, element("th", { scope: "row" }, "true next"), ...nexts));
+    cells = newCells(sublayers, labels.length, sublayers.length - 1);
   }
 
   function fill() {
     const { measured, colouring, colours, name } = view;
     const keys = `arrow keys move${choose ? ", enter chooses the token" : ""}`;
-    table.setAttribute("aria-label", `${name}: the likeliest next token after each sub-layer; ${keys}`);
+    table.ariaLabel = `${name}: the likeliest next token after each sub-layer; ${keys}`;
     const largest = largestDivergence(measured);
     for (const [row, line] of cells.entries())
       for (const [token, cell] of line.entries()) {
@@ -88,24 +87,6 @@ export function createLens(parent, choose) {
     readout.textContent = `Point at a cell to read it${choose ? "; click to choose its token" : ""}.`;
   }
 
-  const cellAt = (target) => target.closest?.("td");
-  const read = ({ target }) => {
-    const { row, token } = cellAt(target)?.dataset ?? {};
-    if (row) readout.textContent = lensCell(view.measured, Number(row), Number(token)).sentence;
-  };
-  const pick = ({ target }) => choose && cellAt(target) && choose(Number(cellAt(target).dataset.token));
-  table.addEventListener("pointerover", read);
-  table.addEventListener("focusin", read);
-  table.addEventListener("click", pick);
-  onKeys(table, ARROWS, ([down, right]) => {
-    cells[focused.row][focused.token].tabIndex = -1;
-    focused.row = clamp(focused.row + down, cells.length - 1);
-    focused.token = clamp(focused.token + right, view.measured.labels.length - 1);
-    const cell = cells[focused.row][focused.token];
-    cell.tabIndex = 0;
-    cell.focus();
-  }, pick);
-
   return (next) => {
     const shape = ({ measured: { labels, sublayers } }) => JSON.stringify([labels, sublayers]);
     const same = view && shape(view) === shape(next);
@@ -113,9 +94,6 @@ export function createLens(parent, choose) {
     view = next;
     if (!same) build();
     fill();
-    if (moved && next.token !== null) {
-      const cell = cells[0][next.token];
-      box.scrollLeft = cell.offsetLeft - box.clientWidth / 2;
-    }
+    if (moved && next.token !== null) box.scrollLeft = cells[0][next.token].offsetLeft - box.clientWidth / 2;
   };
 }

@@ -1,5 +1,5 @@
-// A page's model: reads and writes text, without some of its parts if it is asked to. Runs in a worker (worker.js) or in
-// node. What takes long is a generator, so that it can be stopped where it yields.
+// A page's model: reads and writes text, without some of its parts if it is asked to. Runs in a worker (worker.js) or
+// in node. What takes long is a generator, so that it can be stopped where it yields.
 
 import { Cache, CHUNK, Network } from "browser/network.js";
 import { Reading } from "browser/reading.js";
@@ -16,7 +16,8 @@ export class LiveModel {
     Object.assign(this, { manifest, config: manifest.config, texts, snapshots: [], readings: new Map() });
   }
 
-  // What a block of weights holds: { network, means of its parts, reference logits }. It is unpacked when it is first asked for.
+  // What a block of weights holds: { network, means of its parts, reference logits }. It is unpacked when it is first
+  // asked for.
   snapshot(number) {
     if (this.snapshots[number]) return this.snapshots[number];
     const { tensors, means, reference } = this.manifest;
@@ -63,11 +64,12 @@ export class LiveModel {
     if (!tokens.length) return { block: new Uint8Array(0), details: null, loss: null, next: [] };
     const reading = this.reading(snapshot, edits, text);
     yield* reading.read(tokens, details);
-    return { block: reading.block(), details: reading.details(details), loss: reading.loss(), next: reading.columns.at(-1).next };
+    const { next } = reading.columns.at(-1);
+    return { block: reading.block(), details: reading.details(details), loss: reading.loss(), next };
   }
 
-  // Yields each new token. As model/generation.py: of a long text only the end is read, and when the context is full, its
-  // last half is read again.
+  // Yields each new token. As model/generation.py: of a long text only the end is read, and when the context is full,
+  // its last half is read again.
   *write({ snapshot, tokens, edits = [], count = 200, seed = 0, temperature = 1, topK = null, stop = null }) {
     const context = this.config.context_length;
     const { network } = this.snapshot(snapshot);
@@ -102,7 +104,8 @@ export class LiveModel {
   // T changes for each head. Where the other text has no such position, nothing changes.
   *patchAll({ snapshot, tokens, other, target }) {
     const { network } = this.snapshot(snapshot);
-    const [reading, source] = [new Reading(network), new Reading(network)]; // its own, because other questions come in between
+    // Its own readings, because other questions come in between.
+    const [reading, source] = [new Reading(network), new Reading(network)];
     yield* reading.read(tokens, false);
     yield* source.read(other, false);
     const { num_layers: L, num_heads: H } = this.config;
@@ -127,7 +130,8 @@ export class LiveModel {
   patched(reading, source, { layer, head, position, from }, target, spare) {
     const { cache, trace, network } = reading;
     const T = cache.length;
-    if (layer === this.config.num_layers - 1 && position < T - 1) return lastLogit(reading, target); // nothing reads it there
+    const isRead = layer < this.config.num_layers - 1 || position === T - 1;
+    if (!isRead) return lastLogit(reading, target);
     spare ??= new Cache(this.config, T);
     spare.copy(cache, position);
     const start = from * this.config.embed_dim + head * network.K;

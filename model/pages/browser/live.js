@@ -1,4 +1,5 @@
-// The page that holds the model. Each of the first imports adds a view (see render.js); the engine answers from a worker.
+// The page that holds the model. Each of the first imports adds a view (see render.js); the engine answers from a
+// worker.
 
 import "browser/controls.js";
 import "browser/next-tokens.js";
@@ -26,12 +27,13 @@ const BROWSERS = $("browsers").textContent; // that can show this page
 
 const tell = (sentence) => ($("notes").textContent = sentence);
 
-// What the file holds of the model: { manifest, texts: the weights of each snapshot in base64 }; null if it ends before.
+// What the file holds of the model: { manifest, texts: the weights of each snapshot in base64 }; null if it is cut.
 function model() {
   try {
     const manifest = JSON.parse($("manifest").textContent);
     const texts = manifest.steps.map((_, i) => $(`weights-${i}`).textContent);
-    return texts.every(({ length }) => length === 4 * Math.ceil(manifest.bytes / 3)) ? { manifest, texts } : null;
+    const complete = texts.every(({ length }) => length === 4 * Math.ceil(manifest.bytes / 3));
+    return complete ? { manifest, texts } : null;
   } catch {
     return null;
   }
@@ -48,8 +50,9 @@ async function drawParity() {
   const textContent = good ? `✓ as PyTorch computes it${weights}` : "✗ not what PyTorch computes";
   const figures = `the largest difference of a logit is ${error.toExponential(1)}`;
   Object.assign($("parity"), { textContent, className: `badge ${good ? "good" : "bad"}` });
-  $("parity").setAttribute("aria-label", `${textContent}: ${engine.note || figures}; opens the help`);
-  $("parity-figures").textContent = `Here ${figures}. Weights are stored as ${engine.kind} to make the file small, which costs ${decimal(bits, 4)} bits per token. ${engine.note}`;
+  $("parity").ariaLabel = `${textContent}: ${engine.note || figures}; opens the help`;
+  const stored = `Weights are stored as ${engine.kind} to make the file small, which costs`;
+  $("parity-figures").textContent = `Here ${figures}. ${stored} ${decimal(bits, 4)} bits per token. ${engine.note}`;
 }
 
 async function open() {
@@ -60,11 +63,12 @@ async function open() {
   addView(drawParity);
   tell(engine.note);
   for (const id of ["parity", "main"]) $(id).hidden = false;
-  $("parity").addEventListener("click", () => $("manual").showModal());
   state.typed = box.value = typeof data.opening === "string" ? data.opening : textOf(data.opening);
   state.token = Math.max(0, tokensOf(state.typed).tokens.length - 2); // the last of which the next one is known
   addEventListener("unhandledrejection", ({ reason }) => tell(`This could not be shown: ${reason.message}.`));
   start(readTyped, dropQuestions);
 }
 
-open().catch(({ message, answered }) => tell(answered ? `This page cannot run this model: ${message}.` : `This browser cannot run the model. ${BROWSERS} can. (${message})`));
+open().catch(({ message, answered }) => tell(answered
+  ? `This page cannot run this model: ${message}.`
+  : `This browser cannot run the model. ${BROWSERS} can. (${message})`));

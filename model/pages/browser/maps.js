@@ -4,14 +4,15 @@ import { clamp, css } from "browser/elements.js";
 import { visible } from "browser/words.js";
 
 const MAX_CELL = 56; // pixels
-const LABEL_PITCH = 10; // pixels from one token label to the next, below which they would touch; as in images.py
+const LABEL_PITCH = 10; // pixels from one label to the next, below which they would touch; as in images.py
 const FONT = [8, 11]; // pixels, of labels that are close together and of the others
 export const PAD = 6; // above a map, where the first label is taller than its row
 
 // ---- weights: lower triangles of 255 sqrt(p), one head after another
 
 export const triangle = (n) => (n * (n + 1)) / 2;
-export const ofHead = (weights, head, length) => weights.subarray(head * triangle(length), (head + 1) * triangle(length));
+export const ofHead = (weights, head, length) =>
+  weights.subarray(head * triangle(length), (head + 1) * triangle(length));
 export const weightAt = (map, query, key) => (key > query ? 0 : (map[triangle(query) + key] / 255) ** 2);
 
 // The query that a newcomer learns most from: the one with the largest weight on an earlier token, but not the first.
@@ -38,13 +39,15 @@ export function matchingHead(map, weights, length) {
 }
 
 // Value-weighted maps: each weight times the length of what its key would write into the stream, |value x output
-// matrix|, as a share of the longest that the head could write (Kobayashi et al. 2020, "Attention is Not Only a Weight").
+// matrix|, as a share of the longest that the head could write (Kobayashi et al. 2020, "Attention is Not Only a
+// Weight").
 export const VALUE_WEIGHTED =
-  "Each weight is multiplied by the length of what its key writes (|value × output matrix|), as a share of the longest in " +
-  "this head. So a square is never darker than its weight, and a pale row means that the head writes little there.";
+  "Each weight is multiplied by the length of what its key writes (|value × output matrix|), as a share of the " +
+  "longest in this head. So a square is never darker than its weight, and a pale row means that the head writes " +
+  "little there.";
 
-// weights: bytes 255 sqrt(p), the lower triangles of all heads. norms: [L][H][T]. Bytes of the same form; a norm that is
-// not a number counts as 0.
+// weights: bytes 255 sqrt(p), the lower triangles of all heads. norms: [L][H][T]. Bytes of the same form; a norm that
+// is not a number counts as 0.
 export function weighted(weights, norms, length) {
   const result = new Uint8Array(weights.length);
   norms.flat().forEach((ofKey, head) => {
@@ -79,11 +82,13 @@ export function palette(stops, scale) {
   return { weights, colours, spread, difference: (d) => spread[255 + Math.round(255 * stretch(d))] };
 }
 
-export const rgb = (colour) => "#" + [0, 8, 16].map((bits) => ((colour >> bits) & 255).toString(16).padStart(2, "0")).join("");
+const channelsOf = (colour) => [0, 8, 16].map((bits) => (colour >> bits) & 255);
+export const rgb = (colour) => `#${channelsOf(colour).map((one) => one.toString(16).padStart(2, "0")).join("")}`;
 
-// Whether text on a colour should be white rather than black: its relative luminance is at most that of the contrast 4.6.
+// Whether text on a colour should be white rather than black: its relative luminance is at most that of the contrast
+// 4.6.
 export function isDark(colour) {
-  const [r, g, b] = [0, 8, 16].map((bits) => (((colour >> bits) & 255) / 255) ** 2.2);
+  const [r, g, b] = channelsOf(colour).map((one) => (one / 255) ** 2.2);
   return 0.2126 * r + 0.7152 * g + 0.0722 * b < 0.18;
 }
 
@@ -113,7 +118,8 @@ export function layout(context, width, height, labels) {
   const side = cell * labels.length;
   const size = { side, wide: room + side + 1, high: PAD + side + room };
   const stride = Math.ceil(LABEL_PITCH / cell);
-  return { texts, room, cell, ...size, stride, font: fontOf(Math.max(FONT[0], clamp(0.85 * stride * cell, FONT[1]))), length: labels.length };
+  const font = fontOf(Math.max(FONT[0], clamp(0.85 * stride * cell, FONT[1])));
+  return { texts, room, cell, ...size, stride, font, length: labels.length };
 }
 
 // The context's origin is the corner of the geometry's wide x high; colourOf takes (query, key).
@@ -135,7 +141,8 @@ export function drawMap(context, geometry, colourOf, { line, text } = { line: cs
     for (const axis of ["query", "key"]) drawLabel(context, geometry, axis, i, texts[i]);
 }
 
-// A token beside its row, or turned below its column; with a background where it must stand out, which hides what it meets.
+// A token beside its row, or turned below its column; with a background where it must stand out, which hides what it
+// meets.
 export function drawLabel(context, { room, cell, side, stride, font }, axis, index, text, background) {
   const middle = (index + 0.5) * cell;
   context.save();

@@ -18,7 +18,10 @@ export const titleOf = ({ label, run, capture }) => `${label}${nameOf(run)}step 
 
 // Saves a table of the one or two sides that are shown, with the columns that Python's tables of this name have.
 export function save(table, rowsOf) {
-  const rows = shown.sides.flatMap((side) => rowsOf(side).map((row) => ({ run: RUNS[side.run].name, step: side.capture.step, probe: probeName(), ...row })));
+  const rows = shown.sides.flatMap((side) => {
+    const about = { run: RUNS[side.run].name, step: side.capture.step, probe: probeName() };
+    return rowsOf(side).map((row) => ({ ...about, ...row }));
+  });
   downloadCsv(`${table}-step-${shown.capture.step}.csv`, data.columns[table], rows);
 }
 
@@ -44,7 +47,8 @@ function drawExpectation() {
   ]));
 }
 
-$("by-surprise").addEventListener("click", () => change({ text: shown.text === "surprise" ? "attention" : "surprise" }));
+$("by-surprise").addEventListener("click", () =>
+  change({ text: shown.text === "surprise" ? "attention" : "surprise" }));
 // What is pointed at on the map is not told here, so that the list is not read out again for each square.
 addFollower((patch) => "token" in patch && drawExpectation());
 
@@ -83,8 +87,9 @@ function drawAttribution() {
   const token = shown.token ?? Math.max(0, labels.length - 2); // the last whose next one is known
   const next = nextInWords(a.measured, token);
   $("parts").hidden = !next;
+  const push = "Each part of the model pushes the logit of that token, its score before it becomes a probability";
   $("attribution-what").textContent = next
-    ? `Reading ${token} ${quote(labels[token])}, ${next}. Each part of the model pushes the logit of that token, its score before it becomes a probability, up or down.`
+    ? `Reading ${token} ${quote(labels[token])}, ${next}. ${push}, up or down.`
     : `${quote(labels[token])} is the last token: what comes after it is not known. Choose an earlier one.`;
   if (parts.some((name) => name.startsWith("values ")))
     $("attribution-what").append(" “values 1.0” is what head 1.0 passes on from the table of value embeddings.");
@@ -136,7 +141,10 @@ function drawWeighting() {
 choices($("weightings"), [["weights", "weights"], ["values", "value-weighted"]], (weighting) => change({ weighting }));
 $("weighting-note").textContent = VALUE_WEIGHTED;
 choices($("colourings"), COLOURINGS, (lens) => change({ lens }));
-choices($("part-orders"), [["largest", "largest first"], ["model", "in the model's order"]], (chosen) => ((order = chosen), drawAttribution()));
+choices($("part-orders"), [["largest", "largest first"], ["model", "in the model's order"]], (chosen) => {
+  order = chosen;
+  drawAttribution();
+});
 $("lens-absent").textContent = UNMEASURED;
 $("every-part").addEventListener("click", showEveryPart);
 for (const [table, rows] of [["surprise", surpriseRows], ["lens", lensRows], ["attribution", attributionRows]]) {

@@ -159,7 +159,8 @@ export class Network {
     const { cache, start, T, trace } = chunk;
     const [H, kv, D] = [config.num_heads, config.num_kv_heads, config.embed_dim];
     const block = `blocks.${layer}.attention`;
-    const qkv = this.linear(`${block}.qkv_proj`, this.norm(`${block}_norm`, x, scratch.normed), scratch.qkv, D, qkvWidth);
+    const normed = this.norm(`${block}_norm`, x, scratch.normed);
+    const qkv = this.linear(`${block}.qkv_proj`, normed, scratch.qkv, D, qkvWidth);
     if (hasValues(config, layer)) this.addValues(qkv, layer, chunk);
     for (let t = 0; t < T; t++) {
       for (let head = 0; head < H + kv; head++) {
@@ -178,7 +179,8 @@ export class Network {
         const query = qkv.subarray(t * qkvWidth + head * K, t * qkvWidth + (head + 1) * K);
         const group = Math.floor(head / (H / kv));
         const out = merged.subarray(t * D + head * K, t * D + (head + 1) * K);
-        attend(query, cache.keys[layer], cache.values[layer], group * K, kv * K, start + t, config.window, weights, out);
+        const rows = { keys: cache.keys[layer], values: cache.values[layer], first: group * K, stride: kv * K };
+        attend(query, rows, start + t, config.window, weights, out);
         trace?.weights[layer * H + head].set(weights.subarray(0, start + t + 1), triangle(start + t));
       }
     for (let head = 0; head < H; head++) replace(merged, D, `head ${layer}.${head}`, chunk, head * K);
@@ -282,7 +284,7 @@ function rotate(vector, position, table) {
 
 // One query's weights of the keys 0..position, and in `out` the mean of the values with these weights. `first` is where
 // the head's key begins in a row of `stride`.
-function attend(query, keys, values, first, stride, position, window, weights, out) {
+function attend(query, { keys, values, first, stride }, position, window, weights, out) {
   const K = query.length;
   const oldest = window ? Math.max(0, position - window + 1) : 0;
   const scale = 1 / Math.sqrt(K);

@@ -15,28 +15,34 @@ const EXPECTED = 3; // of the whole model's, which are shown in any case
 // The text of a token, null for one that is only a part of a character, and for the end of the text.
 const textOf = (id) => (id === engine.tokenizer.endOfText ? null : decoded(engine.tokenizer.bytes(id)));
 
-// What is shown: { id, shares, before }: the probabilities on each side as the model is switched, and with all parts on the
-// first; `before` is undefined where all are on. A token that is not among the listed ones has less than the last: null.
+// What is shown: { id, shares, before }: the probabilities on each side as the model is switched, and with all parts on
+// the first; `before` is undefined where all are on. A token that is not among the listed ones has less than the last:
+// null.
 function likeliest([first, second]) {
   const [known, whole] = [first.next, first.intact.next].map((next) => new Map(next));
-  const other = new Map(second?.next);
-  const always = (first.edits.length ? first.intact.next.slice(0, EXPECTED) : []).concat(second?.next.slice(0, EXPECTED) ?? []).map(([id]) => id);
-  const ids = [...new Set([...always, ...known.keys()])].slice(0, SHOWN);
-  return ids.map((id) => ({
-    id, shares: [known, ...(second ? [other] : [])].map((shares) => shares.get(id) ?? null),
+  const sides = second ? [known, new Map(second.next)] : [known];
+  const intact = first.edits.length ? first.intact : null;
+  const always = [intact, second].flatMap((one) => one?.next.slice(0, EXPECTED) ?? []);
+  const ids = new Set([...always.map(([id]) => id), ...known.keys()]);
+  const found = [...ids].slice(0, SHOWN).map((id) => ({
+    id, shares: sides.map((shares) => shares.get(id) ?? null),
     before: first.edits.length ? whole.get(id) ?? null : undefined,
-  })).sort((one, two) => two.shares[0] - one.shares[0]);
+  }));
+  return found.sort((one, two) => two.shares[0] - one.shares[0]);
 }
 
 function row({ id, shares, before }, sides) {
   const label = engine.tokenizer.label(id);
-  const inWords = shares.map((probability, i) => (probability === null ? `<${share(sides[i].next.at(-1)[1])}` : share(probability)));
-  const bar = element("span", { className: "track" }, ...shares.map((probability) => element("i", { style: { width: `${100 * probability}%` } })));
+  const inWords = shares.map((one, i) => (one === null ? `<${share(sides[i].next.at(-1)[1])}` : share(one)));
+  const bars = shares.map((one) => element("i", { style: { width: `${100 * one}%` } }));
+  const bar = element("span", { className: "track" }, ...bars);
   if (before !== undefined) bar.append(element("u", { style: { left: `calc(${100 * before}% - 1px)` } }));
   const name = element("bdi", { textContent: visible(label, 24) || "∅" });
-  const button = element("button", { disabled: textOf(id) === null }, ...inWords.map((textContent) => element("span", { textContent })), bar, name);
+  const numbers = inWords.map((textContent) => element("span", { textContent }));
+  const button = element("button", { disabled: textOf(id) === null }, ...numbers, bar, name);
+  const both = sides.length > 1 ? " in B" : "";
   const whole = before === undefined ? "" : `, with all parts ${before === null ? "less" : share(before)}`;
-  button.setAttribute("aria-label", `${quote(label)}, probability ${inWords.join(" in A and ")}${sides.length > 1 ? " in B" : ""}${whole}; write it`);
+  button.ariaLabel = `${quote(label)}, probability ${inWords.join(" in A and ")}${both}${whole}; write it`;
   button.addEventListener("click", async () => {
     if (box.readOnly) return; // it writes
     const place = [...$("next").children].findIndex((item) => item.contains(document.activeElement));
@@ -51,7 +57,8 @@ function row({ id, shares, before }, sides) {
 function drawNext() {
   const { sides } = shown;
   const steps = sides.map(({ name, capture }) => `${name}: step ${capture.step}`).join(", ");
-  $("coming-note").textContent = sides.length > 1 ? steps : sides[0].edits.length ? "mark: with all parts" : "click one to write it";
+  const note = sides[0].edits.length ? "mark: with all parts" : "click one to write it";
+  $("coming-note").textContent = sides.length > 1 ? steps : note;
   $("next").classList.toggle("both", sides.length > 1);
   $("next").replaceChildren(...likeliest(sides).map((one) => row(one, sides)));
 }

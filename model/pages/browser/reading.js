@@ -39,9 +39,10 @@ export class Reading {
   // A cache and a trace that hold so many tokens. What was read stays only if it fits.
   makeRoom(length) {
     const { config } = this.network;
-    if (length > config.context_length) throw new RangeError(`a text of ${length} tokens, but the context has ${config.context_length}`);
+    const { context_length: context } = config;
+    if (length > context) throw new RangeError(`a text of ${length} tokens, but the context has ${context}`);
     if (this.cache?.room >= length) return;
-    const room = Math.min(config.context_length, 2 ** Math.ceil(Math.log2(Math.max(64, length))));
+    const room = Math.min(context, 2 ** Math.ceil(Math.log2(Math.max(64, length))));
     Object.assign(this, { cache: new Cache(config, room), trace: new Trace(config, room), columns: [] });
   }
 
@@ -58,7 +59,8 @@ export class Reading {
     const rowOf = (rows) => rows.subarray(t * D, (t + 1) * D);
     const stages = deep ? trace.residual.length : 1;
     const features = new Float32Array(stages * D);
-    trace.residual.slice(0, stages - 1).forEach((rows, i) => network.norm("final_norm", rowOf(rows), features.subarray(i * D, (i + 1) * D)));
+    trace.residual.slice(0, stages - 1).forEach((rows, i) =>
+      network.norm("final_norm", rowOf(rows), features.subarray(i * D, (i + 1) * D)));
     features.set(rowOf(trace.features), (stages - 1) * D);
     const logits = network.logits(features);
     const read = Array.from({ length: stages }, (_, i) => logits.subarray(i * V, (i + 1) * V));
@@ -81,8 +83,9 @@ export class Reading {
     return column;
   }
 
-  // What each part adds to the logit of the next token, as attribution.py explains; at the last position, where it is not
-  // known, to that of the likeliest. And the lengths of what the heads would write from here (see copying.value_norms).
+  // What each part adds to the logit of the next token, as attribution.py explains; at the last position, where it is
+  // not known, to that of the likeliest. And the lengths of what the heads would write from here (see
+  // copying.value_norms).
   attribution(t, likeliestNext) {
     const { network, trace } = this;
     const { embed_dim: D, num_layers: L } = network.config;
@@ -130,7 +133,8 @@ export class Reading {
     for (let d = 0; d < D; d++) for (let i = 0; i < D; i++) byColumn[i] += direction[d] * matrix[d * D + i];
     for (let head = 0; head < H; head++) {
       const columns = byColumn.subarray(head * K, (head + 1) * K);
-      parts[`head ${layer}.${head}`] = dot(trace.heads[layer].subarray(t * D + head * K, t * D + (head + 1) * K), columns);
+      const given = trace.heads[layer].subarray(t * D + head * K, t * D + (head + 1) * K);
+      parts[`head ${layer}.${head}`] = dot(given, columns);
       if (!hasValues(network.config, layer)) continue;
       const weights = trace.weights[layer * H + head].subarray(triangle(t), triangle(t + 1));
       const group = Math.floor(head / (H / kv));
@@ -155,7 +159,8 @@ export class Reading {
     for (let head = 0; head < H; head++) {
       const start = (t * kv + Math.floor(head / (H / kv))) * K;
       const value = this.cache.values[layer].subarray(start, start + K);
-      for (let d = 0; d < D; d++) squares[head] += dot(matrix.subarray(d * D + head * K, d * D + (head + 1) * K), value) ** 2;
+      for (let d = 0; d < D; d++)
+        squares[head] += dot(matrix.subarray(d * D + head * K, d * D + (head + 1) * K), value) ** 2;
     }
     return squares.map(Math.sqrt);
   }
@@ -179,7 +184,7 @@ export class Reading {
   // As the archive's details of one probe that is called "text" (see archive.py), without the texts of tokens.
   details(deep) {
     const { columns } = this;
-    const L = this.network.config.num_layers;
+    const { num_layers: L, num_heads: H } = this.network.config;
     const rows = (count, at) => Array.from({ length: count }, (_, i) => columns.map((column) => at(column, i)));
     const text = {
       bits: columns.map(({ nats }) => (nats === null ? null : nats / Math.LN2)),
@@ -190,14 +195,15 @@ export class Reading {
     const sublayers = Array.from({ length: 2 * L }, (_, i) => `${i % 2 ? "feed-forward" : "attention"} ${i >> 1}`);
     const details = { parts: [], sublayers: ["embeddings", ...sublayers], probes: { text } };
     if (!deep) return details;
-    const lens = ["token", "probability", "divergence"].map((name) => [name, rows(2 * L + 1, (column, i) => column[name][i])]);
+    const ofStages = (name) => rows(2 * L + 1, (column, i) => column[name][i]);
     details.parts = Object.keys(columns[0].parts);
-    text.lens = Object.fromEntries(lens);
-    text.attribution = details.parts.map((part) => columns.map(({ parts }, t) => (t + 1 < columns.length ? parts[part] : null)));
+    text.lens = Object.fromEntries(["token", "probability", "divergence"].map((name) => [name, ofStages(name)]));
+    const known = columns.slice(0, -1);
+    text.attribution = details.parts.map((part) => [...known.map(({ parts }) => parts[part]), null]);
     text.attribution_of_likeliest = details.parts.map((part) => columns.at(-1).parts[part]); // after the last position
     text.attribution_error = Math.max(...columns.map(({ error }) => error));
-    const heads = this.network.config.num_heads;
-    text.value_norms = Array.from({ length: L }, (_, layer) => rows(heads, ({ valueNorms }, head) => valueNorms[layer][head]));
+    const ofHeads = (layer) => rows(H, ({ valueNorms }, head) => valueNorms[layer][head]);
+    text.value_norms = Array.from({ length: L }, (_, layer) => ofHeads(layer));
     return details;
   }
 }
@@ -219,7 +225,8 @@ function logTotal(logits) {
   return largest + Math.log(total);
 }
 
-// The Kullback-Leibler divergence in bits of an early prediction from the final one, given as probabilities and their logs.
+// The Kullback-Leibler divergence in bits of an early prediction from the final one, given as probabilities and their
+// logs.
 function divergence(share, final, early, earlyTotal) {
   let sum = 0;
   for (let id = 0; id < final.length; id++) sum += share[id] * (final[id] - early[id] + earlyTotal);

@@ -9,9 +9,10 @@ import { measuredOf } from "browser/surprise.js";
 let load = null; // where maps come from
 let forget = null;
 
-// Starts the page. loader: an asynchronous function of a frame (a copy of the state), the place of a step among a run's captures,
-// and the run, which gives { weights of all heads, details (see archive.py), labels of the tokens } and what else the views
-// of a page need. dropOld is called before a frame is loaded: what the views asked for the one before is not wanted any more.
+// Starts the page. loader: an asynchronous function of a frame (a copy of the state), the place of a step among a run's
+// captures, and the run, which gives { weights of all heads, details (see archive.py), labels of the tokens } and what
+// else the views of a page need. dropOld is called before a frame is loaded: what the views asked for the one before is
+// not wanted any more.
 export function start(loader, dropOld = () => {}) {
   load = loader;
   forget = dropOld;
@@ -21,9 +22,10 @@ export function start(loader, dropOld = () => {}) {
   render();
 }
 
-// The state that is on the screen with what it shows: the `capture` and `labels` of the first side, and `sides`: what is
-// looked at, and what it is compared with. A side is what `load` gives, and { name, label: the name before a sentence where
-// there are two, run, at, capture, head, measured: see surprise.js, attention: the weights as they are }.
+// The state that is on the screen with what it shows: the `capture` and `labels` of the first side, and `sides`: what
+// is looked at, and what it is compared with. A side is what `load` gives, and { name, label: the name before a
+// sentence where there are two, run, at, capture, head, measured: see surprise.js, attention: the weights as they
+// are }.
 export let shown = null;
 export let rendered = Promise.resolve(); // settles when everything that was asked for is drawn
 export const pointer = { cell: null, token: null }; // the square { query, key } and the token of the text pointed at
@@ -48,7 +50,8 @@ export function change(patch) {
   if (patch.probe !== undefined && patch.probe !== state.probe) state.token = undefined;
   Object.assign(state, patch);
   const { other, linked, run, at } = state;
-  if (other && linked && (patch.at !== undefined || patch.linked)) state.other = { ...other, at: nearest(other.run, mapped[run][at].step) };
+  if (other && linked && (patch.at !== undefined || patch.linked))
+    state.other = { ...other, at: nearest(other.run, mapped[run][at].step) };
   save();
   render();
 }
@@ -87,8 +90,9 @@ async function draw() {
   if (state.token === token) state.token = next.token;
   if (next.other) {
     const second = await side("B", next, next.other);
-    const { head } = next.other;
-    second.head = head === "match" ? matchingHead(ofHead(first.weights, next.head, length), second.weights, length) : (head ?? next.head);
+    second.head = next.other.head ?? next.head;
+    if (second.head === "match")
+      second.head = matchingHead(ofHead(first.weights, next.head, length), second.weights, length);
     next.sides.push(second);
   }
   Object.assign(next, { capture: first.capture, labels: first.labels });

@@ -1,8 +1,10 @@
-// The report of a run, from top to bottom: its story, figures, charts, samples, what surprised it, the heads that matter,
-// the lens, and the page of attention maps in a frame.
+// The report of a run, from top to bottom: its story, figures, charts, samples, what surprised it, the heads that
+// matter, the lens, and the page of attention maps in a frame.
 
 import { BOX, chartColumns, drawChart, markColour, shape, stagesOf, written } from "browser/chart.js";
-import { $, choices, clamp, closest, element, onKeys, press, SIDEWAYS, systemTheme, tokenSpans } from "browser/elements.js";
+import {
+  $, choices, clamp, closest, element, onKeys, press, SIDEWAYS, systemTheme, tokenSpans,
+} from "browser/elements.js";
 import { createLens } from "browser/lens.js";
 import { palette } from "browser/maps.js";
 import { expectationItems, measuredOf, shadeBySurprise } from "browser/surprise.js";
@@ -11,7 +13,8 @@ import { decimal, signed } from "browser/words.js";
 const data = JSON.parse($("data").textContent);
 const GROUPS = ["charts", "heads", "machine"];
 const STAGES = stagesOf(data.formation);
-const LAST = Math.max(1, ...GROUPS.flatMap((group) => data[group]).flatMap(({ curves }) => curves.map(({ points }) => points.at(-1)[0])));
+const CURVES = GROUPS.flatMap((group) => data[group]).flatMap(({ curves }) => curves);
+const LAST = Math.max(1, ...CURVES.map(({ points }) => points.at(-1)[0]));
 const state = { scale: "linear", step: null, theme: systemTheme };
 
 // ---- charts
@@ -26,16 +29,17 @@ function addChart(parent, spec, stages) {
     return `color-mix(in oklab, var(--deep) ${share}%, var(--shallow))`;
   });
   const key = element("div", { className: "key" });
-  const heading = element("div", { className: "bar", style: { marginBottom: "2px" } }, element("h3", {}, spec.title), element("span", { className: "soft" }, spec.unit));
+  const unit = element("span", { className: "soft" }, spec.unit);
+  const heading = element("div", { className: "bar" }, element("h3", {}, spec.title), unit);
   const box = element("div", { className: "chart" }, heading, key);
   const svg = shape(box, "svg", { role: "img", tabindex: 0 });
   parent.append(box);
   const steps = [...new Set(spec.curves.flatMap(({ points }) => points.map(([step]) => step)))].sort((a, b) => a - b);
   const chart = { ...spec, svg, key, colours, stages };
   charts.push(chart);
-  svg.addEventListener("pointermove", ({ offsetX }) => point(closest(steps, (step) => Math.abs(chart.x(step) - offsetX))));
-  svg.addEventListener("pointerleave", () => point(null));
-  svg.addEventListener("blur", () => point(null));
+  const stepAt = (x) => closest(steps, (step) => Math.abs(chart.x(step) - x));
+  svg.addEventListener("pointermove", ({ offsetX }) => point(stepAt(offsetX)));
+  for (const end of ["pointerleave", "blur"]) svg.addEventListener(end, () => point(null));
   onKeys(svg, SIDEWAYS, (by) => {
     const now = steps.indexOf(closest(steps, (step) => Math.abs(step - state.step)));
     point(state.step === null ? steps.at(-1) : steps[clamp(now + by, steps.length - 1)]);
@@ -51,12 +55,13 @@ function draw(chart) {
   let [low, high] = top ? [0, top] : [values[0], values.at(-1)];
   if (!top && low > 0 && (low < 0.5 * high || low === high)) low = 0;
   if (low === high) high = low + 1;
-  const lines = curves.map(({ points }, i) => ({ points, colour: colours[i], dots: points.length <= DOTTED ? points : points.slice(-1) }));
+  const dotted = (points) => (points.length <= DOTTED ? points : points.slice(-1));
+  const lines = curves.map(({ points }, i) => ({ points, colour: colours[i], dots: dotted(points) }));
   Object.assign(chart, drawChart(svg, { scale: state.scale, last: LAST, low, high, curves: lines, stages }));
   const spoken = ([step, value]) => `${written(value)} at step ${step}`;
   const ends = curves.map(({ name, points }) => `${name} ${spoken(points[0])}, ${spoken(points.at(-1))}`);
   const formed = stages.map(({ step, label }) => `${label} at step ${step}`);
-  svg.setAttribute("aria-label", `${[title, unit].filter(Boolean).join(", ")}: ${[...ends, ...formed].join("; ")}`);
+  svg.ariaLabel = `${[title, unit].filter(Boolean).join(", ")}: ${[...ends, ...formed].join("; ")}`;
   chart.cursor = shape(svg, "g", {});
   mark(chart);
 }
@@ -65,13 +70,15 @@ function draw(chart) {
 function mark({ svg, curves, colours, cursor, key, x, y, top }) {
   cursor.replaceChildren();
   const { step: pointed } = state;
-  if (pointed !== null) shape(cursor, "line", { class: "cursor", x1: x(pointed), x2: x(pointed), y1: BOX.top, y2: svg.clientHeight - BOX.bottom });
+  const ends = { y1: BOX.top, y2: svg.clientHeight - BOX.bottom };
+  if (pointed !== null) shape(cursor, "line", { class: "cursor", x1: x(pointed), x2: x(pointed), ...ends });
   const entries = curves.map(({ name, points }, i) => {
     const [step, value] = at(points, pointed);
     if (pointed !== null) shape(cursor, "circle", { cx: x(step), cy: y(value), r: 4, style: `fill: ${colours[i]}` });
-    return element("span", {}, element("i", { style: { background: colours[i] } }), `${name} `, element("b", { textContent: top ? decimal(value) : written(value) }));
+    const figure = element("b", {}, top ? decimal(value) : written(value));
+    return element("span", {}, element("i", { style: { background: colours[i] } }), `${name} `, figure);
   });
-  if (pointed !== null) entries.push(element("span", { className: "soft", textContent: `step ${pointed}` }));
+  if (pointed !== null) entries.push(element("span", { className: "soft" }, `step ${pointed}`));
   key.replaceChildren(...entries);
 }
 
@@ -110,9 +117,13 @@ function showSurprise() {
 function showHeads() {
   $("idle").textContent = data.idle;
   const change = (value, where) => value !== null && `${signed(value)} ${where}`;
-  $("matter").append(...data.matter.map(({ head, text, repeated, sentence }) =>
-    element("li", {}, element("b", { textContent: `head ${head}` }), element("span", { textContent: sentence || "Nothing is known about what it looks at." }),
-      element("span", { className: "numbers", textContent: [change(text, "on text"), change(repeated, "on repetition")].filter(Boolean).join(", ") }))));
+  $("matter").append(...data.matter.map(({ head, text, repeated, sentence }) => {
+    const numbers = [change(text, "on text"), change(repeated, "on repetition")].filter(Boolean).join(", ");
+    return element("li", {},
+      element("b", {}, `head ${head}`),
+      element("span", {}, sentence || "Nothing is known about what it looks at."),
+      element("span", { className: "numbers" }, numbers));
+  }));
 }
 
 const measured = data.details && measuredOf(data.details, "text", data.labels);
@@ -143,7 +154,8 @@ function showAttention() {
     const { documentElement: root, body } = frame.contentDocument;
     frame.contentDocument.getElementById("theme").hidden = true; // the report's own button switches both
     root.style.overflowY = "hidden";
-    const tellWindow = () => root.style.setProperty("--window", `${innerHeight}px`); // in place of the frame's own 100vh
+    // In place of the frame's own 100vh.
+    const tellWindow = () => root.style.setProperty("--window", `${innerHeight}px`);
     addEventListener("resize", tellWindow);
     tellWindow();
     new ResizeObserver(() => (frame.style.height = `${body.offsetHeight}px`)).observe(body);
@@ -167,8 +179,10 @@ const present = (id, there) => ($(id).closest("section, details").hidden = !ther
 $("title").textContent = data.title;
 if (data.model) Object.assign($("model"), { href: data.model, hidden: false });
 $("story").textContent = data.story;
-$("facts").append(...data.facts.map(([name, value, remark]) =>
-  element("div", {}, element("dt", { textContent: name }), element("dd", { className: "value", textContent: value }), element("dd", { className: "remark", textContent: remark }))));
+$("facts").append(...data.facts.map(([name, value, remark]) => element("div", {},
+  element("dt", {}, name),
+  element("dd", { className: "value" }, value),
+  element("dd", { className: "remark" }, remark))));
 // The same colours as on the page: the formation has every score, in the same order.
 STAGES.forEach((stage) => (stage.colour = `var(--${markColour(Object.keys(data.formation).indexOf(stage.score))})`));
 for (const group of GROUPS) {
@@ -176,12 +190,13 @@ for (const group of GROUPS) {
   const stages = (spec) => (group === "charts" ? STAGES : STAGES.filter(({ score }) => score === spec.score));
   for (const spec of data[group]) addChart($(group), spec, stages(spec));
 }
-$("stages").textContent = STAGES.length
-  ? `The loss says how badly the model predicts the next token: the lower the better. Marked: the step at which the first attention head of each kind formed. ${STAGES.map(({ label, step }) => `${label} at step ${step.toLocaleString("en")}`).join("; ")}.`
-  : "No head has formed a clear pattern.";
+const formed = STAGES.map(({ label, step }) => `${label} at step ${step.toLocaleString("en")}`).join("; ");
+$("formed").textContent = formed ? `${formed}.` : "No head has formed a clear pattern.";
+$("about-loss").hidden = !formed;
 $("stages").hidden = !data.heads.length;
 $("faint").textContent = data.faint.length ? `No head shows these patterns clearly: ${data.faint.join(", ")}.` : "";
-$("experiments").textContent = data.experiments && `What the page of the model lets you try holds from these kept steps on: ${data.experiments}.`;
+$("experiments").hidden = !data.experiments;
+$("experiments").append(`${data.experiments}.`);
 present("sample", data.samples.length);
 if (data.samples.length) {
   $("slider").max = $("slider").value = data.samples.length - 1;

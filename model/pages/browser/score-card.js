@@ -8,11 +8,12 @@ import { data, formation, headName, RUNS, SCORES, shortName, tellsSince } from "
 import { decimal } from "browser/words.js";
 
 function drawCard() {
-  $("card-title").textContent = `Scores of ${shown.sides.map(({ head }) => (shown.other ? shortName(head) : headName(head))).join(" and ")}`;
-  $("card").replaceChildren(...Object.entries(SCORES).flatMap(([score, about]) => [
-    element("dt", {}, about.forms ? markOf(score) : "", ` ${about.label}`),
+  const names = shown.sides.map(({ head }) => (shown.other ? shortName(head) : headName(head)));
+  $("card-title").textContent = `Scores of ${names.join(" and ")}`;
+  $("card").replaceChildren(...Object.entries(SCORES).flatMap(([score, { forms, label, meaning }]) => [
+    element("dt", {}, forms ? markOf(score) : "", ` ${label}`),
     ...shown.sides.map((side) => rowOf(side, score)),
-    element("dd", { className: "soft", textContent: [about.meaning, ...shown.sides.flatMap((side) => formedIn(side, score))].join("; ") }),
+    element("dd", { className: "soft" }, [meaning, ...shown.sides.flatMap((side) => formedIn(side, score))].join("; ")),
   ]));
 }
 
@@ -21,9 +22,9 @@ function rowOf({ name, capture, head }, score) {
   const filled = element("span", { className: name, style: { width: `${100 * value}%` } });
   const tick = element("u", { style: { left: `calc(${100 * SCORES[score].uniform}% - 1px)` } });
   return element("dd", { className: "row" },
-    ...(shown.other ? [element("span", { textContent: name })] : []),
+    shown.other ? element("span", {}, name) : "",
     element("span", { className: "track" }, filled, tick),
-    element("span", { textContent: decimal(value, 3) }));
+    element("span", {}, decimal(value, 3)));
 }
 
 function formedIn({ name, run, head }, score) {

@@ -17,7 +17,8 @@ function drawSays() {
   drawReading();
 }
 
-// The sentence is about the text that was typed if that is long enough, else about the texts that the page was made with.
+// The sentence is about the text that was typed if that is long enough, else about the texts that the page was made
+// with.
 function describe({ label, head, descriptions, typed, attention, labels }) {
   const [layer, column] = placeOf(head);
   const { sentence } = descriptions[layer][column];
@@ -26,11 +27,11 @@ function describe({ label, head, descriptions, typed, attention, labels }) {
   const made = `When this page was made, on other text: ${sentence}`;
   if (labels.length < LEAST_TOKENS) return element("p", {}, title, made);
   const here = habitsInWords(ofHead(attention, head, labels.length), labels);
-  return element("p", {}, title, `On this text it ${here}.`, element("span", { className: "note", textContent: ` ${made}` }));
+  return element("p", {}, title, `On this text it ${here}.`, element("span", { className: "note" }, ` ${made}`));
 }
 
-// The numbers that the sentence rests on. That of a head without a name has the counts in itself. The counts are of the
-// windows on which heads are measured, not of the text that is shown.
+// The numbers that the sentence rests on. That of a head without a name has the counts in itself. The counts are of
+// the windows on which heads are measured, not of the text that is shown.
 function evidenceOf({ label, run, head, descriptions }) {
   const [layer, column] = placeOf(head);
   const { evidence, keys, offsets, name: pattern } = descriptions[layer][column];
@@ -53,14 +54,14 @@ function drawReading() {
   }
   const inWords = shown.received ? isReadInWords : readsInWords;
   $("reading").replaceChildren(...shown.sides.map(({ label }, i) =>
-    element("p", { textContent: label + inWords(labels, token, weightsOf(shown.panes[i])) })));
+    element("p", {}, label + inWords(labels, token, weightsOf(shown.panes[i])))));
   const weights = weightsOf(shown.panes[0]);
   const order = [...weights.keys()].filter((i) => (shown.received ? i >= token : i <= token) && weights[i] >= 0.0005);
   order.sort((one, two) => weights[two] - weights[one] || one - two);
-  $("top").setAttribute("aria-label", `token ${token} ${visible(labels[token], 40)} ${verb}, strongest first`);
-  $("top").replaceChildren(...order.slice(0, STRONGEST).map((i) =>
-    element("li", {}, element("span", { textContent: percent(weights[i]) }), element("bdi", { textContent: quote(labels[i]) }),
-      element("span", { className: "soft", textContent: `token ${i}` }))));
+  $("top").ariaLabel = `token ${token} ${visible(labels[token], 40)} ${verb}, strongest first`;
+  $("top").replaceChildren(...order.slice(0, STRONGEST).map((i) => element("li", {},
+    element("span", {}, percent(weights[i])), element("bdi", {}, quote(labels[i])),
+    element("span", { className: "soft" }, `token ${i}`))));
 }
 
 addView(drawSays);

@@ -6,7 +6,9 @@ import { addFollower, addView, change, chosenToken, point, pointer, rendered, sh
 import { PROBES, state } from "browser/state.js";
 import { visible } from "browser/words.js";
 
-const built = new Map(); // the labels that each element shows
+const ROOTS = [$("tokens"), $("tokens-b")];
+const built = new Map(); // the labels that each of them shows
+let revealed = null; // the chosen token that was scrolled to last
 
 // The weights between the chosen token and each other token, on one of the large maps.
 export function weightsOf(pane) {
@@ -48,17 +50,16 @@ function drawControls() {
   press($("probes"), shown.probe);
   press($("directions"), shown.received);
   const { period } = PROBES[shown.probe];
-  $("about-probe").textContent = period ? `${period} random tokens, then the same again: here heads show that look back for repetitions.` : "";
+  const about = "random tokens, then the same again: here heads show that look back for repetitions.";
+  $("about-probe").textContent = period ? `${period} ${about}` : "";
   drawText();
-  for (const root of [$("tokens"), $("tokens-b")]) {
-    const chosen = root.querySelector(".chosen");
-    if (chosen && Number(chosen.dataset.index) === shown.token && root.dataset.seen !== String(shown.token)) reveal(root, chosen);
-    root.dataset.seen = shown.token;
-  }
+  if (revealed !== shown.token) for (const root of ROOTS) reveal(root, root.children[shown.token]);
+  revealed = shown.token;
 }
 
-// Scrolls the text, and never the page, to a token.
+// Scrolls the text, and never the page, to a token if there is one.
 function reveal(root, span) {
+  if (!span) return;
   const [box, inside] = [root.getBoundingClientRect(), span.getBoundingClientRect()];
   if (inside.top < box.top || inside.bottom > box.bottom) root.scrollTop += inside.top - box.top - box.height / 2;
 }
@@ -72,7 +73,7 @@ addFollower(drawText);
 const indexOf = (span) => (span.dataset.index === undefined ? null : Number(span.dataset.index));
 const pointAt = (token) => token !== pointer.token && point({ token });
 
-for (const root of [$("tokens"), $("tokens-b")]) {
+for (const root of ROOTS) {
   root.addEventListener("pointerover", (event) => pointAt(indexOf(event.target)));
   root.addEventListener("pointerleave", () => pointAt(null));
   root.addEventListener("click", ({ target }) => {

@@ -25,7 +25,7 @@ export const mapped = RUNS.map((run) => run.captures.filter((capture) => capture
 export const lastOf = (run) => mapped[run].length - 1;
 export const comparable = RUNS.length > 1 || lastOf(0) > 0;
 
-// What is compared with the first side: `head` is a number, "match" for the most similar map, or null for the same head.
+// What is compared with the first side: `head` is a number, "match" for the most similar map, or null for the same.
 export const secondRun = RUNS.length > 1 ? { run: 1, at: lastOf(1), head: "match" } : null;
 
 // token: undefined until the first drawing chooses one; null if a person chose none. linked: B follows A's steps.
@@ -34,10 +34,15 @@ export const state = {
   ...RUNS[0].opening, // head and score, and for a recorded text the token and probe that they are best seen in
 };
 
-// Choices by the names that the address has for them. The first is the one that a page opens with: the address leaves it out.
+// Choices by the names that the address has for them. The first is the one that a page opens with: the address leaves
+// it out.
 const OPTIONS = {
-  order: ["layer", ...Object.keys(SCORES)], scale: ["sqrt", "linear"], theme: [systemTheme, systemTheme === "dark" ? "light" : "dark"],
-  text: ["attention", "surprise"], weighting: ["weights", "values"], lens: ["probability", "divergence"],
+  order: ["layer", ...Object.keys(SCORES)],
+  scale: ["sqrt", "linear"],
+  theme: [systemTheme, systemTheme === "dark" ? "light" : "dark"],
+  text: ["attention", "surprise"],
+  weighting: ["weights", "values"],
+  lens: ["probability", "divergence"],
   curve: ["score", "text", "repeated"], // a score of the heads, or the loss without a head
 };
 for (const [name, [first]] of Object.entries(OPTIONS)) state[name] = first;
@@ -52,7 +57,7 @@ export const placeOf = (head) => [Math.floor(head / HEADS), head % HEADS];
 export const headName = (head) => `layer ${placeOf(head)[0]}, head ${placeOf(head)[1]}`;
 export const shortName = (head) => placeOf(head).join(".");
 export const headPart = (head) => `head ${shortName(head)}`; // as the details of a capture and the engine call it
-export const tellsSince = (run) => RUNS[run].captures.length > 1; // one capture does not tell at which step a head formed
+export const tellsSince = (run) => RUNS[run].captures.length > 1; // one capture does not tell when a head formed
 export const formation = (run, score, head) => RUNS[run].formation[score][shortName(head)] ?? Infinity;
 
 // The place among a run's mapped captures that is nearest to a step.
@@ -63,7 +68,8 @@ export function nearest(run, step) {
 
 // ---- the state in the address, so that a view can be kept and sent
 
-// What only some pages have: `write` gives a field's text, undefined to leave it out, and `read` takes it, null if absent.
+// What only some pages have: `write` gives a field's text, undefined to leave it out, and `read` takes it, null if it
+// is absent.
 const added = [];
 export const addField = (name, write, read) => added.push({ name, write, read });
 

@@ -22,7 +22,7 @@ function drawThumbs() {
   for (const [head, thumb] of thumbs.entries()) {
     const off = shown.off.includes(headPart(head));
     thumb.classList.toggle("off", off);
-    if (off) thumb.setAttribute("aria-label", `${thumb.getAttribute("aria-label")}, switched off`);
+    if (off) thumb.ariaLabel += ", switched off";
   }
 }
 
@@ -35,7 +35,8 @@ function drawSwitches() {
 // All that is not a head: a lit button is on. Parts that every layer has stand in a line, each with its layer's number.
 function buildSwitches() {
   let [kind, line] = [null, null];
-  for (const part of parts().filter((part) => !part.startsWith("head ")).sort((one, two) => one.localeCompare(two, "en", { numeric: true }))) {
+  const others = parts().filter((part) => !part.startsWith("head "));
+  for (const part of others.sort(new Intl.Collator("en", { numeric: true }).compare)) {
     const [, name, layer] = /^(.*?) ?(\d*)$/.exec(part);
     if (name !== kind) $("switches").append((line = element("div", {}, layer ? `${name} ` : "")));
     kind = name;
@@ -47,31 +48,31 @@ function buildSwitches() {
 const buttons = () => $("switches").querySelectorAll("button");
 
 function drawDamage() {
-  const [{ loss, intact, edits, labels, details }] = shown.sides;
+  const [{ loss: lossNow, intact, edits, labels, details }] = shown.sides;
   $("worse").hidden = !edits.length;
   if (!edits.length) {
     const text = "Switch off a part here, or a head on its thumbnail, and see what the model loses.";
     return $("damage").replaceChildren(element("p", { className: "soft", textContent: text }));
   }
   const all = element("button", { textContent: "switch all on", onclick: () => change({ off: [] }) });
-  const effect = loss === null ? [] : ["The loss ", ...changeTo(intact.loss, loss), " nats per token. "];
+  const effect = lossNow === null ? [] : ["The loss ", ...changeTo(intact.loss, lossNow), " nats per token. "];
   $("damage").replaceChildren(element("p", {}, `Off: ${listed(shown.off)}. `, ...effect, all));
 
-  // bits[t] is the cost of token t + 1
+  // The bits at a place are the cost of the token after it.
   const [before, after] = [intact.details, details].map(({ probes }) => probes.text.bits);
-  const worse = after.map((bits, i) => [i + 1, bits - before[i]]).filter(([token, change]) => token < labels.length && change > 0.05);
-  worse.sort(([, one], [, two]) => two - one);
-  $("worse").replaceChildren(...worse.slice(0, WORST).map(([token]) => worseItem(token, before[token - 1], after[token - 1], labels)));
+  const loss = (place) => after[place] - before[place];
+  const worse = [...after.keys()].filter((place) => place + 1 < labels.length && loss(place) > 0.05);
+  worse.sort((one, two) => loss(two) - loss(one));
+  $("worse").replaceChildren(...worse.slice(0, WORST).map((place) => {
+    const token = place + 1;
+    const button = element("button", { textContent: quote(labels[token]), onclick: () => change({ token }) });
+    const bits = `${decimal(before[place], 1)} → ${decimal(after[place], 1)} bits`;
+    return element("li", {}, button, ` token ${token}: ${bits}`);
+  }));
 }
 
-function worseItem(token, before, after, labels) {
-  const button = element("button", { textContent: quote(labels[token]), onclick: () => change({ token }) });
-  return element("li", {}, button, ` token ${token}: ${decimal(before, 1)} → ${decimal(after, 1)} bits`);
-}
-
-const clicksBox = element("span", { id: "clicks", className: "segments" });
-clicksBox.setAttribute("role", "group");
-clicksBox.setAttribute("aria-label", "what a click on a head does");
+const ariaLabel = "what a click on a head does";
+const clicksBox = element("span", { id: "clicks", className: "segments", role: "group", ariaLabel });
 $("sort").before(clicksBox);
 choices(clicksBox, [["looks", "look"], ["switches", "switch off"]], (chosen) => {
   clicks = chosen;
@@ -87,8 +88,12 @@ $("grid").addEventListener("click", (event) => {
   toggle(headPart(head));
 }, true);
 keys.x = () => toggle(headPart(state.head));
-addField("off", () => state.off.join() || undefined, (text) => (state.off = (text ?? "").split(",").filter((part) => parts().includes(part))));
-addField("replacement", () => (state.replacement === "zero" ? "zero" : undefined), (text) => (state.replacement = text === "zero" ? "zero" : "mean"));
+addField("off", () => state.off.join() || undefined, (text) => {
+  state.off = (text ?? "").split(",").filter((part) => parts().includes(part));
+});
+addField("replacement", () => (state.replacement === "zero" ? "zero" : undefined), (text) => {
+  state.replacement = text === "zero" ? "zero" : "mean";
+});
 addView(drawThumbs);
 addView(drawSwitches);
 addView(drawDamage);

@@ -2,8 +2,8 @@
 
 const KEPT_PIECES = 10000;
 
-// stored: { pattern, tokens, special_tokens } as Tokenizer.to_dict gives them, tokens in base64. Bytes are kept as strings of
-// characters below 256 here, because they can be keys of a Map.
+// stored: { pattern, tokens, special_tokens } as Tokenizer.to_dict gives them, tokens in base64. Bytes are kept as
+// strings of characters below 256 here, because they can be keys of a Map.
 export function createTokenizer({ pattern, tokens, special_tokens: special }) {
   const packed = atob(tokens);
   const byId = [];
@@ -38,15 +38,15 @@ export function createTokenizer({ pattern, tokens, special_tokens: special }) {
 
 const NONE = 2 ** 31 - 1; // the rank of two neighbours that are no token together
 
-// The ids of one piece's bytes. Of all neighbours that are a token together, those with the lowest id become it, the first
-// of them first, again and again. One pass merges all of the same id, or until there is a lower one.
+// The ids of one piece's bytes. Of all neighbours that are a token together, those with the lowest id become it, the
+// first of them first, again and again. One pass merges all of the same id, or until there is a lower one.
 function merged(text, ranks) {
   const whole = ranks.get(text);
   if (whole !== undefined) return [whole];
   let count = text.length; // of tokens so far
   const starts = Int32Array.from({ length: count + 1 }, (_, i) => i);
   const rank = (start, end) => ranks.get(text.slice(start, end)) ?? NONE;
-  const pairs = Int32Array.from({ length: count }, (_, i) => (i + 1 < count ? rank(i, i + 2) : NONE)); // of each with the next
+  const pairs = Int32Array.from({ length: count }, (_, i) => (i + 1 < count ? rank(i, i + 2) : NONE)); // with the next
   for (;;) {
     const lowest = pairs.subarray(0, count).reduce((least, one) => Math.min(least, one), NONE);
     if (lowest === NONE) break;
@@ -70,10 +70,12 @@ function merged(text, ranks) {
 
 // A pattern of Rust's regular expressions as one of JavaScript's.
 function translated(pattern) {
-  const eitherCase = (letters) => letters.replace(/[a-z]/g, (letter) => `[${letter}${letter.toUpperCase()}${letter === "s" ? "\u017f" : ""}]`);
+  const bothCases = (letter) => `${letter}${letter.toUpperCase()}${letter === "s" ? "\u017f" : ""}`;
+  const eitherCase = (one, set = one) => `[${set.replace(/[a-z]/g, bothCases)}]`;
   return pattern
-    .replace(/\(\?i:([^)]*)\)/g, (_, body) => `(?:${body.replace(/\[([a-z]+)\]|[a-z]/g, (one, set) => eitherCase(set ?? one).replaceAll("][", ""))})`)
-    // A quantifier that never gives back what it took: in the patterns of tokenizers what follows could not use it anyway.
+    .replace(/\(\?i:([^)]*)\)/g, (_, body) => `(?:${body.replace(/\[([a-z]+)\]|[a-z]/g, eitherCase)})`)
+    // A quantifier that never gives back what it took: in the patterns of tokenizers what follows could not use it
+    // anyway.
     .replace(/([+?*]|\{\d+(?:,\d*)?\})\+/g, "$1")
     .replaceAll("\\s", "\\p{White_Space}") // JavaScript's own has U+FEFF but not U+0085
     .replaceAll("\\S", "\\P{White_Space}");

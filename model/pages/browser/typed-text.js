@@ -1,4 +1,5 @@
-// What a person has typed, as the model reads it, and the model's answers about it. All views of the live page ask here.
+// What a person has typed, as the model reads it, and the model's answers about it. All views of the live page ask
+// here.
 
 import { keep } from "browser/recent.js";
 import { mapped, state } from "browser/state.js";
@@ -25,7 +26,10 @@ export function tokensOf(text) {
   return encoded.get(text);
 }
 
-export const textOf = (tokens) => new TextDecoder().decode(Uint8Array.from(tokens.flatMap((token) => [...engine.tokenizer.bytes(token)])));
+export function textOf(tokens) {
+  const bytes = tokens.flatMap((token) => [...engine.tokenizer.bytes(token)]);
+  return new TextDecoder().decode(Uint8Array.from(bytes));
+}
 
 // ---- tokens -> what the model makes of them
 
@@ -53,16 +57,17 @@ async function reading(at, { tokens }, { edits = [], text = "A", details = false
 
 export const editsOf = ({ off, replacement }) => off.map((part) => ({ part, with: replacement }));
 
-// What `render` shows of a frame's text: the reading of the model as it is switched, and `intact`, that of the whole model.
-// `later` is what takes longer, the details with lens and attribution; undefined if something else is shown before.
+// What `render` shows of a frame's text: the reading of the model as it is switched, and `intact`, that of the whole
+// model. `late` asks for what takes longer, the details with lens and attribution; null if they are there already.
 export async function readTyped(frame, at) {
   const typed = tokensOf(frame.typed);
   const edits = editsOf(frame);
   const intact = await reading(at, typed);
-  const { block, details, loss, next, deep } = await reading(at, typed, { edits, details: frame.weighting === "values" });
+  const now = await reading(at, typed, { edits, details: frame.weighting === "values" });
   const b = frame.otherText && tokensOf(frame.otherText);
   const other = b && { typed: b, next: (await reading(at, b, { text: "B" })).next };
   const { descriptions } = mapped[0][at]; // of what each head does on the texts that the page was made with
-  const late = async () => (await reading(at, typed, { edits, details: true }))?.details;
-  return { typed, intact, edits, loss, next, other, late: deep ? null : late, details, descriptions, weights: block, labels: typed.labels };
+  const later = async () => (await reading(at, typed, { edits, details: true }))?.details;
+  const late = now.deep ? null : later;
+  return { ...now, typed, intact, edits, other, late, descriptions, weights: now.block, labels: typed.labels };
 }

@@ -3,14 +3,16 @@
 export const HIDDEN = /[\p{Cc}\p{Cs}\p{Co}\p{Cn}\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]/gu;
 const NAMED = { "\n": "↵", "\t": "⇥", "\r": "␍" };
 export const codePoint = (c) => NAMED[c] ?? `\\u${c.codePointAt(0).toString(16).padStart(4, "0")}`;
-export const cut = (text, length) => (text.length > length ? [...text.slice(0, length)].slice(0, -1).join("") + "…" : text);
-export const visible = (text, length) => cut(cut(text, 4 * length).replace(HIDDEN, codePoint).replaceAll(" ", "·"), length);
+export const cut = (text, length) =>
+  text.length > length ? [...text.slice(0, length)].slice(0, -1).join("") + "…" : text;
+export const visible = (text, length) =>
+  cut(cut(text, 4 * length).replace(HIDDEN, codePoint).replaceAll(" ", "·"), length);
 
 // A token in a sentence. Isolated, so that right-to-left tokens do not reorder the sentence.
 export const quote = (label) => (/^\n+$/.test(label) ? visible(label, 20) : `“\u2068${visible(label, 20)}\u2069”`);
 
-// A number with so many digits after the point: the page's own minus sign, which is as wide as a plus, no sign on what rounds
-// to 0, and a dash where there is no number.
+// A number with so many digits after the point: the page's own minus sign, which is as wide as a plus, no sign on what
+// rounds to 0, and a dash where there is no number.
 export const decimal = (value, digits = 2) => (Number.isFinite(value) ? withMinus(value.toFixed(digits)) : "–");
 export const withMinus = (written) => written.replace(/^-/, Number(written) === 0 ? "" : "−");
 
@@ -27,7 +29,8 @@ export function percent(share) {
   return share > 0 ? "less than 0.1%" : "0%";
 }
 
-export const listed = (items) => (items.length < 2 ? items.join("") : `${items.slice(0, -1).join(", ")} and ${items.at(-1)}`);
+export const listed = (items) =>
+  items.length < 2 ? items.join("") : `${items.slice(0, -1).join(", ")} and ${items.at(-1)}`;
 
 const breaksLine = (label) => label.includes("\n") && !label.trim();
 const away = (count) => `${count} ${count === 1 ? "token" : "tokens"}`;
@@ -37,7 +40,8 @@ function keyInWords(labels, query, key) {
   const name = quote(labels[key]);
   if (key === query) return "itself";
   if (key === query - 1) return `the token before it, ${name}`;
-  if (breaksLine(labels[key])) return labels.slice(key + 1, query).some(breaksLine) ? `an earlier line break` : "the last line break";
+  if (breaksLine(labels[key]))
+    return labels.slice(key + 1, query).some(breaksLine) ? "an earlier line break" : "the last line break";
   if (key === 0) return `the first token, ${name}`;
   return `${name}, ${away(query - key)} back`;
 }
@@ -55,7 +59,7 @@ export function readsInWords(labels, query, weights) {
   const keys = strongest(weights, 3);
   const start = `Reading ${quote(labels[query])} it`;
   if (!keys.length) return `${start} spreads its attention: no token gets more than ${percent(Math.max(...weights))}.`;
-  return `${start} looks at ${listed(keys.map((key) => `${keyInWords(labels, query, key)} (${percent(weights[key])})`))}.`;
+  return `${start} looks at ${sharesInWords(keys.map((key) => [keyInWords(labels, query, key), weights[key]]))}.`;
 }
 
 // Which tokens look at one, from its column of the map: weights[query].
@@ -64,7 +68,8 @@ export function isReadInWords(labels, key, weights) {
   const name = quote(labels[key]);
   if (!queries.length) return `No token gives ${name} more than ${percent(Math.max(...weights))} of its attention.`;
   const place = (query) => (query === key ? "itself" : `${quote(labels[query])}, ${away(query - key)} later`);
-  return `${name} is read most by ${listed(queries.map((query) => `${place(query)} (${percent(weights[query])} of its attention)`))}.`;
+  const readers = queries.map((query) => `${place(query)} (${percent(weights[query])} of its attention)`);
+  return `${name} is read most by ${listed(readers)}.`;
 }
 
 // One square of the map. `weights`: [name of the pane, weight], one for each map.
@@ -73,17 +78,21 @@ export function squareInWords(labels, query, key, weights) {
   if (key > query) return `${to} is not visible to ${from}: it comes later.`;
   const target = key === query ? "itself" : to;
   const [[first, weight], ...others] = weights;
-  const given = `${from} gives ${percent(weight)} of its attention to ${target}`;
-  return `${first ? `In ${first} ` : ""}${given}${others.map(([name, other]) => `, in ${name} ${percent(other)}`).join("")}.`;
+  const given = `${first ? `In ${first} ` : ""}${from} gives ${percent(weight)} of its attention to ${target}`;
+  return `${[given, ...others.map(([name, other]) => `in ${name} ${percent(other)}`)].join(", ")}.`;
 }
+
+// Things with their shares.
+const sharesInWords = (things) => listed(things.map(([name, share]) => `${name} (${percent(share)})`));
 
 // Keys and relative positions with their shares, such as a head's description has them.
 const keyName = (label) => (/^[\n↵]+$/.test(label) ? `line breaks ${visible(label, 4)}` : quote(label));
-export const keysInWords = (keys) => listed(keys.map(([label, share]) => `${keyName(label)} (${percent(share)})`));
+export const keysInWords = (keys) => sharesInWords(keys.map(([label, share]) => [keyName(label), share]));
 
 function offsetInWords(offset) {
   if (offset === 0) return "the token itself";
   return offset === -1 ? "the token before" : `${-offset} tokens back`;
 }
 
-export const offsetsInWords = (offsets) => listed(offsets.map(([offset, share]) => `${offsetInWords(offset)} (${percent(share)})`));
+export const offsetsInWords = (offsets) =>
+  sharesInWords(offsets.map(([offset, share]) => [offsetInWords(offset), share]));

@@ -1,7 +1,8 @@
 // The worker of a page with a model: one queue of questions, of which one at a time is worked on.
 //
-// Messages: { id, name, request } asks LiveModel for a method, { id, drop } takes a question back. Answers: { id, value } for
-// each value that it yields, { id, result } or { id, error } at the end; none to a question that was taken back.
+// Messages: { id, name, request } asks LiveModel for a method, { id, drop } takes a question back. Answers:
+// { id, value } for each value that it yields, { id, result } or { id, error } at the end; none to a question that was
+// taken back.
 
 import { LiveModel } from "browser/live-model.js";
 
