@@ -112,6 +112,19 @@ def test_every_import_is_a_declared_dependency():
         assert tops - set(sys.stdlib_module_names) <= importable, path
 
 
+def test_no_line_of_a_page_is_longer_than_120_characters():
+    """As ruff holds for Python."""
+    kinds = {".js", ".css", ".html", ".svg"}
+    pages = [path for path in (ROOT / "model/pages").rglob("*") if path.suffix in kinds]
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in pages
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if len(line) > 120
+    ]
+    assert len(pages) > 40 and not found
+
+
 def test_the_readme_names_files_that_exist():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     tree = re.search(r"```\n(train\.py .*?)```", readme, re.DOTALL)[1]

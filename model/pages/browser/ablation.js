@@ -1,6 +1,5 @@
 // What the model is without a part: the part is replaced by its mean, and the change of the loss is measured at each
-// step, in nats per token. A part without which nothing changes did nothing that another part could not do. Numbers on
-// the thumbnails, and a table.
+// step, in nats per token. A part that is not missed did nothing that others cannot do. Thumbnails' numbers, a table.
 
 import { $, element, tableHead } from "browser/elements.js";
 import { thumbs } from "browser/heads.js";
@@ -36,7 +35,7 @@ export const ablationRows = (capture) =>
   Object.entries(capture.ablation ? partsOf(capture) : {}).flatMap(([part, changes]) =>
     ["text", "repeated"].map((probe) => ({ probe, part, loss_change: changes[probe] })));
 
-function drawNumbers() {
+addView(function drawNumbers() {
   $("number-note").hidden = !shown.capture.ablation;
   for (const [head, thumb] of thumbs.entries()) {
     const change = withoutHead(shown.capture, probeName(), head);
@@ -45,10 +44,10 @@ function drawNumbers() {
     thumb.lastChild.textContent = signed(change);
     thumb.ariaLabel += `, loss without it ${signed(change)} nats per token`;
   }
-}
+});
 
 // The table, for one or two captures: the chosen head first, then the feed-forwards and the tables.
-function drawTable() {
+addView(function drawTable() {
   const { sides } = shown;
   $("ablation").hidden = !sides.some(({ capture }) => capture.ablation || capture.copying);
   if ($("ablation").hidden) return;
@@ -65,9 +64,7 @@ function drawTable() {
   const head = tableHead(["without", ...columns.map(({ column, where }) => COLUMNS[column] + where)]);
   const names = new Set([chosen, ...others]);
   $("ablations").replaceChildren(head, element("tbody", {}, ...[...names].map(row)));
-}
+});
 
 for (const thumb of thumbs) thumb.append(element("span", { className: "without" }));
 $("ablation-csv").addEventListener("click", () => save("ablation", ({ capture }) => ablationRows(capture)));
-addView(drawNumbers);
-addView(drawTable);

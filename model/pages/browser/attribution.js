@@ -61,8 +61,7 @@ export const attributionRows = ({ parts, attribution, labels }) =>
 // ---- drawing
 
 // Fills a table with a row a part: its name, a bar to either side of zero, its number, and that of another capture.
-// view: { parts, other: parts of the other capture or null, names: of both, all, chosen: [layer, head], choose,
-// showAll }
+// view: { parts, other: those of another capture or null, names: of both, all, chosen: [layer, head], choose, showAll }
 export function drawParts(table, { parts, other, names, all, chosen, choose, showAll }) {
   const { shown, others } = all ? { shown: parts, others: null } : fold(parts);
   const inOther = (name) => other?.find((part) => part.name === name)?.value ?? null;

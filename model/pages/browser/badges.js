@@ -8,7 +8,7 @@ const BADGES = [
   ["causality", "causal", "cannot see the future", "the future leaks"],
 ];
 
-function drawBadges() {
+addView(function drawBadges() {
   const number = (x) => (x === null ? "not a number" : x === 0 ? "0" : x.toExponential(1));
   for (const [error, verdict, good, bad] of BADGES) {
     const wrong = shown.sides.filter(({ capture }) => !capture[verdict]);
@@ -20,6 +20,4 @@ function drawBadges() {
     $(error).setAttribute("aria-label", `${textContent}, ${error} ${figures}; opens the help`);
     $(`${error}-figures`).textContent = `Here: ${figures}.`;
   }
-}
-
-addView(drawBadges);
+});

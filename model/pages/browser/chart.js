@@ -37,7 +37,8 @@ export function drawChart(svg, { scale, last, low, high, curves, stages, guides 
     shape(svg, "text", { x: BOX.left - 7, y: y(value) + 4, "text-anchor": "end" }, written(value));
   }
   for (const { value, dashes } of guides) level(value, { class: "guide", "stroke-dasharray": dashes });
-  const steps = scale === "log" ? powersOfTen(last) : ticks(0, last, Math.max(2, Math.floor(width / NARROW)));
+  const powers = Array.from({ length: Math.floor(Math.log10(last)) + 1 }, (_, i) => 10 ** i);
+  const steps = scale === "log" ? [0, ...powers] : ticks(0, last, Math.max(2, Math.floor(width / NARROW)));
   for (const step of steps) {
     const anchor = x(step) > width - EDGE ? "end" : "middle";
     shape(svg, "text", { x: x(step), y: height - 6, "text-anchor": anchor }, written(step));
@@ -75,12 +76,6 @@ export function ticks(low, high, count) {
   const first = Math.ceil(low / step - 1e-9);
   const last = Math.floor(high / step + 1e-9);
   return Array.from({ length: last - first + 1 }, (_, i) => (first + i) * step);
-}
-
-function powersOfTen(last) {
-  const steps = [0];
-  for (let step = 1; step <= last; step *= 10) steps.push(step);
-  return steps;
 }
 
 // The number of columns for `count` charts in `width` pixels, so that none is alone in the last row unless all are.

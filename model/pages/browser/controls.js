@@ -19,7 +19,7 @@ const slides = [["slide-a", change], ["slide-b", changeOther]].map(([id, set]) =
 
 let playing = null; // the timer of the next step
 
-function drawSteps() {
+addView(function drawSteps() {
   slides.forEach(({ root, slider, run, output }, i) => {
     const side = shown.sides[i];
     root.hidden = !side || (RUNS.length < 2 && !hasSteps(side.run));
@@ -36,7 +36,7 @@ function drawSteps() {
   $("other-head").value = shown.other.head ?? "same";
   const matching = shown.other.head === "match" ? `: ${shortName(shown.sides[1].head)}` : "";
   $("other-head").options[1].textContent = `nearest match${matching}`;
-}
+});
 
 const toggleCompare = () => change({ other: state.other ? null : secondRun ?? { run: 0, at: 0, head: null } });
 
@@ -90,7 +90,6 @@ document.addEventListener("keydown", (event) => {
 document.title = $("title").textContent = data.title;
 for (const { label, glossary } of Object.values(SCORES))
   if (glossary) $("glossary").append(element("dt", {}, label), element("dd", {}, glossary));
-$("sort").append(new Option("by layer", "layer"));
 $("sort").append(...Object.entries(SCORES).map(([score, { label }]) => new Option(`by ${label}`, score)));
 $("sort").addEventListener("change", ({ target: { value: order } }) =>
   change({ order, score: order === "layer" ? state.score : order }));
@@ -101,7 +100,6 @@ for (const { slider, run, set } of slides) {
   run.addEventListener("change", () => set({ run: Number(run.value), at: lastOf(run.value) }));
   slider.addEventListener("input", () => set({ at: Number(slider.value) }));
 }
-$("other-head").append(new Option("same head", "same"), new Option("nearest match", "match"));
 $("other-head").append(...ALL_HEADS.map((head) => new Option(headPart(head), head)));
 $("other-head").addEventListener("change", ({ target: { value } }) =>
   changeOther({ head: value === "match" ? value : value === "same" ? null : Number(value) }));
@@ -111,4 +109,3 @@ $("compare").addEventListener("click", toggleCompare);
 $("theme").addEventListener("click", () => change({ theme: state.theme === "dark" ? "light" : "dark" }));
 addEventListener("theme", ({ detail }) => change({ theme: detail })); // from a report that holds this page
 for (const opener of document.querySelectorAll("[aria-haspopup=dialog]")) opener.addEventListener("click", openManual);
-addView(drawSteps);

@@ -94,11 +94,11 @@ function describeCurves() {
   const parts = shown.curve === "score" ? describeScore() : describeLoss(of);
   const measured = PROBES.findIndex(({ name }) => name === probe);
   if (measured !== shown.probe)
-    parts.push(`Measured on the ${probe} probe: `, jump("show it", () => ({ probe: measured })));
+    parts.push(`Measured on the ${probe} probe: `, jump("show it", { probe: measured }));
   $("formed").replaceChildren(...parts);
 }
 
-const jump = (textContent, patch) => element("button", { textContent, onclick: () => change(patch()) });
+const jump = (textContent, patch) => element("button", { textContent, onclick: () => change(patch) });
 
 function describeScore() {
   if (!SCORES[shown.score].forms) return ["Dashes: uniform attention. "];
@@ -120,24 +120,21 @@ function formedIn(run, patch) {
   const heads = ALL_HEADS.filter((head) => steps[head] < Infinity);
   heads.sort((one, two) => steps[one] - steps[two] || one - two);
   const parts = [heads.length ? `${heads.length} formed: ` : `no ${SCORES[shown.score].label} head has formed. `];
-  for (const head of heads.slice(0, NAMED)) {
-    const there = () => patch(head, nearest(run, steps[head]));
-    parts.push(jump(`${shortName(head)} at ${steps[head]}`, there), " ");
-  }
+  for (const head of heads.slice(0, NAMED))
+    parts.push(jump(`${shortName(head)} at ${steps[head]}`, patch(head, nearest(run, steps[head]))), " ");
   if (heads.length > NAMED) parts.push(`and ${heads.length - NAMED} more. `);
   return parts;
 }
 
 function describeLoss(of) {
   const last = RUNS[shown.run].captures.at(-1);
+  const at = nearest(shown.run, last.step);
   const known = ALL_HEADS.map((head) => ({ head, value: of(last, head) })).filter(({ value }) => value !== null);
   if (!known.length) return ["It was not measured in this run. "];
   const parts = ["How many nats per token the loss rises when a head is replaced by its mean. "];
   parts.push(`Needed most at step ${last.step}: `);
-  for (const { head, value } of known.sort((one, two) => two.value - one.value).slice(0, 5)) {
-    const there = () => ({ head, at: nearest(state.run, last.step) });
-    parts.push(jump(`${shortName(head)} ${signed(value)}`, there), " ");
-  }
+  for (const { head, value } of known.sort((one, two) => two.value - one.value).slice(0, 5))
+    parts.push(jump(`${shortName(head)} ${signed(value)}`, { head, at }), " ");
   return parts;
 }
 

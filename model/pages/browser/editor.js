@@ -53,7 +53,7 @@ function paint() {
   $("coloured").replaceChildren(...spans, value.slice(at), "\u200b"); // which gives an empty last line its height
 }
 
-function drawBox() {
+addView(function drawBox() {
   const [{ typed, measured, loss }] = shown.sides;
   pieces = piecesOf(typed, measured);
   paint();
@@ -71,7 +71,7 @@ function drawBox() {
   ].filter(Boolean).join(" ");
   if (showsEnd) showEnd(); // the note takes its height from the box
   showsEnd &&= box.value !== typed.text;
-}
+});
 
 function showEnd() {
   $("editor").scrollTop = $("editor").scrollHeight;
@@ -108,4 +108,3 @@ box.addEventListener("keydown", (event) => {
 addField("typed", () => ending(state.typed, ADDRESSED), (text) => {
   if (text !== null && text !== state.typed) state.typed = box.value = ending(text, LONGEST);
 });
-addView(drawBox);

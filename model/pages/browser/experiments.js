@@ -33,7 +33,7 @@ const rightShare = ({ trial: { right } }) =>
 
 const fromTo = ([before, after]) => `${percent(before)} → ${percent(after)}`;
 
-function drawExperiment() {
+addView(function drawExperiment() {
   [...$("tries").children].forEach((button, i) => button.setAttribute("aria-pressed", effects[i] === chosen?.effect));
   if (!chosen) return;
   const { effect } = chosen;
@@ -41,7 +41,7 @@ function drawExperiment() {
   if (before) chosen.before = rightShare(effect);
   if (after) chosen.after = rightShare(effect);
   $("experiment").replaceChildren(...(before ? lookAt : after ? compare : begin)(effect));
-}
+});
 
 const paragraph = (...nodes) => element("p", {}, ...nodes);
 const button = (textContent, onclick) => element("button", { textContent, onclick });
@@ -93,4 +93,3 @@ if (!effects.length) {
   const found = Object.entries(tried).map(([title, why]) => `${title} (${why})`);
   $("tries").textContent = `None of these was found in this model: ${found.join(", ")}.`;
 }
-addView(drawExperiment);

@@ -7,7 +7,6 @@ import { addField, state } from "browser/state.js";
 import { editsOf, engine, tokensOf } from "browser/typed-text.js";
 
 const COUNT = 200; // tokens at most
-const TOP_K = [1, 5, 20, 50]; // besides all
 const TEMPERATURE = 0.8; // with which the page opens
 
 Object.assign(state, { temperature: TEMPERATURE, topK: null });
@@ -61,23 +60,22 @@ function press() {
   $("write").setAttribute("aria-pressed", Boolean(running));
 }
 
-function drawChoices() {
+addView(function drawChoices() {
   $("speed").textContent = shown.typed === written?.text ? written.words : "";
   $("temperature").value = shown.temperature;
   $("temperature-value").textContent = shown.temperature.toFixed(1);
   $("top-k").value = shown.topK ?? 0;
-}
+});
 
-$("top-k").append(new Option("all", 0), ...TOP_K.map((count) => new Option(count, count)));
 $("write").addEventListener("click", () => (running ? running.drop() : write()));
 $("temperature").addEventListener("input", ({ target }) => change({ temperature: Number(target.value) }));
 $("top-k").addEventListener("change", ({ target }) => change({ topK: Number(target.value) || null }));
-addField("temperature", () => (state.temperature === TEMPERATURE ? undefined : state.temperature), (text) => {
+addField("temperature", () => (state.temperature === TEMPERATURE ? null : state.temperature), (text) => {
   const wanted = Number(text ?? NaN);
   state.temperature = wanted >= 0 && wanted <= Number($("temperature").max) ? wanted : TEMPERATURE;
 });
-addField("top_k", () => state.topK ?? undefined, (text) => {
-  state.topK = TOP_K.find((count) => String(count) === text) ?? null;
+addField("top_k", () => state.topK, (text) => {
+  $("top-k").value = text; // which takes one of its options only
+  state.topK = Number($("top-k").value) || null;
 });
-addView(drawChoices);
 press();

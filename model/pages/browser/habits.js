@@ -44,8 +44,7 @@ function habitsOf(map, labels) {
   return clear.sort((one, two) => two.share - two.uniform - (one.share - one.uniform)).slice(0, 2);
 }
 
-// The number of tokens over which a query's attention is spread, as the exponential of its entropy; the mean over the
-// queries.
+// Over how many tokens a query's attention is spread: the exponential of its entropy, and the mean over the queries.
 function spread(map, length) {
   let sum = 0;
   for (let query = 0; query < length; query++) {

@@ -27,7 +27,7 @@ const newThumbs = (choose) => ALL_HEADS.map((head) => {
 export const thumbs = newThumbs((head) => change({ head }));
 const otherThumbs = newThumbs((head) => change({ other: { ...state.other, head } }));
 
-function drawHeads() {
+addView(function drawHeads() {
   const twoRuns = shown.other && shown.other.run !== shown.run;
   for (const id of ["grid-a", "grid-b"]) $(id).hidden = !twoRuns;
   $("grid-b").parentElement.hidden = !twoRuns;
@@ -35,7 +35,7 @@ function drawHeads() {
   $("bar-meaning").textContent = `bars: ${SCORES[scoreOfBars()].label}`;
   drawGrid($("grid"), thumbs, shown.sides[0], $("grid-a"));
   if (twoRuns) drawGrid($("other-grid"), otherThumbs, shown.sides[1], $("grid-b"));
-}
+});
 
 const scoreOfBars = () => (shown.order === "layer" ? shown.score : shown.order);
 
@@ -111,5 +111,3 @@ function sortedSide(wide, high) {
 export const markOf = (score) => element("b", {
   className: "mark", textContent: SCORES[score].letter, style: { background: `var(--${SCORES[score].colour})` },
 });
-
-addView(drawHeads);

@@ -1,15 +1,12 @@
 // The large map: one head at one step, or two of them and their difference.
 
 import { sameBlocks } from "browser/blocks.js";
-import { $, ARROWS, choices, clamp, css, element, onKeys, press } from "browser/elements.js";
+import { $, ARROWS, clamp, css, element, onKeys } from "browser/elements.js";
 import { downloadCsv, downloadPng, mapRows } from "browser/export.js";
-import { drawLabel, drawMap, fitCanvas, layout, ofHead, PAD, palette, rgb, triangle, weightAt } from "browser/maps.js";
-import { addFollower, addView, change, chosenToken, point, pointer, shown } from "browser/render.js";
+import { drawLabel, drawMap, fitCanvas, layout, ofHead, PAD, palette, triangle, weightAt } from "browser/maps.js";
+import { addChoices, addFollower, addView, change, chosenToken, point, pointer, shown } from "browser/render.js";
 import { data, headName, headPart, mapped, placeOf, PROBES, RUNS, shortName, state } from "browser/state.js";
 import { decimal, squareInWords } from "browser/words.js";
-
-const SAME = `Steps 0 and 1 show the same maps: nothing is learned before the first update, and this one has not changed
-  attention. A network that starts with an output head of zeros (init: scaled) learns in that head alone at first.`;
 
 // Pixels of a saved picture: of each on the paper, at most on a side (browsers refuse much more), and of its parts.
 const PICTURE = { scale: 3, most: 12_000, least: 520, token: 14, margin: 16, head: 58, bar: 70 };
@@ -37,14 +34,11 @@ function panes() {
 
 const paneTitle = ({ name, title }) => (name ? `${name}: ${title}` : title);
 
-function drawStage() {
+addView(function drawStage() {
   $("stage-title").textContent = headName(shown.head).replace("l", "L");
-  press($("scales"), shown.scale);
-  const much = shown.theme === "dark" ? "Bright" : "Dark";
-  const total = "a row adds up to at most 100%. Later tokens are not drawn.";
-  $("how").textContent = `Each row is a token choosing what to read. ${much} is much; ${total}`;
+  $("much").textContent = shown.theme === "dark" ? "Bright" : "Dark";
   drawSame();
-  drawRamp();
+  fillRamp($("ramp"), "weights", ["0%", shown.scale === "sqrt" ? "25%" : "50%", "100%"]);
   const list = panes();
   while ($("panes").children.length > list.length) $("panes").lastChild.remove();
   while ($("panes").children.length < list.length) $("panes").append(newPane());
@@ -65,14 +59,13 @@ function drawStage() {
     return { ...pane, geometry, over };
   });
   drawHover();
-}
+});
 
 // Why the first update leaves the maps as they are, where it did.
 function drawSame() {
   const [first, second] = mapped[shown.run];
   const early = shown.at < 2 && second?.step === 1 && first.step === 0;
-  const same = early && sameBlocks(first.blocks[shown.probe], second.blocks[shown.probe]);
-  $("same").textContent = same ? SAME : "";
+  $("same").hidden = !early || !sameBlocks(first.blocks[shown.probe], second.blocks[shown.probe]);
 }
 
 function newPane() {
@@ -80,7 +73,7 @@ function newPane() {
   const frame = element("div", { className: "layers" }, element("canvas"), over);
   const box = element("div", { className: "pane" }, element("h3"), frame);
   const locate = (event) => {
-    const { geometry } = shown.panes[[...$("panes").children].indexOf(box)];
+    const { geometry } = shown.panes.find((pane) => pane.over === over);
     const key = Math.floor((event.offsetX - geometry.room) / geometry.cell);
     const query = Math.floor((event.offsetY - PAD) / geometry.cell);
     const inside = key >= 0 && key < geometry.length && query >= 0 && query < geometry.length;
@@ -139,18 +132,12 @@ function reading({ query, key }) {
   return squareInWords(shown.labels, query, key, weights);
 }
 
-const RAMP = 24; // colours of a ramp
-const spaced = (colours) =>
-  Array.from({ length: RAMP }, (_, i) => rgb(colours[Math.round((i * (colours.length - 1)) / (RAMP - 1))]));
-
-// Fills an element with a ramp of colours, and with what its left end, its middle and its right end mean.
-export function fillRamp(parent, colours, meanings) {
-  const bar = element("i", { style: { background: `linear-gradient(90deg, ${spaced(colours)})` } });
+// Fills an element with a ramp of the page's colours, and with what its left end, its middle and its right end mean.
+export function fillRamp(parent, name, meanings) {
+  const stops = data.colours[shown.theme][name];
+  const bar = element("i", { style: { background: `linear-gradient(90deg, ${stops})` } });
   parent.replaceChildren(bar, ...meanings.map((text) => element("span", {}, text)));
 }
-
-const drawRamp = () =>
-  fillRamp($("ramp"), shown.palette.colours, ["0%", shown.scale === "sqrt" ? "25%" : "50%", "100%"]);
 
 // ---- what is shown, to take away
 
@@ -189,10 +176,11 @@ function picture() {
     const marks = difference ? [-1, -0.25, 0, 0.25, 1] : [0, 0.01, 0.1, 0.25, 0.5, 1];
     const place = (weight) => (difference ? (1 + Math.sign(weight) * root(Math.abs(weight))) / 2 : root(weight));
     const [x, tall] = [geometry.wide + 10, Math.min(geometry.side, 220)];
-    spaced(difference ? light.spread : light.colours).forEach((colour, slice) => {
-      context.fillStyle = colour;
-      context.fillRect(x, PAD + tall - ((slice + 1) * tall) / RAMP, 12, tall / RAMP + 0.5);
-    });
+    const ramp = context.createLinearGradient(0, PAD + tall, 0, PAD);
+    const stops = data.colours.light[difference ? "differences" : "weights"];
+    stops.forEach((stop, j) => ramp.addColorStop(j / (stops.length - 1), stop));
+    context.fillStyle = ramp;
+    context.fillRect(x, PAD, 12, tall);
     const far = marks.filter((weight, j) => !j || place(weight) - place(marks[j - 1]) > 0.05);
     for (const weight of far)
       write(`${decimal(100 * weight, 0)}%`, x + 17, PAD + (1 - place(weight)) * tall + 4, "10px", PAPER.soft);
@@ -214,8 +202,7 @@ function saveNumbers() {
   downloadCsv(`${fileName()}.csv`, columns, rows.map((row) => ({ ...about, ...row })));
 }
 
-choices($("scales"), [["sqrt", "√ scale"], ["linear", "linear"]], (scale) => change({ scale }));
+addChoices($("scales"), "scale", [["sqrt", "√ scale"], ["linear", "linear"]]);
 $("save-png").addEventListener("click", () => downloadPng(`${fileName()}.png`, picture()));
 $("save-csv").addEventListener("click", saveNumbers);
-addView(drawStage);
 addFollower(drawHover);

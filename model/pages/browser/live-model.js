@@ -16,8 +16,7 @@ export class LiveModel {
     Object.assign(this, { manifest, config: manifest.config, texts, snapshots: [], readings: new Map() });
   }
 
-  // What a block of weights holds: { network, means of its parts, reference logits }. It is unpacked when it is first
-  // asked for.
+  // What a block of weights holds: { network, means of its parts, reference logits }, unpacked when first asked for.
   snapshot(number) {
     if (this.snapshots[number]) return this.snapshots[number];
     const { tensors, means, reference } = this.manifest;

@@ -1,5 +1,4 @@
-// The page that holds the model. Each of the first imports adds a view (see render.js); the engine answers from a
-// worker.
+// The page that holds the model, which answers from a worker. Each of the first imports adds a view (see render.js).
 
 import "browser/controls.js";
 import "browser/next-tokens.js";

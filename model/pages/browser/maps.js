@@ -38,16 +38,11 @@ export function matchingHead(map, weights, length) {
   return best;
 }
 
-// Value-weighted maps: each weight times the length of what its key would write into the stream, |value x output
-// matrix|, as a share of the longest that the head could write (Kobayashi et al. 2020, "Attention is Not Only a
-// Weight").
-export const VALUE_WEIGHTED =
-  "Each weight is multiplied by the length of what its key writes (|value × output matrix|), as a share of the " +
-  "longest in this head. So a square is never darker than its weight, and a pale row means that the head writes " +
-  "little there.";
-
-// weights: bytes 255 sqrt(p), the lower triangles of all heads. norms: [L][H][T]. Bytes of the same form; a norm that
-// is not a number counts as 0.
+// Value-weighted maps (Kobayashi et al. 2020, "Attention is Not Only a Weight"): each weight times the length of what
+// its key would write into the stream, |value x output matrix|, as a share of the longest that the head could write.
+//
+// weights: bytes 255 sqrt(p), the lower triangles of all heads. norms: [L][H][T], 0 where it is not a number. Bytes of
+// the same form.
 export function weighted(weights, norms, length) {
   const result = new Uint8Array(weights.length);
   norms.flat().forEach((ofKey, head) => {
@@ -79,14 +74,13 @@ export function palette(stops, scale) {
   const weights = scale === "sqrt" ? colours : colours.map((_, v) => colours[Math.round((v * v) / 255)]);
   const spread = ramp(stops.differences, 511);
   const stretch = scale === "sqrt" ? (d) => Math.sign(d) * Math.sqrt(Math.abs(d)) : (d) => d;
-  return { weights, colours, spread, difference: (d) => spread[255 + Math.round(255 * stretch(d))] };
+  return { weights, colours, difference: (d) => spread[255 + Math.round(255 * stretch(d))] };
 }
 
 const channelsOf = (colour) => [0, 8, 16].map((bits) => (colour >> bits) & 255);
 export const rgb = (colour) => `#${channelsOf(colour).map((one) => one.toString(16).padStart(2, "0")).join("")}`;
 
-// Whether text on a colour should be white rather than black: its relative luminance is at most that of the contrast
-// 4.6.
+// Whether text on a colour should be white and not black: its relative luminance is at most that of the contrast 4.6.
 export function isDark(colour) {
   const [r, g, b] = channelsOf(colour).map((one) => (one / 255) ** 2.2);
   return 0.2126 * r + 0.7152 * g + 0.0722 * b < 0.18;
@@ -141,8 +135,7 @@ export function drawMap(context, geometry, colourOf, { line, text } = { line: cs
     for (const axis of ["query", "key"]) drawLabel(context, geometry, axis, i, texts[i]);
 }
 
-// A token beside its row, or turned below its column; with a background where it must stand out, which hides what it
-// meets.
+// A token beside its row, or turned below its column; where it must stand out its background hides what it meets.
 export function drawLabel(context, { room, cell, side, stride, font }, axis, index, text, background) {
   const middle = (index + 0.5) * cell;
   context.save();

@@ -2,12 +2,11 @@
 // Their modules know nothing of the page, so that the report can use them too; this one gives them what is shown.
 
 import { attributionRows, badge, drawParts, nextInWords, partsOf } from "browser/attribution.js";
-import { $, choices, element, press } from "browser/elements.js";
+import { $, element } from "browser/elements.js";
 import { downloadCsv } from "browser/export.js";
 import { COLOURINGS, createLens, lensRows } from "browser/lens.js";
-import { VALUE_WEIGHTED } from "browser/maps.js";
-import { addFollower, addView, change, pointer, shown } from "browser/render.js";
-import { data, HEADS, placeOf, PROBES, RUNS } from "browser/state.js";
+import { addChoices, addFollower, addView, change, pointer, shown } from "browser/render.js";
+import { data, HEADS, placeOf, PROBES, RUNS, state } from "browser/state.js";
 import { expectationItems, measuredOf, shadeBySurprise, surpriseRows, UNMEASURED } from "browser/surprise.js";
 import { quote } from "browser/words.js";
 
@@ -64,7 +63,6 @@ const lenses = [0, 1].map(() => {
 function drawLenses() {
   const { sides, palette, lens: colouring, token } = shown;
   $("lens-absent").hidden = sides.every(isMeasured);
-  press($("colourings"), colouring);
   $("lens-meaning").textContent = COLOURINGS.find(([one]) => one === colouring)[2];
   lenses.forEach(({ pane, title, draw }, i) => {
     pane.hidden = !isMeasured(sides[i]);
@@ -76,44 +74,36 @@ function drawLenses() {
 
 // ---- attribution
 
-let everyPart = false;
-let order = "largest";
+Object.assign(state, { everyPart: false, partOrder: "largest" });
 
 function drawAttribution() {
-  const [a, b] = shown.sides;
+  const { everyPart, partOrder, sides: [a, b] } = shown;
   $("attribution").hidden = !isMeasured(a) || !a.measured.parts.length;
   if ($("attribution").hidden) return;
   const { labels, parts, attribution_error: error } = a.measured;
   const token = shown.token ?? Math.max(0, labels.length - 2); // the last whose next one is known
   const next = nextInWords(a.measured, token);
-  $("parts").hidden = !next;
-  const push = "Each part of the model pushes the logit of that token, its score before it becomes a probability";
-  $("attribution-what").textContent = next
-    ? `Reading ${token} ${quote(labels[token])}, ${next}. ${push}, up or down.`
+  $("attribution-token").textContent = next
+    ? `Reading ${token} ${quote(labels[token])}, ${next}.`
     : `${quote(labels[token])} is the last token: what comes after it is not known. Choose an earlier one.`;
-  if (parts.some((name) => name.startsWith("values ")))
-    $("attribution-what").append(" “values 1.0” is what head 1.0 passes on from the table of value embeddings.");
+  $("pushes").hidden = $("parts").hidden = !next;
+  $("passed-on").hidden = !parts.some((name) => name.startsWith("values "));
   const { good, text } = badge(error);
   Object.assign($("attribution-badge"), { textContent: text, className: `badge ${good ? "good" : "bad"}` });
   $("every-part").setAttribute("aria-pressed", everyPart);
-  press($("part-orders"), order);
   // After the last token two models may expect different ones, whose parts cannot be compared.
   const nextId = ({ measured }) => measured.top.at(-1)[0];
   const comparable = isMeasured(b) && (token + 1 < labels.length || nextId(a) === nextId(b));
-  if (isMeasured(b) && !comparable)
-    $("attribution-what").append(" B expects another token, so its parts are not shown here.");
-  const of = ({ measured }) => partsOf(measured, token, order);
+  $("not-comparable").hidden = !isMeasured(b) || comparable;
+  const of = ({ measured }) => partsOf(measured, token, partOrder);
   drawParts($("parts"), {
     parts: of(a), other: comparable ? of(b) : null, names: shown.sides.map(titleOf),
     all: everyPart, chosen: placeOf(shown.head),
-    choose: ([layer, head]) => change({ head: layer * HEADS + head }), showAll: showEveryPart,
+    choose: ([layer, head]) => change({ head: layer * HEADS + head }), showAll: toggleParts,
   });
 }
 
-function showEveryPart() {
-  everyPart = !everyPart;
-  drawAttribution();
-}
+const toggleParts = () => change({ everyPart: !state.everyPart });
 
 // A model that is asked while one types has lens and attribution after the rest. Until then the earlier ones stay.
 async function drawDeep() {
@@ -132,21 +122,16 @@ async function drawDeep() {
 // ---- value-weighted maps
 
 function drawWeighting() {
-  press($("weightings"), shown.weighting);
   const possible = shown.sides.every(({ measured }) => measured);
   for (const button of $("weightings").children) button.disabled = !possible;
   $("weighting-note").hidden = shown.weighting === "weights" || !possible;
 }
 
-choices($("weightings"), [["weights", "weights"], ["values", "value-weighted"]], (weighting) => change({ weighting }));
-$("weighting-note").textContent = VALUE_WEIGHTED;
-choices($("colourings"), COLOURINGS, (lens) => change({ lens }));
-choices($("part-orders"), [["largest", "largest first"], ["model", "in the model's order"]], (chosen) => {
-  order = chosen;
-  drawAttribution();
-});
+addChoices($("weightings"), "weighting", [["weights", "weights"], ["values", "value-weighted"]]);
+addChoices($("colourings"), "lens", COLOURINGS);
+addChoices($("part-orders"), "partOrder", [["largest", "largest first"], ["model", "in the model's order"]]);
 $("lens-absent").textContent = UNMEASURED;
-$("every-part").addEventListener("click", showEveryPart);
+$("every-part").addEventListener("click", toggleParts);
 for (const [table, rows] of [["surprise", surpriseRows], ["lens", lensRows], ["attribution", attributionRows]]) {
   const rowsOf = (side) => (isMeasured(side) ? rows(side.measured) : []);
   $(`${table}-csv`).addEventListener("click", () => save(table, rowsOf));

@@ -16,8 +16,7 @@ const EXPECTED = 3; // of the whole model's, which are shown in any case
 const textOf = (id) => (id === engine.tokenizer.endOfText ? null : decoded(engine.tokenizer.bytes(id)));
 
 // What is shown: { id, shares, before }: the probabilities on each side as the model is switched, and with all parts on
-// the first; `before` is undefined where all are on. A token that is not among the listed ones has less than the last:
-// null.
+// the first; `before` is undefined where all are on. A token that is not listed has less than the last one: null.
 function likeliest([first, second]) {
   const [known, whole] = [first.next, first.intact.next].map((next) => new Map(next));
   const sides = second ? [known, new Map(second.next)] : [known];
@@ -54,13 +53,11 @@ function row({ id, shares, before }, sides) {
   return element("li", {}, button);
 }
 
-function drawNext() {
+addView(function drawNext() {
   const { sides } = shown;
   const steps = sides.map(({ name, capture }) => `${name}: step ${capture.step}`).join(", ");
   const note = sides[0].edits.length ? "mark: with all parts" : "click one to write it";
   $("coming-note").textContent = sides.length > 1 ? steps : note;
   $("next").classList.toggle("both", sides.length > 1);
   $("next").replaceChildren(...likeliest(sides).map((one) => row(one, sides)));
-}
-
-addView(drawNext);
+});

@@ -42,7 +42,7 @@ function fill(select, options, value) {
   select.value = value;
 }
 
-async function drawPatch() {
+addView(async function drawPatch() {
   const patch = chosen();
   $("patch").hidden = !patch;
   if (!patch) return stop();
@@ -69,7 +69,7 @@ async function drawPatch() {
   if (shown.off.length) notes.push("All parts are on here. ");
   if (layer === LAYERS - 1 && into < labels.length - 1) notes.push(UNREAD);
   $("patched").replaceChildren(...notes);
-}
+});
 
 // ---- every head at every token
 
@@ -116,7 +116,7 @@ function drawMatrix() {
   if (!matrix) return;
   const { rows, cells } = matrix;
   const largest = Math.max(1e-6, ...rows.flat().map(Math.abs));
-  fillRamp($("patch-ramp"), shown.palette.spread, [signed(-largest), "logit", signed(largest)]);
+  fillRamp($("patch-ramp"), "differences", [signed(-largest), "logit", signed(largest)]);
   for (const [head, row] of rows.entries())
     for (const [token, cell] of cells[head].entries())
       cell.style.background = rgb(shown.palette.difference(row[token] / largest));
@@ -139,10 +139,7 @@ $("other-text").addEventListener("input", ({ target }) => change({ otherText: ta
 for (const field of ["from", "target"]) {
   $(`patch-${field}`).addEventListener("change", ({ target }) => change({ [field]: Number(target.value) }));
   const numberOf = (text) => (/^\d+$/.test(text ?? "") ? Number(text) : null);
-  addField(field, () => state[field] ?? undefined, (text) => (state[field] = numberOf(text)));
+  addField(field, () => state[field], (text) => (state[field] = numberOf(text)));
 }
 $("patch-all").addEventListener("click", fillMatrix);
-addField("b", () => state.otherText || undefined, (text) => {
-  $("other-text").value = state.otherText = text ?? "";
-});
-addView(drawPatch);
+addField("b", () => state.otherText || null, (text) => ($("other-text").value = state.otherText = text ?? ""));

@@ -1,6 +1,6 @@
 // A network that reads one text, and what is measured while it does: the same as trace.py, lens.py, attribution.py and
-// copying.py measure in Python. What was read of an earlier text stays where the new one begins alike, so that a typed
-// letter costs one token.
+// copying.py measure in Python. What was read of an earlier text stays where the new one begins alike: a typed letter
+// costs one token.
 
 import { Cache, CHUNK, hasValues, LAYER_NORM_EPSILON, RMS_EPSILON, Trace, triangle } from "browser/network.js";
 import { likeliest } from "browser/sampling.js";
@@ -83,9 +83,8 @@ export class Reading {
     return column;
   }
 
-  // What each part adds to the logit of the next token, as attribution.py explains; at the last position, where it is
-  // not known, to that of the likeliest. And the lengths of what the heads would write from here (see
-  // copying.value_norms).
+  // What each part adds to the logit of the next token (see attribution.py), or of the likeliest at the last position.
+  // And the lengths of what the heads would write from here (see copying.value_norms).
   attribution(t, likeliestNext) {
     const { network, trace } = this;
     const { embed_dim: D, num_layers: L } = network.config;
@@ -225,8 +224,7 @@ function logTotal(logits) {
   return largest + Math.log(total);
 }
 
-// The Kullback-Leibler divergence in bits of an early prediction from the final one, given as probabilities and their
-// logs.
+// The Kullback-Leibler divergence in bits of an early prediction from the final one: its probabilities and their logs.
 function divergence(share, final, early, earlyTotal) {
   let sum = 0;
   for (let id = 0; id < final.length; id++) sum += share[id] * (final[id] - early[id] + earlyTotal);

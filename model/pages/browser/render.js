@@ -1,7 +1,7 @@
 // Draws the state. A view is a module that calls addView with its drawing function. A view that needs another one
 // imports it, and is therefore drawn after it. addFollower is for what changes while something is only pointed at.
 
-import { $ } from "browser/elements.js";
+import { $, choices, press } from "browser/elements.js";
 import { clearestQuery, matchingHead, ofHead, palette, weighted } from "browser/maps.js";
 import { data, mapped, nearest, PROBES, restore, save, state } from "browser/state.js";
 import { measuredOf } from "browser/surprise.js";
@@ -11,8 +11,7 @@ let forget = null;
 
 // Starts the page. loader: an asynchronous function of a frame (a copy of the state), the place of a step among a run's
 // captures, and the run, which gives { weights of all heads, details (see archive.py), labels of the tokens } and what
-// else the views of a page need. dropOld is called before a frame is loaded: what the views asked for the one before is
-// not wanted any more.
+// else the views need. dropOld is called before a frame is loaded: what was asked for the last one is not wanted now.
 export function start(loader, dropOld = () => {}) {
   load = loader;
   forget = dropOld;
@@ -24,8 +23,7 @@ export function start(loader, dropOld = () => {}) {
 
 // The state that is on the screen with what it shows: the `capture` and `labels` of the first side, and `sides`: what
 // is looked at, and what it is compared with. A side is what `load` gives, and { name, label: the name before a
-// sentence where there are two, run, at, capture, head, measured: see surprise.js, attention: the weights as they
-// are }.
+// sentence if there are two, run, at, capture, head, measured: see surprise.js, attention: weights as they are }.
 export let shown = null;
 export let rendered = Promise.resolve(); // settles when everything that was asked for is drawn
 export const pointer = { cell: null, token: null }; // the square { query, key } and the token of the text pointed at
@@ -39,6 +37,12 @@ export const addFollower = (draw) => followers.push(draw);
 export function chosenToken() {
   const { cell, token } = pointer;
   return token ?? (cell ? (shown.received ? cell.key : cell.query) : shown.token);
+}
+
+// Buttons that set a field of the state: `options` are its values and their names.
+export function addChoices(parent, field, options) {
+  choices(parent, options, (value) => change({ [field]: value }));
+  addView(() => press(parent, shown[field]));
 }
 
 export function point(patch) {
@@ -56,28 +60,17 @@ export function change(patch) {
   render();
 }
 
-// One frame after another. While one is drawn, only the latest request for another is kept.
-let wanted = false;
-let busy = false;
+// Draws one frame after another. A frame that is asked for but not begun will show the latest state in any case.
+let asked = false;
 
 export function render() {
-  wanted = true;
-  if (!busy) rendered = drawWanted();
-}
-
-async function drawWanted() {
-  busy = true;
-  try {
-    while (wanted) {
-      wanted = false;
-      await draw();
-    }
-  } finally {
-    busy = false;
-  }
+  if (asked) return;
+  asked = true;
+  rendered = rendered.then(draw, draw);
 }
 
 async function draw() {
+  asked = false;
   forget();
   const next = { ...state };
   const first = await side("A", next, next);

@@ -7,7 +7,7 @@ import { addView, shown } from "browser/render.js";
 import { data, formation, headName, RUNS, SCORES, shortName, tellsSince } from "browser/state.js";
 import { decimal } from "browser/words.js";
 
-function drawCard() {
+addView(function drawCard() {
   const names = shown.sides.map(({ head }) => (shown.other ? shortName(head) : headName(head)));
   $("card-title").textContent = `Scores of ${names.join(" and ")}`;
   $("card").replaceChildren(...Object.entries(SCORES).flatMap(([score, { forms, label, meaning }]) => [
@@ -15,7 +15,7 @@ function drawCard() {
     ...shown.sides.map((side) => rowOf(side, score)),
     element("dd", { className: "soft" }, [meaning, ...shown.sides.flatMap((side) => formedIn(side, score))].join("; ")),
   ]));
-}
+});
 
 function rowOf({ name, capture, head }, score) {
   const value = capture.scores[score].flat()[head];
@@ -35,4 +35,3 @@ function formedIn({ name, run, head }, score) {
 export const saveScores = () => downloadCsv("scores.csv", data.columns.scores, scoreRows(RUNS, Object.keys(SCORES)));
 
 $("scores-csv").addEventListener("click", saveScores);
-addView(drawCard);

@@ -11,14 +11,13 @@ import { isReadInWords, keysInWords, offsetsInWords, percent, quote, readsInWord
 const STRONGEST = 5; // tokens that the chosen one looks at
 const COUNTS = 3; // tokens and distances that a head looks at
 
-function drawSays() {
+addView(function drawSays() {
   $("sentences").replaceChildren(...shown.sides.map(describe));
   $("evidence").replaceChildren(...shown.sides.flatMap(evidenceOf));
   drawReading();
-}
+});
 
-// The sentence is about the text that was typed if that is long enough, else about the texts that the page was made
-// with.
+// The sentence is about the text that was typed, or if that is short about the texts that the page was made with.
 function describe({ label, head, descriptions, typed, attention, labels }) {
   const [layer, column] = placeOf(head);
   const { sentence } = descriptions[layer][column];
@@ -64,5 +63,4 @@ function drawReading() {
     element("span", { className: "soft" }, `token ${i}`))));
 }
 
-addView(drawSays);
 addFollower(drawReading);

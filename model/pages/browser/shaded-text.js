@@ -1,8 +1,10 @@
 // The probe as text, shaded by what a token reads (attends to) or by what reads it.
 
-import { $, choices, clamp, onKeys, press, SIDEWAYS, tokenSpans } from "browser/elements.js";
+import { $, clamp, onKeys, SIDEWAYS, tokenSpans } from "browser/elements.js";
 import { isDark, rgb } from "browser/maps.js";
-import { addFollower, addView, change, chosenToken, point, pointer, rendered, shown } from "browser/render.js";
+import {
+  addChoices, addFollower, addView, change, chosenToken, point, pointer, rendered, shown,
+} from "browser/render.js";
 import { PROBES, state } from "browser/state.js";
 import { visible } from "browser/words.js";
 
@@ -46,16 +48,14 @@ function drawText() {
   if (twoRuns) drawTokens($("tokens-b"), b);
 }
 
-function drawControls() {
-  press($("probes"), shown.probe);
-  press($("directions"), shown.received);
+addView(function drawControls() {
   const { period } = PROBES[shown.probe];
-  const about = "random tokens, then the same again: here heads show that look back for repetitions.";
-  $("about-probe").textContent = period ? `${period} ${about}` : "";
+  $("about-probe").hidden = !period;
+  $("period").textContent = period;
   drawText();
   if (revealed !== shown.token) for (const root of ROOTS) reveal(root, root.children[shown.token]);
   revealed = shown.token;
-}
+});
 
 // Scrolls the text, and never the page, to a token if there is one.
 function reveal(root, span) {
@@ -64,10 +64,9 @@ function reveal(root, span) {
   if (inside.top < box.top || inside.bottom > box.bottom) root.scrollTop += inside.top - box.top - box.height / 2;
 }
 
-choices($("probes"), PROBES.map(({ name }, i) => [i, name]), (probe) => change({ probe }));
+addChoices($("probes"), "probe", PROBES.map(({ name }, i) => [i, name]));
 $("probes").hidden = PROBES.length < 2;
-choices($("directions"), [[false, "reads"], [true, "is read by"]], (received) => change({ received }));
-addView(drawControls);
+addChoices($("directions"), "received", [[false, "reads"], [true, "is read by"]]);
 addFollower(drawText);
 
 const indexOf = (span) => (span.dataset.index === undefined ? null : Number(span.dataset.index));

@@ -34,18 +34,19 @@ export const state = {
   ...RUNS[0].opening, // head and score, and for a recorded text the token and probe that they are best seen in
 };
 
-// Choices by the names that the address has for them. The first is the one that a page opens with: the address leaves
-// it out.
-const OPTIONS = {
-  order: ["layer", ...Object.keys(SCORES)],
-  scale: ["sqrt", "linear"],
-  theme: [systemTheme, systemTheme === "dark" ? "light" : "dark"],
-  text: ["attention", "surprise"],
-  weighting: ["weights", "values"],
-  lens: ["probability", "divergence"],
-  curve: ["score", "text", "repeated"], // a score of the heads, or the loss without a head
-};
-for (const [name, [first]] of Object.entries(OPTIONS)) state[name] = first;
+// Choices by the names that the address has for them. A page opens with the first, which the address leaves out.
+const OPTIONS = {};
+export function addOption(name, values) {
+  OPTIONS[name] = values;
+  [state[name]] = values;
+}
+addOption("order", ["layer", ...Object.keys(SCORES)]);
+addOption("scale", ["sqrt", "linear"]);
+addOption("theme", [systemTheme, systemTheme === "dark" ? "light" : "dark"]);
+addOption("text", ["attention", "surprise"]);
+addOption("weighting", ["weights", "values"]);
+addOption("lens", ["probability", "divergence"]);
+addOption("curve", ["score", "text", "repeated"]); // a score of the heads, or the loss without a head
 
 // A head's number from its short name, undefined if there is no such head.
 export function headNumber(name) {
@@ -68,8 +69,7 @@ export function nearest(run, step) {
 
 // ---- the state in the address, so that a view can be kept and sent
 
-// What only some pages have: `write` gives a field's text, undefined to leave it out, and `read` takes it, null if it
-// is absent.
+// What only some pages have: `write` gives a field's value and `read` takes its text, null if it is left out.
 const added = [];
 export const addField = (name, write, read) => added.push({ name, write, read });
 
@@ -80,7 +80,7 @@ export function save() {
   if (RUNS.length > 1) fields.run = run;
   for (const [name, [first]] of Object.entries(OPTIONS)) if (state[name] !== first) fields[name] = state[name];
   if (typeof token === "number") fields.token = token;
-  for (const { name, write } of added) if (write() !== undefined) fields[name] = write();
+  for (const { name, write } of added) if (write() !== null) fields[name] = write();
   if (other) {
     fields.against = `${other.run}.${mapped[other.run][other.at].step}`;
     fields.other = typeof other.head === "number" ? shortName(other.head) : (other.head ?? "same");

@@ -2,10 +2,10 @@
 // model is then worse at.
 
 import { keys } from "browser/controls.js";
-import { $, changeTo, choices, element, press } from "browser/elements.js";
+import { $, changeTo, element } from "browser/elements.js";
 import { thumbs } from "browser/heads.js";
 import { partNames } from "browser/network.js";
-import { addView, change, shown } from "browser/render.js";
+import { addChoices, addView, change, shown } from "browser/render.js";
 import { addField, headPart, state } from "browser/state.js";
 import { engine } from "browser/typed-text.js";
 import { decimal, listed, quote } from "browser/words.js";
@@ -13,24 +13,27 @@ import { decimal, listed, quote } from "browser/words.js";
 const WORST = 5; // tokens that are listed
 
 const parts = () => partNames(engine.config);
-const isOff = (part) => state.off.includes(part);
-const toggle = (part) => change({ off: isOff(part) ? state.off.filter((one) => one !== part) : [...state.off, part] });
 
-let clicks = "looks"; // what a click on a thumbnail does: "looks" at the head, or "switches"
+function toggle(part) {
+  const others = state.off.filter((one) => one !== part);
+  change({ off: others.length < state.off.length ? others : [...others, part] });
+}
 
-function drawThumbs() {
+Object.assign(state, { clicks: "looks" }); // what a click on a thumbnail does: "looks" at the head, or "switches"
+
+addView(function drawThumbs() {
   for (const [head, thumb] of thumbs.entries()) {
     const off = shown.off.includes(headPart(head));
     thumb.classList.toggle("off", off);
     if (off) thumb.ariaLabel += ", switched off";
   }
-}
+});
 
-function drawSwitches() {
+addView(function drawSwitches() {
   if (!$("switches").children.length) buildSwitches();
-  for (const button of buttons()) button.setAttribute("aria-pressed", !shown.off.includes(button.dataset.part));
-  press($("replacement"), shown.replacement);
-}
+  for (const button of $("switches").querySelectorAll("button"))
+    button.setAttribute("aria-pressed", !shown.off.includes(button.dataset.part));
+});
 
 // All that is not a head: a lit button is on. Parts that every layer has stand in a line, each with its layer's number.
 function buildSwitches() {
@@ -45,18 +48,15 @@ function buildSwitches() {
   }
 }
 
-const buttons = () => $("switches").querySelectorAll("button");
-
-function drawDamage() {
+addView(function drawDamage() {
   const [{ loss: lossNow, intact, edits, labels, details }] = shown.sides;
+  $("all-on").hidden = edits.length > 0;
   $("worse").hidden = !edits.length;
-  if (!edits.length) {
-    const text = "Switch off a part here, or a head on its thumbnail, and see what the model loses.";
-    return $("damage").replaceChildren(element("p", { className: "soft", textContent: text }));
-  }
+  $("loss-now").replaceChildren();
+  if (!edits.length) return;
   const all = element("button", { textContent: "switch all on", onclick: () => change({ off: [] }) });
   const effect = lossNow === null ? [] : ["The loss ", ...changeTo(intact.loss, lossNow), " nats per token. "];
-  $("damage").replaceChildren(element("p", {}, `Off: ${listed(shown.off)}. `, ...effect, all));
+  $("loss-now").replaceChildren(`Off: ${listed(shown.off)}. `, ...effect, all);
 
   // The bits at a place are the cost of the token after it.
   const [before, after] = [intact.details, details].map(({ probes }) => probes.text.bits);
@@ -69,31 +69,21 @@ function drawDamage() {
     const bits = `${decimal(before[place], 1)} → ${decimal(after[place], 1)} bits`;
     return element("li", {}, button, ` token ${token}: ${bits}`);
   }));
-}
+});
 
 const ariaLabel = "what a click on a head does";
 const clicksBox = element("span", { id: "clicks", className: "segments", role: "group", ariaLabel });
 $("sort").before(clicksBox);
-choices(clicksBox, [["looks", "look"], ["switches", "switch off"]], (chosen) => {
-  clicks = chosen;
-  press(clicksBox, clicks);
-});
-press(clicksBox, clicks);
-choices($("replacement"), [["mean", "its mean"], ["zero", "nothing"]], (replacement) => change({ replacement }));
+addChoices(clicksBox, "clicks", [["looks", "look"], ["switches", "switch off"]]);
+addChoices($("replacement"), "replacement", [["mean", "its mean"], ["zero", "nothing"]]);
 // Before the thumbnail's own listener, which chooses the head.
 $("grid").addEventListener("click", (event) => {
   const head = thumbs.indexOf(event.target.closest(".thumb"));
-  if (clicks === "looks" || head < 0) return;
+  if (state.clicks === "looks" || head < 0) return;
   event.stopPropagation();
   toggle(headPart(head));
 }, true);
 keys.x = () => toggle(headPart(state.head));
-addField("off", () => state.off.join() || undefined, (text) => {
+addField("off", () => state.off.join() || null, (text) => {
   state.off = (text ?? "").split(",").filter((part) => parts().includes(part));
 });
-addField("replacement", () => (state.replacement === "zero" ? "zero" : undefined), (text) => {
-  state.replacement = text === "zero" ? "zero" : "mean";
-});
-addView(drawThumbs);
-addView(drawSwitches);
-addView(drawDamage);

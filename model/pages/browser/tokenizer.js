@@ -36,36 +36,25 @@ export function createTokenizer({ pattern, tokens, special_tokens: special }) {
   };
 }
 
-const NONE = 2 ** 31 - 1; // the rank of two neighbours that are no token together
-
 // The ids of one piece's bytes. Of all neighbours that are a token together, those with the lowest id become it, the
-// first of them first, again and again. One pass merges all of the same id, or until there is a lower one.
+// first of them first, again and again.
 function merged(text, ranks) {
-  const whole = ranks.get(text);
-  if (whole !== undefined) return [whole];
-  let count = text.length; // of tokens so far
-  const starts = Int32Array.from({ length: count + 1 }, (_, i) => i);
-  const rank = (start, end) => ranks.get(text.slice(start, end)) ?? NONE;
-  const pairs = Int32Array.from({ length: count }, (_, i) => (i + 1 < count ? rank(i, i + 2) : NONE)); // with the next
+  if (ranks.has(text)) return [ranks.get(text)];
+  const parts = [...text];
+  const rank = (i) => (i + 1 < parts.length ? ranks.get(parts[i] + parts[i + 1]) : undefined) ?? Infinity;
+  const pairs = parts.map((_, i) => rank(i)); // of each part with the next
   for (;;) {
-    const lowest = pairs.subarray(0, count).reduce((least, one) => Math.min(least, one), NONE);
-    if (lowest === NONE) break;
-    let [kept, merging] = [0, true];
-    for (let i = 0; i < count; kept++) {
-      starts[kept] = starts[i];
-      if (!merging || pairs[i] !== lowest) {
-        pairs[kept] = pairs[i++];
-        continue;
-      }
-      pairs[kept] = i + 2 < count ? rank(starts[i], starts[i + 3]) : NONE;
-      if (kept) pairs[kept - 1] = rank(starts[kept - 1], starts[i + 2]);
-      merging = pairs[kept] > lowest && (!kept || pairs[kept - 1] > lowest);
-      i += 2;
+    const lowest = pairs.reduce((least, one) => Math.min(least, one));
+    if (lowest === Infinity) return parts.map((part) => ranks.get(part));
+    // One search for the lowest serves all pairs of this id, or until there is a lower one or the same before them.
+    for (let i = pairs.indexOf(lowest); i >= 0; i = pairs.indexOf(lowest, i)) {
+      parts.splice(i, 2, parts[i] + parts[i + 1]);
+      pairs.splice(i, 1);
+      pairs[i] = rank(i);
+      if (i) pairs[i - 1] = rank(i - 1);
+      if (Math.min(pairs[i], pairs[i - 1] ?? Infinity) <= lowest) break;
     }
-    starts[kept] = text.length;
-    count = kept;
   }
-  return Array.from({ length: count }, (_, i) => ranks.get(text.slice(starts[i], starts[i + 1])));
 }
 
 // A pattern of Rust's regular expressions as one of JavaScript's.
@@ -74,8 +63,7 @@ function translated(pattern) {
   const eitherCase = (one, set = one) => `[${set.replace(/[a-z]/g, bothCases)}]`;
   return pattern
     .replace(/\(\?i:([^)]*)\)/g, (_, body) => `(?:${body.replace(/\[([a-z]+)\]|[a-z]/g, eitherCase)})`)
-    // A quantifier that never gives back what it took: in the patterns of tokenizers what follows could not use it
-    // anyway.
+    // A quantifier that never gives back what it took: in tokenizers' patterns what follows could not use it anyway.
     .replace(/([+?*]|\{\d+(?:,\d*)?\})\+/g, "$1")
     .replaceAll("\\s", "\\p{White_Space}") // JavaScript's own has U+FEFF but not U+0085
     .replaceAll("\\S", "\\P{White_Space}");

@@ -1,15 +1,15 @@
-// What a person has typed, as the model reads it, and the model's answers about it. All views of the live page ask
-// here.
+// What a person has typed, as the model reads it, and its answers about it. All views of the live page ask here.
 
 import { keep } from "browser/recent.js";
-import { mapped, state } from "browser/state.js";
+import { addOption, mapped, state } from "browser/state.js";
 
 const KEPT = 24; // texts, and answers
 
 export let engine = null;
 export const useEngine = (started) => (engine = started);
 
-Object.assign(state, { typed: "", off: [], replacement: "mean", otherText: "" });
+Object.assign(state, { typed: "", off: [], otherText: "" });
+addOption("replacement", ["mean", "zero"]); // what a part gives that is off
 
 // ---- text -> tokens
 

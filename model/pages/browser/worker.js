@@ -1,14 +1,14 @@
 // The worker of a page with a model: one queue of questions, of which one at a time is worked on.
 //
 // Messages: { id, name, request } asks LiveModel for a method, { id, drop } takes a question back. Answers:
-// { id, value } for each value that it yields, { id, result } or { id, error } at the end; none to a question that was
-// taken back.
+// { id, value } for each value that it yields, { id, result } or { id, error } at the end; none to what is taken back.
 
 import { LiveModel } from "browser/live-model.js";
 
 // These take long, share nothing with other questions, and go on whenever no other question waits.
 const PATIENT = new Set(["write", "patchAll"]);
 
+const { port1, port2 } = new MessageChannel();
 const queue = []; // { id, name, request, job }
 let model = null;
 let working = false;
@@ -54,13 +54,9 @@ function workOn(question) {
 }
 
 // Lets messages that have come in the meantime be handled. A timer would wait at least four milliseconds.
-const channel = new MessageChannel();
-let goOn;
-channel.port1.onmessage = () => goOn();
-
 function messages() {
   return new Promise((resolve) => {
-    goOn = resolve;
-    channel.port2.postMessage(null);
+    port1.onmessage = resolve;
+    port2.postMessage(null);
   });
 }

@@ -63,8 +63,8 @@ const answers = {
     return counts;
   }),
   tokenizer: ({ stored, texts, ids }) => {
-    const tokenizer = createTokenizer(stored);
-    return { ids: texts.map(tokenizer.encode), labels: ids.map(tokenizer.label), vocabSize: tokenizer.vocabSize, endOfText: tokenizer.endOfText };
+    const { encode, label, vocabSize, endOfText } = createTokenizer(stored);
+    return { ids: texts.map(encode), labels: ids.map(label), vocabSize, endOfText };
   },
   draws: ({ logits, options, count }) => {
     const random = randomNumbers(1);

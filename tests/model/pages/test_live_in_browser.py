@@ -352,13 +352,14 @@ def test_the_slider_changes_the_model_that_answers(open_page):
 
 
 PANELS = ("#tokens", "#sentences", "#reading", "#top", "#evidence", "#next", "#coloured", "#cost", "#damage", "#worse")
-PANELS += ("#lenses", "#parts", "#attribution-what", "#attribution-badge", "#patched", "#parity", "#notes")
+PANELS += ("#lenses", "#parts", "#attribution-what", "#attribution-badge", "#patched")
+PANELS += ("#patch-matrix", "#parity", "#notes")
 SHOWN = """(panels) => Object.fromEntries([
   ...panels.map((panel) => [panel, document.querySelector(panel)])
     .map(([panel, one]) => [panel, one.checkVisibility() ? one.innerText : ""]),
   ...panels.map((panel) => [`colours of ${panel}`, [...document.querySelectorAll(`${panel} [style]`)]
     .filter((one) => one.checkVisibility()).map((one) => one.getAttribute("style")).filter(Boolean).join("|")]),
-  ...[...document.querySelectorAll(".thumb canvas, #panes canvas:not(.over), #patch-matrix:not([hidden])")]
+  ...[...document.querySelectorAll(".thumb canvas, #panes canvas:not(.over)")]
     .map((canvas, i) => [`picture ${i}`, canvas.toDataURL()])])"""
 # What a person does, and for how many milliseconds they wait then: they never wait for the page.
 ACTIONS = """async (chosen) => {
