@@ -30,7 +30,7 @@ DEFAULT_BPE_VOCAB_SIZE = 2048
 
 _log = logging.getLogger(__name__)
 
-_STEPS_DRAWN = 256  # at once, to amortise the cost
+_BATCHES_DRAWN = 256  # at once, to amortise the cost
 _IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # by processes that load
 
 # The options that count something, and the least that each can be.
@@ -178,9 +178,9 @@ class TextDataModule(lightning.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader:
         """Endless batches, from the trainer's current step on."""
-        first_step = self.trainer.global_step * self.trainer.accumulate_grad_batches if self.trainer else 0
+        first_batch = self.trainer.global_step * self.trainer.accumulate_grad_batches if self.trainer else 0
         sampler = self._sampler(*self._place("batch_size"))
-        return self._loader(TrainingWindows(self.tokenized.train, sampler, first_step, self.repeat_fraction))
+        return self._loader(TrainingWindows(self.tokenized.train, sampler, first_batch, self.repeat_fraction))
 
     def val_dataloader(self) -> DataLoader:
         """Every window of the validation split, once over all devices."""
@@ -230,22 +230,22 @@ class Loader(DataLoader):
 
 @dataclass(eq=False)
 class TrainingWindows(IterableDataset):
-    """Windows (B, T + 1) of each step from `first_step` on, without end; loader workers take turns.
+    """Windows (B, T + 1) of each batch from `first_batch` on, without end; loader workers take turns.
 
     `repeat_fraction` of them are their own first p tokens over and over, with the p of `WindowSampler.periods`.
     """
 
     tokens: TokenStore
     sampler: WindowSampler
-    first_step: int
+    first_batch: int
     repeat_fraction: float
 
     def __iter__(self) -> Iterator[np.ndarray]:
         worker, num_workers = _loader_worker()
         length = self.sampler.context_length + 1
-        for first in itertools.count(self.first_step + worker, num_workers * _STEPS_DRAWN):
-            steps = first + num_workers * np.arange(_STEPS_DRAWN)
-            drawn = self.sampler.starts(steps), self.sampler.periods(steps, self.repeat_fraction)
+        for first in itertools.count(self.first_batch + worker, num_workers * _BATCHES_DRAWN):
+            batches = first + num_workers * np.arange(_BATCHES_DRAWN)
+            drawn = self.sampler.starts(batches), self.sampler.periods(batches, self.repeat_fraction)
             for starts, periods in zip(*drawn, strict=True):
                 windows = self.tokens.gather(starts, length)
                 yield np.take_along_axis(windows, np.arange(length) % periods[:, None], axis=1)

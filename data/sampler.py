@@ -1,4 +1,6 @@
-"""The windows that step n trains on, and which of them repeat themselves: pure functions of (seed, n).
+"""The windows of batch n, and which of them repeat themselves: pure functions of (seed, n).
+
+Batches count from 0; a step has one, or several where gradients are accumulated.
 
 There is no state to save: the n-th batch of a resumed run is the n-th batch of one that never stopped.
 
@@ -39,9 +41,9 @@ class WindowSampler:
         self.windows_per_epoch = max((num_tokens - context_length) // context_length, 1)
         self._offsets = min(context_length, num_tokens - self.windows_per_epoch * context_length)
 
-    def starts(self, steps: np.ndarray) -> np.ndarray:
-        """First token of each window that this rank trains on in each of `steps` (n,): int64 (n, B / world_size)."""
-        drawn = self._numbers(steps)
+    def starts(self, batches: np.ndarray) -> np.ndarray:
+        """First token of each of this rank's windows in batches of these numbers (n,): int64 (n, B / world_size)."""
+        drawn = self._numbers(batches)
         epochs, positions = np.divmod(drawn, self.windows_per_epoch)
         starts = np.empty_like(drawn)
         for epoch in np.unique(epochs):
@@ -51,14 +53,14 @@ class WindowSampler:
             starts[here] = windows * self.context_length + _mix(key) % self._offsets
         return starts
 
-    def periods(self, steps: np.ndarray, fraction: float) -> np.ndarray:
+    def periods(self, batches: np.ndarray, fraction: float) -> np.ndarray:
         """After how many tokens each window of `starts` begins again: int64 (n, B / world_size).
 
         `fraction` of the windows, evenly spread, repeat themselves after p tokens, p log-uniform in 8..T/2 (or T/2
         where that is less): where a few distances return often, a model learns these instead of looking for the same
         token. The others have a period of T + 1, their whole length with the last target.
         """
-        drawn = self._numbers(steps)
+        drawn = self._numbers(batches)
         is_repeated = np.floor((drawn + 1) * fraction) > np.floor(drawn * fraction)
         uniform = _mix_array(drawn.astype(np.uint64) ^ np.uint64(_mix(~self.seed & _MASK64))) / 2.0**64
         longest = max(self.context_length // 2, 1)
@@ -66,10 +68,10 @@ class WindowSampler:
         periods = shortest * ((longest + 1) / shortest) ** uniform
         return np.where(is_repeated, np.minimum(periods.astype(np.int64), longest), self.context_length + 1)
 
-    def _numbers(self, steps: np.ndarray) -> np.ndarray:
+    def _numbers(self, batches: np.ndarray) -> np.ndarray:
         """How many windows were drawn before each of these, since the beginning: int64 (n, B / world_size)."""
         share = self.batch_size // self.world_size
-        return steps[:, None] * self.batch_size + self.rank * share + np.arange(share, dtype=np.int64)
+        return batches[:, None] * self.batch_size + self.rank * share + np.arange(share, dtype=np.int64)
 
 
 def permute(positions: np.ndarray, size: int, key: int) -> np.ndarray:

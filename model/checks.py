@@ -5,6 +5,7 @@ Shapes: T query length, S key length.
 
 import math
 import typing
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -49,8 +50,13 @@ def check_choices(config: Any, prefix: str = "") -> None:
     """
     for name, annotation in typing.get_type_hints(type(config)).items():
         if typing.get_origin(annotation) is Literal and getattr(config, name) not in typing.get_args(annotation):
-            *others, last = map(repr, typing.get_args(annotation))
-            raise ValueError(f"{prefix}{name} must be {', '.join(others)} or {last}, not {getattr(config, name)!r}")
+            allowed = listed([repr(choice) for choice in typing.get_args(annotation)], "or")
+            raise ValueError(f"{prefix}{name} must be {allowed}, not {getattr(config, name)!r}")
+
+
+def listed(parts: Sequence[str], word: str = "and") -> str:
+    """Such as "a, b and c"."""
+    return f" {word} ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
 
 def check_divides(divisor_name: str, divisor: int, name: str, value: int) -> None:

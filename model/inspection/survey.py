@@ -205,9 +205,10 @@ def _fixed_distances(windows: Windows, by_distance: Tensor) -> tuple[Tensor, Ten
     return figures.where(shows[:, None], torch.nan), best.indices, best.values
 
 
-def _over_windows(windows: Mapping[str, Windows], measured: Mapping[str, Figures]) -> list[dict[str, np.ndarray]]:
+def _over_windows(
+    windows: Mapping[str, Windows], measured: Mapping[str, Figures], fixed_distance: Tensor
+) -> list[dict[str, np.ndarray]]:
     """By name each score (L, H), its spread over the windows, and its halves (2, L, H); 0 for what cannot show."""
-    fixed_distance, _, _ = _fixed_distances(windows["text"], measured["text"]["by_distance"])
     scores, spread, halves = {}, {}, {}
     for name, score in SCORES.items():
         figures = fixed_distance if name == "fixed_distance" else measured[score.probe][name]  # (L, N, 3, H)
@@ -222,9 +223,10 @@ def summary(windows: Mapping[str, Windows], measured: Mapping[str, Figures]) -> 
     """The scores and the habits, from the figures of each window."""
     text, of_text = windows["text"], measured["text"]
     uniform = {name: of_kind.uniform for name, of_kind in windows.items()}
-    scores, spread, halves = _over_windows(windows, measured)
-    uniform_scores, _, _ = _over_windows(windows, uniform)
-    _, distance, at_distance = _fixed_distances(text, of_text["by_distance"])
+    figures, distance, at_distance = _fixed_distances(text, of_text["by_distance"])
+    scores, spread, halves = _over_windows(windows, measured, figures)
+    figures, _, _ = _fixed_distances(text, uniform["text"]["by_distance"])
+    uniform_scores, _, _ = _over_windows(windows, uniform, figures)
 
     def shares(figures: Figures) -> tuple[Tensor, Tensor]:
         """Of all weight, by token and by distance: (L, H, ...)."""

@@ -6,6 +6,7 @@ The terminal, the report, the pages and the scripts all show these sentences.
 import math
 from collections.abc import Sequence
 
+from model.checks import listed
 from model.inspection.archive import Snapshot
 
 # The largest fidelity (see `recorder`) that rounding explains, by the type that attention was computed in.
@@ -70,11 +71,6 @@ def _unfaithful(snapshot: Snapshot) -> str:
 def _layers(layers: Sequence[int]) -> str:
     """Such as "layer 0" or "layers 0, 1 and 4"."""
     return f"layer{'s' * (len(layers) > 1)} {listed([str(layer) for layer in layers])}"
-
-
-def listed(parts: Sequence[str], word: str = "and") -> str:
-    """Such as "a, b and c"."""
-    return f" {word} ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
 
 CHECKS = ((is_causal, _leak), (is_faithful, _unfaithful))

@@ -11,8 +11,8 @@ from textwrap import wrap
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
+from model.checks import listed
 from model.inspection.circuit import Circuit, Edge, Node
-from model.inspection.verdicts import listed
 from model.pages.describe import visible
 
 Label = Callable[[int], str]  # the text of a token

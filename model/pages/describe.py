@@ -19,11 +19,11 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from model.checks import listed
 from model.inspection.archive import Snapshot
 from model.inspection.heads import SCORES, choosing, is_delimiter, threshold
 from model.inspection.probes import Probe
 from model.inspection.survey import Count, Habits
-from model.inspection.verdicts import listed
 
 CHANCE = 1e-7  # how likely random attention may be to get a name
 TOLD_EXCESS = 0.02  # more than uniform attention gives: the share of the weight from which a sentence names a token

@@ -10,8 +10,9 @@ from statistics import median
 
 import numpy as np
 
+from model.checks import listed
 from model.inspection.heads import SCORES, threshold
-from model.inspection.verdicts import listed, warnings
+from model.inspection.verdicts import warnings
 from model.pages import template
 from model.pages.captures import Captures
 from model.pages.describe import NO_EFFECT, describe_heads

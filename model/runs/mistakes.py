@@ -14,7 +14,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -128,6 +128,8 @@ def parse(parser: jsonargparse.ArgumentParser, args: list[str]) -> jsonargparse.
 
 def explain(error: argparse.ArgumentError, options: Collection[str]) -> str:
     """jsonargparse's error as one sentence, for an unknown name with the one of `options` that is probably meant."""
+    from model.checks import listed  # imports torch
+
     message = error.message
     if words := UNEXPECTED.match(message):
         return f"{words[1]} follows no option: quote several values, as in --data.files 'my/*.txt' or '[a.txt, b.txt]'"
@@ -143,7 +145,7 @@ def explain(error: argparse.ArgumentError, options: Collection[str]) -> str:
         if "list" in allowed or ("tuple" in allowed and "," in value):
             return f"{key} cannot be {value!r}: write it in brackets, [{', '.join(value.strip('[]()').split(','))}]"
         if allowed:
-            return f"{key} cannot be {value!r}: expected {one_of(allowed)}"
+            return f"{key} cannot be {value!r}: expected {listed(allowed, 'or')}"
     remedy = "; name one of configs/, or the config.yaml of a run" if "File does not exist" in message else ""
     return re.sub(r'^Parser key "(.+?)":', r"\1:", message) + remedy
 
@@ -154,6 +156,7 @@ def suggestion(name: str, options: Collection[str], prefix: str = "") -> str:
     A name without its group may stand for several options: then all of them are listed. Initials count: lr is
     learning_rate.
     """
+    from model.checks import listed  # imports torch
 
     def likeness(option: str) -> float:
         word, own = name.rpartition(".")[2], option.rpartition(".")[2]
@@ -164,10 +167,5 @@ def suggestion(name: str, options: Collection[str], prefix: str = "") -> str:
 
     likenesses = {option: likeness(option) for option in options}
     best = max(likenesses.values(), default=0.0)
-    meant = [option for option in likenesses if likenesses[option] == best]
-    return f"; did you mean {one_of(prefix + option for option in meant)}?" if best >= 0.8 else ""
-
-
-def one_of(words: Iterable[str]) -> str:
-    """Such as "a, b or c"."""
-    return re.sub(", ([^,]+)$", r" or \1", ", ".join(words))
+    meant = [prefix + option for option in likenesses if likenesses[option] == best]
+    return f"; did you mean {listed(meant, 'or')}?" if best >= 0.8 else ""

@@ -5,7 +5,6 @@ import io
 import json
 import logging
 import lzma
-import math
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -113,8 +112,10 @@ def finish(run_dir: Path, validation_text: str | None, open_run: Callable[[Path]
     validation_text: all of it, to compare the model with a general compressor; None leaves that out.
     open_run: that of `model.glass`, which stands above this room.
     """
+    nonzero = _nonzero_weights(run_dir)
+    reached = _reached(run_dir, validation_text, nonzero)
     if not run_dir.exists():
-        return _reached(run_dir, validation_text)
+        return reached
     model, opened = run_dir / MODEL_PAGE, cache(open_run)  # once for both pages
     for page in (model, run_dir / CIRCUIT):
         page.unlink(missing_ok=True)  # of an earlier step, if the run was resumed
@@ -122,7 +123,7 @@ def finish(run_dir: Path, validation_text: str | None, open_run: Callable[[Path]
         with _telling("page with this model"):
             _write_model_page(run_dir, opened(run_dir))
     with _telling("picture of a circuit"):
-        if (_nonzero_weights(run_dir) or math.inf) <= MAX_DRAWN:
+        if nonzero is not None and nonzero <= MAX_DRAWN:
             _write_circuit(run_dir, opened(run_dir))
     try:
         write_report(run_dir)
@@ -134,7 +135,7 @@ def finish(run_dir: Path, validation_text: str | None, open_run: Callable[[Path]
     look = look if (run_dir / HEAD_SCORES).exists() else ""
     type_to_it = f"\n\nto type to it, open {model} in a browser" if model.exists() else ""
     return f"""
-{_reached(run_dir, validation_text)}
+{reached}
 everything is in {run_dir}/: {files}
 
   python scripts/generate.py --checkpoint {path}           generate text
@@ -171,7 +172,7 @@ def _write_model_page(run_dir: Path, glass: Any) -> None:
     write_atomically(run_dir / MODEL_PAGE, page.encode())
 
 
-def _reached(run_dir: Path, validation_text: str | None) -> str:
+def _reached(run_dir: Path, validation_text: str | None, nonzero: int | None) -> str:
     """Such as "validation: 1.742 bits per byte after 960 steps; xz -9e needs 1.741 for the same text"."""
     if not (run_dir / METRICS).exists():
         return "nothing was trained: trainer.max_steps (a checkpoint's steps count) or trainer.max_time leave no step"
@@ -186,7 +187,6 @@ def _reached(run_dir: Path, validation_text: str | None) -> str:
     if content := (validation_text or "").encode():
         bits = 8 * len(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME)) / len(content)
         line += f"; xz -9e needs {bits:.4f} for the same text"
-    nonzero = _nonzero_weights(run_dir)
     return line if nonzero is None else f"{line}; {nonzero:,} weights are not zero"
 
 
