@@ -10,25 +10,19 @@ from torch import nn
 from model.exchange.huggingface import to_huggingface
 from model.gpt import GPT, GPTConfig
 
-GPT2 = {
-    "position": "learned",
-    "norm": "layernorm",
-    "embedding_norm": False,
-    "activation": "gelu",
-    "bias": True,
-    "tie_embeddings": True,
-    "qk_norm": False,
-    "logit_soft_cap": None,
-    "init": "gpt2",
-}
+GPT2 = {"position": "learned", "norm": "layernorm", "embedding_norm": False, "activation": "gelu", "bias": True}
+GPT2 |= {"tie_embeddings": True, "qk_norm": False, "logit_soft_cap": None, "init": "gpt2"}
 
 
-def random_gpt(config: GPTConfig, seed: int = 0) -> GPT:
-    """In eval mode, every weight normal: as initialised many are zero, and would hide what a test looks for."""
+def random_gpt(config: GPTConfig, seed: int = 0, std: float = 0.3) -> GPT:
+    """In eval mode, every weight normal: as initialised many are zero, and would hide what a test looks for.
+
+    With a std of 0.15 logits are near 1, so that rounding is measured against it.
+    """
     torch.manual_seed(seed)
     gpt = GPT(config).eval()
     for parameter in gpt.parameters():
-        nn.init.normal_(parameter, std=0.3)
+        nn.init.normal_(parameter, std=std)
     return gpt
 
 

@@ -2,12 +2,13 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from model.gpt import GPTConfig
-from model.inspection.archive import Snapshot
+from model.inspection.archive import AttentionArchive, Snapshot
 from model.inspection.heads import uniform_attention
 from model.inspection.probes import Probe
 from model.inspection.recorder import take_snapshot
@@ -16,13 +17,18 @@ from model.pages.captures import Captures
 from tests.gpts import random_gpt
 
 
+def causal_softmax(scores: torch.Tensor) -> torch.Tensor:
+    """Maps (..., T, T) of these scores."""
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    return scores.masked_fill(hidden, -math.inf).softmax(-1)
+
+
 def survey_maps(maps, probes):
     """The scores and habits of hand-made maps (L, H, T, T): each probe is the only window of its kind."""
     windows = windows_of(probes)
     layers = {name: torch.as_tensor(maps[name]).float() for name in windows}
-    return summary(
-        windows, {name: stacked([measure(windows[name], layer[None]) for layer in layers[name]]) for name in windows}
-    )
+    measured = {name: [measure(of, layer[None]) for layer in layers[name]] for name, of in windows.items()}
+    return summary(windows, {name: stacked(of_layers) for name, of_layers in measured.items()})
 
 
 def snapshot_of(maps, probes, step=0, **measured) -> Snapshot:
@@ -68,10 +74,17 @@ def learned_captures(
             scores[0, 0] += 2 * math.log1p(step) ** 2 * torch.eye(size).roll(1, 0)
             if induction and name == "repeated":
                 scores[-1, -1, 10:] += math.log1p(step) ** 2 * torch.eye(size)[2:11]
-            hidden = torch.ones(size, size, dtype=torch.bool).triu(1)
-            maps[step][name] = scores.masked_fill(hidden, -math.inf).softmax(-1).half().numpy()
+            maps[step][name] = causal_softmax(scores).half().numpy()
         snapshots.append(over_many_windows(snapshot_of(maps[step], probes, step, **snapshot)))
     return Captures("demo", probes, snapshots, maps.get, list(steps))
+
+
+def write_archive(captures: Captures, folder: Path) -> AttentionArchive:
+    """The captures in files, as a run leaves them."""
+    archive = AttentionArchive(folder, captures.probes, "tokenizer")
+    for snapshot in captures.snapshots:
+        archive.add(snapshot, captures.load(snapshot.step))
+    return archive
 
 
 def measured(captures: Captures) -> Captures:

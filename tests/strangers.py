@@ -55,8 +55,5 @@ def call(entry: tuple[str, ...]) -> int:
 
 def files_below(folder: Path) -> dict[str, str]:
     """A digest of every file's content."""
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

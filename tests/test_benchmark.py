@@ -13,8 +13,8 @@ import torch
 from scripts import benchmark
 from scripts.benchmarks import gpt2
 from tests.command_lines import refused
+from tests.small_runs import REPOSITORY
 
-REPOSITORY = Path(__file__).parent.parent
 SMALL = {"num_layers": 1, "num_heads": 2, "embed_dim": 16, "context_length": 8, "vocab_size": 257}
 # Answers like nanoGPT's model.py, with our network.
 STAND_IN = """

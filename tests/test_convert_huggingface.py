@@ -8,7 +8,7 @@ import torch
 
 from data.tokenizers import byte_level
 from model.checkpoint import load_gpt
-from model.exchange.huggingface import from_huggingface, to_huggingface
+from model.exchange.huggingface import to_huggingface
 from model.gpt import GPTConfig
 from scripts.convert_huggingface import main
 from tests.checkpoints import save_checkpoint
@@ -28,24 +28,20 @@ def gpt():
 convert = functools.partial(call, main)
 
 
-def test_a_run_is_exported_and_imported_bit_for_bit(gpt, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("options", "exported"), [(GPT2, "GPT2LMHeadModel"), ({"window": 4}, "GlassGPTForCausalLM")], ids=["gpt2", "modern"]
+)
+def test_a_run_is_exported_and_imported_bit_for_bit(options, exported, tmp_path, capsys):
+    """One that is no GPT-2 with its source, which a person must trust."""
+    gpt = random_gpt(GPTConfig(**SIZES, **options))
     save_checkpoint(tmp_path / "run/checkpoints/best.ckpt", gpt)
     status, out, _ = convert(capsys, "export", tmp_path / "run", tmp_path / "folder")
-    assert status == 0 and "GPT2LMHeadModel" in out
+    assert status == 0 and exported in out and ("trust_remote_code=True" in out) == (options is not GPT2)
     status, out, _ = convert(capsys, "import", tmp_path / "folder", tmp_path / "again.ckpt")
     assert status == 0 and f"{gpt.num_parameters():,} parameters, tokenizer bytes" in out
     again, info = load_gpt(tmp_path / "again.ckpt")
     assert again.config == gpt.config and info["tokenizer"] == byte_level().to_dict()
     assert all(map(torch.equal, again.state_dict().values(), gpt.state_dict().values()))
-
-
-def test_another_gpt_is_exported_with_its_source(tmp_path, capsys):
-    save_checkpoint(tmp_path / "our.ckpt", random_gpt(GPTConfig(**SIZES, window=4)))
-    status, out, _ = convert(capsys, "export", tmp_path / "our.ckpt", tmp_path / "folder")
-    assert status == 0 and "GlassGPTForCausalLM" in out and "trust_remote_code=True" in out
-    config = json.loads((tmp_path / "folder/config.json").read_text())
-    assert config["auto_map"]["AutoModelForCausalLM"] == "modeling_glassgpt.GlassGPTForCausalLM"
-    assert from_huggingface(tmp_path / "folder").config.window == 4
 
 
 def test_a_gguf_file_is_written_by_its_ending(gpt, tmp_path, capsys):

@@ -17,8 +17,8 @@ from scripts.evaluate import main
 from tests.checkpoints import save_checkpoint
 from tests.command_lines import call, refused
 from tests.gpts import GPT2, random_gpt
+from tests.small_runs import REPOSITORY
 
-ROOT = Path(__file__).resolve().parents[1]
 CONTEXT = 16
 
 
@@ -162,5 +162,5 @@ def test_a_folder_of_hugging_face_is_read_like_a_checkpoint(capsys, tmp_path, fi
     ids=" ".join,
 )
 def test_a_mistake_gets_one_sentence(run_dir, capsys, monkeypatch, arguments, sentence):
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(REPOSITORY)
     assert sentence in refused(main, capsys, "--checkpoint", run_dir, *arguments)

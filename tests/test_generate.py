@@ -20,8 +20,7 @@ from scripts.text_stream import TextStream
 from tests.checkpoints import change_checkpoint, save_checkpoint
 from tests.command_lines import call, refused
 from tests.gpts import random_gpt
-
-ROOT = Path(__file__).resolve().parents[1]
+from tests.small_runs import REPOSITORY
 
 
 def save_run(folder, favourite=b"", step=7):
@@ -85,26 +84,6 @@ def test_the_seed_repeats_the_text(run_dir, capsys):
     assert text(*greedy, "--seed", 1) == text(*greedy, "--seed", 2) == text("--top_k", 1) == text("--top_p", 1e-9)
 
 
-def test_several_samples(run_dir, capsys):
-    options = ("--num_samples", 3, "--seed", 1, "--max_new_tokens", 20)
-    status, out, _ = generate(capsys, "--checkpoint", run_dir, "--prompt", "once", *options)
-    assert status == 0
-    for number in (1, 2, 3):
-        assert out.count(f"--- sample {number} ---\nonce") == 1
-    texts = [part.split(" ---\n")[1] for part in out.split("--- sample ")[1:]]
-    assert len(set(texts)) == 3
-
-
-def test_characters_of_several_tokens_are_written_whole(tmp_path, capsys):
-    text = "añ€😀"
-    run_dir = save_run(tmp_path / "run", favourite=text.encode())
-    options = ("--checkpoint", run_dir, "--temperature", 0, "--prompt", "a")
-    _, out, _ = generate(capsys, *options, "--max_new_tokens", 2 * len(text.encode()) - 1)
-    assert out == f"{text}{text}\n"
-    _, out, _ = generate(capsys, *options, "--max_new_tokens", 7)  # ends within the last character
-    assert out == "añ€\N{REPLACEMENT CHARACTER}\n"
-
-
 def test_text_stream_gives_each_character_with_its_last_byte():
     stream = TextStream(byte_level())
     assert [stream.feed(byte) for byte in "é€".encode()] == ["", "é", "", "", "€"]
@@ -125,9 +104,7 @@ def test_text_stream_ends_before_the_first_stop_and_holds_back_what_may_become_o
 
 
 def test_text_stream_finds_a_stop_that_a_token_covers_only_in_part():
-    whole = Tokenizer(
-        "words", r"[\s\S]+", {bytes([byte]): byte for byte in range(256)} | {b"xab": 257}, {END_OF_TEXT: 256}
-    )
+    whole = Tokenizer("words", r"[\s\S]+", byte_level().ranks | {b"xab": 257}, {END_OF_TEXT: 256})
     stream = TextStream(whole, ["bc"])
     assert [stream.feed(257), stream.feed(ord("c")), stream.end(), stream.ended] == ["xa", "", "", "stop"]
 
@@ -304,6 +281,7 @@ def test_json_lines_with_the_log_probability_of_each_token(run_dir, capsys):
     options = ("--checkpoint", run_dir, "--prompt", "ab", "--max_new_tokens", 6, "--num_samples", 2, "--seed", 1)
     plain = generate(capsys, *options)[1]
     lines = [json.loads(line) for line in generate(capsys, *options, "--logprobs")[1].splitlines()]
+    assert lines[0]["text"] != lines[1]["text"]
     gpt, _ = load_gpt(run_dir / "checkpoints" / "best.ckpt")
     for number, line in enumerate(lines, start=1):
         assert f"--- sample {number} ---\nab{line['text']}\n" in plain
@@ -371,7 +349,7 @@ finally:
 """
     options = ["--checkpoint", str(run_dir), "--prompt", "né", "--max_new_tokens", "3000"]
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", code, *options], cwd=ROOT, **pipe) as process:
+    with subprocess.Popen([sys.executable, "-c", code, *options], cwd=REPOSITORY, **pipe) as process:
         assert process.stdout.read(3).decode() == "né"
         process.stdout.close()
         errors = process.stderr.read().decode()

@@ -21,10 +21,8 @@ from data.tokenizers import byte_level
 from tests.limited_memory import limited_memory
 from tests.strangers import ENTRIES, Calls, call, files_below
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="limits the memory as Linux does"),
-]
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="limits the memory as Linux does")
+pytestmark = [pytest.mark.slow, on_linux]
 
 # Which programs open which files of a run.
 CHECKPOINT = ["resume", "start", "validate", "generate", "walk", "read a prompt"]

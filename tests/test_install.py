@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.small_runs import REPOSITORY
 
 
 @pytest.mark.slow
@@ -17,9 +17,9 @@ def test_a_wheel_holds_every_file_of_model_and_data_and_no_other(tmp_path):
     clone = tmp_path / "clone"  # building leaves folders behind
     ignored = shutil.ignore_patterns("__pycache__")
     for name in ("model", "data", "tests", "scripts", "configs"):
-        shutil.copytree(ROOT / name, clone / name, ignore=ignored)
+        shutil.copytree(REPOSITORY / name, clone / name, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE", "train.py"):
-        shutil.copy(ROOT / name, clone)
+        shutil.copy(REPOSITORY / name, clone)
     files = [path for folder in ("model", "data") for path in (clone / folder).rglob("*") if path.is_file()]
     build = "import setuptools.build_meta as backend; print(backend.build_wheel('..'))"
     subprocess.run([sys.executable, "-c", build], cwd=clone, check=True, capture_output=True)

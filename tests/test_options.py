@@ -27,10 +27,9 @@ from model.training.optimizer import OptimizerConfig, build_optimizer, density_a
 from model.training.schedule import ScheduleConfig, learning_rate_factor
 from scripts import evaluate, inspect_attention
 from tests.checkpoints import save_checkpoint
-from tests.small_runs import metrics
+from tests.small_runs import REPOSITORY, metrics
 from tests.test_inspect_attention import make_run
 
-REPOSITORY = Path(__file__).parent.parent
 TINY = {"vocab_size": 40, "context_length": 12, "num_layers": 2, "num_heads": 4, "embed_dim": 16}
 STEPS = 4
 

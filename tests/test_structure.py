@@ -5,12 +5,13 @@ import graphlib
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.small_runs import REPOSITORY
 
+SOURCES = [REPOSITORY / "train.py"]
+SOURCES += sorted(path for folder in ("model", "data", "scripts") for path in (REPOSITORY / folder).rglob("*.py"))
 # All that the files below each path may import besides the standard library. The first line that fits counts.
 MAY_IMPORT = [
     (  # what a notebook opens stands on all rooms, and needs data's tokenizers to read a text
@@ -38,10 +39,6 @@ MAY_IMPORT = [
 ]
 
 
-def sources(*folders):
-    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
-
-
 def imports(path):
     """(module, the names that are taken from it) of all imports, anywhere in the file."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -59,15 +56,13 @@ def is_allowed(module, allowed):
     if parts[0] != "model":
         return False
     # "model.*" stands for the files in model/, and "model.runs" for those in model/runs/.
-    folder = len(parts) > 1 and (ROOT / "model" / parts[1]).is_dir()
+    folder = len(parts) > 1 and (REPOSITORY / "model" / parts[1]).is_dir()
     return (f"model.{parts[1]}" if folder else "model.*") in allowed
 
 
-@pytest.mark.parametrize(
-    "path", [ROOT / "train.py", *sources("model", "data", "scripts")], ids=lambda path: str(path.relative_to(ROOT))
-)
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_imports_flow_one_way(path):
-    name = path.relative_to(ROOT).as_posix()
+    name = path.relative_to(REPOSITORY).as_posix()
     allowed = next(allowed for start, allowed in MAY_IMPORT if name.startswith(start))
     refused = [module for module, _ in imports(path) if not is_allowed(module, allowed)]
     assert not refused, f"{name} imports {', '.join(refused)}"
@@ -84,8 +79,7 @@ def test_the_list_tells_one_direction_from_the_other():
 
 def test_no_files_import_each_other_in_a_circle():
     files = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-        for path in [ROOT / "train.py", *sources("model", "data", "scripts")]
+        ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__"): path for path in SOURCES
     }
     graph = {
         name: {one for module, names in imports(path) for one in (module, *(f"{module}.{each}" for each in names))}
@@ -99,15 +93,15 @@ def test_the_network_can_be_used_with_torch_alone():
     blocked = ["lightning", "wandb", "datasets", "matplotlib", "tiktoken", "sympy"]  # of which the last takes a second
     hide = f"import sys; sys.modules.update(dict.fromkeys({blocked}))"
     use = "import model.gpt, model.generation, model.checkpoint as c; c.without_weights(c.GPTConfig(vocab_size=9))"
-    subprocess.run([sys.executable, "-c", f"{hide}; {use}"], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-c", f"{hide}; {use}"], cwd=REPOSITORY, check=True)
 
 
 def test_every_import_is_a_declared_dependency():
-    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    project = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
     declared = set(re.findall(r'(?:^    |\[|, )"([\w-]+)[\[>]', project, re.MULTILINE))
     names = {"pyyaml": "yaml", "llama-cpp-python": "llama_cpp"}  # how a package is imported, where that differs
     importable = {names.get(name, name).lower() for name in declared} | {"model", "data", "scripts", "train"}
-    for path in [ROOT / "train.py", *sources("model", "data", "scripts")]:
+    for path in SOURCES:
         tops = {module.split(".")[0] for module, _ in imports(path)}
         assert tops - set(sys.stdlib_module_names) <= importable, path
 
@@ -126,7 +120,7 @@ def test_no_line_of_a_page_is_longer_than_120_characters():
 
 
 def test_the_readme_names_files_that_exist():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     tree = re.search(r"```\n(train\.py .*?)```", readme, re.DOTALL)[1]
     folders = {}
     for line in tree.splitlines():
@@ -134,12 +128,11 @@ def test_the_readme_names_files_that_exist():
         names = line.strip().split("  ")[0].split()  # what follows two spaces describes them
         for name in names:
             path = "".join(folders[level] for level in range(depth)) + name
-            assert (ROOT / path).exists(), f"the README shows {path}, which does not exist"
+            assert (REPOSITORY / path).exists(), f"the README shows {path}, which does not exist"
         folders[depth] = names[0]
     links = re.findall(r"\]\((?!http)([^)#]+)\)", readme)
     mentioned = re.findall(r"\b(?:model|data|scripts)/[\w/]+\.py", readme)
     for name in links + mentioned:
-        assert (ROOT / name).exists(), f"the README mentions {name}, which does not exist"
-    assert set(re.findall(r"\bconfigs/(\w+)\.yaml", readme)) >= {
-        path.stem for path in (ROOT / "configs").glob("*.yaml")
-    }
+        assert (REPOSITORY / name).exists(), f"the README mentions {name}, which does not exist"
+    configs = {path.stem for path in (REPOSITORY / "configs").glob("*.yaml")}
+    assert set(re.findall(r"\bconfigs/(\w+)\.yaml", readme)) >= configs

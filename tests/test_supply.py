@@ -2,11 +2,10 @@
 
 import re
 import socket
-from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parent.parent
+from tests.small_runs import REPOSITORY
 
 
 def pinned(name: str) -> set[str]:

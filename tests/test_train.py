@@ -93,12 +93,14 @@ def in_batch(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("batch", "signum", "saved_step"), [(1, signal.SIGTERM, 1), (9, signal.SIGINT, 5), (16, signal.SIGTERM, 8)]
+    ("batch", "signum", "saved_step", "workers"),
+    [(1, signal.SIGTERM, 1, 0), (9, signal.SIGINT, 5, 2), (16, signal.SIGTERM, 8, 0)],
 )
-def test_a_stopped_run_resumes_bit_for_bit(train, trained, in_batch, capsys, batch, signum, saved_step):
+def test_a_stopped_run_resumes_bit_for_bit(train, trained, in_batch, capsys, batch, signum, saved_step, workers):
+    """And with any number of processes that load its batches."""
     whole = trained(*EVENTFUL)
     in_batch(batch, lambda: os.kill(os.getpid(), signum))
-    assert train("--name=stopped", *EVENTFUL) == 128 + signum
+    assert train("--name=stopped", *EVENTFUL, f"--data.num_workers={workers}") == 128 + signum
     assert "python train.py --resume runs/stopped" in capsys.readouterr().err
     assert final_state("runs/stopped")["global_step"] == saved_step
     assert train("--resume=runs/stopped") == 0

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from data.corpora import CORPORA
+from tests.small_runs import REPOSITORY
 from train import main
-
-REPOSITORY = Path(__file__).parent.parent
 
 # What a person types, and a part of the answer. tests/model/runs/test_mistakes.py has more of what is no option.
 MISTAKES = {
@@ -30,7 +29,6 @@ MISTAKES = {
     "--model.compile=reduce": "model.compile cannot be 'reduce': expected bool, 'auto' or 'reduce-overhead'",
     "--model.compile=reduce-overhead --trainer.accumulate_grad_batches=2": "leave trainer.accumulate_grad_batches at 1",
     "--data.files=none.txt": "none.txt",
-    "--data.corpus=book": "unknown data.corpus 'book': write one of stdlib, files, hub, repetitions, words",
     "--data.corpus=files --data.files=short.txt --data.validation_fraction=0.1": "the validation text is too short for",
     "--config=own.yaml": "model.gpt.num_layer; did you mean model.gpt.num_layers?",
     "--trainer.profiler=sample": "['simple', 'advanced', 'pytorch', 'xla']",
@@ -48,8 +46,6 @@ MISTAKES = {
     "--checkpoints.keep_steps=[1.5]": "checkpoints.keep_steps",
     "--attention.probe_tokens=4": "attention.probe_tokens must be at least 5, not 4",
     "--attention.early_steps=-1": "attention.early_steps must be at least 0, not -1",
-    "--attention.probe_text=@none": "attention.probe_text: cannot read the file none: No such file",
-    "--attention.probe_text=@binary": "attention.probe_text: cannot read the file binary: it is not UTF-8",
     "--attention.probe_text=\n": "attention.probe_text: the text is empty",
     "--attention.probe_text=abc": "attention.probe_text is too short for attention maps, 3 tokens",
 }
@@ -58,7 +54,6 @@ MISTAKES = {
 @pytest.mark.parametrize("typed", MISTAKES)
 def test_a_mistake_gets_one_sentence_and_leaves_nothing(train, capsys, typed):
     Path("short.txt").write_text("0123456789" * 3)
-    Path("binary").write_bytes(b"\xff\xfe\x00")
     Path("own.yaml").write_text("model:\n  gpt:\n    num_layer: 3\n")
     assert train(*typed.split(" ")) == 2
     error = capsys.readouterr().err.splitlines()[-1]

@@ -6,7 +6,6 @@ import math
 import re
 import sys
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,12 +15,13 @@ from data.tokenizers import byte_level
 from model.attention import CausalSelfAttention
 from model.gpt import GPTConfig
 from scripts.walk import Stop, lesson, main, place_of
+from tests.attentions import ALIBI, LEAK
 from tests.by_hand import ByHand
 from tests.checkpoints import save_checkpoint
 from tests.command_lines import call, refused
 from tests.gpts import GPT2, random_gpt
+from tests.small_runs import REPOSITORY
 
-ROOT = Path(__file__).parent.parent
 SIZES = {"vocab_size": 257, "context_length": 24, "num_layers": 3, "num_heads": 4, "embed_dim": 32}
 MODELS = {
     "gpt2": GPT2 | {"activation": "gelu_exact"},
@@ -118,7 +118,7 @@ def test_what_is_printed_can_be_looked_up(runs, capsys, name, head):
     assert [stop[1] for stop in shown] == [stop.name for stop in stops_of(gpt, 1)]
     for place, (number, stop, function, file, line, letters, shape, index, values) in enumerate(shown, start=1):
         assert int(number) == place
-        source = (ROOT / file).read_text().splitlines()[int(line) - 1]
+        source = (REPOSITORY / file).read_text().splitlines()[int(line) - 1]
         assert f"def {function.rpartition('.')[2]}(" in source
         lettered = eval(letters, sizes)
         assert eval(shape) == (lettered if isinstance(lettered, tuple) else (lettered,))
@@ -137,34 +137,23 @@ def test_the_walked_head_is_the_same_throughout(runs, capsys):
     assert five[0] == five[1]
 
 
-def alibi(self, q, k, v, mask=None):
-    T = q.shape[-2]
-    distance = torch.arange(T)[:, None] - torch.arange(T)
-    slopes = 2.0 ** -torch.arange(1, self.num_heads + 1)
-    return F.scaled_dot_product_attention(q, k, v, (-slopes[:, None, None] * distance).masked_fill(distance < 0, -1e9))
+ATTENTIONS = {"ALiBi": ALIBI, "a leak": LEAK}
+ATTENTIONS["not linear"] = lambda self, q, k, v, mask=None: torch.tanh(v)
 
 
-def leak(self, q, k, v, mask=None):
-    return F.scaled_dot_product_attention(q, k, v)
-
-
-def not_linear(self, q, k, v, mask=None):
-    return F.scaled_dot_product_attention(q, k, v.square(), is_causal=True)
-
-
-@pytest.mark.parametrize("attend", [alibi, leak, not_linear], ids=lambda attend: attend.__name__)
-def test_another_attention_is_walked_with_its_own_weights_and_the_difference(attend, monkeypatch):
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_another_attention_is_walked_with_its_own_weights_and_the_difference(name, monkeypatch):
     gpt, tokens = model("gpt2"), torch.tensor([list(PROMPT.encode())])
     ours = {stop.name: stop for stop in stops_of(gpt, 0)}
-    monkeypatch.setattr(CausalSelfAttention, "attend", attend)
+    monkeypatch.setattr(CausalSelfAttention, "attend", ATTENTIONS[name])
     stops = {stop.name: stop for stop in stops_of(gpt, 0)}
     assert torch.equal(stops["logits"].value, gpt(tokens))
-    linear = attend is not not_linear
+    linear = name != "not linear"
     assert ("is not linear in the values" in stops["mixed values"].why) != linear
     if linear:  # the formula is not shown
         assert {"scores", "mask"} & stops.keys() == set() and "They are not those of softmax" in stops["weights"].why
         torch.testing.assert_close(stops["weights"].value @ stops["values"].value, stops["mixed values"].value)
-        assert ("this layer looks into the future" in stops["weights"].why) == (attend is leak)
+        assert ("this layer looks into the future" in stops["weights"].why) == (name == "a leak")
         found = float(re.search(r"the largest difference is (\S+)\.(?: |$)", stops["weights"].why)[1])
         expected = (stops["weights"].value - ours["weights"].value).abs().max().item()
         assert found == pytest.approx(expected, rel=0.05) and found > 0.01

@@ -1,6 +1,5 @@
-"""The data module: what step n trains on, what validation covers, and which batch a resumed run starts with."""
+"""The data module: what step n trains on, and what validation covers. tests/test_train.py resumes runs."""
 
-import functools
 import multiprocessing
 import os
 import signal
@@ -8,7 +7,6 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import lightning
 import numpy as np
 import pytest
 import torch
@@ -26,21 +24,14 @@ def module(tmp_path: Path):
     (tmp_path / "book.txt").write_text(TEXT, encoding="utf-8")
 
     def make(rank: int = 0, world_size: int = 1, **options) -> TextDataModule:
-        defaults = {
-            "files": str(tmp_path / "book.txt"),
-            "tokenizer": "bytes",
-            "context_length": 32,
-            "batch_size": 8,
-            "seed": 5,
-            "cache_dir": str(tmp_path / "cache"),
-        }
-        data = TextDataModule(**{**defaults, **options})
+        places = {"files": str(tmp_path / "book.txt"), "cache_dir": str(tmp_path / "cache")}
+        sizes = {"tokenizer": "bytes", "context_length": 32, "batch_size": 8, "seed": 5}
+        data = TextDataModule(**places | sizes | options)
         data.prepare_data()
         data.setup("fit")
         if world_size > 1:
-            data.trainer = SimpleNamespace(
-                global_rank=rank, world_size=world_size, global_step=0, accumulate_grad_batches=1
-            )
+            place = {"global_rank": rank, "world_size": world_size}
+            data.trainer = SimpleNamespace(**place, global_step=0, accumulate_grad_batches=1)
         return data
 
     return make
@@ -67,19 +58,6 @@ def test_targets_are_the_tokens_that_follow(module):
         assert (windows == window).all(axis=1).any()
 
 
-@pytest.mark.slow
-def test_steps_do_not_depend_on_workers_or_ranks(module):
-    """Neither those that repeat themselves nor the others."""
-    make = functools.partial(module, repeat_fraction=0.3)
-    expected = first_batches(make(), 100)
-    assert len(torch.unique(expected[:20].flatten(0, 1), dim=0)) > 150  # of 160
-    for num_workers in (1, 2, 4):
-        assert torch.equal(first_batches(make(num_workers=num_workers), 100), expected)
-    for world_size in (2, 4):
-        shares = [first_batches(make(rank, world_size), 100) for rank in range(world_size)]
-        assert torch.equal(torch.cat(shares, dim=1), expected)
-
-
 def test_repeated_windows_are_their_own_first_tokens_over_and_over_and_the_others_do_not_change(module):
     plain, batches = module(), module(repeat_fraction=0.25)
     for batch, unchanged, _ in zip(batches.train_dataloader(), plain.train_dataloader(), range(20), strict=False):
@@ -89,15 +67,6 @@ def test_repeated_windows_are_their_own_first_tokens_over_and_over_and_the_other
         for window, original in zip(windows[changed], originals[changed], strict=True):
             tilings = [original[:period].repeat(5)[:33] for period in range(8, 17)]
             assert any(torch.equal(window, tiling) for tiling in tilings)
-
-
-def test_loaders_do_not_use_the_global_random_generator(module):
-    """A resumed run makes its loaders at another moment, and would then draw other dropout masks."""
-    data = module()
-    before = torch.random.get_rng_state()
-    next(iter(data.train_dataloader()))
-    next(iter(data.val_dataloader()))
-    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -135,9 +104,8 @@ def test_the_beginning_of_the_validation_text_is_exact_and_little_more_is_decode
     module, tmp_path: Path, monkeypatch, tokenizer: str
 ):
     (tmp_path / "signs.txt").write_text("".join(f"é{number}日本 😀 word\n" for number in range(5000)), encoding="utf-8")
-    data = module(
-        files=str(tmp_path / "signs.txt"), tokenizer=tokenizer, vocab_size=400 if tokenizer == "bpe" else None
-    )
+    vocab_size = 400 if tokenizer == "bpe" else None
+    data = module(files=str(tmp_path / "signs.txt"), tokenizer=tokenizer, vocab_size=vocab_size)
     whole, decode, decoded = data.validation_text(), Tokenizer.decode, []
     monkeypatch.setattr(Tokenizer, "decode", lambda self, ids: decoded.append(len(ids)) or decode(self, ids))
     for max_chars in (1, 2, 3, 10, 200, 1000):
@@ -160,52 +128,6 @@ def test_document_ids_tell_documents_apart(module, tmp_path: Path):
         assert starts.any()
         assert torch.equal(ids[:, 1:] != ids[:, :-1], starts)
         assert (ids.diff(dim=1) >= 0).all()
-
-
-class Recorder(lightning.LightningModule):
-    """Records the batches it is trained on."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.seen: list[torch.Tensor] = []
-
-    def training_step(self, batch: dict, batch_idx: int) -> torch.Tensor:
-        self.seen.append(batch["tokens"])
-        return self.weight.sum()
-
-    def validation_step(self, batch: dict, batch_idx: int) -> None: ...
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-def fit(data: TextDataModule, max_steps: int, accumulate: int, folder: Path, resume: Path | None = None) -> list:
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        max_steps=max_steps,
-        accumulate_grad_batches=accumulate,
-        default_root_dir=folder,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        check_val_every_n_epoch=None,
-        val_check_interval=3 * accumulate,
-    )
-    recorder = Recorder()
-    trainer.fit(recorder, data, ckpt_path=resume)
-    trainer.save_checkpoint(folder / "stopped.ckpt", weights_only=False)
-    return recorder.seen
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("num_workers", "accumulate"), [(0, 1), (2, 2)])
-def test_a_resumed_run_starts_with_the_next_batch(module, tmp_path: Path, num_workers: int, accumulate: int):
-    expected = first_batches(module(), 10 * accumulate)
-    seen = fit(module(num_workers=num_workers), 4, accumulate, tmp_path)
-    seen += fit(module(num_workers=num_workers), 10, accumulate, tmp_path, tmp_path / "stopped.ckpt")
-    assert torch.equal(torch.stack(seen), expected)
 
 
 @pytest.mark.parametrize(

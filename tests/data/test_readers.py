@@ -145,13 +145,6 @@ def test_two_shares_are_the_whole_file(tmp_path_factory, text: str, fraction: fl
         assert len("".join(head).encode()) - int(len(text.encode()) * fraction) in range(4)
 
 
-def test_the_split_by_position_is_that_of_nanogpt(tmp_path: Path):
-    path = tmp_path / "text.txt"
-    text = "".join(chr(32 + i % 90) for i in range(12_347))
-    path.write_text(text)
-    assert documents(text_passages(path, share=(0.0, 1 - 0.1))) == [text[: int(len(text) * 0.9)]]
-
-
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(
     ("content", "offset"),

@@ -3,7 +3,6 @@
 import io
 from string import ascii_lowercase
 
-import numpy as np
 import pytest
 import tiktoken
 import tiktoken.registry
@@ -117,12 +116,6 @@ def test_the_fingerprint_is_that_of_every_earlier_version():
     ranks = tokenizers.byte_level().ranks | {b"the": 257, b"th": 256}
     tokenizer = Tokenizer("any", r"\w+|\W", ranks, {END_OF_TEXT: 258})
     assert tokenizer.fingerprint == "e395baa192f42232fd476986a00a4d2f2ff2838b3e2398a50dfbf7352bab2d23"
-
-
-def test_ids_are_stored_as_narrowly_as_they_fit(bpe: Tokenizer):
-    assert bpe.dtype == np.uint16
-    wide = bpe.to_dict() | {"special_tokens": {END_OF_TEXT: 2**16}}
-    assert Tokenizer.from_dict(wide).dtype == np.uint32
 
 
 def test_mistakes_are_named(bpe: Tokenizer, tmp_path, monkeypatch):

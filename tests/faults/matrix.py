@@ -19,7 +19,7 @@ import shutil
 import signal
 import threading
 import time
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -62,8 +62,13 @@ def maps(_: Path = RUN) -> list:
     return [(name, values.tobytes()) for at_step in found for name, values in at_step.items()]
 
 
-def check_readable() -> int:
-    """Every file of the run can be read, and every weight is finite; gives the step to resume from, -1 without one."""
+def go_on(options: list[str]) -> tuple[list[str], int]:
+    """What a person types next, and from which step: the run is resumed, or begins again if it had no checkpoint.
+
+    Every file of the run can be read, and every weight is finite.
+    """
+    if not RUN.exists():
+        return options, -1
     for path in RUN.glob("checkpoints/[!.]*.ckpt"):
         state = read_checkpoint(path)
         moments = [values for optimizer in state["optimizer_states"] for values in optimizer["state"].values()]
@@ -75,18 +80,8 @@ def check_readable() -> int:
     read_samples(RUN / "samples.jsonl")
     if (RUN / "attention/scores.jsonl").exists():
         maps()
-    try:
-        return read_checkpoint(resume_point(RUN)[1])["global_step"]
-    except FileNotFoundError:
-        return -1
-
-
-def go_on(options: list[str]) -> tuple[list[str], int]:
-    """What a person types next, and from which step: the run is resumed, or begins again if it had no checkpoint."""
-    if not RUN.exists():
-        return options, -1
-    if (step := check_readable()) >= 0:
-        return RESUME, step
+    with suppress(FileNotFoundError):
+        return RESUME, read_checkpoint(resume_point(RUN)[1])["global_step"]
     check_mistake(run(RESUME))
     assert not list(RUN.glob("checkpoints/[!.]*"))
     shutil.rmtree(RUN)

@@ -162,15 +162,14 @@ def test_weights_are_rows_that_sum_to_one_or_zero(T, S, dtype, magnitude, is_cau
     q = torch.randint(2, (2, T, 1), generator=generator).mul(2).sub(1).to(dtype)
     k = torch.randint(2, (2, S, 1), generator=generator).mul(2).sub(1).mul(magnitude).to(dtype)
     mask = torch.rand(2, T, S, generator=generator) < 0.7
-    _, weights = scaled_dot_product_attention(
-        q, k, torch.ones(2, S, 1, dtype=dtype), mask, is_causal=is_causal, need_weights=True
-    )
+    values = torch.ones(2, S, 1, dtype=dtype)
+    _, weights = scaled_dot_product_attention(q, k, values, mask, is_causal=is_causal, need_weights=True)
     allowed = mask & causal_mask(T, S) if is_causal else mask
     assert weights.isfinite().all() and weights.min() >= 0 and weights[~allowed].abs().sum() == 0
     expected = allowed.any(-1).double()
     tolerance = 1e-6 if dtype != torch.bfloat16 else S * 2**-8
     torch.testing.assert_close(weights.double().sum(-1), expected, atol=tolerance, rtol=0)
-    fused, _ = scaled_dot_product_attention(q, k, torch.ones(2, S, 1, dtype=dtype), mask, is_causal=is_causal)
+    fused, _ = scaled_dot_product_attention(q, k, values, mask, is_causal=is_causal)
     torch.testing.assert_close(fused.double().squeeze(-1), expected, atol=tolerance, rtol=0)
 
 

@@ -1,4 +1,7 @@
-"""The cache by itself, and its promise: token by token, in chunks and all at once are the same."""
+"""The cache by itself, and its promise: token by token, in chunks and all at once are the same.
+
+tests/model/test_generation.py has texts that a whole GPT writes with it.
+"""
 
 import pytest
 import torch
@@ -7,10 +10,8 @@ from hypothesis import strategies as st
 
 from model.attention import CausalSelfAttention
 from model.cache import KVCache
-from model.gpt import GPTConfig
 from model.masks import causal_mask, padding_mask, sliding_window_mask
 from model.rotary import rotary_angles
-from tests.gpts import GPT2, random_gpt
 
 
 def keys_and_values(length, batch=2, heads=3, width=4):
@@ -104,25 +105,3 @@ def test_attention_in_any_chunks_is_attention_at_once(chunks, heads, window, use
         (part,) = cache.append(torch.zeros(2, chunk))
         outputs.append(layer(x[:, start:end], rotary=angles, mask=seen, cache=part))
     torch.testing.assert_close(torch.cat(outputs, dim=1), at_once, atol=1e-10, rtol=1e-10)
-
-
-OPTIONS = {
-    "gpt2": GPT2,
-    "modern": {"value_embeddings": True, "bigram_buckets": 50},
-    "grouped": {"num_kv_heads": 2},
-    "window": {"window": 5},
-    "grouped window swiglu": {"num_kv_heads": 1, "window": 3, "activation": "swiglu"},
-}
-
-
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-@pytest.mark.parametrize("chunks", [(1,) * 12, (5, 1, 1, 3, 2), (11, 1)], ids=str)
-@torch.no_grad()
-def test_the_gpt_in_any_chunks_gives_the_same_logits(options, chunks):
-    gpt = random_gpt(GPTConfig(vocab_size=31, context_length=12, num_layers=3, num_heads=4, embed_dim=32, **options))
-    tokens = torch.randint(31, (2, 12))
-    cache = KVCache(3, 2, gpt.config.num_kv_heads, 12, 8)
-    logits = [gpt(piece, cache=cache) for piece in tokens.split(chunks, dim=1)]
-    at_once = gpt(tokens)
-    assert at_once.std(dim=1).mean() > 0.1
-    torch.testing.assert_close(torch.cat(logits, dim=1), at_once, atol=1e-5, rtol=1e-5)

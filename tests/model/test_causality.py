@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from model.attention import CausalSelfAttention
 from model.gpt import GPTConfig
-from model.masks import causal_mask, document_mask, sliding_window_mask
+from model.masks import sliding_window_mask
 from model.rotary import rotary_angles
 from tests.gpts import GPT2, random_gpt
 
@@ -36,13 +36,6 @@ def test_each_token_influences_exactly_the_queries_that_may_see_it(T, heads, win
     moved = influence(lambda x: layer(x[None], rotary=rotary)[0], torch.randn(T, width))
     expected = sliding_window_mask(T, window)
     torch.testing.assert_close(moved > 0, expected)
-
-
-def test_documents_and_causality_together():
-    layer = CausalSelfAttention(8, 2)
-    ids = torch.tensor([[0, 0, 1, 1, 1, 2]])
-    moved = influence(lambda x: layer(x[None], mask=document_mask(ids))[0], torch.randn(6, 8))
-    torch.testing.assert_close(moved > 0, (causal_mask(6) & document_mask(ids))[0, 0])
 
 
 @FAMILIES

@@ -194,24 +194,12 @@ def probabilities(logits, temperature=1.0, top_k=None, top_p=None, min_p=None):
     return result
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"temperature": 0.5},
-        {"temperature": 2.0},
-        {"top_k": 3},
-        {"top_p": 0.7},
-        {"top_p": 1.0},
-        {"temperature": 1.5, "top_k": 6, "top_p": 0.8},
-        {"top_k": 100},
-        {"min_p": 0.1},
-        {"min_p": 0.0},
-        {"min_p": 0.05, "temperature": 1.5},
-        {"min_p": 0.2, "temperature": 2.0, "top_k": 6, "top_p": 0.9},
-    ],
-    ids=str,
-)
+DRAWS = [{}, {"temperature": 0.5}, {"temperature": 2.0}, {"top_k": 3}, {"top_k": 100}, {"top_p": 0.7}, {"top_p": 1.0}]
+DRAWS += [{"min_p": 0.1}, {"min_p": 0.0}, {"min_p": 0.05, "temperature": 1.5}]
+DRAWS += [{"temperature": 1.5, "top_k": 6, "top_p": 0.8}, {"min_p": 0.2, "temperature": 2.0, "top_k": 6, "top_p": 0.9}]
+
+
+@pytest.mark.parametrize("options", DRAWS, ids=str)
 def test_draws_have_the_described_distribution(options):
     logits, draws = torch.randn(8) * 2, 100_000
     generator = torch.Generator().manual_seed(0)

@@ -14,6 +14,7 @@ from model import open_run
 from model.exchange.huggingface import to_huggingface
 from model.glass import captures
 from model.gpt import GPTConfig
+from model.inspection.ablation import ablation, part_means
 from tests.gpts import GPT2, huggingface_gpt2, random_gpt
 from tests.small_runs import REPOSITORY
 
@@ -71,34 +72,18 @@ def test_readings_are_those_of_transformers(gpt2):
     assert reading.loss == pytest.approx(F.cross_entropy(result.logits[0, :-1], reading.ids[1:]).item(), rel=1e-4)
 
 
-@pytest.mark.parametrize("part", ["head 1.1", "feed-forward 0"])
-def test_a_part_left_out_gives_its_mean(gpt2, part):
-    """As a hook written by hand in transformers' model does it."""
-    folder, theirs = gpt2
-    reading = open_run(folder).read(TEXT, without=[part])
-    block = theirs.transformer.h[int(part.split()[1][0])]
-
-    def mean_of_head(_, args):
-        merged = args[0].clone()
-        merged[..., 8:] = merged[..., 8:].mean(1, keepdim=True)
-        return (merged,)
-
-    def mean_of_all(_, args, result):
-        return result.mean(1, keepdim=True).expand_as(result)
-
-    if part == "head 1.1":
-        hook = block.attn.c_proj.register_forward_pre_hook(mean_of_head)
-    else:
-        hook = block.mlp.register_forward_hook(mean_of_all)
-    try:
-        with torch.no_grad():
-            expected = theirs(reading.ids[None]).logits[0]
-    finally:
-        hook.remove()
-    torch.testing.assert_close(reading.logits, expected, rtol=1e-4, atol=1e-4)
-    whole = open_run(folder).read(TEXT)
-    assert not torch.allclose(whole.logits, expected, atol=1e-2)
-    assert open_run(folder).ablate(TEXT)[part] == pytest.approx(reading.loss, rel=1e-4)
+def test_a_part_left_out_gives_its_mean_over_the_text(gpt2):
+    """As in `ablation`, which test_ablation.py compares with edited weights; and as `ablate` and the page say."""
+    glass = open_run(gpt2[0])
+    ids, table = glass.encode(TEXT), glass.ablate(TEXT)
+    [shown] = captures([glass.read(TEXT)]).snapshots
+    whole, changes = ablation(glass.gpt, ids, part_means(glass.gpt, ids[None]))
+    for part, change in (("head 1.1", changes["heads"][1, 1]), ("feed-forward 0", changes["feed_forward"][0])):
+        assert abs(change) > 1e-3
+        assert glass.read(TEXT, without=[part]).loss == pytest.approx(whole + change, rel=1e-4)
+        assert table[part] == pytest.approx(whole + change, rel=1e-4)
+    assert shown.loss["text"] == table["nothing"] == pytest.approx(whole, abs=1e-5)
+    np.testing.assert_allclose(shown.ablation["text"]["heads"], changes["heads"], atol=1e-5)
 
 
 def test_a_patched_head_gives_what_it_gives_in_the_other_text(gpt2):
@@ -138,15 +123,6 @@ def test_a_reading_says_what_is_not_as_in_the_model(glass):
     patched = glass.patch(TEXT, "which word", head="head 0.1", position=2)
     assert patched.title == f"{plain.title}, head 0.1 patched at token 2"
     assert patched.title in html.unescape(patched._repr_html_())
-
-
-def test_the_page_says_of_a_part_what_ablate_says(glass):
-    shown = captures([glass.read(TEXT)]).snapshots[0]
-    table = glass.ablate(TEXT)
-    assert shown.loss["text"] == pytest.approx(table["nothing"], abs=1e-5)
-    for layer, head in np.ndindex(shown.shape):
-        rise = table[f"head {layer}.{head}"] - table["nothing"]
-        assert shown.ablation["text"]["heads"][layer, head] == pytest.approx(rise, abs=1e-5)
 
 
 def test_attribution_adds_up_to_the_logit(gpt2):

@@ -55,20 +55,8 @@ def test_logits_loss_and_gradients_are_those_of_the_formulas(name):
     torch.testing.assert_close(gradients, exact, atol=1e-4, rtol=1e-3)
 
 
-def test_bigram_vector_depends_on_the_pair_and_stops_at_documents():
-    gpt = random_gpt(GPTConfig(**SIZES, bigram_buckets=1009))
-    tokens = torch.tensor([[7, 3, 7, 3, 9]])
-    first, a, b, again, other = gpt.bigram_buckets(tokens)[0].tolist()
-    assert a == again
-    assert len({first, a, b, other}) == 4
-    split = gpt.bigram_buckets(tokens, document_ids=torch.tensor([[0, 0, 1, 1, 1]]))[0].tolist()
-    assert split == [first, a, first, again, other]
-
-
 def test_pairs_spread_evenly_over_the_bigram_table():
-    gpt = GPT(
-        GPTConfig(vocab_size=64, context_length=64 * 64, num_layers=1, num_heads=1, embed_dim=2, bigram_buckets=4096)
-    )
+    gpt = GPT(GPTConfig(**SIZES | {"vocab_size": 64}, bigram_buckets=4096))
     pairs = torch.cartesian_prod(torch.arange(64), torch.arange(64))
     buckets = torch.stack([gpt.bigram_buckets(pair[None])[0, 1] for pair in pairs])
     filled = buckets.unique().numel() / 4096

@@ -5,11 +5,11 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
+from tests.small_runs import REPOSITORY
+
 SHORT = """--trainer.max_steps=4 --trainer.val_check_interval=2 --trainer.limit_val_batches=1 --model.gpt.num_layers=2
     --model.gpt.embed_dim=48 --data.max_tokens=200000 --samples.max_new_tokens=5 --attention.probe_tokens=8"""
 

@@ -22,7 +22,8 @@ def next_token(gpt, before):
 
 @pytest.mark.parametrize("config", CONFIGS, ids=["modern", "gpt2", "grouped and windowed"])
 @pytest.mark.parametrize("length", [2, 7, 11, 12, 38])
-def test_each_token_is_scored_once_as_a_plain_loop_scores_it(config, length):
+def test_each_token_is_scored_once_as_a_plain_loop_scores_it(config, length, monkeypatch):
+    monkeypatch.setattr("model.exchange.evaluation.LOGITS_AT_ONCE", 50)  # in pieces of two tokens
     gpt, text = random_gpt(config), torch.randint(23, (length,))
     for stride in (1, 3, 10):
         logprobs = text_logprobs(gpt, text, stride=stride, batch_size=4)
@@ -32,22 +33,6 @@ def test_each_token_is_scored_once_as_a_plain_loop_scores_it(config, length):
             number = max(0, -(-(target - 10) // stride))
             expected = next_token(gpt, text[number * stride : target])[text[target]]
             assert abs(logprobs[target - 1] - expected) < 1e-5, (stride, target)
-
-
-@torch.no_grad()
-def test_within_documents():
-    gpt = random_gpt(MODERN)
-    text = torch.tensor([5, 1, 2, 3, 5, 4, 4])
-    logprobs = text_logprobs(gpt, text, end_of_text=5)
-    assert logprobs[4] == pytest.approx(float(next_token(gpt, text[4:5])[4]), abs=1e-5)
-    assert logprobs[4] != text_logprobs(gpt, text)[4]
-
-
-def test_logits_in_pieces_are_logits_at_once(monkeypatch):
-    gpt, text = random_gpt(MODERN), torch.randint(23, (30,))
-    at_once = text_logprobs(gpt, text)
-    monkeypatch.setattr("model.exchange.evaluation.LOGITS_AT_ONCE", 50)
-    torch.testing.assert_close(text_logprobs(gpt, text), at_once)
 
 
 def test_dropout_is_off_and_the_mode_is_restored():

@@ -18,7 +18,9 @@ from model.exchange.huggingface import from_huggingface, read_options, to_huggin
 from model.generation import generate
 from model.gpt import GPT, GPTConfig
 from tests import gpts
+from tests.attentions import ALIBI
 from tests.gpts import random_gpt
+from tests.strangers import Calls
 
 safetensors = pytest.importorskip("safetensors.torch")
 
@@ -35,20 +37,9 @@ GPTS = [
 ]
 NO_END = {"eos_token_id": None, "pad_token_id": 0}
 # As GPT2Config writes it.
-GPT2_OPTIONS = {
-    "model_type": "gpt2",
-    "vocab_size": 50257,
-    "n_positions": 1024,
-    "n_embd": 768,
-    "n_layer": 12,
-    "n_head": 12,
-    "n_inner": None,
-    "activation_function": "gelu_new",
-    "resid_pdrop": 0.1,
-    "layer_norm_epsilon": 1e-5,
-    "scale_attn_weights": True,
-    "scale_attn_by_inverse_layer_idx": False,
-}
+GPT2_OPTIONS = {"model_type": "gpt2", "vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12}
+GPT2_OPTIONS |= {"n_head": 12, "n_inner": None, "activation_function": "gelu_new", "resid_pdrop": 0.1}
+GPT2_OPTIONS |= {"layer_norm_epsilon": 1e-5, "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +49,7 @@ def transformers(tmp_path_factory):
 
 
 def gpt_of(options):
-    """A random GPT in which nothing is so large that rounding shows."""
-    gpt = random_gpt(GPTConfig(**options))
-    with torch.no_grad():
-        for parameter in gpt.parameters():
-            parameter *= 0.5
-    return gpt
+    return random_gpt(GPTConfig(**options), std=0.15)
 
 
 def same_weights(one, other):
@@ -164,13 +150,7 @@ def test_a_network_that_computes_something_else_is_not_written_as_gpt2(write, tm
     pytest.importorskip("transformers")
     pytest.importorskip("gguf")
     gpt, attend = gpt_of(GPT2), CausalSelfAttention.attend
-
-    def biased(self, query, key, value, mask=None):
-        distance = torch.arange(key.shape[-2]) - torch.arange(query.shape[-2])[:, None]
-        scores = query @ key.mT / query.shape[-1] ** 0.5 + 0.1 * distance
-        return scores.masked_fill(distance > 0, float("-inf")).softmax(-1) @ value
-
-    monkeypatch.setattr(CausalSelfAttention, "attend", biased)
+    monkeypatch.setattr(CausalSelfAttention, "attend", ALIBI)
     message = r"does not compute what GPT-2 does: .* logits differ by \d\.\d+, more than 0\.001"
     with pytest.raises(ValueError, match=message):
         write(gpt, tmp_path / "model")
@@ -253,16 +233,11 @@ def test_weights_that_do_not_fit_are_named(name, weight, message, tmp_path):
         from_huggingface(folder)
 
 
-class Trap:
-    def __reduce__(self):
-        return (Path("trapped").touch, ())
-
-
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
 def test_a_pickle_is_refused_and_not_opened(name, tmp_path, here):
     folder = folder_of(tmp_path / "model")
     (folder / "model.safetensors").unlink()
-    (folder / name).write_bytes(pickle.dumps(Trap()))
+    (folder / name).write_bytes(pickle.dumps(Calls(Path("trapped").touch)))
     with pytest.raises(ValueError, match=r"pickle.* is not read"):
         from_huggingface(folder)
     assert not Path("trapped").exists()

@@ -1,20 +1,14 @@
 """The parts of a logit are what each part writes, by hand, and their sum is the model's own logit."""
 
-from pathlib import Path
-
 import pytest
 import torch
-import yaml
 from torch import nn
 
-from model.gpt import GPTConfig
 from model.inspection.attribution import attribution
 from model.inspection.trace import trace
 from tests.by_hand import ByHand
 from tests.gpts import random_gpt
 from tests.model.pages.architectures import CONFIGS, TOKENS
-
-CONFIG_FILES = Path(__file__).parents[3] / "configs"
 
 
 def linear_part(norm, x, at):
@@ -66,22 +60,8 @@ def test_the_parts_are_what_each_writes_and_add_up_to_the_models_own_logit(name)
     logits = gpt(TOKENS[None])[0, :-1].double().gather(1, TOKENS[1:, None])[:, 0]
     cap = gpt.config.logit_soft_cap
     total, logits = sum(parts.values()), logits if cap is None else cap * torch.atanh(logits / cap)
-    assert error <= 1e-5 and total[-1].isnan()
+    assert 0 < error <= 1e-5 and total[-1].isnan()
     torch.testing.assert_close(total[:-1], logits, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("name", ["default", "shakespeare_char", "induction", "gpt2_124m"])
-def test_the_badge_holds_for_the_configs(name):
-    fields = yaml.safe_load((CONFIG_FILES / f"{name}.yaml").read_text())["model"]["gpt"]
-    if name == "gpt2_124m":  # its architecture, in a size for a test
-        fields |= {"num_layers": 3, "num_heads": 4, "embed_dim": 64}
-    gpt = random_gpt(GPTConfig(**{"vocab_size": 500, **fields}))
-    for parameter in gpt.parameters():
-        nn.init.normal_(parameter, std=0.1)
-    tokens = torch.arange(100, 100 + min(64, gpt.config.context_length))
-    parts, error = attribution(gpt, trace(gpt, tokens))
-    assert 0 < error <= 1e-5
-    assert max(part[:-1].abs().max() for part in parts.values()) > 0.1
 
 
 def test_one_token_has_nothing_to_attribute():

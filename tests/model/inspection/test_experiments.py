@@ -61,10 +61,8 @@ def test_what_a_model_does_is_found_with_the_head_that_does_it():
 def test_the_figures_are_what_the_model_computes_for_the_text():
     gpt = repeating_gpt()
     effects, _ = found_in(gpt)
-    means = {
-        str(part): (part, mean)
-        for part, mean in part_means(gpt, torch.tensor([windows(repeated_letters())[0].tokens])).items()
-    }
+    tokens = torch.tensor([windows(repeated_letters())[0].tokens])
+    means = {str(part): (part, mean) for part, mean in part_means(gpt, tokens).items()}
     for effect in effects:
         assert effect.shares[0] == pytest.approx(shares(gpt, effect.trial, effect.trial.text), abs=1e-5)
         with replaced(gpt, dict(means[name] for name in effect.off)):

@@ -1,4 +1,4 @@
-"""Head scores: 1 for perfect heads, the stated baseline for uniform heads, and within [0, 1] for every head."""
+"""Head scores: their definitions in plain loops, the stated baseline for uniform heads, and within [0, 1] for all."""
 
 import math
 from statistics import mean
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from model.inspection import heads
 from model.inspection.probes import Probe
-from tests.measurements import survey_maps
+from tests.measurements import causal_softmax, survey_maps
 
 TEXT = ["def", " f", "(", "x", "):", "\n    ", "return", " x", "\n", "print", "(", "f", "(", "1", "))", "\n\n"]
 TEXT += ["x", " +", "y"]
@@ -26,51 +26,9 @@ def probes_of(period: int, first: int, labels=TEXT) -> dict[str, Probe]:
     }
 
 
-def one_hot_map(targets: list[int]) -> torch.Tensor:
-    """A head that puts all of query q's weight on key targets[q]."""
-    return torch.eye(len(targets))[targets]
-
-
-def perfect_heads(probe: Probe) -> dict[str, torch.Tensor]:
-    """For each score a head that does what it measures wherever it can, and looks at the first token elsewhere."""
-    labels, queries = probe.labels, range(len(probe.labels))
-
-    def last(wanted, query):
-        return max((key for key in range(query) if wanted(key)), default=0)
-
-    return {
-        "previous_token": one_hot_map([max(q - 1, 0) for q in queries]),
-        "duplicate": one_hot_map([last(lambda key, q=q: labels[key] == labels[q], q) for q in queries]),
-        "induction": one_hot_map([last(lambda key, q=q: key and labels[key - 1] == labels[q], q) for q in queries]),
-        "sink": one_hot_map([0 for q in queries]),
-        "current_token": one_hot_map(list(queries)),
-        "recent": torch.stack([one_hot_map([max(q - back, 0) for q in queries]) for back in range(8)]).mean(0),
-        "delimiter": one_hot_map([last(lambda key: not labels[key].strip(" \n()+:"), q) for q in queries]),
-        "line_start": one_hot_map([last(lambda key: key and "\n" in labels[key - 1], q) for q in queries]),
-        "fixed_distance": one_hot_map([max(q - 3, 0) for q in queries]),
-        "entropy": heads.uniform_attention(len(labels)),
-    }
-
-
 def random_maps(seed: int, length: int, temperature: float, dtype=torch.float32) -> torch.Tensor:
     scores = temperature * torch.randn(2, 3, length, length, generator=torch.Generator().manual_seed(seed))
-    hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
-    return scores.masked_fill(hidden, -math.inf).softmax(-1).to(dtype)
-
-
-@given(period=st.integers(3, 12), first=st.integers(0, 1))
-def test_a_perfect_head_scores_one_and_no_other_perfect_head_does(period, first):
-    probes = probes_of(period, first)
-    scores, _ = survey_maps(
-        {name: torch.stack([*perfect_heads(probe).values()])[None] for name, probe in probes.items()}, probes
-    )
-    near = {"previous_token", "current_token", "delimiter", "line_start", "fixed_distance"}
-    # What these heads look at is among the last tokens of this text too.
-    nearby = {"recent": near, "duplicate": {"fixed_distance"}, "induction": {"fixed_distance"}}
-    for name, (found,) in scores.items():
-        by_head = dict(zip(heads.SCORES, found, strict=True))
-        assert by_head.pop(name) == pytest.approx(1, abs=1e-6)
-        assert all(score < 0.9 for other, score in by_head.items() if other not in nearby.get(name, set())), name
+    return causal_softmax(scores).to(dtype)
 
 
 @given(
@@ -148,18 +106,7 @@ def test_every_score_has_a_letter_of_its_own_and_two_sentences_in_the_glossary()
         assert score.glossary.count(". ") == 1 and score.glossary.endswith(".")
 
 
-@pytest.mark.parametrize(
-    ("label", "expected"),
-    [
-        ("\n    ", "line breaks"),
-        (' ("', "quotes"),
-        ("((", "opening brackets"),
-        ("):", "closing brackets"),
-        (",", "commas and colons"),
-        ("  ", "spaces"),
-        ("=", "other signs"),
-        ("", "other signs"),
-    ],
-)
-def test_delimiters_have_kinds(label, expected):
-    assert heads.kind(label) == expected
+def test_delimiters_have_kinds():
+    kinds = {"\n    ": "line breaks", ' ("': "quotes", "((": "opening brackets", "):": "closing brackets"}
+    kinds |= {",": "commas and colons", "  ": "spaces", "=": "other signs", "": "other signs"}
+    assert {label: heads.kind(label) for label in kinds} == kinds

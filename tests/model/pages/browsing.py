@@ -1,5 +1,7 @@
 """What a person does in a page that shows maps."""
 
+import re
+
 
 def in_page(page, module: str, expression: str):
     """The value of what a module of the page exports."""
@@ -37,11 +39,25 @@ def press(target, *keys: str) -> None:
     settle(page)
 
 
+def put(target, value) -> None:
+    """Into an input, all at once and even if it is no text."""
+    target.evaluate("(input, value) => { input.value = value; input.dispatchEvent(new Event('input')) }", value)
+    settle(target.page)
+
+
 def slide(page, at: int, which="#slide-a") -> None:
-    page.locator(f"{which} input").first.evaluate(
-        "(slider, at) => { slider.value = at; slider.dispatchEvent(new Event('input')) }", at
-    )
-    settle(page)
+    put(page.locator(f"{which} input").first, at)
+
+
+def colours(page, selector: str) -> list[list[float]]:
+    """The background of each element: red, green and blue, and the opacity where it is not 1."""
+    styles = page.locator(selector).evaluate_all("all => all.map((e) => getComputedStyle(e).backgroundColor)")
+    return [[float(x) for x in re.findall(r"[\d.]+", style)] for style in styles]
+
+
+def number_in(text: str) -> float:
+    """As the page writes it, with a minus sign of its own."""
+    return float(text.replace("−", "-"))
 
 
 def place(page, query: int, key: int, pane=0) -> tuple[float, float]:

@@ -18,9 +18,7 @@ TIMEOUT = float(os.environ.get("PAGE_TIMEOUT", "30")) * 1000  # milliseconds
 def browser():
     if CHROMIUM is None:
         pytest.skip("no Chromium is installed to open the page in")
-    sync_api = pytest.importorskip(
-        "playwright.sync_api", reason="playwright, which drives the browser, is not installed"
-    )
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield browser

@@ -21,8 +21,7 @@ def run_node(*arguments: str | Path, content: str = "") -> str:
     version = subprocess.run([NODE, "--version"], capture_output=True, text=True, check=True).stdout
     if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST:
         pytest.skip(f"node is {version.strip()}, which is too old to load the page's modules")
-    result = subprocess.run(
-        [NODE, *arguments], input=content, capture_output=True, encoding="utf-8", timeout=120, check=False
-    )
+    command = [NODE, *arguments]
+    result = subprocess.run(command, input=content, capture_output=True, encoding="utf-8", timeout=120, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout

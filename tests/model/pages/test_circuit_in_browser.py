@@ -59,13 +59,9 @@ def test_a_node_shows_its_paths_and_what_the_loss_is_without_it(open_file, tmp_p
     assert page.locator(".far").count() == 0 and told.text_content() == opening
 
     page.click("#stream-0-3-1")  # at both of its places
-    assert told.text_content() == (
-        "stream 3 held at its mean: 1.25 nats instead of 0.20, most after b (+9.00) and before a (+2.00)"
-    )
-    assert page.locator(".off").count() == 2
-    assert (
-        page.locator("line[data-weight]").evaluate_all("all => all.filter((one) => one.checkVisibility()).length") == 5
-    )
+    said = "stream 3 held at its mean: 1.25 nats instead of 0.20, most after b (+9.00) and before a (+2.00)"
+    assert told.text_content() == said and page.locator(".off").count() == 2
+    assert page.locator("line[data-weight]").evaluate_all("all => all.filter((e) => e.checkVisibility()).length") == 5
     page.click("#stream-0-3-3")
     assert told.text_content() == opening and page.locator(".off").count() == 0
     page.click("#token-0-97-0")  # a token is what is read: it cannot be switched off

@@ -1,6 +1,5 @@
 """The page's engine computes what PyTorch and the tokenizer compute: in node, and in Chromium as the page runs it."""
 
-import base64
 import json
 import math
 import os
@@ -15,7 +14,7 @@ import torch
 
 from data.tokenizers import END_OF_TEXT, Tokenizer, byte_level, published, train_bpe
 from model.generation import generate
-from model.gpt import GPT, GPTConfig
+from model.gpt import GPT
 from model.inspection.ablation import part_means, replaced
 from model.inspection.attribution import attribution
 from model.inspection.copying import value_norms
@@ -25,14 +24,14 @@ from model.inspection.trace import trace
 from model.pages import live, template
 from tests.gpts import GPT2, random_gpt
 from tests.model.pages.architectures import CONFIGS, MODERN, TOKENS
-from tests.model.pages.node import NODE, run_node
+from tests.model.pages.node import run_node
 
 pytestmark = pytest.mark.slow
 
-TOKENIZER = byte_level().to_dict()
+TOKENIZER = byte_level()
 OTHER = TOKENS.flip(0)
 TARGET = 7  # the token whose logit patches change
-ARCHITECTURES = {name: config for name, config in CONFIGS.items() if name != "documents"} | {
+ARCHITECTURES = CONFIGS | {
     "gpt2, exact": replace(MODERN, **GPT2 | {"activation": "gelu_exact", "bias": False, "tie_embeddings": False}),
     "rotary, no QK-norm": replace(MODERN, qk_norm=False, embedding_norm=False, value_embeddings=True, num_layers=2),
     "QK-norm, learned": replace(MODERN, position="learned", tie_embeddings=True, window=5, logit_soft_cap=9.0),
@@ -41,36 +40,9 @@ ARCHITECTURES = {name: config for name, config in CONFIGS.items() if name != "do
 EDITS = [[("head 0.0", "zero")], [("feed-forward 0", "mean"), ("head 0.0", "mean"), ("token embedding", "zero")]]
 
 
-def small(config: GPTConfig) -> GPT:
-    """With weights of a size that keeps the logits near 1, so that errors are measured against it."""
-    gpt = random_gpt(config)
-    with torch.no_grad():
-        for weight in gpt.parameters():
-            weight.mul_(0.5)
-    return gpt
-
-
-def unpacked(packed: live.Packed, snapshot: int = 0) -> GPT:
-    """The model that is in a page's data, read by its description alone."""
-    content = base64.b64decode(packed.blocks[snapshot])
-    gpt = GPT(GPTConfig(**packed.manifest["config"])).eval()
-    weights = {}
-    for tensor in packed.manifest["tensors"]:
-        shape, start = tensor["shape"], tensor["start"]
-        size = math.prod(shape)
-        if tensor["kind"] == "int8":
-            scales = np.frombuffer(content, np.float32, shape[0], start)
-            values = np.frombuffer(content, np.int8, size, start + 4 * shape[0]).reshape(shape) * scales[:, None]
-        elif tensor["kind"] == "bfloat16":
-            halves = np.frombuffer(content, np.uint16, size, start).astype(np.uint32)
-            values = (halves << 16).view(np.float32).reshape(shape)
-        else:
-            values = np.frombuffer(content, np.float32, size, start).reshape(shape)
-        weights[tensor["name"]] = torch.from_numpy(values.copy())
-    if gpt.config.tie_embeddings:
-        weights["head.weight"] = weights["token_embedding.weight"]
-    gpt.load_state_dict(weights)
-    return gpt
+def pack(*gpts: GPT, tokenizer: Tokenizer = TOKENIZER) -> live.Packed:
+    """The page's data of these GPTs, at steps 0, 50 and so on."""
+    return live.pack([(50 * i, gpt) for i, gpt in enumerate(gpts)], tokenizer.to_dict(), TOKENS.tolist())
 
 
 def questions(packed: live.Packed, **more) -> dict:
@@ -103,32 +75,6 @@ ENGINE_PAGE = """<!DOCTYPE html>
 <!-- program -->
 <!-- data -->
 """
-IN_PAGE = """async (models) => {
-  const { startEngine } = await import("browser/engine.js");
-  const answers = [];
-  for (const { manifest, texts, asks } of models) {
-    const engine = await startEngine(manifest, texts);
-    const written = [];
-    const ask = {
-      parity: ({ snapshot }) => engine.parity(snapshot),
-      read: async ({ snapshot, tokens, ...options }) => {
-        const answer = await engine.read(snapshot, tokens, options).done;
-        return { ...answer, block: [...answer.block] };
-      },
-      write: async ({ snapshot, tokens, ...options }) => {
-        await engine.write(snapshot, tokens, { ...options, stop: null }, (id) => written.push(id)).done;
-        return written;
-      },
-      patch: ({ snapshot, tokens, other, ...options }) => engine.patch(snapshot, tokens, other, options).done,
-      patchAll: ({ snapshot, tokens, other, target }) => engine.patchAll(snapshot, tokens, other, target).done,
-    };
-    const given = [];
-    for (const [name, request] of asks) given.push(await ask[name](request));
-    answers.push(given);
-    engine.close();
-  }
-  return answers;
-}"""
 
 
 @pytest.fixture
@@ -148,16 +94,16 @@ def engine_page(open_file, tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def packed() -> dict[str, live.Packed]:
     """Each architecture in bfloat16, and one in int8 as well."""
-    one = {name: live.pack([(0, small(config))], TOKENIZER, TOKENS.tolist()) for name, config in ARCHITECTURES.items()}
+    one = {name: pack(random_gpt(config, std=0.15)) for name, config in ARCHITECTURES.items()}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(live, "EXACT_BYTES", 0)
-        one["int8"] = live.pack([(0, small(CONFIGS["tables"]))], TOKENIZER, TOKENS.tolist())
+        one["int8"] = pack(random_gpt(CONFIGS["tables"], std=0.15))
     return one
 
 
 @pytest.fixture(scope="module")
 def expected(packed) -> dict[str, dict]:
-    return {name: in_pytorch(unpacked(one)) for name, one in packed.items()}
+    return {name: in_pytorch(one.models[0][0]) for name, one in packed.items()}
 
 
 def test_node_computes_what_pytorch_computes(packed, expected):
@@ -167,13 +113,6 @@ def test_node_computes_what_pytorch_computes(packed, expected):
     for answers in (simd, plain):
         for name, answer in zip(packed, answers, strict=True):
             check(answer, expected[name], name)
-
-
-def test_a_page_computes_what_pytorch_computes(packed, expected, engine_page):
-    names = packed if NODE is None else ("gpt2", "tables", "QK-norm, learned", "int8")  # node has computed them all
-    answers = engine_page.evaluate(IN_PAGE, [questions(packed[name]) for name in names])
-    for name, answer in zip(names, answers, strict=True):
-        check(answer, expected[name], name)
 
 
 @torch.no_grad()
@@ -301,15 +240,12 @@ def test_the_tokenizer_gives_the_same_ids_and_texts():
     texts = ["".join(draw.choices(PIECES + [" "] * 9, k=draw.randrange(12))) for _ in range(1000)]
     texts += Path(__file__).read_text().splitlines()
     all_ = tokenizers()
-    asked = [("tokenizer", {"stored": packed_tokenizer(one), "texts": texts, "ids": [*range(402)]}) for one in all_]
+    stored = [pack(random_gpt(MODERN), tokenizer=one).manifest["tokenizer"] for one in all_]
+    asked = [("tokenizer", {"stored": one, "texts": texts, "ids": [*range(402)]}) for one in stored]
     for tokenizer, answer in zip(all_, in_node(asked), strict=True):
         assert answer["ids"] == [tokenizer.encode(text) for text in texts]
         assert answer["labels"] == [tokenizer.label(token) for token in range(402)]
         assert (answer["vocabSize"], answer["endOfText"]) == (tokenizer.vocab_size, tokenizer.end_of_text)
-
-
-def packed_tokenizer(tokenizer: Tokenizer) -> dict:
-    return live.pack([(0, small(MODERN))], tokenizer.to_dict(), TOKENS.tolist()).manifest["tokenizer"]
 
 
 def test_tokens_are_drawn_as_often_as_they_are_likely():
@@ -357,15 +293,11 @@ QUESTIONS = """async ([{ manifest, texts }, tokens]) => {
 
 def test_each_question_is_answered_for_its_own_snapshot_and_none_that_is_dropped(engine_page):
     config = replace(MODERN, num_layers=1)
-    models = [(step, random_gpt(config, seed=step)) for step in (0, 50)]
-    data = live.pack(models, TOKENIZER, TOKENS.tolist())
+    data = pack(*(random_gpt(config, seed) for seed in (0, 1)))
     answer = engine_page.evaluate(QUESTIONS, [{"manifest": data.manifest, "texts": data.blocks}, TOKENS.tolist()])
     assert data.manifest["steps"] == [0, 50]
     with torch.no_grad():
-        short, whole = (
-            [cross_entropy(unpacked(data, number)(TOKENS[None, :length])[0]) for number in range(2)]
-            for length in (5, None)
-        )
+        short, whole = ([cross_entropy(gpt(text[None])[0]) for gpt, _ in data.models] for text in (TOKENS[:5], TOKENS))
     expected = [short[0], whole[1], None, short[1], None, whole[0]]
     assert [loss is None for loss in answer["losses"]] == [loss is None for loss in expected]
     assert [loss or 0 for loss in answer["losses"]] == pytest.approx([loss or 0 for loss in expected], abs=1e-4)
@@ -383,7 +315,7 @@ def test_each_question_is_answered_for_its_own_snapshot_and_none_that_is_dropped
 def test_a_typed_letter_costs_one_token_for_each_step_and_text():
     """Also while two steps are compared, with a part switched off, and a second text is read and patched."""
     config = replace(MODERN, num_layers=2)
-    data = live.pack([(step, random_gpt(config, seed=step)) for step in (0, 50)], TOKENIZER, TOKENS.tolist())
+    data = pack(*(random_gpt(config, seed) for seed in (0, 1)))
     tokens, edits = TOKENS.tolist(), [{"part": "head 0.0", "with": "mean"}]
     patch = {"layer": 0, "head": 0, "position": 4, "from": 4, "target": TARGET}
     letters = []

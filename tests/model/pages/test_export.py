@@ -20,7 +20,7 @@ from model.inspection.archive import AttentionArchive, Snapshot
 from model.inspection.heads import SCORES
 from model.pages import export, images
 from model.pages.captures import Captures
-from tests.measurements import learned_captures, measured
+from tests.measurements import learned_captures, measured, write_archive
 
 LAYERS, HEADS = 2, 3
 TOKENS = ['"', "a\nb", "\r", ",", " ", "<b>&", "é界", "\u202e"]
@@ -30,10 +30,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def archived(folder: Path, seed: int, steps=(0, 1, 4), heads: int = HEADS) -> Captures:
     """A run as its archive is read back."""
-    captures = learned_captures(LAYERS, heads, TOKENS, steps, seed)
-    archive = AttentionArchive(folder / "attention", captures.probes, "tokenizer")
-    for snapshot in captures.snapshots:
-        archive.add(snapshot, captures.load(snapshot.step))
+    write_archive(learned_captures(LAYERS, heads, TOKENS, steps, seed), folder / "attention")
     return Captures.of(AttentionArchive.open(folder / "attention"), folder.name)
 
 

@@ -19,15 +19,6 @@ from model.pages.describe import visible
 from tests.html_pages import HOSTILE
 
 
-def one_hot_maps(layers: int, heads: int, size: int) -> np.ndarray:
-    """Head h of layer l puts everything on key 0, but query 1 + l puts everything on key 1 of head 0."""
-    maps = np.zeros((layers, heads, size, size), dtype=np.float32)
-    maps[..., 0] = 1
-    for layer in range(layers):
-        maps[layer, 0, 1 + layer] = np.eye(size)[1]
-    return maps
-
-
 def written(draw, *args, **options) -> bytes:
     """The PNG that a function of the module writes."""
     with TemporaryDirectory() as folder:
@@ -37,8 +28,7 @@ def written(draw, *args, **options) -> bytes:
 
 
 def test_each_weight_has_its_colour_at_its_place():
-    maps = one_hot_maps(2, 3, 5)
-    maps[1, 2, 4, 2] = 0.25
+    maps = np.random.default_rng(0).choice([0, 0.25, 1], (2, 3, 5, 5))
     figure = images.grid_figure(maps, list("abcde"))
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
@@ -51,9 +41,8 @@ def test_each_weight_has_its_colour_at_its_place():
         x, y = figure.axes[0].transData.transform(place).astype(int)
         darkness.setdefault(float(maps[layer, head, query, key]), []).append(1 - pixels[y, x].mean())
     # The square root puts 0.25 half-way along the colours.
-    assert (
-        max(darkness[0]) < 0.02 and 0.3 < min(darkness[0.25]) <= max(darkness[0.25]) < 0.7 and min(darkness[1]) > 0.85
-    )
+    assert max(darkness[0]) < 0.02 and min(darkness[1]) > 0.85
+    assert 0.3 < min(darkness[0.25]) <= max(darkness[0.25]) < 0.7
 
 
 @pytest.mark.slow
@@ -103,14 +92,6 @@ def test_hostile_text_is_drawn_without_a_warning(recwarn):
     assert written(images.attention_grid, maps, HOSTILE, title=title).startswith(b"\x89PNG")
     assert written(images.score_curves, [run], title=title).startswith(b"\x89PNG")
     assert not recwarn.list
-
-
-def test_rows_and_columns_have_the_names_that_they_are_given():
-    maps = np.random.default_rng(0).random((1, 1, 6, 6))
-    figure = images.grid_figure(maps, list("abcdef"), rows=["above"], columns=["head 2.1"])
-    texts = {text.get_text() for text in figure.findobj(Text)}
-    assert {"above", "head 2.1"} <= texts and not {"layer 0", "head 0"} & texts
-    np.testing.assert_allclose(figure.axes[0].images[0].get_array(), maps[0, 0].astype(np.float32))
 
 
 @pytest.mark.parametrize(

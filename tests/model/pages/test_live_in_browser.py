@@ -19,7 +19,7 @@ from model.inspection.recorder import capture
 from model.inspection.survey import windows_of
 from model.pages.live import model_page
 from tests.gpts import random_gpt, repeating_gpt
-from tests.model.pages.browsing import click, in_page, point_at, press, settle, slide, unnamed
+from tests.model.pages.browsing import click, in_page, number_in, point_at, press, put, settle, slide, unnamed
 
 pytestmark = pytest.mark.slow
 
@@ -59,10 +59,8 @@ def slow_page(tmp_path_factory):
 
 def write_page(path, gpts):
     tokens = TOKENIZER.encode(OPENING)
-    probes = {
-        "text": Probe(tokens, list(OPENING)),
-        "repeated": draw_repeated_probe(range(256), 10, TOKENIZER.label, first=256),
-    }
+    repeated = draw_repeated_probe(range(256), 10, TOKENIZER.label, first=256)
+    probes = {"text": Probe(tokens, list(OPENING)), "repeated": repeated}
     page, _ = model_page("tiny", list(zip((0, 8), gpts, strict=True)), TOKENIZER, probes, tokens)
     path.write_text(page, encoding="utf-8")
     return path
@@ -151,8 +149,8 @@ def test_after_the_last_token_the_logit_of_the_likeliest_is_told(open_page):
         with torch.no_grad():
             capped = GPTS[-1](torch.tensor([TOKENIZER.encode(text)]))[0, -1].max().item()
         logit = CONFIG.logit_soft_cap * math.atanh(capped / CONFIG.logit_soft_cap)
-        total = page.locator("#parts tfoot td").last.inner_text().replace("−", "-")
-        assert float(total) == pytest.approx(logit, abs=0.006)
+        total = number_in(page.locator("#parts tfoot td").last.inner_text())
+        assert total == pytest.approx(logit, abs=0.006)
     # Two steps that expect different tokens have no logit that could be compared.
     expected = [predictions(gpt, "d")[1].argmax() for gpt in GPTS]
     assert expected[0] != expected[1]
@@ -227,10 +225,7 @@ def test_all_next_tokens_and_the_controls_are_in_sight_with_notes_of_any_length(
 def test_any_text_can_be_typed(open_page):
     page = open_page()
     for text, (said, count) in TYPED.items():
-        page.locator("#box").evaluate(
-            "(box, text) => { box.value = text; box.dispatchEvent(new Event('input')) }", text
-        )
-        settle(page)
+        put(page.locator("#box"), text)
         assert said in page.locator("#window").inner_text()
         assert page.locator("#editor").evaluate("box => box.scrollTop + box.clientHeight > box.scrollHeight - 2")
         assert page.locator("#tokens span").count() == count
@@ -313,13 +308,13 @@ def test_a_patch_moves_the_logit(open_page):
         matrix.press(key)
     told = page.locator("#patch-note").inner_text()
     assert told.startswith("head 1.0 at token 22")
-    change = float(re.search(r"[+−]?[\d.]+$", told)[0].replace("−", "-"))
+    change = number_in(re.search(r"[+−]?[\d.]+$", told)[0])
     matrix.press("Enter")
     settle(page)
     page.locator("#patched", has_text=f"{abs(change):.2f} to").wait_for()
-    told = page.locator("#patched").inner_text().replace("−", "-")
+    told = page.locator("#patched").inner_text()
     assert told_change(page.locator("#patched b").inner_text()) == change != 0
-    patched = float(re.search(r" to (-?\d+\.\d+)\.", told)[1])
+    patched = number_in(re.search(r" to (−?\d+\.\d+)\.", told)[1])
     target = page.locator("#patch-target").input_value()
     with torch.no_grad():
         plain = GPTS[-1](torch.tensor([TOKENIZER.encode(OPENING)]))[0, -1, int(target)].item()

@@ -18,7 +18,7 @@ from model.pages.captures import Captures, log_spaced
 from model.pages.describe import describe_heads, opening_view
 from model.pages.page import attention_page
 from tests.html_pages import HOSTILE, Page
-from tests.measurements import learned_captures, measured
+from tests.measurements import learned_captures, measured, write_archive
 
 
 def read(*runs: Captures, **options) -> Page:
@@ -223,10 +223,6 @@ def test_maps_that_cannot_be_shown_are_refused(runs, options, reason):
 
 
 def test_steps_whose_maps_were_removed_keep_their_scores(tmp_path):
-    captures = learned_captures()
-    archive = AttentionArchive(tmp_path, captures.probes, "fingerprint")
-    for snapshot in captures.snapshots:
-        archive.add(snapshot, captures.load(snapshot.step))
-    archive.path(2).unlink()
+    write_archive(learned_captures(), tmp_path).path(2).unlink()
     shown = read(Captures.of(AttentionArchive.open(tmp_path), "demo")).data["runs"][0]["captures"]
     assert ["blocks" in capture for capture in shown] == [True, True, False, True, True]

@@ -19,7 +19,7 @@ from matplotlib.image import imread
 from model.inspection import heads
 from model.pages.images import COLOURS
 from tests.measurements import learned_captures, measured
-from tests.model.pages.browsing import click, in_page, place, point_at, press, resize, settle, slide
+from tests.model.pages.browsing import click, colours, in_page, place, point_at, press, resize, settle, slide
 
 pytestmark = pytest.mark.slow
 
@@ -53,11 +53,8 @@ def shares(sentence: str) -> list[float]:
 
 def shades(page) -> np.ndarray:
     """(T, 3): the background of each token of the text, white where it has none."""
-    styles = page.locator("#tokens span").evaluate_all(
-        "spans => spans.map((span) => getComputedStyle(span).backgroundColor)"
-    )
-    colours = [[float(x) for x in re.findall(r"[\d.]+", style)] for style in styles]
-    return np.array([[1, 1, 1] if colour[3:] == [0] else np.array(colour[:3]) / 255 for colour in colours])
+    found = colours(page, "#tokens span")
+    return np.array([[1, 1, 1] if colour[3:] == [0] else np.array(colour[:3]) / 255 for colour in found])
 
 
 def inks(shown: np.ndarray) -> np.ndarray:
@@ -194,9 +191,8 @@ def test_the_curves_are_clicked_and_are_a_slider_of_the_steps(open_page):
         settle(page)
         assert address(page)["step"] == str(step)
     height = captures.snapshots[5].scores["induction"][1, 2]
-    curve.click(
-        position={"x": in_page(page, "curves", "curve.x(16)"), "y": in_page(page, "curves", f"curve.y({height})")}
-    )
+    x, y = in_page(page, "curves", "curve.x(16)"), in_page(page, "curves", f"curve.y({height})")
+    curve.click(position={"x": x, "y": y})
     settle(page)
     assert address(page)["head"] == "1.2" and address(page)["step"] == "16"
     press(curve, "ArrowLeft")
@@ -452,9 +448,7 @@ def test_the_head_of_the_other_run_is_the_nearest_match_or_chosen(open_page):
     order = [4, 2, 0, 5, 1, 3]  # of the other run's heads
 
     def shuffled(maps):
-        return {
-            name: weights.reshape(6, *weights.shape[2:])[order].reshape(weights.shape) for name, weights in maps.items()
-        }
+        return {name: some.reshape(6, *some.shape[2:])[order].reshape(some.shape) for name, some in maps.items()}
 
     other = replace(one, name="other", load=lambda step: shuffled(one.load(step)))
     page = open_page(one, other, hash_="#head=1.1&against=1.32&other=match")

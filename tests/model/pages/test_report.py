@@ -62,19 +62,10 @@ def test_figures_are_those_of_the_data():
         "validation": [[20, 3.5], [30, 3.25], [40, 3.375]],
     }
     assert list(curves) == ["Loss", "Bits per byte"]
-    assert [chart["title"] for chart in data["machine"]] == [
-        "Learning rate",
-        "Tokens per second",
-    ]  # no MFU was measured
+    assert [chart["title"] for chart in data["machine"]] == ["Learning rate", "Tokens per second"]  # no MFU is known
     assert [chart["curves"][0]["points"] for chart in data["heads"]] == [[[0, 0.25], [20, 0.5]]]
     assert [sample["step"] for sample in data["samples"]] == [20, 40]
     assert data["samples"][0]["text"] == f"20 {HOSTILE}" and data["config"] == CONFIG
-
-
-def test_attention_is_in_the_report_as_a_page_of_its_own():
-    page = Page(report(captures=captures())).json("attention")
-    assert page.startswith("<!DOCTYPE html>")
-    assert Page(page).data["runs"][0]["probes"][0]["labels"] == [HOSTILE] * 10
 
 
 def test_the_report_knows_which_heads_formed_and_when():
@@ -278,14 +269,11 @@ def test_the_maps_have_no_scroll_bar_of_their_own_and_a_link(open_report):
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [400, 1280])  # views.test.mjs has all others
 def test_no_chart_is_alone_on_its_row(open_report, width):
-    columns = {
-        f"attention/{score}/layer_0": 0.5 for score in ("previous_token", "duplicate", "induction", "sink", "entropy")
-    }
+    scores = ("previous_token", "duplicate", "induction", "sink", "entropy")
+    columns = {f"attention/{score}/layer_0": 0.5 for score in scores}
     page = open_report(report(rows=[row | columns | {"mfu": 0.3} for row in ROWS]), width=width)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     for group in ("charts", "heads", "machine"):
-        tops = page.locator(f"#{group} .chart").evaluate_all(
-            "charts => charts.map((c) => c.getBoundingClientRect().top)"
-        )
+        tops = [chart.bounding_box()["y"] for chart in page.locator(f"#{group} .chart").all()]
         rows = [tops.count(top) for top in dict.fromkeys(tops)]
         assert max(rows) == 1 or min(rows) > 1

@@ -15,7 +15,7 @@ from model.pages import export
 from model.pages.captures import Captures
 from tests.html_pages import HOSTILE
 from tests.measurements import learned_captures, measured
-from tests.model.pages.browsing import click, point_at, press, slide, unnamed
+from tests.model.pages.browsing import click, colours, number_in, point_at, press, slide, unnamed
 
 pytestmark = pytest.mark.slow
 
@@ -35,11 +35,8 @@ def diverged() -> Captures:
         return found | {"probes": json.loads(broken)} if step == STEPS[-1] else found
 
     nothing = {"heads": [[None] * HEADS] * LAYERS, "feed_forward": [None] * LAYERS, "tables": {"pair table": None}}
-    last = replace(
-        CAPTURES.snapshots[-1],
-        ablation={"text": nothing, "repeated": nothing},
-        copying=np.full((LAYERS, HEADS), math.nan),
-    )
+    ablation, copying = {"text": nothing, "repeated": nothing}, np.full((LAYERS, HEADS), math.nan)
+    last = replace(CAPTURES.snapshots[-1], ablation=ablation, copying=copying)
     return replace(CAPTURES, details=details, snapshots=[*CAPTURES.snapshots[:-1], last])
 
 
@@ -59,10 +56,7 @@ def numbers(rows: list[dict[str, str]], column: str) -> list[float | None]:
 def test_the_text_is_coloured_by_how_much_each_token_surprised(open_page):
     page = open_page(CAPTURES, hash_="#step=16")
     click(page.locator("#by-surprise"))
-    backgrounds = page.locator("#tokens span").evaluate_all(
-        "spans => spans.map((span) => getComputedStyle(span).backgroundColor)"
-    )
-    depths = [float(re.search(r"([\d.]+)\)$", colour)[1]) for colour in backgrounds]
+    depths = [colour[3] for colour in colours(page, "#tokens span")]
     bits = [0.0, *CAPTURES.details(16)["probes"]["text"]["bits"][:-1]]
     np.testing.assert_allclose(depths, 0.75 * np.minimum(np.array(bits) / 10, 1), atol=0.01)
 
@@ -105,10 +99,8 @@ def test_the_lens_has_a_cell_for_each_sublayer_and_position(open_page):
     for row in range(2 * LAYERS + 1):
         shown = rows.nth(row).locator("td").all_inner_texts()
         likeliest = [details["tokens"][str(id_)] for id_ in lens["token"][row]]
-        assert [text for text, token in zip(shown, likeliest, strict=True) if token == "10"] == [
-            "10"
-        ] * likeliest.count("10")
         assert len(shown) == len(LABELS)
+        assert all(text == "10" for text, token in zip(shown, likeliest, strict=True) if token == "10")
     assert page.locator("#lens img").count() == 0
 
     # The final prediction's cells for the true token are the darker, the larger its probability.
@@ -139,18 +131,14 @@ def test_a_cell_of_the_lens_tells_its_numbers_to_pointer_and_keys(open_page):
 def test_the_attribution_is_that_of_the_chosen_token_and_adds_up(open_page):
     page = open_page(CAPTURES, hash_="#step=16&token=4")
     details = CAPTURES.details(16)
-    column = {
-        part: row[4] for part, row in zip(details["parts"], details["probes"]["text"]["attribution"], strict=True)
-    }
+    logits = [row[4] for row in details["probes"]["text"]["attribution"]]
+    column = dict(zip(details["parts"], logits, strict=True))
     page.locator("#every-part").click()
     rows = page.locator("#parts tbody tr")
-    shown = {
-        row.locator("th").inner_text(): float(row.locator("td").last.inner_text().replace("−", "-"))
-        for row in rows.all()
-    }
+    shown = {row.locator("th").inner_text(): number_in(row.locator("td").last.inner_text()) for row in rows.all()}
     assert list(shown) == sorted(column, key=lambda part: -abs(column[part]))
     np.testing.assert_allclose([shown[part] for part in column], list(column.values()), atol=0.006)
-    total = float(page.locator("#parts tfoot td").last.inner_text().replace("−", "-"))
+    total = number_in(page.locator("#parts tfoot td").last.inner_text())
     assert total == pytest.approx(sum(column.values()), abs=0.01)
     error = f"{details['probes']['text']['attribution_error']:.0e}".replace("e-0", "e-")
     assert page.locator("#attribution-badge.good").inner_text() == f"✓ adds up to the logit: within {error}"
@@ -166,14 +154,13 @@ def test_the_loss_without_each_part_is_told(open_page):
     page = open_page(CAPTURES, hash_="#step=16&head=1.0")
     snapshot = CAPTURES.snapshots[2]
     rows = page.locator("#ablations tbody tr")
-    assert rows.locator("th").all_inner_texts() == [
-        "head 1.0", "feed-forward 0", "feed-forward 1", "token embedding", "pair table",
-    ]  # fmt: skip
-    shown = [float(text.replace("−", "-")) for text in rows.first.locator("td").all_inner_texts()]
+    parts = ["head 1.0", "feed-forward 0", "feed-forward 1", "token embedding", "pair table"]
+    assert rows.locator("th").all_inner_texts() == parts
+    shown = [number_in(text) for text in rows.first.locator("td").all_inner_texts()]
     expected = [snapshot.ablation[probe]["heads"][1][0] for probe in ("text", "repeated")] + [snapshot.copying[1, 0]]
     np.testing.assert_allclose(shown, expected, atol=0.006)
     for probe in ("text", "repeated"):
-        shown = [float(text.replace("−", "-")) for text in page.locator("#grid .without").all_inner_texts()]
+        shown = list(map(number_in, page.locator("#grid .without").all_inner_texts()))
         np.testing.assert_allclose(shown, np.ravel(snapshot.ablation[probe]["heads"]), atol=0.006)
         assert "loss without it" in page.locator(".thumb").first.get_attribute("aria-label")
         press(page, "p")
@@ -311,11 +298,8 @@ def test_hostile_text_is_shown_as_text(open_page):
 
 @pytest.mark.parametrize(("width", "height"), [(400, 800), (1280, 900), (1366, 768)])
 def test_the_views_fit_every_width_and_the_lens_scrolls_in_its_own_box(open_page, width, height):
-    captures, hash_ = (
-        measured(plain_captures(labels=LABELS * 3)),
-        "#text=surprise&token=30&against=0.4&weighting=values",
-    )
-    page = open_page(captures, width=width, height=height, hash_=hash_)
+    hash_ = "#text=surprise&token=30&against=0.4&weighting=values"
+    page = open_page(measured(plain_captures(labels=LABELS * 3)), width=width, height=height, hash_=hash_)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     box = page.locator("#lenses .wide").first
     assert box.evaluate("box => box.scrollWidth > box.clientWidth && box.scrollLeft > 0")

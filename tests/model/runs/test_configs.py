@@ -70,16 +70,11 @@ def test_a_run_may_not_have_the_parser_import_or_open_anything(trainer, more, mo
         plain_config(config, near_misses)
 
 
-@pytest.mark.parametrize(
-    "typed",
-    [
-        ["--trainer.callbacks=EarlyStopping"],
-        ["--trainer.callbacks", "lightning.pytorch.callbacks.EarlyStopping"],
-        ["--trainer.callbacks+=EarlyStopping"],
-        ["--config=mine.yaml"],
-        ["-c", "mine.yaml"],
-    ],
-)
+TYPED = ["--trainer.callbacks=EarlyStopping", "--trainer.callbacks lightning.pytorch.callbacks.EarlyStopping"]
+TYPED += ["--trainer.callbacks+=EarlyStopping", "--config=mine.yaml", "-c mine.yaml"]
+
+
+@pytest.mark.parametrize("typed", map(str.split, TYPED), ids=TYPED)
 def test_of_an_option_that_is_typed_too_what_is_typed_is_taken(typed):
     config = stranger("max_steps: 5, callbacks: [{class_path: subprocess.Popen}]")
     Path("mine.yaml").write_text("trainer: {callbacks: [{class_path: EarlyStopping}]}")

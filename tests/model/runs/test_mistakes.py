@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from model.runs.mistakes import exit_status, explain_machine, parse, sentence, suggestion
-
-ROOT = Path(__file__).parents[3]
+from tests.small_runs import REPOSITORY
 
 
 class Part:
@@ -145,7 +144,7 @@ def test_only_a_closed_standard_output_is_no_error(body, status):
     source = f"import sys\nfrom model.runs.mistakes import exit_status\n@exit_status('x')\ndef main():\n    {body}\n"
     source += "status = main()\nsys.stderr.write(f'status {status}')"
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", source], cwd=ROOT, text=True, **pipe) as process:
+    with subprocess.Popen([sys.executable, "-c", source], cwd=REPOSITORY, text=True, **pipe) as process:
         process.stdout.close() if status == 0 else process.stdout.read()
         error = process.stderr.read()
     assert error.endswith(f"status {status}") and "Traceback" not in error
@@ -162,7 +161,7 @@ for script in (generate, inspect_attention, report, walk):
     except SystemExit:
         assert not {"torch", "lightning", "jsonargparse", "datasets", "matplotlib"} & set(sys.modules)
 """
-    subprocess.run([sys.executable, "-c", source], cwd=ROOT, check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", source], cwd=REPOSITORY, check=True, capture_output=True)
 
 
 LOADER = "DataLoader worker (pid(s) 1, 2) exited unexpectedly. See the log.\nmore"
@@ -199,17 +198,11 @@ def test_a_sentence_ends_with_how_to_resume_where_there_is_a_checkpoint(tmp_path
         assert (f", then continue with --resume '{run}'" in sentence) == bool(checkpoint)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError("another"),
-        ValueError("DataLoader worker"),
-        OSError(errno.EACCES, "denied"),
-        OSError(errno.ENOSPC, "full: make room"),
-        OSError("without a number"),
-    ],
-    ids=repr,
-)
+OTHERS = [RuntimeError("another"), ValueError("DataLoader worker"), OSError("without a number")]
+OTHERS += [OSError(errno.EACCES, "denied"), OSError(errno.ENOSPC, "full: make room")]
+
+
+@pytest.mark.parametrize("error", OTHERS, ids=repr)
 def test_other_errors_pass_as_they_are(tmp_path, error):
     before = str(error)
     with pytest.raises(type(error)) as caught, explain_machine(tmp_path):

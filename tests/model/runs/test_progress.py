@@ -26,9 +26,8 @@ def test_a_runs_first_lines_name_the_model_the_device_the_precision_and_the_corp
     threads = torch.get_num_threads()
     place = "the CPU with 1 thread" if threads == 1 else f"the CPU with {threads} threads"
     assert model == f"runs/run: {size:,} parameters, on {place}, precision bf16-mixed"
-    counts = re.fullmatch(
-        r"words: (\S+) tokens to train on and (\S+) to validate, from a vocabulary of 257 \(bytes\)", corpus
-    )
+    told = r"words: (\S+) tokens to train on and (\S+) to validate, from a vocabulary of 257 \(bytes\)"
+    counts = re.fullmatch(told, corpus)
     num_tokens = sum(int(count.replace(",", "")) for count in counts.groups())
     assert 0 <= num_tokens - small_text.stat().st_size <= 4  # a token a byte, and the ends of the documents
 
@@ -107,30 +106,17 @@ def test_other_ranks_say_nothing(started, capsys):
     assert shown.bar.disable and capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(
-    ("device", "devices", "place"),
-    [
-        ("cpu", 1, "the CPU with 3 threads"),
-        ("mps", 1, "mps"),
-        ("cuda", 1, "Some GPU"),
-        ("cuda", 8, "8 devices, each Some GPU"),
-    ],
-)
+PLACES = [("cpu", 1, "the CPU with 3 threads"), ("mps", 1, "mps"), ("cuda", 1, "Some GPU")]
+
+
+@pytest.mark.parametrize(("device", "devices", "place"), [*PLACES, ("cuda", 8, "8 devices, each Some GPU")])
 def test_the_first_line_names_the_device(monkeypatch, device, devices, place):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    store = SimpleNamespace(num_tokens=1000)
-    trainer = SimpleNamespace(
-        lightning_module=SimpleNamespace(gpt=SimpleNamespace(num_parameters=lambda: 12_345)),
-        datamodule=SimpleNamespace(
-            corpus=SimpleNamespace(name="words"),
-            tokenizer=SimpleNamespace(name="bytes", vocab_size=257),
-            tokenized=SimpleNamespace(train=store, validation=store),
-        ),
-        strategy=SimpleNamespace(root_device=torch.device(device)),
-        world_size=devices,
-        default_root_dir="runs/a",
-        precision="32-true",
-    )
+    part = SimpleNamespace(name="any", num_parameters=lambda: 12_345, num_tokens=1000, vocab_size=257)
+    data = SimpleNamespace(corpus=part, tokenizer=part, tokenized=SimpleNamespace(train=part, validation=part))
+    strategy = SimpleNamespace(root_device=torch.device(device))
+    trainer = SimpleNamespace(lightning_module=SimpleNamespace(gpt=part), datamodule=data, strategy=strategy)
+    trainer.world_size, trainer.default_root_dir, trainer.precision = devices, "runs/a", "32-true"
     first, _ = progress.opening(trainer).splitlines()
     assert first == f"runs/a: 12,345 parameters, on {place}, precision 32-true"

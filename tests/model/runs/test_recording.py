@@ -121,9 +121,8 @@ def test_a_leak_is_told_on_the_terminal_in_the_report_on_the_page_and_with_a_tab
     assert train("--name=run") == 0
     told = [record.getMessage() for record in caplog.records if "into the future" in record.getMessage()]
     assert len(told) == 2  # when first seen, and at the end
-    assert re.fullmatch(
-        r"At step \d+ layers? 0.* into the future: changing token \d+ moves .*; the loss means nothing.", told[-1]
-    )
+    sentence = r"At step \d+ layers? 0.* into the future: changing token \d+ moves .*; the loss means nothing."
+    assert re.fullmatch(sentence, told[-1])
     assert told[-1] in Path("runs/run/report.html").read_text()
     capsys.readouterr()
     assert inspect_attention(["--run", "runs/run", "--output", "maps.csv"]) == 0

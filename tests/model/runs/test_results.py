@@ -2,7 +2,6 @@
 
 import json
 import lzma
-import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,14 +10,13 @@ import torch
 
 from data.tokenizers import byte_level
 from model.glass import open_run
-from model.gpt import GPT, GPTConfig
-from model.inspection.archive import AttentionArchive
-from model.inspection.probes import Probe, draw_repeated_probe
-from model.inspection.recorder import record_snapshot
 from model.runs.results import finish, read_metrics, write_report
 from tests.gpts import repeating_gpt
+from tests.html_pages import Page
+from tests.measurements import learned_captures, write_archive
 
 HEADER = "step,tokens,train/loss,val/loss,val/bits_per_byte,lr,tokens_per_second,mfu,attention/sink/layer_0"
+CAPTURES = learned_captures(steps=(0, 20))
 METRICS = f"""{HEADER}
 0,,,,,,,,0.25
 10,1000,4.0,,,0.1,500.0,,
@@ -37,19 +35,6 @@ def run(tmp_path) -> Path:
     return run
 
 
-def record(run: Path) -> None:
-    """Two captures of an untrained model."""
-    gpt = GPT(GPTConfig(vocab_size=20, context_length=16, num_layers=2, num_heads=2, embed_dim=16))
-    probes = {"text": Probe([*range(10)], ["x"] * 10), "repeated": draw_repeated_probe(range(20), 4, str)}
-    archive = AttentionArchive(run / "attention", probes, "fingerprint")
-    for step in (0, 20):
-        record_snapshot(archive, gpt, step)
-
-
-def element(page: str, name: str):
-    return json.loads(re.search(rf'id="{name}">(.*?)</script>', page, re.DOTALL)[1])
-
-
 def report_of(run: Path) -> str:
     return write_report(run).read_text(encoding="utf-8")
 
@@ -62,27 +47,25 @@ def test_rows_have_the_columns_in_which_they_have_a_number(run):
 
 
 def test_the_report_is_written_into_the_run_folder_or_to_a_given_path(run, tmp_path):
-    record(run)
+    write_archive(CAPTURES, run / "attention")
     assert write_report(run) == run / "report.html"
-    page = (run / "report.html").read_text(encoding="utf-8")
-    data = element(page, "data")
+    text = (run / "report.html").read_text(encoding="utf-8")
+    page = Page(text)
+    data = page.data
     assert data["title"] == "run" and data["config"] == "prompt: hello\n"
     assert [sample["text"] for sample in data["samples"]] == ["10", "20"]
     assert data["charts"][0]["curves"][0]["points"] == [[10, 4.0], [20, 3.0]]
-    assert [capture["step"] for capture in element(element(page, "attention"), "data")["runs"][0]["captures"]] == [
-        0,
-        20,
-    ]
+    assert [capture["step"] for capture in Page(page.json("attention")).data["runs"][0]["captures"]] == [0, 20]
     other = tmp_path / "other.html"
-    assert write_report(run, other) == other and other.read_text(encoding="utf-8") == page
+    assert write_report(run, other) == other and other.read_text(encoding="utf-8") == text
 
 
 def test_captures_that_were_cut_short_are_left_out(run):
-    record(run)
+    write_archive(CAPTURES, run / "attention")
     scores = run / "attention" / "scores.jsonl"
     lines = scores.read_bytes().splitlines(keepends=True)
     scores.write_bytes(lines[0] + lines[1][:40])
-    captures = element(element(report_of(run), "attention"), "data")["runs"][0]["captures"]
+    captures = Page(Page(report_of(run)).json("attention")).data["runs"][0]["captures"]
     assert [capture["step"] for capture in captures] == [0]
     scores.write_bytes(lines[0][:40])
     assert 'id="attention"' not in report_of(run)
@@ -91,14 +74,14 @@ def test_captures_that_were_cut_short_are_left_out(run):
 @pytest.mark.parametrize(("missing", "field"), [("samples.jsonl", "samples"), ("config.yaml", "config")])
 def test_missing_files_are_left_out(run, missing, field):
     (run / missing).unlink()
-    assert not element(report_of(run), "data")[field]
+    assert not Page(report_of(run)).data[field]
 
 
 def test_an_unfinished_last_line_is_left_out(run):
     for name in ("metrics.csv", "samples.jsonl"):
         path = run / name
         path.write_text(path.read_text()[:-3])
-    data = element(report_of(run), "data")
+    data = Page(report_of(run)).data
     assert data["charts"][0]["curves"][0]["points"][-1] == [10, 4.0]
     assert [sample["step"] for sample in data["samples"]] == [10]
 
@@ -110,7 +93,7 @@ def test_a_report_needs_metrics(tmp_path):
 
 def test_a_diverged_run_has_a_report(run):
     (run / "metrics.csv").write_text(METRICS + "30,3000,nan,inf,inf,0.0,100.0,,nan\n")
-    assert element(report_of(run), "data")["charts"][0]["curves"][0]["points"][-1] == [20, 3.0]
+    assert Page(report_of(run)).data["charts"][0]["curves"][0]["points"][-1] == [20, 3.0]
 
 
 def test_the_summary_says_what_was_reached(run):
@@ -142,7 +125,7 @@ def test_the_circuit_of_a_sparse_model_is_drawn_and_in_the_report(run):
         torch.save(checkpoint | {"global_step": 20, "nonzero_weights": nonzero_weights}, last)
         assert ("circuit.svg" in finish(run, None, open_run)) == is_drawn
     picture = (run / "circuit.svg").read_text(encoding="utf-8")
-    assert picture.count("data-weight=") > 20 and element(report_of(run), "data")["circuit"] == picture
+    assert picture.count("data-weight=") > 20 and Page(report_of(run)).data["circuit"] == picture
 
 
 def test_commands_of_the_summary_can_be_pasted_even_if_nothing_was_trained(tmp_path, caplog):
@@ -157,12 +140,12 @@ def test_commands_of_the_summary_can_be_pasted_even_if_nothing_was_trained(tmp_p
 
 
 def test_the_report_says_from_which_step_experiments_hold(run):
-    record(run)
-    assert element(report_of(run), "data")["experiments"] == ""
+    write_archive(CAPTURES, run / "attention")
+    assert Page(report_of(run)).data["experiments"] == ""
     found = run / "attention" / "experiments.json"
     found.write_text('{"Nothing at all": 400, "A made-up word, twice": 1500}')
     told = "Nothing at all: step 400; A made-up word, twice: step 1,500"
-    assert element(report_of(run), "data")["experiments"] == told
+    assert Page(report_of(run)).data["experiments"] == told
     found.write_text('["Nothing at all"]')
     with pytest.raises(ValueError, match=r"experiments\.json is damaged"):
         report_of(run)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from model.files import atomic_file, write_atomically
-from model.runs.saving import AtomicCheckpointIO, gather, random_state, restoring, set_random_state
+from model.runs.saving import AtomicCheckpointIO, random_state, restoring, set_random_state
 
 CPU = torch.device("cpu")
 WHOLE = {"state_dict": {}, "gpt_config": {}, "tokenizer": {}, "global_step": 0, "loops": {}, "optimizer_states": []}
@@ -97,12 +97,3 @@ def test_the_gpus_random_state_is_restored_on_gpus_only(monkeypatch):
     assert not restored
     set_random_state(on_gpu, cuda)
     assert restored == [("the state of cuda:1", cuda)]
-
-
-def test_every_ranks_value_is_gathered(monkeypatch):
-    def all_gather_object(values, own):
-        values[:] = ["another's", own]
-
-    monkeypatch.setattr(torch.distributed, "all_gather_object", all_gather_object)
-    assert gather(3.5, SimpleNamespace(world_size=1)) == [3.5]
-    assert gather(3.5, SimpleNamespace(world_size=2)) == ["another's", 3.5]

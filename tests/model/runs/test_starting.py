@@ -56,16 +56,8 @@ def test_a_loader_process_that_outlives_a_run_does_not_hold_its_lock(tmp_path):
         os.waitpid(child, 0)
 
 
-USUAL = {
-    "max_epochs": -1,
-    "fast_dev_run": False,
-    "limit_train_batches": 1.0,
-    "overfit_batches": 0.0,
-    "val_check_interval": 10,
-    "accumulate_grad_batches": 1,
-    "log_every_n_steps": 1,
-    "gradient_clip_val": None,
-}
+USUAL = {"max_epochs": -1, "fast_dev_run": False, "limit_train_batches": 1.0, "overfit_batches": 0.0}
+USUAL |= {"val_check_interval": 10, "accumulate_grad_batches": 1, "log_every_n_steps": 1, "gradient_clip_val": None}
 
 
 def check(options):

@@ -1,10 +1,7 @@
-"""With weights sharded over two processes, both optimizers update them as on one device; and runs with --strategy fsdp.
+"""With weights sharded over two processes, both optimizers update them as on one device.
 
-tests/test_train.py has a run on two devices.
+tests/test_train.py has runs on two devices, with --trainer.strategy ddp and fsdp.
 """
-
-import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +9,6 @@ from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from model.checkpoint import load_gpt, read_checkpoint
 from model.gpt import GPT, GPTConfig
 from model.training import optimizer, sharding
 from tests.ranks import run_ranks
@@ -56,48 +52,3 @@ def check_sharded_updates() -> None:
 @pytest.mark.slow
 def test_sharded_weights_are_updated_as_whole_ones():
     run_ranks(check_sharded_updates)
-
-
-@pytest.fixture
-def one_process():
-    """A group of one process, as Lightning makes it for a sharded run on one device, is left after the test."""
-    before = dict(os.environ)
-    yield
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
-    os.environ.clear()
-    os.environ.update(before)
-
-
-@pytest.mark.slow
-def test_a_sharded_run_leaves_what_another_one_leaves_and_each_resumes_the_others(train, one_process, metrics):
-    short, usual, longer = "--trainer.max_steps=5", "--trainer.strategy=auto", "--trainer.max_steps=8"
-    sharded = ["--trainer.strategy=fsdp", "--trainer.devices=1"]
-    assert train("--name=usual", "--model.schedule.decay=none", short) == 0
-    assert train("--name=sharded", "--model.schedule.decay=none", short, *sharded) == 0
-    saved = [read_checkpoint(Path(f"runs/{name}/checkpoints/last.ckpt")) for name in ("usual", "sharded")]
-    assert saved[0].keys() == saved[1].keys()
-    one, other = (flat({name: one[name] for name in ("state_dict", "optimizer_states")}) for one in saved)
-    assert one.keys() == other.keys()
-    for name, value in one.items():
-        assert type(value) is type(other[name]), name
-        if isinstance(value, torch.Tensor):
-            torch.testing.assert_close(other[name], value, atol=1e-3, rtol=1e-3)
-    files = [sorted(p.name for p in Path("runs", name).rglob("*")) for name in ("usual", "sharded")]
-    assert files[0] == files[1]
-
-    assert train("--resume=runs/usual", longer, *sharded) == 0
-    assert train("--resume=runs/sharded", longer, usual) == 0
-    one, other = (
-        [float(row["val/loss"]) for row in metrics(f"runs/{n}") if row["val/loss"]] for n in ("usual", "sharded")
-    )
-    assert one == pytest.approx(other, abs=1e-3)
-    assert load_gpt("runs/usual/checkpoints/last.ckpt")[1]["global_step"] == 8
-
-
-def flat(value, name=""):
-    """What nested lists and dictionaries hold, by its path."""
-    if isinstance(value, (dict, list, tuple)):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        return {path: leaf for key, item in items for path, leaf in flat(item, f"{name}/{key}").items()}
-    return {name: value}

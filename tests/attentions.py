@@ -1,0 +1,26 @@
+"""Other attentions, as a person may put them in place of `CausalSelfAttention.attend`."""
+
+import torch
+
+
+def with_scores(change, seen_ahead=0):
+    """An `attend` whose scores go through `change`, (H, T, S) to (H, T, S or more), before the softmax."""
+
+    def attend(self, q, k, v, mask=None):
+        k, v = (x.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1) for x in (k, v))
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        visible = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(seen_ahead) if mask is None else mask
+        return change(scores.masked_fill(~visible, -torch.inf)).softmax(-1)[..., : k.shape[-2]] @ v
+
+    return attend
+
+
+def distances(scores):
+    """A slope for each head, times the distance (Press et al. 2021, https://arxiv.org/abs/2108.12409)."""
+    H, T, S = scores.shape[-3:]
+    distance = torch.arange(T)[:, None] - torch.arange(S)
+    return scores - 2.0 ** -torch.arange(1, H + 1)[:, None, None] * distance
+
+
+ALIBI = with_scores(distances)
+LEAK = with_scores(lambda scores: scores, seen_ahead=99)
