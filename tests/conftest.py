@@ -72,8 +72,3 @@ def finished_run(trained, here) -> Path:
     """runs/run in the working folder: a finished run with `small_options`, for tests that need not train one."""
     shutil.copytree(trained(), "runs/run")
     return Path("runs/run")
-
-
-@pytest.fixture
-def metrics():
-    return small_runs.metrics

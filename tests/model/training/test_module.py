@@ -16,9 +16,10 @@ from model.runs.recording import AttentionRecording, Samples
 from model.training.module import GPTModule, check_same_model
 from model.training.optimizer import MuonAdamW, OptimizerConfig
 from model.training.schedule import ScheduleConfig, learning_rate_factor
+from tests.small_runs import metrics
 
 
-def test_validation_is_exact(trained, metrics, small_text):
+def test_validation_is_exact(trained, small_text):
     """Bits per byte of the last tenth of the text, every token predicted once, in float64 and without batches."""
     run = trained()
     gpt, info = load_gpt(run / "checkpoints" / "last.ckpt")
@@ -54,7 +55,7 @@ def test_every_update_uses_the_learning_rate_of_the_schedule(train, monkeypatch)
     assert seen == [[base * factor for base in (0.5, 0.25, 0.125)] for factor in factors]
 
 
-def test_accumulating_batches_equals_one_large_batch(train, metrics):
+def test_accumulating_batches_equals_one_large_batch(train):
     """With as many sequences a step, the windows are the same, and so the losses are the same to rounding."""
     assert train("--name=one", "--data.batch_size=8", "--model.optimizer.algorithm=adamw") == 0
     accumulated = ["--trainer.accumulate_grad_batches=2", "--trainer.val_check_interval=8"]
