@@ -109,9 +109,9 @@ def test_every_import_is_a_declared_dependency():
 def test_no_line_of_a_page_is_longer_than_120_characters():
     """As ruff holds for Python."""
     kinds = {".js", ".css", ".html", ".svg"}
-    pages = [path for path in (ROOT / "model/pages").rglob("*") if path.suffix in kinds]
+    pages = [path for path in (REPOSITORY / "model/pages").rglob("*") if path.suffix in kinds]
     found = [
-        f"{path.relative_to(ROOT)}:{number}"
+        f"{path.relative_to(REPOSITORY)}:{number}"
         for path in pages
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if len(line) > 120
