@@ -1,5 +1,6 @@
 // Curves over the steps of training, as SVG: the charts of the report and of the page of maps.
 
+import { closest } from "browser/elements.js";
 import { decimal, withMinus } from "browser/words.js";
 
 export const BOX = { left: 46, right: 12, top: 8, bottom: 24 };
@@ -91,13 +92,14 @@ export function chartColumns(count, width, wide = 300, narrow = 190) {
 // The name of a score's colour in theme.css, which has eight.
 export const markColour = (score) => `mark-${score % 8}`;
 
-// formation: score -> { "layer.head": step }. The stages, ordered by step.
+// formation: every score -> { "layer.head": step }. The stages, ordered by step.
 export function stagesOf(formation) {
-  const stages = Object.entries(formation).flatMap(([score, formed]) => {
+  const stages = Object.entries(formation).flatMap(([score, formed], i) => {
     const heads = Object.entries(formed);
     if (!heads.length) return [];
-    const [head, step] = heads.reduce((first, other) => (other[1] < first[1] ? other : first));
-    return [{ score, head, step, label: `${score.replaceAll("_", "-")} head ${head} forms` }];
+    const [head, step] = closest(heads, ([, step]) => step);
+    const label = `${score.replaceAll("_", "-")} head ${head} forms`;
+    return [{ score, head, step, label, colour: `var(--${markColour(i)})` }];
   });
   return stages.sort((one, two) => one.step - two.step);
 }

@@ -2,14 +2,13 @@
 
 import { $, clamp, element } from "browser/elements.js";
 import { thumbs } from "browser/heads.js";
-import { addView, change, rendered, shown } from "browser/render.js";
+import { addView, change, changeOther, rendered, shown } from "browser/render.js";
 import {
   ALL_HEADS, comparable, data, headPart, lastOf, mapped, PROBES, RUNS, SCORES, secondRun, shortName, state,
 } from "browser/state.js";
 
 const hasSteps = (run) => lastOf(run) > 0;
 const openManual = () => $("manual").showModal();
-const changeOther = (patch) => change({ other: { ...state.other, ...patch } });
 
 // Of each side the parts of its control, and what sets its step and run.
 const slides = [["slide-a", change], ["slide-b", changeOther]].map(([id, set]) => {

@@ -58,9 +58,6 @@ function drawCurves() {
   });
 }
 
-const stages = () =>
-  stagesOf(RUNS[shown.run].formation).map((stage) => ({ ...stage, colour: css(SCORES[stage.score].colour) }));
-
 function drawCurve() {
   const { head: chosen, run } = shown;
   const { low, high, uniform, threshold, forms, colour } = measure();
@@ -72,7 +69,8 @@ function drawCurve() {
   const guides = [];
   if (forms) guides.push({ value: threshold, dashes: "2 4" });
   if (uniform !== undefined) guides.push({ value: uniform, dashes: "6 4" });
-  curve = drawChart($("curve"), { scale: "log", last: LAST, low, high, curves, stages: stages(), guides });
+  const stages = stagesOf(RUNS[run].formation);
+  curve = drawChart($("curve"), { scale: "log", last: LAST, low, high, curves, stages, guides });
 }
 
 const layerColour = (head) => rgb(shown.palette.colours[Math.round(90 + (165 * (placeOf(head)[0] + 1)) / LAYERS)]);
@@ -89,7 +87,7 @@ function curveOf(run, head, look) {
 // The same in words: which heads formed and when, or which head is missed most, each with a button that goes there.
 function describeCurves() {
   const { label, of, probe } = measure();
-  const formed = stages().map(({ label, step }) => `${label} at step ${step}`);
+  const formed = stagesOf(RUNS[shown.run].formation).map(({ label, step }) => `${label} at step ${step}`);
   $("curve").ariaLabel = [`${label}, of every head over the steps`, ...formed].join("; ");
   const parts = shown.curve === "score" ? describeScore() : describeLoss(of);
   const measured = PROBES.findIndex(({ name }) => name === probe);

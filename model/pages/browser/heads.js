@@ -2,9 +2,9 @@
 
 import { $, element } from "browser/elements.js";
 import { ofHead, shrink } from "browser/maps.js";
-import { addView, change, shown } from "browser/render.js";
+import { addView, change, changeOther, shown } from "browser/render.js";
 import {
-  ALL_HEADS, formation, HEADS, headName, LAYERS, MARKED, RUNS, SCORES, shortName, state, tellsSince,
+  ALL_HEADS, formation, HEADS, headName, LAYERS, MARKED, RUNS, SCORES, shortName, tellsSince,
 } from "browser/state.js";
 import { decimal } from "browser/words.js";
 
@@ -25,7 +25,7 @@ const newThumbs = (choose) => ALL_HEADS.map((head) => {
 });
 
 export const thumbs = newThumbs((head) => change({ head }));
-const otherThumbs = newThumbs((head) => change({ other: { ...state.other, head } }));
+const otherThumbs = newThumbs((head) => changeOther({ head }));
 
 addView(function drawHeads() {
   const twoRuns = shown.other && shown.other.run !== shown.run;

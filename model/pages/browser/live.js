@@ -20,7 +20,6 @@ import { dropQuestions, engine, readTyped, textOf, tokensOf, useEngine } from "b
 import { decimal } from "browser/words.js";
 
 const LARGEST_ERROR = 1e-3; // of a logit
-const CUT_SHORT = "This file has been cut short: copy or download it again.";
 const STOPPED = "The model has stopped, and this page with it. Reload the page to start it again.";
 const BROWSERS = $("browsers").textContent; // that can show this page
 
@@ -56,7 +55,7 @@ async function drawParity() {
 
 async function open() {
   const held = model();
-  if (!held) return tell(CUT_SHORT);
+  if (!held) return tell("This file has been cut short: copy or download it again.");
   const onWaiting = (count) => $("main").setAttribute("aria-busy", count > 0);
   useEngine(await startEngine(held.manifest, held.texts, { onWaiting, onStop: () => tell(STOPPED) }));
   addView(drawParity);

@@ -23,49 +23,20 @@ export function createProducts(room) {
     const into = (out, x, weight, T, I, O) => {
       const here = [out, x, weight].every(({ buffer }) => buffer === memory.buffer);
       if (!here) throw new TypeError("not an array from floats()");
-      if (I % 4) return plainly(out, x, weight, T, I, O, 0);
+      if (I % 4) return plainly(out, x, weight, T, I, O);
       const fours = Math.floor(O / 4);
       if (fours && T) rows(out.byteOffset, x.byteOffset, weight.byteOffset, fours, T, 4 * I, 4 * O);
       plainly(out, x, weight, T, I, O, 4 * fours);
     };
     return { floats, into, simd: true };
   } catch {
-    return plainProducts(); // no SIMD, or a policy that forbids WebAssembly
+    // No SIMD, or a policy that forbids WebAssembly.
+    return { floats: (count) => new Float32Array(count), into: plainly, simd: false };
   }
 }
 
-function plainProducts() {
-  const into = (out, x, weight, T, I, O) => {
-    const fours = O - (O % 4);
-    for (let o = 0; o < fours; o += 4) fourRows(out, x, weight, T, I, O, o);
-    plainly(out, x, weight, T, I, O, fours);
-  };
-  return { floats: (count) => new Float32Array(count), into, simd: false };
-}
-
-// Four rows at a time, so that each number of x is read once for four products.
-function fourRows(out, x, weight, T, I, O, o) {
-  const [one, two, three, four] = [o * I, (o + 1) * I, (o + 2) * I, (o + 3) * I];
-  for (let t = 0; t < T; t++) {
-    const start = t * I;
-    const to = t * O + o;
-    let [a, b, c, d] = [0, 0, 0, 0];
-    for (let i = 0; i < I; i++) {
-      const value = x[start + i];
-      a += value * weight[one + i];
-      b += value * weight[two + i];
-      c += value * weight[three + i];
-      d += value * weight[four + i];
-    }
-    out[to] = a;
-    out[to + 1] = b;
-    out[to + 2] = c;
-    out[to + 3] = d;
-  }
-}
-
-// The rows from `first` on, one at a time.
-function plainly(out, x, weight, T, I, O, first) {
+// The outputs from `first` on, one at a time.
+function plainly(out, x, weight, T, I, O, first = 0) {
   for (let o = first; o < O; o++)
     for (let t = 0; t < T; t++) {
       let sum = 0;

@@ -60,6 +60,9 @@ export function change(patch) {
   render();
 }
 
+// Changes what is compared, unless a person has just ended that.
+export const changeOther = (patch) => state.other && change({ other: { ...state.other, ...patch } });
+
 // Draws one frame after another. A frame that is asked for but not begun will show the latest state in any case.
 let asked = false;
 

@@ -1,7 +1,7 @@
 // The report of a run, from top to bottom: its story, figures, charts, samples, what surprised it, the heads that
 // matter, the lens, and the page of attention maps in a frame.
 
-import { BOX, chartColumns, drawChart, markColour, shape, stagesOf, written } from "browser/chart.js";
+import { BOX, chartColumns, drawChart, shape, stagesOf, written } from "browser/chart.js";
 import {
   $, choices, clamp, closest, element, onKeys, press, SIDEWAYS, systemTheme, tokenSpans,
 } from "browser/elements.js";
@@ -16,6 +16,8 @@ const STAGES = stagesOf(data.formation);
 const CURVES = GROUPS.flatMap((group) => data[group]).flatMap(({ curves }) => curves);
 const LAST = Math.max(1, ...CURVES.map(({ points }) => points.at(-1)[0]));
 const state = { scale: "linear", step: null, theme: systemTheme };
+const measured = data.details && measuredOf(data.details, "text", data.labels);
+const drawLens = measured && createLens($("lens"));
 
 // ---- charts
 
@@ -89,11 +91,18 @@ function point(step) {
 
 // ---- the rest
 
-function showSample() {
-  const { step, prompt, text } = data.samples[$("slider").value];
-  $("step").textContent = `at step ${step.toLocaleString("en")}`;
-  $("slider").setAttribute("aria-valuetext", `step ${step}`);
-  $("sample").replaceChildren(element("b", { textContent: prompt }), text);
+function showSamples() {
+  const [{ samples }, slider] = [data, $("slider")];
+  const show = () => {
+    const { step, prompt, text } = samples[slider.value];
+    $("step").textContent = `at step ${step.toLocaleString("en")}`;
+    slider.ariaValueText = `step ${step}`;
+    $("sample").replaceChildren(element("b", {}, prompt), text);
+  };
+  slider.max = slider.value = samples.length - 1;
+  slider.parentElement.hidden = samples.length < 2;
+  slider.addEventListener("input", show);
+  show();
 }
 
 // The text with a colour for each token's surprise, and below it what the model expected in place of one of them.
@@ -115,7 +124,6 @@ function showSurprise() {
 }
 
 function showHeads() {
-  $("idle").textContent = data.idle;
   const change = (value, where) => value !== null && `${signed(value)} ${where}`;
   $("matter").append(...data.matter.map(({ head, text, repeated, sentence }) => {
     const numbers = [change(text, "on text"), change(repeated, "on repetition")].filter(Boolean).join(", ");
@@ -126,18 +134,11 @@ function showHeads() {
   }));
 }
 
-const measured = data.details && measuredOf(data.details, "text", data.labels);
-const drawLens = measured && createLens($("lens"));
-
-function showLens() {
-  const { colours } = palette(data.colours[state.theme], "sqrt");
-  drawLens({ measured, colouring: "probability", colours, token: null, name: `step ${data.step}` });
-}
-
 function setTheme(theme) {
   state.theme = document.documentElement.dataset.theme = theme;
   document.querySelector("#frame iframe")?.contentWindow.dispatchEvent(new CustomEvent("theme", { detail: theme }));
-  if (drawLens) showLens();
+  const { colours } = palette(data.colours[theme], "sqrt");
+  drawLens?.({ measured, colouring: "probability", colours, token: null, name: `step ${data.step}` });
 }
 
 function setScale(scale) {
@@ -145,6 +146,8 @@ function setScale(scale) {
   press($("scale"), scale);
   charts.forEach(draw);
 }
+
+const showCircuit = () => $("circuit").append(element("iframe", { title: "the circuit", srcdoc: data.circuit }));
 
 // The page of maps is as high as what it shows, so that there is one scroll bar and not two.
 function showAttention() {
@@ -174,19 +177,13 @@ function layCharts() {
   charts.forEach(draw);
 }
 
-const present = (id, there) => ($(id).closest("section, details").hidden = !there);
-
-$("title").textContent = data.title;
+for (const id of ["title", "story", "idle", "config"]) $(id).textContent = data[id];
 if (data.model) Object.assign($("model"), { href: data.model, hidden: false });
-$("story").textContent = data.story;
 $("facts").append(...data.facts.map(([name, value, remark]) => element("div", {},
   element("dt", {}, name),
   element("dd", { className: "value" }, value),
   element("dd", { className: "remark" }, remark))));
-// The same colours as on the page: the formation has every score, in the same order.
-STAGES.forEach((stage) => (stage.colour = `var(--${markColour(Object.keys(data.formation).indexOf(stage.score))})`));
 for (const group of GROUPS) {
-  present(group, data[group].length);
   const stages = (spec) => (group === "charts" ? STAGES : STAGES.filter(({ score }) => score === spec.score));
   for (const spec of data[group]) addChart($(group), spec, stages(spec));
 }
@@ -197,27 +194,24 @@ $("stages").hidden = !data.heads.length;
 $("faint").textContent = data.faint.length ? `No head shows these patterns clearly: ${data.faint.join(", ")}.` : "";
 $("experiments").hidden = !data.experiments;
 $("experiments").append(`${data.experiments}.`);
-present("sample", data.samples.length);
-if (data.samples.length) {
-  $("slider").max = $("slider").value = data.samples.length - 1;
-  $("slider").parentElement.hidden = data.samples.length < 2;
-  $("slider").addEventListener("input", showSample);
-  showSample();
+
+// An element of each section that a report may lack, whether this one has it, and what fills it.
+for (const [id, there, show] of [
+  ...GROUPS.map((group) => [group, data[group].length]),
+  ["sample", data.samples.length, showSamples],
+  ["surprised", data.details, showSurprise],
+  ["lens", data.details],
+  ["matter", data.matter?.length, showHeads],
+  ["circuit", data.circuit, showCircuit],
+  ["frame", $("attention"), showAttention],
+  ["config", data.config],
+]) {
+  $(id).closest("section, details").hidden = !there;
+  if (there) show?.();
 }
-present("surprised", data.details);
-present("lens", data.details);
-if (data.details) showSurprise();
-present("matter", data.matter?.length);
-if (data.matter) showHeads();
-$("config").textContent = data.config;
-present("config", data.config);
 choices($("scale"), [["linear", "linear steps"], ["log", "log steps"]], setScale);
 $("theme").addEventListener("click", () => setTheme(state.theme === "dark" ? "light" : "dark"));
 setTheme(state.theme);
 press($("scale"), state.scale);
 layCharts();
-present("circuit", data.circuit);
-if (data.circuit) $("circuit").append(element("iframe", { title: "the circuit", srcdoc: data.circuit }));
-present("frame", $("attention"));
-if ($("attention")) showAttention();
 addEventListener("resize", layCharts);

@@ -71,8 +71,6 @@ function translated(pattern) {
 
 // Bytes as text for people to read; what is only part of a character is escaped, such as \xe2.
 function escaped(bytes) {
-  const whole = decoded(bytes);
-  if (whole !== null) return whole;
   let text = "";
   for (let at = 0; at < bytes.length; ) {
     const length = [1, 2, 3, 4].find((n) => at + n <= bytes.length && decoded(bytes.subarray(at, at + n)) !== null);

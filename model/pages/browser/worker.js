@@ -9,7 +9,7 @@ import { LiveModel } from "browser/live-model.js";
 const PATIENT = new Set(["write", "patchAll"]);
 
 const { port1, port2 } = new MessageChannel();
-const queue = []; // { id, name, request, job }
+const queue = new Map(); // by id: { id, name, request, job }
 let model = null;
 let working = false;
 
@@ -19,20 +19,16 @@ function* start({ manifest, texts }) {
 }
 
 onmessage = ({ data: { drop, ...question } }) => {
-  if (drop) remove(question.id);
-  else queue.push(question);
+  if (drop) queue.delete(question.id);
+  else queue.set(question.id, question);
   if (!working) work();
 };
 
-function remove(id) {
-  const place = queue.findIndex((question) => question.id === id);
-  if (place >= 0) queue.splice(place, 1);
-}
-
 async function work() {
   working = true;
-  while (queue.length) {
-    workOn(queue.find(({ name }) => !PATIENT.has(name)) ?? queue[0]);
+  while (queue.size) {
+    const questions = [...queue.values()];
+    workOn(questions.find(({ name }) => !PATIENT.has(name)) ?? questions[0]);
     await messages();
   }
   working = false;
@@ -44,11 +40,11 @@ function workOn(question) {
   try {
     question.job ??= name === "start" ? start(request) : model[name](request);
     const { done, value } = question.job.next();
-    if (done) remove(id);
+    if (done) queue.delete(id);
     if (done) postMessage({ id, result: value });
     else if (value !== undefined) postMessage({ id, value });
   } catch (error) {
-    remove(id);
+    queue.delete(id);
     postMessage({ id, error: error.message });
   }
 }
