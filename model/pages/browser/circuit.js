@@ -20,14 +20,9 @@ let off = null;
 // What can be reached from a node, upwards ("from" to "to") or downwards.
 function reached(id, start, end) {
   const lit = new Set([id]);
-  const lines = new Set();
-  for (const at of lit) {
-    for (const edge of edges.filter((one) => one.dataset[start] === at)) {
-      lines.add(edge);
-      lit.add(edge.dataset[end]); // a set goes on to what is added while it is walked through
-    }
-  }
-  return { lit, lines };
+  for (const at of lit) // and what is added to it meanwhile
+    for (const { dataset } of edges) if (dataset[start] === at) lit.add(dataset[end]);
+  return { lit, start };
 }
 
 function light(node) {
@@ -37,17 +32,17 @@ function light(node) {
   const paths = ids.flatMap((id) => [reached(id, "from", "to"), reached(id, "to", "from")]);
   const far = (isOn) => Boolean(node) && !paths.some(isOn);
   for (const one of nodes) one.classList.toggle("far", far(({ lit }) => lit.has(one.id)));
-  for (const edge of edges) edge.classList.toggle("far", far(({ lines }) => lines.has(edge)));
+  for (const edge of edges) edge.classList.toggle("far", far(({ lit, start }) => lit.has(edge.dataset[start])));
   told.textContent = node ? node.dataset.told : opening;
 }
 
 // A channel of the stream stands at several places and is off at all of them.
-const channel = (node) => node.id.replace(/-\d+$/, "");
+const channel = (id) => id.replace(/-\d+$/, "");
 
 function switchOff(node) {
-  off = off === channel(node) || !node.dataset.off ? null : channel(node);
-  for (const one of nodes) one.classList.toggle("off", channel(one) === off);
-  const gone = (id) => off !== null && id.replace(/-\d+$/, "") === off;
+  off = off === channel(node.id) || !node.dataset.off ? null : channel(node.id);
+  for (const one of nodes) one.classList.toggle("off", channel(one.id) === off);
+  const gone = (id) => channel(id) === off;
   for (const edge of edges) edge.style.display = gone(edge.dataset.from) || gone(edge.dataset.to) ? "none" : "";
   told.textContent = off === null ? opening : node.dataset.off;
 }

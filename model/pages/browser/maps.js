@@ -104,10 +104,9 @@ export function layout(context, width, height, labels) {
   context.font = fontOf(FONT[1]);
   const texts = labels.map((label) => visible(label, 12));
   const room = Math.min(Math.ceil(Math.max(...texts.map((text) => context.measureText(text).width))) + 6, width / 3);
-  const pixel = 1 / devicePixelRatio;
   const fit = Math.min(MAX_CELL, Math.max(40, Math.min(width - room - 2, height - room - PAD)) / labels.length);
   // Squares of whole pixels, unless that would make the map much smaller.
-  const whole = Math.floor(fit / pixel) * pixel;
+  const whole = Math.floor(fit * devicePixelRatio) / devicePixelRatio;
   const cell = whole > 0.85 * fit ? whole : fit;
   const side = cell * labels.length;
   const size = { side, wide: room + side + 1, high: PAD + side + room };

@@ -53,22 +53,18 @@ addFollower((patch) => "token" in patch && drawExpectation());
 
 // ---- lens
 
-const lenses = [0, 1].map(() => {
-  const title = element("h3");
-  const pane = element("div", {}, title);
-  $("lenses").append(pane);
-  return { pane, title, draw: createLens(pane, (token) => change({ token })) };
-});
+const panes = [...$("lenses").children];
+const lenses = panes.map((pane) => createLens(pane, (token) => change({ token })));
 
 function drawLenses() {
   const { sides, palette, lens: colouring, token } = shown;
   $("lens-absent").hidden = sides.every(isMeasured);
   $("lens-meaning").textContent = COLOURINGS.find(([one]) => one === colouring)[2];
-  lenses.forEach(({ pane, title, draw }, i) => {
+  panes.forEach((pane, i) => {
     pane.hidden = !isMeasured(sides[i]);
     if (pane.hidden) return;
-    const name = (title.textContent = titleOf(sides[i]));
-    draw({ measured: sides[i].measured, colouring, colours: palette.colours, token, name });
+    const name = (pane.firstChild.textContent = titleOf(sides[i]));
+    lenses[i]({ measured: sides[i].measured, colouring, colours: palette.colours, token, name });
   });
 }
 
