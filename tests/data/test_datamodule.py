@@ -69,6 +69,15 @@ def test_repeated_windows_are_their_own_first_tokens_over_and_over_and_the_other
             assert any(torch.equal(window, tiling) for tiling in tilings)
 
 
+def test_loaders_do_not_use_the_global_random_generator(module):
+    """A resumed run makes its loaders at another moment, and would then draw other dropout masks."""
+    data = module()
+    before = torch.random.get_rng_state()
+    next(iter(data.train_dataloader()))
+    next(iter(data.val_dataloader()))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_validation_predicts_every_token_once(module, world_size: int, num_workers: int):

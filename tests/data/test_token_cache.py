@@ -323,7 +323,7 @@ def test_a_change_is_noticed(folder: Path, tmp_path: Path, change: str):
     elif change == "a file more":
         (folder / "040.txt").write_text(path.read_text())
     elif change == "the name of a file":
-        path.rename(folder / "renamed.txt")
+        path.rename(folder / "000a.txt")  # in the same place, and to train as before
     second = cache_of(folder, tmp_path / "cache", **options).prepare()
     assert first.folder != second.folder
     assert same(second, cache_of(folder, tmp_path / "elsewhere", **options).prepare())
