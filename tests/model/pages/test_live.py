@@ -63,6 +63,14 @@ def test_every_part_has_a_mean_and_a_tied_head_is_stored_once():
     assert means == [str(part) for part in part_means(gpt, TOKENS[None])]
 
 
+def test_no_text_can_end_the_elements():
+    packed = live.pack([(0, random_gpt(MODERN))], TOKENIZER | {"pattern": "</script>"}, PROBE)
+    page = Page("".join(packed.elements()))
+    assert (
+        page.json("manifest")["tokenizer"]["pattern"] == "</script>" and page.scripts["weights-0"] == packed.blocks[0]
+    )
+
+
 def test_a_model_that_is_too_large_is_refused_with_its_size(monkeypatch):
     wide = GPTConfig(vocab_size=50257, context_length=16, num_layers=1, num_heads=1, embed_dim=32)
     packed = live.pack([(0, random_gpt(wide))], TOKENIZER, PROBE)  # such a vocabulary fits where the model is small
