@@ -84,6 +84,16 @@ def test_the_seed_repeats_the_text(run_dir, capsys):
     assert text(*greedy, "--seed", 1) == text(*greedy, "--seed", 2) == text("--top_k", 1) == text("--top_p", 1e-9)
 
 
+def test_characters_of_several_tokens_are_written_whole(tmp_path, capsys):
+    text = "añ€😀"
+    run_dir = save_run(tmp_path / "run", favourite=text.encode())
+    options = ("--checkpoint", run_dir, "--temperature", 0, "--prompt", "a")
+    _, out, _ = generate(capsys, *options, "--max_new_tokens", 2 * len(text.encode()) - 1)
+    assert out == f"{text}{text}\n"
+    _, out, _ = generate(capsys, *options, "--max_new_tokens", 7)  # ends within the last character
+    assert out == "añ€\N{REPLACEMENT CHARACTER}\n"
+
+
 def test_text_stream_gives_each_character_with_its_last_byte():
     stream = TextStream(byte_level())
     assert [stream.feed(byte) for byte in "é€".encode()] == ["", "é", "", "", "€"]
