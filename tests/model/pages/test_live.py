@@ -66,9 +66,8 @@ def test_every_part_has_a_mean_and_a_tied_head_is_stored_once():
 def test_no_text_can_end_the_elements():
     packed = live.pack([(0, random_gpt(MODERN))], TOKENIZER | {"pattern": "</script>"}, PROBE)
     page = Page("".join(packed.elements()))
-    assert (
-        page.json("manifest")["tokenizer"]["pattern"] == "</script>" and page.scripts["weights-0"] == packed.blocks[0]
-    )
+    assert page.json("manifest")["tokenizer"]["pattern"] == "</script>"
+    assert page.scripts["weights-0"] == packed.blocks[0]
 
 
 def test_a_model_that_is_too_large_is_refused_with_its_size(monkeypatch):
