@@ -222,7 +222,7 @@ def test_every_shipped_config_is_whole(path, here):
         Path(name).write_text("To be\n" * 100)
     options = yaml.safe_load(path.read_text(encoding="utf-8"))
     model = options["model"]
-    config = GPTConfig(**{"vocab_size": 50257} | model["gpt"])
+    config = GPTConfig(**model["gpt"] | {"vocab_size": 50257})
     with torch.device("meta"):
         gpt = GPT(config)
     assert path.stem != "gpt2_124m" or gpt.num_parameters() == 124_439_808  # as published
