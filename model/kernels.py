@@ -30,7 +30,7 @@ def has_fast_bfloat16(device_type: str) -> bool:
     """Whether matrix products in bfloat16 are faster than in float32 on "cpu", "cuda" or another device.
 
     True for CPUs with AMX (x86) or BF16 (Arm), for AMD's with AVX-512 BF16, and for NVIDIA GPUs from Ampere on. Intel's
-    have AVX-512 BF16 too, but without AMX, which a virtual machine may hide, they reach half their rate in float32.
+    with AVX-512 BF16 but without AMX, which a virtual machine may hide, multiply bfloat16 half as fast as float32.
     """
     if device_type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)

@@ -223,10 +223,10 @@ def summary(windows: Mapping[str, Windows], measured: Mapping[str, Figures]) -> 
     """The scores and the habits, from the figures of each window."""
     text, of_text = windows["text"], measured["text"]
     uniform = {name: of_kind.uniform for name, of_kind in windows.items()}
-    figures, distance, at_distance = _fixed_distances(text, of_text["by_distance"])
-    scores, spread, halves = _over_windows(windows, measured, figures)
-    figures, _, _ = _fixed_distances(text, uniform["text"]["by_distance"])
-    uniform_scores, _, _ = _over_windows(windows, uniform, figures)
+    fixed, distance, at_distance = _fixed_distances(text, of_text["by_distance"])
+    scores, spread, halves = _over_windows(windows, measured, fixed)
+    uniform_fixed, _, _ = _fixed_distances(text, uniform["text"]["by_distance"])
+    uniform_scores, _, _ = _over_windows(windows, uniform, uniform_fixed)
 
     def shares(figures: Figures) -> tuple[Tensor, Tensor]:
         """Of all weight, by token and by distance: (L, H, ...)."""

@@ -112,23 +112,24 @@ def finish(run_dir: Path, validation_text: str | None, open_run: Callable[[Path]
     validation_text: all of it, to compare the model with a general compressor; None leaves that out.
     open_run: that of `model.glass`, which stands above this room.
     """
-    nonzero = _nonzero_weights(run_dir)
-    reached = _reached(run_dir, validation_text, nonzero)
     if not run_dir.exists():
-        return reached
+        return _reached(run_dir, validation_text, None)
     model, opened = run_dir / MODEL_PAGE, cache(open_run)  # once for both pages
     for page in (model, run_dir / CIRCUIT):
         page.unlink(missing_ok=True)  # of an earlier step, if the run was resumed
     if (run_dir / HEAD_SCORES).exists():
         with _telling("page with this model"):
             _write_model_page(run_dir, opened(run_dir))
+    nonzero = None
     with _telling("picture of a circuit"):
+        nonzero = _nonzero_weights(run_dir)
         if nonzero is not None and nonzero <= MAX_DRAWN:
             _write_circuit(run_dir, opened(run_dir))
     try:
         write_report(run_dir)
     except (OSError, ValueError) as error:
         log.warning("There is no report of this run: %s", error)
+    reached = _reached(run_dir, validation_text, nonzero)
     path = shlex.quote(str(run_dir))
     files = ", ".join(name for name in FILES if (run_dir / name).exists())
     look = f"  python scripts/inspect_attention.py --run {path}         see what it attends to\n"

@@ -53,7 +53,7 @@ def missing_compiler(device: torch.device) -> str | None:
 
 
 def fast_precision(accelerator: str) -> str:
-    """The value of trainer.precision that is fast: "bf16-mixed" where the hardware multiplies bfloat16, else "32-true".
+    """The value of trainer.precision that is fast: "bf16-mixed" where bfloat16 is faster than float32, else "32-true".
 
     `accelerator` is the value of trainer.accelerator. Emulated bfloat16 is several times slower than float32.
     """

@@ -49,20 +49,20 @@ function buildSwitches() {
 }
 
 addView(function drawDamage() {
-  const [{ loss: lossNow, intact, edits, labels, details }] = shown.sides;
+  const [{ loss, intact, edits, labels, details }] = shown.sides;
   $("all-on").hidden = edits.length > 0;
   $("worse").hidden = !edits.length;
   $("loss-now").replaceChildren();
   if (!edits.length) return;
   const all = element("button", { textContent: "switch all on", onclick: () => change({ off: [] }) });
-  const effect = lossNow === null ? [] : ["The loss ", ...changeTo(intact.loss, lossNow), " nats per token. "];
+  const effect = loss === null ? [] : ["The loss ", ...changeTo(intact.loss, loss), " nats per token. "];
   $("loss-now").replaceChildren(`Off: ${listed(shown.off)}. `, ...effect, all);
 
   // The bits at a place are the cost of the token after it.
   const [before, after] = [intact.details, details].map(({ probes }) => probes.text.bits);
-  const loss = (place) => after[place] - before[place];
-  const worse = [...after.keys()].filter((place) => place + 1 < labels.length && loss(place) > 0.05);
-  worse.sort((one, two) => loss(two) - loss(one));
+  const rise = (place) => after[place] - before[place];
+  const worse = [...after.keys()].filter((place) => place + 1 < labels.length && rise(place) > 0.05);
+  worse.sort((one, two) => rise(two) - rise(one));
   $("worse").replaceChildren(...worse.slice(0, WORST).map((place) => {
     const token = place + 1;
     const button = element("button", { textContent: quote(labels[token]), onclick: () => change({ token }) });
