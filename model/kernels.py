@@ -35,8 +35,8 @@ def has_fast_bfloat16(device_type: str) -> bool:
     if device_type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device_type == "cpu":
-        names = ("amx_bf16", "arm_bf16", *(["avx512_bf16"] if is_amd() else []))
-        return any(torch.cpu.get_capabilities().get(name, False) for name in names)
+        has = torch.cpu.get_capabilities().get
+        return bool(has("amx_bf16") or has("arm_bf16") or (has("avx512_bf16") and is_amd()))
     return False
 
 

@@ -140,9 +140,9 @@ def explain(error: argparse.ArgumentError, options: Collection[str]) -> str:
         return f"the config has an unknown key {key}{suggestion(key, options)}"
     if bad := BAD_VALUE.match(message):
         key, reasons, value = bad.groups()
-        # Each is a type, or the words of a Literal, separated by commas.
-        kinds = [kind.replace("NoneType", "null") or words for kind, words in EXPECTED.findall(reasons)]
-        allowed = ", ".join(kinds).split(", ") if kinds else []
+        allowed: list[str] = []
+        for kind, words in EXPECTED.findall(reasons):  # a type, or the words of a Literal, separated by commas
+            allowed += [kind.replace("NoneType", "null")] if kind else words.split(", ")
         if "list" in allowed or ("tuple" in allowed and "," in value):
             return f"{key} cannot be {value!r}: write it in brackets, [{', '.join(value.strip('[]()').split(','))}]"
         if allowed:

@@ -145,7 +145,7 @@ everything is in {run_dir}/: {files}
 
 @contextmanager
 def _telling(page: str) -> Iterator[None]:
-    """A page that fails is a warning; that there is none of such a model is no more than a note."""
+    """Logs why a page is missing: a note if the model cannot have one (ValueError), a warning if writing it failed."""
     try:
         yield
     except ValueError as error:

@@ -174,15 +174,16 @@ export class Network {
     }
     const merged = scratch.merged.subarray(0, T * D);
     const weights = new Float32Array(start + T);
-    for (let head = 0; head < H; head++)
+    for (let head = 0; head < H; head++) {
+      const group = Math.floor(head / (H / kv));
+      const rows = { keys: cache.keys[layer], values: cache.values[layer], first: group * K, stride: kv * K };
       for (let t = 0; t < T; t++) {
         const query = qkv.subarray(t * qkvWidth + head * K, t * qkvWidth + (head + 1) * K);
-        const group = Math.floor(head / (H / kv));
         const out = merged.subarray(t * D + head * K, t * D + (head + 1) * K);
-        const rows = { keys: cache.keys[layer], values: cache.values[layer], first: group * K, stride: kv * K };
         attend(query, rows, start + t, config.window, weights, out);
         trace?.weights[layer * H + head].set(weights.subarray(0, start + t + 1), triangle(start + t));
       }
+    }
     for (let head = 0; head < H; head++) replace(merged, D, `head ${layer}.${head}`, chunk, head * K);
     trace?.heads[layer].set(merged, start * D);
     return this.linear(`${block}.output_proj`, merged, scratch.added, D, D);
