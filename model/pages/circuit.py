@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -30,12 +31,12 @@ FOLDER = Path(__file__).parent
 
 def told(circuit: Circuit, label: Label) -> str:
     """The circuit in lines of text: both tests, its size, and what each of its nodes responds to."""
-    counts = Counter(node.kind for node in circuit.nodes)
+    counts = Counter(node.kind for node in circuit.off)
     lines = [
         f"{circuit.whole:7.3f}  nats per token of the second copy: the model",
         f"{circuit.alone:7.3f}  the circuit alone, all other nodes at their mean",
         f"{circuit.without:7.3f}  the model without the circuit, its nodes at their mean",
-        f"{len(circuit.nodes)} nodes ({listed([f'{count} {kind}' for kind, count in counts.items()])}) and "
+        f"{len(circuit.off)} nodes ({listed([f'{count} {kind}' for kind, count in counts.items()])}) and "
         f"{len(circuit.edges)} weights between them",
     ]
     for layer in range(len(circuit.looks_back)):
@@ -95,19 +96,18 @@ def lines(circuit: Circuit) -> list[tuple[Place, Place, Edge | None]]:
         """Of a node outside the stream; between two of these is a level for what the lower one writes."""
         return {"token": 0, "hidden": 4 + 4 * node.layer, "prediction": top}.get(node.kind, 2 + 4 * node.layer)
 
-    written: dict[Node, set[int]] = defaultdict(set)
+    written: dict[Node, set[int]] = defaultdict(set)  # the levels at which a channel of the stream is
     for edge in circuit.edges:
         if edge.target.kind == "stream":
             written[edge.target].add(level(edge.source) + 1)
-        elif not any(at < level(edge.target) for at in written[edge.source]):
-            written[edge.source].add(1)  # nothing writes it before it is read: it is always there
     found: list[tuple[Place, Place, Edge | None]] = []
     for edge in circuit.edges:
         if edge.target.kind == "stream":
-            found.append(((level(edge.source), edge.source), (level(edge.source) + 1, edge.target), edge))
-        else:
+            end = (start := level(edge.source)) + 1
+        else:  # what nothing writes before it is read is always there
             end = level(edge.target)
-            found.append(((max(at for at in written[edge.source] if at < end), edge.source), (end, edge.target), edge))
+            written[edge.source].add(start := max((at for at in written[edge.source] if at < end), default=1))
+        found.append(((start, edge.source), (end, edge.target), edge))
     for node, levels in written.items():
         found += [((low, node), (high, node), None) for low, high in pairwise(sorted(levels))]
     return found
@@ -122,9 +122,7 @@ def places(circuit: Circuit) -> list[dict[Place, float]]:
     for start, end, _ in lines(circuit):
         neighbours[start].append(end)
         neighbours[end].append(start)
-    rows = [
-        sorted(place for place in neighbours if place[0] == level) for level in sorted({at for at, _ in neighbours})
-    ]
+    rows = [list(row) for _, row in groupby(sorted(neighbours), key=itemgetter(0))]
     across = {place: (number + 0.5) / len(row) for row in rows for number, place in enumerate(row)}
     for sweep in range(SWEEPS):
         for row in rows[1:-1] if sweep % 2 else rows[-2:0:-1]:

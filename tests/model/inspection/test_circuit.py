@@ -9,40 +9,40 @@ import torch.nn.functional as F
 
 from model.gpt import GPTConfig
 from model.inspection.ablation import Part, replaced
-from model.inspection.circuit import GatedNodes, find_circuit, node_groups, repeated, weights_between
+from model.inspection.circuit import GatedNodes, find_circuit, nodes_by_module, repeated, weights_between
 from model.pages.circuit import drawing, lines, told
 from tests.gpts import GPT2, random_gpt, repeating_gpt
 
 SIZES = {"vocab_size": 17, "context_length": 12, "num_layers": 2, "num_heads": 4, "embed_dim": 16}
 FAMILIES = [{"num_kv_heads": 2, "activation": "swiglu"}, GPT2]
 SVG = "{http://www.w3.org/2000/svg}"
-TASK = repeated(torch.arange(17), 5, seed=0)
+TEXTS = repeated(torch.arange(17), 5, seed=0)
 
 
 def nats(logits):
-    return F.cross_entropy(logits[:, 5:-1].flatten(0, 1), TASK.tokens[:, 6:].flatten())
+    return F.cross_entropy(logits[:, 5:-1].flatten(0, 1), TEXTS[:, 6:].flatten())
 
 
 @pytest.mark.parametrize("options", FAMILIES)
 def test_with_all_nodes_on_the_loss_is_the_models_and_with_all_off_that_of_its_mean(options):
     gpt = random_gpt(GPTConfig(**SIZES, **options))
-    assert torch.equal(TASK.tokens[:, :5], TASK.tokens[:, 5:]) and TASK.tokens[:, :5].sort().values.diff().all()
-    model = GatedNodes(gpt, TASK.tokens)
+    assert torch.equal(TEXTS[:, :5], TEXTS[:, 5:]) and TEXTS[:, :5].sort().values.diff().all()
+    model = GatedNodes(gpt, TEXTS)
     on = torch.ones(len(model.nodes))
-    torch.testing.assert_close(model.loss(TASK, on), nats(gpt(TASK.tokens)))
-    constant = gpt.unembed(gpt.final_norm(model.means[gpt.final_norm])).expand(*TASK.tokens.shape, -1)
-    torch.testing.assert_close(model.loss(TASK, 0 * on), nats(constant))
+    torch.testing.assert_close(model.loss(TEXTS, on), nats(gpt(TEXTS)))
+    constant = gpt.unembed(gpt.final_norm(model.means[gpt.final_norm])).expand(*TEXTS.shape, -1)
+    torch.testing.assert_close(model.loss(TEXTS, 0 * on), nats(constant))
 
 
 def test_a_head_whose_values_are_off_gives_their_mean_everywhere():
     gpt = random_gpt(GPTConfig(**SIZES))
-    model = GatedNodes(gpt, TASK.tokens)
+    model = GatedNodes(gpt, TEXTS)
     gates = torch.tensor([(node[:2], node.number // 4) != (("value", 0), 2) for node in model.nodes]).float()
     assert gates.sum() == len(gates) - 4  # of head 2
     mean = model.means[gpt.blocks[0].attention.qkv_proj][32 + 8 : 32 + 12]
     with replaced(gpt, {Part(0, "head", 2): mean}):
-        expected = nats(gpt(TASK.tokens))
-    torch.testing.assert_close(model.loss(TASK, gates), expected)
+        expected = nats(gpt(TEXTS))
+    torch.testing.assert_close(model.loss(TEXTS, gates), expected)
 
 
 @pytest.mark.parametrize("options", FAMILIES)
@@ -51,7 +51,7 @@ def test_the_edges_between_all_nodes_are_all_weights_of_the_matrices(options):
     with torch.no_grad():
         for weight in gpt.parameters():
             weight.mul_(torch.rand(weight.shape) < 0.2)
-    found = weights_between(gpt, [node for nodes in node_groups(gpt) for node in nodes], list(range(17)))
+    found = weights_between(gpt, [node for nodes in nodes_by_module(gpt).values() for node in nodes], list(range(17)))
     blocks, K, H_kv = gpt.blocks, 4, gpt.config.num_kv_heads
     start = {"query": 0, "key": 16, "value": 16 + K * H_kv}
     matrices = [gpt.token_embedding.weight, gpt.head.weight]
@@ -100,10 +100,10 @@ def copying():
 
 def test_the_circuit_is_found_and_is_sufficient_and_necessary(copying):
     assert copying.alone < copying.whole + 0.3 and copying.without > copying.whole + 2
-    kinds = {node.kind for node in copying.nodes}
+    kinds = {node.kind for node in copying.off}
     assert kinds == {"stream", "query", "key", "value"}
-    assert all(64 <= node.number < 128 for node in copying.nodes if node.kind != "stream")
-    assert len(copying.nodes) < 100  # of 192 + 3 * 192 + 768
+    assert all(64 <= node.number < 128 for node in copying.off if node.kind != "stream")
+    assert len(copying.off) < 100  # of 192 + 3 * 192 + 768
     values = {node: response for node, response in copying.responses.items() if node.kind == "value"}
     assert all((response.back, response.high) == (0, [64 + node.number % 64]) for node, response in values.items())
 
@@ -112,7 +112,7 @@ def test_the_circuit_is_told_in_words(copying):
     text = told(copying, chr)
     assert f"{copying.whole:7.3f}  nats" in text and f"and {len(copying.edges)} weights" in text
     assert "head 0.1 looks at what followed the same token before" in text
-    node = next(node for node in copying.nodes if node.kind == "value")
+    node = next(node for node in copying.off if node.kind == "value")
     letter = chr(64 + node.number % 64)
     assert f"value {node.number}: high at {letter}; where high it raises {letter}\n" in text + "\n"
 
@@ -142,7 +142,7 @@ def test_every_weight_is_drawn_once_as_it_is_in_the_model(copying):
         shown.append((source, int(column), target, int(row)))
     expected = [(edge.source.kind, edge.source.number, edge.target.kind, edge.target.number) for edge in copying.edges]
     assert sorted(shown) == sorted(expected) and len(shown) > 20
-    queries = {node for node in copying.nodes if node.kind == "query" and node._replace(kind="key") in copying.nodes}
+    queries = {node for node in copying.off if node.kind == "query" and node._replace(kind="key") in copying.off}
     assert sum(line["class"] == "meets" for line in drawn) == len(queries) > 0
 
 
@@ -164,13 +164,13 @@ def test_every_node_is_drawn_and_says_the_loss_without_it(copying):
 
 def test_a_node_that_is_off_says_where_it_is_needed_most(copying):
     found, check = (repeated(torch.arange(97, 109), 8, seed, rows=32) for seed in (0, 1))
-    model, node = GatedNodes(copying_gpt(), found.tokens), copying.nodes[-1]
-    gates = torch.tensor([float(one in copying.nodes) for one in model.nodes])
-    rises = -model.losses(check, gates)
+    model, node = GatedNodes(copying_gpt(), found), list(copying.off)[-1]
+    gates = torch.tensor([float(one in copying.off) for one in model.nodes])
+    rises = -model.run(check, gates)[0]
     gates[model.nodes.index(node)] = 0
-    rises += model.losses(check, gates)
+    rises += model.run(check, gates)[0]
     for (token, rise), side in ((copying.off[node].after, slice(8, 15)), (copying.off[node].before, slice(9, 16))):
-        means = {one: rises[check.tokens[:, side] == one].mean().item() for one in range(97, 109)}
+        means = {one: rises[check[:, side] == one].mean().item() for one in range(97, 109)}
         assert max(means, key=means.get) == token and means[token] == pytest.approx(rise, abs=1e-5)
 
 

@@ -22,9 +22,7 @@ EDGES = [
 ]
 OFF = {node: Off(1.25 + place, (ord("b"), 9.0), (ord("a"), 2.0)) for place, node in enumerate([LEFT, RIGHT, *VALUES])}
 RESPONSES = {VALUES[0]: Response(0, 1.0, [], [ord("a")]), VALUES[1]: Response(1, 1.0, [ord("b")], [])}
-CIRCUIT = Circuit(
-    [*OFF], EDGES, 0.1, 0.2, 5.0, OFF, RESPONSES, torch.eye(4)[None, 1:2], 3, {0: (3.0, 3.5), 800: (0.3, 2.0)}
-)
+CIRCUIT = Circuit(EDGES, 0.1, 0.2, 5.0, OFF, RESPONSES, torch.eye(4)[None, 1:2], 3, {0: (3.0, 3.5), 800: (0.3, 2.0)})
 
 
 def test_a_node_shows_its_paths_and_what_the_loss_is_without_it(open_file, tmp_path):
