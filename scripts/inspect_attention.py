@@ -281,10 +281,13 @@ def write(shown: list[Captures], title: str, output: Path, arguments: argparse.N
     if output.suffix in TABLES:
         name = "scores" if arguments.scores else measure or ("comparison" if len(shown) == 2 else "weights")
         export.write_table(name, export.table_rows(name, shown, *chosen), output)
-    elif arguments.scores:
-        export.draw_scores(shown, output, heads, theme=theme, dpi=dpi)
+        return
+    from model.pages import images  # imports matplotlib
+
+    if arguments.scores:
+        images.draw_scores(shown, output, heads, theme=theme, dpi=dpi)
     else:
-        export.draw_maps(shown, output, *chosen, theme=theme, dpi=dpi)
+        images.draw_maps(shown, output, *chosen, theme=theme, dpi=dpi)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
-"""What a person takes away from captures: pictures (PNG, SVG, PDF), and tables of the numbers (CSV, JSON).
+"""Tables of what was captured (CSV, JSON), and what a person chooses of it, for a table or a picture.
 
 TABLES is the one list of columns, for the files that are written here and for those that the page saves. In all of
 them layers, heads, positions and ranks count from 0, and a position is that of the token that is read: what it predicts
 is the next token.
 
-Shapes: L layers, H heads, T tokens. A function takes the captures of one model, or of two to compare.
+Shapes: L layers, H heads, T tokens. `shown` are the captures of one model, or of two to compare.
 """
 
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,8 +27,6 @@ DIGITS = 5  # significant ones of a weight: enough to tell every float16 from it
 
 Head = tuple[int, int]  # layer, head
 Row = dict[str, Any]  # column -> str, int, float, or None for what is not known
-# What all rows have; the texts of a column's numbers; columns as arrays along the axes of their table.
-Measured = tuple[Row, dict[str, Sequence], dict[str, Any]]
 TOPS = [f"top_{place}{part}" for place in range(1, TOP + 1) for part in ("", "_probability")]
 
 # What each column holds. JSON files carry it with them.
@@ -69,42 +67,26 @@ COLUMNS = {
 }
 
 
-# The columns of an axis, where these are not the axis itself.
-AXES = {
-    "layers": ("layer", "other_layer"),
-    "heads": ("head", "other_head"),
-    "position": ("position", "token", "next_token"),
-    "query": ("query", "query_token"),
-    "key": ("key", "key_token"),
-}
-
-
-@dataclass(frozen=True)
-class Table:
-    """A row for each place along the axes, in each of the captures. All but `about` name columns."""
-
+class Table(NamedTuple):
     about: str
-    axes: Sequence[str]
-    values: Sequence[str]
-    captures: Sequence[str] = ("run", "step", "probe")
-
-    @property
-    def columns(self) -> list[str]:
-        return [*self.captures, *(column for axis in self.axes for column in AXES.get(axis, (axis,))), *self.values]
+    columns: list[str]
 
 
-HEAD, TWO, TOKENS = ["layer", "head"], ["run", "step", "other_run", "other_step", "probe"], ["query", "key"]
-DIFFERENCE = ["weight", "other_weight", "difference"]
-EARLY = ["likeliest", "probability", "divergence"]
+ABOUT, HEAD, TOKEN = ["run", "step", "probe"], ["layer", "head"], ["position", "token", "next_token"]
+TWO, TWO_HEADS = ["run", "step", "other_run", "other_step", "probe"], ["layer", "other_layer", "head", "other_head"]
+MAP = ["query", "query_token", "key", "key_token", "weight"]
 TABLES = {
-    "weights": Table("Attention weights of one model", [*HEAD, *TOKENS], ["weight"]),
-    "comparison": Table("Attention weights of two models", ["layers", "heads", *TOKENS], DIFFERENCE, captures=TWO),
-    "scores": Table("Scores of heads over the steps", HEAD, [*SCORES, "copying"], captures=["run", "step"]),
-    "surprise": Table("Predictions of the next token", ["position"], ["bits", "rank", *TOPS]),
-    "lens": Table("Early predictions of the next token", ["sublayer", "position"], EARLY),
-    "attribution": Table("What each part adds to the logit of the next token", ["part", "position"], ["logit"]),
-    "value_norms": Table("What a head's full weight on a token moves", [*HEAD, "position"], ["value_norm"]),
-    "ablation": Table("What the loss rises by without a part, over the steps", ["part"], ["loss_change"]),
+    "weights": Table("Attention weights of one model", [*ABOUT, *HEAD, *MAP]),
+    "comparison": Table("Attention weights of two models", [*TWO, *TWO_HEADS, *MAP, "other_weight", "difference"]),
+    "scores": Table("Scores of heads over the steps", ["run", "step", *HEAD, *SCORES, "copying"]),
+    "surprise": Table("Predictions of the next token", [*ABOUT, *TOKEN, "bits", "rank", *TOPS]),
+    "lens": Table(
+        "Early predictions of the next token",
+        [*ABOUT, "sublayer", *TOKEN, "likeliest", "probability", "divergence"],
+    ),
+    "attribution": Table("What each part adds to the logit of the next token", [*ABOUT, "part", *TOKEN, "logit"]),
+    "value_norms": Table("What a head's full weight on a token moves", [*ABOUT, *HEAD, *TOKEN, "value_norm"]),
+    "ablation": Table("What the loss rises by without a part, over the steps", [*ABOUT, "part", "loss_change"]),
 }
 
 
@@ -160,7 +142,7 @@ def choose_heads(names: Sequence[str] | None, shown: Sequence[Captures]) -> list
     return [known[name] for name in dict.fromkeys(names)]
 
 
-def _choose_maps(
+def choose_maps(
     shown: Sequence[Captures], step: int | None, probe: str, heads: Sequence[Head] | None
 ) -> tuple[list[int], list[np.ndarray]]:
     """Of each model the step and its maps (L, H, T, T). Raises ValueError if two cannot be subtracted."""
@@ -170,48 +152,7 @@ def _choose_maps(
     return steps, maps
 
 
-# ---- pictures
-
-
-def draw_maps(
-    shown: Sequence[Captures], output: Path, step: int | None, probe: str, heads: Sequence[Head] | None, **options: Any
-) -> None:
-    """A picture of the maps at a step, by default the last; of two models with their difference."""
-    from model.pages.images import attention_grid  # imports matplotlib
-
-    steps, maps = _choose_maps(shown, step, probe, heads)
-    if heads is None:
-        grids, (layers, width) = maps, maps[0].shape[:2]
-        rows, columns = [f"layer {layer}" for layer in range(layers)], [f"head {head}" for head in range(width)]
-    else:
-        grids = [np.stack([array[head] for head in heads])[:, None] for array in maps]
-        rows, columns = [f"head {layer}.{head}" for layer, head in heads], [""]
-    names = [f"{captures.name}, step {at}" for captures, at in zip(shown, steps, strict=True)]
-    difference = None
-    if len(shown) == 2:
-        names = [f"A: {names[0]}", f"B: {names[1]}"]
-        difference = grids[0] - grids[1]
-        columns = [f"{model}, {name}".removesuffix(", ") for model in ("A", "B", "A − B") for name in columns]
-    elif heads is not None:  # side by side
-        grids, rows, columns = [grids[0].swapaxes(0, 1)], columns, rows
-    title = f"{'; '.join(names)}: rows attend to columns"
-    layout = {"rows": rows, "columns": columns, "differences": difference}
-    labels = shown[0].probes[probe].labels
-    attention_grid(np.concatenate(grids, axis=1), labels, output, title, **layout, **options)
-
-
-def draw_scores(shown: Sequence[Captures], output: Path, heads: Sequence[Head] | None, **options: Any) -> None:
-    """A picture of the scores over the steps. Raises ValueError for a model with fewer than two captures."""
-    from model.pages.images import score_curves
-
-    for captures in shown:
-        if len(captures.snapshots) < 2:
-            raise ValueError(f"{captures.name} was recorded at one step only: --scores needs a run with several steps")
-    title = shown[0].name if len(shown) == 1 else ""  # two have their names beside their rows
-    score_curves(shown, output, title, heads=heads, **options)
-
-
-# ---- tables
+# ---- the rows
 
 
 def table_rows(
@@ -219,83 +160,92 @@ def table_rows(
 ) -> Iterator[Row]:
     """The rows of one of TABLES: "scores" and "ablation" at every step, others at one, by default the last.
 
+    heads: those that the rows of weights and scores are of; None for all.
+
     Raises ValueError if the step was not recorded, or without this measurement, or if two models cannot be compared;
     FileNotFoundError if the maps of the step are needed and have been removed.
     """
-    table = TABLES[name]
     if name in ("weights", "comparison"):
-        measured: Iterable[Measured] = [_weights(shown, step, probe, heads)]
+        rows = _weights(shown, step, probe, heads)
+    elif name == "scores":
+        rows = (row for captures in shown for row in _scores(captures, heads))
+    elif name == "ablation":
+        rows = (row for captures in shown for row in _ablation(captures))
     else:
-        measured = (one for captures in shown for one in _measured(name, captures, step, probe))
-    for about, names, columns in measured:
-        # As objects, because a column may hold texts, or None.
-        values = {column: np.asarray(columns[column], object) for column in table.values}
-        shape = values[table.values[0]].shape
-        rest = shape if heads is None else shape[2:]
-        for place in ((*head, *more) for head in ([()] if heads is None else heads) for more in np.ndindex(rest)):
-            at = dict(zip(table.axes, place, strict=True))
-            if at.get("key", 0) > at.get("query", 0) and not any(array[place] for array in values.values()):
-                continue  # the future, which is masked
-            row = dict(about)
-            for axis, number in at.items():
-                for column in AXES.get(axis, (axis,)):
-                    row[column] = names[column][number] if column in names else number
-            yield row | {column: as_json(array[place], f".{DIGITS}g") for column, array in values.items()}
+        rows = (row for captures in shown for row in _details(name, captures, step, probe))
+    return (as_json(row, f".{DIGITS}g") for row in rows)
 
 
-def _weights(shown: Sequence[Captures], step: int | None, probe: str, heads: Sequence[Head] | None) -> Measured:
-    steps, maps = _choose_maps(shown, step, probe, heads)
+def _weights(shown: Sequence[Captures], step: int | None, probe: str, heads: Sequence[Head] | None) -> Iterator[Row]:
+    steps, maps = choose_maps(shown, step, probe, heads)
     about = {"run": shown[0].name, "step": steps[0], "probe": probe}
     about |= {"other_run": shown[-1].name, "other_step": steps[-1]}
-    layers, count = np.min([array.shape[:2] for array in maps], axis=0)  # the chosen heads are among these
-    one, other = (array[:layers, :count] for array in (maps[0], maps[-1]))
-    return about, _texts(shown[0], probe), {"weight": one, "other_weight": other, "difference": one - other}
+    labels = shown[0].probes[probe].labels
+    for layer, head in heads or np.ndindex(maps[0].shape[:2]):
+        of_head = about | {"layer": layer, "other_layer": layer, "head": head, "other_head": head}
+        one, other = maps[0][layer, head], maps[-1][layer, head]
+        difference = one - other
+        for query, key in np.ndindex(one.shape):
+            weights = {"weight": one[query, key], "other_weight": other[query, key]}
+            if key <= query or any(weights.values()):  # others are of the future, which is masked
+                tokens = {"query": query, "query_token": labels[query], "key": key, "key_token": labels[key]}
+                yield of_head | tokens | weights | {"difference": difference[query, key]}
 
 
-def _measured(name: str, captures: Captures, step: int | None, probe: str) -> Iterator[Measured]:
-    run, snapshots = {"run": captures.name}, [snapshot.to_json(SCORE_DIGITS) for snapshot in captures.snapshots]
-    if name == "scores":
-        unknown = np.full(captures.snapshots[0].shape, None)
-        for fields in snapshots:
-            yield run | {"step": fields["step"]}, {}, {"copying": unknown, **fields, **fields["scores"]}
-    elif name == "ablation":
-        if not any("ablation" in fields for fields in snapshots):
-            raise ValueError(f"{captures.name} has no {name}: it was recorded without it")
-        for fields in snapshots:
-            for of_probe, change in fields.get("ablation", {}).items():
-                parts: dict[str, float] = {}
-                for layer, heads in enumerate(change["heads"]):
-                    parts |= {f"head {layer}.{head}": rise for head, rise in enumerate(heads)}
-                parts |= {f"feed-forward {layer}": rise for layer, rise in enumerate(change["feed_forward"])}
-                parts |= change["tables"]
-                about = run | {"step": fields["step"], "probe": of_probe}
-                yield about, {"part": list(parts)}, {"loss_change": list(parts.values())}
+def _scores(captures: Captures, heads: Sequence[Head] | None) -> Iterator[Row]:
+    for snapshot in captures.snapshots:
+        fields = snapshot.to_json(SCORE_DIGITS)
+        for layer, head in heads or np.ndindex(snapshot.shape):
+            scores = {name: fields["scores"][name][layer][head] for name in SCORES}
+            copying = fields["copying"][layer][head] if "copying" in fields else None
+            at = {"run": captures.name, "step": snapshot.step, "layer": layer, "head": head}
+            yield at | scores | {"copying": copying}
+
+
+def _ablation(captures: Captures) -> Iterator[Row]:
+    if not any(snapshot.ablation for snapshot in captures.snapshots):
+        raise ValueError(f"{captures.name} has no ablation: it was recorded without it")
+    for snapshot in captures.snapshots:
+        for probe, changes in snapshot.to_json(SCORE_DIGITS).get("ablation", {}).items():
+            parts = {
+                f"head {layer}.{head}": changes["heads"][layer][head] for layer, head in np.ndindex(snapshot.shape)
+            }
+            parts |= {f"feed-forward {layer}": change for layer, change in enumerate(changes["feed_forward"])}
+            for part, change in (parts | changes["tables"]).items():
+                at = {"run": captures.name, "step": snapshot.step, "probe": probe}
+                yield at | {"part": part, "loss_change": change}
+
+
+def _details(name: str, captures: Captures, step: int | None, probe: str) -> Iterator[Row]:
+    """What `archive` calls the details: a row for each token, or for each of several things at each token."""
+    at = choose_step(captures, step, reads_maps=False)
+    details, labels = captures.details(at), captures.probes[probe].labels
+    if probe not in details.get("probes", {}):
+        raise ValueError(f"{captures.name} has no {name} of step {at}: that step was recorded without it")
+    measured, lens = details["probes"][probe], details["probes"][probe]["lens"]
+
+    def words(tokens: Sequence[int]) -> list[str]:
+        return [details["tokens"][str(token)] for token in tokens]
+
+    found: list[tuple[Row, dict[str, Sequence]]] = []  # of what; columns, with a number for each token
+    if name == "surprise":
+        columns = {**measured, **dict.fromkeys(TOPS, [None] * len(labels))}  # a vocabulary may be smaller
+        top = zip(np.transpose(measured["top"]), np.transpose(measured["top_probability"]), strict=True)
+        for place, (tokens, shares) in enumerate(top, start=1):
+            columns |= {f"top_{place}": words(tokens), f"top_{place}_probability": shares}
+        found = [({}, {column: columns[column] for column in ("bits", "rank", *TOPS)})]
+    elif name == "lens":
+        for number, sublayer in enumerate(details["sublayers"]):
+            early = {column: lens[column][number] for column in ("probability", "divergence")}
+            found.append(({"sublayer": sublayer}, early | {"likeliest": words(lens["token"][number])}))
+    elif name == "attribution":
+        logits = zip(details["parts"], measured["attribution"], strict=True)
+        found = [({"part": part}, {"logit": of_part}) for part, of_part in logits]
     else:
-        at = choose_step(captures, step, reads_maps=False)
-        details = captures.details(at)
-        if probe not in details.get("probes", {}):
-            raise ValueError(f"{captures.name} has no {name} of step {at}: that step was recorded without it")
-        names = _texts(captures, probe) | {"sublayer": details["sublayers"], "part": details["parts"]}
-        yield run | {"step": at, "probe": probe}, names, _predictions(details["probes"][probe], details["tokens"])
-
-
-def _predictions(measured: Mapping, texts: Mapping[str, str]) -> dict[str, Any]:
-    """The columns of a probe's details. texts: of the ids in them."""
-
-    def words(tokens: Sequence[int]) -> list[str | None]:
-        return [texts.get(str(token)) for token in tokens]
-
-    lens = measured["lens"]
-    columns = {**measured, **lens, "likeliest": list(map(words, lens["token"]))}
-    columns |= {"logit": measured["attribution"], "value_norm": measured["value_norms"]}
-    columns |= dict.fromkeys(TOPS, [None] * len(measured["bits"]))  # a vocabulary may be smaller
-    top = zip(np.transpose(measured["top"]), np.transpose(measured["top_probability"]), strict=True)
-    for place, (tokens, shares) in enumerate(top, start=1):
-        columns |= {f"top_{place}": words(tokens), f"top_{place}_probability": shares}
-    return columns
-
-
-def _texts(captures: Captures, probe: str) -> dict[str, Sequence]:
-    """What the columns with tokens hold, by position."""
-    labels = captures.probes[probe].labels
-    return {"token": labels, "next_token": [*labels[1:], None], "query_token": labels, "key_token": labels}
+        for layer, head in np.ndindex(captures.snapshots[0].shape):
+            found.append(({"layer": layer, "head": head}, {"value_norm": measured["value_norms"][layer][head]}))
+    for of_what, columns in found:
+        for position, (token, following) in enumerate(zip_longest(labels, labels[1:])):
+            tokens = {"position": position, "token": token, "next_token": following}
+            values = {column: values[position] for column, values in columns.items()}
+            yield {"run": captures.name, "step": at, "probe": probe} | of_what | tokens | values

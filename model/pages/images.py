@@ -25,6 +25,7 @@ from numpy.typing import ArrayLike
 from model.files import write_atomically
 from model.pages.captures import Captures
 from model.pages.describe import shortened, visible
+from model.pages.export import Head, choose_maps
 from model.pages.template import COLOURS, PALETTES
 
 DPI = 72  # dots an inch, so that a point, in which matplotlib measures text, is a pixel
@@ -48,6 +49,31 @@ THEMES = {
     "light": {"paper": "#ffffff", "ink": "#191d23", "soft": "#5c6672", "line": "#b8bcc4"},
     "dark": {"paper": "#14181e", "ink": "#e7eaee", "soft": "#98a3b0", "line": "#4a525c"},
 }
+
+
+def draw_maps(
+    shown: Sequence[Captures], output: Path, step: int | None, probe: str, heads: Sequence[Head] | None, **options: Any
+) -> None:
+    """A picture of the maps at a step, by default the last; of two models with their difference."""
+    steps, maps = choose_maps(shown, step, probe, heads)
+    if heads is None:
+        grids, (layers, width) = maps, maps[0].shape[:2]
+        rows, columns = [f"layer {layer}" for layer in range(layers)], [f"head {head}" for head in range(width)]
+    else:
+        grids = [np.stack([array[head] for head in heads])[:, None] for array in maps]
+        rows, columns = [f"head {layer}.{head}" for layer, head in heads], [""]
+    names = [f"{captures.name}, step {at}" for captures, at in zip(shown, steps, strict=True)]
+    difference = None
+    if len(shown) == 2:
+        names = [f"A: {names[0]}", f"B: {names[1]}"]
+        difference = grids[0] - grids[1]
+        columns = [f"{model}, {name}".removesuffix(", ") for model in ("A", "B", "A − B") for name in columns]
+    elif heads is not None:  # side by side
+        grids, rows, columns = [grids[0].swapaxes(0, 1)], columns, rows
+    title = f"{'; '.join(names)}: rows attend to columns"
+    layout = {"rows": rows, "columns": columns, "differences": difference}
+    labels = shown[0].probes[probe].labels
+    attention_grid(np.concatenate(grids, axis=1), labels, output, title, **layout, **options)
 
 
 def attention_grid(
@@ -138,12 +164,11 @@ def grid_figure(
     return figure
 
 
-def score_curves(
+def draw_scores(
     runs: Sequence[Captures],
     path: Path,
-    title: str = "",
+    heads: Sequence[Head] | None = None,
     *,
-    heads: Sequence[tuple[int, int]] | None = None,
     theme: str = "light",
     dpi: int | None = None,
 ) -> None:
@@ -151,8 +176,12 @@ def score_curves(
 
     Heads that formed have a dot at the step at which they did, and the first of a panel a note.
 
-    heads: (layer, head) of those that are drawn, by default all. A few have a colour each, many one for each layer.
+    heads: those that are drawn, by default all. A few have a colour each, many one for each layer.
+
+    Raises ValueError for a run with fewer than two captures.
     """
+    if alone := [run.name for run in runs if len(run.snapshots) < 2]:
+        raise ValueError(f"{alone[0]} was recorded at one step only: --scores needs a run with several steps")
     names = list(runs[0].snapshots[0].scores)
     columns = min(len(names), MAX_COLUMNS)
     rows = math.ceil(len(names) / columns)  # of a run
@@ -178,8 +207,8 @@ def score_curves(
         figure.supxlabel("step")
         handles = [Line2D([], [], color=colour, label=name) for name, colour in colours.items()]
         figure.legend(handles=handles, loc="outside right center", frameon=False)
-        if title:
-            figure.suptitle(_one_line(title), x=0.01, ha="left")
+        if len(runs) == 1:  # two have their names beside their rows
+            figure.suptitle(_one_line(runs[0].name), x=0.01, ha="left")
     _write(figure, path, dpi)
 
 
@@ -217,7 +246,7 @@ def printable(token: str) -> str:
     return shortened("".join(map(drawn, token[: MAX_LABEL + 1])) or visible(token), MAX_LABEL)
 
 
-def _draw_curves(axes: Axes, run: Captures, name: str, heads: Mapping[tuple[int, int], Any]) -> None:
+def _draw_curves(axes: Axes, run: Captures, name: str, heads: Mapping[Head, Any]) -> None:
     """One panel: a score of these heads, each in its colour."""
     steps = [snapshot.step for snapshot in run.snapshots]
     values = np.stack([snapshot.scores[name] for snapshot in run.snapshots])  # (N, L, H)

@@ -172,7 +172,7 @@ def maps_of(root: ElementTree.Element) -> list[np.ndarray]:
 
 
 def test_one_head_is_an_svg_of_every_weight_in_its_colour(runs, tmp_path):
-    export.draw_maps(runs[:1], tmp_path / "head.svg", None, "text", [(1, 2)])
+    images.draw_maps(runs[:1], tmp_path / "head.svg", None, "text", [(1, 2)])
     root, texts = svg_of(tmp_path / "head.svg")
     (drawn,) = maps_of(root)
     places = np.sqrt(runs[0].load(4)["text"][1, 2].astype(float)) * (len(images.COLOURS) - 1)
@@ -184,7 +184,7 @@ def test_one_head_is_an_svg_of_every_weight_in_its_colour(runs, tmp_path):
 
 
 def test_a_difference_is_drawn_beside_both_maps(runs, tmp_path):
-    export.draw_maps(runs, tmp_path / "maps.svg", None, "text", [(0, 1), (1, 0)])
+    images.draw_maps(runs, tmp_path / "maps.svg", None, "text", [(0, 1), (1, 0)])
     root, texts = svg_of(tmp_path / "maps.svg")
     assert {"A", "B", "A − B", "head 0.1", "head 1.0", "weight", "difference"} <= set(texts)
     drawn = np.stack(maps_of(root))
@@ -213,24 +213,24 @@ def pdf_text(path: Path) -> list[str]:
 
 
 def test_text_in_a_pdf_stays_text(runs, tmp_path):
-    export.draw_maps(runs[:1], tmp_path / "maps.pdf", 1, "text", None)
+    images.draw_maps(runs[:1], tmp_path / "maps.pdf", 1, "text", None)
     texts = pdf_text(tmp_path / "maps.pdf")
     assert {"layer 0", "layer 1", "head 2", "first, step 1: rows attend to columns", "weight", "<b>&"} <= set(texts)
-    export.draw_scores(runs[:1], tmp_path / "scores.pdf", None)
+    images.draw_scores(runs[:1], tmp_path / "scores.pdf", None)
     assert {"previous token", "induction", "step", "layer 1"} <= set(pdf_text(tmp_path / "scores.pdf"))
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
 def test_the_same_captures_make_the_same_file(suffix, runs, tmp_path):
     for name in ("one", "two"):
-        export.draw_maps(runs, tmp_path / f"{name}{suffix}", None, "text", [(0, 0)], max_side=300)
+        images.draw_maps(runs, tmp_path / f"{name}{suffix}", None, "text", [(0, 0)], max_side=300)
     assert (tmp_path / f"one{suffix}").read_bytes() == (tmp_path / f"two{suffix}").read_bytes()
 
 
 def test_dpi_makes_a_png_larger_and_says_so(runs, tmp_path):
     sizes = {}
     for dpi in (None, 144, 216):
-        export.draw_maps(runs[:1], tmp_path / "maps.png", None, "text", [(0, 0)], dpi=dpi)
+        images.draw_maps(runs[:1], tmp_path / "maps.png", None, "text", [(0, 0)], dpi=dpi)
         with Image.open(tmp_path / "maps.png") as image:
             sizes[dpi] = np.array(image.size)
             assert image.info["dpi"] == pytest.approx((dpi or 72,) * 2, abs=0.1)
@@ -240,7 +240,7 @@ def test_dpi_makes_a_png_larger_and_says_so(runs, tmp_path):
 
 @pytest.mark.parametrize("theme", images.THEMES)
 def test_a_theme_colours_the_paper_and_what_is_on_it(theme, runs, tmp_path):
-    for name, draw in {"maps": export.draw_maps, "scores": export.draw_scores}.items():
+    for name, draw in {"maps": images.draw_maps, "scores": images.draw_scores}.items():
         options = (None, "text", [(0, 0)]) if name == "maps" else (None,)
         draw(runs[:1], tmp_path / f"{name}.png", *options, theme=theme, dpi=40)
         with Image.open(tmp_path / f"{name}.png") as image:
@@ -257,18 +257,18 @@ def test_two_runs_have_their_curves_under_each_other_on_the_same_axes_and_chosen
         paths = (path for path in root.iter(f"{SVG}path") if "stroke-width: 1.5" in path.get("style", ""))
         return {path.get("d") for path in paths}
 
-    export.draw_scores(runs[:1], tmp_path / "scores.svg", [(1, 1)])
+    images.draw_scores(runs[:1], tmp_path / "scores.svg", [(1, 1)])
     root, texts = svg_of(tmp_path / "scores.svg")
     alone = lines(root)
     assert "head 1.1" in texts and "layer 1" not in texts
-    export.draw_scores(runs, tmp_path / "scores.svg", None)
+    images.draw_scores(runs, tmp_path / "scores.svg", None)
     root, texts = svg_of(tmp_path / "scores.svg")
     assert "layer 1" in texts and len(lines(root)) > 8 * len(alone) > 0
     assert texts.count("long") == texts.count("wide") == texts.count("step") == 1
     assert all(texts.count(name.replace("_", " ")) == 2 for name in SCORES)
     assert texts.count("0") == images.MAX_COLUMNS  # only the lowest row has steps at its axes
     with pytest.raises(ValueError, match="wide was recorded at one step only"):
-        export.draw_scores([runs[0], replace(runs[1], snapshots=runs[1].snapshots[:1])], tmp_path / "none.svg", None)
+        images.draw_scores([runs[0], replace(runs[1], snapshots=runs[1].snapshots[:1])], tmp_path / "none.svg", None)
     assert not (tmp_path / "none.svg").exists()
 
 
@@ -284,5 +284,5 @@ def test_a_diverged_model_is_drawn_and_has_empty_cells(runs, tmp_path):
     broken = replace(runs[0], load=lambda step: {"text": np.full((LAYERS, HEADS, SIZE, SIZE), np.nan)})
     rows = read_back("comparison", [broken, runs[1]], tmp_path, heads=[(0, 0)])
     assert {row["weight"] for row in rows} == {row["difference"] for row in rows} == {None}
-    export.draw_maps([broken, runs[1]], tmp_path / "maps.svg", None, "text", [(0, 0)])
+    images.draw_maps([broken, runs[1]], tmp_path / "maps.svg", None, "text", [(0, 0)])
     assert [bool((one < 1).any()) for one in maps_of(svg_of(tmp_path / "maps.svg")[0])] == [False, True, False]

@@ -90,7 +90,7 @@ def test_hostile_text_is_drawn_without_a_warning(recwarn):
     title = "$\\bad{$ </script>"
     maps, run = np.zeros((1, 2, len(HOSTILE), len(HOSTILE))), curves_of(title, [0, 1], {"sink": [0, 0]})
     assert written(images.attention_grid, maps, HOSTILE, title=title).startswith(b"\x89PNG")
-    assert written(images.score_curves, [run], title=title).startswith(b"\x89PNG")
+    assert written(images.draw_scores, [run]).startswith(b"\x89PNG")
     assert not recwarn.list
 
 
@@ -134,7 +134,7 @@ def test_formed_heads_are_marked_on_the_curves():
     steps, scores = [0, 1, 2, 4], {"induction": [0.1, 0.2, 0.7, 0.9]}
 
     def drawn(formed, **options) -> bytes:
-        return written(images.score_curves, [curves_of("run", steps, scores, formed)], **options)
+        return written(images.draw_scores, [curves_of("run", steps, scores, formed)], **options)
 
     plain = drawn({})
     assert drawn({"induction": {}}) == plain
