@@ -73,6 +73,15 @@ class TokenStore:
         checksum = zlib.crc32(json.dumps(content).encode())
         return json.dumps({"format": FORMAT, "split": content, "checksum": checksum}).encode()
 
+    @classmethod
+    def from_json(cls, path: Path, text: bytes) -> "TokenStore":
+        """Inverse of `to_json`. Raises ValueError for what it has not written."""
+        with suppress(ValueError, TypeError, KeyError):
+            store = cls(path, **json.loads(text)["split"])
+            if store.to_json() == text:
+                return store
+        raise ValueError("its JSON file is not what was written")
+
     @cached_property
     def _tokens(self) -> np.ndarray:
         tokens = np.memmap(self.path, self.dtype, mode="r")
@@ -116,7 +125,9 @@ class CorpusCache:
         if isinstance(self.tokenizer, Tokenizer):
             self._tokenizer_name, recipe = self.tokenizer.name, [self.tokenizer.fingerprint]
         else:
-            self._tokenizer_name, recipe = self.tokenizer, tokenizers.recipe(self.tokenizer, self.vocab_size)
+            self._tokenizer_name, recipe = self.tokenizer, [self.tokenizer]
+        if recipe == ["bpe"]:
+            recipe += [self.vocab_size, tokenizers.SPLIT_PATTERN, tokenizers.TRAINING_BYTES]
         decisive = json.dumps([FORMAT, self.corpus.identity, recipe, self.max_tokens], sort_keys=True)
         self._digest = hashlib.sha256(decisive.encode()).hexdigest()
         name = re.sub(r"[^\w.-]+", "_", f"{self.corpus.name}-{self._tokenizer_name}")
@@ -199,7 +210,16 @@ class CorpusCache:
 def open_split(path: Path, fingerprint: str, warn: bool = False) -> TokenStore | None:
     """The split at `path`, or None where it is not there, has another fingerprint, or is damaged: `warn` says so."""
     try:
-        store = _checked(path)
+        text, stat = path.with_suffix(".json").read_bytes(), path.stat()
+        store = TokenStore.from_json(path, text)
+        size = store.num_tokens * np.dtype(store.dtype).itemsize
+        if stat.st_size != size:
+            raise ValueError(f"it has {stat.st_size:,} bytes, not {size:,}")
+        if stat.st_mtime_ns != store.written * 10**9:
+            if zlib.crc32(np.memmap(path, mode="r").data) != store.checksum:
+                raise ValueError("its content does not have the checksum that was written")
+            with suppress(OSError):  # a cache that cannot be written is checked each time
+                os.utime(path, (store.written, store.written))
     except FileNotFoundError:
         return None
     except ValueError as error:
@@ -207,28 +227,6 @@ def open_split(path: Path, fingerprint: str, warn: bool = False) -> TokenStore |
             _log.warning("%s is damaged (%s) and is made again", path, error)
         return None
     return store if store.fingerprint == fingerprint else None
-
-
-def _checked(path: Path) -> TokenStore:
-    """Raises ValueError where a file of this split is not as it was written, FileNotFoundError where one is missing."""
-    text = path.with_suffix(".json").read_bytes()
-    try:
-        store = TokenStore(path, **json.loads(text)["split"])
-        is_whole = store.to_json() == text
-    except (ValueError, TypeError, KeyError):
-        is_whole = False
-    if not is_whole:
-        raise ValueError("its JSON file is not what was written")
-    stat = path.stat()
-    size = store.num_tokens * np.dtype(store.dtype).itemsize
-    if stat.st_size != size:
-        raise ValueError(f"it has {stat.st_size:,} bytes, not {size:,}")
-    if stat.st_mtime_ns != store.written * 10**9:
-        if zlib.crc32(np.memmap(path, mode="r").data) != store.checksum:
-            raise ValueError("its content does not have the checksum that was written")
-        with suppress(OSError):  # a cache that cannot be written is checked each time
-            os.utime(path, (store.written, store.written))
-    return store
 
 
 def write_split(

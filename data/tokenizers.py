@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from string import ascii_lowercase
+from typing import Any
 
 import numpy as np
 import tiktoken
 import tiktoken.registry
 
-from data.tokenizer_files import END_OF_TEXT, huggingface_files, read_huggingface_files
+END_OF_TEXT = "<|endoftext|>"
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"  # as Hugging Face's libraries name them
+VOCAB, MERGES = "vocab.json", "merges.txt"  # what older models have in place of TOKENIZER
 
+# GPT-2's pattern as tiktoken writes it. Hugging Face's "ByteLevel" stands for the same.
+GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 # As GPT-4's pattern, words keep the space or punctuation mark before them. Unlike GPT-4's, the end of a line and the
 # indentation of the next are one piece: in code, what follows a newline is mostly the depth of the next line.
 SPLIT_PATTERN = "|".join(
@@ -137,8 +143,43 @@ class Tokenizer:
         }
 
     def huggingface_files(self) -> dict[str, dict]:
-        """Files with which Hugging Face's AutoTokenizer encodes as this tokenizer does: name -> content, for JSON."""
-        return huggingface_files(self.pattern, self.ranks, self.special_tokens)
+        """Files with which Hugging Face's AutoTokenizer encodes every text as this tokenizer does: name -> content.
+
+        As here, a special token's name inside a text is ordinary text; split_special_tokens=False changes that.
+        """
+        plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        # In the syntax of Hugging Face's library {1,3}+ would repeat, not be possessive.
+        their_pattern = re.sub(r"(\\p\{\w+\}\{[\d,]+\})\+", r"(?>\1)", self.pattern)
+        split = {"type": "Split", "pattern": {"Regex": their_pattern}, "behavior": "Isolated", "invert": False}
+        bytewise = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+        content = {
+            "version": "1.0",
+            "added_tokens": [
+                {"id": token, "content": name, "special": True, **plain} for name, token in self.special_tokens.items()
+            ],
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, bytewise]},
+            "decoder": bytewise,
+            "model": {
+                "type": "BPE",
+                "ignore_merges": True,  # a piece that is a token is taken as it is, as in tiktoken
+                "vocab": {printable(token): rank for token, rank in self.ranks.items()},
+                # In place of ranks all pairs of tokens that make a token, in the order in which tiktoken merges them.
+                "merges": [
+                    [printable(token[:cut]), printable(token[cut:])]
+                    for token in sorted(self.ranks, key=self.ranks.__getitem__)
+                    for cut in range(1, len(token))
+                    if token[:cut] in self.ranks and token[cut:] in self.ranks
+                ],
+            },
+        }
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": END_OF_TEXT,
+            "eos_token": END_OF_TEXT,
+            "split_special_tokens": True,
+            "clean_up_tokenization_spaces": False,
+        }
+        return {TOKENIZER: content, TOKENIZER_CONFIG: config}
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
@@ -149,7 +190,7 @@ class Tokenizer:
             ValueError: if it is damaged, or is no byte-level encoding that merges in the order of its ids.
         """
         try:
-            return cls.from_dict(cls(*read_huggingface_files(folder)).to_dict())  # which checks the ids
+            return cls.from_dict(cls(*_read_folder(folder)).to_dict())  # which checks the ids
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             reason = f"it has no {error}" if isinstance(error, KeyError) else error
             raise ValueError(f"the tokenizer in {folder} cannot be read: {reason}") from error
@@ -158,10 +199,16 @@ class Tokenizer:
     def from_dict(cls, state: dict) -> Tokenizer:
         """Inverse of `to_dict`. Raises ValueError where `state` is not what `to_dict` returns."""
         try:
-            ranks = _unpacked(state["tokens"])
-            needed = ascii_lowercase.encode() if state["pattern"] == LETTERS else range(256)
-            _check_ids(ranks, state["special_tokens"], needed)
-            return cls(state["name"], state["pattern"], ranks, state["special_tokens"])
+            ranks, special_tokens = _unpacked(state["tokens"]), state["special_tokens"]
+            # tiktoken accepts any ids at first, and panics over these when it encodes or decodes.
+            for value in ascii_lowercase.encode() if state["pattern"] == LETTERS else range(256):
+                if bytes([value]) not in ranks:
+                    raise ValueError(f"it has no token for the byte 0x{value:02x}")
+            taken = set(ranks.values())
+            for name, token in special_tokens.items():
+                if not isinstance(token, int) or not 0 <= token < 2**32 or token in taken:
+                    raise ValueError(f"its {name} cannot have the id {token!r}")
+            return cls(state["name"], state["pattern"], ranks, special_tokens)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__} "
             raise ValueError(f"not a stored tokenizer: {kind}{error}") from error
@@ -172,11 +219,6 @@ def check_name(name: str) -> None:
     known = ["bpe", "bytes", "letters", *tiktoken.list_encoding_names()]
     if name not in known:
         raise ValueError(f"unknown tokenizer {name!r}: write one of {', '.join(known)}")
-
-
-def recipe(name: str, vocab_size: int) -> list[str | int]:
-    """Plain data that, with the training text, determines the tokenizer."""
-    return [name, vocab_size, SPLIT_PATTERN, TRAINING_BYTES] if name == "bpe" else [name]
 
 
 def published(name: str) -> Tokenizer:
@@ -210,13 +252,10 @@ def byte_level() -> Tokenizer:
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Byte-pair encoding (Sennrich et al. 2016, over bytes as in GPT-2) of V = `vocab_size`, end-of-text included.
 
-    Reads `texts` up to TRAINING_BYTES. Raises ValueError where V is less than the bytes need, or more than the
-    merges that `texts` give.
+    V is at least 257, for the bytes and end-of-text. Reads `texts` up to TRAINING_BYTES. Raises ValueError where V is
+    more than the merges that `texts` give.
     """
     import rustbpe
-
-    if vocab_size < 257:
-        raise ValueError(f"vocab_size {vocab_size} is too small for bpe: 256 bytes and end-of-text need at least 257")
 
     def first_bytes() -> Iterator[str]:
         left = TRAINING_BYTES
@@ -254,12 +293,65 @@ def _unpacked(tokens: bytes) -> dict[bytes, int]:
     return ranks
 
 
-def _check_ids(ranks: dict[bytes, int], special_tokens: dict[str, int], needed: Iterable[int]) -> None:
-    """Raises ValueError for ids that tiktoken accepts at first and panics over when it encodes or decodes."""
-    missing = [value for value in needed if bytes([value]) not in ranks]
-    if missing:
-        raise ValueError(f"it has no token for the byte 0x{missing[0]:02x}")
-    taken = set(ranks.values())
-    for name, token in special_tokens.items():
-        if not isinstance(token, int) or not 0 <= token < 2**32 or token in taken:
-            raise ValueError(f"its {name} cannot have the id {token!r}")
+def _read_folder(folder: Path) -> tuple[str, str, dict[bytes, int], dict[str, int]]:
+    """The parts of the tokenizer in a folder that AutoTokenizer reads: its kind, pattern, ranks and special tokens.
+
+    Raises FileNotFoundError if it has none; ValueError, and all that reading data of a wrong shape raises, if it is
+    damaged or is no byte-level encoding that merges in the order of its ids.
+    """
+    if (folder / TOKENIZER).is_file():
+        content = json.loads((folder / TOKENIZER).read_bytes())
+        pattern, vocab, pairs = _pattern(content), content["model"]["vocab"], content["model"].get("merges", [])
+        special = {added["content"]: added["id"] for added in content.get("added_tokens", [])}
+    elif (folder / VOCAB).is_file() and (folder / MERGES).is_file():
+        lines = (folder / MERGES).read_text(encoding="utf-8").splitlines()
+        pattern, vocab, pairs = GPT2_PATTERN, json.loads((folder / VOCAB).read_bytes()), lines[1:]
+        special = {END_OF_TEXT: vocab[END_OF_TEXT]}
+    else:
+        raise FileNotFoundError(f"{folder} has no {TOKENIZER}, nor {VOCAB} with {MERGES}")
+    if END_OF_TEXT not in special:  # then it is what stands before each document
+        config = json.loads((folder / TOKENIZER_CONFIG).read_bytes()) if (folder / TOKENIZER_CONFIG).is_file() else {}
+        token = config.get("bos_token")
+        name = token["content"] if isinstance(token, dict) else token
+        if name in special:
+            special[END_OF_TEXT] = special.pop(name)
+    ids = set(special.values())
+    ranks = {from_printable(token): rank for token, rank in vocab.items() if rank not in ids}
+    made = [vocab["".join(pair.split(" ") if isinstance(pair, str) else pair)] for pair in pairs]
+    if made != sorted(made):  # tiktoken merges in the order of the ids
+        raise ValueError("it does not merge in the order of its ids, as byte-pair encodings here do")
+    kind = "gpt2" if pattern == GPT2_PATTERN and pairs else "bpe" if pairs else "bytes"
+    return kind, pattern, ranks, special
+
+
+def printable(token: bytes) -> str:
+    """GPT-2's way to write bytes: a printable one as itself, the others as the characters from U+0100 on."""
+    return "".join(_CHARACTERS[byte] for byte in token)
+
+
+def from_printable(text: str) -> bytes:
+    """Inverse of `printable`. Raises ValueError for other characters."""
+    try:
+        return bytes(_BYTES[character] for character in text)
+    except KeyError as error:
+        raise ValueError(f"its token {text!r} is not written as bytes: it is no byte-level encoding") from error
+
+
+_PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+_CHARACTERS = {byte: chr(byte) for byte in _PRINTABLE} | {byte: chr(256 + n) for n, byte in enumerate(_OTHERS)}
+_BYTES = {character: byte for byte, character in _CHARACTERS.items()}
+
+
+def _pattern(content: dict[str, Any]) -> str:
+    """The pattern, for tiktoken, of a tokenizer.json. Raises ValueError for another way to split text."""
+    if content["model"].get("type", "BPE") != "BPE" or content.get("normalizer"):
+        raise ValueError("it is no byte-pair encoding, or changes the text before")
+    steps = content["pre_tokenizer"] or {}
+    steps = steps.get("pretokenizers", [steps])
+    kinds = [step.get("type") for step in steps]
+    if kinds == ["ByteLevel"] and steps[0].get("use_regex", True) and not steps[0].get("add_prefix_space"):
+        return GPT2_PATTERN
+    if kinds == ["Split", "ByteLevel"] and not steps[1].get("use_regex", True) and "Regex" in steps[0]["pattern"]:
+        return steps[0]["pattern"]["Regex"]
+    raise ValueError(f"it splits text by {', '.join(map(str, kinds))}, which cannot be expressed")

@@ -155,7 +155,7 @@ def test_document_ids_tell_documents_apart(module, tmp_path: Path):
         *(({"repeat_fraction": value}, f"is {value}: it must lie between 0 and 1") for value in (-0.1, 1.1)),
         *(
             ({option: least - 1}, f"data.{option} is {least - 1}: it must be {least} or more")
-            for least, names in ((0, ["num_workers"]), (1, COUNTS), (2, ["max_tokens"]))
+            for least, names in ((0, ["num_workers"]), (1, COUNTS), (2, ["max_tokens"]), (257, ["vocab_size"]))
             for option in names
         ),
     ],

@@ -7,8 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from data.tokenizer_files import GPT2_PATTERN, TOKENIZER, TOKENIZER_CONFIG
-from data.tokenizers import END_OF_TEXT, Tokenizer, byte_level, published, train_bpe
+from data.tokenizers import (
+    END_OF_TEXT,
+    GPT2_PATTERN,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    Tokenizer,
+    byte_level,
+    published,
+    train_bpe,
+)
 
 OTHER_SCRIPTS = (
     "Ωμέγα прощай 漢字かな 한국어 שלום السلام नमस्ते ไทย "

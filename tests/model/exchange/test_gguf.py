@@ -5,8 +5,7 @@ import re
 import pytest
 import torch
 
-from data.tokenizer_files import printable
-from data.tokenizers import byte_level, train_bpe
+from data.tokenizers import byte_level, printable, train_bpe
 from model.exchange.gguf import to_gguf
 from model.gpt import GPTConfig
 from tests.gpts import GPT2, random_gpt
