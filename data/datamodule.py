@@ -125,13 +125,9 @@ class TextDataModule(lightning.LightningDataModule):
         parameters = signature(TextDataModule).parameters
         self.corpus = corpora.build(corpus, options, {name: one.default for name, one in parameters.items()})
         validation_tokens = None if max_tokens is None else max(int(max_tokens * validation_fraction), 2)
-        self.cache = CorpusCache(
-            self.corpus,
-            Tokenizer.from_dict(tokenizer) if isinstance(tokenizer, dict) else tokenizer,
-            vocab_size or DEFAULT_BPE_VOCAB_SIZE,
-            max_tokens={"train": max_tokens, "validation": validation_tokens},
-            cache_dir=cache_dir,
-        )
+        limits = {"train": max_tokens, "validation": validation_tokens}
+        own = Tokenizer.from_dict(tokenizer) if isinstance(tokenizer, dict) else tokenizer
+        self.cache = CorpusCache(self.corpus, own, vocab_size or DEFAULT_BPE_VOCAB_SIZE, limits, cache_dir)
         self.context_length = context_length
         self.batch_size = batch_size
         self.validation_batch_size = validation_batch_size or batch_size
@@ -159,14 +155,9 @@ class TextDataModule(lightning.LightningDataModule):
     def validation_text(self, max_chars: int | None = None) -> str:
         """The beginning of the validation split, or all of it, without end-of-text."""
         split = self.tokenized.validation
-        num_tokens = max_chars or split.num_tokens  # a token is mostly several characters
-        while True:
-            tokens = split.read(0, num_tokens)
-            text = self.tokenizer.decode(tokens[tokens != self.tokenizer.end_of_text])
-            # Among more characters than asked for, only the last one may be cut.
-            if num_tokens >= split.num_tokens or (max_chars and len(text) > max_chars):
-                return text[:max_chars]
-            num_tokens *= 2
+        # A character takes four tokens at most, and an end-of-text may follow it.
+        tokens = split.read(0, 5 * max_chars + 1 if max_chars else split.num_tokens)
+        return self.tokenizer.decode(tokens[tokens != self.tokenizer.end_of_text])[:max_chars]
 
     def state_dict(self) -> dict[str, int]:
         return {"training_text": self.tokenized.train.checksum}

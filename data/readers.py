@@ -75,8 +75,7 @@ def _offset(path: Path, fraction: float, blocks: bool) -> float:
         with _open(path) as stream:
             size = sum(map(len, _read_blocks(stream)))
     offset = int(size * fraction)
-    with _open(path) as stream:
-        _skip(stream, offset)
+    with _open(path, offset) as stream:
         if not blocks:
             # The first byte from here on that begins a character; the end of the file where its last one was cut.
             following = stream.read(4)
@@ -104,9 +103,14 @@ def table_passages(path: Path, column: str, share: Share = WHOLE) -> Iterator[Pa
         if ending in DELIMITERS:
             yield from row_passages(_cells(path, column, DELIMITERS[ending]), share)
             return
-        with _seekable(path) as seekable:
+        with tempfile.TemporaryDirectory() as folder:
+            file = path
+            if is_compressed(path) and ending in (".parquet", ".arrow"):  # formats that need seeking
+                file = Path(folder, path.stem)
+                with _open(path) as packed, file.open("wb") as unpacked:
+                    shutil.copyfileobj(packed, unpacked, BLOCK_BYTES)
             loader = import_datasets().load_dataset
-            rows = loader(LOADERS[ending], data_files=[str(seekable)], split="train", streaming=True)
+            rows = loader(LOADERS[ending], data_files=[str(file)], split="train", streaming=True)
             yield from row_passages(column_texts(rows, column, str(path)), share)
 
 
@@ -154,9 +158,8 @@ def row_passages(texts: Iterable[str], share: Share) -> Iterator[Passage]:
     low, high = share
     for number, text in enumerate(texts):
         if low <= uniform_hash(str(number)) < high:
-            yield from _passages(
-                (text[start : start + BLOCK_BYTES] for start in range(0, len(text), BLOCK_BYTES)), False
-            )
+            pieces = (text[start : start + BLOCK_BYTES] for start in range(0, len(text), BLOCK_BYTES))
+            yield from _passages(pieces, blocks=False)
 
 
 def _column_index(names: list[str], column: str, label: str) -> int:
@@ -213,8 +216,7 @@ def _decoded(path: Path, start: int, stop: float) -> Iterator[str]:
     """The text between two byte offsets. Raises ValueError where it is not UTF-8 or holds a zero byte."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset = start
-    with _open(path) as stream:
-        _skip(stream, start)
+    with _open(path, start) as stream:
         for block in chain(_read_blocks(stream, stop - start), [b""]):
             undecoded = len(decoder.getstate()[0])
             try:
@@ -237,40 +239,25 @@ def is_compressed(path: Path) -> bool:
     return path.suffix.lower() in COMPRESSIONS
 
 
-def _open(path: Path) -> BinaryIO:
-    """The bytes of a file, decompressed."""
+def _open(path: Path, start: int = 0) -> BinaryIO:
+    """The bytes of a file from `start` on, decompressed."""
     if not is_compressed(path):
-        return path.open("rb")
+        stream = path.open("rb")
+        stream.seek(start)
+        return stream
     import pyarrow
 
-    return io.BufferedReader(pyarrow.input_stream(str(path), compression=COMPRESSIONS[path.suffix.lower()]))
-
-
-@contextmanager
-def _seekable(path: Path) -> Iterator[Path]:
-    """`path`, or a temporary file with its content where it is a compressed table whose format needs seeking."""
-    if not is_compressed(path) or table_ending(path) not in (".parquet", ".arrow"):
-        yield path
-        return
-    with tempfile.TemporaryDirectory() as folder, _open(path) as packed:
-        unpacked = Path(folder, path.stem)
-        with unpacked.open("wb") as file:
-            shutil.copyfileobj(packed, file, BLOCK_BYTES)
-        yield unpacked
+    packed = pyarrow.input_stream(str(path), compression=COMPRESSIONS[path.suffix.lower()])
+    unpacked = io.BufferedReader(packed)
+    for _ in _read_blocks(unpacked, start):  # it cannot seek
+        pass
+    return unpacked
 
 
 def _read_blocks(stream: BinaryIO, limit: float = math.inf) -> Iterator[bytes]:
     while block := stream.read(int(min(BLOCK_BYTES, limit))):
         yield block
         limit -= len(block)
-
-
-def _skip(stream: BinaryIO, count: int) -> None:
-    if stream.seekable():
-        stream.seek(count)
-    else:
-        for _ in _read_blocks(stream, count):
-            pass
 
 
 @contextmanager

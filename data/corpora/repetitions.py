@@ -25,23 +25,20 @@ class RepetitionCorpus(Corpus):
     letters = string.ascii_letters + string.digits
     longest_row = 30  # letters
     document_length = 40  # approximate, in letters; a row is always repeated at least once
+    are_distinct = False  # the letters of a row
 
     def __init__(self, validation_fraction: float):
         self.num_validation = round(NUM_DOCUMENTS * validation_fraction)
         lengths = [self.document_length, SHORTEST_ROW, self.longest_row]
         self.identity = {self.name: [NUM_DOCUMENTS, self.num_validation, *lengths, SEED, self.letters]}
 
-    def draw_row(self, draw: random.Random, length: int) -> list[str]:
-        """The letters of one row."""
-        return draw.choices(self.letters, k=length)
-
     def passages(self, split: str) -> Iterator[Passage]:
         draw = random.Random(f"{split} {SEED}")
         shortest, longest = math.log(SHORTEST_ROW), math.log(self.longest_row)
         for _ in range(self.num_validation if split == "validation" else NUM_DOCUMENTS - self.num_validation):
             length = round(math.exp(draw.uniform(shortest, longest)))
-            row = "".join(self.draw_row(draw, length))
-            yield Passage(row * max(2, self.document_length // length), ends_document=True)
+            row = draw.sample(self.letters, length) if self.are_distinct else draw.choices(self.letters, k=length)
+            yield Passage("".join(row) * max(2, self.document_length // length), ends_document=True)
 
 
 class WordCorpus(RepetitionCorpus):
@@ -54,6 +51,4 @@ class WordCorpus(RepetitionCorpus):
     letters = string.ascii_lowercase
     longest_row = 14
     document_length = 200  # most windows of a training lie within one document
-
-    def draw_row(self, draw: random.Random, length: int) -> list[str]:
-        return draw.sample(self.letters, k=length)
+    are_distinct = True
