@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from model.exchange.huggingface import (
+    GPT2_MODULES,
     check_computes_as_gpt2,
     check_tokenizer,
     not_in_gpt2,
@@ -11,20 +12,6 @@ from model.exchange.huggingface import (
     their_names,
 )
 from model.gpt import GPT
-
-# Our module -> llama.cpp's; * is the number of the layer.
-MODULES = {
-    "token_embedding": "token_embd",
-    "position_embedding": "position_embd",
-    "blocks.*.attention_norm": "blk.*.attn_norm",
-    "blocks.*.attention.qkv_proj": "blk.*.attn_qkv",
-    "blocks.*.attention.output_proj": "blk.*.attn_output",
-    "blocks.*.feed_forward_norm": "blk.*.ffn_norm",
-    "blocks.*.feed_forward.up_proj": "blk.*.ffn_up",
-    "blocks.*.feed_forward.down_proj": "blk.*.ffn_down",
-    "final_norm": "output_norm",
-    "head": "output",
-}
 
 
 def to_gguf(gpt: GPT, path: str | Path, tokenizer: Any) -> None:
@@ -78,9 +65,10 @@ def to_gguf(gpt: GPT, path: str | Path, tokenizer: Any) -> None:
     writer.add_eos_token_id(tokenizer.end_of_text)
     writer.add_add_bos_token(False)
 
-    weights = gpt.state_dict()
-    for ours, theirs in their_names(gpt, MODULES).items():
-        writer.add_tensor(theirs, weights[ours].float().cpu().contiguous().numpy())
+    weights, names = gpt.state_dict(), gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, config.num_layers)
+    for ours, theirs in their_names(gpt, GPT2_MODULES).items():
+        name = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
+        writer.add_tensor(name, weights[ours].float().cpu().contiguous().numpy())
     try:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from model.checkpoint import without_weights
+from model.files import parsing
 from model.gpt import GPT, GPTConfig, in_eval_mode
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
@@ -49,11 +50,10 @@ GPT2_OPTIONS: dict[str, tuple[str, Any]] = {
     "feed_forward_dim": ("n_inner", None),
     "tie_embeddings": ("tie_word_embeddings", True),
     "dropout": ("resid_pdrop", 0.1),
-    "activation": ("activation_function", "gelu_new"),
 }
 OTHER_DROPOUTS = ("embd_pdrop", "attn_pdrop")  # a GPT has one dropout for all
 # GPT-2's name of an activation -> ours; of several the first is written.
-ACTIVATIONS: dict[str, str] = {
+ACTIVATIONS: dict[str, Any] = {
     "gelu_new": "gelu",
     "gelu_pytorch_tanh": "gelu",
     "gelu_fast": "gelu",
@@ -166,7 +166,7 @@ def not_in_gpt2(config: GPTConfig) -> str | None:
     """The first option that GPT-2's format cannot express, with its value, such as "window 32"; None if it can all."""
     if config.activation not in ACTIVATIONS.values():
         return f"activation {config.activation}"
-    expressed = GPTConfig(**{name: getattr(config, name) for name in GPT2_OPTIONS}, **GPT2_FAMILY)
+    expressed = GPTConfig(**{name: getattr(config, name) for name in (*GPT2_OPTIONS, "activation")}, **GPT2_FAMILY)
     for name, value in asdict(config).items():
         if getattr(expressed, name) != value and name != "init":  # which says how a GPT was drawn, not what it is
             return f"{name} {value}"
@@ -192,19 +192,19 @@ def read_options(options: dict[str, Any]) -> GPTConfig:
         ours[our_name] = value = options.get(name, default)
         if value is ... or (value is None and default is ...):
             raise ValueError(f"its {CONFIG} has no {name}")
-        if our_name == "activation" and value not in (known := list(ACTIVATIONS)):
-            raise ValueError(f"its {name} is {value!r}, which cannot be expressed: {', '.join(known)} can")
-        if our_name != "activation" and not isinstance(value, (int, float, NoneType)):
+        if not isinstance(value, (int, float, NoneType)):
             raise ValueError(f"its {name} is {value!r}, which is of another type than it must be")
-    return GPTConfig(**ours | {"activation": ACTIVATIONS[ours["activation"]]}, **GPT2_FAMILY)
+    activation = options.get("activation_function", "gelu_new")
+    if activation not in (known := [*ACTIVATIONS]):
+        raise ValueError(f"its activation_function is {activation!r}, which cannot be expressed: only {known} can")
+    return GPTConfig(**ours, activation=ACTIVATIONS[activation], **GPT2_FAMILY)
 
 
 def gpt2_options(config: GPTConfig) -> dict[str, Any]:
     """Inverse of `read_options` for GPT-2's family: the content of a config.json."""
     activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation)
-    values = asdict(config) | {"activation": activation}
-    options = {"model_type": "gpt2", "architectures": [GPT2_CLASS], **GPT2_FIXED}
-    options |= {theirs: values[ours] for ours, (theirs, _) in GPT2_OPTIONS.items()}
+    options = {"model_type": "gpt2", "architectures": [GPT2_CLASS], "activation_function": activation, **GPT2_FIXED}
+    options |= {theirs: getattr(config, ours) for ours, (theirs, _) in GPT2_OPTIONS.items()}
     return options | dict.fromkeys(OTHER_DROPOUTS, config.dropout)
 
 
@@ -349,12 +349,11 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object. Raises FileNotFoundError or ValueError, with a sentence that names the file."""
     if not path.is_file():
         raise FileNotFoundError(f"{path.parent} has no {path.name}, so it is not a folder of a Hugging Face model")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is damaged: it is not a JSON object")
+    text = path.read_bytes()
+    with parsing(path):
+        content = json.loads(text)
+        if not isinstance(content, dict):
+            raise ValueError("it is not a JSON object")
     return content
 
 
