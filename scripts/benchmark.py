@@ -40,7 +40,7 @@ REASONS = {
     "transformers": "pip install transformers",
     "llama.cpp": "pip install gguf llama-cpp-python",
 }
-CONTENDER = "import sys; from scripts.benchmarks.gpt2 import main; sys.exit(main(*sys.argv[1:]))"
+CONTENDER = "import sys; from scripts.benchmarks.gpt2 import main; main(*sys.argv[1:])"
 
 Row = dict[str, Any]
 Job = dict[str, Any]  # `function`, one of scripts/benchmarks/gpt2.py, and what it reads
