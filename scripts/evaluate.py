@@ -37,7 +37,16 @@ OF_TRAINING |= {"seed", "num_workers", "num_processes", "cache_dir"}
 
 @exit_status("evaluate.py", (ValueError, TypeError, OSError, ModuleNotFoundError))
 def main(argv: list[str] | None = None) -> None:
-    own = build_parser()
+    own = Parser(prog="evaluate.py", description=__doc__, add_help=False)
+    add = own.add_argument
+    add_model_options(own)
+    words = "tokens between the windows that are read, 1 to the context length: with a smaller one each token has more "
+    words += "text before it, and it takes longer (default: the context length)"
+    add("--stride", type=at_least(1), metavar="N", help=words)
+    words = "part of the text, split as for training, or all of it (default: all of what --data.files names, else "
+    add("--split", choices=("validation", "train", "all"), help=words + "validation)")
+    add("--batch_size", type=at_least(1), default=16, metavar="N", help="windows at once (default: 16)")
+    add("--json", action="store_true", help="write the result as one line of JSON")
     arguments, options = own.parse_known_args(argv)
     typed = typed_options(options)
     arguments.split = arguments.split or ("all" if "data.files" in typed else "validation")
@@ -46,21 +55,6 @@ def main(argv: list[str] | None = None) -> None:
         section = {"document_masking": section.get("document_masking", False)}  # which the model was trained with
     section = {name: value for name, value in section.items() if name not in OF_TRAINING}
     evaluate_text(arguments, text_data(own, section, options, skip=OF_TRAINING))
-
-
-def build_parser() -> Parser:
-    """The options besides those of the data. Each help text names the unit and the default."""
-    parser = Parser(prog="evaluate.py", description=__doc__, add_help=False)
-    add = parser.add_argument
-    add_model_options(parser)
-    words = "tokens between the windows that are read, 1 to the context length: with a smaller one each token has more "
-    words += "text before it, and it takes longer (default: the context length)"
-    add("--stride", type=at_least(1), metavar="N", help=words)
-    words = "part of the text, split as for training, or all of it (default: all of what --data.files names, else "
-    add("--split", choices=("validation", "train", "all"), help=words + "validation)")
-    add("--batch_size", type=at_least(1), default=16, metavar="N", help="windows at once (default: 16)")
-    add("--json", action="store_true", help="write the result as one line of JSON")
-    return parser
 
 
 def run_data(checkpoint: Path | None) -> dict[str, Any]:

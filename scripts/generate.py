@@ -1,13 +1,18 @@
-"""Writes text with a trained GPT, to the terminal as it is drawn."""
+"""Continues prompts with a trained GPT and writes the text as it is drawn. Everything it needs is in the checkpoint.
+
+The window slides: of a prompt longer than the model's context only the end is read, and a text that outgrows the
+context continues from the last half of it. A text ends early where the model ends its document.
+"""
 
 from __future__ import annotations
 
 import argparse
+import codecs
 import json
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import chain, product
 from pathlib import Path
@@ -17,16 +22,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 from model.runs.mistakes import exit_status
 from scripts.parser import Parser, add_model_options, at_least, choose_device, prompt_text, read_prompts
-from scripts.text_stream import TextStream
 
 if TYPE_CHECKING:
     import torch
 
-
-DESCRIPTION = """\
-Continues prompts with a trained GPT and writes the text as it is drawn. Everything it needs is in the checkpoint.
-The window slides: of a prompt longer than the model's context only the end is read, and a text that outgrows the
-context continues from the last half of it. A text ends early where the model ends its document."""
+    from data.tokenizers import Tokenizer
 
 # A model can write any byte; on a terminal a control character would act instead of show.
 CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {127: 0x2421}
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """The options. Each help text names the unit and the default."""
-    parser = Parser(prog="generate.py", description=DESCRIPTION)
+    parser = Parser(prog="generate.py", description=__doc__)
     add_model_options(parser)
     prompt = parser.add_mutually_exclusive_group().add_argument
     words = "text to continue; - reads it from standard input; an empty one starts a document (default: a line break)"
@@ -94,6 +94,54 @@ def build_parser() -> argparse.ArgumentParser:
     add("--json", action="store_true", help="write each text as a line of JSON, once it is finished")
     add("--logprobs", action="store_true", help="the same, with all tokens and their log-probabilities, in nats")
     return parser
+
+
+class TextStream:
+    """Turns tokens into text. A character spread over several tokens appears with the last of them.
+
+    Args:
+        stops: the text ends before the first of these, none of which is empty. What may become one is held back.
+
+    Attributes:
+        text: its characters so far.
+        tokens: those of the text, with what ended it.
+        ended: "stop" or "end_of_text" once the text has ended.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
+        self.tokenizer, self.stops = tokenizer, stops
+        self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self.tokens: list[int] = []
+        self.ended: str | None = None
+        self.text = self.held = ""
+
+    def feed(self, token: int) -> str:
+        """The characters that `token` completes; none after the end of the text."""
+        if self.ended:
+            return ""
+        self.tokens.append(token)
+        if token == self.tokenizer.end_of_text:
+            self.ended = "end_of_text"
+            return ""
+        self.held += self.decoder.decode(self.tokenizer.token_bytes(token))
+        if met := [place for stop in self.stops if (place := self.held.find(stop)) >= 0]:
+            self.ended = "stop"
+            return self._give(min(met))
+        beginnings = (stop[:length] for stop in self.stops for length in range(1, len(stop)))
+        kept = max((len(text) for text in beginnings if self.held.endswith(text)), default=0)
+        return self._give(len(self.held) - kept)
+
+    def end(self) -> str:
+        """What is still held back, and a replacement character for an incomplete one."""
+        if self.ended == "stop":
+            return ""
+        self.held += self.decoder.decode(b"", final=True)
+        return self._give(len(self.held))
+
+    def _give(self, count: int) -> str:
+        piece, self.held = self.held[:count], self.held[count:]
+        self.text += piece
+        return piece
 
 
 class Writer:

@@ -1,4 +1,16 @@
-"""Shows what a GPT attends to: the maps recorded while it was trained, or those for a prompt."""
+"""Writes what a GPT attends to: one HTML page that opens without a network, a picture, or a table of the numbers.
+
+  --run runs/NAME                            the maps recorded during training, step by step
+  --checkpoint runs/NAME --prompt "def f("   the maps of one model on your own text
+  --compare runs/OTHER                       a second run or checkpoint beside the first
+  --output maps.svg                          a picture instead of a page: layers down, heads across
+  --output maps.csv                          the numbers instead
+  --live                                     the model itself in a page: type, switch heads off, patch
+  --circuit                                  the weights that copy: a table of them, and with --output a picture
+  --experiments                              what can be tried with the model, what it predicts, and what came of it
+
+With neither --run nor --checkpoint it is the newest run under runs/.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +30,6 @@ from scripts.parser import Parser, at_least, check_output, prompt_text
 if TYPE_CHECKING:
     from model.glass import Glass
     from model.pages.captures import Captures
-
-DESCRIPTION = """\
-Writes what a GPT attends to: one HTML page that opens without a network, a picture, or a table of the numbers.
-
-  --run runs/NAME                            the maps recorded during training, step by step
-  --checkpoint runs/NAME --prompt "def f("   the maps of one model on your own text
-  --compare runs/OTHER                       a second run or checkpoint beside the first
-  --output maps.svg                          a picture instead of a page: layers down, heads across
-  --output maps.csv                          the numbers instead
-  --live                                     the model itself in a page: type, switch heads off, patch
-  --circuit                                  the weights that copy: a table of them, and with --output a picture
-  --experiments                              what can be tried with the model, what it predicts, and what came of it
-
-With neither --run nor --checkpoint it is the newest run under runs/."""
 
 PAGE, PICTURES, TABLES = (".html",), (".png", ".svg", ".pdf"), (".csv", ".json")
 # The kinds of --output that an option is for. The page shows everything, and has its own controls.
@@ -99,16 +97,12 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="inspect_attention.py", description=DESCRIPTION)
+    parser = Parser(prog="inspect_attention.py", description=__doc__)
     add = functools.partial(parser.add_argument, metavar="PATH", type=Path)
     add("--run", help="run folder whose recorded maps are shown (default: the newest)")
     add("--checkpoint", help="checkpoint file or run folder that reads --prompt")
-    add(
-        "--prompt",
-        metavar="TEXT",
-        type=str,
-        help="text to read, at most a context long; - reads it from standard input",
-    )
+    words = "text to read, at most a context long; - reads it from standard input"
+    add("--prompt", metavar="TEXT", type=str, help=words)
     add("--compare", help="another run, or with --prompt another checkpoint, beside the first")
     endings = ", ".join(PAGE + PICTURES + TABLES)
     add("--output", help=f"file: {endings} (default: attention.html, in the run's folder or for a prompt here)")

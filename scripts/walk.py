@@ -1,8 +1,11 @@
-"""Follows one prompt through a GPT, stop by stop, from its text to the loss: where, what shape, which values, why."""
+"""Follows a prompt through a GPT: text, ids, embeddings, one block in detail, logits, loss.
+
+Each stop names the function that computes it, the shape in letters and numbers, five values of this forward pass, and
+why it is there.
+"""
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import math
 import sys
@@ -21,12 +24,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from data.tokenizers import Tokenizer
+    from model.glass import Glass
     from model.gpt import GPT
     from model.inspection.trace import AttendCall
-
-DESCRIPTION = """\
-Follows a prompt through a GPT: text, ids, embeddings, one block in detail, logits, loss. Each stop names the function
-that computes it, the shape in letters and numbers, five values of this forward pass, and why it is there."""
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 96  # columns
@@ -50,17 +50,7 @@ class Stop(NamedTuple):
 
 @exit_status("walk.py")
 def main(argv: list[str] | None = None) -> None:
-    arguments = build_parser().parse_args(argv)
-    if sys.stdout is None:
-        raise ValueError("standard output is closed, so the walk has nowhere to go")
-    prompt = prompt_text(arguments.prompt)
-    origin, gpt, tokenizer = open_model(arguments.checkpoint, arguments.fresh)
-    lines = walk(gpt, tokenizer, prompt, arguments.layer, arguments.head)
-    write_text("\n".join([origin, *lines, ""]))
-
-
-def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="walk.py", description=DESCRIPTION)
+    parser = Parser(prog="walk.py", description=__doc__)
     add, model = parser.add_argument, parser.add_mutually_exclusive_group()
     newest = "checkpoint file or run folder (default: newest under runs/, or --fresh where there is none)"
     model.add_argument("--checkpoint", type=Path, metavar="PATH", help=newest)
@@ -69,31 +59,34 @@ def build_parser() -> argparse.ArgumentParser:
     add("--prompt", default="for i in range(10):", metavar="TEXT", help=text)
     add("--layer", type=int, default=0, metavar="N", help="block to walk through in detail, from 0 (default: 0)")
     add("--head", type=int, default=0, metavar="N", help="head whose values are shown, from 0 (default: 0)")
-    return parser
+    arguments = parser.parse_args(argv)
+    if sys.stdout is None:
+        raise ValueError("standard output is closed, so the walk has nowhere to go")
+    prompt = prompt_text(arguments.prompt)
+    glass = open_model(arguments.checkpoint, arguments.fresh)
+    lines = walk(glass.gpt, glass.tokenizer, prompt, arguments.layer, arguments.head)
+    write_text("\n".join([str(glass), *lines, ""]))
 
 
-def open_model(checkpoint: Path | None, fresh: bool) -> tuple[str, GPT, Tokenizer]:
-    """Where the model comes from, for people; the model; its tokenizer. Raises ValueError or FileNotFoundError."""
-    if not fresh:
-        from model.glass import open_run
-
-        try:
-            glass = open_run(checkpoint)
-            return str(glass), glass.gpt, glass.tokenizer
-        except FileNotFoundError:
-            if checkpoint is not None:
-                raise
+def open_model(checkpoint: Path | None, fresh: bool) -> Glass:
+    """The checkpoint's model, or a fresh one. Raises ValueError or FileNotFoundError."""
     import torch
 
     from data.tokenizers import byte_level
+    from model.glass import Glass, open_run
     from model.gpt import GPT, GPTConfig
 
+    if not fresh:
+        try:
+            return open_run(checkpoint)
+        except FileNotFoundError:
+            if checkpoint is not None:
+                raise
     torch.manual_seed(0)
     tokenizer = byte_level()
-    gpt = GPT(GPTConfig(vocab_size=tokenizer.vocab_size)).eval()
     # See GPT.init_weights.
-    origin = "a fresh model: each matrix that writes to the stream or the logits is still 0; python train.py trains one"
-    return origin, gpt, tokenizer
+    origin = "a fresh model (each matrix that writes to the stream or to the logits is 0; python train.py trains one)"
+    return Glass(GPT(GPTConfig(vocab_size=tokenizer.vocab_size)).eval(), tokenizer, origin)
 
 
 def walk(gpt: GPT, tokenizer: Tokenizer, prompt: str, layer: int, head: int) -> list[str]:

@@ -15,8 +15,7 @@ from data.tokenizers import END_OF_TEXT, Tokenizer, byte_level
 from model.checkpoint import load_gpt
 from model.generation import generate as write_tokens
 from model.gpt import GPT, GPTConfig
-from scripts.generate import main
-from scripts.text_stream import TextStream
+from scripts.generate import TextStream, main
 from tests.checkpoints import change_checkpoint, save_checkpoint
 from tests.command_lines import call, refused
 from tests.gpts import random_gpt
