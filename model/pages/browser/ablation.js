@@ -5,16 +5,13 @@ import { $, element, tableHead } from "browser/elements.js";
 import { thumbs } from "browser/heads.js";
 import { probeName, save, titleOf } from "browser/measurements.js";
 import { addView, shown } from "browser/render.js";
-import { headPart, placeOf } from "browser/state.js";
+import { headPart } from "browser/state.js";
 import { signed } from "browser/words.js";
 
 const COLUMNS = { text: "on text", repeated: "on repetition", copying: "copying" };
 
 // The change of the loss without one head; null if it was not measured or is not a number.
-export function withoutHead({ ablation }, probe, head) {
-  const [layer, column] = placeOf(head);
-  return ablation?.[probe]?.heads[layer][column] ?? null;
-}
+export const withoutHead = ({ ablation }, probe, head) => ablation?.[probe]?.heads.flat()[head] ?? null;
 
 // The parts of a capture by their names: { text, repeated: the change of the loss on each probe, copying: of a head }.
 function partsOf({ ablation, copying }) {

@@ -2,18 +2,11 @@
 // that ends there. The parts add up to the logit exactly, but for rounding: each adds a vector to the stream, and the
 // final norm's scale is that of the whole.
 
-import { element, tableHead } from "browser/elements.js";
 import { share } from "browser/surprise.js";
-import { quote, signed } from "browser/words.js";
+import { quote } from "browser/words.js";
 
 const SHOWN_PARTS = 12;
 const LARGEST_ERROR = 1e-5; // of a sum of float32 numbers
-
-// "head 1.2" -> [1, 2]; null for other parts.
-export function headOf(name) {
-  const found = /^head (\d+)\.(\d+)$/.exec(name);
-  return found && [Number(found[1]), Number(found[2])];
-}
 
 // measured: what a capture measured of one probe, see surprise.js.
 
@@ -57,41 +50,3 @@ export function badge(error) {
 export const attributionRows = ({ parts, attribution, labels }) =>
   parts.flatMap((part, i) => labels.map((token, position) =>
     ({ part, position, token, next_token: labels[position + 1], logit: attribution[i][position] })));
-
-// ---- drawing
-
-// Fills a table with a row a part: its name, a bar to either side of zero, its number, and that of another capture.
-// view: { parts, other: those of another capture or null, names: of both, all, chosen: [layer, head], choose, showAll }
-export function drawParts(table, { parts, other, names, all, chosen, choose, showAll }) {
-  const { shown, others } = all ? { shown: parts, others: null } : fold(parts);
-  const inOther = (name) => other?.find((part) => part.name === name)?.value ?? null;
-  const rows = shown.map(({ name, value }) => ({ name, value, against: inOther(name), head: headOf(name) }));
-  if (others) {
-    const against = other && sum(other.filter(({ name }) => !shown.some((part) => part.name === name)));
-    rows.push({ name: `others (${others.count})`, value: others.value, against, folded: true });
-  }
-  const largest = Math.max(1e-9, ...rows.flatMap(({ value, against }) => [Math.abs(value), Math.abs(against)]));
-  const nameOf = (textContent, head, folded) => {
-    if (folded) return element("button", { textContent, title: "show every part", onclick: showAll });
-    if (!head) return textContent;
-    const button = element("button", { textContent, title: "choose this head", onclick: () => choose(head) });
-    button.setAttribute("aria-pressed", String(head) === String(chosen));
-    return button;
-  };
-  const body = rows.map(({ name, head, folded, value, against }) => element("tr", {},
-    element("th", { scope: "row" }, nameOf(name, head, folded)),
-    element("td", { className: "balance" }, bar(value, largest, ""), other ? bar(against, largest, "second") : ""),
-    element("td", {}, signed(value)),
-    other ? element("td", { className: "soft" }, signed(against)) : ""));
-  const totals = (other ? [parts, other] : [parts]).map((all) => element("td", {}, signed(sum(all))));
-  const foot = element("tr", {}, element("th", { scope: "row" }, "sum: the logit"), element("td"), ...totals);
-  const head = other ? tableHead(["", "", ...names]) : "";
-  table.replaceChildren(head, element("tbody", {}, ...body), element("tfoot", {}, foot));
-}
-
-function bar(value, largest, className) {
-  const size = (50 * Math.abs(value ?? 0)) / largest;
-  const bar = element("i", { className: `${className} ${value < 0 ? "less" : "more"}`, style: { width: `${size}%` } });
-  bar.style[value < 0 ? "right" : "left"] = "50%";
-  return bar;
-}

@@ -16,8 +16,8 @@ addView(function drawBadges() {
     const textContent = wrong.length ? `✗ ${bad}${where}` : `✓ ${good}`;
     const figureOf = ({ label, capture }) => `${label}${number(capture[error])} in ${capture.precision}`;
     const figures = shown.sides.map(figureOf).join(", ");
-    Object.assign($(error), { textContent, className: `badge ${wrong.length ? "bad" : "good"}` });
-    $(error).setAttribute("aria-label", `${textContent}, ${error} ${figures}; opens the help`);
+    const ariaLabel = `${textContent}, ${error} ${figures}; opens the help`;
+    Object.assign($(error), { textContent, ariaLabel, className: `badge ${wrong.length ? "bad" : "good"}` });
     $(`${error}-figures`).textContent = `Here: ${figures}.`;
   }
 });

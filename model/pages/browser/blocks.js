@@ -7,26 +7,24 @@ import { mapped, PROBES } from "browser/state.js";
 import { bytesOf } from "browser/weights.js";
 
 const KEPT = 120;
-const blocks = new Map();
+const known = new Map(); // blocks by their number
 
 // What `render` shows of a capture.
 export async function recorded({ probe }, at, run) {
-  const capture = mapped[run][at];
-  const [weights, details] = await Promise.all([kept(capture.blocks[probe], unpack), detailsOf(capture)]);
+  const { blocks, details: number } = mapped[run][at];
+  const [weights, details] = await Promise.all([kept(blocks[probe], mapsOf), kept(number, detailsOf)]);
   return { weights, details, descriptions: details.descriptions, labels: PROBES[probe].labels };
 }
 
-// What else was measured at a step.
-const detailsOf = ({ details: id }) => kept(id, async () => JSON.parse(new TextDecoder().decode(await unpack(id))));
+const kept = (number, read) => keep(known, number, known.get(number) ?? read(unpacked(number)), KEPT);
+const mapsOf = async (block) => new Uint8Array(await block.arrayBuffer());
+const detailsOf = (block) => block.json();
 
-const kept = (id, unpacked) => keep(blocks, id, blocks.get(id) ?? unpacked(id), KEPT);
+function unpacked(number) {
+  const bytes = bytesOf(JSON.parse($(`block-${number}`).textContent));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip")));
+}
 
 // Whether two blocks of maps are equal; not those of a page that holds none.
 export const sameBlocks = (one, two) =>
   one !== undefined && $(`block-${one}`).textContent === $(`block-${two}`).textContent;
-
-async function unpack(id) {
-  const bytes = bytesOf(JSON.parse($(`block-${id}`).textContent));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return new Uint8Array(await new Response(stream).arrayBuffer());
-}

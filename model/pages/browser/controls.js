@@ -28,10 +28,10 @@ addView(function drawSteps() {
     run.value = side.run;
   });
   $("play").hidden = !hasSteps(shown.run);
-  $("compare").setAttribute("aria-pressed", Boolean(shown.other));
+  $("compare").ariaPressed = Boolean(shown.other);
   if (!shown.other) return;
   $("link").hidden = !hasSteps(shown.run) || !hasSteps(shown.other.run);
-  $("link").setAttribute("aria-pressed", shown.linked);
+  $("link").ariaPressed = shown.linked;
   $("other-head").value = shown.other.head ?? "same";
   const matching = shown.other.head === "match" ? `: ${shortName(shown.sides[1].head)}` : "";
   $("other-head").options[1].textContent = `nearest match${matching}`;
@@ -53,8 +53,7 @@ async function playNext() {
 function play() {
   if (!playing && state.at === lastOf(state.run)) change({ at: 0 });
   playing = playing ? clearTimeout(playing) : setTimeout(playNext, pause());
-  $("play").textContent = playing ? "❚❚" : "▶";
-  $("play").setAttribute("aria-pressed", Boolean(playing));
+  Object.assign($("play"), { textContent: playing ? "❚❚" : "▶", ariaPressed: Boolean(playing) });
 }
 
 const goBySteps = (by) => change({ at: clamp(state.at + by, lastOf(state.run)) });

@@ -12,7 +12,7 @@ import {
   ALL_HEADS, data, formation, headName, lastOf, LAYERS, mapped, nearest, placeOf, PROBES, RUNS, SCORES, shortName,
   state,
 } from "browser/state.js";
-import { decimal, signed } from "browser/words.js";
+import { decimal, largestFirst, signed } from "browser/words.js";
 
 const CAPTURES = RUNS.flatMap(({ captures }) => captures);
 const LAST = Math.max(1, ...CAPTURES.map(({ step }) => step));
@@ -23,7 +23,8 @@ export let curve = null; // { x, y }: from a step and from a value to pixels
 let drawn = null; // what decides how the lines look
 
 // What is drawn: its label, its value for a head of a capture (null: not measured), and the range of its axis.
-function measure({ curve, score } = shown) {
+function measure() {
+  const { curve, score } = shown;
   if (curve === "score") {
     const of = ({ scores }, head) => scores[score].flat()[head];
     return { ...SCORES[score], of, low: 0, high: 1, write: decimal };
@@ -116,7 +117,7 @@ const otherRuns = () => shown.sides.filter(({ run }) => run !== shown.run);
 function formedIn(run, patch) {
   const steps = ALL_HEADS.map((head) => formation(run, shown.score, head));
   const heads = ALL_HEADS.filter((head) => steps[head] < Infinity);
-  heads.sort((one, two) => steps[one] - steps[two] || one - two);
+  heads.sort((one, two) => steps[one] - steps[two]);
   const parts = [heads.length ? `${heads.length} formed: ` : `no ${SCORES[shown.score].label} head has formed. `];
   for (const head of heads.slice(0, NAMED))
     parts.push(jump(`${shortName(head)} at ${steps[head]}`, patch(head, nearest(run, steps[head]))), " ");
@@ -127,23 +128,24 @@ function formedIn(run, patch) {
 function describeLoss(of) {
   const last = RUNS[shown.run].captures.at(-1);
   const at = nearest(shown.run, last.step);
-  const known = ALL_HEADS.map((head) => ({ head, value: of(last, head) })).filter(({ value }) => value !== null);
-  if (!known.length) return ["It was not measured in this run. "];
+  const values = ALL_HEADS.map((head) => of(last, head));
+  const worst = largestFirst(values).filter((head) => values[head] !== null);
+  if (!worst.length) return ["It was not measured in this run. "];
   const parts = ["How many nats per token the loss rises when a head is replaced by its mean. "];
   parts.push(`Needed most at step ${last.step}: `);
-  for (const { head, value } of known.sort((one, two) => two.value - one.value).slice(0, 5))
-    parts.push(jump(`${shortName(head)} ${signed(value)}`, { head, at }), " ");
+  for (const head of worst.slice(0, 5))
+    parts.push(jump(`${shortName(head)} ${signed(values[head])}`, { head, at }), " ");
   return parts;
 }
 
 // The head whose line is nearest to the pointer, at the nearest step that has maps.
 function lineAt({ offsetX, offsetY }) {
-  const steps = mapped[state.run];
-  const { of, label, write } = measure(state);
+  const steps = mapped[shown.run];
+  const { of, label, write } = measure();
   const at = closest([...steps.keys()], (at) => Math.abs(curve.x(steps[at].step) - offsetX));
   const value = (head) => of(steps[at], head);
   const off = (head) => (value(head) === null ? Infinity : Math.abs(curve.y(value(head)) - offsetY));
-  const head = closest([state.head, ...ALL_HEADS], off);
+  const head = closest([shown.head, ...ALL_HEADS], off);
   const text = `${headName(head)}: ${label} ${write(value(head))} at step ${steps[at].step}`;
   return { at, head, near: off(head) < 8, text };
 }

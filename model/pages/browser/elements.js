@@ -64,5 +64,5 @@ export function choices(parent, options, choose) {
 }
 
 export function press(parent, value) {
-  for (const button of parent.children) button.setAttribute("aria-pressed", button.dataset.value === String(value));
+  for (const button of parent.children) button.ariaPressed = button.dataset.value === String(value);
 }

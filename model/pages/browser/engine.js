@@ -21,6 +21,7 @@ export async function startEngine(manifest, texts, { onWaiting = () => {}, onSto
   worker.addEventListener("error", onStop);
   return {
     config: manifest.config,
+    parts: manifest.means.map(({ name }) => name), // that can be switched off
     kind: manifest.kind, // of the weights, as they are stored
     note: manifest.note, // what this page computes otherwise than the model, "" if nothing
     tokenizer,
@@ -38,8 +39,8 @@ export async function startEngine(manifest, texts, { onWaiting = () => {}, onSto
       return { done: done.then(named), drop };
     },
 
-    // options: { temperature, topK, count, seed, edits, stop }, where stop is the token that ends the text, end-of-text
-    // if it is not given. onToken(id) is called for each token.
+    // options: { temperature, topK, count, edits, stop }, where stop is the token that ends the text, end-of-text if it
+    // is not given. onToken(id) is called for each token.
     write: (snapshot, tokens, options, onToken) =>
       ask("write", { snapshot, tokens: [...tokens], stop: tokenizer.endOfText, ...options }, onToken),
 

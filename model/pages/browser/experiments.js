@@ -34,7 +34,7 @@ const rightShare = ({ trial: { right } }) =>
 const fromTo = ([before, after]) => `${percent(before)} → ${percent(after)}`;
 
 addView(function drawExperiment() {
-  [...$("tries").children].forEach((button, i) => button.setAttribute("aria-pressed", effects[i] === chosen?.effect));
+  [...$("tries").children].forEach((button, i) => (button.ariaPressed = effects[i] === chosen?.effect));
   if (!chosen) return;
   const { effect } = chosen;
   const [before, after] = stages(effect).map(isShown);

@@ -25,7 +25,7 @@ async function write() {
     count++;
   };
   const { at, temperature, topK } = state;
-  const options = { temperature, topK, count: COUNT, seed: Math.floor(2 ** 32 * Math.random()), edits: editsOf(state) };
+  const options = { temperature, topK, count: COUNT, edits: editsOf(state) };
   const job = (running = engine.write(at, tokensOf(text).tokens, options, onToken));
   box.readOnly = true;
   press();
@@ -56,8 +56,7 @@ async function follow(job, textSoFar) {
 }
 
 function press() {
-  $("write").textContent = running ? "■ stop" : "▶ write on";
-  $("write").setAttribute("aria-pressed", Boolean(running));
+  Object.assign($("write"), { textContent: running ? "■ stop" : "▶ write on", ariaPressed: Boolean(running) });
 }
 
 addView(function drawChoices() {

@@ -6,7 +6,7 @@ import { addView, change, changeOther, shown } from "browser/render.js";
 import {
   ALL_HEADS, formation, HEADS, headName, LAYERS, MARKED, RUNS, SCORES, shortName, tellsSince,
 } from "browser/state.js";
-import { decimal } from "browser/words.js";
+import { decimal, largestFirst } from "browser/words.js";
 
 const GAP = 2; // pixels between thumbnails
 const HEADING = 18; // of a row's or a column's number
@@ -29,8 +29,7 @@ const otherThumbs = newThumbs((head) => changeOther({ head }));
 
 addView(function drawHeads() {
   const twoRuns = shown.other && shown.other.run !== shown.run;
-  for (const id of ["grid-a", "grid-b"]) $(id).hidden = !twoRuns;
-  $("grid-b").parentElement.hidden = !twoRuns;
+  $("grid-a").hidden = $("grid-b").parentElement.hidden = !twoRuns;
   $("sort").value = shown.order;
   $("bar-meaning").textContent = `bars: ${SCORES[scoreOfBars()].label}`;
   drawGrid($("grid"), thumbs, shown.sides[0], $("grid-a"));
@@ -42,9 +41,7 @@ const scoreOfBars = () => (shown.order === "layer" ? shown.score : shown.order);
 function drawGrid(grid, buttons, side, title) {
   const scores = side.capture.scores[scoreOfBars()].flat();
   const { label } = SCORES[scoreOfBars()];
-  const order = [...ALL_HEADS];
-  if (shown.order !== "layer") order.sort((one, two) => scores[two] - scores[one] || one - two);
-  arrange(grid, buttons, order);
+  arrange(grid, buttons, shown.order === "layer" ? ALL_HEADS : largestFirst(scores));
   title.textContent = `${side.name}: ${RUNS[side.run].name}`;
   const length = shown.labels.length;
   const factor = Math.max(1, Math.ceil(length / (buttons[0].clientWidth * devicePixelRatio)));
@@ -60,7 +57,7 @@ function drawGrid(grid, buttons, side, title) {
     caption.lastChild.textContent = score;
     const formed = MARKED.filter((one) => formation(side.run, one, head) <= side.capture.step);
     marks.replaceChildren(...formed.map(markOf));
-    button.setAttribute("aria-pressed", head === side.head);
+    button.ariaPressed = head === side.head;
     const step = (one) => (tellsSince(side.run) ? ` at step ${formation(side.run, one, head)}` : "");
     const since = formed.map((one) => `${SCORES[one].label} formed${step(one)}`);
     button.ariaLabel = [headName(head), `${label} ${score}`, ...since].join(", ");

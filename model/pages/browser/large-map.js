@@ -2,7 +2,7 @@
 
 import { sameBlocks } from "browser/blocks.js";
 import { $, ARROWS, clamp, css, element, onKeys } from "browser/elements.js";
-import { downloadCsv, downloadPng, mapRows } from "browser/export.js";
+import { download, downloadCsv } from "browser/export.js";
 import { drawLabel, drawMap, fitCanvas, layout, ofHead, PAD, palette, triangle, weightAt } from "browser/maps.js";
 import { addChoices, addFollower, addView, change, chosenToken, point, pointer, shown } from "browser/render.js";
 import { data, headName, headPart, mapped, placeOf, PROBES, RUNS, shortName, state } from "browser/state.js";
@@ -189,20 +189,23 @@ function picture() {
   return canvas;
 }
 
+// The squares on and below the diagonal.
 function saveNumbers() {
-  const [[a, b], [first, second]] = [shown.sides, shown.panes];
-  const place = ({ run, capture, head }) => [RUNS[run].name, capture.step, ...placeOf(head)];
-  const [run, step, layer, head] = place(a);
-  const [other_run, other_step, other_layer, other_head] = b ? place(b) : [];
-  const others = { other_run, other_step, other_layer, other_head };
-  const about = { probe: PROBES[shown.probe].name, run, step, layer, head, ...others };
-  const difference = (query, key) => first.value(query, key) - second.value(query, key);
-  const rows = mapRows(shown.labels, { weight: first.value, ...(b && { other_weight: second.value, difference }) });
-  const columns = data.columns[b ? "comparison" : "weights"];
-  downloadCsv(`${fileName()}.csv`, columns, rows.map((row) => ({ ...about, ...row })));
+  const { labels, sides, panes } = shown;
+  const about = { probe: PROBES[shown.probe].name };
+  sides.forEach(({ run, capture, head: number }, i) => {
+    const [layer, head] = placeOf(number);
+    const place = { run: RUNS[run].name, step: capture.step, layer, head };
+    for (const [column, value] of Object.entries(place)) about[i ? `other_${column}` : column] = value;
+  });
+  const rows = labels.flatMap((query_token, query) => labels.slice(0, query + 1).map((key_token, key) => {
+    const [weight, other_weight, difference] = panes.map(({ value }) => Number(value(query, key).toFixed(4)));
+    return { ...about, query, query_token, key, key_token, weight, other_weight, difference };
+  }));
+  downloadCsv(`${fileName()}.csv`, data.columns[sides.length > 1 ? "comparison" : "weights"], rows);
 }
 
 addChoices($("scales"), "scale", [["sqrt", "√ scale"], ["linear", "linear"]]);
-$("save-png").addEventListener("click", () => downloadPng(`${fileName()}.png`, picture()));
+$("save-png").addEventListener("click", () => picture().toBlob((blob) => download(`${fileName()}.png`, blob)));
 $("save-csv").addEventListener("click", saveNumbers);
 addFollower(drawHover);

@@ -1,10 +1,10 @@
 // A page's model: reads and writes text, without some of its parts if it is asked to. Runs in a worker (worker.js) or
 // in node. What takes long is a generator, so that it can be stopped where it yields.
 
-import { Cache, CHUNK, Network } from "browser/network.js";
+import { Cache, CHUNK, Network, row } from "browser/network.js";
 import { Reading } from "browser/reading.js";
 import { keep } from "browser/recent.js";
-import { randomNumbers, sample } from "browser/sampling.js";
+import { sample } from "browser/sampling.js";
 import { bytesOf, tensorsOf } from "browser/weights.js";
 
 const KEPT_READINGS = 6; // of two snapshots: text A as it is switched and with all parts, and text B
@@ -34,12 +34,11 @@ export class LiveModel {
     const { network, reference } = this.snapshot(snapshot);
     const reading = new Reading(network);
     yield* reading.read(probe, false);
-    const { embed_dim: D, vocab_size: V } = this.config;
-    const error = positions.map((position, row) => {
-      const logits = network.logits(reading.trace.features.subarray(position * D, (position + 1) * D));
-      return logits.reduce((most, logit, id) => Math.max(most, Math.abs(logit - reference[row * V + id])), 0);
+    const errors = positions.flatMap((position, i) => {
+      const expected = row(reference, i, this.config.vocab_size);
+      return Array.from(reading.logits(position), (logit, id) => Math.abs(logit - expected[id]));
     });
-    return { error: Math.max(...error), bits: bits[snapshot] };
+    return { error: errors.reduce((most, one) => Math.max(most, one)), bits: bits[snapshot] };
   }
 
   // What was read of a text stays, so that a typed letter costs one token. text: "A" or "B".
@@ -69,11 +68,10 @@ export class LiveModel {
 
   // Yields each new token. As model/generation.py: of a long text only the end is read, and when the context is full,
   // its last half is read again.
-  *write({ snapshot, tokens, edits = [], count = 200, seed = 0, temperature = 1, topK = null, stop = null }) {
+  *write({ snapshot, tokens, edits = [], count = 200, temperature = 1, topK = null, stop = null }) {
     const context = this.config.context_length;
     const { network } = this.snapshot(snapshot);
     const options = { edits: this.vectors(snapshot, edits) };
-    const random = randomNumbers(seed);
     const cache = new Cache(this.config, context);
     let unread = tokens.slice(-context);
     for (let written = 0; written < count; written++) {
@@ -82,7 +80,7 @@ export class LiveModel {
         unread = [...cache.tokens.subarray(context - kept + 1), ...unread];
         cache.length = 0;
       }
-      const token = sample(logitsAfter(network, unread, cache, options), { temperature, topK }, random);
+      const token = sample(logitsAfter(network, unread, cache, options), { temperature, topK });
       yield token;
       if (token === stop) return;
       unread = [token];
@@ -96,7 +94,7 @@ export class LiveModel {
     yield* reading.read(tokens, false);
     yield* source.read(other, false);
     const patched = this.patched(reading, source, { layer, head, position, from }, target);
-    return { plain: lastLogit(reading, target), patched };
+    return { plain: reading.logits(tokens.length - 1)[target], patched };
   }
 
   // The same for every head and position, each head's output from the same position of the other text: yields a row of
@@ -108,7 +106,7 @@ export class LiveModel {
     yield* reading.read(tokens, false);
     yield* source.read(other, false);
     const { num_layers: L, num_heads: H } = this.config;
-    const plain = lastLogit(reading, target);
+    const plain = reading.logits(tokens.length - 1)[target];
     const spare = new Cache(this.config, tokens.length);
     const matrix = [];
     for (let number = 0; number < L * H; number++) {
@@ -130,7 +128,7 @@ export class LiveModel {
     const { cache, trace, network } = reading;
     const T = cache.length;
     const isRead = layer < this.config.num_layers - 1 || position === T - 1;
-    if (!isRead) return lastLogit(reading, target);
+    if (!isRead) return reading.logits(T - 1)[target];
     spare ??= new Cache(this.config, T);
     spare.copy(cache, position);
     const start = from * this.config.embed_dim + head * network.K;
@@ -147,12 +145,6 @@ function logitsAfter(network, tokens, cache, options) {
   for (let at = 0; at < tokens.length; at += CHUNK)
     features = network.read(tokens.slice(at, at + CHUNK), cache, options);
   return network.logits(features.subarray(-network.config.embed_dim));
-}
-
-// The logit of a token after the last position.
-function lastLogit({ network, trace, cache }, target) {
-  const D = network.config.embed_dim;
-  return network.logits(trace.features.subarray((cache.length - 1) * D, cache.length * D))[target];
 }
 
 const loaded = (tensors) =>

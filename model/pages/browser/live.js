@@ -16,7 +16,7 @@ import { $ } from "browser/elements.js";
 import { startEngine } from "browser/engine.js";
 import { addView, shown, start } from "browser/render.js";
 import { data, state } from "browser/state.js";
-import { dropQuestions, engine, readTyped, textOf, tokensOf, useEngine } from "browser/typed-text.js";
+import { engine, readTyped, textOf, tokensOf, useEngine } from "browser/typed-text.js";
 import { decimal } from "browser/words.js";
 
 const LARGEST_ERROR = 1e-3; // of a logit
@@ -56,7 +56,7 @@ async function drawParity() {
 async function open() {
   const held = model();
   if (!held) return tell("This file has been cut short: copy or download it again.");
-  const onWaiting = (count) => $("main").setAttribute("aria-busy", count > 0);
+  const onWaiting = (count) => ($("main").ariaBusy = count > 0);
   useEngine(await startEngine(held.manifest, held.texts, { onWaiting, onStop: () => tell(STOPPED) }));
   addView(drawParity);
   tell(engine.note);
@@ -64,7 +64,7 @@ async function open() {
   state.typed = box.value = typeof data.opening === "string" ? data.opening : textOf(data.opening);
   state.token = Math.max(0, tokensOf(state.typed).tokens.length - 2); // the last of which the next one is known
   addEventListener("unhandledrejection", ({ reason }) => tell(`This could not be shown: ${reason.message}.`));
-  start(readTyped, dropQuestions);
+  start(readTyped);
 }
 
 open().catch(({ message, answered }) => tell(answered

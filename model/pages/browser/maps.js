@@ -28,14 +28,9 @@ export function clearestQuery(map, length) {
 // The head among `weights` whose map is most similar to `map`. The bytes are square roots of weights, so their products
 // sum to the mean Bhattacharyya coefficient of the rows, which is also the cosine of the angle between the two maps.
 export function matchingHead(map, weights, length) {
-  let best = 0;
-  let most = -1;
-  for (let head = 0; (head + 1) * triangle(length) <= weights.length; head++) {
-    const other = ofHead(weights, head, length);
-    const product = map.reduce((sum, value, i) => sum + value * other[i], 0);
-    if (product > most) [best, most] = [head, product];
-  }
-  return best;
+  const heads = Array.from({ length: weights.length / triangle(length) }, (_, head) => ofHead(weights, head, length));
+  const products = heads.map((other) => map.reduce((sum, value, i) => sum + value * other[i], 0));
+  return products.indexOf(Math.max(...products));
 }
 
 // Value-weighted maps (Kobayashi et al. 2020, "Attention is Not Only a Weight"): each weight times the length of what

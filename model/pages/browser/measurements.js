@@ -1,14 +1,14 @@
 // The views of what a capture measured beside its maps: surprise, lens, attribution, and value-weighted maps.
 // Their modules know nothing of the page, so that the report can use them too; this one gives them what is shown.
 
-import { attributionRows, badge, drawParts, nextInWords, partsOf } from "browser/attribution.js";
-import { $, element } from "browser/elements.js";
+import { attributionRows, badge, fold, nextInWords, partsOf, sum } from "browser/attribution.js";
+import { $, element, tableHead } from "browser/elements.js";
 import { downloadCsv } from "browser/export.js";
 import { COLOURINGS, createLens, lensRows } from "browser/lens.js";
 import { addChoices, addFollower, addView, change, pointer, shown } from "browser/render.js";
-import { data, HEADS, placeOf, PROBES, RUNS, state } from "browser/state.js";
+import { ALL_HEADS, data, headPart, PROBES, RUNS, state } from "browser/state.js";
 import { expectationItems, measuredOf, shadeBySurprise, surpriseRows, UNMEASURED } from "browser/surprise.js";
-import { quote } from "browser/words.js";
+import { quote, signed } from "browser/words.js";
 
 export const probeName = () => PROBES[shown.probe].name;
 const isMeasured = (side) => Boolean(side?.measured?.lens);
@@ -28,7 +28,7 @@ export function save(table, rowsOf) {
 
 function drawSurprise() {
   const on = shown.text === "surprise";
-  $("by-surprise").setAttribute("aria-pressed", on);
+  $("by-surprise").ariaPressed = on;
   for (const part of [...$("surprise").children].slice(1)) part.hidden = !on;
   $("tokens").classList.toggle("by-surprise", on);
   $("top").hidden = on; // what the token attends to gives way to what was expected in its place
@@ -86,17 +86,50 @@ function drawAttribution() {
   $("passed-on").hidden = !parts.some((name) => name.startsWith("values "));
   const { good, text } = badge(error);
   Object.assign($("attribution-badge"), { textContent: text, className: `badge ${good ? "good" : "bad"}` });
-  $("every-part").setAttribute("aria-pressed", everyPart);
+  $("every-part").ariaPressed = everyPart;
   // After the last token two models may expect different ones, whose parts cannot be compared.
   const nextId = ({ measured }) => measured.top.at(-1)[0];
   const comparable = isMeasured(b) && (token + 1 < labels.length || nextId(a) === nextId(b));
   $("not-comparable").hidden = !isMeasured(b) || comparable;
   const of = ({ measured }) => partsOf(measured, token, partOrder);
-  drawParts($("parts"), {
-    parts: of(a), other: comparable ? of(b) : null, names: shown.sides.map(titleOf),
-    all: everyPart, chosen: placeOf(shown.head),
-    choose: ([layer, head]) => change({ head: layer * HEADS + head }), showAll: toggleParts,
-  });
+  drawParts(of(a), comparable ? of(b) : null);
+}
+
+// A row a part: its name, a bar to either side of zero, its number, and that of another capture, if there is one.
+function drawParts(parts, other) {
+  const { shown: large, others } = shown.everyPart ? { shown: parts, others: null } : fold(parts);
+  const inOther = (name) => other?.find((part) => part.name === name)?.value ?? null;
+  const rows = large.map(({ name, value }) => ({ name: partName(name), value, against: inOther(name) }));
+  if (others) {
+    const against = other && sum(other.filter(({ name }) => !large.some((part) => part.name === name)));
+    const textContent = `others (${others.count})`;
+    const name = element("button", { textContent, title: "show every part", onclick: toggleParts });
+    rows.push({ name, value: others.value, against });
+  }
+  const largest = Math.max(1e-9, ...rows.flatMap(({ value, against }) => [Math.abs(value), Math.abs(against)]));
+  const body = rows.map(({ name, value, against }) => element("tr", {},
+    element("th", { scope: "row" }, name),
+    element("td", { className: "balance" }, bar(value, largest, ""), other ? bar(against, largest, "second") : ""),
+    element("td", {}, signed(value)),
+    other ? element("td", { className: "soft" }, signed(against)) : ""));
+  const totals = (other ? [parts, other] : [parts]).map((all) => element("td", {}, signed(sum(all))));
+  const foot = element("tr", {}, element("th", { scope: "row" }, "sum: the logit"), element("td"), ...totals);
+  const head = other ? tableHead(["", "", ...shown.sides.map(titleOf)]) : "";
+  $("parts").replaceChildren(head, element("tbody", {}, ...body), element("tfoot", {}, foot));
+}
+
+// A head's name is a button.
+function partName(textContent) {
+  const head = ALL_HEADS.find((one) => headPart(one) === textContent);
+  if (head === undefined) return textContent;
+  const onclick = () => change({ head });
+  return element("button", { textContent, title: "choose this head", ariaPressed: head === shown.head, onclick });
+}
+
+function bar(value, largest, className) {
+  const width = `${(50 * Math.abs(value ?? 0)) / largest}%`;
+  const [side, sign] = value < 0 ? ["right", "less"] : ["left", "more"];
+  return element("i", { className: `${className} ${sign}`, style: { width, [side]: "50%" } });
 }
 
 const toggleParts = () => change({ everyPart: !state.everyPart });

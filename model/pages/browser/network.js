@@ -10,20 +10,8 @@ export const LAYER_NORM_EPSILON = 1e-5;
 export const RMS_EPSILON = 1e-6;
 
 export const triangle = (n) => (n * (n + 1)) / 2;
+export const row = (matrix, i, width) => matrix.subarray(i * width, (i + 1) * width); // the same numbers, not a copy
 export const hasValues = (config, layer) => config.value_embeddings && (config.num_layers - 1 - layer) % 2 === 0;
-
-// The parts that can be switched off, in the order in which they act; see ablation.py.
-export function partNames(config) {
-  const names = ["token embedding"];
-  if (config.bigram_buckets) names.push("pair table");
-  if (config.position === "learned") names.push("positions");
-  for (let layer = 0; layer < config.num_layers; layer++) {
-    if (hasValues(config, layer)) names.push(`value embeddings ${layer}`);
-    for (let head = 0; head < config.num_heads; head++) names.push(`head ${layer}.${head}`);
-    names.push(`feed-forward ${layer}`);
-  }
-  return names;
-}
 
 // Keys and values of up to `room` tokens, (S, H_kv K) for each layer, and the tokens.
 export class Cache {
@@ -47,14 +35,13 @@ export class Trace {
   constructor(config, room) {
     const { num_layers: L, num_heads: H, embed_dim: D } = config;
     const rows = (count, width = D) => Array.from({ length: count }, () => new Float32Array(room * width));
-    const wide = config.num_kv_heads * (D / H);
     this.tables = {}; // (T, D) by name, filled as they are added
     this.addTable = (name) => (this.tables[name] ??= new Float32Array(room * D));
-    [this.embeddings, this.features] = rows(2); // (T, D): the sum of the tables; what the head reads
+    [this.embeddings] = rows(1); // (T, D): the sum of the tables
     this.residual = rows(2 * L + 1); // (T, D) after the embeddings, attention 0, feed-forward 0, attention 1, ...
     this.heads = rows(L); // (T, H K), what the heads give to the output matrix
     this.feedForwards = rows(L); // (T, D)
-    this.valueRows = Array.from({ length: L }, (_, layer) => (hasValues(config, layer) ? rows(1, wide)[0] : null));
+    this.valueRows = rows(L, config.num_kv_heads * (D / H)); // (T, H_kv K), where the layer has value embeddings
     this.weights = Array.from({ length: L * H }, () => new Float32Array(triangle(room))); // a row for each query
   }
 }
@@ -87,8 +74,8 @@ export class Network {
 
   // Reads 1..CHUNK tokens that follow those of the cache, and appends them to it.
   //
-  // edits: [{ part, vector, position }]: what the part gives (see partNames) becomes the vector, at one position or, if
-  //   it is undefined, at all. trace: takes what is computed, at the tokens' positions.
+  // edits: [{ part, vector, position }]: what the part gives (see ablation.py) becomes the vector, at one position or,
+  //   if it is undefined, at all. trace: takes what is computed, at the tokens' positions.
   // from: { layer, residual }: begins at that layer, with rows (S, D) of the residual stream before it.
   // Returns the features (T, D), valid until the next call.
   read(tokens, cache, { edits = [], trace = null, from = null } = {}) {
@@ -109,9 +96,7 @@ export class Network {
     }
     trace?.residual.at(-1).set(x, start * D);
     cache.length = start + T;
-    const features = this.norm("final_norm", x, this.scratch.normed);
-    trace?.features.set(features, start * D);
-    return features;
+    return this.norm("final_norm", x, this.scratch.normed);
   }
 
   embed(x, chunk) {
@@ -121,7 +106,7 @@ export class Network {
     x.fill(0);
     const addTable = (part, weight, idOf) => {
       const rows = scratch.added.subarray(0, T * D);
-      for (let t = 0; t < T; t++) rows.set(weight.subarray(idOf(t) * D, (idOf(t) + 1) * D), t * D);
+      for (let t = 0; t < T; t++) rows.set(row(weight, idOf(t), D), t * D);
       replace(rows, D, part, chunk);
       trace?.addTable(part).set(rows, start * D);
       addTo(x, rows);
@@ -141,7 +126,7 @@ export class Network {
   norm(name, x, out) {
     const D = this.config.embed_dim;
     const [weight, bias] = [this.weight(name), this.weights.get(`${name}.bias`)];
-    for (let at = 0; at < x.length; at += D) normalise(x.subarray(at, at + D), out.subarray(at, at + D), weight, bias);
+    for (let t = 0; t < x.length / D; t++) normalise(row(x, t, D), row(out, t, D), weight, bias);
     return out.subarray(0, x.length);
   }
 
@@ -163,14 +148,14 @@ export class Network {
     const qkv = this.linear(`${block}.qkv_proj`, normed, scratch.qkv, D, qkvWidth);
     if (hasValues(config, layer)) this.addValues(qkv, layer, chunk);
     for (let t = 0; t < T; t++) {
+      const line = row(qkv, t, qkvWidth);
       for (let head = 0; head < H + kv; head++) {
-        const vector = qkv.subarray(t * qkvWidth + head * K, t * qkvWidth + (head + 1) * K);
+        const vector = row(line, head, K);
         if (config.qk_norm) normalise(vector, vector);
         if (this.turns) rotate(vector, start + t, this.turns);
       }
-      const [keys, values] = [t * qkvWidth + H * K, t * qkvWidth + (H + kv) * K];
-      cache.keys[layer].set(qkv.subarray(keys, values), (start + t) * kv * K);
-      cache.values[layer].set(qkv.subarray(values, (t + 1) * qkvWidth), (start + t) * kv * K);
+      cache.keys[layer].set(line.subarray(H * K, (H + kv) * K), (start + t) * kv * K);
+      cache.values[layer].set(line.subarray((H + kv) * K), (start + t) * kv * K);
     }
     const merged = scratch.merged.subarray(0, T * D);
     const weights = new Float32Array(start + T);
@@ -178,8 +163,7 @@ export class Network {
       const group = Math.floor(head / (H / kv));
       const rows = { keys: cache.keys[layer], values: cache.values[layer], first: group * K, stride: kv * K };
       for (let t = 0; t < T; t++) {
-        const query = qkv.subarray(t * qkvWidth + head * K, t * qkvWidth + (head + 1) * K);
-        const out = merged.subarray(t * D + head * K, t * D + (head + 1) * K);
+        const [query, out] = [row(row(qkv, t, qkvWidth), head, K), row(merged, t * H + head, K)];
         attend(query, rows, start + t, config.window, weights, out);
         trace?.weights[layer * H + head].set(weights.subarray(0, start + t + 1), triangle(start + t));
       }
@@ -195,7 +179,7 @@ export class Network {
     const width = this.config.num_kv_heads * this.K;
     const table = this.weight(`value_embeddings.${layer}`);
     const rows = new Float32Array(T * width);
-    for (let t = 0; t < T; t++) rows.set(table.subarray(tokens[t] * width, (tokens[t] + 1) * width), t * width);
+    for (let t = 0; t < T; t++) rows.set(row(table, tokens[t], width), t * width);
     replace(rows, width, `value embeddings ${layer}`, chunk);
     trace?.valueRows[layer].set(rows, start * width);
     for (let t = 0; t < T; t++)

@@ -18,10 +18,8 @@ const UNREAD = "No later layer reads this head there: choose the last token, or 
 
 const table = $("patch-matrix");
 Object.assign(state, { from: null, target: null });
-let matrix = null; // { key, rows: [head][token], the change of the logit, cells of the table }
+let matrix = null; // { key, rows: [head][token], the change of the logit, largest of these, cells of the table }
 let running = null; // what fills it
-
-const nameOf = (labels, token) => `${token} ${visible(labels[token], 16)}`;
 
 // What is patched: the chosen head at the chosen token.
 function chosen() {
@@ -32,10 +30,9 @@ function chosen() {
   const into = shown.token ?? labels.length - 1;
   const target = candidates.includes(shown.target) ? shown.target : other.next[0][0];
   const from = clamp(shown.from ?? into, other.typed.labels.length - 1);
-  return { candidates, into, target, from, head: shown.head };
+  const key = JSON.stringify([shown.at, shown.typed, shown.otherText, target]);
+  return { candidates, into, target, from, head: shown.head, key };
 }
-
-const keyOf = ({ target }) => JSON.stringify([shown.at, shown.typed, shown.otherText, target]);
 
 function fill(select, options, value) {
   select.replaceChildren(...options.map(([id, text]) => new Option(text, id)));
@@ -47,16 +44,16 @@ addView(async function drawPatch() {
   $("patch").hidden = !patch;
   if (!patch) return stop();
   const [{ typed, labels, other }] = shown.sides;
-  const { candidates, into, from, target, head } = patch;
-  const label = (id) => engine.tokenizer.label(id);
-  fill($("patch-from"), other.typed.labels.map((_, token) => [token, nameOf(other.typed.labels, token)]), from);
+  const { candidates, into, from, target, head, key } = patch;
+  const { label } = engine.tokenizer;
+  fill($("patch-from"), other.typed.labels.map((name, token) => [token, `${token} ${visible(name, 16)}`]), from);
   fill($("patch-target"), candidates.map((id) => [id, visible(label(id), 24)]), target);
   const place = `token ${into} ${quote(labels[into])} of A`;
   $("patch-what").textContent = `Chosen above: what ${headPart(head)} gives at ${place}`;
-  if (matrix?.key !== keyOf(patch)) stop();
+  if (matrix?.key !== key) stop();
   drawMatrix();
   const now = shown;
-  const asked = JSON.stringify([keyOf(patch), head, into, from]);
+  const asked = JSON.stringify([key, head, into, from]);
   if ($("patched").dataset.asked !== asked) $("patched").textContent = "computing …";
   $("patched").dataset.asked = asked;
   const [layer, column] = placeOf(head);
@@ -84,11 +81,12 @@ function stop() {
 async function fillMatrix() {
   if (running) return stop();
   const [{ typed, labels, other }] = shown.sides;
-  const patch = chosen();
+  const { key, target } = chosen();
   stop();
   // Each token gets what B has at the same place.
   const both = labels.slice(0, other.typed.labels.length);
-  const mine = (matrix = { key: keyOf(patch), rows: [], cells: newCells(ALL_HEADS.map(shortName), both.length, 0) });
+  const cells = newCells(ALL_HEADS.map(shortName), both.length, 0);
+  const mine = (matrix = { key, rows: [], largest: 1e-6, cells });
   const names = both.map((label) => element("th", {}, element("span", {}, visible(label, 12))));
   table.tFoot.rows[0].replaceChildren(element("th"), ...names);
   table.style.setProperty("--columns", both.length);
@@ -99,10 +97,12 @@ async function fillMatrix() {
     $("patch-note").textContent = `${done} The page can be used meanwhile; a change of a text stops this.`;
   };
   tellProgress();
-  running = engine.patchAll(shown.at, typed.tokens, other.typed.tokens, patch.target, ({ row }) => {
+  running = engine.patchAll(shown.at, typed.tokens, other.typed.tokens, target, ({ number, row }) => {
     $("patch-progress").value = mine.rows.push(row);
     if (!table.matches(":hover, :focus-within")) tellProgress(); // and not while a square is read
-    drawMatrix();
+    const { largest } = mine;
+    mine.largest = Math.max(largest, ...row.map(Math.abs));
+    drawMatrix(mine.largest > largest ? 0 : number); // a larger change makes the others paler
   });
   if (!(await running.done)) return; // dropped
   running = null;
@@ -111,15 +111,15 @@ async function fillMatrix() {
   $("patch-note").textContent = $("live").textContent = DONE;
 }
 
-function drawMatrix() {
+// Colours the rows from that of head `first` on.
+function drawMatrix(first = 0) {
   table.hidden = $("patch-ramp").hidden = !matrix;
   if (!matrix) return;
-  const { rows, cells } = matrix;
-  const largest = Math.max(1e-6, ...rows.flat().map(Math.abs));
+  const { rows, cells, largest } = matrix;
   fillRamp($("patch-ramp"), "differences", [signed(-largest), "logit", signed(largest)]);
-  for (const [head, row] of rows.entries())
+  for (let head = first; head < rows.length; head++)
     for (const [token, cell] of cells[head].entries())
-      cell.style.background = rgb(shown.palette.difference(row[token] / largest));
+      cell.style.background = rgb(shown.palette.difference(rows[head][token] / largest));
   const mark = (names, chosen) => names.forEach((name, i) => name.classList.toggle("chosen", i === chosen));
   mark(table.querySelectorAll("tbody th"), shown.head);
   mark(table.querySelectorAll("tfoot span"), shown.token);

@@ -2,7 +2,7 @@
 // copying.py measure in Python. What was read of an earlier text stays where the new one begins alike: a typed letter
 // costs one token.
 
-import { Cache, CHUNK, hasValues, LAYER_NORM_EPSILON, RMS_EPSILON, Trace, triangle } from "browser/network.js";
+import { Cache, CHUNK, hasValues, LAYER_NORM_EPSILON, RMS_EPSILON, row, Trace, triangle } from "browser/network.js";
 import { likeliest } from "browser/sampling.js";
 
 const TOP = 5; // tokens listed for a position, as in lens.py
@@ -51,25 +51,33 @@ export class Reading {
     return t + 1 < this.cache.length ? this.cache.tokens[t + 1] : undefined;
   }
 
+  // What the head reads at a position after some stages of the residual stream, one row after the other.
+  features(t, stages = this.trace.residual.slice(-1)) {
+    const D = this.network.config.embed_dim;
+    const rows = new Float32Array(stages.length * D);
+    stages.forEach((stream, i) => this.network.norm("final_norm", row(stream, t, D), row(rows, i, D)));
+    return rows;
+  }
+
+  // Valid until the network is used again.
+  logits(t) {
+    return this.network.logits(this.features(t));
+  }
+
   // Surprise and likeliest tokens at a position, and the lens of each stage if `deep`.
   predictions(t, deep) {
     const { network, trace } = this;
-    const { embed_dim: D, vocab_size: V } = network.config;
+    const V = network.config.vocab_size;
     const next = this.tokenAfter(t);
-    const rowOf = (rows) => rows.subarray(t * D, (t + 1) * D);
-    const stages = deep ? trace.residual.length : 1;
-    const features = new Float32Array(stages * D);
-    trace.residual.slice(0, stages - 1).forEach((rows, i) =>
-      network.norm("final_norm", rowOf(rows), features.subarray(i * D, (i + 1) * D)));
-    features.set(rowOf(trace.features), (stages - 1) * D);
-    const logits = network.logits(features);
-    const read = Array.from({ length: stages }, (_, i) => logits.subarray(i * V, (i + 1) * V));
+    const stages = deep ? trace.residual : trace.residual.slice(-1);
+    const logits = network.logits(this.features(t, stages));
+    const read = stages.map((_, i) => row(logits, i, V));
     const last = read.at(-1);
     const totals = read.map(logTotal);
     const top = likeliest(last, Math.min(NEXT, V));
     const probability = (stage, id) => Math.exp(read[stage][id] - totals[stage]);
     const column = {
-      next: top.map((id) => [id, probability(stages - 1, id)]),
+      next: top.map((id) => [id, probability(stages.length - 1, id)]),
       nats: next === undefined ? null : totals.at(-1) - last[next],
       rank: next === undefined ? null : last.filter((logit) => logit > last[next]).length,
     };
@@ -90,19 +98,18 @@ export class Reading {
     const { embed_dim: D, num_layers: L } = network.config;
     const valueNorms = Array.from({ length: L }, (_, layer) => this.valueNorms(layer, t));
     const next = this.tokenAfter(t) ?? likeliestNext;
-    const rowOf = (rows) => rows.subarray(t * D, (t + 1) * D);
-    const row = network.weight("head").subarray(next * D, (next + 1) * D);
+    const wanted = row(network.weight("head"), next, D);
     // What a part is multiplied with for its share: a layer's, and one of the tables'.
-    const ofLayers = this.beforeNorm("final_norm", rowOf(trace.residual.at(-1)), row);
+    const ofLayers = this.beforeNorm("final_norm", row(trace.residual.at(-1), t, D), wanted);
     const { embedding_norm: normed } = network.config;
-    const ofTables = normed ? this.beforeNorm("embedding_norm", rowOf(trace.embeddings), ofLayers) : ofLayers;
+    const ofTables = normed ? this.beforeNorm("embedding_norm", row(trace.embeddings, t, D), ofLayers) : ofLayers;
     const parts = {};
-    for (const [name, rows] of Object.entries(trace.tables)) parts[name] = dot(rowOf(rows), ofTables);
+    for (const [name, rows] of Object.entries(trace.tables)) parts[name] = dot(row(rows, t, D), ofTables);
     this.addBias(parts, "embedding bias", "embedding_norm", ofLayers);
     for (let layer = 0; layer < L; layer++) this.addLayer(parts, layer, t, ofLayers);
-    this.addBias(parts, "final norm bias", "final_norm", row);
+    this.addBias(parts, "final norm bias", "final_norm", wanted);
     const sum = Object.values(parts).reduce((a, b) => a + b, 0);
-    return { parts, error: Math.abs(sum - dot(rowOf(trace.features), row)), valueNorms };
+    return { parts, error: Math.abs(sum - dot(this.features(t), wanted)), valueNorms };
   }
 
   // The share of a bias, where the model has it.
@@ -131,21 +138,18 @@ export class Reading {
     const matrix = network.weight(output);
     for (let d = 0; d < D; d++) for (let i = 0; i < D; i++) byColumn[i] += direction[d] * matrix[d * D + i];
     for (let head = 0; head < H; head++) {
-      const columns = byColumn.subarray(head * K, (head + 1) * K);
-      const given = trace.heads[layer].subarray(t * D + head * K, t * D + (head + 1) * K);
-      parts[`head ${layer}.${head}`] = dot(given, columns);
+      const columns = row(byColumn, head, K);
+      parts[`head ${layer}.${head}`] = dot(row(trace.heads[layer], t * H + head, K), columns);
       if (!hasValues(network.config, layer)) continue;
       const weights = trace.weights[layer * H + head].subarray(triangle(t), triangle(t + 1));
       const group = Math.floor(head / (H / kv));
-      const share = weights.reduce((sum, weight, key) => {
-        const start = (key * kv + group) * K;
-        return sum + weight * dot(trace.valueRows[layer].subarray(start, start + K), columns);
-      }, 0);
+      const valueOf = (key) => row(trace.valueRows[layer], key * kv + group, K);
+      const share = weights.reduce((sum, weight, key) => sum + weight * dot(valueOf(key), columns), 0);
       parts[`values ${layer}.${head}`] = share;
       parts[`head ${layer}.${head}`] -= share;
     }
     this.addBias(parts, `attention bias ${layer}`, output, direction);
-    parts[`feed-forward ${layer}`] = dot(trace.feedForwards[layer].subarray(t * D, (t + 1) * D), direction);
+    parts[`feed-forward ${layer}`] = dot(row(trace.feedForwards[layer], t, D), direction);
     this.addBias(parts, `feed-forward bias ${layer}`, `blocks.${layer}.feed_forward.down_proj`, direction);
     parts[`feed-forward ${layer}`] -= parts[`feed-forward bias ${layer}`] ?? 0;
   }
@@ -156,10 +160,8 @@ export class Reading {
     const matrix = this.network.weight(`blocks.${layer}.attention.output_proj`);
     const squares = Array(H).fill(0);
     for (let head = 0; head < H; head++) {
-      const start = (t * kv + Math.floor(head / (H / kv))) * K;
-      const value = this.cache.values[layer].subarray(start, start + K);
-      for (let d = 0; d < D; d++)
-        squares[head] += dot(matrix.subarray(d * D + head * K, d * D + (head + 1) * K), value) ** 2;
+      const value = row(this.cache.values[layer], t * kv + Math.floor(head / (H / kv)), K);
+      for (let d = 0; d < D; d++) squares[head] += dot(row(matrix, d * H + head, K), value) ** 2;
     }
     return squares.map(Math.sqrt);
   }

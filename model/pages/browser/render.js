@@ -7,14 +7,12 @@ import { data, mapped, nearest, PROBES, restore, save, state } from "browser/sta
 import { measuredOf } from "browser/surprise.js";
 
 let load = null; // where maps come from
-let forget = null;
 
 // Starts the page. loader: an asynchronous function of a frame (a copy of the state), the place of a step among a run's
 // captures, and the run, which gives { weights of all heads, details (see archive.py), labels of the tokens } and what
-// else the views need. dropOld is called before a frame is loaded: what was asked for the last one is not wanted now.
-export function start(loader, dropOld = () => {}) {
+// else the views need.
+export function start(loader) {
   load = loader;
-  forget = dropOld;
   restore();
   addEventListener("hashchange", () => (restore(), render()));
   addEventListener("resize", render);
@@ -74,7 +72,6 @@ export function render() {
 
 async function draw() {
   asked = false;
-  forget();
   const next = { ...state };
   const first = await side("A", next, next);
   first.head = next.head;

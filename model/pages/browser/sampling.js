@@ -1,23 +1,12 @@
 // Drawing the next token from logits, as model/generation.py does.
 
-// Numbers in [0, 1) that a seed determines (the generator "mulberry32").
-export function randomNumbers(seed) {
-  let state = seed >>> 0;
-  return () => {
-    state = (state + 0x6d2b79f5) >>> 0;
-    let bits = Math.imul(state ^ (state >>> 15), state | 1);
-    bits ^= bits + Math.imul(bits ^ (bits >>> 7), bits | 61);
-    return ((bits ^ (bits >>> 14)) >>> 0) / 2 ** 32;
-  };
-}
-
 // temperature divides the logits, 0 takes the likeliest token; topK draws from so many of the likeliest, null from all.
-export function sample(logits, { temperature = 1, topK = null }, random) {
+export function sample(logits, { temperature = 1, topK = null }) {
   if (temperature === 0) return likeliest(logits, 1)[0];
   const ids = topK ? likeliest(logits, topK) : [...logits.keys()];
   const largest = ids.reduce((most, id) => Math.max(most, logits[id]), -Infinity);
   const weights = ids.map((id) => Math.exp((logits[id] - largest) / temperature));
-  const drawn = random() * weights.reduce((sum, weight) => sum + weight);
+  const drawn = Math.random() * weights.reduce((sum, weight) => sum + weight);
   let below = 0;
   return ids.find((_, place) => drawn < (below += weights[place]));
 }

@@ -1,10 +1,12 @@
 // The scores of the chosen head as bars, each with a tick at the value of uniform attention, and what they mean.
 
 import { $, element } from "browser/elements.js";
-import { downloadCsv, scoreRows } from "browser/export.js";
+import { downloadCsv } from "browser/export.js";
 import { markOf } from "browser/heads.js";
 import { addView, shown } from "browser/render.js";
-import { data, formation, headName, RUNS, SCORES, shortName, tellsSince } from "browser/state.js";
+import {
+  ALL_HEADS, data, formation, headName, placeOf, RUNS, SCORES, shortName, tellsSince,
+} from "browser/state.js";
 import { decimal } from "browser/words.js";
 
 addView(function drawCard() {
@@ -32,6 +34,15 @@ function formedIn({ name, run, head }, score) {
   return step < Infinity && tellsSince(run) ? [`${shown.other ? `${name} ` : ""}since\u00a0step\u00a0${step}`] : [];
 }
 
-export const saveScores = () => downloadCsv("scores.csv", data.columns.scores, scoreRows(RUNS, Object.keys(SCORES)));
+// Every score of every head at every capture.
+export function saveScores() {
+  const rows = RUNS.flatMap(({ name: run, captures }) => captures.flatMap(({ step, scores, copying }) =>
+    ALL_HEADS.map((number) => {
+      const [layer, head] = placeOf(number);
+      const found = Object.entries({ ...scores, copying }).map(([name, values]) => [name, values?.[layer][head]]);
+      return { run, step, layer, head, ...Object.fromEntries(found) };
+    })));
+  downloadCsv("scores.csv", data.columns.scores, rows);
+}
 
 $("scores-csv").addEventListener("click", saveScores);

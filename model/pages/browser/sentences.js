@@ -4,9 +4,11 @@ import { $, element } from "browser/elements.js";
 import { addFollower, addView, chosenToken, shown } from "browser/render.js";
 import { habitsInWords, LEAST_TOKENS } from "browser/habits.js";
 import { ofHead } from "browser/maps.js";
-import { headName, placeOf, RUNS } from "browser/state.js";
+import { headName, RUNS } from "browser/state.js";
 import { weightsOf } from "browser/shaded-text.js";
-import { isReadInWords, keysInWords, offsetsInWords, percent, quote, readsInWords, visible } from "browser/words.js";
+import {
+  isReadInWords, keysInWords, largestFirst, offsetsInWords, percent, quote, readsInWords, visible,
+} from "browser/words.js";
 
 const STRONGEST = 5; // tokens that the chosen one looks at
 const COUNTS = 3; // tokens and distances that a head looks at
@@ -19,8 +21,7 @@ addView(function drawSays() {
 
 // The sentence is about the text that was typed, or if that is short about the texts that the page was made with.
 function describe({ label, head, descriptions, typed, attention, labels }) {
-  const [layer, column] = placeOf(head);
-  const { sentence } = descriptions[layer][column];
+  const { sentence } = descriptions.flat()[head];
   const title = element("b", { textContent: `${label}${headName(head).replace("l", "L")}. ` });
   if (!typed) return element("p", {}, title, sentence);
   const made = `When this page was made, on other text: ${sentence}`;
@@ -32,8 +33,7 @@ function describe({ label, head, descriptions, typed, attention, labels }) {
 // The numbers that the sentence rests on. That of a head without a name has the counts in itself. The counts are of
 // the windows on which heads are measured, not of the text that is shown.
 function evidenceOf({ label, run, head, descriptions }) {
-  const [layer, column] = placeOf(head);
-  const { evidence, keys, offsets, name: pattern } = descriptions[layer][column];
+  const { evidence, keys, offsets, name: pattern } = descriptions.flat()[head];
   const lines = [evidence && `${label}${evidence}.`];
   if (pattern && keys.length) lines.push(`Over ${RUNS[run].windows} it looks most at ${keysInWords(largest(keys))}.`);
   if (pattern && offsets.length) lines.push(`By distance: ${offsetsInWords(largest(offsets))}.`);
@@ -55,8 +55,7 @@ function drawReading() {
   $("reading").replaceChildren(...shown.sides.map(({ label }, i) =>
     element("p", {}, label + inWords(labels, token, weightsOf(shown.panes[i])))));
   const weights = weightsOf(shown.panes[0]);
-  const order = [...weights.keys()].filter((i) => (shown.received ? i >= token : i <= token) && weights[i] >= 0.0005);
-  order.sort((one, two) => weights[two] - weights[one] || one - two);
+  const order = largestFirst(weights).filter((i) => (shown.received ? i >= token : i <= token) && weights[i] >= 0.0005);
   $("top").ariaLabel = `token ${token} ${visible(labels[token], 40)} ${verb}, strongest first`;
   $("top").replaceChildren(...order.slice(0, STRONGEST).map((i) => element("li", {},
     element("span", {}, percent(weights[i])), element("bdi", {}, quote(labels[i])),

@@ -48,10 +48,13 @@ addOption("weighting", ["weights", "values"]);
 addOption("lens", ["probability", "divergence"]);
 addOption("curve", ["score", "text", "repeated"]); // a score of the heads, or the loss without a head
 
+// "1.2" as two numbers; none of a text of another form.
+const pairOf = (text) => (/^(\d+)\.(\d+)$/.exec(text) ?? []).slice(1).map(Number);
+
 // A head's number from its short name, undefined if there is no such head.
 export function headNumber(name) {
-  const [, layer, head] = /^(\d+)\.(\d+)$/.exec(name) ?? [];
-  return Number(layer) < LAYERS && Number(head) < HEADS ? layer * HEADS + Number(head) : undefined;
+  const [layer, head] = pairOf(name);
+  return layer < LAYERS && head < HEADS ? layer * HEADS + head : undefined;
 }
 
 export const placeOf = (head) => [Math.floor(head / HEADS), head % HEADS];
@@ -95,6 +98,7 @@ export function save() {
 
 // Takes from the address what makes sense, and leaves the rest of the state as it is.
 export function restore() {
+  if (!location.hash) return;
   const fields = new URLSearchParams(location.hash.slice(1));
   const number = (text, count) => (/^\d+$/.test(text ?? "") && Number(text) < count ? Number(text) : undefined);
   const pick = (field, options) => (options.includes(fields.get(field)) ? fields.get(field) : undefined);
@@ -105,14 +109,12 @@ export function restore() {
   const probe = PROBES.findIndex(({ name }) => name === fields.get("probe"));
   if (probe >= 0) state.probe = probe;
   state.head = headNumber(fields.get("head")) ?? state.head;
-  if (!location.hash) return;
   for (const [name, options] of Object.entries(OPTIONS)) state[name] = pick(name, options) ?? options[0];
   for (const { name, read } of added) read(fields.get(name));
   state.received = fields.get("direction") === "from";
   state.token = number(fields.get("token"), Infinity) ?? null; // drawing knows how many there are
   state.linked = fields.get("linked") === "1";
-  const [run, other] = (fields.get("against") ?? "").split(".");
-  const known = number(run, RUNS.length) !== undefined && number(other, Infinity) !== undefined;
-  const otherHead = headNumber(fields.get("other")) ?? pick("other", ["match"]) ?? null;
-  state.other = known ? { run: Number(run), at: nearest(Number(run), Number(other)), head: otherHead } : null;
+  const [run, other] = pairOf(fields.get("against"));
+  const head = headNumber(fields.get("other")) ?? pick("other", ["match"]) ?? null;
+  state.other = run < RUNS.length ? { run, at: nearest(run, other), head } : null;
 }

@@ -21,10 +21,9 @@ export function share(probability) {
   return decimal(probability, probability < 0.0095 ? 3 : 2);
 }
 
-export function ordinal(place) {
-  const ending = [11, 12, 13].includes(place % 100) ? "th" : { 1: "st", 2: "nd", 3: "rd" }[place % 10] ?? "th";
-  return `${place}${ending}`;
-}
+const plural = new Intl.PluralRules("en", { type: "ordinal" });
+const ENDINGS = { one: "st", two: "nd", few: "rd", other: "th" };
+export const ordinal = (place) => place + ENDINGS[plural.select(place)];
 
 // The likeliest tokens in place of `token`: { text, probability, hit }. None for the first.
 const candidates = ({ top, top_probability: probabilities, rank, tokens }, token) =>

@@ -4,15 +4,12 @@
 import { keys } from "browser/controls.js";
 import { $, changeTo, element } from "browser/elements.js";
 import { thumbs } from "browser/heads.js";
-import { partNames } from "browser/network.js";
 import { addChoices, addView, change, shown } from "browser/render.js";
 import { addField, headPart, state } from "browser/state.js";
 import { engine } from "browser/typed-text.js";
-import { decimal, listed, quote } from "browser/words.js";
+import { decimal, largestFirst, listed, quote } from "browser/words.js";
 
 const WORST = 5; // tokens that are listed
-
-const parts = () => partNames(engine.config);
 
 function toggle(part) {
   const others = state.off.filter((one) => one !== part);
@@ -32,13 +29,13 @@ addView(function drawThumbs() {
 addView(function drawSwitches() {
   if (!$("switches").children.length) buildSwitches();
   for (const button of $("switches").querySelectorAll("button"))
-    button.setAttribute("aria-pressed", !shown.off.includes(button.dataset.part));
+    button.ariaPressed = !shown.off.includes(button.dataset.part);
 });
 
 // All that is not a head: a lit button is on. Parts that every layer has stand in a line, each with its layer's number.
 function buildSwitches() {
   let [kind, line] = [null, null];
-  const others = parts().filter((part) => !part.startsWith("head "));
+  const others = engine.parts.filter((part) => !part.startsWith("head "));
   for (const part of others.sort(new Intl.Collator("en", { numeric: true }).compare)) {
     const [, name, layer] = /^(.*?) ?(\d*)$/.exec(part);
     if (name !== kind) $("switches").append((line = element("div", {}, layer ? `${name} ` : "")));
@@ -60,9 +57,8 @@ addView(function drawDamage() {
 
   // The bits at a place are the cost of the token after it.
   const [before, after] = [intact.details, details].map(({ probes }) => probes.text.bits);
-  const rise = (place) => after[place] - before[place];
-  const worse = [...after.keys()].filter((place) => place + 1 < labels.length && rise(place) > 0.05);
-  worse.sort((one, two) => rise(two) - rise(one));
+  const rises = after.map((bits, place) => bits - before[place]);
+  const worse = largestFirst(rises).filter((place) => place + 1 < labels.length && rises[place] > 0.05);
   $("worse").replaceChildren(...worse.slice(0, WORST).map((place) => {
     const token = place + 1;
     const button = element("button", { textContent: quote(labels[token]), onclick: () => change({ token }) });
@@ -85,5 +81,5 @@ $("grid").addEventListener("click", (event) => {
 }, true);
 keys.x = () => toggle(headPart(state.head));
 addField("off", () => state.off.join() || null, (text) => {
-  state.off = (text ?? "").split(",").filter((part) => parts().includes(part));
+  state.off = (text ?? "").split(",").filter((part) => engine.parts.includes(part));
 });

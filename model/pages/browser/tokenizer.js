@@ -28,7 +28,6 @@ export function createTokenizer({ pattern, tokens, special_tokens: special }) {
   const bytes = (id) => Uint8Array.from(byId[id] ?? binary("\ufffd"), (character) => character.charCodeAt(0));
 
   return {
-    vocabSize: byId.length,
     endOfText: special["<|endoftext|>"],
     bytes, // of an id that no token has, those of U+FFFD, as Tokenizer.decode
     encode: (text) => (text.match(split) ?? []).flatMap(idsOf),

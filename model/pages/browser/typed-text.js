@@ -34,7 +34,8 @@ export function textOf(tokens) {
 // ---- tokens -> what the model makes of them
 
 const answers = new Map(); // by question
-const open = new Set(); // questions of what is on the screen that are not answered yet
+const open = new Set(); // questions of a frame that are not answered yet
+let current = null; // the frame
 
 // The answer to one of the engine's questions; undefined if something else is shown before it comes.
 export async function answerTo(question) {
@@ -43,8 +44,6 @@ export async function answerTo(question) {
   open.delete(question);
   return answer;
 }
-
-export const dropQuestions = () => open.forEach(({ drop }) => drop());
 
 // `at`: the snapshot, by its place on the slider. Answers are kept, so that going back costs nothing.
 async function reading(at, { tokens }, { edits = [], text = "A", details = false } = {}) {
@@ -60,6 +59,8 @@ export const editsOf = ({ off, replacement }) => off.map((part) => ({ part, with
 // What `render` shows of a frame's text: the reading of the model as it is switched, and `intact`, that of the whole
 // model. `late` asks for what takes longer, the details with lens and attribution; null if they are there already.
 export async function readTyped(frame, at) {
+  if (frame !== current) for (const { drop } of open) drop(); // what was asked for the last one is not wanted now
+  current = frame;
   const typed = tokensOf(frame.typed);
   const edits = editsOf(frame);
   const intact = await reading(at, typed);

@@ -29,8 +29,8 @@ export function percent(share) {
   return share > 0 ? "less than 0.1%" : "0%";
 }
 
-export const listed = (items) =>
-  items.length < 2 ? items.join("") : `${items.slice(0, -1).join(", ")} and ${items.at(-1)}`;
+const list = new Intl.ListFormat("en-GB"); // "a, b and c"
+export const listed = (items) => list.format(items);
 
 const breaksLine = (label) => label.includes("\n") && !label.trim();
 const away = (count) => `${count} ${count === 1 ? "token" : "tokens"}`;
@@ -46,17 +46,17 @@ function keyInWords(labels, query, key) {
   return `${name}, ${away(query - key)} back`;
 }
 
-const MENTIONED = 0.1; // the smallest share that a sentence names
+const MENTIONED = 0.1; // the smallest share that a sentence names, of at most three
 
-function strongest(weights, count) {
-  const order = [...weights.keys()].sort((one, two) => weights[two] - weights[one] || one - two);
-  return order.filter((i) => weights[i] >= MENTIONED).slice(0, count);
-}
+// The places of numbers, that of the largest first.
+export const largestFirst = (numbers) => [...numbers.keys()].sort((one, two) => numbers[two] - numbers[one]);
+
+const strongest = (weights) => largestFirst(weights).filter((i) => weights[i] >= MENTIONED).slice(0, 3);
 
 // What a head does with one token, from its row of the map: weights[key].
 export function readsInWords(labels, query, weights) {
   if (query === 0) return `${quote(labels[0])} comes first, so there is nothing before it to look at.`;
-  const keys = strongest(weights, 3);
+  const keys = strongest(weights);
   const start = `Reading ${quote(labels[query])} it`;
   if (!keys.length) return `${start} spreads its attention: no token gets more than ${percent(Math.max(...weights))}.`;
   return `${start} looks at ${sharesInWords(keys.map((key) => [keyInWords(labels, query, key), weights[key]]))}.`;
@@ -64,7 +64,7 @@ export function readsInWords(labels, query, weights) {
 
 // Which tokens look at one, from its column of the map: weights[query].
 export function isReadInWords(labels, key, weights) {
-  const queries = strongest(weights, 3);
+  const queries = strongest(weights);
   const name = quote(labels[key]);
   if (!queries.length) return `No token gives ${name} more than ${percent(Math.max(...weights))} of its attention.`;
   const place = (query) => (query === key ? "itself" : `${quote(labels[query])}, ${away(query - key)} later`);

@@ -14,7 +14,7 @@ const resolve = `export const resolve = (name, context, next) => name.startsWith
 register(`data:text/javascript,${encodeURIComponent(resolve)}`);
 const { LiveModel } = await import("browser/live-model.js");
 const { Network } = await import("browser/network.js");
-const { randomNumbers, sample } = await import("browser/sampling.js");
+const { sample } = await import("browser/sampling.js");
 const { createTokenizer } = await import("browser/tokenizer.js");
 
 const finished = (job) => {
@@ -63,13 +63,11 @@ const answers = {
     return counts;
   }),
   tokenizer: ({ stored, texts, ids }) => {
-    const { encode, label, vocabSize, endOfText } = createTokenizer(stored);
-    return { ids: texts.map(encode), labels: ids.map(label), vocabSize, endOfText };
+    const { encode, label, endOfText } = createTokenizer(stored);
+    return { ids: texts.map(encode), labels: ids.map(label), endOfText };
   },
-  draws: ({ logits, options, count }) => {
-    const random = randomNumbers(1);
-    return Array.from({ length: count }, () => sample(Float32Array.from(logits), options, random));
-  },
+  draws: ({ logits, options, count }) =>
+    Array.from({ length: count }, () => sample(Float32Array.from(logits), options)),
 };
 const questions = JSON.parse(readFileSync(0));
 console.log(JSON.stringify(questions.map(([name, question]) => answers[name](question))));

@@ -245,13 +245,13 @@ def test_the_tokenizer_gives_the_same_ids_and_texts():
     for tokenizer, answer in zip(all_, in_node(asked), strict=True):
         assert answer["ids"] == [tokenizer.encode(text) for text in texts]
         assert answer["labels"] == [tokenizer.label(token) for token in range(402)]
-        assert (answer["vocabSize"], answer["endOfText"]) == (tokenizer.vocab_size, tokenizer.end_of_text)
+        assert answer["endOfText"] == tokenizer.end_of_text
 
 
 def test_tokens_are_drawn_as_often_as_they_are_likely():
     logits = [0.0, 1.0, -1.0, 2.0, 1.5, -30.0]
     options = [{"temperature": 1}, {"temperature": 0.5, "topK": 3}, {"temperature": 0}, {"temperature": 2, "topK": 99}]
-    count = 20_000
+    count = 100_000  # of which a share is off by less than 0.002, so that 0.015 is never chance
     draws = in_node([("draws", {"logits": logits, "options": some, "count": count}) for some in options])
     for some, drawn in zip(options, draws, strict=True):
         scaled = torch.tensor(logits) / max(some["temperature"], 1e-6)

@@ -108,12 +108,6 @@ test("a column without a next token has no sum and no number", () => {
   assert.equal(words.signed(null), "–");
 });
 
-test("only heads are heads", () => {
-  assert.deepEqual(attribution.headOf("head 3.11"), [3, 11]);
-  for (const name of ["values 0.1", "feed-forward 0", "attention bias 0", "head 0"])
-    assert.equal(attribution.headOf(name), null);
-});
-
 test("the badge is good up to the rounding of float32", () => {
   assert.deepEqual(attribution.badge(2e-7), { good: true, text: "✓ adds up to the logit: within 2e-7" });
   assert.equal(attribution.badge(2e-5).good, false);
