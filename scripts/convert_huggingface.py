@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
-from model.runs.folder import find_checkpoint
 from model.runs.mistakes import exit_status
 from scripts.parser import Parser
 
@@ -100,7 +99,7 @@ def export_model(arguments: argparse.Namespace) -> None:
     from model.exchange.huggingface import to_huggingface
     from model.glass import open_run
 
-    glass = open_run(find_checkpoint(arguments.checkpoint))
+    glass = open_run(arguments.checkpoint)
     gpt, tokenizer, output = glass.gpt, glass.tokenizer, arguments.output
     if output.suffix == ".gguf":
         to_gguf(gpt, output, tokenizer)
