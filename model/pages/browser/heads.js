@@ -44,7 +44,8 @@ function drawGrid(grid, buttons, side, title) {
   arrange(grid, buttons, shown.order === "layer" ? ALL_HEADS : largestFirst(scores));
   title.textContent = `${side.name}: ${RUNS[side.run].name}`;
   const length = shown.labels.length;
-  const factor = Math.max(1, Math.ceil(length / (buttons[0].clientWidth * devicePixelRatio)));
+  const width = Math.max(1, buttons[0].clientWidth * devicePixelRatio); // none where the page is not shown yet
+  const factor = Math.ceil(length / width);
   const image = new ImageData(Math.ceil(length / factor), Math.ceil(length / factor));
   for (const [head, button] of buttons.entries()) {
     const [canvas, bar, caption, marks] = button.children;
