@@ -49,9 +49,9 @@ def slide(page, at: int, which="#slide-a") -> None:
     put(page.locator(f"{which} input").first, at)
 
 
-def colours(page, selector: str) -> list[list[float]]:
+def colours(elements) -> list[list[float]]:
     """The background of each element: red, green and blue, and the opacity where it is not 1."""
-    styles = page.locator(selector).evaluate_all("all => all.map((e) => getComputedStyle(e).backgroundColor)")
+    styles = elements.evaluate_all("all => all.map((e) => getComputedStyle(e).backgroundColor)")
     return [[float(x) for x in re.findall(r"[\d.]+", style)] for style in styles]
 
 

@@ -26,11 +26,15 @@ def browser():
 
 
 @pytest.fixture
-def open_file(browser):
-    """Opens an HTML file in a new window."""
+def open_file(browser, tmp_path):
+    """Opens a file, or the text of an HTML file, in a new window."""
     contexts, trouble = [], []
 
-    def open_(path, hash_="", width=1280, height=900, theme="light", touch=False):
+    def open_(document, hash_="", width=1280, height=900, theme="light", touch=False):
+        path = document
+        if isinstance(document, str):
+            path = tmp_path / "page.html"
+            path.write_text(document, encoding="utf-8")
         size = {"width": width, "height": height}
         device = {"has_touch": touch, "is_mobile": touch, "color_scheme": theme}
         context = browser.new_context(viewport=size, offline=True, accept_downloads=True, **device)
@@ -51,13 +55,11 @@ def open_file(browser):
 
 
 @pytest.fixture
-def open_page(open_file, tmp_path):
+def open_page(open_file):
     """Opens a page of captures."""
 
-    def open_(*runs, change=lambda document: document, **window):
-        path = tmp_path / "page.html"
-        path.write_text(change(attention_page(runs, "A title & <more>")), encoding="utf-8")
-        page = open_file(path, **window)
+    def open_(*runs, **window):
+        page = open_file(attention_page(runs, "A title & <more>"), **window)
         settle(page)
         return page
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import pytest
 import torch
@@ -144,20 +144,15 @@ def test_ablation_says_what_the_head_is_worth(change, told):
     assert "the loss on repeated tokens rises by 7.00 nats per token" in evidence
 
 
-def test_a_text_of_one_token_is_described():
-    probes = PROBES | {"text": ONE}
-    maps = noise_maps(1, 0) | {"text": torch.ones(2, 3, 1, 1)}
-    for layer in describe_heads(maps, probes):
-        for head in layer:
-            assert head["name"] is None and "a single token" in head["sentence"] and head["keys"] == []
-
-
-def test_maps_without_numbers_are_described():
-    maps = following("sink") | {"text": torch.full((2, 3, len(LABELS), len(LABELS)), math.nan)}
-    for layer in describe_heads(maps, PROBES):
-        for head in layer:
-            assert head["name"] is None and "diverged" in head["sentence"]
-    opening_view(maps, PROBES)
+@pytest.mark.parametrize(
+    ("probe", "weight", "told"), [(ONE, 1, "a single token"), (PROBES["text"], math.nan, "diverged")]
+)
+def test_of_one_token_and_of_maps_without_numbers_it_is_said_why_there_is_no_pattern(probe, weight, told):
+    probes, T = PROBES | {"text": probe}, len(probe.tokens)
+    maps = following("sink") | {"text": torch.full((2, 3, T, T), weight)}
+    for head in chain(*describe_heads(maps, probes)):
+        assert head["name"] is None and told in head["sentence"] and head["keys"] == []
+    opening_view(maps, probes)
 
 
 def test_a_map_that_is_broken_on_one_probe_only_gets_no_name_from_it():

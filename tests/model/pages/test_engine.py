@@ -4,7 +4,6 @@ import json
 import math
 import os
 import random
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,11 +19,12 @@ from model.inspection.attribution import attribution
 from model.inspection.copying import value_norms
 from model.inspection.lens import predictions
 from model.inspection.recorder import capture
-from model.inspection.trace import trace
+from model.inspection.trace import edited, trace
 from model.pages import live, template
 from tests.gpts import GPT2, random_gpt
 from tests.model.pages.architectures import CONFIGS, MODERN, TOKENS
 from tests.model.pages.node import run_node
+from tests.model.pages.test_live_in_browser import GPTS, page_of
 
 pytestmark = pytest.mark.slow
 
@@ -66,29 +66,6 @@ def questions(packed: live.Packed, **more) -> dict:
 def in_node(asked: list) -> list:
     """The answers of engine.mjs."""
     return json.loads(run_node(Path(__file__).with_name("engine.mjs"), content=json.dumps(asked)))
-
-
-ENGINE_PAGE = """<!DOCTYPE html>
-<meta http-equiv="Content-Security-Policy"
-  content="default-src 'none'; script-src 'unsafe-inline' 'wasm-unsafe-eval' data:; worker-src data:">
-<title></title>
-<!-- program -->
-<!-- data -->
-"""
-
-
-@pytest.fixture
-def engine_page(open_file, tmp_path, monkeypatch):
-    """A page with nothing but the engine in it."""
-    folder = tmp_path / "inspection"
-    shutil.copytree(template.FOLDER / "browser", folder / "browser")
-    shutil.copy(template.FOLDER / "theme.css", folder)
-    (folder / "only_engine.html").write_text(ENGINE_PAGE)
-    (folder / "browser" / "only_engine.js").write_text('import { startEngine } from "browser/engine.js";\n')
-    monkeypatch.setattr(template, "FOLDER", folder)
-    path = tmp_path / "engine.html"
-    path.write_text(template.fill("only_engine", "engine", []))
-    return open_file(path)
 
 
 @pytest.fixture(scope="module")
@@ -203,19 +180,15 @@ def patched(gpt: GPT, layer: int, places: list[tuple[int, int, int]]) -> torch.T
     That head's output at that position is the one that it gives at the source position of OTHER.
     """
     heads = trace(gpt, OTHER).heads[layer]  # (T, H, K)
-    K = gpt.config.head_dim
 
-    def replace_(_, args):
-        merged = args[0].clone()
+    def patch(_, merged: torch.Tensor) -> torch.Tensor:
+        given = merged.clone().unflatten(-1, heads.shape[1:])
         for row, (head, position, source) in enumerate(places):
-            merged[row, position, head * K : (head + 1) * K] = heads[source, head]
-        return merged
+            given[row, position, head] = heads[source, head]
+        return given.flatten(-2)
 
-    handle = gpt.blocks[layer].attention.output_proj.register_forward_pre_hook(replace_)
-    try:
+    with edited([gpt.blocks[layer].attention.output_proj], [], patch):
         return gpt(TOKENS.expand(len(places), -1))[:, -1, TARGET]
-    finally:
-        handle.remove()
 
 
 # What tokenizers differ in: kinds of white space, case, digits, composed and rare characters, names of special tokens.
@@ -291,10 +264,11 @@ QUESTIONS = """async ([{ manifest, texts }, tokens]) => {
 }"""
 
 
-def test_each_question_is_answered_for_its_own_snapshot_and_none_that_is_dropped(engine_page):
+def test_each_question_is_answered_for_its_own_snapshot_and_none_that_is_dropped(open_file):
     config = replace(MODERN, num_layers=1)
     data = pack(*(random_gpt(config, seed) for seed in (0, 1)))
-    answer = engine_page.evaluate(QUESTIONS, [{"manifest": data.manifest, "texts": data.blocks}, TOKENS.tolist()])
+    page = open_file(page_of(*GPTS))  # whose own model is another
+    answer = page.evaluate(QUESTIONS, [{"manifest": data.manifest, "texts": data.blocks}, TOKENS.tolist()])
     assert data.manifest["steps"] == [0, 50]
     with torch.no_grad():
         short, whole = ([cross_entropy(gpt(text[None])[0]) for gpt, _ in data.models] for text in (TOKENS[:5], TOKENS))
@@ -316,13 +290,13 @@ def test_a_typed_letter_costs_one_token_for_each_step_and_text():
     """Also while two steps are compared, with a part switched off, and a second text is read and patched."""
     config = replace(MODERN, num_layers=2)
     data = pack(*(random_gpt(config, seed) for seed in (0, 1)))
-    tokens, edits = TOKENS.tolist(), [{"part": "head 0.0", "with": "mean"}]
+    tokens, off = TOKENS.tolist(), [{"part": "head 0.0", "with": "mean"}]
     patch = {"layer": 0, "head": 0, "position": 4, "from": 4, "target": TARGET}
     letters = []
     for length in range(6, len(tokens) + 1):
         for snapshot in (0, 1):
-            for edited in ([], edits):
-                letters.append(("read", {"snapshot": snapshot, "tokens": tokens[:length], "edits": edited}))
+            for edits in ([], off):
+                letters.append(("read", {"snapshot": snapshot, "tokens": tokens[:length], "edits": edits}))
             letters.append(("read", {"snapshot": snapshot, "tokens": OTHER.tolist(), "text": "B", "details": False}))
         plain = {"snapshot": 1, "tokens": tokens[:length], "other": OTHER.tolist()}
         letters.append(("patch", plain | patch))

@@ -1,5 +1,6 @@
 """The page that holds the model, in a real browser: what a person types, breaks and patches, against PyTorch."""
 
+import functools
 import math
 import random
 import re
@@ -8,6 +9,7 @@ from urllib.parse import parse_qs
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from data.tokenizers import byte_level
 from model.generation import generate
@@ -43,33 +45,26 @@ def plain_gpt(seed: int, config: GPTConfig = CONFIG) -> GPT:
 GPTS = [plain_gpt(seed) for seed in (0, 1)]
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    """The page of two snapshots."""
-    return write_page(tmp_path_factory.mktemp("live") / "model.html", GPTS)
-
-
-@pytest.fixture(scope="module")
-def slow_page(tmp_path_factory):
-    """A page whose model takes long enough to be interrupted."""
-    config = replace(CONFIG, num_layers=4, num_heads=4, embed_dim=96, context_length=64)
-    path = tmp_path_factory.mktemp("slow") / "model.html"
-    return write_page(path, [plain_gpt(seed, config) for seed in (0, 1)])
-
-
-def write_page(path, gpts):
+@functools.cache
+def page_of(*gpts: GPT) -> str:
+    """The page of two GPTs, at steps 0 and 8."""
     tokens = TOKENIZER.encode(OPENING)
     repeated = draw_repeated_probe(range(256), 10, TOKENIZER.label, first=256)
     probes = {"text": Probe(tokens, list(OPENING)), "repeated": repeated}
-    page, _ = model_page("tiny", list(zip((0, 8), gpts, strict=True)), TOKENIZER, probes, tokens)
-    path.write_text(page, encoding="utf-8")
-    return path
+    return model_page("tiny", list(zip((0, 8), gpts, strict=True)), TOKENIZER, probes, tokens)[0]
+
+
+@pytest.fixture(scope="module")
+def slow_page() -> str:
+    """A page whose model takes long enough to be interrupted."""
+    config = replace(CONFIG, num_layers=4, num_heads=4, embed_dim=96, context_length=64)
+    return page_of(*(plain_gpt(seed, config) for seed in (0, 1)))
 
 
 @pytest.fixture
-def open_page(open_file, written):
-    def open_(path=written, **window):
-        page = open_file(path, **window)
+def open_page(open_file):
+    def open_(document=None, **window):
+        page = open_file(document or page_of(*GPTS), **window)
         settle(page)
         return page
 
@@ -81,34 +76,23 @@ def type_text(page, text: str) -> None:
     settle(page)
 
 
-def predictions(gpt: GPT, text: str) -> tuple[list[float], torch.Tensor]:
-    """The bits that each token but the first costs, and the probabilities of the next one."""
-    tokens = torch.tensor([TOKENIZER.encode(text)])
-    with torch.no_grad():
-        logs = gpt(tokens)[0].log_softmax(-1)
-    bits = -logs[:-1].gather(1, tokens[0, 1:, None])[:, 0] / math.log(2)
-    return bits.tolist(), logs[-1].exp()
+@torch.no_grad()
+def logits_of(gpt: GPT, text: str) -> torch.Tensor:
+    """(T, V): of the last 32 tokens of a text, and of end-of-text if it is empty."""
+    return gpt(torch.tensor([(TOKENIZER.encode(text) or [TOKENIZER.end_of_text])[-32:]]))[0]
 
 
-def shown_next(page) -> list[tuple[str, float]]:
-    rows = page.locator("#next button").evaluate_all(
-        "rows => rows.map((row) => "
-        "[row.querySelector('bdi').textContent, parseFloat(row.querySelector('i').style.width)])"
-    )
-    return [(text.replace("·", " "), width / 100) for text, width in rows]
+# The listed next tokens, each with its probability on every side.
+NEXT = """[...document.querySelectorAll("#next button")].map((row) => [
+  row.querySelector("bdi").textContent.replace("·", " "),
+  ...[...row.querySelectorAll("i")].map((bar) => parseFloat(bar.style.width) / 100)])"""
 
 
-def assert_next(page, probabilities: torch.Tensor, count: int = 8) -> None:
-    top, ids = probabilities.topk(count)
-    shown = shown_next(page)
+def assert_next(page, logits: torch.Tensor) -> None:
+    top, ids = logits[-1].softmax(-1).topk(8)
+    shown = page.evaluate(NEXT)
     assert [text for text, _ in shown] == [chr(token) for token in ids]
     assert [share for _, share in shown] == pytest.approx(top.tolist(), abs=1e-3)
-
-
-def depths(page) -> list[float]:
-    return page.locator("#coloured span").evaluate_all(
-        "spans => spans.map((span) => Number(span.style.getPropertyValue('--depth')))"
-    )
 
 
 def test_what_is_typed_is_read_as_pytorch_reads_it(open_page):
@@ -119,19 +103,19 @@ def test_what_is_typed_is_read_as_pytorch_reads_it(open_page):
     assert known.startswith("Reading 21 “\u2068l\u2069”, what comes next is “\u2068a\u2069”.")
     for text in (OPENING, "def f(x):", "def f(x): return"):
         type_text(page, text)
-        bits, probabilities = predictions(GPTS[-1], text)
-        assert page.locator("#coloured span").all_inner_texts() == list(text)
-        assert depths(page) == pytest.approx([0, *(min(1, cost / 10) for cost in bits)], abs=2e-3)
-        assert_next(page, probabilities)
-        loss = sum(bits) / len(bits) * math.log(2)
-        assert page.locator("#cost").inner_text() == f"{len(text)} tokens, loss {loss:.2f} nats per token"
+        logits, coloured = logits_of(GPTS[-1], text), page.locator("#coloured span")
+        nats = F.cross_entropy(logits[:-1], torch.tensor(TOKENIZER.encode(text)[1:]), reduction="none")
+        assert coloured.all_inner_texts() == list(text)
+        depths = coloured.evaluate_all("all => all.map((one) => Number(one.style.getPropertyValue('--depth')))")
+        assert depths == pytest.approx([0, *(nats / math.log(2) / 10).clamp(max=1).tolist()], abs=2e-3)
+        assert_next(page, logits)
+        assert page.locator("#cost").inner_text() == f"{len(text)} tokens, loss {nats.mean():.2f} nats per token"
         # The views of the recorded page show this text too.
         assert "".join(page.locator("#tokens span").all_inner_texts()) == text
         assert page.locator(".lens tbody tr").count() == 5
         last = page.locator(".lens tbody tr").last.locator("td")
         assert last.count() == len(text)
-        shown = shown_next(page)[0][0].replace(" ", "·")
-        assert last.last.inner_text() == shown
+        assert last.last.inner_text() == page.locator("#next bdi").first.inner_text()
         weights = capture(GPTS[-1], TOKENIZER.encode(text)).weights
         click(page.locator(".thumb").nth(3))
         in_map = in_page(page, "render", f"shown.panes[0].value({len(text) - 1}, 2)")
@@ -142,18 +126,14 @@ def test_after_the_last_token_the_logit_of_the_likeliest_is_told(open_page):
     page = open_page()
     for text in ("def f", "d"):
         type_text(page, text)
-        _, probabilities = predictions(GPTS[-1], text)
-        likeliest = chr(probabilities.argmax()).replace(" ", "·")
-        told = f"the likeliest to come next is “\u2068{likeliest}\u2069” ({probabilities.max():.2f});"
+        logits, cap = logits_of(GPTS[-1], text)[-1], CONFIG.logit_soft_cap
+        likeliest = chr(logits.argmax()).replace(" ", "·")
+        told = f"the likeliest to come next is “\u2068{likeliest}\u2069” ({logits.softmax(-1).max():.2f});"
         assert told in page.locator("#attribution-what").inner_text()
-        with torch.no_grad():
-            capped = GPTS[-1](torch.tensor([TOKENIZER.encode(text)]))[0, -1].max().item()
-        logit = CONFIG.logit_soft_cap * math.atanh(capped / CONFIG.logit_soft_cap)
         total = number_in(page.locator("#parts tfoot td").last.inner_text())
-        assert total == pytest.approx(logit, abs=0.006)
+        assert total == pytest.approx(cap * math.atanh(logits.max() / cap), abs=0.006)
     # Two steps that expect different tokens have no logit that could be compared.
-    expected = [predictions(gpt, "d")[1].argmax() for gpt in GPTS]
-    assert expected[0] != expected[1]
+    assert len({logits_of(gpt, "d")[-1].argmax().item() for gpt in GPTS}) == 2
     both = open_page(hash_="#typed=d&step=8&against=0.0&token=0")
     assert "B expects another token" in both.locator("#attribution-what").inner_text()
     assert both.locator("#parts thead").count() == 0
@@ -181,18 +161,15 @@ def test_a_click_on_a_next_token_writes_it(open_page):
     page = open_page()
     for _ in range(2):
         before = page.locator("#box").input_value()
-        expected = shown_next(page)[1][0]
+        expected = page.evaluate(NEXT)[1][0]
         click(page.locator("#next button").nth(1))
         assert page.locator("#box").input_value() == before + expected
-
-
-HOSTILE = '<img src=x onerror="alert(1)"></script>'
 
 
 TYPED = {  # what is said of it, and how many tokens are read
     "": ("The box is empty", 1),
     "x" * 10_000: ("The model reads 32 tokens at once: of these 10,000 it reads the last 32 (grey: not read).", 32),
-    "ab\n" + HOSTILE: ("of these 42 it reads the last 32", 32),
+    'ab\n<img src=x onerror="alert(1)"></script>': ("of these 42 it reads the last 32", 32),
     "é😀\udc00\n\u202eabc": ("", 16),
 }
 
@@ -233,9 +210,7 @@ def test_any_text_can_be_typed(open_page):
         valid = text.replace("\udc00", "\ufffd")
         shown = page.locator("#coloured").evaluate("box => box.textContent").replace("\udc00", "\ufffd")
         assert shown == valid + "\u200b"
-        with torch.no_grad():
-            logits = GPTS[-1](torch.tensor([(TOKENIZER.encode(valid) or [256])[-32:]]))
-        assert_next(page, logits[0, -1].softmax(-1))
+        assert_next(page, logits_of(GPTS[-1], valid))
 
 
 def test_a_part_that_is_switched_off_is_missed_as_in_pytorch(open_page):
@@ -260,7 +235,7 @@ def test_a_part_that_is_switched_off_is_missed_as_in_pytorch(open_page):
     assert number(again) == both
     click(again.get_by_role("button", name="switch all on"))
     assert again.locator("#damage b").count() == 0
-    assert_next(again, predictions(GPTS[-1], OPENING)[1])
+    assert_next(again, logits_of(GPTS[-1], OPENING))
 
 
 def number(page) -> float:
@@ -315,10 +290,8 @@ def test_a_patch_moves_the_logit(open_page):
     told = page.locator("#patched").inner_text()
     assert told_change(page.locator("#patched b").inner_text()) == change != 0
     patched = number_in(re.search(r" to (−?\d+\.\d+)\.", told)[1])
-    target = page.locator("#patch-target").input_value()
-    with torch.no_grad():
-        plain = GPTS[-1](torch.tensor([TOKENIZER.encode(OPENING)]))[0, -1, int(target)].item()
-    assert patched - change == pytest.approx(plain, abs=0.011)
+    target = int(page.locator("#patch-target").input_value())
+    assert patched - change == pytest.approx(logits_of(GPTS[-1], OPENING)[-1, target].item(), abs=0.011)
 
 
 def test_the_slider_changes_the_model_that_answers(open_page):
@@ -326,22 +299,18 @@ def test_the_slider_changes_the_model_that_answers(open_page):
     for at in (1, 0):
         slide(page, at)
         assert page.locator("#slide-a output").inner_text() == f"step {[0, 8][at]}"
-        assert_next(page, predictions(GPTS[at], "ab")[1])
+        assert_next(page, logits_of(GPTS[at], "ab"))
     page.locator("#compare").click()  # step 0 against itself; then against the other
     page.locator("#slide-b input").press("End")
     type_text(page, "abc")
-    likeliest = [chr(predictions(gpt, "abc")[1].argmax()) for gpt in GPTS]
-    # What comes next, on both sides.
-    of_both = [predictions(gpt, "abc")[1] for gpt in GPTS]
-    rows = page.locator("#next button").evaluate_all(
-        "rows => rows.map((row) => [row.querySelector('bdi').textContent,"
-        " ...[...row.querySelectorAll('i')].map((i) => parseFloat(i.style.width))])"
-    )
-    assert {text.replace("·", " ") for text, *_ in rows} >= set(likeliest)
-    for text, *shares in rows:
-        expected = [float(share[ord(text.replace("·", " "))]) for share in of_both]
-        for found, share in zip(shares, expected, strict=True):
-            assert found / 100 == pytest.approx(share, abs=1e-3) or found == 0  # not among the listed ones
+    of_both = [logits_of(gpt, "abc")[-1].softmax(-1) for gpt in GPTS]
+    likeliest = [chr(probabilities.argmax()) for probabilities in of_both]
+    shown = page.evaluate(NEXT)
+    assert {text for text, *_ in shown} >= set(likeliest)
+    for text, *shares in shown:
+        for share, probabilities in zip(shares, of_both, strict=True):
+            # 0: not among those of its side
+            assert share == 0 or share == pytest.approx(probabilities[ord(text)].item(), abs=1e-3)
     assert [table.locator("tbody td").last.inner_text() for table in page.locator(".lens:visible").all()] == likeliest
     assert page.locator("#slide-a output").inner_text() == "step 0"
 
@@ -390,7 +359,7 @@ OFTEN = ("type", "step", "compare", "patch all")
 
 @pytest.mark.parametrize("seed", range(2))
 def test_whatever_a_person_does_the_panels_end_as_on_a_fresh_page(open_page, slow_page, seed):
-    page, draws = open_page(path=slow_page, hash_="#b=blackboard"), random.Random(seed)
+    page, draws = open_page(slow_page, hash_="#b=blackboard"), random.Random(seed)
     names = [*page.evaluate(ACTIONS, []), *3 * OFTEN]
     chosen = [(draws.choice(names), draws.random(), draws.choice([0, 0, 10, 70, 180])) for _ in range(50)]
     page.evaluate(ACTIONS, chosen)
@@ -398,7 +367,7 @@ def test_whatever_a_person_does_the_panels_end_as_on_a_fresh_page(open_page, slo
         page.locator("#write").click()
     settle(page)
     page.evaluate("import('browser/state.js').then(({ save }) => save())")
-    fresh = open_page(path=slow_page, hash_=f"#{page.url.partition('#')[2]}")
+    fresh = open_page(slow_page, hash_=f"#{page.url.partition('#')[2]}")
     if page.locator("#patch-matrix").is_visible():
         click(fresh.locator("#patch-all"))
     found, expected = (one.evaluate(SHOWN, list(PANELS)) for one in (page, fresh))
@@ -407,7 +376,7 @@ def test_whatever_a_person_does_the_panels_end_as_on_a_fresh_page(open_page, slo
 
 
 def test_patches_that_a_step_interrupts_are_not_announced_as_done(open_page, slow_page):
-    page = open_page(path=slow_page, hash_="#b=blackboard&temperature=0")
+    page = open_page(slow_page, hash_="#b=blackboard&temperature=0")
     page.evaluate("""() => new Promise((done) => {  // in the page, so that a slow driver is not too late
       const note = document.getElementById("patch-note");
       const watch = new MutationObserver(() => {
@@ -427,7 +396,7 @@ def test_patches_that_a_step_interrupts_are_not_announced_as_done(open_page, slo
 
 
 def test_the_panels_follow_while_it_writes_and_its_speed_leaves_with_the_text(open_page, slow_page):
-    page = open_page(path=slow_page, hash_="#temperature=0")
+    page = open_page(slow_page, hash_="#temperature=0")
     page.evaluate("""() => {
       window.followed = 0;
       const writes = () => document.getElementById("write").ariaPressed === "true";
@@ -480,17 +449,14 @@ SINE = "This page cannot run this model: it does not know the activation sine." 
     ],
     ids=["cut in the program", "cut before the weights", "cut in the weights", "unknown activation"],
 )
-def test_a_page_that_cannot_run_says_why(open_file, written, tmp_path, change, told):
-    path = tmp_path / "broken.html"
-    path.write_text(change(written.read_text(encoding="utf-8")), encoding="utf-8")
-    page = open_file(path)
+def test_a_page_that_cannot_run_says_why(open_file, change, told):
+    page = open_file(change(page_of(*GPTS)))
     page.locator("#notes", has_text=told).wait_for()
     assert told == SINE or not page.locator("#main").is_visible()
 
 
-def test_every_experiment_shows_on_the_page_what_was_predicted(open_page, tmp_path):
-    gpt, path = repeating_gpt(), tmp_path / "experiments.html"
-    draw = random.Random(0)
+def test_every_experiment_shows_on_the_page_what_was_predicted(open_page):
+    gpt, draw = repeating_gpt(), random.Random(0)
     recorded = ["".join(draw.sample("abcdefghijklmnopqrstuvwxyz", 8)) * 8 for _ in range(16)]
     texts = [Probe(TOKENIZER.encode(text), list(text)) for text in recorded]
     tokens = texts[0].tokens
@@ -498,13 +464,11 @@ def test_every_experiment_shows_on_the_page_what_was_predicted(open_page, tmp_pa
     probes = {"text": texts[0], "repeated": repeated}
     windows = windows_of({"text": texts, "repeated": [repeated]})
 
-    def page_of(*snapshots):
-        html, _ = model_page("tiny", snapshots, TOKENIZER, probes, tokens, windows)
-        path.write_text(html, encoding="utf-8")
-        return open_page(path)
+    def open_model(*snapshots):
+        return open_page(model_page("tiny", snapshots, TOKENIZER, probes, tokens, windows)[0])
 
     untrained = GPT(gpt.config).eval()
-    page = page_of((0, untrained), (8, gpt))
+    page = open_model((0, untrained), (8, gpt))
     buttons = page.locator("#tries button")
     titles = buttons.all_inner_texts()
     assert "A made-up word, twice" in titles and 2 <= len(titles) <= 6
@@ -529,6 +493,6 @@ def test_every_experiment_shows_on_the_page_what_was_predicted(open_page, tmp_pa
     assert page.locator("#experiment").inner_text() == "head 0.1 is still off. begin this experiment again"
     click(buttons.nth(titles.index("Nothing at all")))
     assert "No single head to look at here" in page.locator("#experiment").inner_text()
-    nowhere = page_of((0, untrained)).locator("#tries")
+    nowhere = open_model((0, untrained)).locator("#tries")
     assert nowhere.locator("button").count() == 0
     assert "A made-up word, twice (right on only 0 of 60 texts)" in nowhere.inner_text()

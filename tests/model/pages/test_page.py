@@ -11,9 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from model.inspection import heads
 from model.inspection.archive import AttentionArchive
-from model.pages import export
+from model.inspection.heads import SCORES
 from model.pages.captures import Captures, log_spaced
 from model.pages.describe import describe_heads, opening_view
 from model.pages.page import attention_page
@@ -93,13 +92,10 @@ def test_the_page_loads_nothing_and_holds_every_module_that_its_program_imports(
     assert imported | {"browser/page.js"} == set(sources)
 
 
-def test_the_page_explains_every_score_and_saves_the_columns_that_the_script_writes():
-    data = read(learned_captures()).data
+def test_the_page_explains_every_score():
+    scores = read(learned_captures()).data["scores"]
     fields = ("meaning", "glossary", "letter", "probe")
-    found = {name: tuple(score[field] for field in fields) for name, score in data["scores"].items()}
-    scores = heads.SCORES.items()
-    assert found == {name: (score.meaning, score.glossary, score.letter, score.probe) for name, score in scores}
-    assert data["columns"] == {name: table.columns for name, table in export.TABLES.items()}
+    assert scores == {name: {field: getattr(score, field) for field in fields} for name, score in SCORES.items()}
 
 
 def test_every_step_has_its_details_and_a_description_of_every_head():
@@ -134,10 +130,6 @@ def test_both_colour_maps_change_lightness_steadily():
     for theme, direction in (("light", -1), ("dark", 1)):
         rgb = np.array([[int(stop[i : i + 2], 16) for i in (1, 3, 5)] for stop in colours[theme]["weights"]])
         assert (direction * np.diff(rgb @ [0.2126, 0.7152, 0.0722]) > 0).all()
-
-
-def test_the_same_captures_make_the_same_page():
-    assert attention_page([learned_captures()], "a title") == attention_page([learned_captures()], "a title")
 
 
 FITS = [  # the share of the whole that must fit, the steps and tokens that are then shown, and what the page says
@@ -205,21 +197,13 @@ def test_log_spaced_steps_are_dense_where_steps_are_small():
     assert (np.diff(gaps)[1:] >= 0).all() and gaps[-1] > 50 * gaps[0]
 
 
-COMPARED = "demo and other cannot be compared: "
-
-
-@pytest.mark.parametrize(
-    ("runs", "options", "reason"),
-    [
-        ([learned_captures(labels=14)], {}, COMPARED + "their text probes have different tokens"),
-        ([learned_captures(layers=3)], {}, COMPARED + "they have 2 x 3 and 3 x 3 layers x heads"),
-        ([replace(learned_captures(), steps=[])], {}, "other has no recorded maps"),
-        ([], {"max_bytes": 100_000}, "do not fit"),
-    ],
-)
-def test_maps_that_cannot_be_shown_are_refused(runs, options, reason):
-    with pytest.raises(ValueError, match=reason):
-        attention_page([learned_captures(), *(replace(one, name="other") for one in runs)], "a title", **options)
+def test_maps_that_cannot_be_shown_are_refused():
+    """As two that cannot be compared are, see tests/test_inspect_attention.py."""
+    captures = learned_captures()
+    with pytest.raises(ValueError, match="other has no recorded maps"):
+        read(captures, replace(captures, name="other", steps=[]))
+    with pytest.raises(ValueError, match="do not fit"):
+        read(captures, max_bytes=100_000)
 
 
 def test_steps_whose_maps_were_removed_keep_their_scores(tmp_path):

@@ -1,9 +1,6 @@
 """The page in a real browser, offline: what a person does with it and what they then see."""
 
-import base64
-import gzip
 import io
-import json
 import math
 import re
 from dataclasses import replace
@@ -28,20 +25,6 @@ LABELS = ["for", " i", " in", " range", "(", "10", "):", "\n", "    ", "print"] 
 capture_steps = partial(learned_captures, labels=LABELS, steps=STEPS)
 
 
-def with_details(document: str, details: dict, opening: dict) -> str:
-    """The page with the same details at every step, and the place at which it opens."""
-    element = re.search(r'(<script type="application/json" id="data">)(.*?)(?=</script>)', document, re.DOTALL)
-    data = json.loads(element[2])
-    for run in data["runs"]:
-        for capture in run["captures"]:
-            capture["details"] = 9999
-    data["runs"][0]["opening"] = opening
-    block = base64.b64encode(gzip.compress(json.dumps(details).encode())).decode()
-    added = f'<script type="application/json" id="block-9999">"{block}"</script>'
-    content = json.dumps(data).replace("<", "\\u003c")
-    return document.replace(element[0], element[1] + content) + added
-
-
 def large_map(page, pane=0) -> str:
     return page.locator("#panes canvas:not(.over)").nth(pane).evaluate("canvas => canvas.toDataURL()")
 
@@ -53,7 +36,7 @@ def shares(sentence: str) -> list[float]:
 
 def shades(page) -> np.ndarray:
     """(T, 3): the background of each token of the text, white where it has none."""
-    found = colours(page, "#tokens span")
+    found = colours(page.locator("#tokens span"))
     return np.array([[1, 1, 1] if colour[3:] == [0] else np.array(colour[:3]) / 255 for colour in found])
 
 
@@ -116,15 +99,9 @@ def test_pointing_at_a_square_shows_the_recorded_weight(open_page):
 def test_squares_have_the_colour_of_their_weight(open_page):
     page = open_page(capture_steps(), hash_="#probe=text&head=0.0&step=32&theme=light")
     page.mouse.move(0, 0)
-    pixels = imread(io.BytesIO(page.screenshot()))
-
-    def colour(query, key):
-        x, y = place(page, query, key)
-        return pixels[int(y), int(x), :3]
-
-    assert colour(10, 9).mean() < 0.25  # the previous token, near 1: ink
-    assert (colour(9, 10) == 1).all()  # the future: nothing
-    assert colour(10, 3).mean() > 0.75
+    x, y = np.array([place(page, *square) for square in [(10, 9), (9, 10), (10, 3)]], int).T
+    previous, future, other = imread(io.BytesIO(page.screenshot()))[y, x, :3]
+    assert previous.mean() < 0.25 and (future == 1).all() and other.mean() > 0.75  # near 1 is ink
 
 
 def test_the_text_is_shaded_by_the_chosen_token_and_by_what_is_pointed_at_until_the_pointer_leaves(open_page):
@@ -282,22 +259,18 @@ def test_a_map_is_saved_as_a_large_light_picture_in_both_themes(open_page, tmp_p
     assert widths[0] > 2.5 * widths[1]  # A, B and the difference
 
 
-WORDS = {
-    "name": "previous_token",
-    "sentence": "Looks at the token just before.",
-    "evidence": "0.91 of its weight on the text (uniform attention: 0.17)",
-    "keys": [["↵", 0.41, 0.2], ["(", 0.2, 0.1]],
-    "offsets": [[-1, 0.59, 0.1], [0, 0.2, 0.1]],
-}
-DESCRIBED = {"descriptions": [[WORDS | {"sentence": f"This is {n}.{m}."} for m in range(3)] for n in range(2)]}
-
-
-def test_the_page_opens_on_a_head_in_a_sentence_and_a_shaded_token(open_page):
+def test_the_page_opens_on_a_head_in_a_sentence_and_a_shaded_token(open_page, monkeypatch):
+    evidence = "0.91 of its weight on the text (uniform attention: 0.17)"
+    told = {"name": "previous_token", "evidence": evidence, "keys": [["↵", 0.41, 0.2], ["(", 0.2, 0.1]]}
+    told["offsets"] = [[-1, 0.59, 0.1], [0, 0.2, 0.1]]
+    described = [[told | {"sentence": f"This is {n}.{m}."} for m in range(3)] for n in range(2)]
+    opening = {"probe": "text", "head": 5, "token": 8, "score": "sink"}
+    monkeypatch.setattr("model.pages.page.describe_heads", lambda snapshot: described)
+    monkeypatch.setattr("model.pages.page.opening_view", lambda *_: opening)
     captures = capture_steps()
-    change = partial(with_details, details=DESCRIBED, opening={"probe": 0, "head": 5, "token": 8, "score": "sink"})
-    page = open_page(captures, change=change)
+    page = open_page(captures)
     says = page.locator("#says").inner_text()
-    assert "Layer 1, head 2. This is 1.2." in says and WORDS["evidence"] in says
+    assert "Layer 1, head 2. This is 1.2." in says and evidence in says
     assert "looks most at line breaks ↵ (41%) and “\u2068(\u2069” (20%)" in says
     assert "the token before (59%)" in says and "the token itself (20%)" in says
     weights = captures.load(32)["text"][1, 2, 8].astype(float)
@@ -310,10 +283,10 @@ def test_the_page_opens_on_a_head_in_a_sentence_and_a_shaded_token(open_page):
     assert "Over 20 tokens it looks most" in page.locator("#says").inner_text()  # and not over the repeated ones
 
 
-def test_without_a_token_to_open_with_the_page_takes_the_clearest(open_page):
+def test_in_another_text_the_page_takes_the_clearest_token(open_page):
     captures = capture_steps()
-    change = partial(with_details, details=DESCRIBED, opening={"probe": 0, "head": 0, "score": "sink"})
-    page = open_page(captures, change=change)
+    page = open_page(captures, hash_="#probe=repeated&head=0.0")
+    press(page, "p")
     chosen = int(page.locator("#tokens .chosen").get_attribute("data-index"))
     weights = captures.load(32)["text"][0, 0].astype(float)
     earlier = np.tril(weights, -1)

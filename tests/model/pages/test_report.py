@@ -164,16 +164,6 @@ def test_large_numbers_are_short(number, text):
     assert short(number) == text
 
 
-@pytest.fixture
-def open_report(open_file, tmp_path):
-    def open_(page: str, **window):
-        path = tmp_path / "report.html"
-        path.write_text(page, encoding="utf-8")
-        return open_file(path, **window)
-
-    return open_
-
-
 def sample_text(page) -> str:
     return page.locator("#sample").inner_text()
 
@@ -184,8 +174,8 @@ def chart_x(page, step: int) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_report_in_a_browser(open_report, theme):
-    page = open_report(report(captures=measured(captures())), theme=theme)
+def test_the_report_in_a_browser(open_file, theme):
+    page = open_file(report(captures=measured(captures())), theme=theme)
     assert page.title() == page.locator("h1").inner_text() == NAME
     assert page.locator("#facts .value").first.inner_text() == "2.3750"
     assert [page.locator(f"#{group} svg").count() for group in ("charts", "heads", "machine")] == [2, 1, 2]
@@ -227,16 +217,16 @@ def test_the_report_in_a_browser(open_report, theme):
     frame.locator(f"html[data-theme={other}]").wait_for(state="attached")
 
 
-def test_the_picture_of_a_circuit_is_in_the_report(open_report):
+def test_the_picture_of_a_circuit_is_in_the_report(open_file):
     svg = '<svg xmlns="http://www.w3.org/2000/svg"><text>all of it</text></svg>'
-    page = open_report(report(circuit=svg))
+    page = open_file(report(circuit=svg))
     assert page.frame_locator("#circuit iframe").locator("svg text").text_content() == "all of it"
-    page = open_report(report())
+    page = open_file(report())
     assert page.locator("#circuit").is_hidden()
 
 
-def test_the_arrow_keys_read_a_chart_and_one_sample_has_no_slider(open_report):
-    page = open_report(report(samples=SAMPLES[:1]))
+def test_the_arrow_keys_read_a_chart_and_one_sample_has_no_slider(open_file):
+    page = open_file(report(samples=SAMPLES[:1]))
     assert page.locator("#slider").is_hidden() and sample_text(page).startswith("def 20 ")
     page.locator("#charts svg").first.focus()
     for key, step in [("ArrowRight", "40"), ("ArrowLeft", "30"), ("ArrowLeft", "20"), ("ArrowRight", "30")]:
@@ -244,15 +234,15 @@ def test_the_arrow_keys_read_a_chart_and_one_sample_has_no_slider(open_report):
         assert page.locator(".key").first.inner_text().split()[-1] == step
 
 
-def test_a_report_without_maps_or_samples_shows_what_there_is(open_report):
+def test_a_report_without_maps_or_samples_shows_what_there_is(open_file):
     rows = [{"step": 10, "tokens": 1000.0, "train/loss": 4.0, "lr": 0.1, "tokens_per_second": 500.0}]
-    page = open_report(report(rows, samples=[], config=""))
+    page = open_file(report(rows, samples=[], config=""))
     assert page.locator("section:visible h2").all_inner_texts() == ["How it learned", "How the machine did"]
     assert page.locator("#charts svg").count() == 1 and page.locator("#machine svg").count() == 2
 
 
-def test_the_maps_have_no_scroll_bar_of_their_own_and_a_link(open_report):
-    page = open_report(report(captures=measured(captures())))
+def test_the_maps_have_no_scroll_bar_of_their_own_and_a_link(open_file):
+    page = open_file(report(captures=measured(captures())))
     page.frame_locator("iframe").locator("html[data-drawn]").wait_for(state="attached")
     page.wait_for_function(
         "() => { const frame = document.querySelector('iframe');"
@@ -268,10 +258,10 @@ def test_the_maps_have_no_scroll_bar_of_their_own_and_a_link(open_report):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [400, 1280])  # views.test.mjs has all others
-def test_no_chart_is_alone_on_its_row(open_report, width):
+def test_no_chart_is_alone_on_its_row(open_file, width):
     scores = ("previous_token", "duplicate", "induction", "sink", "entropy")
     columns = {f"attention/{score}/layer_0": 0.5 for score in scores}
-    page = open_report(report(rows=[row | columns | {"mfu": 0.3} for row in ROWS]), width=width)
+    page = open_file(report(rows=[row | columns | {"mfu": 0.3} for row in ROWS]), width=width)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     for group in ("charts", "heads", "machine"):
         tops = [chart.bounding_box()["y"] for chart in page.locator(f"#{group} .chart").all()]
