@@ -1,4 +1,4 @@
-"""Two processes of one training, forked from one that has imported what they need, as importing takes seconds."""
+"""Processes of a training or two, forked from one that has imported what they need, as importing takes seconds."""
 
 import multiprocessing
 import os
@@ -20,15 +20,19 @@ def run_ranks(target: Callable[..., int | None], *arguments) -> None:
         listener.bind(("127.0.0.1", 0))
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1]), "WORLD_SIZE": "2"}
     ranks = [address | {"RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
-    processes = [SERVER.Process(target=run_rank, args=(rank, Path.cwd(), target, arguments)) for rank in ranks]
-    with pytest.MonkeyPatch.context() as patch:  # of the server, which is started with the first process
-        patch.setenv("PYTHONPATH", str(REPOSITORY))
-        patch.setenv("OMP_NUM_THREADS", "1")
-        for process in processes:
-            process.start()
+    processes = [started(run_rank, rank, Path.cwd(), target, arguments) for rank in ranks]
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0, 0]
+
+
+def started(target: Callable[..., int | None], *arguments) -> multiprocessing.Process:
+    process = SERVER.Process(target=target, args=arguments)
+    with pytest.MonkeyPatch.context() as patch:  # of the server, which is started with the first process
+        patch.setenv("PYTHONPATH", str(REPOSITORY))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        process.start()
+    return process
 
 
 def run_rank(environment: dict[str, str], folder: Path, target: Callable[..., int | None], arguments: tuple) -> None:

@@ -34,10 +34,6 @@ def texts(corpus: Corpus, split: str) -> list[str]:
     return [passage.text for passage in corpus.passages(split)]
 
 
-def paths_of(corpus: FileCorpus, split: str) -> list[Path]:
-    return list(corpus.files[split])
-
-
 def write_files(folder: Path, count: int) -> list[Path]:
     paths = [folder / f"part{number:03d}.txt" for number in range(count)]
     for number, path in enumerate(paths):
@@ -46,39 +42,34 @@ def write_files(folder: Path, count: int) -> list[Path]:
 
 
 def test_stdlib_is_source_without_tests_split_by_file():
-    corpus = build("stdlib")
-    names = [path for split in SPLITS for path in paths_of(corpus, split)]
     root = Path(sysconfig.get_paths()["stdlib"])
-    parts = {part for path in names for part in path.relative_to(root).parts[:-1]}
-    assert not parts & {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-    assert not any(path.name.startswith("_sysconfigdata") for path in names)
-    assert {root / "argparse.py", root / "json" / "decoder.py"} < set(names)
-    assert len(names) == len(set(names)) > 400
-    assert 0.05 < len(paths_of(corpus, "validation")) / len(names) < 0.15
-    for split in SPLITS:
-        relative = [path.relative_to(root).as_posix() for path in paths_of(corpus, split)]
-        assert relative == sorted(relative)
+    train, validation = ([path.relative_to(root) for path in paths] for paths in build("stdlib").files.values())
+    folders = {part for path in train + validation for part in path.parts[:-1]}
+    assert not folders & {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+    assert not any(path.name.startswith("_sysconfigdata") for path in train + validation)
+    assert {Path("argparse.py"), Path("json", "decoder.py")} < set(train + validation)
+    assert len(train) + len(validation) == len({*train, *validation}) > 400
+    assert 0.05 < len(validation) / len(train + validation) < 0.15
+    assert all(paths == sorted(paths, key=Path.as_posix) for paths in (train, validation))
 
 
 def test_the_split_of_a_file_does_not_depend_on_the_other_files(tmp_path: Path):
     paths = write_files(tmp_path, 200)
-    before = set(paths_of(file_corpus([str(tmp_path / "*.txt")]), "validation"))
+    before = set(file_corpus([str(tmp_path / "*.txt")]).files["validation"])
     assert 5 < len(before) < 40
     for path in paths[::2]:
         path.unlink()
-    after = set(paths_of(file_corpus([str(tmp_path / "*.txt")]), "validation"))
-    assert after == before & set(paths[1::2])
+    assert set(file_corpus([str(tmp_path / "*.txt")]).files["validation"]) == before & set(paths[1::2])
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
-def test_few_files_leave_no_split_empty(tmp_path: Path, count: int):
-    write_files(tmp_path, count)
-    for fraction in (0.01, 0.99):
-        corpus = file_corpus([str(tmp_path / "*.txt")], validation_fraction=fraction)
-        assert texts(corpus, "train")
-        assert texts(corpus, "validation")
-        both = texts(corpus, "train") + texts(corpus, "validation")
-        assert sorted(both) == sorted(path.read_text() for path in tmp_path.iterdir())
+@pytest.mark.parametrize("fraction", [0.01, 0.99])
+def test_few_files_leave_no_split_empty(tmp_path: Path, count: int, fraction: float):
+    paths = write_files(tmp_path, count)
+    corpus = file_corpus([str(tmp_path / "*.txt")], validation_fraction=fraction)
+    train, validation = (texts(corpus, split) for split in SPLITS)
+    assert train and validation
+    assert sorted(train + validation) == sorted(path.read_text() for path in paths)
 
 
 def test_the_name_of_an_existing_file_is_not_read_as_a_pattern(tmp_path: Path):
@@ -120,8 +111,6 @@ def test_missing_and_empty_files_are_named(tmp_path: Path):
         file_corpus([__file__], validation_files=["nothing/*.txt"])
     with pytest.raises(FileNotFoundError, match=r"no file matches 'nothing/\*.txt'"):
         file_corpus(["nothing/*.txt"])
-    with pytest.raises(ValueError, match=r"is a folder: write '.*/\*\*/\*.txt'"):
-        file_corpus([str(tmp_path)])
     (tmp_path / "empty.txt").touch()
     with pytest.raises(ValueError, match=r"empty.txt' is empty"):
         file_corpus([str(tmp_path / "empty.txt")])
@@ -159,8 +148,7 @@ def test_hub_reads_local_folders(tmp_path: Path, kind: str):
     save(tmp_path / "none", kind, {"train": ROWS})
     corpus = hub_corpus(str(tmp_path / "none"), validation_fraction=0.2)
     train, validation = (texts(corpus, split) for split in SPLITS)
-    assert not set(train) & set(validation)
-    assert set(train) | set(validation) == {row["text"] for row in ROWS}
+    assert sorted(train + validation) == sorted(row["text"] for row in ROWS)
     assert 40 < len(validation) < 80
 
 
@@ -180,10 +168,9 @@ def test_unreachable_hub_says_what_to_do_offline(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    sentence = r"cannot reach the Hugging Face Hub for 'nobody/nothing': offline, set"
     for streaming in (False, True):
-        with pytest.raises(
-            ConnectionError, match=r"cannot reach the Hugging Face Hub for 'nobody/nothing': offline, set"
-        ):
+        with pytest.raises(ConnectionError, match=sentence):
             texts(hub_corpus("nobody/nothing", streaming=streaming), "train")
 
 
@@ -194,12 +181,10 @@ def test_an_error_of_any_http_client_is_the_networks(monkeypatch: pytest.MonkeyP
     refused = type("Refused", (Exception,), {"__module__": f"{client}.exceptions"})("no route\nto the host")
 
     def load(self):
-        if not chained:
-            raise refused
         try:
             raise refused
-        except Exception:
-            raise KeyError("train")  # noqa: B904
+        except Exception as error:
+            raise KeyError("train") if chained else error  # noqa: B904
 
     monkeypatch.setattr(HubCorpus, "_load", load)
     with pytest.raises(ConnectionError, match=r"cannot reach .* stdlib, which is on every machine \(no route\)"):

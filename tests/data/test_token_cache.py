@@ -6,12 +6,13 @@ import os
 import pickle
 import random
 import re
-import subprocess
 import sys
 import time
 import tracemalloc
 import zlib
+from contextlib import redirect_stdout
 from functools import partial
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from data.datamodule import TextDataModule
 from data.readers import Passage
 from data.sampler import WindowSampler
 from data.token_cache import CorpusCache, TokenizedCorpus, TokenStore, open_split, token_stream, write_split
+from tests.ranks import SERVER, started
 
 LIMITS = {"train": None, "validation": None}
 TOKENIZER = tokenizers.byte_level()
@@ -73,13 +75,11 @@ def cache_of(folder: Path, cache_dir: Path, tokenizer: str = "bpe", vocab_size: 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_the_stream_is_the_text(tmp_path: Path, num_threads: int):
-    tokens = write(tmp_path, num_threads=num_threads)
-    assert stream(tokens) == stream_of(DOCUMENTS)
-    assert tokens.num_tokens == len(stream_of(DOCUMENTS))
-    assert tokens.num_documents == len(DOCUMENTS)
+    tokens, expected = write(tmp_path, num_threads=num_threads), stream_of(DOCUMENTS)
+    assert stream(tokens) == np.fromfile(tmp_path / "train.bin", dtype=np.uint16).tolist() == expected
+    assert (tokens.num_tokens, tokens.num_documents) == (len(expected), len(DOCUMENTS))
     assert tokens.num_bytes == sum(len(document.encode()) for document in DOCUMENTS)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.bin", "train.json"]
-    assert np.fromfile(tmp_path / "train.bin", dtype=np.uint16).tolist() == stream_of(DOCUMENTS)
 
 
 @given(data=st.data(), length=st.integers(0, 2500))
@@ -89,8 +89,7 @@ def test_tokens_are_read_as_from_an_array(tmp_path_factory, data, length: int):
     expected = np.array(stream_of(DOCUMENTS))
     starts = data.draw(st.lists(st.integers(0, len(expected) - length), max_size=10))
     windows = tokens.gather(np.array(starts, dtype=np.int64), length)
-    assert windows.dtype == np.int64
-    assert windows.shape == (len(starts), length)
+    assert windows.dtype == np.int64 and windows.shape == (len(starts), length)
     for window, start in zip(windows, starts, strict=True):
         assert np.array_equal(window, expected[start : start + length])
         assert np.array_equal(tokens.read(start, 10 * length), expected[start : start + 10 * length])  # or to the end
@@ -167,20 +166,16 @@ def test_a_split_without_one_of_its_files_is_not_there(tmp_path: Path, caplog: p
     assert not caplog.messages
 
 
-def test_a_bar_is_drawn_until_an_error_and_not_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
-):
+def test_a_bar_is_drawn_until_an_error_and_not_after_it(tmp_path: Path, monkeypatch, capfd):
     def refuse(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(token_cache.os, "fsync", refuse)
-    with pytest.raises(OSError, match="No space left"):
-        try:
-            write(tmp_path)
-        except OSError:
-            drawn = capfd.readouterr().err
-            assert "tokenising train" in drawn and drawn.endswith("\n")  # closed before the error is reported
-            raise
+    with pytest.raises(OSError, match="No space left") as caught:
+        write(tmp_path)
+    drawn = capfd.readouterr().err
+    assert "tokenising train" in drawn and drawn.endswith("\n")  # closed before the error is reported
+    del caught  # and with it the frames that hold the bar
     assert not capfd.readouterr().err
     assert not list(tmp_path.iterdir())
 
@@ -199,9 +194,7 @@ def test_a_copied_cache_is_checked_once(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("error", [ValueError("not UTF-8 text"), ConnectionError("no hub"), MemoryError()], ids=repr)
-def test_a_source_that_fails_is_what_is_reported_and_nothing_is_left(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-):
+def test_a_source_that_fails_is_what_is_reported_and_nothing_is_left(folder: Path, tmp_path: Path, monkeypatch, error):
     def failing(self, split: str):
         yield from passages_of(DOCUMENTS)[:200]
         raise error
@@ -231,24 +224,22 @@ def test_no_text_is_a_mistake(tmp_path: Path):
 
 def sparse_corpus(folder: Path, num_tokens: int) -> TokenStore:
     """Tokens that are a hole in the file: they take no space on the disk, and read as zeros."""
-    path = folder / "train.bin"
+    path, written = folder / "train.bin", 10**9
     path.touch()
     os.truncate(path, 2 * num_tokens)
-    written = 10**9
     os.utime(path, (written, written))
     store = TokenStore(path, "abc", "uint16", num_tokens, num_tokens, 1, written, checksum=0)
     path.with_suffix(".json").write_bytes(store.to_json())
-    return open_split(folder / "train.bin", "abc")
+    return open_split(path, "abc")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="NTFS fills the holes of a file")
 def test_ten_billion_tokens_take_no_more_memory_than_a_million(tmp_path: Path):
     def first_batches(num_tokens: int) -> tuple[int, int]:
         """The last token that five steps read, and the peak of memory."""
-        folder = tmp_path / str(num_tokens)
-        folder.mkdir()
+        (tmp_path / str(num_tokens)).mkdir()
         tracemalloc.start()
-        tokens = sparse_corpus(folder, num_tokens)
+        tokens = sparse_corpus(tmp_path / str(num_tokens), num_tokens)
         starts = WindowSampler(tokens.num_tokens, 1024, 64, seed=1).starts(np.arange(5))
         assert all(tokens.gather(row, 1025).shape == (64, 1025) for row in starts)
         peak = tracemalloc.get_traced_memory()[1]
@@ -292,10 +283,10 @@ def folder(tmp_path: Path) -> Path:
 def test_tokens_are_the_text_and_a_second_run_reads_none(folder: Path, tmp_path: Path, monkeypatch):
     cache = cache_of(folder, tmp_path / "cache")
     tokenized = cache.prepare()
+    end = tokenized.tokenizer.end_of_text
     for split, tokens in (("train", tokenized.train), ("validation", tokenized.validation)):
         text = "".join(passage.text for passage in cache.corpus.passages(split))
-        ids = tokens.read(0, tokens.num_tokens)
-        assert tokenized.tokenizer.decode(ids[ids != tokenized.tokenizer.end_of_text]) == text
+        assert tokenized.tokenizer.decode(token for token in stream(tokens) if token != end) == text
         assert tokens.num_bytes == len(text.encode())
     monkeypatch.setattr(FileCorpus, "passages", None)
     assert same(cache_of(folder, tmp_path / "cache").prepare(), tokenized)
@@ -303,8 +294,7 @@ def test_tokens_are_the_text_and_a_second_run_reads_none(folder: Path, tmp_path:
 
 def test_tokenizer_is_trained_on_the_training_split_alone(folder: Path, tmp_path: Path):
     first = cache_of(folder, tmp_path / "cache").prepare()
-    corpus = TextDataModule(files=str(folder / "*.txt")).corpus
-    for path in corpus.files["validation"]:
+    for path in cache_of(folder, tmp_path / "cache").corpus.files["validation"]:
         path.write_text("zzzz yyyy zzzz yyyy " * 10_000)
     second = cache_of(folder, tmp_path / "cache").prepare()
     assert second.folder != first.folder
@@ -357,64 +347,50 @@ def test_a_cache_that_cannot_be_made_says_what_to_set(folder: Path, tmp_path: Pa
 
 def test_a_damaged_split_is_made_again_and_the_other_one_stays(folder: Path, tmp_path: Path, caplog):
     first = cache_of(folder, tmp_path / "cache").prepare()
-    expected, train = tokens_of(first), first.folder / "train.bin"
-    written = train.stat().st_ino
-    (first.folder / "validation.bin").write_bytes(b"damaged")
+    expected, written = tokens_of(first), first.train.path.stat().st_ino
+    first.validation.path.write_bytes(b"damaged")
     second = cache_of(folder, tmp_path / "cache").prepare()
-    assert tokens_of(second) == expected
+    assert tokens_of(second) == expected and second.train.path.stat().st_ino == written
     assert len(caplog.messages) == 1 and "validation.bin is damaged (it has 7 bytes, not" in caplog.messages[0]
-    assert train.stat().st_ino == written
 
 
-# A run that tokenises slowly, so that it can be killed in the middle.
-RUN = """
-import sys, time
-from data import token_cache
-from data.corpora.files import FileCorpus
-from data.datamodule import TextDataModule
+def tokenise_slowly(folder: Path, cache_dir: Path, pause: float, said: Path, together: Barrier) -> None:
+    """A run that can be killed in the middle; what it prints is in a file."""
+    read = FileCorpus.passages
 
-token_cache.BATCH_CHARS = 2000
-pause = float(sys.argv[3])
-read = FileCorpus.passages
+    def slowly(self, split: str):
+        for passage in read(self, split):
+            time.sleep(pause)
+            yield passage
 
-def slowly(self, split):
-    for passage in read(self, split):
-        time.sleep(pause)
-        yield passage
-
-FileCorpus.passages = slowly
-corpus = TextDataModule(files=sys.argv[1] + "/*.txt").corpus
-made = token_cache.CorpusCache(corpus, "bpe", 300, {"train": None, "validation": None}, cache_dir=sys.argv[2])
-print(made.prepare(num_threads=2).train.num_tokens)
-"""
-
-
-def start_run(folder: Path, cache_dir: Path, pause: float) -> subprocess.Popen:
-    command = [sys.executable, "-c", RUN, str(folder), str(cache_dir), str(pause)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    token_cache.BATCH_CHARS, FileCorpus.passages = 2000, slowly
+    together.wait()
+    with said.open("w") as file, redirect_stdout(file):
+        cache_of(folder, cache_dir).prepare(num_threads=2)
 
 
 @pytest.mark.slow
 def test_two_runs_on_a_cold_cache_make_it_once(folder: Path, tmp_path: Path):
-    expected = cache_of(folder, tmp_path / "expected").prepare()
-    runs = [start_run(folder, tmp_path / "cache", pause=0.02) for _ in range(2)]
-    outputs = [run.communicate(timeout=120)[0] for run in runs]
-    assert [run.returncode for run in runs] == [0, 0]
-    assert [output.splitlines()[-1] for output in outputs] == [str(expected.train.num_tokens)] * 2
-    assert sum("training a bpe tokenizer" in output for output in outputs) == 1
-    assert sum("waiting for another run" in output for output in outputs) == 1
+    expected, together = cache_of(folder, tmp_path / "expected").prepare(), SERVER.Barrier(2)
+    outputs = [tmp_path / name for name in ("first", "second")]
+    runs = [started(tokenise_slowly, folder, tmp_path / "cache", 0.02, path, together) for path in outputs]
+    for run in runs:
+        run.join()
+    assert [run.exitcode for run in runs] == [0, 0]
+    said = "".join(path.read_text() for path in outputs)
+    assert said.count("training a bpe tokenizer") == said.count("waiting for another run") == 1
     assert same(cache_of(folder, tmp_path / "cache").open(), expected)
 
 
 @pytest.mark.slow
 def test_a_killed_run_leaves_no_file_that_opens_and_the_next_one_starts_again(folder: Path, tmp_path: Path):
-    expected = cache_of(folder, tmp_path / "expected").prepare()
-    run = start_run(folder, tmp_path / "cache", pause=0.05)
+    expected, alone = cache_of(folder, tmp_path / "expected").prepare(), SERVER.Barrier(1)
+    run = started(tokenise_slowly, folder, tmp_path / "cache", 0.05, tmp_path / "said", alone)
     while not any(path.stat().st_size for path in tmp_path.glob("cache/*/train.bin.partial")):
-        assert run.poll() is None, "the run ended before it could be killed"
+        assert run.is_alive(), "the run ended before it could be killed"
         time.sleep(0.005)
     run.kill()
-    run.communicate()
+    run.join()
     assert not list(tmp_path.glob("cache/*/train.*n"))  # neither train.bin nor train.json
     assert cache_of(folder, tmp_path / "cache").open() is None
     assert same(cache_of(folder, tmp_path / "cache").prepare(), expected)

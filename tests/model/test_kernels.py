@@ -1,6 +1,7 @@
 """What is faster on some machine computes the same as what PyTorch does by itself."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from model.attention import CausalSelfAttention, scaled_dot_product_attention
 from model.generation import generate, stream
 from model.gpt import GPTConfig
 from model.kernels import FEW_ROWS, MAX_SHORT_LENGTH, Int8Linear, Linear, short_causal_attention, use_int8
+from tests.attentions import values_and_gradients
 from tests.gpts import random_gpt
 
 GROUPED = GPTConfig(vocab_size=23, context_length=16, num_layers=2, num_heads=4, embed_dim=32, num_kv_heads=2)
@@ -45,41 +47,24 @@ def test_without_the_kernels_the_program_gives_the_same(config, monkeypatch):
 # Attention over short contexts in bfloat16
 
 
-def inputs(*shape, scale=1.0):
-    """Queries, keys, values and the gradient of the result; in bfloat16, and the very same numbers in float64."""
-    rounded = [(torch.randn(shape) * factor).bfloat16() for factor in (scale, scale, 1.0, 1.0)]
-    return rounded, [x.double() for x in rounded]
-
-
-def values_and_gradients(attend, q, k, v, values_grad):
-    leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
-    values = attend(*leaves)
-    values.backward(values_grad)
-    return [values.detach(), *(x.grad for x in leaves)]
-
-
 def formula(q, k, v):
     future = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).triu(1)
     return (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(future, -torch.inf).softmax(-1) @ v
 
 
-def kernel(q, k, v):
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-
-def errors(actual, exact):
-    return [((a.double() - e).norm() / e.norm()).item() for a, e in zip(actual, exact, strict=True)]
-
-
 @pytest.mark.parametrize("scale", [1.0, 4.0], ids=["flat", "sharp"])  # scores of about 1, and of about 16
 @pytest.mark.parametrize("shape", [(2, 64, 32), (3, 2, 128, 16), (1, 2, 256, 64), (2, 7)], ids=str)
 def test_values_and_gradients_are_as_exact_as_those_of_pytorchs_kernel(shape, scale):
-    rounded, exact = inputs(*shape, scale=scale)
-    expected = values_and_gradients(formula, *exact)
-    ours = values_and_gradients(short_causal_attention, *rounded)
-    assert [x.dtype for x in ours] == [torch.bfloat16] * 4 and ours[0].shape == shape
-    theirs = errors(values_and_gradients(kernel, *rounded), expected)
-    for our, their in zip(errors(ours, expected), theirs, strict=True):
+    inputs = [(torch.randn(shape) * factor).bfloat16().requires_grad_() for factor in (scale, scale, 1.0)]
+    exact = values_and_gradients(formula, [x.detach().double().requires_grad_() for x in inputs])
+
+    def errors(attend):
+        found = values_and_gradients(attend, inputs)
+        assert [(x.shape, x.dtype) for x in found] == [(shape, torch.bfloat16)] * 4
+        return [((x.double() - e).norm() / e.norm()).item() for x, e in zip(found, exact, strict=True)]
+
+    theirs = errors(partial(F.scaled_dot_product_attention, is_causal=True))
+    for our, their in zip(errors(short_causal_attention), theirs, strict=True):
         assert our < max(1.5 * their, 0.01)
 
 

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -33,34 +34,32 @@ def mean_input(gpt, module):
     return torch.stack(seen).mean(0)
 
 
+def tables_of(gpt):
+    """The tables that a model has, with the rows that BATCH takes of them."""
+    tables = {"token embedding": (gpt.token_embedding, BATCH)}
+    if gpt.position_embedding:
+        tables["positions"] = gpt.position_embedding, torch.arange(10)
+    if gpt.bigram_embedding:
+        tables["pair table"] = gpt.bigram_embedding, gpt.bigram_buckets(BATCH)
+    return tables | {f"value embeddings {layer}": (table, BATCH) for layer, table in gpt.value_embeddings.items()}
+
+
+@torch.no_grad()
 def without(gpt, part, layer=None, head=None):
     """A copy of the model whose weights make a part constant."""
     edited = copy.deepcopy(gpt)
     edited.head.weight = nn.Parameter(gpt.head.weight.detach().clone())  # a tied table must not change the head
-    if part == "head":
-        source, target = gpt.blocks[layer].attention.output_proj, edited.blocks[layer].attention.output_proj
-        K = gpt.config.head_dim
-        slices = [slice(head * K, (head + 1) * K)]
-    elif part == "feed-forward":
-        source, target = gpt.blocks[layer].feed_forward.down_proj, edited.blocks[layer].feed_forward.down_proj
-        slices = [slice(None)]
-    if part in ("head", "feed-forward"):
-        mean = mean_input(gpt, source)
-        with torch.no_grad():
-            constant = sum(source.weight[:, s].double() @ mean[s] for s in slices)
-            constant = constant if source.bias is None else constant + source.bias
-            target.bias = nn.Parameter(constant.float())
-            for s in slices:
-                target.weight[:, s] = 0
-        return edited
-    table, ids = {
-        "token embedding": (edited.token_embedding, BATCH),
-        "positions": (edited.position_embedding, torch.arange(10)),
-        "pair table": (edited.bigram_embedding, gpt.bigram_buckets(BATCH) if gpt.bigram_embedding else None),
-        "value embeddings": (edited.value_embeddings[str(layer)] if layer is not None else None, BATCH),
-    }[part]
-    with torch.no_grad():
+    if layer is None:
+        table, ids = tables_of(edited)[part]
         table.weight[:] = table.weight[ids.flatten()].double().mean(0)
+        return edited
+    name = "feed_forward.down_proj" if head is None else "attention.output_proj"
+    source, target = (model.blocks[layer].get_submodule(name) for model in (gpt, edited))
+    K = gpt.config.head_dim
+    columns = slice(None) if head is None else slice(head * K, (head + 1) * K)
+    constant = source.weight[:, columns].double() @ mean_input(gpt, source)[columns]
+    target.bias = nn.Parameter((constant + (0 if source.bias is None else source.bias)).float())
+    target.weight[:, columns] = 0
     return edited
 
 
@@ -72,23 +71,13 @@ def test_ablation_changes_the_loss_as_edited_weights_do(name, monkeypatch):
     found_loss, found = ablation(gpt, TOKENS, part_means(gpt, BATCH), first=FIRST)
     whole = loss(gpt)
     assert found_loss == pytest.approx(whole, abs=1e-5)
-    expected = {}
-    for layer in range(gpt.config.num_layers):
-        expected[found["feed_forward"][layer]] = without(gpt, "feed-forward", layer)
-        for head in range(gpt.config.num_heads):
-            expected[found["heads"][layer, head]] = without(gpt, "head", layer, head)
-    tables = {"token embedding"}
-    tables |= {"pair table"} if gpt.config.bigram_buckets else set()
-    tables |= {"positions"} if gpt.config.position == "learned" else set()
-    tables |= {f"value embeddings {layer}" for layer in gpt.value_embeddings}
-    assert set(found["tables"]) == tables
-    for table in tables:
-        layer = int(table.split()[-1]) if table[-1].isdigit() else None
-        expected[found["tables"][table]] = without(gpt, table.rstrip(" 0123456789"), layer)
-    worst = max(abs(change - (loss(edited) - whole)) for change, edited in expected.items())
-    print(f"ablation, {name}: {worst:.1e}")
-    assert worst <= 1e-5
-    assert max(abs(change) for change in expected) > 0.01
+    assert found["heads"].shape == (gpt.config.num_layers, gpt.config.num_heads)
+    changes = {("head", *place): change for place, change in np.ndenumerate(found["heads"])}
+    changes |= {("feed-forward", layer): change for layer, change in enumerate(found["feed_forward"])}
+    changes |= {(table,): found["tables"].pop(table) for table in tables_of(gpt)}
+    assert not found["tables"] and len(found["feed_forward"]) == gpt.config.num_layers
+    assert changes == pytest.approx({part: loss(without(gpt, *part)) - whole for part in changes}, abs=1e-5)
+    assert max(map(abs, changes.values())) > 0.01
 
 
 def test_no_prediction_has_no_loss():

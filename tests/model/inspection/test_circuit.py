@@ -47,37 +47,30 @@ def test_a_head_whose_values_are_off_gives_their_mean_everywhere():
 
 @pytest.mark.parametrize("options", FAMILIES)
 def test_the_edges_between_all_nodes_are_all_weights_of_the_matrices(options):
-    gpt = random_gpt(GPTConfig(**SIZES, **options))
-    with torch.no_grad():
-        for weight in gpt.parameters():
-            weight.mul_(torch.rand(weight.shape) < 0.2)
-    found = weights_between(gpt, [node for nodes in nodes_by_module(gpt).values() for node in nodes], list(range(17)))
-    blocks, K, H_kv = gpt.blocks, 4, gpt.config.num_kv_heads
-    start = {"query": 0, "key": 16, "value": 16 + K * H_kv}
-    matrices = [gpt.token_embedding.weight, gpt.head.weight]
-    for block in blocks:
-        matrices += [module.weight for module in block.modules() if isinstance(module, torch.nn.Linear)]
-    assert len(found) == sum(weight.numel() for weight in matrices)
-    for source, target, weight, _ in found:
-        block = blocks[max(source.layer, target.layer)]
-        at = (target.number, source.number)
-        if source.kind == "token":
-            weights = [gpt.token_embedding.weight.T[at]]
-        elif target.kind == "prediction":
-            weights = [gpt.head.weight[at]]
-        elif target.kind in start:
-            weights = [block.attention.qkv_proj.weight[start[target.kind] + target.number, source.number]]
-        elif source.kind == "value":  # a group of query heads reads it
-            heads = range(source.number // K * (4 // H_kv), (source.number // K + 1) * (4 // H_kv))
-            weights = [
-                block.attention.output_proj.weight[target.number, head * K + source.number % K] for head in heads
-            ]
-        elif source.kind == "hidden":
-            weights = [block.feed_forward.down_proj.weight[at]]
-        else:
-            modules = (block.feed_forward.up_proj, block.feed_forward.gate_proj)
-            weights = [module.weight[at] for module in modules if module]
-        assert weight in weights
+    gpt, expected, stream = random_gpt(GPTConfig(**SIZES, **options)), [], ("stream", 0)
+    gpt.head.weight.data[0] = 0  # zeros are weights too
+
+    def add(source, target, matrix):
+        """A row for each node of the target, a column for each of the source."""
+        for row, weights in enumerate(matrix.tolist()):
+            expected.extend(((*source, column), (*target, row), weight) for column, weight in enumerate(weights))
+
+    add(("token", 0), stream, gpt.token_embedding.weight.T)
+    add(stream, ("prediction", 0), gpt.head.weight)
+    K, H_kv = 4, gpt.config.num_kv_heads
+    for layer, block in enumerate(gpt.blocks):
+        parts = block.attention.qkv_proj.weight.split((16, K * H_kv, K * H_kv))
+        for kind, matrix in zip(("query", "key", "value"), parts, strict=True):
+            add(stream, (kind, layer), matrix)
+        heads = block.attention.output_proj.weight.split(K, dim=1)
+        for first in range(4 // H_kv):  # as many heads read the same values
+            add(("value", layer), stream, torch.cat(heads[first :: 4 // H_kv], dim=1))
+        for module in filter(None, (block.feed_forward.up_proj, block.feed_forward.gate_proj)):
+            add(stream, ("hidden", layer), module.weight)
+        add(("hidden", layer), stream, block.feed_forward.down_proj.weight)
+    nodes = [node for nodes in nodes_by_module(gpt).values() for node in nodes]
+    found = weights_between(gpt, nodes, list(range(17)))
+    assert sorted(edge[:3] for edge in found) == sorted(expected)
 
 
 def copying_gpt():
@@ -120,15 +113,11 @@ def test_the_circuit_is_told_in_words(copying):
 def test_every_weight_is_drawn_once_as_it_is_in_the_model(copying):
     drawn = [line.attrib for line in ElementTree.fromstring(drawing(copying, chr)).iter(f"{SVG}line")]
     gpt = copying_gpt()
-    block, shown = gpt.blocks[0], []
-    tables = {
-        ("token", "stream"): gpt.token_embedding.weight.T,
-        ("stream", "prediction"): gpt.head.weight,
-        ("value", "stream"): block.attention.output_proj.weight,
-    } | {
-        ("stream", kind): part
-        for kind, part in zip(("query", "key", "value"), block.attention.qkv_proj.weight.split(192), strict=True)
-    }
+    attention, shown = gpt.blocks[0].attention, []
+    queries, keys, values = attention.qkv_proj.weight.split(192)
+    tables = {("token", "stream"): gpt.token_embedding.weight.T, ("stream", "prediction"): gpt.head.weight}
+    tables |= {("stream", "query"): queries, ("stream", "key"): keys, ("stream", "value"): values}
+    tables["value", "stream"] = attention.output_proj.weight
     for line in drawn:
         (source, _, column, _), (target, _, row, _) = line["data-from"].split("-"), line["data-to"].split("-")
         if line["class"] in ("carried", "meets"):

@@ -3,7 +3,7 @@
 import copy
 import math
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from torch import nn
 from model.attention import CausalSelfAttention
 from model.gpt import GPT, GPTConfig
 from model.inspection import heads, recorder, trace
-from model.inspection.archive import AttentionArchive
+from model.inspection.archive import AttentionArchive, as_json
 from model.inspection.lens import predictions
 from model.inspection.probes import Probe, draw_repeated_probe
 from model.inspection.recorder import capture, record_snapshot, take_snapshot
@@ -147,7 +147,7 @@ def test_an_attend_with_further_arguments_is_observed():
 def test_details_follow_their_description_and_can_be_read_back(tmp_path, gpt):
     archive = new_archive(tmp_path)
     record_snapshot(archive, gpt, 4, label=lambda token: f"({token})")
-    details = AttentionArchive.open(tmp_path).details(4)
+    details = AttentionArchive.open(tmp_path).details(4)  # which refuses other shapes, see test_archive.py
     assert set(details["probes"]) == {"text", "repeated"}
     first = ["embeddings", "attention 0", "feed-forward 0"]
     assert details["sublayers"][:3] == first and len(details["sublayers"]) == 7
@@ -155,12 +155,8 @@ def test_details_follow_their_description_and_can_be_read_back(tmp_path, gpt):
     shown = set()
     for name, probe in archive.probes.items():
         measured, T = details["probes"][name], len(probe.tokens)
-        for field in ("bits", "rank", "top", "top_probability"):
-            assert len(measured[field]) == T
         assert np.shape(measured["top"]) == np.shape(measured["top_probability"]) == (T, 5)
-        assert all(np.shape(rows) == (7, T) for rows in measured["lens"].values())
-        assert np.shape(measured["attribution"]) == (len(details["parts"]), T)
-        assert np.shape(measured["value_norms"]) == (3, 4, T) and measured["attribution_error"] <= 1e-5
+        assert measured["attribution_error"] <= 1e-5
         for column in (measured["bits"], measured["rank"], *measured["attribution"], *measured["lens"]["probability"]):
             assert column[-1] is None and None not in column[:-1]
         exact = predictions(gpt, trace.trace(gpt, torch.tensor(probe.tokens)))
@@ -308,24 +304,19 @@ def test_a_capture_can_be_read_back(tmp_path, gpt):
     assert repeated.period == 8 and repeated.tokens[0] == 0 and repeated.labels[0] == "[0]"
     assert archive.tokenizer == "fingerprint" and archive.steps == [8]
     for name, maps in archive.maps(8).items():
-        exact = capture(gpt, archive.probes[name].tokens).weights
         assert maps.dtype == np.float16
-        np.testing.assert_allclose(maps, exact, atol=5e-4)
+        np.testing.assert_allclose(maps, capture(gpt, archive.probes[name].tokens).weights, atol=5e-4)
     read, (written,) = archive.snapshots[0], recorded.snapshots
-    for name, score in read.scores.items():
-        np.testing.assert_allclose(score, written.scores[name], atol=1e-5)
-        np.testing.assert_allclose(read.habits.halves[name], written.habits.halves[name], atol=1e-5)
-        for layer in range(3):
-            assert scalars[f"attention/{name}/layer_{layer}"] == pytest.approx(score[layer].max(), abs=1e-5)
-    habits = (read.habits.keys, read.habits.offsets, read.habits.kinds, read.habits.queries)
-    assert habits == (written.habits.keys, written.habits.offsets, written.habits.kinds, written.habits.queries)
-    assert read.loss == pytest.approx(written.loss, abs=1e-5)
-    np.testing.assert_allclose(read.copying, written.copying, atol=1e-5)
-    for probe in ("text", "repeated"):
-        assert read.ablation[probe]["heads"].shape == (3, 4) and read.ablation[probe]["feed_forward"].shape == (3,)
-        np.testing.assert_allclose(read.ablation[probe]["heads"], written.ablation[probe]["heads"], atol=1e-5)
-        assert "token embedding" in read.ablation[probe]["tables"]
-    assert 0 < scalars["attention/fidelity"] <= 1e-5 and scalars["attention/causality"] == 0
+    assert as_json(asdict(read), ".5f") == as_json(asdict(written), ".5f")
+    assert read.fidelity == written.fidelity == scalars.pop("attention/fidelity") <= 1e-5
+    assert read.causality == scalars.pop("attention/causality") == 0 < written.fidelity
+    best = {(name, layer): heads.max() for name, score in read.scores.items() for layer, heads in enumerate(score)}
+    expected = {f"attention/{name}/layer_{layer}": score for (name, layer), score in best.items()}
+    assert scalars == pytest.approx(expected, abs=1e-5)
+    assert read.copying.shape == (3, 4)
+    for changes in (read.ablation["text"], read.ablation["repeated"]):
+        assert changes["heads"].shape == (3, 4) and changes["feed_forward"].shape == (3,)
+        assert "token embedding" in changes["tables"]
 
 
 def test_a_diverged_model_is_recorded_as_valid_json(tmp_path):
