@@ -40,7 +40,8 @@ from model.inspection.trace import blocks_of, undisturbed
 from model.kernels import rounded_to_int8
 from model.pages import template
 from model.pages.captures import Captures
-from model.pages.page import live_page
+from model.pages.describe import describe_heads
+from model.pages.page import about, legend
 
 log = logging.getLogger(__name__)
 MAX_BYTES = 40_000_000  # of a page, which may hold several snapshots
@@ -79,7 +80,7 @@ def model_page(
     snapshots: Sequence[tuple[int, GPT]],
     tokenizer: Any,
     probes: Mapping[str, Probe],
-    opening: Sequence[int] | None = None,
+    opening: Sequence[int] | str | None = None,
     windows: Mapping[str, Windows] | None = None,
 ) -> tuple[str, dict[str, int]]:
     """The HTML of the page that holds a model and reads what a person types.
@@ -106,14 +107,23 @@ def model_page(
     for step, gpt in snapshots:
         snapshot, maps[step] = take_maps(gpt, probes, step, windows)
         taken.append(snapshot)
-    run = Captures(name, probes, taken, maps.__getitem__, list(maps))
+    shown = about(Captures(name, probes, taken, maps.__getitem__, list(maps)), len(probes["text"].tokens))
+    # The opening view's token is one of the recorded probe, which the page does not show.
+    shown["opening"] = {name: shown["opening"][name] for name in ("head", "score")}
+    shown["probes"] = [{"name": "text", "labels": [], "period": None}]  # what is typed
+    shown["captures"] = []
+    for snapshot in taken:
+        sentences = [[{"sentence": head["sentence"]} for head in row] for row in describe_heads(snapshot)]
+        shown["captures"].append(snapshot.to_json(digits=3) | {"blocks": [], "descriptions": sentences})
     found = [try_all(gpt, tokenizer, texts, means) for gpt, means in model.models]
     effects, tried = found[-1]
     experiments = {"effects": [asdict(effect) for effect in effects], "tried": tried}
-    elements = [template.json_element("experiments", experiments), *model.elements()]
-    function = opening_text(tokenizer.decode(text.tokens) for text in texts)
-    shown = (function or probes["text"].tokens) if opening is None else opening
-    page = live_page(run, f"{name}: the model", shown, elements)
+    if opening is None:
+        opening = opening_text(tokenizer.decode(text.tokens) for text in texts) or probes["text"].tokens
+    title = f"{name}: the model"
+    data = legend(title) | {"opening": opening, "notes": [], "runs": [shown]}
+    elements = [template.json_element("data", data), template.json_element("experiments", experiments)]
+    page = template.fill("live", title, [*elements, *model.elements()])
     if (size := len(page.encode())) > MAX_BYTES:
         limit = MAX_BYTES / 1e6
         raise ValueError(f"a page with this model would take {size / 1e6:.1f} MB, and the limit is {limit:.0f} MB")

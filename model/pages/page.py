@@ -14,7 +14,7 @@ Shapes: N captures, L layers, H heads, T tokens.
 import base64
 import gzip
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -35,7 +35,7 @@ MIN_TOKENS = 8
 
 ROUNDED_DIGITS = ".2g"  # of other measurements where space is short
 
-Blocks = dict[tuple[int, int], list[str]]  # (number of the run, step) -> each probe's maps, and the details, in base64
+Blocks = dict[int, list[str]]  # by step each probe's maps, and the details, in base64
 
 
 def attention_page(runs: Sequence[Captures], title: str, *, max_bytes: int = MAX_BYTES) -> str:
@@ -50,60 +50,39 @@ def attention_page(runs: Sequence[Captures], title: str, *, max_bytes: int = MAX
     for captures in runs:
         captures.check_maps()
     check_comparable(runs)
-    data = _legend(title)
+    data = legend(title)
     room = max_bytes - len(template.fill("page", title, [template.json_element("data", data)]).encode()) - MARGIN
-    room -= sum(len(json.dumps(_curves(run, {}))) for run in runs)
+    room -= sum(len(json.dumps([run.formation, _curves(run, {})])) for run in runs)
     blocks, length, notes = _fit(runs, room)
-    numbers: list[dict[int, list[int]]] = [{} for _ in runs]  # of each run's blocks, by step
-    texts: list[str] = []
-    for (run, step), of_step in blocks.items():
-        numbers[run][step] = list(range(len(texts), len(texts) + len(of_step)))
-        texts += of_step
     data["notes"] = [*notes, *(f"{run.name}: {sentence}" for run in runs for sentence in warnings(run.snapshots))]
-    data["runs"] = [_about(run, length) | _curves(run, of_run) for run, of_run in zip(runs, numbers, strict=True)]
-    elements = [template.json_element(f"block-{number}", text) for number, text in enumerate(texts)]
+    data["runs"] = []
+    elements: list[str] = []
+    for run, of_run in zip(runs, blocks, strict=True):
+        numbers = {}  # of the elements that hold a step
+        for step, texts in of_run.items():
+            numbers[step] = [*range(len(elements), len(elements) + len(texts))]
+            elements += [template.json_element(f"block-{numbers[step][i]}", text) for i, text in enumerate(texts)]
+        data["runs"].append(about(run, length) | {"captures": _curves(run, numbers)})
     return template.fill("page", title, [template.json_element("data", data), *elements])
 
 
-def live_page(run: Captures, title: str, opening: Sequence[int] | str, model: Iterable[str]) -> str:
-    """The page that holds the model itself, as HTML: it reads what a person types.
-
-    Args:
-        run: one capture of each snapshot of the model in the page, in ascending order. Beside the maps of what is typed
-            the page shows its scores, and what it says of the heads.
-        opening: the text that the page opens with, or its tokens.
-        model: the elements that hold it, see `live.Packed`.
-    """
-    captures = []
-    for snapshot in run.snapshots:
-        sentences = [[{"sentence": head["sentence"]} for head in row] for row in describe_heads(snapshot)]
-        captures.append(snapshot.to_json(digits=3) | {"blocks": [], "descriptions": sentences})
-    shown = _about(run, len(run.probes["text"].tokens))
-    shown |= {"name": run.name, "formation": run.formation, "captures": captures}
-    # The opening view's token is one of the recorded probe, which the page does not show.
-    shown["opening"] = {name: shown["opening"][name] for name in ("head", "score")}
-    shown["probes"] = [{"name": "text", "labels": [], "period": None}]  # what is typed
-    opening = opening if isinstance(opening, str) else list(opening)
-    data = _legend(title) | {"opening": opening, "notes": [], "runs": [shown]}
-    return template.fill("live", title, [template.json_element("data", data), *model])
-
-
-def _fit(runs: Sequence[Captures], room: int) -> tuple[Blocks, int, list[str]]:
-    """The maps that `room` bytes hold, the number of tokens they show, and notes about what was left out."""
+def _fit(runs: Sequence[Captures], room: int) -> tuple[list[Blocks], int, list[str]]:
+    """The maps of each run that `room` bytes hold, the number of tokens they show, and notes of what was left out."""
     all_tokens = max(len(probe.tokens) for run in runs for probe in run.probes.values())
     all_steps = max(len(run.steps) for run in runs)
     packed = lru_cache(maxsize=sum(len(run.steps) for run in runs))(_pack_step)
     for rounded, count, length in _attempts(all_steps, all_tokens):
-        blocks, size = {}, 0
+        blocks: list[Blocks] = [{} for _ in runs]
+        size = 0
         kept = [(i, step) for i, run in enumerate(runs) for step in reversed(log_spaced(run.steps, count))]
         for i, step in kept:
-            blocks[i, step] = packed(runs[i], step, rounded, length)
-            size += sum(len(text) + 70 for text in blocks[i, step])  # with their elements
+            blocks[i][step] = packed(runs[i], step, rounded, length)
+            size += sum(len(text) + 70 for text in blocks[i][step])  # with their elements
             if step not in runs[i].curve_steps:  # whose scores are not counted yet
                 size += len(json.dumps(runs[i].by_step[step].to_json(digits=3))) + 70
             if size > room:
                 break
-        if size <= room:
+        else:
             break
     else:
         raise ValueError(f"even {count} steps of {length} tokens do not fit into {room} bytes: {size} and more")
@@ -167,13 +146,15 @@ def _compressed(content: bytes, level: int) -> str:
     return base64.b64encode(gzip.compress(content, level, mtime=0)).decode()
 
 
-def _about(run: Captures, length: int) -> dict:
+def about(run: Captures, length: int) -> dict:
     """A run's sizes, the first `length` tokens of its probes, and the probe, head and token that it is shown with."""
     layers, heads = run.snapshots[0].shape
     shown = {"text": run.probes["text"]} if run.is_prompt else run.probes
     last = run.by_step[run.steps[-1]]
     opening = opening_view(last, run.load(last.step), shown, length)
     return {
+        "name": run.name,
+        "formation": run.formation,
         "layers": layers,
         "heads": heads,
         "probes": [
@@ -187,20 +168,20 @@ def _about(run: Captures, length: int) -> dict:
     }
 
 
-def _curves(run: Captures, blocks: Mapping[int, Sequence[int]]) -> dict:
-    """A run's errors and scores by step, and when heads formed. `blocks`: the numbers of the blocks of each step."""
-    points, captures = run.curve_steps | set(blocks), []
+def _curves(run: Captures, blocks: Mapping[int, Sequence[int]]) -> list[dict]:
+    """A run's errors and scores by step. `blocks`: the numbers of the blocks of each step."""
+    captures = []
     for snapshot in run.snapshots:
-        if snapshot.step in points:
+        if snapshot.step in run.curve_steps or snapshot.step in blocks:
             verdicts = {"faithful": is_faithful(snapshot), "causal": is_causal(snapshot)}
             captures.append(snapshot.to_json(digits=3) | verdicts)
             if snapshot.step in blocks:
                 *maps, details = blocks[snapshot.step]
                 captures[-1] |= {"blocks": maps, "details": details}
-    return {"name": run.name, "formation": run.formation, "captures": captures}
+    return captures
 
 
-def _legend(title: str) -> dict[str, Any]:
+def legend(title: str) -> dict[str, Any]:
     """What every page has: its title, its colours, the columns of its tables, and what the scores mean."""
     fields = ("meaning", "glossary", "letter", "probe")
     scores = {name: {field: getattr(score, field) for field in fields} for name, score in SCORES.items()}
