@@ -2,14 +2,14 @@
 
 A head, a feed-forward or a table is replaced by its mean over some text, and all that follows is computed anew. The
 mean keeps what the part always adds, so that the rest of the model gets what it is used to (mean ablation; Wang et al.
-2022, "Interpretability in the Wild", https://arxiv.org/abs/2211.00593, section 2.1). The parts of a layer are replaced
-in one forward pass, each in a row of the batch of its own; the rows of a layer join the batch where the layer begins.
+2022, "Interpretability in the Wild", https://arxiv.org/abs/2211.00593, section 2.1). Many parts are replaced in one
+forward pass, each in a row of the batch of its own.
 
-Shapes: N rows, B batch, T tokens, L layers, H heads, K head width, D model width.
+Shapes: B batch, T tokens, L layers, H heads, K head width, D model width.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,20 +73,19 @@ def _tables(gpt: GPT) -> dict[str, nn.Module]:
 
 @contextmanager
 def replaced(
-    gpt: GPT, vectors: Mapping[Part, Tensor], position: int | None = None, rows: Mapping[Part, int] | None = None
+    gpt: GPT, vectors: Mapping[Part, Tensor], position: int | None = None, *, apart: bool = False
 ) -> Iterator[None]:
-    """Inside, each of these parts gives its vector, in every row of the batch or in a row of its own.
+    """Inside, each of these parts gives its vector.
 
-    position: the only token at which it does, from 0; a shorter sequence is left as it is. None: every token.
+    Args:
+        position: the only token at which it does, from 0; a shorter sequence is left as it is. None: every token.
+        apart: each in a row of the batch of its own, in their order; the first row of the batch is left as it is.
     """
     edits: dict[nn.Module, list[tuple[tuple, Tensor]]] = {}
-    for part, vector in vectors.items():
+    tokens = slice(None) if position is None else slice(position, position + 1)
+    for row, (part, vector) in enumerate(vectors.items(), start=1):
         width = slice(None) if part.head is None else slice(part.head * len(vector), (part.head + 1) * len(vector))
-        where = (
-            ... if rows is None else rows[part],
-            slice(None) if position is None else slice(position, position + 1),
-            width,
-        )
+        where = (row if apart else ..., tokens, width)
         if part.layer == BEFORE_LAYERS:
             module = _tables(gpt)[part.name]
         else:
@@ -95,7 +94,7 @@ def replaced(
         edits.setdefault(module, []).append((where, vector))
 
     def edit(module: nn.Module, x: Tensor) -> Tensor:
-        x = x.clone()
+        x = (x.expand(1 + len(vectors), *x.shape[-2:]) if apart else x).clone()  # positions have no batch axis
         for where, vector in edits[module]:
             x[where] = vector
         return x
@@ -113,12 +112,17 @@ def without_each(gpt: GPT, tokens: Tensor, means: Means, *, first: int = 0) -> t
     means: see `part_means`.
     """
     changes: dict[Part, float] = {}
-    rows = max(1, MAX_TOKENS // len(tokens) - 1)
-    parts = list(means)
+    rows, length = max(1, MAX_TOKENS // len(tokens) - 1), max(1, MAX_LOGITS // gpt.head.out_features)
+    parts, targets = list(means), tokens[first + 1 :]
     with undisturbed(gpt):
         for start in range(0, len(parts), rows):
             together = {part: means[part] for part in parts[start : start + rows]}
-            loss, *losses = _losses(gpt, tokens, together, first)
+            with replaced(gpt, together, apart=True):
+                features = gpt.features(tokens.expand(1 + len(together), -1))[:, first:-1]
+            wanted = targets.repeat(len(features)).split(length)
+            pieces = zip(features.flatten(0, 1).split(length), wanted, strict=True)
+            nats = torch.cat([F.cross_entropy(gpt.unembed(some), of, reduction="none") for some, of in pieces])
+            loss, *losses = nats.view(len(features), len(targets)).double().mean(1).tolist()
             changes |= {part: other - loss for part, other in zip(together, losses, strict=True)}
     return loss, changes
 
@@ -133,34 +137,3 @@ def ablation(gpt: GPT, tokens: Tensor, means: Means, *, first: int = 0) -> tuple
         "feed_forward": np.array(feed_forward),
         "tables": {part.name: change for part, change in changes.items() if part.name not in ("head", "feed-forward")},
     }
-
-
-def _losses(gpt: GPT, tokens: Tensor, means: Means, first: int) -> list[float]:
-    """The loss of the model as it is, and of that without each part in turn."""
-    rows = {part: row for row, part in enumerate(means, start=1)}  # in ascending order of the layers
-    until = [1 + sum(part.layer <= layer for part in means) for layer in range(BEFORE_LAYERS, len(gpt.blocks))]
-
-    def extended(x: Tensor, num_rows: int) -> Tensor:
-        return torch.cat((x, x[:1].expand(num_rows - len(x), *x.shape[1:])))
-
-    def add_rows(num_rows: int) -> Callable[..., tuple]:
-        def hook(_: nn.Module, args: tuple[Tensor], kwargs: dict[str, Any]) -> tuple[tuple[Tensor], dict[str, Any]]:
-            table = kwargs["value_embedding"]
-            table = None if table is None else extended(table, num_rows)
-            return (extended(args[0], num_rows),), {**kwargs, "value_embedding": table}
-
-        return hook
-
-    with ExitStack() as hooks:
-        positions = [] if gpt.position_embedding is None else [gpt.position_embedding]  # without a batch axis
-        hooks.enter_context(edited([], positions, lambda _, x: x.expand(until[0], -1, -1)))
-        for block, num_rows in zip(blocks_of(gpt), until[1:], strict=True):
-            handle = block.register_forward_pre_hook(add_rows(num_rows), with_kwargs=True)
-            hooks.callback(handle.remove)
-        hooks.enter_context(replaced(gpt, means, rows=rows))
-        features = gpt.features(tokens.expand(until[0], -1))[:, first:-1]
-    targets = tokens[first + 1 :]
-    length = max(1, MAX_LOGITS // gpt.head.out_features)
-    pieces = zip(features.flatten(0, 1).split(length), targets.repeat(len(features)).split(length), strict=True)
-    losses = torch.cat([F.cross_entropy(gpt.unembed(some), wanted, reduction="none") for some, wanted in pieces])
-    return losses.view(len(features), len(targets)).double().mean(1).tolist()
