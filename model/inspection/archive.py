@@ -208,14 +208,14 @@ class AttentionArchive:
         if details is None:
             self.path(snapshot.step, ".json").unlink(missing_ok=True)
         else:
-            write_atomically(self.path(snapshot.step, ".json"), _json(details))
+            write_atomically(self.path(snapshot.step, ".json"), json.dumps(details, allow_nan=False).encode())
 
         scores, outdated = self.folder / "scores.jsonl", [step for step in self.steps if step > snapshot.step]
         earlier = [one for one in self.snapshots if one.step < snapshot.step]
         lines = scores.read_bytes().splitlines(keepends=True)[: len(earlier)] if earlier else []  # one each, as it is
         self.snapshots = [*earlier, snapshot]
-        habits = as_json(vars(snapshot.habits), f".{SCORE_DIGITS}f")
-        lines.append(_json(snapshot.to_json(SCORE_DIGITS) | {"habits": habits}) + b"\n")
+        fields = snapshot.to_json(SCORE_DIGITS) | {"habits": as_json(vars(snapshot.habits), f".{SCORE_DIGITS}f")}
+        lines.append(json.dumps(fields, allow_nan=False).encode() + b"\n")
         write_atomically(scores, b"".join(lines))
         for step in outdated:
             for suffix in (".npz", ".json", ".png"):
@@ -270,7 +270,3 @@ def _arrays(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _arrays(item) for name, item in value.items()}
     return np.array(value, np.float32) if isinstance(value, list) else float(math.nan if value is None else value)
-
-
-def _json(value: object) -> bytes:
-    return json.dumps(value, allow_nan=False).encode()

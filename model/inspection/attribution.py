@@ -37,21 +37,39 @@ def attribution(gpt: GPT, trace: Trace, targets: Tensor | None = None) -> tuple[
     targets = trace.tokens[1:] if targets is None else targets
     N = len(targets)
     rows = gpt.head.weight[targets]
+    # (N, D): what features, the residual stream and what the embedding norm gets are multiplied with, to get the logit.
+    of_features = _double(rows)
+    of_stream = _before_fixed_norm(gpt.final_norm, trace.residual[-1, :N], of_features)
+    of_tables = _before_fixed_norm(gpt.embedding_norm, trace.embeddings[:N], of_stream)
+    parts: dict[str, Tensor] = {}
+
+    def add(name: str, vectors: Tensor | None, direction: Tensor = of_stream) -> None:
+        """A part that adds these vectors (T, D), or a bias (D,), if there is one."""
+        if vectors is not None:
+            parts[name] = (_double(vectors.expand(len(trace.tokens), -1)[:N]) * direction).sum(-1)
+
+    for name, vectors in trace.tables.items():
+        add(name, vectors, of_tables)
+    add("embedding bias", getattr(gpt.embedding_norm, "bias", None))
+    for layer, block in enumerate(blocks_of(gpt)):
+        output, down = block.attention.output_proj, block.feed_forward.down_proj
+        heads = _double(trace.heads[layer, :N])  # (N, H, K)
+        by_head = (of_stream @ _double(output.weight)).view_as(heads)
+        values = _double(trace.value_shares[layer][:N]) if layer in trace.value_shares else None
+        for head in range(heads.shape[1]):
+            parts[f"head {layer}.{head}"] = (heads[:, head] * by_head[:, head]).sum(-1)
+            if values is not None:
+                parts[f"values {layer}.{head}"] = of_values = (values[:, head] * by_head[:, head]).sum(-1)
+                parts[f"head {layer}.{head}"] -= of_values
+        add(f"attention bias {layer}", output.bias)
+        hidden = _double(trace.feed_forwards[layer])
+        add(f"feed-forward {layer}", hidden if down.bias is None else hidden - _double(down.bias))
+        add(f"feed-forward bias {layer}", down.bias)
+    add("final norm bias", getattr(gpt.final_norm, "bias", None), of_features)
+
     logits = (trace.features[:N] * rows).sum(-1)
-    direction = _double(rows)  # (N, D): its product with the features is the logit
-
-    last = _bias_part("final norm bias", gpt.final_norm, direction)
-    direction = _before_fixed_norm(gpt.final_norm, trace.residual[-1, :N], direction)
-    layers: dict[str, Tensor] = {}
-    for layer in range(len(gpt.blocks)):
-        layers |= _layer_parts(gpt, trace, layer, direction)
-    first = _bias_part("embedding bias", gpt.embedding_norm, direction)
-    direction = _before_fixed_norm(gpt.embedding_norm, trace.embeddings[:N], direction)
-    tables = {name: _products(vectors, direction) for name, vectors in trace.tables.items()}
-
-    parts = tables | first | layers | last
     errors = (torch.stack(list(parts.values())).sum(0) - _double(logits)).abs()
-    error = errors.max().item() if len(errors) else math.nan
+    error = errors.max().item() if N else math.nan
     return {name: F.pad(part, (0, len(trace.tokens) - N), value=math.nan) for name, part in parts.items()}, error
 
 
@@ -63,40 +81,6 @@ def _before_fixed_norm(norm: nn.Module, x: Tensor, direction: Tensor) -> Tensor:
     if isinstance(norm, nn.RMSNorm):
         return direction * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.eps)
     return direction
-
-
-def _layer_parts(gpt: GPT, trace: Trace, layer: int, direction: Tensor) -> dict[str, Tensor]:
-    """The parts of one layer, (N,) each; direction (N, D) is what the residual stream is multiplied with."""
-    output, down = blocks_of(gpt)[layer].attention.output_proj, blocks_of(gpt)[layer].feed_forward.down_proj
-    heads = _double(trace.heads[layer, : len(direction)])  # (N, H, K)
-    by_head = (direction @ _double(output.weight)).view_as(heads)
-    head_parts, value_parts = (heads * by_head).sum(-1), None
-    if layer in trace.value_shares:
-        value_parts = (trace.value_shares[layer][: len(direction)] * by_head).sum(-1)
-        head_parts = head_parts - value_parts
-    parts = {}
-    for head in range(heads.shape[1]):
-        parts[f"head {layer}.{head}"] = head_parts[:, head]
-        if value_parts is not None:
-            parts[f"values {layer}.{head}"] = value_parts[:, head]
-    if output.bias is not None:
-        parts[f"attention bias {layer}"] = direction @ _double(output.bias)
-    parts[f"feed-forward {layer}"] = _products(trace.feed_forwards[layer], direction)
-    if down.bias is not None:
-        parts[f"feed-forward bias {layer}"] = bias = direction @ _double(down.bias)
-        parts[f"feed-forward {layer}"] = parts[f"feed-forward {layer}"] - bias
-    return parts
-
-
-def _products(vectors: Tensor, direction: Tensor) -> Tensor:
-    """(T, D) and (N, D) -> (N,)"""
-    return (_double(vectors[: len(direction)]) * direction).sum(-1)
-
-
-def _bias_part(name: str, norm: nn.Module, direction: Tensor) -> dict[str, Tensor]:
-    """What a norm's bias adds, if it has one."""
-    bias = getattr(norm, "bias", None)
-    return {} if bias is None else {name: direction @ _double(bias)}
 
 
 def _double(x: Tensor) -> Tensor:

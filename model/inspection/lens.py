@@ -14,7 +14,6 @@ import math
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from model.gpt import GPT
 from model.inspection.trace import Trace, undisturbed
@@ -42,45 +41,35 @@ def predictions(gpt: GPT, trace: Trace) -> dict:
         the Kullback-Leibler divergence of the sub-layer's prediction from the final one in bits.
     """
     T, V = len(trace.tokens), gpt.head.out_features
-    has_next = torch.arange(T) < T - 1
-    targets = F.pad(trace.tokens[1:], (0, 1))
+    targets = F.pad(trace.tokens[1:], (0, 1))[:, None]
     pieces = []
     with undisturbed(gpt):
         for positions in torch.arange(T, device=targets.device).split(max(1, MAX_LOGITS // V)):
-            pieces.append(_read(gpt, trace, positions, targets[positions]))
-    bits, rank, top, top_probability, token, probability, divergence = (
+            logits, wanted = gpt.unembed(trace.features[positions]), targets[positions]
+            final = logits.log_softmax(-1)
+            top = final.exp().topk(min(TOP, V))
+            bits = -final.gather(-1, wanted)[:, 0] / math.log(2)
+            rank = (logits > logits.gather(-1, wanted)).sum(-1)
+            lens = []
+            for residual in trace.residual:
+                early = gpt.unembed(gpt.final_norm(residual[positions])).log_softmax(-1)
+                divergence = (final.exp() * (final - early)).sum(-1) / math.log(2)
+                lens.append((early.argmax(-1), early.gather(-1, wanted)[:, 0].exp(), divergence))
+            rows = (torch.stack(row) for row in zip(*lens, strict=True))
+            pieces.append((bits, rank, top.indices.T, top.values.T, *rows))
+    bits, rank, tops, shares, token, probability, divergence = (
         torch.cat(parts, dim=-1).cpu() for parts in zip(*pieces, strict=True)
     )
+    has_next = torch.arange(T) < T - 1
     bits = bits.where(has_next, math.nan)
     return {
         "bits": bits,
         "rank": [int(place) if bit.isfinite() else None for place, bit in zip(rank, bits, strict=True)],
-        "top": top.T.tolist(),
-        "top_probability": top_probability.T,
+        "top": tops.T.tolist(),
+        "top_probability": shares.T,
         "lens": {
             "token": token.tolist(),
             "probability": probability.where(has_next, math.nan),
             "divergence": divergence,
         },
     }
-
-
-def _read(gpt: GPT, trace: Trace, positions: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
-    """The seven results of `predictions` for some positions, which are the last axis of each."""
-
-    def of_target(x: Tensor) -> Tensor:
-        return x.gather(-1, targets[:, None])[:, 0]
-
-    logits = gpt.unembed(trace.features[positions])
-    final = logits.log_softmax(-1)
-    final_probability = final.exp()
-    top = final_probability.topk(min(TOP, logits.shape[-1]))
-    rank = (logits > of_target(logits)[:, None]).sum(-1)
-    token, probability, divergence = [], [], []
-    for residual in trace.residual:
-        early = gpt.unembed(gpt.final_norm(residual[positions])).log_softmax(-1)
-        token.append(early.argmax(-1))
-        probability.append(of_target(early).exp())
-        divergence.append((final_probability * (final - early)).sum(-1) / math.log(2))
-    lens = (torch.stack(rows) for rows in (token, probability, divergence))
-    return -of_target(final) / math.log(2), rank, top.indices.T, top.values.T, *lens

@@ -161,14 +161,32 @@ def take_snapshot(
     device = gpt.token_embedding.weight.device
     tokens = {name: torch.tensor(probe.tokens, device=device) for name, probe in probes.items()}
     losses, changes = {}, {}
+    measured: dict[str, dict] = {}
+    shown: set[int] = set()
     with undisturbed(gpt):  # what is computed beside the model must not run under an autocast of the caller either
         means = part_means(gpt, tokens["text"][None] if mean_tokens is None else mean_tokens.to(device))
         for name, probe in probes.items():
             second_half = 0 if probe.period is None else len(probe.tokens) - probe.period
             losses[name], changes[name] = ablation(gpt, tokens[name], means, first=second_half)
+            traced = trace(gpt, tokens[name])
+            predicted = predictions(gpt, traced)
+            parts, error = attribution(gpt, traced)
+            shown.update(*predicted["top"], *predicted["lens"]["token"])
+            measured[name] = {
+                **predicted,
+                "attribution": torch.stack(list(parts.values())),
+                "attribution_error": error,
+                "value_norms": value_norms(gpt, traced),
+            }
         copying = copying_scores(gpt).numpy()
-        details = _details(gpt, tokens, label)
-    return replace(snapshot, loss=losses, ablation=changes, copying=copying), maps, details
+    details = {
+        "parts": list(parts),
+        "sublayers": stages(gpt),
+        "tokens": {str(token): label(token) for token in sorted(shown)},
+        "probes": measured,
+    }
+    taken = replace(snapshot, loss=losses, ablation=changes, copying=copying)
+    return taken, maps, as_json(details, DETAILS_DIGITS)
 
 
 def take_maps(
@@ -201,27 +219,3 @@ def take_maps(
         habits=habits,
     )
     return snapshot, {name: one.weights.numpy() for name, one in captures.items()}
-
-
-def _details(gpt: GPT, probes: dict[str, Tensor], label: Callable[[int], str]) -> dict:
-    """What a capture's JSON file holds; see `archive`. Probes are tokens (T,)."""
-    measured: dict[str, dict] = {}
-    shown: set[int] = set()
-    for probe, tokens in probes.items():
-        traced = trace(gpt, tokens)
-        predicted = predictions(gpt, traced)
-        parts, error = attribution(gpt, traced)
-        shown.update(*predicted["top"], *predicted["lens"]["token"])
-        measured[probe] = {
-            **predicted,
-            "attribution": torch.stack(list(parts.values())),
-            "attribution_error": error,
-            "value_norms": value_norms(gpt, traced),
-        }
-    details = {
-        "parts": list(parts),
-        "sublayers": stages(gpt),
-        "tokens": {str(token): label(token) for token in sorted(shown)},
-        "probes": measured,
-    }
-    return as_json(details, DETAILS_DIGITS)

@@ -127,25 +127,22 @@ def in_float32(gpt: GPT) -> GPT:
 class AttendCall:
     """One call of a layer's `attend`: what it got and what it returned, (B, H, T, K).
 
-    attend: the method that was called. q (B, H, T, K), k and v (B, H_kv, S, K). arguments, options: all else it got,
-        such as the mask.
+    attend: the method that was called, of q, k and v alone: with all else it got, such as the mask.
+    q (B, H, T, K), k and v (B, H_kv, S, K).
 
     The methods call `attend` once more: use them inside `undisturbed`, without autocast.
     """
 
-    attend: Callable[..., Tensor]
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor]
     q: Tensor
     k: Tensor
     v: Tensor
-    arguments: tuple[Any, ...]
-    options: dict[str, Any]
     attended: Tensor
 
     def with_values(self, values: Tensor) -> Tensor:
         """What `attend` returns for other values (B, H_kv, S, K), in float32 at least."""
         dtype = torch.promote_types(self.q.dtype, torch.float32)
-        q, k, values = (x.to(dtype) for x in (self.q, self.k, values))
-        return self.attend(q, k, values, *self.arguments, **self.options)
+        return self.attend(*(x.to(dtype) for x in (self.q, self.k, values)))
 
     def weights(self) -> Tensor:
         """How much each query takes of each key's value, (B, H, T, S): what `attend` makes of the identity.
@@ -233,7 +230,7 @@ def observed(layers: list[CausalSelfAttention], see: Callable[[AttendCall], None
     def observing(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def attend_observed(q: Tensor, k: Tensor, v: Tensor, *arguments: Any, **options: Any) -> Tensor:
             attended = attend(q, k, v, *arguments, **options)
-            see(AttendCall(attend, q, k, v, arguments, options, attended))
+            see(AttendCall(lambda q, k, v: attend(q, k, v, *arguments, **options), q, k, v, attended))
             return attended
 
         return attend_observed

@@ -40,8 +40,8 @@ def warnings(snapshots: Sequence[Snapshot]) -> list[str]:
 def new_warnings(snapshots: Sequence[Snapshot]) -> list[str]:
     """What is out of bounds at the last capture and was not at any before it."""
     *earlier, last = snapshots
-    found = [(is_good, sentence) for is_good, sentence in CHECKS if not is_good(last)]
-    return [f"At step {last.step} {sentence(last)}." for is_good, sentence in found if all(map(is_good, earlier))]
+    found = [sentence for is_good, sentence in CHECKS if not is_good(last) and all(map(is_good, earlier))]
+    return [f"At step {last.step} {sentence(last)}." for sentence in found]
 
 
 def _leak(snapshot: Snapshot) -> str:
