@@ -189,10 +189,12 @@ def undisturbed(gpt: GPT, autocast: torch.dtype | None = None) -> Iterator[None]
 
 
 @contextmanager
-def hooked(gpt: GPT) -> Iterator[tuple[dict[nn.Module, Tensor], dict[nn.Module, Tensor]]]:
+def hooked(
+    gpt: GPT, more: Iterable[nn.Module] = ()
+) -> Iterator[tuple[dict[nn.Module, Tensor], dict[nn.Module, Tensor]]]:
     """Collects the first argument and the result of the tables, blocks and other modules that measurements read.
 
-    Of every module it would be many times the memory.
+    Of every module it would be many times the memory. more: others to collect from, each once.
     """
     modules = [gpt.embedding_norm, gpt.final_norm, *embedding_tables(gpt).values(), *value_tables(gpt).values()]
     for block in blocks_of(gpt):
@@ -204,7 +206,7 @@ def hooked(gpt: GPT) -> Iterator[tuple[dict[nn.Module, Tensor], dict[nn.Module, 
         inputs[module], outputs[module] = args[0], result
 
     with ExitStack() as hooks:
-        for module in modules:
+        for module in dict.fromkeys([*modules, *more]):
             hooks.callback(module.register_forward_hook(keep).remove)
         yield inputs, outputs
 
