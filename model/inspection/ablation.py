@@ -23,18 +23,16 @@ from model.inspection.lens import MAX_LOGITS
 from model.inspection.trace import blocks_of, edited, embedding_tables, hooked, undisturbed, value_tables
 
 MAX_TOKENS = 8192  # in one forward pass, over all rows
-BEFORE_LAYERS = -1  # the "layer" of the tables
 
 
 @dataclass(frozen=True)
 class Part:
     """Something that can be replaced.
 
-    layer: where it acts, BEFORE_LAYERS for a table. name: "head", "feed-forward", or that of a table.
-    head: its number, for a head.
+    layer: None for a table. name: "head", "feed-forward", or that of a table. head: its number, for a head.
     """
 
-    layer: int
+    layer: int | None
     name: str
     head: int | None = None
 
@@ -57,7 +55,7 @@ def part_means(gpt: GPT, batch: Tensor) -> Means:
     def mean(x: Tensor) -> Tensor:
         return x.flatten(0, -2).mean(0)
 
-    means = {Part(BEFORE_LAYERS, name): mean(outputs[table]) for name, table in _tables(gpt).items()}
+    means = {Part(None, name): mean(outputs[table]) for name, table in _tables(gpt).items()}
     for layer, block in enumerate(blocks_of(gpt)):
         merged = mean(inputs[block.attention.output_proj])
         for head, vector in enumerate(merged.chunk(block.attention.num_heads)):
@@ -86,7 +84,7 @@ def replaced(
     for row, (part, vector) in enumerate(vectors.items(), start=1):
         width = slice(None) if part.head is None else slice(part.head * len(vector), (part.head + 1) * len(vector))
         where = (row if apart else ..., tokens, width)
-        if part.layer == BEFORE_LAYERS:
+        if part.layer is None:
             module = _tables(gpt)[part.name]
         else:
             block = blocks_of(gpt)[part.layer]

@@ -171,13 +171,6 @@ class GatedNodes:
         """The mean over all predictions."""
         return self.run(texts, gates)[0].mean()
 
-    def least_first(self, texts: Tensor, gates: Tensor) -> list[int]:
-        """The nodes that are on, in ascending order of what the loss changes by with their gate: |d loss / d gate|."""
-        with torch.enable_grad():
-            variable = gates.clone().requires_grad_()
-            (slopes,) = torch.autograd.grad(self.loss(texts, variable), variable)
-        return [node for node in slopes.abs().argsort(stable=True).tolist() if gates[node]]
-
 
 @torch.no_grad()
 def find_circuit(
@@ -185,8 +178,9 @@ def find_circuit(
 ) -> Circuit:
     """Switches off as many nodes as the texts (B, 2S) allow: their loss rises by `max_rise` nats at most.
 
-    The nodes that are estimated to matter least are tried first. A set that costs too much is halved and each half
-    tried. With the circuit that is left, all of it is done again, until nothing more can be switched off.
+    The nodes that are estimated to matter least, by |d loss / d gate|, are tried first. A set that costs too much is
+    halved and each half tried. With the circuit that is left, all of it is done again, until nothing more can be
+    switched off.
 
     earlier: the model at earlier steps.
     """
@@ -207,7 +201,10 @@ def find_circuit(
 
     count = None
     while count != (count := int(gates.sum())):
-        switch_off(model.least_first(texts, gates))
+        with torch.enable_grad():
+            variable = gates.clone().requires_grad_()
+            (slopes,) = torch.autograd.grad(model.loss(texts, variable), variable)
+        switch_off([node for node in slopes.abs().argsort(stable=True).tolist() if gates[node]])
     off, period = {}, texts.shape[1] // 2
     calls: list[AttendCall] = []
     with observed([block.attention for block in blocks_of(gpt)], calls.append):

@@ -32,6 +32,7 @@ LABEL_LENGTH = 20
 SIGNS = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍"}
 RIGHT_TO_LEFT = {"R", "AL", "AN"}
 PLACES = {"text": "on the text", "repeated": "on repeated tokens"}
+DISTANCES = {0: "the token itself", -1: "the token just before"}
 HALVES = ("in the first half of the window", "in the second")
 RESTING = {"sink", "current_token"}
 WHOLE, FIRST, SECOND = range(3)  # the parts of a window, as `Habits` has them
@@ -110,23 +111,19 @@ def describe_heads(snapshot: Snapshot) -> list[list[Description]]:
     sentence, evidence: for people. The evidence holds the numbers that the sentence rests on.
     keys, offsets: which tokens and relative positions get most weight, see `Habits`. Tokens are written by `visible`.
     """
-    habits = snapshot.habits
-    patterns = find_patterns(habits)
-    by_half = [pattern for pattern in find_patterns(habits, by_half=True) if pattern.probe == "text"]
-    described: list[list[Description]] = [[] for _ in range(snapshot.shape[0])]
-    for at in np.ndindex(snapshot.shape):
-        if habits.windows["text"][1] < 2:
-            head: Description = {"sentence": "The text is a single token, so there is nothing to choose from."}
-        elif not np.isfinite(snapshot.scores["entropy"][at]):
-            head = {"sentence": "Its weights are not numbers: the model diverged."}
-        else:
-            head = _described(snapshot, patterns, by_half, at)
-        described[at[0]].append({"name": None, "evidence": "", "keys": [], "offsets": []} | head)
-    return described
+    patterns = find_patterns(snapshot.habits)
+    by_half = [pattern for pattern in find_patterns(snapshot.habits, by_half=True) if pattern.probe == "text"]
+    layers, heads = snapshot.shape
+    return [[_described(snapshot, patterns, by_half, (row, head)) for head in range(heads)] for row in range(layers)]
 
 
 def _described(snapshot: Snapshot, patterns: Patterns, by_half: Patterns, at: Place) -> Description:
     habits, (layer, head) = snapshot.habits, at
+    nothing: Description = {"name": None, "evidence": "", "keys": [], "offsets": []}
+    if habits.windows["text"][1] < 2:
+        return nothing | {"sentence": "The text is a single token, so there is nothing to choose from."}
+    if not np.isfinite(snapshot.scores["entropy"][at]):
+        return nothing | {"sentence": "Its weights are not numbers: the model diverged."}
     keys = [[visible(token), share, uniform] for token, share, uniform in habits.keys[layer][head]]
     offsets = habits.offsets[layer][head]
     pattern, halves = followed(patterns, at), [followed(by_half, at, half) for half in (0, 1)]
@@ -150,11 +147,10 @@ def _described(snapshot: Snapshot, patterns: Patterns, by_half: Patterns, at: Pl
         most = f", most on {told}" if told else "; no token and no distance stands out"
         sentence = capitalized(_spreads(habits, WHOLE, at)) + most
         evidence = _closest(patterns, at)
-    changes = (snapshot.ablation or {}).get(probe, {}).get("heads")
-    evidence += [] if changes is None else _without(changes[layer][head], probe)
-    name = pattern.name if pattern else None
+    if snapshot.ablation:
+        evidence += _without(snapshot.ablation[probe]["heads"][layer][head], probe)
     texts = {"sentence": f"{sentence}.", "evidence": capitalized("; ".join(evidence))}
-    return {"name": name, **texts, "keys": keys, "offsets": offsets}
+    return {"name": pattern.name if pattern else None, **texts, "keys": keys, "offsets": offsets}
 
 
 def followed(patterns: Patterns, at: Place, half: int | None = None) -> FollowedPattern | None:
@@ -225,7 +221,11 @@ def _spreads(habits: Habits, part: int, at: Place) -> str:
 def _told(keys: Sequence[Count], offsets: Sequence[Count], distances: int = 1) -> str:
     """What gets clearly more weight than under uniform attention: up to three tokens and some relative positions."""
     told = [(share, _quoted(token)) for token, share, uniform in keys if share > uniform + TOLD_EXCESS][:3]
-    near = [(share, _distance(offset)) for offset, share, uniform in offsets if share > uniform + TOLD_EXCESS]
+    near = [
+        (share, DISTANCES.get(offset, f"the token {-offset} back"))
+        for offset, share, uniform in offsets
+        if share > uniform + TOLD_EXCESS
+    ]
     return listed([f"{what} ({100 * share:.0f}%)" for share, what in sorted(told + near[:distances], reverse=True)])
 
 
@@ -267,10 +267,6 @@ def _without(change: float | None, probe: str) -> list[str]:
         return [f"without it the loss {PLACES[probe]} stays the same (to {NO_EFFECT} nats per token)"]
     verb = "rises" if change > 0 else "falls"
     return [f"without it the loss {PLACES[probe]} {verb} by {abs(change):.2f} nats per token"]
-
-
-def _distance(offset: int) -> str:
-    return {0: "the token itself", -1: "the token just before"}.get(offset, f"the token {-offset} back")
 
 
 def _quoted(label: str) -> str:
