@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.cache import LayerCache
-from model.checks import check_attention_inputs, check_divides, check_mask, check_range, check_sizes
+from model.checks import check_divides, check_range, check_sizes
 from model.kernels import Linear, fused_attention, rms_norm
 from model.masks import causal_mask, sliding_window_mask
 from model.rotary import apply_rotary
@@ -57,7 +57,7 @@ def scaled_dot_product_attention(
         TypeError: if the tensors are not floating-point of one type (autocast may mix them), or the mask not boolean.
         ValueError: if the shapes do not fit together, or dropout_p is not in [0, 1).
     """
-    check_attention_inputs(query, key, value, mask)
+    _check_inputs(query, key, value, mask)
     check_range("dropout_p", dropout_p, 0, 1, high_open=True)
     T, S = query.shape[-2], key.shape[-2]
     if is_causal and (need_weights or mask is not None or T != S):
@@ -186,14 +186,12 @@ class MultiHeadAttention(nn.Module):
 
 
 class CausalSelfAttention(nn.Module):
-    """The attention of the GPT: each token attends to itself and to those before it. The options are GPTConfig's.
+    """The attention of the GPT: each token attends to itself and to those before it.
+
+    The options are those of GPTConfig, which checks them.
 
     With H_kv key and value heads, fewer than the H query heads, each serves H / H_kv neighbouring ones (grouped-query
     attention). qk_norm gives queries and keys a root mean square of 1 before they meet, which bounds the scores.
-
-    Raises:
-        ValueError: if a size is below 1, num_heads does not divide embed_dim, num_kv_heads does not divide num_heads,
-            or dropout is not in [0, 1).
     """
 
     def __init__(
@@ -208,13 +206,8 @@ class CausalSelfAttention(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        check_sizes(embed_dim=embed_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, window=window)
-        check_divides("num_heads", num_heads, "embed_dim", embed_dim)
-        check_divides("num_kv_heads", num_kv_heads, "num_heads", num_heads)
-        check_range("dropout", dropout, 0, 1, high_open=True)
         self.num_heads = num_heads
-        self.num_kv_heads = num_kv_heads
+        self.num_kv_heads = num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.head_dim = embed_dim // num_heads
         self.qk_norm = qk_norm
         self.window = window
@@ -256,7 +249,7 @@ class CausalSelfAttention(nn.Module):
             visible = sliding_window_mask(T, self.window, S, device=q.device)
         if mask is not None:
             mask = mask[..., -S:] if cache is not None else mask
-            check_mask(mask, (*q.shape[:-1], S))
+            _check_mask(mask, (*q.shape[:-1], S))
             visible, empty = _fill_empty_rows(mask & visible)
         values = self.attend(q, k, v, visible)
         values = values if empty is None else values.masked_fill(empty, 0.0)
@@ -304,3 +297,42 @@ def _merge_heads(x: Tensor) -> Tensor:
     """(..., H, T, K) -> (..., T, H * K)"""
     # Without the transpose this would mix positions, and so carry the future into the past.
     return x.transpose(-3, -2).flatten(-2)
+
+
+def _check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
+    """Refuses a mask that cannot say which of `shape` (..., T, S) scores count.
+
+    Raises:
+        TypeError: if it is not boolean.
+        ValueError: if it does not broadcast to `shape`.
+    """
+    if mask.dtype != torch.bool:
+        raise TypeError(f"mask must be boolean (True = may attend), not {mask.dtype}")
+    padded = (1,) * (len(shape) - mask.ndim) + tuple(mask.shape)
+    if len(padded) > len(shape) or any(m not in (1, n) for m, n in zip(padded, shape, strict=True)):
+        raise ValueError(f"mask has shape {tuple(mask.shape)}, which does not broadcast to (..., T, S) = {shape}")
+
+
+def _check_inputs(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> None:
+    """Refuses tensors that `scaled_dot_product_attention` cannot take.
+
+    Raises:
+        TypeError: if they are not floating-point of one type, unless autocast makes them so.
+        ValueError: if their shapes do not fit together.
+    """
+    mixed = not query.dtype == key.dtype == value.dtype and not torch.is_autocast_enabled(query.device.type)
+    if mixed or not all(x.is_floating_point() for x in (query, key, value)):
+        raise TypeError(f"attention needs floats of one type, not {query.dtype}, {key.dtype} and {value.dtype}")
+    shapes = [tuple(x.shape) for x in (query, key, value)]
+    if min(map(len, shapes)) < 2:
+        raise ValueError(f"query, key and value need 2 axes or more, not the shapes {shapes}")
+    if query.shape[-1] != key.shape[-1]:
+        raise ValueError(f"query has width {query.shape[-1]}, but key has width {key.shape[-1]}")
+    if key.shape[-2] != value.shape[-2]:
+        raise ValueError(f"there are {key.shape[-2]} keys, but {value.shape[-2]} values")
+    try:
+        leading = torch.broadcast_shapes(*(shape[:-2] for shape in shapes))
+    except RuntimeError:
+        raise ValueError(f"the leading dimensions of query, key and value do not broadcast: {shapes}") from None
+    if mask is not None:
+        _check_mask(mask, (*leading, query.shape[-2], key.shape[-2]))

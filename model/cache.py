@@ -27,9 +27,6 @@ class KVCache:
     Attributes:
         tokens: ids (B, M), of which the first `length` count.
         keys, values: (L, B, H_kv, M, K).
-
-    Raises:
-        ValueError: for a size below 1.
     """
 
     def __init__(
@@ -44,10 +41,6 @@ class KVCache:
         dtype: torch.dtype | None = None,
     ) -> None:
         shape = (num_layers, batch_size, num_kv_heads, max_len, head_dim)
-        if min(shape) < 1:
-            raise ValueError(
-                f"every size of a cache must be at least 1, not (layers, batch, heads, length, width) = {shape}"
-            )
         self.max_len = max_len
         self.length = 0
         self.tokens = torch.empty((batch_size, max_len), device=device, dtype=torch.long)

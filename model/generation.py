@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from model.cache import KVCache
-from model.checks import check_divides, check_integers, check_range
+from model.checks import check_divides, check_range
 from model.gpt import GPT, in_eval_mode
+from model.masks import check_integers
 
 
 def generate(model: GPT, tokens: Tensor, max_new_tokens: int, **options: Any) -> Tensor:

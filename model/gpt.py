@@ -189,11 +189,10 @@ class GPT(nn.Module):
         self.embedding_norm = build_norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
-        self.value_embeddings = nn.ModuleDict()
-        if config.value_embeddings:
-            # The last layer and every second before it, as in nanochat.
-            for layer in range((config.num_layers - 1) % 2, config.num_layers, 2):
-                self.value_embeddings[str(layer)] = nn.Embedding(V, config.num_kv_heads * config.head_dim)
+        # The last layer and every second before it, as in nanochat.
+        layers = range((config.num_layers - 1) % 2, config.num_layers, 2) if config.value_embeddings else ()
+        width = config.num_kv_heads * config.head_dim
+        self.value_embeddings = nn.ModuleDict({str(layer): nn.Embedding(V, width) for layer in layers})
         self.final_norm = build_norm(config)
         self.head = Linear(D, V, bias=False)
         if config.tie_embeddings:

@@ -6,8 +6,6 @@ Shapes: B batch, T query length, S key length.
 import torch
 from torch import Tensor
 
-from model.checks import check_integers
-
 
 def causal_mask(query_len: int, key_len: int | None = None, *, device: torch.device | str | None = None) -> Tensor:
     """(T, S): a query may attend to its own position and to those before it.
@@ -95,3 +93,9 @@ def _distance(query_len: int, key_len: int | None, device: torch.device | str | 
             raise ValueError(f"{name} must not be negative: it is {length}")
     queries = torch.arange(key_len - query_len, key_len, device=device)
     return queries[:, None] - torch.arange(key_len, device=device)
+
+
+def check_integers(name: str, ids: Tensor) -> None:
+    """Refuses a tensor of anything but integers, with a TypeError."""
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise TypeError(f"{name} must hold integers, not {ids.dtype}")

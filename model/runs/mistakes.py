@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from model.checks import listed
 from model.runs.folder import BEST, CHECKPOINTS, LAST, PREVIOUS
 
 if TYPE_CHECKING:
@@ -128,8 +129,6 @@ def parse(parser: jsonargparse.ArgumentParser, args: list[str]) -> jsonargparse.
 
 def explain(error: argparse.ArgumentError, options: Collection[str]) -> str:
     """jsonargparse's error as one sentence, for an unknown name with the one of `options` that is probably meant."""
-    from model.checks import listed  # imports torch
-
     message = error.message
     if words := UNEXPECTED.match(message):
         return f"{words[1]} follows no option: quote several values, as in --data.files 'my/*.txt' or '[a.txt, b.txt]'"
@@ -157,7 +156,6 @@ def suggestion(name: str, options: Collection[str], prefix: str = "") -> str:
     A name without its group may stand for several options: then all of them are listed. Initials count: lr is
     learning_rate.
     """
-    from model.checks import listed  # imports torch
 
     def likeness(option: str) -> float:
         word, own = name.rpartition(".")[2], option.rpartition(".")[2]

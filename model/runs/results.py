@@ -125,10 +125,8 @@ def finish(run_dir: Path, validation_text: str | None, open_run: Callable[[Path]
         nonzero = _nonzero_weights(run_dir)
         if nonzero is not None and nonzero <= MAX_DRAWN:
             _write_circuit(run_dir, opened(run_dir))
-    try:
+    with _telling("report of this run", log.warning):
         write_report(run_dir)
-    except (OSError, ValueError) as error:
-        log.warning("There is no report of this run: %s", error)
     reached = _reached(run_dir, validation_text, nonzero)
     path = shlex.quote(str(run_dir))
     files = ", ".join(name for name in FILES if (run_dir / name).exists())
@@ -144,12 +142,12 @@ everything is in {run_dir}/: {files}
 
 
 @contextmanager
-def _telling(page: str) -> Iterator[None]:
-    """Logs why a page is missing: a note if the model cannot have one (ValueError), a warning if writing it failed."""
+def _telling(page: str, tell: Callable[..., None] = log.info) -> Iterator[None]:
+    """Logs why a page is missing: a ValueError by `tell`, by default as a note that the model cannot have one."""
     try:
         yield
     except ValueError as error:
-        log.info("There is no %s: %s", page, error)
+        tell("There is no %s: %s", page, error)
     except (OSError, KeyError, MemoryError) as error:
         log.warning("There is no %s: %s", page, error)
 

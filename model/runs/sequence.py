@@ -138,12 +138,11 @@ class RunSequence(Checkpoint):
         if self.checkpoints.saved_step != trainer.global_step:
             self.checkpoints.save(trainer)
 
-    def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
+    def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
         self.progress.bar.close()
         self.signals.remove()
 
-    def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
-        self.signals.remove()
+    on_exception = teardown  # after an error Lightning calls this one only
 
     # What a checkpoint holds of this.
 

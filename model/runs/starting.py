@@ -98,11 +98,10 @@ class RunFolder(Callback):
         if not self.is_new and trainer.is_global_zero:
             write_atomically(Path(trainer.default_root_dir, CONFIG), self.config)
 
-    def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
-        self.lock.release()
-
     def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
         self.lock.release()
+
+    on_exception = teardown  # after an error Lightning calls this one only
 
 
 def check_options(trainer: Trainer) -> None:

@@ -55,7 +55,6 @@ class GPTModule(LightningModule):
         self.init_tokenizer: dict[str, Any] | None = None  # of the model of init_from, if it has one
         self.gpt: GPT | None = None
         self.loss: Callable[..., Tensor]  # `GPT.loss`, compiled where that pays; set by configure_model
-        self.group_options: list[dict[str, Any]]  # of the optimizer's parameter groups, set by configure_optimizers
         self.validation_sums: Tensor  # (2,): nats and tokens of a validation pass
         self.validation_metrics: dict[str, float] = {}
 
@@ -88,14 +87,7 @@ class GPTModule(LightningModule):
         self.learning_rate_factor()  # raises before training if the schedule has no end
         if self.optimizer_config.density < 1 and self.trainer.max_steps < 1:
             raise ValueError("model.optimizer.density falls over a share of the steps: set --trainer.max_steps")
-        optimizer = build_optimizer(self.gpt, self.optimizer_config)
-        self.group_options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-        return optimizer
-
-    def on_train_start(self) -> None:
-        # A checkpoint restores the options it was saved with; a resumed run may have been given others.
-        for group, options in zip(self.trainer.optimizers[0].param_groups, self.group_options, strict=True):
-            group.update(options)
+        return build_optimizer(self.gpt, self.optimizer_config)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         return self.loss(batch["tokens"], batch["targets"], document_ids=batch.get("document_ids"))

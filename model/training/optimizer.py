@@ -133,8 +133,14 @@ class MuonAdamW(torch.optim.Optimizer):
         self.parts = parts
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in torch, but a state of other shapes, which would only fail at the next step, raises ValueError."""
+        """As in torch, but the groups keep their own options, since a resumed run may have been given others.
+
+        Raises ValueError for a state of other shapes, which would only fail at the next step.
+        """
+        own = [{name: value for name, value in group.items() if name != "params"} for group in self.param_groups]
         super().load_state_dict(state_dict)
+        for group, options in zip(self.param_groups, own, strict=True):
+            group |= options
         for parameter, state in self.state.items():
             if any(value.ndim and value.shape != parameter.shape for value in state.values()):
                 raise ValueError("its optimizer state is of other weights")

@@ -342,11 +342,11 @@ def test_with_a_width_of_zero_all_keys_are_equal(need_weights):
         (MultiHeadAttention, (10, 2), {"output_dim": -1}, "output_dim must be at least 1, not -1"),
         (MultiHeadAttention, (10, 2), {"key_dim": 0}, "key_dim must be at least 1, not 0"),
         (MultiHeadAttention, (10, 2), {"dropout": -0.1}, "not -0.1"),
-        (CausalSelfAttention, (10, 3), {}, "num_heads=3 does not divide embed_dim=10"),
-        (CausalSelfAttention, (12, 6), {"num_kv_heads": 4}, "num_kv_heads=4 does not divide num_heads=6"),
-        (CausalSelfAttention, (12, 6), {"num_kv_heads": 0}, "num_kv_heads must be at least 1, not 0"),
-        (CausalSelfAttention, (12, 6), {"window": 0}, "window must be at least 1, not 0"),
-        (CausalSelfAttention, (12, 6), {"dropout": 1.0}, "not 1.0"),
+        (GPTConfig, (), {"embed_dim": 10, "num_heads": 3}, "num_heads=3 does not divide embed_dim=10"),
+        (GPTConfig, (), {"num_kv_heads": 4}, "num_kv_heads=4 does not divide num_heads=6"),
+        (GPTConfig, (), {"num_kv_heads": 0}, "num_kv_heads must be at least 1, not 0"),
+        (GPTConfig, (), {"window": 0}, "window must be at least 1, not 0"),
+        (GPTConfig, (), {"dropout": 1.0}, "not 1.0"),
     ],
 )
 def test_impossible_sizes_are_refused(layer, arguments, options, message):
