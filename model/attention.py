@@ -63,9 +63,7 @@ def scaled_dot_product_attention(
     if is_causal and (need_weights or mask is not None or T != S):
         causal = causal_mask(T, S, device=query.device)
         mask, is_causal = (causal if mask is None else mask & causal), False
-    empty = None
-    if mask is not None:
-        mask, empty = _fill_empty_rows(mask)
+    mask, empty = (None, None) if mask is None else _fill_empty_rows(mask)
     if not need_weights:
         values = fused_attention(query, key, value, mask, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
         return values if empty is None else values.masked_fill(empty, 0.0), None

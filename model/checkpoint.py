@@ -43,9 +43,8 @@ def load_gpt(path: str | Path, device: str | torch.device = "cpu") -> tuple[GPT,
     if path.is_dir():
         path = next((path / name for name in RUN_CHECKPOINTS if (path / name).is_file()), path / RUN_CHECKPOINTS[0])
     checkpoint = read_checkpoint(path)
-    model = build_gpt(path, checkpoint)
-    info = {"tokenizer": checkpoint["tokenizer"], "global_step": checkpoint["global_step"]}
-    return model.to(device).eval(), info
+    about = {part: checkpoint[part] for part in ("tokenizer", "global_step")}
+    return build_gpt(path, checkpoint).to(device).eval(), about
 
 
 def build_gpt(path: Path, checkpoint: dict[str, Any]) -> GPT:

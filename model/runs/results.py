@@ -117,21 +117,23 @@ def finish(run_dir: Path, validation_text: str | None, open_run: Callable[[Path]
     model, opened = run_dir / MODEL_PAGE, cache(open_run)  # once for both pages
     for page in (model, run_dir / CIRCUIT):
         page.unlink(missing_ok=True)  # of an earlier step, if the run was resumed
-    if (run_dir / HEAD_SCORES).exists():
+    if is_recorded := (run_dir / HEAD_SCORES).exists():
         with _telling("page with this model"):
             _write_model_page(run_dir, opened(run_dir))
-    nonzero = None
+    nonzero, last = None, run_dir / CHECKPOINTS / LAST
     with _telling("picture of a circuit"):
-        nonzero = _nonzero_weights(run_dir)
+        if last.is_file():
+            nonzero = read_checkpoint(last, on_disk=True).get("nonzero_weights")  # only sparse runs count them
         if nonzero is not None and nonzero <= MAX_DRAWN:
-            _write_circuit(run_dir, opened(run_dir))
+            glass, prompt = opened(run_dir), read_config(run_dir / CONFIG)["samples"]["prompt"]
+            picture = drawing(glass.circuit(prompt), glass.tokenizer.label)  # what repeats the tokens of the prompt
+            write_atomically(run_dir / CIRCUIT, picture.encode())
     with _telling("report of this run", log.warning):
         write_report(run_dir)
     reached = _reached(run_dir, validation_text, nonzero)
     path = shlex.quote(str(run_dir))
     files = ", ".join(name for name in FILES if (run_dir / name).exists())
-    look = f"  python scripts/inspect_attention.py --run {path}         see what it attends to\n"
-    look = look if (run_dir / HEAD_SCORES).exists() else ""
+    look = f"  python scripts/inspect_attention.py --run {path}         see what it attends to\n" if is_recorded else ""
     type_to_it = f"\n\nto type to it, open {model} in a browser" if model.exists() else ""
     return f"""
 {reached}
@@ -150,12 +152,6 @@ def _telling(page: str, tell: Callable[..., None] = log.info) -> Iterator[None]:
         tell("There is no %s: %s", page, error)
     except (OSError, KeyError, MemoryError) as error:
         log.warning("There is no %s: %s", page, error)
-
-
-def _write_circuit(run_dir: Path, glass: Any) -> None:
-    """The one that repeats the tokens of the prompt of the run's samples."""
-    circuit = glass.circuit(read_config(run_dir / CONFIG)["samples"]["prompt"])
-    write_atomically(run_dir / CIRCUIT, drawing(circuit, glass.tokenizer.label).encode())
 
 
 def _write_model_page(run_dir: Path, glass: Any) -> None:
@@ -187,9 +183,3 @@ def _reached(run_dir: Path, validation_text: str | None, nonzero: int | None) ->
         bits = 8 * len(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME)) / len(content)
         line += f"; xz -9e needs {bits:.4f} for the same text"
     return line if nonzero is None else f"{line}; {nonzero:,} weights are not zero"
-
-
-def _nonzero_weights(run_dir: Path) -> int | None:
-    """Of the last checkpoint of a sparse run; None for other runs."""
-    last = run_dir / CHECKPOINTS / LAST
-    return read_checkpoint(last, on_disk=True).get("nonzero_weights") if last.is_file() else None

@@ -33,9 +33,6 @@ class WandbLogger(loggers.WandbLogger):
         """None before the first figure: Lightning asks earlier, when a run may still turn out to be a mistake."""
         return super().experiment if "mode" in self._wandb_init and self.mode != "disabled" else None
 
-    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Does nothing: `wandb.init` gets the run's config."""
-
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         self._attempt(lambda: super(WandbLogger, self).log_metrics(metrics, step))
 

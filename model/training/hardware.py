@@ -31,8 +31,7 @@ def compile_where_it_pays(function: Callable, mode: CompileMode, device: torch.d
     """
     if mode is False or (mode == "auto" and device.type != "cuda"):
         return function
-    missing = missing_compiler(device)
-    if missing:
+    if missing := missing_compiler(device):
         log.warning("The network is not compiled: %s is missing.", missing)
         return function
     # Training and validation may differ in batch size: two graphs of fixed shape are faster than one of any shape.
@@ -44,8 +43,8 @@ def missing_compiler(device: torch.device) -> str | None:
     if device.type == "cuda" and find_spec("triton") is None:
         return "triton"
     # GPUs need one too, for Triton's launchers.
-    compilers = [os.environ.get("CXX") or "", "g++", "clang++", "gcc", "clang", "cc", "cl"]
-    if not any(compiler and shutil.which(compiler) for compiler in compilers):
+    compilers = [os.environ.get("CXX", ""), "g++", "clang++", "gcc", "clang", "cc", "cl"]
+    if not any(map(shutil.which, compilers)):
         return "a C++ compiler"
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
         return "Python.h, of Python's development files,"

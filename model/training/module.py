@@ -84,7 +84,7 @@ class GPTModule(LightningModule):
         self.loss = compile_where_it_pays(self.gpt.loss, mode, strategy.root_device)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        self.learning_rate_factor()  # raises before training if the schedule has no end
+        learning_rate_factor(0, self.trainer.max_steps, self.schedule_config)  # raises if it has no end
         if self.optimizer_config.density < 1 and self.trainer.max_steps < 1:
             raise ValueError("model.optimizer.density falls over a share of the steps: set --trainer.max_steps")
         return build_optimizer(self.gpt, self.optimizer_config)
@@ -93,15 +93,11 @@ class GPTModule(LightningModule):
         return self.loss(batch["tokens"], batch["targets"], document_ids=batch.get("document_ids"))
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        factor = self.learning_rate_factor()
+        factor = learning_rate_factor(self.global_step, self.trainer.max_steps, self.schedule_config)
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
             if self.optimizer_config.density < 1:
                 group["density"] = density_at(self.global_step, self.trainer.max_steps, self.optimizer_config)
-
-    def learning_rate_factor(self) -> float:
-        """The factor on the learning rates of the next update."""
-        return learning_rate_factor(self.global_step, self.trainer.max_steps, self.schedule_config)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self.optimizer_config.density < 1:
@@ -109,8 +105,15 @@ class GPTModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         check_same_model(checkpoint, self.gpt_config, self.trainer.datamodule.tokenizer.to_dict())
-        if self.trainer.state.fn == "fit":
-            check_same_optimizer(checkpoint, self.optimizer_config.algorithm)
+        if self.trainer.state.fn != "fit":
+            return
+        algorithm = self.optimizer_config.algorithm
+        saved = checkpoint["optimizer_states"][0]["param_groups"][-1]["algorithm"]
+        if saved != algorithm:
+            raise ValueError(
+                f"model.optimizer.algorithm is {algorithm}, but the checkpoint can only be resumed with {saved}: "
+                f"write {saved}, or start a run without a checkpoint"
+            )
 
     def on_validation_epoch_start(self) -> None:
         self.zero_grad()  # frees their memory; with CUDA graphs validation would overwrite them
@@ -160,14 +163,4 @@ def check_same_model(checkpoint: dict[str, Any], config: GPTConfig, tokenizer: d
             f"the checkpoint is of a model with another tokenizer: {checkpoint['tokenizer'].get('name')!r} trained on "
             f"other text or of another size than {tokenizer['name']!r} here; use the data it was trained on, or write "
             "--data.tokenizer runs/NAME to take the tokenizer of that run"
-        )
-
-
-def check_same_optimizer(checkpoint: dict[str, Any], algorithm: str) -> None:
-    """Raises ValueError unless the checkpoint holds the optimizer state of `algorithm`."""
-    saved = checkpoint["optimizer_states"][0]["param_groups"][-1]["algorithm"]
-    if saved != algorithm:
-        raise ValueError(
-            f"model.optimizer.algorithm is {algorithm}, but the checkpoint can only be resumed with {saved}: "
-            f"write {saved}, or start a run without a checkpoint"
         )
