@@ -10,6 +10,9 @@ from lightning.pytorch import Trainer, loggers
 from lightning.pytorch.utilities import rank_zero_only
 
 from model.inspection.archive import AttentionArchive
+from model.pages.captures import Captures
+from model.pages.images import mosaic_pixels, score_pixels
+from model.pages.page import attention_page
 
 log = logging.getLogger(__name__)
 WandbMode = Literal["auto", "online", "offline", "disabled"]
@@ -38,8 +41,6 @@ class WandbLogger(loggers.WandbLogger):
 
     def log_attention(self, archive: AttentionArchive) -> None:
         """Shows the newest maps, and the scores of all heads, as pictures."""
-        from model.pages.images import mosaic_pixels, score_pixels
-
         newest = archive.snapshots[-1]
         pixels = {f"attention/{name}/heads": score_pixels(score) for name, score in newest.scores.items()}
         pixels["attention/maps"] = mosaic_pixels(archive.maps(newest.step)["text"])
@@ -48,7 +49,6 @@ class WandbLogger(loggers.WandbLogger):
 
     def log_attention_page(self, archive: AttentionArchive, step: int) -> None:
         """Shows the page of all maps, and keeps their files, which must not change afterwards, as an artifact."""
-        from model.pages.page import Captures, attention_page
 
         def show_and_keep() -> None:
             import wandb
