@@ -22,7 +22,7 @@ class KVCache:
         device, dtype: of the keys and values; PyTorch's defaults if None.
 
     Attributes:
-        tokens: ids (B, M), of which the first `length` count.
+        tokens: ids (B, M), of which the first `length` count; to forget everything, set that to 0.
         keys, values: (L, B, H_kv, M, K).
     """
 
@@ -60,10 +60,6 @@ class KVCache:
         keys, values = self.keys[..., :end, :], self.values[..., :end, :]
         views = (keys, values, keys[..., start:, :], values[..., start:, :])
         return [LayerCache(*parts) for parts in zip(*(view.unbind() for view in views), strict=True)]
-
-    def reset(self) -> None:
-        """Forgets everything."""
-        self.length = 0
 
 
 class LayerCache(NamedTuple):

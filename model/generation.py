@@ -105,7 +105,10 @@ def stream(
         with in_eval_mode(model):
             for _ in range(max_new_tokens):
                 if cache.length + unread.shape[1] > cache.max_len:
-                    unread = _make_room(cache, unread)
+                    # The last half of the context is read again, or as much as is unread.
+                    kept = min(cache.max_len, max(cache.max_len // 2, unread.shape[1]))
+                    unread = torch.cat((cache.tokens[:, : cache.length], unread), dim=1)[:, -kept:]
+                    cache.length = 0
                 logits = model.unembed(model.features(unread, cache=cache)[:, -1])
                 token = sample(logits if seen is None else penalise(logits, seen, repetition_penalty), **sampling)
                 if stop_token is not None:
@@ -130,17 +133,6 @@ def new_cache(model: GPT, batch_size: int, max_len: int) -> KVCache:
     config, weight = model.config, model.token_embedding.weight
     sizes = (config.num_layers, batch_size, config.num_kv_heads, max_len, config.head_dim)
     return KVCache(*sizes, device=weight.device, dtype=weight.dtype)
-
-
-def _make_room(cache: KVCache, unread: Tensor) -> Tensor:
-    """Empties a cache in which `unread` (B, T) finds no room, and returns what to read then.
-
-    That is the last half of the context, or as much as is unread.
-    """
-    kept = min(cache.max_len, max(cache.max_len // 2, unread.shape[1]))
-    text = torch.cat((cache.tokens[:, : cache.length], unread), dim=1)
-    cache.reset()
-    return text[:, -kept:]
 
 
 def penalise(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
