@@ -23,10 +23,10 @@ export function createProducts(room) {
     const into = (out, x, weight, T, I, O) => {
       const here = [out, x, weight].every(({ buffer }) => buffer === memory.buffer);
       if (!here) throw new TypeError("not an array from floats()");
-      const fours = I % 4 ? 0 : O - (O % 4);
-      const [to, of, by] = [out, x, weight].map(({ byteOffset }) => byteOffset);
-      for (let o = 0; o < fours; o += 4) rows(to + 4 * o, of, by + 4 * o * I, T, 4 * I, 4 * O);
-      plainly(out, x, weight, T, I, O, fours);
+      if (I % 4) return plainly(out, x, weight, T, I, O);
+      const fours = Math.floor(O / 4);
+      if (fours && T) rows(out.byteOffset, x.byteOffset, weight.byteOffset, fours, T, 4 * I, 4 * O);
+      plainly(out, x, weight, T, I, O, 4 * fours);
     };
     return { floats, into, simd: true };
   } catch {
@@ -47,35 +47,38 @@ function plainly(out, x, weight, T, I, O, first = 0) {
 
 // ---- the same in WebAssembly: https://webassembly.github.io/spec/core/binary
 //
-// Four rows of the matrix:
-//
-// function rows(out, x, weight, T, width, stride) {  // addresses and sizes in bytes; width = 4 I, stride = 4 O
-//   do {                                       // for each vector
-//     w0 = weight, w1 = w0 + width, w2 = w1 + width, w3 = w2 + width
-//     sum0 = sum1 = sum2 = sum3 = [0, 0, 0, 0]
-//     end = x + width
-//     do {                                     // four columns at a time
-//       v = four floats at x
-//       sumN += v * four floats at wN          // for N in 0..3
-//       x += 16, wN += 16
-//     } while (x < end)                        // where the next vector begins
-//     float at out + 4 N = sumN[0] + sumN[1] + sumN[2] + sumN[3]
-//     out += stride
-//   } while (T -= 1)
+// function rows(out, x, weight, fours, T, width, stride) {  // addresses and sizes in bytes; width = 4 I, stride = 4 O
+//   do {                                       // four rows of the matrix at a time
+//     x_t = x, out_t = out, t = T
+//     do {                                     // for each vector
+//       w0 = weight, w1 = w0 + width, w2 = w1 + width, w3 = w2 + width
+//       sum0 = sum1 = sum2 = sum3 = [0, 0, 0, 0]
+//       end = x_t + width
+//       do {                                   // four columns at a time
+//         v = four floats at x_t
+//         sumN += v * four floats at wN        // for N in 0..3
+//         x_t += 16, wN += 16
+//       } while (x_t < end)
+//       float at out_t + 4 N = sumN[0] + sumN[1] + sumN[2] + sumN[3]
+//       out_t += stride
+//     } while (t -= 1)
+//     weight += 4 width, out += 16
+//   } while (fours -= 1)
 // }
 
 function program() {
-  const [out, x, weight, T, width, stride] = [0, 1, 2, 3, 4, 5]; // parameters, then variables
-  const end = 6;
-  const rows = [7, 8, 9, 10];
-  const sums = [11, 12, 13, 14];
-  const v = 15;
+  const [out, x, weight, fours, T, width, stride] = [0, 1, 2, 3, 4, 5, 6]; // parameters, then variables
+  const [xT, outT, t, end] = [7, 8, 9, 10];
+  const rows = [11, 12, 13, 14];
+  const sums = [15, 16, 17, 18];
+  const v = 19;
   const [I32, V128] = [0x7f, 0x7b];
 
   const get = (local) => [0x20, local];
   const set = (local, ...value) => [...value.flat(), 0x21, local];
   const int = (value) => [0x41, ...signed(value)];
   const add = (a, b) => [...a, ...b, 0x6a];
+  const scaled = (a, factor) => [...a, ...int(factor), 0x6c];
   const less = (a, b) => [...a, ...b, 0x49];
   const simd = (code, ...rest) => [0xfd, ...unsigned(code), ...rest];
   const fourFloats = (address) => [...address, ...simd(0x00, 2, 0)];
@@ -91,27 +94,33 @@ function program() {
   const countDown = (local) => [...add(get(local), int(-1)), 0x22, local];
 
   const columns = repeat([
-    set(v, fourFloats(get(x))),
+    set(v, fourFloats(get(xT))),
     ...sums.map((sum, n) => set(sum, plusFour(get(sum), timesFour(get(v), fourFloats(get(rows[n])))))),
-    ...[x, ...rows].map((address) => forward(address, int(16))),
-  ], less(get(x), get(end)));
+    ...[xT, ...rows].map((address) => forward(address, int(16))),
+  ], less(get(xT), get(end)));
   const vectors = repeat([
     ...rows.map((row, n) => set(row, n ? add(get(rows[n - 1]), get(width)) : get(weight))),
     ...sums.map((sum) => set(sum, fourZeros)),
-    set(end, add(get(x), get(width))),
+    set(end, add(get(xT), get(width))),
     columns,
-    ...sums.map((sum, n) => store(get(out), 4 * n, total(sum))),
-    forward(out, get(stride)),
-  ], countDown(T));
+    // Each row has moved on by its width, and the next vector begins at the first again.
+    ...sums.map((sum, n) => store(get(outT), 4 * n, total(sum))),
+    forward(outT, get(stride)),
+  ], countDown(t));
+  const body = repeat([
+    set(xT, get(x)), set(outT, get(out)), set(t, get(T)),
+    vectors,
+    forward(weight, scaled(get(width), 4)), forward(out, int(16)),
+  ], countDown(fours));
 
-  const locals = [2, 5, I32, 5, V128];
+  const locals = [2, 8, I32, 5, V128];
   return new Uint8Array([
     0x00, 0x61, 0x73, 0x6d, 1, 0, 0, 0, // "\0asm", version 1
-    ...section(1, [1, 0x60, 6, ...Array(6).fill(I32), 0]), // one type: six integers, no result
+    ...section(1, [1, 0x60, 7, ...Array(7).fill(I32), 0]), // one type: seven integers, no result
     ...section(2, [1, ...name("page"), ...name("memory"), 2, 0, 1]), // imports a memory of at least one page
     ...section(3, [1, 0]), // one function, of that type
     ...section(7, [1, ...name("rows"), 0, 0]), // exports it
-    ...section(10, [1, ...sized([...locals, ...vectors, 0x0b])]),
+    ...section(10, [1, ...sized([...locals, ...body, 0x0b])]),
   ]);
 }
 
