@@ -36,10 +36,8 @@ addView(function drawNumbers() {
   $("number-note").hidden = !shown.capture.ablation;
   for (const [head, thumb] of thumbs.entries()) {
     const change = withoutHead(shown.capture, probeName(), head);
-    thumb.lastChild.hidden = change === null;
-    if (change === null) continue;
-    thumb.lastChild.textContent = signed(change);
-    thumb.ariaLabel += `, loss without it ${signed(change)} nats per token`;
+    thumb.lastChild.textContent = change === null ? "" : signed(change);
+    if (change !== null) thumb.ariaLabel += `, loss without it ${signed(change)} nats per token`;
   }
 });
 
@@ -63,5 +61,4 @@ addView(function drawTable() {
   $("ablations").replaceChildren(head, element("tbody", {}, ...[...names].map(row)));
 });
 
-for (const thumb of thumbs) thumb.append(element("span", { className: "without" }));
 $("ablation-csv").addEventListener("click", () => save("ablation", ({ capture }) => ablationRows(capture)));

@@ -29,7 +29,7 @@ export function drawChart(svg, { scale, last, low, high, curves, stages, guides 
   const marks = stages.map(({ step, label }) => ({ x: x(step), width: LABEL.wide * label.length }));
   const labels = placeLabels(marks, width);
   const top = BOX.top + LABEL.high * Math.max(0, ...labels.map(({ row }) => row + 1));
-  const y = (value) => top + (1 - (value - low) / (high - low || 1)) * (height - top - BOX.bottom);
+  const y = (value) => top + (1 - (value - low) / (high - low)) * (height - top - BOX.bottom);
   svg.replaceChildren();
   const ends = { x1: BOX.left, x2: width - BOX.right };
   const level = (value, look) => shape(svg, "line", { ...ends, y1: y(value), y2: y(value), ...look });

@@ -34,6 +34,13 @@ export function element(name, { style, dataset, ...fields } = {}, ...children) {
   return node;
 }
 
+// A bar for each share, and a tick at another one if it is given.
+export function track(shares, tick) {
+  const bars = shares.map((one) => element("i", { style: { width: `${100 * one}%` } }));
+  const ticks = tick === undefined ? [] : [element("u", { style: { left: `calc(${100 * tick}% - 1px)` } })];
+  return element("span", { className: "track" }, ...bars, ...ticks);
+}
+
 // The head of a table, from the titles of its columns.
 export function tableHead(titles) {
   const cells = titles.map((title) => element("th", { scope: "col" }, title));

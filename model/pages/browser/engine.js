@@ -11,13 +11,10 @@ import { createTokenizer } from "browser/tokenizer.js";
 export async function startEngine(manifest, texts, { onWaiting = () => {}, onStop = () => {} } = {}) {
   const worker = new Worker(import.meta.resolve("browser/worker.js"), { type: "module" });
   const ask = connect(worker, onWaiting);
-  const started = ask("start", { manifest, texts }).done.catch((error) => {
-    worker.terminate();
-    throw error;
-  });
+  const started = ask("start", { manifest, texts }).done; // with the parity of the last
+  const parities = { [texts.length - 1]: started };
   const tokenizer = createTokenizer(manifest.tokenizer); // while the worker starts
-  const parities = Array(texts.length);
-  parities[texts.length - 1] = Promise.resolve(await started);
+  await started;
   worker.addEventListener("error", onStop);
   return {
     config: manifest.config,
@@ -33,7 +30,7 @@ export async function startEngine(manifest, texts, { onWaiting = () => {}, onSto
     read(snapshot, tokens, options = {}) {
       const { done, drop } = ask("read", { snapshot, tokens: [...tokens], ...options });
       const named = (answer) => {
-        if (answer?.details) answer.details.tokens = labels(answer.details.probes.text, tokenizer);
+        if (answer) answer.details.tokens = labels(answer.details.probes.text, tokenizer);
         return answer;
       };
       return { done: done.then(named), drop };

@@ -19,8 +19,8 @@ const SMALLEST = matchMedia("(pointer: coarse)").matches ? 44 : 20;
 
 const newThumbs = (choose) => ALL_HEADS.map((head) => {
   const caption = element("span", { className: "caption" }, element("span"), element("span"));
-  const marks = element("span", { className: "marks" });
-  const parts = [element("canvas"), element("i"), caption, marks];
+  const [marks, without] = ["marks", "without"].map((className) => element("span", { className }));
+  const parts = [element("canvas"), element("i"), caption, marks, without];
   return element("button", { className: "thumb", onclick: () => choose(head) }, ...parts);
 });
 

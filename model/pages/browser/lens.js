@@ -14,11 +14,8 @@ export const COLOURINGS = [
 
 // measured: what a capture measured of one probe, see surprise.js.
 export function lensCell({ lens, tokens, sublayers, labels }, row, token) {
-  const id = lens.token[row][token];
-  const cell = {
-    text: id === null ? null : tokens[id] ?? `token ${id}`,
-    probability: lens.probability[row][token], divergence: lens.divergence[row][token],
-  };
+  const [probability, divergence] = [lens.probability[row][token], lens.divergence[row][token]];
+  const cell = { text: tokens[lens.token[row][token]] ?? null, probability, divergence };
   const next = labels[token + 1];
   const truth = next === undefined ? "" : `, the true next token ${quote(next)} gets ${share(cell.probability)}`;
   const bits = `${decimal(cell.divergence, 1)} bits from the final prediction`;

@@ -59,7 +59,6 @@ export class LiveModel {
   }
 
   *read({ snapshot, tokens, edits, text, details = true }) {
-    if (!tokens.length) return { block: new Uint8Array(0), details: null, loss: null, next: [] };
     const reading = this.reading(snapshot, edits, text);
     yield* reading.read(tokens, details);
     const { next } = reading.columns.at(-1);

@@ -1,7 +1,7 @@
 // The likeliest next tokens, each a button that writes it: of one side, or of both that are compared. Where parts are
 // switched off, a mark shows what the whole model gives.
 
-import { $, element } from "browser/elements.js";
+import { $, element, track } from "browser/elements.js";
 import { box, readBox, showInBox } from "browser/editor.js";
 import { addView, rendered, shown } from "browser/render.js";
 import { share } from "browser/surprise.js";
@@ -33,12 +33,9 @@ function likeliest([first, second]) {
 function row({ id, shares, before }, sides) {
   const label = engine.tokenizer.label(id);
   const inWords = shares.map((one, i) => (one === null ? `<${share(sides[i].next.at(-1)[1])}` : share(one)));
-  const bars = shares.map((one) => element("i", { style: { width: `${100 * one}%` } }));
-  const bar = element("span", { className: "track" }, ...bars);
-  if (before !== undefined) bar.append(element("u", { style: { left: `calc(${100 * before}% - 1px)` } }));
   const name = element("bdi", { textContent: visible(label, 24) || "∅" });
   const numbers = inWords.map((textContent) => element("span", { textContent }));
-  const button = element("button", { disabled: textOf(id) === null }, ...numbers, bar, name);
+  const button = element("button", { disabled: textOf(id) === null }, ...numbers, track(shares, before), name);
   const both = sides.length > 1 ? " in B" : "";
   const whole = before === undefined ? "" : `, with all parts ${before === null ? "less" : share(before)}`;
   button.ariaLabel = `${quote(label)}, probability ${inWords.join(" in A and ")}${both}${whole}; write it`;

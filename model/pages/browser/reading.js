@@ -39,10 +39,8 @@ export class Reading {
   // A cache and a trace that hold so many tokens. What was read stays only if it fits.
   makeRoom(length) {
     const { config } = this.network;
-    const { context_length: context } = config;
-    if (length > context) throw new RangeError(`a text of ${length} tokens, but the context has ${context}`);
     if (this.cache?.room >= length) return;
-    const room = Math.min(context, 2 ** Math.ceil(Math.log2(Math.max(64, length))));
+    const room = Math.min(config.context_length, 2 ** Math.ceil(Math.log2(Math.max(64, length))));
     Object.assign(this, { cache: new Cache(config, room), trace: new Trace(config, room), columns: [] });
   }
 
@@ -158,12 +156,12 @@ export class Reading {
     const { K, config } = this.network;
     const { embed_dim: D, num_heads: H, num_kv_heads: kv } = config;
     const matrix = this.network.weight(`blocks.${layer}.attention.output_proj`);
-    const squares = Array(H).fill(0);
-    for (let head = 0; head < H; head++) {
+    return Array.from({ length: H }, (_, head) => {
       const value = row(this.cache.values[layer], t * kv + Math.floor(head / (H / kv)), K);
-      for (let d = 0; d < D; d++) squares[head] += dot(row(matrix, d * H + head, K), value) ** 2;
-    }
-    return squares.map(Math.sqrt);
+      let squares = 0;
+      for (let d = 0; d < D; d++) squares += dot(row(matrix, d * H + head, K), value) ** 2;
+      return Math.sqrt(squares);
+    });
   }
 
   // All maps of the text in the page's format: for each head the lower triangle of 255 sqrt(p), a byte each.

@@ -1,6 +1,6 @@
 // The scores of the chosen head as bars, each with a tick at the value of uniform attention, and what they mean.
 
-import { $, element } from "browser/elements.js";
+import { $, element, track } from "browser/elements.js";
 import { downloadCsv } from "browser/export.js";
 import { markOf } from "browser/heads.js";
 import { addView, shown } from "browser/render.js";
@@ -21,11 +21,9 @@ addView(function drawCard() {
 
 function rowOf({ name, capture, head }, score) {
   const value = capture.scores[score].flat()[head];
-  const filled = element("span", { className: name, style: { width: `${100 * value}%` } });
-  const tick = element("u", { style: { left: `calc(${100 * SCORES[score].uniform}% - 1px)` } });
-  return element("dd", { className: "row" },
+  return element("dd", { className: `row ${name}` },
     shown.other ? element("span", {}, name) : "",
-    element("span", { className: "track" }, filled, tick),
+    track([value], SCORES[score].uniform),
     element("span", {}, decimal(value, 3)));
 }
 

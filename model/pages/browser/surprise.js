@@ -2,7 +2,7 @@
 //
 // measured: what `measuredOf` gives. Its column t reads token t and predicts token t + 1.
 
-import { element } from "browser/elements.js";
+import { element, track } from "browser/elements.js";
 import { decimal, quote, visible } from "browser/words.js";
 
 const FULL = 10; // bits at which the colour is full
@@ -28,7 +28,7 @@ export const ordinal = (place) => place + ENDINGS[plural.select(place)];
 // The likeliest tokens in place of `token`: { text, probability, hit }. None for the first.
 const candidates = ({ top, top_probability: probabilities, rank, tokens }, token) =>
   (top[token - 1] ?? []).map((id, place) => ({
-    text: tokens[id] ?? `token ${id}`, probability: probabilities[token - 1][place], hit: rank[token - 1] === place,
+    text: tokens[id], probability: probabilities[token - 1][place], hit: rank[token - 1] === place,
   }));
 
 export function expectation(measured, token) {
@@ -63,9 +63,8 @@ export function expectationItems(measured, token) {
   const likeliest = measured ? candidates(measured, token) : [];
   const sentence = element("li", { className: "sentence", textContent: expectation(measured, token) });
   return [sentence, ...likeliest.map(({ text, probability, hit }) => {
-    const bar = element("i", { style: { width: `${100 * (probability ?? 0)}%` } });
     const name = element("bdi", { textContent: `${visible(text, 40) || "∅"}${hit ? " ✓" : ""}` });
     const number = element("span", { textContent: share(probability) });
-    return element("li", { className: "expected" }, number, element("span", { className: "track" }, bar), name);
+    return element("li", { className: "expected" }, number, track([probability ?? 0]), name);
   })];
 }

@@ -67,10 +67,7 @@ addView(function drawDamage() {
   }));
 });
 
-const ariaLabel = "what a click on a head does";
-const clicksBox = element("span", { id: "clicks", className: "segments", role: "group", ariaLabel });
-$("sort").before(clicksBox);
-addChoices(clicksBox, "clicks", [["looks", "look"], ["switches", "switch off"]]);
+addChoices($("clicks"), "clicks", [["looks", "look"], ["switches", "switch off"]]);
 addChoices($("replacement"), "replacement", [["mean", "its mean"], ["zero", "nothing"]]);
 // Before the thumbnail's own listener, which chooses the head.
 $("grid").addEventListener("click", (event) => {

@@ -250,7 +250,6 @@ QUESTIONS = """async ([{ manifest, texts }, tokens]) => {
   seen.few = few.length;
   seen.matrix = (await patching.done) === undefined && rows.length;
   seen.parities = await Promise.all([0, 1].map((snapshot) => engine.parity(snapshot)));
-  seen.nothing = await engine.read(0, []).done;
   const edits = [{ part: "head 9.9", with: "zero" }];
   seen.mistake = await engine.read(0, tokens, { edits }).done.catch((error) => error.message);
   seen.label = engine.tokenizer.label(engine.tokenizer.encode("é")[0]);
@@ -278,7 +277,6 @@ def test_each_question_is_answered_for_its_own_snapshot_and_none_that_is_dropped
     assert answer["few"] == 21 and answer["matrix"] == 1
     for parity, bits in zip(answer["parities"], data.manifest["parity"]["bits"], strict=True):
         assert parity["error"] < 1e-4 and parity["bits"] == bits
-    assert answer["nothing"]["next"] == [] and answer["nothing"]["loss"] is None
     assert answer["mistake"] == "the model has no part head 9.9"
     assert answer["label"] == "\\xc3"
     assert answer["broken"][0] and answer["unknown"] == [True, "it does not know the activation sine"]
