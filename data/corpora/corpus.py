@@ -36,7 +36,7 @@ class Corpus(ABC):
             yield from self.passages(split)
 
 
-def file_stamp(path: Path, root: Path) -> list[str | int]:
-    """Tells that a file has changed without reading it: name, bytes, modification time in nanoseconds."""
+def file_stamp(path: Path) -> list[str | int]:
+    """Tells that a file is another one, or has changed, without reading it: place, bytes, modification time in ns."""
     stat = path.stat()
-    return [path.relative_to(root).as_posix(), stat.st_size, stat.st_mtime_ns]
+    return [str(path.absolute()), stat.st_size, stat.st_mtime_ns]

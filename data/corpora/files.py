@@ -12,16 +12,14 @@ Shares = dict[Path, Share]  # the files of a split in their order, and what it r
 
 
 class FileCorpus(Corpus):
-    """Files on this machine below `root`: text in documents or blocks, and tables with a column of text."""
+    """Files on this machine: text in documents or blocks, and tables with a column of text."""
 
-    def __init__(
-        self, name: str, root: Path, train: Shares, validation: Shares, blocks: bool = False, column: str = "text"
-    ):
+    def __init__(self, name: str, train: Shares, validation: Shares, blocks: bool = False, column: str = "text"):
         self.name, self.blocks, self.column = name, blocks, column
         self.files = {"train": train, "validation": validation}
         self.identity = {
             split: [
-                {"path": file_stamp(path, root), "share": share}
+                {"path": file_stamp(path), "share": share}
                 | ({"column": column} if table_ending(path) else {"blocks": blocks})
                 for path, share in shares.items()
             ]
@@ -71,7 +69,7 @@ def file_corpus(
         shares = {train[0]: (0.0, cut)}, {train[0]: (cut, 1.0)}
     else:
         shares = split_by_name(train, root, validation_fraction)
-    return FileCorpus(name, root, *shares, documents == "block", text_column)
+    return FileCorpus(name, *shares, documents == "block", text_column)
 
 
 def split_by_name(paths: list[Path], root: Path, fraction: float) -> tuple[Shares, Shares]:

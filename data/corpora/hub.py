@@ -39,7 +39,7 @@ class HubCorpus(Corpus):
             raise FileNotFoundError(f"--data.dataset {self.dataset}: there is no such folder")
         self.name = folder.name
         files = sorted(folder.rglob("*")) if folder.is_dir() else []
-        self.identity = {**asdict(self), "files": [file_stamp(file, folder) for file in files if file.is_file()]}
+        self.identity = {**asdict(self), "files": [file_stamp(file) for file in files if file.is_file()]}
 
     def passages(self, split: str) -> Iterator[Passage]:
         """Raises ConnectionError where the Hub cannot be reached, ValueError where a split or column is missing."""

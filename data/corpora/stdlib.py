@@ -22,4 +22,4 @@ def stdlib_corpus(validation_fraction: float) -> FileCorpus:
     if not found:
         raise FileNotFoundError(f"no source files of the standard library in {root}: name your own with --data.files")
     found.sort(key=lambda path: path.relative_to(root).as_posix())
-    return FileCorpus("stdlib", root, *split_by_name(found, root, validation_fraction))
+    return FileCorpus("stdlib", *split_by_name(found, root, validation_fraction))

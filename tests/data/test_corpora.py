@@ -1,6 +1,7 @@
 """Corpora: the text of each split, and the sentence for every mistake in naming it."""
 
 import gzip
+import os
 import re
 import sysconfig
 from inspect import signature
@@ -60,6 +61,19 @@ def test_the_split_of_a_file_does_not_depend_on_the_other_files(tmp_path: Path):
     for path in paths[::2]:
         path.unlink()
     assert set(file_corpus([str(tmp_path / "*.txt")]).files["validation"]) == before & set(paths[1::2])
+
+
+@pytest.mark.parametrize("build", [lambda: file_corpus(["text.jsonl"]), lambda: hub_corpus(".")])
+def test_texts_of_one_name_size_and_date_in_two_folders_are_two(tmp_path: Path, monkeypatch, build):
+    """As archives unpack them: each has tokens of its own in the cache."""
+    identities = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        Path("text.jsonl").write_text(f'{{"text": "{name}"}}')
+        os.utime("text.jsonl", (10**9, 10**9))
+        identities.append(build().identity)
+    assert identities[0] != identities[1]
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
