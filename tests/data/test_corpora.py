@@ -120,20 +120,19 @@ def test_a_folder_may_have_the_signs_of_a_pattern_in_its_name(tmp_path: Path):
     file_corpus([re.search("'(.*)'", str(mistake.value))[1]])  # what the sentence advises
 
 
-def test_missing_and_empty_files_are_named(tmp_path: Path):
-    with pytest.raises(FileNotFoundError, match=r"set --data.validation_files to others"):
-        file_corpus([__file__], validation_files=["nothing/*.txt"])
-    with pytest.raises(FileNotFoundError, match=r"no file matches 'nothing/\*.txt'"):
-        file_corpus(["nothing/*.txt"])
-    (tmp_path / "empty.txt").touch()
-    with pytest.raises(ValueError, match=r"empty.txt' is empty"):
-        file_corpus([str(tmp_path / "empty.txt")])
-    write_files(tmp_path, 1)
-    with pytest.raises(ValueError, match=r"none is left to train on"):
-        file_corpus([str(tmp_path / "part*")], validation_files=[str(tmp_path / "part*")])
-    (tmp_path / "link.txt").symlink_to(tmp_path / "gone.txt")
-    with pytest.raises(FileNotFoundError, match=r"link.txt"):
-        file_corpus([str(tmp_path / "*.txt")])
+def test_missing_and_empty_files_are_named(here: Path):
+    write_files(here, 1)
+    Path("empty.txt").touch()
+    Path("link.txt").symlink_to("gone.txt")
+    for files, validation_files, error, sentence in (
+        ("nothing/*.txt", None, FileNotFoundError, r"no file matches 'nothing/\*.txt'"),
+        ("part*", "nothing/*.txt", FileNotFoundError, r"set --data.validation_files to others"),
+        ("part*", "part*", ValueError, r"none is left to train on"),
+        ("empty.txt", None, ValueError, r"empty.txt' is empty"),
+        ("*.txt", None, FileNotFoundError, r"link.txt"),
+    ):
+        with pytest.raises(error, match=sentence):
+            build("files", files=files, validation_files=validation_files)
 
 
 ROWS = [{"text": f"row {number}", "label": number} for number in range(300)]

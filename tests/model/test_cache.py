@@ -18,21 +18,16 @@ def keys_and_values(length, batch=2, heads=3, width=4):
     return torch.randn(batch, heads, length, width), torch.randn(batch, heads, length, width)
 
 
-def test_keys_values_and_ids_are_kept_until_a_reset():
-    cache = KVCache(2, 2, 3, 8, 4)
-    tokens = torch.randint(31, (2, 8))
-    first, second = ([keys_and_values(length) for _ in range(2)] for length in (5, 3))
-    for part, own in zip(cache.append(tokens[:, :5]), first, strict=True):
-        torch.testing.assert_close(part.append(*own), own)
-    assert cache.length == 5
-    for layer, part in enumerate(cache.append(tokens[:, 5:])):
-        k, v = part.append(*second[layer])
-        torch.testing.assert_close(k, torch.cat((first[layer][0], second[layer][0]), dim=2))
-        torch.testing.assert_close(v, torch.cat((first[layer][1], second[layer][1]), dim=2))
-    assert cache.length == cache.max_len == 8
-    torch.testing.assert_close(cache.tokens, tokens)
-    cache.length = 0
-    torch.testing.assert_close(cache.append(tokens[:, :4])[1].append(*keys_and_values(4))[0].shape, (2, 3, 4, 4))
+def test_keys_values_and_ids_are_kept_until_the_cache_is_emptied():
+    cache, tokens = KVCache(2, 2, 3, 8, 4), torch.randint(31, (2, 8))
+    layers = [keys_and_values(8) for _ in range(2)]
+    for start, end in ((0, 5), (5, 8), (0, 4)):
+        cache.length = start  # of 0, it is empty again
+        for part, (k, v) in zip(cache.append(tokens[:, start:end]), layers, strict=True):
+            both = part.append(k[:, :, start:end], v[:, :, start:end])
+            torch.testing.assert_close(both, (k[:, :, :end], v[:, :, :end]))
+        assert cache.length == end and cache.tokens[:, :end].equal(tokens[:, :end])
+    assert cache.max_len == 8
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 8])
