@@ -144,6 +144,11 @@ def test_document_ids_tell_documents_apart(module, tmp_path: Path):
         ),
         ({"tokenizer": "gpt9"}, "unknown tokenizer 'gpt9': write one of bpe, bytes, letters, gpt2"),
         *(({"validation_fraction": value}, f"is {value}: it must lie between 0 and 1") for value in (0, 1, 1.5)),
+        *(
+            ({"files": None, option: nothing}, f"data.{option} is empty")
+            for option in ("files", "validation_files", "dataset")
+            for nothing in ("", [], ["a.txt", ""])
+        ),
         *(({"repeat_fraction": value}, f"is {value}: it must lie between 0 and 1") for value in (-0.1, 1.1)),
         *(
             ({option: least - 1}, f"data.{option} is {least - 1}: it must be {least} or more")
@@ -154,13 +159,6 @@ def test_document_ids_tell_documents_apart(module, tmp_path: Path):
 def test_a_mistake_in_the_options_is_named(module, options: dict, message: str):
     with pytest.raises(ValueError, match=message):
         module(**options)
-
-
-@pytest.mark.parametrize("option", ["files", "validation_files", "dataset"])
-@pytest.mark.parametrize("nothing", ["", [], ["a.txt", ""]], ids=str)
-def test_an_empty_name_is_not_taken_for_the_default(option: str, nothing: str | list[str]):
-    with pytest.raises(ValueError, match=f"data.{option} is empty"):
-        TextDataModule(**{option: nothing})
 
 
 @pytest.mark.parametrize(("max_tokens", "fraction", "expected"), [(1000, 0.25, 250), (999, 0.1, 99), (40, 0.01, 2)])

@@ -22,10 +22,12 @@ def bpe() -> Tokenizer:
 
 
 @given(text=st.text(alphabet=st.characters(codec="utf-8")))
-def test_no_text_is_lost(bpe: Tokenizer, text: str):
+@example(END_OF_TEXT)
+def test_no_text_is_lost_and_none_becomes_a_special_token(bpe: Tokenizer, text: str):
     assert tokenizers.byte_level().encode(text) == list(text.encode())
     for tokenizer in (bpe, tokenizers.byte_level()):
         tokens = tokenizer.encode(text)
+        assert tokenizer.end_of_text == tokenizer.vocab_size - 1 and tokenizer.end_of_text not in tokens
         assert b"".join(map(tokenizer.token_bytes, tokens)) == text.encode()
         assert tokenizer.encode_array(text).tolist() == tokens
         assert tokenizer.decode(tokens) == text
@@ -60,15 +62,6 @@ def test_bpe_reads_no_more_text_than_it_needs(monkeypatch):
 def test_newline_and_indentation_are_one_piece():
     tokenizer = tokenizers.train_bpe(["x:\n        y\n        z" * 50], 263)
     assert "\n        " in [tokenizer.decode([token]) for token in tokenizer.encode("y\n        z")]
-
-
-def test_special_tokens_in_text_are_plain_text(bpe: Tokenizer):
-    for tokenizer in (bpe, tokenizers.byte_level()):
-        tokens = tokenizer.encode(END_OF_TEXT)
-        assert tokenizer.end_of_text not in tokens
-        assert tokenizer.end_of_text not in tokenizer.encode_array(END_OF_TEXT)
-        assert tokenizer.decode(tokens) == END_OF_TEXT
-    assert tokenizer.end_of_text == tokenizer.vocab_size - 1
 
 
 def test_half_a_character_and_an_unused_id_decode_to_a_replacement_character():

@@ -179,25 +179,20 @@ def test_the_norm_of_one_position_is_pytorchs(shape, scale):
     torch.testing.assert_close(kernels.rms_norm(x), F.rms_norm(x, x.shape[-1:], eps=1e-6), atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "slow"), [("AMD EPYC", True), ("Intel(R) Xeon(R)", False), (None, False)])
-def test_the_processors_name_says_which_products_are_slow(monkeypatch, name, slow):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"cpu_name": name} if name else {})
-    assert kernels.has_slow_vector_products.__wrapped__() == (slow and torch.backends.mkl.is_available())
-
-
 @pytest.mark.parametrize(
-    ("name", "has", "fast"),
+    ("capabilities", "slow_products", "fast_bfloat16"),
     [
-        ("AMD EPYC", ["avx512_bf16"], True),
-        ("Intel Xeon", ["avx512_bf16", "amx_bf16"], True),
-        ("Intel Xeon", ["avx512_bf16"], False),  # half the rate of float32, measured
-        ("ARM", ["arm_bf16"], True),
-        (None, [], False),
+        ({"cpu_name": "AMD EPYC", "avx512_bf16": True}, True, True),
+        ({"cpu_name": "Intel(R) Xeon(R)", "avx512_bf16": True, "amx_bf16": True}, False, True),
+        ({"cpu_name": "Intel(R) Xeon(R)", "avx512_bf16": True}, False, False),  # half the rate of float32, measured
+        ({"cpu_name": "ARM", "arm_bf16": True}, False, True),
+        ({}, False, False),
     ],
 )
-def test_bfloat16_is_fast_where_the_processor_multiplies_it_faster_than_float32(monkeypatch, name, has, fast):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"cpu_name": name} | dict.fromkeys(has, True))
-    assert kernels.has_fast_bfloat16.__wrapped__("cpu") == fast
+def test_the_processor_says_what_it_multiplies_slowly_and_fast(monkeypatch, capabilities, slow_products, fast_bfloat16):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    assert kernels.has_slow_vector_products.__wrapped__() == (slow_products and torch.backends.mkl.is_available())
+    assert kernels.has_fast_bfloat16.__wrapped__("cpu") == fast_bfloat16
 
 
 def test_small_steps_take_one_thread_and_large_ones_all():

@@ -261,12 +261,7 @@ def test_a_capture_between_compiled_steps_does_not_compile_them_again():
 
 @pytest.mark.parametrize(
     ("tokens", "message"),
-    [
-        ([], "one sequence"),
-        ([[1, 2], [3, 4]], r"not \(2, 2\)"),
-        ([1, 50], r"0\.\.49, not in 1\.\.50"),
-        ([-1], "-1"),
-    ],
+    [([], "one sequence"), ([[1, 2], [3, 4]], r"not \(2, 2\)"), ([1, 50], r"0\.\.49, not in 1\.\.50"), ([-1], "-1")],
 )
 def test_invalid_tokens_are_refused(tokens, message):
     with pytest.raises(ValueError, match=message):
