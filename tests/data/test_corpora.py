@@ -251,8 +251,7 @@ def test_a_corpus_without_options_of_its_own_is_one_line_in_the_registry(monkeyp
             yield Passage(f"a sentence to {split}", ends_document=True)
 
     monkeypatch.setitem(CORPORA, "sentence", Sentence)
-    corpus = build("sentence")
-    assert texts(corpus, "train") == ["a sentence to train"]
+    assert texts(build("sentence"), "train") == ["a sentence to train"]
 
 
 def test_a_set_option_selects_its_corpus(tmp_path: Path):

@@ -48,8 +48,7 @@ def test_the_table_counts_documents_tokens_and_bytes(config: Path, tmp_path: Pat
 def test_training_reads_the_prepared_tokens(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
     assert main(["--config", str(config)]) == 0
     output = capsys.readouterr().out
-    data = TextDataModule(files=str(tmp_path / "*.txt"), vocab_size=300, context_length=16)
-    tokenized = data.cache.open()
+    tokenized = TextDataModule(files=str(tmp_path / "*.txt"), vocab_size=300, context_length=16).cache.open()
     assert table(output)["train"][1:] == [tokenized.train.num_tokens, tokenized.train.num_bytes]
     assert f"in {tokenized.folder}" in output
 

@@ -65,8 +65,7 @@ def merging(pattern: str) -> tokenizers.Tokenizer:
     for word in ["\n\n", "\n ", "\n    ", "  ", "    ", ")\n", "\n\t", " (", "wo", "rd", "word", "\r\n", "\n\r", "12"]:
         for stop in range(2, len(word) + 1):
             ranks.setdefault(word[:stop].encode(), len(ranks))
-    special = {tokenizers.END_OF_TEXT: len(ranks)}
-    return tokenizers.Tokenizer("merging", pattern, ranks, special)
+    return tokenizers.Tokenizer("merging", pattern, ranks, {tokenizers.END_OF_TEXT: len(ranks)})
 
 
 @given(text=texts, size=st.integers(1, 40))
@@ -205,8 +204,7 @@ def test_tables_are_one_document_a_row(tmp_path: Path, table: str, compression: 
     assert documents(table_passages(path, "text")) == whole
 
     tail = documents(table_passages(path, "text", (0.0, 0.1)))
-    head = documents(table_passages(path, "text", (0.1, 1.0)))
-    assert sorted(head + tail) == sorted(whole)
+    assert sorted(tail + documents(table_passages(path, "text", (0.1, 1.0)))) == sorted(whole)
     assert 30 < len(tail) < 90
 
     with pytest.raises(ValueError, match=rf"{name} has no column 'body': .* one of text, author, year"):
@@ -239,8 +237,7 @@ def test_a_tables_last_ending_decides_its_delimiter(tmp_path: Path, name: str, d
     other = {",": "\t", "\t": ","}[delimiter]
     texts = [f"one{other} two", "NA", "", "12", 'a "quoted" word', "two\nlines"]
     content = io.StringIO(newline="")
-    writer = csv.writer(content, delimiter=delimiter)
-    writer.writerows([("number", "text"), *enumerate(texts)])
+    csv.writer(content, delimiter=delimiter).writerows([("number", "text"), *enumerate(texts)])
     write_packed(tmp_path / name, content.getvalue().encode())
     assert documents(table_passages(tmp_path / name, "text")) == [text for text in texts if text]
 

@@ -92,8 +92,7 @@ def test_a_tokenizer_is_stored_in_a_checkpoint_as_data(bpe: Tokenizer):
 def test_gaps_between_ids_are_kept():
     """As in p50k_base, where end-of-text is in the middle of the merges."""
     ranks = {bytes([value]): value for value in range(256)} | {b"ab": 257}
-    tokenizer = Tokenizer("gap", r"\w+|\W+", ranks, {END_OF_TEXT: 256})
-    restored = Tokenizer.from_dict(tokenizer.to_dict())
+    restored = Tokenizer.from_dict(Tokenizer("gap", r"\w+|\W+", ranks, {END_OF_TEXT: 256}).to_dict())
     assert restored.encode("abc") == [257, ord("c")]
     assert restored.vocab_size == 258
 

@@ -4,11 +4,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.gpts import random_gpt
+from tests.model.pages.architectures import CONFIGS
+
 
 @pytest.fixture(autouse=True)
 def same_numbers_every_time():
     """A test draws the same numbers whichever tests ran before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(params=CONFIGS)
+def each_gpt(request):
+    """A random GPT of each architecture."""
+    return random_gpt(CONFIGS[request.param])
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ LEADING = st.sampled_from([(NOTHING,) * 3, (PAIR,) * 3, (GRID,) * 3, ((2, 1, 3),
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
 @given(LEADING, st.integers(1, 6), st.integers(1, 6), st.integers(1, 8), st.integers(1, 5), st.data())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_formula_and_kernel_agree_with_pytorch(leading, T, S, K, Kv, data):
     """Also where a query may attend to nothing: there are zeros, and not even a NaN that is masked away again."""
     sizes = ((T, K), (S, K), (S, Kv))
@@ -148,7 +148,6 @@ def test_no_kernel_ever_gets_a_query_that_may_attend_to_nothing(fused_calls):
     st.booleans(),
     st.integers(0, 2**31),
 )
-@settings(deadline=None)
 def test_weights_are_rows_that_sum_to_one_or_zero(T, S, dtype, magnitude, is_causal, seed):
     generator = torch.Generator().manual_seed(seed)
     # Products of ±1 and ±magnitude: every score is -magnitude or +magnitude.

@@ -79,7 +79,7 @@ chunkings = st.lists(st.integers(1, 5), min_size=1, max_size=6)
     qk_norm=st.booleans(),
     padded=st.booleans(),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @torch.no_grad()
 def test_attention_in_any_chunks_is_attention_at_once(chunks, heads, window, use_rotary, qk_norm, padded):
     length = sum(chunks)

@@ -33,11 +33,11 @@ def glass(run):
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory):
-    """A folder of GPT-2's format with random weights, and transformers' model of it."""
+    """Opened in a folder of GPT-2's format, with random weights."""
     gpt = random_gpt(GPTConfig(vocab_size=257, context_length=16, num_layers=2, num_heads=2, embed_dim=16, **GPT2))
     folder = tmp_path_factory.mktemp("gpt2") / "folder"
     to_huggingface(gpt, folder, byte_level())
-    return folder, huggingface_gpt2(gpt)
+    return open_run(folder)
 
 
 def test_what_a_person_types_works_as_written(glass):
@@ -62,10 +62,9 @@ def test_what_a_person_types_works_as_written(glass):
 
 
 def test_readings_are_those_of_transformers(gpt2):
-    folder, theirs = gpt2
-    reading = open_run(folder).read(TEXT)
+    reading = gpt2.read(TEXT)
     with torch.no_grad():
-        result = theirs(reading.ids[None], output_attentions=True, output_hidden_states=True)
+        result = huggingface_gpt2(gpt2.gpt)(reading.ids[None], output_attentions=True, output_hidden_states=True)
     torch.testing.assert_close(reading.maps, torch.cat(result.attentions), rtol=0, atol=1e-5)
     torch.testing.assert_close(reading.logits, result.logits[0], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(reading.residual[[0, 2]], torch.cat(result.hidden_states[:2]), rtol=1e-4, atol=1e-4)
@@ -74,33 +73,29 @@ def test_readings_are_those_of_transformers(gpt2):
 
 def test_a_part_left_out_gives_its_mean_over_the_text(gpt2):
     """As in `ablation`, which test_ablation.py compares with edited weights; and as `ablate` and the page say."""
-    glass = open_run(gpt2[0])
-    ids, table = glass.encode(TEXT), glass.ablate(TEXT)
-    [shown] = captures([glass.read(TEXT)]).snapshots
-    whole, changes = ablation(glass.gpt, ids, part_means(glass.gpt, ids[None]))
+    ids, table = gpt2.encode(TEXT), gpt2.ablate(TEXT)
+    [shown] = captures([gpt2.read(TEXT)]).snapshots
+    whole, changes = ablation(gpt2.gpt, ids, part_means(gpt2.gpt, ids[None]))
     for part, change in (("head 1.1", changes["heads"][1, 1]), ("feed-forward 0", changes["feed_forward"][0])):
         assert abs(change) > 1e-3
-        assert glass.read(TEXT, without=[part]).loss == pytest.approx(whole + change, rel=1e-4)
+        assert gpt2.read(TEXT, without=[part]).loss == pytest.approx(whole + change, rel=1e-4)
         assert table[part] == pytest.approx(whole + change, rel=1e-4)
     assert shown.loss["text"] == table["nothing"] == pytest.approx(whole, abs=1e-5)
     np.testing.assert_allclose(shown.ablation["text"]["heads"], changes["heads"], atol=1e-5)
 
 
 def test_a_patched_head_gives_what_it_gives_in_the_other_text(gpt2):
-    glass = open_run(gpt2[0])
-    plain, other = glass.read(TEXT), glass.read("which word comes")
-    patched = glass.patch(TEXT, "which word comes", head=(0, 1), position=5, source=3)
+    plain, other = gpt2.read(TEXT), gpt2.read("which word comes")
+    patched = gpt2.patch(TEXT, "which word comes", head=(0, 1), position=5, source=3)
     torch.testing.assert_close(patched.heads[0, 1, 5], other.heads[0, 1, 3])
     torch.testing.assert_close(patched.logits[:5], plain.logits[:5])
     assert not torch.allclose(patched.logits[5:], plain.logits[5:], atol=1e-3)
-    whole = glass.patch(TEXT, TEXT, head=(0, 1), position=-1)
-    torch.testing.assert_close(whole.logits, plain.logits)
+    torch.testing.assert_close(gpt2.patch(TEXT, TEXT, head=(0, 1), position=-1).logits, plain.logits)
 
 
 def test_a_patched_reading_has_a_page_also_where_other_texts_are_shorter(gpt2):
-    glass = open_run(gpt2[0])
-    patched = glass.patch(TEXT, "which word comes", head=(0, 1), position=-1)
-    assert len(glass.repeated_probe().tokens) <= len(TEXT) and "<iframe" in patched._repr_html_()
+    patched = gpt2.patch(TEXT, "which word comes", head=(0, 1), position=-1)
+    assert len(gpt2.repeated_probe().tokens) <= len(TEXT) and "<iframe" in patched._repr_html_()
 
 
 def test_what_heads_do_is_told_of_the_model_as_it_is_now(glass):
@@ -126,11 +121,10 @@ def test_a_reading_says_what_is_not_as_in_the_model(glass):
 
 
 def test_attribution_adds_up_to_the_logit(gpt2):
-    reading = open_run(gpt2[0]).read(TEXT)  # this family has no soft-cap
+    reading = gpt2.read(TEXT)  # this family has no soft-cap
     for at, of in ((3, None), (-1, None), (4, 100)):
         target = of if of is not None else reading.ids[at + 1] if at != -1 else reading.logits[-1].argmax()
-        total = sum(reading.attribution(at, of).values())
-        assert total == pytest.approx(reading.logits[at, target].item(), abs=1e-3)
+        assert sum(reading.attribution(at, of).values()) == pytest.approx(reading.logits[at, target].item(), abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -156,12 +150,11 @@ def test_a_mistake_gets_a_sentence(glass, ask, sentence):
 
 def test_a_model_of_hugging_face_has_no_steps(gpt2):
     with pytest.raises(FileNotFoundError, match="no run: it has no checkpoint of step 5"):
-        open_run(gpt2[0]).at(5)
+        gpt2.at(5)
 
 
 def test_a_long_text_is_read_up_to_the_context_with_a_warning(glass, caplog):
-    reading = glass.read("the model reads a text and learns")
-    assert len(reading.ids) == glass.gpt.config.context_length
+    assert len(glass.read("the model reads a text and learns").ids) == glass.gpt.config.context_length
     assert "the model's context" in caplog.text
 
 

@@ -1,14 +1,13 @@
 """Rotary embedding, against the multiplication of complex numbers of which its properties follow."""
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from model.rotary import apply_rotary, rotary_angles
 
 
 @given(st.integers(1, 8), st.integers(1, 12), st.integers(0, 20))
-@settings(deadline=None)
 def test_rotation_is_multiplication_by_a_unit_complex_number(half, length, offset):
     x = torch.randn(2, 3, length, 2 * half)
     positions = torch.arange(offset, offset + length)

@@ -63,11 +63,10 @@ def without(gpt, part, layer=None, head=None):
     return edited
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_ablation_changes_the_loss_as_edited_weights_do(name, monkeypatch):
-    gpt = random_gpt(CONFIGS[name])
+def test_ablation_changes_the_loss_as_edited_weights_do(each_gpt, monkeypatch):
+    gpt = each_gpt
     # More than one forward pass, or one for each part.
-    monkeypatch.setattr(module, "MAX_TOKENS", 1 if name == "one layer" else 5 * len(TOKENS))
+    monkeypatch.setattr(module, "MAX_TOKENS", 1 if gpt.config.num_layers == 1 else 5 * len(TOKENS))
     found_loss, found = ablation(gpt, TOKENS, part_means(gpt, BATCH), first=FIRST)
     whole = loss(gpt)
     assert found_loss == pytest.approx(whole, abs=1e-5)

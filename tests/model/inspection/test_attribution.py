@@ -1,6 +1,5 @@
 """The parts of a logit are what each part writes, by hand, and their sum is the model's own logit."""
 
-import pytest
 import torch
 from torch import nn
 
@@ -51,14 +50,12 @@ def parts_by_hand(gpt):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", CONFIGS)
-def test_the_parts_are_what_each_writes_and_add_up_to_the_models_own_logit(name):
-    gpt = random_gpt(CONFIGS[name])
-    parts, error = attribution(gpt, trace(gpt, TOKENS))
+def test_the_parts_are_what_each_writes_and_add_up_to_the_models_own_logit(each_gpt):
+    parts, error = attribution(each_gpt, trace(each_gpt, TOKENS))
     found = {part: of_part[:-1].double() for part, of_part in parts.items()}
-    torch.testing.assert_close(found, parts_by_hand(gpt), atol=1e-5, rtol=0)
-    logits = gpt(TOKENS[None])[0, :-1].double().gather(1, TOKENS[1:, None])[:, 0]
-    cap = gpt.config.logit_soft_cap
+    torch.testing.assert_close(found, parts_by_hand(each_gpt), atol=1e-5, rtol=0)
+    logits = each_gpt(TOKENS[None])[0, :-1].double().gather(1, TOKENS[1:, None])[:, 0]
+    cap = each_gpt.config.logit_soft_cap
     total, logits = sum(parts.values()), logits if cap is None else cap * torch.atanh(logits / cap)
     assert 0 < error <= 1e-5 and total[-1].isnan()
     torch.testing.assert_close(total[:-1], logits, atol=1e-5, rtol=0)

@@ -69,8 +69,7 @@ def test_the_edges_between_all_nodes_are_all_weights_of_the_matrices(options):
             add(stream, ("hidden", layer), module.weight)
         add(("hidden", layer), stream, block.feed_forward.down_proj.weight)
     nodes = [node for nodes in nodes_by_module(gpt).values() for node in nodes]
-    found = weights_between(gpt, nodes, list(range(17)))
-    assert sorted(edge[:3] for edge in found) == sorted(expected)
+    assert sorted(edge[:3] for edge in weights_between(gpt, nodes, list(range(17)))) == sorted(expected)
 
 
 def copying_gpt():
@@ -93,8 +92,7 @@ def copying():
 
 def test_the_circuit_is_found_and_is_sufficient_and_necessary(copying):
     assert copying.alone < copying.whole + 0.3 and copying.without > copying.whole + 2
-    kinds = {node.kind for node in copying.off}
-    assert kinds == {"stream", "query", "key", "value"}
+    assert {node.kind for node in copying.off} == {"stream", "query", "key", "value"}
     assert all(64 <= node.number < 128 for node in copying.off if node.kind != "stream")
     assert len(copying.off) < 100  # of 192 + 3 * 192 + 768
     values = {node: response for node, response in copying.responses.items() if node.kind == "value"}

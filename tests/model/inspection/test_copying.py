@@ -12,16 +12,14 @@ from model.inspection.copying import copying_scores, value_norms
 from model.inspection.trace import trace
 from tests.by_hand import ByHand
 from tests.gpts import random_gpt
-from tests.model.pages.architectures import CONFIGS, MODERN, TOKENS
+from tests.model.pages.architectures import MODERN, TOKENS
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", CONFIGS)
-def test_copying_is_that_of_the_whole_vocabulary(name, monkeypatch):
-    gpt = random_gpt(CONFIGS[name])
+def test_copying_is_that_of_the_whole_vocabulary(each_gpt, monkeypatch):
     monkeypatch.setattr(copying, "CHUNK", 16)
-    found = copying_scores(gpt)
-    exact = copy.deepcopy(gpt).double()
+    found = copying_scores(each_gpt)
+    exact = copy.deepcopy(each_gpt).double()
     for module in exact.modules():  # constants that all tokens share
         if getattr(module, "bias", None) is not None and module is not exact.embedding_norm:
             nn.init.zeros_(module.bias)
@@ -57,13 +55,10 @@ def test_heads_that_copy_that_suppress_and_that_write_nothing():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", CONFIGS)
-def test_value_norms_are_those_of_each_keys_vector(name):
-    gpt = random_gpt(CONFIGS[name])
-    found = value_norms(gpt, trace(gpt, TOKENS))
-    K, shared = gpt.config.head_dim, gpt.config.num_heads // gpt.config.num_kv_heads
-    for layer, (block, exact) in enumerate(zip(gpt.blocks, ByHand(gpt, TOKENS.tolist()).layers, strict=True)):
-        matrices = block.attention.output_proj.weight.double().split(K, dim=1)  # one for each head
-        for head, matrix in enumerate(matrices):
+def test_value_norms_are_those_of_each_keys_vector(each_gpt):
+    found, by_hand = value_norms(each_gpt, trace(each_gpt, TOKENS)), ByHand(each_gpt, TOKENS.tolist())
+    K, shared = each_gpt.config.head_dim, each_gpt.config.num_heads // each_gpt.config.num_kv_heads
+    for layer, (block, exact) in enumerate(zip(each_gpt.blocks, by_hand.layers, strict=True)):
+        for head, matrix in enumerate(block.attention.output_proj.weight.double().split(K, dim=1)):
             expected = (exact["values"][head // shared] @ matrix.T).norm(dim=-1)
             torch.testing.assert_close(found[layer, head].double(), expected, atol=1e-4, rtol=0)

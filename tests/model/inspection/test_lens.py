@@ -13,17 +13,15 @@ from model.inspection.lens import predictions
 from model.inspection.trace import trace
 from tests.by_hand import ByHand
 from tests.gpts import random_gpt
-from tests.model.pages.architectures import CONFIGS, MODERN, TOKENS
+from tests.model.pages.architectures import MODERN, TOKENS
 
 TOLERANCE = {"atol": 1e-5, "rtol": 1e-4}
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_surprise_is_that_of_the_models_logits(name):
-    gpt = random_gpt(CONFIGS[name])
-    found = predictions(gpt, trace(gpt, TOKENS))
+def test_surprise_is_that_of_the_models_logits(each_gpt):
+    found = predictions(each_gpt, trace(each_gpt, TOKENS))
     with torch.no_grad():
-        logits = gpt(TOKENS[None])[0]
+        logits = each_gpt(TOKENS[None])[0]
     probabilities = logits.double().softmax(-1)
     for t, following in enumerate(TOKENS[1:].tolist()):
         assert found["bits"][t].item() == pytest.approx(-math.log2(probabilities[t, following]), abs=1e-5)
@@ -37,12 +35,10 @@ def test_surprise_is_that_of_the_models_logits(name):
     assert (final["divergence"][-1].abs() <= 1e-6).all() and final["token"][-1] == logits.argmax(-1).tolist()
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_the_lens_reads_the_sum_of_what_was_added_so_far(name):
-    gpt = random_gpt(CONFIGS[name])
-    exact = ByHand(gpt, TOKENS.tolist())
+def test_the_lens_reads_the_sum_of_what_was_added_so_far(each_gpt):
+    exact = ByHand(each_gpt, TOKENS.tolist())
     streams = [layer[f"stream after {part}"] for layer in exact.layers for part in ("attention", "the block")]
-    found = predictions(gpt, trace(gpt, TOKENS))["lens"]
+    found = predictions(each_gpt, trace(each_gpt, TOKENS))["lens"]
     logs = [exact.read(stream).double().log_softmax(-1) for stream in (exact.stops["residual stream"], *streams)]
     assert found["token"] == [row.argmax(-1).tolist() for row in logs]
     for row, early in enumerate(logs):
