@@ -14,7 +14,7 @@ import html
 import logging
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +29,7 @@ from model.checkpoint import load_gpt, read_checkpoint
 from model.exchange.huggingface import check_tokenizer, from_huggingface, local_folder
 from model.generation import generate
 from model.gpt import GPT
-from model.inspection.ablation import Means, Part, part_means, replaced, without_each
+from model.inspection.ablation import Means, part_means, replaced, without_each
 from model.inspection.archive import AttentionArchive
 from model.inspection.attribution import attribution
 from model.inspection.circuit import Circuit, copying_circuit
@@ -174,10 +174,9 @@ class Glass:
             return [self.read(one, without=names) for one in text]  # type: ignore[misc]
         tokens = self.encode(text)
         means = self.means(tokens) if names else {}
-        parts = {str(part): part for part in means}
-        if unknown := [name for name in names if name not in parts]:
-            raise ValueError(f"the model has no part {unknown[0]!r}: it has {', '.join(parts)}")
-        replacing = {parts[name]: means[parts[name]] for name in names}
+        if unknown := [name for name in names if name not in means]:
+            raise ValueError(f"the model has no part {unknown[0]!r}: it has {', '.join(means)}")
+        replacing = {name: means[name] for name in names}
         return Reading(self, tokens, replacing, changes=[f"without {name}" for name in names])
 
     def encode(self, text: Text) -> Tensor:
@@ -205,7 +204,7 @@ class Glass:
         if len(tokens) < 2:
             raise ValueError("a loss needs a text of at least two tokens")
         loss, changes = without_each(self.gpt, tokens, self.means(tokens))
-        table = {str(part): loss + change for part, change in changes.items()}
+        table = {name: loss + change for name, change in changes.items()}
         return {"nothing": loss} | dict(sorted(table.items(), key=lambda row: -row[1]))
 
     def patch(
@@ -224,15 +223,16 @@ class Glass:
         tokens, other_tokens = self.encode(text), self.encode(other)
         source = position if source is None else source
         layers, heads = self.gpt.config.num_layers, self.gpt.config.num_heads
-        known = [Part(layer, "head", number) for layer in range(layers) for number in range(heads)]
-        part = next((one for one in known if head in ((one.layer, one.head), str(one))), None)
-        if part is None:
+        known = {f"head {layer}.{number}": (layer, number) for layer in range(layers) for number in range(heads)}
+        name = next((name for name, place in known.items() if head in (name, place)), None)
+        if name is None:
             raise ValueError(f"head {head!r} is not (layer, number) of layers 0..{layers - 1} and heads 0..{heads - 1}")
         for place, length in ((position, len(tokens)), (source, len(other_tokens))):
             if not -length <= place < length:
                 raise ValueError(f"there is no token {place} in a text of {length} tokens")
-        given, position = trace(self.gpt, other_tokens).heads[part.layer, source, part.head], position % len(tokens)
-        return Reading(self, tokens, {part: given}, position, [f"{part} patched at token {position}"])
+        (layer, number), position = known[name], position % len(tokens)
+        given = trace(self.gpt, other_tokens).heads[layer, source, number]
+        return Reading(self, tokens, {name: given}, position, [f"{name} patched at token {position}"])
 
     def write(self, prompt: str = "", max_new_tokens: int = 50, *, seed: int | None = None, **options: Any) -> str:
         """Continues a prompt and returns the new text; options as in `model.generation.stream`, such as temperature.
@@ -356,7 +356,7 @@ class Reading:
         self,
         glass: Glass,
         tokens: Tensor,
-        replacing: Mapping[Part, Tensor],
+        replacing: Means,
         position: int | None = None,
         changes: Sequence[str] = (),
     ) -> None:

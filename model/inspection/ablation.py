@@ -8,9 +8,8 @@ forward pass, each in a row of the batch of its own.
 Shapes: B batch, T tokens, L layers, H heads, K head width, D model width.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,54 +24,42 @@ from model.inspection.trace import blocks_of, edited, embedding_tables, hooked, 
 MAX_TOKENS = 8192  # in one forward pass, over all rows
 
 
-@dataclass(frozen=True)
-class Part:
-    """Something that can be replaced.
+Means = dict[str, Tensor]  # by the name of each part: (K,) for a head, else the width of the vectors
 
-    layer: None for a table. name: "head", "feed-forward", or that of a table. head: its number, for a head.
+
+def parts_of(gpt: GPT) -> dict[str, tuple[nn.Module, slice]]:
+    """What can be replaced, in the order in which it acts, by the names that people read: "head 5.2", "feed-forward 3",
+    or that of a table.
+
+    Returns the module that gives it, or for a head the one that reads it, and its columns there.
     """
-
-    layer: int | None
-    name: str
-    head: int | None = None
-
-    def __str__(self) -> str:
-        """As people read it: "head 5.2", "feed-forward 3", or the table's name."""
-        if self.name == "head":
-            return f"head {self.layer}.{self.head}"
-        return f"feed-forward {self.layer}" if self.name == "feed-forward" else self.name
-
-
-Means = dict[Part, Tensor]  # the mean of each part over all positions: (K,) for a head, else the width of the vectors
+    tables = embedding_tables(gpt) | {f"value embeddings {layer}": table for layer, table in value_tables(gpt).items()}
+    parts: dict[str, tuple[nn.Module, slice]] = {name: (table, slice(None)) for name, table in tables.items()}
+    for layer, block in enumerate(blocks_of(gpt)):
+        K = block.attention.head_dim
+        for head in range(block.attention.num_heads):
+            parts[f"head {layer}.{head}"] = block.attention.output_proj, slice(head * K, (head + 1) * K)
+        parts[f"feed-forward {layer}"] = block.feed_forward, slice(None)
+    return parts
 
 
 @torch.no_grad()
 def part_means(gpt: GPT, batch: Tensor) -> Means:
-    """The mean of what each part gives for `batch` (B, T), in the order in which the parts act."""
+    """The mean of what each part gives for `batch` (B, T), over all positions."""
     with undisturbed(gpt), hooked(gpt) as (inputs, outputs):
         gpt.features(batch)
-
-    def mean(x: Tensor) -> Tensor:
-        return x.flatten(0, -2).mean(0)
-
-    means = {Part(None, name): mean(outputs[table]) for name, table in _tables(gpt).items()}
-    for layer, block in enumerate(blocks_of(gpt)):
-        merged = mean(inputs[block.attention.output_proj])
-        for head, vector in enumerate(merged.chunk(block.attention.num_heads)):
-            means[Part(layer, "head", head)] = vector
-        means[Part(layer, "feed-forward")] = mean(outputs[block.feed_forward])
-    return means
+    parts, given = parts_of(gpt), outputs | {module: inputs[module] for module in _readers(gpt)}
+    means = {module: given[module].flatten(0, -2).mean(0) for module in {module for module, _ in parts.values()}}
+    return {name: means[module][columns] for name, (module, columns) in parts.items()}
 
 
-def _tables(gpt: GPT) -> dict[str, nn.Module]:
-    values = {f"value embeddings {layer}": table for layer, table in value_tables(gpt).items()}
-    return {**embedding_tables(gpt), **values}
+def _readers(gpt: GPT) -> set[nn.Module]:
+    """The modules that read what all heads of a layer give."""
+    return {block.attention.output_proj for block in blocks_of(gpt)}
 
 
 @contextmanager
-def replaced(
-    gpt: GPT, vectors: Mapping[Part, Tensor], position: int | None = None, *, apart: bool = False
-) -> Iterator[None]:
+def replaced(gpt: GPT, vectors: Means, position: int | None = None, *, apart: bool = False) -> Iterator[None]:
     """Inside, each of these parts gives its vector.
 
     Args:
@@ -80,16 +67,10 @@ def replaced(
         apart: each in a row of the batch of its own, in their order; the first row of the batch is left as it is.
     """
     edits: dict[nn.Module, list[tuple[tuple, Tensor]]] = {}
-    tokens = slice(None) if position is None else slice(position, position + 1)
-    for row, (part, vector) in enumerate(vectors.items(), start=1):
-        width = slice(None) if part.head is None else slice(part.head * len(vector), (part.head + 1) * len(vector))
-        where = (row if apart else ..., tokens, width)
-        if part.layer is None:
-            module = _tables(gpt)[part.name]
-        else:
-            block = blocks_of(gpt)[part.layer]
-            module = block.feed_forward if part.head is None else block.attention.output_proj
-        edits.setdefault(module, []).append((where, vector))
+    parts, tokens = parts_of(gpt), slice(None) if position is None else slice(position, position + 1)
+    for row, (name, vector) in enumerate(vectors.items(), start=1):
+        module, columns = parts[name]
+        edits.setdefault(module, []).append(((row if apart else ..., tokens, columns), vector))
 
     def edit(module: nn.Module, x: Tensor) -> Tensor:
         x = (x.expand(1 + len(vectors), *x.shape[-2:]) if apart else x).clone()  # positions have no batch axis
@@ -97,19 +78,18 @@ def replaced(
             x[where] = vector
         return x
 
-    heads = {block.attention.output_proj for block in blocks_of(gpt)}  # they read what all heads of a layer give
-    with edited(heads & edits.keys(), edits.keys() - heads, edit):
+    with edited(_readers(gpt) & edits.keys(), edits.keys() - _readers(gpt), edit):
         yield
 
 
 @torch.no_grad()
-def without_each(gpt: GPT, tokens: Tensor, means: Means, *, first: int = 0) -> tuple[float, dict[Part, float]]:
+def without_each(gpt: GPT, tokens: Tensor, means: Means, *, first: int = 0) -> tuple[float, dict[str, float]]:
     """The loss on `tokens` (T,), and by how much it rises when each part in turn is replaced by its mean.
 
     Both are in nats per token, over the predictions made at position `first` and after it; NaN if there are none.
     means: see `part_means`.
     """
-    changes: dict[Part, float] = {}
+    changes: dict[str, float] = {}
     rows, length = max(1, MAX_TOKENS // len(tokens) - 1), max(1, MAX_LOGITS // gpt.head.out_features)
     parts, targets = list(means), tokens[first + 1 :]
     with undisturbed(gpt):
@@ -128,10 +108,10 @@ def without_each(gpt: GPT, tokens: Tensor, means: Means, *, first: int = 0) -> t
 def ablation(gpt: GPT, tokens: Tensor, means: Means, *, first: int = 0) -> tuple[float, dict[str, Any]]:
     """As `without_each`; the changes as {"heads": (L, H), "feed_forward": (L,), "tables": a number by its name}."""
     loss, changes = without_each(gpt, tokens, means, first=first)
-    heads = [change for part, change in changes.items() if part.name == "head"]
-    feed_forward = [change for part, change in changes.items() if part.name == "feed-forward"]
+    heads = [changes.pop(name) for name in [*changes] if name.startswith("head ")]
+    feed_forward = [changes.pop(name) for name in [*changes] if name.startswith("feed-forward ")]
     return loss, {
         "heads": np.array(heads).reshape(len(feed_forward), -1),
         "feed_forward": np.array(feed_forward),
-        "tables": {part.name: change for part, change in changes.items() if part.name not in ("head", "feed-forward")},
+        "tables": changes,
     }

@@ -127,8 +127,7 @@ class Texts:
     def beginning(self, pattern: str) -> list[int]:
         """The tokens whose text begins as a regular expression says."""
         if pattern not in self.beginnings:
-            found = [token for token, label in enumerate(self.labels) if re.match(pattern, label)]
-            self.beginnings[pattern] = found
+            self.beginnings[pattern] = [token for token, label in enumerate(self.labels) if re.match(pattern, label)]
         return self.beginnings[pattern]
 
     def place(self, text: str, character: int) -> int:
@@ -283,7 +282,7 @@ def _tried(gpt: GPT, title: str, texts: Texts, means: Means) -> Effect | str:
     if len(known) < MIN_TEXTS:
         return f"right on only {len(known)} of {len(others)} texts"
     share, looks = _expected(gpt, texts, choosing)
-    heads = [part for part in means if part.name == "head"]
+    heads = [part for part in means if part.startswith("head ")]
 
     def lost(number: int) -> float:
         with replaced(gpt, {heads[number]: means[heads[number]]}):
@@ -303,13 +302,12 @@ def _tried(gpt: GPT, title: str, texts: Texts, means: Means) -> Effect | str:
         return f"the change takes half or more on only {halved} of the {len(known)} texts that it is right on"
     weight = weights[is_right, number].mean().item() if named else 0.0
     weight = weight if weight >= RIGHT else 0.0
-    head = str(named[0]).removeprefix("head ") if named else None
+    head = named[0].removeprefix("head ") if named else None
     usual = before.median().item(), after.median().item()
     shown = int(((before - usual[0]).abs() + (after - usual[1]).abs()).argmin())
     shares, counts = (before[shown].item(), after[shown].item()), (halved, len(known), len(others))
     look, change, question = (sentence.format(head=head, context=texts.context) for sentence in words)
-    parts = [str(part) for part in off]
-    return Effect(title, look, change, question, known[shown], parts, head, weight, shares, usual, counts)
+    return Effect(title, look, change, question, known[shown], off, head, weight, shares, usual, counts)
 
 
 def _expected(gpt: GPT, texts: Texts, trials: Sequence[Trial], changed: bool = False) -> tuple[Tensor, Tensor]:

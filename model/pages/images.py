@@ -56,24 +56,21 @@ def draw_maps(
 ) -> None:
     """A picture of the maps at a step, by default the last; of two models with their difference."""
     steps, maps = choose_maps(shown, step, probe, heads)
+    names = [f"{captures.name}, step {at}" for captures, at in zip(shown, steps, strict=True)]
     if heads is None:
-        grids, (layers, width) = maps, maps[0].shape[:2]
+        layers, width = maps[0].shape[:2]
         rows, columns = [f"layer {layer}" for layer in range(layers)], [f"head {head}" for head in range(width)]
     else:
-        grids = [np.stack([array[head] for head in heads])[:, None] for array in maps]
+        maps = [np.stack([array[head] for head in heads])[:, None] for array in maps]
         rows, columns = [f"head {layer}.{head}" for layer, head in heads], [""]
-    names = [f"{captures.name}, step {at}" for captures, at in zip(shown, steps, strict=True)]
-    difference = None
     if len(shown) == 2:
         names = [f"A: {names[0]}", f"B: {names[1]}"]
-        difference = grids[0] - grids[1]
+        options["differences"] = maps[0] - maps[1]
         columns = [f"{model}, {name}".removesuffix(", ") for model in ("A", "B", "A − B") for name in columns]
     elif heads is not None:  # side by side
-        grids, rows, columns = [grids[0].swapaxes(0, 1)], columns, rows
-    title = f"{'; '.join(names)}: rows attend to columns"
-    layout = {"rows": rows, "columns": columns, "differences": difference}
-    labels = shown[0].probes[probe].labels
-    attention_grid(np.concatenate(grids, axis=1), labels, output, title, **layout, **options)
+        maps, rows, columns = [maps[0].swapaxes(0, 1)], columns, rows
+    title, labels = f"{'; '.join(names)}: rows attend to columns", shown[0].probes[probe].labels
+    attention_grid(np.concatenate(maps, axis=1), labels, output, title, rows=rows, columns=columns, **options)
 
 
 def attention_grid(

@@ -179,7 +179,7 @@ def pack(snapshots: Sequence[tuple[int, GPT]], tokenizer: Mapping[str, Any], pro
         models.append((rounded, means))
         content = bytearray()
         tensors = [_append(content, name, *tensor) for name, tensor in stored.items()]
-        averages = [_append(content, str(part), "float32", [mean]) for part, mean in means.items()]
+        averages = [_append(content, part, "float32", [mean]) for part, mean in means.items()]
         reference = _append(content, "reference", "float32", [logits[positions]])
         blocks.append(base64.b64encode(content).decode())
     manifest = {

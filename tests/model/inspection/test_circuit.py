@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from model.gpt import GPTConfig
-from model.inspection.ablation import Part, replaced
+from model.inspection.ablation import replaced
 from model.inspection.circuit import GatedNodes, find_circuit, nodes_by_module, repeated, weights_between
 from model.pages.circuit import drawing, lines, told
 from tests.gpts import GPT2, random_gpt, repeating_gpt
@@ -40,7 +40,7 @@ def test_a_head_whose_values_are_off_gives_their_mean_everywhere():
     gates = torch.tensor([(node[:2], node.number // 4) != (("value", 0), 2) for node in model.nodes]).float()
     assert gates.sum() == len(gates) - 4  # of head 2
     mean = model.means[gpt.blocks[0].attention.qkv_proj][32 + 8 : 32 + 12]
-    with replaced(gpt, {Part(0, "head", 2): mean}):
+    with replaced(gpt, {"head 0.2": mean}):
         expected = nats(gpt(TEXTS))
     torch.testing.assert_close(model.loss(TEXTS, gates), expected)
 

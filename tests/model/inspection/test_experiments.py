@@ -62,10 +62,10 @@ def test_the_figures_are_what_the_model_computes_for_the_text():
     gpt = repeating_gpt()
     effects, _ = found_in(gpt)
     tokens = torch.tensor([windows(repeated_letters())[0].tokens])
-    means = {str(part): (part, mean) for part, mean in part_means(gpt, tokens).items()}
+    means = part_means(gpt, tokens)
     for effect in effects:
         assert effect.shares[0] == pytest.approx(shares(gpt, effect.trial, effect.trial.text), abs=1e-5)
-        with replaced(gpt, dict(means[name] for name in effect.off)):
+        with replaced(gpt, {name: means[name] for name in effect.off}):
             after = shares(gpt, effect.trial, effect.trial.changed)
         # Only listed tokens count, and those that are not have less than a twentieth.
         assert effect.shares[1] == pytest.approx(after, abs=1e-5) or (effect.shares[1] == 0 and after < 0.05)

@@ -168,9 +168,8 @@ def cross_entropy(logits: torch.Tensor) -> float:
 
 def with_edits(gpt: GPT, edits: list[tuple[str, str]]) -> torch.Tensor:
     """The logits (T, V) when parts give zeros or their mean."""
-    means = {str(part): (part, mean) for part, mean in part_means(gpt, TOKENS[None]).items()}
-    parts = [(means[name], value) for name, value in edits]
-    with replaced(gpt, {part: mean * (value == "mean") for (part, mean), value in parts}):
+    means = part_means(gpt, TOKENS[None])
+    with replaced(gpt, {name: means[name] * (value == "mean") for name, value in edits}):
         return gpt(TOKENS[None])[0]
 
 
