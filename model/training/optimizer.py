@@ -88,8 +88,7 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
             queries, keys = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
             parts[layer.qkv_proj.weight] = [queries, keys, keys]
     used = [group for group in groups.values() if group["params"]]
-    defaults: dict[str, Any] = {"betas": config.betas, "eps": config.epsilon, "weight_decay": config.weight_decay}
-    return MuonAdamW(used, **defaults, parts=parts)
+    return MuonAdamW(used, parts, betas=config.betas, eps=config.epsilon, weight_decay=config.weight_decay)
 
 
 def density_at(step: int, max_steps: int, config: OptimizerConfig) -> float:
@@ -117,19 +116,12 @@ class MuonAdamW(torch.optim.Optimizer):
 
     Args:
         groups: parameter groups; Muon's hold matrices only and have `momentum`.
-        betas, eps: AdamW's. weight_decay: of groups that have none of their own.
         parts: for weights that hold several matrices above each other, the number of rows of each.
+        defaults: AdamW's `betas` and `eps`, and the `weight_decay` of groups that have none of their own.
     """
 
-    def __init__(
-        self,
-        groups: list[dict],
-        betas: tuple[float, float],
-        eps: float,
-        weight_decay: float,
-        parts: dict[Tensor, list[int]],
-    ):
-        super().__init__(groups, {"lr": 0.0, "betas": betas, "eps": eps, "weight_decay": weight_decay, "muon": False})
+    def __init__(self, groups: list[dict], parts: dict[Tensor, list[int]], **defaults: Any):
+        super().__init__(groups, {"lr": 0.0, "muon": False, **defaults})
         self.parts = parts
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
