@@ -53,9 +53,7 @@ def snapshot_with(scores, probes, step=0) -> Snapshot:
     return over_many_windows(replace(snapshot, scores=scores, habits=replace(snapshot.habits, halves=halves)))
 
 
-def learned_captures(
-    layers=2, heads=3, labels=12, steps=(0, 1, 2, 4, 8), seed=0, induction=True, **snapshot
-) -> Captures:
+def learned_captures(layers=2, heads=3, labels=12, steps=(0, 1, 2, 4, 8), seed=0, **snapshot) -> Captures:
     """Head 0.0 becomes a previous-token head, and the last one an induction head; the others keep random maps.
 
     labels: the tokens of the text, or their number.
@@ -72,7 +70,7 @@ def learned_captures(
         for name, size in sizes.items():
             scores = random[name] * (1 + 0.1 * math.log1p(step))
             scores[0, 0] += 2 * math.log1p(step) ** 2 * torch.eye(size).roll(1, 0)
-            if induction and name == "repeated":
+            if name == "repeated":
                 scores[-1, -1, 10:] += math.log1p(step) ** 2 * torch.eye(size)[2:11]
             maps[step][name] = causal_softmax(scores).half().numpy()
         snapshots.append(over_many_windows(snapshot_of(maps[step], probes, step, **snapshot)))
@@ -95,14 +93,8 @@ def measured(captures: Captures) -> Captures:
         for name, probe in captures.probes.items()
     }
     layers, heads = captures.snapshots[0].shape
-    config = GPTConfig(
-        vocab_size=len(vocabulary),
-        context_length=max(len(probe.tokens) for probe in probes.values()),
-        num_layers=layers,
-        num_heads=heads,
-        embed_dim=8 * heads,
-        bigram_buckets=7,
-    )
+    longest = max(len(probe.tokens) for probe in probes.values())
+    config = GPTConfig(len(vocabulary), longest, layers, heads, embed_dim=8 * heads, bigram_buckets=7)
     snapshots, details = [], {}
     for snapshot in captures.snapshots:
         known, gpt = (snapshot.scores, snapshot.habits), random_gpt(config, seed=snapshot.step)

@@ -11,12 +11,8 @@ VALUES = [Node("value", 0, channel) for channel in (7, 8)]
 QUERY, KEY = Node("query", 0, 9), Node("key", 0, 9)
 PREDICTIONS = [Node("prediction", 0, ord(letter)) for letter in "ab"]
 EDGES = [
-    *(
-        Edge(A, LEFT, 1.0, [0.5, -2.0]),
-        Edge(LEFT, VALUES[0], -2.0),
-        Edge(VALUES[0], LEFT, 1.5),
-        Edge(LEFT, PREDICTIONS[0], -0.5),
-    ),
+    *(Edge(A, LEFT, 1.0, [0.5, -2.0]), Edge(LEFT, VALUES[0], -2.0)),
+    *(Edge(VALUES[0], LEFT, 1.5), Edge(LEFT, PREDICTIONS[0], -0.5)),
     *(Edge(B, RIGHT, 1.0), Edge(RIGHT, VALUES[1], 1.0), Edge(VALUES[1], RIGHT, 1.0), Edge(RIGHT, PREDICTIONS[1], 1.0)),
     *(Edge(LEFT, QUERY, 1.0), Edge(RIGHT, KEY, 1.0)),
 ]

@@ -26,13 +26,11 @@ PROBES = {
 ONE = Probe([0], ["a"])
 
 
-def noise_maps(temperature: float, seed: int, probes=PROBES, layers=2, heads_=3) -> dict[str, torch.Tensor]:
+def noise_maps(temperature: float, seed: int, probes=PROBES) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     sizes = {name: len(probe.tokens) for name, probe in probes.items()}
-    return {
-        name: causal_softmax(temperature * torch.randn(layers, heads_, size, size, generator=generator))
-        for name, size in sizes.items()
-    }
+    noise = {name: torch.randn(2, 3, size, size, generator=generator) for name, size in sizes.items()}
+    return {name: causal_softmax(temperature * scores) for name, scores in noise.items()}
 
 
 def following(pattern: str, strength: float = 6.0) -> dict[str, torch.Tensor]:
@@ -71,10 +69,9 @@ def test_a_head_that_follows_a_pattern_gets_its_name_and_others_get_none(pattern
     maps = following(pattern)
     described = describe_heads(maps, PROBES)
     assert names(described) == [[None] * 3, [None, None, pattern]]
-    score = survey_maps(maps, PROBES)[0][pattern][1, 2].item()
-    uniform = survey_maps(maps, PROBES)[1].uniform[pattern]
-    assert f"{score:.2f} of its weight" in described[1][2]["evidence"]
-    assert f"uniform attention: {uniform:.2f}" in described[1][2]["evidence"]
+    scores, habits = survey_maps(maps, PROBES)
+    assert f"{scores[pattern][1, 2]:.2f} of its weight" in described[1][2]["evidence"]
+    assert f"uniform attention: {habits.uniform[pattern]:.2f}" in described[1][2]["evidence"]
     start = "where the text repeats itself, it " if heads.SCORES[pattern].probe == "repeated" else ""
     assert described[1][2]["sentence"].lower().startswith(start + heads.SCORES[pattern].meaning)
 

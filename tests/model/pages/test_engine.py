@@ -45,7 +45,7 @@ def pack(*gpts: GPT, tokenizer: Tokenizer = TOKENIZER) -> live.Packed:
     return live.pack([(50 * i, gpt) for i, gpt in enumerate(gpts)], tokenizer.to_dict(), TOKENS.tolist())
 
 
-def questions(packed: live.Packed, **more) -> dict:
+def questions(packed: live.Packed) -> dict:
     """What every model is asked."""
     tokens, other = TOKENS.tolist(), OTHER.tolist()
     edits = [[{"part": part, "with": value} for part, value in some] for some in EDITS]
@@ -60,7 +60,7 @@ def questions(packed: live.Packed, **more) -> dict:
         ("patchAll", {key: patch[key] for key in ("tokens", "other", "target")}),
     ]
     asks = [(name, {"snapshot": 0} | request) for name, request in asks]
-    return {"manifest": packed.manifest, "texts": packed.blocks, "asks": asks} | more
+    return {"manifest": packed.manifest, "texts": packed.blocks, "asks": asks}
 
 
 def in_node(asked: list) -> list:

@@ -1,8 +1,6 @@
 """Pictures of maps: each weight has its colour and place, labels are legible, and token text is not parsed."""
 
-import io
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,14 +15,6 @@ from matplotlib.text import Text
 from model.pages import images
 from model.pages.describe import visible
 from tests.html_pages import HOSTILE
-
-
-def written(draw, *args, **options) -> bytes:
-    """The PNG that a function of the module writes."""
-    with TemporaryDirectory() as folder:
-        path = Path(folder, "picture.png")
-        draw(*args, path, **options)
-        return path.read_bytes()
 
 
 def test_each_weight_has_its_colour_at_its_place():
@@ -77,20 +67,21 @@ def test_labels_of_different_characters_differ():
     assert len(set(labels.values())) == len(labels)
 
 
-def curves_of(name, steps, scores, formed=None) -> SimpleNamespace:
-    """What is drawn of a run's captures. scores: those of one head over the steps, by name."""
-    snapshots = []
-    for i, step in enumerate(steps):
-        arrays = {score: np.full((1, 1), values[i]) for score, values in scores.items()}
-        snapshots.append(SimpleNamespace(step=step, shape=(1, 1), scores=arrays))
-    return SimpleNamespace(name=name, snapshots=snapshots, formation={score: {} for score in scores} | (formed or {}))
+def drawn_curves(path, formed, name="run", **options) -> np.ndarray:
+    """The picture of a run with one head and one score. formed: the step at which that head did, by its name."""
+    scores = {0: 0.1, 1: 0.2, 2: 0.7, 4: 0.9}
+    snapshots = [
+        SimpleNamespace(step=step, shape=(1, 1), scores={"sink": np.array([[x]])}) for step, x in scores.items()
+    ]
+    run = SimpleNamespace(name=name, snapshots=snapshots, formation={"sink": formed})
+    images.draw_scores([run], path, **options)
+    return imread(path)
 
 
-def test_hostile_text_is_drawn_without_a_warning(recwarn):
-    title = "$\\bad{$ </script>"
-    maps, run = np.zeros((1, 2, len(HOSTILE), len(HOSTILE))), curves_of(title, [0, 1], {"sink": [0, 0]})
-    assert written(images.attention_grid, maps, HOSTILE, title=title).startswith(b"\x89PNG")
-    assert written(images.draw_scores, [run]).startswith(b"\x89PNG")
+def test_hostile_text_is_drawn_without_a_warning(recwarn, tmp_path):
+    title, path = "$\\bad{$ </script>", tmp_path / "picture.png"
+    images.attention_grid(np.zeros((1, 2, len(HOSTILE), len(HOSTILE))), HOSTILE, path, title)
+    assert imread(path).size and drawn_curves(path, {}, title).size
     assert not recwarn.list
 
 
@@ -130,17 +121,11 @@ def test_a_heat_map_has_a_square_for_each_head_and_grey_where_a_model_diverged()
     assert (pixels[half:, half:] == pixels[-1, -1]).all()
 
 
-def test_formed_heads_are_marked_on_the_curves():
-    steps, scores = [0, 1, 2, 4], {"induction": [0.1, 0.2, 0.7, 0.9]}
-
-    def drawn(formed, **options) -> bytes:
-        return written(images.draw_scores, [curves_of("run", steps, scores, formed)], **options)
-
-    plain = drawn({})
-    assert drawn({"induction": {}}) == plain
-    assert drawn({"induction": {"0.0": 2}}, heads=[]) == drawn({}, heads=[])  # a head that is not drawn has no mark
-    marked = imread(io.BytesIO(drawn({"induction": {"0.0": 2}})))
-    changed = np.argwhere((marked != imread(io.BytesIO(plain))).any(-1))
+def test_formed_heads_are_marked_on_the_curves(tmp_path):
+    drawn, formed = partial(drawn_curves, tmp_path / "curves.png"), {"0.0": 2}
+    assert (drawn(formed, heads=[]) == drawn({}, heads=[])).all()  # a head that is not drawn has no mark
+    marked = drawn(formed)
+    changed = np.argwhere((marked != drawn({})).any(-1))
     middle = changed.mean(0) / marked.shape[:2]
     assert 0.2 < middle[0] < 0.6 and len(changed) > 100  # a dot and a note at 0.7, above the middle
 

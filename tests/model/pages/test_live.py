@@ -29,21 +29,20 @@ TOKENIZER = byte_level().to_dict()
 PROBE = TOKENS.tolist()
 
 
+@torch.no_grad()
 def test_rounding_is_within_half_a_step_and_its_cost_is_told(monkeypatch):
     gpt = random_gpt(MODERN)
-    with torch.no_grad():
-        exact = gpt(TOKENS[None])[0].log_softmax(-1)
+    exact = gpt(TOKENS[None])[0].log_softmax(-1)
     for limit, kind, largest in ((live.EXACT_BYTES, "bfloat16", 2**-8), (0, "int8", 0.5 / 127)):
         monkeypatch.setattr(live, "EXACT_BYTES", limit)
         packed = live.pack([(3, gpt)], TOKENIZER, PROBE)
         assert packed.manifest["kind"] == kind and packed.manifest["steps"] == [3]
         rounded = random_gpt(MODERN)
-        with torch.no_grad():
-            for weight, before in zip(rounded.parameters(), gpt.parameters(), strict=True):
-                row = weight.abs().amax(1, keepdim=True)
-                weight.copy_(weight.bfloat16() if kind == "bfloat16" else (weight * 127 / row).round() * row / 127)
-                assert ((weight - before).abs() <= 1.001 * largest * row).all()
-            cost = F.kl_div(rounded(TOKENS[None])[0].log_softmax(-1), exact, reduction="batchmean", log_target=True)
+        for weight, before in zip(rounded.parameters(), gpt.parameters(), strict=True):
+            row = weight.abs().amax(1, keepdim=True)
+            weight.copy_(weight.bfloat16() if kind == "bfloat16" else (weight * 127 / row).round() * row / 127)
+            assert ((weight - before).abs() <= 1.001 * largest * row).all()
+        cost = F.kl_div(rounded(TOKENS[None])[0].log_softmax(-1), exact, reduction="batchmean", log_target=True)
         assert packed.manifest["parity"]["bits"] == [pytest.approx(cost.item() / math.log(2), rel=1e-3)]
 
 

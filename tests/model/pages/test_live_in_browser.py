@@ -166,14 +166,6 @@ def test_a_click_on_a_next_token_writes_it(open_page):
         assert page.locator("#box").input_value() == before + expected
 
 
-TYPED = {  # what is said of it, and how many tokens are read
-    "": ("The box is empty", 1),
-    "x" * 10_000: ("The model reads 32 tokens at once: of these 10,000 it reads the last 32 (grey: not read).", 32),
-    'ab\n<img src=x onerror="alert(1)"></script>': ("of these 42 it reads the last 32", 32),
-    "é😀\udc00\n\u202eabc": ("", 16),
-}
-
-
 @pytest.mark.parametrize("place", ["token", "square"])
 def test_what_is_pointed_at_can_be_deleted(open_page, place):
     page = open_page()
@@ -201,7 +193,13 @@ def test_all_next_tokens_and_the_controls_are_in_sight_with_notes_of_any_length(
 
 def test_any_text_can_be_typed(open_page):
     page = open_page()
-    for text, (said, count) in TYPED.items():
+    typed = {  # what is said of it, and how many tokens are read
+        "": ("The box is empty", 1),
+        "x" * 10_000: ("The model reads 32 tokens at once: of these 10,000 it reads the last 32 (grey: not read).", 32),
+        'ab\n<img src=x onerror="alert(1)"></script>': ("of these 42 it reads the last 32", 32),
+        "é😀\udc00\n\u202eabc": ("", 16),
+    }
+    for text, (said, count) in typed.items():
         put(page.locator("#box"), text)
         assert said in page.locator("#window").inner_text()
         assert page.locator("#editor").evaluate("box => box.scrollTop + box.clientHeight > box.scrollHeight - 2")

@@ -19,6 +19,8 @@ from model.pages.page import attention_page
 from tests.html_pages import HOSTILE, Page
 from tests.measurements import learned_captures, measured, write_archive
 
+CAPTURES = learned_captures()
+
 
 def read(*runs: Captures, **options) -> Page:
     return Page(attention_page(runs, "a title", **options))
@@ -34,7 +36,7 @@ def check_maps(page: Page, captures: Captures, run: int = 0) -> None:
 
 
 def test_each_run_has_its_own_maps_of_every_step():
-    runs = [learned_captures(), replace(learned_captures(seed=1), name="other")]
+    runs = [CAPTURES, replace(learned_captures(seed=1), name="other")]
     page = read(*runs)
     assert [run["name"] for run in page.data["runs"]] == ["demo", "other"]
     for number, captures in enumerate(runs):
@@ -43,11 +45,10 @@ def test_each_run_has_its_own_maps_of_every_step():
 
 
 def test_scores_uniform_values_and_formation_are_those_of_the_captures():
-    captures = learned_captures()
-    run = read(captures).data["runs"][0]
-    assert run["uniform"] == pytest.approx(captures.snapshots[-1].habits.uniform)
-    assert run["formation"] == captures.formation and captures.formation["previous_token"]
-    for capture, snapshot in zip(run["captures"], captures.snapshots, strict=True):
+    run = read(CAPTURES).data["runs"][0]
+    assert run["uniform"] == pytest.approx(CAPTURES.snapshots[-1].habits.uniform)
+    assert run["formation"] == CAPTURES.formation and CAPTURES.formation["previous_token"]
+    for capture, snapshot in zip(run["captures"], CAPTURES.snapshots, strict=True):
         for name, score in snapshot.scores.items():
             np.testing.assert_allclose(capture["scores"][name], score, atol=5.1e-4)
 
@@ -80,7 +81,7 @@ def test_hostile_text_stays_data():
 
 
 def test_the_page_loads_nothing_and_holds_every_module_that_its_program_imports():
-    page = attention_page([learned_captures()], "a title")
+    page = attention_page([CAPTURES], "a title")
     sources = Page(page).modules
     for text in (page, *sources.values()):
         text = text.replace('"http://www.w3.org/2000/svg"', "")  # a name that is never requested
@@ -93,13 +94,13 @@ def test_the_page_loads_nothing_and_holds_every_module_that_its_program_imports(
 
 
 def test_the_page_explains_every_score():
-    scores = read(learned_captures()).data["scores"]
+    scores = read(CAPTURES).data["scores"]
     fields = ("meaning", "glossary", "letter", "probe")
     assert scores == {name: {field: getattr(score, field) for field in fields} for name, score in SCORES.items()}
 
 
 def test_every_step_has_its_details_and_a_description_of_every_head():
-    captures = measured(learned_captures())
+    captures = measured(CAPTURES)
 
     def with_a_token_more(step):
         details = captures.details(step)
@@ -112,21 +113,19 @@ def test_every_step_has_its_details_and_a_description_of_every_head():
         assert details["probes"] == expected["probes"] and details["parts"] == expected["parts"]
         used = {str(token) for row in expected["probes"]["text"]["lens"]["token"] for token in row}
         assert used <= set(details["tokens"]) and "999" not in details["tokens"]
-        described = describe_heads(next(one for one in captures.snapshots if one.step == capture["step"]))
-        assert details["descriptions"] == json.loads(json.dumps(described))
+        assert details["descriptions"] == json.loads(json.dumps(describe_heads(captures.by_step[capture["step"]])))
 
 
 def test_without_details_heads_are_described_and_the_page_opens_with_the_clearest():
-    captures = learned_captures()
-    page = read(captures)
+    page = read(CAPTURES)
     for capture in page.data["runs"][0]["captures"]:
         assert list(json.loads(page.block(capture["details"]))) == ["descriptions"]
-    clearest = opening_view(captures.snapshots[-1], captures.load(8), captures.probes)
-    assert page.data["runs"][0]["opening"] == clearest | {"probe": [*captures.probes].index(clearest["probe"])}
+    clearest = opening_view(CAPTURES.snapshots[-1], CAPTURES.load(8), CAPTURES.probes)
+    assert page.data["runs"][0]["opening"] == clearest | {"probe": [*CAPTURES.probes].index(clearest["probe"])}
 
 
 def test_both_colour_maps_change_lightness_steadily():
-    colours = read(learned_captures()).data["colours"]
+    colours = read(CAPTURES).data["colours"]
     for theme, direction in (("light", -1), ("dark", 1)):
         rgb = np.array([[int(stop[i : i + 2], 16) for i in (1, 3, 5)] for stop in colours[theme]["weights"]])
         assert (direction * np.diff(rgb @ [0.2126, 0.7152, 0.0722]) > 0).all()
@@ -199,14 +198,13 @@ def test_log_spaced_steps_are_dense_where_steps_are_small():
 
 def test_maps_that_cannot_be_shown_are_refused():
     """As two that cannot be compared are, see tests/test_inspect_attention.py."""
-    captures = learned_captures()
     with pytest.raises(ValueError, match="other has no recorded maps"):
-        read(captures, replace(captures, name="other", steps=[]))
+        read(CAPTURES, replace(CAPTURES, name="other", steps=[]))
     with pytest.raises(ValueError, match="do not fit"):
-        read(captures, max_bytes=100_000)
+        read(CAPTURES, max_bytes=100_000)
 
 
 def test_steps_whose_maps_were_removed_keep_their_scores(tmp_path):
-    write_archive(learned_captures(), tmp_path).path(2).unlink()
+    write_archive(CAPTURES, tmp_path).path(2).unlink()
     shown = read(Captures.of(AttentionArchive.open(tmp_path), "demo")).data["runs"][0]["captures"]
     assert ["blocks" in capture for capture in shown] == [True, True, False, True, True]

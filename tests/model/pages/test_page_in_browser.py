@@ -23,6 +23,7 @@ pytestmark = pytest.mark.slow
 STEPS = [0, 1, 2, 4, 8, 16, 32]
 LABELS = ["for", " i", " in", " range", "(", "10", "):", "\n", "    ", "print"] * 2
 capture_steps = partial(learned_captures, labels=LABELS, steps=STEPS)
+CAPTURES, OTHER = capture_steps(), replace(capture_steps(seed=1), name="other")
 
 
 def large_map(page, pane=0) -> str:
@@ -55,7 +56,7 @@ def address(page) -> dict[str, str]:
 
 
 def test_the_badges_are_green_or_red_and_the_manual_has_the_figures(open_page):
-    page = open_page(capture_steps())
+    page = open_page(CAPTURES)
     assert page.locator("#fidelity.good").inner_text() == "✓ maps verified"
     assert page.locator("#causality.good").inner_text() == "✓ cannot see the future"
     page = open_page(capture_steps(causality=0.25, fidelity=0.5))
@@ -82,9 +83,8 @@ def test_a_score_that_was_not_measured_is_a_dash(open_page):
 
 
 def test_pointing_at_a_square_shows_the_recorded_weight(open_page):
-    captures = capture_steps()
-    page = open_page(captures, hash_="#probe=text&head=1.1&step=8")
-    recorded = captures.load(8)["text"][1, 1].astype(float)
+    page = open_page(CAPTURES, hash_="#probe=text&head=1.1&step=8")
+    recorded = CAPTURES.load(8)["text"][1, 1].astype(float)
     for query, key in [(0, 0), (7, 3), (7, 7), (19, 0), (19, 18), (3, 12), (12, 11)]:
         point_at(page, query, key)
         shown = page.locator("#readout").inner_text()
@@ -97,7 +97,7 @@ def test_pointing_at_a_square_shows_the_recorded_weight(open_page):
 
 
 def test_squares_have_the_colour_of_their_weight(open_page):
-    page = open_page(capture_steps(), hash_="#probe=text&head=0.0&step=32&theme=light")
+    page = open_page(CAPTURES, hash_="#probe=text&head=0.0&step=32&theme=light")
     page.mouse.move(0, 0)
     x, y = np.array([place(page, *square) for square in [(10, 9), (9, 10), (10, 3)]], int).T
     previous, future, other = imread(io.BytesIO(page.screenshot()))[y, x, :3]
@@ -105,9 +105,8 @@ def test_squares_have_the_colour_of_their_weight(open_page):
 
 
 def test_the_text_is_shaded_by_the_chosen_token_and_by_what_is_pointed_at_until_the_pointer_leaves(open_page):
-    captures = capture_steps()
-    page = open_page(captures, hash_="#probe=text&head=1.0&step=16&scale=linear&token=3")
-    weights = captures.load(16)["text"][1, 0].astype(float)
+    page = open_page(CAPTURES, hash_="#probe=text&head=1.0&step=16&scale=linear&token=3")
+    weights = CAPTURES.load(16)["text"][1, 0].astype(float)
     spans, chosen = page.locator("#tokens span"), page.locator("#tokens .chosen")
 
     def check(expected, token):
@@ -135,22 +134,20 @@ def test_the_text_is_shaded_by_the_chosen_token_and_by_what_is_pointed_at_until_
 
 
 def test_sorting_puts_the_highest_score_first(open_page):
-    captures = capture_steps()
-    page = open_page(captures)
+    page = open_page(CAPTURES)
     for score in heads.SCORES:
         sort_by(page, score)
         names = page.locator(".thumb .caption span:first-child").all_inner_texts()
-        flat = captures.snapshots[-1].scores[score].ravel()
+        flat = CAPTURES.snapshots[-1].scores[score].ravel()
         assert names == [f"{head // 3}.{head % 3}" for head in np.argsort(-flat.round(3), kind="stable")], score
     sort_by(page, "layer")
     assert page.locator(".thumb").first.get_attribute("aria-label").startswith("layer 0, head 0")
 
 
 def test_heads_are_marked_from_the_step_at_which_they_formed(open_page):
-    captures = capture_steps()
-    formed = captures.formation["previous_token"]["0.0"]
+    formed = CAPTURES.formation["previous_token"]["0.0"]
     assert formed in STEPS[1:-1]
-    page = open_page(captures, hash_="#score=previous_token")
+    page = open_page(CAPTURES, hash_="#score=previous_token")
     marks = page.locator(".thumb").first.locator(".marks")
     for at, step in enumerate(STEPS):
         slide(page, at)
@@ -160,14 +157,13 @@ def test_heads_are_marked_from_the_step_at_which_they_formed(open_page):
 
 
 def test_the_curves_are_clicked_and_are_a_slider_of_the_steps(open_page):
-    captures = capture_steps()
-    page = open_page(captures, hash_="#probe=text&head=0.1&score=induction")
+    page = open_page(CAPTURES, hash_="#probe=text&head=0.1&score=induction")
     curve = page.get_by_role("slider", name="induction, of every head over the steps")
     for step in (0, 4, 32):
         curve.click(position={"x": in_page(page, "curves", f"curve.x({step})") + 1, "y": 100})
         settle(page)
         assert address(page)["step"] == str(step)
-    height = captures.snapshots[5].scores["induction"][1, 2]
+    height = CAPTURES.snapshots[5].scores["induction"][1, 2]
     x, y = in_page(page, "curves", "curve.x(16)"), in_page(page, "curves", f"curve.y({height})")
     curve.click(position={"x": x, "y": y})
     settle(page)
@@ -179,8 +175,7 @@ def test_the_curves_are_clicked_and_are_a_slider_of_the_steps(open_page):
 
 
 def test_the_view_is_kept_in_the_address(open_page):
-    captures = capture_steps()
-    page = open_page(captures)
+    page = open_page(CAPTURES)
     page.locator("#sort").select_option("induction")
     page.get_by_label("layer 1, head 1").click()
     page.get_by_role("button", name="repeated", exact=True).click()
@@ -192,7 +187,7 @@ def test_the_view_is_kept_in_the_address(open_page):
     slide(page, 5, "#slide-b")
     kept = address(page)
     assert kept["head"] == "1.1" and kept["step"] == "4" and kept["against"] == "0.16" and kept["token"] == "4"
-    again = open_page(captures, hash_=page.url[page.url.index("#") :])
+    again = open_page(CAPTURES, hash_=page.url[page.url.index("#") :])
     assert address(again) == kept
     for pane in range(3):
         assert large_map(again, pane) == large_map(page, pane)
@@ -205,20 +200,19 @@ def test_the_view_is_kept_in_the_address(open_page):
     "hash_", ["#step=999999&head=9.9&token=77&probe=none&scale=x&run=5&against=3.x", "#%%%", "#=&=&step="]
 )
 def test_an_invalid_address_is_ignored(open_page, hash_):
-    page = open_page(capture_steps(), hash_=hash_)
+    page = open_page(CAPTURES, hash_=hash_)
     assert page.locator("#slide-a output").inner_text() == "step 32"
 
 
 @pytest.mark.parametrize("runs", [1, 2])
 def test_two_snapshots_or_runs_are_shown_side_by_side_with_their_difference(open_page, runs):
-    one, other = capture_steps(), replace(capture_steps(seed=1), name="other")
     hash_ = "#probe=text&head=0.0&step=32&against=" + ("0.2" if runs == 1 else "1.32&other=same")
-    page = open_page(*[one, other][:runs], hash_=hash_)
+    page = open_page(*[CAPTURES, OTHER][:runs], hash_=hash_)
     assert page.locator(".pane").count() == 3
     if runs == 2:
         titles = page.locator(".pane h3").all_inner_texts()
         assert titles[:2] == ["A: demo, step 32, head 0.0", "B: other, step 32, head 0.0"]
-    a, b = one.load(32), one.load(2) if runs == 1 else other.load(32)
+    a, b = CAPTURES.load(32), CAPTURES.load(2) if runs == 1 else OTHER.load(32)
     for pane in range(3):
         point_at(page, 9, 8, pane)
         expected = [maps["text"][0, 0, 9, 8] for maps in (a, b)]
@@ -226,7 +220,7 @@ def test_two_snapshots_or_runs_are_shown_side_by_side_with_their_difference(open
 
 
 def test_everything_can_be_done_with_the_keyboard(open_page):
-    page = open_page(capture_steps(), hash_="#probe=text&head=0.0")
+    page = open_page(CAPTURES, hash_="#probe=text&head=0.0")
     press(page, "ArrowLeft")
     assert address(page)["step"] == "16"
     press(page, "ArrowDown", "s", "p")
@@ -240,7 +234,7 @@ def test_everything_can_be_done_with_the_keyboard(open_page):
 
 
 def test_a_map_is_saved_as_a_large_light_picture_in_both_themes(open_page, tmp_path):
-    page = open_page(capture_steps(), hash_="#head=0.0&step=32&against=0.0", theme="dark")
+    page = open_page(CAPTURES, hash_="#head=0.0&step=32&against=0.0", theme="dark")
     widths = []
     for dark in (True, False):
         paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -267,13 +261,12 @@ def test_the_page_opens_on_a_head_in_a_sentence_and_a_shaded_token(open_page, mo
     opening = {"probe": "text", "head": 5, "token": 8, "score": "sink"}
     monkeypatch.setattr("model.pages.page.describe_heads", lambda snapshot: described)
     monkeypatch.setattr("model.pages.page.opening_view", lambda *_: opening)
-    captures = capture_steps()
-    page = open_page(captures)
+    page = open_page(CAPTURES)
     says = page.locator("#says").inner_text()
     assert "Layer 1, head 2. This is 1.2." in says and evidence in says
     assert "looks most at line breaks ↵ (41%) and “\u2068(\u2069” (20%)" in says
     assert "the token before (59%)" in says and "the token itself (20%)" in says
-    weights = captures.load(32)["text"][1, 2, 8].astype(float)
+    weights = CAPTURES.load(32)["text"][1, 2, 8].astype(float)
     (reading,) = re.findall("Reading “\u2068····\u2069” .*", says)
     np.testing.assert_allclose(shares(reading), sorted(weights[weights >= 0.1], reverse=True)[:3], atol=0.006)
     assert "Over 20 tokens it looks most" in says
@@ -284,29 +277,27 @@ def test_the_page_opens_on_a_head_in_a_sentence_and_a_shaded_token(open_page, mo
 
 
 def test_in_another_text_the_page_takes_the_clearest_token(open_page):
-    captures = capture_steps()
-    page = open_page(captures, hash_="#probe=repeated&head=0.0")
+    page = open_page(CAPTURES, hash_="#probe=repeated&head=0.0")
     press(page, "p")
     chosen = int(page.locator("#tokens .chosen").get_attribute("data-index"))
-    weights = captures.load(32)["text"][0, 0].astype(float)
+    weights = CAPTURES.load(32)["text"][0, 0].astype(float)
     earlier = np.tril(weights, -1)
     assert earlier[chosen].max() > earlier[:, 1:].max() - 0.01  # no token makes a clearer choice
     assert "it looks at the token before it, " in page.locator("#reading").inner_text()
 
 
 def test_equal_maps_before_and_after_the_first_update_are_explained(open_page):
-    captures = capture_steps()
-    same = replace(captures, load=lambda step: captures.load(max(step, 1)))
+    same = replace(CAPTURES, load=lambda step: CAPTURES.load(max(step, 1)))
     note = "Steps 0 and 1 show the same maps"
     page = open_page(same, hash_="#step=0")
     for at, expected in enumerate([True, True, False]):
         slide(page, at)
         assert (note in page.locator("#stage").inner_text()) == expected
-    assert note not in open_page(captures, hash_="#step=0").locator("#stage").inner_text()
+    assert note not in open_page(CAPTURES, hash_="#step=0").locator("#stage").inner_text()
 
 
 def test_no_meaning_is_in_a_tooltip_alone(open_page):
-    page = open_page(capture_steps())
+    page = open_page(CAPTURES)
     page.locator("#tokens span").nth(4).hover()
     point_at(page, 9, 3)
     assert page.locator("#main [title]:not(#curves *)").count() == 0
@@ -338,7 +329,7 @@ def test_grid_map_text_and_card_are_in_view_together(open_page, layers, count):
 
 
 def test_the_map_stays_while_the_page_scrolls(open_page):
-    page = open_page(capture_steps(), width=1280, height=720)
+    page = open_page(CAPTURES, width=1280, height=720)
     page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
     assert page.evaluate("scrollY") > 100
     (stage,), (controls,) = boxes(page, "#stage"), boxes(page, "#controls")
@@ -346,7 +337,7 @@ def test_the_map_stays_while_the_page_scrolls(open_page):
 
 
 def test_a_phone_shows_text_sentence_map_and_grid_in_this_order(open_page):
-    page = open_page(capture_steps(), width=400, height=800, touch=True)
+    page = open_page(CAPTURES, width=400, height=800, touch=True)
     found = boxes(page, "main > section:visible")
     ids = page.locator("main > section:visible").evaluate_all("all => all.map((e) => e.id)")
     assert ids[:5] == ["text", "says", "stage", "heads", "scores-of-head"]
@@ -368,7 +359,7 @@ FOCUSED = """() => {
 
 @pytest.mark.parametrize(("width", "hash_"), [(1280, ""), (820, ""), (400, "#text=surprise"), (1280, "#against=0.0")])
 def test_the_focus_moves_in_the_order_of_the_eye(open_page, width, hash_):
-    page = open_page(measured(capture_steps()), width=width, height=768, hash_=hash_)
+    page = open_page(measured(CAPTURES), width=width, height=768, hash_=hash_)
     stops = []
     while True:
         page.keyboard.press("Tab")
@@ -393,7 +384,7 @@ def luminance(colour: str) -> float:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_theme_is_that_of_the_system_until_it_is_switched_and_both_have_contrast(open_page, theme):
-    page = open_page(capture_steps(), theme=theme, hash_="#probe=text&head=0.0&token=9")
+    page = open_page(CAPTURES, theme=theme, hash_="#probe=text&head=0.0&token=9")
 
     def contrast(one: str, other: str) -> float:
         low, high = sorted(map(luminance, (one, other)))
@@ -417,14 +408,13 @@ def test_the_theme_is_that_of_the_system_until_it_is_switched_and_both_have_cont
 
 
 def test_the_head_of_the_other_run_is_the_nearest_match_or_chosen(open_page):
-    one = capture_steps()
     order = [4, 2, 0, 5, 1, 3]  # of the other run's heads
 
     def shuffled(maps):
         return {name: some.reshape(6, *some.shape[2:])[order].reshape(some.shape) for name, some in maps.items()}
 
-    other = replace(one, name="other", load=lambda step: shuffled(one.load(step)))
-    page = open_page(one, other, hash_="#head=1.1&against=1.32&other=match")
+    other = replace(CAPTURES, name="other", load=lambda step: shuffled(CAPTURES.load(step)))
+    page = open_page(CAPTURES, other, hash_="#head=1.1&against=1.32&other=match")
     for head in range(6):
         click(page.locator("#grid .thumb").nth(head))
         assert in_page(page, "render", "shown.sides[1].head") == order.index(head)
@@ -434,8 +424,8 @@ def test_the_head_of_the_other_run_is_the_nearest_match_or_chosen(open_page):
 
 
 def test_two_runs_share_their_steps_until_they_are_unlinked(open_page):
-    one, other = capture_steps(), replace(capture_steps(seed=1), name="a run with a long name " * 2)
-    page = open_page(one, other)
+    other = replace(OTHER, name="a run with a long name " * 2)
+    page = open_page(CAPTURES, other)
     slide(page, 2)
     assert page.locator("#slide-b output").inner_text() == "step 2"
     page.get_by_role("button", name="same steps").click()
@@ -479,19 +469,17 @@ def test_one_capture_needs_no_slider_and_no_curves(open_page):
 
 
 def test_runs_without_a_common_step_are_linked_by_the_nearest(open_page):
-    other = capture_steps(seed=1)
-    later = [replace(snapshot, step=snapshot.step + 3) for snapshot in other.snapshots[3:]]
-    steps, load = [snapshot.step for snapshot in later], lambda step: other.load(step - 3)
-    page = open_page(capture_steps(), replace(other, name="other", snapshots=later, steps=steps, load=load))
+    later = [replace(snapshot, step=snapshot.step + 3) for snapshot in OTHER.snapshots[3:]]
+    steps, load = [snapshot.step for snapshot in later], lambda step: OTHER.load(step - 3)
+    page = open_page(CAPTURES, replace(OTHER, snapshots=later, steps=steps, load=load))
     slide(page, 4)
     assert [page.locator(f"#slide-{side} output").inner_text() for side in "ab"] == ["step 8", "step 7"]
 
 
 def test_the_curves_show_the_chosen_head_of_the_other_run_and_what_formed_in_it(open_page):
-    one, other = capture_steps(), replace(capture_steps(seed=1), name="other")
     drawings = []
     for head in ("0.0", "1.1"):
-        page = open_page(one, other, hash_=f"#head=0.1&step=32&against=1.32&other={head}&score=previous_token")
+        page = open_page(CAPTURES, OTHER, hash_=f"#head=0.1&step=32&against=1.32&other={head}&score=previous_token")
         assert f"B, dashed here with its head {head}: 1 formed: 0.0 at" in page.locator("#formed").inner_text()
         drawings.append(page.locator("#curve").inner_html())
     assert drawings[0] != drawings[1]

@@ -12,6 +12,7 @@ from model.pages.captures import Captures
 from model.pages.report import evenly, heads_that_matter, report_page, short, story
 from tests.html_pages import Page
 from tests.measurements import measured, snapshot_with
+from tests.model.pages.browsing import in_page
 
 HOSTILE = "</script><img src=x onerror=alert(1)><!-- \u202e \x00 &amp;"
 NAME = "a run & <more>"
@@ -28,17 +29,20 @@ SAMPLES = [{"step": step, "prompt": "def ", "text": f"{step} {HOSTILE}"} for ste
 CONFIG = f"prompt: {HOSTILE}\n"
 
 
-def captures(sinks=(0.1, 0.9, 0.9)) -> Captures:
+def captures_of(*sinks: float) -> Captures:
     """Two layers of two heads with uniform attention, on a hostile text. The sink scores of head 1.0 are given."""
-    uniform = {name: (np.tri(n) / np.arange(1, n + 1)[:, None]) for name, n in (("text", 10), ("repeated", 9))}
-    maps = {name: np.tile(weights, (2, 2, 1, 1)) for name, weights in uniform.items()}
     probes = {"text": Probe([*range(10)], [HOSTILE] * 10), "repeated": Probe([0] + 2 * [1, 2, 3, 4], ["x"] * 9, 4)}
+    maps = {name: heads.uniform_attention(len(probe.tokens)).repeat(2, 2, 1, 1) for name, probe in probes.items()}
     snapshots = []
     for step, sink in enumerate(sinks):
         scores = {name: np.full((2, 2), 0.1, np.float32) for name in heads.SCORES}
         scores["sink"][1, 0] = sink
         snapshots.append(snapshot_with(scores, probes, step))
     return Captures(NAME, probes, snapshots, lambda step: maps, range(len(sinks)))
+
+
+CAPTURES = captures_of(0.1, 0.9, 0.9)
+MEASURED = measured(CAPTURES)
 
 
 def report(rows=ROWS, samples=SAMPLES, config=CONFIG, captures=None, **more) -> str:
@@ -69,15 +73,15 @@ def test_figures_are_those_of_the_data():
 
 
 def test_the_report_knows_which_heads_formed_and_when():
-    data = Page(report(captures=captures())).data
+    data = Page(report(captures=CAPTURES)).data
     assert {score: heads for score, heads in data["formation"].items() if heads} == {"sink": {"1.0": 1}}
     assert [(chart["title"], chart["score"]) for chart in data["heads"]] == [("sink", "sink")]
-    assert not any(Page(report(captures=captures(sinks=[0.1, 0.1]))).data["formation"].values())
+    assert not any(Page(report(captures=captures_of(0.1, 0.1))).data["formation"].values())
 
 
 def test_scores_that_no_head_passes_are_named_and_not_drawn():
     low = [{"step": 0, "attention/duplicate/layer_0": 0.02, "attention/entropy/layer_0": 0.1}]
-    page = Page(report_page(NAME, [*ROWS, *low], [], captures=captures())).data
+    page = Page(report_page(NAME, [*ROWS, *low], [], captures=CAPTURES)).data
     assert [chart["title"] for chart in page["heads"]] == ["sink", "entropy"] and page["faint"] == ["duplicate"]
     without = Page(report_page(NAME, [*ROWS, *low], [])).data  # without maps nothing is known about uniform attention
     assert len(without["heads"]) == 3 and not without["faint"]
@@ -133,18 +137,17 @@ def test_all_heads_are_listed_and_those_without_effect_in_one_line():
 
 
 def test_what_was_measured_at_the_last_capture_is_in_the_report():
-    taken = measured(captures())
-    data, details = Page(report(captures=taken)).data, taken.details(2)
-    assert data["labels"] == taken.probes["text"].labels and data["step"] == 2
+    data, details = Page(report(captures=MEASURED)).data, MEASURED.details(2)
+    assert data["labels"] == MEASURED.probes["text"].labels and data["step"] == 2
     assert data["details"]["sublayers"] == details["sublayers"] and list(data["details"]["probes"]) == ["text"]
     for name in ("bits", "rank", "top", "top_probability", "lens"):
         assert data["details"]["probes"]["text"][name] == details["probes"]["text"][name]
     assert "attribution" not in data["details"]["probes"]["text"]
-    assert "details" not in Page(report(captures=captures())).data
+    assert "details" not in Page(report(captures=CAPTURES)).data
 
 
 def test_no_text_becomes_markup():
-    text = report(captures=captures())
+    text = report(captures=CAPTURES)
     page = Page(text)
     assert "<img" not in text and "<!-- \u202e" not in text
     assert page.scripts.keys() == {"data", "attention", "importmap", "module"}
@@ -164,35 +167,27 @@ def test_large_numbers_are_short(number, text):
     assert short(number) == text
 
 
-def sample_text(page) -> str:
-    return page.locator("#sample").inner_text()
-
-
-def chart_x(page, step: int) -> float:
-    return page.evaluate(f"import('browser/report.js').then(({{ charts }}) => charts[0].x({step}))")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_report_in_a_browser(open_file, theme):
-    page = open_file(report(captures=measured(captures())), theme=theme)
+    page = open_file(report(captures=MEASURED), theme=theme)
     assert page.title() == page.locator("h1").inner_text() == NAME
     assert page.locator("#facts .value").first.inner_text() == "2.3750"
     assert [page.locator(f"#{group} svg").count() for group in ("charts", "heads", "machine")] == [2, 1, 2]
     assert "sink head 1.0 forms at step 1" in page.locator("#charts svg").first.get_attribute("aria-label")
     assert page.evaluate("document.images.length") == 0
 
-    assert sample_text(page).startswith("def 40 </script><img")
+    assert page.locator("#sample").inner_text().startswith("def 40 </script><img")
     page.locator("#slider").press("ArrowLeft")
-    assert sample_text(page).startswith("def 20 ")
+    assert page.locator("#sample").inner_text().startswith("def 20 ")
 
     box = page.locator("#charts svg").first.bounding_box()
-    page.mouse.move(box["x"] + chart_x(page, 30), box["y"] + 60)
+    page.mouse.move(box["x"] + in_page(page, "report", "charts[0].x(30)"), box["y"] + 60)
     assert page.locator(".key").first.inner_text().split() == ["training", "2.5", "validation", "3.25", "step", "30"]
     assert "0.05" in page.locator("#machine .key").first.inner_text()  # all charts follow
-    before = chart_x(page, 10)
+    before = in_page(page, "report", "charts[0].x(10)")
     page.locator("#scale button").last.click()
-    assert chart_x(page, 10) > before
+    assert in_page(page, "report", "charts[0].x(10)") > before
 
     assert page.locator("#surprised .chosen").count() == 1 and page.locator("#surprised span").count() == 10
     for _ in range(10):
@@ -202,9 +197,8 @@ def test_the_report_in_a_browser(open_file, theme):
     assert page.locator("#expected li.sentence").inner_text().startswith("The model expected: ")
     assert page.locator("#expected li.expected").count() == 2  # its whole vocabulary
     assert page.locator("#lens tbody tr").count() == 5 and page.locator("#lens tbody td").count() == 50
-    ablation = measured(captures()).snapshots[-1].ablation
-    losses = np.maximum(ablation["text"]["heads"], ablation["repeated"]["heads"])
-    worst = np.argmax(losses)
+    ablation = MEASURED.snapshots[-1].ablation
+    worst = np.argmax(np.maximum(ablation["text"]["heads"], ablation["repeated"]["heads"]))
     assert page.locator("#matter li").first.inner_text().startswith(f"head {worst // 2}.{worst % 2}")
 
     frame = page.frame_locator("#frame iframe")
@@ -227,7 +221,7 @@ def test_the_picture_of_a_circuit_is_in_the_report(open_file):
 
 def test_the_arrow_keys_read_a_chart_and_one_sample_has_no_slider(open_file):
     page = open_file(report(samples=SAMPLES[:1]))
-    assert page.locator("#slider").is_hidden() and sample_text(page).startswith("def 20 ")
+    assert page.locator("#slider").is_hidden() and page.locator("#sample").inner_text().startswith("def 20 ")
     page.locator("#charts svg").first.focus()
     for key, step in [("ArrowRight", "40"), ("ArrowLeft", "30"), ("ArrowLeft", "20"), ("ArrowRight", "30")]:
         page.keyboard.press(key)
@@ -242,7 +236,7 @@ def test_a_report_without_maps_or_samples_shows_what_there_is(open_file):
 
 
 def test_the_maps_have_no_scroll_bar_of_their_own_and_a_link(open_file):
-    page = open_file(report(captures=measured(captures())))
+    page = open_file(report(captures=MEASURED))
     page.frame_locator("iframe").locator("html[data-drawn]").wait_for(state="attached")
     page.wait_for_function(
         "() => { const frame = document.querySelector('iframe');"

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 STEPS = [0, 4, 16, 64]
 LABELS = ["for", " i", " in", "\n", "</td><img src=x>", "\u202eabc", "\x00", " range", "(", "10", ")", ":"]
 LAYERS, HEADS = 2, 3
-plain_captures = partial(learned_captures, labels=LABELS, steps=STEPS, induction=False)
+plain_captures = partial(learned_captures, labels=LABELS, steps=STEPS)
 CAPTURES = measured(plain_captures())
 
 
@@ -305,8 +305,8 @@ def test_every_control_and_view_has_a_name(open_page):
 
 
 def test_two_tokens_and_one_head_are_enough(open_page):
-    captures = learned_captures(1, 1, ["a", "b"], STEPS, induction=False)
-    page = open_page(measured(captures), hash_="#probe=text&text=surprise&token=1&order=sink&against=0.4")
+    captures = measured(learned_captures(1, 1, ["a", "b"], STEPS))
+    page = open_page(captures, hash_="#probe=text&text=surprise&token=1&order=sink&against=0.4")
     assert page.locator(".thumb").count() == 1 and page.locator("#tokens span").count() == 2
     assert "the last token" in page.locator("#attribution-what").inner_text()
     assert page.locator("#lenses table").first.locator("td").count() == 2 * 3
