@@ -53,7 +53,9 @@ def snapshot_with(scores, probes, step=0) -> Snapshot:
     return over_many_windows(replace(snapshot, scores=scores, habits=replace(snapshot.habits, halves=halves)))
 
 
-def learned_captures(layers=2, heads=3, labels=12, steps=(0, 1, 2, 4, 8), seed=0, **snapshot) -> Captures:
+def learned_captures(
+    layers=2, heads=3, labels=12, steps=(0, 1, 2, 4, 8), seed=0, induction=True, **snapshot
+) -> Captures:
     """Head 0.0 becomes a previous-token head, and the last one an induction head; the others keep random maps.
 
     labels: the tokens of the text, or their number.
@@ -70,7 +72,7 @@ def learned_captures(layers=2, heads=3, labels=12, steps=(0, 1, 2, 4, 8), seed=0
         for name, size in sizes.items():
             scores = random[name] * (1 + 0.1 * math.log1p(step))
             scores[0, 0] += 2 * math.log1p(step) ** 2 * torch.eye(size).roll(1, 0)
-            if name == "repeated":
+            if induction and name == "repeated":
                 scores[-1, -1, 10:] += math.log1p(step) ** 2 * torch.eye(size)[2:11]
             maps[step][name] = causal_softmax(scores).half().numpy()
         snapshots.append(over_many_windows(snapshot_of(maps[step], probes, step, **snapshot)))

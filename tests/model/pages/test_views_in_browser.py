@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 STEPS = [0, 4, 16, 64]
 LABELS = ["for", " i", " in", "\n", "</td><img src=x>", "\u202eabc", "\x00", " range", "(", "10", ")", ":"]
 LAYERS, HEADS = 2, 3
-plain_captures = partial(learned_captures, labels=LABELS, steps=STEPS)
+plain_captures = partial(learned_captures, labels=LABELS, steps=STEPS, induction=False)
 CAPTURES = measured(plain_captures())
 
 
@@ -305,7 +305,7 @@ def test_every_control_and_view_has_a_name(open_page):
 
 
 def test_two_tokens_and_one_head_are_enough(open_page):
-    captures = measured(learned_captures(1, 1, ["a", "b"], STEPS))
+    captures = measured(learned_captures(1, 1, ["a", "b"], STEPS, induction=False))
     page = open_page(captures, hash_="#probe=text&text=surprise&token=1&order=sink&against=0.4")
     assert page.locator(".thumb").count() == 1 and page.locator("#tokens span").count() == 2
     assert "the last token" in page.locator("#attribution-what").inner_text()
