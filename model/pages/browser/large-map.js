@@ -37,7 +37,10 @@ const paneTitle = ({ name, title }) => (name ? `${name}: ${title}` : title);
 addView(function drawStage() {
   $("stage-title").textContent = headName(shown.head).replace("l", "L");
   $("much").textContent = shown.theme === "dark" ? "Bright" : "Dark";
-  drawSame();
+  // A note says why the first update left the maps as they are, where it did.
+  const [first, second] = mapped[shown.run];
+  const early = shown.at < 2 && second?.step === 1 && first.step === 0;
+  $("same").hidden = !early || !sameBlocks(first.blocks[shown.probe], second.blocks[shown.probe]);
   fillRamp($("ramp"), "weights", ["0%", shown.scale === "sqrt" ? "25%" : "50%", "100%"]);
   const list = panes();
   while ($("panes").children.length > list.length) $("panes").lastChild.remove();
@@ -60,13 +63,6 @@ addView(function drawStage() {
   });
   drawHover();
 });
-
-// Why the first update leaves the maps as they are, where it did.
-function drawSame() {
-  const [first, second] = mapped[shown.run];
-  const early = shown.at < 2 && second?.step === 1 && first.step === 0;
-  $("same").hidden = !early || !sameBlocks(first.blocks[shown.probe], second.blocks[shown.probe]);
-}
 
 function newPane() {
   const over = element("canvas", { className: "over", tabIndex: 0, role: "application" });

@@ -12,8 +12,8 @@ import { quote, signed } from "browser/words.js";
 
 export const probeName = () => PROBES[shown.probe].name;
 const isMeasured = (side) => Boolean(side?.measured?.lens);
-const nameOf = (run) => (RUNS.length > 1 ? `${RUNS[run].name}, ` : "");
-export const titleOf = ({ label, run, capture }) => `${label}${nameOf(run)}step ${capture.step}`;
+export const titleOf = ({ label, run, capture }) =>
+  `${label}${RUNS.length > 1 ? `${RUNS[run].name}, ` : ""}step ${capture.step}`;
 
 // Saves a table of the one or two sides that are shown, with the columns that Python's tables of this name have.
 export function save(table, rowsOf) {

@@ -29,7 +29,10 @@ async function work() {
   while (queue.size) {
     const questions = [...queue.values()];
     workOn(questions.find(({ name }) => !PATIENT.has(name)) ?? questions[0]);
-    await messages();
+    // Lets messages that have come in the meantime be handled. A timer would wait at least four milliseconds.
+    const handled = new Promise((resolve) => (port1.onmessage = resolve));
+    port2.postMessage(null);
+    await handled;
   }
   working = false;
 }
@@ -47,12 +50,4 @@ function workOn(question) {
     queue.delete(id);
     postMessage({ id, error: error.message });
   }
-}
-
-// Lets messages that have come in the meantime be handled. A timer would wait at least four milliseconds.
-function messages() {
-  return new Promise((resolve) => {
-    port1.onmessage = resolve;
-    port2.postMessage(null);
-  });
 }
