@@ -74,11 +74,8 @@ def stream(
     check_integers("tokens", tokens)
     if tokens.ndim != 2 or not tokens.numel():
         raise ValueError(f"tokens must be (B, T), both at least 1, not of shape {tuple(tokens.shape)}")
-    vocab_size = model.config.vocab_size
-    if tokens.min() < 0 or tokens.max() >= vocab_size:
-        raise ValueError(f"token ids must lie in 0..{vocab_size - 1}, not in {tokens.min()}..{tokens.max()}")
-    if stop_token is not None and not 0 <= stop_token < vocab_size:
-        raise ValueError(f"stop_token must lie in 0..{vocab_size - 1}, not {stop_token}")
+    tokens = model.known_ids(tokens)
+    check_range("stop_token", stop_token, 0, model.config.vocab_size - 1)
     check_range("max_new_tokens", max_new_tokens, 1)
     check_range("temperature", temperature, 0)
     check_range("top_k", top_k, 1)

@@ -36,7 +36,7 @@ from model.inspection.circuit import Circuit, copying_circuit
 from model.inspection.experiments import Found, try_all
 from model.inspection.lens import predictions, stages
 from model.inspection.probes import Probe, draw_repeated_probe
-from model.inspection.recorder import Capture, capture, known_ids, one_sequence, take_snapshot
+from model.inspection.recorder import Capture, capture, one_sequence, take_snapshot
 from model.inspection.survey import survey
 from model.inspection.trace import Trace, in_float32, trace
 from model.pages.captures import Captures
@@ -185,7 +185,7 @@ class Glass:
             sequence = one_sequence(self.tokenizer.encode(text) if isinstance(text, str) else text)
         except (ValueError, TypeError, RuntimeError):  # torch has its own words for what is no tensor
             raise ValueError(f"{text!r:.80} is no text of at least one token, nor its ids (T,)") from None
-        (tokens,) = known_ids(self.gpt, sequence)
+        (tokens,) = self.gpt.known_ids(sequence)
         context = self.gpt.config.context_length
         if len(tokens) > context:
             log.warning("The text has %s tokens; the first %s, the model's context, are read.", len(tokens), context)
@@ -265,7 +265,7 @@ class Glass:
     def mean_tokens(self, tokens: Tensor) -> Tensor:
         """The text over which parts are averaged, (1, T): the recorded one, or `tokens` (T,) if none is recorded."""
         known = tokens if self.recording is None else self.recording.probes["text"].tokens
-        return known_ids(self.gpt, one_sequence(known))
+        return self.gpt.known_ids(one_sequence(known))
 
     def means(self, tokens: Tensor) -> Means:
         """What each part gives on average over `mean_tokens`."""

@@ -310,6 +310,13 @@ class GPT(nn.Module):
         gates = torch.sigmoid(self.head(x * (2 / cap)).float())
         return (2 * cap * gates).sub_(cap)
 
+    def known_ids(self, tokens: Tensor) -> Tensor:
+        """The tokens on the model's device. Raises ValueError for ids outside the vocabulary."""
+        if tokens.min() < 0 or tokens.max() >= self.config.vocab_size:
+            allowed = f"0..{self.config.vocab_size - 1}"
+            raise ValueError(f"token ids must lie in {allowed}, not in {tokens.min()}..{tokens.max()}")
+        return tokens.to(self.token_embedding.weight.device)
+
     def num_parameters(self) -> int:
         """Number of weights; a shared one counts once."""
         return sum(parameter.numel() for parameter in self.parameters())

@@ -64,9 +64,9 @@ def capture(gpt: GPT, tokens: Tensor | Sequence[int], *, autocast: torch.dtype |
 
     autocast: run the model under autocast to this type, as mixed-precision training does. None runs it as it is.
 
-    Raises ValueError as `one_sequence` and `known_ids`, and for a sequence that is longer than the model's context.
+    Raises ValueError as `one_sequence` and `GPT.known_ids`, and for a sequence that is longer than the model's context.
     """
-    sequence = known_ids(gpt, one_sequence(tokens))
+    sequence = gpt.known_ids(one_sequence(tokens))
     length = sequence.shape[1]
     calls: list[AttendCall] = []
     weights, errors = [], []
@@ -102,14 +102,6 @@ def one_sequence(tokens: Tensor | Sequence[int]) -> Tensor:
         shape, dtype = tuple(sequence.shape), str(sequence.dtype).removeprefix("torch.")
         raise ValueError(f"one sequence of at least one token is needed, (T,) or (1, T), not {shape} of {dtype}")
     return sequence
-
-
-def known_ids(gpt: GPT, sequence: Tensor) -> Tensor:
-    """The sequence on the model's device. Raises ValueError for ids outside the vocabulary."""
-    vocab_size = gpt.token_embedding.num_embeddings
-    if sequence.min() < 0 or sequence.max() >= vocab_size:
-        raise ValueError(f"token ids must lie in 0..{vocab_size - 1}, not in {sequence.min()}..{sequence.max()}")
-    return sequence.to(gpt.token_embedding.weight.device)
 
 
 def record_snapshot(

@@ -263,7 +263,7 @@ def test_temperature_zero_and_its_limit_take_the_likeliest():
         ({"tokens": torch.tensor([1, 2])}, r"\(2,\)"),
         ({"tokens": torch.zeros(1, 2)}, "float32"),
         ({"shared_draws": 2}, "shared_draws=2 does not divide the number of texts=1"),
-        ({"stop_token": 23}, r"stop_token must lie in 0\.\.22, not 23"),
+        ({"stop_token": 23}, "stop_token must be at least 0 and at most 22, not 23"),
     ],
     ids=str,
 )
