@@ -99,11 +99,9 @@ def check_comparable(
 
 
 def log_spaced(steps: Sequence[int], count: int) -> list[int]:
-    """At most `count` of the ascending steps, including the first and the last, evenly spaced in log(1 + step)."""
+    """At most `count`, 2 or more, of the ascending steps: the first, the last, and others evenly in log(1 + step)."""
     if count >= len(steps):
         return list(steps)
-    if count == 1:
-        return [steps[-1]]
     places = np.log1p(np.array(steps, dtype=float))
     chosen = [0]
     for left in range(count - 1, 0, -1):

@@ -38,7 +38,6 @@ RESTING = {"sink", "current_token"}
 WHOLE, FIRST, SECOND = range(3)  # the parts of a window, as `Habits` has them
 
 Description = dict[str, Any]
-View = dict[str, Any]
 Place = tuple[int, int]  # (layer, head)
 
 
@@ -281,7 +280,7 @@ def _quoted(label: str) -> str:
 
 def opening_view(
     snapshot: Snapshot, maps: Mapping[str, ArrayLike], probes: Mapping[str, Probe], shown: int | None = None
-) -> View:
+) -> dict[str, Any]:
     """The head that teaches most, and the token that shows it: {"head", "probe", "token", "score"}.
 
     head: layer * H + head, of the head about which its pattern says most, which takes a clear pattern and sharp

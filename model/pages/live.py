@@ -120,10 +120,8 @@ def model_page(
     experiments = {"effects": [asdict(effect) for effect in effects], "tried": tried}
     if opening is None:
         opening = opening_text(tokenizer.decode(text.tokens) for text in texts) or probes["text"].tokens
-    title = f"{name}: the model"
-    data = legend(title) | {"opening": opening, "notes": [], "runs": [shown]}
-    elements = [template.json_element("data", data), template.json_element("experiments", experiments)]
-    page = template.fill("live", title, [*elements, *model.elements()])
+    data = legend(f"{name}: the model") | {"opening": opening, "notes": [], "runs": [shown]}
+    page = template.fill("live", data, [template.json_element("experiments", experiments), *model.elements()])
     if (size := len(page.encode())) > MAX_BYTES:
         limit = MAX_BYTES / 1e6
         raise ValueError(f"a page with this model would take {size / 1e6:.1f} MB, and the limit is {limit:.0f} MB")
@@ -252,10 +250,14 @@ def _rounded(gpt: GPT, kind: str) -> tuple[GPT, dict[str, tuple[str, list[Tensor
 def _attention_note(gpt: GPT, tokens: Tensor) -> str:
     """What to say of a model whose `attend` is not the standard attention, which the page computes; else ""."""
     model = copy.deepcopy(gpt).float().cpu()
+
+    def standard_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=True)
+
     with undisturbed(model), torch.no_grad():
         logits = model(tokens)
         for block in blocks_of(model):
-            block.attention.attend = _standard_attention
+            block.attention.attend = standard_attention
         difference = (model(tokens) - logits).abs().max().item()
     if difference <= MAX_DIFFERENCE:
         return ""
@@ -263,8 +265,3 @@ def _attention_note(gpt: GPT, tokens: Tensor) -> str:
         "The page computes standard attention and this model's attend gives something else: "
         f"logits differ by up to {difference:.2g}, so the page does not show what the model does."
     )
-
-
-def _standard_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """As `CausalSelfAttention.attend`, by PyTorch alone."""
-    return F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=True)

@@ -51,7 +51,7 @@ def attention_page(runs: Sequence[Captures], title: str, *, max_bytes: int = MAX
         captures.check_maps()
     check_comparable(runs)
     data = legend(title)
-    room = max_bytes - len(template.fill("page", title, [template.json_element("data", data)]).encode()) - MARGIN
+    room = max_bytes - len(template.fill("page", data).encode()) - MARGIN
     room -= sum(len(json.dumps([run.formation, _curves(run, {})])) for run in runs)
     blocks, length, notes = _fit(runs, room)
     data["notes"] = [*notes, *(f"{run.name}: {sentence}" for run in runs for sentence in warnings(run.snapshots))]
@@ -63,7 +63,7 @@ def attention_page(runs: Sequence[Captures], title: str, *, max_bytes: int = MAX
             numbers[step] = [*range(len(elements), len(elements) + len(texts))]
             elements += [template.json_element(f"block-{numbers[step][i]}", text) for i, text in enumerate(texts)]
         data["runs"].append(about(run, length) | {"captures": _curves(run, numbers)})
-    return template.fill("page", title, [template.json_element("data", data), *elements])
+    return template.fill("page", data, elements)
 
 
 def _fit(runs: Sequence[Captures], room: int) -> tuple[list[Blocks], int, list[str]]:

@@ -85,10 +85,10 @@ def report_page(
     }
     if captures and captures.snapshots:
         data |= {"formation": captures.formation} | last_capture(captures)
-    elements = [template.json_element("data", data)]
+    elements = []
     if captures and captures.steps:
-        elements.append(template.json_element("attention", attention_page([captures], f"{name}: attention")))
-    return template.fill("report", name, elements)
+        elements = [template.json_element("attention", attention_page([captures], f"{name}: attention"))]
+    return template.fill("report", data, elements)
 
 
 def story(rows: Rows, config: Mapping) -> str:

@@ -14,9 +14,10 @@ import base64
 import html
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).parent
 IMPORT = re.compile(r'^import (?:[^"]* from )?"(\S+)";$', re.MULTILINE)
@@ -39,10 +40,10 @@ PALETTES = {
 }
 
 
-def fill(name: str, title: str, elements: Iterable[str]) -> str:
-    """The document `name` with a title and data elements."""
-    document = _document(name).replace("<title></title>", f"<title>{html.escape(title)}</title>", 1)
-    return document.replace("<!-- data -->", "\n".join(elements), 1)
+def fill(name: str, data: Mapping[str, Any], elements: Iterable[str] = ()) -> str:
+    """The document `name` with its data, of which "title" is its title, and more elements."""
+    document = _document(name).replace("<title></title>", f"<title>{html.escape(data['title'])}</title>", 1)
+    return document.replace("<!-- data -->", "\n".join([json_element("data", data), *elements]), 1)
 
 
 def json_element(name: str, value: object) -> str:
