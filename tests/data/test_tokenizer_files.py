@@ -106,8 +106,7 @@ def test_what_published_folders_of_gpt2_hold_is_read(bpe, tmp_path):
     older.mkdir()
     (newer / TOKENIZER).write_text(json.dumps(content))
     (older / "vocab.json").write_text(json.dumps(vocab))
-    merges = "\n".join(["#version: 0.2", *content["model"]["merges"]])
-    (older / "merges.txt").write_text(merges, encoding="utf-8")
+    (older / "merges.txt").write_text("\n".join(["#version: 0.2", *content["model"]["merges"]]), encoding="utf-8")
     assert Tokenizer.from_folder(newer).to_dict() == Tokenizer.from_folder(older).to_dict() == as_gpt2.to_dict()
 
 
@@ -120,14 +119,10 @@ def test_another_name_of_the_token_before_documents_is_known_from_the_config(tmp
     assert Tokenizer.from_folder(tmp_path).end_of_text == 256
 
 
-def change_model(content, **entries):
-    content["model"] |= entries
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: change_model(c, type="Unigram"), "no byte-pair encoding"),
+        (lambda c: c["model"].update(type="Unigram"), "no byte-pair encoding"),
         (lambda c: c.update(normalizer={"type": "NFKC"}), "changes the text"),
         (lambda c: c.update(pre_tokenizer={"type": "Whitespace"}), "splits text by Whitespace"),
         (lambda c: c["model"]["merges"].reverse(), "merge in the order of its ids"),

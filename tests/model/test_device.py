@@ -19,7 +19,7 @@ from model.training.optimizer import OptimizerConfig, build_optimizer
 from tests.gpts import GPT2
 
 MODERN = {"num_kv_heads": 1, "window": 3, "value_embeddings": True, "bigram_buckets": 16, "activation": "swiglu"}
-FAMILIES = pytest.mark.parametrize("options", [{}, MODERN, GPT2], ids=["default", "modern", "gpt2"])
+FAMILIES = {"default": {}, "modern": MODERN, "gpt2": GPT2}
 META = torch.device("meta")
 
 
@@ -47,26 +47,25 @@ class Valueless(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def gpt_without_values(options: dict[str, Any]) -> GPT:
+@pytest.fixture(params=FAMILIES)
+def gpt(request) -> GPT:
     sizes = {"vocab_size": 40, "context_length": 12, "num_layers": 2, "num_heads": 2, "embed_dim": 16}
-    return GPT(GPTConfig(**sizes, **options, dropout=0.1)).to(META)
+    return GPT(GPTConfig(**sizes, **FAMILIES[request.param], dropout=0.1)).to(META)
 
 
 def tokens(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.long, device=META)
 
 
-def test_a_tensor_on_the_cpu_is_noticed():
+def test_a_tensor_on_the_cpu_is_noticed(gpt):
     with pytest.raises(RuntimeError, match="device"):
         torch.zeros(3) + torch.zeros(3, device=META)
     with pytest.raises(RuntimeError, match="device"), Valueless():
-        gpt_without_values({})(torch.zeros(1, 4, dtype=torch.long)) + torch.zeros(40)
+        gpt(torch.zeros(1, 4, dtype=torch.long)) + torch.zeros(40)
 
 
-@FAMILIES
 @pytest.mark.parametrize("algorithm", ["muon", "adamw"])
-def test_a_training_step_needs_no_value_and_no_other_device(options, algorithm):
-    gpt = gpt_without_values(options)
+def test_a_training_step_needs_no_value_and_no_other_device(gpt, algorithm):
     optimizer = build_optimizer(gpt, OptimizerConfig(algorithm=algorithm, weight_decay=0.1))
     for _ in range(2):
         gpt.loss(tokens(3, 12), tokens(3, 12), document_ids=tokens(3, 12)).backward()
@@ -77,10 +76,8 @@ def test_a_training_step_needs_no_value_and_no_other_device(options, algorithm):
     assert states and all(value.is_meta for value in states)
 
 
-@FAMILIES
-def test_a_plain_and_a_cached_pass_need_no_value_and_no_other_device(options):
-    gpt = gpt_without_values(options).eval()
-    cache = new_cache(gpt, 2, 12)
+def test_a_plain_and_a_cached_pass_need_no_value_and_no_other_device(gpt):
+    cache = new_cache(gpt.eval(), 2, 12)
     with torch.no_grad():
         assert gpt(tokens(2, 12), document_ids=tokens(2, 12)).is_meta
         for length in (5, 1, 1):
@@ -89,23 +86,20 @@ def test_a_plain_and_a_cached_pass_need_no_value_and_no_other_device(options):
     assert cache.length == 7 and gpt.loss(tokens(2, 12), tokens(2, 12), reduction="sum").is_meta
 
 
-@FAMILIES
 @pytest.mark.parametrize(
     "choices",
     [{}, {"top_k": 3, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.3, "stop_token": 0}, {"temperature": 0}],
 )
-def test_sampling_stays_on_the_device(options, choices):
+def test_sampling_stays_on_the_device(gpt, choices):
     """The tokens are checked before, and a stop token ends the text: both need values. The context fills up."""
     with Valueless() as values:
-        written = generate(gpt_without_values(options), tokens(2, 3), 11, **choices)
+        written = generate(gpt, tokens(2, 3), 11, **choices)
     assert written.is_meta and written.shape == (2, 14)
     assert values.asked
 
 
-@FAMILIES
-def test_recording_stays_on_the_device_until_the_maps_are_written(options):
+def test_recording_stays_on_the_device_until_the_maps_are_written(gpt):
     """The checks of the tokens, the figures and the maps themselves are values."""
-    gpt = gpt_without_values(options)
     with Valueless() as values:
         taken = capture(gpt, list(range(8)))
     assert taken.weights.device.type == "cpu" and taken.weights.shape == (2, 2, 8, 8)
