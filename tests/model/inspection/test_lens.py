@@ -22,9 +22,10 @@ def test_surprise_is_that_of_the_models_logits(each_gpt):
     with torch.no_grad():
         logits = each_gpt(TOKENS[None])[0]
     probabilities = logits.double().softmax(-1)
-    true, top = probabilities[:-1].gather(1, TOKENS[1:, None]), probabilities.topk(5)
-    torch.testing.assert_close(found["bits"][:-1].double(), -true[:, 0].log2(), atol=1e-5, rtol=0)
-    assert found["rank"] == [*(probabilities[:-1] > true).sum(1).tolist(), None] and found["bits"][-1].isnan()
+    true, top = probabilities[range(len(TOKENS) - 1), TOKENS[1:]], probabilities.topk(5)
+    torch.testing.assert_close(found["bits"][:-1].double(), -true.log2(), atol=1e-5, rtol=0)
+    assert found["rank"] == [*(probabilities[:-1] > true[:, None]).sum(1).tolist(), None]
+    assert found["bits"][-1].isnan()
     assert found["top"] == top.indices.tolist()
     torch.testing.assert_close(found["top_probability"].double(), top.values, **TOLERANCE)
     final = found["lens"]
@@ -35,13 +36,13 @@ def test_the_lens_reads_the_sum_of_what_was_added_so_far(each_gpt):
     exact = ByHand(each_gpt, TOKENS.tolist())
     streams = [layer[f"stream after {part}"] for layer in exact.layers for part in ("attention", "the block")]
     found = predictions(each_gpt, trace(each_gpt, TOKENS))["lens"]
-    logs = [exact.read(stream).double().log_softmax(-1) for stream in (exact.stops["residual stream"], *streams)]
-    assert found["token"] == [row.argmax(-1).tolist() for row in logs]
-    for row, early in enumerate(logs):
-        true = early[:-1].gather(1, TOKENS[1:, None])[:, 0].exp()
-        divergence = F.kl_div(early, logs[-1], log_target=True, reduction="none").sum(-1) / math.log(2)
-        torch.testing.assert_close(found["probability"][row, :-1].double(), true, atol=2e-5, rtol=0)
-        torch.testing.assert_close(found["divergence"][row].double(), divergence, atol=2e-5, rtol=0)
+    rows = [exact.read(stream).double().log_softmax(-1) for stream in (exact.stops["residual stream"], *streams)]
+    logs, final = torch.stack(rows), rows[-1].expand(len(rows), -1, -1)
+    true = logs[:, range(len(TOKENS) - 1), TOKENS[1:]].exp()
+    divergence = F.kl_div(logs, final, log_target=True, reduction="none").sum(-1) / math.log(2)
+    assert found["token"] == logs.argmax(-1).tolist()
+    torch.testing.assert_close(found["probability"][:, :-1].double(), true, atol=2e-5, rtol=0)
+    torch.testing.assert_close(found["divergence"].double(), divergence, atol=2e-5, rtol=0)
 
 
 def test_a_large_vocabulary_is_read_in_small_pieces(monkeypatch):
