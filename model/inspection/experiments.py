@@ -16,7 +16,6 @@ import re
 import string
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -120,14 +119,11 @@ class Texts:
             told = draw.randrange(len(word) // 2, len(word))
             yield word, word[:told], word[told]
 
-    @cached_property
-    def labels(self) -> list[str]:
-        return [self.tokenizer.label(token) for token in range(self.tokenizer.vocab_size)]
-
     def beginning(self, pattern: str) -> list[int]:
         """The tokens whose text begins as a regular expression says."""
         if pattern not in self.beginnings:
-            self.beginnings[pattern] = [token for token, label in enumerate(self.labels) if re.match(pattern, label)]
+            tokens = range(self.tokenizer.vocab_size)
+            self.beginnings[pattern] = [one for one in tokens if re.match(pattern, self.tokenizer.label(one))]
         return self.beginnings[pattern]
 
     def place(self, text: str, character: int) -> int:
@@ -137,7 +133,7 @@ class Texts:
 
     def trial(self, tokens: list[int], following: int, changed: list[int], source: int | None = None) -> Trial:
         texts = self.tokenizer.decode(tokens), self.tokenizer.decode(changed)
-        return Trial(texts[0], [following], self.labels[following], texts[1], source)
+        return Trial(texts[0], [following], self.tokenizer.label(following), texts[1], source)
 
 
 @experiment(

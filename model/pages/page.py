@@ -32,7 +32,6 @@ MAX_BYTES = 25_000_000
 MARGIN = 20_000  # bytes for the notes, the runs' sizes and the texts of their probes
 MIN_STEPS = 12  # the fewest steps that are kept before the text is cut
 MIN_TOKENS = 8
-
 ROUNDED_DIGITS = ".2g"  # of other measurements where space is short
 
 Blocks = dict[int, list[str]]  # by step each probe's maps, and the details, in base64
