@@ -17,10 +17,10 @@ import math
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from model.gpt import GPT
-from model.inspection.trace import Trace, before_norm, blocks_of
+from model.inspection.trace import Trace, before_norm, blocks_of, scale_of
 
 
 @torch.no_grad()
@@ -39,8 +39,10 @@ def attribution(gpt: GPT, trace: Trace, targets: Tensor | None = None) -> tuple[
     rows = gpt.head.weight[targets]
     # (N, D): what features, the residual stream and what the embedding norm gets are multiplied with, to get the logit.
     of_features = _double(rows)
-    of_stream = _before_fixed_norm(gpt.final_norm, trace.residual[-1, :N], of_features)
-    of_tables = _before_fixed_norm(gpt.embedding_norm, trace.embeddings[:N], of_stream)
+    ends = scale_of(gpt.final_norm, _double(trace.residual[-1, :N]))
+    begins = scale_of(gpt.embedding_norm, _double(trace.embeddings[:N]))
+    of_stream = before_norm(gpt.final_norm, of_features) * ends
+    of_tables = before_norm(gpt.embedding_norm, of_stream) * begins
     parts: dict[str, Tensor] = {}
 
     def add(name: str, vectors: Tensor | None, direction: Tensor = of_stream) -> None:
@@ -71,16 +73,6 @@ def attribution(gpt: GPT, trace: Trace, targets: Tensor | None = None) -> tuple[
     errors = (torch.stack(list(parts.values())).sum(0) - _double(logits)).abs()
     error = errors.max().item() if N else math.nan
     return {name: F.pad(part, (0, len(trace.tokens) - N), value=math.nan) for name, part in parts.items()}, error
-
-
-def _before_fixed_norm(norm: nn.Module, x: Tensor, direction: Tensor) -> Tensor:
-    """As `before_norm`, times the norm's scale of x (..., D)."""
-    x, direction = _double(x), before_norm(norm, direction)
-    if isinstance(norm, nn.LayerNorm):
-        return direction * torch.rsqrt(x.var(-1, correction=0, keepdim=True) + norm.eps)
-    if isinstance(norm, nn.RMSNorm):
-        return direction * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.eps)
-    return direction
 
 
 def _double(x: Tensor) -> Tensor:

@@ -9,11 +9,10 @@ Shapes: L layers, H heads, H_kv key and value heads, T tokens, D model width, K 
 import math
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from model.gpt import GPT
-from model.inspection.trace import Trace, before_norm, blocks_of, value_tables
+from model.inspection.trace import Trace, before_norm, blocks_of, scale_of, value_tables
 
 CHUNK = 8192  # tokens of the vocabulary at a time
 
@@ -42,16 +41,14 @@ def copying_scores(gpt: GPT) -> Tensor:
     for tokens in torch.arange(gpt.head.out_features, device=gpt.head.weight.device).split(CHUNK):
         unembedding = before_norm(gpt.final_norm, gpt.head.weight[tokens])  # (tokens, D)
         embedding = gpt.embedding_norm(gpt.token_embedding.weight[tokens])
-        through_stream += unembedding.mT @ _normalised(blocks_of(gpt)[0].attention_norm, embedding)
+        through_stream += unembedding.mT @ (embedding * scale_of(blocks_of(gpt)[0].attention_norm, embedding))
         for layer, table in tables.items():
             through_table[layer] += unembedding.mT @ table[tokens]
     products = []
     for layer, block in enumerate(blocks_of(gpt)):
         attention = block.attention
         H, H_kv, K = attention.num_heads, attention.num_kv_heads, attention.head_dim
-        value = attention.qkv_proj.weight[-H_kv * K :]
-        if (weight := getattr(block.attention_norm, "weight", None)) is not None:
-            value = value * weight
+        value = before_norm(block.attention_norm, attention.qkv_proj.weight[-H_kv * K :])
         to_values = through_stream @ value.mT  # (D, H_kv K): the logits' direction of each value
         if layer in tables:
             to_values = to_values + through_table[layer]
@@ -79,10 +76,3 @@ def value_norms(gpt: GPT, trace: Trace) -> Tensor:
         output = block.attention.output_proj.weight.unflatten(1, (len(values), -1))  # (D, H, K)
         norms.append(torch.einsum("htk,dhk->htd", values, output).norm(dim=-1))
     return torch.stack(norms).cpu()
-
-
-def _normalised(norm: nn.Module, x: Tensor) -> Tensor:
-    """The norm of x without the norm's weight and bias."""
-    if isinstance(norm, nn.LayerNorm):
-        return F.layer_norm(x, x.shape[-1:], eps=norm.eps)
-    return F.rms_norm(x, x.shape[-1:], eps=norm.eps) if isinstance(norm, nn.RMSNorm) else x

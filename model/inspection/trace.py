@@ -112,6 +112,15 @@ def before_norm(norm: nn.Module, direction: Tensor) -> Tensor:
     return direction - direction.mean(-1, keepdim=True) if isinstance(norm, nn.LayerNorm) else direction
 
 
+def scale_of(norm: nn.Module, x: Tensor) -> Tensor:
+    """What a norm multiplies x (..., D) with besides its weight, (..., 1)."""
+    if isinstance(norm, nn.LayerNorm):
+        return torch.rsqrt(x.var(-1, correction=0, keepdim=True) + norm.eps)
+    if isinstance(norm, nn.RMSNorm):
+        return torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.eps)
+    return torch.ones_like(x[..., :1])
+
+
 def blocks_of(gpt: GPT) -> list[Block]:
     """The blocks of a model, with the type that an nn.ModuleList does not tell."""
     return cast(list[Block], list(gpt.blocks))
