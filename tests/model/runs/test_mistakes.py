@@ -175,10 +175,7 @@ LOADER = "DataLoader worker (pid(s) 1, 2) exited unexpectedly. See the log.\nmor
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: tried 9 bytes"), MemoryError, "out of memory"),
         (RuntimeError("DefaultCPUAllocator: not enough memory: tried 9 bytes"), MemoryError, "out of memory"),
         (RuntimeError(LOADER), ChildProcessError, "(DataLoader worker (pid(s) 1, 2) exited unexpectedly), often"),
-        *(
-            (OSError(number, "full"), OSError, "full: make room")
-            for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        ),
+        *((OSError(code, "full"), OSError, "full: make room") for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)),
     ],
     ids=repr,
 )

@@ -1,7 +1,6 @@
 """The attention maps that a run records: on which tokens, in which precision, and after a resume."""
 
 import csv
-import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,19 +14,14 @@ from model.runs.recording import AttentionRecording
 from scripts.inspect_attention import main as inspect_attention
 
 
-def captures(run: str) -> list[dict]:
-    return [json.loads(line) for line in Path(run, "attention", "scores.jsonl").read_text().splitlines()]
-
-
 def test_maps_are_compared_with_the_kernel_that_trains(train, trained):
     Path("probe.txt").write_text("the model reads a text")
     options = ["--trainer.precision=bf16-mixed", "--attention.probe_text=@probe.txt", "--trainer.max_steps=4"]
     assert train("--name=run", *options) == 0
     for run, kernel, most in ((trained(), "float32", 1e-5), ("runs/run", "bfloat16", 2e-2)):
-        taken = captures(run)
-        assert {capture["precision"] for capture in taken} == {kernel}
-        assert all(capture["fidelity"] <= most and capture["causality"] == 0 for capture in taken)
-    archive = AttentionArchive.open(Path("runs/run/attention"))
+        archive = AttentionArchive.open(Path(run, "attention"))
+        assert {snapshot.precision for snapshot in archive.snapshots} == {kernel}
+        assert all(snapshot.fidelity <= most and snapshot.causality == 0 for snapshot in archive.snapshots)
     assert bytes(archive.probes["text"].tokens).decode() == "the mode"  # the person's own text
     assert all(snapshot.ablation is not None for snapshot in archive.snapshots)
     for step in archive.steps:
@@ -44,7 +38,7 @@ def test_every_validation_draws_the_maps_and_a_resumed_run_removes_later_ones(tr
     (checkpoints / "previous.ckpt").replace(checkpoints / "last.ckpt")  # step 6
     assert train("--resume=runs/run", "--trainer.val_check_interval=7", "--trainer.max_steps=7") == 0
     assert sorted(path.stem for path in folder.glob("*.png")) == ["step_00000004", "step_00000007"]
-    assert [capture["step"] for capture in captures("runs/run")] == [0, 1, 2, 4, 7]
+    assert AttentionArchive.open(folder).steps == [0, 1, 2, 4, 7]
 
 
 def started(folder: Path, encode, length: int, is_global_zero: bool = True) -> AttentionRecording:
@@ -101,12 +95,8 @@ def test_a_probe_text_that_begins_with_an_at_sign_names_a_file(tmp_path):
     path.write_text("and/or é", encoding="utf-8")
     assert AttentionRecording(probe_text=f"@{path}").text == "and/or é"
     path.write_bytes(b"\xff")
-    for name, reason in (
-        (path, "not UTF-8"),
-        (tmp_path / "none", "No such file"),
-        ("x" * 5000, "name too long"),
-        ("", ""),
-    ):
+    reasons = {path: "not UTF-8", tmp_path / "none": "No such file", "x" * 5000: "name too long", "": ""}
+    for name, reason in reasons.items():
         with pytest.raises(ValueError, match=rf"attention\.probe_text: cannot read the file {name}: .*{reason}"):
             AttentionRecording(probe_text=f"@{name}")
 

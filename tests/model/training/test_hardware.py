@@ -10,25 +10,20 @@ from model.training.hardware import compile_where_it_pays, fast_precision, missi
 
 
 @pytest.mark.parametrize(
-    ("name", "precision", "peak"),
+    ("device", "name", "precision", "peak"),
     [
-        ("NVIDIA H100 80GB HBM3", "bf16-mixed", 989.4e12),
-        ("NVIDIA H200", "bf16-mixed", 989.4e12),
-        ("NVIDIA A100-SXM4-80GB", "bf16-mixed", 312e12),
-        ("NVIDIA H200", "32-true", None),
+        ("cuda", "NVIDIA H100 80GB HBM3", "bf16-mixed", 989.4e12),
+        ("cuda", "NVIDIA H200", "bf16-mixed", 989.4e12),
+        ("cuda", "NVIDIA A100-SXM4-80GB", "bf16-mixed", 312e12),
+        ("cuda", "NVIDIA H200", "32-true", None),
+        ("cpu", "NVIDIA H200", "bf16-mixed", None),  # unknown, also beside a GPU
     ],
 )
-def test_the_peak_is_that_of_dense_matrices_on_all_devices_together(monkeypatch, name, precision, peak):
+def test_the_peak_is_that_of_dense_matrices_on_all_devices_together(monkeypatch, device, name, precision, peak):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: name)
-    strategy = SimpleNamespace(root_device=torch.device("cuda", 0))
+    strategy = SimpleNamespace(root_device=torch.device(device))
     trainer = SimpleNamespace(strategy=strategy, precision=precision, world_size=8)
-    found = peak_flops(trainer)
-    assert found == (peak and pytest.approx(8 * peak))
-
-
-def test_the_peak_of_a_cpu_is_unknown():
-    trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")), world_size=1)
-    assert peak_flops(trainer) is None
+    assert peak_flops(trainer) == (peak and pytest.approx(8 * peak))
 
 
 @pytest.mark.parametrize(("accelerator", "asked"), [("gpu", "cuda"), ("cuda", "cuda"), ("cpu", "cpu"), ("mps", "mps")])

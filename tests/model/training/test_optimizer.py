@@ -21,7 +21,6 @@ from tests.gpts import GPT2
 
 @pytest.mark.parametrize("shape", [(1, 4, 4), (3, 16, 64), (2, 48, 48)])
 def test_orthogonalize_gives_the_polar_factor(shape):
-    torch.manual_seed(0)
     u, _, vh = torch.linalg.svd(torch.randn(shape, dtype=torch.float64), full_matrices=False)
     # Known singular values, within the range that is promised: the largest is below the Frobenius norm.
     values = torch.linspace(0.1, 1, shape[1], dtype=torch.float64)
@@ -30,7 +29,6 @@ def test_orthogonalize_gives_the_polar_factor(shape):
 
 
 def test_orthogonalize_does_not_depend_on_scale_and_keeps_zero():
-    torch.manual_seed(0)
     matrices = torch.randn(2, 8, 32)
     torch.testing.assert_close(orthogonalize(matrices * 2**-20), orthogonalize(matrices), atol=0.01, rtol=0)
     assert orthogonalize(torch.zeros(1, 4, 8)).abs().max() == 0
@@ -59,7 +57,6 @@ OTHERS: dict = {"weight_decay": 0.0, "parts": {}}
 
 @pytest.mark.parametrize("shape", [(8, 8), (24, 8), (8, 24)])
 def test_the_first_muon_step_moves_every_direction_by_the_same_amount_after_decay(shape):
-    torch.manual_seed(0)
     start, gradient = torch.randn(shape), torch.randn(shape)
     for decay in (0.0, 0.5):
         weight = torch.nn.Parameter(start.clone())
@@ -72,7 +69,6 @@ def test_the_first_muon_step_moves_every_direction_by_the_same_amount_after_deca
 
 def test_queries_keys_and_values_of_one_weight_move_as_matrices_of_their_own():
     """Otherwise the values, whose gradient is the largest at first, would leave nothing for the queries and keys."""
-    torch.manual_seed(0)
     config = GPTConfig(vocab_size=8, context_length=8, num_layers=1, num_heads=4, num_kv_heads=2, embed_dim=32)
     gpt = GPT(config)
     optimizer = build_optimizer(gpt, OptimizerConfig(matrix_learning_rate=0.1))
@@ -87,7 +83,6 @@ def test_queries_keys_and_values_of_one_weight_move_as_matrices_of_their_own():
 
 
 def test_matrices_updated_as_one_batch_move_as_each_does_alone():
-    torch.manual_seed(0)
     shapes = [(6, 6), (6, 12), (12, 6), (6, 6), (12, 6)]
     weights = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
     alone = [torch.nn.Parameter(weight.detach().clone()) for weight in weights]
@@ -105,7 +100,6 @@ def test_matrices_updated_as_one_batch_move_as_each_does_alone():
 
 
 def test_other_weights_move_as_with_torchs_adamw():
-    torch.manual_seed(0)
     ours, theirs = (torch.nn.Parameter(torch.ones(5, 3)) for _ in range(2))
     group = {"lr": 0.01, "weight_decay": 0.1}
     optimizers = [
@@ -141,7 +135,6 @@ def sparse_steps(gpt, density, seeds):
 
 
 def test_a_sparse_update_is_the_usual_one_and_keeps_what_the_loss_needs_most():
-    torch.manual_seed(0)
     gpt = GPT(GPTConfig(vocab_size=40, context_length=8, num_layers=2, num_heads=2, embed_dim=32, bias=True))
     sparse_steps(gpt, 1.0, range(5))
     dense = copy.deepcopy(gpt)
@@ -160,7 +153,6 @@ def test_a_sparse_update_is_the_usual_one_and_keeps_what_the_loss_needs_most():
 
 def test_a_sparse_run_from_its_first_update_on_loses_no_matrix():
     """As drawn, matrices before one of zeros have no gradients yet: they must not be lost for that."""
-    torch.manual_seed(0)
     gpt = GPT(GPTConfig(vocab_size=40, context_length=8, num_layers=2, num_heads=2, embed_dim=32))
     sparse_steps(gpt, 0.2, range(6))
     assert all(weight.any() for weight in gpt.parameters())
