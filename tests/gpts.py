@@ -1,5 +1,6 @@
-"""GPTs for the tests, of both families, with random numbers in every weight."""
+"""GPTs for the tests, of both families, with random numbers in every weight, and their checkpoints."""
 
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from data.tokenizers import byte_level
 from model.exchange.huggingface import to_huggingface
 from model.gpt import GPT, GPTConfig
 
@@ -60,3 +62,19 @@ def repeating_gpt(period: int = 8) -> GPT:
         gpt.head.weight[:, read] = one_hot
         gpt.head.weight[[*range(97), *range(123, 257)]] = 0  # it knows small letters only
     return gpt
+
+
+def save_checkpoint(path: Path, gpt: GPT, step: int = 7) -> None:
+    """Writes the GPT, with a tokenizer of bytes, as training writes it but without the optimizer."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    checkpoint = {
+        "state_dict": {f"gpt.{name}": weight for name, weight in gpt.state_dict().items()},
+        "gpt_config": asdict(gpt.config),
+        "tokenizer": byte_level().to_dict(),
+        "global_step": step,
+    }
+    torch.save(checkpoint, path)
+
+
+def change_checkpoint(path: Path, **entries: object) -> None:
+    torch.save(torch.load(path, weights_only=True) | entries, path)

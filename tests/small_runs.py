@@ -34,10 +34,14 @@ def small_options(text: Path, cache: Path) -> list[str]:
     return [f"--config={config}", f"--data.files={text}", f"--data.cache_dir={cache}", *SMALL.split()]
 
 
+def csv_rows(path: str | Path) -> list[dict[str, str]]:
+    with Path(path).open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
 def metrics(run_dir: str | Path) -> list[dict[str, str]]:
     """Rows of a run's metrics.csv, without the columns that depend on how fast the machine is."""
-    with Path(run_dir, "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(Path(run_dir, "metrics.csv"))
     return [{k: v for k, v in row.items() if k not in ("tokens_per_second", "mfu")} for row in rows]
 
 
@@ -49,16 +53,14 @@ def final_state(run: str | Path) -> dict:
 def assert_same(left, right, where="checkpoint"):
     """Equal, bit for bit, however deep."""
     assert type(left) is type(right), where
+    if isinstance(left, (list, tuple)):
+        left, right = dict(enumerate(left)), dict(enumerate(right))
     if isinstance(left, torch.Tensor):
         assert torch.equal(left, right), where
     elif isinstance(left, dict):
         assert left.keys() == right.keys(), where
         for key in left:
             assert_same(left[key], right[key], f"{where}.{key}")
-    elif isinstance(left, (list, tuple)):
-        assert len(left) == len(right), where
-        for i, (a, b) in enumerate(zip(left, right, strict=True)):
-            assert_same(a, b, f"{where}.{i}")
     else:
         assert left == right, where
 

@@ -1,11 +1,8 @@
-"""What a person can do with a run, or a checkpoint, that came from a stranger."""
+"""What a file that came from a stranger may try, and a limit for the memory that reading it takes."""
 
-import hashlib
-import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-
-RUN = "runs/run"
-ONE_STEP = ("--name=new", "--trainer.max_steps=13")
 
 
 class Calls:
@@ -26,34 +23,15 @@ def doubled(times: int) -> list:
     return value
 
 
-# Every program that opens what a stranger wrote, and what a person types. A new one is one line.
-ENTRIES = {
-    "resume": ("train", f"--resume={RUN}", "--trainer.max_steps=13"),
-    "start": ("train", f"--config={RUN}/config.yaml", f"--ckpt_path={RUN}/checkpoints/best.ckpt", *ONE_STEP),
-    "validate": ("train", "validate", f"--ckpt_path={RUN}"),
-    "generate": ("scripts.generate", "--checkpoint", RUN, "--max_new_tokens", "5"),
-    "walk": ("scripts.walk", "--checkpoint", RUN, "--prompt", "the text"),
-    "read a prompt": ("scripts.inspect_attention", "--checkpoint", RUN, "--prompt", "the text"),
-    "inspect": ("scripts.inspect_attention", "--run", RUN),
-    "compare": ("scripts.inspect_attention", "--run", RUN, "--compare", RUN),
-    "table": ("scripts.inspect_attention", "--run", RUN, "--measure", "lens", "--output", "table.csv"),
-    "report": ("scripts.report", "--run", RUN),
-    "live": ("scripts.inspect_attention", "--live", "--run", RUN),
-    "evaluate": ("scripts.evaluate", "--checkpoint", RUN),
-    "export": ("scripts.convert_huggingface", "export", RUN, "exported"),
-}
+@contextmanager
+def limited_memory(more: int = 2**30) -> Iterator[None]:
+    """Within, this process can take `more` bytes than it has, and no more: allocations fail then. Linux only."""
+    import resource  # Windows has none
 
-
-def call(entry: tuple[str, ...]) -> int:
-    """The exit status of a program, run in this process."""
-    module, *arguments = entry
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more, before[1]))
     try:
-        return importlib.import_module(module).main(arguments)
-    except SystemExit as end:
-        return end.code
-
-
-def files_below(folder: Path) -> dict[str, str]:
-    """A digest of every file's content."""
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)

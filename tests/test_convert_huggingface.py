@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shlex
 
 import pytest
 import torch
@@ -11,9 +12,8 @@ from model.checkpoint import load_gpt
 from model.exchange.huggingface import to_huggingface
 from model.gpt import GPTConfig
 from scripts.convert_huggingface import main
-from tests.checkpoints import save_checkpoint
 from tests.command_lines import call, refused
-from tests.gpts import GPT2, random_gpt
+from tests.gpts import GPT2, random_gpt, save_checkpoint
 
 pytest.importorskip("safetensors.torch")
 
@@ -59,32 +59,28 @@ def test_a_model_without_tokenizer_takes_the_named_one(gpt, tmp_path, capsys):
     assert load_gpt(tmp_path / "our.ckpt")[1]["tokenizer"] == byte_level().to_dict()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["import", "small", "new.ckpt"], "the tokenizer has 257 tokens, more than the model, which has 200"),
-        (["import", "gpt2 x", "new.ckpt"], "there is no folder gpt2 x"),
-        (["import", "folder", "new.pt"], "new.pt must end in .ckpt"),
-        (["import", "folder", "our.ckpt"], "our.ckpt exists already"),
-        (["import", "our.ckpt", "new.ckpt"], "our.ckpt is a file: give the folder"),
-        (["import", "folder", "new.ckpt", "--tokenizer", "bpe"], "name bytes or a published encoding"),
-        (["import", "folder", "new.ckpt", "--tokenizer", "gpt5"], "unknown tokenizer 'gpt5'"),
-        (["import", "folder", "new.ckpt", "--tokenizer", "bytes"], "leave out --tokenizer"),
-        (["export", "nothing", "new"], "there is no nothing"),
-        (["export", "our.ckpt", "folder"], "folder exists already"),
-        (["export", "modern.ckpt", "new.gguf"], "it has position rotary"),
-        (["convert"], "invalid choice"),
-    ],
-)
-def test_a_mistake_gets_one_sentence(arguments, message, gpt, tmp_path, capsys, here):
-    if "new.gguf" in arguments:
-        pytest.importorskip("gguf")
+MISTAKES = {
+    "import small new.ckpt": "the tokenizer has 257 tokens, more than the model, which has 200",
+    "import 'gpt2 x' new.ckpt": "there is no folder gpt2 x",
+    "import folder new.pt": "new.pt must end in .ckpt",
+    "import folder our.ckpt": "our.ckpt exists already",
+    "import our.ckpt new.ckpt": "our.ckpt is a file: give the folder",
+    "import folder new.ckpt --tokenizer bpe": "name bytes or a published encoding",
+    "import folder new.ckpt --tokenizer gpt5": "unknown tokenizer 'gpt5'",
+    "import folder new.ckpt --tokenizer bytes": "leave out --tokenizer",
+    "export nothing new": "there is no nothing",
+    "export our.ckpt folder": "folder exists already",
+    "convert": "invalid choice",
+}
+
+
+@pytest.mark.parametrize("typed", MISTAKES)
+def test_a_mistake_gets_one_sentence(typed, gpt, tmp_path, capsys, here):
     save_checkpoint(tmp_path / "our.ckpt", gpt)
-    save_checkpoint(tmp_path / "modern.ckpt", random_gpt(GPTConfig(**SIZES)))
     to_huggingface(gpt, tmp_path / "folder", byte_level())
     to_huggingface(random_gpt(GPTConfig(**{**SIZES, "vocab_size": 200}, **GPT2)), tmp_path / "small")
     for name, content in byte_level().huggingface_files().items():
         (tmp_path / "small" / name).write_text(json.dumps(content))
     before = sorted(path.name for path in tmp_path.iterdir())
-    assert message in refused(main, capsys, *arguments)
+    assert MISTAKES[typed] in refused(main, capsys, *shlex.split(typed))
     assert sorted(path.name for path in tmp_path.iterdir()) == before

@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+import shlex
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,8 @@ from model.checkpoint import load_gpt
 from model.exchange.evaluation import text_logprobs
 from model.gpt import GPTConfig
 from scripts.evaluate import main
-from tests.checkpoints import save_checkpoint
 from tests.command_lines import call, refused
-from tests.gpts import GPT2, random_gpt
+from tests.gpts import GPT2, random_gpt, save_checkpoint
 from tests.small_runs import REPOSITORY
 
 CONTEXT = 16
@@ -142,25 +142,24 @@ def test_a_folder_of_hugging_face_is_read_like_a_checkpoint(capsys, tmp_path, fi
     assert theirs["tokens"] == ours["tokens"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--stride", "0"], "--stride: must be at least 1, not 0"),
-        (["--stride", "17"], "--stride 17 would leave out tokens: the model reads 16 at once"),
-        (["--stride", "far"], "invalid int value: 'far'"),
-        (["--batch_size", "0"], "--batch_size: must be at least 1, not 0"),
-        (["--split", "test"], "invalid choice: 'test'"),
-        (["--checkpoint", "nowhere"], "there is no nowhere"),
-        (["--device", "toaster"], "--device toaster"),
-        (["--data.files", "nothing/*.txt"], "no file matches 'nothing/*.txt'"),
-        (["--data.files", "tests"], "tests is a folder: write 'tests/**/*.txt'"),
-        (["--data.fils", "x"], "there is no option --data.fils; did you mean --data.files?"),
-        (["--data.tokenizer", "gpt2"], "there is no option --data.tokenizer"),
-        (["--data.validation_fraction", "2"], "data.validation_fraction is 2.0: it must lie between 0 and 1"),
-        (["--data.validation_fraction", "all"], "data.validation_fraction cannot be 'all': expected float"),
-    ],
-    ids=" ".join,
-)
-def test_a_mistake_gets_one_sentence(run_dir, capsys, monkeypatch, arguments, sentence):
+MISTAKES = {
+    "--stride 0": "--stride: must be at least 1, not 0",
+    "--stride 17": "--stride 17 would leave out tokens: the model reads 16 at once",
+    "--stride far": "invalid int value: 'far'",
+    "--batch_size 0": "--batch_size: must be at least 1, not 0",
+    "--split test": "invalid choice: 'test'",
+    "--checkpoint nowhere": "there is no nowhere",
+    "--device toaster": "--device toaster",
+    "--data.files nothing/*.txt": "no file matches 'nothing/*.txt'",
+    "--data.files tests": "tests is a folder: write 'tests/**/*.txt'",
+    "--data.fils x": "there is no option --data.fils; did you mean --data.files?",
+    "--data.tokenizer gpt2": "there is no option --data.tokenizer",
+    "--data.validation_fraction 2": "data.validation_fraction is 2.0: it must lie between 0 and 1",
+    "--data.validation_fraction all": "data.validation_fraction cannot be 'all': expected float",
+}
+
+
+@pytest.mark.parametrize("typed", MISTAKES)
+def test_a_mistake_gets_one_sentence(run_dir, capsys, monkeypatch, typed):
     monkeypatch.chdir(REPOSITORY)
-    assert sentence in refused(main, capsys, "--checkpoint", run_dir, *arguments)
+    assert MISTAKES[typed] in refused(main, capsys, "--checkpoint", run_dir, *shlex.split(typed))

@@ -3,6 +3,7 @@
 import functools
 import io
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -16,18 +17,18 @@ from model.checkpoint import load_gpt
 from model.generation import generate as write_tokens
 from model.gpt import GPT, GPTConfig
 from scripts.generate import TextStream, main
-from tests.checkpoints import change_checkpoint, save_checkpoint
 from tests.command_lines import call, refused
-from tests.gpts import random_gpt
+from tests.gpts import change_checkpoint, random_gpt, save_checkpoint
 from tests.small_runs import REPOSITORY
+from tests.watching import before_call
 
 
-def save_run(folder, favourite=b"", step=7):
-    """A run folder with a random model over bytes, which continues each byte of `favourite` with the next of them."""
+def save_run(folder, favourite=b""):
+    """A run folder with a random model over bytes, which continues each token of `favourite` with the next of them."""
     config = GPTConfig(vocab_size=257, context_length=16, num_layers=2, num_heads=2, embed_dim=32)
     gpt = random_gpt(config)
     if favourite:
-        # The head answers each byte's own direction in the embedding with the byte that follows it.
+        # The head answers each token's own direction in the embedding with the token that follows it.
         nn.init.zeros_(gpt.head.weight)
         with torch.no_grad():
             for block in gpt.blocks:
@@ -36,7 +37,7 @@ def save_run(folder, favourite=b"", step=7):
             gpt.token_embedding.weight.normal_()
             for before, after in zip(favourite, favourite[1:] + favourite[:1], strict=True):
                 gpt.head.weight[after] += gpt.token_embedding.weight[before]
-    save_checkpoint(folder / "checkpoints" / "best.ckpt", gpt, step)
+    save_checkpoint(folder / "checkpoints" / "best.ckpt", gpt)
     return folder
 
 
@@ -64,12 +65,6 @@ def test_one_small_text_takes_one_thread_and_many_take_all(run_dir, capsys, monk
     for samples in (1, 4):
         generate(capsys, "--checkpoint", run_dir, "--num_samples", samples, "--max_new_tokens", 2)
     assert chosen == [1, 3]
-
-
-def test_the_prompt_is_continued(run_dir, capsys):
-    status, out, err = generate(capsys, "--checkpoint", run_dir, "--prompt", "def ", "--seed", 1)
-    assert status == 0 and out.startswith("def ") and len(out) > 10 and out.endswith("\n")
-    assert "best.ckpt, step 7" in err
 
 
 def test_the_seed_repeats_the_text(run_dir, capsys):
@@ -119,9 +114,9 @@ def test_text_stream_finds_a_stop_that_a_token_covers_only_in_part():
 
 
 @pytest.mark.parametrize("prompt", ["日本 naïve \N{GRINNING FACE}\x00", "<|endoftext|>", "x" * 100, ""], ids=ascii)
-def test_any_prompt_is_accepted(run_dir, capsys, prompt):
-    status, out, _ = generate(capsys, "--checkpoint", run_dir, "--prompt", prompt, "--max_new_tokens", 30)
-    assert status == 0 and out.startswith(prompt)
+def test_any_prompt_is_continued(run_dir, capsys, prompt):
+    status, out, err = generate(capsys, "--checkpoint", run_dir, "--prompt", prompt, "--max_new_tokens", 30)
+    assert status == 0 and out.startswith(prompt) and out.endswith("\n") and "best.ckpt, step 7" in err
 
 
 def test_the_prompt_comes_from_a_file_or_standard_input(run_dir, capsys, tmp_path, monkeypatch):
@@ -135,11 +130,7 @@ def test_the_prompt_comes_from_a_file_or_standard_input(run_dir, capsys, tmp_pat
 
 
 def test_a_document_ends_where_the_model_ends_it(tmp_path, capsys):
-    run_dir = save_run(tmp_path / "run", favourite=b"ab")
-    path = run_dir / "checkpoints" / "best.ckpt"
-    weights = torch.load(path, weights_only=True)["state_dict"]
-    weights["gpt.head.weight"][256] = 3 * weights["gpt.token_embedding.weight"][ord("b")]
-    change_checkpoint(path, state_dict=weights)
+    run_dir = save_run(tmp_path / "run", favourite=[*b"ab", 256])
     assert generate(capsys, "--checkpoint", run_dir, "--temperature", 0, "--prompt", "a")[1] == "ab\n"
 
 
@@ -157,46 +148,45 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--temperature", "-1"], "temperature must be at least 0"),
-        (["--temperature", "warm"], "invalid float value: 'warm'"),
-        (["--num_samples", "0"], "--num_samples: must be at least 1, not 0"),
-        (["--min_p", "2"], "min_p must be at least 0 and at most 1, not 2.0"),
-        (["--stop", ""], "--stop is empty"),
-        (["--prompts", "nowhere.txt"], "nowhere.txt: No such file or directory"),
-        (["--prompts", "a", "--prompt", "b"], "not allowed with"),
-        (["--interactive", "--num_samples", "2"], "--interactive writes one text"),
-        (["--interactive", "--json"], "--interactive writes one text"),
-        (["--greedy", "--temperature", "0.5"], "not allowed with"),
-        (["--seed", "-1"], "seed must lie in 0"),
-        (["--seed", str(2**70)], "seed must lie in 0"),
-        (["--num_samples", str(10**18)], f"the memory is too small for --num_samples {10**18}"),
-        (["--num_samples", str(10**20)], f"the memory is too small for --num_samples {10**20}"),
-        (["--device", "toaster"], "--device toaster"),
-        (["--device", "meta"], "--device meta is not available here"),
-        (["--prompt_file", "nowhere.txt"], "nowhere.txt: No such file or directory"),
-        (["--prompt", "a", "--prompt_file", "b"], "not allowed with"),
-        (["--prompt", "\udcff"], "--prompt is not UTF-8 text: byte 0 is 0xff"),
-        (["--max-new-tokens", "3"], "--max-new-tokens"),
-        (["--checkpoint", "nowhere"], "there is no nowhere"),
-        (["--checkpoint", "."], ". is not a run folder with checkpoints/best.ckpt or checkpoints/last.ckpt"),
-        (["--prompt_file", "picture.png"], "picture.png is not UTF-8 text: byte 0 is 0x89"),
-        (["--prompts", "empty.txt"], "empty.txt has no prompt"),
-        (["--prompts", "blank.txt"], "blank.txt has no prompt"),
-        (["--prompts", "bytes.txt"], "bytes.txt is not UTF-8 text: byte 4 is 0xff"),
-        (["--prompts", "open.jsonl"], "line 2 of"),
-        (["--prompts", "text.jsonl"], NO_PROMPT),
-        (["--prompts", "half.jsonl"], "line 2 of"),
-        (["--prompts", "list.jsonl"], NO_PROMPT),
-    ],
-    ids=ascii,
-)
-def test_a_mistake_gets_one_sentence(run_dir, capsys, here, arguments, sentence):
+MISTAKES = {
+    "--temperature -1": "temperature must be at least 0",
+    "--temperature warm": "invalid float value: 'warm'",
+    "--num_samples 0": "--num_samples: must be at least 1, not 0",
+    "--min_p 2": "min_p must be at least 0 and at most 1, not 2.0",
+    "--stop ''": "--stop is empty",
+    "--prompts nowhere.txt": "nowhere.txt: No such file or directory",
+    "--prompts a --prompt b": "not allowed with",
+    "--interactive --num_samples 2": "--interactive writes one text",
+    "--interactive --json": "--interactive writes one text",
+    "--greedy --temperature 0.5": "not allowed with",
+    "--seed -1": "seed must lie in 0",
+    f"--seed {2**70}": "seed must lie in 0",
+    f"--num_samples {10**18}": f"the memory is too small for --num_samples {10**18}",
+    f"--num_samples {10**20}": f"the memory is too small for --num_samples {10**20}",
+    "--device toaster": "--device toaster",
+    "--device meta": "--device meta is not available here",
+    "--prompt_file nowhere.txt": "nowhere.txt: No such file or directory",
+    "--prompt a --prompt_file b": "not allowed with",
+    "--prompt \udcff": "--prompt is not UTF-8 text: byte 0 is 0xff",
+    "--max-new-tokens 3": "--max-new-tokens",
+    "--checkpoint nowhere": "there is no nowhere",
+    "--checkpoint .": ". is not a run folder with checkpoints/best.ckpt or checkpoints/last.ckpt",
+    "--prompt_file picture.png": "picture.png is not UTF-8 text: byte 0 is 0x89",
+    "--prompts empty.txt": "empty.txt has no prompt",
+    "--prompts blank.txt": "blank.txt has no prompt",
+    "--prompts bytes.txt": "bytes.txt is not UTF-8 text: byte 4 is 0xff",
+    "--prompts open.jsonl": "line 2 of",
+    "--prompts text.jsonl": NO_PROMPT,
+    "--prompts half.jsonl": "line 2 of",
+    "--prompts list.jsonl": NO_PROMPT,
+}
+
+
+@pytest.mark.parametrize("typed", MISTAKES, ids=ascii)
+def test_a_mistake_gets_one_sentence(run_dir, capsys, here, typed):
     for name, content in FILES.items():
         Path(name).write_bytes(content)
-    assert sentence in refused(main, capsys, "--checkpoint", run_dir, *arguments)
+    assert MISTAKES[typed] in refused(main, capsys, "--checkpoint", run_dir, *shlex.split(typed))
 
 
 def test_weights_in_8_bits_write_on_the_cpu_only(run_dir, capsys, monkeypatch):
@@ -233,10 +223,8 @@ def test_each_prompt_of_a_file_is_continued_as_it_would_be_alone(run_dir, capsys
 
 def test_prompts_of_equal_length_are_continued_together_and_written_in_order(run_dir, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("scripts.generate.PROMPTS_AT_ONCE", 2)
-    shapes, features = [], GPT.features
-    monkeypatch.setattr(
-        GPT, "features", lambda self, x, **kw: (shapes.append(tuple(x.shape)), features(self, x, **kw))[1]
-    )
+    shapes = []
+    before_call(monkeypatch.setattr, GPT, "features", lambda self, x, **_: shapes.append(tuple(x.shape)))
     prompts = ["a", "bcd", "e", "fgh", "i", "jklmn", ""]
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)), encoding="utf-8")
     options = ("--checkpoint", run_dir, "--prompts", tmp_path / "prompts.jsonl", "--max_new_tokens", 1, "--greedy")
@@ -303,8 +291,8 @@ def test_json_lines_with_the_log_probability_of_each_token(run_dir, capsys):
 
 
 def test_typed_turns_continue_one_text_and_read_only_what_is_new(run_dir, capsys, monkeypatch):
-    lengths, features = [], GPT.features
-    monkeypatch.setattr(GPT, "features", lambda self, x, **kw: (lengths.append(x.shape[1]), features(self, x, **kw))[1])
+    lengths = []
+    before_call(monkeypatch.setattr, GPT, "features", lambda self, x, **_: lengths.append(x.shape[1]))
     typed = io.TextIOWrapper(io.BytesIO("\nab\\\nc\n\né".encode()))
     monkeypatch.setattr(sys, "stdin", typed)
     options = ("--checkpoint", run_dir, "--greedy", "--max_new_tokens", 2)

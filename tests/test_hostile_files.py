@@ -4,6 +4,8 @@ Nothing in it is run, no memory is taken that its size does not account for, and
 checkpoint can hold, tests/model/test_checkpoint.py has for each function that reads one.
 """
 
+import hashlib
+import importlib
 import json
 import os
 import pickle
@@ -18,12 +20,30 @@ import torch
 import yaml
 
 from data.tokenizers import byte_level
-from tests.limited_memory import limited_memory
-from tests.strangers import ENTRIES, Calls, call, files_below
+from tests.command_lines import call, refused
+from tests.strangers import Calls, limited_memory
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="limits the memory as Linux does")
 pytestmark = [pytest.mark.slow, on_linux]
 
+RUN = "runs/run"
+ONE_STEP = ("--name=new", "--trainer.max_steps=13")
+# Every program that opens what a stranger wrote, and what a person types. A new one is one line.
+ENTRIES = {
+    "resume": ("train", f"--resume={RUN}", "--trainer.max_steps=13"),
+    "start": ("train", f"--config={RUN}/config.yaml", f"--ckpt_path={RUN}/checkpoints/best.ckpt", *ONE_STEP),
+    "validate": ("train", "validate", f"--ckpt_path={RUN}"),
+    "generate": ("scripts.generate", "--checkpoint", RUN, "--max_new_tokens", "5"),
+    "walk": ("scripts.walk", "--checkpoint", RUN, "--prompt", "the text"),
+    "read a prompt": ("scripts.inspect_attention", "--checkpoint", RUN, "--prompt", "the text"),
+    "inspect": ("scripts.inspect_attention", "--run", RUN),
+    "compare": ("scripts.inspect_attention", "--run", RUN, "--compare", RUN),
+    "table": ("scripts.inspect_attention", "--run", RUN, "--measure", "lens", "--output", "table.csv"),
+    "report": ("scripts.report", "--run", RUN),
+    "live": ("scripts.inspect_attention", "--live", "--run", RUN),
+    "evaluate": ("scripts.evaluate", "--checkpoint", RUN),
+    "export": ("scripts.convert_huggingface", "export", RUN, "exported"),
+}
 # Which programs open which files of a run.
 CHECKPOINT = ["resume", "start", "validate", "generate", "walk", "read a prompt"]
 CONFIG = ["resume", "start", "validate", "report"]
@@ -31,6 +51,18 @@ OF_A_RUN = ["resume", "validate"]  # others that take a config have it from the 
 ATTENTION = ["resume", "inspect", "compare", "report"]
 MAPS = ["inspect", "compare", "report"]
 METRICS = ["resume", "report"]
+
+
+def answer(entry, capfd, *more, ask=call):
+    """What `call`, or `refused`, gives for a program."""
+    module, *arguments = ENTRIES[entry]
+    return ask(importlib.import_module(module).main, capfd, *arguments, *more)
+
+
+def files_below(folder):
+    """A digest of every file's content."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 PWN = Calls(os.mkdir, "pwned")
@@ -190,12 +222,8 @@ def test_every_program_refuses_a_hostile_file(name, run, tmp_path, capfd):
     for entry in entries:
         capfd.readouterr()
         with limited_memory():
-            status = call(ENTRIES[entry])
-        error = capfd.readouterr().err
-        assert (entry, status) == (entry, 2), error
-        program = ENTRIES[entry][0].removeprefix("scripts.")
-        assert error.startswith(f"{program}.py: ") and error.count("\n") == 1 and len(error) < 1200, error
-        assert "alloc" not in error
+            error = answer(entry, capfd, ask=refused)
+        assert len(error) < 1200 and "alloc" not in error, (entry, error)
         assert files_below(tmp_path) == before, entry
         assert not Path("pwned").exists()
 
@@ -203,27 +231,25 @@ def test_every_program_refuses_a_hostile_file(name, run, tmp_path, capfd):
 def test_a_catastrophic_pattern_ends_in_a_sentence(run, capfd):
     """tiktoken limits how far it backtracks, and then says so itself, before the sentence."""
     tokenizer(pattern=r"((a*)*)*(?<!a)b|.")(run)
-    for entry in ("resume", "validate"):
-        assert call(ENTRIES[entry]) == 2
-        assert "another tokenizer" in capfd.readouterr().err.splitlines()[-1]
-    for entry in ("generate", "walk", "read a prompt"):
-        assert call((*ENTRIES[entry], "--prompt", "a" * 100)) == 2
-        assert "the tokenizer's pattern cannot split this text" in capfd.readouterr().err.splitlines()[-1]
+    for entry in ("resume", "validate", "generate", "walk", "read a prompt"):
+        trains = ENTRIES[entry][0] == "train"
+        status, _, error = answer(entry, capfd, *([] if trains else ("--prompt", "a" * 100)))
+        said = "another tokenizer" if trains else "the tokenizer's pattern cannot split this text"
+        assert status == 2 and said in error.splitlines()[-1], entry
 
 
-def test_the_run_is_accepted_before_anything_is_changed(run, trained):
+def test_the_run_is_accepted_before_anything_is_changed(run, trained, capfd):
     """Otherwise every refusal above could have another reason."""
     for entry in ENTRIES:
         shutil.copytree(trained(), run, dirs_exist_ok=True)
         shutil.rmtree("runs/new", ignore_errors=True)
-        assert call(ENTRIES[entry]) == 0, entry
+        assert answer(entry, capfd)[0] == 0, entry
 
 
 def test_a_class_that_the_person_names_too_is_meant(run, capfd):
-    options = ("--resume=runs/run", "--trainer.max_steps=13")
-    stopping = "lightning.pytorch.callbacks.EarlyStopping"
-    arguments = "init_args: {monitor: val/loss}"
-    config(f"  callbacks: [{{class_path: {stopping}, {arguments}}}]\n")(run)
-    assert call(("train", *options)) == 2
-    Path("mine.yaml").write_text(f"trainer: {{callbacks: [{{class_path: {stopping}, {arguments}}}]}}\n")
-    assert call(("train", *options, "--config=mine.yaml")) == 0, capfd.readouterr().err
+    callbacks = "callbacks: [{class_path: lightning.pytorch.callbacks.EarlyStopping, init_args: {monitor: val/loss}}]"
+    config(f"  {callbacks}\n")(run)
+    assert answer("resume", capfd)[0] == 2
+    Path("mine.yaml").write_text(f"trainer: {{{callbacks}}}\n")
+    status, _, error = answer("resume", capfd, "--config=mine.yaml")
+    assert status == 0, error

@@ -26,9 +26,10 @@ from model.training import hardware
 from model.training.optimizer import OptimizerConfig, build_optimizer, density_at
 from model.training.schedule import ScheduleConfig, learning_rate_factor
 from scripts import evaluate, inspect_attention
-from tests.checkpoints import save_checkpoint
+from tests.gpts import save_checkpoint
 from tests.small_runs import REPOSITORY, metrics
 from tests.test_inspect_attention import make_run
+from tests.watching import before_call
 
 TINY = {"vocab_size": 40, "context_length": 12, "num_layers": 2, "num_heads": 4, "embed_dim": 16}
 STEPS = 4
@@ -46,6 +47,11 @@ OPTIMIZER_OPTIONS = {
     "density_fall": (0.0, 1.0),
 }  # fmt: skip
 SCHEDULE_OPTIONS = {"warmup_steps": 3, "decay": "cosine", "decay_fraction": 0.5, "final_factor": 0.5}
+MODEL = {
+    "gpt": (GPTConfig, GPT_OPTIONS),
+    "optimizer": (OptimizerConfig, OPTIMIZER_OPTIONS),
+    "schedule": (ScheduleConfig, SCHEDULE_OPTIONS),
+}
 NEEDED = {
     "context_length": {"position": "learned"},
     "density": {"algorithm": "adamw"},
@@ -73,15 +79,9 @@ def trained_losses(gpt=None, optimizer=None, schedule=None) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize(
-    ("kind", "config", "options"),
-    [
-        ("gpt", GPTConfig, GPT_OPTIONS),
-        ("optimizer", OptimizerConfig, OPTIMIZER_OPTIONS),
-        ("schedule", ScheduleConfig, SCHEDULE_OPTIONS),
-    ],
-)
-def test_every_option_of_model_changes_the_training(kind, config, options):
+@pytest.mark.parametrize("kind", MODEL)
+def test_every_option_of_model_changes_the_training(kind):
+    config, options = MODEL[kind]
     assert {field.name for field in dataclasses.fields(config)} == set(options)  # a new option needs a line above
     usual = {}
     for name, value in options.items():
@@ -172,8 +172,7 @@ SHOWN_ELSEWHERE = {"help", "config", "resume", "print_config", "wandb"}  # tests
 
 def test_every_option_of_the_overview_is_in_a_table():
     listed = {f"data.{name}" for name in DATA_OPTIONS} | RUN_OPTIONS.keys() | SHOWN_ELSEWHERE
-    for group, options in (("gpt", GPT_OPTIONS), ("optimizer", OPTIMIZER_OPTIONS), ("schedule", SCHEDULE_OPTIONS)):
-        listed |= {f"model.{group}.{name}" for name in options}
+    listed |= {f"model.{kind}.{name}" for kind, (_, options) in MODEL.items() for name in options}
     options_of_a_run = {
         f"{group}.{field.name}"
         for group, config in (("samples", Samples), ("attention", AttentionRecording))
@@ -242,6 +241,7 @@ INSPECTED = {
     "probe": ["--output=maps.csv", "--probe=repeated"],
     "theme": ["--output=maps.svg", "--theme=dark"],
     "dpi": ["--output=maps.png", "--dpi=40"],
+    "head": ["--output=maps.png", "--head=0.1"],
 }
 
 
@@ -259,8 +259,8 @@ def test_every_choice_of_a_picture_or_table_changes_it(name, here):
 
 def test_every_option_of_an_evaluation_reaches_it(here, monkeypatch, small_text):
     save_checkpoint(Path("own.ckpt"), GPT(GPTConfig(**TINY | {"vocab_size": 257})))
-    windows, features = set(), GPT.features
-    monkeypatch.setattr(GPT, "features", lambda gpt, x, **options: windows.add(len(x)) or features(gpt, x, **options))
+    windows = set()
+    before_call(monkeypatch.setattr, GPT, "features", lambda gpt, x, **_: windows.add(len(x)))
     assert evaluate.main(["--checkpoint=own.ckpt", f"--data.files={small_text}", "--batch_size=7"]) == 0
     assert max(windows) == 7
 

@@ -1,5 +1,6 @@
 """A run's report: written at its end, written again by scripts/report.py, and a sentence for every mistake."""
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -30,23 +31,23 @@ def test_a_report_that_fails_does_not_fail_the_run(train, monkeypatch, caplog):
     assert Path("runs/run/checkpoints/best.ckpt").exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ([], "there is no run under runs/ with metrics.csv yet"),
-        (["--run=nowhere"], "there is no nowhere"),
-        (["--run=here"], "here is not a run folder with metrics.csv"),
-        (["--run=here", "--output=report.pdf"], "must end in .html"),
-        (["--run=here", "--output=none/report.html"], "there is no folder none"),
-        (["--run=here", "--output=folder.html"], "folder.html is a folder"),
-        (["--run=begun"], "begun/samples.jsonl: Is a directory"),
-        (["--runs=x"], "unrecognized arguments: --runs=x"),
-    ],
-)
-def test_a_mistake_gets_one_sentence(tmp_path, here, capsys, options, message):
+MISTAKES = {
+    "": "there is no run under runs/ with metrics.csv yet",
+    "--run=nowhere": "there is no nowhere",
+    "--run=here": "here is not a run folder with metrics.csv",
+    "--run=here --output=report.pdf": "must end in .html",
+    "--run=here --output=none/report.html": "there is no folder none",
+    "--run=here --output=folder.html": "folder.html is a folder",
+    "--run=begun": "begun/samples.jsonl: Is a directory",
+    "--runs=x": "unrecognized arguments: --runs=x",
+}
+
+
+@pytest.mark.parametrize("typed", MISTAKES)
+def test_a_mistake_gets_one_sentence(tmp_path, here, capsys, typed):
     Path("here").mkdir()
     Path("folder.html").mkdir()
     Path("begun/samples.jsonl").mkdir(parents=True)
     Path("begun/metrics.csv").write_text("step,train/loss\n1,2.5\n")
-    assert message in refused(main, capsys, *options)
+    assert MISTAKES[typed] in refused(main, capsys, *shlex.split(typed))
     assert len(list(tmp_path.rglob("*"))) == 5

@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from model.checkpoint import load_gpt, read_checkpoint
 from model.training.module import GPTModule
 from tests.ranks import run_ranks
 from tests.small_runs import EVENTFUL, REPOSITORY, assert_same, assert_same_run, final_state, metrics
+from tests.watching import before_call
 from train import main
 
 CONFIGS = sorted(path.name for path in (REPOSITORY / "configs").glob("*.yaml"))
@@ -75,21 +76,8 @@ def test_validate_finds_what_training_found(train, finished_run, capsys):
 
 @pytest.fixture
 def in_batch(monkeypatch):
-    """Calls an action in the middle of a batch, once; gives a list with an entry for each batch."""
-
-    def at(batch: int, action: Callable[[], object]) -> list[None]:
-        training_step, calls = GPTModule.training_step, []
-
-        def watched(self, *args):
-            calls.append(None)
-            if len(calls) == batch:
-                action()
-            return training_step(self, *args)
-
-        monkeypatch.setattr(GPTModule, "training_step", watched)
-        return calls
-
-    return at
+    """Calls an action in the middle of the n-th batch, or of each."""
+    return partial(before_call, monkeypatch.setattr, GPTModule, "training_step")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +87,7 @@ def in_batch(monkeypatch):
 def test_a_stopped_run_resumes_bit_for_bit(train, trained, in_batch, capsys, batch, signum, saved_step, workers):
     """And with any number of processes that load its batches."""
     whole = trained(*EVENTFUL)
-    in_batch(batch, lambda: os.kill(os.getpid(), signum))
+    in_batch(lambda *_: os.kill(os.getpid(), signum), batch)
     assert train("--name=stopped", *EVENTFUL, f"--data.num_workers={workers}") == 128 + signum
     assert "python train.py --resume runs/stopped" in capsys.readouterr().err
     assert final_state("runs/stopped")["global_step"] == saved_step
@@ -117,19 +105,20 @@ def test_a_sparse_run_resumes_bit_for_bit_and_counts_its_weights(train, in_batch
     best = read_checkpoint(Path("runs/whole/checkpoints/best.ckpt"))
     assert best["nonzero_weights"] == count  # those of the steps before had more
     assert f"; {count:,} weights are not zero" in capsys.readouterr().out
-    in_batch(9, lambda: os.kill(os.getpid(), signal.SIGINT))
+    in_batch(lambda *_: os.kill(os.getpid(), signal.SIGINT), 9)
     assert train("--name=stopped", *sparse) == 128 + signal.SIGINT
     assert train("--resume=runs/stopped") == 0
     assert_same_run("runs/whole", "runs/stopped")
 
 
 def test_a_time_limit_lets_an_accumulated_step_end(train, trained, in_batch, monkeypatch):
-    whole, elapsed = trained(*EVENTFUL), [0.0]
+    whole, elapsed, batches = trained(*EVENTFUL), [0.0], []
     monkeypatch.setattr(Timer, "time_elapsed", lambda self, *_: elapsed[-1])
-    calls = in_batch(9, lambda: elapsed.append(7200.0))
+    in_batch(lambda *_: elapsed.append(7200.0), 9)
+    in_batch(lambda *_: batches.append(None))
     assert train("--name=limited", *EVENTFUL, "--trainer.max_time=00:01:00:00") == 0
     assert final_state("runs/limited")["global_step"] == 5
-    assert len(calls) == 10
+    assert len(batches) == 10
     elapsed.append(0.0)
     assert train("--resume=runs/limited") == 0
     assert_same(final_state(whole), final_state("runs/limited"))

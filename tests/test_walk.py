@@ -4,6 +4,7 @@ import functools
 import gc
 import math
 import re
+import shlex
 import sys
 import weakref
 
@@ -17,9 +18,8 @@ from model.gpt import GPTConfig
 from scripts.walk import Stop, lesson, main, place_of
 from tests.attentions import ALIBI, LEAK
 from tests.by_hand import ByHand
-from tests.checkpoints import save_checkpoint
 from tests.command_lines import call, refused
-from tests.gpts import GPT2, random_gpt
+from tests.gpts import GPT2, random_gpt, save_checkpoint
 from tests.small_runs import REPOSITORY
 
 SIZES = {"vocab_size": 257, "context_length": 24, "num_layers": 3, "num_heads": 4, "embed_dim": 32}
@@ -195,25 +195,24 @@ def test_a_diverged_model_and_odd_texts_are_shown(tmp_path, runs, capsys):
     assert status == 0 and "\x1b" not in out and r"'a' '\x1b' '\n' '{' 'b' '}'" in out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--prompt", ""], "--prompt must be 2 to 24 tokens long"),
-        (["--prompt", "a"], "the model's context; this one is 1"),
-        (["--prompt", "a" * 25], "--prompt must be 2 to 24 tokens long"),
-        (["--prompt", "\udcff"], "--prompt is not UTF-8 text"),
-        (["--layer", "3"], "--layer must lie in 0..2 for this model, not be 3"),
-        (["--layer", "-1"], "--layer must lie in 0..2 for this model, not be -1"),
-        (["--head", "4"], "--head must lie in 0..3 for this model, not be 4"),
-        (["--head", "first"], "invalid int value: 'first'"),
-        (["--fresh"], "not allowed with"),
-        (["--checkpoint", "nowhere"], "there is no nowhere"),
-        (["--token", "1"], "unrecognized arguments: --token"),
-    ],
-    ids=ascii,
-)
-def test_a_mistake_gets_one_sentence(runs, capsys, arguments, sentence):
-    assert sentence in refused(main, capsys, "--checkpoint", runs / "gpt2", *arguments)
+MISTAKES = {
+    "--prompt ''": "--prompt must be 2 to 24 tokens long",
+    "--prompt a": "the model's context; this one is 1",
+    f"--prompt {25 * 'a'}": "--prompt must be 2 to 24 tokens long",
+    "--prompt \udcff": "--prompt is not UTF-8 text",
+    "--layer 3": "--layer must lie in 0..2 for this model, not be 3",
+    "--layer -1": "--layer must lie in 0..2 for this model, not be -1",
+    "--head 4": "--head must lie in 0..3 for this model, not be 4",
+    "--head first": "invalid int value: 'first'",
+    "--fresh": "not allowed with",
+    "--checkpoint nowhere": "there is no nowhere",
+    "--token 1": "unrecognized arguments: --token",
+}
+
+
+@pytest.mark.parametrize("typed", MISTAKES, ids=ascii)
+def test_a_mistake_gets_one_sentence(runs, capsys, typed):
+    assert MISTAKES[typed] in refused(main, capsys, "--checkpoint", runs / "gpt2", *shlex.split(typed))
 
 
 def test_a_closed_standard_output_gets_one_sentence(capsys, monkeypatch):

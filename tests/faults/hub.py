@@ -17,13 +17,11 @@ import pyarrow.parquet
 
 NOBODY = "http://127.0.0.1:9"
 SPLITS = {"train": ["ast.py", "bisect.py", "heapq.py", "textwrap.py"], "validation": ["shlex.py", "stat.py"]}
+STDLIB = Path(sysconfig.get_paths()["stdlib"])
+TEXTS = {split: [(STDLIB / name).read_text(encoding="utf-8") for name in names] for split, names in SPLITS.items()}
 REVISION = "0123456789" * 4
 REFUSALS = {"missing": (404, "RepoNotFound"), "gated": (403, "GatedRepo")}
 REFUSALS |= dict.fromkeys(["busy", "busy_at_first"], (503, ""))
-
-
-def texts(split: str) -> list[str]:
-    return [Path(sysconfig.get_paths()["stdlib"], name).read_text(encoding="utf-8") for name in SPLITS[split]]
 
 
 def pages() -> dict[str, bytes]:
@@ -31,7 +29,7 @@ def pages() -> dict[str, bytes]:
     files = {"README.md": b"# Some modules of Python\n"}
     for split, names in SPLITS.items():
         file = io.BytesIO()
-        pyarrow.parquet.write_table(pyarrow.table({"name": names, "text": texts(split)}), file, row_group_size=1)
+        pyarrow.parquet.write_table(pyarrow.table({"name": names, "text": TEXTS[split]}), file, row_group_size=1)
         files[f"{split}.parquet"] = file.getvalue()
     tree = [{"type": "file", "path": name, "size": len(files[name]), "oid": digest(files[name])} for name in files]
     found = {f"resolve/{revision}/{name}": files[name] for revision in ("main", REVISION) for name in files}

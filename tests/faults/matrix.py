@@ -38,9 +38,10 @@ from model.runs.results import read_metrics, read_samples
 from model.training.module import GPTModule
 from scripts import generate, inspect_attention, prepare_data, report
 from tests.faults.conftest import DISTURBED
-from tests.faults.hub import NOBODY, Hub, texts, use
+from tests.faults.hub import NOBODY, TEXTS, Hub, use
 from tests.faults.processes import Ended, Started, nth_write, run, run_well, watch_writes
 from tests.small_runs import assert_same, assert_same_run
+from tests.watching import before_call
 
 pytestmark = pytest.mark.usefixtures("here")
 RUN = Path("runs/run")
@@ -182,18 +183,6 @@ def test_read_only_folder(undisturbed, folder, program, typed, expected):
     assert ended.status == 0 or expected, ended.output
 
 
-def before_call(owner, name: str, number: int, action) -> None:
-    """From now on, calls `action` with the arguments before the n-th call of a function."""
-    function, calls = getattr(owner, name), count(1)
-
-    def watched(*args, **options):
-        if next(calls) == number:
-            action(*args, **options)
-        return function(*args, **options)
-
-    setattr(owner, name, watched)
-
-
 def kill_children(named: bytes, *_) -> None:
     for child in map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()):
         if named in Path(f"/proc/{child}/cmdline").read_bytes():
@@ -225,7 +214,7 @@ def test_stopped_in_a_batch(undisturbed, fault, every, step):
     """No checkpoint holds a number that is not finite, and the sentence says how to go on from the one before."""
     action, expected = STOPS[fault]
     options = [f"--checkpoints.every_n_steps={every}", f"--data.num_workers={2 * fault.startswith('loader')}"]
-    stop = partial(before_call, GPTModule, "training_step", step, action)
+    stop = partial(before_call, setattr, GPTModule, "training_step", action, step)
     said = check_mistake(disturb(undisturbed, stop, *options), expected)
     assert ("--resume runs/run" in said) == (step > (1 if every == 1 else 4)) or expected == DIVERGED, said
 
@@ -270,16 +259,16 @@ def test_two_runs_with_one_name(undisturbed, how, seed):
 
 KILL = partial(kill_children, b"wandb-core")
 WANDB = {
-    "killed while the run trains": (GPTModule, "training_step", 6, KILL),
-    "killed while it ends": (wandb.sdk.wandb_run.Run, "finish", 1, KILL),
-    "its folder is a file": (wandb, "init", 1, lambda **_: (RUN / "wandb").write_text("a file")),
+    "killed while the run trains": (GPTModule, "training_step", KILL, 6),
+    "killed while it ends": (wandb.sdk.wandb_run.Run, "finish", KILL),
+    "its folder is a file": (wandb, "init", lambda **_: (RUN / "wandb").write_text("a file")),
 }
 
 
 @pytest.mark.parametrize("when", WANDB)
 def test_weights_and_biases_fails(undisturbed, when):
     """The run does not."""
-    ended = disturb(undisturbed, partial(before_call, *WANDB[when]), "--wandb=offline")
+    ended = disturb(undisturbed, partial(before_call, setattr, *WANDB[when]), "--wandb=offline")
     assert ended.status == 0
     assert "killed" in ended.output or "Weights & Biases failed" in ended.output, ended
 
@@ -311,7 +300,7 @@ def test_hub_that_answers(undisturbed, hub, owner, options):
     tokenized = data.cache.open()
     for split, tokens in (("train", tokenized.train), ("validation", tokenized.validation)):
         ids, end_of_text = tokens.read(0, tokens.num_tokens).tolist(), tokenized.tokenizer.end_of_text
-        expected = [end_of_text, *(token for text in texts(split) for token in [*text.encode(), end_of_text])]
+        expected = [end_of_text, *(token for text in TEXTS[split] for token in [*text.encode(), end_of_text])]
         assert ids == expected[: len(ids)] and (len(ids) == len(expected) or options)
     run_well([*command, "--name=again"], partial(use, NOBODY))
 

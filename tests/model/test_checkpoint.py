@@ -10,10 +10,8 @@ import torch
 from data.tokenizers import byte_level
 from model.checkpoint import load_gpt, read_checkpoint
 from model.gpt import GPT, GPTConfig
-from tests.checkpoints import change_checkpoint, save_checkpoint
-from tests.gpts import GPT2, random_gpt
-from tests.limited_memory import limited_memory
-from tests.strangers import Calls, doubled
+from tests.gpts import GPT2, change_checkpoint, random_gpt, save_checkpoint
+from tests.strangers import Calls, doubled, limited_memory
 
 read_on_disk = functools.partial(read_checkpoint, on_disk=True)
 SIZES = {"vocab_size": 20, "context_length": 8, "num_layers": 2, "num_heads": 2, "embed_dim": 8}

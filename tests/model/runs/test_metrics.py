@@ -1,6 +1,5 @@
 """metrics.csv has one row per step, also after a kill and a resume."""
 
-import csv
 import math
 from types import SimpleNamespace
 
@@ -11,11 +10,7 @@ from hypothesis import strategies as st
 
 from model.runs import metrics
 from model.runs.metrics import COLUMNS, CSVLogger, TrainingMetrics
-
-
-def read(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+from tests.small_runs import csv_rows
 
 
 def test_all_metrics_of_a_step_are_in_one_row(tmp_path):
@@ -24,7 +19,7 @@ def test_all_metrics_of_a_step_are_in_one_row(tmp_path):
     logger.log_metrics({"val/loss": 2.25}, step=10)
     logger.log_metrics({"train/loss": 1.0 / 3}, step=20)
     logger.save()
-    rows = read(tmp_path / "metrics.csv")
+    rows = csv_rows(tmp_path / "metrics.csv")
     assert list(rows[0]) == list(COLUMNS)
     assert [(row["step"], row["train/loss"], row["val/loss"], row["lr"]) for row in rows] == [
         ("10", "2.5", "2.25", "0.1"),
@@ -37,7 +32,7 @@ def test_a_new_column_keeps_the_rows_before_it(tmp_path):
     for step, figures in enumerate([{"lr": 1.0}, {"lr": 2.0, "attention/sink/layer_0": 0.5}, {"lr": 3.0}]):
         logger.log_metrics(figures, step=step)
     logger.save()
-    rows = read(tmp_path / "metrics.csv")
+    rows = csv_rows(tmp_path / "metrics.csv")
     assert list(rows[0]) == [*COLUMNS, "attention/sink/layer_0"]
     assert [(row["lr"], row["attention/sink/layer_0"]) for row in rows] == [("1.0", ""), ("2.0", "0.5"), ("3.0", "")]
 
@@ -62,7 +57,7 @@ def test_a_file_that_was_cut_anywhere_is_completed_to_the_same_file(tmp_path_fac
     end_of_row = len(b"".join(whole.splitlines(keepends=True)[: resumed + 2]))
     (folder / "cut.csv").write_bytes(whole[: data.draw(st.integers(end_of_row, len(whole)))])
     log(folder / "cut.csv", range(resumed + 1, len(has_extra)), rewind_to=resumed)
-    assert read(folder / "cut.csv") == read(folder / "whole.csv")
+    assert csv_rows(folder / "cut.csv") == csv_rows(folder / "whole.csv")
 
 
 def test_no_file_is_written_before_the_first_metric(tmp_path):

@@ -1,6 +1,5 @@
 """The attention maps that a run records: on which tokens, in which precision, and after a resume."""
 
-import csv
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from model.attention import CausalSelfAttention
 from model.inspection.archive import AttentionArchive
 from model.runs.recording import AttentionRecording
 from scripts.inspect_attention import main as inspect_attention
+from tests.small_runs import csv_rows
 
 
 def test_maps_are_compared_with_the_kernel_that_trains(train, trained):
@@ -117,7 +117,7 @@ def test_a_leak_is_told_on_the_terminal_in_the_report_on_the_page_and_with_a_tab
     capsys.readouterr()
     assert inspect_attention(["--run", "runs/run", "--output", "maps.csv"]) == 0
     assert told[-1].removeprefix("At ") in capsys.readouterr().err
-    with Path("maps.csv").open() as file:
-        assert any(int(row["key"]) > int(row["query"]) and float(row["weight"]) > 0 for row in csv.DictReader(file))
+    weights = csv_rows("maps.csv")
+    assert any(int(row["key"]) > int(row["query"]) and float(row["weight"]) > 0 for row in weights)
     assert inspect_attention(["--run", "runs/run", "--output", "maps.html"]) == 0
     assert told[-1] in Path("maps.html").read_text()

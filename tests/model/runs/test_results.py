@@ -2,16 +2,13 @@
 
 import json
 import lzma
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-import torch
 
-from data.tokenizers import byte_level
 from model.glass import open_run
 from model.runs.results import finish, read_metrics, write_report
-from tests.gpts import repeating_gpt
+from tests.gpts import change_checkpoint, repeating_gpt, save_checkpoint
 from tests.html_pages import Page
 from tests.measurements import learned_captures, write_archive
 
@@ -116,13 +113,11 @@ def test_a_model_page_of_an_earlier_step_does_not_stay(run):
 
 
 def test_the_circuit_of_a_sparse_model_is_drawn_and_in_the_report(run):
-    gpt, last = repeating_gpt(8), run / "checkpoints" / "last.ckpt"
-    weights = {f"gpt.{name}": weight for name, weight in gpt.state_dict().items()}
-    checkpoint = {"state_dict": weights, "gpt_config": asdict(gpt.config), "tokenizer": byte_level().to_dict()}
-    last.parent.mkdir()
+    last = run / "checkpoints" / "last.ckpt"
+    save_checkpoint(last, repeating_gpt(8))
     (run / "config.yaml").write_text("samples: {prompt: abcdefgh}")
     for nonzero_weights, is_drawn in ((1000, True), (5000, False), (1000, True)):
-        torch.save(checkpoint | {"global_step": 20, "nonzero_weights": nonzero_weights}, last)
+        change_checkpoint(last, nonzero_weights=nonzero_weights)
         assert ("circuit.svg" in finish(run, None, open_run)) == is_drawn
     picture = (run / "circuit.svg").read_text(encoding="utf-8")
     assert picture.count("data-weight=") > 20 and Page(report_of(run)).data["circuit"] == picture

@@ -1,4 +1,12 @@
-"""The order of what happens after a training step."""
+"""The order of what happens after a training step.
+
+And Ctrl-C and SIGTERM: the first is noted, the second ends the process, what handled them before is restored.
+"""
+
+import os
+import signal
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -7,8 +15,9 @@ from model.checkpoint import load_gpt
 from model.runs.folder import kept_checkpoint, kept_steps
 from model.runs.recording import AttentionRecording, Samples
 from model.runs.saving import Checkpoints
-from model.runs.sequence import RunSequence
+from model.runs.sequence import RunSequence, StopSignals, TrainingInterrupted
 from model.training.module import GPTModule
+from tests.watching import before_call
 
 PARTS = (
     (RunSequence, "write_row"),
@@ -24,18 +33,11 @@ def events(monkeypatch):
     """(step, what) for every part of the sequence that runs."""
     seen = []
 
-    def watch(owner, name):
-        original = getattr(owner, name)
-
-        def watched(self, *args, **options):
-            trainer = self.trainer if owner is GPTModule else args[0]
-            seen.append((trainer.global_step, name))
-            return original(self, *args, **options)
-
-        monkeypatch.setattr(owner, name, watched)
+    def note(name, part, trainer=None, *_, **__):
+        seen.append(((trainer or part.trainer).global_step, name))
 
     for owner, name in PARTS:
-        watch(owner, name)
+        before_call(monkeypatch.setattr, owner, name, partial(note, name))
     return seen
 
 
@@ -73,3 +75,60 @@ def test_kept_steps_stay_and_can_be_resumed(train, tmp_path):
     assert train(f"--resume={kept_checkpoint(run, 0)}") == 0
     again = load_gpt(run / "checkpoints" / "last.ckpt")[0].state_dict()
     assert all(torch.equal(finished[name], again[name]) for name in finished)
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+HANDLERS = [lambda *_: None, lambda *_: None]
+
+
+def handlers():
+    return [signal.getsignal(signum) for signum in SIGNALS]
+
+
+@pytest.fixture
+def signals():
+    """Installed, over handlers of our own."""
+    before = handlers()
+    for signum, handler in zip(SIGNALS, HANDLERS, strict=True):
+        signal.signal(signum, handler)
+    signals = StopSignals()
+    signals.install()
+    yield signals
+    signals.remove()
+    for signum, handler in zip(SIGNALS, before, strict=True):
+        signal.signal(signum, handler)
+
+
+@pytest.mark.parametrize("signum", SIGNALS)
+def test_the_first_is_noted_and_the_second_ends_the_process(signals, caplog, signum):
+    assert signals.received is None
+    os.kill(os.getpid(), signum)
+    assert signals.received == signum and "press Ctrl-C again" in caplog.text
+    with pytest.raises(SystemExit) as exit:
+        os.kill(os.getpid(), signum)
+    assert exit.value.code == 128 + signum
+    assert handlers() == HANDLERS
+
+
+def test_removing_twice_restores_what_was_there(signals):
+    assert not set(handlers()) & set(HANDLERS)
+    signals.remove()
+    assert handlers() == HANDLERS
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signals.remove()
+    assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+
+
+def test_a_signal_of_one_rank_stops_all(signals):
+    def stops(*others: bool) -> bool:
+        """`others` is whether the other ranks have received one."""
+        strategy = SimpleNamespace(reduce_boolean_decision=lambda own, all: own or (not all and any(others)))
+        return signals.received_by_any_rank(SimpleNamespace(strategy=strategy))
+
+    assert [stops(), stops(False), stops(True, False)] == [False, False, True]
+    signals.received = signal.SIGTERM
+    assert stops() and stops(False)
+
+
+def test_the_reason_names_the_signal():
+    assert str(TrainingInterrupted(signal.SIGTERM)) == "stopped by SIGTERM"

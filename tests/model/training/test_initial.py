@@ -5,16 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 import yaml
 
-from data.datamodule import TextDataModule
 from data.tokenizers import byte_level, train_bpe
 from model.checkpoint import load_gpt
 from model.gpt import GPT, GPTConfig
 from model.training.initial import check_tokenizer, initial_config, start_from
-from tests.checkpoints import save_checkpoint
-from tests.gpts import GPT2, random_gpt
+from tests.gpts import GPT2, random_gpt, save_checkpoint
+from tests.model.training.test_module import validation_nats
 from tests.small_runs import REPOSITORY, metrics
 
 SIZES = {"vocab_size": 257, "context_length": 32, "num_layers": 2, "num_heads": 2, "embed_dim": 16}
@@ -41,17 +39,8 @@ def test_a_run_begins_with_the_loss_of_the_model_and_resumes_without_it(small_te
     config = REPOSITORY / "configs" / "finetune_gpt2.yaml"
     assert main([f"--config={config}", f"--data.files={small_text}", *FINETUNED.split()]) == 0
     rows = metrics("runs/run")
-    assert rows[0]["step"] == "0" and rows[0]["val/loss"]
-
-    data = TextDataModule(files=str(small_text), tokenizer="bytes", cache_dir="cache")
-    data.setup()
-    validation = torch.from_numpy(data.tokenized.validation.read(0, 10**9))
-    nats = []
-    with torch.no_grad():
-        for start in range(0, len(validation) - 1, 16):
-            window = validation[start : start + 17]
-            nats.append(F.cross_entropy(gpt(window[None, :-1])[0], window[1:], reduction="none"))
-    assert float(rows[0]["val/loss"]) == pytest.approx(torch.cat(nats).mean().item(), abs=1e-4)
+    per_token, _ = validation_nats(gpt, small_text, 16)
+    assert rows[0]["step"] == "0" and float(rows[0]["val/loss"]) == pytest.approx(per_token, abs=1e-4)
 
     trained, _ = load_gpt("runs/run/checkpoints/last.ckpt")
     assert trained.config == GPTConfig(**{**SIZES, **GPT2, "context_length": 16, "dropout": 0.1})

@@ -1,6 +1,5 @@
 """The training step and the validation pass, compared with plain loops."""
 
-import csv
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,33 +8,34 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from data.tokenizers import Tokenizer
 from model.checkpoint import load_gpt, read_checkpoint
 from model.gpt import GPTConfig
 from model.runs.recording import AttentionRecording, Samples
 from model.training.module import GPTModule, check_same_model
 from model.training.optimizer import MuonAdamW, OptimizerConfig
 from model.training.schedule import ScheduleConfig, learning_rate_factor
-from tests.small_runs import metrics
+from tests.small_runs import csv_rows, metrics
+from tests.watching import before_call
 
 
-def test_validation_is_exact(trained, small_text):
-    """Bits per byte of the last tenth of the text, every token predicted once, in float64 and without batches."""
-    run = trained()
-    gpt, info = load_gpt(run / "checkpoints" / "last.ckpt")
-    tokenizer = Tokenizer.from_dict(info["tokenizer"])
-    text = small_text.read_text()
-    validation = text[int(0.9 * len(text)) :]
-    tokens = torch.tensor([tokenizer.end_of_text, *tokenizer.encode(validation), tokenizer.end_of_text])
-    nats, length = 0.0, gpt.config.context_length
+def validation_nats(gpt, text, length):
+    """Of the last tenth of a text, every token predicted once, in float64 and without batches: per token, per byte."""
+    validation = text.read_bytes()[int(0.9 * text.stat().st_size) :]
+    tokens, nats = torch.tensor([256, *validation, 256]), 0.0
     with torch.no_grad():
         for start in range(0, len(tokens) - 1, length):
             window = tokens[start : start + length + 1]
             logits = gpt(window[None, :-1])[0].double()
             nats += F.cross_entropy(logits, window[1:], reduction="sum").item()
-    row = [row for row in metrics(run) if row["val/loss"]][-1]
-    assert float(row["val/loss"]) == pytest.approx(nats / (len(tokens) - 1), rel=1e-6)
-    assert float(row["val/bits_per_byte"]) == pytest.approx(nats / math.log(2) / len(validation.encode()), rel=1e-6)
+    return nats / (len(tokens) - 1), nats / len(validation)
+
+
+def test_validation_is_exact(trained, small_text):
+    gpt, _ = load_gpt(trained() / "checkpoints" / "last.ckpt")
+    per_token, per_byte = validation_nats(gpt, small_text, gpt.config.context_length)
+    row = [row for row in metrics(trained()) if row["val/loss"]][-1]
+    assert float(row["val/loss"]) == pytest.approx(per_token, rel=1e-6)
+    assert float(row["val/bits_per_byte"]) == pytest.approx(per_byte / math.log(2), rel=1e-6)
 
 
 def test_every_update_uses_the_learning_rate_of_the_schedule(train, monkeypatch):
@@ -86,26 +86,19 @@ def test_gradients_are_clipped_and_weights_saved_in_float32(train, monkeypatch):
 def test_throughput_and_mfu_count_training_steps_only(train, monkeypatch):
     """Not validation, samples or recordings. The clock moves by half a second a step, so the rate is exact."""
     now = [0.0]
-    clock = SimpleNamespace(perf_counter=lambda: now[0])
+    clock = SimpleNamespace(perf_counter=lambda: now[-1])
     monkeypatch.setattr("model.runs.metrics.time", clock)  # not that of generation too
     monkeypatch.setattr("model.runs.metrics.peak_flops", lambda trainer: 1e12)
 
     def slow_down(owner, name, seconds):
-        function = getattr(owner, name)
-
-        def slow(*args, **options):
-            now[0] += seconds
-            return function(*args, **options)
-
-        monkeypatch.setattr(owner, name, slow)
+        before_call(monkeypatch.setattr, owner, name, lambda *_, **__: now.append(now[-1] + seconds))
 
     slow_down(GPTModule, "training_step", 0.5)
     slow_down(GPTModule, "validation_step", 100)
     slow_down(AttentionRecording, "record", 1000)
     slow_down(Samples, "write", 10000)
     assert train("--name=run", "--trainer.val_check_interval=3") == 0
-    rows = csv.DictReader(Path("runs/run/metrics.csv").read_text().splitlines())
-    trained = [row for row in rows if row["train/loss"]]
+    trained = [row for row in csv_rows("runs/run/metrics.csv") if row["train/loss"]]
     assert [float(row["tokens_per_second"]) for row in trained] == [4 * 16 / 0.5] * 6
     share = 4 * 16 / 0.5 * load_gpt("runs/run/checkpoints/last.ckpt")[0].flops_per_token() / 1e12
     assert [float(row["mfu"]) for row in trained] == pytest.approx([share] * 6)
