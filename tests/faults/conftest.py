@@ -35,8 +35,12 @@ def pytest_terminal_summary(terminalreporter):
     held = defaultdict(Counter)
     for kind in ("passed", "failed", "error"):
         for report in terminalreporter.stats.get(kind, []):
-            fault = report.nodeid.partition("::test_")[2].partition("[")[0].replace("_", " ")
-            held[fault][kind == "passed"] += dict(report.user_properties).get("cases", 1)
+            file, _, test = report.nodeid.partition("::test_")
+            if file.endswith("faults/matrix.py"):
+                fault = test.partition("[")[0].replace("_", " ")
+                held[fault][kind == "passed"] += dict(report.user_properties).get("cases", 1)
+    if not held:  # of other tests, which find this file on their way
+        return
     terminalreporter.write_line("\n| fault | cases | held |\n|---|---|---|")
     for fault, cases in sorted(held.items()):
         terminalreporter.write_line(f"| {fault} | {cases.total()} | {cases[True]} |")
