@@ -14,6 +14,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -57,12 +58,10 @@ class Response:
     """When a node is high and when low, on the texts of the task.
 
     back: 0 for what the token itself tells of it, 1 for what the token before tells, whichever tells more.
-    explained: the share of its variance that this token tells, from 0 to 1.
     high, low: the tokens for which its mean is at least half as far above or below the others' as for any.
     """
 
     back: int
-    explained: float
     high: list[int]
     low: list[int]
 
@@ -247,10 +246,10 @@ def _response(node: Node, values: Tensor, texts: Tensor) -> Response:
     for back in (0,) if node.kind == "value" else (0, 1):  # a value is what its own token hands on
         known, means, place = _by_token(values, texts[:, 1 - back : texts.shape[1] - back])
         deviation = means - values.mean()
-        explained = (means[place].var() / values.var().clamp(min=1e-12)).item()
         half = deviation.abs().max() / 2
-        found.append(Response(back, explained, known[deviation > half].tolist(), known[deviation < -half].tolist()))
-    return max(found, key=lambda response: response.explained)
+        response = Response(back, known[deviation > half].tolist(), known[deviation < -half].tolist())
+        found.append((means[place].var().item(), response))  # how much of the node's variance the token tells
+    return max(found, key=itemgetter(0))[1]
 
 
 def _most(values: Tensor, tokens: Tensor) -> tuple[int, float]:

@@ -17,7 +17,7 @@ EDGES = [
     *(Edge(LEFT, QUERY, 1.0), Edge(RIGHT, KEY, 1.0)),
 ]
 OFF = {node: Off(1.25 + place, (ord("b"), 9.0), (ord("a"), 2.0)) for place, node in enumerate([LEFT, RIGHT, *VALUES])}
-RESPONSES = {VALUES[0]: Response(0, 1.0, [], [ord("a")]), VALUES[1]: Response(1, 1.0, [ord("b")], [])}
+RESPONSES = {VALUES[0]: Response(0, [], [ord("a")]), VALUES[1]: Response(1, [ord("b")], [])}
 CIRCUIT = Circuit(EDGES, 0.1, 0.2, 5.0, OFF, RESPONSES, torch.eye(4)[None, 1:2], 3, {0: (3.0, 3.5), 800: (0.3, 2.0)})
 
 
