@@ -26,10 +26,6 @@ capture_steps = partial(learned_captures, labels=LABELS, steps=STEPS)
 CAPTURES, OTHER = capture_steps(), replace(capture_steps(seed=1), name="other")
 
 
-def large_map(page, pane=0) -> str:
-    return page.locator("#panes canvas:not(.over)").nth(pane).evaluate("canvas => canvas.toDataURL()")
-
-
 def shares(sentence: str) -> list[float]:
     """The percentages of a sentence as shares of 1."""
     return [float(number) / 100 for number in re.findall(r"([\d.]+)%", sentence)]
@@ -189,9 +185,9 @@ def test_the_view_is_kept_in_the_address(open_page):
     assert kept["head"] == "1.1" and kept["step"] == "4" and kept["against"] == "0.16" and kept["token"] == "4"
     again = open_page(CAPTURES, hash_=page.url[page.url.index("#") :])
     assert address(again) == kept
-    for pane in range(3):
-        assert large_map(again, pane) == large_map(page, pane)
-    assert (shades(again) == shades(page)).all()
+    pictures = "all => all.map((canvas) => canvas.toDataURL())"
+    maps = [one.locator("#panes canvas:not(.over)").evaluate_all(pictures) for one in (page, again)]
+    assert len(maps[0]) == 3 and maps[0] == maps[1] and (shades(again) == shades(page)).all()
     assert again.locator("#reading").inner_text() == page.locator("#reading").inner_text()
     assert again.locator("#grid").inner_html() == page.locator("#grid").inner_html()
 
@@ -306,11 +302,8 @@ def test_no_meaning_is_in_a_tooltip_alone(open_page):
 
 def boxes(page, selector: str) -> np.ndarray:
     """(N, 4): left, top, right and bottom of each element."""
-    return np.array(
-        page.locator(selector).evaluate_all(
-            "all => all.map((e) => e.getBoundingClientRect()).map((b) => [b.x, b.y, b.right, b.bottom])"
-        )
-    )
+    corners = "all => all.map((e) => e.getBoundingClientRect()).map((b) => [b.x, b.y, b.right, b.bottom])"
+    return np.array(page.locator(selector).evaluate_all(corners))
 
 
 @pytest.mark.parametrize(("layers", "count"), [(6, 3), (12, 12)])
