@@ -16,7 +16,7 @@ from model.pages import export
 from model.pages.captures import Captures
 from tests.html_pages import HOSTILE
 from tests.measurements import learned_captures, measured
-from tests.model.pages.browsing import click, colours, number_in, point_at, press, slide, unnamed
+from tests.model.pages.browsing import click, colours, in_page, number_in, point_at, press, slide, unnamed
 
 pytestmark = pytest.mark.slow
 
@@ -185,10 +185,7 @@ def test_value_weighted_maps_are_the_weights_times_the_share_of_the_longest_valu
     click(page.get_by_role("button", name="value-weighted"))
     assert page.locator("#weighting-note").is_visible() and "weighting=values" in page.url
     assert thumbnail.evaluate("canvas => canvas.toDataURL()") != before
-    shown = page.evaluate(
-        "import('browser/render.js').then(({ shown }) => shown.panes[0]).then(({ value }) =>"
-        " Array.from({ length: 12 }, (_, key) => value(11, key)))"
-    )
+    shown = in_page(page, "render", "shown.labels.map((_, key) => module.shown.panes[0].value(11, key))")
     np.testing.assert_allclose(shown, weights * norms / norms.max(), atol=0.006)
 
 
