@@ -114,9 +114,10 @@ def test_text_stream_finds_a_stop_that_a_token_covers_only_in_part():
 
 
 @pytest.mark.parametrize("prompt", ["日本 naïve \N{GRINNING FACE}\x00", "<|endoftext|>", "x" * 100, ""], ids=ascii)
-def test_any_prompt_is_continued(run_dir, capsys, prompt):
+def test_any_prompt_is_continued_and_an_empty_one_is_named(run_dir, capsys, prompt):
     status, out, err = generate(capsys, "--checkpoint", run_dir, "--prompt", prompt, "--max_new_tokens", 30)
     assert status == 0 and out.startswith(prompt) and out.endswith("\n") and "best.ckpt, step 7" in err
+    assert err.count("an empty prompt: its text is the beginning of a document\n") == (prompt == "")
 
 
 def test_the_prompt_comes_from_a_file_or_standard_input(run_dir, capsys, tmp_path, monkeypatch):
@@ -146,8 +147,6 @@ FILES = {
     "half.jsonl": b'"one"\n"a\\ud800"',
     "list.jsonl": b"[1]",
 }
-
-
 MISTAKES = {
     "--temperature -1": "temperature must be at least 0",
     "--temperature warm": "invalid float value: 'warm'",
@@ -251,12 +250,6 @@ def test_blank_lines_among_prompts_are_skipped_and_named(run_dir, capsys, tmp_pa
     status, out, err = generate(capsys, *options)
     assert status == 0 and [json.loads(line)["prompt"] for line in out.splitlines()] == ["one", "  two"]
     assert err.count(f"{path}: skipped blank lines 1, 3, 5\n") == 1
-
-
-def test_an_empty_prompt_is_named_and_begins_a_document(run_dir, capsys):
-    options = ("--checkpoint", run_dir, "--max_new_tokens", 3, "--prompt")
-    assert generate(capsys, *options, "")[2].count("an empty prompt: its text is the beginning of a document\n") == 1
-    assert "empty prompt" not in generate(capsys, *options, "x")[2]
 
 
 def test_a_text_ends_before_a_stop(tmp_path, capsys):

@@ -3,6 +3,7 @@
 import os
 import re
 import runpy
+import shlex
 import signal
 import subprocess
 import sys
@@ -68,50 +69,47 @@ def test_a_run_is_never_overwritten(train, finished_run, capsys):
     assert Path("runs/run/metrics.csv").read_text() == before
 
 
+CANNOT_RESUME = {
+    "--resume=runs/run --model.gpt.num_layers=3": "its num_layers is 2, here it is 3",
+    "--resume=runs/run --data.tokenizer=bpe --data.vocab_size=300": "vocab_size",
+    "--resume=runs/run --model.optimizer.algorithm=adamw": "the checkpoint can only be resumed with muon",
+    "--resume=runs/run --attention.probe_tokens=9": "holds maps of another probe text",
+    "--resume=runs/run --data.files=other.txt": "holds maps of another probe text",
+    "--ckpt_path=runs/run --model.init_from=runs/run": "leave one out",
+    "--model.init_from=runs/run --model.gpt='{num_layers: 3}'": "model.gpt.num_layers is 3",
+    "--model.init_from=runs/run --data '{tokenizer: bpe, vocab_size: 300}'": "reads the tokens of its own 'bytes'",
+    "--resume=empty": "empty is not a run folder with config.yaml",
+    "--resume=runs/run/metrics.csv": "metrics.csv is damaged, or no checkpoint",
+}
+
+
 def test_what_cannot_be_resumed_gets_one_sentence(train, finished_run, capsys):
     files = [Path("runs/run", name) for name in ("config.yaml", "checkpoints/last.ckpt")]
     before = [file.read_bytes() for file in files]
     Path("other.txt").write_text("another text " * 500)
     Path("empty").mkdir()
-    for options, expected in [
-        (["--resume=runs/run", "--model.gpt.num_layers=3"], "its num_layers is 2, here it is 3"),
-        (["--resume=runs/run", "--data.tokenizer=bpe", "--data.vocab_size=300"], "vocab_size"),
-        (["--resume=runs/run", "--model.optimizer.algorithm=adamw"], "the checkpoint can only be resumed with muon"),
-        (["--resume=runs/run", "--attention.probe_tokens=9"], "holds maps of another probe text"),
-        (["--resume=runs/run", "--data.files=other.txt"], "holds maps of another probe text"),
-        (["--ckpt_path=runs/run", "--model.init_from=runs/run"], "leave one out"),
-        (["--model.init_from=runs/run", '--model.gpt={"num_layers": 3}'], "model.gpt.num_layers is 3"),
-        (
-            ["--model.init_from=runs/run", "--data", '{"tokenizer": "bpe", "vocab_size": 300}'],
-            "reads the tokens of its own 'bytes'",
-        ),
-        (["--resume=empty"], "empty is not a run folder with config.yaml"),
-        (["--resume=runs/run/metrics.csv"], "metrics.csv is damaged, or no checkpoint"),
-    ]:
-        assert train(*options) == 2
+    for typed, expected in CANNOT_RESUME.items():
+        assert train(*shlex.split(typed)) == 2
         assert expected in capsys.readouterr().err.splitlines()[-1]
         assert [file.read_bytes() for file in files] == before
 
 
-def test_a_damaged_file_of_a_resumed_run_is_named(train, finished_run, capsys):
-    for name, content, expected in [
-        ("config.yaml", b"", "runs/run/config.yaml is damaged"),
-        ("config.yaml", b"model: \xff", "runs/run/config.yaml is damaged"),
-        ("config.yaml", b"model: [", "runs/run/config.yaml is damaged"),
-        ("config.yaml", b"seed_everything: 1", "runs/run/config.yaml is damaged"),
-        ("metrics.csv", b"tokens\n1\n", "runs/run/metrics.csv, line 2 is damaged"),
-        ("metrics.csv", b"step,a\n1,2,3\n", "runs/run/metrics.csv, line 2 is damaged"),
-        ("metrics.csv", b"step\n\xff\n", "runs/run/metrics.csv is damaged"),
-        ("samples.jsonl", b"{}\n", "runs/run/samples.jsonl is damaged"),
-        ("samples.jsonl", b"\xff\n", "runs/run/samples.jsonl is damaged"),
-        ("samples.jsonl", b"no JSON\n", "runs/run/samples.jsonl is damaged"),
-    ]:
-        whole = Path("runs/run", name).read_bytes()
-        Path("runs/run", name).write_bytes(content)
+DAMAGED = {
+    "config.yaml": [b"", b"model: \xff", b"model: [", b"seed_everything: 1"],
+    "metrics.csv": [b"step\n\xff\n"],
+    "metrics.csv, line 2": [b"tokens\n1\n", b"step,a\n1,2,3\n"],
+    "samples.jsonl": [b"{}\n", b"\xff\n", b"no JSON\n"],
+}
+
+
+@pytest.mark.parametrize("place", DAMAGED)
+def test_a_damaged_file_of_a_resumed_run_is_named(train, finished_run, capsys, place):
+    path = finished_run / place.partition(",")[0]
+    for content in DAMAGED[place]:
+        path.write_bytes(content)
         assert train("--resume=runs/run", "--trainer.max_steps=13") == 2
-        assert expected in capsys.readouterr().err.splitlines()[-1]
-        assert Path("runs/run", name).read_bytes() == content
-        Path("runs/run", name).write_bytes(whole)
+        assert f"{finished_run}/{place} is damaged" in capsys.readouterr().err.splitlines()[-1]
+        assert path.read_bytes() == content
 
 
 def test_help_begins_with_one_screen_of_the_usual_options(capsys):
