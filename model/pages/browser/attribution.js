@@ -24,7 +24,7 @@ const bySize = (one, two) => Math.abs(two.value) - Math.abs(one.value);
 // token that of the likeliest next one, where it was measured.
 export function partsOf({ parts: names, attribution, attribution_of_likeliest: last, bits }, token, order = "largest") {
   const values = token === bits.length - 1 && last ? last : attribution.map((row) => row[token]);
-  const parts = names.map((name, i) => ({ name, value: values[i] ?? null }));
+  const parts = names.map((name, i) => ({ name, value: values[i] }));
   return order === "largest" ? parts.sort(bySize) : parts;
 }
 
@@ -41,7 +41,7 @@ export function fold(parts, count = SHOWN_PARTS) {
 }
 
 export function badge(error) {
-  if (error === null || error === undefined) return { good: false, text: "the sum could not be checked" };
+  if (error === null) return { good: false, text: "the sum could not be checked" };
   const size = error === 0 ? "0" : error.toExponential(0);
   if (error > LARGEST_ERROR) return { good: false, text: `✗ does not add up to the logit: off by ${size}` };
   return { good: true, text: `✓ adds up to the logit: within ${size}` };

@@ -34,10 +34,9 @@ export class LiveModel {
     const { network, reference } = this.snapshot(snapshot);
     const reading = new Reading(network);
     yield* reading.read(probe, false);
-    const errors = positions.flatMap((position, i) => {
-      const expected = row(reference, i, this.config.vocab_size);
-      return Array.from(reading.logits(position), (logit, id) => Math.abs(logit - expected[id]));
-    });
+    const V = this.config.vocab_size;
+    const errors = positions.flatMap((position, i) =>
+      Array.from(reading.logits(position), (logit, id) => Math.abs(logit - reference[i * V + id])));
     return { error: errors.reduce((most, one) => Math.max(most, one)), bits: bits[snapshot] };
   }
 
@@ -110,13 +109,14 @@ export class LiveModel {
     const matrix = [];
     for (let number = 0; number < L * H; number++) {
       const [layer, head] = [Math.floor(number / H), number % H];
-      const row = Array(tokens.length).fill(0);
+      const changes = Array(tokens.length).fill(0);
       for (let position = 0; position < Math.min(tokens.length, other.length); position++) {
-        row[position] = this.patched(reading, source, { layer, head, position, from: position }, target, spare) - plain;
+        const place = { layer, head, position, from: position };
+        changes[position] = this.patched(reading, source, place, target, spare) - plain;
         yield;
       }
-      matrix.push(row);
-      yield { number, row };
+      matrix.push(changes);
+      yield { number, row: changes };
     }
     return matrix;
   }
@@ -130,8 +130,7 @@ export class LiveModel {
     if (!isRead) return reading.logits(T - 1)[target];
     spare ??= new Cache(this.config, T);
     spare.copy(cache, position);
-    const start = from * this.config.embed_dim + head * network.K;
-    const vector = source.trace.heads[layer].slice(start, start + network.K);
+    const vector = row(source.trace.heads[layer], from * this.config.num_heads + head, network.K);
     const edits = [{ part: `head ${layer}.${head}`, vector, position }];
     const options = { edits, from: { layer, residual: trace.residual[2 * layer] } };
     return logitsAfter(network, cache.tokens.subarray(position, T), spare, options)[target];

@@ -193,10 +193,9 @@ export class Network {
     const normed = this.norm(`${block}_norm`, x, scratch.normed);
     const up = this.linear(`${block}.up_proj`, normed, scratch.hidden, D, hidden);
     const activation = ACTIVATIONS[config.activation];
-    if (config.activation === "swiglu") {
-      const gate = this.linear(`${block}.gate_proj`, normed, scratch.gate, D, hidden);
-      for (let i = 0; i < up.length; i++) up[i] *= activation(gate[i]);
-    } else for (let i = 0; i < up.length; i++) up[i] = activation(up[i]);
+    const gated = config.activation === "swiglu";
+    const gate = gated && this.linear(`${block}.gate_proj`, normed, scratch.gate, D, hidden);
+    for (let i = 0; i < up.length; i++) up[i] = gated ? up[i] * activation(gate[i]) : activation(up[i]);
     const added = this.linear(`${block}.down_proj`, up, scratch.added, hidden, D);
     replace(added, D, `feed-forward ${layer}`, chunk);
     chunk.trace?.feedForwards[layer].set(added, chunk.start * D);

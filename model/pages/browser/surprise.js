@@ -34,7 +34,7 @@ const candidates = ({ top, top_probability: probabilities, rank, tokens }, token
 export function expectation(measured, token) {
   if (!measured) return UNMEASURED;
   if (token === 0) return "This is the first token: nothing comes before it that could tell what to expect.";
-  const [bits, rank] = [measured.bits[token - 1] ?? null, measured.rank[token - 1] ?? null];
+  const [bits, rank] = [measured.bits[token - 1], measured.rank[token - 1]];
   const truth = quote(measured.labels[token]);
   if (bits === null || rank === null) return `The model's prediction of ${truth} is not a number: –.`;
   const expected = candidates(measured, token).map(({ text, probability }) => `${quote(text)} ${share(probability)}`);

@@ -68,7 +68,6 @@ export async function readTyped(frame, at) {
   const b = frame.otherText && tokensOf(frame.otherText);
   const other = b && { typed: b, next: (await reading(at, b, { text: "B" })).next };
   const { descriptions } = mapped[0][at]; // of what each head does on the texts that the page was made with
-  const later = async () => (await reading(at, typed, { edits, details: true }))?.details;
-  const late = now.deep ? null : later;
+  const late = now.deep ? null : async () => (await reading(at, typed, { edits, details: true }))?.details;
   return { ...now, typed, intact, edits, other, late, descriptions, weights: now.block, labels: typed.labels };
 }
