@@ -87,11 +87,8 @@ def test_kept_checkpoints_are_found_by_their_steps():
         write(str(folder.kept_checkpoint(Path("runs/a"), step)))
     write("runs/a/checkpoints/step_old.ckpt")
     assert folder.kept_steps(Path("runs/a")) == [3, 20, 100]
-    found = folder.find_kept(Path("runs/a"), [100, 3])
-    assert [path.relative_to(Path.cwd()) for path in found] == [
-        Path("runs/a/checkpoints/step_00000100.ckpt"),
-        Path("runs/a/checkpoints/step_00000003.ckpt"),
-    ]
+    found = [path.relative_to(Path.cwd() / "runs/a") for path in folder.find_kept(Path("runs/a"), [100, 3])]
+    assert found == [Path("checkpoints/step_00000100.ckpt"), Path("checkpoints/step_00000003.ckpt")]
     with pytest.raises(FileNotFoundError, match="no checkpoint of step 4, only of 3, 20, 100"):
         folder.find_kept(None, [3, 4])
 
