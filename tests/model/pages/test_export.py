@@ -82,11 +82,9 @@ def test_the_difference_of_two_runs_is_that_of_their_weights(runs, tmp_path):
 
 def test_scores_are_those_of_the_file_and_empty_where_a_model_diverged(tmp_path):
     captures = archived(tmp_path / "run", 0)
-    file = tmp_path / "run" / "attention" / "scores.jsonl"
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines = list(map(json.loads, (tmp_path / "run/attention/scores.jsonl").read_text().splitlines()))
     lines[1]["scores"]["sink"][0][2] = None
     lines[2]["copying"] = [[0.5] * HEADS] * LAYERS
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     snapshots = [Snapshot.from_json(line) for line in lines]
     rows = read_back("scores", [replace(captures, snapshots=snapshots)], tmp_path)
     assert len(rows) == len(lines) * LAYERS * HEADS

@@ -87,36 +87,32 @@ def test_scores_that_no_head_passes_are_named_and_not_drawn():
     assert len(without["heads"]) == 3 and not without["faint"]
 
 
-CONFIGS = [
-    (
-        {"model": {"gpt": {"num_layers": 6, "num_heads": 3}}, "data": {"corpus": "stdlib", "files": None}},
-        "A small GPT of 6 layers with 3 attention heads each learned to predict the next token of "
-        "the source of Python's standard library.",
-    ),
-    (
-        {"model": {"gpt": {"num_layers": 1, "num_heads": 1}}, "data": {"corpus": "files", "files": ["a.txt", "b.txt"]}},
-        "A small GPT of 1 layer with 1 attention head each learned to predict the next token of a.txt, b.txt.",
-    ),
-    (
-        {"data": {"corpus": "stdlib", "dataset": "some/set"}},
-        "A small GPT learned to predict the next token of the data set some/set.",
-    ),
-    ({"model": 3, "data": [1]}, "A small GPT learned to predict the next token of a text."),
-    (
-        {"model": {"gpt": {"num_layers": None, "num_heads": "x"}}, "data": {"corpus": ["stdlib"]}},
-        "A small GPT learned to predict the next token of a text.",
-    ),
-]
-
-
-@pytest.mark.parametrize(("config", "sentence"), CONFIGS)
-def test_the_story_says_what_was_trained_on_what(config, sentence):
-    assert story([], config) == sentence
+@pytest.mark.parametrize(
+    ("model", "size"),
+    [
+        ({"gpt": {"num_layers": 6, "num_heads": 3}}, " of 6 layers with 3 attention heads each"),
+        ({"gpt": {"num_layers": 1, "num_heads": 1}}, " of 1 layer with 1 attention head each"),
+        ({"gpt": {"num_layers": None, "num_heads": "x"}}, ""),
+        (3, ""),
+    ],
+)
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ({"corpus": "stdlib", "files": None}, "the source of Python's standard library"),
+        ({"corpus": "files", "files": ["a.txt", "b.txt"]}, "a.txt, b.txt"),
+        ({"corpus": "stdlib", "dataset": "some/set"}, "the data set some/set"),
+        ({"corpus": ["stdlib"]}, "a text"),
+        ([1], "a text"),
+    ],
+)
+def test_the_story_says_what_was_trained_on_what(model, size, data, text):
+    sentence = f"A small GPT{size} learned to predict the next token of {text}."
+    assert story([], {"model": model, "data": data}) == sentence
 
 
 def test_the_story_says_for_how_long_and_how_well():
-    told = story(ROWS, {})
-    assert told.endswith(
+    assert story(ROWS, {}).endswith(
         " It read 4k tokens in 40 steps, which took 7 seconds. "
         "It now needs 2.38 bits for a byte of text that it has not read; a guess needs 8."
     )
