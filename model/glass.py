@@ -15,6 +15,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -37,8 +38,7 @@ from model.inspection.experiments import Found, try_all
 from model.inspection.lens import predictions, stages
 from model.inspection.probes import Probe, draw_repeated_probe
 from model.inspection.recorder import Capture, capture, one_sequence, take_snapshot
-from model.inspection.survey import survey
-from model.inspection.trace import Trace, in_float32, trace
+from model.inspection.trace import Trace, trace
 from model.pages.captures import Captures
 from model.pages.live import model_page
 from model.pages.page import attention_page
@@ -232,7 +232,9 @@ class Glass:
                 raise ValueError(f"there is no token {place} in a text of {length} tokens")
         (layer, number), position = known[name], position % len(tokens)
         given = trace(self.gpt, other_tokens).heads[layer, source, number]
-        return Reading(self, tokens, {name: given}, position, [f"{name} patched at token {position}"])
+        return Reading(
+            self, tokens, {name: given}, position, [f"{name} patched at token {position}, of this text only"]
+        )
 
     def write(self, prompt: str = "", max_new_tokens: int = 50, *, seed: int | None = None, **options: Any) -> str:
         """Continues a prompt and returns the new text; options as in `model.generation.stream`, such as temperature.
@@ -363,7 +365,13 @@ class Reading:
         self.glass, self.ids = glass, tokens.cpu()
         self.tokens = [glass.tokenizer.label(token) for token in tokens.tolist()]
         self.changes = list(changes)
-        self.edited = lambda: replaced(glass.gpt, replacing, position)  # a context in which the model does so
+        self.replacing, self.position = replacing, position
+
+    def edited(self, measured: str = "text") -> AbstractContextManager:
+        """A context in which the model has the changes. A patch is of this text only, not of others on its page."""
+        if self.position is not None and measured != "text":
+            return nullcontext()
+        return replaced(self.glass.gpt, self.replacing, self.position)
 
     def __repr__(self) -> str:
         return f"Reading({self.title}, {len(self.tokens)} tokens)"
@@ -483,10 +491,10 @@ def captures(readings: Sequence[Reading], repeated: Probe | None = None) -> Capt
     for reading in readings:
         glass, step = reading.glass, reading.glass.step or 0
         mean_tokens, label = glass.mean_tokens(reading.ids), glass.tokenizer.label
-        surveyed = survey(in_float32(glass.gpt), glass.recording.windows) if glass.recording else None
-        with reading.edited():
-            taken = take_snapshot(glass.gpt, probes, step, label, surveyed=surveyed, mean_tokens=mean_tokens)
-        snapshot, maps[step], details[step] = taken
+        windows = glass.recording.windows if glass.recording else None
+        snapshot, maps[step], details[step] = take_snapshot(
+            glass.gpt, probes, step, label, windows=windows, mean_tokens=mean_tokens, edited=reading.edited
+        )
         snapshots.append(snapshot)
     return Captures(first.name, probes, snapshots, maps.__getitem__, list(maps), details.__getitem__, is_prompt=True)
 

@@ -99,7 +99,7 @@ def measured(captures: Captures) -> Captures:
     config = GPTConfig(len(vocabulary), longest, layers, heads, embed_dim=8 * heads, bigram_buckets=7)
     snapshots, details = [], {}
     for snapshot in captures.snapshots:
-        known, gpt = (snapshot.scores, snapshot.habits), random_gpt(config, seed=snapshot.step)
-        taken, _, details[snapshot.step] = take_snapshot(gpt, probes, 0, vocabulary.__getitem__, surveyed=known)
+        gpt = random_gpt(config, seed=snapshot.step)
+        taken, _, details[snapshot.step] = take_snapshot(gpt, probes, 0, vocabulary.__getitem__)
         snapshots.append(replace(snapshot, ablation=taken.ablation, copying=taken.copying))
     return replace(captures, snapshots=snapshots, details=details.get)

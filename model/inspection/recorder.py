@@ -19,6 +19,7 @@ Shapes: L layers, H heads, H_kv key and value heads, T tokens, K head width.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,7 +34,7 @@ from model.inspection.attribution import attribution
 from model.inspection.copying import copying_scores, value_norms
 from model.inspection.lens import predictions, stages
 from model.inspection.probes import Probe
-from model.inspection.survey import Habits, Windows, survey, windows_of
+from model.inspection.survey import Windows, survey, windows_of
 from model.inspection.trace import AttendCall, blocks_of, in_float32, observed, trace, undisturbed
 
 
@@ -136,6 +137,7 @@ def take_snapshot(
     label: Callable[[int], str] = str,
     *,
     mean_tokens: Tensor | None = None,
+    edited: Callable[[str], AbstractContextManager] = nullcontext,
     **options: Any,
 ) -> tuple[Snapshot, dict[str, np.ndarray], dict]:
     """Measures a model on the probes "text" and "repeated".
@@ -143,12 +145,13 @@ def take_snapshot(
     Args:
         label: the text of a token.
         mean_tokens: (B, T), over which ablated parts are averaged; the text probe itself if None.
+        edited: from "text", "repeated" or "windows" to a context in which the model is as it shall be measured there.
         options: of `take_maps`.
 
     Returns:
         The snapshot, each probe's maps (L, H, T, T), and the details as `archive` describes them.
     """
-    snapshot, maps = take_maps(gpt, probes, step, **options)
+    snapshot, maps = take_maps(gpt, probes, step, edited=edited, **options)
     gpt = in_float32(gpt)
     device = gpt.token_embedding.weight.device
     tokens = {name: torch.tensor(probe.tokens, device=device) for name, probe in probes.items()}
@@ -159,8 +162,9 @@ def take_snapshot(
         means = part_means(gpt, tokens["text"][None] if mean_tokens is None else mean_tokens.to(device))
         for name, probe in probes.items():
             second_half = 0 if probe.period is None else len(probe.tokens) - probe.period
-            losses[name], changes[name] = ablation(gpt, tokens[name], means, first=second_half)
-            traced = trace(gpt, tokens[name])
+            with edited(name):
+                losses[name], changes[name] = ablation(gpt, tokens[name], means, first=second_half)
+                traced = trace(gpt, tokens[name])
             predicted = predictions(gpt, traced)
             parts, error = attribution(gpt, traced)
             shown.update(*predicted["top"], *predicted["lens"]["token"])
@@ -187,20 +191,24 @@ def take_maps(
     step: int,
     windows: Mapping[str, Windows] | None = None,
     *,
-    surveyed: tuple[dict[str, np.ndarray], Habits] | None = None,
+    edited: Callable[[str], AbstractContextManager] = nullcontext,
     autocast: torch.dtype | None = None,
 ) -> tuple[Snapshot, dict[str, np.ndarray]]:
     """The maps of a model, and what is known from attention alone: the rest of the snapshot is None.
 
     Args:
         windows: over which heads are measured; the probes if None.
-        surveyed: what `survey` has found for this model, where it is known already.
+        edited: see `take_snapshot`.
         autocast: see `capture`.
     """
-    captures = {name: capture(gpt, probe.tokens, autocast=autocast) for name, probe in probes.items()}
+    captures = {}
+    for name, probe in probes.items():
+        with edited(name):
+            captures[name] = capture(gpt, probe.tokens, autocast=autocast)
     taken = list(captures.values())
     worst = {name: np.max([one.checks[name] for one in taken], axis=0) for name in ("fidelity", "future")}
-    scores, habits = surveyed or survey(in_float32(gpt), windows or windows_of(probes))
+    with edited("windows"):
+        scores, habits = survey(in_float32(gpt), windows or windows_of(probes))
     snapshot = Snapshot(
         step=step,
         precision=captures["text"].precision,

@@ -15,6 +15,7 @@ from model.exchange.huggingface import to_huggingface
 from model.glass import captures
 from model.gpt import GPTConfig
 from model.inspection.ablation import ablation, part_means
+from model.inspection.survey import survey
 from tests.gpts import GPT2, huggingface_gpt2, random_gpt
 from tests.small_runs import REPOSITORY
 
@@ -111,12 +112,34 @@ def test_what_heads_do_is_told_of_the_model_as_it_is_now(glass):
     assert not np.allclose(entropy, recorded["entropy"], atol=1e-2)
 
 
+def test_what_heads_do_in_an_edited_reading_is_told_of_the_edited_model(glass):
+    plain, edited = (captures([glass.read(TEXT, without=without)]) for without in ((), "feed-forward 0"))
+    with glass.read(TEXT, without="feed-forward 0").edited():
+        expected, _ = survey(glass.gpt, glass.recording.windows)
+    for name, scores in edited.snapshots[0].scores.items():
+        np.testing.assert_allclose(scores, expected[name], atol=1e-5)
+    assert not np.allclose(expected["entropy"], plain.snapshots[0].scores["entropy"], atol=1e-5)
+    both = glass.read(TEXT, without=["feed-forward 0", "head 1.0"]).loss
+    [snapshot] = edited.snapshots
+    assert snapshot.loss["text"] + snapshot.ablation["text"]["heads"][1, 0] == pytest.approx(both, rel=1e-4)
+
+
+def test_a_patch_changes_nothing_but_its_own_text(glass):
+    patched, plain = glass.patch(TEXT, "which model", head=(0, 0), position=5), glass.read(TEXT)
+    (edited, before), step = (captures([reading]) for reading in (patched, plain)), glass.step
+    np.testing.assert_array_equal(edited.load(step)["repeated"], before.load(step)["repeated"])
+    assert edited.details(step)["probes"]["repeated"] == before.details(step)["probes"]["repeated"]
+    assert not np.array_equal(edited.load(step)["text"], before.load(step)["text"])
+    for name, scores in edited.snapshots[0].scores.items():
+        np.testing.assert_array_equal(scores, before.snapshots[0].scores[name])
+
+
 def test_a_reading_says_what_is_not_as_in_the_model(glass):
     plain, name = glass.read(TEXT), glass.name
     assert plain.title == f"{name}, step {glass.step}"
     assert glass.read(TEXT, without="head 0.1").title == f"{plain.title}, without head 0.1"
     patched = glass.patch(TEXT, "which word", head="head 0.1", position=2)
-    assert patched.title == f"{plain.title}, head 0.1 patched at token 2"
+    assert patched.title == f"{plain.title}, head 0.1 patched at token 2, of this text only"
     assert patched.title in html.unescape(patched._repr_html_())
 
 
