@@ -86,7 +86,7 @@ class TrainingCLI(LightningCLI):
         run_dir = new_run_dir(runs_dir, config.name, str(config.config[-1])) if is_new else Path(config.resume)
         parts.model.init_tokenizer = self.init_tokenizer
         shows_progress = config.trainer.enable_progress_bar is not False
-        sequence = RunSequence(parts.attention, parts.samples, parts.checkpoints, shows_progress)
+        sequence = RunSequence(parts.attention, parts.samples, parts.checkpoints, is_new, shows_progress)
         own_loggers = [CSVLogger(run_dir / METRICS), WandbLogger(run_dir, config.wandb, yaml.safe_load(self.saved))]
         # Those of the config come after this project's own, but for the sequence, which Lightning runs last.
         trainer = super().instantiate_trainer(
@@ -125,7 +125,8 @@ def fit(trainer: Trainer, model: GPTModule, data: TextDataModule, ckpt_path: str
     if trainer.is_global_zero and not trainer.fast_dev_run:
         from model.glass import open_run  # imports what only the pages need
 
-        text = data.validation_text() if data.tokenized.validation.num_bytes <= XZ_BYTES else None
+        is_short = data.tokenized.validation.num_bytes <= XZ_BYTES
+        text = data.validation_text(num_tokens=model.validated_tokens) if is_short else None
         say(finish(Path(trainer.default_root_dir), text, open_run))
     return 0
 

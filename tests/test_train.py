@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -72,6 +73,15 @@ def test_validate_finds_what_training_found(train, finished_run, capsys):
         assert train("validate", *options) == 0
         assert f"val/loss {best['val/loss']}  val/bits_per_byte {best['val/bits_per_byte']}" in capsys.readouterr().out
     assert [path.name for path in Path("runs").iterdir()] == ["run"]
+
+
+def test_a_run_that_starts_from_a_checkpoint_has_a_best_of_its_own(train, finished_run, tmp_path):
+    """However low the loss was on the text that the checkpoint was trained on."""
+    (tmp_path / "other.txt").write_bytes(random.Random(0).randbytes(6000).hex().encode())
+    assert train("--ckpt_path=runs/run", "--name=new", "--data.files=other.txt", "--trainer.max_steps=16") == 0
+    losses = [float(row["val/loss"]) for row in metrics("runs/new") if row["val/loss"]]
+    assert min(losses) > max(float(row["val/loss"]) for row in metrics(finished_run) if row["val/loss"])
+    assert read_checkpoint(Path("runs/new/checkpoints/best.ckpt"))["global_step"] == 16
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ def report_page(
     data = {
         "title": name,
         "story": " ".join([*warnings(captures.snapshots if captures else []), story(rows, config or {})]),
-        "facts": facts(rows),
+        "facts": facts(rows, config or {}),
         "charts": [one for one in (chart(rows, *spec) for spec in CHARTS) if one["curves"]],
         "heads": [one for one in head_charts if one not in faint],
         "faint": [one["title"] for one in faint],
@@ -152,13 +152,14 @@ def heads_that_matter(snapshot: Mapping, descriptions: Sequence[Sequence[Mapping
     return ranked, same
 
 
-def facts(rows: Rows) -> list[tuple[str, str, str]]:
+def facts(rows: Rows, config: Mapping) -> list[tuple[str, str, str]]:
     """The most important figures: (name, value, remark)."""
     found = []
+    is_sparse = _section(_section(config, "model"), "optimizer").get("density", 1) != 1
     for column, name in (("val/bits_per_byte", "bits per byte"), ("val/loss", "validation loss")):
         if points := column_points(rows, column):
             last, best = points[-1], min(points, key=lambda point: point[1])
-            remark = f"at step {last[0]:,}" if best == last else f"best {best[1]:.4f} at step {best[0]:,}"
+            remark = f"at step {last[0]:,}" if is_sparse or best == last else f"best {best[1]:.4f} at step {best[0]:,}"
             found.append((name, f"{last[1]:.4f}", remark))
     if points := column_points(rows, "train/loss"):
         found.append(("training loss", f"{points[-1][1]:.4f}", f"at step {points[-1][0]:,}"))

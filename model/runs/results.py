@@ -109,7 +109,7 @@ def finish(run_dir: Path, validation_text: str | None, open_run: Callable[[Path]
     A page that fails is a warning: the run is not lost. There is no model.html of a model that is too large, or whose
     heads were not recorded, and a circuit.svg of a model of few weights only.
 
-    validation_text: all of it, to compare the model with a general compressor; None leaves that out.
+    validation_text: what the model was validated on, to compare it with a general compressor; None leaves that out.
     open_run: that of `model.glass`, which stands above this room.
     """
     if not run_dir.exists():
@@ -175,7 +175,8 @@ def _reached(run_dir: Path, validation_text: str | None, nonzero: int | None) ->
     rows = [row for row in read_metrics(run_dir / METRICS) if column in row]
     if not rows:
         return "not validated"
-    last, best = rows[-1], min(rows, key=lambda row: row[column])
+    last = rows[-1]
+    best = last if nonzero is not None else min(rows, key=lambda row: row[column])  # sparse: those before had more
     line = f"validation: {last[column]:.4f} bits per byte after {last['step']} steps"
     if best is not last:
         line += f", best {best[column]:.4f} after {best['step']}"

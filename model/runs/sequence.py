@@ -25,14 +25,22 @@ class RunSequence(Checkpoint):
     Lightning validates after `on_train_batch_end`, and no public hook says whether it will. So a step is finished in
     `on_validation_end` if it was validated, otherwise when the next batch starts or training ends. As a `Checkpoint`,
     this callback runs after all others.
+
+    is_new: whether the run has a folder of its own, and no best.ckpt yet, even if it starts from a checkpoint.
     """
 
     def __init__(
-        self, attention: AttentionRecording, samples: Samples, checkpoints: Checkpoints, shows_progress: bool = True
+        self,
+        attention: AttentionRecording,
+        samples: Samples,
+        checkpoints: Checkpoints,
+        is_new: bool = True,
+        shows_progress: bool = True,
     ) -> None:
         self.attention = attention
         self.samples = samples
         self.checkpoints = checkpoints
+        self.is_new = is_new
         self.progress = Progress(shows_progress)
         self.metrics = TrainingMetrics()
         self.signals = StopSignals()
@@ -151,7 +159,8 @@ class RunSequence(Checkpoint):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.metrics.load_state_dict(state)
-        self.best_loss = state["best_loss"]
+        if not self.is_new:
+            self.best_loss = state["best_loss"]
 
     def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["gpt_config"] = dataclasses.asdict(module.gpt.config)

@@ -116,6 +116,8 @@ def check_options(trainer: Trainer) -> None:
     check_range("trainer.log_every_n_steps", trainer.log_every_n_steps, 1)
     check_range("trainer.gradient_clip_val", trainer.gradient_clip_val, 0)
     check_range("trainer.accumulate_grad_batches", accumulate, 1)
+    if isinstance(interval, int):
+        check_range("trainer.val_check_interval", interval, 1)
     if accumulate > 1 and not isinstance(interval, int | float):
         raise ValueError("trainer.val_check_interval must be a number of batches where gradients are accumulated")
     if isinstance(interval, int) and interval % accumulate:

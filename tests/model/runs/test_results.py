@@ -116,9 +116,13 @@ def test_the_circuit_of_a_sparse_model_is_drawn_and_in_the_report(run):
     last = run / "checkpoints" / "last.ckpt"
     save_checkpoint(last, repeating_gpt(8))
     (run / "config.yaml").write_text("samples: {prompt: abcdefgh}")
+    (run / "metrics.csv").write_text(METRICS + "30,3000,2.9,3.6,2.6,0.1,100.0,,\n")
     for nonzero_weights, is_drawn in ((1000, True), (5000, False), (1000, True)):
         change_checkpoint(last, nonzero_weights=nonzero_weights)
-        assert ("circuit.svg" in finish(run, None, open_run)) == is_drawn
+        summary = finish(run, None, open_run)
+        assert ("circuit.svg" in summary) == is_drawn
+        reached = f"2.6000 bits per byte after 30 steps; {nonzero_weights:,} weights are not zero\n"
+        assert reached in summary  # the better ones before had more weights
     picture = (run / "circuit.svg").read_text(encoding="utf-8")
     assert picture.count("data-weight=") > 20 and Page(report_of(run)).data["circuit"] == picture
 

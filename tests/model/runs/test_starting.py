@@ -92,6 +92,7 @@ def test_options_that_do_what_they_say_are_let_through():
         ({"gradient_clip_val": float("nan")}, "trainer.gradient_clip_val must be at least 0 and finite, not nan"),
         ({"log_every_n_steps": 0}, "trainer.log_every_n_steps must be at least 1, not 0"),
         ({"accumulate_grad_batches": 0}, "trainer.accumulate_grad_batches must be at least 1, not 0"),
+        ({"val_check_interval": 0}, "trainer.val_check_interval must be at least 1, not 0"),
         ({"accumulate_grad_batches": 2, "val_check_interval": "00:00:10:00"}, "must be a number of batches"),
         ({"accumulate_grad_batches": 3}, "trainer.val_check_interval is 10 batches, .*accumulate_grad_batches, 3"),
     ],

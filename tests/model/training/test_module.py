@@ -18,22 +18,26 @@ from tests.small_runs import csv_rows, metrics
 from tests.watching import before_call
 
 
-def validation_nats(gpt, text, length):
+def validation_nats(gpt, text, length, num_tokens=None):
     """Of the last tenth of a text, every token predicted once, in float64 and without batches: per token, per byte."""
     validation = text.read_bytes()[int(0.9 * text.stat().st_size) :]
-    tokens, nats = torch.tensor([256, *validation, 256]), 0.0
+    tokens, nats = torch.tensor([256, *validation, 256][:num_tokens]), 0.0
     with torch.no_grad():
         for start in range(0, len(tokens) - 1, length):
             window = tokens[start : start + length + 1]
             logits = gpt(window[None, :-1])[0].double()
             nats += F.cross_entropy(logits, window[1:], reduction="sum").item()
-    return nats / (len(tokens) - 1), nats / len(validation)
+    return nats / (len(tokens) - 1), nats / int((tokens < 256).sum())
 
 
-def test_validation_is_exact(trained, small_text):
-    gpt, _ = load_gpt(trained() / "checkpoints" / "last.ckpt")
-    per_token, per_byte = validation_nats(gpt, small_text, gpt.config.context_length)
-    row = [row for row in metrics(trained()) if row["val/loss"]][-1]
+@pytest.mark.parametrize(
+    ("options", "num_tokens"), [([], None), (["--trainer.limit_val_batches=1"], 1 + 32 * 16)], ids=["all", "beginning"]
+)
+def test_validation_is_exact(trained, small_text, options, num_tokens):
+    run = trained(*options)
+    gpt, _ = load_gpt(run / "checkpoints" / "last.ckpt")
+    per_token, per_byte = validation_nats(gpt, small_text, gpt.config.context_length, num_tokens)
+    row = [row for row in metrics(run) if row["val/loss"]][-1]
     assert float(row["val/loss"]) == pytest.approx(per_token, rel=1e-6)
     assert float(row["val/bits_per_byte"]) == pytest.approx(per_byte / math.log(2), rel=1e-6)
 
