@@ -178,6 +178,7 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
         difference = (weights - formula).abs().max().item()
         agrees = difference <= AGREES or math.isnan(difference)  # it is NaN for a model that diverged
         apart = (weights @ every_v - call.attended).abs().max().item()
+        linear = apart <= AGREES or math.isnan(apart)
 
     yield "From text to vectors"
     pieces = textwrap.shorten(" ".join(quoted(tokenizer, id) for id in ids), 3 * WIDTH, placeholder=" ...")
@@ -227,7 +228,7 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
     yield Stop("values", "(B, H_kv, T, K)", call.v, CausalSelfAttention.project,
                "What each token hands on to those that attend to it." + (" Values are not turned." if rotary else ""))
     if not agrees:
-        future = weights.triu(1).abs().max().item() > AGREES
+        future = linear and weights.triu(1).abs().max().item() > AGREES
         yield Stop("weights", "(B, H, T, S)", weights, attention.attend,
                    "How much each query (row) takes of each key's value (column): what this layer's `attend` makes of "
                    "the identity. They are not those of softmax(query @ key^T / sqrt(K)): the largest difference is "
@@ -248,7 +249,6 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
                    "This is the attention map: what the layer's `attend` makes of the identity, which differs from the "
                    f"formula by {difference:.1e}.")
     kernel = ", in one fused kernel that never stores scores or weights" if agrees else ""
-    linear = apart <= AGREES or math.isnan(apart)
     no_map = "" if linear else " This `attend` is not linear in the values or mixes heads, so it has no map."
     yield Stop("mixed values", "(B, H, T, K)", call.attended, attention.attend,
                f"Each query's mean of the values, by those weights{kernel}. Weights times values differ from it by "

@@ -10,7 +10,8 @@ Two numbers, of which 0 is best, say whether the maps can be trusted:
     fidelity    max |weights @ values - what `attend` returned|, over all layers. Where the largest value of a layer is
                 above 1, its difference is divided by that value, because rounding errors grow with the values. It is
                 large for an `attend` that is not linear in the values or mixes heads.
-    causality   the largest change of any logit before token j when token j is replaced; 0 unless the future leaks
+    causality   the largest change of any logit before token j when token j is replaced; 0 unless the future leaks.
+                Two tokens are replaced; `verdicts` also asks that no weight lies on a later token.
 
 The other measurements (`survey`, `lens`, `attribution`, `ablation`, `copying`) are made without autocast, so that
 rounding does not blur them.

@@ -24,8 +24,17 @@ def is_faithful(snapshot: Snapshot) -> bool:
 
 
 def is_causal(snapshot: Snapshot) -> bool:
-    """Whether no token moves a logit before it."""
-    return snapshot.causality == 0
+    """Whether no token moves a logit before it, and no weight lies on a later token.
+
+    A weight shows what the tokens that were replaced miss, and what does not reach the logits of a new model.
+    """
+    return snapshot.causality == 0 and not _leaking(snapshot)
+
+
+def _leaking(snapshot: Snapshot) -> list[int]:
+    """The layers with a weight on a later token; not those whose `attend` has no maps. EXACT: maps are in float32."""
+    layers = enumerate(zip(snapshot.checks["future"], snapshot.checks["fidelity"], strict=True))
+    return [layer for layer, (weight, error) in layers if weight > EXACT and error <= fidelity_limit(snapshot)]
 
 
 def warnings(snapshots: Sequence[Snapshot]) -> list[str]:
@@ -47,13 +56,13 @@ def new_warnings(snapshots: Sequence[Snapshot]) -> list[str]:
 def _leak(snapshot: Snapshot) -> str:
     if math.isnan(snapshot.causality):
         return "the logits are not numbers: the model diverged"
-    leaking = [layer for layer, weight in enumerate(snapshot.checks["future"]) if weight > 0]
+    leaking = _leaking(snapshot)
     who = _layers(leaking) if leaking else "the model"
     verb = "look" if len(leaking) > 1 else "looks"
-    return (
-        f"{who} {verb} into the future: changing token {snapshot.checks['replaced']} moves the logits before it by "
-        f"{snapshot.causality:.2g}; the loss means nothing"
-    )
+    shown = f"changing token {snapshot.checks['replaced']} moves the logits before it by {snapshot.causality:.2g}"
+    if snapshot.causality == 0:
+        shown = f"a later token has a weight of up to {max(snapshot.checks['future'][layer] for layer in leaking):.2g}"
+    return f"{who} {verb} into the future: {shown}; the loss means nothing"
 
 
 def _unfaithful(snapshot: Snapshot) -> str:

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from model.attention import CausalSelfAttention
-from model.gpt import GPTConfig
+from model.gpt import GPT, GPTConfig
 from model.inspection.probes import Probe
-from model.inspection.recorder import take_snapshot
-from model.inspection.verdicts import new_warnings, warnings
+from model.inspection.recorder import take_maps, take_snapshot
+from model.inspection.verdicts import is_causal, new_warnings, warnings
+from tests.attentions import with_scores
 from tests.gpts import random_gpt
 from tests.measurements import snapshot_with
 
@@ -46,6 +47,37 @@ def test_the_layer_that_leaks_is_named(layer):
     snapshot, _, _ = take_snapshot(gpt, PROBES, 5)
     [sentence] = warnings([snapshot])
     assert sentence.startswith(f"At step 5 layer {layer} looks into the future: changing token ")
+
+
+def in_blocks_of_eight(scores):
+    places = torch.arange(scores.shape[-1])
+    return scores.masked_fill(places >= (places[:, None] // 8 + 1) * 8, -torch.inf)
+
+
+@pytest.mark.parametrize("length", [17, 33])  # where the two tokens that are replaced begin a block
+@pytest.mark.parametrize("fresh", [True, False])  # the output matrix of a new model is 0, and nothing reaches a logit
+def test_a_leak_that_moves_no_logit_is_told_by_the_weights_on_later_tokens(length, fresh, monkeypatch):
+    config = GPTConfig(vocab_size=30, context_length=40, num_layers=2, num_heads=2, embed_dim=32)
+    gpt = GPT(config) if fresh else random_gpt(config)
+    probes = {name: Probe([*range(length // 2)] * 2 + [0], ["x"] * length, length // 2) for name in PROBES}
+    monkeypatch.setattr(CausalSelfAttention, "attend", with_scores(in_blocks_of_eight, seen_ahead=99))
+    snapshot, maps = take_maps(gpt, probes, 5)
+    assert snapshot.causality == 0 and not is_causal(snapshot)
+    largest = max(np.triu(of_probe, 1).max() for of_probe in maps.values())
+    assert warnings([snapshot]) == [
+        f"At step 5 layers 0 and 1 look into the future: a later token has a weight of up to {largest:.2g}; "
+        "the loss means nothing."
+    ]
+
+
+@pytest.mark.parametrize("leaks", [True, False])
+def test_weights_of_an_attend_without_maps_do_not_tell_of_a_leak_but_the_logits_do(leaks, monkeypatch):
+    gpt = random_gpt(GPTConfig(vocab_size=30, context_length=9, num_layers=2, num_heads=2, embed_dim=32))
+    attend = with_scores(lambda scores: scores, seen_ahead=99 if leaks else 0)
+    monkeypatch.setattr(CausalSelfAttention, "attend", lambda *args, **options: attend(*args, **options) + 0.5)
+    snapshot, _ = take_maps(gpt, PROBES, 5)
+    assert snapshot.checks["future"].min() > 0.4 and is_causal(snapshot) is not leaks
+    assert len(warnings([snapshot])) == 1 + leaks
 
 
 def test_a_diverged_model_is_told(monkeypatch):
