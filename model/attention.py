@@ -71,7 +71,8 @@ def scaled_dot_product_attention(
     # float32 at least: in bfloat16 a score near 100 is known to within 0.5, which would change a weight by half.
     dtype = torch.promote_types(query.dtype, torch.float32)
     scale = max(1, query.shape[-1]) ** -0.5 if scale is None else scale  # with a width of 0 all scores are 0
-    scores = (query.to(dtype) * scale) @ key.to(dtype).mT  # (..., T, S)
+    with torch.autocast(query.device.type, enabled=False):
+        scores = (query.to(dtype) * scale) @ key.to(dtype).mT  # (..., T, S)
     if mask is None:
         weights = scores.softmax(dim=-1)
     else:

@@ -110,7 +110,7 @@ def stream(
                 token = sample(logits if seen is None else penalise(logits, seen, repetition_penalty), **sampling)
                 if stop_token is not None:
                     token = token.masked_fill(finished, stop_token)
-                    finished = finished | (token == stop_token)
+                    finished = token == stop_token  # as of every row that has ended before
                 if logprobs is not None:
                     logprobs.append(logits.log_softmax(dim=-1).gather(1, token[:, None])[:, 0])
                 yield token

@@ -158,11 +158,13 @@ def test_weights_are_rows_that_sum_to_one_or_zero(T, S, dtype, magnitude, is_cau
     torch.testing.assert_close(fused.double().squeeze(-1), expected, atol=tolerance, rtol=0)
 
 
-def test_scores_are_computed_in_float32_at_least():
+@pytest.mark.parametrize("autocast", [False, True])
+def test_scores_are_computed_in_float32_at_least(autocast):
     # 128 and 128.5 are one number in bfloat16; the weights must still differ by the factor exp(0.5).
     q = torch.tensor([[1.0, 1.0]], dtype=torch.bfloat16)
     k = torch.tensor([[64.0, 64.0], [64.0, 64.5]], dtype=torch.bfloat16)
-    _, weights = scaled_dot_product_attention(q, k, k, scale=1.0, need_weights=True)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        _, weights = scaled_dot_product_attention(q, k, k, scale=1.0, need_weights=True)
     assert (weights[0, 1] / weights[0, 0]).item() == pytest.approx(math.exp(0.5), rel=2e-2)
 
 
