@@ -264,14 +264,9 @@ class Glass:
         fits = longest <= self.gpt.config.context_length and archive.tokenizer == self.tokenizer.fingerprint
         return archive if fits else None
 
-    def mean_tokens(self, tokens: Tensor) -> Tensor:
-        """The text over which parts are averaged, (1, T): the recorded one, or `tokens` (T,) if none is recorded."""
-        known = tokens if self.recording is None else self.recording.probes["text"].tokens
-        return self.gpt.known_ids(one_sequence(known))
-
     def means(self, tokens: Tensor) -> Means:
-        """What each part gives on average over `mean_tokens`."""
-        return part_means(self.gpt, self.mean_tokens(tokens))
+        """What each part gives on average over the recorded windows of text, or `tokens` (T,) if none are recorded."""
+        return part_means(self.gpt, self.recording.windows["text"].sample if self.recording else tokens[None])
 
     def repeated_probe(self) -> Probe:
         """Random tokens, repeated: those recorded in the run if there are any, else new ones.
@@ -328,8 +323,8 @@ class Glass:
         """
         if self.recording is None:
             raise FileNotFoundError(f"{self.source} has no text on record to try experiments on")
-        text = self.recording.probes["text"].tokens
-        return try_all(self.gpt, self.tokenizer, self.recording.windows["text"].texts, self.means(torch.tensor(text)))
+        windows = self.recording.windows["text"]
+        return try_all(self.gpt, self.tokenizer, windows.texts, part_means(self.gpt, windows.sample))
 
     def circuit(self, text: str = "") -> Circuit:
         """The part of the model that copies tokens, and the weights between its nodes.
@@ -490,11 +485,9 @@ def captures(readings: Sequence[Reading], repeated: Probe | None = None) -> Capt
     snapshots, maps, details = [], {}, {}
     for reading in readings:
         glass, step = reading.glass, reading.glass.step or 0
-        mean_tokens, label = glass.mean_tokens(reading.ids), glass.tokenizer.label
-        windows = glass.recording.windows if glass.recording else None
-        snapshot, maps[step], details[step] = take_snapshot(
-            glass.gpt, probes, step, label, windows=windows, mean_tokens=mean_tokens, edited=reading.edited
-        )
+        windows, label = glass.recording.windows if glass.recording else None, glass.tokenizer.label
+        taken = take_snapshot(glass.gpt, probes, step, label, windows=windows, edited=reading.edited)
+        snapshot, maps[step], details[step] = taken
         snapshots.append(snapshot)
     return Captures(first.name, probes, snapshots, maps.__getitem__, list(maps), details.__getitem__, is_prompt=True)
 

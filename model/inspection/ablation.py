@@ -45,9 +45,9 @@ def parts_of(gpt: GPT) -> dict[str, tuple[nn.Module, slice]]:
 
 @torch.no_grad()
 def part_means(gpt: GPT, batch: Tensor) -> Means:
-    """The mean of what each part gives for `batch` (B, T), over all positions."""
+    """The mean of what each part gives for `batch` (B, T), over all positions. ValueError for unknown ids."""
     with undisturbed(gpt), hooked(gpt) as (inputs, outputs):
-        gpt.features(batch)
+        gpt.features(gpt.known_ids(batch))
     parts, given = parts_of(gpt), outputs | {module: inputs[module] for module in _readers(gpt)}
     means = {module: given[module].flatten(0, -2).mean(0) for module in {module for module, _ in parts.values()}}
     return {name: means[module][columns] for name, (module, columns) in parts.items()}

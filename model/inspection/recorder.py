@@ -112,16 +112,14 @@ def record_snapshot(
     step: int,
     label: Callable[[int], str] = str,
     *,
-    mean_tokens: Tensor | None = None,
     autocast: torch.dtype | None = None,
 ) -> dict[str, float]:
     """Adds what `take_snapshot` measures on the archive's probes to the archive, and returns the metrics to log.
 
     Keys: attention/fidelity, attention/causality, and attention/SCORE/layer_N, the best head of each layer.
     """
-    snapshot, maps, details = take_snapshot(
-        gpt, archive.probes, step, label, windows=archive.windows, mean_tokens=mean_tokens, autocast=autocast
-    )
+    taken = take_snapshot(gpt, archive.probes, step, label, windows=archive.windows, autocast=autocast)
+    snapshot, maps, details = taken
     archive.add(snapshot, maps, details)
     best = {
         f"attention/{name}/layer_{layer}": float(heads.max())
@@ -137,22 +135,23 @@ def take_snapshot(
     step: int,
     label: Callable[[int], str] = str,
     *,
-    mean_tokens: Tensor | None = None,
+    windows: Mapping[str, Windows] | None = None,
     edited: Callable[[str], AbstractContextManager] = nullcontext,
-    **options: Any,
+    autocast: torch.dtype | None = None,
 ) -> tuple[Snapshot, dict[str, np.ndarray], dict]:
     """Measures a model on the probes "text" and "repeated".
 
     Args:
         label: the text of a token.
-        mean_tokens: (B, T), over which ablated parts are averaged; the text probe itself if None.
+        windows: over which heads are measured and ablated parts averaged; the probes if None.
         edited: from "text", "repeated" or "windows" to a context in which the model is as it shall be measured there.
-        options: of `take_maps`.
+        autocast: see `capture`.
 
     Returns:
         The snapshot, each probe's maps (L, H, T, T), and the details as `archive` describes them.
     """
-    snapshot, maps = take_maps(gpt, probes, step, edited=edited, **options)
+    windows = windows or windows_of(probes)
+    snapshot, maps = take_maps(gpt, probes, step, windows, edited=edited, autocast=autocast)
     gpt = in_float32(gpt)
     device = gpt.token_embedding.weight.device
     tokens = {name: torch.tensor(probe.tokens, device=device) for name, probe in probes.items()}
@@ -160,7 +159,7 @@ def take_snapshot(
     measured: dict[str, dict] = {}
     shown: set[int] = set()
     with undisturbed(gpt):  # what is computed beside the model must not run under an autocast of the caller either
-        means = part_means(gpt, tokens["text"][None] if mean_tokens is None else mean_tokens.to(device))
+        means = part_means(gpt, windows["text"].sample)
         for name, probe in probes.items():
             second_half = 0 if probe.period is None else len(probe.tokens) - probe.period
             with edited(name):
@@ -190,17 +189,14 @@ def take_maps(
     gpt: GPT,
     probes: Mapping[str, Probe],
     step: int,
-    windows: Mapping[str, Windows] | None = None,
+    windows: Mapping[str, Windows],
     *,
     edited: Callable[[str], AbstractContextManager] = nullcontext,
     autocast: torch.dtype | None = None,
 ) -> tuple[Snapshot, dict[str, np.ndarray]]:
     """The maps of a model, and what is known from attention alone: the rest of the snapshot is None.
 
-    Args:
-        windows: over which heads are measured; the probes if None.
-        edited: see `take_snapshot`.
-        autocast: see `capture`.
+    windows, edited, autocast: see `take_snapshot`.
     """
     captures = {}
     for name, probe in probes.items():
@@ -209,7 +205,7 @@ def take_maps(
     taken = list(captures.values())
     worst = {name: np.max([one.checks[name] for one in taken], axis=0) for name in ("fidelity", "future")}
     with edited("windows"):
-        scores, habits = survey(in_float32(gpt), windows or windows_of(probes))
+        scores, habits = survey(in_float32(gpt), windows)
     snapshot = Snapshot(
         step=step,
         precision=captures["text"].precision,

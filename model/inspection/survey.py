@@ -23,6 +23,7 @@ from model.inspection.trace import AttendCall, blocks_of, observed, undisturbed
 
 MAX_COUNTS = 5
 MAX_WEIGHTS = 2**24  # of one layer at a time: 64 MiB
+MEAN_TOKENS = 1024  # over which parts are averaged: what they give is in memory at once
 
 Count = Sequence[Any]  # (what, share of the weight, share under uniform attention)
 Figures = dict[str, Tensor]
@@ -74,6 +75,11 @@ class Windows:
     @property
     def length(self) -> int:
         return len(self.texts[0].tokens)
+
+    @property
+    def sample(self) -> Tensor:
+        """(N, T): about MEAN_TOKENS tokens, over which parts are averaged that ablation replaces."""
+        return torch.tensor([text.tokens for text in self.texts[: max(1, MEAN_TOKENS // self.length)]])
 
     @property
     def least_queries(self) -> int:

@@ -91,7 +91,7 @@ def model_page(
         tokenizer: one of `data.tokenizers`.
         probes: "text" and "repeated"; on "text" the page checks that it computes what the model does.
         opening: tokens that the page opens with; None opens with a function in the windows, or else with the text.
-        windows: on which experiments are tried and the page says what the heads do; the probes if None.
+        windows: on which experiments are tried, parts averaged, and the page says what heads do; the probes if None.
 
     Returns:
         The page, and by title the step from which on each experiment holds.
@@ -100,7 +100,7 @@ def model_page(
     """
     windows = windows or windows_of(probes)
     texts = windows["text"].texts
-    model = pack(snapshots, tokenizer.to_dict(), probes["text"].tokens)
+    model = pack(snapshots, tokenizer.to_dict(), probes["text"].tokens, windows["text"].sample)
     if note := model.manifest["note"]:
         log.warning("%s", note)
     taken, maps = [], {}
@@ -128,14 +128,19 @@ def model_page(
     return page, first_steps(list(maps), found)
 
 
-def pack(snapshots: Sequence[tuple[int, GPT]], tokenizer: Mapping[str, Any], probe: Sequence[int]) -> Packed:
+def pack(
+    snapshots: Sequence[tuple[int, GPT]],
+    tokenizer: Mapping[str, Any],
+    probe: Sequence[int],
+    sample: Tensor | None = None,
+) -> Packed:
     """The data of a page that runs a model, or several snapshots of one.
 
     Args:
         snapshots: (step, model), of one config, in the order of a slider; the page opens with the last.
         tokenizer: as a checkpoint has it.
-        probe: T tokens that the page reads to check itself, by which the cost of rounding is measured, and over which
-            parts are averaged.
+        probe: T tokens that the page reads to check itself, and by which the cost of rounding is measured.
+        sample: (N, T), over which parts are averaged; the probe if None.
 
     Returns:
         The blocks, the models, and a manifest of: note, a sentence if the page computes another attention than the
@@ -173,7 +178,7 @@ def pack(snapshots: Sequence[tuple[int, GPT]], tokenizer: Mapping[str, Any], pro
             # divergence. Few tokens are enough; the difference of two losses would be mostly chance.
             approximate, true = (one.double().log_softmax(-1) for one in (logits, exact(tokens)[0]))
             bits.append(F.kl_div(approximate, true, reduction="batchmean", log_target=True).item() / math.log(2))
-            means = part_means(rounded, tokens)
+            means = part_means(rounded, tokens if sample is None else sample)
         models.append((rounded, means))
         content = bytearray()
         tensors = [_append(content, name, *tensor) for name, tensor in stored.items()]

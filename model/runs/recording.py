@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 
 AUTOCAST_TYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 KNOWN_CHARS = 200_000  # of validation text; only tokens that occur in it are drawn, as a model knows no rarer ones
-MEAN_TOKENS = 256  # of validation text, over which a part is averaged that ablation replaces
 PICTURE_SIDE = 1300  # pixels, about a screen: five times as fast to draw as one with every token named
 
 
@@ -61,7 +60,6 @@ class AttentionRecording:
         check_range("attention.every_n_steps", self.every_n_steps, 1)
         self.text = read_probe_text(self.probe_text) if self.enabled and self.probe_text is not None else None
         self.archive: AttentionArchive | None = None  # on the first rank, set by `start`
-        self.mean_tokens: torch.Tensor | None = None  # (B, T) of validation text
 
     def is_due(self, step: int) -> bool:
         """Whether a step without validation is recorded."""
@@ -96,8 +94,6 @@ class AttentionRecording:
             "text": text_windows(known or tokens, context, label),
             "repeated": repeated_windows(candidates, context, label, first=first),
         }
-        rows = min(max(1, MEAN_TOKENS // len(tokens)), len(known) // len(tokens))
-        self.mean_tokens = torch.tensor(known[: rows * len(tokens)]).view(rows, -1) if rows else None
         folder = Path(trainer.default_root_dir, ATTENTION)
         self.archive = AttentionArchive(folder, probes, tokenizer.fingerprint, windows)
 
@@ -107,7 +103,7 @@ class AttentionRecording:
             return
         archive, step, label = self.archive, trainer.global_step, trainer.datamodule.tokenizer.label
         autocast = AUTOCAST_TYPES.get(str(trainer.precision))
-        figures = record_snapshot(archive, gpt, step, label, mean_tokens=self.mean_tokens, autocast=autocast)
+        figures = record_snapshot(archive, gpt, step, label, autocast=autocast)
         log_metrics(trainer, figures)
         for sentence in new_warnings(archive.snapshots):
             log.warning("%s", sentence)

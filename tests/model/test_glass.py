@@ -1,5 +1,6 @@
 """The library of a notebook: what it returns is what independent computations give, on a run and on GPT-2's format."""
 
+import base64
 import html
 import json
 import math
@@ -17,6 +18,7 @@ from model.gpt import GPTConfig
 from model.inspection.ablation import ablation, part_means
 from model.inspection.survey import survey
 from tests.gpts import GPT2, huggingface_gpt2, random_gpt
+from tests.html_pages import Page
 from tests.small_runs import REPOSITORY
 
 TEXT = "the model reads"
@@ -83,6 +85,24 @@ def test_a_part_left_out_gives_its_mean_over_the_text(gpt2):
         assert table[part] == pytest.approx(whole + change, rel=1e-4)
     assert shown.loss["text"] == table["nothing"] == pytest.approx(whole, abs=1e-5)
     np.testing.assert_allclose(shown.ablation["text"]["heads"], changes["heads"], atol=1e-5)
+
+
+def test_a_part_that_is_left_out_costs_the_same_on_every_path(glass):
+    """As recorded while it was trained, as asked for, as on the page of the text; and the page of the model takes the
+    same means, which it rounds."""
+    [recorded] = [one for one in glass.recorded.snapshots if one.step == glass.step]
+    tokens = glass.recorded.probes["text"].tokens
+    [shown], table = captures([glass.read(tokens)]).snapshots, glass.ablate(tokens)
+    for layer, head in np.ndindex(recorded.shape):
+        change = recorded.ablation["text"]["heads"][layer, head]
+        assert table[f"head {layer}.{head}"] - table["nothing"] == pytest.approx(change, abs=1e-4)
+        assert shown.ablation["text"]["heads"][layer, head] == pytest.approx(change, abs=1e-4)
+    page = Page(glass.page())
+    stored, block = page.json("manifest")["means"], base64.b64decode(page.scripts["weights-0"])
+    for part, mean in glass.means(torch.tensor(tokens)).items():
+        [start] = [one["start"] for one in stored if one["name"] == part]
+        on_page = np.frombuffer(block, np.float32, len(mean), start)
+        np.testing.assert_allclose(on_page, mean, atol=0.02 * mean.abs().max().item())
 
 
 def test_a_patched_head_gives_what_it_gives_in_the_other_text(gpt2):

@@ -288,7 +288,7 @@ def test_a_repeated_probe_has_distinct_tokens_that_are_repeated_once():
 
 def test_a_capture_can_be_read_back(tmp_path, gpt):
     recorded = new_archive(tmp_path / "attention")
-    scalars = record_snapshot(recorded, gpt, 8, mean_tokens=torch.tensor([TEXT, TEXT[::-1]]))
+    scalars = record_snapshot(recorded, gpt, 8)
     archive = AttentionArchive.open(tmp_path / "attention")
     text, repeated = archive.probes["text"], archive.probes["repeated"]
     assert text == Probe(TEXT, [f"<{t}>" for t in TEXT])

@@ -41,6 +41,13 @@ def maps(gpt):
     return {name: torch.stack([capture(gpt, text.tokens).weights for text in of]) for name, of in TEXTS.items()}
 
 
+@pytest.mark.parametrize(("length", "rows"), [(8, 16), (200, 5), (2000, 1)])
+def test_parts_are_averaged_over_about_a_thousand_tokens(length, rows):
+    texts = text_windows(list(range(16 * length)), length, str)
+    sample = windows_of({"text": texts})["text"].sample
+    assert sample.tolist() == [text.tokens for text in texts[:rows]]
+
+
 def test_scores_are_means_over_windows_with_their_spread_and_halves(gpt, maps):
     scores, habits = survey.survey(gpt, windows_of(TEXTS))
     alone = [

@@ -468,7 +468,7 @@ def test_every_experiment_shows_on_the_page_what_was_predicted(open_page):
     buttons = page.locator("#tries button")
     titles = buttons.all_inner_texts()
     assert "A made-up word, twice" in titles and 2 <= len(titles) <= 6
-    effects, _ = try_all(gpt, TOKENIZER, texts, part_means(gpt, torch.tensor([tokens])))
+    effects, _ = try_all(gpt, TOKENIZER, texts, part_means(gpt, windows["text"].sample))
     for effect, button in zip(effects, buttons.all(), strict=True):
         click(button)
         assert page.locator("#box").input_value() == effect.trial.text
