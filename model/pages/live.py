@@ -120,7 +120,7 @@ def model_page(
     experiments = {"effects": [asdict(effect) for effect in effects], "tried": tried}
     if opening is None:
         opening = opening_text(tokenizer.decode(text.tokens) for text in texts) or probes["text"].tokens
-    data = legend(f"{name}: the model") | {"opening": opening, "notes": [], "runs": [shown]}
+    data = legend(f"{name}: the model") | {"opening": opening, "runs": [shown]}
     page = template.fill("live", data, [template.json_element("experiments", experiments), *model.elements()])
     if (size := len(page.encode())) > MAX_BYTES:
         limit = MAX_BYTES / 1e6

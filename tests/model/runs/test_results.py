@@ -2,11 +2,13 @@
 
 import json
 import lzma
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from model.glass import open_run
+from model.inspection.circuit import repeated
 from model.runs.results import finish, read_metrics, write_report
 from tests.gpts import change_checkpoint, repeating_gpt, save_checkpoint
 from tests.html_pages import Page
@@ -112,7 +114,8 @@ def test_a_model_page_of_an_earlier_step_does_not_stay(run):
     assert not (run / "model.html").exists()
 
 
-def test_the_circuit_of_a_sparse_model_is_drawn_and_in_the_report(run):
+def test_the_circuit_of_a_sparse_model_is_drawn_and_in_the_report(run, monkeypatch):
+    monkeypatch.setattr("model.inspection.circuit.repeated", partial(repeated, rows=4))  # for speed
     last = run / "checkpoints" / "last.ckpt"
     save_checkpoint(last, repeating_gpt(8))
     (run / "config.yaml").write_text("samples: {prompt: abcdefgh}")
