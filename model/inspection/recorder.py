@@ -46,8 +46,9 @@ class Capture:
     weights: (L, H, T, T) in float32, on the CPU.
     precision: the type of the values that attention returned, such as "bfloat16".
     fidelity, causality: as the module's docstring defines them.
-    checks: the figures behind them: "fidelity" and the largest weight on a later token, "future", of each layer, and
-        "replaced", the token whose change moved the logits before it most.
+    checks: the figures behind them: of each layer "fidelity", "future", the largest weight on a later token, and
+        "outside", how far a weight lies outside [0, 1]; and "replaced", the token whose change moved the logits before
+        it most.
     """
 
     weights: Tensor
@@ -92,6 +93,7 @@ def capture(gpt: GPT, tokens: Tensor | Sequence[int], *, autocast: torch.dtype |
     checks = {
         "fidelity": errors,
         "future": maps.triu(1).abs().amax((1, 2, 3)).tolist(),
+        "outside": (maps - maps.clamp(0, 1)).abs().amax((1, 2, 3)).tolist(),
         "replaced": max(leaks, key=leaks.__getitem__, default=0),
     }
     return Capture(maps, precision, float(np.max(errors)), float(np.max([0.0, *leaks.values()])), checks)
@@ -203,7 +205,7 @@ def take_maps(
         with edited(name):
             captures[name] = capture(gpt, probe.tokens, autocast=autocast)
     taken = list(captures.values())
-    worst = {name: np.max([one.checks[name] for one in taken], axis=0) for name in ("fidelity", "future")}
+    worst = {name: np.max([one.checks[name] for one in taken], axis=0) for name in ("fidelity", "future", "outside")}
     with edited("windows"):
         scores, habits = survey(in_float32(gpt), windows)
     snapshot = Snapshot(

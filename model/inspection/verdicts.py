@@ -12,6 +12,7 @@ from model.inspection.archive import Snapshot
 # The largest fidelity (see `recorder`) that rounding explains, by the type that attention was computed in.
 FIDELITY_LIMITS = {"float16": 5e-3, "bfloat16": 2e-2}
 EXACT = 1e-5  # in any other type
+PAGE_ERROR = 0.004  # of a weight that a page and its pictures show
 
 
 def fidelity_limit(snapshot: Snapshot) -> float:
@@ -35,6 +36,11 @@ def _leaking(snapshot: Snapshot) -> list[int]:
     """The layers with a weight on a later token; not those whose `attend` has no maps. EXACT: maps are in float32."""
     layers = enumerate(zip(snapshot.checks["future"], snapshot.checks["fidelity"], strict=True))
     return [layer for layer, (weight, error) in layers if weight > EXACT and error <= fidelity_limit(snapshot)]
+
+
+def is_in_range(snapshot: Snapshot) -> bool:
+    """Whether pages and pictures, whose scale goes from 0 to 1, show all weights as they are. True if not measured."""
+    return not max(snapshot.checks.get("outside", []), default=0) > PAGE_ERROR
 
 
 def warnings(snapshots: Sequence[Snapshot]) -> list[str]:
@@ -77,9 +83,18 @@ def _unfaithful(snapshot: Snapshot) -> str:
     )
 
 
+def _outside(snapshot: Snapshot) -> str:
+    outside = snapshot.checks["outside"]
+    layers = [layer for layer, distance in enumerate(outside) if distance > PAGE_ERROR]
+    return (
+        f"weights of {_layers(layers)} are below 0 or above 1, by up to {max(outside):.2g}: pages and pictures show "
+        "them as 0 or 1; inspect_attention.py --output maps.csv has them as they are"
+    )
+
+
 def _layers(layers: Sequence[int]) -> str:
     """Such as "layer 0" or "layers 0, 1 and 4"."""
     return f"layer{'s' * (len(layers) > 1)} {listed([str(layer) for layer in layers])}"
 
 
-CHECKS = ((is_causal, _leak), (is_faithful, _unfaithful))
+CHECKS = ((is_causal, _leak), (is_faithful, _unfaithful), (is_in_range, _outside))

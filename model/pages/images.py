@@ -214,7 +214,7 @@ def mosaic_pixels(weights: ArrayLike) -> np.ndarray:
 
     The colours are those of `attention_grid`. Without text this takes a hundredth of the time.
     """
-    maps = np.sqrt(np.asarray(weights, dtype=np.float32))
+    maps = np.sqrt(np.asarray(weights, dtype=np.float32).clip(0, 1))
     maps = np.pad(maps, ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=np.nan)  # lines between them
     return score_pixels(np.block([list(layer) for layer in maps])[:-1, :-1])
 

@@ -1,9 +1,10 @@
 """One self-contained HTML page of attention maps. It opens from a file, offline, and stays under 25 MB.
 
-The page holds the lower triangles of the maps, one byte 255 sqrt(p) a weight, which is within 0.004 of the weight. The
-bytes of each probe and step are compressed by gzip, encoded in base64, and decoded when they are first shown. To save a
-third of the size, bytes below 128 can be rounded further and still stay within 0.004. Weights above the diagonal are
-left out: a causal model has none, and of another the page says that it looks into the future.
+The page holds the lower triangles of the maps, one byte 255 sqrt(p) a weight, which is within 0.004 of a weight from 0
+to 1; of others the page says that it shows them as 0 or 1 (see `verdicts`). The bytes of each probe and step are
+compressed by gzip, encoded in base64, and decoded when they are first shown. To save a third of the size, bytes below
+128 can be rounded further and still stay within 0.004. Weights above the diagonal are left out: a causal model has
+none, and of another the page says that it looks into the future.
 
 A further block a step, of compressed JSON, holds what else was measured there (see `archive`), to ROUNDED_DIGITS where
 weights are rounded too, and under "descriptions" what each head does (see `describe`).

@@ -100,7 +100,7 @@ def test_wrong_shapes_are_refused(shape, labels, message):
 
 def test_bare_pixels_have_the_colours_of_the_grid():
     weights = np.zeros((2, 3, 4, 4))
-    weights[1, 2, 3, 0] = 1
+    weights[1, 2, 3, 0], weights[0, 0, 0, 0] = 1, -0.1  # which is shown as 0
     pixels = images.mosaic_pixels(weights)
     assert pixels.dtype == np.uint8 and max(pixels.shape) == pixels.shape[1] <= images.PIXELS
     zoom = pixels.shape[1] // (3 * 5 - 1)
