@@ -305,16 +305,16 @@ class Glass:
     ) -> tuple[str, dict[str, int]]:
         """As `page`; and by title the step from which on each experiment holds."""
         snapshots = sorted(((glass.step or 0, glass.gpt) for glass in (self, *others)), key=lambda one: one[0])
-        context, windows = self.gpt.config.context_length, None
-        if self.recording is not None:
-            probes, windows = self.recording.probes, self.recording.windows
+        context, windows, recorded = self.gpt.config.context_length, None, []
+        if archive := self.recording:
+            probes, windows, recorded = archive.probes, archive.windows, archive.snapshots
         elif opening is not None and 2 <= len(opening) <= context:
             probes = {"text": self.probe(opening), "repeated": self.repeated_probe()}
         else:
             raise ValueError(
                 f"{self.source} has no text on record to try it on: give a prompt of 2 to {context} tokens"
             )
-        return model_page(self.name, snapshots, self.tokenizer, probes, opening, windows)
+        return model_page(self.name, snapshots, self.tokenizer, probes, opening, windows, recorded)
 
     def experiments(self) -> Found:
         """The experiments that hold for the model, strongest first, and by title why the others do not.

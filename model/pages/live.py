@@ -32,6 +32,7 @@ from torch import Tensor
 
 from model.gpt import GPT
 from model.inspection.ablation import Means, part_means
+from model.inspection.archive import Snapshot
 from model.inspection.experiments import first_steps, try_all
 from model.inspection.probes import Probe
 from model.inspection.recorder import take_maps
@@ -82,6 +83,7 @@ def model_page(
     probes: Mapping[str, Probe],
     opening: Sequence[int] | str | None = None,
     windows: Mapping[str, Windows] | None = None,
+    recorded: Sequence[Snapshot] = (),
 ) -> tuple[str, dict[str, int]]:
     """The HTML of the page that holds a model and reads what a person types.
 
@@ -92,6 +94,7 @@ def model_page(
         probes: "text" and "repeated"; on "text" the page checks that it computes what the model does.
         opening: tokens that the page opens with; None opens with a function in the windows, or else with the text.
         windows: on which experiments are tried, parts averaged, and the page says what heads do; the probes if None.
+        recorded: what was measured on the windows while the model was trained, which tells when heads formed.
 
     Returns:
         The page, and by title the step from which on each experiment holds.
@@ -107,7 +110,9 @@ def model_page(
     for step, gpt in snapshots:
         snapshot, maps[step] = take_maps(gpt, probes, step, windows)
         taken.append(snapshot)
-    shown = about(Captures(name, probes, taken, maps.__getitem__, list(maps)), len(probes["text"].tokens))
+    measured = {one.step: one for one in (*recorded, *taken) if one.step <= taken[-1].step}
+    captures = [measured[step] for step in sorted(measured)]
+    shown = about(Captures(name, probes, captures, maps.__getitem__, list(maps)), len(probes["text"].tokens))
     # The opening view's token is one of the recorded probe, which the page does not show.
     shown["opening"] = {name: shown["opening"][name] for name in ("head", "score")}
     shown["probes"] = [{"name": "text", "labels": [], "period": None}]  # what is typed

@@ -15,12 +15,13 @@ from data.tokenizers import byte_level
 from model.attention import CausalSelfAttention
 from model.gpt import GPTConfig
 from model.inspection.ablation import part_means
-from model.inspection.probes import Probe, draw_repeated_probe
-from model.inspection.recorder import capture
+from model.inspection.probes import Probe, draw_repeated_probe, repeated_windows, text_windows
+from model.inspection.recorder import capture, take_maps
+from model.inspection.survey import windows_of
 from model.pages import live
 from model.pages.describe import opening_view
 from model.pages.live import model_page
-from tests.gpts import GPT2, random_gpt
+from tests.gpts import GPT2, random_gpt, repeating_gpt
 from tests.html_pages import Page
 from tests.measurements import snapshot_of
 from tests.model.pages.architectures import CONFIGS, MODERN, TOKENS
@@ -94,6 +95,19 @@ def test_the_page_opens_with_the_most_telling_head_of_both_probes():
     assert best["head"] != opening_view(snapshot, maps, {"text": probes["text"]})["head"]
     page = Page(model_page("tiny", [(0, gpt)], tokenizer, probes, tokens)[0])
     assert page.data["runs"][0]["opening"] == {"head": best["head"], "score": best["score"]}
+
+
+def test_the_page_says_when_heads_formed_from_all_that_was_recorded_before_it():
+    gpt, tokenizer = repeating_gpt(), byte_level()
+    untrained, length, letters = random_gpt(gpt.config), gpt.config.context_length, range(97, 123)
+    texts = {"text": text_windows(letters, 26, tokenizer.label)}
+    texts |= {"repeated": repeated_windows(letters, length, tokenizer.label)}
+    windows, probes = windows_of(texts), {name: of_kind[0] for name, of_kind in texts.items()}
+    models = {0: untrained, 3: gpt, 8: gpt, 9: untrained}
+    recorded = [take_maps(model, probes, step, windows)[0] for step, model in models.items()]
+    page = Page(model_page("tiny", [(0, untrained), (8, gpt)], tokenizer, probes, None, windows, recorded)[0])
+    assert page.data["runs"][0]["formation"]["induction"] == {"0.1": 3}
+    assert [capture["step"] for capture in page.data["runs"][0]["captures"]] == [0, 8]
 
 
 @pytest.mark.parametrize("config", [MODERN, replace(MODERN, num_kv_heads=1, window=3)], ids=["full", "grouped"])
