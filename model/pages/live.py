@@ -258,8 +258,12 @@ def _rounded(gpt: GPT, kind: str) -> tuple[GPT, dict[str, tuple[str, list[Tensor
 
 
 def _attention_note(gpt: GPT, tokens: Tensor) -> str:
-    """What to say of a model whose `attend` is not the standard attention, which the page computes; else ""."""
-    model = copy.deepcopy(gpt).float().cpu()
+    """What to say of a model whose `attend` is not the standard attention, which the page computes; else "".
+
+    The tokens (1, T) are repeated up to the context's end: an `attend` may differ only for keys that are far away.
+    """
+    model, context = copy.deepcopy(gpt).float().cpu(), gpt.config.context_length
+    tokens = tokens.repeat(1, math.ceil(context / tokens.shape[1]))[:, :context]
 
     def standard_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=True)

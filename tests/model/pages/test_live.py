@@ -21,6 +21,7 @@ from model.inspection.survey import windows_of
 from model.pages import live
 from model.pages.describe import opening_view
 from model.pages.live import model_page
+from tests.attentions import with_scores
 from tests.gpts import GPT2, random_gpt, repeating_gpt
 from tests.html_pages import Page
 from tests.measurements import snapshot_of
@@ -114,12 +115,21 @@ def test_the_page_says_when_heads_formed_from_all_that_was_recorded_before_it():
 def test_another_attention_is_told_with_the_largest_difference_of_a_logit(config, monkeypatch):
     gpt = random_gpt(config)
     assert live.pack([(0, gpt)], TOKENIZER, PROBE).manifest["note"] == ""
-    before = gpt(TOKENS[None])
+    whole = TOKENS.repeat(1, 2)[:, : config.context_length]
+    before = gpt(whole)
     attend = CausalSelfAttention.attend
     monkeypatch.setattr(CausalSelfAttention, "attend", lambda self, q, k, v, mask=None: attend(self, 3 * q, k, v, mask))
     note = live.pack([(0, gpt)], TOKENIZER, PROBE).manifest["note"]
     found = float(re.search(r"logits differ by up to (\S+),", note)[1])
-    assert found == pytest.approx((gpt(TOKENS[None]) - before).abs().max().item(), rel=0.05)
+    assert found == pytest.approx((gpt(whole) - before).abs().max().item(), rel=0.05)
+
+
+def test_an_attention_that_differs_only_beyond_the_probe_is_told(monkeypatch):
+    gpt = random_gpt(replace(MODERN, context_length=3 * len(PROBE)))
+    far = torch.ones(3 * len(PROBE), 3 * len(PROBE)).tril(-len(PROBE)).bool()
+    nearest = with_scores(lambda scores: scores.masked_fill(far[: len(scores[0, 0]), : len(scores[0, 0])], -torch.inf))
+    monkeypatch.setattr(CausalSelfAttention, "attend", nearest)
+    assert "this model's attend gives something else" in live.pack([(0, gpt)], TOKENIZER, PROBE).manifest["note"]
 
 
 def test_an_activation_that_the_page_lacks_is_named():
