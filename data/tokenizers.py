@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -20,6 +21,7 @@ import numpy as np
 import tiktoken
 import tiktoken.registry
 
+log = logging.getLogger(__name__)
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"  # as Hugging Face's libraries name them
 VOCAB, MERGES = "vocab.json", "merges.txt"  # what older models have in place of TOKENIZER
@@ -71,6 +73,19 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, without end-of-text. Raises ValueError where the pattern cannot split it."""
         return self.encode_array(text).tolist()
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """`encode` for what a person wrote: warns where it leaves out a part, as "letters" does of "Smith 42".
+
+        Raises ValueError where it leaves out all of a text that is not blank.
+        """
+        tokens = self.encode(text)
+        if text.strip() and not tokens:
+            raise ValueError(f"the model's tokenizer, {self.name!r}, has no token for anything in {text!r:.80}")
+        if tokens and (left_out := num_bytes(text) - self.num_bytes(np.array(tokens))) > 0:
+            words = "The model's tokenizer, %r, leaves out %s bytes of the text and reads %.80r."
+            log.warning(words, self.name, left_out, self.decode(tokens))
+        return tokens
 
     def encode_array(self, text: str) -> np.ndarray:
         """`encode` as a uint32 array (N,), without a Python integer per token."""
@@ -207,6 +222,11 @@ class Tokenizer:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__} "
             raise ValueError(f"not a stored tokenizer: {kind}{error}") from error
+
+
+def num_bytes(text: str) -> int:
+    """In UTF-8; half a pair of surrogates counts as one."""
+    return len(text.encode(errors="replace"))
 
 
 def check_name(name: str) -> None:

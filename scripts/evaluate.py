@@ -14,6 +14,7 @@ import argparse
 import json
 import math
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from data.datamodule import TextDataModule
+    from data.readers import Passage
     from data.tokenizers import Tokenizer
 
 # Options of the data that only training has. The tokenizer is the model's.
@@ -67,11 +69,15 @@ def run_data(checkpoint: Path | None) -> dict[str, Any]:
 
 
 def read_text(data: TextDataModule, split: str, tokenizer: Tokenizer) -> np.ndarray:
-    """Tokens (N,) of a split, or of both, as training reads them. Raises ValueError where there is no text."""
+    """Tokens (N,) of a split, or of both, as training reads them. Raises ValueError where there is no text.
+
+    Standard error says how much of the text the tokenizer leaves out, unless a limit cuts the text.
+    """
     import numpy as np
 
     from data.corpora import SPLITS
     from data.token_cache import token_stream
+    from data.tokenizers import num_bytes
 
     limits = data.cache.max_tokens
     if split == "all" and limits["train"] is None:
@@ -79,13 +85,22 @@ def read_text(data: TextDataModule, split: str, tokenizer: Tokenizer) -> np.ndar
     else:  # a limit cuts each split by itself
         parts = [(data.corpus.passages(name), limits[name]) for name in (SPLITS if split == "all" else (split,))]
     tokens = np.array([], dtype=np.int64)
+    lengths: list[int] = []
+
+    def measured(passages: Iterable[Passage]) -> Iterator[Passage]:
+        for passage in passages:
+            lengths.append(num_bytes(passage.text))
+            yield passage
+
     for passages, limit in parts:
-        part = np.concatenate(list(token_stream(tokenizer, passages, limit)))
+        part = np.concatenate(list(token_stream(tokenizer, passages if limit else measured(passages), limit)))
         ends = len(tokens) > 0 and tokens[-1] == tokenizer.end_of_text  # unless a limit has cut the last document
         tokens = np.append(tokens, part[int(ends) :])
     if len(tokens) == 1:
         part = "" if split == "all" else f"the {split} split of "
         raise ValueError(f"{part}{data.corpus.name} holds no text: see --split, --data.files and --data.text_column")
+    if (left_out := sum(lengths) - tokenizer.num_bytes(tokens)) > 0:
+        print(f"the tokenizer {tokenizer.name!r} leaves out {left_out:,} of {sum(lengths):,} bytes", file=sys.stderr)
     return tokens
 
 

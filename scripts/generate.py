@@ -211,7 +211,7 @@ def generate(arguments: argparse.Namespace, prompts: list[str]) -> None:
     texts_each = min(arguments.num_samples, 2**44)
     as_json = arguments.json or arguments.logprobs
     # Every document of the training text begins after end-of-text, so an empty prompt is that token.
-    encoded = [tokenizer.encode(prompt) or [tokenizer.end_of_text] for prompt in prompts]
+    encoded = [tokenizer.encode_prompt(prompt) or [tokenizer.end_of_text] for prompt in prompts]
     finished: list[TextStream] = []
     outputs: dict[int, str] = defaultdict(str)  # by prompt: what is still to be written, after the prompts before it
     next_number, seconds = 0, 0.0

@@ -179,7 +179,7 @@ def write_live(arguments: argparse.Namespace) -> Path:
     from model.files import write_atomically
 
     glass, *others = open_steps(arguments.run or arguments.checkpoint, arguments.steps)
-    opening = None if arguments.prompt is None else glass.tokenizer.encode(prompt_text(arguments.prompt))
+    opening = None if arguments.prompt is None else glass.tokenizer.encode_prompt(prompt_text(arguments.prompt))
     output = arguments.output or (glass.run or Path()) / MODEL_PAGE
     write_atomically(output, glass.page(opening, others).encode())
     return output
@@ -239,7 +239,8 @@ def read_prompt(models: list[Path | None], steps: list[int] | None, prompt: str)
         raise ValueError(
             f"{first.name} and {last.name} cannot be compared: their tokenizers cut a text into different tokens"
         )
-    tokens, smallest = first.tokenizer.encode(prompt), min(first, last, key=lambda one: one.gpt.config.context_length)
+    tokens = first.tokenizer.encode_prompt(prompt)
+    smallest = min(first, last, key=lambda one: one.gpt.config.context_length)
     context = smallest.gpt.config.context_length
     if not 2 <= len(tokens) <= context:
         raise ValueError(

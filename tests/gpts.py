@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from data.tokenizers import byte_level
+from data.tokenizers import END_OF_TEXT, LETTERS, Tokenizer, byte_level
 from model.exchange.huggingface import to_huggingface
 from model.gpt import GPT, GPTConfig
 
@@ -74,6 +74,11 @@ def save_checkpoint(path: Path, gpt: GPT, step: int = 7) -> None:
         "global_step": step,
     }
     torch.save(checkpoint, path)
+
+
+def letters_alone() -> dict:
+    """A tokenizer of as many tokens as that of bytes, which leaves out all but lowercase letters."""
+    return Tokenizer("letters", LETTERS, {bytes([value]): value for value in range(256)}, {END_OF_TEXT: 256}).to_dict()
 
 
 def change_checkpoint(path: Path, **entries: object) -> None:

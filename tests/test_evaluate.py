@@ -16,7 +16,7 @@ from model.exchange.evaluation import text_logprobs
 from model.gpt import GPTConfig
 from scripts.evaluate import main
 from tests.command_lines import call, refused
-from tests.gpts import GPT2, random_gpt, save_checkpoint
+from tests.gpts import GPT2, change_checkpoint, letters_alone, random_gpt, save_checkpoint
 from tests.small_runs import REPOSITORY
 
 CONTEXT = 16
@@ -128,6 +128,16 @@ def test_the_table_says_the_same(run_dir, capsys, files):
     assert float(table["bits per byte"]) == pytest.approx(found["bits_per_byte"], abs=1e-6)
     assert table["split"] == "all"
     assert f"all of {table['text']}" in err
+
+
+def test_what_the_tokenizer_leaves_out_is_told(tmp_path, capsys, files):
+    checkpoint = save_run(tmp_path / "run") / "checkpoints" / "best.ckpt"
+    options = ("--checkpoint", checkpoint, "--data.files", files)
+    whole = result(capsys, *options)["bytes"]
+    change_checkpoint(checkpoint, tokenizer=letters_alone())
+    status, out, err = evaluate(capsys, *options, "--json")
+    left = whole - json.loads(out)["bytes"]
+    assert status == 0 and left > 0 and f"the tokenizer 'letters' leaves out {left} of {whole} bytes\n" in err
 
 
 def test_a_folder_of_hugging_face_is_read_like_a_checkpoint(capsys, tmp_path, files):

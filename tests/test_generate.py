@@ -18,7 +18,7 @@ from model.generation import generate as write_tokens
 from model.gpt import GPT, GPTConfig
 from scripts.generate import TextStream, main
 from tests.command_lines import call, refused
-from tests.gpts import change_checkpoint, random_gpt, save_checkpoint
+from tests.gpts import change_checkpoint, letters_alone, random_gpt, save_checkpoint
 from tests.small_runs import REPOSITORY
 from tests.watching import before_call
 
@@ -55,6 +55,14 @@ def own_threads():
 
 
 generate = functools.partial(call, main)
+
+
+def test_a_prompt_that_the_tokenizer_cannot_read_is_refused(tmp_path, capsys):
+    run = save_run(tmp_path / "run")
+    change_checkpoint(run / "checkpoints" / "best.ckpt", tokenizer=letters_alone())
+    for option, status in (("--prompt=123 ABC", 2), ("--prompt=\n", 0), ("--max_new_tokens=3", 0)):
+        found, _, err = generate(capsys, "--checkpoint", run, "--max_new_tokens", 2, option)
+        assert (found, "has no token for anything in '123 ABC'" in err) == (status, status == 2)
 
 
 def test_one_small_text_takes_one_thread_and_many_take_all(run_dir, capsys, monkeypatch):

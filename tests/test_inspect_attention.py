@@ -21,7 +21,7 @@ from model.inspection.probes import Probe, draw_repeated_probe
 from model.inspection.recorder import capture, record_snapshot
 from scripts.inspect_attention import build_parser, main, prompt_title
 from tests.command_lines import refused
-from tests.gpts import change_checkpoint, random_gpt, repeating_gpt, save_checkpoint
+from tests.gpts import change_checkpoint, letters_alone, random_gpt, repeating_gpt, save_checkpoint
 from tests.html_pages import Page
 from tests.small_runs import REPOSITORY, csv_rows
 
@@ -211,6 +211,9 @@ def test_a_circuit_is_told_and_drawn(capsys, monkeypatch):
     assert "nats per token of the second copy: the model" in out and out.endswith("wrote circuit.svg\n")
     texts = "".join(ElementTree.parse("circuit.svg").getroot().itertext())
     assert "token" in texts and "prediction" in texts
+    change_checkpoint(Path("copying.ckpt"), tokenizer=letters_alone())
+    assert main(["--circuit", "--checkpoint", "copying.ckpt", "--prompt", "123"]) == 2
+    assert "'letters', has no token for anything in '123'" in capsys.readouterr().err
 
 
 def test_a_checkpoint_outside_a_run_needs_a_text_to_be_tried_on(monkeypatch, tmp_path, capsys):

@@ -41,6 +41,19 @@ def test_letters_are_tokens_and_all_else_is_left_out(text: str):
     assert tokenizer.decode(tokenizer.encode(text)) == "".join(c for c in text if c in ascii_lowercase)
 
 
+@pytest.mark.parametrize(
+    ("text", "read", "lost"), [("Smith 42", "mith", 4), ("é a", "a", 3), ("abc", "abc", 0), ("\n", "", 0), ("", "", 0)]
+)
+def test_what_a_tokenizer_leaves_out_of_a_prompt_is_told(bpe: Tokenizer, caplog, text: str, read: str, lost: int):
+    letters = tokenizers.published("letters")
+    assert bpe.encode_prompt(text) == bpe.encode(text) and not caplog.messages
+    assert letters.encode_prompt(text) == letters.encode(text) == letters.encode(read)
+    told = [f"The model's tokenizer, 'letters', leaves out {lost} bytes of the text and reads '{read}'."]
+    assert caplog.messages == (told if lost else [])
+    with pytest.raises(ValueError, match=r"tokenizer, 'letters', has no token for anything in '42 \?'"):
+        letters.encode_prompt("42 ?")
+
+
 @pytest.mark.parametrize("text", ["a\ud800b", "\ud83d\ude00"])
 def test_surrogates_are_read_as_tiktoken_reads_them(bpe: Tokenizer, text: str):
     assert bpe.encode(text) == bpe.encoding.encode_ordinary(text)
