@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from data.tokenizers import END_OF_TEXT, Tokenizer
-from model.checkpoint import load_gpt, read_checkpoint
+from model.checkpoint import load_gpt
 from model.exchange.huggingface import check_tokenizer, from_huggingface, local_folder
 from model.generation import generate
 from model.gpt import GPT
@@ -57,7 +57,7 @@ def open_run(source: str | Path | None = None, *, step: int | None = None, devic
 
     Args:
         source: None is the newest run under runs/. A str without a file or folder of that name is a model on the Hub.
-        step: one whose checkpoint the run has kept, instead of the best.
+        step: one whose checkpoint the run has, instead of the best.
         device: "cpu", "cuda" or "mps".
 
     Raises:
@@ -73,9 +73,7 @@ def open_run(source: str | Path | None = None, *, step: int | None = None, devic
         check_tokenizer(gpt, tokenizer)
         return Glass(gpt.to(device), tokenizer, str(source))
     path = None if source is None else Path(source)
-    checkpoint = find_checkpoint(path)
-    if step is not None and step != read_checkpoint(checkpoint, on_disk=True)["global_step"]:
-        (checkpoint,) = find_kept(checkpoint, [step])
+    checkpoint = find_checkpoint(path) if step is None else find_kept(path, [step])[0]
     gpt, about = load_gpt(checkpoint, device)
     try:
         tokenizer = Tokenizer.from_dict(about["tokenizer"])
@@ -134,7 +132,7 @@ class Glass:
         return kept_steps(self.run) if self.run else []
 
     def at(self, step: int) -> Glass:
-        """The model after this many updates, one of `steps` or the best's. Raises FileNotFoundError for others."""
+        """The model after this many updates, one of `steps`, the best's or the last's. FileNotFoundError for others."""
         return open_run(self.checkpoint or self.source, step=step, device=self.device)
 
     @cached_property

@@ -281,7 +281,7 @@ MISTAKES = [
     ("--live --run a --checkpoint b", "leave one out"),
     ("--circuit --output a.html", "--output a.html must end in .svg"),
     ("--circuit --prompt abab", "at least 3 different tokens: write a longer prompt"),
-    ("--live --run runs/second --steps 0,500", "has no checkpoint of step 0, only of the best and the last"),
+    ("--live --run runs/second --steps 0,500", "has no checkpoint of step 0, only of 7: train with"),
     ("--live --steps 1,x", "--steps: must be steps such as 0,500,1500, not '1,x'"),
     ("--rum x", "unrecognized arguments: --rum x"),
 ]

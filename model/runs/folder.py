@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from model.checks import listed
 from model.files import RUN_CHECKPOINTS
 from model.runs.configs import check_config
 
@@ -84,19 +85,26 @@ def kept_steps(run_dir: Path) -> list[int]:
 
 
 def find_kept(path: Path | None, steps: Sequence[int]) -> list[Path]:
-    """The checkpoints that a run has kept of these steps; `path` as in `find_checkpoint`.
+    """The checkpoints of these steps that a run has: kept, the best or the last; `path` as in `find_checkpoint`.
 
-    Raises FileNotFoundError if there is no such run, or no such checkpoint in it.
+    Raises FileNotFoundError if there is no such run, or no such checkpoint in it; ValueError for a damaged one.
     """
-    run_dir = find_checkpoint(path).absolute().parent.parent
-    kept = kept_steps(run_dir)
-    if missing := [step for step in steps if step not in kept]:
-        there = ", ".join([*map(str, kept), "the best and the last"])
+    from model.checkpoint import read_checkpoint  # torch takes a second to import, and most callers do not need it
+
+    checkpoint = find_checkpoint(path)
+    run_dir = run_of(checkpoint)
+    kept = kept_steps(run_dir) if run_dir else []
+    there = {step: kept_checkpoint(run_dir, step) for step in kept}
+    for other in (checkpoint, *(run_dir / name for name in RUN_CHECKPOINTS if run_dir)):
+        if other.is_file() and not there.keys() >= set(steps):
+            there.setdefault(read_checkpoint(other, on_disk=True)["global_step"], other)
+    if missing := [step for step in steps if step not in there]:
+        others = listed([str(step) for step in sorted(there)])
         raise FileNotFoundError(
-            f"{run_dir} has no checkpoint of step {missing[0]}, only of {there}: "
+            f"{run_dir or checkpoint} has no checkpoint of step {missing[0]}, only of {others}: "
             f"train with --checkpoints.keep_steps '[{','.join(map(str, sorted({*kept, *steps})))}]'"
         )
-    return [kept_checkpoint(run_dir, step) for step in steps]
+    return [there[step] for step in steps]
 
 
 def resume_point(path: Path) -> tuple[Path, Path]:

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from model.gpt import GPTConfig
 from model.runs import folder
+from tests.gpts import random_gpt, save_checkpoint
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -79,18 +81,28 @@ def test_a_run_is_resumed_from_its_newest_checkpoint_that_is_not_damaged(caplog)
         folder.resume_point(Path("runs/a"))
 
 
-def test_kept_checkpoints_are_found_by_their_steps():
-    write("runs/a/checkpoints/last.ckpt")
-    with pytest.raises(FileNotFoundError, match=r"no checkpoint of step 5, only of the best and the last: .*'\[5,7\]'"):
-        folder.find_kept(Path("runs/a"), [5, 7])
-    for step in (100, 20, 3):
-        write(str(folder.kept_checkpoint(Path("runs/a"), step)))
+def test_checkpoints_are_found_by_their_steps():
+    run, gpt = Path("runs/a"), random_gpt(GPTConfig(vocab_size=257, num_layers=1, num_heads=1, embed_dim=2))
+    best, last = (run / "checkpoints" / f"{name}.ckpt" for name in ("best", "last"))
+    save_checkpoint(last, gpt, 40)
+    with pytest.raises(FileNotFoundError, match=r"runs/a has no checkpoint of step 5, only of 40: .*'\[5,7\]'"):
+        folder.find_kept(run, [5, 7])
+    kept = [folder.kept_checkpoint(run, step) for step in (100, 20, 3)]
+    for path in kept:
+        write(str(path))
     write("runs/a/checkpoints/step_old.ckpt")
-    assert folder.kept_steps(Path("runs/a")) == [3, 20, 100]
-    found = [path.relative_to(Path.cwd() / "runs/a") for path in folder.find_kept(Path("runs/a"), [100, 3])]
-    assert found == [Path("checkpoints/step_00000100.ckpt"), Path("checkpoints/step_00000003.ckpt")]
-    with pytest.raises(FileNotFoundError, match="no checkpoint of step 4, only of 3, 20, 100"):
+    assert folder.kept_steps(run) == [3, 20, 100]
+    assert folder.find_kept(run, [100, 3]) == [kept[0], kept[2]]
+    save_checkpoint(best, gpt, 30)
+    assert folder.find_kept(run, [30, 20, 40]) == folder.find_kept(best, [30, 20, 40]) == [best, kept[1], last]
+    with pytest.raises(
+        FileNotFoundError, match=r"no checkpoint of step 4, only of 3, 20, 30, 40 and 100: .*'\[3,4,20,"
+    ):
         folder.find_kept(None, [3, 4])
+    save_checkpoint(Path("loose.ckpt"), gpt, 6)
+    assert folder.find_kept(Path("loose.ckpt"), [6]) == [Path("loose.ckpt")]
+    with pytest.raises(FileNotFoundError, match=r"loose\.ckpt has no checkpoint of step 5, only of 6: "):
+        folder.find_kept(Path("loose.ckpt"), [5])
 
 
 @pytest.mark.skipif(os.name != "posix", reason="links are POSIX")
