@@ -10,8 +10,9 @@ import copy
 import importlib
 import json
 import re
+import runpy
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from model.attention import CausalSelfAttention
 from model.checkpoint import without_weights
 from model.files import parsing
 from model.gpt import GPT, GPTConfig, in_eval_mode
@@ -133,14 +135,14 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None) -> str:
 
     Raises:
         FileExistsError: if there is something at `folder` already.
-        ValueError: if the tokenizer has more tokens than the model. And as `check_computes_as_gpt2`.
+        ValueError: if the tokenizer has more tokens than the model. And as `check_computes_as_gpt2`, or for other
+            models as `check_computes_as_its_source`.
         ModuleNotFoundError: if an optional package is missing.
     """
     safetensors = optional_package("safetensors.torch")
     check_tokenizer(gpt, tokenizer)
     is_gpt2 = not_in_gpt2(gpt.config) is None
-    if is_gpt2:
-        check_computes_as_gpt2(gpt)
+    check_computes_as_gpt2(gpt) if is_gpt2 else check_computes_as_its_source(gpt)
     end_of_text = None if tokenizer is None else tokenizer.end_of_text
     special = {"bos_token_id": end_of_text, "eos_token_id": end_of_text, "pad_token_id": None}
     dtype = {"dtype": str(gpt.token_embedding.weight.dtype).removeprefix("torch.")}
@@ -270,7 +272,6 @@ def to_ours(weights: dict[str, Tensor], gpt: GPT, modules: dict[str, str]) -> di
     return ours
 
 
-@torch.no_grad()
 def check_computes_as_gpt2(gpt: GPT) -> None:
     """Compares the logits of a GPT of GPT-2's family with those of transformers' GPT-2 of the same weights.
 
@@ -279,19 +280,39 @@ def check_computes_as_gpt2(gpt: GPT) -> None:
     Raises ValueError if they differ by more than 0.001, ModuleNotFoundError if transformers is missing.
     """
     transformers = optional_package("transformers")
-    if gpt.token_embedding.weight.dtype != torch.float32:
-        gpt = copy.deepcopy(gpt).float()
     config = transformers.GPT2Config(**gpt2_options(gpt.config), bos_token_id=None, eos_token_id=None)
     with torch.random.fork_rng(devices=[]):
         peer = transformers.GPT2LMHeadModel(config).eval()
     peer.load_state_dict(to_theirs(gpt, GPT2_MODULES), strict=False)  # a tied head is not in them
-    tokens = torch.arange(min(gpt.config.context_length, 128))[None] * 7 % gpt.config.vocab_size
+    _check_same_logits(gpt, lambda tokens: peer(tokens).logits, "GPT-2")
+
+
+def check_computes_as_its_source(gpt: GPT) -> None:
+    """Compares the logits of a GPT with those that it has with the attention of this network's file.
+
+    A folder brings that file. A notebook can have another attention in memory.
+
+    Raises ValueError if they differ by more than 0.001.
+    """
+    peer = copy.deepcopy(gpt).float().cpu().eval()
+    of_file = runpy.run_path(str(Path(__file__).parents[1] / "attention.py"))["CausalSelfAttention"]
+    for layer in peer.modules():
+        if isinstance(layer, CausalSelfAttention):
+            vars(layer).pop("attend", None)
+            layer.__class__ = of_file
+    _check_same_logits(gpt, peer, "model/attention.py, which the folder brings,")
+
+
+@torch.no_grad()
+def _check_same_logits(gpt: GPT, peer: Callable[[Tensor], Tensor], name: str) -> None:
+    """On one sequence of the full context: attention may differ only for tokens that are far away."""
+    gpt = copy.deepcopy(gpt).float().cpu()
+    tokens = torch.arange(gpt.config.context_length)[None] * 7 % gpt.config.vocab_size
     with in_eval_mode(gpt):
-        ours = gpt(tokens.to(gpt.token_embedding.weight.device)).cpu()
-    difference = (ours - peer(tokens).logits).abs().max().item()
+        difference = (gpt(tokens) - peer(tokens)).abs().max().item()
     if not difference <= TOLERANCE:
         raise ValueError(
-            f"this network does not compute what GPT-2 does: with the same weights logits differ by {difference:.3g}, "
+            f"this network does not compute what {name} does: with the same weights logits differ by {difference:.3g}, "
             f"more than {TOLERANCE}; undo what was changed in it, such as `attend`, before you export it"
         )
 

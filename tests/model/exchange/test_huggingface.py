@@ -17,7 +17,7 @@ from model.exchange.huggingface import from_huggingface, read_options, to_huggin
 from model.generation import generate
 from model.gpt import GPT, GPTConfig
 from tests import gpts
-from tests.attentions import ALIBI
+from tests.attentions import ALIBI, with_scores
 from tests.gpts import random_gpt
 from tests.strangers import Calls
 
@@ -142,14 +142,28 @@ def test_a_folder_of_shards_is_read_and_a_missing_one_is_named(transformers, tmp
         from_huggingface(tmp_path / "model")
 
 
-@pytest.mark.parametrize("write", [to_huggingface, lambda gpt, path: to_gguf(gpt, path, byte_level())])
-def test_a_network_that_computes_something_else_is_not_written_as_gpt2(write, tmp_path, monkeypatch):
-    """ALiBi, put into `attend`, changes no option and no name of a weight."""
+def far_is_hidden(scores):
+    """All but the nearest 130 tokens, of a context of 140."""
+    return scores.masked_fill(torch.ones(scores.shape[-2:]).tril(-130).bool(), -torch.inf)
+
+
+@pytest.mark.parametrize("attention", [ALIBI, with_scores(far_is_hidden)], ids=["ALiBi", "a window"])
+@pytest.mark.parametrize(
+    ("options", "write"),
+    [
+        (GPT2, to_huggingface),
+        (GPT2, lambda gpt, path: to_gguf(gpt, path, byte_level())),
+        ({**SIZES, **OURS, "window": None}, to_huggingface),
+    ],
+    ids=["GPT-2", "GGUF", "our own source"],
+)
+def test_a_network_that_computes_something_else_is_not_written(options, write, attention, tmp_path, monkeypatch):
+    """Another `attend` changes no option and no name of a weight."""
     pytest.importorskip("transformers")
     pytest.importorskip("gguf")
-    gpt, attend = gpt_of(GPT2), CausalSelfAttention.attend
-    monkeypatch.setattr(CausalSelfAttention, "attend", ALIBI)
-    message = r"does not compute what GPT-2 does: .* logits differ by \d\.\d+, more than 0\.001"
+    gpt, attend = gpt_of({**options, "context_length": 140}), CausalSelfAttention.attend
+    monkeypatch.setattr(CausalSelfAttention, "attend", attention)
+    message = r"does not compute what (GPT-2|model/attention.py, .*) does: .* logits differ by .*, more than 0\.001"
     with pytest.raises(ValueError, match=message):
         write(gpt, tmp_path / "model")
     assert not any(tmp_path.iterdir())
