@@ -80,11 +80,15 @@ def test_the_report_knows_which_heads_formed_and_when():
 
 
 def test_scores_that_no_head_passes_are_named_and_not_drawn():
-    low = [{"step": 0, "attention/duplicate/layer_0": 0.02, "attention/entropy/layer_0": 0.1}]
+    figures = {"duplicate": 0.02, "fixed_distance": 0.06, "entropy": 0.1}
+    low = [{"step": 0} | {f"attention/{score}/layer_0": figure for score, figure in figures.items()}]
     page = Page(report_page(NAME, [*ROWS, *low], [], captures=CAPTURES)).data
-    assert [chart["title"] for chart in page["heads"]] == ["sink", "entropy"] and page["faint"] == ["duplicate"]
+    assert [chart["title"] for chart in page["heads"]] == ["sink", "entropy"] and page["faint"] == [
+        "duplicate",
+        "fixed distance",
+    ]
     without = Page(report_page(NAME, [*ROWS, *low], [])).data  # without maps nothing is known about uniform attention
-    assert len(without["heads"]) == 3 and not without["faint"]
+    assert len(without["heads"]) == 4 and not without["faint"]
 
 
 @pytest.mark.parametrize(
