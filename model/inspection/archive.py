@@ -15,8 +15,9 @@ so what needs the true next token is null in the last):
     sublayers    2L + 1 names: embeddings, attention 0, feed-forward 0, attention 1, ...
     tokens       the text of every id that occurs below
     probes       for "text" and "repeated": bits, rank, top, top_probability, lens (see `lens.predictions`);
-                 attribution (P, T), to the logit of the true next token, and attribution_error, the largest difference
-                 of their sum from it; value_norms (L, H, T), by which weights are multiplied to see what they move
+                 attribution (P, T), to the logit of the true next token, and attribution_error, how far their sum is
+                 from it (see `attribution`); value_norms (L, H, T), by which weights are multiplied to see what they
+                 move
 """
 
 from __future__ import annotations

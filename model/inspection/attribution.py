@@ -32,7 +32,8 @@ def attribution(gpt: GPT, trace: Trace, targets: Tensor | None = None) -> tuple[
 
     Returns:
         By the part's name, (T,); positions without a target are NaN. And the largest difference between the sum of the
-        parts and the model's own logit; NaN without any target.
+        parts and the model's own logit, divided by the largest of these logits where that is above 1, because rounding
+        errors grow with them; NaN without any target.
     """
     targets = trace.tokens[1:] if targets is None else targets
     N = len(targets)
@@ -69,9 +70,9 @@ def attribution(gpt: GPT, trace: Trace, targets: Tensor | None = None) -> tuple[
         add(f"feed-forward bias {layer}", down.bias)
     add("final norm bias", getattr(gpt.final_norm, "bias", None), of_features)
 
-    logits = (trace.features[:N] * rows).sum(-1)
-    errors = (torch.stack(list(parts.values())).sum(0) - _double(logits)).abs()
-    error = errors.max().item() if N else math.nan
+    logits = _double((trace.features[:N] * rows).sum(-1))
+    errors = (torch.stack(list(parts.values())).sum(0) - logits).abs()
+    error = (errors.max() / logits.abs().max().clamp(min=1)).item() if N else math.nan
     return {name: F.pad(part, (0, len(trace.tokens) - N), value=math.nan) for name, part in parts.items()}, error
 
 

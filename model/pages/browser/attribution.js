@@ -6,7 +6,7 @@ import { share } from "browser/surprise.js";
 import { quote } from "browser/words.js";
 
 const SHOWN_PARTS = 12;
-const LARGEST_ERROR = 1e-5; // of a sum of float32 numbers
+const LARGEST_ERROR = 1e-5; // of a sum of float32 numbers, relative to the largest logit where that is above 1
 
 // measured: what a capture measured of one probe, see surprise.js.
 

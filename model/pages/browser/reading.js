@@ -107,7 +107,8 @@ export class Reading {
     for (let layer = 0; layer < L; layer++) this.addLayer(parts, layer, t, ofLayers);
     this.addBias(parts, "final norm bias", "final_norm", wanted);
     const sum = Object.values(parts).reduce((a, b) => a + b, 0);
-    return { parts, error: Math.abs(sum - dot(this.features(t), wanted)), valueNorms };
+    const logit = dot(this.features(t), wanted);
+    return { parts, logit, error: Math.abs(sum - logit), valueNorms };
   }
 
   // The share of a bias, where the model has it.
@@ -200,7 +201,8 @@ export class Reading {
     const known = columns.slice(0, -1);
     text.attribution = details.parts.map((part) => [...known.map(({ parts }) => parts[part]), null]);
     text.attribution_of_likeliest = details.parts.map((part) => columns.at(-1).parts[part]); // after the last position
-    text.attribution_error = Math.max(...columns.map(({ error }) => error));
+    const largestLogit = Math.max(1, ...columns.map(({ logit }) => Math.abs(logit)));
+    text.attribution_error = Math.max(...columns.map(({ error }) => error)) / largestLogit;
     const ofHeads = (layer) => rows(H, ({ valueNorms }, head) => valueNorms[layer][head]);
     text.value_norms = Array.from({ length: L }, (_, layer) => ofHeads(layer));
     return details;

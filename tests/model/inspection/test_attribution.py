@@ -1,5 +1,7 @@
 """The parts of a logit are what each part writes, by hand, and their sum is the model's own logit."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -59,6 +61,18 @@ def test_the_parts_are_what_each_writes_and_add_up_to_the_models_own_logit(each_
     total, logits = sum(parts.values()), logits if cap is None else cap * torch.atanh(logits / cap)
     assert 0 < error <= 1e-5 and total[-1].isnan()
     torch.testing.assert_close(total[:-1], logits, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_the_error_is_relative_to_large_logits():
+    """A head that is larger by a power of two rounds alike."""
+    gpt, errors = random_gpt(CONFIGS["modern"]), []
+    for _ in range(2):
+        gpt.head.weight *= 2**12
+        traced = trace(gpt, TOKENS)
+        errors.append(attribution(gpt, traced)[1])
+    assert errors[0] == errors[1] <= 1e-5
+    assert attribution(gpt, replace(traced, heads=0 * traced.heads))[1] > 0.01  # parts that are missing
 
 
 def test_one_token_has_nothing_to_attribute():

@@ -147,6 +147,15 @@ def check_details(read: dict, expected: dict) -> None:
     assert sum(details["attribution_of_likeliest"]) == pytest.approx(likeliest, abs=1e-3)
 
 
+def test_the_error_of_the_attribution_is_relative_to_large_logits():
+    gpt = random_gpt(MODERN)
+    gpt.head.weight.data *= 2**12
+    packed = pack(gpt)
+    reads = [("read", {"snapshot": 0, "tokens": TOKENS.tolist()})]
+    [[[read]]] = in_node([("models", [{"manifest": packed.manifest, "texts": packed.blocks, "asks": reads}])])
+    assert 0 < read["details"]["probes"]["text"]["attribution_error"] <= 1e-5
+
+
 def close(found: list, expected: torch.Tensor) -> None:
     """None where a number is not to be had."""
     np.testing.assert_allclose(np.array(found, float), np.array(expected), atol=1e-4, rtol=1e-4)
