@@ -60,11 +60,17 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def run_data(checkpoint: Path | None) -> dict[str, Any]:
-    """The options of the data that the checkpoint's run was trained on; empty for a model without a run."""
+    """The options of the data that the checkpoint's run was trained on: outside a run, those that the file knows."""
+    from model.checkpoint import read_checkpoint
     from model.glass import is_huggingface
 
-    run_dir = None if is_huggingface(checkpoint) else run_of(find_checkpoint(checkpoint))
-    section = None if run_dir is None else read_config(run_dir / CONFIG).get("data")
+    if is_huggingface(checkpoint):
+        return {}
+    path = find_checkpoint(checkpoint)
+    run_dir = run_of(path)
+    if run_dir is None:
+        return {"document_masking": read_checkpoint(path, on_disk=True).get("document_masking", False)}
+    section = read_config(run_dir / CONFIG).get("data")
     return section if isinstance(section, dict) else {}
 
 

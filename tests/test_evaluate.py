@@ -4,6 +4,7 @@ import functools
 import json
 import math
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,16 @@ def test_the_table_says_the_same(run_dir, capsys, files):
     assert float(table["bits per byte"]) == pytest.approx(found["bits_per_byte"], abs=1e-6)
     assert table["split"] == "all"
     assert f"all of {table['text']}" in err
+
+
+def test_a_checkpoint_is_masked_outside_its_run_as_in_it(trained, capsys, tmp_path, files):
+    run = trained("--data.document_masking=true")
+    loose = shutil.copy(run / "checkpoints" / "best.ckpt", tmp_path / "loose.ckpt")
+    capsys.readouterr()  # what the training said
+    masked, outside = (result(capsys, "--data.files", files, "--checkpoint", path) for path in (run, loose))
+    assert outside["nats_per_token"] == masked["nats_per_token"]
+    plain = result(capsys, "--data.files", files, "--checkpoint", loose, "--data.document_masking", "false")
+    assert plain["nats_per_token"] != masked["nats_per_token"]
 
 
 def test_what_the_tokenizer_leaves_out_is_told(tmp_path, capsys, files):

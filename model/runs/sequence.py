@@ -165,6 +165,7 @@ class RunSequence(Checkpoint):
     def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["gpt_config"] = dataclasses.asdict(module.gpt.config)
         checkpoint["tokenizer"] = trainer.datamodule.tokenizer.to_dict()
+        checkpoint["document_masking"] = trainer.datamodule.document_masking  # which evaluation needs to know
         checkpoint["random_states"] = gather(random_state(trainer.strategy.root_device), trainer)
         checkpoint["loss_sums"] = gather(float(self.metrics.loss_sum), trainer)  # each of its rank's batches
 
