@@ -188,6 +188,7 @@ def write_live(arguments: argparse.Namespace) -> Path:
 def experiments_table(path: Path | None) -> str:
     """What can be tried with a model: a few lines for each experiment that holds, and why the others do not."""
     from model.glass import open_run
+    from model.inspection.experiments import LISTED
     from model.pages.describe import visible
 
     effects, tried = open_run(path).experiments()
@@ -202,6 +203,8 @@ def experiments_table(path: Path | None) -> str:
             f"  prediction  after the change {visible(effect.trial.answer)} is at most half as likely to come next",
             f"  measured    {halved} of {right} texts (of {count}); medians {before:.0%} -> {after:.0%}{source}",
         ]
+    if effects:
+        lines.append(f"(A token that is not among the {LISTED} likeliest, as many as the page lists, counts as 0%.)")
     return "\n".join([*lines, *(f"{title}: not found, {reason}" for title, reason in tried.items())])
 
 

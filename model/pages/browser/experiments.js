@@ -55,7 +55,8 @@ const gets = ({ trial: { right, answer } }) =>
     ? `together, those of ${listedOnes()} that begin with ${quote(answer)} get`
     : `${quote(answer)} gets`;
 const usually = ({ usual, texts: [halved, right] }) =>
-  `on ${halved} of ${right} such texts the share fell to half or less (typically ${fromTo(usual)})`;
+  `on ${halved} of ${right} such texts the share fell to half or less (typically ${fromTo(usual)}; a token that is ` +
+  `not among ${listedOnes()} counts as 0%)`;
 
 function headOf({ head, weight, trial: { source }, texts: [, right] }) {
   if (head === null) return `No single head to look at here: the maps still show ${headPart(shown.head)}.`;
@@ -78,11 +79,10 @@ const lookAt = (effect) => [
 
 function compare(effect) {
   const share = (pair) => element("b", {}, fromTo(pair));
-  const unlisted = chosen.after ? "" : ` (0%: not among ${listedOnes()})`;
   return [
     element("p", { id: "predicted" },
       `Before → after the change, ${gets(effect)}: PyTorch, when this page was made, `, share(effect.shares),
-      " · this page ", share([chosen.before, chosen.after]), `${unlisted}; ${usually(effect)}.`),
+      " · this page ", share([chosen.before, chosen.after]), `; ${usually(effect)}.`),
     paragraph(`${effect.question} `, button("◀ undo the change", () => show(effect, 0))),
   ];
 }

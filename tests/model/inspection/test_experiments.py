@@ -3,6 +3,7 @@
 import random
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from model.inspection import experiments
 from model.inspection.ablation import part_means, replaced
 from model.inspection.experiments import first_steps, try_all
 from model.inspection.probes import text_windows
+from scripts.inspect_attention import experiments_table
 from tests.gpts import GPT2, random_gpt, repeating_gpt
 
 BYTES = byte_level()
@@ -69,6 +71,14 @@ def test_the_figures_are_what_the_model_computes_for_the_text():
             after = shares(gpt, effect.trial, effect.trial.changed)
         # Only listed tokens count, and those that are not have less than a twentieth.
         assert effect.shares[1] == pytest.approx(after, abs=1e-5) or (effect.shares[1] == 0 and after < 0.05)
+
+
+def test_the_table_says_which_tokens_count(monkeypatch):
+    """Its 0% can be more."""
+    found = found_in(repeating_gpt())
+    monkeypatch.setattr("model.glass.open_run", lambda path: SimpleNamespace(experiments=lambda: found))
+    table = experiments_table(None)
+    assert "-> 0%" in table and f"not among the {experiments.LISTED} likeliest" in table
 
 
 @pytest.mark.parametrize("seed", range(3))

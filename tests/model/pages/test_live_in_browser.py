@@ -476,6 +476,7 @@ def test_every_experiment_shows_on_the_page_what_was_predicted(open_page):
         click(page.locator("#experiment button", has_text=effect.change))
         assert page.locator("#box").input_value() == effect.trial.changed
         assert in_page(page, "render", "shown.off") == effect.off
+        assert "not among the 20 likeliest counts as 0%" in page.locator("#predicted").inner_text()
         predicted, shown = page.locator("#predicted b").all_inner_texts()
         assert shown == predicted and page.locator("#experiment").inner_text().count(effect.question) == 1
         before, after = (float(figure.rstrip("%")) / 100 for figure in shown.split(" → "))
