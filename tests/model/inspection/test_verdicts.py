@@ -10,6 +10,7 @@ from model.attention import CausalSelfAttention
 from model.gpt import GPT, GPTConfig
 from model.inspection.probes import Probe
 from model.inspection.recorder import take_maps, take_snapshot
+from model.inspection.survey import windows_of
 from model.inspection.verdicts import is_causal, is_faithful, new_warnings, warnings
 from tests.attentions import with_scores
 from tests.gpts import random_gpt
@@ -61,7 +62,7 @@ def test_a_leak_that_moves_no_logit_is_told_by_the_weights_on_later_tokens(lengt
     gpt = GPT(config) if fresh else random_gpt(config)
     probes = {name: Probe([*range(length // 2)] * 2 + [0], ["x"] * length, length // 2) for name in PROBES}
     monkeypatch.setattr(CausalSelfAttention, "attend", with_scores(in_blocks_of_eight, seen_ahead=99))
-    snapshot, maps = take_maps(gpt, probes, 5)
+    snapshot, maps = take_maps(gpt, probes, 5, windows_of(probes))
     assert snapshot.causality == 0 and not is_causal(snapshot)
     largest = max(np.triu(of_probe, 1).max() for of_probe in maps.values())
     assert warnings([snapshot]) == [
@@ -75,7 +76,7 @@ def test_weights_of_an_attend_without_maps_do_not_tell_of_a_leak_but_the_logits_
     gpt = random_gpt(GPTConfig(vocab_size=30, context_length=9, num_layers=2, num_heads=2, embed_dim=32))
     attend = with_scores(lambda scores: scores, seen_ahead=99 if leaks else 0)
     monkeypatch.setattr(CausalSelfAttention, "attend", lambda *args, **options: attend(*args, **options) + 0.5)
-    snapshot, _ = take_maps(gpt, PROBES, 5)
+    snapshot, _ = take_maps(gpt, PROBES, 5, windows_of(PROBES))
     assert snapshot.checks["future"].min() > 0.4 and is_causal(snapshot) is not leaks
     assert any("looks into the future" in sentence for sentence in warnings([snapshot])) is leaks
 
@@ -86,7 +87,7 @@ def test_weights_that_pages_cannot_show_are_told(share, monkeypatch):
     gpt = random_gpt(GPTConfig(vocab_size=30, context_length=9, num_layers=2, num_heads=2, embed_dim=32))
     usual, uniform = CausalSelfAttention.attend, with_scores(lambda x: x.masked_fill(x > -torch.inf, 0))
     monkeypatch.setattr(CausalSelfAttention, "attend", lambda *x: (1 + share) * usual(*x) - share * uniform(*x))
-    snapshot, maps = take_maps(gpt, PROBES, 5)
+    snapshot, maps = take_maps(gpt, PROBES, 5, windows_of(PROBES))
     least = min(of_probe.min() for of_probe in maps.values())
     most = max(of_probe.max() for of_probe in maps.values())
     assert is_faithful(snapshot) and is_causal(snapshot) and bool(share) == (least < -0.1)
