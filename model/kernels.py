@@ -176,10 +176,13 @@ def rounded_to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def use_int8(model: nn.Module) -> None:
-    """Replaces every linear layer of a model by an `Int8Linear`: for writing on a processor, not for training."""
+    """Replaces the linear layers of a model by `Int8Linear`s: for writing on a processor, not for training.
+
+    Those whose width is no multiple of 16 stay as they are: PyTorch's operation reads beyond the end of their rows.
+    """
     for module in list(model.modules()):
         for name, child in module.named_children():
-            if isinstance(child, nn.Linear):
+            if isinstance(child, nn.Linear) and child.in_features % 16 == 0:
                 setattr(module, name, Int8Linear(child))
 
 

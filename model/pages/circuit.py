@@ -25,6 +25,7 @@ PITCH = 36  # pixels from one node to the next,
 RISE = 120  # from one level to the next,
 WIDTH_OF_ONE = 1.2  # pixels of a line of weight 1
 LEFT, TOP = 270, 150  # pixels around the lines, for words
+NONE = "there is no circuit to draw: without any of its nodes the model copies as well, or as badly"
 ENDS = ("token", "prediction")  # kinds of nodes that are tokens
 FOLDER = Path(__file__).parent
 
@@ -36,9 +37,13 @@ def told(circuit: Circuit, label: Label) -> str:
         f"{circuit.whole:7.3f}  nats per token of the second copy: the model",
         f"{circuit.alone:7.3f}  the circuit alone, all other nodes at their mean",
         f"{circuit.without:7.3f}  the model without the circuit, its nodes at their mean",
-        f"{len(circuit.off)} nodes ({listed([f'{count} {kind}' for kind, count in counts.items()])}) and "
-        f"{len(circuit.edges)} weights between them",
     ]
+    if not circuit.edges:
+        return "\n".join([*lines, NONE])
+    lines.append(
+        f"{len(circuit.off)} nodes ({listed([f'{count} {kind}' for kind, count in counts.items()])}) and "
+        f"{len(circuit.edges)} weights between them"
+    )
     for layer in range(len(circuit.looks_back)):
         lines.append(f"layer {layer}: {looking(circuit, layer)}")
         lines += [f"  {sentence(circuit, node, label)}" for node in circuit.responses if node.layer == layer]
@@ -150,7 +155,7 @@ def drawing(circuit: Circuit, label: Label) -> str:
     Raises ValueError for a circuit without weights, or of too many.
     """
     if not circuit.edges:
-        raise ValueError("there is no circuit to draw: without any of its nodes the model copies as well, or as badly")
+        raise ValueError(NONE)
     if len(circuit.edges) > MAX_DRAWN:
         raise ValueError(
             f"a picture of {len(circuit.edges):,} weights would be black, {MAX_DRAWN:,} are the most: "

@@ -218,7 +218,8 @@ def test_a_layer_in_8_bits_multiplies_by_the_nearest_of_255_even_steps_in_each_r
 
 
 def test_a_model_in_8_bits_writes_nearly_what_it_did_and_keeps_a_tied_embedding():
-    for config in (MODERN, replace(GROUPED, tie_embeddings=True, bias=True)):
+    tied, narrow = replace(GROUPED, tie_embeddings=True, bias=True), replace(MODERN, feed_forward_dim=85)
+    for config in (MODERN, tied, narrow):
         gpt, tokens = random_gpt(config, 0), torch.randint(config.vocab_size, (2, 16))
         table = gpt.token_embedding.weight.clone()
         with torch.no_grad():
@@ -227,4 +228,5 @@ def test_a_model_in_8_bits_writes_nearly_what_it_did_and_keeps_a_tied_embedding(
             divergence = F.kl_div(gpt(tokens).log_softmax(-1), exact, log_target=True, reduction="batchmean") / 16
         assert 0 < divergence < 1e-3 and torch.equal(gpt.token_embedding.weight, table)
         layers = [module for module in gpt.modules() if isinstance(module, nn.Linear)]
-        assert len(layers) == 4 * config.num_layers + 1 and all(isinstance(layer, Int8Linear) for layer in layers)
+        assert len(layers) == 4 * config.num_layers + 1
+        assert all(isinstance(layer, Int8Linear) == (layer.in_features != 85) for layer in layers)

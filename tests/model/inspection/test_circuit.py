@@ -1,6 +1,7 @@
 """Nodes that are off give their mean, edges are the model's weights, and what a task needs is found and drawn."""
 
 import json
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -106,6 +107,13 @@ def test_the_circuit_is_told_in_words(copying):
     node = next(node for node in copying.off if node.kind == "value")
     letter = chr(64 + node.number % 64)
     assert f"value {node.number}: high at {letter}; where high it raises {letter}\n" in text + "\n"
+
+
+def test_where_nothing_is_found_words_and_picture_say_so(copying):
+    nothing = replace(copying, edges=[], off={}, responses={})
+    with pytest.raises(ValueError, match="there is no circuit") as error:
+        drawing(nothing, chr)
+    assert told(nothing, chr).splitlines()[3:] == [str(error.value)]
 
 
 def test_every_weight_is_drawn_once_as_it_is_in_the_model(copying):
