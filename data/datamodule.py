@@ -153,7 +153,7 @@ class TextDataModule(lightning.LightningDataModule):
         return self.tokenized.tokenizer
 
     def validation_text(self, max_chars: int | None = None, num_tokens: int | None = None) -> str:
-        """The beginning of the validation split, or all of it, without end-of-text."""
+        """The first `num_tokens` of the validation split, its first `max_chars`, or all; without end-of-text."""
         split = self.tokenized.validation
         if num_tokens is None:  # a character takes four tokens at most, and an end-of-text may follow it
             num_tokens = 5 * max_chars + 1 if max_chars else split.num_tokens

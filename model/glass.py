@@ -162,8 +162,8 @@ class Glass:
         the text.
 
         Args:
-            without: parts that give the same at every token, their mean over the recorded text (over this text if none
-                is recorded): "head 5.2", "feed-forward 3", "token embedding", "value embeddings 1", as on the page.
+            without: parts that give the same at every token, their mean over the recorded windows (over this text if
+                there are none): "head 5.2", "feed-forward 3", "token embedding", "value embeddings 1", as on the page.
 
         Raises ValueError for an empty text, ids outside the vocabulary, or a part that the model does not have.
         """
@@ -179,8 +179,9 @@ class Glass:
 
     def encode(self, text: Text) -> Tensor:
         """Token ids (T,) of what `read` reads, on the model's device."""
+        ids = self.tokenizer.encode_prompt(text) if isinstance(text, str) else text
         try:
-            sequence = one_sequence(self.tokenizer.encode_prompt(text) if isinstance(text, str) else text)
+            sequence = one_sequence(ids)
         except (ValueError, TypeError, RuntimeError):  # torch has its own words for what is no tensor
             raise ValueError(f"{text!r:.80} is no text of at least one token, nor its ids (T,)") from None
         (tokens,) = self.gpt.known_ids(sequence)
@@ -231,7 +232,7 @@ class Glass:
         (layer, number), position = known[name], position % len(tokens)
         given = trace(self.gpt, other_tokens).heads[layer, source, number]
         return Reading(
-            self, tokens, {name: given}, position, [f"{name} patched at token {position}, of this text only"]
+            self, tokens, {name: given}, position, [f"{name} patched at token {position} (in this text only)"]
         )
 
     def write(self, prompt: str = "", max_new_tokens: int = 50, *, seed: int | None = None, **options: Any) -> str:

@@ -289,7 +289,11 @@ def converse(arguments: argparse.Namespace) -> None:
     cache = new_cache(gpt, 1, min(gpt.config.context_length, MOST_REMEMBERED))
     unread: list[int] = []  # the cache lacks the last token of a turn
     while (typed := read_turn()) is not None:
-        tokens = unread + writer.glass.tokenizer.encode(typed)
+        try:
+            tokens = unread + writer.glass.tokenizer.encode_prompt(typed)
+        except ValueError as error:  # the tokenizer leaves out all of it
+            print(error, file=sys.stderr)
+            continue
         began = time.perf_counter()
         (text,), pieces = writer.write([tokens or [writer.glass.tokenizer.end_of_text]], generator, cache=cache)
         for piece in chain(pieces, "\n"):

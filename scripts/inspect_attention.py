@@ -113,7 +113,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--circuit", action="store_true", help=copies)
     tries = "print the experiments that hold for the model: text, change, prediction, and what was measured"
     parser.add_argument("--experiments", action="store_true", help=tries)
-    kept = "training steps whose kept checkpoints read it, such as 0,500,1500 (default: only best.ckpt)"
+    kept = "training steps of which the run has a checkpoint, such as 0,500,1500 (default: the best one's)"
     parser.add_argument("--steps", type=step_list, metavar="N,N,...", help=f"with --prompt or --live: {kept}")
     chosen = parser.add_argument_group("for a picture or a table")
     add = chosen.add_argument

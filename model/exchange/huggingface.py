@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from model.attention import CausalSelfAttention
 from model.checkpoint import without_weights
+from model.checks import listed
 from model.files import parsing
 from model.gpt import GPT, GPTConfig, in_eval_mode
 
@@ -197,7 +198,8 @@ def read_options(options: dict[str, Any]) -> GPTConfig:
         if not isinstance(value, (int, float, NoneType)):
             raise ValueError(f"its {name} is {value!r}, which is of another type than it must be")
     activation = options.get("activation_function", "gelu_new")
-    if activation not in (known := [*ACTIVATIONS]):
+    if activation not in ACTIVATIONS:
+        known = listed([*ACTIVATIONS])
         raise ValueError(f"its activation_function is {activation!r}, which cannot be expressed: only {known} can")
     return GPTConfig(**ours, activation=ACTIVATIONS[activation], **GPT2_FAMILY)
 

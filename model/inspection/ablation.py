@@ -28,8 +28,8 @@ Means = dict[str, Tensor]  # by the name of each part: (K,) for a head, else the
 
 
 def parts_of(gpt: GPT) -> dict[str, tuple[nn.Module, slice]]:
-    """What can be replaced, in the order in which it acts, by the names that people read: "head 5.2", "feed-forward 3",
-    or that of a table.
+    """What can be replaced, first the tables, then layer by layer, by the names that people read: "head 5.2",
+    "feed-forward 3", or that of a table.
 
     Returns the module that gives it, or for a head the one that reads it, and its columns there.
     """

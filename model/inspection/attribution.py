@@ -65,8 +65,8 @@ def attribution(gpt: GPT, trace: Trace, targets: Tensor | None = None) -> tuple[
                 parts[f"values {layer}.{head}"] = of_values = (values[:, head] * by_head[:, head]).sum(-1)
                 parts[f"head {layer}.{head}"] -= of_values
         add(f"attention bias {layer}", output.bias)
-        hidden = _double(trace.feed_forwards[layer])
-        add(f"feed-forward {layer}", hidden if down.bias is None else hidden - _double(down.bias))
+        added = _double(trace.feed_forwards[layer])
+        add(f"feed-forward {layer}", added if down.bias is None else added - _double(down.bias))
         add(f"feed-forward bias {layer}", down.bias)
     add("final norm bias", getattr(gpt.final_norm, "bias", None), of_features)
 

@@ -2,7 +2,7 @@
 
 Gao et al. 2025, "Weight-sparse transformers have interpretable circuits", https://arxiv.org/abs/2511.13653. A node is
 one channel of the residual stream, of the queries, keys or values of a layer, or of a hidden layer. A node is switched
-off by mean ablation: at every position it gives its mean over the texts of the task. What is left is a circuit if it is
+off by mean ablation: at every position it gives its mean over the texts. What is left is a circuit if it is
 sufficient (the loss stays, with all other nodes off) and necessary (the loss rises, with the circuit off).
 
 copying.py measures how much heads copy; this finds which weights do.
@@ -55,7 +55,7 @@ class Edge(NamedTuple):
 
 @dataclass(frozen=True)
 class Response:
-    """When a node is high and when low, on the texts of the task.
+    """When a node is high and when low, on the texts.
 
     back: 0 for what the token itself tells of it, 1 for what the token before tells, whichever tells more.
     high, low: the tokens for which its mean is at least half as far above or below the others' as for any.
@@ -80,7 +80,7 @@ class Circuit:
 
     edges: the weights between the nodes, and to and from the tokens of the texts, that are not zero.
     whole: of the model. alone: all other nodes at their mean. without: these nodes at their mean.
-    off: for each of the nodes, what follows when it is off too. responses: of the nodes outside the stream.
+    off: for each node that is kept, what follows when it is off too. responses: of those outside the stream.
     looks_back: the mean weight that each head of the circuit alone gives to the token so many back of the last
     prediction that counts, (L, H, 2S - 1). period: S.
     earlier: whole and alone of the model at earlier steps, by step.

@@ -27,13 +27,14 @@ def is_faithful(snapshot: Snapshot) -> bool:
 def is_causal(snapshot: Snapshot) -> bool:
     """Whether no token moves a logit before it, and no weight lies on a later token.
 
-    A weight shows what the tokens that were replaced miss, and what does not reach the logits of a new model.
+    Only two tokens are replaced, and no leak reaches the logits of a new model whose last matrices are zero. A weight
+    on a later token shows both.
     """
     return snapshot.causality == 0 and not _leaking(snapshot)
 
 
 def _leaking(snapshot: Snapshot) -> list[int]:
-    """The layers with a weight on a later token; not those whose `attend` has no maps. EXACT: maps are in float32."""
+    """The layers with a weight on a later token. Those that are not faithful have no maps and are left out."""
     layers = enumerate(zip(snapshot.checks["future"], snapshot.checks["fidelity"], strict=True))
     return [layer for layer, (weight, error) in layers if weight > EXACT and error <= fidelity_limit(snapshot)]
 

@@ -145,7 +145,7 @@ everything is in {run_dir}/: {files}
 
 @contextmanager
 def _telling(page: str, tell: Callable[..., None] = log.info) -> Iterator[None]:
-    """Logs why a page is missing: a ValueError by `tell`, by default as a note that the model cannot have one."""
+    """Logs why a page is missing: what failed as a warning; that the model cannot have one (ValueError) by `tell`."""
     try:
         yield
     except ValueError as error:

@@ -26,7 +26,7 @@ class RunSequence(Checkpoint):
     `on_validation_end` if it was validated, otherwise when the next batch starts or training ends. As a `Checkpoint`,
     this callback runs after all others.
 
-    is_new: whether the run has a folder of its own, and no best.ckpt yet, even if it starts from a checkpoint.
+    is_new: whether the run begins a new folder, so that the best loss of a checkpoint it starts from does not count.
     """
 
     def __init__(

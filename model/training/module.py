@@ -109,7 +109,7 @@ class GPTModule(LightningModule):
         if self.trainer.state.fn != "fit":
             return
         algorithm = self.optimizer_config.algorithm
-        saved = checkpoint["optimizer_states"][0]["param_groups"][-1]["algorithm"]
+        saved = checkpoint["optimizer_states"][0]["param_groups"][-1].get("algorithm", algorithm)
         if saved != algorithm:
             raise ValueError(
                 f"model.optimizer.algorithm is {algorithm}, but the checkpoint can only be resumed with {saved}: "

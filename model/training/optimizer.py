@@ -121,7 +121,7 @@ class MuonAdamW(torch.optim.Optimizer):
     """
 
     def __init__(self, groups: list[dict], parts: dict[Tensor, list[int]], **defaults: Any):
-        super().__init__(groups, {"lr": 0.0, "muon": False, **defaults})
+        super().__init__(groups, {"lr": 0.0, "muon": False, "density": 1.0, **defaults})
         self.parts = parts
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -146,7 +146,7 @@ class MuonAdamW(torch.optim.Optimizer):
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if parameters:
                 (self._muon if group["muon"] else self._adamw)(group, parameters)
-        if self.param_groups[0].get("density", 1.0) < 1:
+        if self.param_groups[0]["density"] < 1:
             self._make_sparse(self.param_groups[0]["density"])
         return loss
 

@@ -159,7 +159,7 @@ def test_a_reading_says_what_is_not_as_in_the_model(glass):
     assert plain.title == f"{name}, step {glass.step}"
     assert glass.read(TEXT, without="head 0.1").title == f"{plain.title}, without head 0.1"
     patched = glass.patch(TEXT, "which word", head="head 0.1", position=2)
-    assert patched.title == f"{plain.title}, head 0.1 patched at token 2, of this text only"
+    assert patched.title == f"{plain.title}, head 0.1 patched at token 2 (in this text only)"
     assert patched.title in html.unescape(patched._repr_html_())
 
 

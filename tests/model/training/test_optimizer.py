@@ -151,6 +151,13 @@ def test_a_sparse_update_is_the_usual_one_and_keeps_what_the_loss_needs_most():
     assert sum(weight.count_nonzero() for weight in gpt.parameters() if weight.ndim == 2) == round(0.1 * len(needed))
 
 
+def test_a_sparse_run_that_is_resumed_with_all_weights_keeps_them():
+    gpt = GPT(GPTConfig(vocab_size=8, context_length=4, num_layers=1, num_heads=1, embed_dim=4))
+    sparse, dense = (build_optimizer(gpt, OptimizerConfig("adamw", density=density)) for density in (0.5, 1.0))
+    dense.load_state_dict(sparse.state_dict())
+    assert {group["density"] for group in dense.param_groups} == {1.0}
+
+
 def test_a_sparse_run_from_its_first_update_on_loses_no_matrix():
     """As drawn, matrices before one of zeros have no gradients yet: they must not be lost for that."""
     gpt = GPT(GPTConfig(vocab_size=40, context_length=8, num_layers=2, num_heads=2, embed_dim=32))
