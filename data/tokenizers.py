@@ -100,7 +100,12 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of `ids`; bytes that are not UTF-8 (a character cut in two) and unused ids become U+FFFD."""
-        return b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
+        ids = list(ids)
+        try:
+            content = self.encoding.decode_bytes(ids)
+        except KeyError:
+            content = b"".join(map(self.token_bytes, ids))
+        return content.decode("utf-8", errors="replace")
 
     def token_bytes(self, token: int) -> bytes:
         """UTF-8 bytes of one token; of U+FFFD for an unused id, which there is where a vocabulary was rounded up."""

@@ -5,10 +5,13 @@ Shapes: L layers, B batch, T new tokens, S tokens cached once they are appended,
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from model.rotary import rotary_angles
 
 
 class KVCache:
@@ -60,6 +63,11 @@ class KVCache:
         keys, values = self.keys[..., :end, :], self.values[..., :end, :]
         views = (keys, values, keys[..., start:, :], values[..., start:, :])
         return [LayerCache(*parts) for parts in zip(*(view.unbind() for view in views), strict=True)]
+
+    @cached_property
+    def rotary_angles(self) -> tuple[Tensor, Tensor]:
+        """Those of all positions, each (M, K)."""
+        return rotary_angles(torch.arange(self.max_len, device=self.keys.device), self.keys.shape[-1])
 
 
 class LayerCache(NamedTuple):

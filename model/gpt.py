@@ -278,7 +278,10 @@ class GPT(nn.Module):
 
         rotary = None
         if self.config.position == "rotary":
-            cos, sin = rotary_angles(positions, self.config.head_dim)
+            if cache is None:
+                cos, sin = rotary_angles(positions, self.config.head_dim)
+            else:
+                cos, sin = (table[start : start + T] for table in cache.rotary_angles)
             rotary = cos.to(x.dtype), sin.to(x.dtype)
         mask = None if document_ids is None else document_mask(document_ids)
         for layer, (block, layer_cache) in enumerate(zip(self.blocks, layer_caches, strict=True)):

@@ -78,7 +78,8 @@ def replaced(gpt: GPT, vectors: Means, position: int | None = None, *, apart: bo
             x[where] = vector
         return x
 
-    with edited(_readers(gpt) & edits.keys(), edits.keys() - _readers(gpt), edit):
+    readers = _readers(gpt)
+    with edited(readers & edits.keys(), edits.keys() - readers, edit):
         yield
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from model.inspection.archive import as_json
 from model.inspection.heads import SCORES, threshold
-from model.inspection.verdicts import is_causal, is_faithful, warnings
+from model.inspection.verdicts import PAGE_ERROR, is_causal, is_faithful, warnings
 from model.pages import template
 from model.pages.captures import Captures, check_comparable, log_spaced
 from model.pages.describe import describe_heads, opening_view, windows_in_words
@@ -86,7 +86,7 @@ def _fit(runs: Sequence[Captures], room: int) -> tuple[list[Blocks], int, list[s
             break
     else:
         raise ValueError(f"even {count} steps of {length} tokens do not fit into {room} bytes: {size} and more")
-    saved = ["rounds weights to within 0.004"] if rounded else []
+    saved = [f"rounds weights to within {PAGE_ERROR}"] if rounded else []
     if count < all_steps:
         whole = all(len(run.curve_steps) == len(run.snapshots) for run in runs)
         saved.append(f"shows {count} of {all_steps} recorded steps (the curves show {'all' if whole else 'more'})")

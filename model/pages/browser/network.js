@@ -41,7 +41,9 @@ export class Trace {
     this.residual = rows(2 * L + 1); // (T, D) after the embeddings, attention 0, feed-forward 0, attention 1, ...
     this.heads = rows(L); // (T, H K), what the heads give to the output matrix
     this.feedForwards = rows(L); // (T, D)
-    this.valueRows = rows(L, config.num_kv_heads * (D / H)); // (T, H_kv K), where the layer has value embeddings
+    const wide = config.num_kv_heads * (D / H);
+    const roomForValues = (layer) => (hasValues(config, layer) ? room * wide : 0);
+    this.valueRows = Array.from({ length: L }, (_, layer) => new Float32Array(roomForValues(layer))); // (T, H_kv K)
     this.weights = Array.from({ length: L * H }, () => new Float32Array(triangle(room))); // a row for each query
   }
 }
