@@ -19,7 +19,7 @@ from model.pages.images import attention_grid
 from model.runs.folder import ATTENTION, SAMPLES
 from model.runs.metrics import log_metrics
 from model.runs.results import read_samples
-from model.runs.wandb_logger import wandb_loggers
+from model.runs.wandb_logger import WandbLogger
 from model.training.sharding import whole_gpt
 
 log = logging.getLogger(__name__)
@@ -107,8 +107,9 @@ class AttentionRecording:
         log_metrics(trainer, figures)
         for sentence in new_warnings(archive.snapshots):
             log.warning("%s", sentence)
-        for logger in wandb_loggers(trainer):
-            logger.log_attention(archive)
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger):
+                logger.log_attention(archive)
         if draws and self.picture:
             maps, labels = archive.maps(step)["text"], archive.probes["text"].labels
             title = f"{Path(trainer.default_root_dir).name}, step {step}"
@@ -118,8 +119,6 @@ class AttentionRecording:
         if self.archive is not None and self.archive.snapshots:
             for sentence in warnings(self.archive.snapshots):
                 log.warning("%s", sentence)
-            for logger in wandb_loggers(trainer):
-                logger.log_attention_page(self.archive, trainer.global_step)
 
 
 def read_probe_text(given: str) -> str:

@@ -6,13 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning.pytorch import Trainer, loggers
+from lightning.pytorch import loggers
 from lightning.pytorch.utilities import rank_zero_only
 
 from model.inspection.archive import AttentionArchive
-from model.pages.captures import Captures
 from model.pages.images import mosaic_pixels, score_pixels
-from model.pages.page import attention_page
 
 log = logging.getLogger(__name__)
 WandbMode = Literal["auto", "online", "offline", "disabled"]
@@ -41,26 +39,14 @@ class WandbLogger(loggers.WandbLogger):
 
     def log_attention(self, archive: AttentionArchive) -> None:
         """Shows the newest maps, and the scores of all heads, as pictures."""
-        newest = archive.snapshots[-1]
-        pixels = {f"attention/{name}/heads": score_pixels(score) for name, score in newest.scores.items()}
-        pixels["attention/maps"] = mosaic_pixels(archive.maps(newest.step)["text"])
-        for name, image in pixels.items():
-            self._attempt(lambda name=name, image=image: self.log_image(name, [image], newest.step))
 
-    def log_attention_page(self, archive: AttentionArchive, step: int) -> None:
-        """Shows the page of all maps, and keeps their files, which must not change afterwards, as an artifact."""
+        def show() -> None:
+            newest = archive.snapshots[-1]
+            for name, score in newest.scores.items():
+                self.log_image(f"attention/{name}/heads", [score_pixels(score)], newest.step)
+            self.log_image("attention/maps", [mosaic_pixels(archive.maps(newest.step)["text"])], newest.step)
 
-        def show_and_keep() -> None:
-            import wandb
-
-            page = attention_page([Captures.of(archive, archive.folder.parent.name)], archive.folder.parent.name)
-            self.log_metrics({"attention/page": wandb.Html(page, inject=False, data_is_not_path=True)}, step)
-            artifact = wandb.Artifact(f"attention-maps-{self.experiment.id}", type="attention-maps")
-            for path in sorted(archive.folder.iterdir()):
-                artifact.add_file(str(path), policy="immutable")  # others would be copied to the home folder
-            self.experiment.log_artifact(artifact)
-
-        self._attempt(show_and_keep)
+        self._attempt(show)
 
     def finalize(self, status: str) -> None:
         if self.experiment is not None:
@@ -82,8 +68,3 @@ class WandbLogger(loggers.WandbLogger):
         except Exception as error:
             log.warning("Weights & Biases failed, and the run continues without it: %s", error or type(error).__name__)
             self.mode, self._experiment = "disabled", None
-
-
-def wandb_loggers(trainer: Trainer) -> list[WandbLogger]:
-    """The trainer's loggers that are not disabled."""
-    return [logger for logger in trainer.loggers if isinstance(logger, WandbLogger) and logger.mode != "disabled"]

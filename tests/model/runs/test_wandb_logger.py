@@ -14,7 +14,7 @@ from matplotlib.image import imread
 from model.inspection.archive import AttentionArchive
 from model.inspection.heads import SCORES
 from model.pages.images import mosaic_pixels, score_pixels
-from model.runs.wandb_logger import WandbLogger, wandb_loggers
+from model.runs.wandb_logger import WandbLogger
 
 
 @pytest.fixture(autouse=True)
@@ -55,8 +55,7 @@ def logged(found: list) -> dict[int, dict]:
 
 
 @pytest.mark.slow
-def test_an_offline_run_holds_metrics_pictures_the_page_and_the_maps(train, monkeypatch, tmp_path, capfd):
-    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "staging"))
+def test_an_offline_run_holds_metrics_and_pictures(train, capfd):
     options = ["--trainer.max_steps=2", "--trainer.val_check_interval=2", "--wandb=auto", "--name=run"]
     assert train(*options) == 0
     assert "wandb: WARNING" not in capfd.readouterr().err
@@ -77,13 +76,6 @@ def test_an_offline_run_holds_metrics_pictures_the_page_and_the_maps(train, monk
         for name, pixels in pictures.items():
             [path] = row[name]
             np.testing.assert_allclose(imread(folder / "files" / path) * 255, pixels, atol=1.01)
-
-    page = (folder / "files" / steps[2]["attention/page"]).read_text(encoding="utf-8")
-    assert page.startswith("<!DOCTYPE html>") and "wandb" not in page and 'id="block-0"' in page
-    [artifact] = [record.artifact for record in found if record.WhichOneof("record_type") == "artifact"]
-    kept = {entry.path for entry in artifact.manifest.contents}
-    assert artifact.type == "attention-maps"
-    assert kept >= {"probe.json", "scores.jsonl", *(archive.path(step).name for step in archive.steps)}
 
 
 @pytest.fixture
@@ -123,7 +115,6 @@ def test_it_starts_with_the_first_figure_online_only_for_who_is_logged_in(
     for step in (1, 2):
         logger.log_metrics({"lr": 1.0}, step=step)
     logger.finalize("success")
-    assert wandb_loggers(SimpleNamespace(loggers=[logger, None])) == ([logger] if expected else [])
     if expected is None:
         assert not service
         return
