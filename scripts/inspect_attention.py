@@ -212,11 +212,11 @@ def write_circuit(arguments: argparse.Namespace) -> None:
     """Prints the circuit that copies the prompt's tokens, and draws it where there is an --output."""
     from model.files import write_atomically
     from model.glass import open_run
-    from model.pages.circuit import drawing, told
+    from model.pages.circuit_picture import drawing, in_words
 
     glass = open_run(arguments.run or arguments.checkpoint)
     circuit = glass.circuit(prompt_text(arguments.prompt or ""))
-    print(told(circuit, glass.tokenizer.label))
+    print(in_words(circuit, glass.tokenizer.label))
     if arguments.output:
         write_atomically(arguments.output, drawing(circuit, glass.tokenizer.label).encode())
         print(f"wrote {arguments.output}")

@@ -116,8 +116,8 @@ class Texts:
         letters, draw = [letter for letter in string.ascii_lowercase if letter in self.recorded], random.Random(0)
         for _ in range(MADE_UP if len(letters) > WORD else 0):
             word = self.encode(" " * (" " in self.recorded) + "".join(draw.sample(letters, WORD)))
-            told = draw.randrange(len(word) // 2, len(word))
-            yield word, word[:told], word[told]
+            cut = draw.randrange(len(word) // 2, len(word))
+            yield word, word[:cut], word[cut]
 
     def beginning(self, pattern: str) -> list[int]:
         """The tokens whose text begins as a regular expression says."""

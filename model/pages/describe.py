@@ -26,7 +26,7 @@ from model.inspection.probes import Probe
 from model.inspection.survey import Count, Habits
 
 CHANCE = 1e-7  # how likely random attention may be to get a name
-TOLD_EXCESS = 0.02  # more than uniform attention gives: the share of the weight from which a sentence names a token
+NAMED_EXCESS = 0.02  # more than uniform attention gives: the share of the weight from which a sentence names a token
 NO_EFFECT = 0.005  # nats per token: a smaller change of the loss is none
 LABEL_LENGTH = 20
 SIGNS = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍"}
@@ -130,8 +130,8 @@ def _described(snapshot: Snapshot, patterns: Patterns, by_half: Patterns, at: Pl
     if pattern and not _says_more(halves, pattern, at):
         probe = pattern.probe
         sentence = f"Looks {_phrase(habits, pattern, at)}"
-        if pattern.name == "recent" and (told := _told(keys, offsets, distances=2)):
-            sentence += f", most at {told}"
+        if pattern.name == "recent" and (favourites := _favourites(keys, offsets, distances=2)):
+            sentence += f", most at {favourites}"
         elif probe == "repeated":
             elsewhere = followed([one for one in patterns if one.probe == "text"], at)
             sentence = f"Where the text repeats itself, it looks {_phrase(habits, pattern, at)}"
@@ -139,11 +139,12 @@ def _described(snapshot: Snapshot, patterns: Patterns, by_half: Patterns, at: Pl
         evidence = [_score(snapshot, pattern, at), f"it {_spreads(habits, WHOLE, at)}"]
     elif any(halves):
         sentence = _in_halves(habits, halves, at)
-        told = " and ".join(f"{one.scores[i][at]:.2f} of its weight {HALVES[i]}" for i, one in enumerate(halves) if one)
-        evidence = [f"{told}, on {windows_in_words(habits, 'text')}", f"it {_spreads(habits, WHOLE, at)}"]
+        shares = [f"{one.scores[i][at]:.2f} of its weight {HALVES[i]}" for i, one in enumerate(halves) if one]
+        where = f"on {windows_in_words(habits, 'text')}"
+        evidence = [f"{' and '.join(shares)}, {where}", f"it {_spreads(habits, WHOLE, at)}"]
     else:
-        told = _told(keys, offsets)
-        most = f", most on {told}" if told else "; no token and no distance stands out"
+        favourites = _favourites(keys, offsets)
+        most = f", most on {favourites}" if favourites else "; no token and no distance stands out"
         sentence = capitalized(_spreads(habits, WHOLE, at)) + most
         evidence = _closest(patterns, at)
     if snapshot.ablation:
@@ -217,15 +218,15 @@ def _spreads(habits: Habits, part: int, at: Place) -> str:
     return f"spreads its weight over about {tokens:.0f} tokens"
 
 
-def _told(keys: Sequence[Count], offsets: Sequence[Count], distances: int = 1) -> str:
+def _favourites(keys: Sequence[Count], offsets: Sequence[Count], distances: int = 1) -> str:
     """What gets clearly more weight than under uniform attention: up to three tokens and some relative positions."""
-    told = [(share, _quoted(token)) for token, share, uniform in keys if share > uniform + TOLD_EXCESS][:3]
+    tokens = [(share, _quoted(token)) for token, share, uniform in keys if share > uniform + NAMED_EXCESS][:3]
     near = [
         (share, DISTANCES.get(offset, f"the token {-offset} back"))
         for offset, share, uniform in offsets
-        if share > uniform + TOLD_EXCESS
+        if share > uniform + NAMED_EXCESS
     ]
-    return listed([f"{what} ({100 * share:.0f}%)" for share, what in sorted(told + near[:distances], reverse=True)])
+    return listed([f"{what} ({100 * share:.0f}%)" for share, what in sorted(tokens + near[:distances], reverse=True)])
 
 
 def windows_in_words(habits: Habits, probe: str) -> str:

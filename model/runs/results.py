@@ -16,7 +16,7 @@ from model.checkpoint import read_checkpoint
 from model.files import parsing, write_atomically
 from model.inspection.archive import AttentionArchive
 from model.pages.captures import Captures
-from model.pages.circuit import MAX_DRAWN, drawing
+from model.pages.circuit_picture import MAX_DRAWN, drawing
 from model.pages.report import report_page
 from model.runs.configs import read_config
 from model.runs.folder import (

@@ -3,7 +3,7 @@
 
 const nodes = [...document.querySelectorAll(".node")];
 const edges = [...document.querySelectorAll("line")];
-const told = document.getElementById("told");
+const shown = document.getElementById("sentence");
 const steps = [...document.querySelectorAll(".step")];
 const histories = edges
   .filter((edge) => edge.dataset.earlier)
@@ -13,7 +13,7 @@ const histories = edges
     last: Number(edge.dataset.weight),
     earlier: JSON.parse(edge.dataset.earlier),
   }));
-const first = told.textContent;
+const first = shown.textContent;
 let opening = first;
 let off = null;
 
@@ -33,7 +33,7 @@ function light(node) {
   const far = (isOn) => Boolean(node) && !paths.some(isOn);
   for (const one of nodes) one.classList.toggle("far", far(({ lit }) => lit.has(one.id)));
   for (const edge of edges) edge.classList.toggle("far", far(({ lit, start }) => lit.has(edge.dataset[start])));
-  told.textContent = node ? node.dataset.told : opening;
+  shown.textContent = node ? node.dataset.sentence : opening;
 }
 
 // A channel of the stream stands at several places and is off at all of them.
@@ -44,7 +44,7 @@ function switchOff(node) {
   for (const one of nodes) one.classList.toggle("off", channel(one.id) === off);
   const gone = (id) => channel(id) === off;
   for (const edge of edges) edge.style.display = gone(edge.dataset.from) || gone(edge.dataset.to) ? "none" : "";
-  told.textContent = off === null ? opening : node.dataset.off;
+  shown.textContent = off === null ? opening : node.dataset.off;
 }
 
 // The weights as they were at one of the earlier steps, or as drawn: a second click on a step ends its view.
@@ -58,8 +58,8 @@ function showStep(number) {
     edge.classList.toggle("minus", weight < 0);
     edge.firstElementChild.textContent = `weight ${weight.toFixed(2)}`;
   }
-  opening = ended ? first : steps[number].dataset.told;
-  told.textContent = opening;
+  opening = ended ? first : steps[number].dataset.sentence;
+  shown.textContent = opening;
 }
 
 for (const node of nodes) {

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from model.gpt import GPTConfig
 from model.inspection.ablation import replaced
 from model.inspection.circuit import GatedNodes, find_circuit, nodes_by_module, repeated, weights_between
-from model.pages.circuit import drawing, lines, told
+from model.pages.circuit_picture import drawing, in_words, lines
 from tests.gpts import GPT2, random_gpt, repeating_gpt
 
 SIZES = {"vocab_size": 17, "context_length": 12, "num_layers": 2, "num_heads": 4, "embed_dim": 16}
@@ -101,7 +101,7 @@ def test_the_circuit_is_found_and_is_sufficient_and_necessary(copying):
 
 
 def test_the_circuit_is_told_in_words(copying):
-    text = told(copying, chr)
+    text = in_words(copying, chr)
     assert f"{copying.whole:7.3f}  nats" in text and f"and {len(copying.edges)} weights" in text
     assert "head 0.1 looks at what followed the same token before" in text
     node = next(node for node in copying.off if node.kind == "value")
@@ -113,7 +113,7 @@ def test_where_nothing_is_found_words_and_picture_say_so(copying):
     nothing = replace(copying, edges=[], off={}, responses={})
     with pytest.raises(ValueError, match="there is no circuit") as error:
         drawing(nothing, chr)
-    assert told(nothing, chr).splitlines()[3:] == [str(error.value)]
+    assert in_words(nothing, chr).splitlines()[3:] == [str(error.value)]
 
 
 def test_every_weight_is_drawn_once_as_it_is_in_the_model(copying):
@@ -173,7 +173,7 @@ def test_lines_go_up_from_where_a_channel_was_last_written(copying):
 
 
 def test_a_circuit_of_too_many_weights_is_not_drawn(copying, monkeypatch):
-    monkeypatch.setattr("model.pages.circuit.MAX_DRAWN", 5)
+    monkeypatch.setattr("model.pages.circuit_picture.MAX_DRAWN", 5)
     with pytest.raises(ValueError, match="weights would be black, 5 are the most"):
         drawing(copying, chr)
 

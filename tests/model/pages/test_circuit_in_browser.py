@@ -3,7 +3,7 @@
 import torch
 
 from model.inspection.circuit import Circuit, Edge, Node, Off, Response
-from model.pages.circuit import drawing
+from model.pages.circuit_picture import drawing
 
 A, B = (Node("token", 0, ord(letter)) for letter in "ab")
 LEFT, RIGHT = (Node("stream", 0, channel) for channel in (3, 4))
@@ -25,7 +25,7 @@ def test_a_node_shows_its_paths_and_what_the_loss_is_without_it(open_file, tmp_p
     path = tmp_path / "circuit.svg"
     path.write_text(drawing(CIRCUIT, chr), encoding="utf-8")
     page = open_file(path)
-    told = page.locator("#told")
+    told = page.locator("#sentence")
     opening = told.text_content()
     assert opening.startswith("10 weights that repeat rows of tokens: a token of the second copy costs 0.20 nats with ")
     assert opening.endswith("these weights alone, and 0.10 with all; 5.00 without these")
@@ -49,7 +49,7 @@ def test_a_node_shows_its_paths_and_what_the_loss_is_without_it(open_file, tmp_p
     lit = page.locator(".node:not(.far)").evaluate_all("nodes => nodes.map((node) => node.id)")
     ends = ["token-0-97-0", "stream-0-3-1", "query-0-9-2", "key-0-9-2", "stream-0-4-1", "token-0-98-0"]
     assert sorted(lit) == sorted(ends) and told.text_content() == "query 9"
-    page.hover("#told")
+    page.hover("#sentence")
     assert page.locator(".far").count() == 0 and told.text_content() == opening
 
     page.click("#stream-0-3-1")  # at both of its places

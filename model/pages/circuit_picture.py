@@ -30,7 +30,7 @@ ENDS = ("token", "prediction")  # kinds of nodes that are tokens
 FOLDER = Path(__file__).parent
 
 
-def told(circuit: Circuit, label: Label) -> str:
+def in_words(circuit: Circuit, label: Label) -> str:
     """The circuit in lines of text: both tests, its size, and what each of its nodes responds to."""
     counts = Counter(node.kind for node in circuit.off)
     lines = [
@@ -176,7 +176,7 @@ def drawing(circuit: Circuit, label: Label) -> str:
         shapes.append(_element("text", {"class": "note level", "y": y}, _rows(wrap(note, 36), -24, 14)))
     cost = "a token of the second copy costs {1:.2f} nats with these weights alone, and {0:.2f} with all".format
     for number, (step, losses) in enumerate(circuit.earlier.items()):
-        shown = {"class": "step", "x": 90 * number - 250, "y": -30, "data-told": f"Step {step}: {cost(*losses)}"}
+        shown = {"class": "step", "x": 90 * number - 250, "y": -30, "data-sentence": f"Step {step}: {cost(*losses)}"}
         shapes.append(_element("text", shown, f"step {step}"))
     opening = (
         f"{len(circuit.edges)} weights that repeat rows of tokens: {cost(circuit.whole, circuit.alone)}; "
@@ -184,7 +184,7 @@ def drawing(circuit: Circuit, label: Label) -> str:
     )
     document = (FOLDER / "circuit.svg").read_text(encoding="utf-8")
     view = f'viewBox="{-LEFT} {-TOP} {width + LEFT + 20} {height + TOP + 30}"'
-    document = document.replace('viewBox=""', view).replace('"told">', f'"told">{opening}')
+    document = document.replace('viewBox=""', view).replace('"sentence">', f'"sentence">{opening}')
     script = (FOLDER / "browser" / "circuit.js").read_text(encoding="utf-8")
     return document.replace("<!-- shapes -->", "\n".join(shapes)).replace("/* browser/circuit.js */", script)
 
@@ -211,7 +211,7 @@ def _box(circuit: Circuit, place: Place, x: int, y: int, label: Label) -> str:
         texts = [f"{node.kind[0]}{node.number}"]
         texts += [sign + " ".join(visible(label(one)) + after for one in tokens) for sign, tokens in sides if tokens]
     wide, tall = max(14, 6 * max(map(len, texts)) + 4), 10 * len(texts) + 5
-    shown = {"class": f"node {node.kind}", "id": _id(place), "data-told": sentence(circuit, node, label)}
+    shown = {"class": f"node {node.kind}", "id": _id(place), "data-sentence": sentence(circuit, node, label)}
     if node in circuit.off:
         shown["data-off"] = held(circuit, node, label)
     box = _element("rect", {"x": x - wide / 2, "y": y - tall / 2, "width": wide, "height": tall, "rx": 3})
