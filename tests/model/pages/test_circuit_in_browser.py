@@ -27,6 +27,7 @@ def test_a_node_shows_its_paths_and_what_the_loss_is_without_it(open_file, tmp_p
     page = open_file(path)
     told = page.locator("#sentence")
     opening = told.text_content()
+    assert told.bounding_box()["x"] >= 0
     assert opening.startswith("10 weights that repeat rows of tokens: a token of the second copy costs 0.20 nats with ")
     assert opening.endswith("these weights alone, and 0.10 with all; 5.00 without these")
     assert "layer 0: head 0.0 looks at the token" in " ".join(page.locator(".level").all_text_contents())
