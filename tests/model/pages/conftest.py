@@ -25,32 +25,48 @@ def browser():
         browser.close()
 
 
+@pytest.fixture(scope="session")
+def windows():
+    """Those that no test uses, for a mouse and for a finger. A new one would take longer than most tests do in it."""
+    return {"mouse": [], "finger": []}
+
+
 @pytest.fixture
-def open_file(browser, tmp_path):
-    """Opens a file, or the text of an HTML file, in a new window."""
-    contexts, trouble = [], []
+def open_file(browser, windows, tmp_path):
+    """Opens a file, or the text of an HTML file, in a window of its own."""
+    used, trouble = [], []
 
     def open_(document, hash_="", width=1280, height=900, theme="light", touch=False):
         path = document
         if isinstance(document, str):
             path = tmp_path / "page.html"
             path.write_text(document, encoding="utf-8")
-        size = {"width": width, "height": height}
-        device = {"has_touch": touch, "is_mobile": touch, "color_scheme": theme}
-        context = browser.new_context(viewport=size, offline=True, accept_downloads=True, **device)
-        context.set_default_timeout(TIMEOUT)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: trouble.append(message.text))
-        page.on("pageerror", lambda error: trouble.append(str(error)))
-        allowed = (path.as_uri(), "blob:", "about:srcdoc")
-        page.on("request", lambda request: request.url.startswith(allowed) or trouble.append(request.url))
+        free = windows["finger" if touch else "mouse"]
+        if not free:
+            context = browser.new_context(offline=True, accept_downloads=True, has_touch=touch, is_mobile=touch)
+            context.set_default_timeout(TIMEOUT)
+            free.append(context.new_page())
+        page = free.pop()
+        page.set_viewport_size({"width": width, "height": height})
+        page.emulate_media(color_scheme=theme)
+        allowed = (path.as_uri(), "blob:", "about:")
+        heard = {
+            "console": lambda message: trouble.append(message.text),
+            "pageerror": lambda error: trouble.append(str(error)),
+            "request": lambda request: request.url.startswith(allowed) or trouble.append(request.url),
+        }
+        for event, hear in heard.items():
+            page.on(event, hear)
+        used.append((page, heard, free))
         page.goto(path.as_uri() + hash_)
         return page
 
     yield open_
-    for context in contexts:
-        context.close()
+    for page, heard, free in used:
+        page.goto("about:blank")  # ends what the page does
+        for event, hear in heard.items():
+            page.remove_listener(event, hear)
+        free.append(page)
     assert not trouble
 
 

@@ -248,6 +248,7 @@ def test_the_maps_have_no_scroll_bar_of_their_own_and_a_link(open_file):
         page.locator("#alone").click()
     popup.value.locator("html[data-drawn]").wait_for(state="attached")
     assert popup.value.title() == f"{NAME}: attention"
+    popup.value.close()
 
 
 @pytest.mark.slow
