@@ -35,7 +35,7 @@ _IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # by processes that load
 
 # The options that count something, and the least that each can be.
 _LEAST = {"num_workers": 0, "max_tokens": 2, "vocab_size": 257} | dict.fromkeys(
-    ("context_length", "batch_size", "validation_batch_size", "num_processes"), 1
+    ("context_length", "batch_size", "validation_batch_size", "num_threads"), 1
 )
 
 
@@ -75,7 +75,7 @@ class TextDataModule(lightning.LightningDataModule):
         document_masking: also yield "document_ids" (B, T), which tell tokens of different documents apart.
         seed: of the order of the training windows.
         num_workers: loader processes; 0 is right unless a profile says otherwise.
-        num_processes: threads that tokenise at once (default: one a core).
+        num_threads: threads that tokenise at once (default: one a core).
         cache_dir: where tokens are kept (default: $GLASSGPT_CACHE, or .cache/glassgpt beside this project).
 
     Raises ValueError or FileNotFoundError for options that contradict each other or name nothing.
@@ -105,7 +105,7 @@ class TextDataModule(lightning.LightningDataModule):
         document_masking: bool = False,
         seed: int = 1337,
         num_workers: int = 0,
-        num_processes: int | None = None,
+        num_threads: int | None = None,
         cache_dir: str | None = None,
     ):
         options = dict(locals())  # all of the above by name
@@ -135,17 +135,17 @@ class TextDataModule(lightning.LightningDataModule):
         self.document_masking = document_masking
         self.seed = seed
         self.num_workers = num_workers
-        self.num_processes = num_processes
+        self.num_threads = num_threads
         self.tokenized: TokenizedCorpus | None = None  # until setup
 
     def prepare_data(self) -> None:
         """Tokenises the corpus unless the cache holds it."""
-        self.cache.prepare(self.num_processes)
+        self.cache.prepare(self.num_threads)
 
     def setup(self, stage: str | None = None) -> None:
         """Opens the token files. Raises ValueError where they are shorter than a window."""
         if self.tokenized is None:
-            self.tokenized = self.cache.prepare(self.num_processes)
+            self.tokenized = self.cache.prepare(self.num_threads)
             self._sampler()  # raises
 
     @property

@@ -53,6 +53,7 @@ def import_model(arguments: argparse.Namespace) -> None:
     """Writes a checkpoint that every script and --model.init_from take."""
     import torch
 
+    from model.checkpoint import WEIGHT_PREFIX
     from model.exchange.huggingface import check_tokenizer, from_huggingface, local_folder
     from model.files import atomic_file
 
@@ -66,7 +67,7 @@ def import_model(arguments: argparse.Namespace) -> None:
     tokenizer = tokenizer_of(folder, gpt, arguments.tokenizer)
     check_tokenizer(gpt, tokenizer)
     checkpoint = {
-        "state_dict": {f"gpt.{name}": weight for name, weight in gpt.state_dict().items()},
+        "state_dict": {WEIGHT_PREFIX + name: weight for name, weight in gpt.state_dict().items()},
         "gpt_config": asdict(gpt.config),
         "tokenizer": tokenizer.to_dict(),
         "global_step": 0,
@@ -96,7 +97,7 @@ def tokenizer_of(folder: Path, gpt: GPT, name: str | None) -> Tokenizer:
 
 def export_model(arguments: argparse.Namespace) -> None:
     from model.exchange.gguf import to_gguf
-    from model.exchange.huggingface import to_huggingface
+    from model.exchange.huggingface import OUR_CLASS, to_huggingface
     from model.glass import open_run
 
     glass = open_run(arguments.checkpoint)
@@ -107,7 +108,7 @@ def export_model(arguments: argparse.Namespace) -> None:
     else:
         class_name = to_huggingface(gpt, output, tokenizer)
         print(f"{output}: {class_name}, {gpt.num_parameters():,} parameters")
-        if class_name == "GlassGPTForCausalLM":
+        if class_name == OUR_CLASS:
             print("transformers has no such architecture: load it with trust_remote_code=True")
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 # Options of the data that only training has. The tokenizer is the model's.
 OF_TRAINING = {"tokenizer", "vocab_size", "context_length", "batch_size", "validation_batch_size", "repeat_fraction"}
-OF_TRAINING |= {"seed", "num_workers", "num_processes", "cache_dir"}
+OF_TRAINING |= {"seed", "num_workers", "num_threads", "cache_dir"}
 
 
 @exit_status("evaluate.py", (ValueError, TypeError, OSError, ModuleNotFoundError))

@@ -102,7 +102,7 @@ DATA_OPTIONS = {
     "dataset": FOLDER, "dataset_config": "x", "dataset_split": "test", "dataset_validation_split": "test",
     "dataset_revision": "x", "text_column": "x", "streaming": True,
     # How it is done, not what comes out.
-    "num_workers": -1, "num_processes": 0, "cache_dir": "elsewhere",
+    "num_workers": -1, "num_threads": 0, "cache_dir": "elsewhere",
 }  # fmt: skip
 NEEDED_DATA = {
     "corpus": {"files": None, "corpus": "repetitions"},

@@ -15,7 +15,7 @@ from data import datamodule
 from data.datamodule import IGNORED, TextDataModule
 from data.tokenizers import Tokenizer
 
-AT_LEAST_ONE = dict.fromkeys(["context_length", "batch_size", "validation_batch_size", "num_processes"], 1)
+AT_LEAST_ONE = dict.fromkeys(["context_length", "batch_size", "validation_batch_size", "num_threads"], 1)
 TEXT = "".join(f"Line {number} of a small book, é.\n" + "\n" * (number % 5 == 0) for number in range(3000))
 
 

@@ -51,7 +51,7 @@ def test_words_have_no_letter_twice():
 
 
 def test_it_can_be_trained_on(tmp_path):
-    data = TextDataModule("repetitions", tokenizer="bytes", context_length=32, cache_dir=str(tmp_path), num_processes=1)
+    data = TextDataModule("repetitions", tokenizer="bytes", context_length=32, cache_dir=str(tmp_path), num_threads=1)
     data.prepare_data()
     data.setup()
     assert data.validation_text(20) == next(data.corpus.passages("validation")).text[:20]

@@ -22,7 +22,7 @@ def small_gpt2(**options):
     return random_gpt(GPTConfig(**{**SIZES, **GPT2, **options}))
 
 
-FINETUNED = """--data.tokenizer=bytes --data.cache_dir=cache --data.num_processes=1 --model.gpt.context_length=16
+FINETUNED = """--data.tokenizer=bytes --data.cache_dir=cache --data.num_threads=1 --model.gpt.context_length=16
     --model.compile=false --trainer.accelerator=cpu --trainer.precision=32-true --trainer.max_steps=4
     --trainer.val_check_interval=8 --samples.max_new_tokens=4 --attention.probe_tokens=8 --wandb=disabled
     --name=run --model.init_from=model"""
