@@ -16,7 +16,8 @@ def with_scores(change, seen_ahead=0):
     def attend(self, q, k, v, mask=None):
         k, v = (x.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1) for x in (k, v))
         scores = q @ k.mT / q.shape[-1] ** 0.5
-        visible = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(seen_ahead) if mask is None else mask
+        T, S = scores.shape[-2:]
+        visible = torch.ones(T, S, dtype=torch.bool).tril(S - T + seen_ahead) if mask is None else mask
         return change(scores.masked_fill(~visible, -torch.inf)).softmax(-1)[..., : k.shape[-2]] @ v
 
     return attend
@@ -31,3 +32,4 @@ def distances(scores):
 
 ALIBI = with_scores(distances)
 LEAK = with_scores(lambda scores: scores, seen_ahead=99)
+UNIFORM = with_scores(lambda scores: scores.where(scores.isinf(), 0.0))  # the mean of the visible values

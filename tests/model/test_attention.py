@@ -16,7 +16,7 @@ from model.gpt import GPTConfig
 from model.inspection.recorder import capture
 from model.masks import causal_mask, padding_mask, sliding_window_mask
 from model.rotary import apply_rotary, rotary_angles
-from tests.attentions import values_and_gradients
+from tests.attentions import UNIFORM, values_and_gradients
 from tests.gpts import GPT2, random_gpt
 
 
@@ -24,20 +24,11 @@ def random(*shape, dtype=torch.float64):
     return torch.randn(*shape, dtype=dtype, requires_grad=True)
 
 
-@pytest.mark.parametrize(
-    ("layer", "inputs", "output_shape", "weights_shape"),
-    [
-        ({"query_dim": 12, "num_heads": 3, "head_dim": 12}, [(2, 4, 12)], (2, 4, 12), (2, 3, 4, 4)),
-        ({"query_dim": 3, "num_heads": 2, "head_dim": 1, "output_dim": 2}, [(2, 6, 3)], (2, 6, 2), (2, 2, 6, 6)),
-        ({"query_dim": 8, "num_heads": 2, "key_dim": 5}, [(2, 4, 8), (2, 6, 5)], (2, 4, 8), (2, 2, 4, 6)),
-        ({"query_dim": 8, "num_heads": 2}, [(4, 8)], (4, 8), (2, 4, 4)),
-    ],
-)
-def test_shapes_of_multi_head_attention(layer, inputs, output_shape, weights_shape):
-    attention = MultiHeadAttention(**layer)
-    output, weights = attention(*map(torch.randn, inputs), need_weights=True)
-    assert output.shape == output_shape and weights.shape == weights_shape
-    assert attention(*map(torch.randn, inputs))[0].shape == output_shape
+def test_shapes_of_multi_head_attention_with_widths_of_its_own_also_without_a_batch():
+    attention = MultiHeadAttention(8, 2, key_dim=5, head_dim=3, output_dim=6)
+    for batch in ((), (2,)):
+        output, weights = attention(torch.randn(*batch, 4, 8), torch.randn(*batch, 7, 5), need_weights=True)
+        assert output.shape == (*batch, 4, 6) and weights.shape == (*batch, 2, 4, 7)
 
 
 # Agreement: the explicit path, the fused path, PyTorch's functions and plain loops
@@ -240,14 +231,6 @@ def test_the_batch_dimension_is_optional():
     torch.testing.assert_close(layer(x, rotary=rotary), layer(x[None], rotary=rotary)[0])
 
 
-def uniform_attention(layer, q, k, v, mask=None):
-    """Another attention: the mean of the values that each query may attend to."""
-    T, S = q.shape[-2], k.shape[-2]
-    visible = (causal_mask(T, S) if mask is None else mask).to(v.dtype)
-    weights = (visible / visible.sum(-1, keepdim=True)).expand(*q.shape[:-1], S)
-    return weights @ v.repeat_interleave(layer.num_heads // layer.num_kv_heads, dim=-3)
-
-
 @pytest.mark.parametrize(
     "options", [{}, {"num_kv_heads": 2, "window": 3}, GPT2], ids=["modern", "grouped window", "gpt2"]
 )
@@ -256,7 +239,7 @@ def test_every_path_computes_attention_by_attend(options, monkeypatch):
     tokens = torch.randint(23, (2, 10))
     own_loss, own_capture = gpt.loss(tokens[:, :-1], tokens[:, 1:]), capture(gpt, tokens[:1])
     assert own_capture.fidelity < 1e-5
-    monkeypatch.setattr(CausalSelfAttention, "attend", uniform_attention)
+    monkeypatch.setattr(CausalSelfAttention, "attend", UNIFORM)
     assert (gpt.loss(tokens[:, :-1], tokens[:, 1:]) - own_loss).abs() > 1e-3  # training
     logits = gpt(tokens)
     cache = KVCache(2, 2, gpt.config.num_kv_heads, 10, 8)
@@ -278,8 +261,8 @@ def test_every_path_computes_attention_by_attend(options, monkeypatch):
 # Bad input
 
 
-def zeros(*shapes, dtype=torch.float32):
-    return [torch.zeros(shape, dtype=dtype) for shape in shapes]
+def zeros(*shapes):
+    return [torch.zeros(shape) for shape in shapes]
 
 
 def mask(*shape):
@@ -293,24 +276,36 @@ FORMULA = [
     (zeros((2, 4, 8), (3, 6, 8), (3, 6, 8)), {}, ValueError, r"\(2, 4, 8\), \(3, 6, 8\), \(3, 6, 8\)"),
     (zeros((8,), (6, 8), (6, 8)), {}, ValueError, r"\[\(8,\), \(6, 8\), \(6, 8\)\]"),
     ((query, query.double(), query), {}, TypeError, "floats of one type, not torch.float32, torch.float64"),
-    ((query.long(),) * 3, {}, TypeError, "attention needs floats of one type, not torch.int64"),
     ((query, query, query.bfloat16()), {}, TypeError, "attention needs floats of one type"),
+    ((query.long(),) * 3, {}, TypeError, "attention needs floats of one type, not torch.int64"),
     ((q, q, q), {"mask": mask(4, 5)}, ValueError, r"\(4, 5\).* = \(2, 4, 4\)"),
     ((q, q, q), {"mask": mask(3, 4, 4)}, ValueError, r"\(3, 4, 4\).* = \(2, 4, 4\)"),
     ((q, q, q), {"mask": mask(1, 2, 4, 4)}, ValueError, r"\(1, 2, 4, 4\).* = \(2, 4, 4\)"),
-    ((q, q, q), {"mask": mask(2, 4)}, ValueError, r"\(2, 4\).* = \(2, 4, 4\)"),
     ((q, q, q), {"mask": mask(4, 4).float()}, TypeError, "boolean.*not torch.float32"),
-    ((q, q, q), {"mask": mask(4, 4).long()}, TypeError, "boolean.*not torch.int64"),
-    ((q, q, q), {"dropout_p": -0.1}, ValueError, "not -0.1"),
     ((q, q, q), {"dropout_p": 1.0}, ValueError, "not 1.0"),
+]
+SELF, CAUSAL = MultiHeadAttention(8, 2), CausalSelfAttention(8, 4)
+WIDE = MultiHeadAttention(8, 2, key_dim=10, value_dim=12)
+LAYERS = [
+    (MultiHeadAttention, (10, 3), {}, ValueError, "num_heads=3 does not divide query_dim=10"),
+    (MultiHeadAttention, (10, 0), {}, ValueError, "num_heads must be at least 1, not 0"),
+    (MultiHeadAttention, (10, 2), {"head_dim": 0}, ValueError, "head_dim must be at least 1, not 0"),
+    (MultiHeadAttention, (10, 2), {"dropout": -0.1}, ValueError, "not -0.1"),
+    (SELF, zeros((2, 4, 8)), {"mask": mask(2, 4, 4)}, ValueError, r"2 axes \(T, S\) or 4 .*, not 3"),
+    (WIDE, zeros((2, 4, 8)), {}, ValueError, r"key has width 8, .* key_dim=10"),
+    (WIDE, zeros((2, 4, 8), (2, 6, 10)), {}, ValueError, r"value has width 10, .* value_dim=12"),
+    (CAUSAL, zeros((2, 6, 8)), {"mask": mask(1, 1, 6, 5)}, ValueError, r"6, 5\).* = \(2, 4, 6, 6\)"),
+    (CAUSAL, zeros((2, 6, 8)), {"mask": mask(6, 6).float()}, TypeError, "float32"),
 ]
 
 
-@pytest.mark.parametrize("need_weights", [False, True])
-@pytest.mark.parametrize(("inputs", "options", "error", "message"), FORMULA)
-def test_the_formula_refuses_what_does_not_fit(inputs, options, error, message, need_weights):
+@pytest.mark.parametrize(
+    ("call", "inputs", "options", "error", "message"),
+    [*((scaled_dot_product_attention, *case) for case in FORMULA), *LAYERS],
+)
+def test_what_does_not_fit_is_refused(call, inputs, options, error, message):
     with pytest.raises(error, match=message):
-        scaled_dot_product_attention(*inputs, **options, need_weights=need_weights)
+        call(*inputs, **options)
 
 
 @pytest.mark.parametrize("need_weights", [False, True])
@@ -325,38 +320,3 @@ def test_with_a_width_of_zero_all_keys_are_equal(need_weights):
     value = torch.randn(5, 3)
     values, _ = scaled_dot_product_attention(torch.ones(4, 0), torch.ones(5, 0), value, need_weights=need_weights)
     torch.testing.assert_close(values, value.mean(0).expand(4, 3))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options", "message"),
-    [
-        ((10, 3), {}, "num_heads=3 does not divide query_dim=10"),
-        ((10, 0), {}, "num_heads must be at least 1, not 0"),
-        ((10, 2), {"head_dim": 0}, "head_dim must be at least 1, not 0"),
-        ((10, 2), {"output_dim": -1}, "output_dim must be at least 1, not -1"),
-        ((10, 2), {"key_dim": 0}, "key_dim must be at least 1, not 0"),
-        ((10, 2), {"dropout": -0.1}, "not -0.1"),
-    ],
-)
-def test_impossible_sizes_are_refused(arguments, options, message):
-    with pytest.raises(ValueError, match=message):
-        MultiHeadAttention(*arguments, **options)
-
-
-WIDE = MultiHeadAttention(8, 2, key_dim=10, value_dim=12)
-
-
-@pytest.mark.parametrize(
-    ("layer", "inputs", "options", "error", "message"),
-    [
-        (WIDE, [(2, 4, 8)], {}, ValueError, r"key has width 8, .* key_dim=10"),
-        (WIDE, [(2, 4, 8), (2, 6, 10)], {}, ValueError, r"value has width 10, .* value_dim=12"),
-        (WIDE, [(2, 4, 8), (2, 6, 10), (2, 5, 12)], {}, ValueError, "6 keys, but 5 values"),
-        (MultiHeadAttention(8, 2), [(2, 4, 8)], {"mask": mask(2, 4, 4)}, ValueError, r"2 axes \(T, S\) or 4 .*, not 3"),
-        (CausalSelfAttention(8, 4), [(2, 6, 8)], {"mask": mask(1, 1, 6, 5)}, ValueError, r"6, 5\).* = \(2, 4, 6, 6\)"),
-        (CausalSelfAttention(8, 4), [(2, 6, 8)], {"mask": mask(6, 6).float()}, TypeError, "float32"),
-    ],
-)
-def test_layers_refuse_what_does_not_fit(layer, inputs, options, error, message):
-    with pytest.raises(error, match=message):
-        layer(*zeros(*inputs), **options)

@@ -18,18 +18,6 @@ def keys_and_values(length, batch=2, heads=3, width=4):
     return torch.randn(batch, heads, length, width), torch.randn(batch, heads, length, width)
 
 
-def test_keys_values_and_ids_are_kept_until_the_cache_is_emptied():
-    cache, tokens = KVCache(2, 2, 3, 8, 4), torch.randint(31, (2, 8))
-    layers = [keys_and_values(8) for _ in range(2)]
-    for start, end in ((0, 5), (5, 8), (0, 4)):
-        cache.length = start  # of 0, it is empty again
-        for part, (k, v) in zip(cache.append(tokens[:, start:end]), layers, strict=True):
-            both = part.append(k[:, :, start:end], v[:, :, start:end])
-            torch.testing.assert_close(both, (k[:, :, :end], v[:, :, :end]))
-        assert cache.length == end and cache.tokens[:, :end].equal(tokens[:, :end])
-    assert cache.max_len == 8
-
-
 @pytest.mark.parametrize("window", [None, 1, 3, 8])
 def test_attention_reads_no_key_that_is_in_no_window(window, monkeypatch):
     layer, cache, seen = CausalSelfAttention(12, 3, window=window), KVCache(1, 2, 3, 8, 4), []

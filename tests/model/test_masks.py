@@ -50,8 +50,6 @@ def test_masks_combine_with_and():
         (causal_mask, (-1,), ValueError, "query_len must not be negative: it is -1"),
         (causal_mask, (3, -2), ValueError, "key_len must not be negative: it is -2"),
         (causal_mask, (2.5,), TypeError, r"query_len must be an integer, not 2\.5"),
-        (sliding_window_mask, (3, 2, -2), ValueError, "key_len must not be negative: it is -2"),
-        (sliding_window_mask, (2.5, 2), TypeError, r"query_len must be an integer, not 2\.5"),
         (padding_mask, (torch.tensor([2, -1]), 4), ValueError, "smallest is -1, for 4 keys"),
         (padding_mask, (torch.tensor([2, 5]), 4), ValueError, "largest is 5, for 4"),
         (padding_mask, (torch.tensor([2.0]), 4), TypeError, "float32"),

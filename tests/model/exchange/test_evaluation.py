@@ -22,21 +22,15 @@ def next_token(gpt, before):
 
 @pytest.mark.parametrize("config", CONFIGS, ids=["modern", "gpt2", "grouped and windowed"])
 @pytest.mark.parametrize("length", [2, 7, 11, 12, 38])
-def test_each_token_is_scored_once_as_a_plain_loop_scores_it(config, length, monkeypatch):
+def test_each_token_is_scored_once_as_a_plain_loop_scores_it_without_dropout(config, length, monkeypatch):
     monkeypatch.setattr("model.exchange.evaluation.LOGITS_AT_ONCE", 50)  # in pieces of two tokens
-    gpt, text = random_gpt(config), torch.randint(23, (length,))
+    gpt, text = random_gpt(dataclasses.replace(config, dropout=0.5)), torch.randint(23, (length,))
     for stride in (1, 3, 10):
-        logprobs = text_logprobs(gpt, text, stride=stride, batch_size=4)
-        assert logprobs.shape == (length - 1,)
+        logprobs = text_logprobs(gpt.train(), text, stride=stride, batch_size=4)
+        assert logprobs.shape == (length - 1,) and gpt.training
+        gpt.eval()
         for target in range(1, length):
             # The first window from which on the target is not the token after its end.
             number = max(0, -(-(target - 10) // stride))
             expected = next_token(gpt, text[number * stride : target])[text[target]]
             assert abs(logprobs[target - 1] - expected) < 1e-5, (stride, target)
-
-
-def test_dropout_is_off_and_the_mode_is_restored():
-    gpt = random_gpt(dataclasses.replace(MODERN, dropout=0.5)).train()
-    text = torch.randint(23, (8,))
-    assert text_logprobs(gpt, text).equal(text_logprobs(gpt, text))
-    assert gpt.training

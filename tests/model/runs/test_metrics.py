@@ -13,28 +13,24 @@ from model.runs.metrics import COLUMNS, CSVLogger, TrainingMetrics
 from tests.small_runs import csv_rows
 
 
-def test_all_metrics_of_a_step_are_in_one_row(tmp_path):
+def test_all_metrics_of_a_step_are_in_one_row_and_a_new_column_keeps_the_rows_before_it(tmp_path):
     logger = CSVLogger(tmp_path / "metrics.csv")
+    logger.rewind(0)
+    logger.finalize("failed")
+    assert not list(tmp_path.iterdir())  # before the first metric
     logger.log_metrics({"train/loss": 2.5, "lr": 0.1}, step=10)
     logger.log_metrics({"val/loss": 2.25}, step=10)
-    logger.log_metrics({"train/loss": 1.0 / 3}, step=20)
-    logger.save()
-    rows = csv_rows(tmp_path / "metrics.csv")
-    assert list(rows[0]) == list(COLUMNS)
-    assert [(row["step"], row["train/loss"], row["val/loss"], row["lr"]) for row in rows] == [
-        ("10", "2.5", "2.25", "0.1"),
-        ("20", str(1.0 / 3), "", ""),
-    ]
-
-
-def test_a_new_column_keeps_the_rows_before_it(tmp_path):
-    logger = CSVLogger(tmp_path / "metrics.csv")
-    for step, figures in enumerate([{"lr": 1.0}, {"lr": 2.0, "attention/sink/layer_0": 0.5}, {"lr": 3.0}]):
-        logger.log_metrics(figures, step=step)
+    logger.log_metrics({"train/loss": 1.0 / 3, "attention/sink/layer_0": 0.5}, step=20)
+    logger.log_metrics({"lr": 3.0}, step=30)
     logger.save()
     rows = csv_rows(tmp_path / "metrics.csv")
     assert list(rows[0]) == [*COLUMNS, "attention/sink/layer_0"]
-    assert [(row["lr"], row["attention/sink/layer_0"]) for row in rows] == [("1.0", ""), ("2.0", "0.5"), ("3.0", "")]
+    shown = ("step", "train/loss", "val/loss", "lr", "attention/sink/layer_0")
+    assert [tuple(row[name] for name in shown) for row in rows] == [
+        ("10", "2.5", "2.25", "0.1", ""),
+        ("20", str(1.0 / 3), "", "", "0.5"),
+        ("30", "", "", "3.0", ""),
+    ]
 
 
 @settings(deadline=None, max_examples=50)  # the disk may be slow
@@ -58,13 +54,6 @@ def test_a_file_that_was_cut_anywhere_is_completed_to_the_same_file(tmp_path_fac
     (folder / "cut.csv").write_bytes(whole[: data.draw(st.integers(end_of_row, len(whole)))])
     log(folder / "cut.csv", range(resumed + 1, len(has_extra)), rewind_to=resumed)
     assert csv_rows(folder / "cut.csv") == csv_rows(folder / "whole.csv")
-
-
-def test_no_file_is_written_before_the_first_metric(tmp_path):
-    logger = CSVLogger(tmp_path / "metrics.csv")
-    logger.rewind(0)
-    logger.finalize("failed")
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_rate_is_of_the_tokens_and_the_seconds_between_two_rows(monkeypatch):

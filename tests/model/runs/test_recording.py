@@ -5,12 +5,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from model.attention import CausalSelfAttention
 from model.inspection.archive import AttentionArchive
 from model.runs.recording import AttentionRecording
 from scripts.inspect_attention import main as inspect_attention
+from tests.attentions import LEAK
 from tests.small_runs import csv_rows
 
 
@@ -101,12 +101,7 @@ def test_a_probe_text_that_begins_with_an_at_sign_names_a_file(tmp_path):
 
 
 def test_a_leak_is_told_on_the_terminal_in_the_report_on_the_page_and_with_a_table(train, monkeypatch, caplog, capsys):
-    attend = CausalSelfAttention.attend
-
-    def leaking(self, q, k, v, mask=None):
-        return attend(self, q, k, v, torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool))
-
-    monkeypatch.setattr(CausalSelfAttention, "attend", leaking)
+    monkeypatch.setattr(CausalSelfAttention, "attend", LEAK)
     assert train("--name=run") == 0
     told = [record.getMessage() for record in caplog.records if "into the future" in record.getMessage()]
     assert len(told) == 2  # when first seen, and at the end

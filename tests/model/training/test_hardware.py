@@ -26,20 +26,19 @@ def test_the_peak_is_that_of_dense_matrices_on_all_devices_together(monkeypatch,
     assert peak_flops(trainer) == (peak and pytest.approx(8 * peak))
 
 
-@pytest.mark.parametrize(("accelerator", "asked"), [("gpu", "cuda"), ("cuda", "cuda"), ("cpu", "cpu"), ("mps", "mps")])
-def test_the_fast_precision_is_that_of_the_accelerator(monkeypatch, accelerator, asked):
-    monkeypatch.setattr(hardware, "has_fast_bfloat16", lambda device: device == asked)
-    assert fast_precision(accelerator) == "bf16-mixed"
-    monkeypatch.setattr(hardware, "has_fast_bfloat16", lambda device: device != asked)
-    assert fast_precision(accelerator) == "32-true"
+NAMED = [("gpu", "", "cuda"), ("cuda", "", "cuda"), ("cpu", "cuda", "cpu"), ("mps", "", "mps")]
+AUTOMATIC = [("auto", "cuda mps", "cuda"), ("auto", "cuda", "cuda"), ("auto", "mps", "mps"), ("auto", "", "cpu")]
 
 
-@pytest.mark.parametrize(("cuda", "mps", "asked"), [(1, 1, "cuda"), (1, 0, "cuda"), (0, 1, "mps"), (0, 0, "cpu")])
-def test_the_automatic_accelerator_is_the_first_that_is_there(monkeypatch, cuda, mps, asked):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(cuda))
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: bool(mps))
-    monkeypatch.setattr(hardware, "has_fast_bfloat16", lambda device: device == asked)
-    assert fast_precision("auto") == "bf16-mixed"
+@pytest.mark.parametrize(("accelerator", "there", "asked"), NAMED + AUTOMATIC)
+def test_the_fast_precision_is_that_of_the_accelerator_or_of_the_first_that_is_there(
+    monkeypatch, accelerator, there, asked
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda" in there)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: "mps" in there)
+    for is_fast, precision in ((True, "bf16-mixed"), (False, "32-true")):
+        monkeypatch.setattr(hardware, "has_fast_bfloat16", lambda device: (device == asked) == is_fast)  # noqa: B023
+        assert fast_precision(accelerator) == precision
 
 
 @pytest.mark.parametrize("compiler", ["g++", "clang++", "gcc", "clang", "cc", "cl", "/opt/own"])
