@@ -109,11 +109,14 @@ def test_the_circuit_is_told_in_words(copying):
     assert f"value {node.number}: high at {letter}; where high it raises {letter}\n" in text + "\n"
 
 
-def test_where_nothing_is_found_words_and_picture_say_so(copying):
+def test_a_circuit_of_no_weights_and_of_too_many_is_not_drawn(copying, monkeypatch):
     nothing = replace(copying, edges=[], off={}, responses={})
     with pytest.raises(ValueError, match="there is no circuit") as error:
         drawing(nothing, chr)
     assert in_words(nothing, chr).splitlines()[3:] == [str(error.value)]
+    monkeypatch.setattr("model.pages.circuit_picture.MAX_DRAWN", 5)
+    with pytest.raises(ValueError, match="weights would be black, 5 are the most"):
+        drawing(copying, chr)
 
 
 def test_every_weight_is_drawn_once_as_it_is_in_the_model(copying):
@@ -170,12 +173,6 @@ def test_lines_go_up_from_where_a_channel_was_last_written(copying):
         assert edge is None or edge[:2] == (source, target)
         if target.kind == "prediction":
             assert source.kind == "stream" and (start, end) == (3, 6)  # after the attention of the only layer
-
-
-def test_a_circuit_of_too_many_weights_is_not_drawn(copying, monkeypatch):
-    monkeypatch.setattr("model.pages.circuit_picture.MAX_DRAWN", 5)
-    with pytest.raises(ValueError, match="weights would be black, 5 are the most"):
-        drawing(copying, chr)
 
 
 def test_hostile_tokens_stay_text(copying):

@@ -88,17 +88,6 @@ def test_the_uniform_values_are_those_of_uniform_maps_and_zero_where_a_text_cann
     assert habits.uniform["delimiter"] == habits.uniform["line_start"] == habits.uniform["recent"] == 0
 
 
-@pytest.mark.parametrize(
-    ("label", "expected"),
-    [
-        *[(label, True) for label in ["\n", "  ", ' ("', "_", " =", "):\n"]],
-        *[(label, False) for label in ["(e", " 1", "\u00e9", "\u0939\u093f", "\u093f", "\\xe2"]],
-    ],
-)
-def test_a_delimiter_has_no_letter_digit_or_mark(label, expected):
-    assert heads.is_delimiter(label) == expected
-
-
 def test_every_score_has_a_letter_of_its_own_and_two_sentences_in_the_glossary():
     letters = {score.letter or name[0].upper() for name, score in heads.SCORES.items()}
     assert len(letters) == len(heads.SCORES) and all(len(letter) == 1 for letter in letters)
@@ -106,7 +95,11 @@ def test_every_score_has_a_letter_of_its_own_and_two_sentences_in_the_glossary()
         assert score.glossary.count(". ") == 1 and score.glossary.endswith(".")
 
 
-def test_delimiters_have_kinds():
+def test_delimiters_have_no_letter_digit_or_mark_and_are_of_a_kind():
+    letters = ["(e", " 1", "\u00e9", "\u0939\u093f", "\u093f", "\\xe2"]
+    assert not list(filter(heads.is_delimiter, letters))
+    signs = ["\n", "  ", ' ("', "_", " =", "):\n"]
+    assert list(filter(heads.is_delimiter, signs)) == signs
     kinds = {"\n    ": "line breaks", ' ("': "quotes", "((": "opening brackets", "):": "closing brackets"}
     kinds |= {",": "commas and colons", "  ": "spaces", "=": "other signs", "": "other signs"}
     assert {label: heads.kind(label) for label in kinds} == kinds

@@ -48,7 +48,7 @@ def test_parts_are_averaged_over_about_a_thousand_tokens(length, rows):
     assert sample.tolist() == [text.tokens for text in texts[:rows]]
 
 
-def test_scores_are_means_over_windows_with_their_spread_and_halves(gpt, maps):
+def test_scores_are_means_over_windows_with_their_spread_halves_and_reach(gpt, maps):
     scores, habits = survey.survey(gpt, windows_of(TEXTS))
     alone = [
         survey_maps(
@@ -70,13 +70,9 @@ def test_scores_are_means_over_windows_with_their_spread_and_halves(gpt, maps):
         best = max(back, key=lambda n: back[n][at])
         assert habits.distance[0][at] == best
         assert scores["fixed_distance"][at] == pytest.approx(back[best][at].item(), abs=1e-5)
-
-
-def test_reach_is_the_number_of_tokens_over_which_the_weight_spreads(gpt, maps):
-    _, habits = survey.survey(gpt, windows_of(TEXTS))
-    nats = torch.distributions.Categorical(probs=maps["text"]).entropy().exp().mean(0)
-    close(habits.reach[0], nats[..., 1:].mean(-1), atol=2e-3)
-    close(habits.reach[2], nats[..., T // 2 :].mean(-1), atol=2e-3)
+    tokens = torch.distributions.Categorical(probs=maps["text"]).entropy().exp().mean(0)  # over which weight spreads
+    close(habits.reach[0], tokens[..., 1:].mean(-1), atol=2e-3)
+    close(habits.reach[2], tokens[..., T // 2 :].mean(-1), atol=2e-3)
 
 
 def test_windows_that_do_not_fit_into_memory_together_give_the_same(gpt, monkeypatch):
