@@ -73,14 +73,6 @@ def test_the_figures_are_what_the_model_computes_for_the_text():
         assert effect.shares[1] == pytest.approx(after, abs=1e-5) or (effect.shares[1] == 0 and after < 0.05)
 
 
-def test_the_table_says_which_tokens_count(monkeypatch):
-    """Its 0% can be more."""
-    found = found_in(repeating_gpt())
-    monkeypatch.setattr("model.glass.open_run", lambda path: SimpleNamespace(experiments=lambda: found))
-    table = experiments_table(None)
-    assert "-> 0%" in table and f"not among the {experiments.LISTED} likeliest" in table
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_an_untrained_model_has_none(seed):
     for tokenizer in (BYTES, train_bpe([CODE], 400)):
@@ -159,6 +151,11 @@ def test_an_experiment_holds_from_the_step_after_the_last_at_which_it_did_not():
     assert first_steps([3], [none]) == {} and first_steps([3], [one]) == {effect.title: 3}
 
 
-def test_the_page_lists_as_many_tokens_as_count():
+def test_page_and_table_list_as_many_tokens_as_count(monkeypatch):
+    """What is not among them is told as 0%, and can be more."""
     reading = Path(experiments.__file__).parents[1] / "pages" / "browser" / "reading.js"
     assert f"const NEXT = {experiments.LISTED};" in reading.read_text(encoding="utf-8")
+    found = found_in(repeating_gpt())
+    monkeypatch.setattr("model.glass.open_run", lambda path: SimpleNamespace(experiments=lambda: found))
+    table = experiments_table(None)
+    assert "-> 0%" in table and f"not among the {experiments.LISTED} likeliest" in table
