@@ -177,9 +177,12 @@ def test_what_is_pointed_at_can_be_deleted(open_page, place):
         assert page.locator("#notes").inner_text() == ""
 
 
-@pytest.mark.parametrize(("width", "height"), [(1280, 900), (1366, 768), (1100, 700)])
-def test_all_next_tokens_and_the_controls_are_in_sight_with_notes_of_any_length(open_page, width, height):
-    page = open_page(width=width, height=height)
+@pytest.mark.parametrize(("width", "height"), [(400, 860), (1280, 900), (1366, 768), (1100, 700)])
+def test_nothing_is_wider_than_the_window_and_all_next_tokens_are_in_sight_with_notes_of_any_length(
+    open_page, width, height
+):
+    page = open_page(width=width, height=height, touch=width < 500)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
     for text in ("a", "", "def f(x):\n    return x\n" * 100):
         type_text(page, text)
         panel = page.locator("#typing").bounding_box()
@@ -423,12 +426,6 @@ def test_it_is_used_with_the_keyboard_alone(open_page):
     press(page, "x")
     assert page.locator("#damage b").count() == 0
     assert not unnamed(page, "all.filter((e) => e.checkVisibility())")
-
-
-@pytest.mark.parametrize(("width", "height"), [(400, 860), (1366, 768)])
-def test_nothing_is_wider_than_the_window(open_page, width, height):
-    page = open_page(width=width, height=height, touch=width < 500)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 CUT = "file has been cut short"

@@ -78,10 +78,15 @@ def test_a_score_that_was_not_measured_is_a_dash(open_page):
     assert "–" not in page.locator("#card").inner_text()
 
 
-def test_pointing_at_a_square_shows_the_recorded_weight(open_page):
-    page = open_page(CAPTURES, hash_="#probe=text&head=1.1&step=8")
+def test_a_square_has_the_colour_of_its_weight_and_tells_it_when_pointed_at(open_page):
+    page = open_page(CAPTURES, hash_="#probe=text&head=1.1&step=8&theme=light")
     recorded = CAPTURES.load(8)["text"][1, 1].astype(float)
-    for query, key in [(0, 0), (7, 3), (7, 7), (19, 0), (19, 18), (3, 12), (12, 11)]:
+    squares = [(0, 0), (7, 3), (7, 7), (19, 0), (19, 18), (3, 12), (12, 11)]
+    page.mouse.move(0, 0)
+    x, y = np.array([place(page, *square) for square in squares], int).T
+    drawn = imread(io.BytesIO(page.screenshot()))[y, x, :3]
+    np.testing.assert_allclose(drawn, inks(np.sqrt([recorded[square] for square in squares])), atol=0.03)
+    for query, key in squares:
         point_at(page, query, key)
         shown = page.locator("#readout").inner_text()
         if key > query:
@@ -90,14 +95,6 @@ def test_pointing_at_a_square_shows_the_recorded_weight(open_page):
         assert f"(token {query}) gives" in shown and shown.endswith("itself." if key == query else f"(token {key}).")
         (weight,) = shares(shown)
         assert weight == pytest.approx(recorded[query, key], abs=0.006)
-
-
-def test_squares_have_the_colour_of_their_weight(open_page):
-    page = open_page(CAPTURES, hash_="#probe=text&head=0.0&step=32&theme=light")
-    page.mouse.move(0, 0)
-    x, y = np.array([place(page, *square) for square in [(10, 9), (9, 10), (10, 3)]], int).T
-    previous, future, other = imread(io.BytesIO(page.screenshot()))[y, x, :3]
-    assert previous.mean() < 0.25 and (future == 1).all() and other.mean() > 0.75  # near 1 is ink
 
 
 def test_the_text_is_shaded_by_the_chosen_token_and_by_what_is_pointed_at_until_the_pointer_leaves(open_page):
@@ -307,7 +304,7 @@ def boxes(page, selector: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("layers", "count"), [(6, 3), (12, 12)])
-def test_grid_map_text_and_card_are_in_view_together(open_page, layers, count):
+def test_grid_map_text_and_card_are_in_view_together_and_the_map_stays_while_the_page_scrolls(open_page, layers, count):
     page = open_page(capture_steps(layers=layers, heads=count, labels=(LABELS * 4)[:64]))
     for width, height in ((1280, 900), (1366, 768)):
         resize(page, width, height)
@@ -318,10 +315,7 @@ def test_grid_map_text_and_card_are_in_view_together(open_page, layers, count):
         assert (boxes(page, ".thumb")[:, 3] <= grid[3]).all()  # none has to be scrolled to
         (left, top, right, bottom), *_ = boxes(page, "#panes .layers")
         assert min(right - left, bottom - top) >= 350
-
-
-def test_the_map_stays_while_the_page_scrolls(open_page):
-    page = open_page(CAPTURES, width=1280, height=720)
+    resize(page, 1280, 720)
     page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
     assert page.evaluate("scrollY") > 100
     (stage,), (controls,) = boxes(page, "#stage"), boxes(page, "#controls")
@@ -415,20 +409,22 @@ def test_the_head_of_the_other_run_is_the_nearest_match_or_chosen(open_page):
     assert address(page)["other"] == "1.0" and "1.0" in page.locator("#card-title").inner_text()
 
 
-def test_two_runs_share_their_steps_until_they_are_unlinked(open_page):
-    other = replace(OTHER, name="a run with a long name " * 2)
+def test_two_runs_are_linked_by_the_nearest_steps_until_they_are_unlinked(open_page):
+    later = [replace(snapshot, step=snapshot.step + 3) for snapshot in OTHER.snapshots[3:]]
+    steps, load = [snapshot.step for snapshot in later], lambda step: OTHER.load(step - 3)
+    other = replace(OTHER, name="a run with a long name " * 2, snapshots=later, steps=steps, load=load)
     page = open_page(CAPTURES, other)
-    slide(page, 2)
-    assert page.locator("#slide-b output").inner_text() == "step 2"
-    page.get_by_role("button", name="same steps").click()
     slide(page, 4)
-    assert page.locator("#slide-b output").inner_text() == "step 2"
+    assert [page.locator(f"#slide-{side} output").inner_text() for side in "ab"] == ["step 8", "step 7"]
+    page.get_by_role("button", name="same steps").click()
+    slide(page, 2)
+    assert page.locator("#slide-b output").inner_text() == "step 7"
     click(page.get_by_role("button", name="same steps"))
     page.locator("#play").click()
     page.locator("#slide-a output", has_text="step 32").wait_for()
     page.locator("#play[aria-pressed=false]").wait_for()  # it stops at the last
     settle(page)
-    assert page.locator("#slide-b output").inner_text() == "step 32"
+    assert page.locator("#slide-b output").inner_text() == "step 35"
     assert page.locator("#heads h3").all_inner_texts() == ["A: demo", f"B: {other.name.strip()}"]
     assert page.locator("#text h3").all_inner_texts() == ["A", "B"] and page.locator("#tokens-b").is_visible()
 
@@ -445,27 +441,6 @@ def test_the_layout_holds_at_every_width(open_page, layers, count, widths):
             assert (found[:, 2] - found[:, 0]).min() >= 20
             apart = (found[:, None, :2] >= found[:, 2:]) | (found[:, None, 2:] <= found[:, :2])  # (N, N, 2)
             assert (apart.any(-1) | np.eye(len(found), dtype=bool)).all()
-
-
-def test_one_capture_needs_no_slider_and_no_curves(open_page):
-    one = capture_steps(labels=["a", "b"])
-    one = replace(one, snapshots=one.snapshots[-1:], steps=[32])
-    page = open_page(one)
-    for part in ("#controls", "#slide-a", "#play", "#curves", "#compare"):
-        assert page.locator(part).is_hidden()
-    assert page.locator("#card").is_visible()
-    both = open_page(one, replace(one, name="other"), hash_="#probe=text&against=1.32")
-    assert both.locator("#tokens span").count() == 2
-    for part in ("#slide-a input", "#slide-b input", "#link", "#curves"):
-        assert both.locator(part).is_hidden()
-
-
-def test_runs_without_a_common_step_are_linked_by_the_nearest(open_page):
-    later = [replace(snapshot, step=snapshot.step + 3) for snapshot in OTHER.snapshots[3:]]
-    steps, load = [snapshot.step for snapshot in later], lambda step: OTHER.load(step - 3)
-    page = open_page(CAPTURES, replace(OTHER, snapshots=later, steps=steps, load=load))
-    slide(page, 4)
-    assert [page.locator(f"#slide-{side} output").inner_text() for side in "ab"] == ["step 8", "step 7"]
 
 
 def test_the_curves_show_the_chosen_head_of_the_other_run_and_what_formed_in_it(open_page):

@@ -50,18 +50,14 @@ def saved(page, button: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text, newline="")))
 
 
-def test_the_text_is_coloured_by_how_much_each_token_surprised(open_page):
-    page = open_page(CAPTURES, hash_="#step=16")
-    click(page.locator("#by-surprise"))
-    depths = [colour[3] for colour in colours(page.locator("#tokens span"))]
-    bits = [0.0, *CAPTURES.details(16)["probes"]["text"]["bits"][:-1]]
-    np.testing.assert_allclose(depths, 0.75 * np.minimum(np.array(bits) / 10, 1), atol=0.01)
-
-
-def test_what_was_expected_is_shown_for_the_token_pointed_at_tapped_or_reached_by_keys(open_page):
-    page = open_page(CAPTURES, hash_="#step=64&text=surprise")
+def test_each_token_has_the_colour_of_its_surprise_and_tells_what_was_expected_to_pointer_tap_and_keys(open_page):
+    page = open_page(CAPTURES, hash_="#step=64")
     details = CAPTURES.details(64)
     text = details["probes"]["text"]
+    click(page.locator("#by-surprise"))
+    depths = [colour[3] for colour in colours(page.locator("#tokens span"))]
+    bits = np.array([0.0, *text["bits"][:-1]])
+    np.testing.assert_allclose(depths, 0.75 * np.minimum(bits / 10, 1), atol=0.01)
 
     def check(token):
         place, bits = text["rank"][token - 1] + 1, text["bits"][token - 1]
@@ -83,7 +79,7 @@ def test_what_was_expected_is_shown_for_the_token_pointed_at_tapped_or_reached_b
     np.testing.assert_allclose(shares, text["top_probability"][2], atol=0.006)
 
 
-def test_the_lens_has_a_cell_for_each_sublayer_and_position(open_page):
+def test_the_lens_has_a_cell_for_each_sublayer_and_position_that_tells_its_numbers_to_pointer_and_keys(open_page):
     page = open_page(CAPTURES, hash_="#step=64")
     details = CAPTURES.details(64)
     lens = details["probes"]["text"]["lens"]
@@ -101,12 +97,8 @@ def test_the_lens_has_a_cell_for_each_sublayer_and_position(open_page):
     lightness = [sum(colour[:3]) for colour in colours(rows.last.locator("td"))]
     assert lightness[np.argmax(probability)] < lightness[np.argmin(probability)]
 
-
-def test_a_cell_of_the_lens_tells_its_numbers_to_pointer_and_keys(open_page):
-    page = open_page(CAPTURES, hash_="#step=64")
-    lens = CAPTURES.details(64)["probes"]["text"]["lens"]
     table, readout = page.locator("#lenses table").first, page.locator("#lenses .readout").first
-    table.locator("tbody tr").nth(1).locator("td").nth(7).hover()
+    rows.nth(1).locator("td").nth(7).hover()
     assert readout.inner_text().startswith("After attention 0, reading 7")
     assert f"{lens['divergence'][1][7]:.1f} bits from the final prediction" in readout.inner_text()
     table.locator("td[tabindex='0']").press("ArrowUp")
@@ -157,22 +149,17 @@ def test_the_loss_without_each_part_is_told(open_page):
         press(page, "p")
 
 
-def test_the_loss_without_a_head_has_curves(open_page):
+def test_the_loss_without_a_head_has_curves_and_every_curve_has_the_stages(open_page):
+    formed = CAPTURES.formation["previous_token"]["0.0"]
     page = open_page(CAPTURES, hash_="#step=16")
-    click(page.get_by_role("button", name="loss without it, on text"))
+    for name in ("previous token", "entropy", "loss without it, on repetition", "loss without it, on text"):
+        click(page.locator("#scores").get_by_role("button", name=name))
+        label = page.locator("#curve").get_attribute("aria-label")
+        assert label.startswith(name) and f"previous-token head 0.0 forms at step {formed}" in label
     last = np.array(CAPTURES.snapshots[-1].ablation["text"]["heads"])
     worst = "{}.{}".format(*np.unravel_index(last.argmax(), last.shape))
     click(page.locator("#formed button").first)
     assert f"head={worst}" in page.url and "step=64" in page.url and "curve=text" in page.url
-
-
-def test_stages_are_marked_on_every_curve(open_page):
-    formed = CAPTURES.formation["previous_token"]["0.0"]
-    page = open_page(CAPTURES)
-    for name in ("previous token", "entropy", "loss without it, on repetition"):
-        click(page.locator("#scores").get_by_role("button", name=name))
-        told = page.locator("#curve").get_attribute("aria-label")
-        assert told.startswith(name) and f"previous-token head 0.0 forms at step {formed}" in told
 
 
 def test_value_weighted_maps_are_the_weights_times_the_share_of_the_longest_value(open_page):
@@ -223,7 +210,7 @@ def test_every_view_follows_the_slider(open_page):
     assert all(len(states) == len(STEPS) for states in seen.values())
 
 
-def test_two_captures_are_shown_side_by_side(open_page):
+def test_two_captures_are_shown_side_by_side_and_every_control_and_view_has_a_name(open_page):
     page = open_page(CAPTURES, hash_="#step=64&against=0.4&token=4&text=surprise")
     for place, step in enumerate((64, 4)):
         bits = CAPTURES.details(step)["probes"]["text"]["bits"][3]
@@ -233,18 +220,14 @@ def test_two_captures_are_shown_side_by_side(open_page):
     assert page.locator("#parts thead th").all_inner_texts()[-2:] == ["A: step 64", "B: step 4"]
     assert len(page.locator("#ablations tbody tr").first.locator("td").all()) == 6
     assert {row["step"] for row in saved(page, "#lens-csv")} == {"64", "4"}
+    assert not unnamed(page)
+    for part in ("lens", "attribution", "ablation"):
+        assert page.get_by_role("region", name=page.locator(f"#{part}-title").inner_text()).is_visible()
 
 
-def test_two_runs_of_which_one_is_old_are_shown_side_by_side(open_page):
+def test_an_old_capture_shows_its_maps_and_one_sentence_also_beside_another(open_page):
     old = replace(plain_captures(seed=1), name="old")
-    page = open_page(CAPTURES, old, hash_="#token=4&text=surprise&run=0&against=1.64")
-    assert page.locator("#lenses table:visible").count() == 1
-    assert "recorded before" in page.locator("#expected .sentence").last.inner_text()
-    assert page.locator("#parts thead").count() == 0
-
-
-def test_an_old_capture_shows_its_maps_and_one_sentence(open_page):
-    page = open_page(plain_captures(), hash_="#text=surprise&token=2")
+    page = open_page(old, hash_="#text=surprise&token=2")
     assert page.locator("#lens-absent").is_visible() and page.locator("#lens-absent").inner_text() == (
         "This capture was recorded before predictions were measured: it has maps and scores only."
     )
@@ -252,6 +235,10 @@ def test_an_old_capture_shows_its_maps_and_one_sentence(open_page):
         assert page.locator(part).first.is_hidden()
     assert page.locator("#expected .sentence").inner_text().startswith("This capture was recorded before")
     assert page.locator("#weightings button").first.is_disabled()
+    page = open_page(CAPTURES, old, hash_="#token=4&text=surprise&run=0&against=1.64")
+    assert page.locator("#lenses table:visible").count() == 1
+    assert "recorded before" in page.locator("#expected .sentence").last.inner_text()
+    assert page.locator("#parts thead").count() == 0
 
 
 def test_a_diverged_model_has_dashes_in_place_of_numbers(open_page):
@@ -294,17 +281,16 @@ def test_the_views_fit_every_width_and_the_lens_scrolls_in_its_own_box(open_page
     assert frame["x"] <= chosen["x"] and chosen["x"] + chosen["width"] <= frame["x"] + frame["width"] + 1
 
 
-def test_every_control_and_view_has_a_name(open_page):
-    page = open_page(CAPTURES, hash_="#against=0.0&text=surprise&token=4")
-    assert not unnamed(page)
-    for part in ("lens", "attribution", "ablation"):
-        assert page.get_by_role("region", name=page.locator(f"#{part}-title").inner_text()).is_visible()
-
-
-def test_two_tokens_and_one_head_are_enough(open_page):
-    captures = measured(learned_captures(1, 1, ["a", "b"], STEPS, induction=False))
-    page = open_page(captures, hash_="#probe=text&text=surprise&token=1&order=sink&against=0.4")
-    assert page.locator(".thumb").count() == 1 and page.locator("#tokens span").count() == 2
+def test_one_capture_of_one_head_on_two_tokens_is_enough(open_page):
+    one = measured(learned_captures(1, 1, ["a", "b"], [32], induction=False))
+    page = open_page(one)
+    for part in ("#controls", "#slide-a", "#play", "#curves", "#compare"):
+        assert page.locator(part).is_hidden()
+    assert page.locator("#card").is_visible() and page.locator(".thumb").count() == 1
+    page = open_page(one, replace(one, name="b"), hash_="#probe=text&text=surprise&token=1&order=sink&against=1.32")
+    assert page.locator("#tokens span").count() == 2
+    for part in ("#slide-a input", "#slide-b input", "#link", "#curves"):
+        assert page.locator(part).is_hidden()
     assert "the last token" in page.locator("#attribution-what").inner_text()
     assert page.locator("#lenses table").first.locator("td").count() == 2 * 3
     point_at(page, 1, 0)
