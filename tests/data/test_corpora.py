@@ -86,13 +86,6 @@ def test_few_files_leave_no_split_empty(tmp_path: Path, count: int, fraction: fl
     assert sorted(train + validation) == sorted(path.read_text() for path in paths)
 
 
-def test_the_name_of_an_existing_file_is_not_read_as_a_pattern(tmp_path: Path):
-    for name in ("a[1].txt", "a1.txt"):
-        (tmp_path / name).write_text(f"text of {name}")
-    assert file_corpus([str(tmp_path / "a[1].txt")]).name == "a[1]"
-    assert file_corpus([str(tmp_path / "a[0-9].txt")]).name == "a1"
-
-
 def test_validation_files_are_never_trained_on(tmp_path: Path):
     paths = write_files(tmp_path, 4)
     corpus = file_corpus([str(tmp_path / "*.txt")], validation_files=[str(paths[2])])
@@ -109,7 +102,11 @@ def test_text_tables_and_compressed_files_can_be_mixed(tmp_path: Path):
     assert sorted(texts(corpus, "train") + texts(corpus, "validation")) == ["from gzip", "from json", "from markdown"]
 
 
-def test_a_folder_may_have_the_signs_of_a_pattern_in_its_name(tmp_path: Path):
+def test_what_exists_is_not_read_as_a_pattern(tmp_path: Path):
+    for name in ("a[1].txt", "a1.txt"):
+        (tmp_path / name).write_text(f"text of {name}")
+    assert file_corpus([str(tmp_path / "a[1].txt")]).name == "a[1]"
+    assert file_corpus([str(tmp_path / "a[0-9].txt")]).name == "a1"
     folder = tmp_path / "a [b] *c"
     folder.mkdir()
     write_files(folder, 2)
@@ -252,24 +249,17 @@ def test_a_corpus_without_options_of_its_own_is_one_line_in_the_registry(monkeyp
 
     monkeypatch.setitem(CORPORA, "sentence", Sentence)
     assert texts(build("sentence"), "train") == ["a sentence to train"]
+    for make in CORPORA.values():
+        assert signature(make).parameters.keys() <= DEFAULTS.keys()  # of the data module
 
 
-def test_a_set_option_selects_its_corpus(tmp_path: Path):
+def test_a_set_option_selects_its_corpus_and_one_of_another_corpus_is_named(tmp_path: Path, caplog):
+    """It would do nothing; a default of another corpus is no choice."""
     (path,) = write_files(tmp_path, 1)
     assert build("stdlib", files=str(path), dataset=None).name == "part000"
     assert build("stdlib", files=None, dataset=str(tmp_path)).name == tmp_path.name
-
-
-@pytest.mark.parametrize("option", [{"dataset_config": "x"}, {"streaming": True}, {"documents": "block"}])
-def test_an_option_of_another_corpus_is_named(option, caplog):
-    """It would do nothing; a default of another corpus is no choice."""
     assert build("stdlib", streaming=False, documents="file", dataset_config=None).name == "stdlib"
     assert not caplog.messages
-    [name] = option
-    assert build("stdlib", **option).name == "stdlib"
-    assert caplog.messages == [f"data.{name} is not used: data.corpus stdlib has no such option."]
-
-
-def test_a_corpus_reads_options_that_the_data_module_has():
-    for make in CORPORA.values():
-        assert signature(make).parameters.keys() <= DEFAULTS.keys()
+    options = {"documents": "block", "dataset_config": "x", "streaming": True}
+    assert build("stdlib", **options).name == "stdlib"
+    assert caplog.messages == [f"data.{name} is not used: data.corpus stdlib has no such option." for name in options]

@@ -59,13 +59,6 @@ def test_the_offset_and_the_order_change_with_the_epoch_and_the_order_and_the_pe
     assert not np.array_equal(one.periods(np.arange(10), 1.0), other.periods(np.arange(10), 1.0))
 
 
-@given(accumulation=st.sampled_from([1, 2, 4]), seed=st.integers(0, 2**32))
-def test_accumulating_small_batches_sees_the_windows_of_a_large_one(accumulation: int, seed: int):
-    whole = WindowSampler(50_000, 64, 8, seed).starts(np.arange(30))
-    parts = WindowSampler(50_000, 64, 8 // accumulation, seed).starts(np.arange(30 * accumulation))
-    assert np.array_equal(parts.reshape(whole.shape), whole)
-
-
 @pytest.mark.parametrize("fraction", [0.05, 0.25, 1.0])
 def test_windows_repeat_themselves_after_periods_that_are_log_uniform(fraction: float):
     """The mean and the variance of the logarithm of 8..64 are those of the uniform one; all periods occur."""

@@ -1,6 +1,13 @@
-"""Tokenizers: they lose no text, treat special tokens in a text as text, and come back unchanged when stored."""
+"""Tokenizers: they lose no text, treat special tokens in a text as text, and come back unchanged when stored.
+
+Also from files of Hugging Face's libraries, which encode alike.
+"""
 
 import io
+import json
+import os
+import random
+from pathlib import Path
 from string import ascii_lowercase
 
 import pytest
@@ -11,7 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from data import tokenizers
-from data.tokenizers import END_OF_TEXT, Tokenizer
+from data.tokenizers import END_OF_TEXT, GPT2_PATTERN, TOKENIZER, TOKENIZER_CONFIG, Tokenizer
 
 CODE = "def area(width, height):\n    return width * height\n\n\nclass Box:\n    pass\n" * 20
 
@@ -59,9 +66,11 @@ def test_surrogates_are_read_as_tiktoken_reads_them(bpe: Tokenizer, text: str):
     assert bpe.encode(text) == bpe.encoding.encode_ordinary(text)
 
 
-def test_bpe_learns_merges(bpe: Tokenizer):
+def test_bpe_learns_merges_in_which_newline_and_indentation_are_one_piece(bpe: Tokenizer):
     assert bpe.vocab_size == 280
     assert len(bpe.encode(CODE)) < len(CODE) / 2
+    tokenizer = tokenizers.train_bpe(["x:\n        y\n        z" * 50], 263)
+    assert "\n        " in [tokenizer.decode([token]) for token in tokenizer.encode("y\n        z")]
 
 
 def test_bpe_reads_no_more_text_than_it_needs(monkeypatch):
@@ -72,19 +81,10 @@ def test_bpe_reads_no_more_text_than_it_needs(monkeypatch):
     assert read == ["ééa", "ab"]
 
 
-def test_newline_and_indentation_are_one_piece():
-    tokenizer = tokenizers.train_bpe(["x:\n        y\n        z" * 50], 263)
-    assert "\n        " in [tokenizer.decode([token]) for token in tokenizer.encode("y\n        z")]
-
-
-def test_half_a_character_and_an_unused_id_decode_to_a_replacement_character():
+def test_half_a_character_and_an_unused_id_are_replaced_in_text_and_escaped_in_labels(bpe: Tokenizer):
     """A model's vocabulary may be rounded up to a size that multiplies faster, and it may sample any id."""
-    assert tokenizers.byte_level().decode("é".encode()[:1]) == "\ufffd"
-    assert tokenizers.byte_level().decode([97, 300, 98]) == "a\ufffdb"
-
-
-def test_labels_escape_parts_of_a_character(bpe: Tokenizer):
     tokenizer = tokenizers.byte_level()
+    assert tokenizer.decode("é".encode()[:1]) == "\ufffd" and tokenizer.decode([97, 300, 98]) == "a\ufffdb"
     assert [tokenizer.label(token) for token in "aé".encode()] == ["a", "\\xc3", "\\xa9"]
     assert tokenizer.label(tokenizer.end_of_text) == END_OF_TEXT
     assert tokenizer.label(300) == "<300>"
@@ -92,7 +92,9 @@ def test_labels_escape_parts_of_a_character(bpe: Tokenizer):
 
 
 def test_a_tokenizer_is_stored_in_a_checkpoint_as_data(bpe: Tokenizer):
-    for tokenizer in (bpe, tokenizers.byte_level()):
+    """Also with a gap between its ids, as in p50k_base, where end-of-text is in the middle of the merges."""
+    gap = Tokenizer("gap", r"\w+|\W+", tokenizers.byte_level().ranks | {b"ar": 257}, {END_OF_TEXT: 256})
+    for tokenizer in (bpe, tokenizers.byte_level(), gap):
         buffer = io.BytesIO()
         torch.save({"tokenizer": tokenizer.to_dict()}, buffer)
         buffer.seek(0)
@@ -100,44 +102,31 @@ def test_a_tokenizer_is_stored_in_a_checkpoint_as_data(bpe: Tokenizer):
         assert restored.encode(CODE) == tokenizer.encode(CODE)
         assert restored.fingerprint == tokenizer.fingerprint
         assert (restored.name, restored.vocab_size) == (tokenizer.name, tokenizer.vocab_size)
+    with pytest.raises(ValueError, match="not a stored tokenizer: KeyError 'tokens'"):
+        Tokenizer.from_dict({})
 
 
-def test_gaps_between_ids_are_kept():
-    """As in p50k_base, where end-of-text is in the middle of the merges."""
-    ranks = {bytes([value]): value for value in range(256)} | {b"ab": 257}
-    restored = Tokenizer.from_dict(Tokenizer("gap", r"\w+|\W+", ranks, {END_OF_TEXT: 256}).to_dict())
-    assert restored.encode("abc") == [257, ord("c")]
-    assert restored.vocab_size == 258
-
-
-def test_fingerprint_tells_tokenizers_apart(bpe: Tokenizer):
+def test_the_fingerprint_tells_tokenizers_apart_and_is_that_of_every_earlier_version(bpe: Tokenizer):
+    """By it, tokens in a cache and the maps of a run are known again after an update."""
     others = [tokenizers.byte_level(), tokenizers.train_bpe([CODE], 279), tokenizers.train_bpe([CODE[::-1]], 280)]
     assert len({tokenizer.fingerprint for tokenizer in [bpe, *others]}) == 4
     assert tokenizers.train_bpe([CODE], 280).fingerprint == bpe.fingerprint
-
-
-def test_the_fingerprint_is_that_of_every_earlier_version():
-    """By it, tokens in a cache and the maps of a run are known again after an update."""
     ranks = tokenizers.byte_level().ranks | {b"the": 257, b"th": 256}
     tokenizer = Tokenizer("any", r"\w+|\W", ranks, {END_OF_TEXT: 258})
     assert tokenizer.fingerprint == "e395baa192f42232fd476986a00a4d2f2ff2838b3e2398a50dfbf7352bab2d23"
 
 
-def test_mistakes_are_named(bpe: Tokenizer, tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match=r"unknown tokenizer 'gpt5': write one of bpe, bytes, letters, gpt2"):
-        tokenizers.published("gpt5")
+def test_a_vocabulary_that_the_text_does_not_fill_is_named():
+
     with pytest.raises(ValueError, match=r"repeats something .*: lower --data.vocab_size"):
         tokenizers.train_bpe(["x" * 2**17], 273)  # the last token has 2^16 bytes
     with pytest.raises(ValueError, match=r"vocab_size 2000 is too large.*--data.vocab_size (\d+) or less"):
         tokenizers.train_bpe(["abab"], 2000)
-    with pytest.raises(ValueError, match="not a stored tokenizer"):
-        Tokenizer.from_dict({})
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"tokens": 3}, "TypeError"),
         ({"tokens": None}, "TypeError"),
         ({"special_tokens": None}, "AttributeError"),
         ({"pattern": "("}, "parenthesis"),
@@ -182,3 +171,136 @@ def test_failed_download_says_what_to_set(tmp_path, monkeypatch):
         monkeypatch.setenv(variable, "http://127.0.0.1:9")  # the port where nothing answers
     with pytest.raises(ConnectionError, match=r"cannot download the encoding 'r50k_base'.*TIKTOKEN_CACHE_DIR"):
         tokenizers.published("r50k_base")
+
+
+# As files of Hugging Face's libraries
+
+
+OTHER_SCRIPTS = (
+    "Ωμέγα прощай 漢字かな 한국어 שלום السلام नमस्ते ไทย "
+    "👩‍👩‍👧 🏳️‍🌈 😀 é ﬁ ſ İ ß \u2028\u00a0\u3000\t\r\x0b  'LL 'ſ 123456 ١٢ Ⅷ"
+)
+
+
+def mixed_lines(number):
+    """Lines of Python, runs of signs and spaces, and characters of many scripts in random order."""
+    draw = random.Random(0)
+    code = Path(json.__file__).with_name("decoder.py").read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = [draw.choice(code) for _ in range(number // 2)]
+    lines += ["".join(draw.choices(OTHER_SCRIPTS, k=40)) for _ in range(number // 4)]
+    lines += ["".join(draw.choice(" \n-=a") * draw.randrange(12) for _ in range(8)) for _ in range(number // 4)]
+    return [*lines, "", f"no {END_OF_TEXT} is made of text"]
+
+
+@pytest.fixture(scope="module")
+def mixed_bpe():
+    return tokenizers.train_bpe(mixed_lines(1000), 600)
+
+
+@pytest.fixture(scope="module", params=[pytest.param("gpt2", marks=pytest.mark.slow), "bytes", "bpe"])
+def stored(request, mixed_bpe, tmp_path_factory):
+    """A tokenizer of each kind, and the folder with its files."""
+    if request.param == "gpt2" and not os.environ.get("TIKTOKEN_CACHE_DIR"):
+        pytest.skip("TIKTOKEN_CACHE_DIR names no folder with the published encodings")
+    tokenizer = {"bpe": lambda: mixed_bpe}.get(request.param, lambda: tokenizers.published(request.param))()
+    folder = tmp_path_factory.mktemp(request.param)
+    for name, content in tokenizer.huggingface_files().items():
+        (folder / name).write_text(json.dumps(content), encoding="utf-8")
+    return tokenizer, folder
+
+
+@pytest.mark.slow
+def test_autotokenizer_gives_a_thousand_lines_the_same_ids(stored):
+    transformers = pytest.importorskip("transformers")
+    tokenizer, folder = stored
+    peer = transformers.AutoTokenizer.from_pretrained(folder)
+    for line in mixed_lines(1000):
+        ids = peer(line)["input_ids"]
+        assert ids == tokenizer.encode(line), repr(line)
+        assert peer.decode(ids) == line
+    assert len(peer) == tokenizer.vocab_size
+    assert peer.bos_token_id == peer.eos_token_id == tokenizer.end_of_text
+
+
+def test_a_tokenizer_comes_back_as_it_was(stored):
+    tokenizer, folder = stored
+    assert Tokenizer.from_folder(folder).to_dict() == tokenizer.to_dict()
+
+
+def test_tokenizer_json_is_as_the_library_itself_writes_it(stored):
+    """It takes a missing part for its default and ignores a misspelled one."""
+    library = pytest.importorskip("tokenizers")
+    content = stored[0].huggingface_files()[TOKENIZER]
+    theirs = json.loads(library.Tokenizer.from_str(json.dumps(content)).to_str())
+    assert content.pop("model").items() <= theirs["model"].items()
+    assert all(theirs[name] == value for name, value in content.items())
+
+
+@pytest.mark.parametrize(
+    ("pattern", "merged", "text", "ids"),
+    [
+        (r"\w+|\W", {b"bc": 257, b"abcd": 258}, "abcd", [258]),  # b and c are merged first; then nothing makes abcd
+        (r"\w+|\W", {b"bc": 257, b"abcd": 258}, "xabcd", [ord("x"), ord("a"), 257, ord("d")]),
+        (r"\p{N}{1,3}+|\P{N}+", {b"12": 257, b"34": 258}, "x1234", [ord("x"), 257, ord("3"), ord("4")]),  # as GPT-4's
+    ],
+    ids=["a whole piece that no merge reaches", "within a piece", "a possessive repetition"],
+)
+def test_rules_that_the_libraries_write_differently_are_the_same(pattern, merged, text, ids):
+    library = pytest.importorskip("tokenizers")
+    tokenizer = Tokenizer("bpe", pattern, tokenizers.byte_level().ranks | merged, {END_OF_TEXT: 256})
+    peer = library.Tokenizer.from_str(json.dumps(tokenizer.huggingface_files()[TOKENIZER]))
+    assert peer.encode(text).ids == tokenizer.encode(text) == ids
+
+
+def test_what_published_folders_of_gpt2_hold_is_read(mixed_bpe, tmp_path):
+    """A tokenizer.json that leaves the pattern to ByteLevel, and the older vocab.json with merges.txt."""
+    as_gpt2 = Tokenizer("gpt2", GPT2_PATTERN, mixed_bpe.ranks, mixed_bpe.special_tokens)
+    content = as_gpt2.huggingface_files()[TOKENIZER]
+    vocab = content["model"]["vocab"] | {END_OF_TEXT: as_gpt2.end_of_text}
+    content["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    content["model"]["merges"] = [" ".join(pair) for pair in content["model"]["merges"]]
+    newer, older = tmp_path / "newer", tmp_path / "older"
+    newer.mkdir()
+    older.mkdir()
+    (newer / TOKENIZER).write_text(json.dumps(content))
+    (older / "vocab.json").write_text(json.dumps(vocab))
+    (older / "merges.txt").write_text("\n".join(["#version: 0.2", *content["model"]["merges"]]), encoding="utf-8")
+    assert Tokenizer.from_folder(newer).to_dict() == Tokenizer.from_folder(older).to_dict() == as_gpt2.to_dict()
+
+
+def test_another_name_of_the_token_before_documents_is_known_from_the_config(tmp_path):
+    files = tokenizers.byte_level().huggingface_files()
+    files[TOKENIZER]["added_tokens"][0]["content"] = "<|bos|>"
+    files[TOKENIZER_CONFIG] = {"bos_token": {"content": "<|bos|>"}}
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    assert Tokenizer.from_folder(tmp_path).end_of_text == 256
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c["model"].update(type="Unigram"), "no byte-pair encoding"),
+        (lambda c: c.update(normalizer={"type": "NFKC"}), "changes the text"),
+        (lambda c: c.update(pre_tokenizer={"type": "Whitespace"}), "splits text by Whitespace"),
+        (lambda c: c["model"]["merges"].reverse(), "merge in the order of its ids"),
+        (lambda c: c["model"]["vocab"].update({"▁the": 700}), "not written as bytes"),
+        (lambda c: c["model"]["vocab"].pop("a"), "no"),
+        (lambda c: c["added_tokens"].clear(), END_OF_TEXT.replace("|", r"\|")),
+        (lambda c: c.pop("model"), "it has no 'model'"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_expressed_says_why(change, message, mixed_bpe, tmp_path):
+    content = mixed_bpe.huggingface_files()[TOKENIZER]
+    change(content)
+    (tmp_path / TOKENIZER).write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=f"tokenizer in .* cannot be read: .*{message}"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_a_damaged_or_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"has no tokenizer\.json, nor vocab\.json with merges\.txt"):
+        Tokenizer.from_folder(tmp_path)
+    (tmp_path / TOKENIZER).write_text("[")
+    with pytest.raises(ValueError, match="cannot be read"):
+        Tokenizer.from_folder(tmp_path)
