@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from data.datamodule import TextDataModule
 
 
-HABITS: dict[str, Any] = {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
+DEFAULTS: dict[str, Any] = {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
 
 
 class Parser(argparse.ArgumentParser):
     """Answers a mistake with one sentence, without the usage, and takes no abbreviated options."""
 
     def __init__(self, **options) -> None:
-        super().__init__(**HABITS | options)
+        super().__init__(**DEFAULTS | options)
 
     def error(self, message: str) -> None:
         script = self.prog.split()[0]  # a subcommand's prog ends in its own name
@@ -135,7 +135,7 @@ def text_data(own: Parser, section: dict[str, Any], options: list[str], skip: Co
     from data.tokenizers import Tokenizer
     from model.runs.command_line import named_tokenizer
 
-    parser = ArgumentParser(prog=own.prog, description=own.description, parents=[own], exit_on_error=False, **HABITS)
+    parser = ArgumentParser(prog=own.prog, description=own.description, parents=[own], exit_on_error=False, **DEFAULTS)
     parser.add_class_arguments(TextDataModule, "data", skip=set(skip))
     chosen = parse(parser, ["--data", json.dumps(section), *options]).data.as_dict()
     if "tokenizer" in chosen:
