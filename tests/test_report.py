@@ -24,13 +24,6 @@ def test_a_run_has_a_report_that_can_be_written_again(finished_run, capsys):
     assert Path("other.html").read_text(encoding="utf-8") == page.replace('"model":"model.html"', '"model":""')
 
 
-def test_a_report_that_fails_does_not_fail_the_run(train, monkeypatch, caplog):
-    monkeypatch.setattr("model.runs.results.read_samples", lambda path: int("damaged"))
-    assert train("--name=run") == 0
-    assert "There is no report of this run" in caplog.text
-    assert Path("runs/run/checkpoints/best.ckpt").exists()
-
-
 MISTAKES = {
     "": "there is no run under runs/ with metrics.csv yet",
     "--run=nowhere": "there is no nowhere",

@@ -136,7 +136,8 @@ def test_a_time_limit_lets_an_accumulated_step_end(train, trained, in_batch, mon
 
 def test_a_resumed_run_overrides_and_lengthens(train):
     assert train("--name=run", "--model.schedule.decay=none") == 0
-    assert train("--resume=runs/run", "--trainer.max_steps=20", "--model.optimizer.learning_rate=0.001") == 0
+    others = ["--model.optimizer.learning_rate=0.001", "--model.gpt.dropout=0.2"]
+    assert train("--resume=runs/run", "--trainer.max_steps=20", *others) == 0
     rows = [row for row in metrics("runs/run") if row["train/loss"]]
     assert [int(row["step"]) for row in rows] == list(range(2, 21, 2))
     assert {float(row["lr"]) for row in rows[6:]} == {0.001}

@@ -105,17 +105,14 @@ def test_a_part_that_is_left_out_costs_the_same_on_every_path(glass):
         np.testing.assert_allclose(on_page, mean, atol=0.02 * mean.abs().max().item())
 
 
-def test_a_patched_head_gives_what_it_gives_in_the_other_text(gpt2):
+def test_a_patched_head_gives_what_it_gives_in_the_other_text_and_the_reading_has_a_page(gpt2):
     plain, other = gpt2.read(TEXT), gpt2.read("which word comes")
     patched = gpt2.patch(TEXT, "which word comes", head=(0, 1), position=5, source=3)
     torch.testing.assert_close(patched.heads[0, 1, 5], other.heads[0, 1, 3])
     torch.testing.assert_close(patched.logits[:5], plain.logits[:5])
     assert not torch.allclose(patched.logits[5:], plain.logits[5:], atol=1e-3)
     torch.testing.assert_close(gpt2.patch(TEXT, TEXT, head=(0, 1), position=-1).logits, plain.logits)
-
-
-def test_a_patched_reading_has_a_page_also_where_other_texts_are_shorter(gpt2):
-    patched = gpt2.patch(TEXT, "which word comes", head=(0, 1), position=-1)
+    patched = gpt2.patch(TEXT, "which word comes", head=(0, 1), position=-1)  # where the repeated probe is no longer
     assert len(gpt2.repeated_probe().tokens) <= len(TEXT) and "<iframe" in patched._repr_html_()
 
 

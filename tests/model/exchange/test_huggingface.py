@@ -245,21 +245,17 @@ def test_weights_that_do_not_fit_are_named(name, weight, message, tmp_path):
         from_huggingface(folder)
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
-def test_a_pickle_is_refused_and_not_opened(name, tmp_path, here):
-    folder = folder_of(tmp_path / "model")
-    (folder / "model.safetensors").unlink()
-    (folder / name).write_bytes(pickle.dumps(Calls(Path("trapped").touch)))
-    with pytest.raises(ValueError, match=r"pickle.* is not read"):
-        from_huggingface(folder)
-    assert not Path("trapped").exists()
-
-
-def test_source_in_a_folder_is_not_run(tmp_path, here):
+def test_nothing_in_a_folder_is_run(tmp_path, here):
+    """Its source is not read, and a pickle is refused."""
     folder = folder_of(tmp_path / "model", {**SIZES, **OURS})
     for source in folder.glob("*.py"):
         source.write_text("import pathlib; pathlib.Path('trapped').touch()")
     from_huggingface(folder)
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        (folder / "model.safetensors").unlink(missing_ok=True)
+        (folder / name).write_bytes(pickle.dumps(Calls(Path("trapped").touch)))
+        with pytest.raises(ValueError, match=r"pickle.* is not read"):
+            from_huggingface(folder)
     assert not Path("trapped").exists()
 
 
@@ -288,6 +284,8 @@ def test_nothing_is_overwritten_and_nothing_half_written(tmp_path, monkeypatch):
     (tmp_path / "taken" / "file").touch()
     with pytest.raises(FileExistsError, match="taken exists already"):
         to_huggingface(gpt, tmp_path / "taken")
+    with pytest.raises(ValueError, match="tokenizer has 257 tokens, more than the model, which has 256"):
+        to_huggingface(gpt_of({**GPT2, "vocab_size": 256}), tmp_path / "new", byte_level())
 
     def fail(*_):
         raise OSError(28, "No space left on device")
@@ -296,13 +294,6 @@ def test_nothing_is_overwritten_and_nothing_half_written(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         to_huggingface(gpt, tmp_path / "new")
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
-
-
-def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path):
-    gpt = gpt_of({**GPT2, "vocab_size": 256})
-    with pytest.raises(ValueError, match="tokenizer has 257 tokens, more than the model, which has 256"):
-        to_huggingface(gpt, tmp_path / "model", byte_level())
-    assert not any(tmp_path.iterdir())
 
 
 def test_a_missing_package_is_asked_for_in_one_sentence(tmp_path, monkeypatch):

@@ -20,17 +20,13 @@ from tests.gpts import GPT2
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 4), (3, 16, 64), (2, 48, 48)])
-def test_orthogonalize_gives_the_polar_factor(shape):
+def test_orthogonalize_gives_the_polar_factor_of_any_scale(shape):
     u, _, vh = torch.linalg.svd(torch.randn(shape, dtype=torch.float64), full_matrices=False)
     # Known singular values, within the range that is promised: the largest is below the Frobenius norm.
     values = torch.linspace(0.1, 1, shape[1], dtype=torch.float64)
-    result = orthogonalize(((u * values) @ vh).float())
-    torch.testing.assert_close(result, (u @ vh).float(), atol=0.03, rtol=0)
-
-
-def test_orthogonalize_does_not_depend_on_scale_and_keeps_zero():
-    matrices = torch.randn(2, 8, 32)
-    torch.testing.assert_close(orthogonalize(matrices * 2**-20), orthogonalize(matrices), atol=0.01, rtol=0)
+    for scale in (1, 2**-20):
+        result = orthogonalize(((u * values) @ vh).float() * scale)
+        torch.testing.assert_close(result, (u @ vh).float(), atol=0.03, rtol=0)
     assert orthogonalize(torch.zeros(1, 4, 8)).abs().max() == 0
 
 
@@ -210,10 +206,7 @@ def test_the_step_counts_of_a_restored_optimizer_are_on_the_device_of_the_weight
     [
         ({"algorithm": "sgd"}, "model.optimizer.algorithm must be 'muon' or 'adamw', not 'sgd'"),
         ({"learning_rate": -1.0}, "model.optimizer.learning_rate must be at least 0, not -1.0"),
-        (
-            {"algorithm": "muon", "density": 0.5},
-            "density needs AdamW's moments: write --model.optimizer.algorithm adamw",
-        ),
+        ({"algorithm": "muon", "density": 0.5}, "density needs AdamW's moments: write --model.optimizer.algorithm"),
         ({"density": 0.0}, "model.optimizer.density must be above 0 and at most 1, not 0.0"),
         ({"density_fall": (0.7, 0.2)}, r"density_fall\[0\] must be at least 0 and below 0.2, not 0.7"),
         ({"betas": (0.9, 1.0)}, "betas\\[1\\] must be at least 0 and below 1, not 1.0"),
