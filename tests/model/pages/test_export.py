@@ -165,16 +165,31 @@ def maps_of(root: ElementTree.Element) -> list[np.ndarray]:
     return [one[..., :3] * one[..., 3:] + 1 - one[..., 3:] for one in pixels if one.shape == (SIZE, SIZE, 4)]
 
 
-def test_one_head_is_an_svg_of_every_weight_in_its_colour(runs, tmp_path):
-    images.draw_maps(runs[:1], tmp_path / "head.svg", None, "text", [(1, 2)])
-    root, texts = svg_of(tmp_path / "head.svg")
-    (drawn,) = maps_of(root)
-    places = np.sqrt(runs[0].load(4)["text"][1, 2].astype(float)) * (len(images.COLOURS) - 1)
+@pytest.mark.parametrize(
+    ("heads", "rows", "columns"),
+    [
+        (None, ["layer 0", "layer 1"], ["head 0", "head 1", "head 2"]),
+        ([(1, 2), (0, 1)], [""], ["head 1.2", "head 0.1"]),
+    ],
+)
+def test_maps_are_an_svg_of_every_weight_in_its_colour_at_its_place(heads, rows, columns, runs, tmp_path):
+    images.draw_maps(runs[:1], tmp_path / "maps.svg", None, "text", heads)
+    root, texts = svg_of(tmp_path / "maps.svg")
+    maps = runs[0].load(4)["text"].astype(float)
+    shown = maps.reshape(-1, SIZE, SIZE) if heads is None else np.stack([maps[head] for head in heads])
+    places = np.sqrt(shown) * (len(images.COLOURS) - 1)
     colours = np.array([to_rgb(colour) for colour in images.COLOURS])
     expected = np.stack([np.interp(places, range(len(colours)), channel) for channel in colours.T], axis=-1)
-    np.testing.assert_allclose(drawn, expected, atol=0.02)
-    for text in ["head 1.2", "first, step 4: rows attend to columns", "weight", "0.25", *map(images.printable, TOKENS)]:
-        assert text in texts
+    np.testing.assert_allclose(maps_of(root), expected, atol=0.02)
+    # Each image is scaled alike, turned in no direction, and moved to its place: matrix(40 0 0 40 right down).
+    transforms = [image.get("transform") for image in root.iter(f"{SVG}image")][: len(shown)]
+    numbers = np.array([re.findall(r"-?[\d.]+", one) for one in transforms], float)
+    scale, (right, down) = numbers[0, 0], numbers[:, 4:].reshape(len(rows), len(columns), 2).transpose(2, 0, 1)
+    assert (numbers[:, :4] == [scale, 0, 0, scale]).all() and scale > 0
+    assert (np.diff(right) > SIZE * scale).all() and not np.ptp(right, axis=0).any()
+    assert (np.diff(down, axis=0) > SIZE * scale).all() and not np.ptp(down, axis=1).any()
+    title = "first, step 4: rows attend to columns"
+    assert {title, "weight", "0.25", *map(images.printable, TOKENS), *rows, *columns} - {""} <= set(texts)
 
 
 def test_a_difference_is_drawn_beside_both_maps(runs, tmp_path):
@@ -244,20 +259,21 @@ def test_a_theme_colours_the_paper_and_what_is_on_it(theme, runs, tmp_path):
         assert farthest > 150  # text stands out from it
 
 
+def curves_of(root: ElementTree.Element) -> list[str]:
+    """The curves of an SVG, panel by panel."""
+    paths = (path for path in root.iter(f"{SVG}path") if "stroke-width: 1.5" in path.get("style", ""))
+    return [path.get("d") for path in paths]
+
+
 def test_two_runs_have_their_curves_under_each_other_on_the_same_axes_and_chosen_heads_have_theirs_alone(tmp_path):
     runs = [archived(tmp_path / "long", 0, steps=(0, 1, 64)), archived(tmp_path / "wide", 1, steps=(0, 8), heads=5)]
-
-    def lines(root):
-        paths = (path for path in root.iter(f"{SVG}path") if "stroke-width: 1.5" in path.get("style", ""))
-        return {path.get("d") for path in paths}
-
     images.draw_scores(runs[:1], tmp_path / "scores.svg", [(1, 1)])
     root, texts = svg_of(tmp_path / "scores.svg")
-    alone = lines(root)
+    alone = set(curves_of(root))
     assert "head 1.1" in texts and "layer 1" not in texts
     images.draw_scores(runs, tmp_path / "scores.svg", None)
     root, texts = svg_of(tmp_path / "scores.svg")
-    assert "layer 1" in texts and len(lines(root)) > 8 * len(alone) > 0
+    assert "layer 1" in texts and len(set(curves_of(root))) > 8 * len(alone) > 0
     assert texts.count("long") == texts.count("wide") == texts.count("step") == 1
     assert all(texts.count(name.replace("_", " ")) == 2 for name in SCORES)
     assert texts.count("0") == images.MAX_COLUMNS  # only the lowest row has steps at its axes
@@ -266,12 +282,22 @@ def test_two_runs_have_their_curves_under_each_other_on_the_same_axes_and_chosen
     assert not (tmp_path / "none.svg").exists()
 
 
-@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
-def test_a_probe_of_one_token_is_one_square(suffix, tmp_path):
-    images.attention_grid(np.ones((1, 1, 1, 1)), ["a"], tmp_path / f"one{suffix}")
-    if suffix == ".svg":
-        assert "a" in svg_of(tmp_path / "one.svg")[1]
-    assert (tmp_path / f"one{suffix}").stat().st_size > 1000
+def test_a_head_that_formed_has_a_note_and_a_dot_on_its_curve_and_one_that_is_not_drawn_has_none(tmp_path):
+    run = archived(tmp_path / "run", 0)
+    assert run.formation["previous_token"] == {"0.0": 4}
+    images.draw_scores([run], tmp_path / "scores.svg", [(0, 0), (0, 1)])
+    root, texts = svg_of(tmp_path / "scores.svg")
+    *_, x, y = curves_of(root)[0].split()  # where the curve of head 0.0 ends, at step 4
+    assert (x, y) in {(dot.get("x"), dot.get("y")) for dot in root.iter(f"{SVG}use")}
+    assert texts[texts.index("forms at 4") - 1] == "head 0.0"
+    images.draw_scores([run], tmp_path / "scores.svg", [(0, 1)])
+    assert not [text for text in svg_of(tmp_path / "scores.svg")[1] if "forms" in text]
+
+
+def test_a_probe_of_one_token_is_one_square(tmp_path):
+    images.attention_grid(np.ones((1, 1, 1, 1)), ["a"], tmp_path / "one.svg")
+    root, texts = svg_of(tmp_path / "one.svg")
+    assert "a" in texts and next(root.iter(f"{SVG}image")).get("width") == "1"
 
 
 def test_a_diverged_model_is_drawn_and_has_empty_cells(runs, tmp_path):

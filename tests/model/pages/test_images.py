@@ -1,7 +1,6 @@
-"""Pictures of maps: each weight has its colour and place, labels are legible, and token text is not parsed."""
+"""Pictures of maps: labels are legible and token text is not parsed. test_export.py opens the files again."""
 
-from functools import partial
-from types import SimpleNamespace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,24 +14,7 @@ from matplotlib.text import Text
 from model.pages import images
 from model.pages.describe import visible
 from tests.html_pages import HOSTILE
-
-
-def test_each_weight_has_its_colour_at_its_place():
-    maps = np.random.default_rng(0).choice([0, 0.25, 1], (2, 3, 5, 5))
-    figure = images.grid_figure(maps, list("abcde"))
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    pixels = np.asarray(canvas.buffer_rgba())[::-1, :, :3] / 255  # from below
-    darkness = {}
-    for layer, head, query, key in np.ndindex(maps.shape):
-        left, right, _, top = figure.axes[0].images[3 * layer + head].get_extent()
-        side = (right - left) / 5
-        place = left + (key + 0.5) * side, top + (query + 0.5) * side
-        x, y = figure.axes[0].transData.transform(place).astype(int)
-        darkness.setdefault(float(maps[layer, head, query, key]), []).append(1 - pixels[y, x].mean())
-    # The square root puts 0.25 half-way along the colours.
-    assert max(darkness[0]) < 0.02 and min(darkness[1]) > 0.85
-    assert 0.3 < min(darkness[0.25]) <= max(darkness[0.25]) < 0.7
+from tests.measurements import learned_captures
 
 
 @pytest.mark.slow
@@ -67,22 +49,12 @@ def test_labels_of_different_characters_differ():
     assert len(set(labels.values())) == len(labels)
 
 
-def drawn_curves(path, formed, name="run", **options) -> np.ndarray:
-    """The picture of a run with one head and one score. formed: the step at which that head did, by its name."""
-    scores = {0: 0.1, 1: 0.2, 2: 0.7, 4: 0.9}
-    snapshots = [
-        SimpleNamespace(step=step, shape=(1, 1), scores={"sink": np.array([[x]])}) for step, x in scores.items()
-    ]
-    run = SimpleNamespace(name=name, snapshots=snapshots, formation={"sink": formed})
-    images.draw_scores([run], path, **options)
-    return imread(path)
-
-
 def test_hostile_text_is_drawn_without_a_warning(recwarn, tmp_path):
     title, path = "$\\bad{$ </script>", tmp_path / "picture.png"
     images.attention_grid(np.zeros((1, 2, len(HOSTILE), len(HOSTILE))), HOSTILE, path, title)
-    assert imread(path).size and drawn_curves(path, {}, title).size
-    assert not recwarn.list
+    assert imread(path).size
+    images.draw_scores([replace(learned_captures(), name=title)], path)
+    assert imread(path).size and not recwarn.list
 
 
 @pytest.mark.parametrize(
@@ -119,15 +91,6 @@ def test_a_heat_map_has_a_square_for_each_head_and_grey_where_a_model_diverged()
     corners = pixels[::half, ::half].tolist()
     assert corners[0] == [[255, 255, 255], [13, 18, 56]] and corners[1][0] == [200, 200, 200]
     assert (pixels[half:, half:] == pixels[-1, -1]).all()
-
-
-def test_formed_heads_are_marked_on_the_curves(tmp_path):
-    drawn, formed = partial(drawn_curves, tmp_path / "curves.png"), {"0.0": 2}
-    assert (drawn(formed, heads=[]) == drawn({}, heads=[])).all()  # a head that is not drawn has no mark
-    marked = drawn(formed)
-    changed = np.argwhere((marked != drawn({})).any(-1))
-    middle = changed.mean(0) / marked.shape[:2]
-    assert 0.2 < middle[0] < 0.6 and len(changed) > 100  # a dot and a note at 0.7, above the middle
 
 
 @pytest.mark.parametrize("token", ["\n", " a\t", "", "\x00", "\\", "a" * 30])
