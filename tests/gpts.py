@@ -1,6 +1,6 @@
 """GPTs for the tests, of both families, with random numbers in every weight, and their checkpoints."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,6 +14,21 @@ from model.gpt import GPT, GPTConfig
 
 GPT2 = {"position": "learned", "norm": "layernorm", "embedding_norm": False, "activation": "gelu", "bias": True}
 GPT2 |= {"tie_embeddings": True, "qk_norm": False, "logit_soft_cap": None, "init": "gpt2"}
+
+# A small model for each thing that a measurement could get wrong, and a text for them.
+MODERN = GPTConfig(vocab_size=50, context_length=16, num_layers=3, num_heads=4, embed_dim=32, logit_soft_cap=None)
+CONFIGS = {
+    "gpt2": replace(MODERN, **GPT2),
+    "modern": MODERN,
+    "grouped heads": replace(MODERN, num_kv_heads=2),
+    "window": replace(MODERN, window=3),
+    "tables": replace(MODERN, value_embeddings=True, bigram_buckets=97, num_kv_heads=2),
+    "soft-cap": replace(MODERN, logit_soft_cap=2.0),
+    "every norm and bias": replace(MODERN, norm="layernorm", bias=True, position="learned", activation="swiglu"),
+    "tables of all heads": replace(MODERN, value_embeddings=True, bigram_buckets=97),
+    "one layer": replace(MODERN, num_layers=1, num_heads=1, num_kv_heads=1),
+}
+TOKENS = torch.tensor([3, 14, 15, 9, 2, 6, 5, 35, 8, 9, 7, 9])
 
 
 def random_gpt(config: GPTConfig, seed: int = 0, std: float = 0.3) -> GPT:

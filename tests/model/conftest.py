@@ -4,8 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.gpts import random_gpt
-from tests.model.pages.architectures import CONFIGS
+from tests.gpts import CONFIGS, random_gpt
 
 
 @pytest.fixture(autouse=True)

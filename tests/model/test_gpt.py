@@ -7,8 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from model.gpt import GPT, GPTConfig
 from tests.by_hand import ByHand
-from tests.gpts import GPT2, random_gpt
-from tests.model.pages.architectures import TOKENS
+from tests.gpts import GPT2, TOKENS, random_gpt
 
 SIZES = {"vocab_size": 50, "context_length": 16, "num_layers": 3, "num_heads": 4, "embed_dim": 32}
 

@@ -10,8 +10,7 @@ from torch import nn
 
 from model.inspection import ablation as module
 from model.inspection.ablation import ablation, part_means, replaced
-from tests.gpts import random_gpt
-from tests.model.pages.architectures import CONFIGS, TOKENS
+from tests.gpts import CONFIGS, TOKENS, random_gpt
 
 BATCH = torch.arange(3 * 10).view(3, 10)
 FIRST = 4

@@ -11,13 +11,13 @@ import pytest
 from model.inspection.archive import AttentionArchive
 from model.inspection.recorder import record_snapshot, take_snapshot
 from tests.gpts import random_gpt
-from tests.model.inspection.test_recorder import MODERN, TEXT, new_archive
+from tests.model.inspection.test_recorder import GROUPED, TEXT, new_archive
 
 
 @pytest.fixture(scope="module")
 def one_capture(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recorded")
-    record_snapshot(new_archive(folder), random_gpt(MODERN), 0)
+    record_snapshot(new_archive(folder), random_gpt(GROUPED), 0)
     return folder
 
 
@@ -32,7 +32,7 @@ def contents(folder):
 
 
 def test_resuming_removes_later_captures_and_repeats_none(recorded):
-    gpt = random_gpt(MODERN)
+    gpt = random_gpt(GROUPED)
     for step in (1, 2, 4):
         record_snapshot(new_archive(recorded), gpt, step)
     resumed = new_archive(recorded)
@@ -52,7 +52,7 @@ def test_captures_of_different_probes_are_not_mixed(recorded, tmp_path):
 
 def test_a_capture_without_details_leaves_none_of_an_earlier_one(recorded):
     archive = new_archive(recorded)
-    snapshot, maps, _ = take_snapshot(random_gpt(MODERN), archive.probes, 0)
+    snapshot, maps, _ = take_snapshot(random_gpt(GROUPED), archive.probes, 0)
     archive.add(snapshot, maps)
     assert archive.details(0) == {} and set(archive.maps(0)) == {"text", "repeated"}
 
@@ -68,7 +68,7 @@ def test_an_interrupted_capture_does_not_count_and_is_made_again(recorded, tmp_p
             raise KeyboardInterrupt
         fsync(file)
 
-    before, gpt = contents(recorded), random_gpt(MODERN)
+    before, gpt = contents(recorded), random_gpt(GROUPED)
     for folder, step in ((recorded, 1), (tmp_path / "new", 0)):
         calls[:] = [None] * (2 if step else 0)  # a later capture writes no probe
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -109,7 +109,7 @@ def test_damaged_files_are_named(recorded, name, damage):
 def test_maps_scores_and_details_of_another_shape_are_named(recorded):
     archive = AttentionArchive.open(recorded)
     np.savez(archive.path(0), text=np.zeros((1, 1, 3, 3)), repeated=np.zeros((1, 1, 3, 3)))
-    with pytest.raises(ValueError, match=r"text maps \(1, 1, 3, 3\) in float64, not \(3, 4, 17, 17\) in float16"):
+    with pytest.raises(ValueError, match=r"text maps \(1, 1, 3, 3\) in float64, not \(3, 4, 12, 12\) in float16"):
         archive.maps(0)
     details, line = (json.loads((recorded / name).read_text()) for name in ("step_00000000.json", "scores.jsonl"))
     for change in (

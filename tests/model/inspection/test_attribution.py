@@ -8,8 +8,7 @@ from torch import nn
 from model.inspection.attribution import attribution
 from model.inspection.trace import trace
 from tests.by_hand import ByHand
-from tests.gpts import random_gpt
-from tests.model.pages.architectures import CONFIGS, TOKENS
+from tests.gpts import CONFIGS, TOKENS, random_gpt
 
 
 def linear_part(norm, x, at):

@@ -11,8 +11,7 @@ from model.inspection import copying
 from model.inspection.copying import copying_scores, value_norms
 from model.inspection.trace import trace
 from tests.by_hand import ByHand
-from tests.gpts import random_gpt
-from tests.model.pages.architectures import MODERN, TOKENS
+from tests.gpts import MODERN, TOKENS, random_gpt
 
 
 @torch.no_grad()

@@ -11,8 +11,7 @@ from model.inspection import lens
 from model.inspection.lens import predictions
 from model.inspection.trace import trace
 from tests.by_hand import ByHand
-from tests.gpts import random_gpt
-from tests.model.pages.architectures import MODERN, TOKENS
+from tests.gpts import MODERN, TOKENS, random_gpt
 
 TOLERANCE = {"atol": 1e-5, "rtol": 1e-4}
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from model.attention import CausalSelfAttention
-from model.gpt import GPT, GPTConfig
+from model.gpt import GPT
 from model.inspection import heads, recorder, trace
 from model.inspection.archive import AttentionArchive, as_json
 from model.inspection.lens import predictions
@@ -19,26 +19,19 @@ from model.inspection.probes import Probe, draw_repeated_probe
 from model.inspection.recorder import capture, record_snapshot, take_snapshot
 from model.inspection.verdicts import warnings
 from tests.attentions import ALIBI, LEAK, with_scores
-from tests.gpts import GPT2, random_gpt
+from tests.gpts import CONFIGS, TOKENS, random_gpt
 
-SIZES = {"vocab_size": 50, "context_length": 24, "num_layers": 3, "num_heads": 4, "embed_dim": 32}
-MODERN = GPTConfig(**SIZES, num_kv_heads=2)
-CONFIGS = {
-    "modern": MODERN,
-    "gpt2": GPTConfig(**SIZES, **GPT2),
-    "window": replace(MODERN, window=5),
-    "all heads": replace(MODERN, num_kv_heads=None, dropout=0.3),
-}
-TEXT = [3, 14, 15, 9, 2, 6, 5, 35, 8, 9, 7, 9, 32, 38, 46, 26, 4]
+GROUPED, TEXT = CONFIGS["grouped heads"], TOKENS.tolist()
+FAMILIES = ["gpt2", "modern", "grouped heads", "window"]
 
 
-@pytest.fixture(params=CONFIGS)
+@pytest.fixture(params=FAMILIES)
 def gpt(request) -> GPT:
     return random_gpt(CONFIGS[request.param])
 
 
 def new_archive(folder, text=TEXT) -> AttentionArchive:
-    repeated = draw_repeated_probe(range(50), 8, lambda token: f"[{token}]", first=0, seed=1)
+    repeated = draw_repeated_probe(range(50), 7, lambda token: f"[{token}]", first=0, seed=1)
     probes = {"text": Probe(text, [f"<{t}>" for t in text]), "repeated": repeated}
     return AttentionArchive(folder, probes, "fingerprint")
 
@@ -60,10 +53,10 @@ def replace_attend(monkeypatch, change) -> None:
 
 def test_fidelity_is_relative_to_large_values(monkeypatch):
     """The rounding error of bfloat16 grows with the values. A kernel that is wrong by a tenth is still detected."""
-    gpt = random_gpt(replace(MODERN, num_kv_heads=None))
+    gpt = random_gpt(CONFIGS["modern"])
     with torch.no_grad():
         for block in gpt.blocks:
-            block.attention.qkv_proj.weight[-MODERN.embed_dim :] *= 100
+            block.attention.qkv_proj.weight[-gpt.config.embed_dim :] *= 100
     assert capture(gpt, TEXT, autocast=torch.bfloat16).fidelity <= 1e-2
     replace_attend(monkeypatch, lambda values: values + 0.1 * values.abs())
     assert capture(gpt, TEXT, autocast=torch.bfloat16).fidelity > 2e-2
@@ -85,7 +78,7 @@ def test_an_attend_without_weights_is_not_faithful(change, monkeypatch):
 
 REPLACED = {
     "ALiBi": ALIBI,
-    "a sliding window": with_scores(lambda scores: scores.masked_fill(~torch.ones(17, 17).bool().triu(-4), -math.inf)),
+    "a sliding window": with_scores(lambda scores: scores.masked_fill(~torch.ones(12, 12).bool().triu(-4), -math.inf)),
     "a sink": with_scores(lambda scores: nn.functional.pad(scores, (0, 1), value=0.3)),  # a further key without value
     "a leak": LEAK,
     "a leak of a single token": with_scores(lambda scores: scores, seen_ahead=1),
@@ -93,10 +86,10 @@ REPLACED = {
 OF_TWO_FAMILIES = [(name, family) for name in REPLACED for family in ("modern", "gpt2")]
 
 
-@pytest.mark.parametrize(("name", "config"), [*(("the layer's own", config) for config in CONFIGS), *OF_TWO_FAMILIES])
+@pytest.mark.parametrize(("name", "config"), [*(("the layer's own", config) for config in FAMILIES), *OF_TWO_FAMILIES])
 def test_maps_are_those_of_the_attend_that_runs_whatever_it_computes(name, config, monkeypatch):
     """Against d(output at q) / d(value at k), which autograd takes from the layer as the model runs it."""
-    gpt, calls, leaks = random_gpt(CONFIGS[config]), [], name.startswith("a leak")
+    gpt, calls, leaks = random_gpt(replace(CONFIGS[config], dropout=0.3)), [], name.startswith("a leak")
     monkeypatch.setattr(CausalSelfAttention, "attend", REPLACED.get(name, CausalSelfAttention.attend))
     taken = capture(gpt.train(), TEXT)  # dropout does not change the maps
     with trace.observed([block.attention for block in gpt.blocks], calls.append):
@@ -118,36 +111,12 @@ def test_maps_are_those_of_the_attend_that_runs_whatever_it_computes(name, confi
 
 
 def test_an_attend_with_further_arguments_is_observed():
-    layer, x = random_gpt(MODERN).blocks[0].attention, torch.ones(1, 1, 2, 3)
+    layer, x = random_gpt(GROUPED).blocks[0].attention, torch.ones(1, 1, 2, 3)
     calls = []
     layer.attend = lambda q, k, v, mask, shift, *, scale: scale * v + shift
     with trace.observed([layer], calls.append):
         layer.attend(x, x, x, None, 0.0, scale=3.0)
     assert torch.equal(calls[0].attended, 3 * x) and torch.equal(calls[0].weights()[0, 0], 3 * torch.eye(2))
-
-
-def test_details_follow_their_description_and_can_be_read_back(tmp_path, gpt):
-    archive = new_archive(tmp_path)
-    record_snapshot(archive, gpt, 4, label=lambda token: f"({token})")
-    details = AttentionArchive.open(tmp_path).details(4)  # which refuses other shapes, see test_archive.py
-    assert set(details["probes"]) == {"text", "repeated"}
-    first = ["embeddings", "attention 0", "feed-forward 0"]
-    assert details["sublayers"][:3] == first and len(details["sublayers"]) == 7
-    assert {"token embedding", "head 0.0", "head 2.3", "feed-forward 2"} <= set(details["parts"])
-    shown = set()
-    for name, probe in archive.probes.items():
-        measured, T = details["probes"][name], len(probe.tokens)
-        assert np.shape(measured["top"]) == np.shape(measured["top_probability"]) == (T, 5)
-        assert measured["attribution_error"] <= 1e-5
-        for column in (measured["bits"], measured["rank"], *measured["attribution"], *measured["lens"]["probability"]):
-            assert column[-1] is None and None not in column[:-1]
-        exact = predictions(gpt, trace.trace(gpt, torch.tensor(probe.tokens)))
-        np.testing.assert_allclose(measured["bits"][:-1], exact["bits"][:-1], rtol=6e-4)
-        assert measured["rank"] == exact["rank"] and measured["lens"]["token"] == exact["lens"]["token"]
-        shown.update(*measured["top"], *measured["lens"]["token"])
-    assert details["tokens"] == {str(token): f"({token})" for token in shown}
-    numbers = re.findall(r"\d+\.\d+", archive.path(4, ".json").read_text())
-    assert all(len(number.replace(".", "").strip("0")) <= 4 for number in numbers)
 
 
 def test_measurements_are_made_in_float32_under_autocast_and_of_coarser_weights(gpt):
@@ -166,7 +135,7 @@ def test_measurements_are_made_in_float32_under_autocast_and_of_coarser_weights(
 
 @pytest.mark.parametrize("failing", ["capture", "survey", "trace", "part_means", "ablation"])
 def test_measuring_does_not_change_the_model(failing, monkeypatch):
-    gpt = random_gpt(replace(MODERN, value_embeddings=True, bigram_buckets=31, dropout=0.3)).train()
+    gpt = random_gpt(replace(GROUPED, value_embeddings=True, bigram_buckets=31, dropout=0.3)).train()
     gpt.blocks[1].eval()  # a frozen part must stay frozen
     gpt.blocks[2].attention.attend = own = gpt.blocks[2].attention.attend
     gpt.blocks[0].feed_forward.register_forward_hook(lambda _, args, result: result + 0 * torch.rand(1))
@@ -201,17 +170,17 @@ def refuse(graph, inputs):
 
 
 def test_a_compiled_model_is_captured_without_its_compiled_code():
-    expected = capture(random_gpt(MODERN), TEXT).weights
-    gpt, blocks = random_gpt(MODERN), random_gpt(MODERN)
+    expected = capture(random_gpt(GROUPED), TEXT).weights
+    gpt, blocks = random_gpt(GROUPED), random_gpt(GROUPED)
     gpt.compile(backend=refuse)
     for block in blocks.blocks:
         block.compile(backend=refuse)
-    for compiled in (gpt, blocks, torch.compile(random_gpt(MODERN), backend=refuse)):
+    for compiled in (gpt, blocks, torch.compile(random_gpt(GROUPED), backend=refuse)):
         assert torch.equal(capture(compiled, TEXT).weights, expected)
 
 
 def test_a_capture_between_compiled_steps_does_not_compile_them_again():
-    gpt, compiled = random_gpt(MODERN), []
+    gpt, compiled = random_gpt(GROUPED), []
 
     def backend(graph, inputs):
         compiled.append(graph)
@@ -230,11 +199,11 @@ def test_a_capture_between_compiled_steps_does_not_compile_them_again():
 )
 def test_invalid_tokens_are_refused(tokens, message):
     with pytest.raises(ValueError, match=message):
-        capture(random_gpt(MODERN), torch.tensor(tokens, dtype=torch.long))
+        capture(random_gpt(GROUPED), torch.tensor(tokens, dtype=torch.long))
 
 
 def test_probes_of_one_and_two_tokens_are_measured():
-    gpt = random_gpt(replace(MODERN, num_layers=1))
+    gpt = random_gpt(replace(GROUPED, num_layers=1))
     one = capture(gpt, [7])
     assert (one.weights == 1).all() and one.causality == 0
     probes = {"text": Probe([1, 2], ["a", "b"]), "repeated": Probe([1, 2, 1, 2], ["x"] * 4, 2)}
@@ -256,21 +225,21 @@ def test_a_repeated_probe_has_distinct_tokens_that_are_repeated_once():
     assert few.period == 3 and sorted(few.tokens) == [0, 1, 1, 2, 2, 3, 3]
 
 
-def test_a_capture_can_be_read_back(tmp_path, gpt):
+def test_a_capture_and_its_details_can_be_read_back(tmp_path, gpt):
     recorded = new_archive(tmp_path / "attention")
-    scalars = record_snapshot(recorded, gpt, 8)
+    scalars = record_snapshot(recorded, gpt, 8, label=lambda token: f"({token})")
     archive = AttentionArchive.open(tmp_path / "attention")
     text, repeated = archive.probes["text"], archive.probes["repeated"]
     assert text == Probe(TEXT, [f"<{t}>" for t in TEXT])
-    assert repeated.period == 8 and repeated.tokens[0] == 0 and repeated.labels[0] == "[0]"
+    assert repeated.period == 7 and repeated.tokens[0] == 0 and repeated.labels[0] == "[0]"
     assert archive.tokenizer == "fingerprint" and archive.steps == [8]
     for name, maps in archive.maps(8).items():
         assert maps.dtype == np.float16
         np.testing.assert_allclose(maps, capture(gpt, archive.probes[name].tokens).weights, atol=5e-4)
     read, (written,) = archive.snapshots[0], recorded.snapshots
     with torch.no_grad():
-        second_copy = gpt(torch.tensor([repeated.tokens]))[0, -8:-1]
-    loss = nn.functional.cross_entropy(second_copy, torch.tensor(repeated.tokens[-7:])).item()
+        second_copy = gpt(torch.tensor([repeated.tokens]))[0, -7:-1]
+    loss = nn.functional.cross_entropy(second_copy, torch.tensor(repeated.tokens[-6:])).item()
     assert written.loss["repeated"] == pytest.approx(loss, abs=1e-5)
     assert as_json(asdict(read), ".5f") == as_json(asdict(written), ".5f")
     assert read.fidelity == written.fidelity == scalars.pop("attention/fidelity") <= 1e-5
@@ -279,10 +248,24 @@ def test_a_capture_can_be_read_back(tmp_path, gpt):
     expected = {f"attention/{name}/layer_{layer}": score for (name, layer), score in best.items()}
     assert scalars == pytest.approx(expected, abs=1e-5)
     assert read.copying.shape == read.ablation["text"]["heads"].shape == read.ablation["repeated"]["heads"].shape
+    details, shown = archive.details(8), set()  # which has no other shapes, see test_archive.py
+    assert details["sublayers"][:3] == ["embeddings", "attention 0", "feed-forward 0"]
+    assert {"token embedding", "head 0.0", "head 2.3", "feed-forward 2"} <= set(details["parts"])
+    for name, probe in archive.probes.items():
+        measured, exact = details["probes"][name], predictions(gpt, trace.trace(gpt, torch.tensor(probe.tokens)))
+        np.testing.assert_allclose(measured["bits"][:-1], exact["bits"][:-1], rtol=6e-4)
+        assert measured["rank"] == exact["rank"] and measured["lens"]["token"] == exact["lens"]["token"]
+        for column in (measured["bits"], *measured["attribution"], *measured["lens"]["probability"]):
+            assert column[-1] is None and None not in column[:-1]
+        assert measured["attribution_error"] <= 1e-5
+        shown.update(*measured["top"], *measured["lens"]["token"])
+    assert details["tokens"] == {str(token): f"({token})" for token in shown}
+    numbers = re.findall(r"\d+\.\d+", archive.path(8, ".json").read_text())
+    assert all(len(number.replace(".", "").strip("0")) <= 4 for number in numbers)
 
 
 def test_a_diverged_model_is_recorded_as_valid_json_and_told(tmp_path):
-    gpt = random_gpt(MODERN)
+    gpt = random_gpt(GROUPED)
     nn.init.constant_(gpt.blocks[0].attention.qkv_proj.weight, math.nan)
     record_snapshot(new_archive(tmp_path), gpt, 0)
     assert not any("NaN" in path.read_text() for path in tmp_path.glob("*.json*"))

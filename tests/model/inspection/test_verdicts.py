@@ -1,5 +1,6 @@
 """Warnings: what is out of bounds is said once when first seen, with the layer, the token and the figures."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -22,7 +23,7 @@ LEAK = replace(GOOD, step=8, causality=7.13, checks={"fidelity": [0.0, 0.0], "fu
 UNFAITHFUL = replace(GOOD, step=9, fidelity=0.5, checks={"fidelity": [0.5, 0.2], "future": [0.0, 0.0], "replaced": 3})
 
 
-def test_a_warning_names_layers_token_and_figures():
+def test_a_warning_names_layers_token_and_figures_and_is_new_once():
     assert warnings([GOOD]) == []
     assert warnings([GOOD, LEAK]) == [
         "At step 8 layer 1 looks into the future: changing token 31 moves the logits before it by 7.1; "
@@ -31,13 +32,16 @@ def test_a_warning_names_layers_token_and_figures():
     [sentence] = warnings([UNFAITHFUL])
     assert sentence.startswith("At step 9 the maps of layers 0 and 1 are not what the model computes: ")
     assert "by 0.5, where rounding explains 1e-05" in sentence
-    assert not warnings([replace(UNFAITHFUL, fidelity=1.9e-2, precision="bfloat16")])
-
-
-def test_a_warning_is_new_once():
     assert new_warnings([GOOD]) == new_warnings([GOOD, LEAK, LEAK]) == new_warnings([LEAK, GOOD]) == []
     assert new_warnings([GOOD, LEAK]) == warnings([LEAK])
     assert new_warnings([LEAK, UNFAITHFUL]) == warnings([UNFAITHFUL])
+
+
+def test_fidelity_is_judged_by_the_precision_and_causality_is_exact():
+    for precision, good, bad in (("float32", 1e-7, 2e-5), ("bfloat16", 1.9e-2, 3e-2), ("float16", 4e-3, 6e-3)):
+        found = [is_faithful(replace(GOOD, precision=precision, fidelity=error)) for error in (good, bad, math.nan)]
+        assert found == [True, False, False], precision
+    assert [is_causal(replace(GOOD, causality=change)) for change in (0.0, 1e-9, math.nan)] == [True, False, False]
 
 
 @pytest.mark.parametrize("layer", [0, 1])

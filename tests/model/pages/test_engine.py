@@ -21,10 +21,9 @@ from model.inspection.lens import predictions
 from model.inspection.recorder import capture
 from model.inspection.trace import edited, trace
 from model.pages import live, template
-from tests.gpts import GPT2, random_gpt
-from tests.model.pages.architectures import CONFIGS, MODERN, TOKENS
-from tests.model.pages.node import run_node
+from tests.gpts import CONFIGS, GPT2, MODERN, TOKENS, random_gpt
 from tests.model.pages.test_live_in_browser import GPTS, page_of
+from tests.model.pages.test_views_in_node import run_node
 
 pytestmark = pytest.mark.slow
 

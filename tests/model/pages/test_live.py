@@ -22,10 +22,9 @@ from model.pages import live
 from model.pages.describe import opening_view
 from model.pages.live import model_page
 from tests.attentions import with_scores
-from tests.gpts import GPT2, random_gpt, repeating_gpt
+from tests.gpts import CONFIGS, GPT2, MODERN, TOKENS, random_gpt, repeating_gpt
 from tests.html_pages import Page
 from tests.measurements import snapshot_of
-from tests.model.pages.architectures import CONFIGS, MODERN, TOKENS
 
 TOKENIZER = byte_level().to_dict()
 PROBE = TOKENS.tolist()

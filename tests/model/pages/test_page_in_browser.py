@@ -13,6 +13,7 @@ import pytest
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.image import imread
 
+from model.glass import open_run
 from model.inspection import heads
 from model.pages.images import COLOURS
 from tests.measurements import learned_captures, measured
@@ -63,19 +64,6 @@ def test_the_badges_are_green_or_red_and_the_manual_has_the_figures(open_page):
         assert told in page.locator("#manual").inner_text()
     diverged = open_page(capture_steps(causality=math.nan, fidelity=math.nan))
     assert "not a number in float32" in diverged.locator("#fidelity.bad").get_attribute("aria-label")
-
-
-def test_a_score_that_was_not_measured_is_a_dash(open_page):
-    captures = capture_steps()
-    for snapshot in captures.snapshots[2:]:
-        snapshot.scores["sink"][:] = math.nan
-    page = open_page(captures, hash_="#score=sink&order=sink")
-    assert page.locator(".thumb .caption span:last-child").all_inner_texts() == ["–"] * 6
-    row = page.locator("#card dt", has_text="sink").locator("xpath=following-sibling::dd[1]")
-    assert row.inner_text().strip() == "–"
-    page.locator("#curve").hover(position={"x": 200, "y": 100})
-    slide(page, 0)
-    assert "–" not in page.locator("#card").inner_text()
 
 
 def test_a_square_has_the_colour_of_its_weight_and_tells_it_when_pointed_at(open_page):
@@ -288,13 +276,15 @@ def test_equal_maps_before_and_after_the_first_update_are_explained(open_page):
     assert note not in open_page(CAPTURES, hash_="#step=0").locator("#stage").inner_text()
 
 
-def test_no_meaning_is_in_a_tooltip_alone(open_page):
+def test_no_meaning_is_in_a_tooltip_alone_and_the_manual_explains_every_score(open_page):
     page = open_page(CAPTURES)
     page.locator("#tokens span").nth(4).hover()
     point_at(page, 9, 3)
     assert page.locator("#main [title]:not(#curves *)").count() == 0
+    page.keyboard.press("?")
     for score in heads.SCORES.values():
         assert page.locator("#card").get_by_text(score.meaning).is_visible()
+        assert page.locator("#manual").get_by_text(score.glossary).is_visible()
 
 
 def boxes(page, selector: str) -> np.ndarray:
@@ -393,20 +383,27 @@ def test_the_theme_is_that_of_the_system_until_it_is_switched_and_both_have_cont
     assert (luminance(style("body", "backgroundColor")) > 0.5) == (theme == "dark")
 
 
-def test_the_head_of_the_other_run_is_the_nearest_match_or_chosen(open_page):
+def test_the_head_of_the_other_run_is_the_nearest_match_or_chosen_and_the_curves_show_it(open_page):
     order = [4, 2, 0, 5, 1, 3]  # of the other run's heads
 
     def shuffled(maps):
         return {name: some.reshape(6, *some.shape[2:])[order].reshape(some.shape) for name, some in maps.items()}
 
     other = replace(CAPTURES, name="other", load=lambda step: shuffled(CAPTURES.load(step)))
-    page = open_page(CAPTURES, other, hash_="#head=1.1&against=1.32&other=match")
+    page = open_page(CAPTURES, other, hash_="#head=1.1&against=1.32&other=match&score=previous_token")
     for head in range(6):
         click(page.locator("#grid .thumb").nth(head))
         assert in_page(page, "render", "shown.sides[1].head") == order.index(head)
     assert page.locator("#other-grid .thumb[aria-pressed=true]").count() == 1
-    click(page.locator("#other-grid .thumb").nth(3))
-    assert address(page)["other"] == "1.0" and "1.0" in page.locator("#card-title").inner_text()
+    drawings = set()
+    for number, head in ((4, "1.1"), (3, "1.0")):
+        click(page.locator("#other-grid .thumb").nth(number))
+        assert address(page)["other"] == head and head in page.locator("#card-title").inner_text()
+        assert f"B, dashed here with its head {head}: 1 formed: 0.0 at" in page.locator("#formed").inner_text()
+        drawings.add(page.locator("#curve").inner_html())
+    assert len(drawings) == 2
+    click(page.locator("#formed button", has_text="0.0 at").last)
+    assert address(page)["other"] == "0.0" and address(page)["head"] == "1.2"
 
 
 def test_two_runs_are_linked_by_the_nearest_steps_until_they_are_unlinked(open_page):
@@ -443,12 +440,18 @@ def test_the_layout_holds_at_every_width(open_page, layers, count, widths):
             assert (apart.any(-1) | np.eye(len(found), dtype=bool)).all()
 
 
-def test_the_curves_show_the_chosen_head_of_the_other_run_and_what_formed_in_it(open_page):
-    drawings = []
-    for head in ("0.0", "1.1"):
-        page = open_page(CAPTURES, OTHER, hash_=f"#head=0.1&step=32&against=1.32&other={head}&score=previous_token")
-        assert f"B, dashed here with its head {head}: 1 formed: 0.0 at" in page.locator("#formed").inner_text()
-        drawings.append(page.locator("#curve").inner_html())
-    assert drawings[0] != drawings[1]
-    click(page.locator("#formed button", has_text="0.0 at").last)
-    assert address(page)["other"] == "0.0" and address(page)["head"] == "0.1"
+def test_two_readings_in_one_notebook_do_not_disturb_each_other(trained, open_file):
+    glass = open_run(trained())
+    readings = [glass.read("the model reads"), glass.read("which word", without=["head 0.0"])]
+    cells = [one._repr_html_() for one in readings]
+    notebook = f"<!doctype html><body>{''.join(cells)}<div hidden>{cells[0]}</div>"  # the last cell is folded
+    page = open_file(notebook, width=1300, height=1600)
+    frames = [page.frame_locator("iframe").nth(number) for number in range(3)]
+    frames.pop().locator("html[data-drawn]").wait_for(state="attached")
+    shown = [frame.locator("#tokens").inner_text() for frame in frames]
+    before = frames[1].locator("#sentences").inner_text()
+    frames[0].locator("#grid button").last.click()  # an address that cannot be changed in a frame is no error
+    frames[0].locator("body").press("ArrowRight")
+    assert [frame.locator("#tokens").inner_text() for frame in frames] == shown
+    assert frames[1].locator("#sentences").inner_text() == before
+    assert page.locator("iframe").first.get_attribute("sandbox") == "allow-scripts allow-downloads"

@@ -37,7 +37,8 @@ def diverged() -> Captures:
 
     nothing = {"heads": [[None] * HEADS] * LAYERS, "feed_forward": [None] * LAYERS, "tables": {"pair table": None}}
     ablation, copying = {"text": nothing, "repeated": nothing}, np.full((LAYERS, HEADS), math.nan)
-    last = replace(CAPTURES.snapshots[-1], ablation=ablation, copying=copying)
+    scores = CAPTURES.snapshots[-1].scores | {"sink": copying}
+    last = replace(CAPTURES.snapshots[-1], scores=scores, ablation=ablation, copying=copying)
     return replace(CAPTURES, details=details, snapshots=[*CAPTURES.snapshots[:-1], last])
 
 
@@ -242,13 +243,19 @@ def test_an_old_capture_shows_its_maps_and_one_sentence_also_beside_another(open
 
 
 def test_a_diverged_model_has_dashes_in_place_of_numbers(open_page):
-    page = open_page(diverged(), hash_="#text=surprise&token=2&weighting=values")
+    page = open_page(diverged(), hash_="#text=surprise&token=2&weighting=values&score=sink&order=sink")
     for part in ("#expected .sentence", "#parts tbody", "#parts tfoot", "#ablations tbody"):
         assert "–" in page.locator(part).inner_text()
+    assert page.locator(".thumb .caption span:last-child").all_inner_texts() == ["–"] * LAYERS * HEADS
+    row = page.locator("#card dt", has_text="sink").locator("xpath=following-sibling::dd[1]")
+    assert row.inner_text().strip() == "–"
+    page.locator("#curve").hover(position={"x": 200, "y": 100})
     assert page.locator("#attribution-badge.bad").is_visible()
     page.locator("#lenses td").first.hover()
     assert "–" in page.locator("#lenses .readout").first.inner_text()
     assert not re.search(r"NaN|undefined|null|Infinity", page.locator("body").inner_text())
+    slide(page, 0)
+    assert "–" not in page.locator("#card").inner_text()
 
 
 def test_hostile_text_is_shown_as_text(open_page):

@@ -1,8 +1,30 @@
-"""The pure functions of the page's views, tested in JavaScript. See views.test.mjs."""
+"""The page's modules in node, without a browser: the pure functions of its views, see views.test.mjs."""
 
+import re
+import shutil
+import subprocess
 from pathlib import Path
 
-from tests.model.pages.node import run_node
+import pytest
+
+NODE = shutil.which("node")
+OLDEST = (20, 6)  # the first that can be told how modules are named
+
+
+def run_node(*arguments: str | Path, content: str = "") -> str:
+    """What node writes to standard output when it gets `content` on standard input; fails with all that it writes.
+
+    Skips the test where node is missing or too old.
+    """
+    if NODE is None:
+        pytest.skip("node is not installed, so the page's modules are tested in the browser only")
+    version = subprocess.run([NODE, "--version"], capture_output=True, text=True, check=True).stdout
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST:
+        pytest.skip(f"node is {version.strip()}, which is too old to load the page's modules")
+    command = [NODE, *arguments]
+    result = subprocess.run(command, input=content, capture_output=True, encoding="utf-8", timeout=120, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
 def test_pure_functions_of_the_views():
