@@ -66,7 +66,6 @@ MISTAKES = {
     "import folder our.ckpt": "our.ckpt exists already",
     "import our.ckpt new.ckpt": "our.ckpt is a file: give the folder",
     "import folder new.ckpt --tokenizer bpe": "name bytes or a published encoding",
-    "import folder new.ckpt --tokenizer gpt5": "unknown tokenizer 'gpt5'",
     "import folder new.ckpt --tokenizer bytes": "leave out --tokenizer",
     "export nothing new": "there is no nothing",
     "export our.ckpt folder": "folder exists already",

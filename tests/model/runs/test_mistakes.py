@@ -35,8 +35,6 @@ PARSED = {
     "--part.colour red": "there is no option --part.colour",
     "--config '{part: {lenght: 3}}'": "the config has an unknown key part.lenght; did you mean part.length?",
     "--config '{prat: {length: 3}}'": "the config has an unknown key prat.length; did you mean part.length?",
-    "--config '{colour: red}'": "the config has an unknown key colour",
-    "--config '{part: {length: big}}'": "part.length cannot be 'big': expected int",
     "--part.length=big": "part.length cannot be 'big': expected int",
     "--part.pair=0.9,0.95": "part.pair cannot be '0.9,0.95': write it in brackets, [0.9, 0.95]",
     "--part.rate=fast": "part.rate cannot be 'fast': expected float or null",
