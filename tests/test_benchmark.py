@@ -14,27 +14,17 @@ import torch
 from scripts import benchmark
 from scripts.benchmarks import gpt2
 from tests.command_lines import refused
-from tests.small_runs import REPOSITORY
 
 SMALL = {"num_layers": 1, "num_heads": 2, "embed_dim": 16, "context_length": 8, "vocab_size": 257}
 # Answers like nanoGPT's model.py, with our network.
 STAND_IN = """
-from dataclasses import dataclass
+from collections import namedtuple
 import torch
 from model.generation import generate
 from model.gpt import GPT as Network
 from scripts.benchmarks.gpt2 import gpt2_config
 
-
-@dataclass
-class GPTConfig:
-    block_size: int
-    vocab_size: int
-    n_layer: int
-    n_head: int
-    n_embd: int
-    dropout: float
-    bias: bool
+GPTConfig = namedtuple("GPTConfig", "block_size vocab_size n_layer n_head n_embd dropout bias")
 
 
 class GPT(torch.nn.Module):
@@ -190,17 +180,6 @@ def test_nothing_is_compared_where_ours_dies(nanogpt, monkeypatch, capsys):
     assert capsys.readouterr().err.endswith("benchmark.py: it ended with SIGSEGV: bad matrix\n")
 
 
-def test_a_peer_that_dies_leaves_out_its_own_row_only(nanogpt, characters, monkeypatch, capsys):
-    curve = {"curve": [{"step": 4, "seconds": 2.0, "loss": 1.5}], "machine": {"device": "", "threads": 1}}
-    works = f"import json; open(folder + '/result.json', 'w').write(json.dumps({curve}))"
-    jobs(monkeypatch, train_by_recipe=works, learn_characters=DIES)
-    assert benchmark.main(["time_to_loss", nanogpt, characters]) == 0
-    output, error = capsys.readouterr()
-    (row,) = json.loads(output.splitlines()[-1])["rows"]
-    assert (row["contender"], row["target"], row["seconds"]) == ("glassgpt", 1.5, 2.0)
-    assert "nanogpt is left out: it ended with SIGSEGV: bad matrix" in error
-
-
 @pytest.mark.parametrize(
     ("code", "error", "message"),
     [
@@ -271,11 +250,9 @@ def test_a_bare_loop_learns():
 
 MISTAKES = {
     "train --nanogpt nowhere": "nowhere is not a checkout of nanoGPT",
-    "train --rounds 0": "argument --rounds: must be at least 1, not 0",
     "time_to_loss --data x.txt": "x.txt: No such file or directory",
     "time_to_loss --data short.txt": "has 999 characters: at least 1000 are needed",
     "time_to_loss --data umlauts.txt": "is not all ASCII",
-    "train --speed 9": "unrecognized arguments: --speed 9",
 }
 
 
@@ -285,12 +262,3 @@ def test_a_mistake_gets_one_sentence(typed, here, capsys, tmp_path):
     Path("umlauts.txt").write_text("ä" * 1000, encoding="utf-8")
     assert MISTAKES[typed] in refused(benchmark.main, capsys, *shlex.split(typed))
     assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_help_runs_from_any_folder_and_imports_no_torch(tmp_path):
-    code = "import runpy, sys\ntry: runpy.run_path(sys.argv.pop(1), run_name='__main__')\n"
-    code += "finally: print('imported', {'torch', 'lightning'} & set(sys.modules))"
-    command = [sys.executable, "-c", code, str(REPOSITORY / "scripts" / "benchmark.py"), "--help"]
-    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    assert all(name in shown for name in ("train", "generate", "time_to_loss"))
-    assert shown.endswith("imported set()\n")

@@ -14,11 +14,12 @@ from data.datamodule import TextDataModule
 from data.tokenizers import byte_level
 from model.checkpoint import load_gpt
 from model.exchange.evaluation import text_logprobs
-from model.gpt import GPTConfig
+from model.gpt import GPT, GPTConfig
 from scripts.evaluate import main
 from tests.command_lines import call, refused
 from tests.gpts import GPT2, change_checkpoint, letters_alone, random_gpt, save_checkpoint
 from tests.small_runs import REPOSITORY
+from tests.watching import before_call
 
 CONTEXT = 16
 
@@ -77,8 +78,8 @@ def test_the_figures_are_those_of_the_held_out_text(run_dir, capsys, tmp_path, s
 
 @pytest.mark.parametrize("document_masking", [False, True])
 @torch.no_grad()
-def test_the_default_figure_is_that_of_training(capsys, tmp_path, files, document_masking):
-    run_dir = save_run(tmp_path / "run")
+def test_the_default_figure_is_that_of_training(capsys, monkeypatch, tmp_path, files, document_masking):
+    run_dir, counts = save_run(tmp_path / "run"), []
     options = {"files": files, "tokenizer": "bytes", "batch_size": 2, "validation_fraction": 0.5}
     options["document_masking"] = document_masking
     data = TextDataModule(**options, context_length=CONTEXT, cache_dir=str(tmp_path / "cache"))
@@ -88,7 +89,9 @@ def test_the_default_figure_is_that_of_training(capsys, tmp_path, files, documen
     nats = sum(float(gpt.loss(**batch, reduction="sum")) for batch in data.val_dataloader())
     # A run's folder says what it was trained on; JSON is YAML.
     (run_dir / "config.yaml").write_text(json.dumps({"data": options, "model": {"gpt": {}}}))
+    before_call(monkeypatch.setattr, GPT, "features", lambda gpt, windows, **_: counts.append(len(windows)))
     found, split = result(capsys, "--checkpoint", run_dir, "--batch_size", 3), data.tokenized.validation
+    assert max(counts) == 3
     assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / split.num_bytes, abs=1e-5)
     assert (found["tokens"], found["bytes"]) == (split.num_tokens - 1, split.num_bytes)
     assert found["documents"] > 1

@@ -231,6 +231,8 @@ def test_blank_lines_among_prompts_are_skipped_and_named(run_dir, capsys, tmp_pa
 def test_a_text_ends_where_the_model_ends_it_or_before_a_stop(tmp_path, capsys):
     ending = save_run(tmp_path / "ending", favourite=[*b"ab", 256])
     assert generate(capsys, "--checkpoint", ending, "--temperature", 0, "--prompt", "a")[1] == "ab\n"
+    cut = ("--checkpoint", save_run(tmp_path / "cut", favourite="aé".encode()), "--greedy", "--prompt", "a")
+    assert generate(capsys, *cut, "--max_new_tokens", 1)[1] == "a\N{REPLACEMENT CHARACTER}\n"  # within a character
     run_dir = save_run(tmp_path / "run", favourite=b"abcde.\n")
     options = ("--checkpoint", run_dir, "--greedy", "--prompt", "ab", "--max_new_tokens", 9)
     status, out, err = generate(capsys, *options, "--stop", "e.", "--stop", "zz")

@@ -25,11 +25,9 @@ from model.runs.recording import AttentionRecording, Samples
 from model.training import hardware
 from model.training.optimizer import OptimizerConfig, build_optimizer, density_at
 from model.training.schedule import ScheduleConfig, learning_rate_factor
-from scripts import evaluate, inspect_attention
-from tests.gpts import save_checkpoint
+from scripts import inspect_attention
 from tests.small_runs import REPOSITORY, metrics
 from tests.test_inspect_attention import make_run
-from tests.watching import before_call
 
 TINY = {"vocab_size": 40, "context_length": 12, "num_layers": 2, "num_heads": 4, "embed_dim": 16}
 STEPS = 4
@@ -255,14 +253,6 @@ def test_every_choice_of_a_picture_or_table_changes_it(name, here):
         return Path(output.partition("=")[2]).read_bytes()
 
     assert written() == written() != written(option)
-
-
-def test_every_option_of_an_evaluation_reaches_it(here, monkeypatch, small_text):
-    save_checkpoint(Path("own.ckpt"), GPT(GPTConfig(**TINY | {"vocab_size": 257})))
-    windows = set()
-    before_call(monkeypatch.setattr, GPT, "features", lambda gpt, x, **_: windows.add(len(x)))
-    assert evaluate.main(["--checkpoint=own.ckpt", f"--data.files={small_text}", "--batch_size=7"]) == 0
-    assert max(windows) == 7
 
 
 @pytest.mark.filterwarnings("ignore:'scripts.* found in sys.modules:RuntimeWarning")

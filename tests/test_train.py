@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -59,12 +58,16 @@ def test_a_run_leaves_everything_in_its_folder(train, capsys):
     assert gpt.config.num_layers == 2
 
 
-def test_the_saved_config_repeats_the_run_to_the_last_digit(train):
+def test_the_printed_and_the_saved_config_repeat_the_run_to_the_last_digit(train, capsys):
+    with pytest.raises(SystemExit) as exit:
+        train("--model.gpt.logit_soft_cap=null", "--print_config")
+    assert exit.value.code == 0 and not Path("runs").exists()
+    Path("printed.yaml").write_text(capsys.readouterr().out)
     assert train("--name=first", "--model.gpt.logit_soft_cap=null") == 0
-    saved = yaml.safe_load(Path("runs/first/config.yaml").read_text())
-    assert saved["model"]["gpt"]["logit_soft_cap"] is None
-    assert main(["--config", "runs/first/config.yaml", "--name", "second"]) == 0
-    assert metrics("runs/first") == metrics("runs/second")
+    for name, config in (("second", "printed.yaml"), ("third", "runs/first/config.yaml")):
+        assert yaml.safe_load(Path(config).read_text())["model"]["gpt"]["logit_soft_cap"] is None
+        assert main(["--config", config, "--name", name]) == 0
+        assert metrics("runs/first") == metrics(f"runs/{name}")
 
 
 def test_validate_finds_what_training_found(train, finished_run, capsys):
@@ -121,9 +124,9 @@ def test_a_sparse_run_resumes_bit_for_bit_and_counts_its_weights(train, in_batch
     assert_same_run("runs/whole", "runs/stopped")
 
 
-def test_a_time_limit_lets_an_accumulated_step_end(train, trained, in_batch, monkeypatch):
+def test_a_time_limit_lets_an_accumulated_step_end_and_is_one_for_each_call(train, trained, in_batch, monkeypatch):
     whole, elapsed, batches = trained(*EVENTFUL), [0.0], []
-    monkeypatch.setattr(Timer, "time_elapsed", lambda self, *_: elapsed[-1])
+    monkeypatch.setattr(Timer, "time_elapsed", lambda self, *_: self._offset + elapsed[-1])  # of other calls and this
     in_batch(lambda *_: elapsed.append(7200.0), 9)
     in_batch(lambda *_: batches.append(None))
     assert train("--name=limited", *EVENTFUL, "--trainer.max_time=00:01:00:00") == 0
@@ -144,37 +147,22 @@ def test_a_resumed_run_overrides_and_lengthens(train):
     assert yaml.safe_load(Path("runs/run/config.yaml").read_text())["trainer"]["max_steps"] == 20
 
 
-def test_a_damaged_checkpoint_is_noticed_and_the_one_before_used(train, finished_run, caplog):
-    shutil.copytree(finished_run, "runs/damaged")
-    last = Path("runs/damaged/checkpoints/last.ckpt")
-    content = bytearray(last.read_bytes())
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_used_and_kept(train, trained, finished_run, caplog):
+    last, previous = (finished_run / "checkpoints" / f"{name}.ckpt" for name in ("last", "previous"))
+    content, kept = bytearray(last.read_bytes()), previous.read_bytes()
     content[len(content) // 2] ^= 1
     last.write_bytes(content)
-    assert train("--resume=runs/damaged") == 0
-    assert "last.ckpt is damaged" in caplog.text and "previous.ckpt" in caplog.text
-    assert_same_run("runs/run", "runs/damaged")
-    read_checkpoint(Path("runs/damaged/checkpoints/previous.ckpt"))
-
-
-@pytest.mark.parametrize("last_is_damaged", [False, True])
-def test_a_checkpoint_that_is_resumed_by_name_costs_no_other_one(train, finished_run, last_is_damaged):
-    """A whole last.ckpt is kept as previous.ckpt, a damaged one is not."""
-    last, previous = (finished_run / "checkpoints" / f"{name}.ckpt" for name in ("last", "previous"))
-    if last_is_damaged:
-        last.write_bytes(last.read_bytes()[:-100])
-    kept = (previous if last_is_damaged else last).read_bytes()
-    assert train(f"--resume={previous}", "--trainer.max_steps=9") == 0
-    assert previous.read_bytes() == kept
-    assert final_state(finished_run)["global_step"] == 9
-
-
-def test_the_time_limit_is_one_for_each_call(train, capsys):
-    assert train("--name=run", "--trainer.max_time=00:00:00:01", "--trainer.max_steps=100000") == 0
-    step = final_state("runs/run")["global_step"]
-    assert 0 < step < 100000
-    assert f"after {step} steps" in capsys.readouterr().out
     assert train("--resume=runs/run") == 0
-    assert step < final_state("runs/run")["global_step"] < 100000
+    assert "last.ckpt is damaged" in caplog.text and "previous.ckpt" in caplog.text
+    assert_same_run(trained(), finished_run)
+    assert previous.read_bytes() == kept
+
+
+def test_a_checkpoint_that_is_resumed_by_name_costs_no_other_one(train, finished_run):
+    last, previous = (finished_run / "checkpoints" / f"{name}.ckpt" for name in ("last", "previous"))
+    kept = last.read_bytes()
+    assert train(f"--resume={previous}", "--trainer.max_steps=9") == 0
+    assert previous.read_bytes() == kept and final_state(finished_run)["global_step"] == 9
 
 
 def test_weights_that_are_not_finite_are_never_saved(train, monkeypatch, capsys):
@@ -222,16 +210,6 @@ def test_every_shipped_config_trains(train, small_text, config):
     shrunk += ["--trainer.accumulate_grad_batches=1", "--trainer.max_steps=2", "--wandb=disabled", "--name=run"]
     assert train(f"--config={REPOSITORY / 'configs' / config}", *shrunk) == 0
     assert Path("runs/run/checkpoints/best.ckpt").exists()
-
-
-def test_print_config_is_a_config(train, capsys):
-    with pytest.raises(SystemExit) as exit:
-        train("--print_config")
-    assert exit.value.code == 0
-    printed = capsys.readouterr().out
-    Path("printed.yaml").write_text(printed)
-    assert yaml.safe_load(printed)["model"]["gpt"]["num_layers"] == 2
-    assert main(["--config", "printed.yaml", "--name", "run"]) == 0
 
 
 # Trains with the options in each list of a list, in one process, because importing takes longer than training.

@@ -152,8 +152,8 @@ def test_only_a_closed_standard_output_is_no_error(body, status):
 def test_help_does_not_import_what_is_slow():
     source = """
 import sys
-from scripts import generate, inspect_attention, report, walk
-for script in (generate, inspect_attention, report, walk):
+from scripts import benchmark, convert_huggingface, generate, inspect_attention, report, walk
+for script in (benchmark, convert_huggingface, generate, inspect_attention, report, walk):
     try:
         script.main(["--help"])
     except SystemExit:

@@ -83,7 +83,6 @@ def test_options_that_do_what_they_say_are_let_through():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"max_epochs": 2}, "trainer.max_epochs: training is counted in steps"),
         ({"limit_train_batches": 0.5}, "trainer.limit_train_batches: would repeat"),
         *(
             ({"strategy": name}, "trainer.strategy: .* write ddp or fsdp")
