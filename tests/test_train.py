@@ -65,7 +65,8 @@ def test_the_printed_and_the_saved_config_repeat_the_run_to_the_last_digit(train
     Path("printed.yaml").write_text(capsys.readouterr().out)
     assert train("--name=first", "--model.gpt.logit_soft_cap=null") == 0
     for name, config in (("second", "printed.yaml"), ("third", "runs/first/config.yaml")):
-        assert yaml.safe_load(Path(config).read_text())["model"]["gpt"]["logit_soft_cap"] is None
+        settings = yaml.safe_load(Path(config).read_text())
+        assert settings["name"] is None and settings["model"]["gpt"]["logit_soft_cap"] is None
         assert main(["--config", config, "--name", name]) == 0
         assert metrics("runs/first") == metrics(f"runs/{name}")
 

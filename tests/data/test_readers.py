@@ -11,7 +11,7 @@ import pyarrow
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from data import readers, tokenizers
@@ -94,40 +94,25 @@ def test_a_file_or_a_cell_without_line_ends_is_cut_as_well(tmp_path: Path, monke
         assert max(len(passage.text) for passage in passages) <= 256 + 64
 
 
-def test_a_block_that_is_far_from_the_cut_is_found(tmp_path: Path):
-    """Further than one read: what was read first ends within a character, or just before the blank line."""
-    for padding in range(4):
-        path = tmp_path / "text.txt"
-        head, tail = "x" * padding + "é" * 2**20, "second block\n\nthird"
-        path.write_text(f"{head}\n \n{tail}", encoding="utf-8")
-        assert documents(text_passages(path, True, (0.0, 0.1))) == [head]
-        assert documents(text_passages(path, True, (0.1, 1.0))) == tail.split("\n\n")
-
-
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("text", ["one block\n" * 10, "first\n\n" + "second\n" * 10, "first\n" * 10 + "\n \n\n"])
-def test_a_cut_without_a_block_after_it_says_what_to_set(tmp_path: Path, text: str):
-    path = tmp_path / "text.txt"
-    path.write_text(text)
-    for share in ((0.0, 0.75), (0.75, 1.0)):
-        with pytest.raises(ValueError, match=r"text.txt has no blank line .* last 25%.*: write --data.documents file"):
-            list(text_passages(path, True, share))
-
-
-@settings(max_examples=50)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(text="ends in a cut é", fraction=0.95, blocks=False)
+@example(text="x" + "é" * 40 + "\n \nsecond block\n\nthird", fraction=0.1, blocks=True)
+@example(text="first\n" * 10 + "\n \n\n", fraction=0.75, blocks=True)
 @given(text=texts.filter(lambda text: len(text) > 10), fraction=st.floats(0.05, 0.95), blocks=st.booleans())
 def test_two_shares_are_the_whole_file(tmp_path_factory, text: str, fraction: float, blocks: bool):
+    """However far the next block is from the cut; where there is none, a sentence says what to set."""
     path = tmp_path_factory.mktemp("shares") / "text.txt"
     path.write_bytes(text.encode())
     whole = documents(text_passages(path, blocks))
     rest = text.encode()[int(len(text.encode()) * fraction) :]
+    shares = (0.0, fraction), (fraction, 1.0)
     if blocks and not re.search(rb"\n[ \t]*\r?\n\s*\S", rest):
-        with pytest.raises(ValueError, match=r"has no blank line with text after it in its last \d+%"):
-            list(text_passages(path, blocks, (0.0, fraction)))
+        for share in shares:
+            with pytest.raises(ValueError, match=r"text.txt has no blank line .* \d+%.*: write --data.documents file"):
+                list(text_passages(path, blocks, share))
         return
-    head = documents(text_passages(path, blocks, (0.0, fraction)))
-    tail = documents(text_passages(path, blocks, (fraction, 1.0)))
+    head, tail = (documents(text_passages(path, blocks, share)) for share in shares)
     if blocks:
         assert head + tail == whole
     else:

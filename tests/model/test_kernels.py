@@ -78,17 +78,6 @@ def test_scores_are_not_rounded_even_under_autocast():
     torch.testing.assert_close(values.double(), exact, atol=4e-3, rtol=0)
 
 
-def test_the_private_gradient_of_torch_is_still_the_softmaxs():
-    assert hasattr(torch, "_softmax_backward_data"), (
-        "torch has dropped _softmax_backward_data: in model/kernels.py write out weights * (grad - sum(weights * grad))"
-    )
-    scores, upstream = torch.randn(2, 5, 5, dtype=torch.float64, requires_grad=True), torch.randn(2, 5, 5).double()
-    weights = scores.softmax(-1)
-    (expected,) = torch.autograd.grad(weights, scores, upstream)
-    actual = torch._softmax_backward_data(upstream, weights.detach(), -1, weights.dtype)
-    torch.testing.assert_close(actual, expected)
-
-
 @pytest.mark.parametrize(
     ("options", "length", "mask", "calls"),
     [

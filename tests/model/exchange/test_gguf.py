@@ -48,10 +48,12 @@ def test_every_tensor_and_option_can_be_read_back(tied, tmp_path):
     assert fields["gpt2.attention.layer_norm_epsilon"] == pytest.approx(block.attention_norm.eps)
 
 
-def test_tokens_and_merges_are_those_of_the_tokenizer(tmp_path):
+def test_tokens_and_merges_are_those_of_the_tokenizer_and_no_file_is_overwritten(tmp_path):
     gpt = random_gpt(GPTConfig(**SIZES, **GPT2))
     tokenizer = train_bpe(["the cat and the hat and the rat sat and sat. " * 20], 270)
     to_gguf(gpt, tmp_path / "model.gguf", tokenizer)
+    with pytest.raises(FileExistsError, match="exists already"):
+        to_gguf(gpt, tmp_path / "model.gguf", tokenizer)
     fields = {name: field.contents() for name, field in gguf.GGUFReader(tmp_path / "model.gguf").fields.items()}
     tokens = fields["tokenizer.ggml.tokens"]
     assert len(tokens) == 320  # one for each row of the embedding
@@ -94,9 +96,3 @@ def test_another_family_is_refused_by_the_option_that_differs(options, message, 
     with pytest.raises(ValueError, match=f"GPT-2's family only.*{message}"):
         to_gguf(gpt, tmp_path / "model.gguf", byte_level())
     assert not any(tmp_path.iterdir())
-
-
-def test_a_file_is_not_overwritten(tmp_path):
-    (tmp_path / "model.gguf").touch()
-    with pytest.raises(FileExistsError, match="exists already"):
-        to_gguf(random_gpt(GPTConfig(**SIZES, **GPT2)), tmp_path / "model.gguf", byte_level())
