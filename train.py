@@ -7,6 +7,7 @@ python train.py validate --ckpt_path runs/NAME/checkpoints/best.ckpt
 python train.py --help                                      every option
 """
 
+import gc
 import os
 import shlex
 import signal
@@ -16,6 +17,7 @@ from typing import Any
 
 if __name__ == "__main__":  # Ctrl-C during the imports, which take seconds; nothing needs cleaning up
     signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
+    gc.disable()  # imports leave next to nothing to collect
 
 import yaml
 from lightning.pytorch import Trainer
@@ -163,6 +165,8 @@ def main(args: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # what was imported stays, so that nothing looks at all of it again, above all when the program ends
+    gc.enable()
     # A signal before the first step. Later the run saves first, see model/runs/sequence.py.
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, lambda signum, _: sys.exit(128 + signum))
