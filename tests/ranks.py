@@ -2,7 +2,9 @@
 
 import multiprocessing
 import os
+import runpy
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +26,19 @@ def run_ranks(target: Callable[..., int | None], *arguments) -> None:
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0, 0]
+
+
+def run_program(command: list[str]) -> None:
+    """train.py as a person starts it in this folder, who leaves the second process to Lightning; it must end well."""
+    process = started(as_program, Path.cwd(), command)
+    process.join()
+    assert process.exitcode == 0
+
+
+def as_program(folder: Path, command: list[str]) -> None:
+    os.chdir(folder)
+    sys.argv = [str(REPOSITORY / "train.py"), *command]
+    runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def started(target: Callable[..., int | None], *arguments) -> multiprocessing.Process:

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from lightning.pytorch.callbacks import Timer
 
 from model.checkpoint import load_gpt, read_checkpoint
 from model.training.module import GPTModule
-from tests.ranks import run_ranks
+from tests.ranks import run_program, run_ranks
 from tests.small_runs import EVENTFUL, REPOSITORY, assert_same, assert_same_run, final_state, metrics
 from tests.watching import before_call
 from train import main
@@ -242,7 +243,7 @@ def test_neither_the_locale_nor_a_closed_standard_output_matters(tmp_path, small
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_devices_give_the_losses_of_one_and_resume_between_two_rows(train, monkeypatch, strategy):
+def test_two_devices_give_the_losses_of_one_and_resume_between_two_rows(train, trained, here, strategy):
     """A run that one device begins, two continue and one ends has the losses of one device, in float32.
 
     Each device has its own part of the loss since the last row, which the first row after a resume needs.
@@ -251,20 +252,19 @@ def test_two_devices_give_the_losses_of_one_and_resume_between_two_rows(train, m
     options = ["--model.optimizer.algorithm=adamw", "--model.optimizer.learning_rate=0.001"]
     options += ["--model.schedule.decay=none", "--trainer.log_every_n_steps=6", "--trainer.val_check_interval=6"]
     two_devices = ["--trainer.devices=2", f"--trainer.strategy={strategy}", "--checkpoints.keep_steps=[10]"]
-    assert train("--name=one", *options, "--trainer.max_steps=24") == 0
-    assert train("--name=two", *options, "--trainer.max_steps=6") == 0
+    whole = trained(*options, "--trainer.max_steps=24")
+    shutil.copytree(trained(*options, "--trainer.max_steps=6"), "runs/two")
     rows = []
     for start in ("runs/two", "runs/two/checkpoints/step_00000010.ckpt"):
         command = [f"--resume={start}", *two_devices, "--trainer.max_steps=18"]
-        if strategy == "ddp" and not rows:  # as a person starts it, who leaves the second process to Lightning
-            monkeypatch.setenv("OMP_NUM_THREADS", "1")
-            subprocess.run([sys.executable, REPOSITORY / "train.py", *command], check=True, stdout=subprocess.DEVNULL)
+        if strategy == "ddp" and not rows:
+            run_program(command)
         else:
             run_ranks(main, command)
         rows.append(metrics("runs/two"))
     assert rows[0] == rows[1] and [row["step"] for row in rows[0] if row["train/loss"]] == ["6", "12", "18"]
     assert train("--resume=runs/two", "--trainer.devices=1", "--trainer.strategy=auto", "--trainer.max_steps=24") == 0
-    one, two = metrics("runs/one"), metrics("runs/two")
+    one, two = metrics(whole), metrics("runs/two")
     for column in ("train/loss", "val/loss"):
         expected = {row["step"]: float(row[column]) for row in one if row[column]}
         assert {row["step"]: float(row[column]) for row in two if row[column]} == pytest.approx(expected, abs=1e-5)
