@@ -136,10 +136,6 @@ def instead(name, make):
     return write
 
 
-def loop(path):
-    path.symlink_to(path.name)
-
-
 def maps(**arrays):
     def write(run):
         path = max((run / "attention").glob("*.npz"))
@@ -180,7 +176,7 @@ HOSTILE = {
     "pipe for a config": (["resume", "validate", "report"], instead("config.yaml", os.mkfifo)),
     "pipe for samples": (["resume", "report"], instead("samples.jsonl", os.mkfifo)),
     "pipe for a probe": (["inspect", "report"], instead("attention/probe.json", os.mkfifo)),
-    "link to itself": (["resume", "report"], instead("samples.jsonl", loop)),
+    "link to itself": (["resume", "report"], instead("samples.jsonl", lambda path: path.symlink_to(path.name))),
     "link to a config": (["resume", "report", "inspect"], link("config.yaml")),
     "link to checkpoints": (["resume", "validate", "generate", "walk", "read a prompt"], link("checkpoints")),
     "link to maps": ([*ATTENTION, "generate"], link("attention")),

@@ -53,16 +53,6 @@ def make_run(run: Path, seed: int, text: str = TEXT, steps: tuple[int, ...] = (0
     save_checkpoint(run / "checkpoints" / "best.ckpt", gpt)
 
 
-def only_maps(attention: Path) -> None:
-    """Leaves of a run's captures the maps and scores alone, as where nothing else was measured."""
-    for details in attention.glob("step_*.json"):
-        details.unlink()
-    scores = attention / "scores.jsonl"
-    lines = [json.loads(line) for line in scores.read_text().splitlines()]
-    kept = ("step", "precision", "fidelity", "causality", "checks", "scores", "habits")
-    scores.write_text("".join(json.dumps({name: line[name] for name in kept}) + "\n" for line in lines))
-
-
 def small_gpt(seed: int, **config) -> GPT:
     sizes = {"vocab_size": 257, "context_length": 32, "num_layers": 2, "num_heads": 3, "embed_dim": 24} | config
     return random_gpt(GPTConfig(**sizes), seed)
@@ -293,7 +283,12 @@ def mistakes(workplace):
     change_checkpoint(checkpoint, tokenizer=foreign)
     for name in ("damaged", "damaged_scores", "removed", "begun", "maps_only"):
         shutil.copytree(workplace / "runs" / "first", workplace / name)
-    only_maps(workplace / "maps_only" / "attention")
+    for details in (workplace / "maps_only" / "attention").glob("step_*.json"):
+        details.unlink()
+    scores = workplace / "maps_only" / "attention" / "scores.jsonl"
+    lines = [json.loads(line) for line in scores.read_text().splitlines()]
+    kept = ("step", "precision", "fidelity", "causality", "checks", "scores", "habits")
+    scores.write_text("".join(json.dumps({name: line[name] for name in kept}) + "\n" for line in lines))
     (workplace / "damaged" / "attention" / "step_00000001.npz").write_bytes(b"PK\x03\x04")
     scores = workplace / "damaged_scores" / "attention" / "scores.jsonl"
     lines = scores.read_bytes().splitlines(keepends=True)

@@ -277,13 +277,6 @@ def test_every_option_of_a_script_is_explained_and_in_a_test(script, module, mon
         assert re.search(rf"--{option}\b[^\n]*(\n\s+|\s\s+)\w", shown), option
 
 
-def readme_commands() -> list[str]:
-    """Every command of this project in the README, without its comment."""
-    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    found = re.findall(r"(?:^|`)python ((?:train|scripts/\w+)\.py[^`\n]*)", text, re.MULTILINE)
-    return list(dict.fromkeys(command.split("  #")[0].split(";")[0].strip() for command in found))
-
-
 def shrunk(program, arguments, small_options):
     """The same command for a run of two steps."""
     arguments = ["runs/run" if "runs/NAME" in part else part.replace("runs/OTHER", "runs/run") for part in arguments]
@@ -308,7 +301,9 @@ def test_every_command_of_the_readme_works(finished_run, small_options, small_te
     Path("my").mkdir()
     Path("my/own.txt").write_text(small_text.read_text())
     monkeypatch.setattr("sys.stdin", io.StringIO("the\n"))  # for --interactive
-    commands = readme_commands()
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    found = re.findall(r"(?:^|`)python ((?:train|scripts/\w+)\.py[^`\n]*)", text, re.MULTILINE)
+    commands = dict.fromkeys(command.split("  #")[0].split(";")[0].strip() for command in found)  # without comments
     assert len(commands) >= 8
     for command in commands:
         program, *arguments = shlex.split(command)

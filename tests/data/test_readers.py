@@ -98,6 +98,7 @@ def test_a_file_or_a_cell_without_line_ends_is_cut_as_well(tmp_path: Path, monke
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(text="ends in a cut é", fraction=0.95, blocks=False)
 @example(text="x" + "é" * 40 + "\n \nsecond block\n\nthird", fraction=0.1, blocks=True)
+@example(text="x" * 32 + "\nsame block\n\nthird", fraction=0.01, blocks=True)
 @example(text="first\n" * 10 + "\n \n\n", fraction=0.75, blocks=True)
 @given(text=texts.filter(lambda text: len(text) > 10), fraction=st.floats(0.05, 0.95), blocks=st.booleans())
 def test_two_shares_are_the_whole_file(tmp_path_factory, text: str, fraction: float, blocks: bool):

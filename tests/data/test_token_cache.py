@@ -218,24 +218,20 @@ def test_no_text_is_a_mistake(tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
-def sparse_corpus(folder: Path, num_tokens: int) -> TokenStore:
-    """Tokens that are a hole in the file: they take no space on the disk, and read as zeros."""
-    path, written = folder / "train.bin", 10**9
-    path.touch()
-    os.truncate(path, 2 * num_tokens)
-    os.utime(path, (written, written))
-    store = TokenStore(path, "abc", "uint16", num_tokens, num_tokens, 1, written, checksum=0)
-    path.with_suffix(".json").write_bytes(store.to_json())
-    return open_split(path, "abc")
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="NTFS fills the holes of a file")
 def test_ten_billion_tokens_take_no_more_memory_than_a_million(tmp_path: Path):
+    """Here a hole in the file, which takes no space on the disk and is read as zeros."""
+
     def first_batches(num_tokens: int) -> tuple[int, int]:
         """The last token that five steps read, and the peak of memory."""
-        (tmp_path / str(num_tokens)).mkdir()
+        path, written = tmp_path / f"{num_tokens}.bin", 10**9
+        path.touch()
+        os.truncate(path, 2 * num_tokens)
+        os.utime(path, (written, written))
+        store = TokenStore(path, "abc", "uint16", num_tokens, num_tokens, 1, written, checksum=0)
+        path.with_suffix(".json").write_bytes(store.to_json())
         tracemalloc.start()
-        tokens = sparse_corpus(tmp_path / str(num_tokens), num_tokens)
+        tokens = open_split(path, "abc")
         starts = WindowSampler(tokens.num_tokens, 1024, 64, seed=1).starts(np.arange(5))
         assert all(tokens.gather(row, 1025).shape == (64, 1025) for row in starts)
         peak = tracemalloc.get_traced_memory()[1]
@@ -328,14 +324,11 @@ def test_damaged_tokenizer_is_made_again(folder: Path, tmp_path: Path, caplog: p
     assert same(cache_of(folder, tmp_path / "cache").prepare(), first)
 
 
-def test_environment_names_the_cache(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_environment_names_the_cache_and_one_that_cannot_be_made_says_what_to_set(folder: Path, tmp_path, monkeypatch):
     monkeypatch.setenv("GLASSGPT_CACHE", str(tmp_path / "named"))
     assert cache_of(folder, None).folder.parent == tmp_path / "named"
     monkeypatch.delenv("GLASSGPT_CACHE")
     assert cache_of(folder, None).folder.parent == Path(__file__).parents[2] / ".cache" / "glassgpt"
-
-
-def test_a_cache_that_cannot_be_made_says_what_to_set(folder: Path, tmp_path: Path):
     (tmp_path / "occupied").write_text("a file")
     with pytest.raises(OSError, match=r"cannot write tokens \(.*\): .*set --data.cache_dir"):
         cache_of(folder, tmp_path / "occupied").prepare()

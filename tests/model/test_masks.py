@@ -31,15 +31,12 @@ def test_padding_is_of_each_sequence_or_of_each_query(valid_lens):
     torch.testing.assert_close(padding_mask(of_sequences, 6), mask[:, :, :1])
 
 
-def test_documents_do_not_see_each_other():
+def test_documents_do_not_see_each_other_and_masks_combine_with_and():
     ids = [[7, 7, 2, 7], [0, 1, 1, 1]]
     mask = document_mask(torch.tensor(ids))
     assert mask.tolist() == [[[[one == other for other in row] for one in row]] for row in ids]
     torch.testing.assert_close(document_mask(ids), mask)
-
-
-def test_masks_combine_with_and():
-    combined = causal_mask(3) & document_mask(torch.tensor([[0, 0, 1]])) & padding_mask(torch.tensor([2]), 3)
+    combined = causal_mask(3) & document_mask([[0, 0, 1]]) & padding_mask([2], 3)
     assert combined.tolist() == [[[[True, False, False], [True, True, False], [False, False, False]]]]
 
 

@@ -26,10 +26,13 @@ def not_logged_in(monkeypatch, tmp_path):
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
 
 
-def records(path: Path) -> list:
-    """Everything in a .wandb file: a header, then chunks (checksum, length, kind) in blocks, as in LevelDB."""
+def logged(path: Path) -> dict[int, dict]:
+    """What a .wandb file holds, by the run's step: numbers by name, and paths of files by the name of what they show.
+
+    The file has a header, then chunks (checksum, length, kind) in blocks, as in LevelDB.
+    """
     internal = pytest.importorskip("wandb.proto.wandb_internal_pb2")
-    content, place, found, parts = path.read_bytes(), 7, [], []
+    content, place, parts, steps = path.read_bytes(), 7, [], {}
     while place + 7 <= len(content):
         if (room := 32768 - place % 32768) < 7:
             place += room
@@ -37,16 +40,9 @@ def records(path: Path) -> list:
         _, length, kind = struct.unpack("<IHB", content[place : place + 7])
         parts.append(content[place + 7 : place + 7 + length])
         place += 7 + length
-        if kind in (1, 4):  # whole, or its last part
-            found.append(internal.Record.FromString(b"".join(parts)))
-            parts = []
-    return found
-
-
-def logged(found: list) -> dict[int, dict]:
-    """What was logged, by the run's step: numbers by name, and paths of files by the name of what they show."""
-    steps = {}
-    for record in found:
+        if kind not in (1, 4):  # neither whole nor its last part
+            continue
+        record, parts = internal.Record.FromString(b"".join(parts)), []
         if record.WhichOneof("record_type") == "history":
             items = {tuple(item.nested_key) or (item.key,): json.loads(item.value_json) for item in record.history.item}
             named = {name: value for (name, *rest), value in items.items() if rest in ([], ["path"], ["filenames"])}
@@ -61,8 +57,7 @@ def test_an_offline_run_holds_metrics_and_pictures(train, capfd):
     assert "wandb: WARNING" not in capfd.readouterr().err
     [folder] = Path("runs/run/wandb").glob("offline-run-*")
     [file] = folder.glob("*.wandb")
-    found = records(file)
-    steps = logged(found)
+    steps = logged(file)
     archive = AttentionArchive.open(Path("runs/run/attention"))
     assert sorted(steps) == archive.steps == [0, 1, 2]
 
@@ -80,7 +75,7 @@ def test_an_offline_run_holds_metrics_and_pictures(train, capfd):
 
 @pytest.fixture
 def service(monkeypatch):
-    """In place of Weights & Biases: what it was asked to do; `service.key` is what a person is logged in with."""
+    """In place of Weights & Biases: what it was asked to do."""
     import wandb
 
     asked = []
