@@ -98,9 +98,7 @@ def test_validation_text_is_the_end_of_the_book(module):
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
-def test_the_beginning_of_the_validation_text_is_exact_and_little_more_is_decoded(
-    module, tmp_path: Path, monkeypatch, tokenizer: str
-):
+def test_the_validation_text_begins_exactly_and_little_more_is_decoded(module, tmp_path: Path, monkeypatch, tokenizer):
     (tmp_path / "signs.txt").write_text("".join(f"é{number}日本 😀 word\n" for number in range(5000)), encoding="utf-8")
     vocab_size = 400 if tokenizer == "bpe" else None
     data = module(files=str(tmp_path / "signs.txt"), tokenizer=tokenizer, vocab_size=vocab_size)

@@ -62,10 +62,7 @@ def test_a_mistake_gets_one_sentence(config: Path, tmp_path: Path, capfd, argume
     assert status == 2 and sentence in said
 
 
-NOT_CONFIGS = ["just text", "a: [", "data: {colour: red}", "data: 3", "data: [3]", "data: \udcff"]
-
-
-@pytest.mark.parametrize("content", [*NOT_CONFIGS, "model: 3", "model: {gpt: 3}", "model: {gpt: [3]}"], ids=ascii)
+@pytest.mark.parametrize("content", ["just text", "a: [", "data: {colour: red}", "data: 3", "data: \udcff"], ids=ascii)
 def test_a_file_that_is_not_a_training_config_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture, content: str):
     (tmp_path / "other.yaml").write_bytes(os.fsencode(content))
     error = refused(main, capsys, "--config", tmp_path / "other.yaml")

@@ -202,20 +202,11 @@ def test_tables_are_one_document_a_row(tmp_path: Path, table: str, compression: 
             list(table_passages(path, "year"))
 
 
-@pytest.mark.parametrize(
-    ("kind", "names"),
-    [
-        (".jsonl", ["a.jsonl"]),
-        (".json", ["a.json", "a.JSON.gz"]),
-        (".csv", ["a.csv", "a.b.csv.zst", "a.tsv.csv"]),
-        (".tsv", ["a.tsv", "A.TSV", "a.csv.TSV.GZ"]),
-        (".parquet", ["a.parquet"]),
-        (".arrow", ["a.arrow.GZ"]),
-        (None, ["a.txt", "a.json.txt", "README", "a.gz", "json"]),
-    ],
-)
-def test_the_ending_says_whether_a_file_is_a_table(kind: str | None, names: list[str]):
-    assert {table_ending(Path(name)) for name in names} == {kind}
+def test_the_ending_says_whether_a_file_is_a_table():
+    kinds = {".json": "a.json a.JSON.gz", ".csv": "a.csv a.b.csv.zst a.tsv.csv", ".tsv": "a.tsv A.TSV a.csv.TSV.GZ"}
+    kinds |= {".jsonl": "a.jsonl", ".parquet": "a.parquet", ".arrow": "a.arrow.GZ"}
+    for kind, names in {**kinds, None: "a.txt a.json.txt README a.gz json"}.items():
+        assert {name: table_ending(Path(name)) for name in names.split()} == dict.fromkeys(names.split(), kind)
 
 
 @pytest.mark.parametrize(("name", "delimiter"), [("a.TSV", "\t"), ("a.tsv.csv", ","), ("a.CSV.gz", ",")])

@@ -311,7 +311,7 @@ def test_a_change_is_noticed(folder: Path, tmp_path: Path, change: str):
     assert same(second, cache_of(folder, tmp_path / "elsewhere", **options).prepare())
 
 
-def test_damaged_tokenizer_is_made_again(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_what_is_damaged_is_made_again_and_the_rest_stays(folder: Path, tmp_path: Path, caplog):
     first = cache_of(folder, tmp_path / "cache").prepare()
     path = first.folder / "tokenizer.json"
     whole = path.read_text()
@@ -322,6 +322,11 @@ def test_damaged_tokenizer_is_made_again(folder: Path, tmp_path: Path, caplog: p
         caplog.clear()
     path.unlink()
     assert same(cache_of(folder, tmp_path / "cache").prepare(), first)
+    expected, written = tokens_of(first), first.train.path.stat().st_ino
+    first.validation.path.write_bytes(b"damaged")
+    second = cache_of(folder, tmp_path / "cache").prepare()
+    assert tokens_of(second) == expected and second.train.path.stat().st_ino == written
+    assert len(caplog.messages) == 1 and "validation.bin is damaged (it has 7 bytes, not" in caplog.messages[0]
 
 
 def test_environment_names_the_cache_and_one_that_cannot_be_made_says_what_to_set(folder: Path, tmp_path, monkeypatch):
@@ -332,15 +337,6 @@ def test_environment_names_the_cache_and_one_that_cannot_be_made_says_what_to_se
     (tmp_path / "occupied").write_text("a file")
     with pytest.raises(OSError, match=r"cannot write tokens \(.*\): .*set --data.cache_dir"):
         cache_of(folder, tmp_path / "occupied").prepare()
-
-
-def test_a_damaged_split_is_made_again_and_the_other_one_stays(folder: Path, tmp_path: Path, caplog):
-    first = cache_of(folder, tmp_path / "cache").prepare()
-    expected, written = tokens_of(first), first.train.path.stat().st_ino
-    first.validation.path.write_bytes(b"damaged")
-    second = cache_of(folder, tmp_path / "cache").prepare()
-    assert tokens_of(second) == expected and second.train.path.stat().st_ino == written
-    assert len(caplog.messages) == 1 and "validation.bin is damaged (it has 7 bytes, not" in caplog.messages[0]
 
 
 def tokenise_slowly(folder: Path, cache_dir: Path, pause: float, said: Path, together: Barrier) -> None:

@@ -63,9 +63,7 @@ def folder_of(path, options=GPT2):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("class_name", "options"), GPTS)
-def test_an_exported_folder_computes_the_same_in_transformers_and_comes_back_bit_for_bit(
-    class_name, options, transformers, tmp_path
-):
+def test_an_exported_folder_computes_the_same_and_comes_back_bit_for_bit(class_name, options, transformers, tmp_path):
     gpt = gpt_of(options)
     assert to_huggingface(gpt, tmp_path / "model", byte_level()) == class_name
     imported = from_huggingface(tmp_path / "model")

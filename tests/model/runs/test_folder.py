@@ -95,21 +95,9 @@ def test_checkpoints_are_found_by_their_steps():
     assert folder.find_kept(run, [100, 3]) == [kept[0], kept[2]]
     save_checkpoint(best, gpt, 30)
     assert folder.find_kept(run, [30, 20, 40]) == folder.find_kept(best, [30, 20, 40]) == [best, kept[1], last]
-    with pytest.raises(
-        FileNotFoundError, match=r"no checkpoint of step 4, only of 3, 20, 30, 40 and 100: .*'\[3,4,20,"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"of step 4, only of 3, 20, 30, 40 and 100: .*'\[3,4,20,"):
         folder.find_kept(None, [3, 4])
     save_checkpoint(Path("loose.ckpt"), gpt, 6)
     assert folder.find_kept(Path("loose.ckpt"), [6]) == [Path("loose.ckpt")]
     with pytest.raises(FileNotFoundError, match=r"loose\.ckpt has no checkpoint of step 5, only of 6: "):
         folder.find_kept(Path("loose.ckpt"), [5])
-
-
-@pytest.mark.skipif(os.name != "posix", reason="links are POSIX")
-def test_a_link_out_of_the_newest_run_is_refused():
-    write("runs/a/checkpoints/best.ckpt")
-    folder.find_checkpoint()
-    Path("runs/a/metrics.csv").symlink_to(write("elsewhere.csv").absolute())
-    for path in (None, Path("runs/a")):
-        with pytest.raises(ValueError, match=r"runs/a/metrics\.csv is a link, or no file"):
-            folder.find_checkpoint(path)

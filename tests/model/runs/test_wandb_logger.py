@@ -99,9 +99,7 @@ def service(monkeypatch):
         ("disabled", {"WANDB_API_KEY": "secret"}, None),
     ],
 )
-def test_it_starts_with_the_first_figure_online_only_for_who_is_logged_in(
-    service, tmp_path, monkeypatch, mode, variables, expected
-):
+def test_it_starts_with_a_figure_online_for_who_is_logged_in(service, tmp_path, monkeypatch, mode, variables, expected):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     logger = WandbLogger(tmp_path / "a", mode=mode, config={"seed": 1})

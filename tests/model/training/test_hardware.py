@@ -31,9 +31,7 @@ AUTOMATIC = [("auto", "cuda mps", "cuda"), ("auto", "cuda", "cuda"), ("auto", "m
 
 
 @pytest.mark.parametrize(("accelerator", "there", "asked"), NAMED + AUTOMATIC)
-def test_the_fast_precision_is_that_of_the_accelerator_or_of_the_first_that_is_there(
-    monkeypatch, accelerator, there, asked
-):
+def test_the_fast_precision_is_that_of_the_named_or_first_accelerator(monkeypatch, accelerator, there, asked):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda" in there)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: "mps" in there)
     for is_fast, precision in ((True, "bf16-mixed"), (False, "32-true")):
