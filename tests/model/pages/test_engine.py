@@ -14,11 +14,10 @@ import torch
 from data.tokenizers import END_OF_TEXT, Tokenizer, byte_level, published, train_bpe
 from model.generation import generate
 from model.gpt import GPT
+from model.inspection import recorder
 from model.inspection.ablation import part_means, replaced
-from model.inspection.attribution import attribution
-from model.inspection.copying import value_norms
-from model.inspection.lens import predictions
-from model.inspection.recorder import capture
+from model.inspection.probes import Probe
+from model.inspection.recorder import take_snapshot
 from model.inspection.trace import edited, trace
 from model.pages import live, template
 from tests.gpts import CONFIGS, GPT2, MODERN, TOKENS, random_gpt
@@ -29,6 +28,7 @@ pytestmark = pytest.mark.slow
 
 TOKENIZER = byte_level()
 OTHER = TOKENS.flip(0)
+PROBES = {"text": Probe(TOKENS.tolist(), ["x"] * len(TOKENS)), "repeated": Probe([1, 2, 1, 2], ["x"] * 4, 2)}
 TARGET = 7  # the token whose logit patches change
 ARCHITECTURES = CONFIGS | {
     "gpt2, exact": replace(MODERN, **GPT2 | {"activation": "gelu_exact", "bias": False, "tie_embeddings": False}),
@@ -77,8 +77,9 @@ def packed() -> dict[str, live.Packed]:
     return one
 
 
-def test_node_computes_what_pytorch_computes(packed):
+def test_node_computes_what_pytorch_computes(packed, monkeypatch):
     """With WebAssembly's SIMD and without."""
+    monkeypatch.setattr(recorder, "DETAILS_DIGITS", ".9g")
     models = [questions(one) for one in packed.values()]
     with_simd = in_node([("models", models), ("models", [one | {"simd": False} for one in models])])
     for name, answers in zip(packed, zip(*with_simd, strict=True), strict=True):
@@ -90,8 +91,8 @@ def test_node_computes_what_pytorch_computes(packed):
 @torch.no_grad()
 def in_pytorch(gpt: GPT) -> dict:
     """What `questions` should be answered with."""
-    taken = trace(gpt, TOKENS)
     everywhere = [(head, at, at) for head in range(gpt.config.num_heads) for at in range(len(TOKENS))]
+    _, maps, details = take_snapshot(gpt, PROBES, 0)
     return {
         "logits": gpt(TOKENS[None])[0],
         "cap": gpt.config.logit_soft_cap,
@@ -99,10 +100,8 @@ def in_pytorch(gpt: GPT) -> dict:
         "written": generate(gpt, TOKENS[None], 30, temperature=0)[0, len(TOKENS) :].tolist(),
         "patched": patched(gpt, 0, [(0, 4, 6)])[0].item(),
         "matrix": torch.cat([patched(gpt, layer, everywhere) for layer in range(gpt.config.num_layers)]),
-        "maps": capture(gpt, TOKENS).weights,
-        "predictions": predictions(gpt, taken),
-        "attribution": attribution(gpt, taken)[0],
-        "value_norms": value_norms(gpt, taken),
+        "maps": maps["text"],
+        "details": details,
     }
 
 
@@ -128,22 +127,18 @@ def check_details(read: dict, expected: dict) -> None:
     rows, columns = np.tril_indices(len(TOKENS))
     maps = expected["maps"][:, :, rows, columns]
     np.testing.assert_allclose(np.array(read["block"]).reshape(maps.shape), 255 * maps**0.5, atol=0.51)
-    details, measured = read["details"]["probes"]["text"], expected["predictions"]
-    for name in ("bits", "top_probability"):
-        close(details[name], measured[name])
-    for name in ("probability", "divergence"):
-        close(details["lens"][name], measured["lens"][name])
-    assert details["rank"] == measured["rank"]
-    assert details["top"] == measured["top"]
-    assert details["lens"]["token"] == measured["lens"]["token"]
-    assert read["details"]["parts"] == list(expected["attribution"])
-    close(details["attribution"], torch.stack(list(expected["attribution"].values())))
-    close(details["value_norms"], expected["value_norms"])
-    assert details["attribution_error"] < 1e-3
+    details, recorded = read["details"], expected["details"]
+    assert (details["parts"], details["sublayers"]) == (recorded["parts"], recorded["sublayers"])
+    found, measured = (of["probes"]["text"] for of in (details, recorded))
+    for name, numbers in {**measured, **measured["lens"]}.items():
+        if name not in ("lens", "attribution_error"):  # None where a number is not to be had
+            answered = np.array((found | found["lens"])[name], float)
+            np.testing.assert_allclose(answered, np.array(numbers, float), atol=1e-4, rtol=1e-4, err_msg=name)
+    assert found["attribution_error"] < 1e-3
     likeliest = expected["logits"][-1].max().item()  # before the soft cap, which attribution does not know
     if expected["cap"]:
         likeliest = expected["cap"] * math.atanh(likeliest / expected["cap"])
-    assert sum(details["attribution_of_likeliest"]) == pytest.approx(likeliest, abs=1e-3)
+    assert sum(found["attribution_of_likeliest"]) == pytest.approx(likeliest, abs=1e-3)
 
 
 def test_the_error_of_the_attribution_is_relative_to_large_logits():
@@ -153,11 +148,6 @@ def test_the_error_of_the_attribution_is_relative_to_large_logits():
     reads = [("read", {"snapshot": 0, "tokens": TOKENS.tolist()})]
     [[[read]]] = in_node([("models", [{"manifest": packed.manifest, "texts": packed.blocks, "asks": reads}])])
     assert 0 < read["details"]["probes"]["text"]["attribution_error"] <= 1e-5
-
-
-def close(found: list, expected: torch.Tensor) -> None:
-    """None where a number is not to be had."""
-    np.testing.assert_allclose(np.array(found, float), np.array(expected), atol=1e-4, rtol=1e-4)
 
 
 def check_next(read: dict, logits: torch.Tensor) -> None:
