@@ -91,16 +91,13 @@ def copying():
     return find_circuit(copying_gpt(), found, check, max_rise=0.05, earlier={7: before})
 
 
-def test_the_circuit_is_found_and_is_sufficient_and_necessary(copying):
+def test_the_circuit_is_found_is_sufficient_and_necessary_and_is_told_in_words(copying):
     assert copying.alone < copying.whole + 0.3 and copying.without > copying.whole + 2
     assert {node.kind for node in copying.off} == {"stream", "query", "key", "value"}
     assert all(64 <= node.number < 128 for node in copying.off if node.kind != "stream")
     assert len(copying.off) < 100  # of 192 + 3 * 192 + 768
     values = {node: response for node, response in copying.responses.items() if node.kind == "value"}
     assert all((response.back, response.high) == (0, [64 + node.number % 64]) for node, response in values.items())
-
-
-def test_the_circuit_is_told_in_words(copying):
     text = in_words(copying, chr)
     assert f"{copying.whole:7.3f}  nats" in text and f"and {len(copying.edges)} weights" in text
     assert "head 0.1 looks at what followed the same token before" in text

@@ -43,7 +43,7 @@ def shares(gpt: GPT, trial, text: str) -> float:
         return gpt(torch.tensor([tokens[-64:]]))[0, -1].softmax(-1)[trial.right].sum().item()
 
 
-def test_what_a_model_does_is_found_with_the_head_that_does_it():
+def test_what_a_model_does_is_found_with_the_head_that_does_it_and_the_figures_that_the_model_computes():
     gpt = repeating_gpt()
     effects, tried = found_in(gpt)
     found = {effect.title: effect for effect in effects}
@@ -58,11 +58,6 @@ def test_what_a_model_does_is_found_with_the_head_that_does_it():
     assert "no such texts" in tried["A quote closes as it opened"] + tried["A colon indents the next line"]
     falls = [effect.usual[0] - effect.usual[1] for effect in effects]
     assert falls == sorted(falls, reverse=True)
-
-
-def test_the_figures_are_what_the_model_computes_for_the_text():
-    gpt = repeating_gpt()
-    effects, _ = found_in(gpt)
     tokens = torch.tensor([windows(repeated_letters())[0].tokens])
     means = part_means(gpt, tokens)
     for effect in effects:

@@ -15,16 +15,14 @@ from data.tokenizers import byte_level
 from model.attention import CausalSelfAttention
 from model.gpt import GPTConfig
 from model.inspection.ablation import part_means
-from model.inspection.probes import Probe, draw_repeated_probe, repeated_windows, text_windows
-from model.inspection.recorder import capture, take_maps
+from model.inspection.probes import repeated_windows, text_windows
+from model.inspection.recorder import take_maps
 from model.inspection.survey import windows_of
 from model.pages import live
-from model.pages.describe import opening_view
 from model.pages.live import model_page
 from tests.attentions import with_scores
-from tests.gpts import CONFIGS, GPT2, MODERN, TOKENS, random_gpt, repeating_gpt
+from tests.gpts import CONFIGS, MODERN, TOKENS, random_gpt, repeating_gpt
 from tests.html_pages import Page
-from tests.measurements import snapshot_of
 
 TOKENIZER = byte_level().to_dict()
 PROBE = TOKENS.tolist()
@@ -82,22 +80,7 @@ def test_a_model_that_is_too_large_is_refused_with_its_size(monkeypatch):
         live.pack([(0, random_gpt(wide))], TOKENIZER, PROBE)
 
 
-def test_the_page_opens_with_the_most_telling_head_of_both_probes():
-    """The repeated tokens show an induction head, which a text may hide."""
-    gpt = random_gpt(GPTConfig(vocab_size=257, context_length=32, num_layers=2, num_heads=2, embed_dim=16), seed=4)
-    tokenizer = byte_level()
-    tokens = tokenizer.encode("blacksmithblacksmithbla")
-    repeated = draw_repeated_probe(range(256), 10, tokenizer.label, first=256)
-    probes = {"text": Probe(tokens, [tokenizer.label(token) for token in tokens]), "repeated": repeated}
-    maps = {name: capture(gpt, probe.tokens).weights for name, probe in probes.items()}
-    snapshot = snapshot_of(maps, probes)
-    best = opening_view(snapshot, maps, probes)
-    assert best["head"] != opening_view(snapshot, maps, {"text": probes["text"]})["head"]
-    page = Page(model_page("tiny", [(0, gpt)], tokenizer, probes, tokens)[0])
-    assert page.data["runs"][0]["opening"] == {"head": best["head"], "score": best["score"]}
-
-
-def test_the_page_says_when_heads_formed_from_all_that_was_recorded_before_it():
+def test_the_page_opens_with_the_clearest_head_and_says_when_heads_formed_from_all_that_was_recorded_before_it():
     gpt, tokenizer = repeating_gpt(), byte_level()
     untrained, length, letters = random_gpt(gpt.config), gpt.config.context_length, range(97, 123)
     texts = {"text": text_windows(letters, 26, tokenizer.label)}
@@ -106,6 +89,7 @@ def test_the_page_says_when_heads_formed_from_all_that_was_recorded_before_it():
     models = {0: untrained, 3: gpt, 8: gpt, 9: untrained}
     recorded = [take_maps(model, probes, step, windows)[0] for step, model in models.items()]
     page = Page(model_page("tiny", [(0, untrained), (8, gpt)], tokenizer, probes, None, windows, recorded)[0])
+    assert page.data["runs"][0]["opening"] == {"head": 1, "score": "induction"}  # which repeated tokens show alone
     assert page.data["runs"][0]["formation"]["induction"] == {"0.1": 3}
     assert [capture["step"] for capture in page.data["runs"][0]["captures"]] == [0, 8]
 
@@ -131,28 +115,21 @@ def test_an_attention_that_differs_only_beyond_the_probe_is_told(monkeypatch):
     assert "this model's attend gives something else" in live.pack([(0, gpt)], TOKENIZER, PROBE).manifest["note"]
 
 
-def test_an_activation_that_the_page_lacks_is_named():
+def test_mistakes_are_named():
     program = (live.template.FOLDER / "browser" / "network.js").read_text(encoding="utf-8")
     known = re.search(r"const ACTIVATIONS = \{\n(.*?)\n\};", program, re.DOTALL)[1]
     assert tuple(re.findall(r"^  (\w+):", known, re.MULTILINE)) == live.ACTIVATIONS
-    gpt = random_gpt(replace(MODERN))
-    gpt.config.activation = "sine"
-    with pytest.raises(ValueError, match="cannot compute the activation sine of this model"):
-        live.pack([(0, gpt)], TOKENIZER, PROBE)
-
-
-def test_mistakes_are_named():
-    gpt = random_gpt(MODERN)
-    diverged = random_gpt(MODERN)
-    with torch.no_grad():
-        diverged.head.weight[3, 4] = math.nan
-    with pytest.raises(ValueError, match="at step 7 has diverged"):
-        live.pack([(0, gpt), (7, diverged)], TOKENIZER, PROBE)
-    with pytest.raises(ValueError, match="configs differ"):
-        live.pack([(0, gpt), (1, random_gpt(replace(MODERN, **GPT2)))], TOKENIZER, PROBE)
-    for probe in ([1], [1] * 17):
-        with pytest.raises(ValueError, match="2 to 16 tokens"):
-            live.pack([(0, gpt)], TOKENIZER, probe)
+    gpt, diverged, sine = random_gpt(MODERN), random_gpt(MODERN), random_gpt(replace(MODERN))
+    diverged.head.weight.data[3, 4], sine.config.activation = math.nan, "sine"
+    for sentence, snapshots, probe in (
+        ("cannot compute the activation sine of this model", [(0, sine)], PROBE),
+        ("at step 7 has diverged", [(0, gpt), (7, diverged)], PROBE),
+        ("configs differ", [(0, gpt), (1, random_gpt(CONFIGS["gpt2"]))], PROBE),
+        ("2 to 16 tokens", [(0, gpt)], [1]),
+        ("2 to 16 tokens", [(0, gpt)], [1] * 17),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            live.pack(snapshots, TOKENIZER, probe)
 
 
 def test_the_opening_text_is_a_whole_function_of_the_text():
