@@ -298,6 +298,7 @@ def test_the_slider_changes_the_model_that_answers(open_page):
     for at in (1, 0):
         slide(page, at)
         assert page.locator("#slide-a output").inner_text() == f"step {[0, 8][at]}"
+        assert page.locator("#parity.good").count() == 1
         assert_next(page, logits_of(GPTS[at], "ab"))
     page.locator("#compare").click()  # step 0 against itself; then against the other
     page.locator("#slide-b input").press("End")

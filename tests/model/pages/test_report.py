@@ -2,6 +2,7 @@
 
 import html
 import re
+from itertools import product
 
 import numpy as np
 import pytest
@@ -72,50 +73,35 @@ def test_figures_are_those_of_the_data():
     assert data["samples"][0]["text"] == f"20 {HOSTILE}" and data["config"] == CONFIG
 
 
-def test_the_report_knows_which_heads_formed_and_when():
-    data = Page(report(captures=CAPTURES)).data
-    assert {score: heads for score, heads in data["formation"].items() if heads} == {"sink": {"1.0": 1}}
-    assert [(chart["title"], chart["score"]) for chart in data["heads"]] == [("sink", "sink")]
-    assert not any(Page(report(captures=captures_of(0.1, 0.1))).data["formation"].values())
-
-
-def test_scores_that_no_head_passes_are_named_and_not_drawn():
+def test_the_report_knows_which_heads_formed_and_names_scores_that_no_head_passes():
     figures = {"duplicate": 0.02, "fixed_distance": 0.06, "entropy": 0.1}
-    low = [{"step": 0} | {f"attention/{score}/layer_0": figure for score, figure in figures.items()}]
-    page = Page(report_page(NAME, [*ROWS, *low], [], captures=CAPTURES)).data
-    assert [chart["title"] for chart in page["heads"]] == ["sink", "entropy"] and page["faint"] == [
-        "duplicate",
-        "fixed distance",
-    ]
-    without = Page(report_page(NAME, [*ROWS, *low], [])).data  # without maps nothing is known about uniform attention
+    rows = [*ROWS, {"step": 0} | {f"attention/{score}/layer_0": figure for score, figure in figures.items()}]
+    data = Page(report(rows, captures=CAPTURES)).data
+    assert {score: heads for score, heads in data["formation"].items() if heads} == {"sink": {"1.0": 1}}
+    assert [(chart["title"], chart["score"]) for chart in data["heads"]] == [("sink", "sink"), ("entropy", "entropy")]
+    assert data["faint"] == ["duplicate", "fixed distance"]
+    assert not any(Page(report(captures=captures_of(0.1, 0.1))).data["formation"].values())
+    without = Page(report(rows)).data  # without maps nothing is known about uniform attention
     assert len(without["heads"]) == 4 and not without["faint"]
 
 
-@pytest.mark.parametrize(
-    ("gpt", "size"),
-    [
+def test_the_story_says_what_was_trained_on_what_for_how_long_and_how_well():
+    sizes = [
         ({"num_layers": 6, "num_heads": 3}, " of 6 layers with 3 attention heads each"),
         ({"num_layers": 1, "num_heads": 1}, " of 1 layer with 1 attention head each"),
         ({"num_layers": None, "num_heads": "x"}, ""),
         (3, ""),
-    ],
-)
-@pytest.mark.parametrize(
-    ("data", "text"),
-    [
+    ]
+    texts = [
         ({"corpus": "stdlib", "files": None}, "the source of Python's standard library"),
         ({"corpus": "files", "files": ["a.txt", "b.txt"]}, "a.txt, b.txt"),
         ({"corpus": "stdlib", "dataset": "some/set"}, "the data set some/set"),
         ({"corpus": ["stdlib"]}, "a text"),
         ([1], "a text"),
-    ],
-)
-def test_the_story_says_what_was_trained_on_what(gpt, size, data, text):
-    sentence = f"A small GPT{size} learned to predict the next token of {text}."
-    assert story([], {"model": {"gpt": gpt}, "data": data}) == sentence
-
-
-def test_the_story_says_for_how_long_and_how_well():
+    ]
+    for (gpt, size), (data, text) in product(sizes, texts):
+        found = story([], {"model": {"gpt": gpt}, "data": data})
+        assert found == f"A small GPT{size} learned to predict the next token of {text}."
     assert story(ROWS, {}).endswith(
         " It read 4k tokens in 40 steps, which took 7 seconds. "
         "It now needs 2.38 bits for a byte of text that it has not read; a guess needs 8."
