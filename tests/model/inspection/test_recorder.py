@@ -169,25 +169,22 @@ def refuse(graph, inputs):
     pytest.fail("the compiled code ran")
 
 
-def test_a_compiled_model_is_captured_without_its_compiled_code():
-    expected = capture(random_gpt(GROUPED), TEXT).weights
+def test_a_compiled_model_is_captured_without_its_compiled_code_and_is_not_compiled_again():
+    expected, compiled = capture(random_gpt(GROUPED), TEXT).weights, []
     gpt, blocks = random_gpt(GROUPED), random_gpt(GROUPED)
     gpt.compile(backend=refuse)
     for block in blocks.blocks:
         block.compile(backend=refuse)
-    for compiled in (gpt, blocks, torch.compile(random_gpt(GROUPED), backend=refuse)):
-        assert torch.equal(capture(compiled, TEXT).weights, expected)
-
-
-def test_a_capture_between_compiled_steps_does_not_compile_them_again():
-    gpt, compiled = random_gpt(GROUPED), []
+    for model in (gpt, blocks, torch.compile(random_gpt(GROUPED), backend=refuse)):
+        assert torch.equal(capture(model, TEXT).weights, expected)
 
     def backend(graph, inputs):
         compiled.append(graph)
         return graph.forward
 
-    loss, tokens = torch.compile(gpt.loss, backend=backend), torch.tensor([TEXT])
-    for _ in range(3):
+    gpt, tokens = random_gpt(GROUPED), torch.tensor([TEXT])
+    loss = torch.compile(gpt.loss, backend=backend)
+    for _ in range(3):  # a capture between compiled steps
         loss(tokens, tokens)
         take_snapshot(gpt, new_archive("unused").probes, 0)
     assert len(compiled) == 1

@@ -93,7 +93,7 @@ def assert_next(page, logits: torch.Tensor) -> None:
     assert [share for _, share in shown] == pytest.approx(top.tolist(), abs=1e-3)
 
 
-def test_what_is_typed_is_read_as_pytorch_reads_it(open_page):
+def test_what_is_typed_or_clicked_is_read_as_pytorch_reads_it(open_page):
     page = open_page()
     assert page.title() == "tiny: the model" and page.locator("#box").input_value() == OPENING
     assert page.locator("#parity.good").inner_text() == "✓ as PyTorch computes it"
@@ -118,6 +118,11 @@ def test_what_is_typed_is_read_as_pytorch_reads_it(open_page):
         click(page.locator(".thumb").nth(3))
         in_map = in_page(page, "render", f"shown.panes[0].value({len(text) - 1}, 2)")
         assert in_map == pytest.approx(weights[1, 1, -1, 2].item(), abs=4e-3)
+    for _ in range(2):
+        text += page.evaluate(NEXT)[1][0]
+        click(page.locator("#next button").nth(1))
+        assert page.locator("#box").input_value() == text
+        assert_next(page, logits_of(GPTS[-1], text))
 
 
 def test_after_the_last_token_the_logit_of_the_likeliest_is_told(open_page):
@@ -153,15 +158,6 @@ def test_the_address_has_what_was_chosen_and_says_what_it_leaves_out(open_page):
         assert again.locator("#editor").evaluate("box => !box.scrollTop && box.scrollHeight > box.clientHeight")
     type_text(page, "ab")
     assert page.locator("#window").inner_text() == ""
-
-
-def test_a_click_on_a_next_token_writes_it(open_page):
-    page = open_page()
-    for _ in range(2):
-        before = page.locator("#box").input_value()
-        expected = page.evaluate(NEXT)[1][0]
-        click(page.locator("#next button").nth(1))
-        assert page.locator("#box").input_value() == before + expected
 
 
 @pytest.mark.parametrize("place", ["token", "square"])

@@ -114,8 +114,15 @@ def test_the_text_is_shaded_by_the_chosen_token_and_by_what_is_pointed_at_until_
     assert (shades(page) == 1).all()
 
 
-def test_sorting_puts_the_highest_score_first(open_page):
-    page = open_page(CAPTURES)
+def test_heads_are_marked_from_the_step_at_which_they_formed_and_sorted_by_a_score(open_page):
+    page = open_page(CAPTURES, hash_="#score=previous_token")
+    marks, formed = page.locator(".thumb").first.locator(".marks"), CAPTURES.formation["previous_token"]["0.0"]
+    assert formed in STEPS[1:-1]
+    click(page.get_by_role("button", name=f"0.0 at {formed}"))
+    assert address(page)["step"] == str(formed)
+    for at, step in enumerate(STEPS):
+        slide(page, at)
+        assert ("P" in marks.inner_text()) == (step >= formed)
     for score in heads.SCORES:
         sort_by(page, score)
         names = page.locator(".thumb .caption span:first-child").all_inner_texts()
@@ -123,18 +130,6 @@ def test_sorting_puts_the_highest_score_first(open_page):
         assert names == [f"{head // 3}.{head % 3}" for head in np.argsort(-flat.round(3), kind="stable")], score
     sort_by(page, "layer")
     assert page.locator(".thumb").first.get_attribute("aria-label").startswith("layer 0, head 0")
-
-
-def test_heads_are_marked_from_the_step_at_which_they_formed(open_page):
-    formed = CAPTURES.formation["previous_token"]["0.0"]
-    assert formed in STEPS[1:-1]
-    page = open_page(CAPTURES, hash_="#score=previous_token")
-    marks = page.locator(".thumb").first.locator(".marks")
-    for at, step in enumerate(STEPS):
-        slide(page, at)
-        assert ("P" in marks.inner_text()) == (step >= formed)
-    click(page.get_by_role("button", name=f"0.0 at {formed}"))
-    assert address(page)["step"] == str(formed)
 
 
 def test_the_curves_are_clicked_and_are_a_slider_of_the_steps(open_page):
@@ -155,7 +150,7 @@ def test_the_curves_are_clicked_and_are_a_slider_of_the_steps(open_page):
     assert re.fullmatch(r"step 8, layer 1, head 2: induction 0\.\d\d", curve.get_attribute("aria-valuetext"))
 
 
-def test_the_view_is_kept_in_the_address(open_page):
+def test_the_view_is_kept_in_the_address_and_an_invalid_one_is_ignored(open_page):
     page = open_page(CAPTURES)
     page.locator("#sort").select_option("induction")
     page.get_by_label("layer 1, head 1").click()
@@ -175,14 +170,9 @@ def test_the_view_is_kept_in_the_address(open_page):
     assert len(maps[0]) == 3 and maps[0] == maps[1] and (shades(again) == shades(page)).all()
     assert again.locator("#reading").inner_text() == page.locator("#reading").inner_text()
     assert again.locator("#grid").inner_html() == page.locator("#grid").inner_html()
-
-
-@pytest.mark.parametrize(
-    "hash_", ["#step=999999&head=9.9&token=77&probe=none&scale=x&run=5&against=3.x", "#%%%", "#=&=&step="]
-)
-def test_an_invalid_address_is_ignored(open_page, hash_):
-    page = open_page(CAPTURES, hash_=hash_)
-    assert page.locator("#slide-a output").inner_text() == "step 32"
+    for invalid in ("step=999999&head=9.9&token=77&probe=none&scale=x&run=5&against=3.x", "%%%", "=&=&step="):
+        page = open_page(CAPTURES, hash_=f"#{invalid}")
+        assert page.locator("#slide-a output").inner_text() == "step 32", invalid
 
 
 @pytest.mark.parametrize("runs", [1, 2])

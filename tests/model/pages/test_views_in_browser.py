@@ -134,7 +134,7 @@ def test_the_attribution_is_that_of_the_chosen_token_and_adds_up(open_page):
     assert page.locator("#attribution-what").inner_text().startswith("Reading 5")
 
 
-def test_the_loss_without_each_part_is_told(open_page):
+def test_the_loss_without_each_part_is_told_and_has_curves_and_every_curve_has_the_stages(open_page):
     page = open_page(CAPTURES, hash_="#step=16&head=1.0")
     snapshot = CAPTURES.snapshots[2]
     rows = page.locator("#ablations tbody tr")
@@ -149,10 +149,7 @@ def test_the_loss_without_each_part_is_told(open_page):
         assert "loss without it" in page.locator(".thumb").first.get_attribute("aria-label")
         press(page, "p")
 
-
-def test_the_loss_without_a_head_has_curves_and_every_curve_has_the_stages(open_page):
     formed = CAPTURES.formation["previous_token"]["0.0"]
-    page = open_page(CAPTURES, hash_="#step=16")
     for name in ("previous token", "entropy", "loss without it, on repetition", "loss without it, on text"):
         click(page.locator("#scores").get_by_role("button", name=name))
         label = page.locator("#curve").get_attribute("aria-label")
