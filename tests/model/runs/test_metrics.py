@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.runs import metrics
 from model.runs.metrics import COLUMNS, CSVLogger, TrainingMetrics
 from tests.small_runs import csv_rows
 
@@ -56,41 +55,22 @@ def test_a_file_that_was_cut_anywhere_is_completed_to_the_same_file(tmp_path_fac
     assert csv_rows(folder / "cut.csv") == csv_rows(folder / "whole.csv")
 
 
-def test_a_rate_is_of_the_tokens_and_the_seconds_between_two_rows(monkeypatch):
-    now = [50.0]
-    monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    monkeypatch.setattr(metrics, "peak_flops", lambda trainer: None)
+def test_a_row_has_the_mean_loss_since_the_last_one_and_all_tokens_also_after_a_resume():
+    """tests/model/training/test_module.py has the rates."""
     trainer = SimpleNamespace(
         accumulate_grad_batches=2,
         strategy=SimpleNamespace(reduce=lambda loss, reduce_op: loss),
         optimizers=[SimpleNamespace(param_groups=[{"lr": 0.1}, {"lr": 0.2}])],
     )
-
-    def batch(loss: float, tokens: int, seconds: float, pause: float = 0.0) -> None:
-        measured.start_clock()
-        now[0] += seconds / 2
-        measured.start_clock()  # it runs already
-        now[0] += seconds / 2
+    measured, resumed = TrainingMetrics(), TrainingMetrics()
+    for loss, tokens in ((4.0, 100), (2.0, 300)):
         measured.add(torch.tensor(loss / 2), tokens)  # as Lightning divides it
-        if pause:
-            measured.stop_clock()
-            now[0] += pause
-            measured.stop_clock()
-
-    measured = TrainingMetrics()
-    batch(4.0, 100, seconds=1.0)
-    batch(2.0, 300, seconds=1.0, pause=1000.0)
-    assert measured.row(trainer) == {"tokens": 400, "train/loss": 3.0, "lr": 0.1, "tokens_per_second": 200.0}
-    now[0] += 7.0  # between rows the clock stands
-    batch(1.0, 100, seconds=4.0)
-    state = measured.state_dict()
-    assert measured.row(trainer) == {"tokens": 500, "train/loss": 1.0, "lr": 0.1, "tokens_per_second": 25.0}
-
-    resumed = TrainingMetrics()
-    resumed.load_state_dict(state)
+    assert measured.row(trainer) == {"tokens": 400, "train/loss": 3.0, "lr": 0.1}
+    measured.add(torch.tensor(0.5), 100)
+    resumed.load_state_dict(measured.state_dict())
     resumed.loss_sum = 0.5  # which every rank has for itself
     resumed.add(torch.tensor(1.5), 100)
-    assert resumed.row(trainer) == {"tokens": 600, "train/loss": 2.0, "lr": 0.1}  # its time was that of another process
+    assert resumed.row(trainer) == {"tokens": 600, "train/loss": 2.0, "lr": 0.1}
     for loss in (math.inf, math.nan):
         measured.add(torch.tensor(loss), 1)
         with pytest.raises(FloatingPointError, match="the training loss has become"):

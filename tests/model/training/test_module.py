@@ -75,7 +75,7 @@ def test_accumulating_batches_equals_one_large_batch(train):
 
 
 def test_throughput_and_mfu_count_training_steps_only(train, monkeypatch):
-    """Not validation, samples or recordings. The clock moves by half a second a step, so the rate is exact."""
+    """Not validation, samples or recordings. The clock moves by half a second a batch, so the rate is exact."""
     now = [0.0]
     clock = SimpleNamespace(perf_counter=lambda: now[-1])
     monkeypatch.setattr("model.runs.metrics.time", clock)  # not that of generation too
@@ -88,7 +88,7 @@ def test_throughput_and_mfu_count_training_steps_only(train, monkeypatch):
     slow_down(GPTModule, "validation_step", 100)
     slow_down(AttentionRecording, "record", 1000)
     slow_down(Samples, "write", 10000)
-    assert train("--name=run", "--trainer.val_check_interval=3") == 0
+    assert train("--name=run", "--trainer.val_check_interval=6", "--trainer.accumulate_grad_batches=2") == 0
     trained = [row for row in csv_rows("runs/run/metrics.csv") if row["train/loss"]]
     assert [float(row["tokens_per_second"]) for row in trained] == [4 * 16 / 0.5] * 6
     share = 4 * 16 / 0.5 * load_gpt("runs/run/checkpoints/last.ckpt")[0].flops_per_token() / 1e12
