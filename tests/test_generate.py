@@ -248,7 +248,9 @@ def test_a_text_ends_where_the_model_ends_it_or_before_a_stop(tmp_path, capsys):
 
 @torch.no_grad()
 def test_json_lines_with_the_log_probability_of_each_token(run_dir, capsys):
+    """It is the model's, before any option."""
     options = ("--checkpoint", run_dir, "--prompt", "ab", "--max_new_tokens", 6, "--num_samples", 2, "--seed", 1)
+    options += ("--temperature", 1.5, "--top_k", 40, "--repetition_penalty", 2)
     plain = generate(capsys, *options)[1]
     lines = [json.loads(line) for line in generate(capsys, *options, "--logprobs")[1].splitlines()]
     assert lines[0]["text"] != lines[1]["text"]

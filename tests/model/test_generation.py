@@ -151,15 +151,6 @@ def test_a_kept_cache_slides_when_a_turn_does_not_fit():
     assert new.tolist() == expected.tolist()
 
 
-@torch.no_grad()
-def test_log_probabilities_are_those_of_the_model_before_any_option():
-    gpt, tokens, logprobs = random_gpt(MODERN), torch.randint(23, (2, 3)), []
-    options = {"temperature": 0.3, "top_k": 4, "repetition_penalty": 2.0, "logprobs": logprobs}
-    text = generate(gpt, tokens, 6, **options)
-    expected = gpt(text[:, :-1]).log_softmax(-1).gather(-1, text[:, 1:, None])[:, 2:, 0]
-    torch.testing.assert_close(torch.stack(logprobs, dim=1), expected, atol=1e-5, rtol=1e-5)
-
-
 # Sampling
 
 
