@@ -10,6 +10,7 @@ import sys
 import time
 import tracemalloc
 import zlib
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import partial
 from multiprocessing.synchronize import Barrier
@@ -339,26 +340,41 @@ def test_environment_names_the_cache_and_one_that_cannot_be_made_says_what_to_se
         cache_of(folder, tmp_path / "occupied").prepare()
 
 
-def tokenise_slowly(folder: Path, cache_dir: Path, pause: float, said: Path, together: Barrier) -> None:
-    """A run that can be killed in the middle; what it prints is in a file."""
+def tokenise(folder: Path, cache_dir: Path, said: Path, together: Barrier, meet: Callable[[], None]) -> None:
+    """A run that calls `meet` before it reads on; what it prints is in a file."""
     read = FileCorpus.passages
 
-    def slowly(self, split: str):
+    def passages(self, split: str):
         for passage in read(self, split):
-            time.sleep(pause)
+            meet()
             yield passage
 
-    token_cache.BATCH_CHARS, FileCorpus.passages = 2000, slowly
+    token_cache.BATCH_CHARS, FileCorpus.passages = 2000, passages
     together.wait()
     with said.open("w") as file, redirect_stdout(file):
         cache_of(folder, cache_dir).prepare(num_threads=2)
+
+
+def another_waits(outputs: list[Path]) -> None:
+    """Returns when a run says so."""
+    late = time.monotonic() + 60
+    while not any("waiting for another run" in path.read_text() for path in outputs if path.exists()):
+        assert time.monotonic() < late
+        time.sleep(0.005)
+
+
+def killed_while_writing(cache_dir: Path) -> None:
+    """Returns until tokens are on the disk."""
+    if any(path.stat().st_size for path in cache_dir.glob("*/train.bin.partial")):
+        time.sleep(60)
 
 
 @pytest.mark.slow
 def test_two_runs_on_a_cold_cache_make_it_once(folder: Path, tmp_path: Path):
     expected, together = cache_of(folder, tmp_path / "expected").prepare(), SERVER.Barrier(2)
     outputs = [tmp_path / name for name in ("first", "second")]
-    runs = [started(tokenise_slowly, folder, tmp_path / "cache", 0.02, path, together) for path in outputs]
+    meet = partial(another_waits, outputs)
+    runs = [started(tokenise, folder, tmp_path / "cache", path, together, meet) for path in outputs]
     for run in runs:
         run.join()
     assert [run.exitcode for run in runs] == [0, 0]
@@ -370,7 +386,8 @@ def test_two_runs_on_a_cold_cache_make_it_once(folder: Path, tmp_path: Path):
 @pytest.mark.slow
 def test_a_killed_run_leaves_no_file_that_opens_and_the_next_one_starts_again(folder: Path, tmp_path: Path):
     expected, alone = cache_of(folder, tmp_path / "expected").prepare(), SERVER.Barrier(1)
-    run = started(tokenise_slowly, folder, tmp_path / "cache", 0.05, tmp_path / "said", alone)
+    meet = partial(killed_while_writing, tmp_path / "cache")
+    run = started(tokenise, folder, tmp_path / "cache", tmp_path / "said", alone, meet)
     while not any(path.stat().st_size for path in tmp_path.glob("cache/*/train.bin.partial")):
         assert run.is_alive(), "the run ended before it could be killed"
         time.sleep(0.005)
