@@ -166,7 +166,7 @@ HOSTILE = {
     "token of 2^32": (CHECKPOINT, tokenizer(special_tokens={"<|endoftext|>": 2**32 - 1})),
     "python in YAML": (CONFIG, text("config.yaml", "model: !!python/object/apply:os.mkdir [pwned]\ndata: {}\n")),
     "lists of lists in YAML": (CONFIG, text("config.yaml", LAUGHS + "model: *a30\ndata: {}\ntrainer: {}\n")),
-    "deep YAML": (CONFIG, text("config.yaml", "[" * 3_000)),
+    "deep YAML": (CONFIG, text("config.yaml", "[\n" * 3_000)),
     "class_path Popen": (
         [*OF_A_RUN, "start"],
         config("  callbacks:\n  - class_path: subprocess.Popen\n    init_args: {args: [mkdir, pwned]}\n"),
@@ -188,7 +188,7 @@ HOSTILE = {
     "long probe": (ATTENTION, change_json("attention/probe.json", probes={"text": LONG, "repeated": LONG})),
     "probe that is no text": (ATTENTION, change_json("attention/probe.json", probes={"text": [{}]})),
     "objects as maps": (MAPS, maps(text=np.array([PWN], dtype=object))),
-    "maps of another size": (MAPS, maps(text=np.zeros((100, 100, 100, 100), np.float16))),
+    "maps of another size": (MAPS, maps(text=np.zeros((100, 100, 32, 32), np.float16))),
     "deep details": (MAPS, text(DETAILS, '{"version": ' + "[" * 100_000)),
     "details of another size": (MAPS, change_json(DETAILS, parts=["x"] * 1000)),
 }
