@@ -117,11 +117,20 @@ FITS = [  # the share of the whole that must fit, the steps and tokens that are 
 ]
 
 
-@pytest.mark.parametrize(("share", "steps", "tokens", "note"), FITS)
-def test_weights_are_rounded_before_steps_are_left_out_and_these_before_the_text_is_cut(share, steps, tokens, note):
+@pytest.fixture(scope="module")
+def large() -> tuple[Captures, int, int]:
+    """Captures of 40 tokens at 20 steps, how long their page is, and how long a page without any."""
     captures = measured(learned_captures(2, 3, 40, steps=range(0, 1000, 50)))
-    template = len(attention_page([learned_captures(1, 1, 5, steps=[0])], "a title"))
-    limit = int(template + share * (len(attention_page([captures], "a title")) - template))
+    template = attention_page([learned_captures(1, 1, 5, steps=[0])], "a title")
+    return captures, len(attention_page([captures], "a title")), len(template)
+
+
+@pytest.mark.parametrize(("share", "steps", "tokens", "note"), FITS)
+def test_weights_are_rounded_before_steps_are_left_out_and_these_before_the_text_is_cut(
+    large, share, steps, tokens, note
+):
+    captures, whole_page, template = large
+    limit = int(template + share * (whole_page - template))
     text = attention_page([captures], "a title", max_bytes=limit)
     assert len(text.encode()) <= limit
     page = Page(text)
@@ -156,7 +165,10 @@ def test_curves_are_thinned_but_keep_every_step_that_has_maps_and_the_page_does_
     assert {f"block-{number}" for number in numbers} == page.scripts.keys() - {"data", "importmap", "module"}
     data = read(replace(captures), max_bytes=int(0.75 * len(text))).data  # anew, with curves of its own
     assert len(data["runs"][0]["captures"]) < 40 and "recorded steps (the curves show more)" in data["notes"][0]
-    many = learned_captures(2, 3, 24, steps=range(0, 16000, 80))  # whose scores alone would take more
+    # Five times as many, whose scores alone would take more.
+    snapshots = [replace(snapshot, step=5 * snapshot.step + n) for snapshot in captures.snapshots for n in range(5)]
+    many = replace(captures, snapshots=snapshots, steps=[snapshot.step for snapshot in snapshots])
+    many = replace(many, load=lambda step: captures.load(step // 200 * 40))
     assert len(read(many, max_bytes=len(text)).data["runs"][0]["captures"]) < 60
 
 
