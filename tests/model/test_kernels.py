@@ -178,12 +178,6 @@ def test_the_processor_says_what_it_multiplies_slowly_and_fast(monkeypatch, capa
     assert kernels.has_fast_bfloat16.__wrapped__("cpu") == fast_bfloat16
 
 
-def test_small_steps_take_one_thread_and_large_ones_all():
-    model = nn.Sequential(nn.Embedding(100, 1024), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024, bias=False))
-    assert [kernels.decoding_threads(model, batch_size, 6) for batch_size in (1, 2, 3, 32)] == [1, 6, 6, 6]
-    assert kernels.decoding_threads(model, 32, 1) == 1
-
-
 def test_two_texts_of_one_model_can_be_written_in_turn(slow_products):
     gpt = random_gpt(MODERN)
     prompt = torch.zeros(1, 1, dtype=torch.long)
