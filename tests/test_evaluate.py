@@ -101,14 +101,18 @@ def test_the_default_figure_is_that_of_training(capsys, monkeypatch, tmp_path, f
     assert result(capsys, *named)["documents"] < found["documents"]
 
 
-def test_the_splits_add_up_and_all_of_a_persons_own_files_is_measured_unless_one_is_chosen(run_dir, capsys, files):
+def test_the_splits_add_up_and_without_one_all_of_a_persons_own_files_is_in_the_table(run_dir, capsys, files):
     options = ("--checkpoint", run_dir, "--data.files", files)
     parts = {split: result(capsys, *options, "--split", split) for split in ("train", "validation", "all")}
     for name in ("documents", "bytes"):
         assert parts["train"][name] + parts["validation"][name] == parts["all"][name]
     assert parts["all"]["documents"] == 8 and parts["all"]["tokens"] == parts["all"]["bytes"] + 8
     assert result(capsys, *options) == parts["all"]
-    assert result(capsys, "--checkpoint", run_dir, f"--data.files={files}")["split"] == "all"
+    status, out, err = evaluate(capsys, "--checkpoint", run_dir, f"--data.files={files}")
+    table = {line[:16].strip(): line[16:] for line in out.splitlines()}
+    assert status == 0 and "windows of 16 tokens" in err and f"all of {table['text']}" in err
+    assert float(table["bits per byte"]) == pytest.approx(parts["all"]["bits_per_byte"], abs=1e-6)
+    assert table["split"] == "all"
 
 
 def test_a_document_that_is_cut_into_the_splits_is_scored_as_one(run_dir, capsys, tmp_path):
@@ -121,17 +125,6 @@ def test_a_document_that_is_cut_into_the_splits_is_scored_as_one(run_dir, capsys
     limited = result(capsys, *options, "--data.max_tokens", 50)  # two parts, between which text is left out
     assert (limited["documents"], limited["tokens"], limited["bytes"]) == (2, 50 + 5 - 1, 49 + 4)
     assert result(capsys, *options[:-1], "train", "--data.max_tokens", 20)["tokens"] == 20 - 1
-
-
-def test_the_table_says_the_same(run_dir, capsys, files):
-    options = ("--checkpoint", run_dir, "--data.files", files)
-    found = result(capsys, *options)
-    status, out, err = evaluate(capsys, *options)
-    table = {line[:16].strip(): line[16:] for line in out.splitlines()}
-    assert status == 0 and "windows of 16 tokens" in err
-    assert float(table["bits per byte"]) == pytest.approx(found["bits_per_byte"], abs=1e-6)
-    assert table["split"] == "all"
-    assert f"all of {table['text']}" in err
 
 
 def test_a_checkpoint_is_masked_outside_its_run_as_in_it(trained, capsys, tmp_path, files):

@@ -77,12 +77,16 @@ def test_one_small_text_takes_one_thread_and_many_take_all(run_dir, capsys, monk
     assert chosen == [1, 3]
 
 
-def test_the_seed_repeats_the_text(run_dir, capsys):
+def test_the_seed_repeats_the_text_and_without_one_equal_prompts_get_texts_of_their_own(run_dir, capsys, tmp_path):
     def text(*options):
         return generate(capsys, "--checkpoint", run_dir, "--prompt", "x", "--max_new_tokens", 40, *options)[1]
 
     assert text("--seed", 1) == text("--seed", 1) != text("--seed", 2)
     assert text() != text()
+    (tmp_path / "prompts.txt").write_text("a\na\n", encoding="utf-8")
+    options = ("--checkpoint", run_dir, "--prompts", tmp_path / "prompts.txt", "--json", "--temperature", 2)
+    first, second = (json.loads(line)["text"] for line in generate(capsys, *options)[1].splitlines())
+    assert first != second
     greedy = ("--greedy",)
     assert text(*greedy) == text("--temperature", 0) == text("--min_p", 1) != text(*greedy, "--repetition_penalty", 2)
     assert text(*greedy, "--seed", 1) == text(*greedy, "--seed", 2) == text("--top_k", 1) == text("--top_p", 1e-9)
@@ -210,13 +214,6 @@ def test_prompts_of_equal_length_are_continued_together_and_written_in_order(run
     assert [part[: part.index("\n") + 1 + len(prompt)] for part, prompt in zip(parts, prompts, strict=True)] == [
         f"{number} ---\n{prompt}" for number, prompt in enumerate(prompts, start=1)
     ]
-
-
-def test_without_a_seed_equal_prompts_get_texts_of_their_own(run_dir, capsys, tmp_path):
-    (tmp_path / "prompts.txt").write_text("a\na\n", encoding="utf-8")
-    options = ("--checkpoint", run_dir, "--prompts", tmp_path / "prompts.txt", "--json", "--temperature", 2)
-    first, second = (json.loads(line)["text"] for line in generate(capsys, *options)[1].splitlines())
-    assert first != second
 
 
 def test_blank_lines_among_prompts_are_skipped_and_named(run_dir, capsys, tmp_path):

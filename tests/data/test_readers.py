@@ -47,13 +47,10 @@ def test_a_long_document_is_cut_without_changing_its_tokens(text: str, size: int
 
 
 @pytest.mark.parametrize("blocks", [False, True])
-def test_a_long_text_is_never_held_whole(blocks: bool):
+def test_a_long_text_is_never_held_whole_and_a_block_that_fits_is_one_passage(blocks: bool):
     pieces = ["some words\n" * 1000 + "\n" * blocks for _ in range(20)]
     longest = max(len(passage.text) for passage in readers._passages(iter(pieces), blocks))
     assert longest <= 2 * len(pieces[0])
-
-
-def test_a_block_that_fits_is_one_passage():
     block = "some words\n" * 1000
     assert [one.text for one in readers._passages(pieces_of(block, 100), blocks=True)] == [block.rstrip()]
 

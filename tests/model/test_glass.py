@@ -185,12 +185,9 @@ def test_a_model_of_hugging_face_has_no_steps(gpt2):
         gpt2.at(5)
 
 
-def test_a_long_text_is_read_up_to_the_context_with_a_warning(glass, caplog):
+def test_a_list_of_texts_is_read_one_by_one_each_up_to_the_context_with_a_warning(glass, caplog):
     assert len(glass.read("the model reads a text and learns").ids) == glass.gpt.config.context_length
     assert "the model's context" in caplog.text
-
-
-def test_a_list_of_texts_is_read_one_by_one(glass):
     without = glass.read("a text", without="head 0.0").loss  # one part needs no list
     assert glass.read(["the model", "a text"], without=iter(["head 0.0"]))[1].loss == without
     first, second = glass.read(["the model", "a text"])

@@ -83,15 +83,11 @@ def test_powers_of_two_and_every_so_many_steps_are_recorded():
     assert [s for s in steps if AttentionRecording(early_steps=4, every_n_steps=15).is_due(s)] == [1, 2, 4, 15, 30]
 
 
-@pytest.mark.parametrize("given", ["two words", "and/or", "a/b", "x" * 5000, "notes.txt", " @property", "C:\\texts"])
-def test_a_probe_text_is_the_text_whatever_it_looks_like(given, here):
-    Path("notes.txt").write_text("another text")
-    assert AttentionRecording(probe_text=given).text == given
-
-
-def test_a_probe_text_that_begins_with_an_at_sign_names_a_file(tmp_path):
+def test_a_probe_text_is_the_text_whatever_it_looks_like_and_with_an_at_sign_first_names_a_file(tmp_path, here):
     path = tmp_path / "notes.txt"
     path.write_text("and/or é", encoding="utf-8")
+    for given in ("two words", "and/or", "a/b", "x" * 5000, "notes.txt", " @property", "C:\\texts"):
+        assert AttentionRecording(probe_text=given).text == given
     assert AttentionRecording(probe_text=f"@{path}").text == "and/or é"
     path.write_bytes(b"\xff")
     reasons = {path: "not UTF-8", tmp_path / "none": "No such file", "x" * 5000: "name too long", "": ""}
