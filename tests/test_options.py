@@ -132,9 +132,13 @@ def test_every_option_of_data_changes_what_is_read(here, small_text):
     Path("folder").mkdir()
     Path("folder/train.jsonl").write_text('{"text": "a text"}\n' * 20)
     assert set(inspect.signature(TextDataModule).parameters) == set(DATA_OPTIONS)
+    usual = {}
     for name, value in DATA_OPTIONS.items():
         needed, change = NEEDED_DATA.get(name, {}), value if isinstance(value, dict) else {name: value}
-        assert what_is_read(**needed) != what_is_read(**needed | change), f"data.{name} changes nothing"
+        key = json.dumps(needed)
+        usual[key] = usual.get(key) or what_is_read(**needed)
+        assert usual[key] != what_is_read(**needed | change), f"data.{name} changes nothing"
+    assert what_is_read() == usual["{}"]
 
 
 # Those of samples and maps, and those of the overview that no table above has.
