@@ -87,7 +87,7 @@ def test_a_context_may_be_shorter_than_the_texts(context):
     assert len(effects) + len(tried) == len(experiments.EXPERIMENTS)
 
 
-def test_the_texts_pose_what_they_say():
+def test_made_up_words_are_told_by_their_first_copy_and_may_be_out_of_reach():
     text = " ".join(f"def {name}(self):" for name in re.findall(r"[a-z]{4,9}", Path(re.__file__).read_text())[:2000])
     texts = experiments.Texts(BYTES, windows(text, length=128), 128)
     for trial in experiments.EXPERIMENTS["A made-up word, twice"][0](texts):
@@ -95,28 +95,25 @@ def test_the_texts_pose_what_they_say():
         assert (trial.text + trial.answer).replace(word, "", 1) in word and word[trial.source] == trial.answer
     for trial in experiments.EXPERIMENTS["A word used far above"][0](texts):
         assert len(trial.text) <= 128 < len(trial.changed) and trial.text[:9] == trial.changed[:9]
-    for title in ("A quote closes as it opened", "Brackets close in order"):
-        trials = list(experiments.EXPERIMENTS[title][0](texts))
-        assert len(trials) == experiments.MADE_UP
-        for trial in trials:
-            assert trial.text[trial.source] + trial.answer in ("''", '""', "()", "[]")
-            changed = [one for one, other in zip(trial.text, trial.changed, strict=True) if one != other]
-            assert len(changed) == (1 if "quote" in title else 2)
 
 
 @pytest.mark.parametrize("tokenizer", [BYTES, train_bpe([CODE], 300), train_bpe([CODE], 900)])
-def test_the_source_is_the_token_that_tells(tokenizer):
+def test_quotes_brackets_and_colons_are_told_by_their_source(tokenizer):
     words = "".join(f"{a}{b}{c} " for a in "abcdefgh" for b in "ijkl" for c in "mnop")
     texts = experiments.Texts(tokenizer, windows(words, tokenizer), 128)
-
-    def sources(title: str) -> list[str]:
-        trials = list(experiments.EXPERIMENTS[title][0](texts))
-        assert len(trials) == experiments.MADE_UP
-        return [tokenizer.label(tokenizer.encode(trial.text)[trial.source]) for trial in trials]
-
-    for title, signs in {"A quote closes as it opened": "'\"", "Brackets close in order": "(["}.items():
-        assert all(signs[i % 2] in label for i, label in enumerate(sources(title)))
-    assert all(" " in label and not label.strip(":) \n") for label in sources("A colon indents the next line"))
+    found = {title: list(experiments.EXPERIMENTS[title][0](texts)) for title in experiments.EXPERIMENTS}
+    pairs = {"A quote closes as it opened": ("''", '""'), "Brackets close in order": ("()", "[]")}
+    for title, kinds in pairs.items():
+        assert len(found[title]) == experiments.MADE_UP
+        for number, trial in enumerate(found[title]):
+            opening, closing = kinds[number % 2]
+            assert opening in tokenizer.label(tokenizer.encode(trial.text)[trial.source]) and trial.answer == closing
+            changed = [one for one, other in zip(trial.text, trial.changed, strict=True) if one != other]
+            assert len(changed) == (1 if "quote" in title else 2) and opening in changed
+    assert len(found["A colon indents the next line"]) == experiments.MADE_UP
+    for trial in found["A colon indents the next line"]:
+        label = tokenizer.label(tokenizer.encode(trial.text)[trial.source])
+        assert " " in label and not label.strip(":) \n")
 
 
 @pytest.mark.parametrize(("source", "head"), [(2, "0.1"), (3, None)])

@@ -33,25 +33,24 @@ def check_maps(page: Page, captures: Captures, run: int = 0) -> None:
             np.testing.assert_allclose(found, expected[..., : len(found[0, 0]), : len(found[0, 0])], atol=0.004)
 
 
-def test_each_run_has_its_own_maps_of_every_step():
-    runs = [CAPTURES, replace(learned_captures(seed=1), name="other")]
+def test_each_run_has_its_own_maps_scores_formation_and_verdicts_and_opens_with_the_clearest_head():
+    """Of runs of which nothing else was measured."""
+    runs = [CAPTURES, replace(learned_captures(seed=1, fidelity=2e-5, causality=0.1), name="other")]
     page = read(*runs)
     assert [run["name"] for run in page.data["runs"]] == ["demo", "other"]
     for number, captures in enumerate(runs):
-        assert sum("blocks" in capture for capture in page.data["runs"][number]["captures"]) == 5
+        run = page.data["runs"][number]
+        assert sum("blocks" in capture for capture in run["captures"]) == 5
         check_maps(page, captures, number)
-
-
-def test_scores_uniform_values_formation_and_verdicts_are_those_of_the_captures():
-    run = read(CAPTURES).data["runs"][0]
-    assert run["uniform"] == pytest.approx(CAPTURES.snapshots[-1].habits.uniform)
-    assert run["formation"] == CAPTURES.formation and CAPTURES.formation["previous_token"]
-    for capture, snapshot in zip(run["captures"], CAPTURES.snapshots, strict=True):
-        for name, score in snapshot.scores.items():
-            np.testing.assert_allclose(capture["scores"][name], score, atol=5.1e-4)
-        assert capture["faithful"] and capture["causal"]
-    for capture in read(learned_captures(fidelity=2e-5, causality=0.1)).data["runs"][0]["captures"]:
-        assert not capture["faithful"] and not capture["causal"]
+        assert run["uniform"] == pytest.approx(captures.snapshots[-1].habits.uniform)
+        assert run["formation"] == captures.formation and captures.formation["previous_token"]
+        clearest = opening_view(captures.snapshots[-1], captures.load(8), captures.probes)
+        assert run["opening"] == clearest | {"probe": [*captures.probes].index(clearest["probe"])}
+        for capture, snapshot in zip(run["captures"], captures.snapshots, strict=True):
+            for name, score in snapshot.scores.items():
+                np.testing.assert_allclose(capture["scores"][name], score, atol=5.1e-4)
+            assert capture["faithful"] == capture["causal"] == (captures is CAPTURES)
+            assert list(json.loads(page.block(capture["details"]))) == ["descriptions"]
 
 
 def test_hostile_text_stays_data():
@@ -93,14 +92,6 @@ def test_every_step_has_its_details_and_a_description_of_every_head():
         used = {str(token) for row in expected["probes"]["text"]["lens"]["token"] for token in row}
         assert used <= set(details["tokens"]) and "999" not in details["tokens"]
         assert details["descriptions"] == json.loads(json.dumps(describe_heads(captures.by_step[capture["step"]])))
-
-
-def test_without_details_heads_are_described_and_the_page_opens_with_the_clearest():
-    page = read(CAPTURES)
-    for capture in page.data["runs"][0]["captures"]:
-        assert list(json.loads(page.block(capture["details"]))) == ["descriptions"]
-    clearest = opening_view(CAPTURES.snapshots[-1], CAPTURES.load(8), CAPTURES.probes)
-    assert page.data["runs"][0]["opening"] == clearest | {"probe": [*CAPTURES.probes].index(clearest["probe"])}
 
 
 def test_both_colour_maps_change_lightness_steadily():
