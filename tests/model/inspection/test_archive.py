@@ -80,26 +80,24 @@ def test_an_interrupted_capture_does_not_count_and_is_made_again(recorded, tmp_p
         assert AttentionArchive.open(folder).steps[-1] == step
 
 
-@pytest.mark.parametrize(
-    ("name", "damage"),
-    [
-        ("probe.json", b"{"),
-        ("probe.json", b'{"tokenizer": "x", "probes": {"text": {"tokens": [1], "labels": []}}}'),
-        ("probe.json", b"[]"),
-        ("probe.json", b'{"tokenizer": "x", "probes": {"text": {"tokens": [1], "labels": ["a"]}}}'),
-        ("scores.jsonl", b'{"step": 0}\n'),
-        ("scores.jsonl", b"\xff\xfe\n"),
-        ("step_00000000.json", b"{"),
-        ("step_00000000.json", b"[]"),
-        ("step_00000000.json", b"{}"),
-        ("step_00000000.npz", b""),
-        ("step_00000000.npz", b"PK\x03\x04 cut short"),
-        *(("step_00000000.npz", lambda path, end=end: path.write_bytes(path.read_bytes()[:end])) for end in (500, -1)),
+DAMAGED = {  # another content, or so many bytes of what was there
+    "probe.json": [
+        b"{",
+        b'{"tokenizer": "x", "probes": {"text": {"tokens": [1], "labels": []}}}',
+        b"[]",
+        b'{"tokenizer": "x", "probes": {"text": {"tokens": [1], "labels": ["a"]}}}',
     ],
-)
+    "scores.jsonl": [b'{"step": 0}\n', b"\xff\xfe\n"],
+    "step_00000000.json": [b"{", b"[]", b"{}"],
+    "step_00000000.npz": [b"", b"PK\x03\x04 cut short", 500, -1],
+}
+
+
+@pytest.mark.parametrize(("name", "damage"), [(name, one) for name, all_ in DAMAGED.items() for one in all_])
 def test_damaged_files_are_named(recorded, name, damage):
     """Maps that could run code are refused too, see tests/test_hostile_files.py."""
-    damage(recorded / name) if callable(damage) else (recorded / name).write_bytes(damage)
+    path = recorded / name
+    path.write_bytes(damage if isinstance(damage, bytes) else path.read_bytes()[:damage])
     with pytest.raises(ValueError, match=rf"{name}.*damaged"):
         archive = AttentionArchive.open(recorded)
         archive.maps(0)

@@ -83,62 +83,49 @@ def test_node_computes_what_pytorch_computes(packed, monkeypatch):
     models = [questions(one) for one in packed.values()]
     with_simd = in_node([("models", models), ("models", [one | {"simd": False} for one in models])])
     for name, answers in zip(packed, zip(*with_simd, strict=True), strict=True):
-        expected = in_pytorch(packed[name].models[0][0])
-        for answer in answers:
-            check(answer, expected, name)
+        check(answers, packed[name].models[0][0], name)
 
 
 @torch.no_grad()
-def in_pytorch(gpt: GPT) -> dict:
-    """What `questions` should be answered with."""
+def check(answers: list, gpt: GPT, name: str) -> None:
+    """Whether `questions` were answered as PyTorch answers them."""
+    logits, (_, maps, details) = gpt(TOKENS[None])[0], take_snapshot(gpt, PROBES, 0)
+    changed = [with_edits(gpt, edits) for edits in EDITS]
+    written = generate(gpt, TOKENS[None], 30, temperature=0)[0, len(TOKENS) :].tolist()
     everywhere = [(head, at, at) for head in range(gpt.config.num_heads) for at in range(len(TOKENS))]
-    _, maps, details = take_snapshot(gpt, PROBES, 0)
-    return {
-        "logits": gpt(TOKENS[None])[0],
-        "cap": gpt.config.logit_soft_cap,
-        "edited": [with_edits(gpt, edits) for edits in EDITS],
-        "written": generate(gpt, TOKENS[None], 30, temperature=0)[0, len(TOKENS) :].tolist(),
-        "patched": patched(gpt, 0, [(0, 4, 6)])[0].item(),
-        "matrix": torch.cat([patched(gpt, layer, everywhere) for layer in range(gpt.config.num_layers)]),
-        "maps": maps["text"],
-        "details": details,
-    }
+    matrix = torch.cat([patched(gpt, layer, everywhere) for layer in range(gpt.config.num_layers)])
+    before, after = logits[-1, TARGET], patched(gpt, 0, [(0, 4, 6)])[0].item()
+    for parity, _, read, *others, write, patch, changes in answers:
+        assert parity["error"] < 1e-4, name
+        for answer, expected in zip((read, *others), (logits, *changed), strict=True):
+            assert answer["loss"] == pytest.approx(cross_entropy(expected), abs=1e-4), name
+            check_next(answer, expected)
+        check_details(read, details, maps["text"])
+        check_likeliest(read, logits[-1].max().item(), gpt.config.logit_soft_cap)
+        assert write == written, name
+        assert (patch["plain"], patch["patched"]) == pytest.approx((before.item(), after), abs=1e-4), name
+        np.testing.assert_allclose(np.array(changes).flatten(), matrix - before, atol=1e-4, err_msg=name)
 
 
-def check(answer: list, expected: dict, name: str) -> None:
-    parity, _, read, *edited, written, patch, matrix = answer
-    logits = expected["logits"]
-    assert parity["error"] < 1e-4, name
-    assert read["loss"] == pytest.approx(cross_entropy(logits), abs=1e-4), name
-    check_next(read, logits)
-    check_details(read, expected)
-    for answered, changed in zip(edited, expected["edited"], strict=True):
-        assert answered["loss"] == pytest.approx(cross_entropy(changed), abs=1e-4), name
-        check_next(answered, changed)
-    assert written == expected["written"], name
-    assert patch["plain"] == pytest.approx(logits[-1, TARGET].item(), abs=1e-4), name
-    assert patch["patched"] == pytest.approx(expected["patched"], abs=1e-4), name
-    changes = expected["matrix"] - logits[-1, TARGET]
-    np.testing.assert_allclose(np.array(matrix).flatten(), changes, atol=1e-4, err_msg=name)
-
-
-def check_details(read: dict, expected: dict) -> None:
+def check_details(read: dict, expected: dict, maps: np.ndarray) -> None:
     """Maps and details are those that the recorder measures."""
     rows, columns = np.tril_indices(len(TOKENS))
-    maps = expected["maps"][:, :, rows, columns]
+    maps = maps[:, :, rows, columns]
     np.testing.assert_allclose(np.array(read["block"]).reshape(maps.shape), 255 * maps**0.5, atol=0.51)
-    details, recorded = read["details"], expected["details"]
-    assert (details["parts"], details["sublayers"]) == (recorded["parts"], recorded["sublayers"])
-    found, measured = (of["probes"]["text"] for of in (details, recorded))
+    details = read["details"]
+    assert (details["parts"], details["sublayers"]) == (expected["parts"], expected["sublayers"])
+    found, measured = (of["probes"]["text"] for of in (details, expected))
     for name, numbers in {**measured, **measured["lens"]}.items():
         if name not in ("lens", "attribution_error"):  # None where a number is not to be had
             answered = np.array((found | found["lens"])[name], float)
             np.testing.assert_allclose(answered, np.array(numbers, float), atol=1e-4, rtol=1e-4, err_msg=name)
     assert found["attribution_error"] < 1e-3
-    likeliest = expected["logits"][-1].max().item()  # before the soft cap, which attribution does not know
-    if expected["cap"]:
-        likeliest = expected["cap"] * math.atanh(likeliest / expected["cap"])
-    assert sum(found["attribution_of_likeliest"]) == pytest.approx(likeliest, abs=1e-3)
+
+
+def check_likeliest(read: dict, logit: float, cap: float | None) -> None:
+    """The parts of the likeliest token's logit add up to it as it is before the soft cap."""
+    logit = cap * math.atanh(logit / cap) if cap else logit
+    assert sum(read["details"]["probes"]["text"]["attribution_of_likeliest"]) == pytest.approx(logit, abs=1e-3)
 
 
 def test_the_error_of_the_attribution_is_relative_to_large_logits():
