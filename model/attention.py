@@ -60,7 +60,8 @@ def scaled_dot_product_attention(
     _check_inputs(query, key, value, mask)
     check_range("dropout_p", dropout_p, 0, 1, high_open=True)
     T, S = query.shape[-2], key.shape[-2]
-    if is_causal and (need_weights or mask is not None or T != S):
+    # PyTorch's own flag gives NaN for a scale of 0 or less.
+    if is_causal and (need_weights or mask is not None or T != S or (scale is not None and scale <= 0)):
         causal = causal_mask(T, S, device=query.device)
         mask, is_causal = (causal if mask is None else mask & causal), False
     mask, empty = (None, None) if mask is None else _fill_empty_rows(mask)

@@ -13,7 +13,6 @@ from torch import Tensor
 from model.cache import KVCache
 from model.checks import check_divides, check_range
 from model.gpt import GPT, in_eval_mode
-from model.masks import check_integers
 
 
 def generate(model: GPT, tokens: Tensor, max_new_tokens: int, **options: Any) -> Tensor:
@@ -71,7 +70,6 @@ def stream(
         TypeError: if the tokens are not integers.
         ValueError: for a value outside its range.
     """
-    check_integers("tokens", tokens)
     if tokens.ndim != 2 or not tokens.numel():
         raise ValueError(f"tokens must be (B, T), both at least 1, not of shape {tuple(tokens.shape)}")
     tokens = model.known_ids(tokens)

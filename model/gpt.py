@@ -22,7 +22,7 @@ from model.attention import CausalSelfAttention
 from model.cache import KVCache
 from model.checks import check_choices, check_divides, check_range
 from model.kernels import RMS_EPSILON, Linear, rms_norm
-from model.masks import document_mask
+from model.masks import check_integers, document_mask
 from model.rotary import rotary_angles
 
 
@@ -314,7 +314,12 @@ class GPT(nn.Module):
         return (2 * cap * gates).sub_(cap)
 
     def known_ids(self, tokens: Tensor) -> Tensor:
-        """The tokens on the model's device. Raises ValueError for ids outside the vocabulary."""
+        """The tokens as int64 on the model's device.
+
+        Raises TypeError if they are not integers, ValueError for ids outside the vocabulary.
+        """
+        check_integers("tokens", tokens)
+        tokens = tokens.long()
         if tokens.min() < 0 or tokens.max() >= self.config.vocab_size:
             allowed = f"0..{self.config.vocab_size - 1}"
             raise ValueError(f"token ids must lie in {allowed}, not in {tokens.min()}..{tokens.max()}")

@@ -54,6 +54,7 @@ def padding_mask(valid_lens: Tensor, key_len: int) -> Tensor:
     """
     valid_lens = torch.as_tensor(valid_lens)
     check_integers("valid_lens", valid_lens)
+    valid_lens = valid_lens.long()
     if valid_lens.ndim not in (1, 2):
         raise ValueError(f"valid_lens must be (B,) or (B, T), not of shape {tuple(valid_lens.shape)}")
     # Reading the values waits for the device and cannot be traced, so they are not checked in compiled code.

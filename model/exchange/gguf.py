@@ -38,6 +38,7 @@ def to_gguf(gpt: GPT, path: str | Path, tokenizer: Any) -> None:
     if path.exists():
         raise FileExistsError(f"{path} exists already: name a new file")
     check_computes_as_gpt2(gpt)
+    path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.aside")
     writer = gguf.GGUFWriter(aside, "gpt2")
     writer.add_context_length(config.context_length)

@@ -100,7 +100,7 @@ def capture(gpt: GPT, tokens: Tensor | Sequence[int], *, autocast: torch.dtype |
 
 
 def one_sequence(tokens: Tensor | Sequence[int]) -> Tensor:
-    """Token ids (T,) or (1, T) as (1, T). Raises ValueError for no tokens, or more than one sequence."""
+    """Token ids (T,) or (1, T) as (1, T) of int64. Raises ValueError for no tokens, or more than one sequence."""
     sequence = torch.atleast_2d(torch.as_tensor(tokens))
     if len(sequence) != 1 or sequence.ndim != 2 or not sequence.numel() or sequence.is_floating_point():
         shape, dtype = tuple(sequence.shape), str(sequence.dtype).removeprefix("torch.")

@@ -90,7 +90,8 @@ class Windows:
     def parts(self) -> Tensor:
         """(3, T): the queries of each part. The first query has nothing to choose from and is in none."""
         queries = torch.arange(self.length)
-        return torch.stack([queries > 0, (queries > 0) & (queries < self.length // 2), queries >= self.length // 2])
+        first = queries < self.length // 2
+        return (queries > 0) & torch.stack([queries >= 0, first, ~first])
 
     @cached_property
     def keys(self) -> dict[str, Tensor]:

@@ -107,8 +107,9 @@ def story(rows: Rows, config: Mapping) -> str:
     sentences = [f"A small GPT{size} learned to predict the next token of {text}."]
     if points := column_points(rows, "tokens"):
         seconds = training_seconds(rows)
-        unit = "hours" if seconds >= 3600 else "minutes" if seconds >= 60 else "seconds"
-        time = f", which took {clock(seconds) if seconds >= 60 else round(seconds)} {unit}" if round(seconds) else ""
+        unit = "hours" if seconds >= 3600 else "minutes"
+        took = f"{clock(seconds)} {unit}" if seconds >= 60 else _count(round(seconds), "second")
+        time = f", which took {took}" if round(seconds) else ""
         sentences.append(f"It read {short(points[-1][1])} tokens in {_count(points[-1][0], 'step')}{time}.")
     if points := column_points(rows, "val/bits_per_byte"):
         bits = points[-1][1]

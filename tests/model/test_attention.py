@@ -45,7 +45,7 @@ def test_formula_and_kernel_agree_with_pytorch(leading, T, S, K, Kv, data):
     sizes = ((T, K), (S, K), (S, Kv))
     inputs = [random(*before, *size) for before, size in zip(leading, sizes, strict=True)]
     leading = torch.broadcast_shapes(*leading)
-    scale = data.draw(st.sampled_from([None, 0.3, 1.0]))
+    scale = data.draw(st.sampled_from([None, 0.3, 1.0, 0.0, -1.0]))
     masks = [None, torch.rand(T, S) < 0.6, torch.rand(*leading, T, S) < 0.6, torch.zeros(*leading, T, S) > 0]
     mask = data.draw(st.sampled_from(masks))
     is_causal = data.draw(st.booleans())

@@ -124,3 +124,13 @@ def test_autocast_keeps_the_residual_stream_in_bfloat16():
         logits = gpt(torch.randint(50, (1, 4)))
     assert seen == [torch.bfloat16]
     assert logits.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64])
+def test_ids_of_every_integer_type_are_read_alike(dtype):
+    gpt = GPT(GPTConfig(**SIZES | {"vocab_size": 300}))
+    ids = torch.tensor([[3, 1, 250]])
+    known = gpt.known_ids(ids.to(dtype))
+    assert known.dtype == torch.int64 and known.equal(ids)
+    with pytest.raises(TypeError, match=r"tokens must hold integers, not torch\.bool"):
+        gpt.known_ids(ids > 1)

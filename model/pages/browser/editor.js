@@ -20,22 +20,28 @@ let showsEnd = false; // whether the end of the text is to be in sight when it h
 let isCut = false; // whether the text was too long, until it is changed again
 let pieces = []; // [text, depth of its colour]: together the text that was read last
 
-// The tokens as pieces of the text in the box. A character that is spread over several tokens is one piece.
+// The tokens as pieces of the text in the box. A character that is spread over several tokens is one piece. What was
+// not read has no depth: the beginning of a long text, and what the tokenizer leaves out.
 function piecesOf({ text, tokens, all }, measured) {
-  if (!all) return [];
   const decoder = new TextDecoder();
-  const found = [];
+  const read = []; // the last first
   let depthSoFar = 0;
-  tokens.forEach((token, i) => {
-    const { length } = decoder.decode(engine.tokenizer.bytes(token), { stream: i + 1 < tokens.length });
+  for (const [i, token] of (all ? tokens : []).entries()) {
+    const piece = decoder.decode(engine.tokenizer.bytes(token), { stream: i + 1 < tokens.length });
     depthSoFar = Math.max(depthSoFar, depth(measured, i));
-    if (!length) return;
-    found.push([length, depthSoFar]);
+    if (!piece) continue;
+    read.unshift([piece, depthSoFar]);
     depthSoFar = 0;
-  });
-  let at = text.length - found.reduce((sum, [length]) => sum + length, 0);
-  const unread = at ? [[text.slice(0, at), null]] : [];
-  return [...unread, ...found.map(([length, depth]) => [text.slice(at, (at += length)), depth])];
+  }
+  const found = [];
+  let end = text.length;
+  for (const [piece, depth] of read) {
+    const place = text.lastIndexOf(piece, end - piece.length);
+    const start = place < 0 ? Math.max(0, end - piece.length) : place; // half a character is read as another
+    found.unshift([text.slice(start, start + piece.length), depth], [text.slice(start + piece.length, end), null]);
+    end = start;
+  }
+  return [[text.slice(0, end), null], ...found].filter(([text]) => text);
 }
 
 // Colours the box: what was read and still stands there, up to where a person has changed it since.
@@ -63,7 +69,9 @@ addView(function drawBox() {
   $("cost").textContent = `${count} ${count === 1 ? "token" : "tokens"}${count > 1 ? cost : ""}`;
   $("window").textContent = [
     isCut && `The text was too long: its last ${number(box.value.length)} characters are kept.`,
-    !typed.all && "The box is empty: shown is what the model expects at the beginning of a document.",
+    !typed.all && (typed.text ? "The model has no token for this text:" : "The box is empty:"),
+    !typed.all && "shown is what the model expects at the beginning of a document.",
+    count && typed.all === count && pieces.some(([, depth]) => depth === null) && "Grey: the model has no token for it.",
     typed.all > count && `The model reads ${context} tokens at once:`,
     typed.all > count && `of these ${number(typed.all)} it reads the last ${context} (grey: not read).`,
     typed.text.length > ADDRESSED && "The address of this page, by which you can keep or send it,",
@@ -106,5 +114,7 @@ box.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && event.ctrlKey) $("write").click();
 });
 addField("typed", () => ending(state.typed, ADDRESSED), (text) => {
-  if (text !== null && text !== state.typed) state.typed = box.value = ending(text, LONGEST);
+  if (text === null || text === state.typed) return;
+  box.value = ending(text, LONGEST);
+  state.typed = box.value; // where all line breaks are alike
 });

@@ -61,7 +61,8 @@ async function open() {
   addView(drawParity);
   tell(engine.note);
   for (const id of ["parity", "main"]) $(id).hidden = false;
-  state.typed = box.value = typeof data.opening === "string" ? data.opening : textOf(data.opening);
+  box.value = typeof data.opening === "string" ? data.opening : textOf(data.opening);
+  state.typed = box.value; // where all line breaks are alike
   state.token = Math.max(0, tokensOf(state.typed).tokens.length - 2); // the last of which the next one is known
   addEventListener("unhandledrejection", ({ reason }) => tell(`This could not be shown: ${reason.message}.`));
   start(readTyped);

@@ -142,4 +142,7 @@ for (const field of ["from", "target"]) {
   addField(field, () => state[field], (text) => (state[field] = numberOf(text)));
 }
 $("patch-all").addEventListener("click", fillMatrix);
-addField("b", () => state.otherText || null, (text) => ($("other-text").value = state.otherText = text ?? ""));
+addField("b", () => state.otherText || null, (text) => {
+  $("other-text").value = text ?? "";
+  state.otherText = $("other-text").value;
+});
