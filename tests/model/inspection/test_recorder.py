@@ -62,16 +62,13 @@ def test_fidelity_is_relative_to_large_values(monkeypatch):
     assert capture(gpt, TEXT, autocast=torch.bfloat16).fidelity > 2e-2
 
 
-NOT_LINEAR = {
-    "shifted": lambda values: values + 0.5,
-    "not linear in the values": torch.tanh,
-    "heads that take each other's values": lambda values: values.roll(1, dims=1),
-}
-
-
-@pytest.mark.parametrize("change", NOT_LINEAR)
+@pytest.mark.parametrize(
+    "change",
+    [lambda values: values + 0.5, torch.tanh, lambda values: values.roll(1, dims=1)],
+    ids=["shifted", "not linear in the values", "heads that take each other's values"],
+)
 def test_an_attend_without_weights_is_not_faithful(change, monkeypatch):
-    replace_attend(monkeypatch, NOT_LINEAR[change])
+    replace_attend(monkeypatch, change)
     taken = capture(random_gpt(CONFIGS["gpt2"]), TEXT)
     assert taken.fidelity > 1e-2 and taken.causality == 0
 
@@ -201,12 +198,16 @@ def test_invalid_tokens_are_refused(tokens, message):
 
 def test_probes_of_one_and_two_tokens_are_measured():
     gpt = random_gpt(replace(GROUPED, num_layers=1))
-    one = capture(gpt, [7])
-    assert (one.weights == 1).all() and one.causality == 0
-    probes = {"text": Probe([1, 2], ["a", "b"]), "repeated": Probe([1, 2, 1, 2], ["x"] * 4, 2)}
+    probes = {"text": Probe([7], ["a"]), "repeated": Probe([1, 2, 1, 2], ["x"] * 4, 2)}
     snapshot, maps, details = take_snapshot(gpt, probes, 7)
+    assert snapshot.step == 7 and snapshot.causality == 0 and (maps["text"] == 1).all()
+    assert torch.equal(torch.from_numpy(maps["repeated"]), capture(gpt, [1, 2, 1, 2]).weights)
+    # One token predicts nothing that is known.
+    assert math.isnan(snapshot.loss["text"]) and np.isnan(snapshot.ablation["text"]["heads"]).all()
+    found = details["probes"]["text"]
+    assert found["attribution_error"] is None and {*map(tuple, found["attribution"])} == {(None,)}
+    snapshot, _, details = take_snapshot(gpt, probes | {"text": Probe([1, 2], ["a", "b"])}, 7)
     assert details["probes"]["text"]["bits"][0] > 0 and snapshot.ablation["repeated"]["heads"].shape == (1, 4)
-    assert snapshot.step == 7 and torch.equal(torch.from_numpy(maps["repeated"]), capture(gpt, [1, 2, 1, 2]).weights)
 
 
 def test_a_repeated_probe_has_distinct_tokens_that_are_repeated_once():

@@ -67,7 +67,7 @@ def test_wrong_shapes_are_refused():
         images.grid_figure(np.zeros((1, 1, 4, 4)), list("abc"))
 
 
-def test_bare_pixels_have_the_colours_of_the_grid():
+def test_bare_pixels_have_the_colours_of_the_grid_and_of_each_score():
     weights = np.zeros((2, 3, 4, 4))
     weights[1, 2, 3, 0], weights[0, 0, 0, 0] = 1, -0.1  # which is shown as 0
     pixels = images.mosaic_pixels(weights)
@@ -79,9 +79,7 @@ def test_bare_pixels_have_the_colours_of_the_grid():
     assert (pixels[row : row + zoom, column : column + zoom] == darkest).all()
     assert (pixels[:zoom, :zoom] == brightest).all()
     assert (pixels[: 4 * zoom, 4 * zoom : 5 * zoom] == 200).all()  # between two heads
-
-
-def test_a_heat_map_has_a_square_for_each_head_and_grey_where_a_model_diverged():
+    # A heat map has a square for each head, and grey where a model diverged.
     pixels = images.score_pixels([[0, 1], [np.nan, 0.5]])
     assert pixels.shape == (images.PIXELS, images.PIXELS, 3)
     half = images.PIXELS // 2
