@@ -160,17 +160,15 @@ def test_the_address_has_what_was_chosen_and_says_what_it_leaves_out(open_page):
     assert page.locator("#window").inner_text() == ""
 
 
-@pytest.mark.parametrize("place", ["token", "square"])
-def test_what_is_pointed_at_can_be_deleted(open_page, place):
+def test_what_is_pointed_at_can_be_deleted(open_page):
     page = open_page()
-    if place == "token":
-        page.locator("#tokens span").last.hover()
-    else:
-        point_at(page, 15, 14)
-    for text in (OPENING[:4], "x"):
-        type_text(page, text)
-        assert "".join(page.locator("#tokens span").all_inner_texts()) == text
-        assert page.locator("#notes").inner_text() == ""
+    for point in (page.locator("#tokens span").last.hover, functools.partial(point_at, page, 15, 14)):
+        type_text(page, OPENING)
+        point()
+        for text in (OPENING[:4], "x"):
+            type_text(page, text)
+            assert "".join(page.locator("#tokens span").all_inner_texts()) == text
+            assert page.locator("#notes").inner_text() == ""
 
 
 @pytest.mark.parametrize(("width", "height"), [(400, 860), (1280, 900), (1366, 768), (1100, 700)])
