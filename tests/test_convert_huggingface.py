@@ -69,7 +69,6 @@ MISTAKES = {
     "import folder new.ckpt --tokenizer bytes": "leave out --tokenizer",
     "export nothing new": "there is no nothing",
     "export our.ckpt folder": "folder exists already",
-    "convert": "invalid choice",
 }
 
 

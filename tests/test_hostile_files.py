@@ -23,8 +23,7 @@ from data.tokenizers import byte_level
 from tests.command_lines import call, refused
 from tests.strangers import Calls, limited_memory
 
-on_linux = pytest.mark.skipif(sys.platform != "linux", reason="limits the memory as Linux does")
-pytestmark = [pytest.mark.slow, on_linux]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="limits the memory as Linux does")]
 
 RUN = "runs/run"
 ONE_STEP = ("--name=new", "--trainer.max_steps=13")

@@ -30,7 +30,6 @@ MISTAKES = {
     "--run=here": "here is not a run folder with metrics.csv",
     "--run=here --output=report.pdf": "must end in .html",
     "--run=begun": "begun/samples.jsonl: Is a directory",
-    "--runs=x": "unrecognized arguments: --runs=x",
 }
 
 

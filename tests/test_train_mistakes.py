@@ -39,7 +39,6 @@ MISTAKES = {
     "--samples.max_new_tokens=-1": "samples.max_new_tokens must be at least 0, not -1",
     "--checkpoints.every_n_steps=0": "checkpoints.every_n_steps must be at least 1, not 0",
     "--checkpoints.keep_steps=[-1]": "checkpoints.keep_steps must be at least 0, not -1",
-    "--checkpoints.keep_steps=[1.5]": "checkpoints.keep_steps",
     "--attention.probe_tokens=4": "attention.probe_tokens must be at least 5, not 4",
     "--attention.early_steps=-1": "attention.early_steps must be at least 0, not -1",
     "--attention.probe_text=\n": "attention.probe_text: the text is empty",
@@ -57,14 +56,8 @@ def test_a_mistake_gets_one_sentence_and_leaves_nothing(train, capsys, typed):
     assert not Path("runs").exists()
 
 
-def test_a_run_is_never_overwritten(train, finished_run, capsys):
-    before = Path("runs/run/metrics.csv").read_text()
-    assert train("--name=run") == 2
-    assert "runs/run exists" in capsys.readouterr().err
-    assert Path("runs/run/metrics.csv").read_text() == before
-
-
 CANNOT_RESUME = {
+    "--name=run": "runs/run exists: continue it with --resume runs/run, or choose another --name",
     "--resume=runs/run --model.gpt.num_layers=3": "its num_layers is 2, here it is 3",
     "--resume=runs/run --data.tokenizer=bpe --data.vocab_size=300": "vocab_size",
     "--resume=runs/run --model.optimizer.algorithm=adamw": "the checkpoint can only be resumed with muon",
@@ -78,8 +71,8 @@ CANNOT_RESUME = {
 }
 
 
-def test_what_cannot_be_resumed_gets_one_sentence(train, finished_run, capsys):
-    files = [Path("runs/run", name) for name in ("config.yaml", "checkpoints/last.ckpt")]
+def test_what_cannot_be_resumed_or_overwritten_gets_one_sentence(train, finished_run, capsys):
+    files = [Path("runs/run", name) for name in ("config.yaml", "checkpoints/last.ckpt", "metrics.csv")]
     before = [file.read_bytes() for file in files]
     Path("other.txt").write_text("another text " * 500)
     Path("empty").mkdir()

@@ -162,7 +162,10 @@ def test_hub_reads_local_folders(tmp_path: Path, kind: str):
     assert 40 < len(validation) < 80
 
 
-def test_hub_mistakes_are_named(tmp_path: Path):
+def test_hub_mistakes_are_named_and_an_unreachable_hub_says_what_to_do_offline(tmp_path: Path, monkeypatch):
+    import datasets
+    import huggingface_hub
+
     with pytest.raises(FileNotFoundError, match=r"./nowhere: there is no such folder"):
         hub_corpus("./nowhere")
     save(tmp_path / "set", "jsonl", {"train": ROWS})
@@ -170,11 +173,6 @@ def test_hub_mistakes_are_named(tmp_path: Path):
         texts(hub_corpus(str(tmp_path / "set"), text_column="body"), "train")
     with pytest.raises(ValueError, match=r"has no split 'training': it has train"):
         texts(hub_corpus(str(tmp_path / "set"), dataset_split="training"), "train")
-
-
-def test_unreachable_hub_says_what_to_do_offline(monkeypatch: pytest.MonkeyPatch):
-    import datasets
-    import huggingface_hub
 
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)

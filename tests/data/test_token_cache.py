@@ -29,7 +29,6 @@ from data.sampler import WindowSampler
 from data.token_cache import CorpusCache, TokenizedCorpus, TokenStore, open_split, token_stream, write_split
 from tests.ranks import SERVER, started
 
-LIMITS = {"train": None, "validation": None}
 TOKENIZER = tokenizers.byte_level()
 END = TOKENIZER.end_of_text
 DOCUMENTS = [f"document {number} é\n" * (1 + number % 7) for number in range(300)]
@@ -71,7 +70,7 @@ def stream(tokens: TokenStore) -> list[int]:
 
 def cache_of(folder: Path, cache_dir: Path, tokenizer: str = "bpe", vocab_size: int = 300, **options) -> CorpusCache:
     corpus = TextDataModule(files=str(folder / "*.txt"), **options).corpus
-    return CorpusCache(corpus, tokenizer, vocab_size, LIMITS, cache_dir=cache_dir)
+    return CorpusCache(corpus, tokenizer, vocab_size, {"train": None, "validation": None}, cache_dir)
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])

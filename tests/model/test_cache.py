@@ -56,11 +56,8 @@ def test_no_gradient_flows_through_the_cache():
     assert not cache.keys.requires_grad
 
 
-chunkings = st.lists(st.integers(1, 5), min_size=1, max_size=6)
-
-
 @given(
-    chunks=chunkings,
+    chunks=st.lists(st.integers(1, 5), min_size=1, max_size=6),
     heads=st.sampled_from([(4, 4), (4, 2), (4, 1)]),
     window=st.sampled_from([None, 1, 2, 3, 7, 40]),
     use_rotary=st.booleans(),

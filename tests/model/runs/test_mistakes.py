@@ -32,7 +32,6 @@ class Part:
 PARSED = {
     "--part.lenght=3": "there is no option --part.lenght; did you mean --part.length?",
     "--lenght 3": "there is no option --lenght; did you mean --part.length?",
-    "--part.colour red": "there is no option --part.colour",
     "--config '{part: {lenght: 3}}'": "the config has an unknown key part.lenght; did you mean part.length?",
     "--config '{prat: {length: 3}}'": "the config has an unknown key prat.length; did you mean part.length?",
     "--part.length=big": "part.length cannot be 'big': expected int",
@@ -79,9 +78,6 @@ def test_the_option_that_is_meant_is_suggested():
     assert suggestion("colour", options) == ""
 
 
-MISSING = FileNotFoundError(errno.ENOENT, "No such file or directory", "x.txt")
-
-
 @pytest.fixture
 def tool(monkeypatch):
     """A program that raises an error, where there is one; gives its exit status."""
@@ -99,7 +95,7 @@ def tool(monkeypatch):
     ("error", "said"),
     [
         (ValueError("two\n  lines"), "two lines"),
-        (MISSING, "x.txt: No such file or directory"),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "x.txt"), "x.txt: No such file or directory"),
         (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
     ],
 )

@@ -73,7 +73,10 @@ def test_captures_that_were_cut_short_are_left_out(run):
     assert 'id="attention"' not in report_of(run)
 
 
-def test_unfinished_last_lines_and_missing_files_are_left_out(run):
+def test_a_diverged_loss_unfinished_last_lines_and_missing_files_are_left_out(run):
+    (run / "metrics.csv").write_text(METRICS + "30,3000,nan,inf,inf,0.0,100.0,,nan\n")
+    assert Page(report_of(run)).data["charts"][0]["curves"][0]["points"][-1] == [20, 3.0]
+    (run / "metrics.csv").write_text(METRICS)
     for name in ("metrics.csv", "samples.jsonl"):
         path = run / name
         path.write_text(path.read_text()[:-3])
@@ -83,11 +86,6 @@ def test_unfinished_last_lines_and_missing_files_are_left_out(run):
     for missing, field in (("samples.jsonl", "samples"), ("config.yaml", "config")):
         (run / missing).unlink()
         assert not Page(report_of(run)).data[field]
-
-
-def test_a_diverged_run_has_a_report(run):
-    (run / "metrics.csv").write_text(METRICS + "30,3000,nan,inf,inf,0.0,100.0,,nan\n")
-    assert Page(report_of(run)).data["charts"][0]["curves"][0]["points"][-1] == [20, 3.0]
 
 
 def test_the_summary_says_what_was_reached(run):

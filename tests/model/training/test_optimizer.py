@@ -147,20 +147,15 @@ def test_a_sparse_update_is_the_usual_one_and_keeps_what_the_loss_needs_most():
     assert sum(weight.count_nonzero() for weight in gpt.parameters() if weight.ndim == 2) == round(0.1 * len(needed))
 
 
-def test_a_sparse_run_that_is_resumed_with_all_weights_keeps_them():
-    gpt = GPT(GPTConfig(vocab_size=8, context_length=4, num_layers=1, num_heads=1, embed_dim=4))
-    sparse, dense = (build_optimizer(gpt, OptimizerConfig("adamw", density=density)) for density in (0.5, 1.0))
-    dense.load_state_dict(sparse.state_dict())
-    assert {group["density"] for group in dense.param_groups} == {1.0}
-
-
-def test_a_sparse_run_from_its_first_update_on_loses_no_matrix():
+def test_a_sparse_run_from_its_first_update_on_loses_no_matrix_and_can_be_resumed_with_all_weights():
     """As drawn, matrices before one of zeros have no gradients yet: they must not be lost for that."""
     gpt = GPT(GPTConfig(vocab_size=40, context_length=8, num_layers=2, num_heads=2, embed_dim=32))
-    sparse_steps(gpt, 0.2, range(6))
+    sparse, dense = sparse_steps(gpt, 0.2, range(6)), build_optimizer(gpt, OptimizerConfig("adamw", density=1.0))
     assert all(weight.any() for weight in gpt.parameters())
     count = sum(weight.numel() for weight in gpt.parameters())
     assert sum(weight.count_nonzero() for weight in gpt.parameters()) == round(0.2 * count)
+    dense.load_state_dict(sparse.state_dict())
+    assert {group["density"] for group in dense.param_groups} == {1.0}
 
 
 @pytest.mark.parametrize("algorithm", ["muon", "adamw"])
@@ -199,22 +194,6 @@ def test_the_step_counts_of_a_restored_optimizer_are_on_the_device_of_the_weight
         state.update({name: value if name == "step" else value.to("meta") for name, value in state.items()})
     step(elsewhere, restored)
     assert {value.device.type for state in restored.state.values() for value in state.values()} == {"meta"}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"algorithm": "sgd"}, "model.optimizer.algorithm must be 'muon' or 'adamw', not 'sgd'"),
-        ({"learning_rate": -1.0}, "model.optimizer.learning_rate must be at least 0, not -1.0"),
-        ({"algorithm": "muon", "density": 0.5}, "density needs AdamW's moments: write --model.optimizer.algorithm"),
-        ({"density": 0.0}, "model.optimizer.density must be above 0 and at most 1, not 0.0"),
-        ({"density_fall": (0.7, 0.2)}, r"density_fall\[0\] must be at least 0 and below 0.2, not 0.7"),
-        ({"betas": (0.9, 1.0)}, "betas\\[1\\] must be at least 0 and below 1, not 1.0"),
-    ],
-)
-def test_values_out_of_range_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        OptimizerConfig(**options)
 
 
 @pytest.mark.parametrize("algorithm", ["muon", "adamw"])
