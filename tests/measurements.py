@@ -7,14 +7,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from model.gpt import GPTConfig
-from model.inspection.archive import AttentionArchive, Snapshot
+from model.inspection.archive import DETAILS_DIGITS, AttentionArchive, Snapshot, as_json
 from model.inspection.heads import uniform_attention
 from model.inspection.probes import Probe
-from model.inspection.recorder import take_snapshot
 from model.inspection.survey import measure, stacked, summary, windows_of
 from model.pages.captures import Captures
-from tests.gpts import random_gpt
 
 
 def causal_softmax(scores: torch.Tensor) -> torch.Tensor:
@@ -76,30 +73,52 @@ def learned_captures(
                 scores[-1, -1, 10:] += math.log1p(step) ** 2 * torch.eye(size)[2:11]
             maps[step][name] = causal_softmax(scores).half().numpy()
         snapshots.append(over_many_windows(snapshot_of(maps[step], probes, step, **snapshot)))
-    return Captures("demo", probes, snapshots, maps.get, list(steps))
+    return measured(Captures("demo", probes, snapshots, maps.get, list(steps)))
 
 
 def write_archive(captures: Captures, folder: Path) -> AttentionArchive:
     """The captures in files, as a run leaves them."""
     archive = AttentionArchive(folder, captures.probes, "tokenizer")
     for snapshot in captures.snapshots:
-        archive.add(snapshot, captures.load(snapshot.step))
+        archive.add(snapshot, captures.load(snapshot.step), captures.details(snapshot.step))
     return archive
 
 
 def measured(captures: Captures) -> Captures:
-    """The captures with what is measured of a random GPT, another at each step, on tokens with these labels."""
-    vocabulary = sorted({label for probe in captures.probes.values() for label in probe.labels})
-    probes = {
-        name: replace(probe, tokens=[vocabulary.index(label) for label in probe.labels])
-        for name, probe in captures.probes.items()
-    }
-    layers, heads = captures.snapshots[0].shape
-    longest = max(len(probe.tokens) for probe in probes.values())
-    config = GPTConfig(len(vocabulary), longest, layers, heads, embed_dim=8 * heads, bigram_buckets=7)
-    snapshots, details = [], {}
+    """The captures with random numbers for what is measured beside their maps, others at each step."""
+    (layers, heads), names = captures.snapshots[0].shape, captures.probes
+    parts, sublayers = ["token embedding"], ["embeddings"]
+    for layer in range(layers):
+        parts += [*(f"head {layer}.{head}" for head in range(heads)), f"feed-forward {layer}"]
+        sublayers += [f"attention {layer}", f"feed-forward {layer}"]
+    labels = sorted({label for probe in captures.probes.values() for label in probe.labels})
+    texts = {str(token): label for token, label in enumerate(labels)}
+    about, snapshots, details = {"parts": parts, "sublayers": sublayers, "tokens": texts}, [], {}
     for snapshot in captures.snapshots:
-        gpt = random_gpt(config, seed=snapshot.step)
-        taken, _, details[snapshot.step] = take_snapshot(gpt, probes, 0, vocabulary.__getitem__)
-        snapshots.append(replace(snapshot, ablation=taken.ablation, copying=taken.copying))
-    return replace(captures, snapshots=snapshots, details=details.get)
+        draw = np.random.default_rng(snapshot.step)
+        ablation = {name: {part: float(draw.normal()) for part in parts} for name in names}
+        loss, copying = dict.fromkeys(names, 2.5), draw.uniform(-1, 1, (layers, heads))
+        snapshots.append(replace(snapshot, loss=loss, ablation=ablation, copying=copying))
+        probes = {name: random_details(draw, about, len(probe.tokens), heads) for name, probe in names.items()}
+        details[snapshot.step] = as_json(about | {"probes": probes}, DETAILS_DIGITS)
+    return replace(captures, snapshots=snapshots, details=details.__getitem__)
+
+
+def random_details(draw: np.random.Generator, about: dict, T: int, heads: int) -> dict:
+    """Of a probe of T tokens, as `archive` describes them."""
+    parts, sublayers, V = (len(about[name]) for name in ("parts", "sublayers", "tokens"))
+    has_next, top = np.arange(T) < T - 1, min(5, V)
+    return {
+        "bits": [*draw.exponential(4, T - 1).tolist(), None],
+        "rank": [*draw.integers(V, size=T - 1).tolist(), None],
+        "top": [draw.permutation(V)[:top].tolist() for _ in range(T)],
+        "top_probability": -np.sort(-draw.dirichlet(np.ones(top + 1), T)[:, :top]),
+        "lens": {
+            "token": draw.integers(V, size=(sublayers, T)),
+            "probability": np.where(has_next, draw.uniform(size=(sublayers, T)), np.nan),
+            "divergence": draw.exponential(size=(sublayers, T)),
+        },
+        "attribution": np.where(has_next, draw.normal(size=(parts, T)), np.nan),
+        "attribution_error": 2e-7,
+        "value_norms": draw.uniform(size=(sublayers // 2, heads, T)),
+    }

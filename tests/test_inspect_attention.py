@@ -181,13 +181,13 @@ def test_a_prompt_is_followed_over_the_kept_checkpoints(tmp_path):
 def test_the_page_with_the_model_opens_with_a_text_and_holds_steps(capsys):
     assert main(["--live", "--run", "runs/first"]) == 0
     assert capsys.readouterr().out == "wrote runs/first/model.html; open it in a browser\n"
-    assert Page(Path("runs/first/model.html")).data["opening"] == list(TEXT.encode())
+    assert Page(Path("runs/first/model.html")).data["opening"] == TEXT
     for step in (3, 7):
         save_checkpoint(Path(f"runs/first/checkpoints/step_{step:08d}.ckpt"), small_gpt(step), step)
     arguments = ["--live", "--checkpoint", "runs/first", "--steps", "7,3", "--prompt", "é", "--output", "steps.html"]
     assert main(arguments) == 0
     page = Page(Path("steps.html"))
-    assert page.data["opening"] == list("é".encode())
+    assert page.data["opening"] == "é"
     assert [capture["step"] for capture in page.data["runs"][0]["captures"]] == [3, 7]
     assert page.json("manifest")["steps"] == [3, 7] and "weights-1" in page.scripts
     Path("steps.html").unlink()
@@ -212,7 +212,7 @@ def test_a_checkpoint_outside_a_run_needs_a_text_to_be_tried_on(monkeypatch, tmp
     assert main(["--live", "--checkpoint", "model.ckpt"]) == 2
     assert "give a prompt of 2 to 32 tokens" in capsys.readouterr().err
     assert main(["--live", "--checkpoint", "model.ckpt", "--prompt", "abc"]) == 0
-    assert Page(Path("model.html")).data["opening"] == list(b"abc")
+    assert Page(Path("model.html")).data["opening"] == "abc"
     monkeypatch.setattr("model.pages.live.MAX_BYTES", 150_000)  # enough for the model, but not for the page around it
     assert main(["--live", "--checkpoint", "model.ckpt", "--prompt", "abc", "--output", "small.html"]) == 2
     assert "a page with this model would take 0." in capsys.readouterr().err
@@ -243,8 +243,7 @@ MISTAKES = [
     ("--scores --step 0 --output a.png", "--step chooses nothing from scores"),
     ("--measure lens --output a.png", "--measure is for an --output NAME that"),
     ("--dpi 9000 --output a.png", "pixels: choose a smaller --dpi"),
-    ("--run maps_only --measure surprise --output a.csv", "maps_only has no surprise of step 2"),
-    ("--run maps_only --measure ablation --output a.json", "maps_only has no ablation"),
+    ("--run undetailed --measure surprise --output a.csv", "step_00000002.json has been removed: choose another step"),
     ("--scores --measure lens --output a.csv", "not allowed with argument"),
     ("--run runs/first --compare another_text --output a.csv", "their text probes have different tokens"),
     ("--run runs/first --compare larger --output a.svg", "2 x 3 and 3 x 3 layers x heads; choose heads that both have"),
@@ -278,20 +277,15 @@ def mistakes(workplace):
     checkpoint = workplace / "foreign" / "checkpoints" / "best.ckpt"
     foreign = train_bpe(["to be or not to be"] * 9, 260).to_dict()
     change_checkpoint(checkpoint, tokenizer=foreign)
-    for name in ("damaged", "damaged_scores", "removed", "begun", "maps_only"):
+    for name in ("damaged", "damaged_scores", "removed", "begun", "undetailed"):
         shutil.copytree(workplace / "runs" / "first", workplace / name)
-    for details in (workplace / "maps_only" / "attention").glob("step_*.json"):
-        details.unlink()
-    scores = workplace / "maps_only" / "attention" / "scores.jsonl"
-    lines = [json.loads(line) for line in scores.read_text().splitlines()]
-    kept = ("step", "precision", "fidelity", "causality", "checks", "scores", "habits")
-    scores.write_text("".join(json.dumps({name: line[name] for name in kept}) + "\n" for line in lines))
     (workplace / "damaged" / "attention" / "step_00000001.npz").write_bytes(b"PK\x03\x04")
     scores = workplace / "damaged_scores" / "attention" / "scores.jsonl"
     lines = scores.read_bytes().splitlines(keepends=True)
     scores.write_bytes(lines[0] + lines[1][:40] + b"\n")
     (workplace / "begun" / "attention" / "scores.jsonl").write_bytes(b"")
     (workplace / "removed" / "attention" / "step_00000002.npz").unlink()
+    (workplace / "undetailed" / "attention" / "step_00000002.json").unlink()
 
 
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=ascii)

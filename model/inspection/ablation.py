@@ -5,14 +5,12 @@ mean keeps what the part always adds, so that the rest of the model gets what it
 2022, "Interpretability in the Wild", https://arxiv.org/abs/2211.00593, section 2.1). Many parts are replaced in one
 forward pass, each in a row of the batch of its own.
 
-Shapes: B batch, T tokens, L layers, H heads, K head width, D model width.
+Shapes: B batch, T tokens, K head width, D model width.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -104,15 +102,3 @@ def without_each(gpt: GPT, tokens: Tensor, means: Means, *, first: int = 0) -> t
             loss, *losses = nats.view(len(features), len(targets)).double().mean(1).tolist()
             changes |= {part: other - loss for part, other in zip(together, losses, strict=True)}
     return loss, changes
-
-
-def ablation(gpt: GPT, tokens: Tensor, means: Means, *, first: int = 0) -> tuple[float, dict[str, Any]]:
-    """As `without_each`; the changes as {"heads": (L, H), "feed_forward": (L,), "tables": a number by its name}."""
-    loss, changes = without_each(gpt, tokens, means, first=first)
-    heads = [changes.pop(name) for name in [*changes] if name.startswith("head ")]
-    feed_forward = [changes.pop(name) for name in [*changes] if name.startswith("feed-forward ")]
-    return loss, {
-        "heads": np.array(heads).reshape(len(feed_forward), -1),
-        "feed_forward": np.array(feed_forward),
-        "tables": changes,
-    }

@@ -41,6 +41,7 @@ from model.inspection.survey import Habits, windows_of
 SCORE_DIGITS = 5  # decimals in scores.jsonl
 MEASURED = ("loss", "ablation", "copying")
 DETAILS_DIGITS = ".4g"  # 4 significant digits
+LEFT_OUT = ": remove it to see the other steps"  # a damaged file of one step
 HABIT_ARRAYS = ("spread", "halves", "distance", "distance_halves", "reach")
 
 
@@ -54,9 +55,8 @@ class Snapshot:
         that diverged.
     habits: what else the windows say about the heads.
     loss: nats per token on the probe "text", and on the second half of "repeated". None where they were not measured,
-        as the next two.
-    ablation: by probe, the change of that loss when a part is replaced by its mean: {"heads": (L, H), "feed_forward":
-        (L,), "tables": a number by the table's name}.
+        as the next two: a page that holds the model measures them itself.
+    ablation: by probe and by the name of each part, the change of that loss when the part is replaced by its mean.
     copying: (L, H), see `copying.copying_scores`.
     """
 
@@ -67,7 +67,7 @@ class Snapshot:
     scores: dict[str, np.ndarray]
     habits: Habits
     loss: dict[str, float] | None = None
-    ablation: dict[str, dict[str, Any]] | None = None
+    ablation: dict[str, dict[str, float]] | None = None
     copying: np.ndarray | None = None
     checks: dict[str, Any] = field(default_factory=lambda: {"fidelity": [], "future": [], "replaced": 0})
 
@@ -76,27 +76,32 @@ class Snapshot:
         """(L, H)"""
         return next(iter(self.scores.values())).shape
 
-    def to_json(self, digits: int) -> dict:
-        """As JSON has it: scores and measurements rounded to `digits` decimals, None for what is not finite.
+    def to_json(self) -> dict:
+        """As JSON has it: scores and measurements rounded to SCORE_DIGITS decimals, None for what is not finite.
 
         The habits are left out: pages do not show them, but the sentences that `describe` makes of them.
         """
         errors = as_json({"fidelity": self.fidelity, "causality": self.causality}, ".17g")  # exactly
         errors["checks"] = as_json(self.checks, ".3g")
         measured = {name: getattr(self, name) for name in MEASURED if getattr(self, name) is not None}
-        numbers = as_json({"scores": self.scores, **measured}, f".{digits}f")
+        numbers = as_json({"scores": self.scores, **measured}, f".{SCORE_DIGITS}f")
         return {"step": self.step, "precision": self.precision, **errors, **numbers}
 
     @classmethod
     def from_json(cls, fields: dict) -> Snapshot:
         """Of a line of scores.jsonl, which has the habits too. Raises any error for other fields than those."""
         scores, checks = _arrays({name: fields["scores"][name] for name in SCORES}), _arrays(fields["checks"])
-        measured = {name: _arrays(fields[name]) for name in MEASURED if name in fields}
-        ablation = measured.get("ablation", {}).values()
-        by_head = [*scores.values(), *(one["heads"] for one in ablation), measured.get("copying", scores["sink"])]
-        L, H = np.stack(by_head).shape[1:]  # refuses arrays of several shapes
-        if not H or any(one["feed_forward"].shape != (L,) for one in ablation):
-            raise ValueError("its measurements are not of the same layers and heads")
+        measured = {name: _arrays(fields[name]) for name in MEASURED}
+        shape = np.stack([*scores.values(), measured["copying"]]).shape[1:]  # refuses arrays of several shapes
+        heads = [f"head {layer}.{head}" for layer, head in np.ndindex(shape)]
+        for changes in measured["ablation"].values():
+            named = [part for part in changes if part.startswith("head ")]
+            if (
+                not heads
+                or sorted(named) != sorted(heads)
+                or not all(isinstance(one, float) for one in changes.values())
+            ):
+                raise ValueError("its measurements are not of the same layers and heads")
         return cls(
             step=int(fields["step"]),
             precision=str(fields["precision"]),
@@ -160,12 +165,9 @@ class AttentionArchive:
         return self.folder / f"step_{step:08d}{suffix}"
 
     def details(self, step: int) -> dict:
-        """What the model predicted at a step, and why; {} if it was not recorded. ValueError for a damaged file."""
-        path = self.path(step, ".json")
-        if not path.exists():
-            return {}
-        content = path.read_bytes()
-        with parsing(path, ": remove it to see the maps"):
+        """What the model predicted at a step, and why. Raises as `maps`."""
+        path, content = self.path(step, ".json"), self._content(step, ".json")
+        with parsing(path, LEFT_OUT):
             details = json.loads(content)
             for name, measured in details["probes"].items():
                 T = len(self.probes[name].tokens)
@@ -183,10 +185,8 @@ class AttentionArchive:
 
         Raises FileNotFoundError if there is no such file, ValueError if it is damaged or of other probes.
         """
-        if not self.path(step).exists():
-            raise FileNotFoundError(f"{self.folder} has no maps of step {step}: see `steps` for those it has")
-        content, maps = io.BytesIO(self.path(step).read_bytes()), {}
-        with parsing(self.path(step), ": remove it to see the other steps"), np.load(content) as file:
+        content, maps = io.BytesIO(self._content(step, ".npz")), {}
+        with parsing(self.path(step), LEFT_OUT), np.load(content) as file:
             for name, probe in self.probes.items():
                 shape, found = (*self.snapshots[0].shape, *2 * (len(probe.tokens),)), file[name]
                 if found.shape != shape or found.dtype != np.float16:
@@ -194,7 +194,12 @@ class AttentionArchive:
                 maps[name] = found
         return maps
 
-    def add(self, snapshot: Snapshot, maps: Mapping[str, ArrayLike], details: Mapping[str, Any] | None = None) -> None:
+    def _content(self, step: int, suffix: str) -> bytes:
+        if not self.path(step, suffix).exists():
+            raise FileNotFoundError(f"{self.path(step, suffix)} has been removed: choose another step")
+        return self.path(step, suffix).read_bytes()
+
+    def add(self, snapshot: Snapshot, maps: Mapping[str, ArrayLike], details: Mapping[str, Any]) -> None:
         """Writes a capture, and removes those of the same step or later, which an earlier, longer run has left.
 
         details: as the module's docstring describes them.
@@ -206,16 +211,13 @@ class AttentionArchive:
         arrays: dict[str, Any] = {name: np.asarray(array, np.float16) for name, array in maps.items()}
         np.savez_compressed(content, **arrays)
         write_atomically(self.path(snapshot.step), content.getvalue())
-        if details is None:
-            self.path(snapshot.step, ".json").unlink(missing_ok=True)
-        else:
-            write_atomically(self.path(snapshot.step, ".json"), json.dumps(details, allow_nan=False).encode())
+        write_atomically(self.path(snapshot.step, ".json"), json.dumps(details, allow_nan=False).encode())
 
         scores, outdated = self.folder / "scores.jsonl", [step for step in self.steps if step > snapshot.step]
         earlier = [one for one in self.snapshots if one.step < snapshot.step]
         lines = scores.read_bytes().splitlines(keepends=True)[: len(earlier)] if earlier else []  # one each, as it is
         self.snapshots = [*earlier, snapshot]
-        fields = snapshot.to_json(SCORE_DIGITS) | {"habits": as_json(vars(snapshot.habits), f".{SCORE_DIGITS}f")}
+        fields = snapshot.to_json() | {"habits": as_json(vars(snapshot.habits), f".{SCORE_DIGITS}f")}
         lines.append(json.dumps(fields, allow_nan=False).encode() + b"\n")
         write_atomically(scores, b"".join(lines))
         for step in outdated:

@@ -111,6 +111,7 @@ class Score:
     glossary: two sentences, one of which says why the score matters.
     keys: the pattern whose weight it is. None for the two that `survey` measures in its own way.
     letter: for small pictures of a head, if not the first of the name.
+    is_pattern: whether it is one that a head can be said to follow.
     """
 
     probe: Literal["text", "repeated"]
@@ -118,6 +119,7 @@ class Score:
     glossary: str
     keys: Callable[[Probe], Tensor] | None = None
     letter: str | None = None
+    is_pattern: bool = True
 
 
 # Every score that is recorded and shown. The files, the pages, the pictures and the curves all go through this table.
@@ -191,6 +193,7 @@ SCORES = {
         "spreads its weight; 1 means uniform attention",
         "How evenly the weight is spread: 0 for a single token, 1 for uniform attention. Heads that have learned "
         "nothing start near 1, so a fall is the first sign that a head is learning what to look at.",
+        is_pattern=False,
     ),
 }
 

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from model.gpt import GPT
-from model.inspection.ablation import ablation, part_means
+from model.inspection.ablation import part_means, without_each
 from model.inspection.archive import DETAILS_DIGITS, AttentionArchive, Snapshot, as_json
 from model.inspection.attribution import attribution
 from model.inspection.copying import copying_scores, value_norms
@@ -165,7 +165,7 @@ def take_snapshot(
         for name, probe in probes.items():
             second_half = 0 if probe.period is None else len(probe.tokens) - probe.period
             with edited(name):
-                losses[name], changes[name] = ablation(gpt, tokens[name], means, first=second_half)
+                losses[name], changes[name] = without_each(gpt, tokens[name], means, first=second_half)
                 traced = trace(gpt, tokens[name])
             predicted = predictions(gpt, traced)
             parts, error = attribution(gpt, traced)

@@ -25,7 +25,7 @@ class Captures:
 
     name: its name on the page. probes: "text" and "repeated". snapshots: by step.
     load: from a step to each probe's maps (L, H, T, T). steps: those that have maps, in ascending order.
-    details: from a step to what was measured beside its maps, {} where nothing was.
+    details: from a step to what was measured beside its maps, see `archive`; the page that holds the model needs none.
     is_prompt: whether the text is a person's own, which they want to see first.
     """
 
@@ -39,8 +39,9 @@ class Captures:
 
     @classmethod
     def of(cls, archive: AttentionArchive, name: str) -> Captures:
-        """A run's archive. Steps whose file has been removed keep their scores."""
-        steps = [step for step in archive.steps if archive.path(step).exists()]
+        """A run's archive. Steps of which a file has been removed keep their scores."""
+        files = (".npz", ".json")
+        steps = [step for step in archive.steps if all(archive.path(step, suffix).exists() for suffix in files)]
         return cls(name, archive.probes, archive.snapshots, archive.maps, steps, archive.details)
 
     @property

@@ -93,7 +93,7 @@ def find_patterns(habits: Habits, by_half: bool = False) -> Patterns:
     found = []
     for name, score in SCORES.items():
         queries, halves, distance = habits.queries[name], habits.halves[name], None
-        if name == "entropy" or not sum(queries) or habits.windows[score.probe][1] < 2:
+        if not score.is_pattern or not sum(queries) or habits.windows[score.probe][1] < 2:
             continue
         if name == "fixed_distance":
             distance = torch.as_tensor(habits.distance).int()
@@ -108,7 +108,6 @@ def describe_heads(snapshot: Snapshot) -> list[list[Description]]:
 
     name: of the pattern in SCORES that the head follows, or None.
     sentence, evidence: for people. The evidence holds the numbers that the sentence rests on.
-    keys, offsets: which tokens and relative positions get most weight, see `Habits`. Tokens are written by `visible`.
     """
     patterns = find_patterns(snapshot.habits)
     by_half = [pattern for pattern in find_patterns(snapshot.habits, by_half=True) if pattern.probe == "text"]
@@ -118,20 +117,20 @@ def describe_heads(snapshot: Snapshot) -> list[list[Description]]:
 
 def _described(snapshot: Snapshot, patterns: Patterns, by_half: Patterns, at: Place) -> Description:
     habits, (layer, head) = snapshot.habits, at
-    nothing: Description = {"name": None, "evidence": "", "keys": [], "offsets": []}
+    nothing: Description = {"name": None, "evidence": ""}
     if habits.windows["text"][1] < 2:
         return nothing | {"sentence": "The text is a single token, so there is nothing to choose from."}
     if not np.isfinite(snapshot.scores["entropy"][at]):
         return nothing | {"sentence": "Its weights are not numbers: the model diverged."}
-    keys = [[visible(token), share, uniform] for token, share, uniform in habits.keys[layer][head]]
-    offsets = habits.offsets[layer][head]
+    tokens = _favourites(habits.keys[layer][head], lambda token: _quoted(visible(token)))
+    distances = _favourites(habits.offsets[layer][head], lambda n: DISTANCES.get(n, f"the token {-n} back"))
     pattern, halves = followed(patterns, at), [followed(by_half, at, half) for half in (0, 1)]
     probe = "text"
     if pattern and not _says_more(halves, pattern, at):
         probe = pattern.probe
         sentence = f"Looks {_phrase(habits, pattern, at)}"
-        if pattern.name == "recent" and (favourites := _favourites(keys, offsets, distances=2)):
-            sentence += f", most at {favourites}"
+        if pattern.name == "recent" and (most := tokens + distances[:2]):
+            sentence, tokens, distances = f"{sentence}, most at {_with_shares(most)}", [], []
         elif probe == "repeated":
             elsewhere = followed([one for one in patterns if one.probe == "text"], at)
             sentence = f"Where the text repeats itself, it looks {_phrase(habits, pattern, at)}"
@@ -143,14 +142,19 @@ def _described(snapshot: Snapshot, patterns: Patterns, by_half: Patterns, at: Pl
         where = f"on {windows_in_words(habits, 'text')}"
         evidence = [f"{' and '.join(shares)}, {where}", f"it {_spreads(habits, WHOLE, at)}"]
     else:
-        favourites = _favourites(keys, offsets)
-        most = f", most on {favourites}" if favourites else "; no token and no distance stands out"
-        sentence = capitalized(_spreads(habits, WHOLE, at)) + most
-        evidence = _closest(patterns, at)
+        most = tokens + distances[:1]
+        sentence = capitalized(_spreads(habits, WHOLE, at))
+        sentence += f", most on {_with_shares(most)}" if most else "; no token and no distance stands out"
+        evidence, tokens, distances = _closest(patterns, at), [], []
     if snapshot.ablation:
-        evidence += _without(snapshot.ablation[probe]["heads"][layer][head], probe)
-    texts = {"sentence": f"{sentence}.", "evidence": capitalized("; ".join(evidence))}
-    return {"name": pattern.name if pattern else None, **texts, "keys": keys, "offsets": offsets}
+        evidence += _without(snapshot.ablation[probe][f"head {layer}.{head}"], probe)
+    sentences = [capitalized("; ".join(evidence))] if evidence else []
+    if tokens:  # that are not in the sentence
+        sentences.append(f"Over {windows_in_words(habits, 'text')} it looks most at {_with_shares(tokens)}")
+    if distances:
+        sentences.append(f"By distance: {_with_shares(distances)}")
+    texts = {"sentence": f"{sentence}.", "evidence": " ".join(f"{one}." for one in sentences)}
+    return {"name": pattern.name if pattern else None, **texts}
 
 
 def followed(patterns: Patterns, at: Place, half: int | None = None) -> FollowedPattern | None:
@@ -218,15 +222,13 @@ def _spreads(habits: Habits, part: int, at: Place) -> str:
     return f"spreads its weight over about {tokens:.0f} tokens"
 
 
-def _favourites(keys: Sequence[Count], offsets: Sequence[Count], distances: int = 1) -> str:
-    """What gets clearly more weight than under uniform attention: up to three tokens and some relative positions."""
-    tokens = [(share, _quoted(token)) for token, share, uniform in keys if share > uniform + NAMED_EXCESS][:3]
-    near = [
-        (share, DISTANCES.get(offset, f"the token {-offset} back"))
-        for offset, share, uniform in offsets
-        if share > uniform + NAMED_EXCESS
-    ]
-    return listed([f"{what} ({100 * share:.0f}%)" for share, what in sorted(tokens + near[:distances], reverse=True)])
+def _favourites(counts: Sequence[Count], name: Callable[[Any], str]) -> list[tuple[float, str]]:
+    """Up to three that get clearly more weight than under uniform attention: their shares, and their names."""
+    return [(share, name(what)) for what, share, uniform in counts if share > uniform + NAMED_EXCESS][:3]
+
+
+def _with_shares(favourites: Sequence[tuple[float, str]]) -> str:
+    return listed([f"{name} ({100 * share:.0f}%)" for share, name in sorted(favourites, reverse=True)])
 
 
 def windows_in_words(habits: Habits, probe: str) -> str:
@@ -259,9 +261,9 @@ def _closest(patterns: Patterns, at: Place) -> list[str]:
     return [f"closest to {closest.name.replace('_', ' ')!r} with {score:.2f} of its weight ({reason})"]
 
 
-def _without(change: float | None, probe: str) -> list[str]:
+def _without(change: float, probe: str) -> list[str]:
     """What ablation says."""
-    if change is None or not math.isfinite(change):
+    if not math.isfinite(change):
         return []
     if abs(change) < NO_EFFECT:
         return [f"without it the loss {PLACES[probe]} stays the same (to {NO_EFFECT} nats per token)"]

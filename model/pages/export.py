@@ -21,6 +21,7 @@ from model.files import write_atomically
 from model.inspection.archive import SCORE_DIGITS, as_json
 from model.inspection.heads import SCORES
 from model.inspection.lens import TOP
+from model.inspection.verdicts import PAGE_ERROR
 from model.pages.captures import Captures, check_comparable
 
 DIGITS = 5  # significant ones of a weight: enough to tell every float16 from its neighbours
@@ -44,11 +45,12 @@ COLUMNS = {
     "query_token": "its text",
     "key": "position of the token attended to, from 0; a later one has a row only where it has weight",
     "key_token": "its text",
-    "weight": f"attention weight of the key for the query, {DIGITS} significant digits",
+    "weight": f"attention weight of the key for the query, {DIGITS} significant digits; from a page to {PAGE_ERROR}",
     "other_weight": "the same in the other run",
-    "difference": f"weight - other_weight, {DIGITS} significant digits",
+    "difference": f"weight - other_weight, {DIGITS} significant digits; from a page to {2 * PAGE_ERROR}",
     **{name: f"this head {score.meaning}; 0 to 1, {SCORE_DIGITS} decimals" for name, score in SCORES.items()},
-    "copying": "how far the head raises the logits of the tokens that it attends to (OV copying score), -1 to 1",
+    "copying": "how far the head raises the logits of the tokens that it attends to (OV copying score), -1 to 1; "
+    f"{SCORE_DIGITS} decimals",
     "position": "position that reads the token and predicts the next, from 0",
     "token": "text of the token at this position",
     "next_token": "text of the token to predict; empty at the last position",
@@ -63,7 +65,8 @@ COLUMNS = {
     "part": "part of the model",
     "logit": "what the part adds to the next token's logit, before the soft-cap and with the final norm's scale fixed",
     "value_norm": "length of what the head writes for a weight of 1 on this token; times a weight, what that one moves",
-    "loss_change": "change of the loss, in nats per token, when the part is replaced by its mean",
+    "loss_change": "change of the loss, in nats per token, when the part is replaced by its mean; "
+    f"{SCORE_DIGITS} decimals",
 }
 
 
@@ -162,18 +165,16 @@ def table_rows(
 
     heads: those that the rows of weights and scores are of; None for all.
 
-    Raises ValueError if the step was not recorded, or without this measurement, or if two models cannot be compared;
-    FileNotFoundError if the maps of the step are needed and have been removed.
+    Raises ValueError if the step was not recorded, or if two models cannot be compared; FileNotFoundError if the file
+    that is needed has been removed.
     """
     if name in ("weights", "comparison"):
-        rows = _weights(shown, step, probe, heads)
-    elif name == "scores":
-        rows = (row for captures in shown for row in _scores(captures, heads))
-    elif name == "ablation":
-        rows = (row for captures in shown for row in _ablation(captures))
-    else:
-        rows = (row for captures in shown for row in _details(name, captures, step, probe))
-    return (as_json(row, f".{DIGITS}g") for row in rows)
+        return (as_json(row, f".{DIGITS}g") for row in _weights(shown, step, probe, heads))
+    if name == "scores":
+        return (row for captures in shown for row in _scores(captures, heads))
+    if name == "ablation":
+        return (row for captures in shown for row in _ablation(captures))
+    return (row for captures in shown for row in _details(name, captures, step, probe))
 
 
 def _weights(shown: Sequence[Captures], step: int | None, probe: str, heads: Sequence[Head] | None) -> Iterator[Row]:
@@ -194,24 +195,17 @@ def _weights(shown: Sequence[Captures], step: int | None, probe: str, heads: Seq
 
 def _scores(captures: Captures, heads: Sequence[Head] | None) -> Iterator[Row]:
     for snapshot in captures.snapshots:
-        fields = snapshot.to_json(SCORE_DIGITS)
+        fields = snapshot.to_json()
+        scores = fields["scores"] | {"copying": fields["copying"]}
         for layer, head in heads or np.ndindex(snapshot.shape):
-            scores = {name: fields["scores"][name][layer][head] for name in SCORES}
-            copying = fields["copying"][layer][head] if "copying" in fields else None
             at = {"run": captures.name, "step": snapshot.step, "layer": layer, "head": head}
-            yield at | scores | {"copying": copying}
+            yield at | {name: values[layer][head] for name, values in scores.items()}
 
 
 def _ablation(captures: Captures) -> Iterator[Row]:
-    if not any(snapshot.ablation for snapshot in captures.snapshots):
-        raise ValueError(f"{captures.name} has no ablation: it was recorded without it")
     for snapshot in captures.snapshots:
-        for probe, changes in snapshot.to_json(SCORE_DIGITS).get("ablation", {}).items():
-            parts = {
-                f"head {layer}.{head}": changes["heads"][layer][head] for layer, head in np.ndindex(snapshot.shape)
-            }
-            parts |= {f"feed-forward {layer}": change for layer, change in enumerate(changes["feed_forward"])}
-            for part, change in (parts | changes["tables"]).items():
+        for probe, changes in snapshot.to_json()["ablation"].items():
+            for part, change in changes.items():
                 at = {"run": captures.name, "step": snapshot.step, "probe": probe}
                 yield at | {"part": part, "loss_change": change}
 
@@ -220,8 +214,6 @@ def _details(name: str, captures: Captures, step: int | None, probe: str) -> Ite
     """What `archive` calls the details: a row for each token, or for each of several things at each token."""
     at = choose_step(captures, step, reads_maps=False)
     details, labels = captures.details(at), captures.probes[probe].labels
-    if probe not in details.get("probes", {}):
-        raise ValueError(f"{captures.name} has no {name} of step {at}: that step was recorded without it")
     measured, lens = details["probes"][probe], details["probes"][probe]["lens"]
 
     def words(tokens: Sequence[int]) -> list[str]:

@@ -81,7 +81,7 @@ def model_page(
     snapshots: Sequence[tuple[int, GPT]],
     tokenizer: Any,
     probes: Mapping[str, Probe],
-    opening: Sequence[int] | str | None = None,
+    opening: Sequence[int] | None = None,
     windows: Mapping[str, Windows] | None = None,
     recorded: Sequence[Snapshot] = (),
 ) -> tuple[str, dict[str, int]]:
@@ -119,13 +119,14 @@ def model_page(
     shown["captures"] = []
     for snapshot in taken:
         sentences = [[{"sentence": head["sentence"]} for head in row] for row in describe_heads(snapshot)]
-        shown["captures"].append(snapshot.to_json(digits=3) | {"blocks": [], "descriptions": sentences})
+        shown["captures"].append(snapshot.to_json() | {"blocks": [], "descriptions": sentences})
     found = [try_all(gpt, tokenizer, texts, means) for gpt, means in model.models]
     effects, tried = found[-1]
     experiments = {"effects": [asdict(effect) for effect in effects], "tried": tried}
+    text = tokenizer.decode(probes["text"].tokens if opening is None else opening)
     if opening is None:
-        opening = opening_text(tokenizer.decode(text.tokens) for text in texts) or probes["text"].tokens
-    data = legend(f"{name}: the model") | {"opening": opening, "runs": [shown]}
+        text = opening_text(tokenizer.decode(window.tokens) for window in texts) or text
+    data = legend(f"{name}: the model") | {"opening": text, "runs": [shown]}
     page = template.fill("live", data, [template.json_element("experiments", experiments), *model.elements()])
     if (size := len(page.encode())) > MAX_BYTES:
         limit = MAX_BYTES / 1e6

@@ -26,7 +26,7 @@ from model.inspection.heads import SCORES, threshold
 from model.inspection.verdicts import PAGE_ERROR, is_causal, is_faithful, warnings
 from model.pages import template
 from model.pages.captures import Captures, check_comparable, log_spaced
-from model.pages.describe import describe_heads, opening_view, windows_in_words
+from model.pages.describe import describe_heads, opening_view
 from model.pages.export import TABLES
 
 MAX_BYTES = 25_000_000
@@ -62,7 +62,9 @@ def attention_page(runs: Sequence[Captures], title: str, *, max_bytes: int = MAX
         for step, texts in of_run.items():
             numbers[step] = [*range(len(elements), len(elements) + len(texts))]
             elements += [template.json_element(f"block-{numbers[step][i]}", text) for i, text in enumerate(texts)]
-        data["runs"].append(about(run, length) | {"captures": _curves(run, numbers)})
+        # Of each probe, whether the first update left its maps as they were.
+        unmoved = [before == after for before, after in zip(of_run.get(0, []), of_run.get(1, []), strict=False)]
+        data["runs"].append(about(run, length) | {"captures": _curves(run, numbers), "unmoved": unmoved})
     return template.fill("page", data, elements)
 
 
@@ -79,7 +81,7 @@ def _fit(runs: Sequence[Captures], room: int) -> tuple[list[Blocks], int, list[s
             blocks[i][step] = packed(runs[i], step, rounded, length)
             size += sum(len(text) + 70 for text in blocks[i][step])  # with their elements
             if step not in runs[i].curve_steps:  # whose scores are not counted yet
-                size += len(json.dumps(runs[i].by_step[step].to_json(digits=3))) + 70
+                size += len(json.dumps(runs[i].by_step[step].to_json())) + 70
             if size > room:
                 break
         else:
@@ -127,8 +129,6 @@ def _pack(maps: np.ndarray, length: int, rounded: bool) -> str:
 
 def _cut(details: dict, length: int) -> dict:
     """The details of the first `length` tokens of each probe."""
-    if not details:
-        return {}
     probes, used = {}, set()
     for name, measured in details["probes"].items():
         cut = {field: measured[field][:length] for field in ("bits", "rank", "top", "top_probability")}
@@ -162,7 +162,6 @@ def about(run: Captures, length: int) -> dict:
             for name, probe in run.probes.items()
         ],
         "uniform": run.uniform,
-        "windows": windows_in_words(last.habits, "text"),
         "threshold": {name: threshold(uniform) for name, uniform in run.uniform.items()},
         "opening": opening | {"probe": list(run.probes).index(opening["probe"])},
     }
@@ -174,7 +173,7 @@ def _curves(run: Captures, blocks: Mapping[int, Sequence[int]]) -> list[dict]:
     for snapshot in run.snapshots:
         if snapshot.step in run.curve_steps or snapshot.step in blocks:
             verdicts = {"faithful": is_faithful(snapshot), "causal": is_causal(snapshot)}
-            captures.append(snapshot.to_json(digits=3) | verdicts)
+            captures.append(snapshot.to_json() | verdicts)
             if snapshot.step in blocks:
                 *maps, details = blocks[snapshot.step]
                 captures[-1] |= {"blocks": maps, "details": details}
@@ -183,7 +182,9 @@ def _curves(run: Captures, blocks: Mapping[int, Sequence[int]]) -> list[dict]:
 
 def legend(title: str) -> dict[str, Any]:
     """What every page has: its title, its colours, the columns of its tables, and what the scores mean."""
-    fields = ("meaning", "glossary", "letter", "probe")
-    scores = {name: {field: getattr(score, field) for field in fields} for name, score in SCORES.items()}
+    fields, scores = ("meaning", "glossary", "probe", "is_pattern"), {}
+    for name, score in SCORES.items():
+        scores[name] = {"label": name.replace("_", " "), "letter": score.letter or name[0].upper()}
+        scores[name] |= {field: getattr(score, field) for field in fields}
     columns = {name: table.columns for name, table in TABLES.items()}
     return {"title": title, "scores": scores, "columns": columns, "colours": template.PALETTES}

@@ -6,6 +6,7 @@ which heads matter; how a prediction forms; every attention map.
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from statistics import median
 
 import numpy as np
@@ -118,35 +119,35 @@ def story(rows: Rows, config: Mapping) -> str:
 
 
 def last_capture(captures: Captures) -> dict:
-    """What was measured at the last capture, if it was: on its text, by its lens, and which heads matter."""
+    """What was measured at the last capture: on its text, by its lens, and which heads matter."""
     snapshot = captures.snapshots[-1]
-    details = captures.details(snapshot.step)
-    matter, idle = heads_that_matter(snapshot.to_json(digits=4), describe_heads(snapshot))
+    matter, idle = heads_that_matter(snapshot.to_json()["ablation"], describe_heads(snapshot))
     found: dict = {"step": snapshot.step, "matter": matter, "idle": idle}
-    if text := details.get("probes", {}).get("text"):
-        shown = {name: text[name] for name in ("bits", "rank", "top", "top_probability", "lens")}
-        found["details"] = {name: details[name] for name in ("tokens", "sublayers")} | {"probes": {"text": shown}}
+    if snapshot.step in captures.steps:  # its files have not been removed
+        details = captures.details(snapshot.step)
+        text = {name: details["probes"]["text"][name] for name in ("bits", "rank", "top", "top_probability", "lens")}
+        found["details"] = {name: details[name] for name in ("tokens", "sublayers")} | {"probes": {"text": text}}
         found["labels"] = captures.probes["text"].labels
     return found
 
 
-def heads_that_matter(snapshot: Mapping, descriptions: Sequence[Sequence[Mapping]]) -> tuple[list[dict], str]:
+def heads_that_matter(ablation: Mapping, descriptions: Sequence[Sequence[Mapping]]) -> tuple[list[dict], str]:
     """All heads, those first whose absence raises the loss most, on text or on repetition, and what each does.
 
-    snapshot: as JSON has it. descriptions: of the same step, [L][H] as `describe_heads` returns them.
+    ablation: of a snapshot, as JSON has it. descriptions: of the same step, [L][H] as `describe_heads` returns them.
 
     Returns for each head its name, the change of the loss on each probe in nats per token (None if unknown), and its
     sentence; and one sentence that names those without which the loss stays the same.
     """
-    changes = {probe: ablated["heads"] for probe, ablated in snapshot.get("ablation", {}).items()}
     ranked, idle = [], []
-    for layer, head in np.ndindex(np.shape(changes.get("text", [[]]))):
-        of_head = {probe: of_probe[layer][head] for probe, of_probe in changes.items()}
-        known = [change for change in of_head.values() if change is not None]
+    parts = [part for part in ablation["text"] if part.startswith("head ")]
+    for part, described in zip(parts, chain(*descriptions), strict=True):
+        changes, head = {probe: of_probe[part] for probe, of_probe in ablation.items()}, part.removeprefix("head ")
+        known = [change for change in changes.values() if change is not None]
         if known and max(map(abs, known)) < NO_EFFECT:
-            idle.append(f"{layer}.{head}")
+            idle.append(head)
         elif known:
-            ranked.append({"head": f"{layer}.{head}", "sentence": descriptions[layer][head]["sentence"]} | of_head)
+            ranked.append({"head": head, "sentence": described["sentence"]} | changes)
     ranked.sort(key=lambda one: -max(change for change in (one["text"], one["repeated"]) if change is not None))
     heads = listed(idle, "or")
     same = f"Without head {heads} the loss stays the same on both, to {NO_EFFECT} nats per token." if idle else ""
@@ -217,8 +218,8 @@ def head_chart(rows: Rows, score: str) -> dict:
 
 
 def is_faint(chart: Mapping, captures: Captures | None) -> bool:
-    """Whether no head passes the threshold of a score's chart. Entropy, which is no pattern, never is."""
-    if chart["score"] == "entropy" or not (captures and captures.snapshots):
+    """Whether the score of a chart is a pattern, and no head passes its threshold."""
+    if not SCORES[chart["score"]].is_pattern or not (captures and captures.snapshots):
         return False
     least = threshold(captures.uniform[chart["score"]])
     return all(value <= least for curve in chart["curves"] for _, value in curve["points"])

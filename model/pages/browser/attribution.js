@@ -2,8 +2,7 @@
 // that ends there. The parts add up to the logit exactly, but for rounding: each adds a vector to the stream, and the
 // final norm's scale is that of the whole.
 
-import { share } from "browser/surprise.js";
-import { quote } from "browser/words.js";
+import { percent, quote } from "browser/words.js";
 
 const SHOWN_PARTS = 12;
 const LARGEST_ERROR = 1e-5; // of a sum of float32 numbers, relative to the largest logit where that is above 1
@@ -14,7 +13,7 @@ const LARGEST_ERROR = 1e-5; // of a sum of float32 numbers, relative to the larg
 export function nextInWords({ labels, tokens, top, top_probability, attribution_of_likeliest }, token) {
   if (token + 1 < labels.length) return `what comes next is ${quote(labels[token + 1])}`;
   if (!attribution_of_likeliest) return null;
-  const likeliest = `${quote(tokens[top.at(-1)[0]])} (${share(top_probability.at(-1)[0])})`;
+  const likeliest = `${quote(tokens[top.at(-1)[0]])} (${percent(top_probability.at(-1)[0])})`;
   return `the likeliest to come next is ${likeliest}; the text ends here, so the true one is not known`;
 }
 

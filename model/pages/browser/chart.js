@@ -19,7 +19,7 @@ export function shape(parent, name, attributes, textContent = "") {
 // Draws a chart into an SVG element of the size that the style sheet gives it, which takes a millisecond.
 //
 // scale: "linear" or "log", of the steps from 0 to last. low, high: the range of the values.
-// curves: [{ points: [[step, value]], dots: some points, radius of these, colour, width, opacity, dashes }], the last
+// curves: [{ points: [[step, value]], dots: some points, radius of these, colour, width, opacity }], the last
 // on top; a point without a value is left out. stages: [{ step, label, colour }] (see stagesOf).
 // guides: [{ value, dashes }]. Returns { x, y }: from a step and from a value to pixels.
 export function drawChart(svg, { scale, last, low, high, curves, stages, guides = [] }) {
@@ -50,21 +50,21 @@ export function drawChart(svg, { scale, last, low, high, curves, stages, guides 
     shape(svg, "line", { class: "stage", ...line, style: `stroke: ${colour}` });
     shape(svg, "text", { x: labels[i].left, y: upper + 8, style: `fill: ${colour}` }, label);
   });
-  for (const { points, dots, radius = 2.6, colour, width = 1.8, opacity = 1, dashes = "none" } of curves) {
+  for (const { points, dots, radius = 2.6, colour, width = 1.8, opacity = 1 } of curves) {
     const known = points.filter(([, value]) => value !== null);
     const d = known.map(([step, value], i) => `${i ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`).join("");
-    shape(svg, "path", { d, style: `stroke: ${colour}`, "stroke-width": width, "stroke-dasharray": dashes, opacity });
+    shape(svg, "path", { d, style: `stroke: ${colour}`, "stroke-width": width, opacity });
     for (const [step, value, fill = colour] of dots)
       shape(svg, "circle", { cx: x(step), cy: y(value), r: radius, style: `fill: ${fill}` });
   }
   return { x, y };
 }
 
-// A number beside an axis.
+// A number beside an axis: a large one as `short` in report.py writes it.
 export function written(value) {
   const size = Math.abs(value);
-  if (size >= 1e6) return withMinus(`${(value / 1e6).toPrecision(3)}M`);
-  if (size >= 1e4) return withMinus(`${(value / 1e3).toPrecision(3)}k`);
+  for (const [unit, sign] of [[1e9, "B"], [1e6, "M"], [1e3, "k"]])
+    if (size >= unit) return withMinus(`${Number((value / unit).toPrecision(3))}${sign}`);
   if (size >= 100) return decimal(value, 0);
   return withMinus(size >= 0.001 || size === 0 ? String(Number(value.toPrecision(4))) : value.toExponential(1));
 }
@@ -99,7 +99,8 @@ export function stagesOf(formation) {
     if (!heads.length) return [];
     const [head, step] = closest(heads, ([, step]) => step);
     const label = `${score.replaceAll("_", "-")} head ${head} forms`;
-    return [{ score, head, step, label, colour: `var(--${markColour(i)})` }];
+    const inWords = `${label} at step ${step.toLocaleString("en")}`;
+    return [{ score, step, label, inWords, colour: `var(--${markColour(i)})` }];
   });
   return stages.sort((one, two) => one.step - two.step);
 }

@@ -1,36 +1,32 @@
 // Over the steps: a score of each head, or what the loss becomes without it. Vertical marks show the stages of
 // training, and cursors the steps that are shown.
 
-import { ablationRows, withoutHead } from "browser/ablation.js";
+import { withoutHead } from "browser/ablation.js";
 import { drawChart, stagesOf } from "browser/chart.js";
 import { $, choices, closest, css, element, press } from "browser/elements.js";
-import { downloadCsv } from "browser/export.js";
 import { rgb } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
-import { saveScores } from "browser/score-card.js";
 import {
-  ALL_HEADS, data, formation, headName, lastOf, LAYERS, mapped, nearest, placeOf, PROBES, RUNS, SCORES, shortName,
-  state,
+  ALL_HEADS, formation, headName, lastOf, LAYERS, mapped, nearest, placeOf, PROBES, RUNS, SCORES, shortName,
 } from "browser/state.js";
 import { decimal, largestFirst, signed } from "browser/words.js";
 
-const CAPTURES = RUNS.flatMap(({ captures }) => captures);
-const LAST = Math.max(1, ...CAPTURES.map(({ step }) => step));
 const WITHOUT = { text: "loss without it, on text", repeated: "loss without it, on repetition" };
 const NAMED = 6; // heads that formed
 
 export let curve = null; // { x, y }: from a step and from a value to pixels
 let drawn = null; // what decides how the lines look
 
-// What is drawn: its label, its value for a head of a capture (null: not measured), and the range of its axis.
+// What is drawn: its label, its value for a head of a capture (null: not a number), and the range of its axis.
 function measure() {
-  const { curve, score } = shown;
+  const { curve, score, run } = shown;
   if (curve === "score") {
     const of = ({ scores }, head) => scores[score].flat()[head];
-    return { ...SCORES[score], of, low: 0, high: 1, write: decimal };
+    const [uniform, threshold] = ["uniform", "threshold"].map((name) => RUNS[run][name][score]);
+    return { ...SCORES[score], uniform, threshold, of, low: 0, high: 1, write: decimal };
   }
   const of = (capture, head) => withoutHead(capture, curve, head);
-  const values = CAPTURES.flatMap(({ ablation }) => ablation?.[curve]?.heads.flat() ?? []);
+  const values = RUNS[run].captures.flatMap((capture) => ALL_HEADS.map((head) => of(capture, head)));
   const write = (value) => `${signed(value)} nats per token`;
   const [low, high] = [Math.min(0, ...values), Math.max(0.1, ...values)];
   return { label: WITHOUT[curve], probe: curve, colour: "accent", of, low, high, write };
@@ -39,17 +35,16 @@ function measure() {
 function drawCurves() {
   press($("scores"), shown.curve === "score" ? shown.score : shown.curve);
   // The lines stay as they are while the step changes, and there may be a hundred of them.
-  const { score, curve: chosen, theme, probe, sides } = shown;
-  const heads = sides.map(({ run, head }) => [run, head]);
-  const wanted = JSON.stringify([heads, score, chosen, theme, probe, $("curve").clientWidth, devicePixelRatio]);
+  const { run, head, score, curve: chosen, theme, probe, sides } = shown;
+  const wanted = JSON.stringify([run, head, score, chosen, theme, probe, $("curve").clientWidth, devicePixelRatio]);
   if (drawn !== wanted) {
     drawn = wanted;
     drawCurve();
     describeCurves();
   }
   ["cursor-a", "cursor-b"].forEach((id, i) => {
-    $(id).hidden = !sides[i];
-    if (sides[i]) $(id).style.left = `${curve.x(sides[i].capture.step)}px`;
+    $(id).hidden = sides[i]?.run !== run;
+    if (!$(id).hidden) $(id).style.left = `${curve.x(sides[i].capture.step)}px`;
   });
   const { label, of, write } = measure();
   const value = write(of(shown.capture, shown.head));
@@ -61,26 +56,25 @@ function drawCurves() {
 
 function drawCurve() {
   const { head: chosen, run } = shown;
-  const { low, high, uniform, threshold, forms, colour } = measure();
+  const { low, high, uniform, threshold, is_pattern, colour } = measure();
   const curves = ALL_HEADS.filter((head) => head !== chosen).map((head) =>
-    curveOf(run, head, { width: 1, opacity: 0.55, radius: 3.5, colour: layerColour(head) }));
-  for (const { run, head } of otherRuns())
-    curves.push({ ...curveOf(run, head, { width: 2, dashes: "5 4", colour: css("second") }), dots: [] });
-  curves.push(curveOf(run, chosen, { width: 3, radius: 5, colour: css(colour) }));
+    curveOf(head, { width: 1, opacity: 0.55, radius: 3.5, colour: layerColour(head) }));
+  curves.push(curveOf(chosen, { width: 3, radius: 5, colour: css(colour) }));
   const guides = [];
-  if (forms) guides.push({ value: threshold, dashes: "2 4" });
+  if (is_pattern) guides.push({ value: threshold, dashes: "2 4" });
   if (uniform !== undefined) guides.push({ value: uniform, dashes: "6 4" });
   const stages = stagesOf(RUNS[run].formation);
-  curve = drawChart($("curve"), { scale: "log", last: LAST, low, high, curves, stages, guides });
+  const last = Math.max(1, RUNS[run].captures.at(-1).step);
+  curve = drawChart($("curve"), { scale: "log", last, low, high, curves, stages, guides });
 }
 
 const layerColour = (head) => rgb(shown.palette.colours[Math.round(90 + (165 * (placeOf(head)[0] + 1)) / LAYERS)]);
 
 // The line of a head, with a dot where it formed.
-function curveOf(run, head, look) {
+function curveOf(head, look) {
   const { of, colour } = measure();
-  const points = RUNS[run].captures.map((capture) => [capture.step, of(capture, head)]);
-  const formed = shown.curve === "score" ? formation(run, shown.score, head) : Infinity;
+  const points = RUNS[shown.run].captures.map((capture) => [capture.step, of(capture, head)]);
+  const formed = shown.curve === "score" ? formation(shown.run, shown.score, head) : Infinity;
   const dots = points.filter(([step]) => step === formed).map((point) => [...point, css(colour)]);
   return { points, dots, ...look };
 }
@@ -88,7 +82,7 @@ function curveOf(run, head, look) {
 // The same in words: which heads formed and when, or which head is missed most, each with a button that goes there.
 function describeCurves() {
   const { label, of, probe } = measure();
-  const formed = stagesOf(RUNS[shown.run].formation).map(({ label, step }) => `${label} at step ${step}`);
+  const formed = stagesOf(RUNS[shown.run].formation).map(({ inWords }) => inWords);
   $("curve").ariaLabel = [`${label}, of every head over the steps`, ...formed].join("; ");
   const parts = shown.curve === "score" ? describeScore() : describeLoss(of);
   const measured = PROBES.findIndex(({ name }) => name === probe);
@@ -99,41 +93,27 @@ function describeCurves() {
 
 const jump = (textContent, patch) => element("button", { textContent, onclick: () => change(patch) });
 
+// The heads that formed, first ones first.
 function describeScore() {
-  if (!SCORES[shown.score].forms) return ["Dashes: uniform attention. "];
-  const parts = formedIn(shown.run, (head, at) => ({ head, at }));
-  for (const { name, run, head } of otherRuns()) {
-    parts.unshift("A: ");
-    parts.push(`${name}, dashed here with its head ${shortName(head)}: `);
-    parts.push(...formedIn(run, (head, at) => ({ other: { ...state.other, head, at } })));
-  }
-  return [...parts, "Dashes: uniform attention, dots: what a head must pass to form. "];
-}
-
-// What is compared with the first side, if it is of another run.
-const otherRuns = () => shown.sides.filter(({ run }) => run !== shown.run);
-
-// The heads of a run that formed, first ones first, each with a button. `patch` takes a head and the place of a step.
-function formedIn(run, patch) {
-  const steps = ALL_HEADS.map((head) => formation(run, shown.score, head));
+  const { run, score } = shown;
+  if (!SCORES[score].is_pattern) return ["Dashes: uniform attention. "];
+  const steps = ALL_HEADS.map((head) => formation(run, score, head));
   const heads = ALL_HEADS.filter((head) => steps[head] < Infinity);
   heads.sort((one, two) => steps[one] - steps[two]);
-  const parts = [heads.length ? `${heads.length} formed: ` : `no ${SCORES[shown.score].label} head has formed. `];
+  const parts = [heads.length ? `${heads.length} formed: ` : `no ${SCORES[score].label} head has formed. `];
   for (const head of heads.slice(0, NAMED))
-    parts.push(jump(`${shortName(head)} at ${steps[head]}`, patch(head, nearest(run, steps[head]))), " ");
+    parts.push(jump(`${shortName(head)} at ${steps[head]}`, { head, at: nearest(run, steps[head]) }), " ");
   if (heads.length > NAMED) parts.push(`and ${heads.length - NAMED} more. `);
-  return parts;
+  return [...parts, "Dashes: uniform attention, dots: what a head must pass to form. "];
 }
 
 function describeLoss(of) {
   const last = RUNS[shown.run].captures.at(-1);
   const at = nearest(shown.run, last.step);
   const values = ALL_HEADS.map((head) => of(last, head));
-  const worst = largestFirst(values).filter((head) => values[head] !== null);
-  if (!worst.length) return ["It was not measured in this run. "];
   const parts = ["How many nats per token the loss rises when a head is replaced by its mean. "];
   parts.push(`Needed most at step ${last.step}: `);
-  for (const head of worst.slice(0, 5))
+  for (const head of largestFirst(values).slice(0, 5))
     parts.push(jump(`${shortName(head)} ${signed(values[head])}`, { head, at }), " ");
   return parts;
 }
@@ -150,20 +130,11 @@ function lineAt({ offsetX, offsetY }) {
   return { at, head, near: off(head) < 8, text };
 }
 
-function saveCurves() {
-  if (shown.curve === "score") return saveScores();
-  const rows = RUNS.flatMap(({ name: run, captures }) => captures.flatMap((capture) =>
-    ablationRows(capture).map((row) => ({ run, step: capture.step, ...row }))));
-  downloadCsv("ablation.csv", data.columns.ablation, rows);
-}
-
 $("curves").hidden = RUNS.every((run) => run.captures.length < 2);
 if (!$("curves").hidden) {
   const scores = Object.entries(SCORES).map(([score, { label }]) => [score, label]);
   choices($("scores"), scores, (score) => change({ score, curve: "score" }));
-  if (CAPTURES.some(({ ablation }) => ablation))
-    choices($("scores"), Object.entries(WITHOUT), (chosen) => change({ curve: chosen }));
-  $("curve-csv").addEventListener("click", saveCurves);
+  choices($("scores"), Object.entries(WITHOUT), (chosen) => change({ curve: chosen }));
   $("curve").addEventListener("click", (event) => {
     const { at, head, near } = lineAt(event);
     change({ at, ...(near && { head }) });

@@ -6,8 +6,8 @@ import { createTokenizer } from "browser/tokenizer.js";
 // onWaiting(count) is called with the number of questions without an answer so far, onStop() if the worker fails later.
 // Rejects if the browser has no such workers, and with an error whose `answered` is true if the model cannot be run.
 //
-// Each question names its snapshot by its number, and is { done, drop }: a promise of the answer, which is undefined if
-// the question is dropped before.
+// ask(name, request, onValue) asks a method of LiveModel and gives { done, drop }: a promise of the answer, which is
+// undefined if the question is dropped before. onValue takes what the method yields.
 export async function startEngine(manifest, texts, { onWaiting = () => {}, onStop = () => {} } = {}) {
   const worker = new Worker(import.meta.resolve("browser/worker.js"), { type: "module" });
   const ask = connect(worker, onWaiting);
@@ -26,9 +26,9 @@ export async function startEngine(manifest, texts, { onWaiting = () => {}, onSto
     // -> { error, bits }; see LiveModel.parity.
     parity: (snapshot) => (parities[snapshot] ??= ask("parity", { snapshot }).done),
 
-    // -> { block, details, loss, next }; see LiveModel.read. options: { edits, text: "A" or "B", details }.
-    read(snapshot, tokens, options = {}) {
-      const { done, drop } = ask("read", { snapshot, tokens: [...tokens], ...options });
+    // -> as LiveModel.read, and the texts of the tokens that the details name.
+    read(request) {
+      const { done, drop } = ask("read", request);
       const named = (answer) => {
         if (answer) answer.details.tokens = labels(answer.details.probes.text, tokenizer);
         return answer;
@@ -36,19 +36,7 @@ export async function startEngine(manifest, texts, { onWaiting = () => {}, onSto
       return { done: done.then(named), drop };
     },
 
-    // options: { temperature, topK, count, edits, stop }, where stop is the token that ends the text, end-of-text if it
-    // is not given. onToken(id) is called for each token.
-    write: (snapshot, tokens, options, onToken) =>
-      ask("write", { snapshot, tokens: [...tokens], stop: tokenizer.endOfText, ...options }, onToken),
-
-    // -> { plain, patched }, the logit of the token `target` after the tokens.
-    // options: { layer, head, position, from, target }.
-    patch: (snapshot, tokens, other, options) => ask("patch", { snapshot, tokens, other, ...options }),
-
-    // -> the matrix (L H, T) of changes; onRow({ number, row }) is called for each head.
-    patchAll: (snapshot, tokens, other, target, onRow) => ask("patchAll", { snapshot, tokens, other, target }, onRow),
-
-    close: () => worker.terminate(),
+    ask,
   };
 }
 

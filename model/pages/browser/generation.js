@@ -24,9 +24,9 @@ async function write() {
     text += decoder.decode(tokenizer.bytes(token), { stream: true });
     count++;
   };
-  const { at, temperature, topK } = state;
-  const options = { temperature, topK, count: COUNT, edits: editsOf(state) };
-  const job = (running = engine.write(at, tokensOf(text).tokens, options, onToken));
+  const { at: snapshot, temperature, topK } = state;
+  const options = { temperature, topK, count: COUNT, stop: tokenizer.endOfText, edits: editsOf(state) };
+  const job = (running = engine.ask("write", { snapshot, tokens: tokensOf(text).tokens, ...options }, onToken));
   box.readOnly = true;
   press();
   follow(job, () => text);

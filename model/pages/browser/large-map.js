@@ -1,12 +1,12 @@
 // The large map: one head at one step, or two of them and their difference.
 
-import { sameBlocks } from "browser/blocks.js";
 import { $, ARROWS, clamp, css, element, onKeys } from "browser/elements.js";
 import { download, downloadCsv } from "browser/export.js";
-import { drawLabel, drawMap, fitCanvas, layout, ofHead, PAD, palette, triangle, weightAt } from "browser/maps.js";
+import { drawLabel, drawMap, fitCanvas, layout, ofHead, PAD, palette, weightAt } from "browser/maps.js";
 import { addChoices, addFollower, addView, change, chosenToken, point, pointer, shown } from "browser/render.js";
-import { data, headName, headPart, mapped, placeOf, PROBES, RUNS, shortName, state } from "browser/state.js";
-import { decimal, squareInWords } from "browser/words.js";
+import { data, headName, headPart, placeOf, PROBES, RUNS, shortName, state } from "browser/state.js";
+import { triangle } from "browser/triangle.js";
+import { squareInWords } from "browser/words.js";
 
 // Pixels of a saved picture: of each on the paper, at most on a side (browsers refuse much more), and of its parts.
 const PICTURE = { scale: 3, most: 12_000, least: 520, token: 14, margin: 16, head: 58, bar: 70 };
@@ -32,16 +32,15 @@ function panes() {
   return [...list, { ...difference, colour: (colours, query, key) => colours.difference(value(query, key)) }];
 }
 
+// Of the ends and the middle of the colour bar.
+const meanings = () => ["0%", shown.scale === "sqrt" ? "25%" : "50%", "100%"];
 const paneTitle = ({ name, title }) => (name ? `${name}: ${title}` : title);
 
 addView(function drawStage() {
   $("stage-title").textContent = headName(shown.head).replace("l", "L");
   $("much").textContent = shown.theme === "dark" ? "Bright" : "Dark";
-  // A note says why the first update left the maps as they are, where it did.
-  const [first, second] = mapped[shown.run];
-  const early = shown.at < 2 && second?.step === 1 && first.step === 0;
-  $("same").hidden = !early || !sameBlocks(first.blocks[shown.probe], second.blocks[shown.probe]);
-  fillRamp($("ramp"), "weights", ["0%", shown.scale === "sqrt" ? "25%" : "50%", "100%"]);
+  $("same").hidden = shown.capture.step > 1 || !RUNS[shown.run].unmoved?.[shown.probe];
+  fillRamp($("ramp"), "weights", meanings());
   const list = panes();
   while ($("panes").children.length > list.length) $("panes").lastChild.remove();
   while ($("panes").children.length < list.length) $("panes").append(newPane());
@@ -162,24 +161,20 @@ function picture() {
   context.fillRect(0, 0, wide, high);
   write(title, PICTURE.margin, 26, "600 15px");
   const light = palette(data.colours.light, shown.scale);
-  const root = shown.scale === "sqrt" ? Math.sqrt : (weight) => weight;
   shown.panes.forEach((one, i) => {
     context.save();
     context.translate(PICTURE.margin + i * pane, PICTURE.head);
     write(paneTitle(one), geometry.room, -6, "12px", PAPER.soft);
     drawMap(context, geometry, (query, key) => one.colour(light, query, key), PAPER);
     const difference = one.name === "A−B";
-    const marks = difference ? [-1, -0.25, 0, 0.25, 1] : [0, 0.01, 0.1, 0.25, 0.5, 1];
-    const place = (weight) => (difference ? (1 + Math.sign(weight) * root(Math.abs(weight))) / 2 : root(weight));
+    const marks = difference ? ["−100%", "0%", "100%"] : meanings();
     const [x, tall] = [geometry.wide + 10, Math.min(geometry.side, 220)];
     const ramp = context.createLinearGradient(0, PAD + tall, 0, PAD);
     const stops = data.colours.light[difference ? "differences" : "weights"];
     stops.forEach((stop, j) => ramp.addColorStop(j / (stops.length - 1), stop));
     context.fillStyle = ramp;
     context.fillRect(x, PAD, 12, tall);
-    const far = marks.filter((weight, j) => !j || place(weight) - place(marks[j - 1]) > 0.05);
-    for (const weight of far)
-      write(`${decimal(100 * weight, 0)}%`, x + 17, PAD + (1 - place(weight)) * tall + 4, "10px", PAPER.soft);
+    marks.forEach((text, j) => write(text, x + 17, PAD + (1 - j / 2) * tall + 4, "10px", PAPER.soft));
     context.restore();
   });
   return canvas;

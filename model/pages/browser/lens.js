@@ -4,8 +4,7 @@
 import { createCells } from "browser/cells.js";
 import { element } from "browser/elements.js";
 import { isDark, rgb } from "browser/maps.js";
-import { share } from "browser/surprise.js";
-import { decimal, quote, visible } from "browser/words.js";
+import { decimal, percent, quote, visible } from "browser/words.js";
 
 export const COLOURINGS = [
   ["probability", "true token", "Colour: the probability of the true next token, on a square-root scale"],
@@ -17,7 +16,7 @@ export function lensCell({ lens, tokens, sublayers, labels }, row, token) {
   const [probability, divergence] = [lens.probability[row][token], lens.divergence[row][token]];
   const cell = { text: tokens[lens.token[row][token]] ?? null, probability, divergence };
   const next = labels[token + 1];
-  const truth = next === undefined ? "" : `, the true next token ${quote(next)} gets ${share(cell.probability)}`;
+  const truth = next === undefined ? "" : `, the true next token ${quote(next)} gets ${percent(cell.probability)}`;
   const bits = `${decimal(cell.divergence, 1)} bits from the final prediction`;
   const distance = row === sublayers.length - 1 ? "the final prediction" : bits;
   const guess = `likeliest next ${cell.text === null ? "–" : quote(cell.text)}`;

@@ -106,7 +106,6 @@ export class LiveModel {
     const { num_layers: L, num_heads: H } = this.config;
     const plain = reading.logits(tokens.length - 1)[target];
     const spare = new Cache(this.config, tokens.length);
-    const matrix = [];
     for (let number = 0; number < L * H; number++) {
       const [layer, head] = [Math.floor(number / H), number % H];
       const changes = Array(tokens.length).fill(0);
@@ -115,10 +114,8 @@ export class LiveModel {
         changes[position] = this.patched(reading, source, place, target, spare) - plain;
         yield;
       }
-      matrix.push(changes);
-      yield { number, row: changes };
+      yield changes;
     }
-    return matrix;
   }
 
   // What the head gives at position `from` of the source's text replaces what it gives at `position`.

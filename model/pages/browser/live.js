@@ -16,7 +16,7 @@ import { $ } from "browser/elements.js";
 import { startEngine } from "browser/engine.js";
 import { addView, shown, start } from "browser/render.js";
 import { data, state } from "browser/state.js";
-import { engine, readTyped, textOf, tokensOf, useEngine } from "browser/typed-text.js";
+import { engine, readTyped, tokensOf, useEngine } from "browser/typed-text.js";
 import { decimal } from "browser/words.js";
 
 const LARGEST_ERROR = 1e-3; // of a logit
@@ -61,7 +61,7 @@ async function open() {
   addView(drawParity);
   tell(engine.note);
   for (const id of ["parity", "main"]) $(id).hidden = false;
-  box.value = typeof data.opening === "string" ? data.opening : textOf(data.opening);
+  box.value = data.opening;
   state.typed = box.value; // where all line breaks are alike
   state.token = Math.max(0, tokensOf(state.typed).tokens.length - 2); // the last of which the next one is known
   addEventListener("unhandledrejection", ({ reason }) => tell(`This could not be shown: ${reason.message}.`));

@@ -1,6 +1,7 @@
 // Weights, and maps of them on a canvas. Nothing here depends on the step or head that is shown.
 
 import { clamp, css } from "browser/elements.js";
+import { triangle } from "browser/triangle.js";
 import { visible } from "browser/words.js";
 
 const MAX_CELL = 56; // pixels
@@ -10,7 +11,6 @@ export const PAD = 6; // above a map, where the first label is taller than its r
 
 // ---- weights: lower triangles of 255 sqrt(p), one head after another
 
-export const triangle = (n) => (n * (n + 1)) / 2;
 export const ofHead = (weights, head, length) =>
   weights.subarray(head * triangle(length), (head + 1) * triangle(length));
 export const weightAt = (map, query, key) => (key > query ? 0 : (map[triangle(query) + key] / 255) ** 2);

@@ -7,16 +7,15 @@ import { downloadCsv } from "browser/export.js";
 import { COLOURINGS, createLens, lensRows } from "browser/lens.js";
 import { addChoices, addFollower, addView, change, pointer, shown } from "browser/render.js";
 import { ALL_HEADS, data, headPart, PROBES, RUNS, state } from "browser/state.js";
-import { expectationItems, measuredOf, shadeBySurprise, surpriseRows, UNMEASURED } from "browser/surprise.js";
+import { expectationItems, measuredOf, shadeBySurprise, surpriseRows } from "browser/surprise.js";
 import { quote, signed } from "browser/words.js";
 
 export const probeName = () => PROBES[shown.probe].name;
-const isMeasured = (side) => Boolean(side?.measured?.lens);
 export const titleOf = ({ label, run, capture }) =>
   `${label}${RUNS.length > 1 ? `${RUNS[run].name}, ` : ""}step ${capture.step}`;
 
 // Saves a table of the one or two sides that are shown, with the columns that Python's tables of this name have.
-export function save(table, rowsOf) {
+function save(table, rowsOf) {
   const rows = shown.sides.flatMap((side) => {
     const about = { run: RUNS[side.run].name, step: side.capture.step, probe: probeName() };
     return rowsOf(side).map((row) => ({ ...about, ...row }));
@@ -58,10 +57,9 @@ const lenses = panes.map((pane) => createLens(pane, (token) => change({ token })
 
 function drawLenses() {
   const { sides, palette, lens: colouring, token } = shown;
-  $("lens-absent").hidden = sides.every(isMeasured);
   $("lens-meaning").textContent = COLOURINGS.find(([one]) => one === colouring)[2];
   panes.forEach((pane, i) => {
-    pane.hidden = !isMeasured(sides[i]);
+    pane.hidden = !sides[i];
     if (pane.hidden) return;
     const name = (pane.firstChild.textContent = titleOf(sides[i]));
     lenses[i]({ measured: sides[i].measured, colouring, colours: palette.colours, token, name });
@@ -74,8 +72,6 @@ Object.assign(state, { everyPart: false, partOrder: "largest" });
 
 function drawAttribution() {
   const { everyPart, partOrder, sides: [a, b] } = shown;
-  $("attribution").hidden = !isMeasured(a) || !a.measured.parts.length;
-  if ($("attribution").hidden) return;
   const { labels, parts, attribution_error: error } = a.measured;
   const token = shown.token ?? Math.max(0, labels.length - 2); // the last whose next one is known
   const next = nextInWords(a.measured, token);
@@ -89,8 +85,8 @@ function drawAttribution() {
   $("every-part").ariaPressed = everyPart;
   // After the last token two models may expect different ones, whose parts cannot be compared.
   const nextId = ({ measured }) => measured.top.at(-1)[0];
-  const comparable = isMeasured(b) && (token + 1 < labels.length || nextId(a) === nextId(b));
-  $("not-comparable").hidden = !isMeasured(b) || comparable;
+  const comparable = b && (token + 1 < labels.length || nextId(a) === nextId(b));
+  $("not-comparable").hidden = !b || comparable;
   const of = ({ measured }) => partsOf(measured, token, partOrder);
   drawParts(of(a), comparable ? of(b) : null);
 }
@@ -150,19 +146,14 @@ async function drawDeep() {
 
 // ---- value-weighted maps
 
-function drawWeighting() {
-  const possible = shown.sides.every(({ measured }) => measured);
-  for (const button of $("weightings").children) button.disabled = !possible;
-  $("weighting-note").hidden = shown.weighting === "weights" || !possible;
-}
+const drawWeighting = () => ($("weighting-note").hidden = shown.weighting === "weights");
 
 addChoices($("weightings"), "weighting", [["weights", "weights"], ["values", "value-weighted"]]);
 addChoices($("colourings"), "lens", COLOURINGS);
 addChoices($("part-orders"), "partOrder", [["largest", "largest first"], ["model", "in the model's order"]]);
-$("lens-absent").textContent = UNMEASURED;
 $("every-part").addEventListener("click", toggleParts);
 for (const [table, rows] of [["surprise", surpriseRows], ["lens", lensRows], ["attribution", attributionRows]]) {
-  const rowsOf = (side) => (isMeasured(side) ? rows(side.measured) : []);
+  const rowsOf = ({ measured, late }) => (late ? [] : rows(measured));
   $(`${table}-csv`).addEventListener("click", () => save(table, rowsOf));
 }
 for (const view of [drawSurprise, drawWeighting, drawDeep]) addView(view);

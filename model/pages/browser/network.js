@@ -4,12 +4,12 @@
 // width, V vocabulary, L layers. Matrices are Float32Arrays with one row after the other.
 
 import { createProducts } from "browser/products.js";
+import { triangle } from "browser/triangle.js";
 
 export const CHUNK = 16; // the most tokens that are read at once: a few milliseconds of work
 export const LAYER_NORM_EPSILON = 1e-5;
 export const RMS_EPSILON = 1e-6;
 
-export const triangle = (n) => (n * (n + 1)) / 2;
 export const row = (matrix, i, width) => matrix.subarray(i * width, (i + 1) * width); // the same numbers, not a copy
 export const hasValues = (config, layer) => config.value_embeddings && (config.num_layers - 1 - layer) % 2 === 0;
 

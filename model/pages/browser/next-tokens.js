@@ -4,13 +4,13 @@
 import { $, element, track } from "browser/elements.js";
 import { box, readBox, showInBox } from "browser/editor.js";
 import { addView, rendered, shown } from "browser/render.js";
-import { share } from "browser/surprise.js";
 import { decoded } from "browser/tokenizer.js";
 import { engine } from "browser/typed-text.js";
-import { quote, visible } from "browser/words.js";
+import { percent, quote, visible } from "browser/words.js";
 
 const SHOWN = 8;
 const EXPECTED = 3; // of the whole model's, which are shown in any case
+const LEAST = 0.001; // probability that is written as such
 
 // The text of a token, null for one that is only a part of a character, and for the end of the text.
 const textOf = (id) => (id === engine.tokenizer.endOfText ? null : decoded(engine.tokenizer.bytes(id)));
@@ -32,12 +32,13 @@ function likeliest([first, second]) {
 
 function row({ id, shares, before }, sides) {
   const label = engine.tokenizer.label(id);
-  const inWords = shares.map((one, i) => (one === null ? `<${share(sides[i].next.at(-1)[1])}` : share(one)));
+  const least = (i) => Math.max(LEAST, sides[i].next.at(-1)[1]);
+  const inWords = shares.map((one, i) => (one === null ? `<${percent(least(i))}` : percent(one)));
   const name = element("bdi", { textContent: visible(label, 24) || "∅" });
   const numbers = inWords.map((textContent) => element("span", { textContent }));
   const button = element("button", { disabled: textOf(id) === null }, ...numbers, track(shares, before), name);
   const both = sides.length > 1 ? " in B" : "";
-  const whole = before === undefined ? "" : `, with all parts ${before === null ? "less" : share(before)}`;
+  const whole = before === undefined ? "" : `, with all parts ${before === null ? "less" : percent(before)}`;
   button.ariaLabel = `${quote(label)}, probability ${inWords.join(" in A and ")}${both}${whole}; write it`;
   button.addEventListener("click", async () => {
     if (box.readOnly) return; // it writes

@@ -1,7 +1,6 @@
 // The page of attention maps. Each of the first imports adds a view (see render.js).
 
 import "browser/controls.js";
-import "browser/badges.js";
 import "browser/heads.js";
 import "browser/large-map.js";
 import "browser/shaded-text.js";
@@ -10,12 +9,56 @@ import "browser/score-card.js";
 import "browser/curves.js";
 import "browser/measurements.js";
 import "browser/ablation.js";
-import { recorded } from "browser/blocks.js";
 import { $, element } from "browser/elements.js";
-import { start } from "browser/render.js";
-import { data } from "browser/state.js";
+import { keep } from "browser/recent.js";
+import { addView, shown, start } from "browser/render.js";
+import { data, mapped, PROBES } from "browser/state.js";
+import { bytesOf } from "browser/weights.js";
 
 const BROWSERS = $("browsers").textContent; // that can show this page
+
+// ---- whether the maps can be trusted: two badges in the header
+
+const BADGES = [
+  ["fidelity", "faithful", "maps verified", "maps are not what the model computes"],
+  ["causality", "causal", "cannot see the future", "the future leaks"],
+];
+
+addView(function drawBadges() {
+  const number = (x) => (x === null ? "not a number" : x === 0 ? "0" : x.toExponential(1));
+  for (const [error, verdict, good, bad] of BADGES) {
+    const wrong = shown.sides.filter(({ capture }) => !capture[verdict]);
+    const where = shown.other && wrong.length ? ` (${wrong.map(({ name }) => name).join(", ")})` : "";
+    const textContent = wrong.length ? `✗ ${bad}${where}` : `✓ ${good}`;
+    const figureOf = ({ label, capture }) => `${label}${number(capture[error])} in ${capture.precision}`;
+    const figures = shown.sides.map(figureOf).join(", ");
+    const ariaLabel = `${textContent}, ${error} ${figures}; opens the help`;
+    Object.assign($(error), { textContent, ariaLabel, className: `badge ${wrong.length ? "bad" : "good"}` });
+    $(`${error}-figures`).textContent = `Here: ${figures}.`;
+  }
+});
+
+// ---- what was recorded, from the elements of the file: one gzip block of maps a probe and step, one of other
+// measurements a step, each decoded when it is first shown
+
+const KEPT = 120;
+const known = new Map(); // blocks by their number
+
+// What `render` shows of a capture.
+async function recorded({ probe }, at, run) {
+  const { blocks, details: number } = mapped[run][at];
+  const [weights, details] = await Promise.all([kept(blocks[probe], mapsOf), kept(number, detailsOf)]);
+  return { weights, details, descriptions: details.descriptions, labels: PROBES[probe].labels };
+}
+
+const kept = (number, read) => keep(known, number, known.get(number) ?? read(unpacked(number)), KEPT);
+const mapsOf = async (block) => new Uint8Array(await block.arrayBuffer());
+const detailsOf = (block) => block.json();
+
+function unpacked(number) {
+  const bytes = bytesOf(JSON.parse($(`block-${number}`).textContent));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip")));
+}
 
 if (typeof DecompressionStream === "undefined") {
   $("notes").textContent = `This browser is too old to show the maps. ${BROWSERS} can.`;

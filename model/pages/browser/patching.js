@@ -34,6 +34,12 @@ function chosen() {
   return { candidates, into, target, from, head: shown.head, key };
 }
 
+// What every question about patches names.
+function texts() {
+  const [{ typed, other }] = shown.sides;
+  return { snapshot: shown.at, tokens: typed.tokens, other: other.typed.tokens };
+}
+
 function fill(select, options, value) {
   select.replaceChildren(...options.map(([id, text]) => new Option(text, id)));
   select.value = value;
@@ -43,7 +49,7 @@ addView(async function drawPatch() {
   const patch = chosen();
   $("patch").hidden = !patch;
   if (!patch) return stop();
-  const [{ typed, labels, other }] = shown.sides;
+  const [{ labels, other }] = shown.sides;
   const { candidates, into, from, target, head, key } = patch;
   const { label } = engine.tokenizer;
   fill($("patch-from"), other.typed.labels.map((name, token) => [token, `${token} ${visible(name, 16)}`]), from);
@@ -57,8 +63,8 @@ addView(async function drawPatch() {
   if ($("patched").dataset.asked !== asked) $("patched").textContent = "computing …";
   $("patched").dataset.asked = asked;
   const [layer, column] = placeOf(head);
-  const options = { layer, head: column, position: into, from, target };
-  const answer = await answerTo(engine.patch(shown.at, typed.tokens, other.typed.tokens, options));
+  const request = { ...texts(), layer, head: column, position: into, from, target };
+  const answer = await answerTo(engine.ask("patch", request));
   if (!answer || now !== shown) return;
   const notes = [
     `With it, the logit of ${quote(label(target))} after text A `, ...changeTo(answer.plain, answer.patched), ". ",
@@ -74,13 +80,13 @@ function stop() {
   running?.drop();
   running = matrix = null;
   $("patch-all").textContent = ALL;
-  $("patch-progress").hidden = table.hidden = $("patch-ramp").hidden = true;
+  table.hidden = $("patch-ramp").hidden = true;
   $("patch-note").textContent = "";
 }
 
 async function fillMatrix() {
   if (running) return stop();
-  const [{ typed, labels, other }] = shown.sides;
+  const [{ labels, other }] = shown.sides;
   const { key, target } = chosen();
   stop();
   // Each token gets what B has at the same place.
@@ -91,23 +97,22 @@ async function fillMatrix() {
   table.tFoot.rows[0].replaceChildren(element("th"), ...names);
   table.style.setProperty("--columns", both.length);
   $("patch-all").textContent = "cancel";
-  Object.assign($("patch-progress"), { hidden: false, max: ALL_HEADS.length, value: 0 });
   const tellProgress = () => {
     const done = `${mine.rows.length} of ${ALL_HEADS.length} heads are patched.`;
     $("patch-note").textContent = `${done} The page can be used meanwhile; a change of a text stops this.`;
   };
   tellProgress();
-  running = engine.patchAll(shown.at, typed.tokens, other.typed.tokens, target, ({ number, row }) => {
-    $("patch-progress").value = mine.rows.push(row);
+  running = engine.ask("patchAll", { ...texts(), target }, (row) => {
+    mine.rows.push(row);
     if (!table.matches(":hover, :focus-within")) tellProgress(); // and not while a square is read
     const { largest } = mine;
     mine.largest = Math.max(largest, ...row.map(Math.abs));
-    drawMatrix(mine.largest > largest ? 0 : number); // a larger change makes the others paler
+    drawMatrix(mine.largest > largest ? 0 : mine.rows.length - 1); // a larger change makes the others paler
   });
-  if (!(await running.done)) return; // dropped
+  await running.done;
+  if (matrix !== mine) return; // it was dropped
   running = null;
   $("patch-all").textContent = ALL;
-  $("patch-progress").hidden = true;
   $("patch-note").textContent = $("live").textContent = DONE;
 }
 

@@ -2,8 +2,9 @@
 // copying.py measure in Python. What was read of an earlier text stays where the new one begins alike: a typed letter
 // costs one token.
 
-import { Cache, CHUNK, hasValues, LAYER_NORM_EPSILON, RMS_EPSILON, row, Trace, triangle } from "browser/network.js";
+import { Cache, CHUNK, hasValues, LAYER_NORM_EPSILON, RMS_EPSILON, row, Trace } from "browser/network.js";
 import { likeliest } from "browser/sampling.js";
+import { triangle } from "browser/triangle.js";
 
 const TOP = 5; // tokens listed for a position, as in lens.py
 const NEXT = 20; // tokens listed after the last position

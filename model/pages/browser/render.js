@@ -108,8 +108,7 @@ async function side(name, frame, { run, at }) {
   const loaded = await load(frame, at, run);
   const { weights: attention, details, labels } = loaded;
   const measured = measuredOf(details, PROBES[frame.probe].name, labels);
-  const norms = frame.weighting === "values" && measured?.value_norms;
-  const weights = norms ? weighted(attention, norms, labels.length) : attention;
+  const weights = frame.weighting === "values" ? weighted(attention, measured.value_norms, labels.length) : attention;
   const label = frame.other ? `${name}: ` : "";
   return { ...loaded, name, label, run, at, capture, measured, attention, weights };
 }

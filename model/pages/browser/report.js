@@ -22,7 +22,7 @@ const drawLens = measured && createLens($("lens"));
 // ---- charts
 
 const DOTTED = 40; // points of a curve, of which each gets a dot
-export const charts = [];
+const charts = [];
 
 function addChart(parent, spec, stages) {
   const colours = spec.curves.map((_, i) => {
@@ -62,7 +62,7 @@ function draw(chart) {
   Object.assign(chart, drawChart(svg, { scale: state.scale, last: LAST, low, high, curves: lines, stages }));
   const spoken = ([step, value]) => `${written(value)} at step ${step}`;
   const ends = curves.map(({ name, points }) => `${name} ${spoken(points[0])}, ${spoken(points.at(-1))}`);
-  const formed = stages.map(({ step, label }) => `${label} at step ${step}`);
+  const formed = stages.map(({ inWords }) => inWords);
   svg.ariaLabel = `${[title, unit].filter(Boolean).join(", ")}: ${[...ends, ...formed].join("; ")}`;
   chart.cursor = shape(svg, "g", {});
   mark(chart);
@@ -129,7 +129,7 @@ function showHeads() {
     const numbers = [change(text, "on text"), change(repeated, "on repetition")].filter(Boolean).join(", ");
     return element("li", {},
       element("b", {}, `head ${head}`),
-      element("span", {}, sentence || "Nothing is known about what it looks at."),
+      element("span", {}, sentence),
       element("span", { className: "numbers" }, numbers));
   }));
 }
@@ -187,7 +187,7 @@ for (const group of GROUPS) {
   const stages = (spec) => (group === "charts" ? STAGES : STAGES.filter(({ score }) => score === spec.score));
   for (const spec of data[group]) addChart($(group), spec, stages(spec));
 }
-const formed = STAGES.map(({ label, step }) => `${label} at step ${step.toLocaleString("en")}`).join("; ");
+const formed = STAGES.map(({ inWords }) => inWords).join("; ");
 $("formed").textContent = formed ? `${formed}.` : "No head has formed a clear pattern.";
 $("about-loss").hidden = !formed;
 $("stages").hidden = !data.heads.length;

@@ -12,18 +12,18 @@ import { decimal } from "browser/words.js";
 addView(function drawCard() {
   const names = shown.sides.map(({ head }) => (shown.other ? shortName(head) : headName(head)));
   $("card-title").textContent = `Scores of ${names.join(" and ")}`;
-  $("card").replaceChildren(...Object.entries(SCORES).flatMap(([score, { forms, label, meaning }]) => [
-    element("dt", {}, forms ? markOf(score) : "", ` ${label}`),
+  $("card").replaceChildren(...Object.entries(SCORES).flatMap(([score, { is_pattern, label, meaning }]) => [
+    element("dt", {}, is_pattern ? markOf(score) : "", ` ${label}`),
     ...shown.sides.map((side) => rowOf(side, score)),
     element("dd", { className: "soft" }, [meaning, ...shown.sides.flatMap((side) => formedIn(side, score))].join("; ")),
   ]));
 });
 
-function rowOf({ name, capture, head }, score) {
+function rowOf({ name, run, capture, head }, score) {
   const value = capture.scores[score].flat()[head];
   return element("dd", { className: `row ${name}` },
     shown.other ? element("span", {}, name) : "",
-    track([value], SCORES[score].uniform),
+    track([value], RUNS[run].uniform[score]),
     element("span", {}, decimal(value, 3)));
 }
 
@@ -33,14 +33,12 @@ function formedIn({ name, run, head }, score) {
 }
 
 // Every score of every head at every capture.
-export function saveScores() {
+$("scores-csv").addEventListener("click", () => {
   const rows = RUNS.flatMap(({ name: run, captures }) => captures.flatMap(({ step, scores, copying }) =>
     ALL_HEADS.map((number) => {
       const [layer, head] = placeOf(number);
-      const found = Object.entries({ ...scores, copying }).map(([name, values]) => [name, values?.[layer][head]]);
+      const found = Object.entries({ ...scores, copying }).map(([name, values]) => [name, values[layer][head]]);
       return { run, step, layer, head, ...Object.fromEntries(found) };
     })));
   downloadCsv("scores.csv", data.columns.scores, rows);
-}
-
-$("scores-csv").addEventListener("click", saveScores);
+});

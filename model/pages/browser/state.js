@@ -10,15 +10,8 @@ export const RUNS = data.runs; // one, or two whose maps have one shape and are 
 export const { layers: LAYERS, heads: HEADS, probes: PROBES } = RUNS[0];
 export const ALL_HEADS = [...Array(LAYERS * HEADS).keys()]; // numbered layer by layer
 
-Object.entries(SCORES).forEach(([name, score], i) => {
-  score.label = name.replaceAll("_", " ");
-  score.letter ??= name[0].toUpperCase();
-  score.uniform = RUNS[0].uniform[name];
-  score.threshold = RUNS[0].threshold[name];
-  score.forms = score.uniform < 0.99; // entropy, whose uniform value is 1, cannot
-  score.colour = score.forms ? markColour(i) : "accent";
-});
-export const MARKED = Object.keys(SCORES).filter((score) => SCORES[score].forms);
+for (const [i, score] of Object.values(SCORES).entries()) score.colour = score.is_pattern ? markColour(i) : "accent";
+export const MARKED = Object.keys(SCORES).filter((score) => SCORES[score].is_pattern);
 
 // The captures of each run that have maps on this page. All captures have scores.
 export const mapped = RUNS.map((run) => run.captures.filter((capture) => capture.blocks));

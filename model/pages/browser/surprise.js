@@ -3,27 +3,16 @@
 // measured: what `measuredOf` gives. Its column t reads token t and predicts token t + 1.
 
 import { element, track } from "browser/elements.js";
-import { decimal, quote, visible } from "browser/words.js";
+import { decimal, percent, quote, visible } from "browser/words.js";
 
 const FULL = 10; // bits at which the colour is full
-export const UNMEASURED = "This capture was recorded before predictions were measured: it has maps and scores only.";
 
 // What a capture measured of one probe: that part of its details (see archive.py), with what the probes share and the
-// labels of the tokens; undefined if it was not measured.
-export const measuredOf = (details, probe, labels) =>
-  details.probes?.[probe] && { ...details, ...details.probes[probe], labels };
+// labels of the tokens.
+export const measuredOf = (details, probe, labels) => ({ ...details, ...details.probes[probe], labels });
 
 // From 0 to 1: how deep the colour of a token is. The first token was not predicted.
-export const depth = (measured, token) => Math.min(1, (measured?.bits[token - 1] ?? 0) / FULL);
-
-export function share(probability) {
-  if (probability > 0 && probability < 0.0005) return "<0.001";
-  return decimal(probability, probability < 0.0095 ? 3 : 2);
-}
-
-const plural = new Intl.PluralRules("en", { type: "ordinal" });
-const ENDINGS = { one: "st", two: "nd", few: "rd", other: "th" };
-export const ordinal = (place) => place + ENDINGS[plural.select(place)];
+export const depth = (measured, token) => Math.min(1, (measured.bits[token - 1] ?? 0) / FULL);
 
 // The likeliest tokens in place of `token`: { text, probability, hit }. None for the first.
 const candidates = ({ top, top_probability: probabilities, rank, tokens }, token) =>
@@ -32,13 +21,12 @@ const candidates = ({ top, top_probability: probabilities, rank, tokens }, token
   }));
 
 export function expectation(measured, token) {
-  if (!measured) return UNMEASURED;
   if (token === 0) return "This is the first token: nothing comes before it that could tell what to expect.";
   const [bits, rank] = [measured.bits[token - 1], measured.rank[token - 1]];
   const truth = quote(measured.labels[token]);
   if (bits === null || rank === null) return `The model's prediction of ${truth} is not a number: –.`;
-  const expected = candidates(measured, token).map(({ text, probability }) => `${quote(text)} ${share(probability)}`);
-  const came = `the true token ${truth} came ${ordinal(rank + 1)}, ${decimal(bits, 1)} bits`;
+  const expected = candidates(measured, token).map(({ text, probability }) => `${quote(text)} ${percent(probability)}`);
+  const came = `the true token ${truth} was number ${rank + 1}, ${decimal(bits, 1)} bits`;
   return `The model expected: ${expected.join(", ")}; ${came}.`;
 }
 
@@ -60,11 +48,10 @@ export const shadeBySurprise = (spans, measured) =>
 
 // Items of a list: the sentence, then the likeliest tokens with a bar each.
 export function expectationItems(measured, token) {
-  const likeliest = measured ? candidates(measured, token) : [];
   const sentence = element("li", { className: "sentence", textContent: expectation(measured, token) });
-  return [sentence, ...likeliest.map(({ text, probability, hit }) => {
+  return [sentence, ...candidates(measured, token).map(({ text, probability, hit }) => {
     const name = element("bdi", { textContent: `${visible(text, 40) || "∅"}${hit ? " ✓" : ""}` });
-    const number = element("span", { textContent: share(probability) });
+    const number = element("span", { textContent: percent(probability) });
     return element("li", { className: "expected" }, number, track([probability ?? 0]), name);
   })];
 }

@@ -26,11 +26,6 @@ export function tokensOf(text) {
   return encoded.get(text);
 }
 
-export function textOf(tokens) {
-  const bytes = tokens.flatMap((token) => [...engine.tokenizer.bytes(token)]);
-  return new TextDecoder().decode(Uint8Array.from(bytes));
-}
-
 // ---- tokens -> what the model makes of them
 
 const answers = new Map(); // by question
@@ -50,7 +45,7 @@ async function reading(at, { tokens }, { edits = [], text = "A", details = false
   const key = JSON.stringify([at, tokens, edits]);
   const known = answers.get(key);
   if (known && (known.deep || !details)) return known;
-  const answer = await answerTo(engine.read(at, tokens, { edits, text, details }));
+  const answer = await answerTo(engine.read({ snapshot: at, tokens, edits, text, details }));
   return answer && keep(answers, key, { ...answer, deep: details }, KEPT);
 }
 

@@ -22,11 +22,12 @@ export function signed(value, digits = 2) {
   return value > 0 && Number(written) > 0 ? `+${written}` : written;
 }
 
-// A share of 1 as a percentage, with as many digits as the page's weights have.
+// A share of 1, a weight or a probability, as a percentage: with as many digits as the page's weights have.
 export function percent(share) {
+  if (!Number.isFinite(share)) return "–";
   if (share >= 0.0995) return `${Math.round(100 * share)}%`;
   if (share >= 0.0005) return `${(100 * share).toFixed(1)}%`;
-  return share > 0 ? "less than 0.1%" : "0%";
+  return share > 0 ? "<0.1%" : "0%";
 }
 
 const list = new Intl.ListFormat("en-GB"); // "a, b and c"
@@ -59,7 +60,8 @@ export function readsInWords(labels, query, weights) {
   const keys = strongest(weights);
   const start = `Reading ${quote(labels[query])} it`;
   if (!keys.length) return `${start} spreads its attention: no token gets more than ${percent(Math.max(...weights))}.`;
-  return `${start} looks at ${sharesInWords(keys.map((key) => [keyInWords(labels, query, key), weights[key]]))}.`;
+  const looks = keys.map((key) => `${keyInWords(labels, query, key)} (${percent(weights[key])})`);
+  return `${start} looks at ${listed(looks)}.`;
 }
 
 // Which tokens look at one, from its column of the map: weights[query].
@@ -81,18 +83,3 @@ export function squareInWords(labels, query, key, weights) {
   const given = `${first ? `In ${first} ` : ""}${from} gives ${percent(weight)} of its attention to ${target}`;
   return `${[given, ...others.map(([name, other]) => `in ${name} ${percent(other)}`)].join(", ")}.`;
 }
-
-// Things with their shares.
-const sharesInWords = (things) => listed(things.map(([name, share]) => `${name} (${percent(share)})`));
-
-// Keys and relative positions with their shares, such as a head's description has them.
-const keyName = (label) => (/^[\n↵]+$/.test(label) ? `line breaks ${visible(label, 4)}` : quote(label));
-export const keysInWords = (keys) => sharesInWords(keys.map(([label, share]) => [keyName(label), share]));
-
-function offsetInWords(offset) {
-  if (offset === 0) return "the token itself";
-  return offset === -1 ? "the token before" : `${-offset} tokens back`;
-}
-
-export const offsetsInWords = (offsets) =>
-  sharesInWords(offsets.map(([offset, share]) => [offsetInWords(offset), share]));

@@ -2,14 +2,13 @@
 
 import copy
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from model.inspection import ablation as module
-from model.inspection.ablation import ablation, part_means, replaced
+from model.inspection.ablation import part_means, replaced, without_each
 from tests.gpts import CONFIGS, TOKENS, random_gpt
 
 BATCH = torch.arange(3 * 10).view(3, 10)
@@ -66,16 +65,15 @@ def test_ablation_changes_the_loss_as_edited_weights_do(each_gpt, monkeypatch):
     gpt = each_gpt
     # More than one forward pass, or one for each part.
     monkeypatch.setattr(module, "MAX_TOKENS", 1 if gpt.config.num_layers == 1 else 5 * len(TOKENS))
-    found_loss, found = ablation(gpt, TOKENS, part_means(gpt, BATCH), first=FIRST)
+    found_loss, found = without_each(gpt, TOKENS, part_means(gpt, BATCH), first=FIRST)
     whole = loss(gpt)
     assert found_loss == pytest.approx(whole, abs=1e-5)
-    assert found["heads"].shape == (gpt.config.num_layers, gpt.config.num_heads)
-    changes = {("head", *place): change for place, change in np.ndenumerate(found["heads"])}
-    changes |= {("feed-forward", layer): change for layer, change in enumerate(found["feed_forward"])}
-    changes |= {(table,): found["tables"].pop(table) for table in tables_of(gpt)}
-    assert not found["tables"] and len(found["feed_forward"]) == gpt.config.num_layers
-    assert changes == pytest.approx({part: loss(without(gpt, *part)) - whole for part in changes}, abs=1e-5)
-    assert max(map(abs, changes.values())) > 0.01
+    layers, heads = range(gpt.config.num_layers), range(gpt.config.num_heads)
+    parts = {f"head {layer}.{head}": ("head", layer, head) for layer in layers for head in heads}
+    parts |= {f"feed-forward {layer}": ("feed-forward", layer) for layer in layers}
+    parts |= {table: (table,) for table in tables_of(gpt)}
+    assert found == pytest.approx({name: loss(without(gpt, *part)) - whole for name, part in parts.items()}, abs=1e-5)
+    assert max(map(abs, found.values())) > 0.01
 
 
 def test_a_part_replaced_at_a_token_leaves_the_others_and_shorter_texts_as_they_are():

@@ -130,7 +130,7 @@ def test_measurements_are_made_in_float32_under_autocast_and_of_coarser_weights(
     assert {parameter.dtype for parameter in gpt.parameters()} == {torch.bfloat16}
 
 
-@pytest.mark.parametrize("failing", ["capture", "survey", "trace", "part_means", "ablation"])
+@pytest.mark.parametrize("failing", ["capture", "survey", "trace", "part_means", "without_each"])
 def test_measuring_does_not_change_the_model(failing, monkeypatch):
     gpt = random_gpt(replace(GROUPED, value_embeddings=True, bigram_buckets=31, dropout=0.3)).train()
     gpt.blocks[1].eval()  # a frozen part must stay frozen
@@ -203,11 +203,11 @@ def test_probes_of_one_and_two_tokens_are_measured():
     assert snapshot.step == 7 and snapshot.causality == 0 and (maps["text"] == 1).all()
     assert torch.equal(torch.from_numpy(maps["repeated"]), capture(gpt, [1, 2, 1, 2]).weights)
     # One token predicts nothing that is known.
-    assert math.isnan(snapshot.loss["text"]) and np.isnan(snapshot.ablation["text"]["heads"]).all()
+    assert math.isnan(snapshot.loss["text"]) and np.isnan([*snapshot.ablation["text"].values()]).all()
     found = details["probes"]["text"]
     assert found["attribution_error"] is None and {*map(tuple, found["attribution"])} == {(None,)}
     snapshot, _, details = take_snapshot(gpt, probes | {"text": Probe([1, 2], ["a", "b"])}, 7)
-    assert details["probes"]["text"]["bits"][0] > 0 and snapshot.ablation["repeated"]["heads"].shape == (1, 4)
+    assert details["probes"]["text"]["bits"][0] > 0 and snapshot.ablation["repeated"]["head 0.3"] != 0
 
 
 def test_a_repeated_probe_has_distinct_tokens_that_are_repeated_once():
@@ -245,7 +245,7 @@ def test_a_capture_and_its_details_can_be_read_back(tmp_path, gpt):
     best = {(name, layer): heads.max() for name, score in read.scores.items() for layer, heads in enumerate(score)}
     expected = {f"attention/{name}/layer_{layer}": score for (name, layer), score in best.items()}
     assert scalars == pytest.approx(expected, abs=1e-5)
-    assert read.copying.shape == read.ablation["text"]["heads"].shape == read.ablation["repeated"]["heads"].shape
+    assert read.copying.shape == (3, 4) and read.ablation["text"].keys() == read.ablation["repeated"].keys()
     details, shown = archive.details(8), set()  # which has no other shapes, see test_archive.py
     assert details["sublayers"][:3] == ["embeddings", "attention 0", "feed-forward 0"]
     assert {"token embedding", "head 0.0", "head 2.3", "feed-forward 2"} <= set(details["parts"])
@@ -270,7 +270,7 @@ def test_a_diverged_model_is_recorded_as_valid_json_and_told(tmp_path):
     archive = AttentionArchive.open(tmp_path)
     (snapshot,) = archive.snapshots
     assert [sentence.endswith("the model diverged.") for sentence in warnings([snapshot])] == [True, True]
-    assert math.isnan(snapshot.loss["text"]) and np.isnan(snapshot.ablation["text"]["heads"]).all()
+    assert math.isnan(snapshot.loss["text"]) and np.isnan([*snapshot.ablation["text"].values()]).all()
     assert set(archive.details(0)["probes"]["text"]["bits"]) == {None}
     shown = [name for name, uniform in snapshot.habits.uniform.items() if uniform]  # this text has no delimiters
     assert math.isnan(snapshot.fidelity) and math.isnan(snapshot.causality)

@@ -4,6 +4,7 @@
 //   ["work", [{ manifest, texts, asks }, ...]]      how many tokens the networks read for each
 //   ["tokenizer", { stored, texts, ids }]
 //   ["draws", { logits, options, count }]
+//   ["habits", { maps, tokens, scores }]
 
 import { readFileSync } from "node:fs";
 import { register } from "node:module";
@@ -12,6 +13,8 @@ const root = new URL("../../../model/pages/", import.meta.url).href;
 const resolve = `export const resolve = (name, context, next) => name.startsWith("browser/")
   ? { url: ${JSON.stringify(root)} + name, format: "module", shortCircuit: true } : next(name, context);`;
 register(`data:text/javascript,${encodeURIComponent(resolve)}`);
+globalThis.matchMedia = () => ({ matches: false }); // all that the modules ask of a browser when they are loaded
+const { habitInWords } = await import("browser/habits.js");
 const { LiveModel } = await import("browser/live-model.js");
 const { Network } = await import("browser/network.js");
 const { sample } = await import("browser/sampling.js");
@@ -68,6 +71,7 @@ const answers = {
   },
   draws: ({ logits, options, count }) =>
     Array.from({ length: count }, () => sample(Float32Array.from(logits), options)),
+  habits: ({ maps, tokens, scores }) => maps.map((map) => habitInWords(Uint8Array.from(map), tokens, scores)),
 };
 const questions = JSON.parse(readFileSync(0));
 console.log(JSON.stringify(questions.map(([name, question]) => answers[name](question))));

@@ -98,18 +98,30 @@ def test_a_head_without_a_name_is_told_by_what_it_looks_at():
 @given(seed=st.integers(0, 1000), temperature=st.floats(0, 20))
 def test_counts_are_shares_of_the_weight_counted_in_loops(seed, temperature):
     maps = noise_maps(temperature, seed)
-    described = describe_heads(maps, PROBES)[1][2]
+    _, habits = survey_maps(maps, PROBES)
     a, later = maps["text"][1, 2].tolist(), range(1, len(LABELS))
-    for token, share, uniform in described["keys"]:
-        places = [i for i, label in enumerate(LABELS) if visible(label) == token]
+    keys, offsets = habits.keys[1][2], habits.offsets[1][2]
+    for token, share, uniform in keys:
+        places = [i for i, label in enumerate(LABELS) if label == token]
         assert share == pytest.approx(sum(a[q][k] for q in later for k in places) / len(later), abs=1e-4)
         expected = sum(1 / (q + 1) for q in later for k in places if k <= q) / len(later)
         assert uniform == pytest.approx(expected, abs=1e-4)
-    for offset, share, _ in described["offsets"]:
+    for offset, share, _ in offsets:
         assert share == pytest.approx(sum(a[q][q + offset] for q in later if q + offset >= 0) / len(later), abs=1e-4)
-    for counts in (described["keys"], described["offsets"]):
+    for counts in (keys, offsets):
         excess = [share - uniform for _, share, uniform in counts]
         assert len(excess) <= 5 and all(a >= b - 2e-4 for a, b in pairwise(excess))  # rounded to 4 decimals
+
+
+@pytest.mark.parametrize(
+    ("pattern", "told"),
+    [
+        ("previous_token", r"\. By distance: the token just before \(\d+%\)\.$"),
+        ("sink", r"\. Over 64 tokens it looks most at “def” \(\d+%\)\.$"),
+    ],
+)
+def test_the_evidence_tells_which_tokens_and_distances_get_most(pattern, told):
+    assert re.search(told, describe_heads(following(pattern, 9.0), PROBES)[1][2]["evidence"])
 
 
 def test_a_delimiter_head_is_told_by_the_kinds_it_looks_at():
@@ -120,10 +132,12 @@ def test_a_delimiter_head_is_told_by_the_kinds_it_looks_at():
 
 @pytest.mark.parametrize(
     ("change", "told"),
-    [(0.1234, "rises by 0.12"), (-0.5, "falls by 0.50"), (0.001, "stays the same"), (None, None), (math.nan, None)],
+    [(0.1234, "rises by 0.12"), (-0.5, "falls by 0.50"), (0.001, "stays the same"), (math.nan, None)],
 )
 def test_ablation_says_what_the_head_is_worth(change, told):
-    ablation = {name: {"heads": [[0.0] * 3, [0.0, 0.0, value]]} for name, value in (("text", change), ("repeated", 7))}
+    parts = [f"head {layer}.{head}" for layer in range(2) for head in range(3)]
+    values = {"text": change, "repeated": 7.0}
+    ablation = {name: dict.fromkeys(parts, 0.0) | {"head 1.2": value} for name, value in values.items()}
     evidence = describe_heads(following("sink"), PROBES, ablation)[1][2]["evidence"]
     assert (told in evidence) if told else ("without it" not in evidence)
     # Where the pattern is one of repeated text, so is the loss.
@@ -138,7 +152,7 @@ def test_of_one_token_and_of_maps_without_numbers_it_is_said_why_there_is_no_pat
     probes, T = PROBES | {"text": probe}, len(probe.tokens)
     maps = following("sink") | {"text": torch.full((2, 3, T, T), weight)}
     for head in chain(*describe_heads(maps, probes)):
-        assert head["name"] is None and told in head["sentence"] and head["keys"] == []
+        assert head["name"] is None and told in head["sentence"] and head["evidence"] == ""
     opening_view(maps, probes)
 
 

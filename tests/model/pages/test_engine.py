@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +15,15 @@ import torch
 from data.tokenizers import END_OF_TEXT, Tokenizer, byte_level, published, train_bpe
 from model.generation import generate
 from model.gpt import GPT
-from model.inspection import recorder
+from model.inspection import heads, recorder
 from model.inspection.ablation import part_means, replaced
 from model.inspection.probes import Probe
 from model.inspection.recorder import take_snapshot
 from model.inspection.trace import edited, trace
 from model.pages import live, template
+from model.pages.describe import FollowedPattern, followed
 from tests.gpts import CONFIGS, GPT2, MODERN, TOKENS, random_gpt
+from tests.measurements import causal_softmax
 from tests.model.pages.test_live_in_browser import GPTS, page_of
 from tests.model.pages.test_views_in_node import run_node
 
@@ -213,14 +216,40 @@ def test_tokens_are_drawn_as_often_as_they_are_likely():
         np.testing.assert_allclose(np.bincount(drawn, minlength=6) / count, expected, atol=0.015)
 
 
+def test_a_head_on_a_typed_text_gets_the_name_that_python_gives_it():
+    length = 40
+    probe = Probe([place % 13 for place in range(length)], ["x"] * length)
+    names = ("previous_token", "current_token", "sink", "duplicate", "induction")
+    keys = {heads.SCORES[name].meaning: heads.SCORES[name].keys(probe) for name in names}
+    back = torch.arange(length)[:, None] - torch.arange(length)
+    keys |= {f"looks exactly {distance} tokens back": back == distance for distance in range(2, length // 2 + 1)}
+    maps = [causal_softmax(strength * one.float()) for one in list(keys.values())[:8] for strength in range(8)]
+    patterns = []
+    for words, of_pattern in keys.items():
+        counted, shares = heads.choosing(of_pattern), (torch.stack(maps) * of_pattern).sum(-1)
+        uniform = (heads.uniform_attention(length) * of_pattern).sum(-1)[counted].mean().item()
+        scores = shares[:, counted].mean(1)[None, None]  # one part of the window, one layer, and a head for each map
+        patterns.append(FollowedPattern(words, uniform, [int(counted.sum())], scores))
+    triangles = [(255 * one[back >= 0].sqrt()).round().int().tolist() for one in maps]
+    scores = {name: {"meaning": score.meaning} for name, score in heads.SCORES.items()}
+    (told,) = in_node([("habits", {"maps": triangles, "tokens": probe.tokens, "scores": scores})])
+    found = [followed(patterns, (0, number), 0) for number in range(len(maps))]
+    assert {one.name for one in found if one} == set(list(keys)[:8]) and None in found
+    for words, named, one in zip(told, found, maps, strict=True):
+        spread = torch.special.entr(one[1:]).sum(-1).exp().mean().item()
+        start, number, _ = (named.name, spread, "") if named else re.split(r" (\d+) tokens$", words)
+        assert words.startswith(start) and float(number) == pytest.approx(spread, abs=1)
+
+
 DROPPED = """async ([{ manifest, texts }, tokens]) => {
   const { startEngine } = await import("browser/engine.js");
   const engine = await startEngine(manifest, texts);
-  const written = [];
-  const writing = engine.write(0, tokens, { count: 1e9, stop: null }, (id) => written.push(id) > 20 && writing.drop());
-  const matrix = await engine.patchAll(0, tokens, tokens.toReversed(), 7).done;
-  engine.close();
-  return [written.length, matrix.length, (await writing.done) === undefined];
+  const [written, rows] = [[], []];
+  const onToken = (id) => written.push(id) > 20 && writing.drop();
+  const writing = engine.ask("write", { snapshot: 0, tokens, count: 1e9 }, onToken);
+  const patches = { snapshot: 0, tokens, other: tokens.toReversed(), target: 7 };
+  await engine.ask("patchAll", patches, (row) => rows.push(row)).done;
+  return [written.length, rows.length, (await writing.done) === undefined];
 }"""
 
 

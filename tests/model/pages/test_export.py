@@ -4,6 +4,7 @@ import base64
 import csv
 import io
 import json
+import math
 import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
@@ -20,7 +21,7 @@ from model.inspection.archive import AttentionArchive, Snapshot
 from model.inspection.heads import SCORES
 from model.pages import export, images
 from model.pages.captures import Captures
-from tests.measurements import learned_captures, measured, write_archive
+from tests.measurements import learned_captures, write_archive
 
 LAYERS, HEADS = 2, 3
 TOKENS = ['"', "a\nb", "\r", ",", " ", "<b>&", "é界", "\u202e"]
@@ -84,7 +85,7 @@ def test_scores_are_those_of_the_file_and_empty_where_a_model_diverged(tmp_path)
     captures = archived(tmp_path / "run", 0)
     lines = list(map(json.loads, (tmp_path / "run/attention/scores.jsonl").read_text().splitlines()))
     lines[1]["scores"]["sink"][0][2] = None
-    lines[2]["copying"] = [[0.5] * HEADS] * LAYERS
+    lines[2]["copying"] = [[None] * HEADS] * LAYERS
     snapshots = [Snapshot.from_json(line) for line in lines]
     rows = read_back("scores", [replace(captures, snapshots=snapshots)], tmp_path)
     assert len(rows) == len(lines) * LAYERS * HEADS
@@ -92,17 +93,15 @@ def test_scores_are_those_of_the_file_and_empty_where_a_model_diverged(tmp_path)
         assert (row["step"], row["layer"], row["head"]) == (line["step"], layer, head)
         for name in SCORES:
             assert row[name] == line["scores"][name][layer][head], name
-        assert row["copying"] == (0.5 if line["step"] == 4 else None)
+        assert row["copying"] == line["copying"][layer][head]
 
 
 @pytest.mark.parametrize("probe", ["text", "repeated"])
 @pytest.mark.parametrize("measure", ["surprise", "lens", "attribution", "value_norms"])
 def test_a_measurement_is_that_of_the_details(measure, probe, runs, tmp_path):
-    of_step = measured(runs[0]).details
-    details = {step: of_step(step) for step in (0, 4)}
-    runs = [replace(captures, details=lambda step: details.get(step, {})) for captures in runs]
-    rows = read_back(measure, runs, tmp_path, 0, probe)
-    found, texts = details[0]["probes"][probe], details[0]["tokens"]
+    details = runs[0].details(0)
+    rows = read_back(measure, [replace(captures, details=runs[0].details) for captures in runs], tmp_path, 0, probe)
+    found, texts = details["probes"][probe], details["tokens"]
     labels = runs[0].probes[probe].labels
     for row in rows:
         at = row["position"]
@@ -114,37 +113,30 @@ def test_a_measurement_is_that_of_the_details(measure, probe, runs, tmp_path):
                 assert row[f"top_{place + 1}"] == texts[str(found["top"][at][place])]
                 assert row[f"top_{place + 1}_probability"] == found["top_probability"][at][place]
         elif measure == "lens":
-            layer = details[0]["sublayers"].index(row["sublayer"])
+            layer = details["sublayers"].index(row["sublayer"])
             assert row["likeliest"] == texts[str(found["lens"]["token"][layer][at])]
             for name in ("probability", "divergence"):
                 assert row[name] == found["lens"][name][layer][at]
         elif measure == "attribution":
-            part = details[0]["parts"].index(row["part"])
+            part = details["parts"].index(row["part"])
             assert row["logit"] == found["attribution"][part][at]
         else:
             assert row["value_norm"] == found["value_norms"][row["layer"]][row["head"]][at]
-    sizes = {"surprise": 1, "lens": len(details[0]["sublayers"]), "attribution": len(details[0]["parts"])}
+    sizes = {"surprise": 1, "lens": len(details["sublayers"]), "attribution": len(details["parts"])}
     place = ("run", "sublayer", "part", "layer", "head", "position")
     places = {tuple(row.get(column) for column in place) for row in rows}
     assert len(places) == len(rows) == 2 * len(labels) * sizes.get(measure, LAYERS * HEADS)
-    with pytest.raises(ValueError, match=f"first has no {measure} of step 1"):
-        list(export.table_rows(measure, runs, 1, probe, None))
 
 
 def test_ablation_is_that_of_every_capture(runs, tmp_path):
-    changes = {"heads": np.arange(6).reshape(2, 3).tolist(), "feed_forward": [6, None], "tables": {"pair table": 8.5}}
-    ablation = {"text": changes, "repeated": changes | {"tables": {}}}
-    first, *others = runs[0].snapshots
-    captures = replace(runs[0], snapshots=[first, *(replace(other, ablation=ablation) for other in others)])
+    captures, parts = runs[0], ["token embedding", *(f"head 0.{head}" for head in range(HEADS)), "feed-forward 0"]
+    captures.snapshots[1].ablation["text"]["head 0.1"] = math.nan
     rows = read_back("ablation", [captures], tmp_path)
-    parts = [*(f"head {layer}.{head}" for layer in (0, 1) for head in (0, 1, 2)), "feed-forward 0", "feed-forward 1"]
-    expected = [
-        (step, probe, part, change)
-        for step in (1, 4)
-        for probe, tables in (("text", {"pair table": 8.5}), ("repeated", {}))
-        for part, change in [*zip(parts, [0, 1, 2, 3, 4, 5, 6, None], strict=True), *tables.items()]
-    ]
-    assert [(row["step"], row["probe"], row["part"], row["loss_change"]) for row in rows] == expected
+    assert [row["part"] for row in rows[: len(parts)]] == parts
+    found = {(row["step"], row["probe"], row["part"]): row["loss_change"] for row in rows}
+    assert len(found) == len(rows) and found.pop((1, "text", "head 0.1")) is None
+    for (step, probe, part), change in found.items():
+        assert change == captures.by_step[step].ablation[probe][part]
 
 
 # ---- pictures

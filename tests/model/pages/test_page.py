@@ -15,7 +15,7 @@ from model.pages.captures import Captures, log_spaced
 from model.pages.describe import describe_heads, opening_view
 from model.pages.page import attention_page
 from tests.html_pages import HOSTILE, Page
-from tests.measurements import learned_captures, measured, write_archive
+from tests.measurements import learned_captures, write_archive
 
 CAPTURES = learned_captures()
 
@@ -78,20 +78,18 @@ def test_the_page_loads_nothing_and_holds_every_module_that_its_program_imports(
 
 
 def test_every_step_has_its_details_and_a_description_of_every_head():
-    captures = measured(CAPTURES)
-
     def with_a_token_more(step):
-        details = captures.details(step)
+        details = CAPTURES.details(step)
         return details | {"tokens": details["tokens"] | {"999": "unused"}}
 
-    page = read(replace(captures, details=with_a_token_more))
+    page = read(replace(CAPTURES, details=with_a_token_more))
     for capture in page.data["runs"][0]["captures"]:
         details = json.loads(page.block(capture["details"]))
-        expected = captures.details(capture["step"])
+        expected = CAPTURES.details(capture["step"])
         assert details["probes"] == expected["probes"] and details["parts"] == expected["parts"]
         used = {str(token) for row in expected["probes"]["text"]["lens"]["token"] for token in row}
         assert used <= set(details["tokens"]) and "999" not in details["tokens"]
-        assert details["descriptions"] == json.loads(json.dumps(describe_heads(captures.by_step[capture["step"]])))
+        assert details["descriptions"] == json.loads(json.dumps(describe_heads(CAPTURES.by_step[capture["step"]])))
 
 
 def test_both_colour_maps_change_lightness_steadily():
@@ -111,7 +109,7 @@ FITS = [  # the share of the whole that must fit, the steps and tokens that are 
 @pytest.fixture(scope="module")
 def large() -> tuple[Captures, int, int]:
     """Captures of 40 tokens at 20 steps, how long their page is, and how long a page without any."""
-    captures = measured(learned_captures(2, 3, 40, steps=range(0, 1000, 50)))
+    captures = learned_captures(2, 3, 40, steps=range(0, 1000, 50))
     template = attention_page([learned_captures(1, 1, 5, steps=[0])], "a title")
     return captures, len(attention_page([captures], "a title")), len(template)
 

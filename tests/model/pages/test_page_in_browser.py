@@ -127,7 +127,7 @@ def test_heads_are_marked_from_the_step_at_which_they_formed_and_sorted_by_a_sco
         sort_by(page, score)
         names = page.locator(".thumb .caption span:first-child").all_inner_texts()
         flat = CAPTURES.snapshots[-1].scores[score].ravel()
-        assert names == [f"{head // 3}.{head % 3}" for head in np.argsort(-flat.round(3), kind="stable")], score
+        assert names == [f"{head // 3}.{head % 3}" for head in np.argsort(-flat.round(5), kind="stable")], score
     sort_by(page, "layer")
     assert page.locator(".thumb").first.get_attribute("aria-label").startswith("layer 0, head 0")
 
@@ -225,9 +225,8 @@ def test_a_map_is_saved_as_a_large_light_picture_in_both_themes(open_page, tmp_p
 
 
 def test_the_page_opens_on_a_head_in_a_sentence_and_a_shaded_token(open_page, monkeypatch):
-    evidence = "0.91 of its weight on the text (uniform attention: 0.17)"
-    told = {"name": "previous_token", "evidence": evidence, "keys": [["↵", 0.41, 0.2], ["(", 0.2, 0.1]]}
-    told["offsets"] = [[-1, 0.59, 0.1], [0, 0.2, 0.1]]
+    evidence = "0.91 of its weight on the text (uniform attention: 0.17). By distance: the token just before (59%)."
+    told = {"name": "previous_token", "evidence": evidence}
     described = [[told | {"sentence": f"This is {n}.{m}."} for m in range(3)] for n in range(2)]
     opening = {"probe": "text", "head": 5, "token": 8, "score": "sink"}
     monkeypatch.setattr("model.pages.page.describe_heads", lambda snapshot: described)
@@ -235,16 +234,11 @@ def test_the_page_opens_on_a_head_in_a_sentence_and_a_shaded_token(open_page, mo
     page = open_page(CAPTURES)
     says = page.locator("#says").inner_text()
     assert "Layer 1, head 2. This is 1.2." in says and evidence in says
-    assert "looks most at line breaks ↵ (41%) and “\u2068(\u2069” (20%)" in says
-    assert "the token before (59%)" in says and "the token itself (20%)" in says
     weights = CAPTURES.load(32)["text"][1, 2, 8].astype(float)
     (reading,) = re.findall("Reading “\u2068····\u2069” .*", says)
     np.testing.assert_allclose(shares(reading), sorted(weights[weights >= 0.1], reverse=True)[:3], atol=0.006)
-    assert "Over 20 tokens it looks most" in says
     assert page.locator("#tokens .chosen").get_attribute("data-index") == "8"
     np.testing.assert_allclose(shades(page)[8], inks(np.sqrt(weights))[8], atol=0.03)
-    press(page, "p")
-    assert "Over 20 tokens it looks most" in page.locator("#says").inner_text()  # and not over the repeated ones
 
 
 def test_in_another_text_the_page_takes_the_clearest_token(open_page):
@@ -270,7 +264,8 @@ def test_no_meaning_is_in_a_tooltip_alone_and_the_manual_explains_every_score(op
     page = open_page(CAPTURES)
     page.locator("#tokens span").nth(4).hover()
     point_at(page, 9, 3)
-    assert page.locator("#main [title]:not(#curves *)").count() == 0
+    told_elsewhere = ":not(#curves *, #lens th, #parts button)"  # in the readouts, and by what a button does
+    assert page.locator(f"#main [title]{told_elsewhere}").count() == 0
     page.keyboard.press("?")
     for score in heads.SCORES.values():
         assert page.locator("#card").get_by_text(score.meaning).is_visible()
@@ -325,7 +320,7 @@ FOCUSED = """() => {
 
 @pytest.mark.parametrize(("width", "hash_"), [(1280, ""), (820, ""), (400, "#text=surprise"), (1280, "#against=0.0")])
 def test_the_focus_moves_in_the_order_of_the_eye(open_page, width, hash_):
-    page = open_page(measured(CAPTURES), width=width, height=768, hash_=hash_)
+    page = open_page(CAPTURES, width=width, height=768, hash_=hash_)
     stops = []
     while True:
         page.keyboard.press("Tab")
@@ -373,7 +368,7 @@ def test_the_theme_is_that_of_the_system_until_it_is_switched_and_both_have_cont
     assert (luminance(style("body", "backgroundColor")) > 0.5) == (theme == "dark")
 
 
-def test_the_head_of_the_other_run_is_the_nearest_match_or_chosen_and_the_curves_show_it(open_page):
+def test_the_head_of_the_other_run_is_the_nearest_match_or_chosen_and_the_curves_are_of_the_first(open_page):
     order = [4, 2, 0, 5, 1, 3]  # of the other run's heads
 
     def shuffled(maps):
@@ -385,21 +380,16 @@ def test_the_head_of_the_other_run_is_the_nearest_match_or_chosen_and_the_curves
         click(page.locator("#grid .thumb").nth(head))
         assert in_page(page, "render", "shown.sides[1].head") == order.index(head)
     assert page.locator("#other-grid .thumb[aria-pressed=true]").count() == 1
-    drawings = set()
-    for number, head in ((4, "1.1"), (3, "1.0")):
-        click(page.locator("#other-grid .thumb").nth(number))
-        assert address(page)["other"] == head and head in page.locator("#card-title").inner_text()
-        assert f"B, dashed here with its head {head}: 1 formed: 0.0 at" in page.locator("#formed").inner_text()
-        drawings.add(page.locator("#curve").inner_html())
-    assert len(drawings) == 2
-    click(page.locator("#formed button", has_text="0.0 at").last)
-    assert address(page)["other"] == "0.0" and address(page)["head"] == "1.2"
+    click(page.locator("#other-grid .thumb").nth(3))
+    assert address(page)["other"] == "1.0" and "1.0" in page.locator("#card-title").inner_text()
+    assert page.locator("#formed").inner_text().startswith("1 formed: 0.0 at")
+    assert page.locator("#curve path").count() == 6 and page.locator("#cursor-b").is_hidden()
 
 
 def test_two_runs_are_linked_by_the_nearest_steps_until_they_are_unlinked(open_page):
     later = [replace(snapshot, step=snapshot.step + 3) for snapshot in OTHER.snapshots[3:]]
     steps, load = [snapshot.step for snapshot in later], lambda step: OTHER.load(step - 3)
-    other = replace(OTHER, name="a run with a long name " * 2, snapshots=later, steps=steps, load=load)
+    other = measured(replace(OTHER, name="a run with a long name " * 2, snapshots=later, steps=steps, load=load))
     page = open_page(CAPTURES, other)
     slide(page, 4)
     assert [page.locator(f"#slide-{side} output").inner_text() for side in "ab"] == ["step 8", "step 7"]

@@ -2,6 +2,7 @@
 
 import html
 import re
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -13,7 +14,6 @@ from model.pages.captures import Captures
 from model.pages.report import evenly, heads_that_matter, report_page, short, story
 from tests.html_pages import Page
 from tests.measurements import measured, snapshot_with
-from tests.model.pages.browsing import in_page
 
 HOSTILE = "</script><img src=x onerror=alert(1)><!-- \u202e \x00 &amp;"
 NAME = "a run & <more>"
@@ -39,11 +39,10 @@ def captures_of(*sinks: float) -> Captures:
         scores = {name: np.full((2, 2), 0.1, np.float32) for name in heads.SCORES}
         scores["sink"][1, 0] = sink
         snapshots.append(snapshot_with(scores, probes, step))
-    return Captures(NAME, probes, snapshots, lambda step: maps, range(len(sinks)))
+    return measured(Captures(NAME, probes, snapshots, lambda step: maps, range(len(sinks))))
 
 
 CAPTURES = captures_of(0.1, 0.9, 0.9)
-MEASURED = measured(CAPTURES)
 
 
 def report(rows=ROWS, samples=SAMPLES, config=CONFIG, captures=None, **more) -> str:
@@ -110,26 +109,28 @@ def test_the_story_says_what_was_trained_on_what_for_how_long_and_how_well():
 
 def test_all_heads_are_listed_and_those_without_effect_in_one_line():
     ablation = {
-        "text": {"heads": [[0.1, None, 0.004], [-0.2, 0.3, -0.001]]},
-        "repeated": {"heads": [[0.0, 0.7, 0.001], [3.0, 0.2, 0.0]]},
+        "text": [0.1, None, 0.004, -0.2, 0.3, -0.001],
+        "repeated": [0.0, 0.7, 0.001, 3.0, 0.2, 0.0],
     }
+    parts = [f"head {layer}.{head}" for layer in range(2) for head in range(3)]
+    ablation = {probe: {"pair table": 9.0} | dict(zip(parts, of, strict=True)) for probe, of in ablation.items()}
     described = [[{"sentence": f"What {layer}.{head} does."} for head in range(3)] for layer in range(2)]
-    found, idle = heads_that_matter({"ablation": ablation}, described)
+    found, idle = heads_that_matter(ablation, described)
     assert [one["head"] for one in found] == ["1.0", "0.1", "1.1", "0.0"]  # by the larger change
     assert found[0] == {"head": "1.0", "sentence": "What 1.0 does.", "text": -0.2, "repeated": 3.0}
     assert found[1]["text"] is None
     assert idle == "Without head 0.2 or 1.2 the loss stays the same on both, to 0.005 nats per token."
-    assert heads_that_matter({}, described) == ([], "")
 
 
 def test_what_was_measured_at_the_last_capture_is_in_the_report():
-    data, details = Page(report(captures=MEASURED)).data, MEASURED.details(2)
-    assert data["labels"] == MEASURED.probes["text"].labels and data["step"] == 2
+    data, details = Page(report(captures=CAPTURES)).data, CAPTURES.details(2)
+    assert data["labels"] == CAPTURES.probes["text"].labels and data["step"] == 2
     assert data["details"]["sublayers"] == details["sublayers"] and list(data["details"]["probes"]) == ["text"]
     for name in ("bits", "rank", "top", "top_probability", "lens"):
         assert data["details"]["probes"]["text"][name] == details["probes"]["text"][name]
     assert "attribution" not in data["details"]["probes"]["text"]
-    assert "details" not in Page(report(captures=CAPTURES)).data
+    removed = Page(report(captures=replace(CAPTURES, steps=[0, 1]))).data  # the files of the last step
+    assert removed["matter"] == data["matter"] and "details" not in removed
 
 
 def test_no_text_becomes_markup():
@@ -152,10 +153,16 @@ def test_large_numbers_are_short():
     assert [*map(short, (950.0, 51_340, 1_474_560, 2e9))] == ["950", "51.3k", "1.47M", "2B"]
 
 
+def middle_of_step(page, step: str) -> float:
+    """Where the first chart writes the number of a step, in pixels of the window."""
+    box = page.locator("#charts svg").first.locator("text", has_text=re.compile(f"^{step}$")).bounding_box()
+    return box["x"] + box["width"] / 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_report_in_a_browser(open_file, theme):
-    page = open_file(report(captures=MEASURED), theme=theme)
+    page = open_file(report(captures=CAPTURES), theme=theme)
     assert page.title() == page.locator("h1").inner_text() == NAME
     assert page.locator("#facts .value").first.inner_text() == "2.3750"
     assert [page.locator(f"#{group} svg").count() for group in ("charts", "heads", "machine")] == [2, 1, 2]
@@ -167,12 +174,12 @@ def test_the_report_in_a_browser(open_file, theme):
     assert page.locator("#sample").inner_text().startswith("def 20 ")
 
     box = page.locator("#charts svg").first.bounding_box()
-    page.mouse.move(box["x"] + in_page(page, "report", "charts[0].x(30)"), box["y"] + 60)
+    page.mouse.move(middle_of_step(page, "30"), box["y"] + 60)
     assert page.locator(".key").first.inner_text().split() == ["training", "2.5", "validation", "3.25", "step", "30"]
     assert "0.05" in page.locator("#machine .key").first.inner_text()  # all charts follow
-    before = in_page(page, "report", "charts[0].x(10)")
+    before = middle_of_step(page, "10")
     page.locator("#scale button").last.click()
-    assert in_page(page, "report", "charts[0].x(10)") > before
+    assert middle_of_step(page, "10") > before
 
     assert page.locator("#surprised .chosen").count() == 1 and page.locator("#surprised span").count() == 10
     for _ in range(10):
@@ -180,11 +187,12 @@ def test_the_report_in_a_browser(open_file, theme):
     assert page.locator("#expected li.sentence").inner_text().startswith("This is the first token")
     page.locator("#surprised span").nth(4).click()
     assert page.locator("#expected li.sentence").inner_text().startswith("The model expected: ")
-    assert page.locator("#expected li.expected").count() == 2  # its whole vocabulary
+    assert page.locator("#expected li.expected").count() == 2  # of two different tokens
     assert page.locator("#lens tbody tr").count() == 5 and page.locator("#lens tbody td").count() == 50
-    ablation = MEASURED.snapshots[-1].ablation
-    worst = np.argmax(np.maximum(ablation["text"]["heads"], ablation["repeated"]["heads"]))
-    assert page.locator("#matter li").first.inner_text().startswith(f"head {worst // 2}.{worst % 2}")
+    ablation = CAPTURES.snapshots[-1].ablation
+    of_heads = [part for part in ablation["text"] if part.startswith("head ")]
+    worst = max(of_heads, key=lambda part: max(ablation["text"][part], ablation["repeated"][part]))
+    assert page.locator("#matter li").first.inner_text().startswith(worst)
 
     frame = page.frame_locator("#frame iframe")
     frame.locator("html[data-drawn]").wait_for(state="attached")
