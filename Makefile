@@ -36,7 +36,7 @@ audit: $(BIN)/python ## look up everything that is pinned in the public list of 
 	$(BIN)/pip-audit --strict --require-hashes --disable-pip --requirement requirements.lock
 
 faults: $(VENV)/installed-dev ## kill, fill and damage runs in every way and count what is lost; ARGS=--short in four minutes
-	$(PYTEST) --capture=no -p no:warnings tests/faults/matrix.py $(ARGS)
+	$(PYTEST) -p no:warnings tests/faults/matrix.py $(ARGS)
 
 lint: $(VENV)/installed-dev ## check style, formatting and types
 	$(BIN)/ruff check $(SOURCES)

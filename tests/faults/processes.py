@@ -1,94 +1,57 @@
-"""Trainings in processes of their own, which can be killed, limited and refused; forked, as importing takes seconds."""
+"""Programs in processes of their own, which can be killed, limited and refused; forked, as importing takes seconds."""
 
 import logging
+import multiprocessing
 import os
+import runpy
 import signal
 import sys
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
-from typing import NamedTuple
 
-from train import main
-
-WRITES = ("open", "mkdir", "rename", "remove")
+from tests.small_runs import REPOSITORY
 
 
-class Ended(NamedTuple):
-    status: int  # as a shell has it, negative for a signal that ended the process
-    output: str
+class Started(multiprocessing.get_context("fork").Process):
+    """The leader of a process group, which calls `prepare` and then is a program that a person has started."""
 
+    def __init__(self, command: list[str], prepare: Callable = lambda: None):
+        super().__init__()
+        self.command, self.prepare = command, prepare
+        self.pipe, self.written = os.pipe()  # no file, as those may be limited
+        self.start()
+        os.close(self.written)
 
-class Started:
-    """The leader of a process group, which calls `prepare` and then `main`. Writes to a pipe: files may be limited."""
-
-    def __init__(self, options: list[str], prepare: Callable = lambda: None, main: Callable[[list[str]], int] = main):
-        self.pipe, end = os.pipe()
-        self.pid = os.fork()
-        if self.pid:
-            os.close(end)
-            return
+    def run(self) -> None:
+        os.setpgid(0, 0)
+        for stream in (1, 2):
+            os.dup2(self.written, stream)
+        sys.stdout, sys.stderr = (os.fdopen(stream, "w", buffering=1) for stream in (1, 2))  # not pytest's
+        logging.getLogger().handlers.clear()  # pytest's too
+        sys.argv = self.command
+        self.prepare()
         try:
-            os.setpgid(0, 0)
-            for stream in (1, 2):
-                os.dup2(end, stream)
-            sys.stdout, sys.stderr = (os.fdopen(stream, "w", buffering=1) for stream in (1, 2))  # not pytest's
-            for stop in (signal.SIGINT, signal.SIGTERM):  # as in train.py
-                signal.signal(stop, lambda signum, _: sys.exit(128 + signum))
-            logging.getLogger().handlers.clear()  # pytest's too
-            status = 1
-            prepare()
-            status = main(options)
+            runpy.run_path(str(REPOSITORY / self.command[0]), run_name="__main__")
         except SystemExit as stop:
-            status = stop.code
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
+            os._exit(stop.code)  # before another signal comes
 
-    def end(self) -> Ended:
-        """Waits for it, and ends the processes that it has left behind."""
-        status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+    def end(self, *statuses: int) -> "Started":
+        """Waits until it ends with one of these, in one sentence if that is 2; whom it leaves behind is killed."""
+        self.join()
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-        os.set_blocking(self.pipe, False)  # a process of another group may still hold its other end
-        with os.fdopen(self.pipe, "rb", buffering=0) as file:
-            return Ended(status, (file.readall() or b"").decode(errors="replace"))
+        self.output = os.read(self.pipe, 2**16).decode(errors="replace")  # all that a pipe holds
+        os.close(self.pipe)
+        self.mistake = self.output.strip().splitlines()[-1] if self.exitcode == 2 else ""
+        assert self.exitcode in statuses, (self.exitcode, self.output[-2000:])
+        assert self.mistake.startswith(f"{Path(self.command[0]).name}: ") or self.exitcode != 2, self.output[-2000:]
+        # Where the main process is gone, nobody keeps its loaders from complaining.
+        assert "Traceback" not in self.output or self.exitcode == -signal.SIGKILL, self.output[-2000:]
+        assert self.exitcode or not [path for path in Path().rglob(".*") if path.suffix in (".aside", ".new")]
+        return self
 
 
-def run(*arguments) -> Ended:
-    """As `Started` takes them."""
-    return Started(*arguments).end()
-
-
-def run_well(*arguments) -> Ended:
-    ended = run(*arguments)
-    assert ended.status == 0 and "Traceback" not in ended.output, ended.output[-2000:]
-    return ended
-
-
-def watch_writes(action: Callable[[str, str], None], *below: str) -> None:
-    """From now on, calls `action` before this process changes anything below the folders, which may not exist yet.
-
-    Its arguments are "open" (for writing), "mkdir", "rename" or "remove", and the path. What it raises, the program
-    gets. This cannot be undone, so it is for processes that are `Started`.
-    """
-    tops = tuple(str(Path(folder).absolute()) + os.sep for folder in below)
-
-    def hook(event: str, arguments: tuple) -> None:
-        event, path = event.removeprefix("os."), arguments[0] if arguments else None
-        if event not in WRITES or not isinstance(path, (str, os.PathLike)):
-            return
-        writes = event != "open" or arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-        if writes and (str(Path(path).absolute()) + os.sep).startswith(tops):
-            action(event, os.fspath(path))
-
-    sys.addaudithook(hook)
-
-
-def nth_write(number: int, action: Callable[[], object], *below: str, events=WRITES) -> None:
-    """Calls `action` when this process is about to change its n-th file below the folders."""
-    changes = count(1)
-    watch_writes(lambda event, _: event in events and next(changes) == number and action(), *below)
+def run(command: list[str], prepare: Callable = lambda: None, ends: Collection[int] = (0,)) -> Started:
+    """A program that has `Started` and ended with one of these statuses."""
+    return Started(command, prepare).end(*ends)
