@@ -257,6 +257,8 @@ MISTAKES = [
     ("--run removed --step 2 --output maps.png", "have been removed"),
     ("--live --output a.png", "--output a.png must end in .html"),
     ("--live --compare runs/first", "--live is about one model and takes no --compare: leave out one of them"),
+    ("--experiments --live", "takes no --live: leave out one of them"),
+    ("--experiments --output a.png", "--experiments is about one model and takes no"),
     ("--live --run a --checkpoint b", "leave one out"),
     ("--circuit --output a.html", "--output a.html must end in .svg"),
     ("--circuit --prompt abab", "at least 3 different tokens: write a longer prompt"),

@@ -71,7 +71,8 @@ addView(function drawBox() {
     isCut && `The text was too long: its last ${number(box.value.length)} characters are kept.`,
     !typed.all && (typed.text ? "The model has no token for this text:" : "The box is empty:"),
     !typed.all && "shown is what the model expects at the beginning of a document.",
-    count && typed.all === count && pieces.some(([, depth]) => depth === null) && "Grey: the model has no token for it.",
+    typed.all && typed.all === count && pieces.some(([, depth]) => depth === null) &&
+      "Grey: the model has no token for it.",
     typed.all > count && `The model reads ${context} tokens at once:`,
     typed.all > count && `of these ${number(typed.all)} it reads the last ${context} (grey: not read).`,
     typed.text.length > ADDRESSED && "The address of this page, by which you can keep or send it,",
