@@ -88,7 +88,8 @@ def _matches(option: str, patterns: list[str] | str) -> list[Path]:
         # What exists is meant by its name, which may be a[1]; Path.glob refuses absolute patterns.
         folder = next(path for path in (literal, *literal.parents) if path.exists())
         inside = glob.glob(str(literal.relative_to(folder)), root_dir=folder, recursive=True)  # noqa: PTH207
-        matches = sorted(path.absolute() for path in ([literal] if literal.exists() else map(folder.joinpath, inside)))
+        found_here = [literal] if literal.exists() else map(folder.joinpath, inside)
+        matches = sorted(Path(os.path.abspath(path)) for path in found_here)  # noqa: PTH100 (absolute() keeps a/../b)
         paths = [path for path in matches if not path.is_dir()]
         if not paths and matches:
             raise ValueError(f"{pattern} is a folder: write '{pattern.rstrip('/')}/**/*.txt' to read the texts in it")

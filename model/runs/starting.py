@@ -108,7 +108,8 @@ def check_options(trainer: Trainer) -> None:
     """Raises ValueError for options of Lightning that do nothing or do harm in a run counted in steps."""
     if trainer.max_epochs not in (None, -1) and not trainer.fast_dev_run:
         raise ValueError("trainer.max_epochs: training is counted in steps here, set trainer.max_steps")
-    if trainer.limit_train_batches not in (None, 1.0) and not (trainer.overfit_batches or trainer.fast_dev_run):
+    repeats = str(trainer.limit_train_batches) not in ("None", "1.0")  # and the number 1, which is one batch
+    if repeats and not (trainer.overfit_batches or trainer.fast_dev_run):
         raise ValueError("trainer.limit_train_batches: would repeat the same batches, set trainer.max_steps")
     if type(trainer.strategy).__name__ in ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy"):
         raise ValueError("trainer.strategy: the optimizer needs unflattened matrices, so write ddp or fsdp")

@@ -88,7 +88,7 @@ def test_few_files_leave_no_split_empty(tmp_path: Path, count: int, fraction: fl
 
 def test_validation_files_are_never_trained_on(tmp_path: Path):
     paths = write_files(tmp_path, 4)
-    corpus = file_corpus([str(tmp_path / "*.txt")], validation_files=[str(paths[2])])
+    corpus = file_corpus([str(tmp_path / "*.txt")], validation_files=[f"{tmp_path}/../{tmp_path.name}/{paths[2].name}"])
     assert texts(corpus, "validation") == ["text number 2\n"]
     assert texts(corpus, "train") == ["text number 0\n", "text number 1\n", "text number 3\n"]
     assert corpus.name == tmp_path.name

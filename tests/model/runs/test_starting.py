@@ -80,7 +80,7 @@ def test_options_that_do_what_they_say_are_let_through():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"limit_train_batches": 0.5}, "trainer.limit_train_batches: would repeat"),
+        *(({"limit_train_batches": share}, "trainer.limit_train_batches: would repeat") for share in (0.5, 1)),
         *(
             ({"strategy": name}, "trainer.strategy: .* write ddp or fsdp")
             for name in ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")
