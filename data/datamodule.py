@@ -111,8 +111,9 @@ class TextDataModule(lightning.LightningDataModule):
         options = dict(locals())  # all of the above by name
         super().__init__()
         for name, least in _LEAST.items():
-            if options[name] is not None and not least <= options[name] < 2**53:
-                raise ValueError(f"data.{name} is {options[name]}: it must be {least} or more, and below 2^53")
+            bits = 32 if name == "vocab_size" else 53  # of rustbpe's sizes, and of numpy's
+            if options[name] is not None and not least <= options[name] < 2**bits:
+                raise ValueError(f"data.{name} is {options[name]}: it must be {least} or more, and below 2^{bits}")
         if not 0 < validation_fraction < 1:
             raise ValueError(f"data.validation_fraction is {validation_fraction}: it must lie between 0 and 1")
         if not 0 <= repeat_fraction <= 1:

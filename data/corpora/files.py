@@ -57,13 +57,13 @@ def file_corpus(
     if files is None:
         raise ValueError("data.corpus files needs to know which: set --data.files 'my/*.txt'")
     validation = _matches("validation_files", validation_files or [])
-    train = [path for path in _matches("files", files) if path not in set(validation)]
+    train = [path for file, path in _matches("files", files).items() if file not in validation]
     if not train:
         raise ValueError(f"data.validation_files matches every file of data.files {files!r}: none is left to train on")
-    root = Path(os.path.commonpath([path.parent for path in train + validation]))
+    root = Path(os.path.commonpath([path.parent for path in (*train, *validation.values())]))
     name = train[0].stem if len(train) == 1 else root.name or "files"
     if validation:
-        shares = dict.fromkeys(train, WHOLE), dict.fromkeys(validation, WHOLE)
+        shares = dict.fromkeys(train, WHOLE), dict.fromkeys(validation.values(), WHOLE)
     elif len(train) == 1:
         cut = 1 - validation_fraction
         shares = {train[0]: (0.0, cut)}, {train[0]: (cut, 1.0)}
@@ -81,8 +81,9 @@ def split_by_name(paths: list[Path], root: Path, fraction: float) -> tuple[Share
     return train, {path: WHOLE for path in paths if path in held_out}
 
 
-def _matches(option: str, patterns: list[str] | str) -> list[Path]:
-    found: dict[Path, None] = {}
+def _matches(option: str, patterns: list[str] | str) -> dict[tuple, Path]:
+    """Every file once, by its number on the disk, however many links and patterns name it."""
+    found: dict[tuple, Path] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         literal = Path(pattern).expanduser()
         # What exists is meant by its name, which may be a[1]; Path.glob refuses absolute patterns.
@@ -95,8 +96,10 @@ def _matches(option: str, patterns: list[str] | str) -> list[Path]:
             raise ValueError(f"{pattern} is a folder: write '{pattern.rstrip('/')}/**/*.txt' to read the texts in it")
         if not paths:
             raise FileNotFoundError(f"no file matches {pattern!r} in {Path.cwd()}: set --data.{option} to others")
-        found.update(dict.fromkeys(paths))
-    if found and not any(path.stat().st_size for path in found):
-        names = ", ".join(repr(str(path)) for path in found)
+        for path in paths:
+            stat = path.stat()
+            found.setdefault((stat.st_dev, stat.st_ino or path), path)  # some file systems of Windows have no numbers
+    if found and not any(path.stat().st_size for path in found.values()):
+        names = ", ".join(repr(str(path)) for path in found.values())
         raise ValueError(f"{names} is empty: set --data.{option} to files that hold text")
-    return list(found)
+    return found

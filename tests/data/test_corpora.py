@@ -94,6 +94,17 @@ def test_validation_files_are_never_trained_on(tmp_path: Path):
     assert corpus.name == tmp_path.name
 
 
+def test_a_file_of_several_names_is_read_once_and_in_one_split(tmp_path: Path):
+    paths = write_files(tmp_path, 20)
+    for path in paths:
+        path.with_name(f"soft {path.name}").symlink_to(path)
+        path.with_name(f"hard {path.name}").hardlink_to(path)
+    corpus = file_corpus([f"{tmp_path}/*.txt", f"{tmp_path}/part*"])
+    assert sorted(texts(corpus, "train") + texts(corpus, "validation")) == sorted(path.read_text() for path in paths)
+    corpus = file_corpus([f"{tmp_path}/*.txt"], validation_files=[f"{tmp_path}/soft part003.txt"])
+    assert len(texts(corpus, "train")) == 19 and texts(corpus, "validation") == ["text number 3\n"]
+
+
 def test_text_tables_and_compressed_files_can_be_mixed(tmp_path: Path):
     (tmp_path / "a.jsonl").write_text('{"body": "from json", "n": 1}\n')
     (tmp_path / "b.md").write_text("from markdown")

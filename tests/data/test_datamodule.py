@@ -139,6 +139,7 @@ def test_document_ids_tell_documents_apart(module, tmp_path: Path):
             for nothing in ("", [], ["a.txt", ""])
         ),
         *(({"repeat_fraction": value}, f"is {value}: it must lie between 0 and 1") for value in (-0.1, 1.1)),
+        ({"tokenizer": "bpe", "vocab_size": 5 * 10**9}, r"it must be 257 or more, and below 2\^32"),
         *(
             ({option: least - 1}, f"data.{option} is {least - 1}: it must be {least} or more")
             for option, least in {"num_workers": 0, "max_tokens": 2, "vocab_size": 257, **AT_LEAST_ONE}.items()
