@@ -126,6 +126,8 @@ def evaluate_text(arguments: argparse.Namespace, data: TextDataModule) -> None:
     split, batch_size = arguments.split, arguments.batch_size
     tokens = read_text(data, split, tokenizer)
     num_targets, num_bytes = len(tokens) - 1, tokenizer.num_bytes(tokens)
+    if num_bytes == 0:
+        raise ValueError(f"the tokenizer {tokenizer.name!r} has no token for anything in {data.corpus.name}")
     num_windows = 1 + max(0, -(-(num_targets - context_length) // stride))
     part = "all" if split == "all" else f"the {split} split"
     print(f"{glass}: {part} of {data.corpus.name}, {num_windows:,} windows of {context_length} tokens", file=sys.stderr)

@@ -145,6 +145,9 @@ def test_what_the_tokenizer_leaves_out_is_told(tmp_path, capsys, files):
     status, out, err = evaluate(capsys, *options, "--json")
     left = whole - json.loads(out)["bytes"]
     assert status == 0 and left > 0 and f"the tokenizer 'letters' leaves out {left} of {whole} bytes\n" in err
+    (tmp_path / "signs.txt").write_text("42 - 7 = 35")
+    status, out, err = evaluate(capsys, "--checkpoint", checkpoint, "--data.files", tmp_path / "signs.txt", "--json")
+    assert (status, out) == (2, "") and "the tokenizer 'letters' has no token for anything in signs\n" in err
 
 
 def test_a_folder_of_hugging_face_is_read_like_a_checkpoint(capsys, tmp_path, files):

@@ -40,6 +40,7 @@ class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
 
     config_class = GlassGPTConfig
     base_model_prefix = "gpt"
+    accepts_loss_kwargs = False  # the loss is the mean over the batch
     _tied_weights_keys = {"gpt.head.weight": "gpt.token_embedding.weight"}  # noqa: RUF012
 
     def __init__(self, config: GlassGPTConfig) -> None:
@@ -63,6 +64,8 @@ class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         logits_to_keep: int = 0,
         return_dict: bool = True,
+        position_ids: Tensor | None = None,
+        **others: Any,
     ) -> CausalLMOutput | tuple[Tensor, ...]:
         """Logits (B, T, V) of the tokens (B, T) in `input_ids`.
 
@@ -70,7 +73,17 @@ class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
             attention_mask: (B, T), 0 for padding, on either side. Padding is not read, and positions count without it.
             labels: (B, T), usually the tokens themselves; adds the mean loss of each token after those before it.
             logits_to_keep: return the logits of the last so many positions only; all if 0.
+            position_ids: (B, T), as without them.
+            others: what callers of transformers pass to every model, and what changes no logits.
+
+        Raises ValueError for what would change the result, or for outputs that this model lacks.
         """
+        read = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        if position_ids is not None and (position_ids != read.cumsum(-1) - 1)[read.bool().expand_as(input_ids)].any():
+            raise ValueError("position_ids must count the tokens that are read from 0")
+        wanted = [name for name, value in others.items() if value is not None and value is not False]
+        if refused := set(wanted) - {"use_cache", "cache_position"}:
+            raise ValueError(f"a {type(self).__name__} does not take {', '.join(refused)}")
         if attention_mask is None or attention_mask.all():
             logits = self.gpt(input_ids)
         else:

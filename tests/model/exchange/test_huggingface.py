@@ -92,8 +92,14 @@ def test_padded_texts_have_the_logits_that_each_has_alone(transformers, tmp_path
     tokens, attends = torch.randint(260, (3, 20)), torch.zeros(3, 20, dtype=torch.long)
     for row, length in enumerate(lengths):
         attends[row, -length:] = 1
+    positions = (attends.cumsum(-1) - 1).clamp(min=0)
+    asked = {"use_cache": True, "cache_position": torch.arange(20), "past_key_values": None, "return_dict": True}
     with torch.no_grad():
         padded = peer(tokens, attention_mask=attends).logits
+        assert torch.equal(peer(tokens, attention_mask=attends, position_ids=positions, **asked).logits, padded)
+    for refused in ({"position_ids": positions + 1}, {"past_key_values": ()}, {"output_attentions": True}):
+        with pytest.raises(ValueError, match=next(iter(refused))):
+            peer(tokens, attention_mask=attends, **refused)
     written = peer.generate(tokens, attention_mask=attends, max_new_tokens=10, do_sample=False, **NO_END)
     for row, length in enumerate(lengths):
         alone = tokens[row : row + 1, -length:]
