@@ -362,11 +362,11 @@ class Reading:
         self.changes = list(changes)
         self.replacing, self.position = replacing, position
 
-    def edited(self, measured: str = "text") -> AbstractContextManager:
-        """A context in which the model has the changes. A patch is of this text only, not of others on its page."""
+    def edited(self, measured: str = "text", gpt: GPT | None = None) -> AbstractContextManager:
+        """A context in which the model, or this copy, has the changes. A patch is of this text, not of others."""
         if self.position is not None and measured != "text":
             return nullcontext()
-        return replaced(self.glass.gpt, self.replacing, self.position)
+        return replaced(gpt or self.glass.gpt, self.replacing, self.position)
 
     def __repr__(self) -> str:
         return f"Reading({self.title}, {len(self.tokens)} tokens)"

@@ -82,7 +82,7 @@ class Snapshot:
         The habits are left out: pages do not show them, but the sentences that `describe` makes of them.
         """
         errors = as_json({"fidelity": self.fidelity, "causality": self.causality}, ".17g")  # exactly
-        errors["checks"] = as_json(self.checks, ".3g")
+        errors["checks"] = as_json(self.checks, ".6g")
         measured = {name: getattr(self, name) for name in MEASURED if getattr(self, name) is not None}
         numbers = as_json({"scores": self.scores, **measured}, f".{SCORE_DIGITS}f")
         return {"step": self.step, "precision": self.precision, **errors, **numbers}

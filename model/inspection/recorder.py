@@ -5,13 +5,13 @@ are of the many windows that `survey` reads. Both meet in one line of scores.jso
 
 For the maps, the model runs in eval mode, without its compiled code. Every layer's call of `attend` is observed, and
 the layer is then asked what it makes of the identity in place of the values: its weights, whatever `attend` computes.
-Two numbers, of which 0 is best, say whether the maps can be trusted:
+Two numbers, of which 0 is best, say whether the maps can be trusted, unless attention draws random numbers:
 
     fidelity    max |weights @ values - what `attend` returned|, over all layers. Where the largest value of a layer is
                 above 1, its difference is divided by that value, because rounding errors grow with the values. It is
                 large for an `attend` that is not linear in the values or mixes heads.
-    causality   the largest change of any logit before token j when token j is replaced; 0 unless the future leaks.
-                Two tokens are replaced; `verdicts` also asks that no weight lies on a later token.
+    causality   the largest change of any logit before token j when token j is replaced; beyond rounding, a leak. Two
+                tokens are replaced; `verdicts` also asks that no weight lies on a later token.
 
 The other measurements (`survey`, `lens`, `attribution`, `ablation`, `copying`) are made without autocast, so that
 rounding does not blur them.
@@ -47,8 +47,9 @@ class Capture:
     precision: the type of the values that attention returned, such as "bfloat16".
     fidelity, causality: as the module's docstring defines them.
     checks: the figures behind them: of each layer "fidelity", "future", the largest weight on a later token, and
-        "outside", how far a weight lies outside [0, 1]; and "replaced", the token whose change moved the logits before
-        it most.
+        "outside", how far a weight lies outside [0, 1], and "random", by how much two calls with the same q, k and v
+        differ, relative as fidelity is; "replaced", the token whose change moved the logits before it most; "noise", by
+        how much the logits change when the same tokens are read again; and "logits", the largest of them.
     """
 
     weights: Tensor
@@ -72,11 +73,14 @@ def capture(gpt: GPT, tokens: Tensor | Sequence[int], *, autocast: torch.dtype |
     sequence = gpt.known_ids(one_sequence(tokens))
     length = sequence.shape[1]
     calls: list[AttendCall] = []
-    weights, errors = [], []
+    weights, errors, noise = [], [], []
     leaks = {}  # by the token that was replaced
     with undisturbed(gpt, autocast):
         with observed([block.attention for block in blocks_of(gpt)], calls.append):
             logits = gpt(sequence)
+        for call in calls:  # other random numbers are drawn each time
+            noise.append(call.difference(call.attend(call.q, call.k, call.v)))
+        again = gpt(sequence)
         for position in sorted({length // 2, length - 1} - {0}):  # nothing comes before token 0
             replaced = sequence.clone()
             replaced[0, position] = 0 if replaced[0, position] else 1
@@ -94,7 +98,10 @@ def capture(gpt: GPT, tokens: Tensor | Sequence[int], *, autocast: torch.dtype |
         "fidelity": errors,
         "future": maps.triu(1).abs().amax((1, 2, 3)).tolist(),
         "outside": (maps - maps.clamp(0, 1)).abs().amax((1, 2, 3)).tolist(),
+        "random": noise,
         "replaced": max(leaks, key=leaks.__getitem__, default=0),
+        "noise": (again - logits).abs().max().item(),
+        "logits": logits.abs().max().item(),
     }
     return Capture(maps, precision, float(np.max(errors)), float(np.max([0.0, *leaks.values()])), checks)
 
@@ -138,7 +145,7 @@ def take_snapshot(
     label: Callable[[int], str] = str,
     *,
     windows: Mapping[str, Windows] | None = None,
-    edited: Callable[[str], AbstractContextManager] = nullcontext,
+    edited: Callable[[str, GPT], AbstractContextManager] = lambda *_: nullcontext(),
     autocast: torch.dtype | None = None,
 ) -> tuple[Snapshot, dict[str, np.ndarray], dict]:
     """Measures a model on the probes "text" and "repeated".
@@ -146,7 +153,8 @@ def take_snapshot(
     Args:
         label: the text of a token.
         windows: over which heads are measured and ablated parts averaged; the probes if None.
-        edited: from "text", "repeated" or "windows" to a context in which the model is as it shall be measured there.
+        edited: from "text", "repeated" or "windows" and the model, or its copy in float32, to a context in which that
+            is as it shall be measured there.
         autocast: see `capture`.
 
     Returns:
@@ -164,7 +172,7 @@ def take_snapshot(
         means = part_means(gpt, windows["text"].sample)
         for name, probe in probes.items():
             second_half = 0 if probe.period is None else len(probe.tokens) - probe.period
-            with edited(name):
+            with edited(name, gpt):
                 losses[name], changes[name] = without_each(gpt, tokens[name], means, first=second_half)
                 traced = trace(gpt, tokens[name])
             predicted = predictions(gpt, traced)
@@ -193,7 +201,7 @@ def take_maps(
     step: int,
     windows: Mapping[str, Windows],
     *,
-    edited: Callable[[str], AbstractContextManager] = nullcontext,
+    edited: Callable[[str, GPT], AbstractContextManager] = lambda *_: nullcontext(),
     autocast: torch.dtype | None = None,
 ) -> tuple[Snapshot, dict[str, np.ndarray]]:
     """The maps of a model, and what is known from attention alone: the rest of the snapshot is None.
@@ -202,12 +210,13 @@ def take_maps(
     """
     captures = {}
     for name, probe in probes.items():
-        with edited(name):
+        with edited(name, gpt):
             captures[name] = capture(gpt, probe.tokens, autocast=autocast)
     taken = list(captures.values())
-    worst = {name: np.max([one.checks[name] for one in taken], axis=0) for name in ("fidelity", "future", "outside")}
-    with edited("windows"):
-        scores, habits = survey(in_float32(gpt), windows)
+    worst = {name: np.max([one.checks[name] for one in taken], axis=0) for name in taken[0].checks}
+    exact = in_float32(gpt)
+    with edited("windows", exact):
+        scores, habits = survey(exact, windows)
     snapshot = Snapshot(
         step=step,
         precision=captures["text"].precision,

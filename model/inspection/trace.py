@@ -169,12 +169,15 @@ class AttendCall:
         return x.repeat_interleave(self.q.shape[1] // x.shape[1], dim=1)
 
     def infidelity(self, weights: Tensor) -> float:
-        """max |weights @ values - what `attend` returned|, divided by the largest value where that is above 1.
+        """The `difference` of weights @ values.
 
         Large for an `attend` that is not linear in the values or mixes heads, for which there are no weights.
         """
-        error = (weights @ self.by_head(self.v).to(weights.dtype) - self.attended).abs().max()
-        return (error / self.v.abs().max().clamp(min=1)).item()
+        return self.difference(weights @ self.by_head(self.v).to(weights.dtype))
+
+    def difference(self, attended: Tensor) -> float:
+        """max |attended - what `attend` returned|, divided by the largest value where that is above 1."""
+        return ((attended - self.attended).abs().max() / self.v.abs().max().clamp(min=1)).item()
 
 
 @contextmanager

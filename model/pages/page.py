@@ -23,7 +23,7 @@ import numpy as np
 
 from model.inspection.archive import as_json
 from model.inspection.heads import SCORES, threshold
-from model.inspection.verdicts import PAGE_ERROR, is_causal, is_faithful, warnings
+from model.inspection.verdicts import PAGE_ERROR, is_causal, is_faithful, is_repeatable, warnings
 from model.pages import template
 from model.pages.captures import Captures, check_comparable, log_spaced
 from model.pages.describe import describe_heads, opening_view
@@ -172,7 +172,9 @@ def _curves(run: Captures, blocks: Mapping[int, Sequence[int]]) -> list[dict]:
     captures = []
     for snapshot in run.snapshots:
         if snapshot.step in run.curve_steps or snapshot.step in blocks:
-            verdicts = {"faithful": is_faithful(snapshot), "causal": is_causal(snapshot)}
+            repeatable = is_repeatable(snapshot)
+            verdicts = {"faithful": repeatable and is_faithful(snapshot), "causal": repeatable and is_causal(snapshot)}
+            verdicts["repeatable"] = repeatable
             captures.append(snapshot.to_json() | verdicts)
             if snapshot.step in blocks:
                 *maps, details = blocks[snapshot.step]

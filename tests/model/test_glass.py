@@ -131,6 +131,20 @@ def test_what_heads_do_in_an_edited_reading_is_told_of_the_edited_model(glass):
     assert snapshot.loss["text"] + snapshot.ablation["text"]["head 1.0"] == pytest.approx(both, rel=1e-4)
 
 
+def test_an_edited_reading_in_bfloat16_is_measured_with_its_edits(run):
+    glass = open_run(run)
+    with torch.no_grad():  # so that both have the same weights
+        for parameter in glass.gpt.parameters():
+            parameter.copy_(parameter.bfloat16())
+    [expected] = captures([glass.read(TEXT, without="feed-forward 0")]).snapshots
+    glass.gpt.bfloat16()
+    [coarse] = captures([glass.read(TEXT, without="feed-forward 0")]).snapshots
+    [plain] = captures([glass.read(TEXT)]).snapshots
+    assert coarse.loss["text"] == pytest.approx(expected.loss["text"], abs=2e-3)
+    assert plain.loss["text"] != pytest.approx(expected.loss["text"], abs=2e-3)
+    np.testing.assert_allclose(coarse.scores["entropy"], expected.scores["entropy"], atol=1e-3)
+
+
 def test_a_patch_changes_nothing_but_its_own_text(glass):
     patched, plain = glass.patch(TEXT, "which model", head=(0, 0), position=5), glass.read(TEXT)
     (edited, before), step = (captures([reading]) for reading in (patched, plain)), glass.step

@@ -29,7 +29,8 @@ addView(function drawBadges() {
   for (const [error, verdict, good, bad] of BADGES) {
     const wrong = shown.sides.filter(({ capture }) => !capture[verdict]);
     const where = shown.other && wrong.length ? ` (${wrong.map(({ name }) => name).join(", ")})` : "";
-    const textContent = wrong.length ? `✗ ${bad}${where}` : `✓ ${good}`;
+    const problem = wrong.every(({ capture }) => capture.repeatable) ? bad : "random in eval mode";
+    const textContent = wrong.length ? `✗ ${problem}${where}` : `✓ ${good}`;
     const figureOf = ({ label, capture }) => `${label}${number(capture[error])} in ${capture.precision}`;
     const figures = shown.sides.map(figureOf).join(", ");
     const ariaLabel = `${textContent}, ${error} ${figures}; opens the help`;

@@ -37,11 +37,62 @@ def test_a_warning_names_layers_token_and_figures_and_is_new_once():
     assert new_warnings([LEAK, UNFAITHFUL]) == warnings([UNFAITHFUL])
 
 
-def test_fidelity_is_judged_by_the_precision_and_causality_is_exact():
+def test_fidelity_and_causality_are_judged_by_the_precision_and_the_largest_logit():
     for precision, good, bad in (("float32", 1e-7, 2e-5), ("bfloat16", 1.9e-2, 3e-2), ("float16", 4e-3, 6e-3)):
         found = [is_faithful(replace(GOOD, precision=precision, fidelity=error)) for error in (good, bad, math.nan)]
         assert found == [True, False, False], precision
-    assert [is_causal(replace(GOOD, causality=change)) for change in (0.0, 1e-9, math.nan)] == [True, False, False]
+    for precision, size, good, bad in (
+        ("float32", 1, 6e-6, 2e-5),
+        ("float32", 20, 1e-4, 4e-4),
+        ("bfloat16", 20, 0.5, 2),
+    ):
+        judged = replace(GOOD, precision=precision, checks=GOOD.checks | {"logits": size})
+        found = [is_causal(replace(judged, causality=change)) for change in (0.0, good, bad, math.nan)]
+        assert found == [True, True, False, False], (precision, size)
+
+
+def less_their_mean(attend):
+    """The mean of all keys is the same for every query, and so for the softmax: only rounding changes."""
+    return lambda self, q, k, v, mask=None: attend(self, q, k - k.mean(-2, keepdim=True), v, mask)
+
+
+def dropped_out(attend):
+    """As a person writes it who forgets `if self.training`."""
+    return lambda *x: torch.nn.functional.dropout(attend(*x), 0.2)
+
+
+def leaking_a_little(attend):
+    return lambda self, q, k, v, mask=None: attend(self, q, k, v, mask) + 1e-3 * v.roll(-1, -2)
+
+
+SAID = {
+    less_their_mean: None,
+    leaking_a_little: "layers 0 and 1 look into the future",
+    dropped_out: "random in eval mode",
+}
+
+
+@pytest.mark.parametrize("change", SAID)
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+@pytest.mark.parametrize("make", [random_gpt, GPT])  # nothing of the attention of a new model reaches a logit
+def test_rounding_is_no_leak_a_small_leak_is_one_and_noise_is_called_noise(change, autocast, make, monkeypatch):
+    gpt = make(GPTConfig(vocab_size=30, context_length=9, num_layers=2, num_heads=2, embed_dim=32))
+    monkeypatch.setattr(CausalSelfAttention, "attend", change(CausalSelfAttention.attend))
+    snapshot, _ = take_maps(gpt, PROBES, 5, windows_of(PROBES), autocast=autocast)
+    found = warnings([snapshot])
+    assert new_warnings([snapshot]) == found and len(found) == (SAID[change] is not None)
+    assert all(SAID[change] in sentence for sentence in found)
+    if change is less_their_mean and make is random_gpt:
+        assert snapshot.causality > 0
+    if change is dropped_out:
+        assert found[0].startswith("At step 5 attention of layers 0 and 1 is random") and "if self.training" in found[0]
+
+
+def test_a_model_that_is_random_elsewhere_is_not_said_to_leak():
+    gpt = random_gpt(GPTConfig(vocab_size=30, context_length=9, num_layers=2, num_heads=2, embed_dim=32))
+    gpt.blocks[1].feed_forward.register_forward_hook(lambda _, args, x: torch.nn.functional.dropout(x, 0.2))
+    [sentence] = warnings([take_maps(gpt, PROBES, 5, windows_of(PROBES))[0]])
+    assert sentence.startswith("At step 5 the model is random in eval mode")
 
 
 @pytest.mark.parametrize("layer", [0, 1])
