@@ -136,6 +136,8 @@ def complete(
         config.trainer.precision = fast_precision(config.trainer.accelerator)
     if config.ckpt_path and config.data.tokenizer == "bpe" and "data.tokenizer" not in given and given & OTHER_TEXT:
         config.data.tokenizer = config.ckpt_path  # one trained on other text would not be the checkpoint's
+    if is_model(config.data.tokenizer) and "/" not in config.data.tokenizer:
+        config.data.tokenizer = f"./{config.data.tokenizer}"  # a model still where its folder is gone
     # Without what belongs to this call alone, the saved config starts a run like this one.
     saved = config.clone()
     saved.name = saved.resume = saved.ckpt_path = None
@@ -176,8 +178,12 @@ def named_tokenizer(name: str, read_folder: Callable[[Path], Any], checkpoint: s
 
     `read_folder` as for `tokenizer_of`. The tokenizer of `checkpoint`, if there is one, is taken for any model's.
     """
-    is_model = "/" in name or (name not in ("bpe", "bytes", "letters") and Path(name).exists())
-    return tokenizer_of(checkpoint or find_model(name), read_folder) if is_model else name
+    return tokenizer_of(checkpoint or find_model(name), read_folder) if is_model(name) else name
+
+
+def is_model(name: str) -> bool:
+    """Whether --data.tokenizer names a run or model, and not a tokenizer."""
+    return "/" in name or (name not in ("bpe", "bytes", "letters") and Path(name).exists())
 
 
 def quiet() -> None:

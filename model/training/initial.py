@@ -60,7 +60,7 @@ def tokenizer_of(source: str, read_folder: Callable[[Path], Any]) -> dict[str, A
 
 def place_of(source: str) -> str:
     """`source` as a path: of a name of the Hub without an owner, such as gpt2, the folder it was downloaded to."""
-    return source if "/" in source else str(local_folder(source))
+    return source if "/" in source or Path(source).is_file() else str(local_folder(source))
 
 
 def check_tokenizer(vocab_size: int, own: dict[str, Any] | None, tokenizer: Any) -> None:

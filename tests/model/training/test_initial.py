@@ -146,6 +146,8 @@ def test_the_tokenizer_travels_with_the_model(small_options, small_text, here, m
         folders = sorted(Path("cache").iterdir())
         assert prepare_data.main([f"--config=runs/{name}/config.yaml"]) == 0
         assert sorted(Path("cache").iterdir()) == folders
+    Path("folder").rename("also gone")  # the checkpoint has the tokenizer
+    assert main(["--resume=runs/from_folder", "--trainer.max_steps=3"]) == 0
     save_checkpoint(Path("bytes.ckpt"), GPT(GPTConfig(vocab_size=257)))
     assert main(["--resume=runs/from_run", "--data.tokenizer=./bytes.ckpt"]) == 2
     assert "another tokenizer" in capsys.readouterr().err.splitlines()[-1]
