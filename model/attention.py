@@ -57,15 +57,17 @@ def scaled_dot_product_attention(
         TypeError: if the tensors are not floating-point of one type (autocast may mix them), or the mask not boolean.
         ValueError: if the shapes do not fit together, or dropout_p is not in [0, 1).
     """
-    _check_inputs(query, key, value, mask)
+    leading = _check_inputs(query, key, value, mask)
     check_range("dropout_p", dropout_p, 0, 1, high_open=True)
     T, S = query.shape[-2], key.shape[-2]
     # PyTorch's own flag gives NaN for a scale of 0 or less.
     if is_causal and (need_weights or mask is not None or T != S or (scale is not None and scale <= 0)):
         causal = causal_mask(T, S, device=query.device)
         mask, is_causal = (causal if mask is None else mask & causal), False
-    mask, empty = (None, None) if mask is None else _fill_empty_rows(mask)
+    mask, empty = (None, None) if mask is None else _fill_empty_rows(torch.atleast_2d(mask))
     if not need_weights:
+        # PyTorch's kernels broadcast some shapes only.
+        query, key, value = (x.expand(*leading, *x.shape[-2:]) for x in (query, key, value))
         values = fused_attention(query, key, value, mask, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
         return values if empty is None else values.masked_fill(empty, 0.0), None
 
@@ -313,8 +315,8 @@ def _check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
         raise ValueError(f"mask has shape {tuple(mask.shape)}, which does not broadcast to (..., T, S) = {shape}")
 
 
-def _check_inputs(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> None:
-    """Refuses tensors that `scaled_dot_product_attention` cannot take.
+def _check_inputs(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> torch.Size:
+    """The leading dimensions that the tensors have together. Refuses what `scaled_dot_product_attention` cannot take.
 
     Raises:
         TypeError: if they are not floating-point of one type, unless autocast makes them so.
@@ -336,3 +338,4 @@ def _check_inputs(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
         raise ValueError(f"the leading dimensions of query, key and value do not broadcast: {shapes}") from None
     if mask is not None:
         _check_mask(mask, (*leading, query.shape[-2], key.shape[-2]))
+    return leading

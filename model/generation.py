@@ -148,13 +148,12 @@ def sample(
     """Draws one token a row: logits (B, V) -> (B,), without waiting for the device. Options as in `stream`."""
     if temperature == 0:
         return logits.argmax(dim=-1)
-    logits = logits.float()
+    logits, vocab_size = logits.float(), logits.shape[-1]
     # With a maximum of 0 no row can overflow, however low the temperature.
     logits = (logits - logits.amax(dim=-1, keepdim=True)) / max(temperature, torch.finfo(logits.dtype).tiny)
     nucleus = top_p is not None and top_p < 1
     token_ids = None
     if top_k is not None or nucleus:
-        vocab_size = logits.shape[-1]
         logits, token_ids = logits.topk(vocab_size if top_k is None else min(top_k, vocab_size))  # likeliest first
     if nucleus:
         probabilities = logits.softmax(dim=-1)
@@ -164,7 +163,11 @@ def sample(
         logits = logits.masked_fill(logits < math.log(min_p), -torch.inf)  # the likeliest token's logit is 0
     # The largest of logit + Gumbel noise is a draw from the softmax (Gumbel 1954; Maddison et al. 2014,
     # https://arxiv.org/abs/1411.0030); the logarithm of an exponential variable is such noise, negated.
+    # Of every token, by its id: what is drawn must not depend on the order in which `topk` sorts almost equal logits.
     # Not empty_like: with its memory in another order, as some products leave it, each logit would get other noise.
-    noise = logits.new_empty((len(logits) // shared_draws, logits.shape[1])).exponential_(generator=generator)
-    drawn = (logits.view(shared_draws, *noise.shape) - noise.log_()).argmax(dim=-1).view(-1, 1)
-    return (drawn if token_ids is None else token_ids.gather(-1, drawn)).squeeze(-1)
+    noise = logits.new_empty((len(logits) // shared_draws, vocab_size)).exponential_(generator=generator).log_()
+    noise = noise.repeat(shared_draws, 1)
+    if token_ids is None:
+        return (logits - noise).argmax(dim=-1)
+    drawn = (logits - noise.gather(-1, token_ids)).argmax(dim=-1, keepdim=True)
+    return token_ids.gather(-1, drawn).squeeze(-1)

@@ -34,7 +34,9 @@ def test_shapes_of_multi_head_attention_with_widths_of_its_own_also_without_a_ba
 # Agreement: the explicit path, the fused path, PyTorch's functions and plain loops
 
 NOTHING, PAIR, GRID = (), (2,), (2, 3)
-LEADING = st.sampled_from([(NOTHING,) * 3, (PAIR,) * 3, (GRID,) * 3, ((2, 1, 3),) * 3, ((2, 1), (3,), (1, 3))])
+LEADING = st.sampled_from(
+    [(NOTHING,) * 3, (PAIR,) * 3, (GRID,) * 3, ((2, 1, 3),) * 3, ((2, 1), (3,), (1, 3)), (NOTHING, PAIR, GRID[::-1])]
+)
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
@@ -46,8 +48,8 @@ def test_formula_and_kernel_agree_with_pytorch(leading, T, S, K, Kv, data):
     inputs = [random(*before, *size) for before, size in zip(leading, sizes, strict=True)]
     leading = torch.broadcast_shapes(*leading)
     scale = data.draw(st.sampled_from([None, 0.3, 1.0, 0.0, -1.0]))
-    masks = [None, torch.rand(T, S) < 0.6, torch.rand(*leading, T, S) < 0.6, torch.zeros(*leading, T, S) > 0]
-    mask = data.draw(st.sampled_from(masks))
+    masks = [torch.rand(*shape) < 0.6 for shape in ((S,), (T, S), (*leading, T, S))]
+    mask = data.draw(st.sampled_from([None, *masks, torch.zeros(*leading, T, S) > 0]))
     is_causal = data.draw(st.booleans())
 
     def ours(need_weights):

@@ -185,12 +185,15 @@ def test_draws_have_the_described_distribution(options):
     assert ((counts - draws * p).abs() <= 4 * deviation).all()
 
 
-def test_draws_depend_on_no_order_in_memory():
+def test_draws_depend_on_no_order_in_memory_nor_on_a_sort():
+    def draw(logits, **options):
+        return sample(logits, **options, generator=torch.Generator().manual_seed(5))
+
     logits = torch.randn(6, 50)
     turned = logits.mT.contiguous().mT
     for options in ({}, {"top_k": 20}):
-        draws = [sample(x, **options, generator=torch.Generator().manual_seed(5)) for x in (logits, turned)]
-        assert torch.equal(*draws)
+        assert torch.equal(draw(turned, **options), draw(logits, **options))
+    assert torch.equal(draw(logits, top_k=50), draw(logits))  # sorted, but nothing is left out
 
 
 def test_the_repetition_penalty_is_that_of_transformers():

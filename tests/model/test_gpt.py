@@ -100,7 +100,7 @@ def test_flops_are_those_that_torch_counts():
         ({"window": 0}, "window must be at least 1, not 0"),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1, not 1.0"),
         ({"embed_dim": 36, "num_heads": 12}, "even head width: embed_dim / num_heads is 3"),
-        ({"logit_soft_cap": 0.0}, "logit_soft_cap must be above 0, not 0.0"),
+        ({"logit_soft_cap": 0.0}, "logit_soft_cap must be above 0 and at most 1000, not 0.0"),
         ({"bigram_buckets": 0}, "bigram_buckets must be at least 1, not 0"),
         ({"vocab_size": None}, "vocab_size is null"),
     ],
