@@ -172,6 +172,14 @@ class TextDataModule(lightning.LightningDataModule):
     def train_dataloader(self) -> DataLoader:
         """Endless batches, from the trainer's current step on."""
         first_batch = self.trainer.global_step * self.trainer.accumulate_grad_batches if self.trainer else 0
+        repeated = self.trainer.overfit_batches if self.trainer else 0
+        if isinstance(repeated, int) and repeated:
+            first_batch %= repeated
+            if first_batch:  # each round of Lightning's would begin there
+                raise ValueError(
+                    f"trainer.overfit_batches is {repeated}: this run can only be resumed after a whole round of these "
+                    "batches, so take another checkpoint or start a new run"
+                )
         sampler = self._sampler(*self._place("batch_size"))
         return self._loader(TrainingWindows(self.tokenized.train, sampler, first_batch, self.repeat_fraction))
 

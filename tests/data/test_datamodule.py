@@ -31,6 +31,7 @@ def module(tmp_path: Path):
         data.setup("fit")
         if world_size > 1:
             trainer = {"global_rank": rank, "world_size": world_size, "global_step": 0, "accumulate_grad_batches": 1}
+            trainer["overfit_batches"] = 0.0
             data.trainer = SimpleNamespace(**trainer)
         return data
 
@@ -177,6 +178,16 @@ def test_loader_processes_outlive_ctrl_c_also_while_they_start(module, monkeypat
     assert worker.is_alive()
     for tokens, batch in zip(seen, module().train_dataloader(), strict=False):
         assert torch.equal(tokens, batch["tokens"])
+
+
+def test_a_resumed_run_repeats_the_batches_that_it_repeated(module):
+    data, trainer = module(), {"global_rank": 0, "world_size": 1, "accumulate_grad_batches": 1, "overfit_batches": 3}
+    first = next(iter(data.train_dataloader()))["tokens"]
+    data.trainer = SimpleNamespace(**trainer, global_step=6)
+    assert torch.equal(next(iter(data.train_dataloader()))["tokens"], first)
+    data.trainer.global_step = 7
+    with pytest.raises(ValueError, match=r"overfit_batches is 3: .* after a whole round"):
+        data.train_dataloader()
 
 
 def test_batch_that_cannot_be_shared_names_both(module):
