@@ -62,7 +62,7 @@ def test_formula_and_kernel_agree_with_pytorch(leading, T, S, K, Kv, data):
 
     def pytorch(*inputs):
         inputs = [x.expand(*leading, *x.shape[-2:]) for x in inputs]
-        allowed = torch.ones(T, S, dtype=torch.bool) if mask is None else mask
+        allowed = torch.ones(T, S, dtype=torch.bool) if mask is None else torch.atleast_2d(mask)
         if is_causal:
             allowed = allowed & torch.ones(T, S).tril(S - T).bool()
         # PyTorch's mask is added, and a finite number keeps rows without a key finite.
