@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from model.inspection.probes import Probe
+from model.masks import sliding_window_mask
 
 RECENT = 8  # tokens
 # Sorts of delimiters, each with the signs that it has one of. The first that fits counts.
@@ -93,9 +94,9 @@ def kind(label: str) -> str:
     return next((name for name, signs in KINDS.items() if set(signs) & set(label)), "other signs")
 
 
-def choosing(keys: Tensor) -> Tensor:
+def choosing(keys: Tensor, window: int | None = None) -> Tensor:
     """The queries that count, (T,): those that have a key of the pattern, and that see another key too."""
-    seen = torch.ones_like(keys).tril()
+    seen = sliding_window_mask(len(keys), window)
     return (keys & seen).any(-1) & (seen & ~keys).any(-1)
 
 
@@ -198,9 +199,9 @@ SCORES = {
 }
 
 
-def uniform_attention(length: int) -> Tensor:
-    """(T, T): query q gives 1 / (q + 1) to itself and to each key before it."""
-    visible = torch.ones(length, length).tril()
+def uniform_attention(length: int, window: int | None = None) -> Tensor:
+    """(T, T): every key that a query sees gets the same, without a window 1 / (q + 1) from query q."""
+    visible = sliding_window_mask(length, window).float()
     return visible / visible.sum(-1, keepdim=True)
 
 

@@ -8,7 +8,7 @@ Shapes: N windows, L layers, H heads, T tokens; 3 parts of a window: all of it, 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -66,11 +66,12 @@ class Habits:
 class Windows:
     """Texts of T tokens each over which heads are measured.
 
-    kind: "text" or "repeated".
+    kind: "text" or "repeated". window: how many keys a query of the model sees at most, see `sliding_window_mask`.
     """
 
     kind: str
     texts: Sequence[Probe]
+    window: int | None = None
 
     @property
     def length(self) -> int:
@@ -102,7 +103,7 @@ class Windows:
     @cached_property
     def counted(self) -> dict[str, Tensor]:
         """The queries that count for each figure, (N, T)."""
-        counted = {name: torch.stack([choosing(one) for one in keys]) for name, keys in self.keys.items()}
+        counted = {name: torch.stack([choosing(one, self.window) for one in keys]) for name, keys in self.keys.items()}
         every = torch.ones(len(self.texts), self.length, dtype=torch.bool)
         return {**counted, "entropy": every, "reach": every}
 
@@ -114,8 +115,10 @@ class Windows:
 
     @cached_property
     def having(self) -> Tensor:
-        """(3, T): how many queries of each part have a token so many before them."""
-        return (self.parts[:, :, None] & torch.ones(self.length, self.length, dtype=torch.bool).tril()).sum(1)
+        """(3, T): how many queries of each part see a token so many before them."""
+        back = torch.arange(self.length)
+        near = back < (self.window or self.length)
+        return (self.parts[:, :, None] & (back <= back[:, None]) & near).sum(1)
 
     @cached_property
     def labels(self) -> dict[str, int]:
@@ -131,7 +134,7 @@ class Windows:
     @cached_property
     def uniform(self) -> Figures:
         """The figures of uniform attention."""
-        weights = uniform_attention(self.length).expand(len(self.texts), 1, -1, -1)
+        weights = uniform_attention(self.length, self.window).expand(len(self.texts), 1, -1, -1)
         return stacked([measure(self, weights)])
 
     def queries(self, name: str) -> list[int]:
@@ -151,6 +154,9 @@ def windows_of(texts: Mapping[str, Probe | Sequence[Probe]]) -> dict[str, Window
 def survey(gpt: GPT, windows: Mapping[str, Windows]) -> tuple[dict[str, np.ndarray], Habits]:
     """The scores (L, H) of a model, and what its heads do. The model runs as in `capture`, without autocast."""
     measured = {}
+    window = gpt.config.window
+    if window is not None:  # what no query sees is not what its heads could choose
+        windows = {name: replace(of_kind, window=window) for name, of_kind in windows.items()}
     with undisturbed(gpt):
         for name, of_kind in windows.items():
             rows = max(1, MAX_WEIGHTS // (gpt.config.num_heads * of_kind.length**2))
@@ -184,8 +190,9 @@ def measure(windows: Windows, weights: Tensor, piece: slice = slice(None)) -> Fi
         positions = torch.arange(windows.length)
         # An attention with a sink that has no key has a sum below 1; some kinds have negative weights.
         shares = weights.clamp(min=0)
+        most = torch.log1p(positions.clamp(max=(windows.window or windows.length) - 1))  # of uniform attention
         nats = torch.special.entr(shares / shares.sum(-1, keepdim=True).clamp(min=1e-9)).sum(-1)
-        found["entropy"], found["reach"] = nats / torch.log1p(positions).clamp(min=1e-9), nats.exp()
+        found["entropy"], found["reach"] = nats / most.clamp(min=1e-9), nats.exp()
         key_at = positions[:, None] - positions  # at [q, n] the token n before q
         by_distance = weights.gather(-1, key_at.clamp(min=0).expand_as(weights)).where(key_at >= 0, 0)
         figures["by_distance"] = torch.einsum("nhqd,sq->nshd", by_distance, parts)

@@ -1,5 +1,7 @@
 """What heads do over many windows: figures as of each window by itself, and texts that show what they should."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from model.inspection import heads, survey
 from model.inspection.probes import PERIODS, repeated_windows, text_windows
 from model.inspection.recorder import capture
 from model.inspection.survey import windows_of
+from model.pages.describe import find_patterns
 from tests.gpts import random_gpt
 from tests.measurements import survey_maps
 
@@ -73,6 +76,29 @@ def test_scores_are_means_over_windows_with_their_spread_halves_and_reach(gpt, m
     tokens = torch.distributions.Categorical(probs=maps["text"]).entropy().exp().mean(0)  # over which weight spreads
     close(habits.reach[0], tokens[..., 1:].mean(-1), atol=2e-3)
     close(habits.reach[2], tokens[..., T // 2 :].mean(-1), atol=2e-3)
+
+
+@pytest.mark.parametrize("window", [1, 3, 8, 20, 99])
+def test_chance_is_uniform_attention_within_the_window_of_the_model(window):
+    """In plain loops; and heads that have learned nothing, whose queries and keys are 0, have formed no pattern."""
+    gpt = random_gpt(replace(CONFIG, window=window))
+    for block in gpt.blocks:
+        torch.nn.init.zeros_(block.attention.qkv_proj.weight)
+    scores, habits = survey.survey(gpt, windows_of(TEXTS))
+    for name, score in heads.SCORES.items():
+        if score.keys:
+            means = []
+            for text in TEXTS[score.probe]:
+                looked_at, shares = score.keys(text).tolist(), []
+                for query in range(1, T):
+                    seen = range(max(0, query - window + 1), query + 1)
+                    hits = sum(looked_at[query][key] for key in seen)
+                    shares += [hits / len(seen)] if 0 < hits < len(seen) else []
+                means += [np.mean(shares)] if shares else []
+            assert habits.uniform[name] == pytest.approx(np.mean(means) if means else 0, abs=1e-6), name
+        close(scores[name], np.full((2, 4), habits.uniform[name]))
+    assert habits.uniform["entropy"] == pytest.approx(float(window > 1))
+    assert not any(pattern.holds.any() for pattern in find_patterns(habits))
 
 
 def test_windows_that_do_not_fit_into_memory_together_give_the_same(gpt, monkeypatch):
