@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 96  # columns
-AGREES = 1e-4  # the largest difference of a weight from the formula's that rounding explains
 NORMS = {
     "rmsnorm": "divided by its root mean square",
     "layernorm": "shifted to mean 0, divided by its standard deviation and scaled by learned weights",
@@ -157,6 +156,7 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
     from model.attention import CausalSelfAttention, scaled_dot_product_attention
     from model.gpt import GPT, IGNORED, Block, FeedForward
     from model.inspection.trace import hooked, observed, undisturbed
+    from model.inspection.verdicts import EXACT
     from model.masks import causal_mask, sliding_window_mask
     from model.rotary import apply_rotary
 
@@ -176,9 +176,9 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
         mask = sliding_window_mask(T, config.window)
         _, formula = scaled_dot_product_attention(call.q, every_k, every_v, mask, need_weights=True)
         difference = (weights - formula).abs().max().item()
-        agrees = difference <= AGREES or math.isnan(difference)  # it is NaN for a model that diverged
+        agrees = difference <= EXACT or math.isnan(difference)  # it is NaN for a model that diverged
         apart = (weights @ every_v - call.attended).abs().max().item()
-        linear = apart <= AGREES or math.isnan(apart)
+        linear = call.infidelity(weights) <= EXACT or math.isnan(apart)
 
     yield "From text to vectors"
     pieces = textwrap.shorten(" ".join(quoted(tokenizer, id) for id in ids), 3 * WIDTH, placeholder=" ...")
@@ -228,7 +228,7 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
     yield Stop("values", "(B, H_kv, T, K)", call.v, CausalSelfAttention.project,
                "What each token hands on to those that attend to it." + (" Values are not turned." if rotary else ""))
     if not agrees:
-        future = linear and weights.triu(1).abs().max().item() > AGREES
+        future = linear and weights.triu(1).abs().max().item() > EXACT
         yield Stop("weights", "(B, H, T, S)", weights, attention.attend,
                    "How much each query (row) takes of each key's value (column): what this layer's `attend` makes of "
                    "the identity. They are not those of softmax(query @ key^T / sqrt(K)): the largest difference is "

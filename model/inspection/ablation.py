@@ -98,7 +98,7 @@ def without_each(gpt: GPT, tokens: Tensor, means: Means, *, first: int = 0) -> t
                 features = gpt.features(tokens.expand(1 + len(together), -1))[:, first:-1]
             wanted = targets.repeat(len(features)).split(length)
             pieces = zip(features.flatten(0, 1).split(length), wanted, strict=True)
-            nats = torch.cat([F.cross_entropy(gpt.unembed(some), of, reduction="none") for some, of in pieces])
+            nats = torch.cat([F.cross_entropy(gpt.unembed(piece), of, reduction="none") for piece, of in pieces])
             loss, *losses = nats.view(len(features), len(targets)).double().mean(1).tolist()
             changes |= {part: other - loss for part, other in zip(together, losses, strict=True)}
     return loss, changes

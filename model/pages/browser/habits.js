@@ -22,10 +22,13 @@ const timesLog = (x, y) => (x > 0 ? x * Math.log(y) : 0);
 
 // How much a head follows a pattern: the mean share of its weight, and what that says about where it looks, in nats (KL
 // divergence from uniform attention); 0 where that is too little for a name.
-function follow(map, tokens, keysOf) {
-  const queries = [...tokens.keys()].map((query) => ({ query, keys: keysOf(tokens, query) }));
-  const choosing = queries.filter(({ query, keys }) => keys.length && keys.length <= query);
-  const uniform = mean(choosing.map(({ query, keys }) => keys.length / (query + 1)));
+function follow(map, tokens, keysOf, window) {
+  const queries = [...tokens.keys()].map((query) => {
+    const keys = keysOf(tokens, query).filter((key) => query - key < window);
+    return { query, keys, seen: Math.min(query + 1, window) };
+  });
+  const choosing = queries.filter(({ keys, seen }) => keys.length && keys.length < seen);
+  const uniform = mean(choosing.map(({ keys, seen }) => keys.length / seen));
   const weight = ({ query, keys }) => keys.reduce((sum, key) => sum + weightAt(map, query, key), 0);
   const share = Math.min(1, mean(choosing.map(weight)));
   const nats = timesLog(share, share / uniform) + timesLog(1 - share, (1 - share) / (1 - uniform));
@@ -40,12 +43,13 @@ function reach(map, query) {
 }
 
 // The pattern that says most, if there is one. map: bytes (see maps.js). scores: as the page has them, by their names.
-export function habitInWords(map, tokens, scores) {
+// window: how many keys a query sees at most, null for all.
+export function habitInWords(map, tokens, scores, window) {
   const distances = Array.from({ length: Math.max(0, Math.floor(tokens.length / 2) - 1) }, (_, i) => i + 2);
   const patterns = [
     ...Object.entries(PATTERNS).map(([name, keysOf]) => [scores[name].meaning, keysOf]),
     ...distances.map((distance) => [`looks exactly ${distance} tokens back`, backBy(distance)]),
-  ].map(([words, keysOf]) => ({ words, ...follow(map, tokens, keysOf) }));
+  ].map(([words, keysOf]) => ({ words, ...follow(map, tokens, keysOf, window ?? Infinity) }));
   const { words, share, nats } = patterns.reduce((most, one) => (one.nats > most.nats ? one : most));
   if (nats) return `${words} (${percent(share)} of its weight)`;
   const spread = mean(tokens.slice(1).map((_, i) => reach(map, i + 1))); // NaN of a single token

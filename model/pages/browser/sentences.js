@@ -24,7 +24,7 @@ function describe({ label, head, descriptions, typed, attention, labels }) {
   const { sentence } = descriptions.flat()[head];
   const title = element("b", { textContent: `${label}${headName(head).replace("l", "L")}. ` });
   if (!typed) return element("p", {}, title, sentence);
-  const here = habitInWords(ofHead(attention, head, labels.length), typed.tokens, SCORES);
+  const here = habitInWords(ofHead(attention, head, labels.length), typed.tokens, SCORES, typed.window);
   const made = element("span", { className: "note" }, ` When this page was made, on other text: ${sentence}`);
   return element("p", {}, title, `On this text it ${here}.`, made);
 }

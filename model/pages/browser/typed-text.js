@@ -21,7 +21,8 @@ export function tokensOf(text) {
     const { encode, label, endOfText } = engine.tokenizer;
     const all = encode(text);
     const tokens = all.length ? all.slice(-engine.config.context_length) : [endOfText];
-    keep(encoded, text, { text, tokens, labels: tokens.map(label), all: all.length }, KEPT);
+    const { window } = engine.config;
+    keep(encoded, text, { text, tokens, labels: tokens.map(label), all: all.length, window }, KEPT);
   }
   return encoded.get(text);
 }

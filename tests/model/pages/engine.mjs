@@ -71,7 +71,8 @@ const answers = {
   },
   draws: ({ logits, options, count }) =>
     Array.from({ length: count }, () => sample(Float32Array.from(logits), options)),
-  habits: ({ maps, tokens, scores }) => maps.map((map) => habitInWords(Uint8Array.from(map), tokens, scores)),
+  habits: ({ maps, tokens, scores, window }) =>
+    maps.map((map) => habitInWords(Uint8Array.from(map), tokens, scores, window)),
 };
 const questions = JSON.parse(readFileSync(0));
 console.log(JSON.stringify(questions.map(([name, question]) => answers[name](question))));

@@ -20,6 +20,7 @@ from model.inspection.ablation import part_means, replaced
 from model.inspection.probes import Probe
 from model.inspection.recorder import take_snapshot
 from model.inspection.trace import edited, trace
+from model.masks import sliding_window_mask
 from model.pages import live, template
 from model.pages.describe import FollowedPattern, followed
 from tests.gpts import CONFIGS, GPT2, MODERN, TOKENS, random_gpt
@@ -216,23 +217,26 @@ def test_tokens_are_drawn_as_often_as_they_are_likely():
         np.testing.assert_allclose(np.bincount(drawn, minlength=6) / count, expected, atol=0.015)
 
 
-def test_a_head_on_a_typed_text_gets_the_name_that_python_gives_it():
+@pytest.mark.parametrize("window", [None, 16])
+def test_a_head_on_a_typed_text_gets_the_name_that_python_gives_it(window):
     length = 40
+    seen = sliding_window_mask(length, window)
     probe = Probe([place % 13 for place in range(length)], ["x"] * length)
     names = ("previous_token", "current_token", "sink", "duplicate", "induction")
     keys = {heads.SCORES[name].meaning: heads.SCORES[name].keys(probe) for name in names}
     back = torch.arange(length)[:, None] - torch.arange(length)
     keys |= {f"looks exactly {distance} tokens back": back == distance for distance in range(2, length // 2 + 1)}
-    maps = [causal_softmax(strength * one.float()) for one in list(keys.values())[:8] for strength in range(8)]
+    scores = [(strength * one.float()).where(seen, -99) for one in list(keys.values())[:8] for strength in range(8)]
+    maps = [causal_softmax(one) for one in scores]
     patterns = []
     for words, of_pattern in keys.items():
-        counted, shares = heads.choosing(of_pattern), (torch.stack(maps) * of_pattern).sum(-1)
-        uniform = (heads.uniform_attention(length) * of_pattern).sum(-1)[counted].mean().item()
+        counted, shares = heads.choosing(of_pattern, window), (torch.stack(maps) * of_pattern).sum(-1)
+        uniform = (heads.uniform_attention(length, window) * of_pattern).sum(-1)[counted].mean().item()
         scores = shares[:, counted].mean(1)[None, None]  # one part of the window, one layer, and a head for each map
         patterns.append(FollowedPattern(words, uniform, [int(counted.sum())], scores))
     triangles = [(255 * one[back >= 0].sqrt()).round().int().tolist() for one in maps]
     scores = {name: {"meaning": score.meaning} for name, score in heads.SCORES.items()}
-    (told,) = in_node([("habits", {"maps": triangles, "tokens": probe.tokens, "scores": scores})])
+    (told,) = in_node([("habits", {"maps": triangles, "tokens": probe.tokens, "scores": scores, "window": window})])
     found = [followed(patterns, (0, number), 0) for number in range(len(maps))]
     assert {one.name for one in found if one} == set(list(keys)[:8]) and None in found
     for words, named, one in zip(told, found, maps, strict=True):
