@@ -9,6 +9,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ import yaml
 from lightning.pytorch.callbacks import Timer
 
 from model.checkpoint import load_gpt, read_checkpoint
+from model.runs.folder import resume_point
 from model.training.module import GPTModule
 from tests.ranks import run_program, run_ranks
 from tests.small_runs import EVENTFUL, REPOSITORY, assert_same, assert_same_run, final_state, metrics
@@ -158,11 +160,58 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_used_and_kept(train,
     assert previous.read_bytes() == kept
 
 
-def test_a_checkpoint_that_is_resumed_by_name_costs_no_other_one(train, finished_run):
-    last, previous = (finished_run / "checkpoints" / f"{name}.ckpt" for name in ("last", "previous"))
-    kept = last.read_bytes()
-    assert train(f"--resume={previous}", "--trainer.max_steps=9") == 0
-    assert previous.read_bytes() == kept and final_state(finished_run)["global_step"] == 9
+def steps_of(run):
+    return {path.stem: read_checkpoint(path)["global_step"] for path in Path(run, "checkpoints").glob("*.ckpt")}
+
+
+@pytest.mark.parametrize(
+    ("kept", "best"),
+    [(3, None), (4, 4), (8, 8)],  # nothing was validated at 3
+)
+def test_a_run_that_is_resumed_at_an_earlier_step_forgets_what_came_after_it(train, trained, monkeypatch, kept, best):
+    """Also if it is killed at once. Its best is a step of its own curve, and its end the same."""
+    options = ["--checkpoints.keep_steps=[3,4,8,12]"]
+    whole = trained(*options)
+    assert steps_of(whole)["best"] == 12
+    shutil.copytree(whole, "runs/run")
+    with monkeypatch.context() as killed:
+        before_call(killed.setattr, GPTModule, "training_step", Mock(side_effect=ValueError))
+        train(f"--resume=runs/run/checkpoints/step_{kept:08d}.ckpt")
+    later = {f"step_{step:08d}": step for step in (3, 4, 8, 12) if step <= kept} | {"last": kept}
+    later |= {"previous": 8} if kept == 8 else {}
+    assert steps_of("runs/run") == later | ({"best": best} if best else {})
+    assert max(int(row["step"]) for row in metrics("runs/run")) <= kept
+    assert resume_point(Path("runs/run"))[1].name == "last.ckpt"
+    assert train("--resume=runs/run") == 0
+    assert steps_of("runs/run") == steps_of(whole)
+    assert_same_run(whole, "runs/run")
+
+
+def test_a_run_resumed_where_no_best_is_left_has_the_best_of_what_follows(train, finished_run):
+    """However low a loss it had before, of weights that are gone."""
+    worse = ["--model.optimizer.learning_rate=0", "--model.optimizer.matrix_learning_rate=0"]  # no better
+    assert train("--resume=runs/run/checkpoints/previous.ckpt", *worse, "--trainer.max_steps=10") == 0
+    assert steps_of("runs/run")["best"] == 8
+    (finished_run / "checkpoints/best.ckpt").unlink()
+    assert train("--resume=runs/run", *worse, "--trainer.max_steps=11") == 0
+    assert steps_of("runs/run")["best"] == 11
+
+
+def test_a_run_killed_after_the_checkpoint_of_step_0_does_nothing_twice(train, trained, monkeypatch):
+    options = ["--checkpoints.keep_steps=[0]"]
+    with monkeypatch.context() as killed:
+        before_call(killed.setattr, GPTModule, "training_step", Mock(side_effect=ValueError))
+        train("--name=run", *options)
+    assert steps_of("runs/run") == {"last": 0, "step_00000000": 0}
+    assert train("--resume=runs/run") == 0
+    assert_same_run(trained(*options), "runs/run")
+
+
+def test_a_model_that_training_makes_worse_is_the_best_of_its_run(train, finished_run, capsys):
+    worse = ["--model.optimizer.learning_rate=5", "--model.optimizer.matrix_learning_rate=5"]
+    assert train("--model.init_from=runs/run", "--name=new", *worse, "--trainer.max_steps=4") == 0
+    assert steps_of("runs/new")["best"] == 0 and ", best " in capsys.readouterr().out
+    assert metrics("runs/new")[0]["val/loss"] == metrics(finished_run)[-1]["val/loss"]
 
 
 def test_weights_that_are_not_finite_are_never_saved(train, monkeypatch, capsys):

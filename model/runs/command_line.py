@@ -12,7 +12,6 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 
 from model.checks import check_range
-from model.gpt import GPTConfig
 from model.runs.configs import OTHER_TEXT, check_sections, plain_config, typed_configs, typed_options, typed_values
 from model.runs.folder import CONFIG, find_checkpoint, find_model, resume_point, run_of
 from model.training.hardware import fast_precision
@@ -128,8 +127,11 @@ def complete(
     """
     check_range("seed_everything", config.seed_everything, 0, 2**32 - 1)  # numpy's limits
     given = {name for name, _ in typed_values(args)}
-    if {"model.init_from", "ckpt_path"} <= given and "resume" not in given:
-        raise ValueError("--model.init_from and --ckpt_path both name the weights to start from: leave one out")
+    start = "resume" if "resume" in given else "ckpt_path"
+    if {"model.init_from", start} <= given:
+        raise ValueError(f"--model.init_from and --{start} both name the weights to start from: leave one out")
+    if {"name", "resume"} <= given:
+        raise ValueError("--resume continues a run in its own folder: leave out --name, which is for a new one")
     starts_from_model = config.model.init_from is not None and not config.ckpt_path
     init_tokenizer = take_over_model(config, typed_options(args), read_folder) if starts_from_model else None
     if config.trainer.precision is None:
@@ -159,7 +161,7 @@ def take_over_model(
     """
     source = config.model.init_from = find_model(config.model.init_from)
     given = [name.removeprefix("model.gpt.") for name in typed if name.startswith("model.gpt.")]
-    network = initial_config(source, GPTConfig(**config.model.gpt.as_dict()), given)
+    network = initial_config(source, config.model.gpt, given)
     config.model.gpt.update(Namespace(**dataclasses.asdict(network)))
     config.data.context_length = network.context_length
     is_named = "data.tokenizer" in typed

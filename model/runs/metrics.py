@@ -126,12 +126,6 @@ class CSVLogger(Logger):
             self._rewrite([*read_metrics(self.path), self.row])
         self.row = {}
 
-    @rank_zero_only
-    def rewind(self, step: int) -> None:
-        """Drops the rows after `step`, which a resumed run writes again. Raises ValueError for a damaged file."""
-        if self.path.exists():
-            self._rewrite([row for row in read_metrics(self.path) if row["step"] <= step])
-
     def finalize(self, status: str) -> None:
         self.save()
 

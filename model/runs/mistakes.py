@@ -36,6 +36,7 @@ UNRECOGNIZED = re.compile(r"unrecognized arguments: --([^\s=]+)")
 UNEXPECTED = re.compile(r"unrecognized arguments: ([^-\s]\S*)")
 REFUSED_KEY = re.compile(r"'(.+?)'")
 BAD_VALUE = re.compile(r'Parser key "(.+?)":\s+(.*)(?:Got|Given) value: (.*)\Z', re.DOTALL)
+BAD_CLASS = re.compile(r"Problem with given class_path '(.+)':\s+(.+)")
 EXPECTED = re.compile(r"Expected a (?:<class '(.+)'>|(?:typing\.)?Literal\[(.+)\])(?:\. )?$", re.MULTILINE)
 
 
@@ -139,6 +140,8 @@ def explain(error: argparse.ArgumentError, options: Collection[str]) -> str:
         return f"the config has an unknown key {key}{suggestion(key, options)}"
     if bad := BAD_VALUE.match(message):
         key, reasons, value = bad.groups()
+        if found := BAD_CLASS.search(reasons):
+            return f"{key} cannot have {found[1]}: {found[2]}"
         allowed: list[str] = []
         for kind, words in EXPECTED.findall(reasons):  # a type, or the words of a Literal, separated by commas
             allowed += [kind.replace("NoneType", "null")] if kind else words.split(", ")

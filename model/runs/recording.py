@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from model.checks import check_range
-from model.files import append, write_atomically
+from model.files import append
 from model.generation import generate
 from model.inspection.archive import AttentionArchive
 from model.inspection.probes import MIN_PROBE_TOKENS, Probe, draw_repeated_probe, repeated_windows, text_windows
@@ -18,7 +18,6 @@ from model.inspection.verdicts import new_warnings, warnings
 from model.pages.images import attention_grid
 from model.runs.folder import ATTENTION, SAMPLES
 from model.runs.metrics import log_metrics
-from model.runs.results import read_samples
 from model.runs.wandb_logger import WandbLogger
 from model.training.sharding import whole_gpt
 
@@ -161,15 +160,6 @@ class Samples:
         check_range("samples.max_new_tokens", self.max_new_tokens, 0)
         check_range("samples.temperature", self.temperature, 0)
         check_range("samples.top_k", self.top_k, 1)
-
-    def rewind(self, trainer: Trainer) -> None:
-        """Drops the samples after the current step, which a resumed run writes again."""
-        path = Path(trainer.default_root_dir, SAMPLES)
-        if trainer.is_global_zero and path.exists():
-            lines = path.read_bytes().splitlines(keepends=True)  # of which the last may be cut short
-            samples, step = read_samples(path), trainer.global_step
-            kept = [line for sample, line in zip(samples, lines, strict=False) if sample["step"] <= step]
-            write_atomically(path, b"".join(kept))
 
     def write(self, trainer: Trainer, module: LightningModule) -> None:
         """Appends a sample of the model as it is now; every rank must call it."""

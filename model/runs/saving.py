@@ -13,12 +13,13 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Trainer
 
-from model.checkpoint import read_checkpoint, verify_checkpoint
+from model.checkpoint import read_checkpoint
 from model.checks import check_range
-from model.files import atomic_file, flush_folder
-from model.runs.folder import BEST, CHECKPOINTS, LAST, PREVIOUS, kept_checkpoint
+from model.files import atomic_file, flush_folder, write_atomically
+from model.runs.folder import BEST, CHECKPOINTS, LAST, METRICS, PREVIOUS, SAMPLES, kept_checkpoint, kept_steps
 from model.runs.metrics import diverged
 from model.runs.mistakes import sentence
+from model.runs.results import read_metrics, read_samples
 from model.training.sharding import whole
 
 
@@ -81,7 +82,6 @@ class Checkpoints:
         for step in self.keep_steps:
             check_range("checkpoints.keep_steps", step, 0)
         self.saved_step = -1
-        self.has_saved = False
 
     def is_due(self, step: int) -> bool:
         """Whether a step without validation is saved."""
@@ -105,15 +105,45 @@ class Checkpoints:
         if trainer.is_global_zero:
             if is_best:
                 copy_file(best, new)
-            with suppress(FileNotFoundError, ValueError):  # a last.ckpt that is missing or damaged is not kept
-                if not self.has_saved:
-                    verify_checkpoint(last)
+            with suppress(FileNotFoundError):  # the first has none before
                 last.replace(folder / PREVIOUS)
             if trainer.global_step in self.keep_steps:
                 copy_file(new, kept_checkpoint(folder.parent, trainer.global_step))
             new.replace(last)
             flush_folder(folder)
-        self.has_saved, self.saved_step = True, trainer.global_step
+        self.saved_step = trainer.global_step
+
+
+def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
+    """Drops what a run has of steps after `step`, that of its checkpoint `resumed`, which becomes last.ckpt.
+
+    A best.ckpt of a later step becomes `resumed` too if the loss was lowest there, otherwise it goes. Maps go when the
+    next are recorded.
+
+    Returns whether there is a best.ckpt. Raises ValueError for a damaged file, and has changed nothing then.
+    """
+    metrics, samples, folder = run_dir / METRICS, run_dir / SAMPLES, run_dir / CHECKPOINTS
+    rows = [row for row in read_metrics(metrics) if row["step"] <= step] if metrics.exists() else []
+    num_samples = sum(sample["step"] <= step for sample in read_samples(samples))
+    best, last = folder / BEST, folder / LAST
+    later = [kept_checkpoint(run_dir, kept) for kept in kept_steps(run_dir) if kept > step]
+    for path in (folder / PREVIOUS, best):
+        with suppress(FileNotFoundError, ValueError):  # of a damaged one nobody knows the step
+            if read_checkpoint(path, on_disk=True)["global_step"] > step:
+                later.append(path)
+    # The checkpoints first: a run that is killed in between is resumed from this step, and drops the rest.
+    if resumed.resolve() != last.resolve():
+        copy_file(resumed, last)
+    losses = {row["step"]: row["val/loss"] for row in rows if "val/loss" in row}
+    if best in later and losses and min(losses, key=losses.__getitem__) == step:
+        copy_file(resumed, best)
+        later.remove(best)
+    for path in later:
+        path.unlink(missing_ok=True)
+    for path, number in ((metrics, 1 + len(rows)), (samples, num_samples)):  # the former has a header
+        if path.exists():
+            write_atomically(path, b"".join(path.read_bytes().splitlines(keepends=True)[:number]))
+    return best.exists()
 
 
 def copy_file(source: Path, target: Path) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,10 +12,10 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 
-from model.runs.metrics import CSVLogger, TrainingMetrics, check_finite, log_metrics
+from model.runs.metrics import TrainingMetrics, check_finite, log_metrics
 from model.runs.progress import Progress
 from model.runs.recording import AttentionRecording, Samples
-from model.runs.saving import Checkpoints, gather, random_state, set_random_state, start_loops_at
+from model.runs.saving import Checkpoints, gather, random_state, rewind, set_random_state, start_loops_at
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class RunSequence(Checkpoint):
         self.signals = StopSignals()
         self.figures: dict[str, float] = {}  # the newest of each name, for the progress line
         self.best_loss = float("inf")
-        self.finished_step = 0
+        self.finished_step = -1
         self.resumed_random_state: dict[str, Any] | None = None
 
     def on_train_batch_start(self, trainer: Trainer, module: LightningModule, *_: Any) -> None:
@@ -76,13 +77,16 @@ class RunSequence(Checkpoint):
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         check_finite(module.validation_metrics["val/loss"], "validation")
-        if trainer.state.fn == "fit":
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self.finish_step(trainer, module, module.validation_metrics)
 
     def finish_step(
         self, trainer: Trainer, module: LightningModule, validation: dict[str, float] | None = None
     ) -> None:
-        """Does what follows an update, and its validation if it had one. Once a step: later calls do nothing."""
+        """Does what follows an update, and its validation if it had one. Once a step: later calls do nothing.
+
+        Step 0, the model before training, is validated where trainer.num_sanity_val_steps asks for it.
+        """
         step = trainer.global_step
         if step == self.finished_step:
             return
@@ -120,22 +124,17 @@ class RunSequence(Checkpoint):
         self.attention.start(trainer, module)
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        for logger in trainer.loggers:
-            if isinstance(logger, CSVLogger):
-                logger.rewind(trainer.global_step)
-        self.samples.rewind(trainer)
+        if not self.is_new and trainer.is_global_zero:
+            resumed = Path(trainer.strategy.checkpoint_io.restored_from)
+            if not rewind(Path(trainer.default_root_dir), resumed, trainer.global_step):
+                self.best_loss = float("inf")  # that of weights which are gone
         self.progress.start(trainer)
-        if trainer.global_step == 0:
-            if module.validation_metrics:  # where trainer.num_sanity_val_steps asks for it
-                self.write_row(trainer, module.validation_metrics)
-            self.attention.record(trainer, module)
-            if self.checkpoints.is_due(0):
-                self.checkpoints.save(trainer)
         # Not earlier: making the iterators of the data loaders draws random numbers too.
         if self.resumed_random_state is not None:
             set_random_state(self.resumed_random_state, module.device)
         elif trainer.global_rank > 0:
             torch.manual_seed(torch.initial_seed() + trainer.global_rank)  # every rank needs its own dropout masks
+        self.finish_step(trainer, module, module.validation_metrics or None)  # of a run that begins at step 0
         self.signals.install()
         trainer.strategy.checkpoint_io.restored_from = None  # as in on_validation_start
 

@@ -5,15 +5,22 @@ import time
 from pathlib import Path
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    Callback,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+)
 
-from model.checks import check_range
+from model.checks import check_range, listed
 from model.files import write_atomically
 from model.runs.configs import with_checksum
 from model.runs.folder import CONFIG
 
 if os.name == "posix":
     import fcntl
+
+VALIDATION_METRICS = ["val/loss", "val/bits_per_byte"]  # what callbacks can monitor
 
 
 def new_run_dir(runs_dir: Path, name: str | None, config: str) -> Path:
@@ -113,14 +120,22 @@ def check_options(trainer: Trainer) -> None:
         raise ValueError("trainer.limit_train_batches: would repeat the same batches, set trainer.max_steps")
     if type(trainer.strategy).__name__ in ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy"):
         raise ValueError("trainer.strategy: the optimizer needs unflattened matrices, so write ddp or fsdp")
-    interval, accumulate = trainer.val_check_interval, trainer.accumulate_grad_batches
+    if type(trainer.strategy.launcher).__name__ == "_MultiProcessingLauncher":  # ddp_spawn, ddp_fork, ddp_notebook
+        raise ValueError("trainer.strategy: a run needs programs of its own for its devices, so write ddp or fsdp")
+    for callback in trainer.callbacks:
+        if isinstance(callback, GradientAccumulationScheduler | LearningRateFinder | BatchSizeFinder):
+            name = type(callback).__name__
+            raise ValueError(f"trainer.callbacks: {name} changes what a resumed run must find as it was: leave it out")
+        if (monitor := getattr(callback, "monitor", None)) not in (None, *VALIDATION_METRICS):
+            raise ValueError(f"trainer.callbacks: monitor is {monitor}: write {listed(VALIDATION_METRICS, 'or')}")
+    interval, accumulate = getattr(trainer, "val_check_interval", None), trainer.accumulate_grad_batches
     check_range("trainer.log_every_n_steps", trainer.log_every_n_steps, 1)
     check_range("trainer.gradient_clip_val", trainer.gradient_clip_val, 0)
     check_range("trainer.accumulate_grad_batches", accumulate, 1)
     if isinstance(interval, int):
         check_range("trainer.val_check_interval", interval, 1)
-    if accumulate > 1 and not isinstance(interval, int | float):
-        raise ValueError("trainer.val_check_interval must be a number of batches where gradients are accumulated")
+    if interval is None:  # Lightning has none where it is a time, which would not be the same in a resumed run
+        raise ValueError("trainer.val_check_interval must be a number of batches, not a time")
     if isinstance(interval, int) and interval % accumulate:
         raise ValueError(
             f"trainer.val_check_interval is {interval} batches, which would validate in the middle of a step: "

@@ -13,28 +13,30 @@ CHOSEN = ("context_length", "dropout")  # may be other than the model's
 ROUNDED_UP = 128  # a vocabulary may have fewer unused tokens than this, so that its size is a round number
 
 
-def initial_config(source: str, config: GPTConfig, given: Collection[str]) -> GPTConfig:
+def initial_config(source: str, config: Any, given: Collection[str]) -> GPTConfig:
     """The config of a run that starts from `source`: that model's, but for a context length and dropout that are given.
 
     The weights are not read.
 
     Args:
         source: a checkpoint file, or what `from_huggingface` opens.
-        config: the options of the run.
+        config: the options of the run, with the names of a GPTConfig's.
         given: those that the person has set; null is no choice where it is the default.
 
     Raises ValueError if they set something else that the model does not have, or a context longer than its table of
     positions; and as `load_gpt` and `from_huggingface`.
     """
-    path, defaults = Path(source), GPTConfig()
+    path = Path(source)
     if path.is_file():
         trained = build_gpt(path, read_checkpoint(path, on_disk=True)).config
     else:
         trained = read_options(read_json(local_folder(source) / CONFIG))
     for name in given:
         value, own = getattr(config, name), getattr(trained, name)
-        is_choice = name not in CHOSEN and (value is not None or getattr(defaults, name) is not None)
-        if is_choice and value != own:
+        if value is None:  # what a model without this option has
+            value = getattr(dataclasses.replace(trained, **{name: None}), name)
+            value = own if value is None and getattr(GPTConfig(), name) is None else value
+        if name not in CHOSEN and value != own:
             raise ValueError(
                 f"model.gpt.{name} is {value}, but the model of --model.init_from has {own}: leave it out, as "
                 "configs/finetune_gpt2.yaml does"

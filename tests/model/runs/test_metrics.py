@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.runs.metrics import COLUMNS, CSVLogger, TrainingMetrics
+from model.runs.saving import rewind
 from tests.small_runs import csv_rows
 
 
 def test_all_metrics_of_a_step_are_in_one_row_and_a_new_column_keeps_the_rows_before_it(tmp_path):
     logger = CSVLogger(tmp_path / "metrics.csv")
-    logger.rewind(0)
     logger.finalize("failed")
     assert not list(tmp_path.iterdir())  # before the first metric
     logger.log_metrics({"train/loss": 2.5, "lr": 0.1}, step=10)
@@ -40,19 +40,20 @@ def test_a_file_that_was_cut_anywhere_is_completed_to_the_same_file(tmp_path_fac
     def log(path, steps, rewind_to=None):
         logger = CSVLogger(path)
         if rewind_to is not None:
-            logger.rewind(rewind_to)
+            rewind(path.parent, path.parent / "checkpoints/last.ckpt", rewind_to)
         for step in steps:
             logger.log_metrics({"train/loss": step / 7} | ({"extra": step} if has_extra[step] else {}), step=step)
         logger.save()
 
     folder = tmp_path_factory.mktemp("metrics")
-    log(folder / "whole.csv", range(len(has_extra)))
+    log(folder / "whole/metrics.csv", range(len(has_extra)))
     resumed = data.draw(st.integers(0, len(has_extra) - 1))
-    whole = (folder / "whole.csv").read_bytes()
+    whole = (folder / "whole/metrics.csv").read_bytes()
     end_of_row = len(b"".join(whole.splitlines(keepends=True)[: resumed + 2]))
-    (folder / "cut.csv").write_bytes(whole[: data.draw(st.integers(end_of_row, len(whole)))])
-    log(folder / "cut.csv", range(resumed + 1, len(has_extra)), rewind_to=resumed)
-    assert csv_rows(folder / "cut.csv") == csv_rows(folder / "whole.csv")
+    (folder / "cut").mkdir()
+    (folder / "cut/metrics.csv").write_bytes(whole[: data.draw(st.integers(end_of_row, len(whole)))])
+    log(folder / "cut/metrics.csv", range(resumed + 1, len(has_extra)), rewind_to=resumed)
+    assert csv_rows(folder / "cut/metrics.csv") == csv_rows(folder / "whole/metrics.csv")
 
 
 def test_a_row_has_the_mean_loss_since_the_last_one_and_all_tokens_also_after_a_resume():

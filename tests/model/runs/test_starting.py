@@ -5,6 +5,13 @@ import signal
 from types import SimpleNamespace
 
 import pytest
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelCheckpoint,
+)
 
 from model.runs.starting import FolderLock, check_options, new_run_dir
 
@@ -58,8 +65,9 @@ USUAL |= {"val_check_interval": 10, "accumulate_grad_batches": 1, "log_every_n_s
 
 
 def check(options):
-    name = options.get("strategy", "SingleDeviceStrategy")
-    check_options(SimpleNamespace(**USUAL | options | {"strategy": type(name, (), {})()}))
+    strategy = type(options.get("strategy", "SingleDeviceStrategy"), (), {"launcher": None})()
+    strategy.launcher = type(options.get("launcher", "_SubprocessScriptLauncher"), (), {})()
+    check_options(SimpleNamespace(**USUAL | {"callbacks": []} | options | {"strategy": strategy}))
 
 
 def test_options_that_do_what_they_say_are_let_through():
@@ -72,7 +80,7 @@ def test_options_that_do_what_they_say_are_let_through():
         {"strategy": "FullyShardedStrategy"},
         {"accumulate_grad_batches": 5},
         {"accumulate_grad_batches": 5, "val_check_interval": 0.5},
-        {"val_check_interval": "00:00:10:00"},
+        {"callbacks": [EarlyStopping("val/loss"), EarlyStopping("val/bits_per_byte"), ModelCheckpoint()]},
     ):
         check(options)
 
@@ -89,7 +97,13 @@ def test_options_that_do_what_they_say_are_let_through():
         ({"log_every_n_steps": 0}, "trainer.log_every_n_steps must be at least 1, not 0"),
         ({"accumulate_grad_batches": 0}, "trainer.accumulate_grad_batches must be at least 1, not 0"),
         ({"val_check_interval": 0}, "trainer.val_check_interval must be at least 1, not 0"),
-        ({"accumulate_grad_batches": 2, "val_check_interval": "00:00:10:00"}, "must be a number of batches"),
+        ({"val_check_interval": None}, "trainer.val_check_interval must be a number of batches, not a time"),
+        ({"launcher": "_MultiProcessingLauncher"}, "trainer.strategy: .* write ddp or fsdp"),
+        ({"callbacks": [EarlyStopping("loss")]}, "monitor is loss: write val/loss or val/bits_per_byte"),
+        *(
+            ({"callbacks": [callback]}, "trainer.callbacks: .*: leave it out")
+            for callback in (GradientAccumulationScheduler({0: 2}), LearningRateFinder(), BatchSizeFinder())
+        ),
         ({"accumulate_grad_batches": 3}, "trainer.val_check_interval is 10 batches, .*accumulate_grad_batches, 3"),
     ],
     ids=str,
