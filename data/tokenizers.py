@@ -13,7 +13,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from itertools import pairwise
+from itertools import zip_longest
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
@@ -42,9 +42,6 @@ SPLIT_PATTERN = "|".join(
         r"\s+",
     ]
 )
-
-# What means something else in Hugging Face's library: x{1,3}+ is a repetition, ^ and $ are a line's, flags differ.
-_OTHER_SYNTAX = re.compile(r"\{[\d,]+\}\+|(?<!\\s\+\+)\$|(?<!\[)\^|\(\?\w*[msx]|\[\[:")
 
 LETTERS = "[a-z]"  # what no piece matches is no part of the tokens
 
@@ -206,14 +203,12 @@ class Tokenizer:
 
         Raises:
             FileNotFoundError: if it has none.
-            ValueError: if it is damaged, or is no byte-level encoding that merges in the order of its ids.
+            ValueError: if it is damaged, or encodes a text otherwise than a `Tokenizer` can.
+            ModuleNotFoundError: without the library to compare it with.
         """
         try:
             tokenizer = cls.from_dict(cls(*_read_folder(folder)).to_dict())  # which checks the ids
-            text = " x".join(map(chr, range(0x3000)))  # of many scripts; without what has no token
-            text = "".join(char for char in text if all(bytes([byte]) in tokenizer.ranks for byte in char.encode()))
-            if num_bytes(text) != tokenizer.num_bytes(tokenizer.encode_array(text)):
-                raise ValueError("its pattern leaves out a part of the text")
+            _compare(tokenizer, folder)
             return tokenizer
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             reason = f"it has no {error}" if isinstance(error, KeyError) else error
@@ -325,59 +320,63 @@ def _unpacked(tokens: bytes) -> dict[bytes, int]:
 def _read_folder(folder: Path) -> tuple[str, str, dict[bytes, int], dict[str, int]]:
     """The parts of the tokenizer in a folder that AutoTokenizer reads: its kind, pattern, ranks and special tokens.
 
-    What a post-processor puts around a text is no part of the text's own ids.
-
     Raises FileNotFoundError if it has none; ValueError, and all that reading data of a wrong shape raises, if it is
     damaged or encodes a text otherwise than a `Tokenizer` can.
     """
-    config = json.loads((folder / TOKENIZER_CONFIG).read_bytes()) if (folder / TOKENIZER_CONFIG).is_file() else {}
     if (folder / TOKENIZER).is_file():
         content = json.loads((folder / TOKENIZER).read_bytes())
-        pattern, model, added = _pattern(content), content["model"], content.get("added_tokens", [])
-        pairs = [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in model.get("merges", [])]
+        pattern, vocab, pairs = _pattern(content), content["model"]["vocab"], content["model"].get("merges", [])
+        special = {added["content"]: added["id"] for added in content.get("added_tokens", [])}
     elif (folder / VOCAB).is_file() and (folder / MERGES).is_file():
-        pattern, model = GPT2_PATTERN, {"vocab": json.loads((folder / VOCAB).read_bytes())}
-        added = [{"content": END_OF_TEXT, "id": model["vocab"][END_OF_TEXT], "special": True}]
         lines = (folder / MERGES).read_text(encoding="utf-8").splitlines()
-        pairs = [tuple(line.split(" ")) for line in lines if not line.startswith("#version")]
+        pattern, vocab = GPT2_PATTERN, json.loads((folder / VOCAB).read_bytes())
+        pairs = [line for line in lines if not line.startswith("#version")]
+        special = {END_OF_TEXT: vocab[END_OF_TEXT]}
     else:
         raise FileNotFoundError(f"{folder} has no {TOKENIZER}, nor {VOCAB} with {MERGES}")
+    config = json.loads((folder / TOKENIZER_CONFIG).read_bytes()) if (folder / TOKENIZER_CONFIG).is_file() else {}
     if config.get("add_prefix_space"):
         raise ValueError("it puts a space before each text (add_prefix_space)")
-    bos = config.get("bos_token")
-    separators = [END_OF_TEXT, bos["content"] if isinstance(bos, dict) else bos]  # the second if there is no first
-    added = [*added, *({**token, "id": int(id)} for id, token in config.get("added_tokens_decoder", {}).items())]
-    for token in added:
-        if not token.get("special") and token["content"] not in separators:
-            raise ValueError(f"its added token {token['content']!r} is no special one, so that it is a part of texts")
-    special = {token["content"]: token["id"] for token in added}
-    ranks = {from_printable(token): rank for token, rank in model["vocab"].items() if token not in special}
-    if END_OF_TEXT not in special and separators[1] in special:
-        special[END_OF_TEXT] = special.pop(separators[1])
-    if model.get("unk_token") and len(ranks.keys() & _ALL_BYTES) < 256:
-        raise ValueError(f"it reads what it has no token for as {model['unk_token']!r}")
-    _check_merges(ranks, [(from_printable(left), from_printable(right)) for left, right in pairs], model)
+    if END_OF_TEXT not in special:  # then it is what stands before each document
+        token = config.get("bos_token")
+        name = token["content"] if isinstance(token, dict) else token
+        if name in special:
+            special[END_OF_TEXT] = special.pop(name)
+    ids = set(special.values())
+    ranks = {from_printable(token): rank for token, rank in vocab.items() if rank not in ids}
+    made = [vocab["".join(pair.split(" ") if isinstance(pair, str) else pair)] for pair in pairs]
+    if made != sorted(made):  # tiktoken merges in the order of the ids
+        raise ValueError("it does not merge in the order of its ids, as byte-pair encodings here do")
     kind = "gpt2" if pattern == GPT2_PATTERN and pairs else "bpe" if pairs else "bytes"
     return kind, pattern, ranks, special
 
 
-def _check_merges(ranks: dict[bytes, int], pairs: list[tuple[bytes, bytes]], model: dict[str, Any]) -> None:
-    """Raises ValueError unless merging these pairs is what tiktoken does: any two tokens that make one, by its id."""
-    made = [ranks[left + right] for left, right in pairs]
-    if made != sorted(made):
-        raise ValueError("it does not merge in the order of its ids, as byte-pair encodings here do")
-    order = {pair: number for number, pair in enumerate(pairs)}
-    splits = ((token[:cut], token[cut:]) for token in ranks for cut in range(1, len(token)))
-    if model.get("ignore_merges") and all(pair in order for pair in splits if pair[0] in ranks and pair[1] in ranks):
-        return
-    # Where its own bytes merge into each token, no pair is missing, and a piece that is a token becomes that token.
-    for token in ranks:
-        parts = [token[start : start + 1] for start in range(len(token))]
-        while steps := [(order[pair], place) for place, pair in enumerate(pairwise(parts)) if pair in order]:
-            place = min(steps)[1]
-            parts[place : place + 2] = [parts[place] + parts[place + 1]]
-        if len(parts) > 1:
-            raise ValueError(f"its merges do not make its token {token!r}, as those of byte-pair encodings here do")
+def _compare(tokenizer: Tokenizer, folder: Path) -> None:
+    """Raises ValueError unless Hugging Face's library gives texts of many kinds the same ids as `tokenizer`.
+
+    Its files can say more than is read here: other ways to split, prefixes, merges that are missing, dropout, tokens
+    that are cut out of texts. What a post-processor puts around a text is no part of the text's own ids.
+    """
+    try:
+        from tokenizers import Tokenizer as Peer
+        from tokenizers import models, pre_tokenizers
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"this needs the package {error.name}: pip install -r requirements-hf.txt") from error
+    if (folder / TOKENIZER).is_file():
+        peer = Peer.from_file(str(folder / TOKENIZER))
+    else:
+        peer = Peer(models.BPE.from_file(str(folder / VOCAB), str(folder / MERGES)))
+        peer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    peer.encode_special_tokens = True  # as parts of texts, as here
+    tokens = [token.decode(errors="ignore") for token in tokenizer.ranks]
+    texts = [Path(__file__).read_text(encoding="utf-8"), " x".join(map(chr, range(0xD800))), *tokenizer.special_tokens]
+    for sign in ("\n", "\nx"):
+        texts += (sign.join(tokens[start : start + 50]) for start in range(0, len(tokens), 50))
+    for text, theirs in zip(texts, peer.encode_batch(texts, add_special_tokens=False), strict=True):
+        ours = tokenizer.encode(text)
+        for start in (start for start, pair in enumerate(zip_longest(ours, theirs.ids)) if pair[0] != pair[1]):
+            near = tokenizer.decode(ours[max(0, start - 1) : start + 2])
+            raise ValueError(f"their library does not encode {near!r} as a byte-level encoding of its tokens does")
 
 
 def printable(token: bytes) -> str:
@@ -399,26 +398,17 @@ _CHARACTERS = {byte: chr(byte) for byte in _PRINTABLE} | {byte: chr(256 + n) for
 _BYTES = {character: byte for byte, character in _CHARACTERS.items()}
 
 
-_ALL_BYTES = {bytes([value]) for value in range(256)}
-
-
 def _pattern(content: dict[str, Any]) -> str:
-    """The pattern, for tiktoken, of a tokenizer.json. Raises ValueError for another way to split and encode text."""
-    model, steps = content["model"], content["pre_tokenizer"] or {}
-    if model.get("type", "BPE") != "BPE" or content.get("normalizer"):
+    """The pattern, for tiktoken, of a tokenizer.json. Raises ValueError for another way to split text."""
+    if content["model"].get("type", "BPE") != "BPE" or content.get("normalizer"):
         raise ValueError("it is no byte-pair encoding, or changes the text before")
-    for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
-        if model.get(option):
-            raise ValueError(f"its {option} is {model[option]!r}, which cannot be expressed")
+    if content["model"].get("end_of_word_suffix") or content["model"].get("continuing_subword_prefix"):
+        raise ValueError("its tokens tell the end or the middle of a word, which cannot be expressed")
+    steps = content["pre_tokenizer"] or {}
     steps = steps.get("pretokenizers", [steps])
-    kinds, last = [step.get("type") for step in steps], steps[-1] if steps else {}
-    if kinds == ["ByteLevel"] and last.get("use_regex", True) and not last.get("add_prefix_space"):
+    kinds = [step.get("type") for step in steps]
+    if kinds == ["ByteLevel"] and steps[0].get("use_regex", True) and not steps[0].get("add_prefix_space"):
         return GPT2_PATTERN
-    if kinds == ["Split", "ByteLevel"] and not last.get("use_regex", True) and not last.get("add_prefix_space"):
-        pattern, keeps_matches = steps[0]["pattern"].get("Regex"), "Removed" if steps[0]["invert"] else "Isolated"
-        if pattern and (other := _OTHER_SYNTAX.search(pattern)):
-            raise ValueError(f"its pattern has {other[0]!r}, which means something else in their library")
-        if pattern and steps[0]["behavior"] == keeps_matches:
-            return pattern
-    described = [{name: value for name, value in step.items() if name != "pattern"} for step in steps]
-    raise ValueError(f"it splits text by {json.dumps(described)}, which cannot be expressed")
+    if kinds == ["Split", "ByteLevel"] and not steps[1].get("use_regex", True) and "Regex" in steps[0]["pattern"]:
+        return steps[0]["pattern"]["Regex"]
+    raise ValueError(f"it splits text by {', '.join(map(str, kinds))}, which cannot be expressed")
