@@ -74,11 +74,15 @@ def cache_of(folder: Path, cache_dir: Path, tokenizer: str = "bpe", vocab_size: 
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_the_stream_is_the_text(tmp_path: Path, num_threads: int):
-    tokens, expected = write(tmp_path, num_threads=num_threads), stream_of(DOCUMENTS)
-    assert stream(tokens) == np.fromfile(tmp_path / "train.bin", dtype=np.uint16).tolist() == expected
-    assert (tokens.num_tokens, tokens.num_documents) == (len(expected), len(DOCUMENTS))
-    assert tokens.num_bytes == sum(len(document.encode()) for document in DOCUMENTS)
+@pytest.mark.parametrize(("batch_chars", "limits"), [(1, range(2, 60)), (500, (100, 3001, 7000, None))])
+def test_the_stream_is_the_text_cut_at_max_tokens(tmp_path: Path, monkeypatch, batch_chars, limits, num_threads: int):
+    monkeypatch.setattr(token_cache, "BATCH_CHARS", batch_chars)
+    for limit in limits:
+        tokens = write(tmp_path, max_tokens=limit, num_threads=num_threads)
+        expected = stream_of(DOCUMENTS)[:limit]
+        assert stream(tokens) == np.fromfile(tmp_path / "train.bin", dtype=np.uint16).tolist() == expected
+        assert tokens.num_bytes == sum(token != END for token in expected)
+        assert tokens.num_documents == expected[:-1].count(END)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.bin", "train.json"]
 
 
@@ -99,16 +103,6 @@ def test_large_vocabularies_take_four_bytes(tmp_path: Path):
     wide = tokenizers.Tokenizer.from_dict(TOKENIZER.to_dict() | {"special_tokens": {tokenizers.END_OF_TEXT: 100_000}})
     write_split(tmp_path / "train.bin", token_stream(wide, [Passage("ab", ends_document=True)]), wide, "wide")
     assert stream(open_split(tmp_path / "train.bin", "wide")) == [100_000, ord("a"), ord("b"), 100_000]
-
-
-@pytest.mark.parametrize(("batch_chars", "limits"), [(1, range(2, 60)), (500, (100, 3001, 7000))])
-def test_max_tokens_cuts_exactly_and_counts_the_bytes_left(tmp_path: Path, monkeypatch, batch_chars: int, limits):
-    monkeypatch.setattr(token_cache, "BATCH_CHARS", batch_chars)
-    for limit in limits:
-        tokens, expected = write(tmp_path, max_tokens=limit), stream_of(DOCUMENTS)[:limit]
-        assert stream(tokens) == expected
-        assert tokens.num_bytes == sum(token != END for token in expected)
-        assert tokens.num_documents == expected[:-1].count(END)
 
 
 def flipped(content: bytes, offset: int, bit: int = 0) -> bytes:

@@ -14,10 +14,6 @@ from model.masks import causal_mask, padding_mask, sliding_window_mask
 from model.rotary import rotary_angles
 
 
-def keys_and_values(length, batch=2, heads=3, width=4):
-    return torch.randn(batch, heads, length, width), torch.randn(batch, heads, length, width)
-
-
 @pytest.mark.parametrize("window", [None, 1, 3, 8])
 def test_attention_reads_no_key_that_is_in_no_window(window, monkeypatch):
     layer, cache, seen = CausalSelfAttention(12, 3, window=window), KVCache(1, 2, 3, 8, 4), []
@@ -41,9 +37,9 @@ def test_what_does_not_fit_is_refused_and_changes_nothing():
     (part,) = cache.append(torch.zeros(2, 2))
     before = part.keys.clone()
     with pytest.raises(ValueError, match=r"\(2, 3, 2, 4\), not \(1, 3, 2, 4\)"):
-        part.append(*keys_and_values(2, batch=1))
+        part.append(*torch.randn(2, 1, 3, 2, 4))
     with pytest.raises(ValueError, match=r"\(2, 3, 2, 4\) and \(2, 3, 1, 4\)"):
-        part.append(keys_and_values(2)[0], keys_and_values(1)[1])
+        part.append(torch.randn(2, 3, 2, 4), torch.randn(2, 3, 1, 4))
     assert part.keys.equal(before)
 
 

@@ -64,9 +64,6 @@ def test_documents_in_one_sequence_do_not_see_each_other(config):
     assert (packed[:, 4:] - gpt(tokens)[:, 4:]).abs().max() > 1e-2
 
 
-# Capture: the whole GPT is one graph, so the causal path is the same whoever runs it
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "packed"), [(GPTConfig(**SIZES, **GPT2), True), (MODERN, False)], ids=["gpt2, documents", "modern"]

@@ -120,9 +120,6 @@ def test_parts_that_share_their_draws_are_what_each_would_be_alone():
     assert not together.equal(draw(prompts))
 
 
-# A text that goes on
-
-
 @EVERY_CONFIG
 def test_a_kept_cache_continues_the_text_and_reads_only_what_is_new(config):
     gpt = random_gpt(dataclasses.replace(config, context_length=40))
@@ -149,9 +146,6 @@ def test_a_kept_cache_slides_when_a_turn_does_not_fit():
     new = generate(gpt, turn, 3, temperature=0, cache=cache)[:, 4:]
     expected = generate(gpt, torch.cat((first, turn[:, 1:]), dim=1)[:, -5:], 3, temperature=0)[:, 5:]
     assert new.tolist() == expected.tolist()
-
-
-# Sampling
 
 
 def probabilities(logits, temperature=1.0, top_k=None, top_p=None, min_p=None):
@@ -223,9 +217,6 @@ def test_temperature_zero_and_its_limit_take_the_likeliest():
     limits = ({"temperature": 0}, {"temperature": 1e-45}, {"temperature": 1e-45, "top_k": 5, "top_p": 0.5})
     for options in (*limits, {"top_k": 1}, {"top_p": 1e-9}):
         assert sample(logits, **options).equal(logits.argmax(-1))
-
-
-# Bad input
 
 
 @pytest.mark.parametrize(

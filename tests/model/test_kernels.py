@@ -19,8 +19,6 @@ from tests.gpts import random_gpt
 GROUPED = GPTConfig(vocab_size=23, context_length=16, num_layers=2, num_heads=4, embed_dim=32, num_kv_heads=2)
 MODERN = GPTConfig(vocab_size=23, context_length=16, num_layers=2, num_heads=4, embed_dim=32, bigram_buckets=50)
 
-# All of it together
-
 
 @pytest.mark.parametrize("config", [GROUPED, MODERN], ids=["grouped", "modern"])
 def test_without_the_kernels_the_program_gives_the_same(config, monkeypatch):
@@ -40,9 +38,6 @@ def test_without_the_kernels_the_program_gives_the_same(config, monkeypatch):
     torch.testing.assert_close(with_kernels[0], without[0], atol=0.02, rtol=0.02)  # bfloat16 rounds to within 0.4%
     torch.testing.assert_close(with_kernels[1], without[1], atol=0.02, rtol=0)
     assert torch.equal(with_kernels[2], without[2])
-
-
-# Attention over short contexts in bfloat16
 
 
 def formula(q, k, v):
@@ -66,14 +61,20 @@ def test_values_and_gradients_are_as_exact_as_those_of_pytorchs_kernel(shape, sc
         assert our < max(1.5 * their, 0.01)
 
 
-def test_scores_are_not_rounded_even_under_autocast():
+def explicit(*inputs):
+    return scaled_dot_product_attention(*inputs, is_causal=True, need_weights=True)[0]
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("attend", [short_causal_attention, explicit])
+def test_scores_are_not_rounded_even_under_autocast(attend, autocast):
     # The scores 128 and 128.5 are one number in bfloat16; the weights must differ by the factor exp(0.5).
     q = torch.tensor([[[0.0, 0.0], [2.0, 2.0]]]).bfloat16() * 2**0.5
     k = torch.tensor([[[64.0, 64.0], [64.0, 64.5]]]).bfloat16()
     v = torch.eye(2)[None].bfloat16()
     exact = formula(q.double(), k.double(), v.double())
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        values = short_causal_attention(q, k, v)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        values = attend(q, k, v)
     assert values[0, 1, 1] / values[0, 1, 0] > 1.5
     torch.testing.assert_close(values.double(), exact, atol=4e-3, rtol=0)
 
@@ -117,9 +118,6 @@ def test_compiles_without_a_break():
     compiled = torch.compile(output, fullgraph=True, backend="aot_eager")
     gradients = [torch.autograd.grad(run().sum(), layer.qkv_proj.weight) for run in (compiled, output)]
     torch.testing.assert_close(*gradients)
-
-
-# Products with a few vectors
 
 
 @pytest.fixture
