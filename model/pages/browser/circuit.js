@@ -5,14 +5,8 @@ const nodes = [...document.querySelectorAll(".node")];
 const edges = [...document.querySelectorAll("line")];
 const shown = document.getElementById("sentence");
 const steps = [...document.querySelectorAll(".step")];
-const histories = edges
-  .filter((edge) => edge.dataset.earlier)
-  .map((edge) => ({
-    edge,
-    width: edge.getAttribute("stroke-width"),
-    last: Number(edge.dataset.weight),
-    earlier: JSON.parse(edge.dataset.earlier),
-  }));
+const learned = edges.filter((edge) => edge.dataset.earlier);
+const widths = learned.map((edge) => edge.getAttribute("stroke-width"));
 const first = shown.textContent;
 let opening = first;
 let off = null;
@@ -51,9 +45,10 @@ function switchOff(node) {
 function showStep(number) {
   const ended = steps[number].classList.contains("shown");
   for (const [place, step] of steps.entries()) step.classList.toggle("shown", !ended && place === number);
-  for (const { edge, width, last, earlier } of histories) {
-    const weight = ended ? last : earlier[number];
-    edge.setAttribute("stroke-width", width * Math.abs(weight / last));
+  for (const [i, edge] of learned.entries()) {
+    const last = Number(edge.dataset.weight);
+    const weight = ended ? last : JSON.parse(edge.dataset.earlier)[number];
+    edge.setAttribute("stroke-width", widths[i] * Math.abs(weight / last));
     edge.classList.toggle("plus", weight > 0);
     edge.classList.toggle("minus", weight < 0);
     edge.firstElementChild.textContent = `weight ${weight.toFixed(2)}`;

@@ -17,25 +17,10 @@ export async function startEngine(manifest, texts, { onWaiting = () => {}, onSto
   await started;
   worker.addEventListener("error", onStop);
   return {
-    config: manifest.config,
+    ...manifest,
     parts: manifest.means.map(({ name }) => name), // that can be switched off
-    kind: manifest.kind, // of the weights, as they are stored
-    note: manifest.note, // what this page computes otherwise than the model, "" if nothing
     tokenizer,
-
-    // -> { error, bits }; see LiveModel.parity.
-    parity: (snapshot) => (parities[snapshot] ??= ask("parity", { snapshot }).done),
-
-    // -> as LiveModel.read, and the texts of the tokens that the details name.
-    read(request) {
-      const { done, drop } = ask("read", request);
-      const named = (answer) => {
-        if (answer) answer.details.tokens = labels(answer.details.probes.text, tokenizer);
-        return answer;
-      };
-      return { done: done.then(named), drop };
-    },
-
+    parity: (snapshot) => (parities[snapshot] ??= ask("parity", { snapshot }).done), // see LiveModel.parity
     ask,
   };
 }
@@ -71,10 +56,4 @@ function connect(worker, onWaiting) {
     };
     return { done, drop };
   };
-}
-
-// The text of every token that the details name.
-function labels({ top, lens }, tokenizer) {
-  const ids = new Set([...top.flat(), ...(lens?.token.flat() ?? [])]);
-  return Object.fromEntries([...ids].map((id) => [id, tokenizer.label(id)]));
 }

@@ -21,10 +21,11 @@ export class LiveModel {
     if (this.snapshots[number]) return this.snapshots[number];
     const { tensors, means, reference } = this.manifest;
     const bytes = bytesOf(this.texts[number]);
+    const floats = ({ start, shape }) => new Float32Array(bytes.buffer, start, shape.reduce((a, b) => a * b)).slice();
     return (this.snapshots[number] = {
       network: new Network(this.config, tensorsOf(tensors, bytes)),
-      means: loaded(tensorsOf(means, bytes)),
-      reference: loaded(tensorsOf([reference], bytes)).get(reference.name),
+      means: new Map(means.map((mean) => [mean.name, floats(mean)])),
+      reference: floats(reference),
     });
   }
 
@@ -52,7 +53,6 @@ export class LiveModel {
   vectors(snapshot, edits) {
     return edits.map(({ part, with: value }) => {
       const mean = this.snapshot(snapshot).means.get(part);
-      if (!mean) throw new Error(`the model has no part ${part}`);
       return { part, vector: value === "mean" ? mean : new Float32Array(mean.length) };
     });
   }
@@ -141,10 +141,3 @@ function logitsAfter(network, tokens, cache, options) {
     features = network.read(tokens.slice(at, at + CHUNK), cache, options);
   return network.logits(features.subarray(-network.config.embed_dim));
 }
-
-const loaded = (tensors) =>
-  new Map([...tensors].map(([name, { size, fill }]) => {
-    const array = new Float32Array(size);
-    fill(array);
-    return [name, array];
-  }));

@@ -36,7 +36,6 @@ export class Trace {
     const { num_layers: L, num_heads: H, embed_dim: D } = config;
     const rows = (count, width = D) => Array.from({ length: count }, () => new Float32Array(room * width));
     this.tables = {}; // (T, D) by name, filled as they are added
-    this.addTable = (name) => (this.tables[name] ??= new Float32Array(room * D));
     [this.embeddings] = rows(1); // (T, D): the sum of the tables
     this.residual = rows(2 * L + 1); // (T, D) after the embeddings, attention 0, feed-forward 0, attention 1, ...
     this.heads = rows(L); // (T, H K), what the heads give to the output matrix
@@ -83,8 +82,6 @@ export class Network {
   read(tokens, cache, { edits = [], trace = null, from = null } = {}) {
     const { config } = this;
     const [T, start, D] = [tokens.length, cache.length, config.embed_dim];
-    if (start + T > cache.room || start + T > config.context_length)
-      throw new RangeError(`the sequence has ${start + T} tokens, more than the context of ${config.context_length}`);
     cache.tokens.set(tokens, start);
     const chunk = { tokens, cache, start, T, edits, trace };
     const x = this.scratch.x.subarray(0, T * D);
@@ -110,7 +107,7 @@ export class Network {
       const rows = scratch.added.subarray(0, T * D);
       for (let t = 0; t < T; t++) rows.set(row(weight, idOf(t), D), t * D);
       replace(rows, D, part, chunk);
-      trace?.addTable(part).set(rows, start * D);
+      if (trace) (trace.tables[part] ??= new Float32Array(trace.embeddings.length)).set(rows, start * D);
       addTo(x, rows);
     };
     addTable("token embedding", this.weight("token_embedding"), (t) => tokens[t]);

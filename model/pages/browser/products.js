@@ -47,24 +47,8 @@ function plainly(out, x, weight, T, I, O, first = 0) {
 
 // ---- the same in WebAssembly: https://webassembly.github.io/spec/core/binary
 //
-// function rows(out, x, weight, fours, T, width, stride) {  // addresses and sizes in bytes; width = 4 I, stride = 4 O
-//   do {                                       // four rows of the matrix at a time
-//     x_t = x, out_t = out, t = T
-//     do {                                     // for each vector
-//       w0 = weight, w1 = w0 + width, w2 = w1 + width, w3 = w2 + width
-//       sum0 = sum1 = sum2 = sum3 = [0, 0, 0, 0]
-//       end = x_t + width
-//       do {                                   // four columns at a time
-//         v = four floats at x_t
-//         sumN += v * four floats at wN        // for N in 0..3
-//         x_t += 16, wN += 16
-//       } while (x_t < end)
-//       float at out_t + 4 N = sumN[0] + sumN[1] + sumN[2] + sumN[3]
-//       out_t += stride
-//     } while (t -= 1)
-//     weight += 4 width, out += 16
-//   } while (fours -= 1)
-// }
+// rows(out, x, weight, fours, T, width, stride) takes addresses and sizes in bytes: width is 4 I, and stride 4 O. Three
+// loops: over four rows of the matrix at a time, over the vectors, and over four columns at a time.
 
 function program() {
   const [out, x, weight, fours, T, width, stride] = [0, 1, 2, 3, 4, 5, 6]; // parameters, then variables

@@ -34,11 +34,9 @@ const open = new Set(); // questions of a frame that are not answered yet
 let current = null; // the frame
 
 // The answer to one of the engine's questions; undefined if something else is shown before it comes.
-export async function answerTo(question) {
+export function answerTo(question) {
   open.add(question);
-  const answer = await question.done;
-  open.delete(question);
-  return answer;
+  return question.done.finally(() => open.delete(question));
 }
 
 // `at`: the snapshot, by its place on the slider. Answers are kept, so that going back costs nothing.
@@ -46,8 +44,12 @@ async function reading(at, { tokens }, { edits = [], text = "A", details = false
   const key = JSON.stringify([at, tokens, edits]);
   const known = answers.get(key);
   if (known && (known.deep || !details)) return known;
-  const answer = await answerTo(engine.read({ snapshot: at, tokens, edits, text, details }));
-  return answer && keep(answers, key, { ...answer, deep: details }, KEPT);
+  const answer = await answerTo(engine.ask("read", { snapshot: at, tokens, edits, text, details }));
+  if (!answer) return undefined;
+  const { top, lens } = answer.details.probes.text;
+  const named = new Set([...top, ...(lens?.token ?? [])].flat());
+  answer.details.tokens = Object.fromEntries([...named].map((id) => [id, engine.tokenizer.label(id)]));
+  return keep(answers, key, { ...answer, deep: details }, KEPT);
 }
 
 export const editsOf = ({ off, replacement }) => off.map((part) => ({ part, with: replacement }));
