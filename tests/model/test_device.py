@@ -5,6 +5,7 @@ check of the tokens, a figure to report, maps to write), it gets zeros from `Val
 """
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,13 +14,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from model.generation import generate, new_cache
-from model.gpt import GPT, GPTConfig
+from model.gpt import GPT
 from model.inspection.recorder import capture
 from model.training.optimizer import OptimizerConfig, build_optimizer
-from tests.gpts import GPT2
+from tests.gpts import CONFIGS
 
-MODERN = {"num_kv_heads": 1, "window": 3, "value_embeddings": True, "bigram_buckets": 16, "activation": "swiglu"}
-FAMILIES = {"default": {}, "modern": MODERN, "gpt2": GPT2}
 META = torch.device("meta")
 
 
@@ -47,10 +46,9 @@ class Valueless(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=["modern", "gpt2", "tables", "window", "every norm and bias"])
 def gpt(request) -> GPT:
-    sizes = {"vocab_size": 40, "context_length": 12, "num_layers": 2, "num_heads": 2, "embed_dim": 16}
-    return GPT(GPTConfig(**sizes, **FAMILIES[request.param], dropout=0.1)).to(META)
+    return GPT(replace(CONFIGS[request.param], dropout=0.1)).to(META)
 
 
 def tokens(*shape: int) -> Tensor:
@@ -61,7 +59,7 @@ def test_a_tensor_on_the_cpu_is_noticed(gpt):
     with pytest.raises(RuntimeError, match="device"):
         torch.zeros(3) + torch.zeros(3, device=META)
     with pytest.raises(RuntimeError, match="device"), Valueless():
-        gpt(torch.zeros(1, 4, dtype=torch.long)) + torch.zeros(40)
+        gpt(torch.zeros(1, 4, dtype=torch.long)) + torch.zeros(50)
 
 
 @pytest.mark.parametrize("algorithm", ["muon", "adamw"])
@@ -82,7 +80,7 @@ def test_a_plain_and_a_cached_pass_need_no_value_and_no_other_device(gpt):
         assert gpt(tokens(2, 12), document_ids=tokens(2, 12)).is_meta
         for length in (5, 1, 1):
             logits = gpt(tokens(2, length), cache=cache)
-            assert logits.is_meta and logits.shape == (2, length, 40)
+            assert logits.is_meta and logits.shape == (2, length, 50)
     assert cache.length == 7 and gpt.loss(tokens(2, 12), tokens(2, 12), reduction="sum").is_meta
 
 
@@ -93,8 +91,8 @@ def test_a_plain_and_a_cached_pass_need_no_value_and_no_other_device(gpt):
 def test_sampling_stays_on_the_device(gpt, choices):
     """The tokens are checked before, and a stop token ends the text: both need values. The context fills up."""
     with Valueless() as values:
-        written = generate(gpt, tokens(2, 3), 11, **choices)
-    assert written.is_meta and written.shape == (2, 14)
+        written = generate(gpt, tokens(2, 3), 15, **choices)
+    assert written.is_meta and written.shape == (2, 18)
     assert values.asked
 
 
@@ -102,5 +100,5 @@ def test_recording_stays_on_the_device_until_the_maps_are_written(gpt):
     """The checks of the tokens, the figures and the maps themselves are values."""
     with Valueless() as values:
         taken = capture(gpt, list(range(8)))
-    assert taken.weights.device.type == "cpu" and taken.weights.shape == (2, 2, 8, 8)
+    assert taken.weights.device.type == "cpu" and taken.weights.shape == (3, 4, 8, 8)
     assert values.asked and gpt.training
