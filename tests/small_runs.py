@@ -13,7 +13,7 @@ REPOSITORY = Path(__file__).parent.parent
 # What a resume could get wrong: random numbers of the training, accumulated gradients, both optimizers, rows and
 # saves at different steps.
 EVENTFUL = ["--model.gpt.dropout=0.1", "--trainer.accumulate_grad_batches=2", "--trainer.val_check_interval=8"]
-EVENTFUL += ["--trainer.log_every_n_steps=3", "--checkpoints.every_n_steps=1"]
+EVENTFUL += ["--trainer.log_every_n_steps=3", "--checkpoints.every_n_steps=1", "--trainer.num_sanity_val_steps=1"]
 # A run of 12 steps, validated and saved at every fourth.
 SMALL = """--data.corpus=files --data.tokenizer=bytes --data.vocab_size=null --data.batch_size=4 --data.num_threads=1
     --model.gpt.context_length=16 --model.gpt.embed_dim=32 --attention.picture=false --attention.probe_tokens=8

@@ -73,7 +73,8 @@ class RunSequence(Checkpoint):
 
     def on_validation_start(self, trainer: Trainer, module: LightningModule) -> None:
         self.metrics.stop_clock()
-        trainer.strategy.checkpoint_io.restored_from = None  # what fails from now on is not the checkpoint's fault
+        if not trainer.sanity_checking:  # what fails from now on is not the checkpoint's fault
+            trainer.strategy.checkpoint_io.restored_from = None
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         check_finite(module.validation_metrics["val/loss"], "validation")
