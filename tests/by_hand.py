@@ -52,11 +52,15 @@ class ByHand:
         return x @ self.weights[f"{name}.weight"].T + self.weights.get(f"{name}.bias", 0)
 
     def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        if self.config.norm == "rmsnorm":
-            return normalised(x)
-        x = x - x.mean(-1, keepdim=True)
-        x = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-        return x * self.weights[f"{name}.weight"] + self.weights.get(f"{name}.bias", 0)
+        return self.share_of_norm(x, x, name) + self.weights.get(f"{name}.bias", 0)
+
+    def share_of_norm(self, x: torch.Tensor, at: torch.Tensor, name: str) -> torch.Tensor:
+        """What a norm makes of x, apart from its bias, where it is scaled as it scales `at`."""
+        epsilon = 1e-6
+        if self.config.norm == "layernorm":
+            x, at, epsilon = x - x.mean(-1, keepdim=True), at - at.mean(-1, keepdim=True), 1e-5
+        x = x / (at.square().mean(-1, keepdim=True) + epsilon).sqrt()
+        return x * self.weights.get(f"{name}.weight", 1)
 
     def read(self, x: torch.Tensor) -> torch.Tensor:
         """The logits of a residual stream (T, D)."""

@@ -1,6 +1,5 @@
 """scripts/convert_huggingface.py: there and back, and the sentence for each mistake."""
 
-import functools
 import json
 import shlex
 
@@ -25,9 +24,6 @@ def gpt():
     return random_gpt(GPTConfig(**SIZES, **GPT2))
 
 
-convert = functools.partial(call, main)
-
-
 @pytest.mark.parametrize(
     ("options", "exported"), [(GPT2, "GPT2LMHeadModel"), ({"window": 4}, "GlassGPTForCausalLM")], ids=["gpt2", "modern"]
 )
@@ -35,9 +31,9 @@ def test_a_run_is_exported_and_imported_bit_for_bit(options, exported, tmp_path,
     """One that is no GPT-2 with its source, which a person must trust."""
     gpt = random_gpt(GPTConfig(**SIZES, **options))
     save_checkpoint(tmp_path / "run/checkpoints/best.ckpt", gpt)
-    status, out, _ = convert(capsys, "export", tmp_path / "run", tmp_path / "folder")
+    status, out, _ = call(main, capsys, "export", tmp_path / "run", tmp_path / "folder")
     assert status == 0 and exported in out and ("trust_remote_code=True" in out) == (options is not GPT2)
-    status, out, _ = convert(capsys, "import", tmp_path / "folder", tmp_path / "again.ckpt")
+    status, out, _ = call(main, capsys, "import", tmp_path / "folder", tmp_path / "again.ckpt")
     assert status == 0 and f"{gpt.num_parameters():,} parameters, tokenizer bytes" in out
     again, info = load_gpt(tmp_path / "again.ckpt")
     assert again.config == gpt.config and info["tokenizer"] == byte_level().to_dict()
@@ -47,7 +43,7 @@ def test_a_run_is_exported_and_imported_bit_for_bit(options, exported, tmp_path,
 def test_a_gguf_file_is_written_by_its_ending(gpt, tmp_path, capsys):
     pytest.importorskip("gguf")
     save_checkpoint(tmp_path / "our.ckpt", gpt)
-    status, _, _ = convert(capsys, "export", tmp_path / "our.ckpt", tmp_path / "model.gguf")
+    status, _, _ = call(main, capsys, "export", tmp_path / "our.ckpt", tmp_path / "model.gguf")
     assert status == 0 and (tmp_path / "model.gguf").read_bytes()[:4] == b"GGUF"
 
 
@@ -55,7 +51,7 @@ def test_a_model_without_tokenizer_takes_the_named_one(gpt, tmp_path, capsys):
     to_huggingface(gpt, tmp_path / "folder")
     sentence = refused(main, capsys, "import", tmp_path / "folder", tmp_path / "our.ckpt")
     assert "has no tokenizer.json" in sentence and "--tokenizer" in sentence
-    assert convert(capsys, "import", tmp_path / "folder", tmp_path / "our.ckpt", "--tokenizer", "bytes")[0] == 0
+    assert call(main, capsys, "import", tmp_path / "folder", tmp_path / "our.ckpt", "--tokenizer", "bytes")[0] == 0
     assert load_gpt(tmp_path / "our.ckpt")[1]["tokenizer"] == byte_level().to_dict()
 
 

@@ -1,6 +1,5 @@
 """scripts/evaluate.py: its figures on each split, and a sentence for every mistake."""
 
-import functools
 import json
 import math
 import shlex
@@ -43,11 +42,8 @@ def files(tmp_path) -> str:
     return f"{tmp_path}/*.txt"
 
 
-evaluate = functools.partial(call, main)
-
-
 def result(capsys, *arguments) -> dict:
-    status, out, err = evaluate(capsys, *arguments, "--json")
+    status, out, err = call(main, capsys, *arguments, "--json")
     assert status == 0, err
     return json.loads(out)
 
@@ -108,7 +104,7 @@ def test_the_splits_add_up_and_without_one_all_of_a_persons_own_files_is_in_the_
         assert parts["train"][name] + parts["validation"][name] == parts["all"][name]
     assert parts["all"]["documents"] == 8 and parts["all"]["tokens"] == parts["all"]["bytes"] + 8
     assert result(capsys, *options) == parts["all"]
-    status, out, err = evaluate(capsys, "--checkpoint", run_dir, f"--data.files={files}")
+    status, out, err = call(main, capsys, "--checkpoint", run_dir, f"--data.files={files}")
     table = {line[:16].strip(): line[16:] for line in out.splitlines()}
     assert status == 0 and "windows of 16 tokens" in err and f"all of {table['text']}" in err
     assert float(table["bits per byte"]) == pytest.approx(parts["all"]["bits_per_byte"], abs=1e-6)
@@ -142,11 +138,11 @@ def test_what_the_tokenizer_leaves_out_is_told(tmp_path, capsys, files):
     options = ("--checkpoint", checkpoint, "--data.files", files)
     whole = result(capsys, *options)["bytes"]
     change_checkpoint(checkpoint, tokenizer=letters_alone())
-    status, out, err = evaluate(capsys, *options, "--json")
+    status, out, err = call(main, capsys, *options, "--json")
     left = whole - json.loads(out)["bytes"]
     assert status == 0 and left > 0 and f"the tokenizer 'letters' leaves out {left} of {whole} bytes\n" in err
     (tmp_path / "signs.txt").write_text("42 - 7 = 35")
-    status, out, err = evaluate(capsys, "--checkpoint", checkpoint, "--data.files", tmp_path / "signs.txt", "--json")
+    status, out, err = call(main, capsys, "--checkpoint", checkpoint, "--data.files", tmp_path / "signs.txt", "--json")
     assert (status, out) == (2, "") and "the tokenizer 'letters' has no token for anything in signs\n" in err
 
 

@@ -1,6 +1,5 @@
 """scripts/generate.py: what a person types, and the text or the sentence that comes back."""
 
-import functools
 import io
 import json
 import shlex
@@ -14,7 +13,7 @@ from torch import nn
 
 from data.tokenizers import END_OF_TEXT, Tokenizer, byte_level
 from model.checkpoint import load_gpt
-from model.generation import generate as write_tokens
+from model.generation import generate
 from model.gpt import GPT, GPTConfig
 from scripts.generate import TextStream, main
 from tests.command_lines import call, refused
@@ -54,14 +53,11 @@ def own_threads():
     torch.set_num_threads(threads)
 
 
-generate = functools.partial(call, main)
-
-
 def test_a_checkpoint_without_a_tokenizer_or_with_one_that_cannot_read_the_prompt_gets_one_sentence(tmp_path, capsys):
     run = save_run(tmp_path / "run")
     change_checkpoint(run / "checkpoints" / "best.ckpt", tokenizer=letters_alone())
     for option, status in (("--prompt=123 ABC", 2), ("--prompt=\n", 0), ("--max_new_tokens=3", 0)):
-        found, _, err = generate(capsys, "--checkpoint", run, "--max_new_tokens", 2, option)
+        found, _, err = call(main, capsys, "--checkpoint", run, "--max_new_tokens", 2, option)
         assert (found, "has no token for anything in '123 ABC'" in err) == (status, status == 2)
     change_checkpoint(run / "checkpoints" / "best.ckpt", tokenizer=None)
     assert str(run) in refused(main, capsys, "--checkpoint", run)
@@ -73,19 +69,19 @@ def test_one_small_text_takes_one_thread_and_many_take_all(run_dir, capsys, monk
     chosen = []
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     for samples in (1, 4):
-        generate(capsys, "--checkpoint", run_dir, "--num_samples", samples, "--max_new_tokens", 2)
+        call(main, capsys, "--checkpoint", run_dir, "--num_samples", samples, "--max_new_tokens", 2)
     assert chosen == [1, 3]
 
 
 def test_the_seed_repeats_the_text_and_without_one_equal_prompts_get_texts_of_their_own(run_dir, capsys, tmp_path):
     def text(*options):
-        return generate(capsys, "--checkpoint", run_dir, "--prompt", "x", "--max_new_tokens", 40, *options)[1]
+        return call(main, capsys, "--checkpoint", run_dir, "--prompt", "x", "--max_new_tokens", 40, *options)[1]
 
     assert text("--seed", 1) == text("--seed", 1) != text("--seed", 2)
     assert text() != text()
     (tmp_path / "prompts.txt").write_text("a\na\n", encoding="utf-8")
     options = ("--checkpoint", run_dir, "--prompts", tmp_path / "prompts.txt", "--json", "--temperature", 2)
-    first, second = (json.loads(line)["text"] for line in generate(capsys, *options)[1].splitlines())
+    first, second = (json.loads(line)["text"] for line in call(main, capsys, *options)[1].splitlines())
     assert first != second
     greedy = ("--greedy",)
     assert text(*greedy) == text("--temperature", 0) == text("--min_p", 1) != text(*greedy, "--repetition_penalty", 2)
@@ -118,7 +114,7 @@ def test_text_stream_ends_before_the_first_stop_and_holds_back_what_may_become_o
 
 @pytest.mark.parametrize("prompt", ["日本 naïve \N{GRINNING FACE}\x00", "<|endoftext|>", "x" * 100, ""], ids=ascii)
 def test_any_prompt_is_continued_and_an_empty_one_is_named(run_dir, capsys, prompt):
-    status, out, err = generate(capsys, "--checkpoint", run_dir, "--prompt", prompt, "--max_new_tokens", 30)
+    status, out, err = call(main, capsys, "--checkpoint", run_dir, "--prompt", prompt, "--max_new_tokens", 30)
     assert status == 0 and out.startswith(prompt) and out.endswith("\n") and "best.ckpt, step 7" in err
     assert err.count("an empty prompt: its text is the beginning of a document\n") == (prompt == "")
 
@@ -126,10 +122,10 @@ def test_any_prompt_is_continued_and_an_empty_one_is_named(run_dir, capsys, prom
 def test_the_prompt_comes_from_a_file_or_standard_input(run_dir, capsys, tmp_path, monkeypatch):
     path = tmp_path / "prompt.txt"
     path.write_text("über\nalles", encoding="utf-8-sig")  # a byte order mark, as of Windows, is no text
-    status, out, _ = generate(capsys, "--checkpoint", run_dir, "--prompt_file", path)
+    status, out, _ = call(main, capsys, "--checkpoint", run_dir, "--prompt_file", path)
     assert status == 0 and out.startswith("über\nalles")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("von Stdin ü".encode())))
-    status, out, _ = generate(capsys, "--checkpoint", run_dir, "--prompt", "-")
+    status, out, _ = call(main, capsys, "--checkpoint", run_dir, "--prompt", "-")
     assert status == 0 and out.startswith("von Stdin ü")
 
 
@@ -176,11 +172,11 @@ def test_a_mistake_gets_one_sentence(run_dir, capsys, here, typed):
 
 def test_weights_in_8_bits_write_on_the_cpu_only(run_dir, capsys, monkeypatch):
     options = ("--checkpoint", run_dir, "--dtype", "int8", "--prompt", "a", "--max_new_tokens", 5, "--seed", 1)
-    status, out, err = generate(capsys, *options, "--logprobs", "--device", "cpu")
-    exact = generate(capsys, *options, "--logprobs", "--dtype", "float32", "--device", "cpu")[1]
+    status, out, err = call(main, capsys, *options, "--logprobs", "--device", "cpu")
+    exact = call(main, capsys, *options, "--logprobs", "--dtype", "float32", "--device", "cpu")[1]
     assert (status, out != exact, len(json.loads(out)["tokens"])) == (0, True, 5)
     monkeypatch.setattr("scripts.generate.choose_device", torch.device)
-    status, _, err = generate(capsys, *options, "--device", "cuda:0")
+    status, _, err = call(main, capsys, *options, "--device", "cuda:0")
     assert status == 2 and "--dtype int8 is for the CPU, and this is cuda:0" in err
 
 
@@ -193,8 +189,8 @@ def test_each_prompt_of_a_file_is_continued_as_it_would_be_alone(run_dir, capsys
     lines = [json.dumps({"prompt": prompt}) for prompt in PROMPTS] if name.endswith("l") else PROMPTS
     (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
     common = ("--checkpoint", run_dir, "--max_new_tokens", 30, "--json", *options)
-    _, together, _ = generate(capsys, *common, "--prompts", tmp_path / name)
-    alone = "".join(generate(capsys, *common, "--prompt", prompt)[1] for prompt in PROMPTS)
+    _, together, _ = call(main, capsys, *common, "--prompts", tmp_path / name)
+    alone = "".join(call(main, capsys, *common, "--prompt", prompt)[1] for prompt in PROMPTS)
     assert together == alone
     samples = 2 if "--num_samples" in options else 1
     assert [json.loads(line)["prompt"] for line in together.splitlines()][::samples] == PROMPTS
@@ -207,7 +203,7 @@ def test_prompts_of_equal_length_are_continued_together_and_written_in_order(run
     prompts = ["a", "bcd", "e", "fgh", "i", "jklmn", ""]
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)), encoding="utf-8")
     options = ("--checkpoint", run_dir, "--prompts", tmp_path / "prompts.jsonl", "--max_new_tokens", 1, "--greedy")
-    status, out, err = generate(capsys, *options)
+    status, out, err = call(main, capsys, *options)
     assert status == 0 and err.count("step 7") == 1 and "7 tokens in" in err
     assert shapes == [(2, 1), (2, 3), (2, 1), (1, 5)]
     parts = out.split("--- prompt ")[1:]
@@ -220,26 +216,26 @@ def test_blank_lines_among_prompts_are_skipped_and_named(run_dir, capsys, tmp_pa
     path = tmp_path / "prompts.txt"
     path.write_bytes(b"\none\r\n\n  two\n \n")
     options = ("--checkpoint", run_dir, "--prompts", path, "--max_new_tokens", 2, "--json")
-    status, out, err = generate(capsys, *options)
+    status, out, err = call(main, capsys, *options)
     assert status == 0 and [json.loads(line)["prompt"] for line in out.splitlines()] == ["one", "  two"]
     assert err.count(f"{path}: skipped blank lines 1, 3, 5\n") == 1
 
 
 def test_a_text_ends_where_the_model_ends_it_or_before_a_stop(tmp_path, capsys):
     ending = save_run(tmp_path / "ending", favourite=[*b"ab", 256])
-    assert generate(capsys, "--checkpoint", ending, "--temperature", 0, "--prompt", "a")[1] == "ab\n"
+    assert call(main, capsys, "--checkpoint", ending, "--temperature", 0, "--prompt", "a")[1] == "ab\n"
     cut = ("--checkpoint", save_run(tmp_path / "cut", favourite="aé".encode()), "--greedy", "--prompt", "a")
-    assert generate(capsys, *cut, "--max_new_tokens", 1)[1] == "a\N{REPLACEMENT CHARACTER}\n"  # within a character
+    assert call(main, capsys, *cut, "--max_new_tokens", 1)[1] == "a\N{REPLACEMENT CHARACTER}\n"  # within a character
     run_dir = save_run(tmp_path / "run", favourite=b"abcde.\n")
     options = ("--checkpoint", run_dir, "--greedy", "--prompt", "ab", "--max_new_tokens", 9)
-    status, out, err = generate(capsys, *options, "--stop", "e.", "--stop", "zz")
+    status, out, err = call(main, capsys, *options, "--stop", "e.", "--stop", "zz")
     assert (status, out) == (0, "abcd\n") and "no --stop" not in err and "4 tokens in" in err
-    record = json.loads(generate(capsys, *options, "--stop", "e.", "--json")[1])
+    record = json.loads(call(main, capsys, *options, "--stop", "e.", "--json")[1])
     assert record == {"prompt": "ab", "sample": 1, "text": "cd", "ended": "stop", "new_tokens": 4}
-    status, out, err = generate(capsys, *options, "--stop", "zz")
+    status, out, err = call(main, capsys, *options, "--stop", "zz")
     assert (status, out) == (0, "abcde.\nabcd\n")
     assert err.count("no --stop text came in the text within 9 tokens\n") == 1
-    err = generate(capsys, *options, "--stop", "zz", "--num_samples", 2)[2]
+    err = call(main, capsys, *options, "--stop", "zz", "--num_samples", 2)[2]
     assert "no --stop text came in 2 of 2 texts within 9 tokens" in err
 
 
@@ -248,8 +244,8 @@ def test_json_lines_with_the_log_probability_of_each_token(run_dir, capsys):
     """It is the model's, before any option."""
     options = ("--checkpoint", run_dir, "--prompt", "ab", "--max_new_tokens", 6, "--num_samples", 2, "--seed", 1)
     options += ("--temperature", 1.5, "--top_k", 40, "--repetition_penalty", 2)
-    plain = generate(capsys, *options)[1]
-    lines = [json.loads(line) for line in generate(capsys, *options, "--logprobs")[1].splitlines()]
+    plain = call(main, capsys, *options)[1]
+    lines = [json.loads(line) for line in call(main, capsys, *options, "--logprobs")[1].splitlines()]
     assert lines[0]["text"] != lines[1]["text"]
     gpt, _ = load_gpt(run_dir / "checkpoints" / "best.ckpt")
     for number, line in enumerate(lines, start=1):
@@ -268,14 +264,14 @@ def test_typed_turns_continue_one_text_and_read_only_what_is_new(run_dir, capsys
     typed = io.TextIOWrapper(io.BytesIO("\nab\\\nc\n\né".encode()))
     monkeypatch.setattr(sys, "stdin", typed)
     options = ("--checkpoint", run_dir, "--greedy", "--max_new_tokens", 2)
-    status, out, err = generate(capsys, *options, "--interactive")
+    status, out, err = call(main, capsys, *options, "--interactive")
     assert status == 0 and err.count("2 tokens in") == 4
     assert lengths == [1, 1, 1 + 4, 1, 1, 1, 1 + 2, 1]  # end-of-text first, later the last token of the turn before
     gpt, _ = load_gpt(run_dir / "checkpoints" / "best.ckpt")
     text, written = [], b""
     for turn in (b"", b"ab\nc", b"", "é".encode()):
         text += list(turn) if text else [256]
-        whole = write_tokens(gpt, torch.tensor([text]), 2, temperature=0)[0].tolist()
+        whole = generate(gpt, torch.tensor([text]), 2, temperature=0)[0].tolist()
         written += bytes(whole[-2:]) + b"\n"
         text = whole
     assert out == written.decode(errors="replace")
@@ -285,14 +281,14 @@ def test_the_line_break_that_sends_a_turn_is_not_read_and_one_after_a_backslash_
     options = ("--checkpoint", run_dir, "--greedy", "--max_new_tokens", 9)
     for typed, prompt in (("ab\n", "ab"), ("ab", "ab"), ("ab\\\n\n", "ab\n"), ("a\\\n\\\nb\n", "a\n\nb")):
         monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
-        text = generate(capsys, *options, "--interactive")[1]
-        assert prompt + text == generate(capsys, *options, "--prompt", prompt)[1], repr(typed)
+        text = call(main, capsys, *options, "--interactive")[1]
+        assert prompt + text == call(main, capsys, *options, "--prompt", prompt)[1], repr(typed)
 
 
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # as in a UTF-8 locale, and as in C's
 def test_typed_bytes_that_are_not_text_get_one_sentence(run_dir, capsys, monkeypatch, errors):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff\n"), encoding="utf-8", errors=errors))
-    status, out, err = generate(capsys, "--checkpoint", run_dir, "--interactive")
+    status, out, err = call(main, capsys, "--checkpoint", run_dir, "--interactive")
     assert (status, out) == (2, "") and err.endswith("generate.py: standard input is not UTF-8 text\n")
 
 
@@ -304,12 +300,7 @@ def test_a_closed_stream_gets_one_sentence(run_dir, capsys, monkeypatch, option)
 
 
 def test_as_a_program_it_imports_nothing_that_only_training_needs(run_dir):
-    code = """
-import runpy, sys
-try:
-    runpy.run_module("scripts.generate", run_name="__main__")
-finally:
-    assert not {"lightning", "datasets", "wandb", "matplotlib"} & set(sys.modules)
-"""
+    code = "import runpy, sys; sys.modules |= dict.fromkeys(['lightning', 'datasets', 'wandb', 'matplotlib']); "
+    code += "runpy.run_module('scripts.generate', run_name='__main__')"
     command = [sys.executable, "-c", code, "--checkpoint", str(run_dir), "--max_new_tokens=3"]
     subprocess.run(command, cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)

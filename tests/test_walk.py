@@ -1,6 +1,5 @@
 """scripts/walk.py: every stop against the forward pass written out by hand, the lines it names, and its mistakes."""
 
-import functools
 import gc
 import math
 import re
@@ -94,14 +93,11 @@ def runs(tmp_path_factory):
     return folder
 
 
-walk = functools.partial(call, main)
-
-
 @pytest.mark.parametrize("head", [1, 3])
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_printed_can_be_looked_up(runs, capsys, name, head):
     """Each function by its line, each shape by its letters, and the five values by the index before them."""
-    status, out, err = walk(capsys, "--checkpoint", runs / name, "--prompt", PROMPT, "--layer", 1, "--head", head)
+    status, out, err = call(main, capsys, "--checkpoint", runs / name, "--prompt", PROMPT, "--layer", 1, "--head", head)
     assert (status, err) == (0, "") and "best.ckpt, step 7, on cpu\n" in out
     assert max(map(len, out.splitlines()[1:])) <= 100 and "\t" not in out
     gpt = model(name)
@@ -171,22 +167,22 @@ def test_the_model_is_left_as_it_was():
 
 
 def test_without_a_run_it_is_a_fresh_model(tmp_path, here, runs, capsys):
-    status, out, _ = walk(capsys, "--prompt", "héllo")
+    status, out, _ = call(main, capsys, "--prompt", "héllo")
     assert status == 0 and out.startswith("a fresh model")
     assert f"() = ()   {math.log(257):.4g}\n" in out  # every token is equally likely
     assert r"'h' '\xc3' '\xa9' 'l' 'l' 'o'" in out
     save_checkpoint(tmp_path / "runs" / "first" / "checkpoints" / "best.ckpt", model("gpt2"))
-    assert walk(capsys)[1].startswith("runs/first/checkpoints/best.ckpt, step 7, on cpu\n")
-    assert walk(capsys, "--fresh")[1].startswith("a fresh model")
+    assert call(main, capsys)[1].startswith("runs/first/checkpoints/best.ckpt, step 7, on cpu\n")
+    assert call(main, capsys, "--fresh")[1].startswith("a fresh model")
 
 
 def test_a_diverged_model_and_odd_texts_are_shown(tmp_path, runs, capsys):
     gpt = model("modern")
     gpt.blocks[0].feed_forward.up_proj.weight.data.fill_(math.nan)
     save_checkpoint(tmp_path / "nan.ckpt", gpt)
-    status, out, _ = walk(capsys, "--checkpoint", tmp_path / "nan.ckpt")
+    status, out, _ = call(main, capsys, "--checkpoint", tmp_path / "nan.ckpt")
     assert status == 0 and "() = ()   nan" in out
-    status, out, _ = walk(capsys, "--checkpoint", runs / "gpt2", "--prompt", "a\x1b\n{b}")
+    status, out, _ = call(main, capsys, "--checkpoint", runs / "gpt2", "--prompt", "a\x1b\n{b}")
     assert status == 0 and "\x1b" not in out and r"'a' '\x1b' '\n' '{' 'b' '}'" in out
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from data import corpora
 from data.corpora import CORPORA, SPLITS, Corpus
-from data.corpora.files import FileCorpus
 from data.corpora.hub import HubCorpus
 from data.datamodule import TextDataModule
 from data.readers import Passage
@@ -21,10 +20,6 @@ DEFAULTS = {name: option.default for name, option in signature(TextDataModule).p
 
 def build(name: str, **options) -> Corpus:
     return corpora.build(name, DEFAULTS | options, DEFAULTS)
-
-
-def file_corpus(files: list[str], **options) -> FileCorpus:
-    return build("files", files=files, **options)
 
 
 def hub_corpus(dataset: str, **options) -> Corpus:
@@ -56,14 +51,14 @@ def test_stdlib_is_source_without_tests_split_by_file():
 
 def test_the_split_of_a_file_does_not_depend_on_the_other_files(tmp_path: Path):
     paths = write_files(tmp_path, 200)
-    before = set(file_corpus([str(tmp_path / "*.txt")]).files["validation"])
+    before = set(build("files", files=[f"{tmp_path}/*.txt"]).files["validation"])
     assert 5 < len(before) < 40
     for path in paths[::2]:
         path.unlink()
-    assert set(file_corpus([str(tmp_path / "*.txt")]).files["validation"]) == before & set(paths[1::2])
+    assert set(build("files", files=[f"{tmp_path}/*.txt"]).files["validation"]) == before & set(paths[1::2])
 
 
-@pytest.mark.parametrize("build", [lambda: file_corpus(["text.jsonl"]), lambda: hub_corpus(".")])
+@pytest.mark.parametrize("build", [lambda: build("files", files=["text.jsonl"]), lambda: hub_corpus(".")])
 def test_texts_of_one_name_size_and_date_in_two_folders_are_two(tmp_path: Path, monkeypatch, build):
     """As archives unpack them: each has tokens of its own in the cache."""
     identities = []
@@ -80,7 +75,7 @@ def test_texts_of_one_name_size_and_date_in_two_folders_are_two(tmp_path: Path, 
 @pytest.mark.parametrize("fraction", [0.01, 0.99])
 def test_few_files_leave_no_split_empty(tmp_path: Path, count: int, fraction: float):
     paths = write_files(tmp_path, count)
-    corpus = file_corpus([str(tmp_path / "*.txt")], validation_fraction=fraction)
+    corpus = build("files", files=[f"{tmp_path}/*.txt"], validation_fraction=fraction)
     train, validation = (texts(corpus, split) for split in SPLITS)
     assert train and validation
     assert sorted(train + validation) == sorted(path.read_text() for path in paths)
@@ -88,7 +83,8 @@ def test_few_files_leave_no_split_empty(tmp_path: Path, count: int, fraction: fl
 
 def test_validation_files_are_never_trained_on(tmp_path: Path):
     paths = write_files(tmp_path, 4)
-    corpus = file_corpus([str(tmp_path / "*.txt")], validation_files=[f"{tmp_path}/../{tmp_path.name}/{paths[2].name}"])
+    other_name = f"{tmp_path}/../{tmp_path.name}/{paths[2].name}"
+    corpus = build("files", files=[f"{tmp_path}/*.txt"], validation_files=[other_name])
     assert texts(corpus, "validation") == ["text number 2\n"]
     assert texts(corpus, "train") == ["text number 0\n", "text number 1\n", "text number 3\n"]
     assert corpus.name == tmp_path.name
@@ -99,9 +95,9 @@ def test_a_file_of_several_names_is_read_once_and_in_one_split(tmp_path: Path):
     for path in paths:
         path.with_name(f"soft {path.name}").symlink_to(path)
         path.with_name(f"hard {path.name}").hardlink_to(path)
-    corpus = file_corpus([f"{tmp_path}/*.txt", f"{tmp_path}/part*"])
+    corpus = build("files", files=[f"{tmp_path}/*.txt", f"{tmp_path}/part*"])
     assert sorted(texts(corpus, "train") + texts(corpus, "validation")) == sorted(path.read_text() for path in paths)
-    corpus = file_corpus([f"{tmp_path}/*.txt"], validation_files=[f"{tmp_path}/soft part003.txt"])
+    corpus = build("files", files=[f"{tmp_path}/*.txt"], validation_files=[f"{tmp_path}/soft part003.txt"])
     assert len(texts(corpus, "train")) == 19 and texts(corpus, "validation") == ["text number 3\n"]
 
 
@@ -109,23 +105,23 @@ def test_text_tables_and_compressed_files_can_be_mixed(tmp_path: Path):
     (tmp_path / "a.jsonl").write_text('{"body": "from json", "n": 1}\n')
     (tmp_path / "b.md").write_text("from markdown")
     (tmp_path / "c.txt.gz").write_bytes(gzip.compress(b"from gzip"))
-    corpus = file_corpus([str(tmp_path / "*")], text_column="body")
+    corpus = build("files", files=[str(tmp_path / "*")], text_column="body")
     assert sorted(texts(corpus, "train") + texts(corpus, "validation")) == ["from gzip", "from json", "from markdown"]
 
 
 def test_what_exists_is_not_read_as_a_pattern(tmp_path: Path):
     for name in ("a[1].txt", "a1.txt"):
         (tmp_path / name).write_text(f"text of {name}")
-    assert file_corpus([str(tmp_path / "a[1].txt")]).name == "a[1]"
-    assert file_corpus([str(tmp_path / "a[0-9].txt")]).name == "a1"
+    assert build("files", files=[str(tmp_path / "a[1].txt")]).name == "a[1]"
+    assert build("files", files=[str(tmp_path / "a[0-9].txt")]).name == "a1"
     folder = tmp_path / "a [b] *c"
     folder.mkdir()
     write_files(folder, 2)
     for pattern in ("*.txt", "**/part*.txt", "*"):
-        assert len(file_corpus([str(folder / pattern)]).identity["train"]) == 1  # and one to validate
+        assert len(build("files", files=[str(folder / pattern)]).identity["train"]) == 1  # and one to validate
     with pytest.raises(ValueError, match=r"is a folder: write '(.*)' to read") as mistake:
-        file_corpus([str(folder)])
-    file_corpus([re.search("'(.*)'", str(mistake.value))[1]])  # what the sentence advises
+        build("files", files=[str(folder)])
+    build("files", files=[re.search("'(.*)'", str(mistake.value))[1]])  # what the sentence advises
 
 
 def test_missing_and_empty_files_are_named(here: Path):

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import torch
-from torch import nn
 
 from model.inspection.attribution import attribution
 from model.inspection.trace import trace
@@ -11,22 +10,14 @@ from tests.by_hand import ByHand
 from tests.gpts import CONFIGS, TOKENS, random_gpt
 
 
-def linear_part(norm, x, at):
-    """What a norm makes of x, apart from its bias, where it is scaled as it scales `at`."""
-    if isinstance(norm, nn.Identity):
-        return x
-    if isinstance(norm, nn.LayerNorm):
-        x, at = x - x.mean(-1, keepdim=True), at - at.mean(-1, keepdim=True)
-    weight = getattr(norm, "weight", None)
-    return x / (at.square().mean(-1, keepdim=True) + norm.eps).sqrt() * (1 if weight is None else weight)
-
-
 def parts_by_hand(gpt):
     """What each part writes into the residual stream, through the final norm and the row of the next token."""
     exact = ByHand(gpt, TOKENS.tolist())
     names = {"token embedding": "token embedding", "pair embedding": "pair table", "position embedding": "positions"}
     embedded = {name: exact.stops[stop] for stop, name in names.items() if stop in exact.stops}
-    written = {part: linear_part(gpt.embedding_norm, x, sum(embedded.values())) for part, x in embedded.items()}
+    written, total = embedded, sum(embedded.values())
+    if gpt.config.embedding_norm:
+        written = {part: exact.share_of_norm(x, total, "embedding_norm") for part, x in embedded.items()}
     written["embedding bias"] = getattr(gpt.embedding_norm, "bias", None)
     K, H_kv = gpt.config.head_dim, gpt.config.num_kv_heads
     for layer, (block, seen) in enumerate(zip(gpt.blocks, exact.layers, strict=True)):
@@ -41,7 +32,7 @@ def parts_by_hand(gpt):
         written[f"feed-forward {layer}"] = seen["feed-forward output"] - (0 if bias is None else bias)
     stream, rows = exact.layers[-1]["stream after the block"], gpt.head.weight.double()[TOKENS[1:]]
     expected = {
-        part: (linear_part(gpt.final_norm, x.double().expand(stream.shape), stream)[:-1] * rows).sum(-1)
+        part: (exact.share_of_norm(x.double().expand(stream.shape), stream, "final_norm")[:-1] * rows).sum(-1)
         for part, x in written.items()
         if x is not None
     }
