@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests import small_runs
+from tests import gpts, small_runs
 
 gc.disable()  # until everything is imported, which leaves next to nothing to collect
 
@@ -41,6 +41,12 @@ def small_text(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def small_options(small_text, tmp_path_factory) -> list[str]:
     return small_runs.small_options(small_text, tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def run_dir(tmp_path_factory) -> Path:
+    """No test may change it."""
+    return gpts.save_run(tmp_path_factory.mktemp("runs") / "first")
 
 
 @pytest.fixture

@@ -91,6 +91,13 @@ def save_checkpoint(path: Path, gpt: GPT, step: int = 7) -> None:
     torch.save(checkpoint, path)
 
 
+def save_run(folder: Path, **options) -> Path:
+    """A run folder with a small random model over bytes."""
+    sizes = {"vocab_size": 257, "context_length": 16, "num_layers": 2, "num_heads": 2, "embed_dim": 32}
+    save_checkpoint(folder / "checkpoints" / "best.ckpt", random_gpt(GPTConfig(**sizes, **options)))
+    return folder
+
+
 def letters_alone() -> dict:
     """A tokenizer of as many tokens as that of bytes, which leaves out all but lowercase letters."""
     return Tokenizer("letters", LETTERS, {bytes([value]): value for value in range(256)}, {END_OF_TEXT: 256}).to_dict()

@@ -13,25 +13,14 @@ from data.datamodule import TextDataModule
 from data.tokenizers import byte_level
 from model.checkpoint import load_gpt
 from model.exchange.evaluation import text_logprobs
-from model.gpt import GPT, GPTConfig
+from model.gpt import GPT
 from scripts.evaluate import main
 from tests.command_lines import call, refused
-from tests.gpts import GPT2, change_checkpoint, letters_alone, random_gpt, save_checkpoint
+from tests.gpts import GPT2, change_checkpoint, letters_alone, save_run
 from tests.small_runs import REPOSITORY
 from tests.watching import before_call
 
 CONTEXT = 16
-
-
-def save_run(folder: Path, **options) -> Path:
-    config = GPTConfig(vocab_size=257, context_length=CONTEXT, num_layers=2, num_heads=2, embed_dim=32, **options)
-    save_checkpoint(folder / "checkpoints" / "best.ckpt", random_gpt(config))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def run_dir(tmp_path_factory) -> Path:
-    return save_run(tmp_path_factory.mktemp("runs") / "first")
 
 
 @pytest.fixture

@@ -14,35 +14,30 @@ from torch import nn
 from data.tokenizers import END_OF_TEXT, Tokenizer, byte_level
 from model.checkpoint import load_gpt
 from model.generation import generate
-from model.gpt import GPT, GPTConfig
+from model.gpt import GPT
 from scripts.generate import TextStream, main
 from tests.command_lines import call, refused
-from tests.gpts import change_checkpoint, letters_alone, random_gpt, save_checkpoint
+from tests.gpts import change_checkpoint, letters_alone, save_checkpoint, save_run
 from tests.small_runs import REPOSITORY
 from tests.watching import before_call
 
 
-def save_run(folder, favourite=b""):
-    """A run folder with a random model over bytes, which continues each token of `favourite` with the next of them."""
-    config = GPTConfig(vocab_size=257, context_length=16, num_layers=2, num_heads=2, embed_dim=32)
-    gpt = random_gpt(config)
-    if favourite:
-        # The head answers each token's own direction in the embedding with the token that follows it.
-        nn.init.zeros_(gpt.head.weight)
-        with torch.no_grad():
-            for block in gpt.blocks:
-                block.attention.output_proj.weight.zero_()
-                block.feed_forward.down_proj.weight.zero_()
-            gpt.token_embedding.weight.normal_()
-            for before, after in zip(favourite, favourite[1:] + favourite[:1], strict=True):
-                gpt.head.weight[after] += gpt.token_embedding.weight[before]
+@torch.no_grad()
+def save_favourite(folder, favourite):
+    """A run folder with a model over bytes, which continues each token of `favourite` with the next of them.
+
+    Its head answers each token's own direction in the embedding with the token that follows it.
+    """
+    gpt, _ = load_gpt(save_run(folder))
+    nn.init.zeros_(gpt.head.weight)
+    for block in gpt.blocks:
+        block.attention.output_proj.weight.zero_()
+        block.feed_forward.down_proj.weight.zero_()
+    gpt.token_embedding.weight.normal_()
+    for before, after in zip(favourite, favourite[1:] + favourite[:1], strict=True):
+        gpt.head.weight[after] += gpt.token_embedding.weight[before]
     save_checkpoint(folder / "checkpoints" / "best.ckpt", gpt)
     return folder
-
-
-@pytest.fixture(scope="module")
-def run_dir(tmp_path_factory):
-    return save_run(tmp_path_factory.mktemp("runs") / "first")
 
 
 @pytest.fixture(autouse=True)
@@ -101,12 +96,10 @@ def test_text_stream_ends_before_the_first_stop_and_holds_back_what_may_become_o
     stream = TextStream(byte_level(), ["END", "a!"])
     assert [stream.feed(ord(letter)) for letter in "xENaEND?"] == ["x", "", "", "EN", "a", "", "", ""]
     assert (stream.ended, stream.end(), len(stream.tokens)) == ("stop", "", 7)
-
     stream = TextStream(byte_level(), ["END"])
     assert [stream.feed(ord(letter)) for letter in "EENN"] == ["", "E", "", "ENN"]
     assert [stream.feed(ord("E")), stream.feed(256), stream.end()] == ["", "", "E"]
     assert stream.ended == "end_of_text"
-
     whole = Tokenizer("words", r"[\s\S]+", byte_level().ranks | {b"xab": 257}, {END_OF_TEXT: 256})
     stream = TextStream(whole, ["bc"])  # of which a token covers a part
     assert [stream.feed(257), stream.feed(ord("c")), stream.end(), stream.ended] == ["xa", "", "", "stop"]
@@ -222,11 +215,11 @@ def test_blank_lines_among_prompts_are_skipped_and_named(run_dir, capsys, tmp_pa
 
 
 def test_a_text_ends_where_the_model_ends_it_or_before_a_stop(tmp_path, capsys):
-    ending = save_run(tmp_path / "ending", favourite=[*b"ab", 256])
+    ending = save_favourite(tmp_path / "ending", [*b"ab", 256])
     assert call(main, capsys, "--checkpoint", ending, "--temperature", 0, "--prompt", "a")[1] == "ab\n"
-    cut = ("--checkpoint", save_run(tmp_path / "cut", favourite="aé".encode()), "--greedy", "--prompt", "a")
+    cut = ("--checkpoint", save_favourite(tmp_path / "cut", "aé".encode()), "--greedy", "--prompt", "a")
     assert call(main, capsys, *cut, "--max_new_tokens", 1)[1] == "a\N{REPLACEMENT CHARACTER}\n"  # within a character
-    run_dir = save_run(tmp_path / "run", favourite=b"abcde.\n")
+    run_dir = save_favourite(tmp_path / "run", b"abcde.\n")
     options = ("--checkpoint", run_dir, "--greedy", "--prompt", "ab", "--max_new_tokens", 9)
     status, out, err = call(main, capsys, *options, "--stop", "e.", "--stop", "zz")
     assert (status, out) == (0, "abcd\n") and "no --stop" not in err and "4 tokens in" in err

@@ -161,7 +161,6 @@ def test_hub_reads_local_folders(tmp_path: Path, kind: str):
     corpus = hub_corpus(str(tmp_path / "own"))
     assert texts(corpus, "train") == [row["text"] for row in ROWS]
     assert texts(corpus, "validation") == [row["text"] for row in ROWS[:5]]
-
     save(tmp_path / "none", kind, {"train": ROWS})
     corpus = hub_corpus(str(tmp_path / "none"), validation_fraction=0.2)
     train, validation = (texts(corpus, split) for split in SPLITS)
@@ -180,7 +179,6 @@ def test_hub_mistakes_are_named_and_an_unreachable_hub_says_what_to_do_offline(t
         texts(hub_corpus(str(tmp_path / "set"), text_column="body"), "train")
     with pytest.raises(ValueError, match=r"has no split 'training': it has train"):
         texts(hub_corpus(str(tmp_path / "set"), dataset_split="training"), "train")
-
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     sentence = r"cannot reach the Hugging Face Hub for 'nobody/nothing': offline, set"

@@ -153,7 +153,6 @@ def test_compressed_text_reads_like_plain_text(tmp_path: Path, suffix: str):
     for share in ((0.0, 1.0), (0.0, 0.9), (0.9, 1.0)):
         for blocks in (False, True):
             assert list(text_passages(path, blocks, share)) == list(text_passages(plain, blocks, share))
-
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ValueError, match=f"cannot read .*text.txt{suffix}: "):
         list(text_passages(path))
@@ -185,11 +184,9 @@ def test_tables_are_one_document_a_row(tmp_path: Path, table: str, compression: 
     write_packed(path, (tmp_path / table).read_bytes())
     whole = [row["text"] for row in ROWS]
     assert documents(table_passages(path, "text")) == whole
-
     tail = documents(table_passages(path, "text", (0.0, 0.1)))
     assert sorted(tail + documents(table_passages(path, "text", (0.1, 1.0)))) == sorted(whole)
     assert 30 < len(tail) < 90
-
     with pytest.raises(ValueError, match=rf"{name} has no column 'body': .* one of text, author, year"):
         list(table_passages(path, "body"))
     if ".csv" in name or ".tsv" in name:  # where everything is text

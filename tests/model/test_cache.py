@@ -69,7 +69,6 @@ def test_attention_in_any_chunks_is_attention_at_once(chunks, heads, window, use
     x = torch.randn(2, length, 16, dtype=torch.float64)
     mask = padding_mask(torch.tensor([length, (length + 1) // 2]), length) if padded else None
     at_once = layer(x, rotary=(cos, sin) if use_rotary else None, mask=mask)
-
     cache = KVCache(1, 2, heads[1], length, 4, dtype=torch.float64)
     outputs = []
     for chunk in chunks:

@@ -36,7 +36,6 @@ def test_cached_generation_equals_uncached_within_and_past_the_context(config, p
     gpt, tokens = random_gpt(config), torch.randint(23, (3, prompt_length))
     greedy = generate(gpt, tokens, 25, temperature=0)
     torch.testing.assert_close(greedy, without_cache(gpt, tokens, 25, lambda logits: logits.argmax(-1)))
-
     options = {"temperature": 0.8, "top_k": 9, "top_p": 0.9}
     drawn = generate(gpt, tokens, 25, **options, generator=torch.Generator().manual_seed(1))
     generator = torch.Generator().manual_seed(1)

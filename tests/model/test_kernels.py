@@ -108,18 +108,6 @@ def test_float32_and_cross_attention_go_to_pytorchs_kernel(monkeypatch):
     scaled_dot_product_attention(q, q, q, is_causal=True, scale=1.0)
 
 
-def test_compiles_without_a_break():
-    layer, x = CausalSelfAttention(32, 4), torch.randn(2, 24, 32)
-
-    def output():
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            return layer(x)
-
-    compiled = torch.compile(output, fullgraph=True, backend="aot_eager")
-    gradients = [torch.autograd.grad(run().sum(), layer.qkv_proj.weight) for run in (compiled, output)]
-    torch.testing.assert_close(*gradients)
-
-
 @pytest.fixture
 def slow_products(monkeypatch):
     """As on a processor where slices pay."""

@@ -42,12 +42,10 @@ def test_a_run_begins_with_the_loss_of_the_model_and_resumes_without_it(small_te
     rows = metrics("runs/run")
     per_token, _ = validation_nats(gpt, small_text, 16)
     assert rows[0]["step"] == "0" and float(rows[0]["val/loss"]) == pytest.approx(per_token, abs=1e-4)
-
     trained, _ = load_gpt("runs/run/checkpoints/last.ckpt")
     assert trained.config == GPTConfig(**{**SIZES, **GPT2, "context_length": 16, "dropout": 0.1})
     saved = yaml.safe_load(Path("runs/run/config.yaml").read_text())["model"]
     assert saved["init_from"] == "model" and saved["gpt"] == asdict(trained.config)
-
     Path("model").rename("gone")
     assert main(["--resume=runs/run", "--trainer.max_steps=5"]) == 0
 
