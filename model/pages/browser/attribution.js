@@ -7,8 +7,6 @@ import { percent, quote } from "browser/words.js";
 const SHOWN_PARTS = 12;
 const LARGEST_ERROR = 1e-5; // of a sum of float32 numbers, relative to the largest logit where that is above 1
 
-// measured: what a capture measured of one probe, see surprise.js.
-
 // What comes after a token, in words: after the last one the likeliest token. null where that was not measured.
 export function nextInWords({ labels, tokens, top, top_probability, attribution_of_likeliest }, token) {
   if (token + 1 < labels.length) return `what comes next is ${quote(labels[token + 1])}`;

@@ -1,7 +1,7 @@
 // Curves over the steps of training, as SVG: the charts of the report and of the page of maps.
 
 import { closest } from "browser/elements.js";
-import { decimal, withMinus } from "browser/words.js";
+import { withMinus } from "browser/words.js";
 
 export const BOX = { left: 46, right: 12, top: 8, bottom: 24 };
 const LABEL = { high: 14, wide: 5.9 }; // of a stage: its height, and the width of a letter
@@ -60,12 +60,12 @@ export function drawChart(svg, { scale, last, low, high, curves, stages, guides 
   return { x, y };
 }
 
+const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
+
 // A number beside an axis: a large one as `short` in report.py writes it.
 export function written(value) {
   const size = Math.abs(value);
-  for (const [unit, sign] of [[1e9, "B"], [1e6, "M"], [1e3, "k"]])
-    if (size >= unit) return withMinus(`${Number((value / unit).toPrecision(3))}${sign}`);
-  if (size >= 100) return decimal(value, 0);
+  if (size >= 100) return withMinus(compact.format(value).replace("K", "k"));
   return withMinus(size >= 0.001 || size === 0 ? String(Number(value.toPrecision(4))) : value.toExponential(1));
 }
 

@@ -86,8 +86,7 @@ function describeCurves() {
   $("curve").ariaLabel = [`${label}, of every head over the steps`, ...formed].join("; ");
   const parts = shown.curve === "score" ? describeScore() : describeLoss(of);
   const measured = PROBES.findIndex(({ name }) => name === probe);
-  if (measured !== shown.probe)
-    parts.push(`Measured on the ${probe} probe: `, jump("show it", { probe: measured }));
+  if (measured !== shown.probe) parts.push(`Measured on the ${probe} probe: `, jump("show it", { probe: measured }));
   $("formed").replaceChildren(...parts);
 }
 
@@ -98,24 +97,25 @@ function describeScore() {
   const { run, score } = shown;
   if (!SCORES[score].is_pattern) return ["Dashes: uniform attention. "];
   const steps = ALL_HEADS.map((head) => formation(run, score, head));
-  const heads = ALL_HEADS.filter((head) => steps[head] < Infinity);
-  heads.sort((one, two) => steps[one] - steps[two]);
-  const parts = [heads.length ? `${heads.length} formed: ` : `no ${SCORES[score].label} head has formed. `];
-  for (const head of heads.slice(0, NAMED))
-    parts.push(jump(`${shortName(head)} at ${steps[head]}`, { head, at: nearest(run, steps[head]) }), " ");
-  if (heads.length > NAMED) parts.push(`and ${heads.length - NAMED} more. `);
-  return [...parts, "Dashes: uniform attention, dots: what a head must pass to form. "];
+  const heads = ALL_HEADS.filter((head) => steps[head] < Infinity).sort((one, two) => steps[one] - steps[two]);
+  const jumpTo = (head) => jump(`${shortName(head)} at ${steps[head]}`, { head, at: nearest(run, steps[head]) });
+  return [
+    heads.length ? `${heads.length} formed: ` : `no ${SCORES[score].label} head has formed. `,
+    ...heads.slice(0, NAMED).flatMap((head) => [jumpTo(head), " "]),
+    heads.length > NAMED ? `and ${heads.length - NAMED} more. ` : "",
+    "Dashes: uniform attention, dots: what a head must pass to form. ",
+  ];
 }
 
 function describeLoss(of) {
   const last = RUNS[shown.run].captures.at(-1);
   const at = nearest(shown.run, last.step);
   const values = ALL_HEADS.map((head) => of(last, head));
-  const parts = ["How many nats per token the loss rises when a head is replaced by its mean. "];
-  parts.push(`Needed most at step ${last.step}: `);
-  for (const head of largestFirst(values).slice(0, 5))
-    parts.push(jump(`${shortName(head)} ${signed(values[head])}`, { head, at }), " ");
-  return parts;
+  const most = largestFirst(values).slice(0, 5);
+  return [
+    `How many nats per token the loss rises when a head is replaced by its mean. Needed most at step ${last.step}: `,
+    ...most.flatMap((head) => [jump(`${shortName(head)} ${signed(values[head])}`, { head, at }), " "]),
+  ];
 }
 
 // The head whose line is nearest to the pointer, at the nearest step that has maps.

@@ -154,7 +154,6 @@ function picture() {
   context.scale(scale, scale);
   const write = (text, x, y, font, colour = PAPER.text) => {
     Object.assign(context, { font: `${font} system-ui, sans-serif`, fillStyle: colour });
-    Object.assign(context, { textAlign: "left", textBaseline: "alphabetic" });
     context.fillText(text, x, y);
   };
   context.fillStyle = "#ffffff";

@@ -11,17 +11,16 @@ export const COLOURINGS = [
   ["divergence", "distance", "Colour: the distance (KL divergence) to the final prediction, in bits"],
 ];
 
-// measured: what a capture measured of one probe, see surprise.js.
 export function lensCell({ lens, tokens, sublayers, labels }, row, token) {
   const [probability, divergence] = [lens.probability[row][token], lens.divergence[row][token]];
-  const cell = { text: tokens[lens.token[row][token]] ?? null, probability, divergence };
+  const text = tokens[lens.token[row][token]] ?? null;
   const next = labels[token + 1];
-  const truth = next === undefined ? "" : `, the true next token ${quote(next)} gets ${percent(cell.probability)}`;
-  const bits = `${decimal(cell.divergence, 1)} bits from the final prediction`;
+  const truth = next === undefined ? "" : `, the true next token ${quote(next)} gets ${percent(probability)}`;
+  const bits = `${decimal(divergence, 1)} bits from the final prediction`;
   const distance = row === sublayers.length - 1 ? "the final prediction" : bits;
-  const guess = `likeliest next ${cell.text === null ? "–" : quote(cell.text)}`;
+  const guess = `likeliest next ${text === null ? "–" : quote(text)}`;
   const place = `After ${sublayers[row]}, reading ${token} ${quote(labels[token])}`;
-  return { ...cell, sentence: `${place}: ${guess}${truth}; ${distance}.` };
+  return { text, probability, divergence, sentence: `${place}: ${guess}${truth}; ${distance}.` };
 }
 
 // From 0 to 1: how deep a cell's colour is. Distances are shares of the largest in the table.
@@ -84,8 +83,7 @@ export function createLens(parent, choose) {
   }
 
   return (next) => {
-    const shape = ({ measured: { labels, sublayers } }) => JSON.stringify([labels, sublayers]);
-    const same = view && shape(view) === shape(next);
+    const same = view?.measured.labels === next.measured.labels;
     const moved = view?.token !== next.token;
     view = next;
     if (!same) build();

@@ -35,18 +35,16 @@ export class LiveModel {
     const { network, reference } = this.snapshot(snapshot);
     const reading = new Reading(network);
     yield* reading.read(probe, false);
-    const V = this.config.vocab_size;
     const errors = positions.flatMap((position, i) =>
-      Array.from(reading.logits(position), (logit, id) => Math.abs(logit - reference[i * V + id])));
+      Array.from(reading.logits(position), (logit, id) => Math.abs(logit - reference[i * network.V + id])));
     return { error: errors.reduce((most, one) => Math.max(most, one)), bits: bits[snapshot] };
   }
 
   // What was read of a text stays, so that a typed letter costs one token. text: "A" or "B".
   reading(snapshot, edits = [], text = "A") {
     const name = JSON.stringify([snapshot, edits, text]);
-    const known = this.readings.get(name);
-    const reading = known ?? new Reading(this.snapshot(snapshot).network, this.vectors(snapshot, edits));
-    return keep(this.readings, name, reading, KEPT_READINGS);
+    const anew = () => new Reading(this.snapshot(snapshot).network, this.vectors(snapshot, edits));
+    return keep(this.readings, name, this.readings.get(name) ?? anew(), KEPT_READINGS);
   }
 
   // edits: [{ part, with: "zero" or "mean" }], as a person chooses them -> as Network.read takes them.
@@ -88,7 +86,7 @@ export class LiveModel {
   // The logit of `target` after the tokens, plainly and with one head's output at a position replaced by what that head
   // gives at another position of another text.
   *patch({ snapshot, tokens, other, layer, head, position, from, target }) {
-    const [reading, source] = [this.reading(snapshot, [], "A"), this.reading(snapshot, [], "B")];
+    const [reading, source] = [this.reading(snapshot), this.reading(snapshot, [], "B")];
     yield* reading.read(tokens, false);
     yield* source.read(other, false);
     const patched = this.patched(reading, source, { layer, head, position, from }, target);
@@ -103,7 +101,7 @@ export class LiveModel {
     const [reading, source] = [new Reading(network), new Reading(network)];
     yield* reading.read(tokens, false);
     yield* source.read(other, false);
-    const { num_layers: L, num_heads: H } = this.config;
+    const { L, H } = network;
     const plain = reading.logits(tokens.length - 1)[target];
     const spare = new Cache(this.config, tokens.length);
     for (let number = 0; number < L * H; number++) {
@@ -123,11 +121,10 @@ export class LiveModel {
   patched(reading, source, { layer, head, position, from }, target, spare) {
     const { cache, trace, network } = reading;
     const T = cache.length;
-    const isRead = layer < this.config.num_layers - 1 || position === T - 1;
-    if (!isRead) return reading.logits(T - 1)[target];
+    if (layer === network.L - 1 && position < T - 1) return reading.logits(T - 1)[target]; // none reads it
     spare ??= new Cache(this.config, T);
     spare.copy(cache, position);
-    const vector = row(source.trace.heads[layer], from * this.config.num_heads + head, network.K);
+    const vector = row(source.trace.heads[layer], from * network.H + head, network.K);
     const edits = [{ part: `head ${layer}.${head}`, vector, position }];
     const options = { edits, from: { layer, residual: trace.residual[2 * layer] } };
     return logitsAfter(network, cache.tokens.subarray(position, T), spare, options)[target];
@@ -139,5 +136,5 @@ function logitsAfter(network, tokens, cache, options) {
   let features;
   for (let at = 0; at < tokens.length; at += CHUNK)
     features = network.read(tokens.slice(at, at + CHUNK), cache, options);
-  return network.logits(features.subarray(-network.config.embed_dim));
+  return network.logits(features.subarray(-network.D));
 }

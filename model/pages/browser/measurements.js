@@ -68,10 +68,10 @@ function drawLenses() {
 
 // ---- attribution
 
-Object.assign(state, { everyPart: false, partOrder: "largest" });
+state.everyPart = false;
 
 function drawAttribution() {
-  const { everyPart, partOrder, sides: [a, b] } = shown;
+  const { everyPart, order_of_parts: order, sides: [a, b] } = shown;
   const { labels, parts, attribution_error: error } = a.measured;
   const token = shown.token ?? Math.max(0, labels.length - 2); // the last whose next one is known
   const next = nextInWords(a.measured, token);
@@ -87,7 +87,7 @@ function drawAttribution() {
   const nextId = ({ measured }) => measured.top.at(-1)[0];
   const comparable = b && (token + 1 < labels.length || nextId(a) === nextId(b));
   $("not-comparable").hidden = !b || comparable;
-  const of = ({ measured }) => partsOf(measured, token, partOrder);
+  const of = ({ measured }) => partsOf(measured, token, order);
   drawParts(of(a), comparable ? of(b) : null);
 }
 
@@ -144,16 +144,14 @@ async function drawDeep() {
   drawAttribution();
 }
 
-// ---- value-weighted maps
-
-const drawWeighting = () => ($("weighting-note").hidden = shown.weighting === "weights");
-
 addChoices($("weightings"), "weighting", [["weights", "weights"], ["values", "value-weighted"]]);
 addChoices($("colourings"), "lens", COLOURINGS);
-addChoices($("part-orders"), "partOrder", [["largest", "largest first"], ["model", "in the model's order"]]);
+addChoices($("part-orders"), "order_of_parts", [["largest", "largest first"], ["model", "in the model's order"]]);
 $("every-part").addEventListener("click", toggleParts);
 for (const [table, rows] of [["surprise", surpriseRows], ["lens", lensRows], ["attribution", attributionRows]]) {
   const rowsOf = ({ measured, late }) => (late ? [] : rows(measured));
   $(`${table}-csv`).addEventListener("click", () => save(table, rowsOf));
 }
-for (const view of [drawSurprise, drawWeighting, drawDeep]) addView(view);
+addView(drawSurprise);
+addView(() => ($("weighting-note").hidden = shown.weighting === "weights"));
+addView(drawDeep);

@@ -50,14 +50,14 @@ export class Trace {
 export class Network {
   // tensors: Map of name -> { size, fill(array) }, where fill writes the numbers into a Float32Array; see weights.js.
   constructor(config, tensors) {
-    const { num_heads: H, num_kv_heads: kv, embed_dim: D, feed_forward_dim: hidden, num_layers: L } = config;
-    const K = D / H;
+    const { num_heads: H, num_kv_heads: kv, embed_dim: D, feed_forward_dim: hidden } = config;
+    const [L, V, K] = [config.num_layers, config.vocab_size, D / H];
     if (!ACTIVATIONS[config.activation]) throw new Error(`it does not know the activation ${config.activation}`);
-    Object.assign(this, { config, K, qkvWidth: (H + 2 * kv) * K });
+    Object.assign(this, { config, D, H, kv, K, L, V, qkvWidth: (H + 2 * kv) * K });
     const stages = Math.max(CHUNK, 2 * L + 1); // a lens reads all stages of a token at once
     const sizes = {
       x: stages * D, normed: stages * D, qkv: CHUNK * this.qkvWidth, merged: CHUNK * D, added: CHUNK * D,
-      hidden: CHUNK * hidden, gate: CHUNK * hidden, logits: stages * config.vocab_size,
+      hidden: CHUNK * hidden, gate: CHUNK * hidden, logits: stages * V,
     };
     const room = [...Object.values(sizes), ...[...tensors.values()].map(({ size }) => size)].reduce((a, b) => a + b);
     this.products = createProducts(room);
@@ -71,6 +71,11 @@ export class Network {
 
   weight(name) {
     return this.weights.get(`${name}.weight`);
+  }
+
+  // Which of the keys and values a head reads, where several heads share them.
+  groupOf(head) {
+    return Math.floor(head / (this.H / this.kv));
   }
 
   // Reads 1..CHUNK tokens that follow those of the cache, and appends them to it.
@@ -99,9 +104,8 @@ export class Network {
   }
 
   embed(x, chunk) {
-    const { config, scratch } = this;
+    const { config, scratch, D } = this;
     const { tokens, cache, start, T, trace } = chunk;
-    const D = config.embed_dim;
     x.fill(0);
     const addTable = (part, weight, idOf) => {
       const rows = scratch.added.subarray(0, T * D);
@@ -123,7 +127,7 @@ export class Network {
 
   // (T, D) -> (T, D). Without a weight an RMSNorm; a LayerNorm has a weight and perhaps a bias.
   norm(name, x, out) {
-    const D = this.config.embed_dim;
+    const { D } = this;
     const [weight, bias] = [this.weight(name), this.weights.get(`${name}.bias`)];
     for (let t = 0; t < x.length / D; t++) normalise(row(x, t, D), row(out, t, D), weight, bias);
     return out.subarray(0, x.length);
@@ -139,9 +143,8 @@ export class Network {
   }
 
   attention(x, layer, chunk) {
-    const { config, K, scratch, qkvWidth } = this;
+    const { config, D, H, kv, K, scratch, qkvWidth } = this;
     const { cache, start, T, trace } = chunk;
-    const [H, kv, D] = [config.num_heads, config.num_kv_heads, config.embed_dim];
     const block = `blocks.${layer}.attention`;
     const normed = this.norm(`${block}_norm`, x, scratch.normed);
     const qkv = this.linear(`${block}.qkv_proj`, normed, scratch.qkv, D, qkvWidth);
@@ -159,8 +162,8 @@ export class Network {
     const merged = scratch.merged.subarray(0, T * D);
     const weights = new Float32Array(start + T);
     for (let head = 0; head < H; head++) {
-      const group = Math.floor(head / (H / kv));
-      const rows = { keys: cache.keys[layer], values: cache.values[layer], first: group * K, stride: kv * K };
+      const first = this.groupOf(head) * K;
+      const rows = { keys: cache.keys[layer], values: cache.values[layer], first, stride: kv * K };
       for (let t = 0; t < T; t++) {
         const [query, out] = [row(row(qkv, t, qkvWidth), head, K), row(merged, t * H + head, K)];
         attend(query, rows, start + t, config.window, weights, out);
@@ -175,7 +178,7 @@ export class Network {
   // Adds each token's value embedding to the values, which are the last columns of qkv.
   addValues(qkv, layer, chunk) {
     const { tokens, start, T, trace } = chunk;
-    const width = this.config.num_kv_heads * this.K;
+    const width = this.kv * this.K;
     const table = this.weight(`value_embeddings.${layer}`);
     const rows = new Float32Array(T * width);
     for (let t = 0; t < T; t++) rows.set(row(table, tokens[t], width), t * width);
@@ -186,8 +189,8 @@ export class Network {
   }
 
   feedForward(x, layer, chunk) {
-    const { config, scratch } = this;
-    const [D, hidden] = [config.embed_dim, config.feed_forward_dim];
+    const { config, scratch, D } = this;
+    const hidden = config.feed_forward_dim;
     const block = `blocks.${layer}.feed_forward`;
     const normed = this.norm(`${block}_norm`, x, scratch.normed);
     const up = this.linear(`${block}.up_proj`, normed, scratch.hidden, D, hidden);
@@ -203,7 +206,7 @@ export class Network {
 
   // Features (T, D) -> logits (T, V), valid until the next call.
   logits(features) {
-    const { embed_dim: D, vocab_size: V, logit_soft_cap: cap } = this.config;
+    const { D, V, config: { logit_soft_cap: cap } } = this;
     const T = features.length / D;
     const out = this.scratch.logits.subarray(0, T * V);
     const x = this.scratch.x.subarray(0, T * D);

@@ -48,13 +48,12 @@ const known = new Map(); // blocks by their number
 // What `render` shows of a capture.
 async function recorded({ probe }, at, run) {
   const { blocks, details: number } = mapped[run][at];
-  const [weights, details] = await Promise.all([kept(blocks[probe], mapsOf), kept(number, detailsOf)]);
+  const maps = kept(blocks[probe], async (block) => new Uint8Array(await block.arrayBuffer()));
+  const [weights, details] = await Promise.all([maps, kept(number, (block) => block.json())]);
   return { weights, details, descriptions: details.descriptions, labels: PROBES[probe].labels };
 }
 
 const kept = (number, read) => keep(known, number, known.get(number) ?? read(unpacked(number)), KEPT);
-const mapsOf = async (block) => new Uint8Array(await block.arrayBuffer());
-const detailsOf = (block) => block.json();
 
 function unpacked(number) {
   const bytes = bytesOf(JSON.parse($(`block-${number}`).textContent));

@@ -23,21 +23,15 @@ let running = null; // what fills it
 
 // What is patched: the chosen head at the chosen token.
 function chosen() {
-  const [{ labels, next, other }] = shown.sides;
+  const [{ labels, next, typed, other }] = shown.sides;
   if (!other) return null;
-  const both = [next, other.next].flatMap((ones) => ones.slice(0, CANDIDATES));
-  const candidates = [...new Set(both.map(([id]) => id))];
+  const candidates = [...new Set([next, other.next].flatMap((ones) => ones.slice(0, CANDIDATES).map(([id]) => id)))];
   const into = shown.token ?? labels.length - 1;
   const target = candidates.includes(shown.target) ? shown.target : other.next[0][0];
   const from = clamp(shown.from ?? into, other.typed.labels.length - 1);
   const key = JSON.stringify([shown.at, shown.typed, shown.otherText, target]);
-  return { candidates, into, target, from, head: shown.head, key };
-}
-
-// What every question about patches names.
-function texts() {
-  const [{ typed, other }] = shown.sides;
-  return { snapshot: shown.at, tokens: typed.tokens, other: other.typed.tokens };
+  const question = { snapshot: shown.at, tokens: typed.tokens, other: other.typed.tokens, target };
+  return { candidates, into, target, from, head: shown.head, key, question };
 }
 
 function fill(select, options, value) {
@@ -50,7 +44,7 @@ addView(async function drawPatch() {
   $("patch").hidden = !patch;
   if (!patch) return stop();
   const [{ labels, other }] = shown.sides;
-  const { candidates, into, from, target, head, key } = patch;
+  const { candidates, into, from, target, head, key, question } = patch;
   const { label } = engine.tokenizer;
   fill($("patch-from"), other.typed.labels.map((name, token) => [token, `${token} ${visible(name, 16)}`]), from);
   fill($("patch-target"), candidates.map((id) => [id, visible(label(id), 24)]), target);
@@ -63,8 +57,7 @@ addView(async function drawPatch() {
   if ($("patched").dataset.asked !== asked) $("patched").textContent = "computing …";
   $("patched").dataset.asked = asked;
   const [layer, column] = placeOf(head);
-  const request = { ...texts(), layer, head: column, position: into, from, target };
-  const answer = await answerTo(engine.ask("patch", request));
+  const answer = await answerTo(engine.ask("patch", { ...question, layer, head: column, position: into, from }));
   if (!answer || now !== shown) return;
   const notes = [
     `With it, the logit of ${quote(label(target))} after text A `, ...changeTo(answer.plain, answer.patched), ". ",
@@ -87,7 +80,7 @@ function stop() {
 async function fillMatrix() {
   if (running) return stop();
   const [{ labels, other }] = shown.sides;
-  const { key, target } = chosen();
+  const { key, question } = chosen();
   stop();
   // Each token gets what B has at the same place.
   const both = labels.slice(0, other.typed.labels.length);
@@ -102,7 +95,7 @@ async function fillMatrix() {
     $("patch-note").textContent = `${done} The page can be used meanwhile; a change of a text stops this.`;
   };
   tellProgress();
-  running = engine.ask("patchAll", { ...texts(), target }, (row) => {
+  running = engine.ask("patchAll", question, (row) => {
     mine.rows.push(row);
     if (!table.matches(":hover, :focus-within")) tellProgress(); // and not while a square is read
     const { largest } = mine;

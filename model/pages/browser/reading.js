@@ -52,7 +52,7 @@ export class Reading {
 
   // What the head reads at a position after some stages of the residual stream, one row after the other.
   features(t, stages = this.trace.residual.slice(-1)) {
-    const D = this.network.config.embed_dim;
+    const { D } = this.network;
     const rows = new Float32Array(stages.length * D);
     stages.forEach((stream, i) => this.network.norm("final_norm", row(stream, t, D), row(rows, i, D)));
     return rows;
@@ -66,7 +66,7 @@ export class Reading {
   // Surprise and likeliest tokens at a position, and the lens of each stage if `deep`.
   predictions(t, deep) {
     const { network, trace } = this;
-    const V = network.config.vocab_size;
+    const { V } = network;
     const next = this.tokenAfter(t);
     const stages = deep ? trace.residual : trace.residual.slice(-1);
     const logits = network.logits(this.features(t, stages));
@@ -94,7 +94,7 @@ export class Reading {
   // And the lengths of what the heads would write from here (see copying.value_norms).
   attribution(t, likeliestNext) {
     const { network, trace } = this;
-    const { embed_dim: D, num_layers: L } = network.config;
+    const { D, L } = network;
     const valueNorms = Array.from({ length: L }, (_, layer) => this.valueNorms(layer, t));
     const next = this.tokenAfter(t) ?? likeliestNext;
     const wanted = row(network.weight("head"), next, D);
@@ -131,8 +131,7 @@ export class Reading {
 
   addLayer(parts, layer, t, direction) {
     const { network, trace } = this;
-    const { K } = network;
-    const { embed_dim: D, num_heads: H, num_kv_heads: kv } = network.config;
+    const { D, H, kv, K } = network;
     const output = `blocks.${layer}.attention.output_proj`;
     const byColumn = new Float64Array(D); // direction times the output matrix
     const matrix = network.weight(output);
@@ -142,8 +141,7 @@ export class Reading {
       parts[`head ${layer}.${head}`] = dot(row(trace.heads[layer], t * H + head, K), columns);
       if (!hasValues(network.config, layer)) continue;
       const weights = trace.weights[layer * H + head].subarray(triangle(t), triangle(t + 1));
-      const group = Math.floor(head / (H / kv));
-      const valueOf = (key) => row(trace.valueRows[layer], key * kv + group, K);
+      const valueOf = (key) => row(trace.valueRows[layer], key * kv + network.groupOf(head), K);
       const share = weights.reduce((sum, weight, key) => sum + weight * dot(valueOf(key), columns), 0);
       parts[`values ${layer}.${head}`] = share;
       parts[`head ${layer}.${head}`] -= share;
@@ -155,11 +153,11 @@ export class Reading {
   }
 
   valueNorms(layer, t) {
-    const { K, config } = this.network;
-    const { embed_dim: D, num_heads: H, num_kv_heads: kv } = config;
-    const matrix = this.network.weight(`blocks.${layer}.attention.output_proj`);
+    const { network } = this;
+    const { D, H, kv, K } = network;
+    const matrix = network.weight(`blocks.${layer}.attention.output_proj`);
     return Array.from({ length: H }, (_, head) => {
-      const value = row(this.cache.values[layer], t * kv + Math.floor(head / (H / kv)), K);
+      const value = row(this.cache.values[layer], t * kv + network.groupOf(head), K);
       let squares = 0;
       for (let d = 0; d < D; d++) squares += dot(row(matrix, d * H + head, K), value) ** 2;
       return Math.sqrt(squares);
@@ -184,8 +182,7 @@ export class Reading {
 
   // As the archive's details of one probe that is called "text" (see archive.py), without the texts of tokens.
   details(deep) {
-    const { columns } = this;
-    const { num_layers: L, num_heads: H } = this.network.config;
+    const { columns, network: { L, H } } = this;
     const rows = (count, at) => Array.from({ length: count }, (_, i) => columns.map((column) => at(column, i)));
     const text = {
       bits: columns.map(({ nats }) => (nats === null ? null : nats / Math.LN2)),

@@ -3,7 +3,7 @@
 
 import { $, choices, press } from "browser/elements.js";
 import { clearestQuery, matchingHead, ofHead, palette, weighted } from "browser/maps.js";
-import { data, mapped, nearest, PROBES, restore, save, state } from "browser/state.js";
+import { addOption, data, mapped, nearest, PROBES, restore, save, state } from "browser/state.js";
 import { measuredOf } from "browser/surprise.js";
 
 let load = null; // where maps come from
@@ -37,8 +37,10 @@ export function chosenToken() {
   return token ?? (cell ? (shown.received ? cell.key : cell.query) : shown.token);
 }
 
-// Buttons that set a field of the state: `options` are its values and their names.
+// Buttons that set a field of the state: `options` are its values and their names. A field of this view alone is an
+// option (see addOption).
 export function addChoices(parent, field, options) {
+  if (!(field in state)) addOption(field, options.map(([value]) => value));
   choices(parent, options, (value) => change({ [field]: value }));
   addView(() => press(parent, shown[field]));
 }
@@ -109,6 +111,5 @@ async function side(name, frame, { run, at }) {
   const { weights: attention, details, labels } = loaded;
   const measured = measuredOf(details, PROBES[frame.probe].name, labels);
   const weights = frame.weighting === "values" ? weighted(attention, measured.value_norms, labels.length) : attention;
-  const label = frame.other ? `${name}: ` : "";
-  return { ...loaded, name, label, run, at, capture, measured, attention, weights };
+  return { ...loaded, name, label: frame.other ? `${name}: ` : "", run, at, capture, measured, attention, weights };
 }

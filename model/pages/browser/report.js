@@ -62,8 +62,7 @@ function draw(chart) {
   Object.assign(chart, drawChart(svg, { scale: state.scale, last: LAST, low, high, curves: lines, stages }));
   const spoken = ([step, value]) => `${written(value)} at step ${step}`;
   const ends = curves.map(({ name, points }) => `${name} ${spoken(points[0])}, ${spoken(points.at(-1))}`);
-  const formed = stages.map(({ inWords }) => inWords);
-  svg.ariaLabel = `${[title, unit].filter(Boolean).join(", ")}: ${[...ends, ...formed].join("; ")}`;
+  svg.ariaLabel = `${title}, ${unit}: ${[...ends, ...stages.map(({ inWords }) => inWords)].join("; ")}`;
   chart.cursor = shape(svg, "g", {});
   mark(chart);
 }
@@ -152,7 +151,7 @@ const showCircuit = () => $("circuit").append(element("iframe", { title: "the ci
 // The page of maps is as high as what it shows, so that there is one scroll bar and not two.
 function showAttention() {
   const page = JSON.parse($("attention").textContent);
-  const frame = element("iframe", { title: "attention maps, step by step" });
+  const frame = element("iframe", { title: "attention maps, step by step", srcdoc: page });
   frame.addEventListener("load", () => {
     const { documentElement: root, body } = frame.contentDocument;
     frame.contentDocument.getElementById("theme").hidden = true; // the report's own button switches both
@@ -164,7 +163,6 @@ function showAttention() {
     new ResizeObserver(() => (frame.style.height = `${body.offsetHeight}px`)).observe(body);
     setTheme(state.theme);
   });
-  frame.srcdoc = page;
   $("frame").append(frame);
   $("alone").href = URL.createObjectURL(new Blob([page], { type: "text/html" }));
 }

@@ -34,11 +34,8 @@ export function addOption(name, values) {
   [state[name]] = values;
 }
 addOption("order", ["layer", ...Object.keys(SCORES)]);
-addOption("scale", ["sqrt", "linear"]);
 addOption("theme", [systemTheme, systemTheme === "dark" ? "light" : "dark"]);
 addOption("text", ["attention", "surprise"]);
-addOption("weighting", ["weights", "values"]);
-addOption("lens", ["probability", "divergence"]);
 addOption("curve", ["score", "text", "repeated"]); // a score of the heads, or the loss without a head
 
 // "1.2" as two numbers; none of a text of another form.
@@ -58,10 +55,8 @@ export const tellsSince = (run) => RUNS[run].captures.length > 1; // one capture
 export const formation = (run, score, head) => RUNS[run].formation[score][shortName(head)] ?? Infinity;
 
 // The place among a run's mapped captures that is nearest to a step.
-export function nearest(run, step) {
-  const far = (at) => Math.abs(Math.log1p(mapped[run][at].step) - Math.log1p(step));
-  return closest([...mapped[run].keys()], far);
-}
+export const nearest = (run, step) =>
+  closest([...mapped[run].keys()], (at) => Math.abs(Math.log1p(mapped[run][at].step) - Math.log1p(step)));
 
 // ---- the state in the address, so that a view can be kept and sent
 

@@ -16,17 +16,12 @@ function toggle(part) {
   change({ off: others.length < state.off.length ? others : [...others, part] });
 }
 
-Object.assign(state, { clicks: "looks" }); // what a click on a thumbnail does: "looks" at the head, or "switches"
-
-addView(function drawThumbs() {
+addView(function drawSwitches() {
   for (const [head, thumb] of thumbs.entries()) {
     const off = shown.off.includes(headPart(head));
     thumb.classList.toggle("off", off);
     if (off) thumb.ariaLabel += ", switched off";
   }
-});
-
-addView(function drawSwitches() {
   if (!$("switches").children.length) buildSwitches();
   for (const button of $("switches").querySelectorAll("button"))
     button.ariaPressed = !shown.off.includes(button.dataset.part);
@@ -67,6 +62,7 @@ addView(function drawDamage() {
   }));
 });
 
+// What a click on a thumbnail does, and what a part gives that is off.
 addChoices($("clicks"), "clicks", [["looks", "look"], ["switches", "switch off"]]);
 addChoices($("replacement"), "replacement", [["mean", "its mean"], ["zero", "nothing"]]);
 // Before the thumbnail's own listener, which chooses the head.

@@ -1,7 +1,7 @@
 // What a person has typed, as the model reads it, and its answers about it. All views of the live page ask here.
 
 import { keep } from "browser/recent.js";
-import { addOption, mapped, state } from "browser/state.js";
+import { mapped, state } from "browser/state.js";
 
 const KEPT = 24; // texts, and answers
 
@@ -9,7 +9,6 @@ export let engine = null;
 export const useEngine = (started) => (engine = started);
 
 Object.assign(state, { typed: "", off: [], otherText: "" });
-addOption("replacement", ["mean", "zero"]); // what a part gives that is off
 
 // ---- text -> tokens
 
