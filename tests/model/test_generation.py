@@ -58,26 +58,20 @@ def lengths_read(gpt):
     return lengths
 
 
-def test_reads_the_prompt_once_and_then_one_token_at_a_time():
-    gpt = random_gpt(MODERN)
-    lengths = lengths_read(gpt)
-    generate(gpt, torch.randint(23, (2, 7)), 12)
-    assert lengths == [7, 1, 1, 1, 5, 1, 1, 1, 1, 1, 5, 1]
-
-
 def test_stream_yields_what_generate_returns_as_it_is_drawn_with_the_generator_alone():
-    gpt, tokens, state = random_gpt(MODERN), torch.randint(23, (2, 4)), torch.get_rng_state()
-    whole = generate(gpt, tokens, 9, generator=torch.Generator().manual_seed(7))
-    assert torch.get_rng_state().equal(state)
-    torch.manual_seed(99)
+    """The prompt is read once, and then one token at a time."""
+    gpt, tokens, state = random_gpt(MODERN), torch.randint(23, (2, 7)), torch.get_rng_state()
     passes = lengths_read(gpt)
+    whole = generate(gpt, tokens, 12, generator=torch.Generator().manual_seed(7))
+    assert torch.get_rng_state().equal(state) and passes == [7, 1, 1, 1, 5, 1, 1, 1, 1, 1, 5, 1]
+    torch.manual_seed(99)
     streamed = []
-    for token in stream(gpt, tokens, 9, generator=torch.Generator().manual_seed(7)):
+    for token in stream(gpt, tokens, 12, generator=torch.Generator().manual_seed(7)):
         assert token.shape == (2,)
         streamed.append(token)
-        assert len(passes) == len(streamed)
-    torch.testing.assert_close(torch.stack(streamed, dim=1), whole[:, 4:])
-    torch.testing.assert_close(whole[:, :4], tokens)
+        assert len(passes) == 12 + len(streamed)
+    torch.testing.assert_close(torch.stack(streamed, dim=1), whole[:, 7:])
+    torch.testing.assert_close(whole[:, :7], tokens)
 
 
 def test_a_stop_token_ends_each_sequence_and_then_all():

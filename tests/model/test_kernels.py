@@ -98,14 +98,13 @@ def test_only_short_causal_attention_leaves_pytorchs_kernel(options, length, mas
     assert len(fused_calls) == calls
 
 
-def test_float32_and_cross_attention_go_to_pytorchs_kernel(monkeypatch):
-    monkeypatch.setattr(kernels, "short_causal_attention", lambda *_: pytest.fail("not for these"))
+def test_float32_and_cross_attention_go_to_pytorchs_kernel(fused_calls):
     q = torch.randn(2, 8, 4)
     scaled_dot_product_attention(q, q, q, is_causal=True)
     q, v = q.bfloat16(), torch.randn(2, 8, 6).bfloat16()
-    scaled_dot_product_attention(q, q, v, is_causal=True)
-    scaled_dot_product_attention(q, q, q)
-    scaled_dot_product_attention(q, q, q, is_causal=True, scale=1.0)
+    for value, options in ((v, {"is_causal": True}), (q, {}), (q, {"is_causal": True, "scale": 1.0})):
+        scaled_dot_product_attention(q, q, value, **options)
+    assert len(fused_calls) == 4
 
 
 @pytest.fixture

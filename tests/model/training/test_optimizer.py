@@ -78,6 +78,16 @@ def test_queries_keys_and_values_of_one_weight_move_as_matrices_of_their_own():
         assert size.item() == pytest.approx(len(moved) ** 0.5, rel=0.05)
 
 
+def take_steps(optimizers, weights, twins):
+    """With the same gradients for both."""
+    for _ in range(3):
+        for weight, twin in zip(weights, twins, strict=True):
+            weight.grad = torch.randn_like(weight)
+            twin.grad = weight.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
 def test_matrices_updated_as_one_batch_move_as_each_does_alone():
     shapes = [(6, 6), (6, 12), (12, 6), (6, 6), (12, 6)]
     weights = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
@@ -85,30 +95,18 @@ def test_matrices_updated_as_one_batch_move_as_each_does_alone():
     group = MUON | {"lr": 0.02, "weight_decay": 0.1}
     batches = (weights, *([twin] for twin in alone))
     optimizers = [MuonAdamW([{"params": members, **group}], **ADAMW, **OTHERS) for members in batches]
-    for _ in range(3):
-        for weight, twin in zip(weights, alone, strict=True):
-            weight.grad = torch.randn_like(weight)
-            twin.grad = weight.grad.clone()
-        for optimizer in optimizers:
-            optimizer.step()
-    for weight, twin in zip(weights, alone, strict=True):
-        torch.testing.assert_close(weight, twin, atol=5e-3, rtol=0)  # bfloat16 products round by batch
+    take_steps(optimizers, weights, alone)
+    torch.testing.assert_close(weights, alone, atol=5e-3, rtol=0)  # bfloat16 products round by batch
 
 
 def test_other_weights_move_as_with_torchs_adamw():
-    ours, theirs = (torch.nn.Parameter(torch.ones(5, 3)) for _ in range(2))
+    weights, twins = ([torch.nn.Parameter(torch.ones(5, 3))] for _ in range(2))
     group = {"lr": 0.01, "weight_decay": 0.1}
-    optimizers = [
-        MuonAdamW([{"params": [ours], **group}], **ADAMW, **OTHERS),
-        torch.optim.AdamW([theirs], **group, **ADAMW),
-    ]
-    for _ in range(5):
-        ours.grad = torch.randn(5, 3)
-        theirs.grad = ours.grad.clone()
-        for optimizer in optimizers:
-            optimizer.step()
-    torch.testing.assert_close(ours, theirs)
-    assert optimizers[0].state[ours].keys() == optimizers[1].state[theirs].keys()  # as checkpoints have them
+    ours = MuonAdamW([{"params": weights, **group}], **ADAMW, **OTHERS)
+    theirs = torch.optim.AdamW(twins, **group, **ADAMW)
+    take_steps([ours, theirs], weights, twins)
+    torch.testing.assert_close(weights, twins)
+    assert ours.state[weights[0]].keys() == theirs.state[twins[0]].keys()  # as checkpoints have them
 
 
 def test_the_density_falls_by_the_same_factor_in_each_step_between_its_bounds():
