@@ -33,7 +33,8 @@ MAY_IMPORT = {
     | {"torch", "numpy", "lightning", "jsonargparse", "yaml", "tqdm", "wandb"},
     "model/": {"model.*", "torch"},
     "data/datamodule.py": {"data", "lightning", "torch", "numpy"},
-    "data/": {"data", "numpy", "datasets", "huggingface_hub", "pyarrow", "tiktoken", "rustbpe", "filelock", "tqdm"},
+    "data/": {"data", "numpy", "datasets", "huggingface_hub", "pyarrow", "tiktoken", "rustbpe", "filelock", "tqdm"}
+    | {"tokenizers"},
     "scripts/": {"model", "data", "scripts", "train", "torch", "numpy", "lightning", "jsonargparse", "yaml"}
     | {"transformers"},
     "train.py": {"model", "data", "torch", "lightning", "jsonargparse", "yaml"},
