@@ -1,11 +1,11 @@
 // Over the steps: a score of each head, or what the loss becomes without it. Vertical marks show the stages of
 // training, and cursors the steps that are shown.
 
-import { withoutHead } from "browser/ablation.js";
 import { drawChart, stagesOf } from "browser/chart.js";
 import { $, choices, closest, css, element, press } from "browser/elements.js";
 import { rgb } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
+import { withoutHead } from "browser/scores.js";
 import {
   ALL_HEADS, formation, headName, lastOf, LAYERS, mapped, nearest, placeOf, PROBES, RUNS, SCORES, shortName,
 } from "browser/state.js";
@@ -70,7 +70,6 @@ function drawCurve() {
 
 const layerColour = (head) => rgb(shown.palette.colours[Math.round(90 + (165 * (placeOf(head)[0] + 1)) / LAYERS)]);
 
-// The line of a head, with a dot where it formed.
 function curveOf(head, look) {
   const { of, colour } = measure();
   const points = RUNS[shown.run].captures.map((capture) => [capture.step, of(capture, head)]);
@@ -92,7 +91,6 @@ function describeCurves() {
 
 const jump = (textContent, patch) => element("button", { textContent, onclick: () => change(patch) });
 
-// The heads that formed, first ones first.
 function describeScore() {
   const { run, score } = shown;
   if (!SCORES[score].is_pattern) return ["Dashes: uniform attention. "];

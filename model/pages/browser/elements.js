@@ -41,7 +41,6 @@ export function track(shares, tick) {
   return element("span", { className: "track" }, ...bars, ...ticks);
 }
 
-// The head of a table, from the titles of its columns.
 export function tableHead(titles) {
   const cells = titles.map((title) => element("th", { scope: "col" }, title));
   return element("thead", {}, element("tr", {}, ...cells));

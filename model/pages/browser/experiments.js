@@ -71,10 +71,8 @@ function headOf({ head, weight, trial: { source }, texts: [, right] }) {
 
 const lookAt = (effect) => [
   paragraph(`${effect.look} What should come next: ${gets(effect)} ${percent(chosen.before)}. ${headOf(effect)}`),
-  paragraph(
-    `Expected after the change: half of that or less; ${usually(effect)}. `,
-    button(`▶ ${effect.change}`, () => show(effect, 1)),
-  ),
+  paragraph(`Expected after the change: half of that or less; ${usually(effect)}. `,
+    button(`▶ ${effect.change}`, () => show(effect, 1))),
 ];
 
 function compare(effect) {

@@ -37,8 +37,6 @@ export function lensRows(measured) {
   }));
 }
 
-// ---- drawing
-
 // Adds a table to a parent and returns the function that fills it with
 // { measured, colouring, colours, token, name }. `choose` is called with the token of a cell, where it is given.
 export function createLens(parent, choose) {
@@ -54,7 +52,6 @@ export function createLens(parent, choose) {
   let view = null;
   let cells = []; // by sub-layer and position
 
-  // Rows of the sub-layers, and columns of the tokens.
   function build() {
     const { sublayers, labels } = view.measured;
     const written = [...labels.map((label) => visible(label, 8) || "∅"), ""];

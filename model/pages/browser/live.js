@@ -1,8 +1,7 @@
 // The page that holds the model, which answers from a worker. Each of the first imports adds a view (see render.js).
 
 import "browser/controls.js";
-import "browser/next-tokens.js";
-import "browser/generation.js";
+import "browser/writing.js";
 import "browser/heads.js";
 import "browser/large-map.js";
 import "browser/shaded-text.js";

@@ -17,8 +17,7 @@ export const weightAt = (map, query, key) => (key > query ? 0 : (map[triangle(qu
 
 // The query that a newcomer learns most from: the one with the largest weight on an earlier token, but not the first.
 export function clearestQuery(map, length) {
-  let best = length - 1;
-  let most = 0;
+  let [best, most] = [length - 1, 0];
   for (let query = 2; query < length; query++)
     for (let key = 1; key < query; key++)
       if (map[triangle(query) + key] > most) [best, most] = [query, map[triangle(query) + key]];

@@ -59,12 +59,10 @@ addView(async function drawPatch() {
   const [layer, column] = placeOf(head);
   const answer = await answerTo(engine.ask("patch", { ...question, layer, head: column, position: into, from }));
   if (!answer || now !== shown) return;
-  const notes = [
+  $("patched").replaceChildren(
     `With it, the logit of ${quote(label(target))} after text A `, ...changeTo(answer.plain, answer.patched), ". ",
-  ];
-  if (shown.off.length) notes.push("All parts are on here. ");
-  if (layer === LAYERS - 1 && into < labels.length - 1) notes.push(UNREAD);
-  $("patched").replaceChildren(...notes);
+    shown.off.length ? "All parts are on here. " : "",
+    layer === LAYERS - 1 && into < labels.length - 1 ? UNREAD : "");
 });
 
 // ---- every head at every token

@@ -18,7 +18,11 @@ export class Reading {
   // Reads the tokens, and measures each position; yields now and then. deep: also lens, attribution and value norms.
   *read(tokens, deep) {
     const { network } = this;
-    this.makeRoom(tokens.length);
+    if (!this.cache || this.cache.room < tokens.length) { // what was read stays only if it fits
+      const room = Math.min(network.config.context_length, 2 ** Math.ceil(Math.log2(Math.max(64, tokens.length))));
+      const empty = { cache: new Cache(network.config, room), trace: new Trace(network.config, room), columns: [] };
+      Object.assign(this, empty);
+    }
     const { cache, trace } = this;
     let same = 0;
     while (same < Math.min(tokens.length, cache.length) && tokens[same] === cache.tokens[same]) same++;
@@ -35,14 +39,6 @@ export class Reading {
       this.columns[t] = { ...column, ...(deep && this.attribution(t, column.next[0][0])), deep };
       if (t % 4 === 3) yield;
     }
-  }
-
-  // A cache and a trace that hold so many tokens. What was read stays only if it fits.
-  makeRoom(length) {
-    const { config } = this.network;
-    if (this.cache?.room >= length) return;
-    const room = Math.min(config.context_length, 2 ** Math.ceil(Math.log2(Math.max(64, length))));
-    Object.assign(this, { cache: new Cache(config, room), trace: new Trace(config, room), columns: [] });
   }
 
   // The token after position t, undefined at the end.

@@ -40,8 +40,6 @@ export function surpriseRows({ bits, rank, top, top_probability: probabilities, 
   }));
 }
 
-// ---- drawing
-
 // The style sheet makes the depth a colour, so that a text can be shaded by something else underneath.
 export const shadeBySurprise = (spans, measured) =>
   [...spans].forEach((span, token) => span.style.setProperty("--depth", depth(measured, token).toFixed(3)));

@@ -72,7 +72,7 @@ def test_the_page_loads_nothing_and_holds_every_module_that_its_program_imports(
         assert "http://" not in text and "https://" not in text and "innerHTML" not in text
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1]
     assert html.unescape(policy).startswith("default-src 'none'")
-    assert "browser/score-card.js" in sources and "browser/report.js" not in sources
+    assert "browser/scores.js" in sources and "browser/report.js" not in sources
     imported = {name for source in sources.values() for name in re.findall(r'"(browser/\S+)"', source)}
     assert imported | {"browser/page.js"} == set(sources)
 

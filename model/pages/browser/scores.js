@@ -1,0 +1,86 @@
+// What heads are measured by. Scores: those of the chosen head as bars, each with a tick at the value of uniform
+// attention, and what they mean. Ablation: each part is replaced by its mean, and the change of the loss is measured at
+// each step, in nats per token. A part that is not missed did nothing that others cannot do.
+
+import { $, element, tableHead, track } from "browser/elements.js";
+import { downloadCsv } from "browser/export.js";
+import { markOf, thumbs } from "browser/heads.js";
+import { probeName, titleOf } from "browser/measurements.js";
+import { addView, shown } from "browser/render.js";
+import {
+  ALL_HEADS, data, formation, headName, headPart, placeOf, RUNS, SCORES, shortName, tellsSince,
+} from "browser/state.js";
+import { decimal, signed } from "browser/words.js";
+
+addView(function drawCard() {
+  const names = shown.sides.map(({ head }) => (shown.other ? shortName(head) : headName(head)));
+  $("card-title").textContent = `Scores of ${names.join(" and ")}`;
+  $("card").replaceChildren(...Object.entries(SCORES).flatMap(([score, { is_pattern, label, meaning }]) => [
+    element("dt", {}, is_pattern ? markOf(score) : "", ` ${label}`),
+    ...shown.sides.map((side) => rowOf(side, score)),
+    element("dd", { className: "soft" }, [meaning, ...shown.sides.flatMap((side) => formedIn(side, score))].join("; ")),
+  ]));
+});
+
+function rowOf({ name, run, capture, head }, score) {
+  const value = capture.scores[score].flat()[head];
+  return element("dd", { className: `row ${name}` },
+    shown.other ? element("span", {}, name) : "",
+    track([value], RUNS[run].uniform[score]),
+    element("span", {}, decimal(value, 3)));
+}
+
+function formedIn({ name, run, head }, score) {
+  const step = formation(run, score, head);
+  return step < Infinity && tellsSince(run) ? [`${shown.other ? `${name} ` : ""}since\u00a0step\u00a0${step}`] : [];
+}
+
+$("scores-csv").addEventListener("click", () => {
+  const rows = RUNS.flatMap(({ name: run, captures }) => captures.flatMap(({ step, scores, copying }) =>
+    ALL_HEADS.map((number) => {
+      const [layer, head] = placeOf(number);
+      const found = Object.entries({ ...scores, copying }).map(([name, values]) => [name, values[layer][head]]);
+      return { run, step, layer, head, ...Object.fromEntries(found) };
+    })));
+  downloadCsv("scores.csv", data.columns.scores, rows);
+});
+
+// ---- ablation
+
+const COLUMNS = { text: "on text", repeated: "on repetition", copying: "copying" };
+
+// The change of the loss without one head; null if it is not a number.
+export const withoutHead = ({ ablation }, probe, head) => ablation[probe][headPart(head)];
+
+addView(function drawNumbers() {
+  for (const [head, thumb] of thumbs.entries()) {
+    const change = signed(withoutHead(shown.capture, probeName(), head));
+    thumb.lastChild.textContent = change;
+    thumb.ariaLabel += `, loss without it ${change} nats per token`;
+  }
+});
+
+// The table, for one or two captures: the chosen head first, then the tables and the feed-forwards.
+addView(function drawTable() {
+  const { sides } = shown;
+  const chosen = headPart(shown.head);
+  const parts = sides.flatMap(({ capture }) => Object.keys(capture.ablation.text));
+  const rows = [chosen, ...parts.filter((part) => !part.startsWith("head "))];
+  const columns = Object.keys(COLUMNS).flatMap((column) => sides.map((side) => ({ column, side })));
+  const cell = (part, { column, side: { capture } }) => {
+    if (column !== "copying") return signed(capture.ablation[column][part], 3);
+    return part === chosen ? signed(capture.copying.flat()[shown.head]) : "";
+  };
+  const row = (part) => element("tr", {}, element("th", { scope: "row" }, part),
+    ...columns.map((column) => element("td", {}, cell(part, column))));
+  const titles = columns.map(({ column, side }) => COLUMNS[column] + (shown.other ? `, ${titleOf(side)}` : ""));
+  const body = element("tbody", {}, ...[...new Set(rows)].map(row));
+  $("ablations").replaceChildren(tableHead(["without", ...titles]), body);
+});
+
+$("ablation-csv").addEventListener("click", () => {
+  const rows = RUNS.flatMap(({ name: run, captures }) => captures.flatMap(({ step, ablation }) =>
+    Object.entries(ablation).flatMap(([probe, changes]) =>
+      Object.entries(changes).map(([part, loss_change]) => ({ run, step, probe, part, loss_change })))));
+  downloadCsv("ablation.csv", data.columns.ablation, rows);
+});
