@@ -24,7 +24,7 @@ function show(effect, stage) {
   showInBox(typed);
   const token = tokensOf(typed).tokens.length - 1;
   const head = effect.head === null ? {} : { head: headNumber(effect.head) };
-  change({ typed, off, token, replacement: "mean", run: 0, at: lastOf(0), other: null, received: false, ...head });
+  change({ typed, off, token, replacement: "mean", run: 0, at: lastOf(0), other: null, direction: "to", ...head });
 }
 
 // What the right tokens get of the probability, as far as they are listed.

@@ -4,7 +4,7 @@ import { $, ARROWS, clamp, css, element, onKeys } from "browser/elements.js";
 import { download, downloadCsv } from "browser/export.js";
 import { drawLabel, drawMap, fitCanvas, layout, ofHead, PAD, palette, weightAt } from "browser/maps.js";
 import { addChoices, addFollower, addView, change, chosenToken, point, pointer, shown } from "browser/render.js";
-import { data, headName, headPart, placeOf, PROBES, RUNS, shortName, state } from "browser/state.js";
+import { data, headName, headPart, placeOf, PROBES, RUNS, shortName } from "browser/state.js";
 import { triangle } from "browser/triangle.js";
 import { squareInWords } from "browser/words.js";
 
@@ -74,7 +74,7 @@ function newPane() {
     const inside = key >= 0 && key < geometry.length && query >= 0 && query < geometry.length;
     return inside ? { query, key } : null;
   };
-  const choose = () => pointer.cell && change({ token: state.received ? pointer.cell.key : pointer.cell.query });
+  const choose = () => pointer.cell && change({ token: shown.received ? pointer.cell.key : pointer.cell.query });
   over.addEventListener("pointermove", (event) => hover(locate(event)));
   for (const end of ["pointerleave", "blur"]) over.addEventListener(end, () => hover(null));
   over.addEventListener("click", (event) => (hover(locate(event)), choose()));

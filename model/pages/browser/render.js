@@ -74,7 +74,7 @@ export function render() {
 
 async function draw() {
   asked = false;
-  const next = { ...state };
+  const next = { ...state, received: state.direction === "from" };
   const first = await side("A", next, next);
   first.head = next.head;
   next.sides = [first];

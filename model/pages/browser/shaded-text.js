@@ -66,7 +66,7 @@ function reveal(root, span) {
 
 addChoices($("probes"), "probe", PROBES.map(({ name }, i) => [i, name]));
 $("probes").hidden = PROBES.length < 2;
-addChoices($("directions"), "received", [[false, "reads"], [true, "is read by"]]);
+addChoices($("directions"), "direction", [["to", "reads"], ["from", "is read by"]]);
 addFollower(drawText);
 
 const indexOf = (span) => (span.dataset.index === undefined ? null : Number(span.dataset.index));

@@ -23,7 +23,7 @@ export const secondRun = RUNS.length > 1 ? { run: 1, at: lastOf(1), head: "match
 
 // token: undefined until the first drawing chooses one; null if a person chose none. linked: B follows A's steps.
 export const state = {
-  run: 0, at: lastOf(0), probe: 0, token: undefined, received: false, other: secondRun, linked: RUNS.length > 1,
+  run: 0, at: lastOf(0), probe: 0, token: undefined, other: secondRun, linked: RUNS.length > 1,
   ...RUNS[0].opening, // head and score, and for a recorded text the token and probe that they are best seen in
 };
 
@@ -65,9 +65,8 @@ const added = [];
 export const addField = (name, write, read) => added.push({ name, write, read });
 
 export function save() {
-  const { run, at, head, probe, score, received, token, other, linked } = state;
+  const { run, at, head, probe, score, token, other, linked } = state;
   const fields = { step: mapped[run][at].step, head: shortName(head), probe: PROBES[probe].name, score };
-  if (received) fields.direction = "from";
   if (RUNS.length > 1) fields.run = run;
   for (const [name, [first]] of Object.entries(OPTIONS)) if (state[name] !== first) fields[name] = state[name];
   if (typeof token === "number") fields.token = token;
@@ -99,7 +98,6 @@ export function restore() {
   state.head = headNumber(fields.get("head")) ?? state.head;
   for (const [name, options] of Object.entries(OPTIONS)) state[name] = pick(name, options) ?? options[0];
   for (const { name, read } of added) read(fields.get(name));
-  state.received = fields.get("direction") === "from";
   state.token = number(fields.get("token"), Infinity) ?? null; // drawing knows how many there are
   state.linked = fields.get("linked") === "1";
   const [run, other] = pairOf(fields.get("against"));
