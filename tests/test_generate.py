@@ -173,16 +173,18 @@ def test_weights_in_8_bits_write_on_the_cpu_only(run_dir, capsys, monkeypatch):
     assert status == 2 and "--dtype int8 is for the CPU, and this is cuda:0" in err
 
 
-PROMPTS = ["a", "def f(x):", "tell me what is longer than the context", "né", "a", "b", "c", "try"]
+PROMPTS = ["a", "def f(x):", "tell me what is longer than the context", "né", "a", "  b", "c", "try"]
 
 
 @pytest.mark.parametrize("name", ["prompts.txt", "prompts.jsonl"])
 @pytest.mark.parametrize("options", [("--greedy",), ("--seed", 3, "--num_samples", 2)], ids=str)
 def test_each_prompt_of_a_file_is_continued_as_it_would_be_alone(run_dir, capsys, tmp_path, name, options):
+    """Blank lines are skipped and named."""
     lines = [json.dumps({"prompt": prompt}) for prompt in PROMPTS] if name.endswith("l") else PROMPTS
-    (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (tmp_path / name).write_bytes("\r\n".join(["", *lines[:2], "", *lines[2:], " \n"]).encode())
     common = ("--checkpoint", run_dir, "--max_new_tokens", 30, "--json", *options)
-    _, together, _ = call(main, capsys, *common, "--prompts", tmp_path / name)
+    _, together, err = call(main, capsys, *common, "--prompts", tmp_path / name)
+    assert err.count(f"{tmp_path / name}: skipped blank lines 1, 4, 11\n") == 1
     alone = "".join(call(main, capsys, *common, "--prompt", prompt)[1] for prompt in PROMPTS)
     assert together == alone
     samples = 2 if "--num_samples" in options else 1
@@ -203,15 +205,6 @@ def test_prompts_of_equal_length_are_continued_together_and_written_in_order(run
     assert [part[: part.index("\n") + 1 + len(prompt)] for part, prompt in zip(parts, prompts, strict=True)] == [
         f"{number} ---\n{prompt}" for number, prompt in enumerate(prompts, start=1)
     ]
-
-
-def test_blank_lines_among_prompts_are_skipped_and_named(run_dir, capsys, tmp_path):
-    path = tmp_path / "prompts.txt"
-    path.write_bytes(b"\none\r\n\n  two\n \n")
-    options = ("--checkpoint", run_dir, "--prompts", path, "--max_new_tokens", 2, "--json")
-    status, out, err = call(main, capsys, *options)
-    assert status == 0 and [json.loads(line)["prompt"] for line in out.splitlines()] == ["one", "  two"]
-    assert err.count(f"{path}: skipped blank lines 1, 3, 5\n") == 1
 
 
 def test_a_text_ends_where_the_model_ends_it_or_before_a_stop(tmp_path, capsys):

@@ -110,6 +110,20 @@ def test_every_kind_of_file_can_be_written(arguments, suffix):
     assert READERS[suffix](output)
 
 
+CHOICES = ["csv --step=0", "csv --probe=repeated", "svg --theme=dark", "png --dpi=40", "png --head=0.1"]
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_choice_of_a_picture_or_table_changes_it(choice):
+    suffix, option = choice.split()
+
+    def written(*options):
+        assert main(["--run=runs/first", f"--output=chosen.{suffix}", *options]) == 0
+        return Path(f"chosen.{suffix}").read_bytes()
+
+    assert written() == written() != written(option)
+
+
 @pytest.mark.parametrize("step", [["--step", "2"], []])
 def test_a_measurement_is_a_table_even_of_a_step_whose_maps_were_removed(step, mistakes):
     assert main(["--run", "removed", "--measure", "surprise", *step, "--output", "bits.csv"]) == 0

@@ -25,9 +25,7 @@ from model.runs.recording import AttentionRecording, Samples
 from model.training import hardware
 from model.training.optimizer import OptimizerConfig, build_optimizer, density_at
 from model.training.schedule import ScheduleConfig, learning_rate_factor
-from scripts import inspect_attention
 from tests.small_runs import REPOSITORY, metrics
-from tests.test_inspect_attention import make_run
 
 TINY = {"vocab_size": 40, "context_length": 12, "num_layers": 2, "num_heads": 4, "embed_dim": 16}
 STEPS = 4
@@ -235,28 +233,6 @@ def test_every_shipped_config_is_whole(path, here):
     assert max(factors) > 0.9 and min(factors) >= 0
     data = TextDataModule(**options["data"], context_length=config.context_length)
     assert data.batch_size == options["data"]["batch_size"]
-
-
-# Of scripts, those whose effect the tests of the script do not compare: another value for each.
-INSPECTED = {
-    "step": ["--output=maps.csv", "--step=0"],
-    "probe": ["--output=maps.csv", "--probe=repeated"],
-    "theme": ["--output=maps.svg", "--theme=dark"],
-    "dpi": ["--output=maps.png", "--dpi=40"],
-    "head": ["--output=maps.png", "--head=0.1"],
-}
-
-
-@pytest.mark.parametrize("name", INSPECTED)
-def test_every_choice_of_a_picture_or_table_changes_it(name, here):
-    make_run(Path("run"), seed=0)
-    output, option = INSPECTED[name]
-
-    def written(*options):
-        assert inspect_attention.main(["--run=run", output, *options]) == 0
-        return Path(output.partition("=")[2]).read_bytes()
-
-    assert written() == written() != written(option)
 
 
 @pytest.mark.filterwarnings("ignore:'scripts.* found in sys.modules:RuntimeWarning")
