@@ -15,6 +15,7 @@ from data import datamodule
 from data.datamodule import IGNORED, TextDataModule
 from data.tokenizers import Tokenizer
 
+TRAINER = {"global_rank": 0, "world_size": 1, "global_step": 0, "accumulate_grad_batches": 1, "overfit_batches": 0.0}
 AT_LEAST_ONE = dict.fromkeys(["context_length", "batch_size", "validation_batch_size", "num_threads"], 1)
 TEXT = "".join(f"Line {number} of a small book, é.\n" + "\n" * (number % 5 == 0) for number in range(3000))
 
@@ -30,9 +31,7 @@ def module(tmp_path: Path):
         data.prepare_data()
         data.setup("fit")
         if world_size > 1:
-            trainer = {"global_rank": rank, "world_size": world_size, "global_step": 0, "accumulate_grad_batches": 1}
-            trainer["overfit_batches"] = 0.0
-            data.trainer = SimpleNamespace(**trainer)
+            data.trainer = SimpleNamespace(**TRAINER | {"global_rank": rank, "world_size": world_size})
         return data
 
     return make
@@ -181,9 +180,9 @@ def test_loader_processes_outlive_ctrl_c_also_while_they_start(module, monkeypat
 
 
 def test_a_resumed_run_repeats_the_batches_that_it_repeated(module):
-    data, trainer = module(), {"global_rank": 0, "world_size": 1, "accumulate_grad_batches": 1, "overfit_batches": 3}
+    data = module()
     first = next(iter(data.train_dataloader()))["tokens"]
-    data.trainer = SimpleNamespace(**trainer, global_step=6)
+    data.trainer = SimpleNamespace(**TRAINER | {"overfit_batches": 3, "global_step": 6})
     assert torch.equal(next(iter(data.train_dataloader()))["tokens"], first)
     data.trainer.global_step = 7
     with pytest.raises(ValueError, match=r"overfit_batches is 3: .* after a whole round"):
