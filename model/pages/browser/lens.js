@@ -63,8 +63,12 @@ export function createLens(parent, choose) {
     cells = newCells(sublayers, labels.length, sublayers.length - 1);
   }
 
-  function fill() {
-    const { measured, colouring, colours, name } = view;
+  return (next) => {
+    const { measured, colouring, colours, token: chosen, name } = next;
+    const same = view?.measured.labels === measured.labels;
+    const moved = view?.token !== chosen;
+    view = next;
+    if (!same) build();
     const keys = `arrow keys move${choose ? ", enter chooses the token" : ""}`;
     table.ariaLabel = `${name}: the likeliest next token after each sub-layer; ${keys}`;
     const largest = largestDivergence(measured);
@@ -72,19 +76,11 @@ export function createLens(parent, choose) {
       for (const [token, cell] of line.entries()) {
         const found = lensCell(measured, row, token);
         const colour = colours[Math.round(255 * Math.min(1, strength(colouring, found, largest)))];
-        cell.classList.toggle("chosen", token === view.token);
+        cell.classList.toggle("chosen", token === chosen);
         cell.textContent = found.text === null ? "–" : visible(found.text, 8) || "∅";
         Object.assign(cell.style, { background: rgb(colour), color: isDark(colour) ? "#ffffff" : "#14181e" });
       }
     readout.textContent = `Point at a cell to read it${choose ? "; click to choose its token" : ""}.`;
-  }
-
-  return (next) => {
-    const same = view?.measured.labels === next.measured.labels;
-    const moved = view?.token !== next.token;
-    view = next;
-    if (!same) build();
-    fill();
-    if (moved && next.token !== null) box.scrollLeft = cells[0][next.token].offsetLeft - box.clientWidth / 2;
+    if (moved && chosen !== null) box.scrollLeft = cells[0][chosen].offsetLeft - box.clientWidth / 2;
   };
 }

@@ -14,8 +14,6 @@ import { addView, shown, start } from "browser/render.js";
 import { data, mapped, PROBES } from "browser/state.js";
 import { bytesOf } from "browser/weights.js";
 
-const BROWSERS = $("browsers").textContent; // that can show this page
-
 // ---- whether the maps can be trusted: two badges in the header
 
 const BADGES = [
@@ -60,7 +58,7 @@ function unpacked(number) {
 }
 
 if (typeof DecompressionStream === "undefined") {
-  $("notes").textContent = `This browser is too old to show the maps. ${BROWSERS} can.`;
+  $("notes").textContent = `This browser is too old to show the maps. ${$("browsers").textContent} can.`;
 } else {
   $("notes").replaceChildren(...data.notes.map((textContent) => element("p", { textContent })));
   start(recorded);
