@@ -64,7 +64,11 @@ class TrainingCLI(LightningCLI):
         add = parser.add_argument
         add("--seed_everything", type=int, default=1337, help="Seed of everything random.")
         add("--name", type=str | None, help="Name of the run's folder; null: the config's and the time.")
-        add("--resume", type=str | None, help="A run's folder, or a checkpoint in one, to continue.")
+        add(
+            "--resume",
+            type=str | None,
+            help="A run's folder, or a checkpoint in one, to continue; what it has of later steps is dropped.",
+        )
         add("--ckpt_path", type=str | None, help="Checkpoint to validate (null: the newest run's), or to start from.")
         add("--wandb", type=WandbMode, default="auto", help="Weights & Biases; auto: online if you are logged in.")
 

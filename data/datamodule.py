@@ -25,7 +25,7 @@ from data.sampler import WindowSampler
 from data.token_cache import CorpusCache, TokenizedCorpus, TokenStore
 from data.tokenizers import Tokenizer
 
-IGNORED = -100  # a target that torch's cross_entropy leaves out by default
+IGNORED = -100  # a target that does not count, as in model/gpt.py, which data/ does not import
 DEFAULT_BPE_VOCAB_SIZE = 2048
 
 _log = logging.getLogger(__name__)
@@ -172,7 +172,7 @@ class TextDataModule(lightning.LightningDataModule):
     def train_dataloader(self) -> DataLoader:
         """Endless batches, from the trainer's current step on."""
         first_batch = self.trainer.global_step * self.trainer.accumulate_grad_batches if self.trainer else 0
-        repeated = self.trainer.overfit_batches if self.trainer else 0
+        repeated = getattr(self.trainer, "overfit_batches", 0)
         if isinstance(repeated, int) and repeated:
             first_batch %= repeated
             if first_batch:  # each round of Lightning's would begin there

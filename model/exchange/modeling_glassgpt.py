@@ -63,7 +63,7 @@ class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         logits_to_keep: int = 0,
-        return_dict: bool = True,
+        return_dict: bool | None = None,
         position_ids: Tensor | None = None,
         **others: Any,
     ) -> CausalLMOutput | tuple[Tensor, ...]:
@@ -73,16 +73,16 @@ class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
             attention_mask: (B, T), 0 for padding, on either side. Padding is not read, and positions count without it.
             labels: (B, T), usually the tokens themselves; adds the mean loss of each token after those before it.
             logits_to_keep: return the logits of the last so many positions only; all if 0.
-            position_ids: (B, T), as without them.
-            others: what callers of transformers pass to every model, and what changes no logits.
+            position_ids: (B, T), accepted if they are what they would be without it.
+            others: use_cache and cache_position, which change nothing; all else only as None or False.
 
         Raises ValueError for what would change the result, or for outputs that this model lacks.
         """
         read = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         if position_ids is not None and (position_ids != read.cumsum(-1) - 1)[read.bool().expand_as(input_ids)].any():
             raise ValueError("position_ids must count the tokens that are read from 0")
-        wanted = [name for name, value in others.items() if value is not None and value is not False]
-        if refused := set(wanted) - {"use_cache", "cache_position"}:
+        given = [name for name, value in others.items() if value is not None and value is not False]
+        if refused := [name for name in given if name not in ("use_cache", "cache_position")]:
             raise ValueError(f"a {type(self).__name__} does not take {', '.join(refused)}")
         if attention_mask is None or attention_mask.all():
             logits = self.gpt(input_ids)
@@ -95,7 +95,7 @@ class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
         if labels is not None:
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
         output = CausalLMOutput(loss=loss, logits=logits[:, -logits_to_keep:])
-        return output if return_dict else output.to_tuple()
+        return output.to_tuple() if return_dict is False else output
 
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any

@@ -66,16 +66,27 @@ class Habits:
 class Windows:
     """Texts of T tokens each over which heads are measured.
 
-    kind: "text" or "repeated". window: how many keys a query of the model sees at most, see `sliding_window_mask`.
+    kind: "text" or "repeated".
+    attention_window: how many keys a query of the model sees at most, see `sliding_window_mask`.
     """
 
     kind: str
     texts: Sequence[Probe]
-    window: int | None = None
+    attention_window: int | None = None
+
+    @cached_property
+    def within(self) -> dict[int, "Windows"]:
+        """The same texts for models with an attention window, by that, so that each is prepared once."""
+        return {}
 
     @property
     def length(self) -> int:
         return len(self.texts[0].tokens)
+
+    @property
+    def before(self) -> Tensor:
+        """(T,): how many tokens before itself a query sees."""
+        return torch.arange(self.length).clamp(max=(self.attention_window or self.length) - 1)
 
     @property
     def sample(self) -> Tensor:
@@ -103,7 +114,8 @@ class Windows:
     @cached_property
     def counted(self) -> dict[str, Tensor]:
         """The queries that count for each figure, (N, T)."""
-        counted = {name: torch.stack([choosing(one, self.window) for one in keys]) for name, keys in self.keys.items()}
+        window = self.attention_window
+        counted = {name: torch.stack([choosing(one, window) for one in keys]) for name, keys in self.keys.items()}
         every = torch.ones(len(self.texts), self.length, dtype=torch.bool)
         return {**counted, "entropy": every, "reach": every}
 
@@ -116,9 +128,7 @@ class Windows:
     @cached_property
     def having(self) -> Tensor:
         """(3, T): how many queries of each part see a token so many before them."""
-        back = torch.arange(self.length)
-        near = back < (self.window or self.length)
-        return (self.parts[:, :, None] & (back <= back[:, None]) & near).sum(1)
+        return (self.parts[:, :, None] & (torch.arange(self.length) <= self.before[:, None])).sum(1)
 
     @cached_property
     def labels(self) -> dict[str, int]:
@@ -134,7 +144,7 @@ class Windows:
     @cached_property
     def uniform(self) -> Figures:
         """The figures of uniform attention."""
-        weights = uniform_attention(self.length, self.window).expand(len(self.texts), 1, -1, -1)
+        weights = uniform_attention(self.length, self.attention_window).expand(len(self.texts), 1, -1, -1)
         return stacked([measure(self, weights)])
 
     def queries(self, name: str) -> list[int]:
@@ -156,7 +166,10 @@ def survey(gpt: GPT, windows: Mapping[str, Windows]) -> tuple[dict[str, np.ndarr
     measured = {}
     window = gpt.config.window
     if window is not None:  # what no query sees is not what its heads could choose
-        windows = {name: replace(of_kind, window=window) for name, of_kind in windows.items()}
+        windows = {
+            name: of_kind.within.setdefault(window, replace(of_kind, attention_window=window))
+            for name, of_kind in windows.items()
+        }
     with undisturbed(gpt):
         for name, of_kind in windows.items():
             rows = max(1, MAX_WEIGHTS // (gpt.config.num_heads * of_kind.length**2))
@@ -190,9 +203,8 @@ def measure(windows: Windows, weights: Tensor, piece: slice = slice(None)) -> Fi
         positions = torch.arange(windows.length)
         # An attention with a sink that has no key has a sum below 1; some kinds have negative weights.
         shares = weights.clamp(min=0)
-        most = torch.log1p(positions.clamp(max=(windows.window or windows.length) - 1))  # of uniform attention
         nats = torch.special.entr(shares / shares.sum(-1, keepdim=True).clamp(min=1e-9)).sum(-1)
-        found["entropy"], found["reach"] = nats / most.clamp(min=1e-9), nats.exp()
+        found["entropy"], found["reach"] = nats / windows.before.log1p().clamp(min=1e-9), nats.exp()
         key_at = positions[:, None] - positions  # at [q, n] the token n before q
         by_distance = weights.gather(-1, key_at.clamp(min=0).expand_as(weights)).where(key_at >= 0, 0)
         figures["by_distance"] = torch.einsum("nhqd,sq->nshd", by_distance, parts)

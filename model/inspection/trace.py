@@ -139,7 +139,7 @@ class AttendCall:
     attend: the method that was called, of q, k and v alone: with all else it got, such as the mask.
     q (B, H, T, K), k and v (B, H_kv, S, K).
 
-    The methods call `attend` once more: use them inside `undisturbed`, without autocast.
+    `with_values` and `weights` call `attend` once more: use them inside `undisturbed`, without autocast.
     """
 
     attend: Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -15,7 +15,7 @@ from model.inspection.archive import Snapshot
 # which are in float32 always.
 FIDELITY_LIMITS = {"float16": 5e-3, "bfloat16": 2e-2}
 LOGIT_LIMITS = {"float16": 1e-2, "bfloat16": 5e-2}
-EXACT = 1e-5  # in any other type
+EXACT = 1e-5  # in any other type; of a weight, in all types
 PAGE_ERROR = 0.004  # of a weight that a page and its pictures show
 
 

@@ -1,5 +1,6 @@
 """Checkpoints: written atomically, plain data, enough to resume bit for bit."""
 
+import logging
 import random
 import shutil
 from collections.abc import Iterator
@@ -22,11 +23,13 @@ from model.runs.mistakes import sentence
 from model.runs.results import read_metrics, read_samples
 from model.training.sharding import whole
 
+log = logging.getLogger(__name__)
+
 
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint aside and renames it; reads nothing that could run code.
 
-    `restored_from` is the checkpoint that is being restored, None before and after, see `restoring`.
+    `restored_from` is the checkpoint that is being restored, see `restoring`; None before, and once training begins.
     """
 
     restored_from: str | Path | None = None
@@ -117,10 +120,11 @@ class Checkpoints:
 def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
     """Drops what a run has of steps after `step`, that of its checkpoint `resumed`, which becomes last.ckpt.
 
-    A best.ckpt of a later step becomes `resumed` too if the loss was lowest there, otherwise it goes. Maps go when the
-    next are recorded.
+    A best.ckpt of a later step becomes `resumed` too if the loss was lowest at `step`, otherwise it goes. Maps go when
+    the next are recorded.
 
-    Returns whether there is a best.ckpt. Raises ValueError for a damaged file, and has changed nothing then.
+    Returns whether there is a best.ckpt. Raises ValueError for a damaged metrics.csv or samples.jsonl, and has changed
+    nothing then.
     """
     metrics, samples, folder = run_dir / METRICS, run_dir / SAMPLES, run_dir / CHECKPOINTS
     rows = [row for row in read_metrics(metrics) if row["step"] <= step] if metrics.exists() else []
@@ -139,6 +143,7 @@ def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
         copy_file(resumed, best)
         later.remove(best)
     for path in later:
+        log.warning("%s is of a step after %s, and is removed.", path, step)
         path.unlink(missing_ok=True)
     for path, number in ((metrics, 1 + len(rows)), (samples, num_samples)):  # the former has a header
         if path.exists():

@@ -86,7 +86,7 @@ class RunSequence(Checkpoint):
     ) -> None:
         """Does what follows an update, and its validation if it had one. Once a step: later calls do nothing.
 
-        Step 0, the model before training, is validated where trainer.num_sanity_val_steps asks for it.
+        Also before the first update, at step 0, which is validated where trainer.num_sanity_val_steps asks for it.
         """
         step = trainer.global_step
         if step == self.finished_step:
@@ -125,19 +125,19 @@ class RunSequence(Checkpoint):
         self.attention.start(trainer, module)
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        checkpoint_io = trainer.strategy.checkpoint_io
+        resumed, checkpoint_io.restored_from = checkpoint_io.restored_from, None  # as in on_validation_start
         if not self.is_new and trainer.is_global_zero:
-            resumed = Path(trainer.strategy.checkpoint_io.restored_from)
-            if not rewind(Path(trainer.default_root_dir), resumed, trainer.global_step):
-                self.best_loss = float("inf")  # that of weights which are gone
+            has_best = rewind(Path(trainer.default_root_dir), Path(resumed), trainer.global_step)
+            self.best_loss = self.best_loss if has_best else float("inf")  # not that of weights which are gone
         self.progress.start(trainer)
         # Not earlier: making the iterators of the data loaders draws random numbers too.
         if self.resumed_random_state is not None:
             set_random_state(self.resumed_random_state, module.device)
         elif trainer.global_rank > 0:
             torch.manual_seed(torch.initial_seed() + trainer.global_rank)  # every rank needs its own dropout masks
-        self.finish_step(trainer, module, module.validation_metrics or None)  # of a run that begins at step 0
+        self.finish_step(trainer, module, module.validation_metrics or None)  # does something at step 0 only
         self.signals.install()
-        trainer.strategy.checkpoint_io.restored_from = None  # as in on_validation_start
 
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
         self.finish_step(trainer, module)

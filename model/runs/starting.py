@@ -126,7 +126,7 @@ def check_options(trainer: Trainer) -> None:
         if isinstance(callback, GradientAccumulationScheduler | LearningRateFinder | BatchSizeFinder):
             name = type(callback).__name__
             raise ValueError(f"trainer.callbacks: {name} changes what a resumed run must find as it was: leave it out")
-        if (monitor := getattr(callback, "monitor", None)) not in (None, *VALIDATION_METRICS):
+        if (monitor := getattr(callback, "monitor", None)) not in (None, "step", *VALIDATION_METRICS):
             raise ValueError(f"trainer.callbacks: monitor is {monitor}: write {listed(VALIDATION_METRICS, 'or')}")
     interval, accumulate = getattr(trainer, "val_check_interval", None), trainer.accumulate_grad_batches
     check_range("trainer.log_every_n_steps", trainer.log_every_n_steps, 1)
