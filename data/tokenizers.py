@@ -370,7 +370,8 @@ def _compare(tokenizer: Tokenizer, folder: Path) -> None:
             peer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     except Exception as error:  # their library has no class of its own
         raise ValueError(error) from error
-    peer.no_truncation()  # these two are for batches, and AutoTokenizer does them only when it is asked to
+    # AutoTokenizer cuts and pads texts only when it is asked to, whatever the file says.
+    peer.no_truncation()
     peer.no_padding()
     peer.encode_special_tokens = True  # as parts of texts, as here
     tokens = [token.decode(errors="ignore") for token in tokenizer.ranks]

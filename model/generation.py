@@ -166,7 +166,7 @@ def sample(
     # Of every token, by its id: what is drawn must not depend on the order in which `topk` sorts almost equal logits.
     # Not empty_like: with its memory in another order, as some products leave it, each logit would get other noise.
     noise = logits.new_empty((len(logits) // shared_draws, vocab_size)).exponential_(generator=generator).log_()
-    noise = noise.repeat(shared_draws, 1)
+    noise = noise.expand(shared_draws, -1, -1).flatten(0, 1)  # copies nothing where there is one part
     if token_ids is None:
         return (logits - noise).argmax(dim=-1)
     drawn = (logits - noise.gather(-1, token_ids)).argmax(dim=-1, keepdim=True)

@@ -78,9 +78,10 @@ class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
 
         Raises ValueError for what would change the result, or for outputs that this model lacks.
         """
-        read = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        if position_ids is not None and (position_ids != read.cumsum(-1) - 1)[read.bool().expand_as(input_ids)].any():
-            raise ValueError("position_ids must count the tokens that are read from 0")
+        if position_ids is not None:
+            read = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+            if (position_ids != read.cumsum(-1) - 1)[read.bool().expand_as(input_ids)].any():
+                raise ValueError("position_ids must count the tokens that are read from 0")
         given = [name for name, value in others.items() if value is not None and value is not False]
         if refused := [name for name in given if name not in ("use_cache", "cache_position")]:
             raise ValueError(f"a {type(self).__name__} does not take {', '.join(refused)}")

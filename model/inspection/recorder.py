@@ -38,6 +38,12 @@ from model.inspection.probes import Probe
 from model.inspection.survey import Windows, survey, windows_of
 from model.inspection.trace import AttendCall, blocks_of, in_float32, observed, trace, undisturbed
 
+Edited = Callable[[str, GPT], AbstractContextManager]
+
+
+def unedited(*_: Any) -> AbstractContextManager:
+    return nullcontext()
+
 
 @dataclass(frozen=True)
 class Capture:
@@ -145,7 +151,7 @@ def take_snapshot(
     label: Callable[[int], str] = str,
     *,
     windows: Mapping[str, Windows] | None = None,
-    edited: Callable[[str, GPT], AbstractContextManager] = lambda *_: nullcontext(),
+    edited: Edited = unedited,
     autocast: torch.dtype | None = None,
 ) -> tuple[Snapshot, dict[str, np.ndarray], dict]:
     """Measures a model on the probes "text" and "repeated".
@@ -201,7 +207,7 @@ def take_maps(
     step: int,
     windows: Mapping[str, Windows],
     *,
-    edited: Callable[[str, GPT], AbstractContextManager] = lambda *_: nullcontext(),
+    edited: Edited = unedited,
     autocast: torch.dtype | None = None,
 ) -> tuple[Snapshot, dict[str, np.ndarray]]:
     """The maps of a model, and what is known from attention alone: the rest of the snapshot is None.

@@ -132,7 +132,7 @@ def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
     best, last = folder / BEST, folder / LAST
     later = [kept_checkpoint(run_dir, kept) for kept in kept_steps(run_dir) if kept > step]
     for path in (folder / PREVIOUS, best):
-        with suppress(FileNotFoundError, ValueError):  # of a damaged one nobody knows the step
+        with suppress(FileNotFoundError, ValueError):  # the step of a damaged checkpoint cannot be read: it stays
             if read_checkpoint(path, on_disk=True)["global_step"] > step:
                 later.append(path)
     # The checkpoints first: a run that is killed in between is resumed from this step, and drops the rest.
