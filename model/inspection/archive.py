@@ -52,7 +52,7 @@ class Snapshot:
     precision: the type that attention was computed in, such as "bfloat16", which bounds the fidelity to be expected.
     fidelity, causality, checks: as in `recorder`; NaN for a model that diverged.
     scores: by the names of `heads.SCORES`, (L, H) in [0, 1]: means over many windows, see `survey`; NaN for a model
-        that diverged.
+        that diverged (on some processors 0 in texts of under 16 tokens, whose NaN PyTorch's kernel takes for masked).
     habits: what else the windows say about the heads.
     loss: nats per token on the probe "text", and on the second half of "repeated". None where they were not measured,
         as the next two: a page that holds the model measures them itself.
