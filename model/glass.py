@@ -39,7 +39,7 @@ from model.inspection.lens import predictions, stages
 from model.inspection.probes import Probe, draw_repeated_probe
 from model.inspection.recorder import Capture, capture, one_sequence, take_snapshot
 from model.inspection.trace import Trace, trace
-from model.pages.captures import Captures
+from model.pages.history import History
 from model.pages.live import model_page
 from model.pages.page import attention_page
 from model.runs.folder import ATTENTION, RUNS, find_checkpoint, find_kept, kept_steps, run_of
@@ -472,10 +472,10 @@ class Reading:
         return self.trace.values.float().cpu()
 
     def _repr_html_(self) -> str:
-        return in_frame(lambda: attention_page([captures([self])], self.title))
+        return in_frame(lambda: attention_page([history_of([self])], self.title))
 
 
-def captures(readings: Sequence[Reading], repeated: Probe | None = None) -> Captures:
+def history_of(readings: Sequence[Reading], repeated: Probe | None = None) -> History:
     """What a page, a picture or a table shows of a text that one model read at one step or several, in their order.
 
     repeated: the repeated probe; the model's own if None.
@@ -489,7 +489,7 @@ def captures(readings: Sequence[Reading], repeated: Probe | None = None) -> Capt
         taken = take_snapshot(glass.gpt, probes, step, label, windows=windows, edited=reading.edited)
         snapshot, maps[step], details[step] = taken
         snapshots.append(snapshot)
-    return Captures(first.name, probes, snapshots, maps.__getitem__, list(maps), details.__getitem__, is_prompt=True)
+    return History(first.name, probes, snapshots, maps.__getitem__, list(maps), details.__getitem__, is_prompt=True)
 
 
 def in_frame(page: Callable[[], str]) -> str:

@@ -29,7 +29,7 @@ from scripts.parser import Parser, at_least, check_output, prompt_text
 
 if TYPE_CHECKING:
     from model.glass import Glass
-    from model.pages.captures import Captures
+    from model.pages.history import History
 
 PAGE, PICTURES, TABLES = (".html",), (".png", ".svg", ".pdf"), (".csv", ".json")
 # The kinds of --output that an option is for. The page shows everything, and has its own controls.
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> None:
 
     from model.inspection.archive import AttentionArchive
     from model.inspection.verdicts import warnings
-    from model.pages.captures import Captures
+    from model.pages.history import History
 
     if arguments.experiments:
         print(experiments_table(arguments.run or arguments.checkpoint))
@@ -70,14 +70,14 @@ def main(argv: list[str] | None = None) -> None:
         write_circuit(arguments)
         return
     compared = [arguments.compare] if arguments.compare else []
-    shown: list[Captures] = []
+    shown: list[History] = []
     if arguments.live:
         output = write_live(arguments)
     elif arguments.prompt is None:
         hint = ": look at its checkpoint with --checkpoint PATH --prompt TEXT, or train with the recording on"
         runs = [find_run(path, HEAD_SCORES, hint=hint) for path in (arguments.run, *compared)]
-        shown = [Captures.of(AttentionArchive.open(run / ATTENTION), run.resolve().name) for run in runs]
-        title = " and ".join(captures.name for captures in shown)
+        shown = [History.of(AttentionArchive.open(run / ATTENTION), run.resolve().name) for run in runs]
+        title = " and ".join(history.name for history in shown)
         output = arguments.output or runs[0] / "attention.html"
     else:
         prompt = prompt_text(arguments.prompt)
@@ -86,9 +86,9 @@ def main(argv: list[str] | None = None) -> None:
         output = arguments.output or Path("attention.html")
     if shown:
         write(shown, title, output, arguments)
-    for captures in shown:
-        for sentence in warnings(captures.snapshots):
-            print(f"warning: {captures.name}: {sentence[0].lower()}{sentence[1:]}", file=sys.stderr)
+    for history in shown:
+        for sentence in warnings(history.snapshots):
+            print(f"warning: {history.name}: {sentence[0].lower()}{sentence[1:]}", file=sys.stderr)
     said = "; open it in a browser" if output.suffix in PAGE else ""
     if arguments.open:
         opened = webbrowser.open(output.resolve().as_uri())
@@ -229,12 +229,12 @@ def open_steps(path: Path | None, steps: list[int] | None) -> list[Glass]:
     return [open_run(checkpoint) for checkpoint in (find_kept(path, steps) if steps else [path])]
 
 
-def read_prompt(models: list[Path | None], steps: list[int] | None, prompt: str) -> list[Captures]:
+def read_prompt(models: list[Path | None], steps: list[int] | None, prompt: str) -> list[History]:
     """What each model attends to in the prompt, and in random tokens that are repeated, at each of the steps.
 
     All read the same tokens, so that their maps can be subtracted. Raises ValueError for models of two tokenizers.
     """
-    from model.glass import captures
+    from model.glass import history_of
 
     opened = [open_steps(path, steps) for path in models]
     first, last = opened[0][0], opened[-1][0]
@@ -250,21 +250,21 @@ def read_prompt(models: list[Path | None], steps: list[int] | None, prompt: str)
             f"a prompt must be 2 to {context} tokens long (the model's context), but this one is {len(tokens)}"
         )
     repeated = smallest.repeated_probe()
-    return [captures([glass.read(tokens) for glass in of_model], repeated) for of_model in opened]
+    return [history_of([glass.read(tokens) for glass in of_model], repeated) for of_model in opened]
 
 
-def prompt_title(prompt: str, shown: list[Captures]) -> str:
+def prompt_title(prompt: str, shown: list[History]) -> str:
     """The page's: the beginning of the prompt, and each checkpoint that read it."""
     from model.pages.describe import shortened
 
     models = []
-    for captures in shown:
-        steps = dict.fromkeys((captures.steps[0], captures.steps[-1]))
-        models.append(f"{captures.name} at step {' to '.join(map(str, steps))}")
+    for history in shown:
+        steps = dict.fromkeys((history.steps[0], history.steps[-1]))
+        models.append(f"{history.name} at step {' to '.join(map(str, steps))}")
     return f"“{shortened(' '.join(prompt.split()), TITLE_CHARS)}” read by {' and '.join(models)}"
 
 
-def write(shown: list[Captures], title: str, output: Path, arguments: argparse.Namespace) -> None:
+def write(shown: list[History], title: str, output: Path, arguments: argparse.Namespace) -> None:
     """Writes the page, the picture or the table that the options ask for."""
     from model.files import write_atomically
     from model.pages import export

@@ -1,4 +1,4 @@
-"""Random but consistent measurements of captures, in the form in which an archive and a page have them."""
+"""Random but consistent measurements of snapshots, in the form in which an archive and a page have them."""
 
 import math
 from dataclasses import replace
@@ -11,7 +11,7 @@ from model.inspection.archive import DETAILS_DIGITS, AttentionArchive, Snapshot,
 from model.inspection.heads import uniform_attention
 from model.inspection.probes import Probe
 from model.inspection.survey import measure, stacked, summary, windows_of
-from model.pages.captures import Captures
+from model.pages.history import History
 
 
 def causal_softmax(scores: torch.Tensor) -> torch.Tensor:
@@ -29,7 +29,7 @@ def survey_maps(maps, probes):
 
 
 def snapshot_of(maps, probes, step=0, **measured) -> Snapshot:
-    """A capture of hand-made maps: what they say about the heads, and other measurements as given."""
+    """A snapshot of hand-made maps: what they say about the heads, and other measurements as given."""
     scores, habits = survey_maps(maps, probes)
     values = {"precision": "float32", "fidelity": 1e-7, "causality": 0.0} | measured
     return Snapshot(step, scores=scores, habits=habits, **values)
@@ -42,7 +42,7 @@ def over_many_windows(snapshot: Snapshot) -> Snapshot:
 
 
 def snapshot_with(scores, probes, step=0) -> Snapshot:
-    """A capture with these scores in both halves of many windows, and uniform attention in all else."""
+    """A snapshot with these scores in both halves of many windows, and uniform attention in all else."""
     shape = (*next(iter(scores.values())).shape, 1, 1)
     uniform = {name: uniform_attention(len(probe.tokens)).repeat(shape) for name, probe in probes.items()}
     snapshot = snapshot_of(uniform, probes, step)
@@ -50,9 +50,7 @@ def snapshot_with(scores, probes, step=0) -> Snapshot:
     return over_many_windows(replace(snapshot, scores=scores, habits=replace(snapshot.habits, halves=halves)))
 
 
-def learned_captures(
-    layers=2, heads=3, labels=12, steps=(0, 1, 2, 4, 8), seed=0, induction=True, **snapshot
-) -> Captures:
+def learned_history(layers=2, heads=3, labels=12, steps=(0, 1, 2, 4, 8), seed=0, induction=True, **snapshot) -> History:
     """Head 0.0 becomes a previous-token head, and the last one an induction head; the others keep random maps.
 
     labels: the tokens of the text, or their number.
@@ -73,35 +71,35 @@ def learned_captures(
                 scores[-1, -1, 10:] += math.log1p(step) ** 2 * torch.eye(size)[2:11]
             maps[step][name] = causal_softmax(scores).half().numpy()
         snapshots.append(over_many_windows(snapshot_of(maps[step], probes, step, **snapshot)))
-    return measured(Captures("demo", probes, snapshots, maps.get, list(steps)))
+    return measured(History("demo", probes, snapshots, maps.get, list(steps)))
 
 
-def write_archive(captures: Captures, folder: Path) -> AttentionArchive:
-    """The captures in files, as a run leaves them."""
-    archive = AttentionArchive(folder, captures.probes, "tokenizer")
-    for snapshot in captures.snapshots:
-        archive.add(snapshot, captures.load(snapshot.step), captures.details(snapshot.step))
+def write_archive(history: History, folder: Path) -> AttentionArchive:
+    """The snapshots in files, as a run leaves them."""
+    archive = AttentionArchive(folder, history.probes, "tokenizer")
+    for snapshot in history.snapshots:
+        archive.add(snapshot, history.load(snapshot.step), history.details(snapshot.step))
     return archive
 
 
-def measured(captures: Captures) -> Captures:
-    """The captures with random numbers for what is measured beside their maps, others at each step."""
-    (layers, heads), names = captures.snapshots[0].shape, captures.probes
+def measured(history: History) -> History:
+    """The snapshots with random numbers for what is measured beside their maps, others at each step."""
+    (layers, heads), names = history.snapshots[0].shape, history.probes
     parts, sublayers = ["token embedding"], ["embeddings"]
     for layer in range(layers):
         parts += [*(f"head {layer}.{head}" for head in range(heads)), f"feed-forward {layer}"]
         sublayers += [f"attention {layer}", f"feed-forward {layer}"]
-    labels = sorted({label for probe in captures.probes.values() for label in probe.labels})
+    labels = sorted({label for probe in history.probes.values() for label in probe.labels})
     texts = {str(token): label for token, label in enumerate(labels)}
     about, snapshots, details = {"parts": parts, "sublayers": sublayers, "tokens": texts}, [], {}
-    for snapshot in captures.snapshots:
+    for snapshot in history.snapshots:
         draw = np.random.default_rng(snapshot.step)
         ablation = {name: {part: float(draw.normal()) for part in parts} for name in names}
         loss, copying = dict.fromkeys(names, 2.5), draw.uniform(-1, 1, (layers, heads))
         snapshots.append(replace(snapshot, loss=loss, ablation=ablation, copying=copying))
         probes = {name: random_details(draw, about, len(probe.tokens), heads) for name, probe in names.items()}
         details[snapshot.step] = as_json(about | {"probes": probes}, DETAILS_DIGITS)
-    return replace(captures, snapshots=snapshots, details=details.__getitem__)
+    return replace(history, snapshots=snapshots, details=details.__getitem__)
 
 
 def random_details(draw: np.random.Generator, about: dict, T: int, heads: int) -> dict:

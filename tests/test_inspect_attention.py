@@ -68,7 +68,7 @@ def test_a_run_becomes_a_page(capsys):
     assert capsys.readouterr().out == "wrote runs/first/attention.html; open it in a browser\n"
     page = Path("runs/first/attention.html")
     data = Page(page).data
-    assert data["title"] == "first" and [c["step"] for c in data["runs"][0]["captures"]] == [0, 1, 2]
+    assert data["title"] == "first" and [c["step"] for c in data["runs"][0]["snapshots"]] == [0, 1, 2]
     assert "".join(data["runs"][0]["probes"][0]["labels"]) == TEXT
     weights = capture(small_gpt(0), byte_level().encode(TEXT)).weights
     np.testing.assert_allclose(Page(page).maps(), weights, atol=0.0045)
@@ -150,8 +150,8 @@ def test_the_written_file_is_opened_where_there_is_a_browser(output, opens, monk
 def test_a_long_prompt_is_cut_in_the_title():
     page = page_of("--checkpoint", "runs/first", "--prompt", "a \n" + "b" * 29)
     assert page.data["title"] == f"“a {'b' * 29}” read by first at step 7"
-    captures = [SimpleNamespace(name=name, steps=[5]) for name in ("one", "two")]
-    assert prompt_title("c" * 100, captures) == f"“{'c' * 59}…” read by one at step 5 and two at step 5"
+    shown = [SimpleNamespace(name=name, steps=[5]) for name in ("one", "two")]
+    assert prompt_title("c" * 100, shown) == f"“{'c' * 59}…” read by one at step 5 and two at step 5"
 
 
 def test_the_options_that_the_readme_names_for_files_exist():
@@ -183,11 +183,11 @@ def test_a_prompt_is_followed_over_the_kept_checkpoints(tmp_path):
     page = page_of(*prompt)
     data = page.data
     assert data["title"] == "“x = x + 1” read by followed at step 0 to 5"
-    captures = data["runs"][0]["captures"]
-    assert [capture["step"] for capture in captures] == [0, 5]
-    for number, captured in enumerate(captures):
-        weights = capture(gpts[captured["step"]], byte_level().encode("x = x + 1")).weights
-        np.testing.assert_allclose(page.maps(capture=number), weights, atol=0.0045)
+    snapshots = data["runs"][0]["snapshots"]
+    assert [snapshot["step"] for snapshot in snapshots] == [0, 5]
+    for number, snapshot in enumerate(snapshots):
+        weights = capture(gpts[snapshot["step"]], byte_level().encode("x = x + 1")).weights
+        np.testing.assert_allclose(page.maps(snapshot=number), weights, atol=0.0045)
     assert main([*prompt, "--scores", "--output", "scores.csv"]) == 0
     assert {row["step"] for row in csv_rows("scores.csv")} == {"0", "5"}
 
@@ -202,7 +202,7 @@ def test_the_page_with_the_model_opens_with_a_text_and_holds_steps(capsys):
     assert main(arguments) == 0
     page = Page(Path("steps.html"))
     assert page.data["opening"] == "é"
-    assert [capture["step"] for capture in page.data["runs"][0]["captures"]] == [3, 7]
+    assert [snapshot["step"] for snapshot in page.data["runs"][0]["snapshots"]] == [3, 7]
     assert page.json("manifest")["steps"] == [3, 7] and "weights-1" in page.scripts
     Path("steps.html").unlink()
 

@@ -1,12 +1,12 @@
 """A run's attention folder on disk. Files are written atomically and checked when they are read.
 
     probe.json           the probes and the windows (token ids and their texts) and the tokenizer's fingerprint
-    step_XXXXXXXX.npz    one capture: for each probe its maps (L, H, T, T) in float16
+    step_XXXXXXXX.npz    one snapshot: for each probe its maps (L, H, T, T) in float16
     step_XXXXXXXX.json   its details, what the model predicted and why, to 4 significant digits (see below)
-    scores.jsonl         one line a capture: step, precision, fidelity, causality, checks, each score as L lists of H
+    scores.jsonl         one line a snapshot: step, precision, fidelity, causality, checks, each score as L lists of H
                          numbers, habits, loss, ablation and copying (see `Snapshot`)
 
-A capture counts once its line is in scores.jsonl, which is written last. Numbers that are not finite are null.
+A snapshot counts once its line is in scores.jsonl, which is written last. Numbers that are not finite are null.
 
 The details (L layers, H heads, T tokens, P parts; column t is the position that reads token t and predicts token t + 1,
 so what needs the true next token is null in the last):
@@ -47,7 +47,7 @@ HABIT_ARRAYS = ("spread", "halves", "distance", "distance_halves", "reach")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What one capture measured.
+    """What one snapshot measured.
 
     precision: the type that attention was computed in, such as "bfloat16", which bounds the fidelity to be expected.
     fidelity, causality, checks: as in `recorder`; NaN for a model that diverged.
@@ -115,16 +115,16 @@ class Snapshot:
 
 
 class AttentionArchive:
-    """The captures of one run, in the order of their steps.
+    """The snapshots of one run, in the order of their steps.
 
     Args:
-        folder: created when the first capture is added. An existing folder is resumed.
+        folder: created when the first snapshot is added. An existing folder is resumed.
         probes: by name: "text", and "repeated", on which heads show that look back for repetitions.
         tokenizer: fingerprint of the tokenizer that made the ids.
         windows: by the same names, the texts on which heads are measured; the probes if None.
 
     Raises:
-        ValueError: if the folder holds captures of other probes, or damaged files.
+        ValueError: if the folder holds snapshots of other probes, or damaged files.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class AttentionArchive:
                     f"{self.folder} holds maps of another probe text or tokenizer, which cannot be continued; "
                     "use a new run folder, or the data and the tokenizer of this one"
                 )
-            if (self.folder / "scores.jsonl").exists():  # it does not if the first capture was interrupted
+            if (self.folder / "scores.jsonl").exists():  # it does not if the first snapshot was interrupted
                 self.snapshots = _read_snapshots(self.folder / "scores.jsonl")
 
     @classmethod
@@ -200,7 +200,7 @@ class AttentionArchive:
         return self.path(step, suffix).read_bytes()
 
     def add(self, snapshot: Snapshot, maps: Mapping[str, ArrayLike], details: Mapping[str, Any]) -> None:
-        """Writes a capture, and removes those of the same step or later, which an earlier, longer run has left.
+        """Writes a snapshot, and removes those of the same step or later, which an earlier, longer run has left.
 
         details: as the module's docstring describes them.
         """

@@ -14,7 +14,7 @@ MAX_PROBE_TOKENS = 8192  # a head's map of so many takes 128 MiB
 
 @dataclass(frozen=True)
 class Probe:
-    """A text that the model is measured on at each capture: T token ids and each as text.
+    """A text that the model is measured on at each snapshot: T token ids and each as text.
 
     period: S for a probe of S distinct tokens that are repeated once (possibly after one more); None for other text.
     """

@@ -65,7 +65,7 @@ def is_in_range(snapshot: Snapshot) -> bool:
 
 
 def warnings(snapshots: Sequence[Snapshot]) -> list[str]:
-    """What is out of bounds, a sentence each, about the last capture that shows it. None if all is well."""
+    """What is out of bounds, a sentence each, about the last snapshot that shows it. None if all is well."""
     found = []
     for is_good, sentence in CHECKS:
         if broken := [snapshot for snapshot in snapshots if is_broken(is_good, snapshot)]:
@@ -74,7 +74,7 @@ def warnings(snapshots: Sequence[Snapshot]) -> list[str]:
 
 
 def new_warnings(snapshots: Sequence[Snapshot]) -> list[str]:
-    """What is out of bounds at the last capture and was not at any before it."""
+    """What is out of bounds at the last snapshot and was not at any before it."""
     *earlier, last = snapshots
     return [
         f"At step {last.step} {sentence(last)}."

@@ -1,4 +1,4 @@
-"""What each head does, in a sentence, and on what evidence. Pure functions of what a capture says of the heads.
+"""What each head does, in a sentence, and on what evidence. Pure functions of what a snapshot says of the heads.
 
 A head gets the name of a pattern (see `heads`) if two things are true in both halves of the window. Its score is more
 than a third of the way from uniform attention to 1. And random attention would hardly have that score; on a short text

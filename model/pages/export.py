@@ -1,10 +1,10 @@
-"""Tables of what was captured (CSV, JSON), and what a person chooses of it, for a table or a picture.
+"""Tables of what was measured (CSV, JSON), and what a person chooses of it, for a table or a picture.
 
 TABLES is the one list of columns, for the files that are written here and for those that the page saves. In all of
 them layers, heads, positions and ranks count from 0, and a position is that of the token that is read: what it predicts
 is the next token.
 
-Shapes: L layers, H heads, T tokens. `shown` are the captures of one model, or of two to compare.
+Shapes: L layers, H heads, T tokens. `shown` are the snapshots of one model, or of two to compare.
 """
 
 import csv
@@ -22,7 +22,7 @@ from model.inspection.archive import SCORE_DIGITS, as_json
 from model.inspection.heads import SCORES
 from model.inspection.lens import TOP
 from model.inspection.verdicts import PAGE_ERROR
-from model.pages.captures import Captures, check_comparable
+from model.pages.history import History, check_comparable
 
 DIGITS = 5  # significant ones of a weight: enough to tell every float16 from its neighbours
 
@@ -33,7 +33,7 @@ TOPS = [f"top_{place}{part}" for place in range(1, TOP + 1) for part in ("", "_p
 # What each column holds. JSON files carry it with them.
 COLUMNS = {
     "run": "name of the run or checkpoint",
-    "step": "training steps taken when the model was captured",
+    "step": "training steps taken when the model was measured",
     "other_run": "the run that is compared with it",
     "other_step": "that run's step",
     "other_layer": "the layer of the head that is compared with it",
@@ -113,31 +113,31 @@ def write_table(name: str, rows: Iterable[Row], path: Path) -> None:
 # ---- what is chosen
 
 
-def choose_step(captures: Captures, step: int | None = None, *, reads_maps: bool = True) -> int:
+def choose_step(history: History, step: int | None = None, *, reads_maps: bool = True) -> int:
     """The step itself, or the last that was recorded, with its maps if these are read.
 
     Raises ValueError if there are no maps or not this step, FileNotFoundError if its maps are read and were removed.
     """
-    recorded = [snapshot.step for snapshot in captures.snapshots]
+    recorded = [snapshot.step for snapshot in history.snapshots]
     if reads_maps:
-        captures.check_maps()
+        history.check_maps()
     if step is None:
-        return captures.steps[-1] if reads_maps else recorded[-1]
+        return history.steps[-1] if reads_maps else recorded[-1]
     if step not in recorded:
         near = min(recorded, key=lambda other: abs(other - step))
-        raise ValueError(f"--step {step} was not recorded in {captures.name}: the nearest that was is {near}")
-    if reads_maps and step not in captures.steps:
-        raise FileNotFoundError(f"the maps of step {step} in {captures.name} have been removed: choose another --step")
+        raise ValueError(f"--step {step} was not recorded in {history.name}: the nearest that was is {near}")
+    if reads_maps and step not in history.steps:
+        raise FileNotFoundError(f"the maps of step {step} in {history.name} have been removed: choose another --step")
     return step
 
 
-def choose_heads(names: Sequence[str] | None, shown: Sequence[Captures]) -> list[Head] | None:
+def choose_heads(names: Sequence[str] | None, shown: Sequence[History]) -> list[Head] | None:
     """The heads named LAYER.HEAD, or None for all. Raises ValueError for one that is not in every model, or no maps."""
-    if empty := [captures.name for captures in shown if not captures.snapshots]:
+    if empty := [history.name for history in shown if not history.snapshots]:
         raise ValueError(f"{empty[0]} has no recorded maps")
     if names is None:
         return None
-    layers, heads = np.min([captures.snapshots[0].shape for captures in shown], axis=0)
+    layers, heads = np.min([history.snapshots[0].shape for history in shown], axis=0)
     known = {f"{layer}.{head}": (layer, head) for layer, head in np.ndindex(layers, heads)}
     for name in names:
         if name not in known:
@@ -146,11 +146,11 @@ def choose_heads(names: Sequence[str] | None, shown: Sequence[Captures]) -> list
 
 
 def choose_maps(
-    shown: Sequence[Captures], step: int | None, probe: str, heads: Sequence[Head] | None
+    shown: Sequence[History], step: int | None, probe: str, heads: Sequence[Head] | None
 ) -> tuple[list[int], list[np.ndarray]]:
     """Of each model the step and its maps (L, H, T, T). Raises ValueError if two cannot be subtracted."""
-    steps = [choose_step(captures, step) for captures in shown]
-    maps = [np.asarray(captures.load(at)[probe], np.float32) for captures, at in zip(shown, steps, strict=True)]
+    steps = [choose_step(history, step) for history in shown]
+    maps = [np.asarray(history.load(at)[probe], np.float32) for history, at in zip(shown, steps, strict=True)]
     check_comparable(shown, [probe], of_one_shape=heads is None)
     return steps, maps
 
@@ -159,7 +159,7 @@ def choose_maps(
 
 
 def table_rows(
-    name: str, shown: Sequence[Captures], step: int | None, probe: str, heads: Sequence[Head] | None
+    name: str, shown: Sequence[History], step: int | None, probe: str, heads: Sequence[Head] | None
 ) -> Iterator[Row]:
     """The rows of one of TABLES: "scores" and "ablation" at every step, others at one, by default the last.
 
@@ -171,13 +171,13 @@ def table_rows(
     if name in ("weights", "comparison"):
         return (as_json(row, f".{DIGITS}g") for row in _weights(shown, step, probe, heads))
     if name == "scores":
-        return (row for captures in shown for row in _scores(captures, heads))
+        return (row for history in shown for row in _scores(history, heads))
     if name == "ablation":
-        return (row for captures in shown for row in _ablation(captures))
-    return (row for captures in shown for row in _details(name, captures, step, probe))
+        return (row for history in shown for row in _ablation(history))
+    return (row for history in shown for row in _details(name, history, step, probe))
 
 
-def _weights(shown: Sequence[Captures], step: int | None, probe: str, heads: Sequence[Head] | None) -> Iterator[Row]:
+def _weights(shown: Sequence[History], step: int | None, probe: str, heads: Sequence[Head] | None) -> Iterator[Row]:
     steps, maps = choose_maps(shown, step, probe, heads)
     about = {"run": shown[0].name, "step": steps[0], "probe": probe}
     about |= {"other_run": shown[-1].name, "other_step": steps[-1]}
@@ -193,27 +193,27 @@ def _weights(shown: Sequence[Captures], step: int | None, probe: str, heads: Seq
                 yield of_head | tokens | weights | {"difference": difference[query, key]}
 
 
-def _scores(captures: Captures, heads: Sequence[Head] | None) -> Iterator[Row]:
-    for snapshot in captures.snapshots:
+def _scores(history: History, heads: Sequence[Head] | None) -> Iterator[Row]:
+    for snapshot in history.snapshots:
         fields = snapshot.to_json()
         scores = fields["scores"] | {"copying": fields["copying"]}
         for layer, head in heads or np.ndindex(snapshot.shape):
-            at = {"run": captures.name, "step": snapshot.step, "layer": layer, "head": head}
+            at = {"run": history.name, "step": snapshot.step, "layer": layer, "head": head}
             yield at | {name: values[layer][head] for name, values in scores.items()}
 
 
-def _ablation(captures: Captures) -> Iterator[Row]:
-    for snapshot in captures.snapshots:
+def _ablation(history: History) -> Iterator[Row]:
+    for snapshot in history.snapshots:
         for probe, changes in snapshot.to_json()["ablation"].items():
             for part, change in changes.items():
-                at = {"run": captures.name, "step": snapshot.step, "probe": probe}
+                at = {"run": history.name, "step": snapshot.step, "probe": probe}
                 yield at | {"part": part, "loss_change": change}
 
 
-def _details(name: str, captures: Captures, step: int | None, probe: str) -> Iterator[Row]:
+def _details(name: str, history: History, step: int | None, probe: str) -> Iterator[Row]:
     """What `archive` calls the details: a row for each token, or for each of several things at each token."""
-    at = choose_step(captures, step, reads_maps=False)
-    details, labels = captures.details(at), captures.probes[probe].labels
+    at = choose_step(history, step, reads_maps=False)
+    details, labels = history.details(at), history.probes[probe].labels
     measured, lens = details["probes"][probe], details["probes"][probe]["lens"]
 
     def words(tokens: Sequence[int]) -> list[str]:
@@ -234,10 +234,10 @@ def _details(name: str, captures: Captures, step: int | None, probe: str) -> Ite
         logits = zip(details["parts"], measured["attribution"], strict=True)
         found = [({"part": part}, {"logit": of_part}) for part, of_part in logits]
     else:
-        for layer, head in np.ndindex(captures.snapshots[0].shape):
+        for layer, head in np.ndindex(history.snapshots[0].shape):
             found.append(({"layer": layer, "head": head}, {"value_norm": measured["value_norms"][layer][head]}))
     for of_what, columns in found:
         for position, (token, following) in enumerate(zip_longest(labels, labels[1:])):
             tokens = {"position": position, "token": token, "next_token": following}
             values = {column: values[position] for column, values in columns.items()}
-            yield {"run": captures.name, "step": at, "probe": probe} | of_what | tokens | values
+            yield {"run": history.name, "step": at, "probe": probe} | of_what | tokens | values

@@ -23,9 +23,9 @@ from matplotlib.patches import Rectangle
 from numpy.typing import ArrayLike
 
 from model.files import write_atomically
-from model.pages.captures import Captures
 from model.pages.describe import shortened, visible
 from model.pages.export import Head, choose_maps
+from model.pages.history import History
 from model.pages.template import COLOURS, PALETTES
 
 DPI = 72  # dots an inch, so that a point, in which matplotlib measures text, is a pixel
@@ -52,11 +52,11 @@ THEMES = {
 
 
 def draw_maps(
-    shown: Sequence[Captures], output: Path, step: int | None, probe: str, heads: Sequence[Head] | None, **options: Any
+    shown: Sequence[History], output: Path, step: int | None, probe: str, heads: Sequence[Head] | None, **options: Any
 ) -> None:
     """A picture of the maps at a step, by default the last; of two models with their difference."""
     steps, maps = choose_maps(shown, step, probe, heads)
-    names = [f"{captures.name}, step {at}" for captures, at in zip(shown, steps, strict=True)]
+    names = [f"{history.name}, step {at}" for history, at in zip(shown, steps, strict=True)]
     if heads is None:
         layers, width = maps[0].shape[:2]
         rows, columns = [f"layer {layer}" for layer in range(layers)], [f"head {head}" for head in range(width)]
@@ -162,7 +162,7 @@ def grid_figure(
 
 
 def draw_scores(
-    runs: Sequence[Captures],
+    runs: Sequence[History],
     path: Path,
     heads: Sequence[Head] | None = None,
     *,
@@ -175,7 +175,7 @@ def draw_scores(
 
     heads: those that are drawn, by default all. A few have a colour each, many one for each layer.
 
-    Raises ValueError for a run with fewer than two captures.
+    Raises ValueError for a run with fewer than two snapshots.
     """
     if alone := [run.name for run in runs if len(run.snapshots) < 2]:
         raise ValueError(f"{alone[0]} was recorded at one step only: --scores needs a run with several steps")
@@ -243,7 +243,7 @@ def printable(token: str) -> str:
     return shortened("".join(map(drawn, token[: MAX_LABEL + 1])) or visible(token), MAX_LABEL)
 
 
-def _draw_curves(axes: Axes, run: Captures, name: str, heads: Mapping[Head, Any]) -> None:
+def _draw_curves(axes: Axes, run: History, name: str, heads: Mapping[Head, Any]) -> None:
     """One panel: a score of these heads, each in its colour."""
     steps = [snapshot.step for snapshot in run.snapshots]
     values = np.stack([snapshot.scores[name] for snapshot in run.snapshots])  # (N, L, H)

@@ -40,8 +40,8 @@ from model.inspection.survey import Windows, windows_of
 from model.inspection.trace import blocks_of, undisturbed
 from model.kernels import rounded_to_int8
 from model.pages import template
-from model.pages.captures import Captures
 from model.pages.describe import describe_heads
+from model.pages.history import History
 from model.pages.page import about, legend
 
 log = logging.getLogger(__name__)
@@ -111,15 +111,15 @@ def model_page(
         snapshot, maps[step] = take_maps(gpt, probes, step, windows)
         taken.append(snapshot)
     measured = {one.step: one for one in (*recorded, *taken) if one.step <= taken[-1].step}
-    captures = [measured[step] for step in sorted(measured)]
-    shown = about(Captures(name, probes, captures, maps.__getitem__, list(maps)), len(probes["text"].tokens))
+    known = [measured[step] for step in sorted(measured)]
+    shown = about(History(name, probes, known, maps.__getitem__, list(maps)), len(probes["text"].tokens))
     # The opening view's token is one of the recorded probe, which the page does not show.
     shown["opening"] = {name: shown["opening"][name] for name in ("head", "score")}
     shown["probes"] = [{"name": "text", "labels": [], "period": None}]  # what is typed
-    shown["captures"] = []
+    shown["snapshots"] = []
     for snapshot in taken:
         sentences = [[{"sentence": head["sentence"]} for head in row] for row in describe_heads(snapshot)]
-        shown["captures"].append(snapshot.to_json() | {"blocks": [], "descriptions": sentences})
+        shown["snapshots"].append(snapshot.to_json() | {"blocks": [], "descriptions": sentences})
     found = [try_all(gpt, tokenizer, texts, means) for gpt, means in model.models]
     effects, tried = found[-1]
     experiments = {"effects": [asdict(effect) for effect in effects], "tried": tried}

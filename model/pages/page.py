@@ -9,7 +9,7 @@ none, and of another the page says that it looks into the future.
 A further block a step, of compressed JSON, holds what else was measured there (see `archive`), to ROUNDED_DIGITS where
 weights are rounded too, and under "descriptions" what each head does (see `describe`).
 
-Shapes: N captures, L layers, H heads, T tokens.
+Shapes: N snapshots, L layers, H heads, T tokens.
 """
 
 import base64
@@ -25,9 +25,9 @@ from model.inspection.archive import as_json
 from model.inspection.heads import SCORES, threshold
 from model.inspection.verdicts import PAGE_ERROR, is_causal, is_faithful, is_repeatable, warnings
 from model.pages import template
-from model.pages.captures import Captures, check_comparable, log_spaced
 from model.pages.describe import describe_heads, opening_view
 from model.pages.export import TABLES
+from model.pages.history import History, check_comparable, log_spaced
 
 MAX_BYTES = 25_000_000
 MARGIN = 20_000  # bytes for the notes, the runs' sizes and the texts of their probes
@@ -38,7 +38,7 @@ ROUNDED_DIGITS = ".2g"  # of other measurements where space is short
 Blocks = dict[int, list[str]]  # by step each probe's maps, and the details, in base64
 
 
-def attention_page(runs: Sequence[Captures], title: str, *, max_bytes: int = MAX_BYTES) -> str:
+def attention_page(runs: Sequence[History], title: str, *, max_bytes: int = MAX_BYTES) -> str:
     """The page, as HTML. With two runs it opens with both side by side.
 
     If the page would take more than `max_bytes`, small weights are rounded. If that is not enough, steps are left out,
@@ -47,8 +47,8 @@ def attention_page(runs: Sequence[Captures], title: str, *, max_bytes: int = MAX
 
     Raises ValueError if a run has no maps, or if the maps of two cannot be subtracted.
     """
-    for captures in runs:
-        captures.check_maps()
+    for history in runs:
+        history.check_maps()
     check_comparable(runs)
     data = legend(title)
     room = max_bytes - len(template.fill("page", data).encode()) - MARGIN
@@ -64,11 +64,11 @@ def attention_page(runs: Sequence[Captures], title: str, *, max_bytes: int = MAX
             elements += [template.json_element(f"block-{numbers[step][i]}", text) for i, text in enumerate(texts)]
         # Of each probe, whether the first update left its maps as they were.
         unmoved = [before == after for before, after in zip(of_run.get(0, []), of_run.get(1, []), strict=False)]
-        data["runs"].append(about(run, length) | {"captures": _curves(run, numbers), "unmoved": unmoved})
+        data["runs"].append(about(run, length) | {"snapshots": _curves(run, numbers), "unmoved": unmoved})
     return template.fill("page", data, elements)
 
 
-def _fit(runs: Sequence[Captures], room: int) -> tuple[list[Blocks], int, list[str]]:
+def _fit(runs: Sequence[History], room: int) -> tuple[list[Blocks], int, list[str]]:
     """The maps of each run that `room` bytes hold, the number of tokens they show, and notes of what was left out."""
     all_tokens = max(len(probe.tokens) for run in runs for probe in run.probes.values())
     all_steps = max(len(run.steps) for run in runs)
@@ -109,7 +109,7 @@ def _attempts(count: int, length: int) -> Iterator[tuple[bool, int, int]]:
         yield True, count, length
 
 
-def _pack_step(run: Captures, step: int, rounded: bool, length: int) -> list[str]:
+def _pack_step(run: History, step: int, rounded: bool, length: int) -> list[str]:
     """Each probe's maps at a step, and the details, in base64."""
     maps, details = run.load(step), _cut(run.details(step), length)
     details = as_json(details, ROUNDED_DIGITS) if rounded else details
@@ -142,11 +142,11 @@ def _cut(details: dict, length: int) -> dict:
 
 
 def _compressed(content: bytes, level: int) -> str:
-    # Without a time stamp, so that the same captures make the same page.
+    # Without a time stamp, so that the same snapshots make the same page.
     return base64.b64encode(gzip.compress(content, level, mtime=0)).decode()
 
 
-def about(run: Captures, length: int) -> dict:
+def about(run: History, length: int) -> dict:
     """A run's sizes, the first `length` tokens of its probes, and the probe, head and token that it is shown with."""
     layers, heads = run.snapshots[0].shape
     shown = {"text": run.probes["text"]} if run.is_prompt else run.probes
@@ -167,19 +167,19 @@ def about(run: Captures, length: int) -> dict:
     }
 
 
-def _curves(run: Captures, blocks: Mapping[int, Sequence[int]]) -> list[dict]:
+def _curves(run: History, blocks: Mapping[int, Sequence[int]]) -> list[dict]:
     """A run's errors and scores by step. `blocks`: the numbers of the blocks of each step."""
-    captures = []
+    snapshots = []
     for snapshot in run.snapshots:
         if snapshot.step in run.curve_steps or snapshot.step in blocks:
             repeatable = is_repeatable(snapshot)
             verdicts = {"faithful": repeatable and is_faithful(snapshot), "causal": repeatable and is_causal(snapshot)}
             verdicts["repeatable"] = repeatable
-            captures.append(snapshot.to_json() | verdicts)
+            snapshots.append(snapshot.to_json() | verdicts)
             if snapshot.step in blocks:
                 *maps, details = blocks[snapshot.step]
-                captures[-1] |= {"blocks": maps, "details": details}
-    return captures
+                snapshots[-1] |= {"blocks": maps, "details": details}
+    return snapshots
 
 
 def legend(title: str) -> dict[str, Any]:

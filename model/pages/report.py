@@ -15,8 +15,8 @@ from model.checks import listed
 from model.inspection.heads import SCORES, threshold
 from model.inspection.verdicts import warnings
 from model.pages import template
-from model.pages.captures import Captures
 from model.pages.describe import NO_EFFECT, describe_heads
+from model.pages.history import History
 from model.pages.page import attention_page
 
 Rows = Sequence[Mapping[str, float]]  # of metrics.csv: the columns that have a number there, "step" always
@@ -47,7 +47,7 @@ def report_page(
     rows: Rows,
     samples: Sequence[dict],
     config_text: str = "",
-    captures: Captures | None = None,
+    history: History | None = None,
     config: Mapping | None = None,
     model_page: str = "",
     experiments: Mapping[str, int] | None = None,
@@ -60,17 +60,17 @@ def report_page(
         rows: of its metrics.
         samples: each with step, prompt and text.
         config_text: its configuration as YAML.
-        captures: its attention maps, and what was measured beside them.
+        history: its attention maps, and what was measured beside them.
         config: the configuration as values, for the sentences at the top.
         model_page: the file beside the report that holds the model, if there is one.
         experiments: the step from which on each one holds, see `experiments.first_steps`.
         circuit: the picture of a circuit as SVG, if there is one.
     """
     head_charts = [one for one in (head_chart(rows, score) for score in SCORES) if one["curves"]]
-    faint = [one for one in head_charts if is_faint(one, captures)]
+    faint = [one for one in head_charts if is_faint(one, history)]
     data = {
         "title": name,
-        "story": " ".join([*warnings(captures.snapshots if captures else []), story(rows, config or {})]),
+        "story": " ".join([*warnings(history.snapshots if history else []), story(rows, config or {})]),
         "facts": facts(rows, config or {}),
         "charts": [one for one in (chart(rows, *spec) for spec in CHARTS) if one["curves"]],
         "heads": [one for one in head_charts if one not in faint],
@@ -84,11 +84,11 @@ def report_page(
         "circuit": circuit,
         "colours": template.PALETTES,
     }
-    if captures and captures.snapshots:
-        data |= {"formation": captures.formation} | last_capture(captures)
+    if history and history.snapshots:
+        data |= {"formation": history.formation} | last_snapshot(history)
     elements = []
-    if captures and captures.steps:
-        elements = [template.json_element("attention", attention_page([captures], f"{name}: attention"))]
+    if history and history.steps:
+        elements = [template.json_element("attention", attention_page([history], f"{name}: attention"))]
     return template.fill("report", data, elements)
 
 
@@ -118,16 +118,16 @@ def story(rows: Rows, config: Mapping) -> str:
     return " ".join(sentences)
 
 
-def last_capture(captures: Captures) -> dict:
-    """What was measured at the last capture: on its text, by its lens, and which heads matter."""
-    snapshot = captures.snapshots[-1]
+def last_snapshot(history: History) -> dict:
+    """What was measured at the last snapshot: on its text, by its lens, and which heads matter."""
+    snapshot = history.snapshots[-1]
     matter, idle = heads_that_matter(snapshot.to_json()["ablation"], describe_heads(snapshot))
     found: dict = {"step": snapshot.step, "matter": matter, "idle": idle}
-    if snapshot.step in captures.steps:  # its files have not been removed
-        details = captures.details(snapshot.step)
+    if snapshot.step in history.steps:  # its files have not been removed
+        details = history.details(snapshot.step)
         text = {name: details["probes"]["text"][name] for name in ("bits", "rank", "top", "top_probability", "lens")}
         found["details"] = {name: details[name] for name in ("tokens", "sublayers")} | {"probes": {"text": text}}
-        found["labels"] = captures.probes["text"].labels
+        found["labels"] = history.probes["text"].labels
     return found
 
 
@@ -217,11 +217,11 @@ def head_chart(rows: Rows, score: str) -> dict:
     return chart(rows, score.replace("_", " "), meaning, columns, top=1, layers=True, score=score)
 
 
-def is_faint(chart: Mapping, captures: Captures | None) -> bool:
+def is_faint(chart: Mapping, history: History | None) -> bool:
     """Whether the score of a chart is a pattern, and no head passes its threshold."""
-    if not SCORES[chart["score"]].is_pattern or not (captures and captures.snapshots):
+    if not SCORES[chart["score"]].is_pattern or not (history and history.snapshots):
         return False
-    least = threshold(captures.uniform[chart["score"]])
+    least = threshold(history.uniform[chart["score"]])
     return all(value <= least for curve in chart["curves"] for _, value in curve["points"])
 
 

@@ -15,8 +15,8 @@ from typing import Any
 from model.checkpoint import read_checkpoint
 from model.files import parsing, write_atomically
 from model.inspection.archive import AttentionArchive
-from model.pages.captures import Captures
 from model.pages.circuit_picture import MAX_DRAWN, drawing
+from model.pages.history import History
 from model.pages.report import report_page
 from model.runs.configs import read_config
 from model.runs.folder import (
@@ -51,7 +51,7 @@ def write_report(run: Path, path: Path | None = None) -> Path:
         read_metrics(run / METRICS),
         read_samples(run / SAMPLES),
         _read_text(run / CONFIG),
-        Captures.of(AttentionArchive.open(run / ATTENTION), name) if (run / HEAD_SCORES).exists() else None,
+        History.of(AttentionArchive.open(run / ATTENTION), name) if (run / HEAD_SCORES).exists() else None,
         read_config(run / CONFIG),
         MODEL_PAGE if (path.parent / MODEL_PAGE).exists() else "",
         read_experiments(run / EXPERIMENTS),

@@ -221,8 +221,8 @@ def test_the_batch_dimension_is_optional():
 def test_every_path_computes_attention_by_attend(options, monkeypatch):
     gpt = random_gpt(GPTConfig(vocab_size=23, context_length=10, num_layers=2, num_heads=4, embed_dim=32, **options))
     tokens = torch.randint(23, (2, 10))
-    own_loss, own_capture = gpt.loss(tokens[:, :-1], tokens[:, 1:]), capture(gpt, tokens[:1])
-    assert own_capture.fidelity < 1e-5
+    own_loss, own_history = gpt.loss(tokens[:, :-1], tokens[:, 1:]), capture(gpt, tokens[:1])
+    assert own_history.fidelity < 1e-5
     monkeypatch.setattr(CausalSelfAttention, "attend", UNIFORM)
     assert (gpt.loss(tokens[:, :-1], tokens[:, 1:]) - own_loss).abs() > 1e-3  # training
     logits = gpt(tokens)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from data.tokenizers import byte_level
 from model import open_run
 from model.exchange.huggingface import to_huggingface
-from model.glass import captures
+from model.glass import history_of
 from model.gpt import GPTConfig
 from model.inspection.survey import survey
 from tests.gpts import GPT2, huggingface_gpt2, random_gpt
@@ -80,7 +80,7 @@ def test_a_part_that_is_left_out_costs_the_same_on_every_path(glass):
     """
     [recorded] = [one for one in glass.recorded.snapshots if one.step == glass.step]
     tokens, changes = glass.recorded.probes["text"].tokens, recorded.ablation["text"]
-    [shown], table = captures([glass.read(tokens)]).snapshots, glass.ablate(tokens)
+    [shown], table = history_of([glass.read(tokens)]).snapshots, glass.ablate(tokens)
     assert shown.loss["text"] == pytest.approx(table["nothing"], abs=1e-5)
     assert max(map(abs, changes.values())) > 1e-2
     for part, change in changes.items():
@@ -110,17 +110,17 @@ def test_what_heads_do_is_told_of_the_model_as_it_is_now(glass):
     """As recorded at this step; and once its weights were changed, of the changed ones."""
     kept = glass.at(8)
     recorded = kept.recorded.snapshots[kept.recorded.steps.index(8)].scores
-    for name, scores in captures([kept.read(TEXT)]).snapshots[0].scores.items():
+    for name, scores in history_of([kept.read(TEXT)]).snapshots[0].scores.items():
         np.testing.assert_allclose(scores, recorded[name], atol=1e-5)
     with torch.no_grad():
         for block in kept.gpt.blocks:
             block.attention.qkv_proj.weight.zero_()
-    entropy = captures([kept.read(TEXT)]).snapshots[0].scores["entropy"]
+    entropy = history_of([kept.read(TEXT)]).snapshots[0].scores["entropy"]
     assert not np.allclose(entropy, recorded["entropy"], atol=1e-2)
 
 
 def test_what_heads_do_in_an_edited_reading_is_told_of_the_edited_model(glass):
-    plain, edited = (captures([glass.read(TEXT, without=without)]) for without in ((), "feed-forward 0"))
+    plain, edited = (history_of([glass.read(TEXT, without=without)]) for without in ((), "feed-forward 0"))
     with glass.read(TEXT, without="feed-forward 0").edited():
         expected, _ = survey(glass.gpt, glass.recording.windows)
     for name, scores in edited.snapshots[0].scores.items():
@@ -136,10 +136,10 @@ def test_an_edited_reading_in_bfloat16_is_measured_with_its_edits(run):
     with torch.no_grad():  # so that both have the same weights
         for parameter in glass.gpt.parameters():
             parameter.copy_(parameter.bfloat16())
-    [expected] = captures([glass.read(TEXT, without="feed-forward 0")]).snapshots
+    [expected] = history_of([glass.read(TEXT, without="feed-forward 0")]).snapshots
     glass.gpt.bfloat16()
-    [coarse] = captures([glass.read(TEXT, without="feed-forward 0")]).snapshots
-    [plain] = captures([glass.read(TEXT)]).snapshots
+    [coarse] = history_of([glass.read(TEXT, without="feed-forward 0")]).snapshots
+    [plain] = history_of([glass.read(TEXT)]).snapshots
     assert coarse.loss["text"] == pytest.approx(expected.loss["text"], abs=2e-3)
     assert plain.loss["text"] != pytest.approx(expected.loss["text"], abs=2e-3)
     np.testing.assert_allclose(coarse.scores["entropy"], expected.scores["entropy"], atol=1e-3)
@@ -147,7 +147,7 @@ def test_an_edited_reading_in_bfloat16_is_measured_with_its_edits(run):
 
 def test_a_patch_changes_nothing_but_its_own_text(glass):
     patched, plain = glass.patch(TEXT, "which model", head=(0, 0), position=5), glass.read(TEXT)
-    (edited, before), step = (captures([reading]) for reading in (patched, plain)), glass.step
+    (edited, before), step = (history_of([reading]) for reading in (patched, plain)), glass.step
     np.testing.assert_array_equal(edited.load(step)["repeated"], before.load(step)["repeated"])
     assert edited.details(step)["probes"]["repeated"] == before.details(step)["probes"]["repeated"]
     assert not np.array_equal(edited.load(step)["text"], before.load(step)["text"])

@@ -87,7 +87,7 @@ export function chartColumns(count, width, wide = 300, narrow = 190) {
   return many ?? few ?? 1;
 }
 
-// ---- stages of training: a stage is the step at which the first head of a kind formed (Captures.formation)
+// ---- stages of training: a stage is the step at which the first head of a kind formed (History.formation)
 
 // The name of a score's colour in theme.css, which has eight.
 export const markColour = (score) => `mark-${score % 8}`;

@@ -23,7 +23,7 @@ addView(function drawSteps() {
     const side = shown.sides[i];
     root.hidden = !side || (RUNS.length < 2 && !hasSteps(side.run));
     if (!side) return;
-    const step = (output.textContent = `step ${side.capture.step}`);
+    const step = (output.textContent = `step ${side.snapshot.step}`);
     Object.assign(slider, { max: lastOf(side.run), value: side.at, hidden: !hasSteps(side.run), ariaValueText: step });
     run.value = side.run;
   });

@@ -17,7 +17,7 @@ const NAMED = 6; // heads that formed
 export let curve = null; // { x, y }: from a step and from a value to pixels
 let drawn = null; // what decides how the lines look
 
-// What is drawn: its label, its value for a head of a capture (null: not a number), and the range of its axis.
+// What is drawn: its label, its value for a head of a snapshot (null: not a number), and the range of its axis.
 function measure() {
   const { curve, score, run } = shown;
   if (curve === "score") {
@@ -25,8 +25,8 @@ function measure() {
     const [uniform, threshold] = ["uniform", "threshold"].map((name) => RUNS[run][name][score]);
     return { ...SCORES[score], uniform, threshold, of, low: 0, high: 1, write: decimal };
   }
-  const of = (capture, head) => withoutHead(capture, curve, head);
-  const values = RUNS[run].captures.flatMap((capture) => ALL_HEADS.map((head) => of(capture, head)));
+  const of = (snapshot, head) => withoutHead(snapshot, curve, head);
+  const values = RUNS[run].snapshots.flatMap((snapshot) => ALL_HEADS.map((head) => of(snapshot, head)));
   const write = (value) => `${signed(value)} nats per token`;
   const [low, high] = [Math.min(0, ...values), Math.max(0.1, ...values)];
   return { label: WITHOUT[curve], probe: curve, colour: "accent", of, low, high, write };
@@ -44,13 +44,13 @@ function drawCurves() {
   }
   ["cursor-a", "cursor-b"].forEach((id, i) => {
     $(id).hidden = sides[i]?.run !== run;
-    if (!$(id).hidden) $(id).style.left = `${curve.x(sides[i].capture.step)}px`;
+    if (!$(id).hidden) $(id).style.left = `${curve.x(sides[i].snapshot.step)}px`;
   });
   const { label, of, write } = measure();
-  const value = write(of(shown.capture, shown.head));
+  const value = write(of(shown.snapshot, shown.head));
   Object.assign($("curve"), {
     ariaValueMax: lastOf(shown.run), ariaValueNow: shown.at,
-    ariaValueText: `step ${shown.capture.step}, ${headName(shown.head)}: ${label} ${value}`,
+    ariaValueText: `step ${shown.snapshot.step}, ${headName(shown.head)}: ${label} ${value}`,
   });
 }
 
@@ -64,7 +64,7 @@ function drawCurve() {
   if (is_pattern) guides.push({ value: threshold, dashes: "2 4" });
   if (uniform !== undefined) guides.push({ value: uniform, dashes: "6 4" });
   const stages = stagesOf(RUNS[run].formation);
-  const last = Math.max(1, RUNS[run].captures.at(-1).step);
+  const last = Math.max(1, RUNS[run].snapshots.at(-1).step);
   curve = drawChart($("curve"), { scale: "log", last, low, high, curves, stages, guides });
 }
 
@@ -72,7 +72,7 @@ const layerColour = (head) => rgb(shown.palette.colours[Math.round(90 + (165 * (
 
 function curveOf(head, look) {
   const { of, colour } = measure();
-  const points = RUNS[shown.run].captures.map((capture) => [capture.step, of(capture, head)]);
+  const points = RUNS[shown.run].snapshots.map((snapshot) => [snapshot.step, of(snapshot, head)]);
   const formed = shown.curve === "score" ? formation(shown.run, shown.score, head) : Infinity;
   const dots = points.filter(([step]) => step === formed).map((point) => [...point, css(colour)]);
   return { points, dots, ...look };
@@ -106,7 +106,7 @@ function describeScore() {
 }
 
 function describeLoss(of) {
-  const last = RUNS[shown.run].captures.at(-1);
+  const last = RUNS[shown.run].snapshots.at(-1);
   const at = nearest(shown.run, last.step);
   const values = ALL_HEADS.map((head) => of(last, head));
   const most = largestFirst(values).slice(0, 5);
@@ -128,7 +128,7 @@ function lineAt({ offsetX, offsetY }) {
   return { at, head, near: off(head) < 8, text };
 }
 
-$("curves").hidden = RUNS.every((run) => run.captures.length < 2);
+$("curves").hidden = RUNS.every((run) => run.snapshots.length < 2);
 if (!$("curves").hidden) {
   const scores = Object.entries(SCORES).map(([score, { label }]) => [score, label]);
   choices($("scores"), scores, (score) => change({ score, curve: "score" }));

@@ -39,7 +39,7 @@ addView(function drawHeads() {
 const scoreOfBars = () => (shown.order === "layer" ? shown.score : shown.order);
 
 function drawGrid(grid, buttons, side, title) {
-  const scores = side.capture.scores[scoreOfBars()].flat();
+  const scores = side.snapshot.scores[scoreOfBars()].flat();
   const { label } = SCORES[scoreOfBars()];
   arrange(grid, buttons, shown.order === "layer" ? ALL_HEADS : largestFirst(scores));
   title.textContent = `${side.name}: ${RUNS[side.run].name}`;
@@ -56,7 +56,7 @@ function drawGrid(grid, buttons, side, title) {
     bar.style.width = `${100 * scores[head]}%`;
     caption.firstChild.textContent = shortName(head);
     caption.lastChild.textContent = score;
-    const formed = MARKED.filter((one) => formation(side.run, one, head) <= side.capture.step);
+    const formed = MARKED.filter((one) => formation(side.run, one, head) <= side.snapshot.step);
     marks.replaceChildren(...formed.map(markOf));
     button.ariaPressed = head === side.head;
     const step = (one) => (tellsSince(side.run) ? ` at step ${formation(side.run, one, head)}` : "");

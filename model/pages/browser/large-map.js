@@ -15,9 +15,9 @@ const PAPER = { line: "#b8bcc4", text: "#191d23", soft: "#444444" };
 function panes() {
   const length = shown.labels.length;
   const many = shown.sides.length > 1;
-  const list = shown.sides.map(({ name, run, capture, head, weights }) => {
+  const list = shown.sides.map(({ name, run, snapshot, head, weights }) => {
     const map = ofHead(weights, head, length);
-    const title = [RUNS.length > 1 && RUNS[run].name, `step ${capture.step}`, many && headPart(head)];
+    const title = [RUNS.length > 1 && RUNS[run].name, `step ${snapshot.step}`, many && headPart(head)];
     return {
       name: many ? name : "",
       title: title.filter(Boolean).join(", "),
@@ -39,7 +39,7 @@ const paneTitle = ({ name, title }) => (name ? `${name}: ${title}` : title);
 addView(function drawStage() {
   $("stage-title").textContent = headName(shown.head).replace("l", "L");
   $("much").textContent = shown.theme === "dark" ? "Bright" : "Dark";
-  $("same").hidden = shown.capture.step > 1 || !RUNS[shown.run].unmoved?.[shown.probe];
+  $("same").hidden = shown.snapshot.step > 1 || !RUNS[shown.run].unmoved?.[shown.probe];
   fillRamp($("ramp"), "weights", meanings());
   const list = panes();
   while ($("panes").children.length > list.length) $("panes").lastChild.remove();
@@ -136,7 +136,7 @@ export function fillRamp(parent, name, meanings) {
 
 // ---- what is shown, to take away
 
-const fileName = () => `attention-step-${shown.capture.step}-head-${shortName(shown.head)}`;
+const fileName = () => `attention-step-${shown.snapshot.step}-head-${shortName(shown.head)}`;
 
 // The panes side by side with their titles and colour bars: always in light colours.
 function picture() {
@@ -183,9 +183,9 @@ function picture() {
 function saveNumbers() {
   const { labels, sides, panes } = shown;
   const about = { probe: PROBES[shown.probe].name };
-  sides.forEach(({ run, capture, head: number }, i) => {
+  sides.forEach(({ run, snapshot, head: number }, i) => {
     const [layer, head] = placeOf(number);
-    const place = { run: RUNS[run].name, step: capture.step, layer, head };
+    const place = { run: RUNS[run].name, step: snapshot.step, layer, head };
     for (const [column, value] of Object.entries(place)) about[i ? `other_${column}` : column] = value;
   });
   const rows = labels.flatMap((query_token, query) => labels.slice(0, query + 1).map((key_token, key) => {

@@ -1,4 +1,4 @@
-// The views of what a capture measured beside its maps: surprise, lens, attribution, and value-weighted maps.
+// The views of what a snapshot measured beside its maps: surprise, lens, attribution, and value-weighted maps.
 // Their modules know nothing of the page, so that the report can use them too; this one gives them what is shown.
 
 import { attributionRows, badge, fold, nextInWords, partsOf, sum } from "browser/attribution.js";
@@ -11,16 +11,16 @@ import { expectationItems, measuredOf, shadeBySurprise, surpriseRows } from "bro
 import { quote, signed } from "browser/words.js";
 
 export const probeName = () => PROBES[shown.probe].name;
-export const titleOf = ({ label, run, capture }) =>
-  `${label}${RUNS.length > 1 ? `${RUNS[run].name}, ` : ""}step ${capture.step}`;
+export const titleOf = ({ label, run, snapshot }) =>
+  `${label}${RUNS.length > 1 ? `${RUNS[run].name}, ` : ""}step ${snapshot.step}`;
 
 // Saves a table of the one or two sides that are shown, with the columns that Python's tables of this name have.
 function save(table, rowsOf) {
   const rows = shown.sides.flatMap((side) => {
-    const about = { run: RUNS[side.run].name, step: side.capture.step, probe: probeName() };
+    const about = { run: RUNS[side.run].name, step: side.snapshot.step, probe: probeName() };
     return rowsOf(side).map((row) => ({ ...about, ...row }));
   });
-  downloadCsv(`${table}-step-${shown.capture.step}.csv`, data.columns[table], rows);
+  downloadCsv(`${table}-step-${shown.snapshot.step}.csv`, data.columns[table], rows);
 }
 
 // ---- surprise
@@ -91,7 +91,7 @@ function drawAttribution() {
   drawParts(of(a), comparable ? of(b) : null);
 }
 
-// A row a part: its name, a bar to either side of zero, its number, and that of another capture, if there is one.
+// A row a part: its name, a bar to either side of zero, its number, and that of another snapshot, if there is one.
 function drawParts(parts, other) {
   const { shown: large, others } = shown.everyPart ? { shown: parts, others: null } : fold(parts);
   const inOther = (name) => other?.find((part) => part.name === name)?.value ?? null;

@@ -24,11 +24,11 @@ const BADGES = [
 addView(function drawBadges() {
   const number = (x) => (x === null ? "not a number" : x === 0 ? "0" : x.toExponential(1));
   for (const [error, verdict, good, bad] of BADGES) {
-    const wrong = shown.sides.filter(({ capture }) => !capture[verdict]);
+    const wrong = shown.sides.filter(({ snapshot }) => !snapshot[verdict]);
     const where = shown.other && wrong.length ? ` (${wrong.map(({ name }) => name).join(", ")})` : "";
-    const problem = wrong.every(({ capture }) => capture.repeatable) ? bad : "random in eval mode";
+    const problem = wrong.every(({ snapshot }) => snapshot.repeatable) ? bad : "random in eval mode";
     const textContent = wrong.length ? `✗ ${problem}${where}` : `✓ ${good}`;
-    const figureOf = ({ label, capture }) => `${label}${number(capture[error])} in ${capture.precision}`;
+    const figureOf = ({ label, snapshot }) => `${label}${number(snapshot[error])} in ${snapshot.precision}`;
     const figures = shown.sides.map(figureOf).join(", ");
     const ariaLabel = `${textContent}, ${error} ${figures}; opens the help`;
     Object.assign($(error), { textContent, ariaLabel, className: `badge ${wrong.length ? "bad" : "good"}` });
@@ -42,7 +42,7 @@ addView(function drawBadges() {
 const KEPT = 120;
 const known = new Map(); // blocks by their number
 
-// What `render` shows of a capture.
+// What `render` shows of a snapshot.
 async function recorded({ probe }, at, run) {
   const { blocks, details: number } = mapped[run][at];
   const maps = kept(blocks[probe], async (block) => new Uint8Array(await block.arrayBuffer()));

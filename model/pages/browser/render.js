@@ -9,7 +9,7 @@ import { measuredOf } from "browser/surprise.js";
 let load = null; // where maps come from
 
 // Starts the page. loader: an asynchronous function of a frame (a copy of the state), the place of a step among a run's
-// captures, and the run, which gives { weights of all heads, details (see archive.py), labels of the tokens } and what
+// snapshots, and the run, which gives { weights of all heads, details (see archive.py), labels of the tokens } and what
 // else the views need.
 export function start(loader) {
   load = loader;
@@ -19,9 +19,9 @@ export function start(loader) {
   render();
 }
 
-// The state that is on the screen with what it shows: the `capture` and `labels` of the first side, and `sides`: what
+// The state that is on the screen with what it shows: the `snapshot` and `labels` of the first side, and `sides`: what
 // is looked at, and what it is compared with. A side is what `load` gives, and { name, label: the name before a
-// sentence if there are two, run, at, capture, head, measured: see surprise.js, attention: weights as they are }.
+// sentence if there are two, run, at, snapshot, head, measured: see surprise.js, attention: weights as they are }.
 export let shown = null;
 export let rendered = Promise.resolve(); // settles when everything that was asked for is drawn
 export const pointer = { cell: null, token: null }; // the square { query, key } and the token of the text pointed at
@@ -90,7 +90,7 @@ async function draw() {
       second.head = matchingHead(ofHead(first.weights, next.head, length), second.weights, length);
     next.sides.push(second);
   }
-  Object.assign(next, { capture: first.capture, labels: first.labels });
+  Object.assign(next, { snapshot: first.snapshot, labels: first.labels });
   // The views measure themselves, so the theme and the layout come first.
   document.documentElement.dataset.theme = next.theme;
   $("main").classList.toggle("compare", Boolean(next.other));
@@ -102,14 +102,14 @@ async function draw() {
   if (shown?.probe !== next.probe || places.some((place) => place >= length)) pointer.cell = pointer.token = null;
   shown = next;
   for (const view of views) view();
-  document.documentElement.dataset.drawn = `${next.run}:${next.capture.step}`;
+  document.documentElement.dataset.drawn = `${next.run}:${next.snapshot.step}`;
 }
 
 async function side(name, frame, { run, at }) {
-  const capture = mapped[run][at];
+  const snapshot = mapped[run][at];
   const loaded = await load(frame, at, run);
   const { weights: attention, details, labels } = loaded;
   const measured = measuredOf(details, PROBES[frame.probe].name, labels);
   const weights = frame.weighting === "values" ? weighted(attention, measured.value_norms, labels.length) : attention;
-  return { ...loaded, name, label: frame.other ? `${name}: ` : "", run, at, capture, measured, attention, weights };
+  return { ...loaded, name, label: frame.other ? `${name}: ` : "", run, at, snapshot, measured, attention, weights };
 }

@@ -22,8 +22,8 @@ addView(function drawCard() {
   ]));
 });
 
-function rowOf({ name, run, capture, head }, score) {
-  const value = capture.scores[score].flat()[head];
+function rowOf({ name, run, snapshot, head }, score) {
+  const value = snapshot.scores[score].flat()[head];
   return element("dd", { className: `row ${name}` },
     shown.other ? element("span", {}, name) : "",
     track([value], RUNS[run].uniform[score]),
@@ -36,7 +36,7 @@ function formedIn({ name, run, head }, score) {
 }
 
 $("scores-csv").addEventListener("click", () => {
-  const rows = RUNS.flatMap(({ name: run, captures }) => captures.flatMap(({ step, scores, copying }) =>
+  const rows = RUNS.flatMap(({ name: run, snapshots }) => snapshots.flatMap(({ step, scores, copying }) =>
     ALL_HEADS.map((number) => {
       const [layer, head] = placeOf(number);
       const found = Object.entries({ ...scores, copying }).map(([name, values]) => [name, values[layer][head]]);
@@ -54,22 +54,22 @@ export const withoutHead = ({ ablation }, probe, head) => ablation[probe][headPa
 
 addView(function drawNumbers() {
   for (const [head, thumb] of thumbs.entries()) {
-    const change = signed(withoutHead(shown.capture, probeName(), head));
+    const change = signed(withoutHead(shown.snapshot, probeName(), head));
     thumb.lastChild.textContent = change;
     thumb.ariaLabel += `, loss without it ${change} nats per token`;
   }
 });
 
-// The table, for one or two captures: the chosen head first, then the tables and the feed-forwards.
+// The table, for one or two snapshots: the chosen head first, then the tables and the feed-forwards.
 addView(function drawTable() {
   const { sides } = shown;
   const chosen = headPart(shown.head);
-  const parts = sides.flatMap(({ capture }) => Object.keys(capture.ablation.text));
+  const parts = sides.flatMap(({ snapshot }) => Object.keys(snapshot.ablation.text));
   const rows = [chosen, ...parts.filter((part) => !part.startsWith("head "))];
   const columns = Object.keys(COLUMNS).flatMap((column) => sides.map((side) => ({ column, side })));
-  const cell = (part, { column, side: { capture } }) => {
-    if (column !== "copying") return signed(capture.ablation[column][part], 3);
-    return part === chosen ? signed(capture.copying.flat()[shown.head]) : "";
+  const cell = (part, { column, side: { snapshot } }) => {
+    if (column !== "copying") return signed(snapshot.ablation[column][part], 3);
+    return part === chosen ? signed(snapshot.copying.flat()[shown.head]) : "";
   };
   const row = (part) => element("tr", {}, element("th", { scope: "row" }, part),
     ...columns.map((column) => element("td", {}, cell(part, column))));
@@ -79,7 +79,7 @@ addView(function drawTable() {
 });
 
 $("ablation-csv").addEventListener("click", () => {
-  const rows = RUNS.flatMap(({ name: run, captures }) => captures.flatMap(({ step, ablation }) =>
+  const rows = RUNS.flatMap(({ name: run, snapshots }) => snapshots.flatMap(({ step, ablation }) =>
     Object.entries(ablation).flatMap(([probe, changes]) =>
       Object.entries(changes).map(([part, loss_change]) => ({ run, step, probe, part, loss_change })))));
   downloadCsv("ablation.csv", data.columns.ablation, rows);

@@ -13,8 +13,8 @@ export const ALL_HEADS = [...Array(LAYERS * HEADS).keys()]; // numbered layer by
 for (const [i, score] of Object.values(SCORES).entries()) score.colour = score.is_pattern ? markColour(i) : "accent";
 export const MARKED = Object.keys(SCORES).filter((score) => SCORES[score].is_pattern);
 
-// The captures of each run that have maps on this page. All captures have scores.
-export const mapped = RUNS.map((run) => run.captures.filter((capture) => capture.blocks));
+// The snapshots of each run that have maps on this page. All snapshots have scores.
+export const mapped = RUNS.map((run) => run.snapshots.filter((snapshot) => snapshot.blocks));
 export const lastOf = (run) => mapped[run].length - 1;
 export const comparable = RUNS.length > 1 || lastOf(0) > 0;
 
@@ -50,11 +50,11 @@ export function headNumber(name) {
 export const placeOf = (head) => [Math.floor(head / HEADS), head % HEADS];
 export const headName = (head) => `layer ${placeOf(head)[0]}, head ${placeOf(head)[1]}`;
 export const shortName = (head) => placeOf(head).join(".");
-export const headPart = (head) => `head ${shortName(head)}`; // as the details of a capture and the engine call it
-export const tellsSince = (run) => RUNS[run].captures.length > 1; // one capture does not tell when a head formed
+export const headPart = (head) => `head ${shortName(head)}`; // as the details of a snapshot and the engine call it
+export const tellsSince = (run) => RUNS[run].snapshots.length > 1; // one snapshot does not tell when a head formed
 export const formation = (run, score, head) => RUNS[run].formation[score][shortName(head)] ?? Infinity;
 
-// The place among a run's mapped captures that is nearest to a step.
+// The place among a run's mapped snapshots that is nearest to a step.
 export const nearest = (run, step) =>
   closest([...mapped[run].keys()], (at) => Math.abs(Math.log1p(mapped[run][at].step) - Math.log1p(step)));
 

@@ -7,7 +7,7 @@ import { decimal, percent, quote, visible } from "browser/words.js";
 
 const FULL = 10; // bits at which the colour is full
 
-// What a capture measured of one probe: that part of its details (see archive.py), with what the probes share and the
+// What a snapshot measured of one probe: that part of its details (see archive.py), with what the probes share and the
 // labels of the tokens.
 export const measuredOf = (details, probe, labels) => ({ ...details, ...details.probes[probe], labels });
 

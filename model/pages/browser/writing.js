@@ -55,7 +55,7 @@ function row({ id, shares, before }, sides) {
 
 addView(function drawNext() {
   const { sides } = shown;
-  const steps = sides.map(({ name, capture }) => `${name}: step ${capture.step}`).join(", ");
+  const steps = sides.map(({ name, snapshot }) => `${name}: step ${snapshot.step}`).join(", ");
   const note = sides[0].edits.length ? "mark: with all parts" : "click one to write it";
   $("coming-note").textContent = sides.length > 1 ? steps : note;
   $("next").classList.toggle("both", sides.length > 1);

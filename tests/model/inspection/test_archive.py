@@ -1,4 +1,4 @@
-"""Archives of captures: what is kept of an interrupted or resumed recording, and how damage is named."""
+"""Archives of snapshots: what is kept of an interrupted or resumed recording, and how damage is named."""
 
 import copy
 import json
@@ -15,23 +15,23 @@ from tests.model.inspection.test_recorder import GROUPED, TEXT, new_archive
 
 
 @pytest.fixture(scope="module")
-def one_capture(tmp_path_factory):
+def one_snapshot(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recorded")
     record_snapshot(new_archive(folder), random_gpt(GROUPED), 0)
     return folder
 
 
 @pytest.fixture
-def recorded(one_capture, tmp_path):
-    """The folder of an archive that holds a capture of step 0."""
-    return shutil.copytree(one_capture, tmp_path / "attention")
+def recorded(one_snapshot, tmp_path):
+    """The folder of an archive that holds a snapshot of step 0."""
+    return shutil.copytree(one_snapshot, tmp_path / "attention")
 
 
 def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_resuming_removes_later_captures_and_repeats_none(recorded):
+def test_resuming_removes_later_snapshots_and_repeats_none(recorded):
     gpt = random_gpt(GROUPED)
     for step in (1, 2, 4):
         record_snapshot(new_archive(recorded), gpt, step)
@@ -39,19 +39,19 @@ def test_resuming_removes_later_captures_and_repeats_none(recorded):
     record_snapshot(resumed, gpt, 2)
     record_snapshot(resumed, gpt, 3)
     assert [json.loads(line)["step"] for line in (recorded / "scores.jsonl").read_text().splitlines()] == [0, 1, 2, 3]
-    captures = {f"step_{step:08d}.{kind}" for step in (0, 1, 2, 3) for kind in ("json", "npz")}
-    assert contents(recorded).keys() == {"probe.json", "scores.jsonl"} | captures
+    files = {f"step_{step:08d}.{kind}" for step in (0, 1, 2, 3) for kind in ("json", "npz")}
+    assert contents(recorded).keys() == {"probe.json", "scores.jsonl"} | files
 
 
-def test_captures_of_different_probes_are_not_mixed(recorded, tmp_path):
+def test_snapshots_of_different_probes_are_not_mixed(recorded, tmp_path):
     with pytest.raises(ValueError, match="another probe text or tokenizer"):
         new_archive(recorded, TEXT[1:])
     new_archive(tmp_path / "new", TEXT[1:])
-    assert not (tmp_path / "new").exists()  # nothing is written before the first capture
+    assert not (tmp_path / "new").exists()  # nothing is written before the first snapshot
 
 
 @pytest.mark.parametrize("written", [0, 2, 4, 6])  # of these calls each file takes two
-def test_an_interrupted_capture_does_not_count_and_is_made_again(recorded, tmp_path, monkeypatch, written):
+def test_an_interrupted_snapshot_does_not_count_and_is_made_again(recorded, tmp_path, monkeypatch, written):
     """The first or a later one, when maps and details are written and perhaps the probe, but not their scores."""
     fsync, calls = os.fsync, []
 
@@ -63,7 +63,7 @@ def test_an_interrupted_capture_does_not_count_and_is_made_again(recorded, tmp_p
 
     before, gpt = contents(recorded), random_gpt(GROUPED)
     for folder, step in ((recorded, 1), (tmp_path / "new", 0)):
-        calls[:] = [None] * (2 if step else 0)  # a later capture writes no probe
+        calls[:] = [None] * (2 if step else 0)  # a later snapshot writes no probe
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr("os.fsync", killed_later)
             record_snapshot(new_archive(folder), gpt, step)

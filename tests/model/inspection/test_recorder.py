@@ -223,7 +223,7 @@ def test_a_repeated_probe_has_distinct_tokens_that_are_repeated_once():
     assert few.period == 3 and sorted(few.tokens) == [0, 1, 1, 2, 2, 3, 3]
 
 
-def test_a_capture_and_its_details_can_be_read_back(tmp_path, gpt):
+def test_a_snapshot_and_its_details_can_be_read_back(tmp_path, gpt):
     recorded = new_archive(tmp_path / "attention")
     scalars = record_snapshot(recorded, gpt, 8, label=lambda token: f"({token})")
     archive = AttentionArchive.open(tmp_path / "attention")

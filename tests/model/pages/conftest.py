@@ -72,7 +72,7 @@ def open_file(browser, windows, tmp_path):
 
 @pytest.fixture
 def open_page(open_file):
-    """Opens a page of captures."""
+    """Opens a page of snapshots."""
 
     def open_(*runs, **window):
         page = open_file(attention_page(runs, "A title & <more>"), **window)

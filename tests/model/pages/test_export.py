@@ -1,4 +1,4 @@
-"""What is taken away, opened again by a reader of its kind, is what was captured."""
+"""What is taken away, opened again by a reader of its kind, is what was measured."""
 
 import base64
 import csv
@@ -20,8 +20,8 @@ from PIL import Image
 from model.inspection.archive import AttentionArchive, Snapshot
 from model.inspection.heads import SCORES
 from model.pages import export, images
-from model.pages.captures import Captures
-from tests.measurements import learned_captures, write_archive
+from model.pages.history import History
+from tests.measurements import learned_history, write_archive
 
 LAYERS, HEADS = 2, 3
 TOKENS = ['"', "a\nb", "\r", ",", " ", "<b>&", "é界", "\u202e"]
@@ -29,18 +29,18 @@ SIZE = len(TOKENS)
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def archived(folder: Path, seed: int, steps=(0, 1, 4), heads: int = HEADS) -> Captures:
+def archived(folder: Path, seed: int, steps=(0, 1, 4), heads: int = HEADS) -> History:
     """A run as its archive is read back."""
-    write_archive(learned_captures(LAYERS, heads, TOKENS, steps, seed), folder / "attention")
-    return Captures.of(AttentionArchive.open(folder / "attention"), folder.name)
+    write_archive(learned_history(LAYERS, heads, TOKENS, steps, seed), folder / "attention")
+    return History.of(AttentionArchive.open(folder / "attention"), folder.name)
 
 
 @pytest.fixture
-def runs(tmp_path) -> list[Captures]:
+def runs(tmp_path) -> list[History]:
     return [archived(tmp_path / name, seed) for seed, name in enumerate(["first", 'second, "or so"'])]
 
 
-def read_back(name: str, shown: list[Captures], folder: Path, step=None, probe="text", heads=None) -> list[dict]:
+def read_back(name: str, shown: list[History], folder: Path, step=None, probe="text", heads=None) -> list[dict]:
     """The rows of a table after it was written as CSV and as JSON, which must agree."""
     for file in ("table.csv", "table.json"):
         export.write_table(name, export.table_rows(name, shown, step, probe, heads), folder / file)
@@ -73,7 +73,7 @@ def test_a_table_has_only_the_heads_that_were_chosen(runs, tmp_path):
 
 
 def test_the_difference_of_two_runs_is_that_of_their_weights(runs, tmp_path):
-    first, second = (captures.load(4)["text"].astype(float) for captures in runs)
+    first, second = (history.load(4)["text"].astype(float) for history in runs)
     for row in read_back("comparison", runs, tmp_path):
         place = row["layer"], row["head"], row["query"], row["key"]
         assert (row["run"], row["other_run"], row["step"], row["other_step"]) == ("first", runs[1].name, 4, 4)
@@ -82,12 +82,12 @@ def test_the_difference_of_two_runs_is_that_of_their_weights(runs, tmp_path):
 
 
 def test_scores_are_those_of_the_file_and_empty_where_a_model_diverged(tmp_path):
-    captures = archived(tmp_path / "run", 0)
+    history = archived(tmp_path / "run", 0)
     lines = list(map(json.loads, (tmp_path / "run/attention/scores.jsonl").read_text().splitlines()))
     lines[1]["scores"]["sink"][0][2] = None
     lines[2]["copying"] = [[None] * HEADS] * LAYERS
     snapshots = [Snapshot.from_json(line) for line in lines]
-    rows = read_back("scores", [replace(captures, snapshots=snapshots)], tmp_path)
+    rows = read_back("scores", [replace(history, snapshots=snapshots)], tmp_path)
     assert len(rows) == len(lines) * LAYERS * HEADS
     for row, (line, layer, head) in zip(rows, product(lines, range(LAYERS), range(HEADS)), strict=True):
         assert (row["step"], row["layer"], row["head"]) == (line["step"], layer, head)
@@ -100,7 +100,7 @@ def test_scores_are_those_of_the_file_and_empty_where_a_model_diverged(tmp_path)
 @pytest.mark.parametrize("measure", ["surprise", "lens", "attribution", "value_norms"])
 def test_a_measurement_is_that_of_the_details(measure, probe, runs, tmp_path):
     details = runs[0].details(0)
-    rows = read_back(measure, [replace(captures, details=runs[0].details) for captures in runs], tmp_path, 0, probe)
+    rows = read_back(measure, [replace(history, details=runs[0].details) for history in runs], tmp_path, 0, probe)
     found, texts = details["probes"][probe], details["tokens"]
     labels = runs[0].probes[probe].labels
     for row in rows:
@@ -128,15 +128,15 @@ def test_a_measurement_is_that_of_the_details(measure, probe, runs, tmp_path):
     assert len(places) == len(rows) == 2 * len(labels) * sizes.get(measure, LAYERS * HEADS)
 
 
-def test_ablation_is_that_of_every_capture(runs, tmp_path):
-    captures, parts = runs[0], ["token embedding", *(f"head 0.{head}" for head in range(HEADS)), "feed-forward 0"]
-    captures.snapshots[1].ablation["text"]["head 0.1"] = math.nan
-    rows = read_back("ablation", [captures], tmp_path)
+def test_ablation_is_that_of_every_snapshot(runs, tmp_path):
+    history, parts = runs[0], ["token embedding", *(f"head 0.{head}" for head in range(HEADS)), "feed-forward 0"]
+    history.snapshots[1].ablation["text"]["head 0.1"] = math.nan
+    rows = read_back("ablation", [history], tmp_path)
     assert [row["part"] for row in rows[: len(parts)]] == parts
     found = {(row["step"], row["probe"], row["part"]): row["loss_change"] for row in rows}
     assert len(found) == len(rows) and found.pop((1, "text", "head 0.1")) is None
     for (step, probe, part), change in found.items():
-        assert change == captures.by_step[step].ablation[probe][part]
+        assert change == history.by_step[step].ablation[probe][part]
 
 
 # ---- pictures
@@ -190,7 +190,7 @@ def test_a_difference_is_drawn_beside_both_maps(runs, tmp_path):
     assert {"A", "B", "A − B", "head 0.1", "head 1.0", "weight", "difference"} <= set(texts)
     drawn = np.stack(maps_of(root))
     assert len(drawn) == 6
-    first, second = (captures.load(4)["text"][[0, 1], [1, 0]].astype(float) for captures in runs)
+    first, second = (history.load(4)["text"][[0, 1], [1, 0]].astype(float) for history in runs)
     found, expected = drawn[4:], np.sign(first - second)
     clear = np.abs(first - second) > 0.01  # else it is nearly white
     assert (np.sign(found[..., 2] - found[..., 0])[clear] == expected[clear]).all()
@@ -211,7 +211,7 @@ def test_text_in_a_pdf_stays_text(runs, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
-def test_the_same_captures_make_the_same_file(suffix, runs, tmp_path):
+def test_the_same_snapshots_make_the_same_file(suffix, runs, tmp_path):
     for name in ("one", "two"):
         images.draw_maps(runs, tmp_path / f"{name}{suffix}", None, "text", [(0, 0)], max_side=300)
     assert (tmp_path / f"one{suffix}").read_bytes() == (tmp_path / f"two{suffix}").read_bytes()

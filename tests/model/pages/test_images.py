@@ -14,7 +14,7 @@ from matplotlib.text import Text
 from model.pages import images
 from model.pages.describe import visible
 from tests.html_pages import HOSTILE
-from tests.measurements import learned_captures
+from tests.measurements import learned_history
 
 
 @pytest.mark.slow
@@ -55,7 +55,7 @@ def test_hostile_text_is_drawn_without_a_warning(recwarn, tmp_path):
     title, path = "$\\bad{$ </script>", tmp_path / "picture.png"
     images.attention_grid(np.zeros((1, 2, len(HOSTILE), len(HOSTILE))), HOSTILE, path, title)
     assert imread(path).size
-    images.draw_scores([replace(learned_captures(), name=title)], path)
+    images.draw_scores([replace(learned_history(), name=title)], path)
     assert imread(path).size and not recwarn.list
 
 

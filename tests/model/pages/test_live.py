@@ -91,7 +91,7 @@ def test_the_page_opens_with_the_clearest_head_and_says_when_heads_formed_from_a
     page = Page(model_page("tiny", [(0, untrained), (8, gpt)], tokenizer, probes, None, windows, recorded)[0])
     assert page.data["runs"][0]["opening"] == {"head": 1, "score": "induction"}  # which repeated tokens show alone
     assert page.data["runs"][0]["formation"]["induction"] == {"0.1": 3}
-    assert [capture["step"] for capture in page.data["runs"][0]["captures"]] == [0, 8]
+    assert [snapshot["step"] for snapshot in page.data["runs"][0]["snapshots"]] == [0, 8]
 
 
 @pytest.mark.parametrize("config", [MODERN, replace(MODERN, num_kv_heads=1, window=3)], ids=["full", "grouped"])

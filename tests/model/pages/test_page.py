@@ -11,51 +11,51 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from model.inspection.archive import AttentionArchive
-from model.pages.captures import Captures, log_spaced
 from model.pages.describe import describe_heads, opening_view
+from model.pages.history import History, log_spaced
 from model.pages.page import attention_page
 from tests.html_pages import HOSTILE, Page
-from tests.measurements import learned_captures, write_archive
+from tests.measurements import learned_history, write_archive
 
-CAPTURES = learned_captures()
+HISTORY = learned_history()
 
 
-def read(*runs: Captures, **options) -> Page:
+def read(*runs: History, **options) -> Page:
     return Page(attention_page(runs, "a title", **options))
 
 
-def check_maps(page: Page, captures: Captures, run: int = 0) -> None:
-    """The page's maps of the tokens that it shows are those of the captures, to within 0.004."""
+def check_maps(page: Page, history: History, run: int = 0) -> None:
+    """The page's maps of the tokens that it shows are those of the history, to within 0.004."""
     about = page.data["runs"][run]
-    for i, capture in enumerate(about["captures"]):
-        for number, probe in enumerate(about["probes"] if "blocks" in capture else ()):
-            found, expected = page.maps(run, i, number), captures.load(capture["step"])[probe["name"]].astype(float)
+    for i, shown in enumerate(about["snapshots"]):
+        for number, probe in enumerate(about["probes"] if "blocks" in shown else ()):
+            found, expected = page.maps(run, i, number), history.load(shown["step"])[probe["name"]].astype(float)
             np.testing.assert_allclose(found, expected[..., : len(found[0, 0]), : len(found[0, 0])], atol=0.004)
 
 
 def test_each_run_has_its_own_maps_scores_formation_and_verdicts_and_opens_with_the_clearest_head():
-    runs = [CAPTURES, replace(learned_captures(seed=1, fidelity=2e-5, causality=0.1), name="other")]
+    runs = [HISTORY, replace(learned_history(seed=1, fidelity=2e-5, causality=0.1), name="other")]
     page = read(*runs)
     assert [run["name"] for run in page.data["runs"]] == ["demo", "other"]
-    for number, captures in enumerate(runs):
+    for number, history in enumerate(runs):
         run = page.data["runs"][number]
-        assert sum("blocks" in capture for capture in run["captures"]) == 5
-        check_maps(page, captures, number)
-        assert run["uniform"] == pytest.approx(captures.snapshots[-1].habits.uniform)
-        assert run["formation"] == captures.formation and captures.formation["previous_token"]
-        clearest = opening_view(captures.snapshots[-1], captures.load(8), captures.probes)
-        assert run["opening"] == clearest | {"probe": [*captures.probes].index(clearest["probe"])}
-        for capture, snapshot in zip(run["captures"], captures.snapshots, strict=True):
+        assert sum("blocks" in shown for shown in run["snapshots"]) == 5
+        check_maps(page, history, number)
+        assert run["uniform"] == pytest.approx(history.snapshots[-1].habits.uniform)
+        assert run["formation"] == history.formation and history.formation["previous_token"]
+        clearest = opening_view(history.snapshots[-1], history.load(8), history.probes)
+        assert run["opening"] == clearest | {"probe": [*history.probes].index(clearest["probe"])}
+        for shown, snapshot in zip(run["snapshots"], history.snapshots, strict=True):
             for name, score in snapshot.scores.items():
-                np.testing.assert_allclose(capture["scores"][name], score, atol=5.1e-4)
-            assert capture["faithful"] == capture["causal"] == (captures is CAPTURES)
-            details = json.loads(page.block(capture["details"]))
+                np.testing.assert_allclose(shown["scores"][name], score, atol=5.1e-4)
+            assert shown["faithful"] == shown["causal"] == (history is HISTORY)
+            details = json.loads(page.block(shown["details"]))
             assert {"descriptions", "probes"} <= details.keys()
 
 
 def test_hostile_text_stays_data():
     labels = HOSTILE[:12]
-    page = attention_page([learned_captures(labels=labels)], "</title><script>alert(1)</script>")
+    page = attention_page([learned_history(labels=labels)], "</title><script>alert(1)</script>")
     parsed = Page(page)
     assert parsed.data["runs"][0]["probes"][0]["labels"] == labels
     assert parsed.data["title"] == "</title><script>alert(1)</script>"
@@ -65,7 +65,7 @@ def test_hostile_text_stays_data():
 
 
 def test_the_page_loads_nothing_and_holds_every_module_that_its_program_imports():
-    page = attention_page([CAPTURES], "a title")
+    page = attention_page([HISTORY], "a title")
     sources = Page(page).modules
     for text in (page, *sources.values()):
         text = text.replace('"http://www.w3.org/2000/svg"', "")  # a name that is never requested
@@ -79,21 +79,21 @@ def test_the_page_loads_nothing_and_holds_every_module_that_its_program_imports(
 
 def test_every_step_has_its_details_and_a_description_of_every_head():
     def with_a_token_more(step):
-        details = CAPTURES.details(step)
+        details = HISTORY.details(step)
         return details | {"tokens": details["tokens"] | {"999": "unused"}}
 
-    page = read(replace(CAPTURES, details=with_a_token_more))
-    for capture in page.data["runs"][0]["captures"]:
-        details = json.loads(page.block(capture["details"]))
-        expected = CAPTURES.details(capture["step"])
+    page = read(replace(HISTORY, details=with_a_token_more))
+    for shown in page.data["runs"][0]["snapshots"]:
+        details = json.loads(page.block(shown["details"]))
+        expected = HISTORY.details(shown["step"])
         assert details["probes"] == expected["probes"] and details["parts"] == expected["parts"]
         used = {str(token) for row in expected["probes"]["text"]["lens"]["token"] for token in row}
         assert used <= set(details["tokens"]) and "999" not in details["tokens"]
-        assert details["descriptions"] == json.loads(json.dumps(describe_heads(CAPTURES.by_step[capture["step"]])))
+        assert details["descriptions"] == json.loads(json.dumps(describe_heads(HISTORY.by_step[shown["step"]])))
 
 
 def test_both_colour_maps_change_lightness_steadily():
-    colours = read(CAPTURES).data["colours"]
+    colours = read(HISTORY).data["colours"]
     for theme, direction in (("light", -1), ("dark", 1)):
         rgb = np.array([[int(stop[i : i + 2], 16) for i in (1, 3, 5)] for stop in colours[theme]["weights"]])
         assert (direction * np.diff(rgb @ [0.2126, 0.7152, 0.0722]) > 0).all()
@@ -107,33 +107,33 @@ FITS = [  # the share of the whole that must fit, the steps and tokens that are 
 
 
 @pytest.fixture(scope="module")
-def large() -> tuple[Captures, int, int]:
-    """Captures of 40 tokens at 20 steps, how long their page is, and how long a page without any."""
-    captures = learned_captures(2, 3, 40, steps=range(0, 1000, 50))
-    template = attention_page([learned_captures(1, 1, 5, steps=[0])], "a title")
-    return captures, len(attention_page([captures], "a title")), len(template)
+def large() -> tuple[History, int, int]:
+    """History of 40 tokens at 20 steps, how long their page is, and how long a page without any."""
+    history = learned_history(2, 3, 40, steps=range(0, 1000, 50))
+    template = attention_page([learned_history(1, 1, 5, steps=[0])], "a title")
+    return history, len(attention_page([history], "a title")), len(template)
 
 
 @pytest.mark.parametrize(("share", "steps", "tokens", "note"), FITS)
 def test_weights_are_rounded_before_steps_are_left_out_and_these_before_the_text_is_cut(
     large, share, steps, tokens, note
 ):
-    captures, whole_page, template = large
+    history, whole_page, template = large
     limit = int(template + share * (whole_page - template))
-    text = attention_page([captures], "a title", max_bytes=limit)
+    text = attention_page([history], "a title", max_bytes=limit)
     assert len(text.encode()) <= limit
     page = Page(text)
     run, (said,) = page.data["runs"][0], page.data["notes"]
-    shown = [capture for capture in run["captures"] if "blocks" in capture]
+    shown = [shown for shown in run["snapshots"] if "blocks" in shown]
     length = len(run["probes"][0]["labels"])
-    assert len(run["captures"]) == 20 and len(shown) in steps and length in tokens
+    assert len(run["snapshots"]) == 20 and len(shown) in steps and length in tokens
     assert re.search(note, said)
     for count, whole in ((len(shown), 20), (length, 40)):
         assert count == whole or re.search(rf"shows (the first )?{count} of {whole} ", said)
     assert shown[0]["step"] == 0 and shown[-1]["step"] == 950
-    check_maps(page, captures)
+    check_maps(page, history)
     found = json.loads(page.block(shown[3]["details"]))["probes"]["text"]
-    whole = captures.details(shown[3]["step"])["probes"]["text"]
+    whole = history.details(shown[3]["step"])["probes"]["text"]
     assert {len(found[name]) for name in ("bits", "rank", "top", "top_probability")} == {length}
     for name, values in {**found, **found["lens"]}.items():
         if name not in ("lens", "attribution_error", "bits", "rank"):
@@ -143,23 +143,23 @@ def test_weights_are_rounded_before_steps_are_left_out_and_these_before_the_text
 
 
 def test_curves_are_thinned_but_keep_every_step_that_has_maps_and_the_page_does_not_say_that_they_show_all(monkeypatch):
-    monkeypatch.setattr("model.pages.captures.MAX_CURVE_POINTS", 20)
-    captures = learned_captures(2, 3, 24, steps=range(0, 1600, 40))
-    few = read(replace(captures, steps=[0, 280, 1560])).data["runs"][0]["captures"]
+    monkeypatch.setattr("model.pages.history.MAX_CURVE_POINTS", 20)
+    history = learned_history(2, 3, 24, steps=range(0, 1600, 40))
+    few = read(replace(history, steps=[0, 280, 1560])).data["runs"][0]["snapshots"]
     assert 20 <= len(few) < 40 and [c["step"] for c in few if "blocks" in c] == [0, 280, 1560]
-    text = attention_page([captures], "a title")
+    text = attention_page([history], "a title")
     page = Page(text)
-    numbers = [number for c in page.data["runs"][0]["captures"] for number in (*c["blocks"], c["details"])]
+    numbers = [number for c in page.data["runs"][0]["snapshots"] for number in (*c["blocks"], c["details"])]
     assert len(numbers) == 3 * 40
     assert {f"block-{number}" for number in numbers} == page.scripts.keys() - {"data", "importmap", "module"}
-    data = read(replace(captures), max_bytes=int(0.75 * len(text))).data  # anew, with curves of its own
-    assert len(data["runs"][0]["captures"]) < 40 and "recorded steps (the curves show more)" in data["notes"][0]
+    data = read(replace(history), max_bytes=int(0.75 * len(text))).data  # anew, with curves of its own
+    assert len(data["runs"][0]["snapshots"]) < 40 and "recorded steps (the curves show more)" in data["notes"][0]
     # Five times as many, whose scores alone would take more.
-    snapshots = [replace(snapshot, step=5 * snapshot.step + n) for snapshot in captures.snapshots for n in range(5)]
-    many = replace(captures, snapshots=snapshots, steps=[snapshot.step for snapshot in snapshots])
-    nearest = {of: lambda step, of=of: getattr(captures, of)(step // 200 * 40) for of in ("load", "details")}
+    snapshots = [replace(snapshot, step=5 * snapshot.step + n) for snapshot in history.snapshots for n in range(5)]
+    many = replace(history, snapshots=snapshots, steps=[snapshot.step for snapshot in snapshots])
+    nearest = {of: lambda step, of=of: getattr(history, of)(step // 200 * 40) for of in ("load", "details")}
     many = replace(many, **nearest)
-    assert len(read(many, max_bytes=len(text)).data["runs"][0]["captures"]) < 60
+    assert len(read(many, max_bytes=len(text)).data["runs"][0]["snapshots"]) < 60
 
 
 @given(st.sets(st.integers(0, 100_000), min_size=1), st.integers(2, 60))
@@ -180,12 +180,12 @@ def test_log_spaced_steps_are_dense_where_steps_are_small():
 def test_maps_that_cannot_be_shown_are_refused():
     """As two that cannot be compared are, see tests/test_inspect_attention.py."""
     with pytest.raises(ValueError, match="other has no recorded maps"):
-        read(CAPTURES, replace(CAPTURES, name="other", steps=[]))
+        read(HISTORY, replace(HISTORY, name="other", steps=[]))
     with pytest.raises(ValueError, match="do not fit"):
-        read(CAPTURES, max_bytes=100_000)
+        read(HISTORY, max_bytes=100_000)
 
 
 def test_steps_whose_maps_were_removed_keep_their_scores(tmp_path):
-    write_archive(CAPTURES, tmp_path).path(2).unlink()
-    shown = read(Captures.of(AttentionArchive.open(tmp_path), "demo")).data["runs"][0]["captures"]
-    assert ["blocks" in capture for capture in shown] == [True, True, False, True, True]
+    write_archive(HISTORY, tmp_path).path(2).unlink()
+    shown = read(History.of(AttentionArchive.open(tmp_path), "demo")).data["runs"][0]["snapshots"]
+    assert ["blocks" in shown for shown in shown] == [True, True, False, True, True]

@@ -16,15 +16,15 @@ from matplotlib.image import imread
 from model.glass import open_run
 from model.inspection import heads
 from model.pages.images import COLOURS
-from tests.measurements import learned_captures, measured
+from tests.measurements import learned_history, measured
 from tests.model.pages.browsing import click, colours, in_page, place, point_at, press, resize, settle, slide
 
 pytestmark = pytest.mark.slow
 
 STEPS = [0, 1, 2, 4, 8, 16, 32]
 LABELS = ["for", " i", " in", " range", "(", "10", "):", "\n", "    ", "print"] * 2
-capture_steps = partial(learned_captures, labels=LABELS, steps=STEPS)
-CAPTURES, OTHER = capture_steps(), replace(capture_steps(seed=1), name="other")
+snapshot_steps = partial(learned_history, labels=LABELS, steps=STEPS)
+HISTORY, OTHER = snapshot_steps(), replace(snapshot_steps(seed=1), name="other")
 
 
 def shares(sentence: str) -> list[float]:
@@ -53,22 +53,22 @@ def address(page) -> dict[str, str]:
 
 
 def test_the_badges_are_green_or_red_and_the_manual_has_the_figures(open_page):
-    page = open_page(CAPTURES)
+    page = open_page(HISTORY)
     assert page.locator("#fidelity.good").inner_text() == "✓ maps verified"
     assert page.locator("#causality.good").inner_text() == "✓ cannot see the future"
-    page = open_page(capture_steps(causality=0.25, fidelity=0.5))
+    page = open_page(snapshot_steps(causality=0.25, fidelity=0.5))
     assert page.locator("#causality.bad").inner_text() == "✗ the future leaks"
     assert page.locator("#fidelity.bad").inner_text() == "✗ maps are not what the model computes"
     page.keyboard.press("?")
     for told in ("Here: 2.5e-1 in float32.", "Here: 5.0e-1 in float32."):
         assert told in page.locator("#manual").inner_text()
-    diverged = open_page(capture_steps(causality=math.nan, fidelity=math.nan))
+    diverged = open_page(snapshot_steps(causality=math.nan, fidelity=math.nan))
     assert "not a number in float32" in diverged.locator("#fidelity.bad").get_attribute("aria-label")
 
 
 def test_a_square_has_the_colour_of_its_weight_and_tells_it_when_pointed_at(open_page):
-    page = open_page(CAPTURES, hash_="#probe=text&head=1.1&step=8&theme=light")
-    recorded = CAPTURES.load(8)["text"][1, 1].astype(float)
+    page = open_page(HISTORY, hash_="#probe=text&head=1.1&step=8&theme=light")
+    recorded = HISTORY.load(8)["text"][1, 1].astype(float)
     squares = [(0, 0), (7, 3), (7, 7), (19, 0), (19, 18), (3, 12), (12, 11)]
     page.mouse.move(0, 0)
     x, y = np.array([place(page, *square) for square in squares], int).T
@@ -86,8 +86,8 @@ def test_a_square_has_the_colour_of_its_weight_and_tells_it_when_pointed_at(open
 
 
 def test_the_text_is_shaded_by_the_chosen_token_and_by_what_is_pointed_at_until_the_pointer_leaves(open_page):
-    page = open_page(CAPTURES, hash_="#probe=text&head=1.0&step=16&scale=linear&token=3")
-    weights = CAPTURES.load(16)["text"][1, 0].astype(float)
+    page = open_page(HISTORY, hash_="#probe=text&head=1.0&step=16&scale=linear&token=3")
+    weights = HISTORY.load(16)["text"][1, 0].astype(float)
     spans, chosen = page.locator("#tokens span"), page.locator("#tokens .chosen")
 
     def check(expected, token):
@@ -115,8 +115,8 @@ def test_the_text_is_shaded_by_the_chosen_token_and_by_what_is_pointed_at_until_
 
 
 def test_heads_are_marked_from_the_step_at_which_they_formed_and_sorted_by_a_score(open_page):
-    page = open_page(CAPTURES, hash_="#score=previous_token")
-    marks, formed = page.locator(".thumb").first.locator(".marks"), CAPTURES.formation["previous_token"]["0.0"]
+    page = open_page(HISTORY, hash_="#score=previous_token")
+    marks, formed = page.locator(".thumb").first.locator(".marks"), HISTORY.formation["previous_token"]["0.0"]
     assert formed in STEPS[1:-1]
     click(page.get_by_role("button", name=f"0.0 at {formed}"))
     assert address(page)["step"] == str(formed)
@@ -126,20 +126,20 @@ def test_heads_are_marked_from_the_step_at_which_they_formed_and_sorted_by_a_sco
     for score in heads.SCORES:
         sort_by(page, score)
         names = page.locator(".thumb .caption span:first-child").all_inner_texts()
-        flat = CAPTURES.snapshots[-1].scores[score].ravel()
+        flat = HISTORY.snapshots[-1].scores[score].ravel()
         assert names == [f"{head // 3}.{head % 3}" for head in np.argsort(-flat.round(5), kind="stable")], score
     sort_by(page, "layer")
     assert page.locator(".thumb").first.get_attribute("aria-label").startswith("layer 0, head 0")
 
 
 def test_the_curves_are_clicked_and_are_a_slider_of_the_steps(open_page):
-    page = open_page(CAPTURES, hash_="#probe=text&head=0.1&score=induction")
+    page = open_page(HISTORY, hash_="#probe=text&head=0.1&score=induction")
     curve = page.get_by_role("slider", name="induction, of every head over the steps")
     for step in (0, 4, 32):
         curve.click(position={"x": in_page(page, "curves", f"curve.x({step})") + 1, "y": 100})
         settle(page)
         assert address(page)["step"] == str(step)
-    height = CAPTURES.snapshots[5].scores["induction"][1, 2]
+    height = HISTORY.snapshots[5].scores["induction"][1, 2]
     x, y = in_page(page, "curves", "curve.x(16)"), in_page(page, "curves", f"curve.y({height})")
     curve.click(position={"x": x, "y": y})
     settle(page)
@@ -151,7 +151,7 @@ def test_the_curves_are_clicked_and_are_a_slider_of_the_steps(open_page):
 
 
 def test_the_view_is_kept_in_the_address_and_an_invalid_one_is_ignored(open_page):
-    page = open_page(CAPTURES)
+    page = open_page(HISTORY)
     page.locator("#sort").select_option("induction")
     page.get_by_label("layer 1, head 1").click()
     page.get_by_role("button", name="repeated", exact=True).click()
@@ -163,7 +163,7 @@ def test_the_view_is_kept_in_the_address_and_an_invalid_one_is_ignored(open_page
     slide(page, 5, "#slide-b")
     kept = address(page)
     assert kept["head"] == "1.1" and kept["step"] == "4" and kept["against"] == "0.16" and kept["token"] == "4"
-    again = open_page(CAPTURES, hash_=page.url[page.url.index("#") :])
+    again = open_page(HISTORY, hash_=page.url[page.url.index("#") :])
     assert address(again) == kept
     pictures = "all => all.map((canvas) => canvas.toDataURL())"
     maps = [one.locator("#panes canvas:not(.over)").evaluate_all(pictures) for one in (page, again)]
@@ -171,19 +171,19 @@ def test_the_view_is_kept_in_the_address_and_an_invalid_one_is_ignored(open_page
     assert again.locator("#reading").inner_text() == page.locator("#reading").inner_text()
     assert again.locator("#grid").inner_html() == page.locator("#grid").inner_html()
     for invalid in ("step=999999&head=9.9&token=77&probe=none&scale=x&run=5&against=3.x", "%%%", "=&=&step="):
-        page = open_page(CAPTURES, hash_=f"#{invalid}")
+        page = open_page(HISTORY, hash_=f"#{invalid}")
         assert page.locator("#slide-a output").inner_text() == "step 32", invalid
 
 
 @pytest.mark.parametrize("runs", [1, 2])
 def test_two_snapshots_or_runs_are_shown_side_by_side_with_their_difference(open_page, runs):
     hash_ = "#probe=text&head=0.0&step=32&against=" + ("0.2" if runs == 1 else "1.32&other=same")
-    page = open_page(*[CAPTURES, OTHER][:runs], hash_=hash_)
+    page = open_page(*[HISTORY, OTHER][:runs], hash_=hash_)
     assert page.locator(".pane").count() == 3
     if runs == 2:
         titles = page.locator(".pane h3").all_inner_texts()
         assert titles[:2] == ["A: demo, step 32, head 0.0", "B: other, step 32, head 0.0"]
-    a, b = CAPTURES.load(32), CAPTURES.load(2) if runs == 1 else OTHER.load(32)
+    a, b = HISTORY.load(32), HISTORY.load(2) if runs == 1 else OTHER.load(32)
     for pane in range(3):
         point_at(page, 9, 8, pane)
         expected = [maps["text"][0, 0, 9, 8] for maps in (a, b)]
@@ -191,7 +191,7 @@ def test_two_snapshots_or_runs_are_shown_side_by_side_with_their_difference(open
 
 
 def test_everything_can_be_done_with_the_keyboard(open_page):
-    page = open_page(CAPTURES, hash_="#probe=text&head=0.0")
+    page = open_page(HISTORY, hash_="#probe=text&head=0.0")
     press(page, "ArrowLeft")
     assert address(page)["step"] == "16"
     press(page, "ArrowDown", "s", "p")
@@ -205,7 +205,7 @@ def test_everything_can_be_done_with_the_keyboard(open_page):
 
 
 def test_a_map_is_saved_as_a_large_light_picture_in_both_themes(open_page, tmp_path):
-    page = open_page(CAPTURES, hash_="#head=0.0&step=32&against=0.0", theme="dark")
+    page = open_page(HISTORY, hash_="#head=0.0&step=32&against=0.0", theme="dark")
     widths = []
     for dark in (True, False):
         paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -231,10 +231,10 @@ def test_the_page_opens_on_a_head_in_a_sentence_and_a_shaded_token(open_page, mo
     opening = {"probe": "text", "head": 5, "token": 8, "score": "sink"}
     monkeypatch.setattr("model.pages.page.describe_heads", lambda snapshot: described)
     monkeypatch.setattr("model.pages.page.opening_view", lambda *_: opening)
-    page = open_page(CAPTURES)
+    page = open_page(HISTORY)
     says = page.locator("#says").inner_text()
     assert "Layer 1, head 2. This is 1.2." in says and evidence in says
-    weights = CAPTURES.load(32)["text"][1, 2, 8].astype(float)
+    weights = HISTORY.load(32)["text"][1, 2, 8].astype(float)
     (reading,) = re.findall("Reading “\u2068····\u2069” .*", says)
     np.testing.assert_allclose(shares(reading), sorted(weights[weights >= 0.1], reverse=True)[:3], atol=0.006)
     assert page.locator("#tokens .chosen").get_attribute("data-index") == "8"
@@ -242,26 +242,26 @@ def test_the_page_opens_on_a_head_in_a_sentence_and_a_shaded_token(open_page, mo
 
 
 def test_in_another_text_the_page_takes_the_clearest_token(open_page):
-    page = open_page(CAPTURES, hash_="#probe=repeated&head=0.2")
+    page = open_page(HISTORY, hash_="#probe=repeated&head=0.2")
     press(page, "p")
-    earlier = np.tril(CAPTURES.load(32)["text"][0, 2], -1)[:, 1:]  # the first token tells little
+    earlier = np.tril(HISTORY.load(32)["text"][0, 2], -1)[:, 1:]  # the first token tells little
     clearest = earlier.max(1).argmax()
     assert page.locator("#tokens .chosen").get_attribute("data-index") == str(clearest)
     assert page.locator("#reading").inner_text().startswith(f"Reading “\u2068{LABELS[clearest]}")
 
 
 def test_equal_maps_before_and_after_the_first_update_are_explained(open_page):
-    same = replace(CAPTURES, load=lambda step: CAPTURES.load(max(step, 1)))
+    same = replace(HISTORY, load=lambda step: HISTORY.load(max(step, 1)))
     note = "Steps 0 and 1 show the same maps"
     page = open_page(same, hash_="#step=0")
     for at, expected in enumerate([True, True, False]):
         slide(page, at)
         assert (note in page.locator("#stage").inner_text()) == expected
-    assert note not in open_page(CAPTURES, hash_="#step=0").locator("#stage").inner_text()
+    assert note not in open_page(HISTORY, hash_="#step=0").locator("#stage").inner_text()
 
 
 def test_no_meaning_is_in_a_tooltip_alone_and_the_manual_explains_every_score(open_page):
-    page = open_page(CAPTURES)
+    page = open_page(HISTORY)
     page.locator("#tokens span").nth(4).hover()
     point_at(page, 9, 3)
     told_elsewhere = ":not(#curves *, #lens th, #parts button)"  # in the readouts, and by what a button does
@@ -280,7 +280,7 @@ def boxes(page, selector: str) -> np.ndarray:
 
 @pytest.mark.parametrize(("layers", "count"), [(6, 3), (12, 12)])
 def test_grid_map_text_and_card_are_in_view_together_and_the_map_stays_while_the_page_scrolls(open_page, layers, count):
-    page = open_page(capture_steps(layers=layers, heads=count, labels=(LABELS * 4)[:64]))
+    page = open_page(snapshot_steps(layers=layers, heads=count, labels=(LABELS * 4)[:64]))
     for width, height in ((1280, 900), (1366, 768)):
         resize(page, width, height)
         for part in ("#text", "#says", "#stage", "#heads", "#scores-of-head", ".thumb", "#panes .layers", "#save"):
@@ -298,7 +298,7 @@ def test_grid_map_text_and_card_are_in_view_together_and_the_map_stays_while_the
 
 
 def test_a_phone_shows_text_sentence_map_and_grid_in_this_order(open_page):
-    page = open_page(CAPTURES, width=400, height=800, touch=True)
+    page = open_page(HISTORY, width=400, height=800, touch=True)
     found = boxes(page, "main > section:visible")
     ids = page.locator("main > section:visible").evaluate_all("all => all.map((e) => e.id)")
     assert ids[:5] == ["text", "says", "stage", "heads", "scores-of-head"]
@@ -320,7 +320,7 @@ FOCUSED = """() => {
 
 @pytest.mark.parametrize(("width", "hash_"), [(1280, ""), (820, ""), (400, "#text=surprise"), (1280, "#against=0.0")])
 def test_the_focus_moves_in_the_order_of_the_eye(open_page, width, hash_):
-    page = open_page(CAPTURES, width=width, height=768, hash_=hash_)
+    page = open_page(HISTORY, width=width, height=768, hash_=hash_)
     stops = []
     while True:
         page.keyboard.press("Tab")
@@ -345,7 +345,7 @@ def luminance(colour: str) -> float:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_theme_is_that_of_the_system_until_it_is_switched_and_both_have_contrast(open_page, theme):
-    page = open_page(CAPTURES, theme=theme, hash_="#probe=text&head=0.0&token=9")
+    page = open_page(HISTORY, theme=theme, hash_="#probe=text&head=0.0&token=9")
 
     def contrast(one: str, other: str) -> float:
         low, high = sorted(map(luminance, (one, other)))
@@ -374,8 +374,8 @@ def test_the_head_of_the_other_run_is_the_nearest_match_or_chosen_and_the_curves
     def shuffled(maps):
         return {name: some.reshape(6, *some.shape[2:])[order].reshape(some.shape) for name, some in maps.items()}
 
-    other = replace(CAPTURES, name="other", load=lambda step: shuffled(CAPTURES.load(step)))
-    page = open_page(CAPTURES, other, hash_="#head=1.1&against=1.32&other=match&score=previous_token")
+    other = replace(HISTORY, name="other", load=lambda step: shuffled(HISTORY.load(step)))
+    page = open_page(HISTORY, other, hash_="#head=1.1&against=1.32&other=match&score=previous_token")
     for head in range(6):
         click(page.locator("#grid .thumb").nth(head))
         assert in_page(page, "render", "shown.sides[1].head") == order.index(head)
@@ -390,7 +390,7 @@ def test_two_runs_are_linked_by_the_nearest_steps_until_they_are_unlinked(open_p
     later = [replace(snapshot, step=snapshot.step + 3) for snapshot in OTHER.snapshots[3:]]
     steps, load = [snapshot.step for snapshot in later], lambda step: OTHER.load(step - 3)
     other = measured(replace(OTHER, name="a run with a long name " * 2, snapshots=later, steps=steps, load=load))
-    page = open_page(CAPTURES, other)
+    page = open_page(HISTORY, other)
     slide(page, 4)
     assert [page.locator(f"#slide-{side} output").inner_text() for side in "ab"] == ["step 8", "step 7"]
     page.get_by_role("button", name="same steps").click()
@@ -408,7 +408,7 @@ def test_two_runs_are_linked_by_the_nearest_steps_until_they_are_unlinked(open_p
 
 @pytest.mark.parametrize(("layers", "count", "widths"), [(2, 3, (390, 2200)), (12, 12, (390, 1280))])
 def test_the_layout_holds_at_every_width(open_page, layers, count, widths):
-    page = open_page(capture_steps(layers=layers, heads=count), hash_="#against=0.0&order=sink")
+    page = open_page(snapshot_steps(layers=layers, heads=count), hash_="#against=0.0&order=sink")
     for width in widths:
         resize(page, width, 900)
         for order in ("layer", "sink"):

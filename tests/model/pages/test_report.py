@@ -10,7 +10,7 @@ import pytest
 
 from model.inspection import heads
 from model.inspection.probes import Probe
-from model.pages.captures import Captures
+from model.pages.history import History
 from model.pages.report import evenly, heads_that_matter, report_page, short, story
 from tests.html_pages import Page
 from tests.measurements import measured, snapshot_with
@@ -30,7 +30,7 @@ SAMPLES = [{"step": step, "prompt": "def ", "text": f"{step} {HOSTILE}"} for ste
 CONFIG = f"prompt: {HOSTILE}\n"
 
 
-def captures_of(*sinks: float) -> Captures:
+def history_of(*sinks: float) -> History:
     """Two layers of two heads with uniform attention, on a hostile text. The sink scores of head 1.0 are given."""
     probes = {"text": Probe([*range(10)], [HOSTILE] * 10), "repeated": Probe([0] + 2 * [1, 2, 3, 4], ["x"] * 9, 4)}
     maps = {name: heads.uniform_attention(len(probe.tokens)).repeat(2, 2, 1, 1) for name, probe in probes.items()}
@@ -39,14 +39,14 @@ def captures_of(*sinks: float) -> Captures:
         scores = {name: np.full((2, 2), 0.1, np.float32) for name in heads.SCORES}
         scores["sink"][1, 0] = sink
         snapshots.append(snapshot_with(scores, probes, step))
-    return measured(Captures(NAME, probes, snapshots, lambda step: maps, range(len(sinks))))
+    return measured(History(NAME, probes, snapshots, lambda step: maps, range(len(sinks))))
 
 
-CAPTURES = captures_of(0.1, 0.9, 0.9)
+HISTORY = history_of(0.1, 0.9, 0.9)
 
 
-def report(rows=ROWS, samples=SAMPLES, config=CONFIG, captures=None, **more) -> str:
-    return report_page(NAME, rows, samples, config, captures, **more)
+def report(rows=ROWS, samples=SAMPLES, config=CONFIG, history=None, **more) -> str:
+    return report_page(NAME, rows, samples, config, history, **more)
 
 
 def test_figures_are_those_of_the_data():
@@ -75,11 +75,11 @@ def test_figures_are_those_of_the_data():
 def test_the_report_knows_which_heads_formed_and_names_scores_that_no_head_passes():
     figures = {"duplicate": 0.02, "fixed_distance": 0.06, "entropy": 0.1}
     rows = [*ROWS, {"step": 0} | {f"attention/{score}/layer_0": figure for score, figure in figures.items()}]
-    data = Page(report(rows, captures=CAPTURES)).data
+    data = Page(report(rows, history=HISTORY)).data
     assert {score: heads for score, heads in data["formation"].items() if heads} == {"sink": {"1.0": 1}}
     assert [(chart["title"], chart["score"]) for chart in data["heads"]] == [("sink", "sink"), ("entropy", "entropy")]
     assert data["faint"] == ["duplicate", "fixed distance"]
-    assert not any(Page(report(captures=captures_of(0.1, 0.1))).data["formation"].values())
+    assert not any(Page(report(history=history_of(0.1, 0.1))).data["formation"].values())
     without = Page(report(rows)).data  # without maps nothing is known about uniform attention
     assert len(without["heads"]) == 4 and not without["faint"]
 
@@ -122,19 +122,19 @@ def test_all_heads_are_listed_and_those_without_effect_in_one_line():
     assert idle == "Without head 0.2 or 1.2 the loss stays the same on both, to 0.005 nats per token."
 
 
-def test_what_was_measured_at_the_last_capture_is_in_the_report():
-    data, details = Page(report(captures=CAPTURES)).data, CAPTURES.details(2)
-    assert data["labels"] == CAPTURES.probes["text"].labels and data["step"] == 2
+def test_what_was_measured_at_the_last_snapshot_is_in_the_report():
+    data, details = Page(report(history=HISTORY)).data, HISTORY.details(2)
+    assert data["labels"] == HISTORY.probes["text"].labels and data["step"] == 2
     assert data["details"]["sublayers"] == details["sublayers"] and list(data["details"]["probes"]) == ["text"]
     for name in ("bits", "rank", "top", "top_probability", "lens"):
         assert data["details"]["probes"]["text"][name] == details["probes"]["text"][name]
     assert "attribution" not in data["details"]["probes"]["text"]
-    removed = Page(report(captures=replace(CAPTURES, steps=[0, 1]))).data  # the files of the last step
+    removed = Page(report(history=replace(HISTORY, steps=[0, 1]))).data  # the files of the last step
     assert removed["matter"] == data["matter"] and "details" not in removed
 
 
 def test_no_text_becomes_markup():
-    text = report(captures=CAPTURES)
+    text = report(history=HISTORY)
     page = Page(text)
     assert "<img" not in text and "<!-- \u202e" not in text
     assert page.scripts.keys() == {"data", "attention", "importmap", "module"}
@@ -162,7 +162,7 @@ def middle_of_step(page, step: str) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_report_in_a_browser(open_file, theme):
-    page = open_file(report(captures=CAPTURES), theme=theme)
+    page = open_file(report(history=HISTORY), theme=theme)
     assert page.title() == page.locator("h1").inner_text() == NAME
     assert page.locator("#facts .value").first.inner_text() == "2.3750"
     assert [page.locator(f"#{group} svg").count() for group in ("charts", "heads", "machine")] == [2, 1, 2]
@@ -189,7 +189,7 @@ def test_the_report_in_a_browser(open_file, theme):
     assert page.locator("#expected li.sentence").inner_text().startswith("The model expected: ")
     assert page.locator("#expected li.expected").count() == 2  # of two different tokens
     assert page.locator("#lens tbody tr").count() == 5 and page.locator("#lens tbody td").count() == 50
-    ablation = CAPTURES.snapshots[-1].ablation
+    ablation = HISTORY.snapshots[-1].ablation
     of_heads = [part for part in ablation["text"] if part.startswith("head ")]
     worst = max(of_heads, key=lambda part: max(ablation["text"][part], ablation["repeated"][part]))
     assert page.locator("#matter li").first.inner_text().startswith(worst)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from model.pages import export
-from model.pages.captures import Captures
+from model.pages.history import History
 from tests.html_pages import HOSTILE
-from tests.measurements import learned_captures
+from tests.measurements import learned_history
 from tests.model.pages.browsing import click, colours, in_page, number_in, point_at, press, slide, unnamed
 
 pytestmark = pytest.mark.slow
@@ -22,23 +22,23 @@ pytestmark = pytest.mark.slow
 STEPS = [0, 4, 16, 64]
 LABELS = ["for", " i", " in", "\n", "</td><img src=x>", "\u202eabc", "\x00", " range", "(", "10", ")", ":"]
 LAYERS, HEADS = 2, 3
-plain_captures = partial(learned_captures, labels=LABELS, steps=STEPS, induction=False)
-CAPTURES = plain_captures()
+plain_history = partial(learned_history, labels=LABELS, steps=STEPS, induction=False)
+HISTORY = plain_history()
 
 
-def diverged() -> Captures:
-    """The captures with no number in their last details that is finite."""
+def diverged() -> History:
+    """The snapshots with no number in their last details that is finite."""
 
     def details(step):
-        found = CAPTURES.details(step)
+        found = HISTORY.details(step)
         broken = re.sub(r"-?\d+(\.\d+(e-\d+)?|e-\d+)", "null", json.dumps(found["probes"]))
         return found | {"probes": json.loads(broken)} if step == STEPS[-1] else found
 
-    ablation = {probe: dict.fromkeys(changes, math.nan) for probe, changes in CAPTURES.snapshots[-1].ablation.items()}
+    ablation = {probe: dict.fromkeys(changes, math.nan) for probe, changes in HISTORY.snapshots[-1].ablation.items()}
     copying = np.full((LAYERS, HEADS), math.nan)
-    scores = CAPTURES.snapshots[-1].scores | {"sink": copying}
-    last = replace(CAPTURES.snapshots[-1], scores=scores, ablation=ablation, copying=copying)
-    return replace(CAPTURES, details=details, snapshots=[*CAPTURES.snapshots[:-1], last])
+    scores = HISTORY.snapshots[-1].scores | {"sink": copying}
+    last = replace(HISTORY.snapshots[-1], scores=scores, ablation=ablation, copying=copying)
+    return replace(HISTORY, details=details, snapshots=[*HISTORY.snapshots[:-1], last])
 
 
 def saved(page, button: str) -> list[dict[str, str]]:
@@ -51,8 +51,8 @@ def saved(page, button: str) -> list[dict[str, str]]:
 
 
 def test_each_token_has_the_colour_of_its_surprise_and_tells_what_was_expected_to_pointer_tap_and_keys(open_page):
-    page = open_page(CAPTURES, hash_="#step=64")
-    details = CAPTURES.details(64)
+    page = open_page(HISTORY, hash_="#step=64")
+    details = HISTORY.details(64)
     text = details["probes"]["text"]
     click(page.locator("#by-surprise"))
     depths = [colour[3] for colour in colours(page.locator("#tokens span"))]
@@ -82,8 +82,8 @@ def test_each_token_has_the_colour_of_its_surprise_and_tells_what_was_expected_t
 
 
 def test_the_lens_has_a_cell_for_each_sublayer_and_position_that_tells_its_numbers_to_pointer_and_keys(open_page):
-    page = open_page(CAPTURES, hash_="#step=64")
-    details = CAPTURES.details(64)
+    page = open_page(HISTORY, hash_="#step=64")
+    details = HISTORY.details(64)
     lens = details["probes"]["text"]["lens"]
     rows = page.locator("#lenses table").first.locator("tbody tr")
     assert rows.locator("th").all_inner_texts() == details["sublayers"]
@@ -113,8 +113,8 @@ def test_the_lens_has_a_cell_for_each_sublayer_and_position_that_tells_its_numbe
 
 
 def test_the_attribution_is_that_of_the_chosen_token_and_adds_up(open_page):
-    page = open_page(CAPTURES, hash_="#step=16&token=4")
-    details = CAPTURES.details(16)
+    page = open_page(HISTORY, hash_="#step=16&token=4")
+    details = HISTORY.details(16)
     logits = [row[4] for row in details["probes"]["text"]["attribution"]]
     column = dict(zip(details["parts"], logits, strict=True))
     page.locator("#every-part").click()
@@ -136,8 +136,8 @@ def test_the_attribution_is_that_of_the_chosen_token_and_adds_up(open_page):
 
 
 def test_the_loss_without_each_part_is_told_and_has_curves_and_every_curve_has_the_stages(open_page):
-    page = open_page(CAPTURES, hash_="#step=16&head=1.0")
-    snapshot = CAPTURES.snapshots[2]
+    page = open_page(HISTORY, hash_="#step=16&head=1.0")
+    snapshot = HISTORY.snapshots[2]
     rows = page.locator("#ablations tbody tr")
     parts = ["head 1.0", "token embedding", "feed-forward 0", "feed-forward 1"]
     assert rows.locator("th").all_inner_texts() == parts
@@ -151,21 +151,21 @@ def test_the_loss_without_each_part_is_told_and_has_curves_and_every_curve_has_t
         assert "loss without it" in page.locator(".thumb").first.get_attribute("aria-label")
         press(page, "p")
 
-    formed = CAPTURES.formation["previous_token"]["0.0"]
+    formed = HISTORY.formation["previous_token"]["0.0"]
     for name in ("previous token", "entropy", "loss without it, on repetition", "loss without it, on text"):
         click(page.locator("#scores").get_by_role("button", name=name))
         label = page.locator("#curve").get_attribute("aria-label")
         assert label.startswith(name) and f"previous-token head 0.0 forms at step {formed}" in label
-    last = CAPTURES.snapshots[-1].ablation["text"]
+    last = HISTORY.snapshots[-1].ablation["text"]
     worst = max((part for part in last if part.startswith("head ")), key=last.__getitem__)
     click(page.locator("#formed button").first)
     assert worst.replace(" ", "=") in page.url and "step=64" in page.url and "curve=text" in page.url
 
 
 def test_value_weighted_maps_are_the_weights_times_the_share_of_the_longest_value(open_page):
-    page = open_page(CAPTURES, hash_="#step=16&head=1.1&token=11")
-    weights = CAPTURES.load(16)["text"][1, 1, 11]
-    norms = np.array(CAPTURES.details(16)["probes"]["text"]["value_norms"])[1, 1]
+    page = open_page(HISTORY, hash_="#step=16&head=1.1&token=11")
+    weights = HISTORY.load(16)["text"][1, 1, 11]
+    norms = np.array(HISTORY.details(16)["probes"]["text"]["value_norms"])[1, 1]
     thumbnail = page.locator(".thumb canvas").first
     before = thumbnail.evaluate("canvas => canvas.toDataURL()")
     assert page.locator("#weighting-note").is_hidden()
@@ -177,11 +177,11 @@ def test_value_weighted_maps_are_the_weights_times_the_share_of_the_longest_valu
 
 
 def test_the_page_and_the_script_write_the_same_tables(open_page, tmp_path):
-    page = open_page(CAPTURES, hash_="#step=16&head=0.1&text=surprise&probe=text&curve=text")
+    page = open_page(HISTORY, hash_="#step=16&head=0.1&text=surprise&probe=text&curve=text")
     for name in ("surprise", "lens", "attribution", "weights", "scores", "ablation"):
         error = 5e-3 if name == "weights" else 0  # they are bytes on the page
-        heads = export.choose_heads(["0.1"] if name == "weights" else None, [CAPTURES])
-        export.write_table(name, export.table_rows(name, [CAPTURES], 16, "text", heads), tmp_path / "table.csv")
+        heads = export.choose_heads(["0.1"] if name == "weights" else None, [HISTORY])
+        export.write_table(name, export.table_rows(name, [HISTORY], 16, "text", heads), tmp_path / "table.csv")
         with (tmp_path / "table.csv").open(newline="") as file:
             expected = list(csv.DictReader(file))
         found = saved(page, "#save-csv" if name == "weights" else f"#{name}-csv")
@@ -192,7 +192,7 @@ def test_the_page_and_the_script_write_the_same_tables(open_page, tmp_path):
 
 
 def test_every_view_follows_the_slider(open_page):
-    page = open_page(CAPTURES, hash_="#token=4&text=surprise")
+    page = open_page(HISTORY, hash_="#token=4&text=surprise")
     views = ("#expected", "#lenses", "#parts", "#ablations", "#grid")
     pictures = ("#panes canvas:not(.over)", ".thumb canvas")
     seen = {view: set() for view in views + pictures}
@@ -206,10 +206,10 @@ def test_every_view_follows_the_slider(open_page):
     assert all(len(states) == len(STEPS) for states in seen.values())
 
 
-def test_two_captures_are_shown_side_by_side_and_every_control_and_view_has_a_name(open_page):
-    page = open_page(CAPTURES, hash_="#step=64&against=0.4&token=4&text=surprise")
+def test_two_snapshots_are_shown_side_by_side_and_every_control_and_view_has_a_name(open_page):
+    page = open_page(HISTORY, hash_="#step=64&against=0.4&token=4&text=surprise")
     for place, step in enumerate((64, 4)):
-        bits = CAPTURES.details(step)["probes"]["text"]["bits"][3]
+        bits = HISTORY.details(step)["probes"]["text"]["bits"][3]
         assert f"{bits:.1f} bits" in page.locator("#expected .sentence").nth(place).inner_text()
     assert page.locator("#lenses table:visible").count() == 2
     assert page.locator("#lenses h3:visible").all_inner_texts() == ["A: step 64", "B: step 4"]
@@ -239,7 +239,7 @@ def test_a_diverged_model_has_dashes_in_place_of_numbers(open_page):
 
 def test_hostile_text_is_shown_as_text(open_page):
     labels = [*HOSTILE, "a", "b", "c", "d"]
-    page = open_page(plain_captures(labels=labels), hash_="#probe=text&token=4&text=surprise")
+    page = open_page(plain_history(labels=labels), hash_="#probe=text&token=4&text=surprise")
     assert page.title() == page.locator("h1").inner_text() == "A title & <more>"
     assert page.locator("#main img, #tokens script").count() == 0
     texts = page.locator("#tokens span").evaluate_all("spans => spans.map((span) => span.textContent)")
@@ -259,7 +259,7 @@ def test_hostile_text_is_shown_as_text(open_page):
 @pytest.mark.parametrize(("width", "height"), [(400, 800), (1280, 900), (1366, 768)])
 def test_the_views_fit_every_width_and_the_lens_scrolls_in_its_own_box(open_page, width, height):
     hash_ = "#text=surprise&token=30&against=0.4&weighting=values"
-    page = open_page(plain_captures(labels=LABELS * 3), width=width, height=height, hash_=hash_)
+    page = open_page(plain_history(labels=LABELS * 3), width=width, height=height, hash_=hash_)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     box = page.locator("#lenses .wide").first
     assert box.evaluate("box => box.scrollWidth > box.clientWidth && box.scrollLeft > 0")
@@ -267,8 +267,8 @@ def test_the_views_fit_every_width_and_the_lens_scrolls_in_its_own_box(open_page
     assert frame["x"] <= chosen["x"] and chosen["x"] + chosen["width"] <= frame["x"] + frame["width"] + 1
 
 
-def test_one_capture_of_one_head_on_two_tokens_is_enough(open_page):
-    one = learned_captures(1, 1, ["a", "b"], [32], induction=False)
+def test_one_snapshot_of_one_head_on_two_tokens_is_enough(open_page):
+    one = learned_history(1, 1, ["a", "b"], [32], induction=False)
     page = open_page(one)
     for part in ("#controls", "#slide-a", "#play", "#curves", "#compare"):
         assert page.locator(part).is_hidden()

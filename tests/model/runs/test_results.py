@@ -13,10 +13,10 @@ from model.inspection.circuit import repeated
 from model.runs.results import finish, read_metrics, write_report
 from tests.gpts import change_checkpoint, repeating_gpt, save_checkpoint
 from tests.html_pages import Page
-from tests.measurements import learned_captures, write_archive
+from tests.measurements import learned_history, write_archive
 
 HEADER = "step,tokens,train/loss,val/loss,val/bits_per_byte,lr,tokens_per_second,mfu,attention/sink/layer_0"
-CAPTURES = learned_captures(steps=(0, 20))
+HISTORY = learned_history(steps=(0, 20))
 METRICS = f"""{HEADER}
 0,,,,,,,,0.25
 10,1000,4.0,,,0.1,500.0,,
@@ -49,7 +49,7 @@ def test_rows_have_the_columns_in_which_they_have_a_number_and_a_report_needs_th
 
 
 def test_the_report_is_written_into_the_run_folder_or_to_a_given_path(run, tmp_path):
-    write_archive(CAPTURES, run / "attention")
+    write_archive(HISTORY, run / "attention")
     assert write_report(run) == run / "report.html"
     text = (run / "report.html").read_text(encoding="utf-8")
     page = Page(text)
@@ -57,18 +57,18 @@ def test_the_report_is_written_into_the_run_folder_or_to_a_given_path(run, tmp_p
     assert data["title"] == "run" and data["config"] == "prompt: hello\n"
     assert [sample["text"] for sample in data["samples"]] == ["10", "20"]
     assert data["charts"][0]["curves"][0]["points"] == [[10, 4.0], [20, 3.0]]
-    assert [capture["step"] for capture in Page(page.json("attention")).data["runs"][0]["captures"]] == [0, 20]
+    assert [snapshot["step"] for snapshot in Page(page.json("attention")).data["runs"][0]["snapshots"]] == [0, 20]
     other = tmp_path / "other.html"
     assert write_report(run, other) == other and other.read_text(encoding="utf-8") == text
 
 
-def test_captures_that_were_cut_short_are_left_out(run):
-    write_archive(CAPTURES, run / "attention")
+def test_snapshots_that_were_cut_short_are_left_out(run):
+    write_archive(HISTORY, run / "attention")
     scores = run / "attention" / "scores.jsonl"
     lines = scores.read_bytes().splitlines(keepends=True)
     scores.write_bytes(lines[0] + lines[1][:40])
-    captures = Page(Page(report_of(run)).json("attention")).data["runs"][0]["captures"]
-    assert [capture["step"] for capture in captures] == [0]
+    snapshots = Page(Page(report_of(run)).json("attention")).data["runs"][0]["snapshots"]
+    assert [snapshot["step"] for snapshot in snapshots] == [0]
     scores.write_bytes(lines[0][:40])
     assert 'id="attention"' not in report_of(run)
 
@@ -135,7 +135,7 @@ def test_commands_of_the_summary_can_be_pasted_even_if_nothing_was_trained(tmp_p
 
 
 def test_the_report_says_from_which_step_experiments_hold_and_one_that_fails_does_not_fail_the_run(run, caplog):
-    write_archive(CAPTURES, run / "attention")
+    write_archive(HISTORY, run / "attention")
     assert Page(report_of(run)).data["experiments"] == ""
     found = run / "attention" / "experiments.json"
     found.write_text('{"Nothing at all": 400, "A made-up word, twice": 1500}')

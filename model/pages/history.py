@@ -1,6 +1,6 @@
-"""What was captured of one model, as pages, pictures and tables show it.
+"""What was measured of one model, step by step, as pages, pictures and tables show it.
 
-Shapes: L layers, H heads, T tokens; N captures.
+Shapes: L layers, H heads, T tokens; N snapshots.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ MAX_CURVE_POINTS = 300
 
 
 @dataclass(frozen=True, eq=False)
-class Captures:
-    """The captures of one model.
+class History:
+    """The snapshots of one model.
 
     name: its name on the page. probes: "text" and "repeated". snapshots: by step.
     load: from a step to each probe's maps (L, H, T, T). steps: those that have maps, in ascending order.
@@ -38,7 +38,7 @@ class Captures:
     is_prompt: bool = False
 
     @classmethod
-    def of(cls, archive: AttentionArchive, name: str) -> Captures:
+    def of(cls, archive: AttentionArchive, name: str) -> History:
         """A run's archive. Steps of which a file has been removed keep their scores."""
         files = (".npz", ".json")
         steps = [step for step in archive.steps if all(archive.path(step, suffix).exists() for suffix in files)]
@@ -53,7 +53,7 @@ class Captures:
     def formation(self) -> dict[str, dict[str, int]]:
         """For each score the heads that have formed: "LAYER.HEAD" -> the step from which on they follow its pattern.
 
-        They do at every later capture too, as `describe.FollowedPattern.holds` defines it; entropy is no pattern.
+        They do at every later snapshot too, as `describe.FollowedPattern.holds` defines it; entropy is no pattern.
         """
         formed: dict[str, dict[str, int]] = {name: {} for name in SCORES}
         for snapshot in self.snapshots:
@@ -73,13 +73,13 @@ class Captures:
         return {snapshot.step: snapshot for snapshot in self.snapshots}
 
     def check_maps(self) -> None:
-        """Raises ValueError if no capture has maps: nothing was captured, or their files have been removed."""
+        """Raises ValueError if no snapshot has maps: nothing was recorded, or their files have been removed."""
         if not self.steps:
             raise ValueError(f"{self.name} has no recorded maps")
 
 
 def check_comparable(
-    shown: Sequence[Captures], probes: Sequence[str] | None = None, *, of_one_shape: bool = True
+    shown: Sequence[History], probes: Sequence[str] | None = None, *, of_one_shape: bool = True
 ) -> None:
     """Raises ValueError if the maps of two models cannot be subtracted: one sentence that says why.
 
@@ -90,7 +90,7 @@ def check_comparable(
     for probe in first.probes if probes is None else probes:
         if first.probes[probe].labels != last.probes[probe].labels:
             raise ValueError(f"{problem}: their {probe} probes have different tokens")
-    shapes = [captures.snapshots[0].shape for captures in (first, last)]
+    shapes = [history.snapshots[0].shape for history in (first, last)]
     if of_one_shape and shapes[0] != shapes[1]:
         sizes = " and ".join("{} x {}".format(*shape) for shape in shapes)
         raise ValueError(

@@ -7,7 +7,7 @@ import pytest
 
 from model.inspection.heads import SCORES
 from model.inspection.probes import Probe
-from model.pages.captures import Captures
+from model.pages.history import History
 from tests.measurements import snapshot_with
 
 STEPS = (0, 10, 20, 40, 80)
@@ -25,15 +25,15 @@ PROBES = {"text": Probe([*range(10)], ["x"] * 10), "repeated": Probe([0] + 2 * [
         ([0.5, 0.5, 0.5, 0.5, 0.5], 0),
     ],
 )
-def test_a_head_has_formed_from_the_step_on_at_which_every_capture_has_the_pattern_beyond_chance(sinks, formed):
+def test_a_head_has_formed_from_the_step_on_at_which_every_snapshot_has_the_pattern_beyond_chance(sinks, formed):
     snapshots = []
     for step, sink in zip(STEPS, sinks, strict=True):
         scores = {name: np.full((1, 1), sink if name == "sink" else 0.1, np.float32) for name in SCORES}
         snapshots.append(snapshot_with(scores, PROBES, step))
     assert 0.45 < (1 + 2 * snapshots[0].habits.uniform["sink"]) / 3 < 0.5
-    captures = Captures("demo", PROBES, snapshots, {}.get, STEPS)
-    found = {score: heads["0.0"] for score, heads in captures.formation.items() if heads}
+    history = History("demo", PROBES, snapshots, {}.get, STEPS)
+    found = {score: heads["0.0"] for score, heads in history.formation.items() if heads}
     assert found == ({} if formed is None else {"sink": formed})
     # Ten tokens are too few: what they show may be chance.
     few = [replace(one, habits=replace(one.habits, queries=dict.fromkeys(SCORES, (4, 5)))) for one in snapshots]
-    assert not any(replace(captures, snapshots=few).formation.values())
+    assert not any(replace(history, snapshots=few).formation.values())
