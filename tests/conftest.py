@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests import gpts, small_runs
+from tests import forks, gpts, small_runs
 
 gc.disable()  # until everything is imported, which leaves next to nothing to collect
+os.environ["HF_UPDATE_DOWNLOAD_COUNTS"] = "0"  # reading a table would tell the Hub, and wait for it
 
 settings.register_profile("unhurried", deadline=None)  # no test asserts a duration
 settings.load_profile("unhurried")
@@ -21,6 +22,7 @@ def pytest_collection_finish():
     """What was imported stays, so the collector need not look at it again and again: seconds of a suite."""
     gc.freeze()
     gc.enable()
+    forks.start_server()
 
 
 @pytest.fixture(scope="session", autouse=True)

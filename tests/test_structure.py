@@ -5,6 +5,7 @@ And what the lock file and a wheel hold, and that a run opens no connection.
 
 import ast
 import graphlib
+import importlib
 import re
 import shutil
 import socket
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forks import run_forked
 from tests.small_runs import REPOSITORY
 
 SOURCES = [REPOSITORY / "train.py"]
@@ -177,8 +179,13 @@ def test_a_wheel_holds_every_file_of_model_and_data_and_no_other(tmp_path):
         archive.extractall(tmp_path / "installed")
     assert held == {path.relative_to(clone).as_posix() for path in files}
     assert {Path(name).suffix for name in held} == {".py", ".html", ".css", ".js", ".svg"}
-    # Only the wheel's own copy can be found from here; the name of each module's file proves it.
-    code = "import model.gpt, model.pages.template, data.tokenizers as t; print(model.gpt.__file__, t.__file__)"
-    alone = {"cwd": tmp_path, "env": {"PYTHONPATH": str(tmp_path / "installed")}}
-    imported = subprocess.run([sys.executable, "-c", code], **alone, check=True, capture_output=True, text=True)
-    assert imported.stdout.split() == [f"{tmp_path}/installed/{name}.py" for name in ("model/gpt", "data/tokenizers")]
+    run_forked(import_from, tmp_path / "installed")
+
+
+def import_from(folder: Path) -> None:
+    """The packages can be imported where only their copy in this folder is found."""
+    for name in [name for name in sys.modules if name.split(".")[0] in ("model", "data")]:
+        del sys.modules[name]
+    sys.path = [str(folder), *(place for place in sys.path if Path(place).resolve() != REPOSITORY)]
+    for name in ("model.gpt", "model.pages.template", "data.tokenizers"):
+        assert Path(importlib.import_module(name).__file__).is_relative_to(folder)

@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import Timer
 from model.checkpoint import load_gpt, read_checkpoint
 from model.runs.folder import resume_point
 from model.training.module import GPTModule
-from tests.ranks import run_program, run_ranks
+from tests.forks import run_forked, run_ranks, run_train
 from tests.small_runs import EVENTFUL, REPOSITORY, assert_same, assert_same_run, final_state, metrics
 from tests.watching import before_call
 from train import main
@@ -309,7 +309,7 @@ def test_two_devices_give_the_losses_of_one_and_resume_between_two_rows(train, t
     for start in ("runs/two", "runs/two/checkpoints/step_00000010.ckpt"):
         command = [f"--resume={start}", *two_devices, "--trainer.max_steps=18"]
         if strategy == "ddp" and not rows:
-            run_program(command)
+            run_forked(run_train, command)
         else:
             run_ranks(main, command)
         rows.append(metrics("runs/two"))

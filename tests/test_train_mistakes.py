@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from data.corpora import CORPORA
+from tests.forks import run_forked
 from tests.small_runs import REPOSITORY
 from train import main
 
@@ -154,11 +155,16 @@ def test_ctrl_c_during_the_imports_shows_no_traceback():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals and groups of processes are POSIX")
-def test_ctrl_c_before_training_shows_no_traceback(tmp_path):
-    (tmp_path / "text.txt").write_text("a text that takes some time\n" * 1_000_000)
+def test_ctrl_c_before_training_shows_no_traceback(here):
+    run_forked(interrupt_training)
+    assert not Path("runs").exists()
+
+
+def interrupt_training() -> None:
+    Path("text.txt").write_text("a text that takes some time\n" * 1_000_000)
     options = ["--data.files=text.txt", "--data.tokenizer=bytes", "--data.vocab_size=null", "--data.cache_dir=cache"]
     command = [sys.executable, str(REPOSITORY / "train.py"), *options]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             seen = ""
             while "tokenising" not in seen:
@@ -170,4 +176,3 @@ def test_ctrl_c_before_training_shows_no_traceback(tmp_path):
             process.kill()
     assert process.returncode == 130
     assert "Traceback" not in rest
-    assert not (tmp_path / "runs").exists()

@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 import re
+import signal
 import sys
 import time
 import tracemalloc
@@ -13,7 +14,6 @@ import zlib
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import partial
-from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,7 @@ from data.datamodule import TextDataModule
 from data.readers import Passage
 from data.sampler import WindowSampler
 from data.token_cache import CorpusCache, TokenizedCorpus, TokenStore, open_split, token_stream, write_split
-from tests.ranks import SERVER, started
+from tests.forks import Forked
 
 TOKENIZER = tokenizers.byte_level()
 END = TOKENIZER.end_of_text
@@ -333,7 +333,7 @@ def test_environment_names_the_cache_and_one_that_cannot_be_made_says_what_to_se
         cache_of(folder, tmp_path / "occupied").prepare()
 
 
-def tokenise(folder: Path, cache_dir: Path, said: Path, together: Barrier, meet: Callable[[], None]) -> None:
+def tokenise(folder: Path, cache_dir: Path, said: Path, meet: Callable[[], None]) -> None:
     """A run that calls `meet` before it reads on; what it prints is in a file."""
     read = FileCorpus.passages
 
@@ -343,7 +343,6 @@ def tokenise(folder: Path, cache_dir: Path, said: Path, together: Barrier, meet:
             yield passage
 
     token_cache.BATCH_CHARS, FileCorpus.passages = 2000, passages
-    together.wait()
     with said.open("w") as file, redirect_stdout(file):
         cache_of(folder, cache_dir).prepare(num_threads=2)
 
@@ -364,13 +363,11 @@ def killed_while_writing(cache_dir: Path) -> None:
 
 @pytest.mark.slow
 def test_two_runs_on_a_cold_cache_make_it_once(folder: Path, tmp_path: Path):
-    expected, together = cache_of(folder, tmp_path / "expected").prepare(), SERVER.Barrier(2)
+    expected = cache_of(folder, tmp_path / "expected").prepare()
     outputs = [tmp_path / name for name in ("first", "second")]
     meet = partial(another_waits, outputs)
-    runs = [started(tokenise, folder, tmp_path / "cache", path, together, meet) for path in outputs]
-    for run in runs:
-        run.join()
-    assert [run.exitcode for run in runs] == [0, 0]
+    runs = [Forked(tokenise, folder, tmp_path / "cache", path, meet) for path in outputs]
+    assert [run.status() for run in runs] == [0, 0]
     said = "".join(path.read_text() for path in outputs)
     assert said.count("training a bpe tokenizer") == said.count("waiting for another run") == 1
     assert same(cache_of(folder, tmp_path / "cache").open(), expected)
@@ -378,14 +375,14 @@ def test_two_runs_on_a_cold_cache_make_it_once(folder: Path, tmp_path: Path):
 
 @pytest.mark.slow
 def test_a_killed_run_leaves_no_file_that_opens_and_the_next_one_starts_again(folder: Path, tmp_path: Path):
-    expected, alone = cache_of(folder, tmp_path / "expected").prepare(), SERVER.Barrier(1)
+    expected = cache_of(folder, tmp_path / "expected").prepare()
     meet = partial(killed_while_writing, tmp_path / "cache")
-    run = started(tokenise, folder, tmp_path / "cache", tmp_path / "said", alone, meet)
+    run = Forked(tokenise, folder, tmp_path / "cache", tmp_path / "said", meet)
     while not any(path.stat().st_size for path in tmp_path.glob("cache/*/train.bin.partial")):
         assert run.is_alive(), "the run ended before it could be killed"
         time.sleep(0.005)
-    run.kill()
-    run.join()
+    os.kill(run.pid, signal.SIGKILL)
+    assert run.status() == -signal.SIGKILL
     assert not list(tmp_path.glob("cache/*/train.*n"))  # neither train.bin nor train.json
     assert cache_of(folder, tmp_path / "cache").open() is None
     assert same(cache_of(folder, tmp_path / "cache").prepare(), expected)

@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from model.generation import generate
 from model.gpt import GPT, GPTConfig
 from tests import gpts
 from tests.attentions import ALIBI, with_scores
+from tests.forks import run_forked
 from tests.gpts import random_gpt
 from tests.strangers import Calls
 
@@ -108,13 +108,13 @@ def test_padded_texts_have_the_logits_that_each_has_alone(transformers, tmp_path
 
 
 @pytest.mark.slow
-def test_a_folder_with_our_network_needs_only_torch_and_transformers(transformers, tmp_path):
+def test_a_folder_with_our_network_needs_only_torch_and_transformers(transformers, tmp_path, here):
     gpt, tokenizer = gpt_of({**SIZES, **OURS}), byte_level()
     to_huggingface(gpt, tmp_path / "model", tokenizer)
     program = """if True:
-        import json, sys
-        for name in ("model", "data", "lightning", "tiktoken", "matplotlib"):
-            sys.modules[name] = None  # cannot be imported
+        import sys
+        missing = {"model", "data", "lightning", "tiktoken", "matplotlib"}
+        sys.modules |= dict.fromkeys([*missing, *(name for name in sys.modules if name.split(".")[0] in missing)])
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
         gpt = AutoModelForCausalLM.from_pretrained("model", trust_remote_code=True).eval()
@@ -125,9 +125,7 @@ def test_a_folder_with_our_network_needs_only_torch_and_transformers(transformer
             logits = gpt(**inputs).logits
         torch.save([inputs["input_ids"], written, logits], "result.pt")
     """
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment["HF_MODULES_CACHE"] = str(tmp_path / "modules")
-    subprocess.run([sys.executable, "-I", "-c", program], cwd=tmp_path, env=environment, check=True)
+    run_forked(exec, program, {})
     tokens, written, logits = torch.load(tmp_path / "result.pt", weights_only=True)
     assert tokens[0].tolist() == tokenizer.encode("def f(x):\n")
     assert torch.equal(written, generate(gpt, tokens, 50, temperature=0))

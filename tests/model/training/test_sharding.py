@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 
 from model.gpt import GPT, GPTConfig
 from model.training import optimizer, sharding
-from tests.ranks import run_ranks
+from tests.forks import run_ranks
 
 
 def check_sharded_updates() -> None:
