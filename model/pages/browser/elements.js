@@ -1,4 +1,4 @@
-// Small helpers to make and find elements. Text from outside is only ever set as text, never parsed as markup.
+// Helpers to find, make and save elements. Text from outside is only ever set as text, never parsed as markup.
 
 import { codePoint, cut, decimal, HIDDEN } from "browser/words.js";
 
@@ -71,4 +71,60 @@ export function choices(parent, options, choose) {
 
 export function press(parent, value) {
   for (const button of parent.children) button.ariaPressed = button.dataset.value === String(value);
+}
+
+// ---- a table with a cell for each row and token: to point at a cell or to go there with the arrow keys reads it; a
+// click or enter chooses it
+
+// read(row, token) and choose(row, token) are called with the place of a cell. Returns the function that makes the rows
+// of the table anew from their names and returns the cells by row and token. The tab key reaches the row `first`.
+export function createCells(table, { read, choose }) {
+  let cells = [];
+  let [row, token] = [0, 0]; // of the one cell that the tab key reaches
+
+  function reach(newRow, newToken) {
+    const before = cells[row]?.[token];
+    if (before) before.tabIndex = -1;
+    [row, token] = [clamp(newRow, cells.length - 1), clamp(newToken, cells[0].length - 1)];
+    cells[row][token].tabIndex = 0;
+  }
+
+  const withPlace = (use) => ({ target }) => {
+    const place = target.closest("td")?.dataset;
+    if (place) use(Number(place.row), Number(place.token));
+  };
+  table.addEventListener("pointerover", withPlace(read));
+  table.addEventListener("focusin", withPlace((...place) => (reach(...place), read(...place))));
+  table.addEventListener("click", withPlace(choose));
+  onKeys(table, ARROWS, ([down, right]) => {
+    reach(row + down, token + right);
+    cells[row][token].focus();
+  }, () => choose(row, token));
+
+  return (names, length, first) => {
+    const newCell = (row, token) => element("td", { tabIndex: -1, dataset: { row, token } });
+    cells = names.map((_, row) => Array.from({ length }, (_, token) => newCell(row, token)));
+    const rows = names.map((name, row) => element("tr", {}, element("th", { scope: "row" }, name), ...cells[row]));
+    table.tBodies[0].replaceChildren(...rows);
+    reach(first, token);
+    return cells;
+  };
+}
+
+// ---- what can be taken away: numbers as CSV, and pictures as PNG
+
+// Rows as CSV (RFC 4180). rows: objects with the columns as names; what is null or absent becomes an empty cell.
+export function csv(columns, rows) {
+  const cell = (value) => (/[",\r\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : String(value ?? ""));
+  const lines = [columns, ...rows.map((row) => columns.map((column) => row[column]))];
+  return lines.map((cells) => `${cells.map(cell).join(",")}\r\n`).join("");
+}
+
+export const downloadCsv = (name, columns, rows) =>
+  download(name, new Blob([csv(columns, rows)], { type: "text/csv" }));
+
+export function download(name, blob) {
+  const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(blob), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }

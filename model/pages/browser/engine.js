@@ -6,12 +6,12 @@ import { createTokenizer } from "browser/tokenizer.js";
 // onWaiting(count) is called with the number of questions without an answer so far, onStop() if the worker fails later.
 // Rejects if the browser has no such workers, and with an error whose `answered` is true if the model cannot be run.
 //
-// ask(name, request, onValue) asks a method of LiveModel and gives { done, drop }: a promise of the answer, which is
-// undefined if the question is dropped before. onValue takes what the method yields.
+// ask(name, request, { onValue, signal }) asks a method of LiveModel and gives a promise of the answer, which is
+// undefined if the AbortSignal takes the question back before. onValue takes what the method yields.
 export async function startEngine(manifest, texts, { onWaiting = () => {}, onStop = () => {} } = {}) {
   const worker = new Worker(import.meta.resolve("browser/worker.js"), { type: "module" });
   const ask = connect(worker, onWaiting);
-  const started = ask("start", { manifest, texts }).done; // with the parity of the last
+  const started = ask("start", { manifest, texts }); // with the parity of the last
   const parities = { [texts.length - 1]: started };
   const tokenizer = createTokenizer(manifest.tokenizer); // while the worker starts
   await started;
@@ -20,12 +20,12 @@ export async function startEngine(manifest, texts, { onWaiting = () => {}, onSto
     ...manifest,
     parts: manifest.means.map(({ name }) => name), // that can be switched off
     tokenizer,
-    parity: (snapshot) => (parities[snapshot] ??= ask("parity", { snapshot }).done), // see LiveModel.parity
+    parity: (snapshot) => (parities[snapshot] ??= ask("parity", { snapshot })), // see LiveModel.parity
     ask,
   };
 }
 
-// Returns ask(name, request, onValue) -> { done, drop }.
+// Returns ask: see startEngine.
 function connect(worker, onWaiting) {
   const open = new Map();
   let last = 0;
@@ -43,17 +43,15 @@ function connect(worker, onWaiting) {
     const error = new Error(message || "the browser cannot run the model's worker");
     for (const id of [...open.keys()]) take(id).reject(error);
   };
-  return (name, request, onValue) => {
+  return (name, request, { onValue, signal } = {}) => new Promise((resolve, reject) => {
     const id = ++last;
-    const done = new Promise((resolve, reject) => open.set(id, { resolve, reject, onValue }));
+    open.set(id, { resolve, reject, onValue });
     worker.postMessage({ id, name, request });
     onWaiting(open.size);
-    const drop = () => {
-      const question = take(id);
-      if (!question) return;
+    signal?.addEventListener("abort", () => {
+      if (!take(id)) return;
       worker.postMessage({ id, drop: true });
-      question.resolve(undefined);
-    };
-    return { done, drop };
-  };
+      resolve(undefined);
+    });
+  });
 }

@@ -1,11 +1,9 @@
 // The large map: one head at one step, or two of them and their difference.
 
-import { $, ARROWS, clamp, css, element, onKeys } from "browser/elements.js";
-import { download, downloadCsv } from "browser/export.js";
-import { drawLabel, drawMap, fitCanvas, layout, ofHead, PAD, palette, weightAt } from "browser/maps.js";
+import { $, ARROWS, clamp, css, download, downloadCsv, element, onKeys } from "browser/elements.js";
+import { byteAt, drawLabel, drawMap, fitCanvas, layout, ofHead, PAD, palette, weightAt } from "browser/maps.js";
 import { addChoices, addFollower, addView, change, chosenToken, point, pointer, shown } from "browser/render.js";
 import { data, headName, headPart, placeOf, PROBES, RUNS, shortName } from "browser/state.js";
-import { triangle } from "browser/triangle.js";
 import { squareInWords } from "browser/words.js";
 
 // Pixels of a saved picture: of each on the paper, at most on a side (browsers refuse much more), and of its parts.
@@ -22,7 +20,7 @@ function panes() {
       name: many ? name : "",
       title: title.filter(Boolean).join(", "),
       value: (query, key) => weightAt(map, query, key),
-      colour: (colours, query, key) => colours.weights[key > query ? 0 : map[triangle(query) + key]],
+      colour: (colours, query, key) => colours.weights[byteAt(map, query, key)],
     };
   });
   if (!many) return list;

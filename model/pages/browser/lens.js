@@ -1,8 +1,7 @@
 // The lens (nostalgebraist 2020): what the model would predict if it stopped after each sub-layer. A table of
 // sub-layers by positions with the likeliest next token in each cell.
 
-import { createCells } from "browser/cells.js";
-import { element } from "browser/elements.js";
+import { createCells, element } from "browser/elements.js";
 import { isDark, rgb } from "browser/maps.js";
 import { decimal, percent, quote, visible } from "browser/words.js";
 

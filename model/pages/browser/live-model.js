@@ -3,7 +3,7 @@
 
 import { Cache, CHUNK, Network, row } from "browser/network.js";
 import { Reading } from "browser/reading.js";
-import { keep } from "browser/recent.js";
+import { recent } from "browser/recent.js";
 import { sample } from "browser/sampling.js";
 import { bytesOf, tensorsOf } from "browser/weights.js";
 
@@ -13,7 +13,7 @@ const KEPT_READINGS = 6; // of two snapshots: text A as it is switched and with 
 export class LiveModel {
   // manifest: see live.py; texts: the weights of each snapshot in base64.
   constructor(manifest, texts) {
-    Object.assign(this, { manifest, config: manifest.config, texts, snapshots: [], readings: new Map() });
+    Object.assign(this, { manifest, config: manifest.config, texts, snapshots: [], readings: recent(KEPT_READINGS) });
   }
 
   // What a block of weights holds: { network, means of its parts, reference logits }, unpacked when first asked for.
@@ -43,8 +43,7 @@ export class LiveModel {
   // What was read of a text stays, so that a typed letter costs one token. text: "A" or "B".
   reading(snapshot, edits = [], text = "A") {
     const name = JSON.stringify([snapshot, edits, text]);
-    const anew = () => new Reading(this.snapshot(snapshot).network, this.vectors(snapshot, edits));
-    return keep(this.readings, name, this.readings.get(name) ?? anew(), KEPT_READINGS);
+    return this.readings(name, () => new Reading(this.snapshot(snapshot).network, this.vectors(snapshot, edits)));
   }
 
   // edits: [{ part, with: "zero" or "mean" }], as a person chooses them -> as Network.read takes them.

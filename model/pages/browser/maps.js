@@ -1,7 +1,7 @@
 // Weights, and maps of them on a canvas. Nothing here depends on the step or head that is shown.
 
 import { clamp, css } from "browser/elements.js";
-import { triangle } from "browser/triangle.js";
+import { triangle } from "browser/weights.js";
 import { visible } from "browser/words.js";
 
 const MAX_CELL = 56; // pixels
@@ -13,14 +13,15 @@ export const PAD = 6; // above a map, where the first label is taller than its r
 
 export const ofHead = (weights, head, length) =>
   weights.subarray(head * triangle(length), (head + 1) * triangle(length));
-export const weightAt = (map, query, key) => (key > query ? 0 : (map[triangle(query) + key] / 255) ** 2);
+export const byteAt = (map, query, key) => (key > query ? 0 : map[triangle(query) + key]);
+export const weightAt = (map, query, key) => (byteAt(map, query, key) / 255) ** 2;
 
 // The query that a newcomer learns most from: the one with the largest weight on an earlier token, but not the first.
 export function clearestQuery(map, length) {
   let [best, most] = [length - 1, 0];
   for (let query = 2; query < length; query++)
     for (let key = 1; key < query; key++)
-      if (map[triangle(query) + key] > most) [best, most] = [query, map[triangle(query) + key]];
+      if (byteAt(map, query, key) > most) [best, most] = [query, byteAt(map, query, key)];
   return best;
 }
 

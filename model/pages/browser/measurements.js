@@ -2,8 +2,7 @@
 // Their modules know nothing of the page, so that the report can use them too; this one gives them what is shown.
 
 import { attributionRows, badge, fold, nextInWords, partsOf, sum } from "browser/attribution.js";
-import { $, element, tableHead } from "browser/elements.js";
-import { downloadCsv } from "browser/export.js";
+import { $, downloadCsv, element, tableHead } from "browser/elements.js";
 import { COLOURINGS, createLens, lensRows } from "browser/lens.js";
 import { addChoices, addFollower, addView, change, pointer, shown } from "browser/render.js";
 import { ALL_HEADS, data, headPart, PROBES, RUNS, state } from "browser/state.js";

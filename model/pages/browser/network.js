@@ -4,7 +4,7 @@
 // width, V vocabulary, L layers. Matrices are Float32Arrays with one row after the other.
 
 import { createProducts } from "browser/products.js";
-import { triangle } from "browser/triangle.js";
+import { triangle } from "browser/weights.js";
 
 export const CHUNK = 16; // the most tokens that are read at once: a few milliseconds of work
 export const LAYER_NORM_EPSILON = 1e-5;
@@ -40,9 +40,7 @@ export class Trace {
     this.residual = rows(2 * L + 1); // (T, D) after the embeddings, attention 0, feed-forward 0, attention 1, ...
     this.heads = rows(L); // (T, H K), what the heads give to the output matrix
     this.feedForwards = rows(L); // (T, D)
-    const wide = config.num_kv_heads * (D / H);
-    const roomForValues = (layer) => (hasValues(config, layer) ? room * wide : 0);
-    this.valueRows = Array.from({ length: L }, (_, layer) => new Float32Array(roomForValues(layer))); // (T, H_kv K)
+    this.valueRows = []; // (T, H_kv K), filled where a layer has value embeddings
     this.weights = Array.from({ length: L * H }, () => new Float32Array(triangle(room))); // a row for each query
   }
 }
@@ -177,13 +175,13 @@ export class Network {
 
   // Adds each token's value embedding to the values, which are the last columns of qkv.
   addValues(qkv, layer, chunk) {
-    const { tokens, start, T, trace } = chunk;
+    const { tokens, cache, start, T, trace } = chunk;
     const width = this.kv * this.K;
     const table = this.weight(`value_embeddings.${layer}`);
     const rows = new Float32Array(T * width);
     for (let t = 0; t < T; t++) rows.set(row(table, tokens[t], width), t * width);
     replace(rows, width, `value embeddings ${layer}`, chunk);
-    trace?.valueRows[layer].set(rows, start * width);
+    if (trace) (trace.valueRows[layer] ??= new Float32Array(cache.room * width)).set(rows, start * width);
     for (let t = 0; t < T; t++)
       for (let i = 0; i < width; i++) qkv[(t + 1) * this.qkvWidth - width + i] += rows[t * width + i];
   }
@@ -195,7 +193,7 @@ export class Network {
     const normed = this.norm(`${block}_norm`, x, scratch.normed);
     const up = this.linear(`${block}.up_proj`, normed, scratch.hidden, D, hidden);
     const activation = ACTIVATIONS[config.activation];
-    const gated = config.activation === "swiglu";
+    const gated = this.weight(`${block}.gate_proj`);
     const gate = gated && this.linear(`${block}.gate_proj`, normed, scratch.gate, D, hidden);
     for (let i = 0; i < up.length; i++) up[i] = gated ? up[i] * activation(gate[i]) : activation(up[i]);
     const added = this.linear(`${block}.down_proj`, up, scratch.added, hidden, D);

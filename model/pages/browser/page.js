@@ -9,7 +9,7 @@ import "browser/scores.js";
 import "browser/curves.js";
 import "browser/measurements.js";
 import { $, element } from "browser/elements.js";
-import { keep } from "browser/recent.js";
+import { recent } from "browser/recent.js";
 import { addView, shown, start } from "browser/render.js";
 import { data, mapped, PROBES } from "browser/state.js";
 import { bytesOf } from "browser/weights.js";
@@ -39,18 +39,16 @@ addView(function drawBadges() {
 // ---- what was recorded, from the elements of the file: one gzip block of maps a probe and step, one of other
 // measurements a step, each decoded when it is first shown
 
-const KEPT = 120;
-const known = new Map(); // blocks by their number
+const known = recent(120); // blocks by their number
 
 // What `render` shows of a snapshot.
 async function recorded({ probe }, at, run) {
   const { blocks, details: number } = mapped[run][at];
-  const maps = kept(blocks[probe], async (block) => new Uint8Array(await block.arrayBuffer()));
-  const [weights, details] = await Promise.all([maps, kept(number, (block) => block.json())]);
-  return { weights, details, descriptions: details.descriptions, labels: PROBES[probe].labels };
+  const read = (number, form) => known(number, () => unpacked(number)[form]());
+  const [maps, details] = await Promise.all([read(blocks[probe], "arrayBuffer"), read(number, "json")]);
+  const { descriptions } = details;
+  return { weights: new Uint8Array(maps), details, descriptions, labels: PROBES[probe].labels };
 }
-
-const kept = (number, read) => keep(known, number, known.get(number) ?? read(unpacked(number)), KEPT);
 
 function unpacked(number) {
   const bytes = bytesOf(JSON.parse($(`block-${number}`).textContent));

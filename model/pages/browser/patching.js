@@ -1,13 +1,12 @@
 // Activation patching (Meng et al. 2022, https://arxiv.org/abs/2202.05262; Wang et al. 2022): what one head gives at
 // one token of a text B is put into the reading of text A, and the logit of a token to come next is compared.
 
-import { createCells } from "browser/cells.js";
-import { $, changeTo, clamp, element } from "browser/elements.js";
+import { $, changeTo, clamp, createCells, element } from "browser/elements.js";
 import { fillRamp } from "browser/large-map.js";
 import { rgb } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
 import { addField, ALL_HEADS, headPart, LAYERS, placeOf, shortName, state } from "browser/state.js";
-import { answerTo, engine } from "browser/typed-text.js";
+import { ask, engine } from "browser/typed-text.js";
 import { quote, signed, visible } from "browser/words.js";
 
 const CANDIDATES = 5; // of each text's likeliest next tokens, from which the one is chosen whose logit is shown
@@ -19,7 +18,7 @@ const UNREAD = "No later layer reads this head there: choose the last token, or 
 const table = $("patch-matrix");
 Object.assign(state, { from: null, target: null });
 let matrix = null; // { key, rows: [head][token], the change of the logit, largest of these, cells of the table }
-let running = null; // what fills it
+let running = null; // the AbortController of what fills it
 
 // What is patched: the chosen head at the chosen token.
 function chosen() {
@@ -57,7 +56,7 @@ addView(async function drawPatch() {
   if ($("patched").dataset.asked !== asked) $("patched").textContent = "computing …";
   $("patched").dataset.asked = asked;
   const [layer, column] = placeOf(head);
-  const answer = await answerTo(engine.ask("patch", { ...question, layer, head: column, position: into, from }));
+  const answer = await ask("patch", { ...question, layer, head: column, position: into, from });
   if (!answer || now !== shown) return;
   $("patched").replaceChildren(
     `With it, the logit of ${quote(label(target))} after text A `, ...changeTo(answer.plain, answer.patched), ". ",
@@ -68,7 +67,7 @@ addView(async function drawPatch() {
 // ---- every head at every token
 
 function stop() {
-  running?.drop();
+  running?.abort();
   running = matrix = null;
   $("patch-all").textContent = ALL;
   table.hidden = $("patch-ramp").hidden = true;
@@ -93,14 +92,15 @@ async function fillMatrix() {
     $("patch-note").textContent = `${done} The page can be used meanwhile; a change of a text stops this.`;
   };
   tellProgress();
-  running = engine.ask("patchAll", question, (row) => {
+  const onValue = (row) => {
     mine.rows.push(row);
     if (!table.matches(":hover, :focus-within")) tellProgress(); // and not while a square is read
     const { largest } = mine;
     mine.largest = Math.max(largest, ...row.map(Math.abs));
     drawMatrix(mine.largest > largest ? 0 : mine.rows.length - 1); // a larger change makes the others paler
-  });
-  await running.done;
+  };
+  running = new AbortController();
+  await engine.ask("patchAll", question, { onValue, signal: running.signal });
   if (matrix !== mine) return; // it was dropped
   running = null;
   $("patch-all").textContent = ALL;

@@ -4,7 +4,7 @@
 
 import { Cache, CHUNK, hasValues, LAYER_NORM_EPSILON, RMS_EPSILON, row, Trace } from "browser/network.js";
 import { likeliest } from "browser/sampling.js";
-import { triangle } from "browser/triangle.js";
+import { triangle } from "browser/weights.js";
 
 const TOP = 5; // tokens listed for a position, as in lens.py
 const NEXT = 20; // tokens listed after the last position

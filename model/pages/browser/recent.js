@@ -1,9 +1,11 @@
-// Maps that hold what was used last.
-
-// Sets a key of a map to a value, and returns that. Of more than `most` keys the one that was set longest ago goes.
-export function keep(map, key, value, most) {
-  map.delete(key); // and added again at the end, to keep the order of last use
-  map.set(key, value);
-  if (map.size > most) map.delete(map.keys().next().value);
-  return value;
+// A function that gives what `make` gives for a key, and keeps it for the `most` keys that were asked for last.
+export function recent(most) {
+  const kept = new Map();
+  return (key, make) => {
+    const value = kept.has(key) ? kept.get(key) : make();
+    kept.delete(key); // and added again at the end, to keep the order of last use
+    kept.set(key, value);
+    if (kept.size > most) kept.delete(kept.keys().next().value);
+    return value;
+  };
 }

@@ -2,8 +2,7 @@
 // attention, and what they mean. Ablation: each part is replaced by its mean, and the change of the loss is measured at
 // each step, in nats per token. A part that is not missed did nothing that others cannot do.
 
-import { $, element, tableHead, track } from "browser/elements.js";
-import { downloadCsv } from "browser/export.js";
+import { $, downloadCsv, element, tableHead, track } from "browser/elements.js";
 import { markOf, thumbs } from "browser/heads.js";
 import { probeName, titleOf } from "browser/measurements.js";
 import { addView, shown } from "browser/render.js";

@@ -1,5 +1,7 @@
 // Text <-> token ids, the same as data/tokenizers.py gives: bytes, and byte-pair encodings as tiktoken has them.
 
+import { recent } from "browser/recent.js";
+
 const KEPT_PIECES = 10000;
 
 // stored: { pattern, tokens, special_tokens } as Tokenizer.to_dict gives them, tokens in base64. Bytes are kept as
@@ -19,12 +21,8 @@ export function createTokenizer({ pattern, tokens, special_tokens: special }) {
   const binary = (text) => Array.from(utf8.encode(text), (byte) => String.fromCharCode(byte)).join("");
   for (const [name, id] of Object.entries(special)) byId[id] = binary(name);
   const split = new RegExp(translated(pattern), "gu");
-  const known = new Map(); // pieces and their ids, so that a text that is typed on is not merged anew
-  const idsOf = (piece) => {
-    if (known.size > KEPT_PIECES) known.clear();
-    if (!known.has(piece)) known.set(piece, merged(binary(piece), ranks));
-    return known.get(piece);
-  };
+  const known = recent(KEPT_PIECES); // so that a text that is typed on is not merged anew
+  const idsOf = (piece) => known(piece, () => merged(binary(piece), ranks));
   const bytes = (id) => Uint8Array.from(byId[id] ?? binary("\ufffd"), (character) => character.charCodeAt(0));
 
   return {

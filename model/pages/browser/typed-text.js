@@ -1,6 +1,6 @@
 // What a person has typed, as the model reads it, and its answers about it. All views of the live page ask here.
 
-import { keep } from "browser/recent.js";
+import { recent } from "browser/recent.js";
 import { mapped, state } from "browser/state.js";
 
 const KEPT = 24; // texts, and answers
@@ -12,43 +12,35 @@ Object.assign(state, { typed: "", off: [], otherText: "" });
 
 // ---- text -> tokens
 
-const encoded = new Map(); // by text
+const encoded = recent(KEPT); // by text
 
 // The tokens that the model reads: the last that its context holds; for an empty text the one that begins a document.
-export function tokensOf(text) {
-  if (!encoded.has(text)) {
-    const { encode, label, endOfText } = engine.tokenizer;
-    const all = encode(text);
-    const tokens = all.length ? all.slice(-engine.config.context_length) : [endOfText];
-    const { window } = engine.config;
-    keep(encoded, text, { text, tokens, labels: tokens.map(label), all: all.length, window }, KEPT);
-  }
-  return encoded.get(text);
-}
+export const tokensOf = (text) => encoded(text, () => {
+  const { config: { context_length: context, window }, tokenizer: { encode, label, endOfText } } = engine;
+  const all = encode(text);
+  const tokens = all.length ? all.slice(-context) : [endOfText];
+  return { text, tokens, labels: tokens.map(label), all: all.length, window };
+});
 
 // ---- tokens -> what the model makes of them
 
-const answers = new Map(); // by question
-const open = new Set(); // questions of a frame that are not answered yet
+const known = recent(KEPT); // { answer } by question
 let current = null; // the frame
+let leaving = null; // the AbortController of what was asked for it
 
-// The answer to one of the engine's questions; undefined if something else is shown before it comes.
-export function answerTo(question) {
-  open.add(question);
-  return question.done.finally(() => open.delete(question));
-}
+// The answer to a question for what is shown now; undefined if something else is shown before it comes.
+export const ask = (name, request) => engine.ask(name, request, { signal: leaving.signal });
 
 // `at`: the snapshot, by its place on the slider. Answers are kept, so that going back costs nothing.
 async function reading(at, { tokens }, { edits = [], text = "A", details = false } = {}) {
-  const key = JSON.stringify([at, tokens, edits]);
-  const known = answers.get(key);
-  if (known && (known.deep || !details)) return known;
-  const answer = await answerTo(engine.ask("read", { snapshot: at, tokens, edits, text, details }));
+  const kept = known(JSON.stringify([at, tokens, edits]), () => ({ answer: null }));
+  if (kept.answer && (kept.answer.deep || !details)) return kept.answer;
+  const answer = await ask("read", { snapshot: at, tokens, edits, text, details });
   if (!answer) return undefined;
   const { top, lens } = answer.details.probes.text;
   const named = new Set([...top, ...(lens?.token ?? [])].flat());
   answer.details.tokens = Object.fromEntries([...named].map((id) => [id, engine.tokenizer.label(id)]));
-  return keep(answers, key, { ...answer, deep: details }, KEPT);
+  return (kept.answer = { ...answer, deep: details });
 }
 
 export const editsOf = ({ off, replacement }) => off.map((part) => ({ part, with: replacement }));
@@ -56,8 +48,10 @@ export const editsOf = ({ off, replacement }) => off.map((part) => ({ part, with
 // What `render` shows of a frame's text: the reading of the model as it is switched, and `intact`, that of the whole
 // model. `late` asks for what takes longer, the details with lens and attribution; null if they are there already.
 export async function readTyped(frame, at) {
-  if (frame !== current) for (const { drop } of open) drop(); // what was asked for the last one is not wanted now
-  current = frame;
+  if (frame !== current) {
+    leaving?.abort(); // what was asked for the last one is not wanted now
+    [current, leaving] = [frame, new AbortController()];
+  }
   const typed = tokensOf(frame.typed);
   const edits = editsOf(frame);
   const intact = await reading(at, typed);

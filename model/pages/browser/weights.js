@@ -1,4 +1,8 @@
-// The weights of a page: base64 text -> bytes -> the tensors that a Network is built from. See live.py for the format.
+// The numbers of a page: base64 text -> bytes -> the tensors that a Network is built from, see live.py for the format;
+// and where the weights of a map stand.
+
+// How many weights the first n queries of a map have: each sees itself and what comes before it.
+export const triangle = (n) => (n * (n + 1)) / 2;
 
 export function bytesOf(base64) {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(base64);

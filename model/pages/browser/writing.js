@@ -68,7 +68,7 @@ const COUNT = 200; // tokens at most
 const TEMPERATURE = 0.8; // with which the page opens
 
 Object.assign(state, { temperature: TEMPERATURE, topK: null });
-let running = null;
+let running = null; // the AbortController of what writes
 let written = null; // { text, words }: what was written last, and how fast
 
 async function write() {
@@ -77,19 +77,20 @@ async function write() {
   const start = performance.now();
   let text = box.value;
   let count = 0;
-  const onToken = (token) => {
+  const onValue = (token) => {
     if (token === tokenizer.endOfText) return;
     text += decoder.decode(tokenizer.bytes(token), { stream: true });
     count++;
   };
   const { at: snapshot, temperature, topK } = state;
   const options = { temperature, topK, count: COUNT, stop: tokenizer.endOfText, edits: editsOf(state) };
-  const job = (running = engine.ask("write", { snapshot, tokens: tokensOf(text).tokens, ...options }, onToken));
+  running = new AbortController();
   box.readOnly = true;
   press();
-  follow(job, () => text);
+  follow(running, () => text);
   try {
-    await job.done;
+    const request = { snapshot, tokens: tokensOf(text).tokens, ...options };
+    await engine.ask("write", request, { onValue, signal: running.signal });
   } finally {
     running = null;
     box.readOnly = false;
@@ -102,8 +103,8 @@ async function write() {
 }
 
 // While it writes, the page shows the text so far, as often as it can be drawn.
-async function follow(job, textSoFar) {
-  while (running === job) {
+async function follow(writer, textSoFar) {
+  while (running === writer) {
     if (box.value !== textSoFar()) {
       showInBox(textSoFar());
       readBox();
@@ -124,7 +125,7 @@ addView(function drawChoices() {
   $("top-k").value = shown.topK ?? 0;
 });
 
-$("write").addEventListener("click", () => (running ? running.drop() : write()));
+$("write").addEventListener("click", () => (running ? running.abort() : write()));
 $("temperature").addEventListener("input", ({ target }) => change({ temperature: Number(target.value) }));
 $("top-k").addEventListener("change", ({ target }) => change({ topK: Number(target.value) || null }));
 addField("temperature", () => (state.temperature === TEMPERATURE ? null : state.temperature), (text) => {

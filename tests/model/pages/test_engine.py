@@ -249,11 +249,12 @@ DROPPED = """async ([{ manifest, texts }, tokens]) => {
   const { startEngine } = await import("browser/engine.js");
   const engine = await startEngine(manifest, texts);
   const [written, rows] = [[], []];
-  const onToken = (id) => written.push(id) > 20 && writing.drop();
-  const writing = engine.ask("write", { snapshot: 0, tokens, count: 1e9 }, onToken);
+  const enough = new AbortController();
+  const onValue = (id) => written.push(id) > 20 && enough.abort();
+  const writing = engine.ask("write", { snapshot: 0, tokens, count: 1e9 }, { onValue, signal: enough.signal });
   const patches = { snapshot: 0, tokens, other: tokens.toReversed(), target: 7 };
-  await engine.ask("patchAll", patches, (row) => rows.push(row)).done;
-  return [written.length, rows.length, (await writing.done) === undefined];
+  await engine.ask("patchAll", patches, { onValue: (row) => rows.push(row) });
+  return [written.length, rows.length, (await writing) === undefined];
 }"""
 
 

@@ -12,8 +12,8 @@ register(`data:text/javascript,${encodeURIComponent(resolve)}`);
 globalThis.matchMedia = () => ({ matches: false }); // all that they ask of a browser when they are loaded
 
 const load = (name) => import(`browser/${name}.js`);
-const [attribution, chart, exported, lens, surprise, maps, words] = await Promise.all(
-  ["attribution", "chart", "export", "lens", "surprise", "maps", "words"].map(load));
+const [attribution, chart, elements, lens, surprise, maps, words] = await Promise.all(
+  ["attribution", "chart", "elements", "lens", "surprise", "maps", "words"].map(load));
 
 const labels = ["a", "b", "\u202e<img>", "\n"];
 const nothing = { bits: [1, 3.16, 12, null], rank: [0, 2, 5, null] };
@@ -75,7 +75,7 @@ test("the lens is coloured by the root of a probability, or by a share of the la
 
 test("a table has the columns that are asked for, and empty cells for what is unknown", () => {
   const rows = [{ b: 'x,"y"', a: 1 }, { a: null, b: "\n", c: 3 }];
-  assert.equal(exported.csv(["a", "b", "d"], rows), 'a,b,d\r\n1,"x,""y""",\r\n,"\n",\r\n');
+  assert.equal(elements.csv(["a", "b", "d"], rows), 'a,b,d\r\n1,"x,""y""",\r\n,"\n",\r\n');
 });
 
 test("parts are sorted by size or kept in the model's order, and add up either way", () => {
