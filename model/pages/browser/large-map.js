@@ -37,20 +37,23 @@ const paneTitle = ({ name, title }) => (name ? `${name}: ${title}` : title);
 addView(function drawStage() {
   $("stage-title").textContent = headName(shown.head).replace("l", "L");
   $("much").textContent = shown.theme === "dark" ? "Bright" : "Dark";
+  $("weighting-note").hidden = shown.weighting === "weights";
   $("same").hidden = shown.snapshot.step > 1 || !RUNS[shown.run].unmoved?.[shown.probe];
   fillRamp($("ramp"), "weights", meanings());
   const list = panes();
   while ($("panes").children.length > list.length) $("panes").lastChild.remove();
   while ($("panes").children.length < list.length) $("panes").append(newPane());
-  // Room for the map in the first screen, below the header and beside the rest of this panel.
-  const rest = $("stage").offsetHeight - $("panes").offsetHeight + $("panes").querySelector("h3").offsetHeight;
+  const titles = [...$("panes").children].map((pane) => pane.firstChild);
+  for (const [i, title] of titles.entries()) {
+    title.textContent = paneTitle(list[i]);
+    title.hidden = !shown.other && RUNS.length < 2;
+  }
+  // Room for the map in the first screen, below the header and beside the rest of this panel, which stands by now.
+  const rest = $("stage").offsetHeight - $("panes").offsetHeight + titles[0].offsetHeight;
   const height = Math.max(300, (parseFloat(css("window")) || innerHeight) - $("main").offsetTop - rest - 40);
   shown.panes = list.map((pane, i) => {
     const box = $("panes").children[i];
-    const [title, frame] = box.children;
-    const [map, over] = frame.children;
-    title.textContent = paneTitle(pane);
-    title.hidden = !shown.other && RUNS.length < 2;
+    const [map, over] = box.lastChild.children;
     const geometry = layout(map.getContext("2d"), box.clientWidth, height, shown.labels);
     const colourOf = (query, key) => pane.colour(shown.palette, query, key);
     drawMap(fitCanvas(map, geometry.wide, geometry.high), geometry, colourOf);

@@ -152,5 +152,4 @@ for (const [table, rows] of [["surprise", surpriseRows], ["lens", lensRows], ["a
   $(`${table}-csv`).addEventListener("click", () => save(table, rowsOf));
 }
 addView(drawSurprise);
-addView(() => ($("weighting-note").hidden = shown.weighting === "weights"));
 addView(drawDeep);

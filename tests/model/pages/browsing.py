@@ -12,11 +12,16 @@ def in_page(page, module: str, expression: str):
 SETTLED = """async () => {
   const render = await import("browser/render.js");
   const patience = document.getElementById("weights-0") ? 3 : 0;
-  await render.rendered;
-  for (let quiet = 0; quiet < patience; await render.rendered) {
-    await new Promise((done) => setTimeout(done, 10));
-    quiet = document.getElementById("main").ariaBusy === "true" ? 0 : quiet + 1;
-  }
+  const settled = async () => {
+    await render.rendered;
+    for (let quiet = 0; quiet < patience; await render.rendered) {
+      await new Promise((done) => setTimeout(done, 10));
+      quiet = document.getElementById("main").ariaBusy === "true" ? 0 : quiet + 1;
+    }
+  };
+  let clock;
+  const late = new Promise((_, fail) => (clock = setTimeout(fail, 30_000, Error("the page does not settle"))));
+  await Promise.race([settled(), late]).finally(() => clearTimeout(clock));
 }"""
 
 
