@@ -2,6 +2,7 @@
 
     probe.json           the probes and the windows (token ids and their texts) and the tokenizer's fingerprint
     step_XXXXXXXX.npz    one snapshot: for each probe its maps (L, H, T, T) in float16
+    step_XXXXXXXX.png    their picture, of some snapshots (see `model/runs/recording.py`)
     step_XXXXXXXX.json   its details, what the model predicted and why, to 4 significant digits (see below)
     scores.jsonl         one line a snapshot: step, precision, fidelity, causality, checks, each score as L lists of H
                          numbers, habits, loss, ablation and copying (see `Snapshot`)
@@ -42,6 +43,7 @@ SCORE_DIGITS = 5  # decimals in scores.jsonl
 MEASURED = ("loss", "ablation", "copying")
 DETAILS_DIGITS = ".4g"  # 4 significant digits
 LEFT_OUT = ": remove it to see the other steps"  # a damaged file of one step
+NO_CHECKS = {"fidelity": [], "future": [], "outside": [], "random": [], "replaced": 0, "noise": 0.0, "logits": 1.0}
 HABIT_ARRAYS = ("spread", "halves", "distance", "distance_halves", "reach")
 
 
@@ -69,7 +71,7 @@ class Snapshot:
     loss: dict[str, float] | None = None
     ablation: dict[str, dict[str, float]] | None = None
     copying: np.ndarray | None = None
-    checks: dict[str, Any] = field(default_factory=lambda: {"fidelity": [], "future": [], "replaced": 0})
+    checks: dict[str, Any] = field(default_factory=NO_CHECKS.copy)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -93,14 +95,10 @@ class Snapshot:
         scores, checks = _arrays({name: fields["scores"][name] for name in SCORES}), _arrays(fields["checks"])
         measured = {name: _arrays(fields[name]) for name in MEASURED}
         shape = np.stack([*scores.values(), measured["copying"]]).shape[1:]  # refuses arrays of several shapes
-        heads = [f"head {layer}.{head}" for layer, head in np.ndindex(shape)]
+        heads = {f"head {layer}.{head}" for layer, head in np.ndindex(shape)}
         for changes in measured["ablation"].values():
-            named = [part for part in changes if part.startswith("head ")]
-            if (
-                not heads
-                or sorted(named) != sorted(heads)
-                or not all(isinstance(one, float) for one in changes.values())
-            ):
+            named = {part for part in changes if part.startswith("head ")}
+            if not heads or named != heads or not all(isinstance(one, float) for one in changes.values()):
                 raise ValueError("its measurements are not of the same layers and heads")
         return cls(
             step=int(fields["step"]),
@@ -109,7 +107,7 @@ class Snapshot:
             causality=_arrays(fields["causality"]),
             scores=scores,
             habits=Habits(**fields["habits"] | {name: _arrays(fields["habits"][name]) for name in HABIT_ARRAYS}),
-            checks=checks | {"replaced": int(checks["replaced"])},
+            checks=NO_CHECKS | checks | {"replaced": int(checks["replaced"])},
             **measured,
         )
 

@@ -41,10 +41,6 @@ from model.inspection.trace import AttendCall, blocks_of, in_float32, observed, 
 Edited = Callable[[str, GPT], AbstractContextManager]
 
 
-def unedited(*_: Any) -> AbstractContextManager:
-    return nullcontext()
-
-
 @dataclass(frozen=True)
 class Capture:
     """The maps of one sequence and how far they can be trusted.
@@ -151,7 +147,7 @@ def take_snapshot(
     label: Callable[[int], str] = str,
     *,
     windows: Mapping[str, Windows] | None = None,
-    edited: Edited = unedited,
+    edited: Edited = lambda *_: nullcontext(),
     autocast: torch.dtype | None = None,
 ) -> tuple[Snapshot, dict[str, np.ndarray], dict]:
     """Measures a model on the probes "text" and "repeated".
@@ -167,8 +163,8 @@ def take_snapshot(
         The snapshot, each probe's maps (L, H, T, T), and the details as `archive` describes them.
     """
     windows = windows or windows_of(probes)
-    snapshot, maps = take_maps(gpt, probes, step, windows, edited=edited, autocast=autocast)
-    gpt = in_float32(gpt)
+    coarse, gpt = gpt, in_float32(gpt)
+    snapshot, maps = take_maps(coarse, gpt, probes, step, windows, edited=edited, autocast=autocast)
     device = gpt.token_embedding.weight.device
     tokens = {name: torch.tensor(probe.tokens, device=device) for name, probe in probes.items()}
     losses, changes = {}, {}
@@ -203,16 +199,17 @@ def take_snapshot(
 
 def take_maps(
     gpt: GPT,
+    exact: GPT,
     probes: Mapping[str, Probe],
     step: int,
     windows: Mapping[str, Windows],
     *,
-    edited: Edited = unedited,
+    edited: Edited = lambda *_: nullcontext(),
     autocast: torch.dtype | None = None,
 ) -> tuple[Snapshot, dict[str, np.ndarray]]:
     """The maps of a model, and what is known from attention alone: the rest of the snapshot is None.
 
-    windows, edited, autocast: see `take_snapshot`.
+    exact: the model `in_float32`. windows, edited, autocast: see `take_snapshot`.
     """
     captures = {}
     for name, probe in probes.items():
@@ -220,7 +217,6 @@ def take_maps(
             captures[name] = capture(gpt, probe.tokens, autocast=autocast)
     taken = list(captures.values())
     worst = {name: np.max([one.checks[name] for one in taken], axis=0) for name in taken[0].checks}
-    exact = in_float32(gpt)
     with edited("windows", exact):
         scores, habits = survey(exact, windows)
     snapshot = Snapshot(

@@ -47,6 +47,7 @@ class Habits:
         of all weight on the text, except the first query's, which has no choice.
     offsets: the same for relative positions; 0 is the query itself and -1 the token before.
     kinds: the sorts of delimiters that get most of the weight on delimiters.
+    attention_window: how many keys a query sees at most, None for all before it.
     """
 
     windows: dict[str, list[int]]
@@ -60,6 +61,7 @@ class Habits:
     keys: list[list[list[Count]]]
     offsets: list[list[list[Count]]]
     kinds: list[list[list[str]]]
+    attention_window: int | None = None
 
 
 @dataclass(frozen=True)
@@ -278,6 +280,7 @@ def summary(windows: Mapping[str, Windows], measured: Mapping[str, Figures]) -> 
         keys=[[_most(names, head, usual_tokens) for head in layer] for layer in by_token],
         offsets=[[_most(offsets, head, usual_offsets) for head in layer] for layer in by_offset],
         kinds=[[_main_kinds(delimiters, head) for head in layer] for layer in by_token],
+        attention_window=text.attention_window,
     )
     return scores, habits
 

@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -292,11 +292,12 @@ def opening_view(
     token: the query that reads most clearly, among the first `shown`. Of those that come near it is one that looks
         further back than one token, and a word.
     """
-    patterns = []
+    patterns, counted = [], {}  # by the name of each pattern its keys, of the queries that count
     for pattern in find_patterns(snapshot.habits):
-        keys = SCORES[pattern.name].keys
-        if keys and pattern.probe in probes and choosing(keys(probes[pattern.probe])).any():
-            patterns.append(pattern)
+        if (keys_of := SCORES[pattern.name].keys) and pattern.probe in probes:
+            keys = keys_of(probes[pattern.probe])
+            counted[pattern.name] = keys & choosing(keys, snapshot.habits.attention_window)[:, None]
+            patterns += [pattern] * bool(counted[pattern.name].any())
     if not patterns:
         return {"head": 0, "probe": "text", "token": 0, "score": next(iter(SCORES))}
 
@@ -308,15 +309,14 @@ def opening_view(
 
     layer, head = at = max(np.ndindex(snapshot.shape), key=teaches)
     pattern = followed(patterns, at) or max(patterns, key=lambda pattern: pattern.strength[at].item())
-    probe, keys_of = probes[pattern.probe], cast(Callable[[Probe], Tensor], SCORES[pattern.name].keys)
     weights = torch.from_numpy(np.asarray(maps[pattern.probe], np.float32))[at]
-    token = _clearest(keys_of(probe), weights, probe.labels[:shown])
+    token = _clearest(counted[pattern.name], weights, probes[pattern.probe].labels[:shown])
     return {"head": layer * snapshot.shape[1] + head, "probe": pattern.probe, "token": token, "score": pattern.name}
 
 
 def _clearest(keys: Tensor, weights: Tensor, labels: Sequence[str]) -> int:
     """The query among those of the labels that gives one of its keys most weight."""
-    on_keys = (weights * (keys & choosing(keys)[:, None])).nan_to_num()[: len(labels)]
+    on_keys = (weights * keys).nan_to_num()[: len(labels)]
     most, key = on_keys.max(-1)
     near = [query for query, weight in enumerate(most.tolist()) if weight >= 0.9 * most.max()]
     return max(near, key=lambda query: (query - key[query] > 1, not is_delimiter(labels[query]), most[query].item()))

@@ -37,7 +37,7 @@ from model.inspection.experiments import first_steps, try_all
 from model.inspection.probes import Probe
 from model.inspection.recorder import take_maps
 from model.inspection.survey import Windows, windows_of
-from model.inspection.trace import blocks_of, undisturbed
+from model.inspection.trace import blocks_of, in_float32, undisturbed
 from model.kernels import rounded_to_int8
 from model.pages import template
 from model.pages.describe import describe_heads
@@ -48,10 +48,10 @@ log = logging.getLogger(__name__)
 MAX_BYTES = 40_000_000  # of a page, which may hold several snapshots
 MAX_REFERENCE = 2**16  # logits that are kept to check the page's own, 256 KiB a snapshot
 MAX_DIFFERENCE = 1e-3  # of a logit, above which the model's attention is another than the page's
-ACTIVATIONS = ("gelu", "gelu_exact", "relu2", "swiglu")  # that the page computes, see browser/network.js
 EXACT_BYTES = 12_000_000  # below which a page is small enough to hold bfloat16
 # A function of Python, up to the line that is no longer a part of it: its indentation, and its lines.
 FUNCTION = re.compile(r"^(?P<indent> *)def .*:\n(?:(?:(?P=indent) +.*)?\n)+(?=(?P=indent)\S|\S)", re.MULTILINE)
+ACTIVATION = re.compile(r"^  (\w+): \(x\) => ", re.MULTILINE)  # a line of the table in network.js
 OPENING = (120, 320)  # characters: some 35 to 100 tokens
 
 
@@ -108,7 +108,7 @@ def model_page(
         log.warning("%s", note)
     taken, maps = [], {}
     for step, gpt in snapshots:
-        snapshot, maps[step] = take_maps(gpt, probes, step, windows)
+        snapshot, maps[step] = take_maps(gpt, in_float32(gpt), probes, step, windows)
         taken.append(snapshot)
     measured = {one.step: one for one in (*recorded, *taken) if one.step <= taken[-1].step}
     known = [measured[step] for step in sorted(measured)]
@@ -160,10 +160,11 @@ def pack(
     config = snapshots[0][1].config
     if any(gpt.config != config for _, gpt in snapshots):
         raise ValueError("the snapshots are not of one model: their configs differ")
-    if config.activation not in ACTIVATIONS:
+    program = (template.FOLDER / "browser" / "network.js").read_text(encoding="utf-8")
+    if config.activation not in (known := ACTIVATION.findall(program)):
         raise ValueError(
-            f"the page cannot compute the activation {config.activation} of this model: it knows "
-            f"{', '.join(ACTIVATIONS)}, to which model/pages/browser/network.js and live.py can add it"
+            f"the page cannot compute the activation {config.activation} of this model: it knows {', '.join(known)}, "
+            "to which model/pages/browser/network.js can add it"
         )
     if not 2 <= len(probe) <= config.context_length:
         raise ValueError(f"the text to check the page with must have 2 to {config.context_length} tokens")

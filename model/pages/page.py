@@ -23,7 +23,7 @@ import numpy as np
 
 from model.inspection.archive import as_json
 from model.inspection.heads import SCORES, threshold
-from model.inspection.verdicts import PAGE_ERROR, is_causal, is_faithful, is_repeatable, warnings
+from model.inspection.verdicts import PAGE_ERROR, verdicts, warnings
 from model.pages import template
 from model.pages.describe import describe_heads, opening_view
 from model.pages.export import TABLES
@@ -172,10 +172,7 @@ def _curves(run: History, blocks: Mapping[int, Sequence[int]]) -> list[dict]:
     snapshots = []
     for snapshot in run.snapshots:
         if snapshot.step in run.curve_steps or snapshot.step in blocks:
-            repeatable = is_repeatable(snapshot)
-            verdicts = {"faithful": repeatable and is_faithful(snapshot), "causal": repeatable and is_causal(snapshot)}
-            verdicts["repeatable"] = repeatable
-            snapshots.append(snapshot.to_json() | verdicts)
+            snapshots.append(snapshot.to_json() | verdicts(snapshot))
             if snapshot.step in blocks:
                 *maps, details = blocks[snapshot.step]
                 snapshots[-1] |= {"blocks": maps, "details": details}

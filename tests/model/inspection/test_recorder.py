@@ -116,7 +116,7 @@ def test_an_attend_with_further_arguments_is_observed():
     assert torch.equal(calls[0].attended, 3 * x) and torch.equal(calls[0].weights()[0, 0], 3 * torch.eye(2))
 
 
-def test_measurements_are_made_in_float32_under_autocast_and_of_coarser_weights(gpt):
+def test_measurements_are_made_in_float32_under_autocast_and_of_coarser_weights(gpt, monkeypatch):
     """In bfloat16 the parts of a logit would not add up, and the model itself must stay as it is."""
     probes = new_archive("unused").probes
     plain, _, details = take_snapshot(gpt, probes, 0)
@@ -125,7 +125,10 @@ def test_measurements_are_made_in_float32_under_autocast_and_of_coarser_weights(
         _, _, details_inside = take_snapshot(gpt, probes, 0)
     assert details == details_of_coarse == details_inside
     assert plain.loss == coarse.loss and plain.fidelity != coarse.fidelity
+    copied = []
+    monkeypatch.setattr(recorder, "in_float32", lambda gpt: copied.append(gpt) or trace.in_float32(gpt))
     _, _, details = take_snapshot(gpt.bfloat16(), probes, 0)
+    assert len(copied) == 1
     assert details["probes"]["text"]["attribution_error"] <= 1e-5
     assert {parameter.dtype for parameter in gpt.parameters()} == {torch.bfloat16}
 

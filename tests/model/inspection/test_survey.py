@@ -97,7 +97,7 @@ def test_chance_is_uniform_attention_within_the_window_of_the_model(window):
                 means += [np.mean(shares)] if shares else []
             assert habits.uniform[name] == pytest.approx(np.mean(means) if means else 0, abs=1e-6), name
         close(scores[name], np.full((2, 4), habits.uniform[name]))
-    assert habits.uniform["entropy"] == pytest.approx(float(window > 1))
+    assert habits.uniform["entropy"] == pytest.approx(float(window > 1)) and habits.attention_window == window
     assert not any(pattern.holds.any() for pattern in find_patterns(habits))
 
 

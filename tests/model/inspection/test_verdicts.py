@@ -12,15 +12,19 @@ from model.gpt import GPT, GPTConfig
 from model.inspection.probes import Probe
 from model.inspection.recorder import take_maps, take_snapshot
 from model.inspection.survey import windows_of
-from model.inspection.verdicts import is_causal, is_faithful, new_warnings, warnings
+from model.inspection.verdicts import is_causal, is_faithful, new_warnings, verdicts, warnings
 from tests.attentions import with_scores
 from tests.gpts import random_gpt
 from tests.measurements import snapshot_with
 
 PROBES = {"text": Probe([*range(9)], ["x"] * 9), "repeated": Probe([1, 2, 3, 1, 2, 3], ["x"] * 6, 3)}
 GOOD = snapshot_with({"sink": np.zeros((2, 2))}, PROBES)
-LEAK = replace(GOOD, step=8, causality=7.13, checks={"fidelity": [0.0, 0.0], "future": [0.0, 0.4], "replaced": 31})
-UNFAITHFUL = replace(GOOD, step=9, fidelity=0.5, checks={"fidelity": [0.5, 0.2], "future": [0.0, 0.0], "replaced": 3})
+LEAK = replace(
+    GOOD, step=8, causality=7.13, checks=GOOD.checks | {"fidelity": [0.0, 0.0], "future": [0.0, 0.4], "replaced": 31}
+)
+UNFAITHFUL = replace(
+    GOOD, step=9, fidelity=0.5, checks=GOOD.checks | {"fidelity": [0.5, 0.2], "future": [0.0, 0.0], "replaced": 3}
+)
 
 
 def test_a_warning_names_layers_token_and_figures_and_is_new_once():
@@ -45,6 +49,7 @@ def test_fidelity_and_causality_are_judged_by_the_precision_and_the_largest_logi
         ("float32", 1, 6e-6, 2e-5),
         ("float32", 20, 1e-4, 4e-4),
         ("bfloat16", 20, 0.5, 2),
+        ("float16", 20, 0.1, 0.4),
     ):
         judged = replace(GOOD, precision=precision, checks=GOOD.checks | {"logits": size})
         found = [is_causal(replace(judged, causality=change)) for change in (0.0, good, bad, math.nan)]
@@ -73,12 +78,12 @@ SAID = {
 
 
 @pytest.mark.parametrize("change", SAID)
-@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("make", [random_gpt, GPT])  # nothing of the attention of a new model reaches a logit
 def test_rounding_is_no_leak_a_small_leak_is_one_and_noise_is_called_noise(change, autocast, make, monkeypatch):
     gpt = make(GPTConfig(vocab_size=30, context_length=9, num_layers=2, num_heads=2, embed_dim=32))
     monkeypatch.setattr(CausalSelfAttention, "attend", change(CausalSelfAttention.attend))
-    snapshot, _ = take_maps(gpt, PROBES, 5, windows_of(PROBES), autocast=autocast)
+    snapshot, _ = take_maps(gpt, gpt, PROBES, 5, windows_of(PROBES), autocast=autocast)
     found = warnings([snapshot])
     assert new_warnings([snapshot]) == found and len(found) == (SAID[change] is not None)
     assert all(SAID[change] in sentence for sentence in found)
@@ -86,12 +91,13 @@ def test_rounding_is_no_leak_a_small_leak_is_one_and_noise_is_called_noise(chang
         assert snapshot.causality > 0
     if change is dropped_out:
         assert found[0].startswith("At step 5 attention of layers 0 and 1 is random") and "if self.training" in found[0]
+        assert verdicts(snapshot) == dict.fromkeys(("causal", "faithful", "in_range")) | {"repeatable": False}
 
 
 def test_a_model_that_is_random_elsewhere_is_not_said_to_leak():
     gpt = random_gpt(GPTConfig(vocab_size=30, context_length=9, num_layers=2, num_heads=2, embed_dim=32))
     gpt.blocks[1].feed_forward.register_forward_hook(lambda _, args, x: torch.nn.functional.dropout(x, 0.2))
-    [sentence] = warnings([take_maps(gpt, PROBES, 5, windows_of(PROBES))[0]])
+    [sentence] = warnings([take_maps(gpt, gpt, PROBES, 5, windows_of(PROBES))[0]])
     assert sentence.startswith("At step 5 the model is random in eval mode")
 
 
@@ -117,7 +123,7 @@ def test_a_leak_that_moves_no_logit_is_told_by_the_weights_on_later_tokens(lengt
     gpt = GPT(config) if fresh else random_gpt(config)
     probes = {name: Probe([*range(length // 2)] * 2 + [0], ["x"] * length, length // 2) for name in PROBES}
     monkeypatch.setattr(CausalSelfAttention, "attend", with_scores(in_blocks_of_eight, seen_ahead=99))
-    snapshot, maps = take_maps(gpt, probes, 5, windows_of(probes))
+    snapshot, maps = take_maps(gpt, gpt, probes, 5, windows_of(probes))
     assert snapshot.causality == 0 and not is_causal(snapshot)
     largest = max(np.triu(of_probe, 1).max() for of_probe in maps.values())
     assert warnings([snapshot]) == [
@@ -131,7 +137,7 @@ def test_weights_of_an_attend_without_maps_do_not_tell_of_a_leak_but_the_logits_
     gpt = random_gpt(GPTConfig(vocab_size=30, context_length=9, num_layers=2, num_heads=2, embed_dim=32))
     attend = with_scores(lambda scores: scores, seen_ahead=99 if leaks else 0)
     monkeypatch.setattr(CausalSelfAttention, "attend", lambda *args, **options: attend(*args, **options) + 0.5)
-    snapshot, _ = take_maps(gpt, PROBES, 5, windows_of(PROBES))
+    snapshot, _ = take_maps(gpt, gpt, PROBES, 5, windows_of(PROBES))
     assert snapshot.checks["future"].min() > 0.4 and is_causal(snapshot) is not leaks
     assert any("looks into the future" in sentence for sentence in warnings([snapshot])) is leaks
 
@@ -142,7 +148,7 @@ def test_weights_that_pages_cannot_show_are_told(share, monkeypatch):
     gpt = random_gpt(GPTConfig(vocab_size=30, context_length=9, num_layers=2, num_heads=2, embed_dim=32))
     usual, uniform = CausalSelfAttention.attend, with_scores(lambda x: x.masked_fill(x > -torch.inf, 0))
     monkeypatch.setattr(CausalSelfAttention, "attend", lambda *x: (1 + share) * usual(*x) - share * uniform(*x))
-    snapshot, maps = take_maps(gpt, PROBES, 5, windows_of(PROBES))
+    snapshot, maps = take_maps(gpt, gpt, PROBES, 5, windows_of(PROBES))
     least = min(of_probe.min() for of_probe in maps.values())
     most = max(of_probe.max() for of_probe in maps.values())
     assert is_faithful(snapshot) and is_causal(snapshot) and bool(share) == (least < -0.1)

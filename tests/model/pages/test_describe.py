@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from itertools import chain, pairwise
 
 import pytest
@@ -191,6 +192,16 @@ def test_the_page_opens_with_the_head_whose_pattern_is_clearest(pattern):
     assert opening["head"] == 5 and opening["probe"] == score.probe
     keys = score.keys(PROBES[score.probe])[opening["token"]]
     assert maps[score.probe][1, 2, opening["token"]][keys].sum() > 0.9
+
+
+@pytest.mark.parametrize("window", [None, PERIOD, PERIOD - 1])
+def test_the_page_does_not_open_with_a_pattern_whose_keys_no_query_of_its_probe_sees(window):
+    """What followed the same token before is PERIOD - 1 tokens back; the windows may have shorter periods."""
+    maps = following("induction")
+    snapshot = snapshot_of(maps, PROBES)
+    windowed = replace(snapshot, habits=replace(snapshot.habits, attention_window=window))
+    opening = describe.opening_view(windowed, maps, PROBES)
+    assert (opening["score"] == "induction") is (window != PERIOD - 1)
 
 
 @pytest.mark.parametrize("resting", ["sink", "current_token"])

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from data.tokenizers import byte_level
 from model.attention import CausalSelfAttention
-from model.gpt import GPTConfig
+from model.gpt import ACTIVATIONS, GPTConfig
 from model.inspection.ablation import part_means
 from model.inspection.probes import repeated_windows, text_windows
 from model.inspection.recorder import take_maps
@@ -87,7 +87,7 @@ def test_the_page_opens_with_the_clearest_head_and_says_when_heads_formed_from_a
     texts |= {"repeated": repeated_windows(letters, length, tokenizer.label)}
     windows, probes = windows_of(texts), {name: of_kind[0] for name, of_kind in texts.items()}
     models = {0: untrained, 3: gpt, 8: gpt, 9: untrained}
-    recorded = [take_maps(model, probes, step, windows)[0] for step, model in models.items()]
+    recorded = [take_maps(model, model, probes, step, windows)[0] for step, model in models.items()]
     page = Page(model_page("tiny", [(0, untrained), (8, gpt)], tokenizer, probes, None, windows, recorded)[0])
     assert page.data["runs"][0]["opening"] == {"head": 1, "score": "induction"}  # which repeated tokens show alone
     assert page.data["runs"][0]["formation"]["induction"] == {"0.1": 3}
@@ -116,13 +116,10 @@ def test_an_attention_that_differs_only_beyond_the_probe_is_told(monkeypatch):
 
 
 def test_mistakes_are_named():
-    program = (live.template.FOLDER / "browser" / "network.js").read_text(encoding="utf-8")
-    known = re.search(r"const ACTIVATIONS = \{\n(.*?)\n\};", program, re.DOTALL)[1]
-    assert tuple(re.findall(r"^  (\w+):", known, re.MULTILINE)) == live.ACTIVATIONS
     gpt, diverged, sine = random_gpt(MODERN), random_gpt(MODERN), random_gpt(replace(MODERN))
     diverged.head.weight.data[3, 4], sine.config.activation = math.nan, "sine"
     for sentence, snapshots, probe in (
-        ("cannot compute the activation sine of this model", [(0, sine)], PROBE),
+        (f"the activation sine of this model: it knows {', '.join(ACTIVATIONS)}, to which", [(0, sine)], PROBE),
         ("at step 7 has diverged", [(0, gpt), (7, diverged)], PROBE),
         ("configs differ", [(0, gpt), (1, random_gpt(CONFIGS["gpt2"]))], PROBE),
         ("2 to 16 tokens", [(0, gpt)], [1]),
