@@ -180,10 +180,12 @@ def use_int8(model: nn.Module) -> None:
 
     Those whose width is no multiple of 16 stay as they are: PyTorch's operation reads beyond the end of their rows.
     """
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, nn.Linear) and child.in_features % 16 == 0:
-                setattr(module, name, Int8Linear(child))
+    places = [(module, *named) for module in model.modules() for named in module.named_children()]
+    linear = [place for place in places if isinstance(place[2], nn.Linear) and place[2].in_features % 16 == 0]
+    if not linear:
+        raise ValueError("--dtype int8 needs a layer whose width is a multiple of 16, which is not here: leave it out")
+    for module, name, layer in linear:
+        setattr(module, name, Int8Linear(layer))
 
 
 def rms_norm(x: Tensor) -> Tensor:

@@ -62,16 +62,17 @@ def main(argv: list[str] | None = None) -> None:
 def run_data(checkpoint: Path | None) -> dict[str, Any]:
     """The options of the data that the checkpoint's run was trained on: outside a run, those that the file knows."""
     from model.checkpoint import read_checkpoint
+    from model.exchange import huggingface
     from model.glass import is_huggingface
 
     if is_huggingface(checkpoint):
-        return {}
-    path = find_checkpoint(checkpoint)
-    run_dir = run_of(path)
-    if run_dir is None:
-        return {"document_masking": read_checkpoint(path, on_disk=True).get("document_masking", False)}
-    section = read_config(run_dir / CONFIG).get("data")
-    return section if isinstance(section, dict) else {}
+        known = huggingface.read_json(huggingface.local_folder(checkpoint) / huggingface.CONFIG)
+    elif run_dir := run_of(path := find_checkpoint(checkpoint)):
+        section = read_config(run_dir / CONFIG).get("data")
+        return section if isinstance(section, dict) else {}
+    else:
+        known = read_checkpoint(path, on_disk=True)
+    return {"document_masking": known.get("document_masking", False)}
 
 
 def read_text(data: TextDataModule, split: str, tokenizer: Tokenizer) -> np.ndarray:

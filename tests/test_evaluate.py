@@ -14,6 +14,7 @@ from data.tokenizers import byte_level
 from model.checkpoint import load_gpt
 from model.exchange.evaluation import text_logprobs
 from model.gpt import GPT
+from scripts.convert_huggingface import main as convert
 from scripts.evaluate import main
 from tests.command_lines import call, refused
 from tests.gpts import GPT2, change_checkpoint, letters_alone, save_run
@@ -112,12 +113,18 @@ def test_a_document_that_is_cut_into_the_splits_is_scored_as_one(run_dir, capsys
     assert result(capsys, *options[:-1], "train", "--data.max_tokens", 20)["tokens"] == 20 - 1
 
 
-def test_a_checkpoint_is_masked_outside_its_run_as_in_it(trained, capsys, tmp_path, files):
+def test_a_model_is_masked_outside_its_run_as_in_it(trained, capsys, tmp_path, files):
+    pytest.importorskip("transformers")
     run = trained("--data.document_masking=true")
     loose = shutil.copy(run / "checkpoints" / "best.ckpt", tmp_path / "loose.ckpt")
-    capsys.readouterr()  # what the training said
-    masked, outside = (result(capsys, "--data.files", files, "--checkpoint", path) for path in (run, loose))
-    assert outside["nats_per_token"] == masked["nats_per_token"]
+    folder, again = tmp_path / "exported", tmp_path / "again.ckpt"
+    assert (convert(["export", str(loose), str(folder)]), convert(["import", str(folder), str(again)])) == (0, 0)
+    capsys.readouterr()  # what the training and the conversions said
+    masked, *others = (
+        result(capsys, "--data.files", files, "--checkpoint", path) for path in (run, loose, folder, again)
+    )
+    for other in others:
+        assert other["nats_per_token"] == masked["nats_per_token"]
     plain = result(capsys, "--data.files", files, "--checkpoint", loose, "--data.document_masking", "false")
     assert plain["nats_per_token"] != masked["nats_per_token"]
 

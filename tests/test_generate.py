@@ -14,10 +14,10 @@ from torch import nn
 from data.tokenizers import END_OF_TEXT, Tokenizer, byte_level
 from model.checkpoint import load_gpt
 from model.generation import generate
-from model.gpt import GPT
+from model.gpt import GPT, GPTConfig
 from scripts.generate import TextStream, main
 from tests.command_lines import call, refused
-from tests.gpts import change_checkpoint, letters_alone, save_checkpoint, save_run
+from tests.gpts import change_checkpoint, letters_alone, random_gpt, save_checkpoint, save_run
 from tests.small_runs import REPOSITORY
 from tests.watching import before_call
 
@@ -171,6 +171,13 @@ def test_weights_in_8_bits_write_on_the_cpu_only(run_dir, capsys, monkeypatch):
     monkeypatch.setattr("scripts.generate.choose_device", torch.device)
     status, _, err = call(main, capsys, *options, "--device", "cuda:0")
     assert status == 2 and "--dtype int8 is for the CPU, and this is cuda:0" in err
+
+
+def test_a_model_that_has_nothing_to_round_to_8_bits_says_so(tmp_path, capsys):
+    narrow = GPTConfig(vocab_size=257, num_layers=1, num_heads=1, embed_dim=12, feed_forward_dim=24)
+    save_checkpoint(tmp_path / "narrow.ckpt", random_gpt(narrow))
+    said = refused(main, capsys, "--checkpoint", tmp_path / "narrow.ckpt", "--dtype", "int8", "--device", "cpu")
+    assert "a layer whose width is a multiple of 16" in said
 
 
 PROMPTS = ["a", "def f(x):", "tell me what is longer than the context", "né", "a", "  b", "c", "try"]

@@ -203,8 +203,11 @@ def test_a_run_killed_after_the_checkpoint_of_step_0_does_nothing_twice(train, t
         before_call(killed.setattr, GPTModule, "training_step", Mock(side_effect=ValueError))
         train("--name=run", *options)
     assert steps_of("runs/run") == {"last": 0, "step_00000000": 0}
+    start = shutil.copy("runs/run/checkpoints/last.ckpt", "start.ckpt")
     assert train("--resume=runs/run") == 0
-    assert_same_run(trained(*options), "runs/run")
+    assert train(f"--ckpt_path={start}", "--name=new", *options) == 0  # which records step 0 as any new run
+    for run in ("runs/run", "runs/new"):
+        assert_same_run(trained(*options), run)
 
 
 def test_a_model_that_training_makes_worse_is_the_best_of_its_run(train, finished_run, capsys):

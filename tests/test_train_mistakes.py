@@ -70,6 +70,7 @@ CANNOT_RESUME = {
     "--resume=runs/run --data.files=other.txt": "holds maps of another probe text",
     "--ckpt_path=runs/run --model.init_from=runs/run": "leave one out",
     "--resume=runs/run --model.init_from=runs/run": "--model.init_from and --resume both name the weights",
+    "--resume=runs/run --model='{init_from: runs/run}'": "--model.init_from and --resume both name the weights",
     "--resume=runs/run --name=other": "leave out --name",
     "--model.init_from=runs/run --model.gpt='{num_layers: 3}'": "model.gpt.num_layers is 3",
     "--model.init_from=runs/run --data '{tokenizer: bpe, vocab_size: 300}'": "reads the tokens of its own 'bytes'",

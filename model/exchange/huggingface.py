@@ -128,11 +128,12 @@ def from_huggingface(source: str | Path | nn.Module) -> GPT:
     return gpt.eval()
 
 
-def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None) -> str:
+def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None, *, document_masking: bool = False) -> str:
     """Writes a folder that transformers loads, and returns the name of the class that it has there.
 
     Args:
         tokenizer: a data.tokenizers.Tokenizer, None for a folder without one.
+        document_masking: whether the GPT was trained to stay within a document, as scripts/evaluate.py reads too.
 
     Raises:
         FileExistsError: if there is something at `folder` already.
@@ -145,11 +146,14 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None) -> str:
     is_gpt2 = not_in_gpt2(gpt.config) is None
     check_computes_as_gpt2(gpt) if is_gpt2 else check_computes_as_its_source(gpt)
     end_of_text = None if tokenizer is None else tokenizer.end_of_text
+    about = {
+        "document_masking": document_masking,
+        "dtype": str(gpt.token_embedding.weight.dtype).removeprefix("torch."),
+    }
     special = {"bos_token_id": end_of_text, "eos_token_id": end_of_text, "pad_token_id": None}
-    dtype = {"dtype": str(gpt.token_embedding.weight.dtype).removeprefix("torch.")}
     with new_folder(Path(folder)) as aside:
         options = gpt2_options(gpt.config) if is_gpt2 else OUR_OPTIONS | {"gpt": asdict(gpt.config)}
-        write_json(aside / CONFIG, options | special | dtype)
+        write_json(aside / CONFIG, options | special | about)
         write_json(aside / GENERATION_CONFIG, special | {"pad_token_id": end_of_text})
         # "pt" tells transformers that the tensors have PyTorch's layout.
         metadata = {"format": "pt", "written_by": "GlassGPT", "parameters": str(gpt.num_parameters())}

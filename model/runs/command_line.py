@@ -126,7 +126,7 @@ def complete(
     tokenizer of the model that the run starts from; None if there is none.
     """
     check_range("seed_everything", config.seed_everything, 0, 2**32 - 1)  # numpy's limits
-    given = {name for name, _ in typed_values(args)}
+    given = typed_options(args, in_configs=False)
     start = "resume" if "resume" in given else "ckpt_path"
     if {"model.init_from", start} <= given:
         raise ValueError(f"--model.init_from and --{start} both name the weights to start from: leave one out")

@@ -94,9 +94,10 @@ def typed_configs(args: list[str]) -> list[Path]:
     return [Path(path) for path in given if os.path.isfile(path)]  # noqa: PTH113 (as Path.is_file)
 
 
-def typed_options(args: list[str]) -> set[str]:
-    """The full names of the options in `args`, in the configs that they name and in groups such as --data '{...}'."""
-    typed = {name for path in typed_configs(args) for name, _ in options_in(read_config(path))}
+def typed_options(args: list[str], in_configs: bool = True) -> set[str]:
+    """The full names of the options in `args`, in groups such as --data '{...}', and `in_configs` that they name."""
+    configs = typed_configs(args) if in_configs else []
+    typed = {name for path in configs for name, _ in options_in(read_config(path))}
     for name, value in typed_values(args):
         group = yaml.safe_load(value) if name in SECTIONS and value.startswith("{") else None
         typed |= {name, *(option for option, _ in options_in(group or {}, name))}

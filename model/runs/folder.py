@@ -87,7 +87,7 @@ def kept_steps(run_dir: Path) -> list[int]:
 def find_kept(path: Path | None, steps: Sequence[int]) -> list[Path]:
     """The checkpoints of these steps that a run has: kept, the best or the last; `path` as in `find_checkpoint`.
 
-    Raises FileNotFoundError if there is no such run, or no such checkpoint in it; ValueError for a damaged one.
+    Raises FileNotFoundError if there is no such run or checkpoint, ValueError if a damaged one may be it.
     """
     from model.checkpoint import read_checkpoint  # torch takes a second to import, and most callers do not need it
 
@@ -95,10 +95,16 @@ def find_kept(path: Path | None, steps: Sequence[int]) -> list[Path]:
     run_dir = run_of(checkpoint)
     kept = kept_steps(run_dir) if run_dir else []
     there = {step: kept_checkpoint(run_dir, step) for step in kept}
+    damaged = None
     for other in (checkpoint, *(run_dir / name for name in RUN_CHECKPOINTS if run_dir)):
         if other.is_file() and not there.keys() >= set(steps):
-            there.setdefault(read_checkpoint(other, on_disk=True)["global_step"], other)
+            try:
+                there.setdefault(read_checkpoint(other, on_disk=True)["global_step"], other)
+            except ValueError as error:
+                damaged = error
     if missing := [step for step in steps if step not in there]:
+        if damaged:
+            raise damaged
         others = listed([str(step) for step in sorted(there)])
         raise FileNotFoundError(
             f"{run_dir or checkpoint} has no checkpoint of step {missing[0]}, only of {others}: "

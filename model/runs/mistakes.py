@@ -37,7 +37,7 @@ UNEXPECTED = re.compile(r"unrecognized arguments: ([^-\s]\S*)")
 REFUSED_KEY = re.compile(r"'(.+?)'")
 BAD_VALUE = re.compile(r'Parser key "(.+?)":\s+(.*)(?:Got|Given) value: (.*)\Z', re.DOTALL)
 BAD_CLASS = re.compile(r"Problem with given class_path '(.+)':\s+(.+)")
-EXPECTED = re.compile(r"Expected a (?:<class '(.+)'>|(?:typing\.)?Literal\[(.+)\])(?:\. )?$", re.MULTILINE)
+EXPECTED = re.compile(r"Expected a (?:<class '(.+)'>|(?:typing\.)?Literal\[(.+)\])(?:\..*)?$", re.MULTILINE)
 
 
 def exit_status(

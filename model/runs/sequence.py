@@ -172,9 +172,10 @@ class RunSequence(Checkpoint):
     def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != "fit":
             return
-        self.finished_step = checkpoint["global_step"]
-        self.checkpoints.saved_step = self.finished_step
-        start_loops_at(self.finished_step, trainer, checkpoint)
+        step = self.checkpoints.saved_step = checkpoint["global_step"]
+        if not self.is_new or step:  # of step 0 a new run records what every run does
+            self.finished_step = step
+        start_loops_at(step, trainer, checkpoint)
         sums, states, rank = checkpoint["loss_sums"], checkpoint["random_states"], trainer.global_rank
         # A rank has seen only its share of the batches. Another number of ranks begins with the mean of all.
         self.metrics.loss_sum = sums[rank] if len(sums) == trainer.world_size else sum(sums) / len(sums)

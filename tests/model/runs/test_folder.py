@@ -97,6 +97,10 @@ def test_checkpoints_are_found_by_their_steps():
     assert folder.find_kept(run, [30, 20, 40]) == folder.find_kept(best, [30, 20, 40]) == [best, kept[1], last]
     with pytest.raises(FileNotFoundError, match=r"of step 4, only of 3, 20, 30, 40 and 100: .*'\[3,4,20,"):
         folder.find_kept(None, [3, 4])
+    best.write_bytes(best.read_bytes()[:100])
+    assert folder.find_kept(run, [40, 20]) == [last, kept[1]]
+    with pytest.raises(ValueError, match=r"best\.ckpt is damaged"):
+        folder.find_kept(run, [30])
     save_checkpoint(Path("loose.ckpt"), gpt, 6)
     assert folder.find_kept(Path("loose.ckpt"), [6]) == [Path("loose.ckpt")]
     with pytest.raises(FileNotFoundError, match=r"loose\.ckpt has no checkpoint of step 5, only of 6: "):

@@ -37,6 +37,7 @@ PARSED = {
     "--part.length=big": "part.length cannot be 'big': expected int",
     "--part.pair=0.9,0.95": "part.pair cannot be '0.9,0.95': write it in brackets, [0.9, 0.95]",
     "--part.rate=fast": "part.rate cannot be 'fast': expected float or null",
+    "--part.rate=true": "part.rate cannot be 'true': expected float or null",
     "--part.kind=c": "part.kind cannot be 'c': expected 'a', 'b' or int",
     "--part.length": "argument --part.length: expected one argument",
     "--config=none.yaml": f"config: File does not exist: '{Path.cwd() / 'none.yaml'}'; name one of configs/, or the "
