@@ -3,7 +3,7 @@
 import { $, ARROWS, clamp, css, download, downloadCsv, element, onKeys } from "browser/elements.js";
 import { byteAt, drawLabel, drawMap, fitCanvas, layout, ofHead, PAD, palette, weightAt } from "browser/maps.js";
 import { addChoices, addFollower, addView, change, chosenToken, point, pointer, shown } from "browser/render.js";
-import { data, headName, headPart, placeOf, PROBES, RUNS, shortName } from "browser/state.js";
+import { data, headName, headPart, placeOf, RUNS, shortName } from "browser/state.js";
 import { squareInWords } from "browser/words.js";
 
 // Pixels of a saved picture: of each on the paper, at most on a side (browsers refuse much more), and of its parts.
@@ -13,12 +13,11 @@ const PAPER = { line: "#b8bcc4", text: "#191d23", soft: "#444444" };
 function panes() {
   const length = shown.labels.length;
   const many = shown.sides.length > 1;
-  const list = shown.sides.map(({ name, run, snapshot, head, weights }) => {
+  const list = shown.sides.map(({ name, when, head, weights }) => {
     const map = ofHead(weights, head, length);
-    const title = [RUNS.length > 1 && RUNS[run].name, `step ${snapshot.step}`, many && headPart(head)];
     return {
       name: many ? name : "",
-      title: title.filter(Boolean).join(", "),
+      title: many ? `${when}, ${headPart(head)}` : when,
       value: (query, key) => weightAt(map, query, key),
       colour: (colours, query, key) => colours.weights[byteAt(map, query, key)],
     };
@@ -183,7 +182,7 @@ function picture() {
 // The squares on and below the diagonal.
 function saveNumbers() {
   const { labels, sides, panes } = shown;
-  const about = { probe: PROBES[shown.probe].name };
+  const about = { probe: shown.probeName };
   sides.forEach(({ run, snapshot, head: number }, i) => {
     const [layer, head] = placeOf(number);
     const place = { run: RUNS[run].name, step: snapshot.step, layer, head };

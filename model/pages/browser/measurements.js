@@ -5,18 +5,14 @@ import { attributionRows, badge, fold, nextInWords, partsOf, sum } from "browser
 import { $, downloadCsv, element, tableHead } from "browser/elements.js";
 import { COLOURINGS, createLens, lensRows } from "browser/lens.js";
 import { addChoices, addFollower, addView, change, pointer, shown } from "browser/render.js";
-import { ALL_HEADS, data, headPart, PROBES, RUNS, state } from "browser/state.js";
+import { data, headNumber, RUNS, state } from "browser/state.js";
 import { expectationItems, measuredOf, shadeBySurprise, surpriseRows } from "browser/surprise.js";
 import { quote, signed } from "browser/words.js";
-
-export const probeName = () => PROBES[shown.probe].name;
-export const titleOf = ({ label, run, snapshot }) =>
-  `${label}${RUNS.length > 1 ? `${RUNS[run].name}, ` : ""}step ${snapshot.step}`;
 
 // Saves a table of the one or two sides that are shown, with the columns that Python's tables of this name have.
 function save(table, rowsOf) {
   const rows = shown.sides.flatMap((side) => {
-    const about = { run: RUNS[side.run].name, step: side.snapshot.step, probe: probeName() };
+    const about = { run: RUNS[side.run].name, step: side.snapshot.step, probe: shown.probeName };
     return rowsOf(side).map((row) => ({ ...about, ...row }));
   });
   downloadCsv(`${table}-step-${shown.snapshot.step}.csv`, data.columns[table], rows);
@@ -39,7 +35,7 @@ function drawExpectation() {
   $("expected").hidden = shown.text !== "surprise" || token === null;
   if ($("expected").hidden) return;
   $("expected").replaceChildren(...shown.sides.flatMap((side) => [
-    ...(shown.other ? [element("li", { className: "soft", textContent: titleOf(side) })] : []),
+    ...(shown.other ? [element("li", { className: "soft", textContent: side.title })] : []),
     ...expectationItems(side.measured, token),
   ]));
 }
@@ -60,7 +56,7 @@ function drawLenses() {
   panes.forEach((pane, i) => {
     pane.hidden = !sides[i];
     if (pane.hidden) return;
-    const name = (pane.firstChild.textContent = titleOf(sides[i]));
+    const name = (pane.firstChild.textContent = sides[i].title);
     lenses[i]({ measured: sides[i].measured, colouring, colours: palette.colours, token, name });
   });
 }
@@ -109,13 +105,13 @@ function drawParts(parts, other) {
     other ? element("td", { className: "soft" }, signed(against)) : ""));
   const totals = (other ? [parts, other] : [parts]).map((all) => element("td", {}, signed(sum(all))));
   const foot = element("tr", {}, element("th", { scope: "row" }, "sum: the logit"), element("td"), ...totals);
-  const head = other ? tableHead(["", "", ...shown.sides.map(titleOf)]) : "";
+  const head = other ? tableHead(["", "", ...shown.sides.map(({ title }) => title)]) : "";
   $("parts").replaceChildren(head, element("tbody", {}, ...body), element("tfoot", {}, foot));
 }
 
 // A head's name is a button.
 function partName(textContent) {
-  const head = ALL_HEADS.find((one) => headPart(one) === textContent);
+  const head = headNumber(textContent.replace(/^head /, ""));
   if (head === undefined) return textContent;
   const onclick = () => change({ head });
   return element("button", { textContent, title: "choose this head", ariaPressed: head === shown.head, onclick });
@@ -136,7 +132,7 @@ async function drawDeep() {
   if (waiting.length) {
     const details = await Promise.all(waiting.map(({ late }) => late()));
     if (now !== shown || !details.every(Boolean)) return;
-    const measured = details.map((found) => measuredOf(found, probeName(), shown.labels));
+    const measured = details.map((found) => measuredOf(found, shown.probeName, shown.labels));
     waiting.forEach((side, i) => Object.assign(side, { measured: measured[i], late: null }));
   }
   drawLenses();

@@ -44,16 +44,15 @@ const known = recent(120); // blocks by their number
 // What `render` shows of a snapshot.
 async function recorded({ probe }, at, run) {
   const { blocks, details: number } = mapped[run][at];
-  const read = (number, form) => known(number, () => unpacked(number)[form]());
-  const [maps, details] = await Promise.all([read(blocks[probe], "arrayBuffer"), read(number, "json")]);
+  const [maps, details] = await Promise.all([unpacked(blocks[probe], "arrayBuffer"), unpacked(number, "json")]);
   const { descriptions } = details;
   return { weights: new Uint8Array(maps), details, descriptions, labels: PROBES[probe].labels };
 }
 
-function unpacked(number) {
+const unpacked = (number, form) => known(number, () => {
   const bytes = bytesOf(JSON.parse($(`block-${number}`).textContent));
-  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip")));
-}
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip")))[form]();
+});
 
 if (typeof DecompressionStream === "undefined") {
   $("notes").textContent = `This browser is too old to show the maps. ${$("browsers").textContent} can.`;

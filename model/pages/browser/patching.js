@@ -5,7 +5,7 @@ import { $, changeTo, clamp, createCells, element } from "browser/elements.js";
 import { fillRamp } from "browser/large-map.js";
 import { rgb } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
-import { addField, ALL_HEADS, headPart, LAYERS, placeOf, shortName, state } from "browser/state.js";
+import { addField, ALL_HEADS, headPart, LAYERS, numberIn, placeOf, shortName, state } from "browser/state.js";
 import { ask, engine } from "browser/typed-text.js";
 import { quote, signed, visible } from "browser/words.js";
 
@@ -134,8 +134,7 @@ const newCells = createCells(table, {
 $("other-text").addEventListener("input", ({ target }) => change({ otherText: target.value, from: null }));
 for (const field of ["from", "target"]) {
   $(`patch-${field}`).addEventListener("change", ({ target }) => change({ [field]: Number(target.value) }));
-  const numberOf = (text) => (/^\d+$/.test(text ?? "") ? Number(text) : null);
-  addField(field, () => state[field], (text) => (state[field] = numberOf(text)));
+  addField(field, () => state[field], (text) => (state[field] = numberIn(text) ?? null));
 }
 $("patch-all").addEventListener("click", fillMatrix);
 addField("b", () => state.otherText || null, (text) => {

@@ -3,7 +3,7 @@
 
 import { $, choices, press } from "browser/elements.js";
 import { clearestQuery, matchingHead, ofHead, palette, weighted } from "browser/maps.js";
-import { addOption, data, mapped, nearest, PROBES, restore, save, state } from "browser/state.js";
+import { addOption, data, mapped, nearest, PROBES, restore, RUNS, save, state } from "browser/state.js";
 import { measuredOf } from "browser/surprise.js";
 
 let load = null; // where maps come from
@@ -21,7 +21,8 @@ export function start(loader) {
 
 // The state that is on the screen with what it shows: the `snapshot` and `labels` of the first side, and `sides`: what
 // is looked at, and what it is compared with. A side is what `load` gives, and { name, label: the name before a
-// sentence if there are two, run, at, snapshot, head, measured: see surprise.js, attention: weights as they are }.
+// sentence if there are two, when: run and step in words, title: label and when, run, at, snapshot, head, measured: see
+// surprise.js, attention: weights as they are }.
 export let shown = null;
 export let rendered = Promise.resolve(); // settles when everything that was asked for is drawn
 export const pointer = { cell: null, token: null }; // the square { query, key } and the token of the text pointed at
@@ -74,7 +75,7 @@ export function render() {
 
 async function draw() {
   asked = false;
-  const next = { ...state, received: state.direction === "from" };
+  const next = { ...state, received: state.direction === "from", probeName: PROBES[state.probe].name };
   const first = await side("A", next, next);
   first.head = next.head;
   next.sides = [first];
@@ -109,7 +110,9 @@ async function side(name, frame, { run, at }) {
   const snapshot = mapped[run][at];
   const loaded = await load(frame, at, run);
   const { weights: attention, details, labels } = loaded;
-  const measured = measuredOf(details, PROBES[frame.probe].name, labels);
+  const measured = measuredOf(details, frame.probeName, labels);
   const weights = frame.weighting === "values" ? weighted(attention, measured.value_norms, labels.length) : attention;
-  return { ...loaded, name, label: frame.other ? `${name}: ` : "", run, at, snapshot, measured, attention, weights };
+  const label = frame.other ? `${name}: ` : "";
+  const when = `${RUNS.length > 1 ? `${RUNS[run].name}, ` : ""}step ${snapshot.step}`;
+  return { ...loaded, name, label, when, title: label + when, run, at, snapshot, measured, attention, weights };
 }

@@ -15,7 +15,7 @@ const GROUPS = ["charts", "heads", "machine"];
 const STAGES = stagesOf(data.formation);
 const CURVES = GROUPS.flatMap((group) => data[group]).flatMap(({ curves }) => curves);
 const LAST = Math.max(1, ...CURVES.map(({ points }) => points.at(-1)[0]));
-const state = { scale: "linear", step: null, theme: systemTheme };
+const state = { step: null }; // and the scale and theme that setScale and setTheme set
 const measured = data.details && measuredOf(data.details, "text", data.labels);
 const drawLens = measured && createLens($("lens"));
 
@@ -143,7 +143,7 @@ function setTheme(theme) {
 function setScale(scale) {
   state.scale = scale;
   press($("scale"), scale);
-  charts.forEach(draw);
+  layCharts();
 }
 
 const showCircuit = () => $("circuit").append(element("iframe", { title: "the circuit", srcdoc: data.circuit }));
@@ -209,7 +209,6 @@ for (const [id, there, show] of [
 }
 choices($("scale"), [["linear", "linear steps"], ["log", "log steps"]], setScale);
 $("theme").addEventListener("click", () => setTheme(state.theme === "dark" ? "light" : "dark"));
-setTheme(state.theme);
-press($("scale"), state.scale);
-layCharts();
+setTheme(systemTheme);
+setScale("linear");
 addEventListener("resize", layCharts);

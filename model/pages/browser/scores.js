@@ -4,7 +4,6 @@
 
 import { $, downloadCsv, element, tableHead, track } from "browser/elements.js";
 import { markOf, thumbs } from "browser/heads.js";
-import { probeName, titleOf } from "browser/measurements.js";
 import { addView, shown } from "browser/render.js";
 import {
   ALL_HEADS, data, formation, headName, headPart, placeOf, RUNS, SCORES, shortName, tellsSince,
@@ -53,7 +52,7 @@ export const withoutHead = ({ ablation }, probe, head) => ablation[probe][headPa
 
 addView(function drawNumbers() {
   for (const [head, thumb] of thumbs.entries()) {
-    const change = signed(withoutHead(shown.snapshot, probeName(), head));
+    const change = signed(withoutHead(shown.snapshot, shown.probeName, head));
     thumb.lastChild.textContent = change;
     thumb.ariaLabel += `, loss without it ${change} nats per token`;
   }
@@ -72,7 +71,7 @@ addView(function drawTable() {
   };
   const row = (part) => element("tr", {}, element("th", { scope: "row" }, part),
     ...columns.map((column) => element("td", {}, cell(part, column))));
-  const titles = columns.map(({ column, side }) => COLUMNS[column] + (shown.other ? `, ${titleOf(side)}` : ""));
+  const titles = columns.map(({ column, side }) => COLUMNS[column] + (shown.other ? `, ${side.title}` : ""));
   const body = element("tbody", {}, ...[...new Set(rows)].map(row));
   $("ablations").replaceChildren(tableHead(["without", ...titles]), body);
 });

@@ -83,22 +83,25 @@ export function save() {
   }
 }
 
+// The number below `count` that a field is; undefined if it is none.
+export const numberIn = (text, count = Infinity) =>
+  /^\d+$/.test(text ?? "") && Number(text) < count ? Number(text) : undefined;
+
 // Takes from the address what makes sense, and leaves the rest of the state as it is.
 export function restore() {
   if (!location.hash) return;
   const fields = new URLSearchParams(location.hash.slice(1));
-  const number = (text, count) => (/^\d+$/.test(text ?? "") && Number(text) < count ? Number(text) : undefined);
   const pick = (field, options) => (options.includes(fields.get(field)) ? fields.get(field) : undefined);
-  state.run = number(fields.get("run"), RUNS.length) ?? state.run;
+  state.run = numberIn(fields.get("run"), RUNS.length) ?? state.run;
   state.score = pick("score", Object.keys(SCORES)) ?? state.score;
-  const step = number(fields.get("step"), Infinity);
+  const step = numberIn(fields.get("step"));
   state.at = step === undefined ? clamp(state.at, lastOf(state.run)) : nearest(state.run, step);
   const probe = PROBES.findIndex(({ name }) => name === fields.get("probe"));
   if (probe >= 0) state.probe = probe;
   state.head = headNumber(fields.get("head")) ?? state.head;
   for (const [name, options] of Object.entries(OPTIONS)) state[name] = pick(name, options) ?? options[0];
   for (const { name, read } of added) read(fields.get(name));
-  state.token = number(fields.get("token"), Infinity) ?? null; // drawing knows how many there are
+  state.token = numberIn(fields.get("token")) ?? null; // drawing knows how many there are
   state.linked = fields.get("linked") === "1";
   const [run, other] = pairOf(fields.get("against"));
   const head = headNumber(fields.get("other")) ?? pick("other", ["match"]) ?? null;

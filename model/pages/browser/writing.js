@@ -20,14 +20,13 @@ const textOf = (id) => (id === engine.tokenizer.endOfText ? null : decoded(engin
 // What is shown: { id, shares, before }: the probabilities on each side as the model is switched, and with all parts on
 // the first; `before` is undefined where all are on. A token that is not listed has less than the last one: null.
 function likeliest([first, second]) {
-  const [known, whole] = [first.next, first.intact.next].map((next) => new Map(next));
-  const sides = second ? [known, new Map(second.next)] : [known];
   const intact = first.edits.length ? first.intact : null;
+  const [known, other, whole] = [first, second, intact].map((one) => one && new Map(one.next));
   const always = [intact, second].flatMap((one) => one?.next.slice(0, EXPECTED) ?? []);
   const ids = new Set([...always.map(([id]) => id), ...known.keys()]);
   const found = [...ids].slice(0, SHOWN).map((id) => ({
-    id, shares: sides.map((shares) => shares.get(id) ?? null),
-    before: first.edits.length ? whole.get(id) ?? null : undefined,
+    id, shares: (other ? [known, other] : [known]).map((shares) => shares.get(id) ?? null),
+    before: whole ? whole.get(id) ?? null : undefined,
   }));
   return found.sort((one, two) => two.shares[0] - one.shares[0]);
 }
@@ -55,7 +54,7 @@ function row({ id, shares, before }, sides) {
 
 addView(function drawNext() {
   const { sides } = shown;
-  const steps = sides.map(({ name, snapshot }) => `${name}: step ${snapshot.step}`).join(", ");
+  const steps = sides.map(({ title }) => title).join(", ");
   const note = sides[0].edits.length ? "mark: with all parts" : "click one to write it";
   $("coming-note").textContent = sides.length > 1 ? steps : note;
   $("next").classList.toggle("both", sides.length > 1);
