@@ -4,13 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import (
-    BatchSizeFinder,
-    Callback,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
-)
+from lightning.pytorch import LightningModule, Trainer, callbacks
 
 from model.checks import check_range, listed
 from model.files import write_atomically
@@ -20,6 +14,7 @@ from model.runs.folder import CONFIG
 if os.name == "posix":
     import fcntl
 
+REFUSED_CALLBACKS = callbacks.GradientAccumulationScheduler, callbacks.LearningRateFinder, callbacks.BatchSizeFinder
 VALIDATION_METRICS = ["val/loss", "val/bits_per_byte"]  # what callbacks can monitor
 
 
@@ -76,7 +71,7 @@ class FolderLock:
             self.descriptor = None
 
 
-class RunFolder(Callback):
+class RunFolder(callbacks.Callback):
     """Creates the run's folder with its config when training begins: a mistake found earlier leaves nothing behind.
 
     A resumed run has both already. Its config is replaced after every on_train_start hook has accepted the options.
@@ -123,7 +118,7 @@ def check_options(trainer: Trainer) -> None:
     if type(trainer.strategy.launcher).__name__ == "_MultiProcessingLauncher":  # ddp_spawn, ddp_fork, ddp_notebook
         raise ValueError("trainer.strategy: a run needs programs of its own for its devices, so write ddp or fsdp")
     for callback in trainer.callbacks:
-        if isinstance(callback, GradientAccumulationScheduler | LearningRateFinder | BatchSizeFinder):
+        if isinstance(callback, REFUSED_CALLBACKS):
             name = type(callback).__name__
             raise ValueError(f"trainer.callbacks: {name} changes what a resumed run must find as it was: leave it out")
         if (monitor := getattr(callback, "monitor", None)) not in (None, "step", *VALIDATION_METRICS):

@@ -97,8 +97,7 @@ class GPTModule(LightningModule):
         factor = learning_rate_factor(self.global_step, self.trainer.max_steps, self.schedule_config)
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
-            if self.optimizer_config.density < 1:
-                group["density"] = density_at(self.global_step, self.trainer.max_steps, self.optimizer_config)
+            group["density"] = density_at(self.global_step, self.trainer.max_steps, self.optimizer_config)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self.optimizer_config.density < 1:
@@ -106,15 +105,6 @@ class GPTModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         check_same_model(checkpoint, self.gpt_config, self.trainer.datamodule.tokenizer.to_dict())
-        if self.trainer.state.fn != "fit":
-            return
-        algorithm = self.optimizer_config.algorithm
-        saved = checkpoint["optimizer_states"][0]["param_groups"][-1].get("algorithm", algorithm)
-        if saved != algorithm:
-            raise ValueError(
-                f"model.optimizer.algorithm is {algorithm}, but the checkpoint can only be resumed with {saved}: "
-                f"write {saved}, or start a run without a checkpoint"
-            )
 
     def on_validation_epoch_start(self) -> None:
         self.zero_grad()  # frees their memory; with CUDA graphs validation would overwrite them

@@ -73,9 +73,8 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
     if config.algorithm == "muon":
         groups["matrices"] = {"lr": config.matrix_learning_rate, "momentum": config.momentum, "muon": True}
     for name, group in groups.items():
-        group |= {"name": name, "params": [], "initial_lr": group["lr"], "algorithm": config.algorithm}
-        if config.density < 1:
-            group["density"] = config.density
+        group |= {"name": name, "params": [], "initial_lr": group["lr"]}
+        group |= {"algorithm": config.algorithm, "density": config.density}
     for name, parameter in gpt.named_parameters():
         is_matrix = name.startswith("blocks.") and parameter.ndim == 2
         # A tied head is listed under the embedding's name.
@@ -127,11 +126,17 @@ class MuonAdamW(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in torch, but the groups keep their own options, since a resumed run may have been given others.
 
-        Raises ValueError for a state of other shapes, which would only fail at the next step.
+        Raises ValueError for a state of another algorithm, or of other shapes, which would only fail at the next step.
         """
         own = [{name: value for name, value in group.items() if name != "params"} for group in self.param_groups]
         super().load_state_dict(state_dict)
         for group, options in zip(self.param_groups, own, strict=True):
+            algorithm = options["algorithm"]
+            if (saved := group.get("algorithm", algorithm)) != algorithm:
+                raise ValueError(
+                    f"model.optimizer.algorithm is {algorithm}, but the checkpoint can only be resumed with {saved}: "
+                    f"write {saved}, or start a run without a checkpoint"
+                )
             group |= options
         for parameter, state in self.state.items():
             if any(value.ndim and value.shape != parameter.shape for value in state.values()):
