@@ -179,11 +179,12 @@ def use_int8(model: nn.Module) -> None:
     """Replaces the linear layers of a model by `Int8Linear`s: for writing on a processor, not for training.
 
     Those whose width is no multiple of 16 stay as they are: PyTorch's operation reads beyond the end of their rows.
+    Raises ValueError where all of them are such.
     """
     places = [(module, *named) for module in model.modules() for named in module.named_children()]
     linear = [place for place in places if isinstance(place[2], nn.Linear) and place[2].in_features % 16 == 0]
     if not linear:
-        raise ValueError("--dtype int8 needs a layer whose width is a multiple of 16, which is not here: leave it out")
+        raise ValueError("--dtype int8 can round no layer of this model, whose widths are no multiples of 16: leave it out")
     for module, name, layer in linear:
         setattr(module, name, Int8Linear(layer))
 
