@@ -184,7 +184,7 @@ def use_int8(model: nn.Module) -> None:
     places = [(module, *named) for module in model.modules() for named in module.named_children()]
     linear = [place for place in places if isinstance(place[2], nn.Linear) and place[2].in_features % 16 == 0]
     if not linear:
-        raise ValueError("--dtype int8 can round no layer of this model, whose widths are no multiples of 16: leave it out")
+        raise ValueError("--dtype int8 can round no layer here, as none has a width that 16 divides: leave it out")
     for module, name, layer in linear:
         setattr(module, name, Int8Linear(layer))
 
