@@ -26,10 +26,14 @@ const tell = (sentence) => ($("notes").textContent = sentence);
 
 // What the file holds of the model: { manifest, texts: the weights of each snapshot in base64 }; null if it is cut.
 function model() {
-  if (!$("weights-0")) return null;
-  const manifest = JSON.parse($("manifest").textContent);
-  const texts = manifest.steps.map((_, i) => $(`weights-${i}`)?.textContent);
-  return texts.every((text) => text?.length === 4 * Math.ceil(manifest.bytes / 3)) ? { manifest, texts } : null;
+  try {
+    const manifest = JSON.parse($("manifest").textContent);
+    const texts = manifest.steps.map((_, i) => $(`weights-${i}`).textContent);
+    const complete = texts.every(({ length }) => length === 4 * Math.ceil(manifest.bytes / 3));
+    return complete ? { manifest, texts } : null;
+  } catch {
+    return null;
+  }
 }
 
 // Of both sides, the worse.
