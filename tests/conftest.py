@@ -74,6 +74,12 @@ def train(small_options, here):
     return run
 
 
+@pytest.fixture
+def no_pages(monkeypatch) -> None:
+    """For tests of many runs of which they look at the weights and figures alone."""
+    monkeypatch.setattr("train.finish", lambda *_: "")
+
+
 @pytest.fixture(scope="session")
 def trained(small_options, tmp_path_factory):
     """Trains with `small_options` and the given ones, once a session for the same, and gives the run's folder.

@@ -182,6 +182,7 @@ def test_every_option_of_the_overview_is_in_a_table():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_pages")
 def test_every_option_of_a_run_changes_what_it_leaves_or_is_refused(finished_run, train, capsys, monkeypatch):
     """One run for each option; four steps are enough to record, to draw and to sample."""
     compiled = []

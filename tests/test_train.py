@@ -95,6 +95,7 @@ def in_batch(monkeypatch):
     return partial(before_call, monkeypatch.setattr, GPTModule, "training_step")
 
 
+@pytest.mark.usefixtures("no_pages")
 @pytest.mark.parametrize(
     ("batch", "signum", "saved_step", "workers"),
     [(1, signal.SIGTERM, 1, 0), (9, signal.SIGINT, 5, 2), (16, signal.SIGTERM, 8, 0)],
@@ -126,6 +127,7 @@ def test_a_sparse_run_resumes_bit_for_bit_and_counts_its_weights(train, in_batch
     assert_same_run("runs/whole", "runs/stopped")
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_a_time_limit_lets_an_accumulated_step_end_and_is_one_for_each_call(train, trained, in_batch, monkeypatch):
     whole, elapsed, batches = trained(*EVENTFUL), [0.0], []
     monkeypatch.setattr(Timer, "time_elapsed", lambda self, *_: self._offset + elapsed[-1])  # of other calls and this
@@ -139,6 +141,7 @@ def test_a_time_limit_lets_an_accumulated_step_end_and_is_one_for_each_call(trai
     assert_same(final_state(whole), final_state("runs/limited"))
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_a_resumed_run_overrides_and_lengthens(train):
     assert train("--name=run", "--model.schedule.decay=none") == 0
     others = ["--model.optimizer.learning_rate=0.001", "--model.gpt.dropout=0.2"]
@@ -164,6 +167,7 @@ def steps_of(run):
     return {path.stem: read_checkpoint(path)["global_step"] for path in Path(run, "checkpoints").glob("*.ckpt")}
 
 
+@pytest.mark.usefixtures("no_pages")
 @pytest.mark.parametrize(
     ("kept", "best"),
     [(3, None), (4, 4), (8, 8)],  # nothing was validated at 3
@@ -187,6 +191,7 @@ def test_a_run_that_is_resumed_at_an_earlier_step_forgets_what_came_after_it(tra
     assert_same_run(whole, "runs/run")
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_a_run_resumed_where_no_best_is_left_has_the_best_of_what_follows(train, finished_run):
     """However low a loss it had before, of weights that are gone."""
     worse = ["--model.optimizer.learning_rate=0", "--model.optimizer.matrix_learning_rate=0"]  # no better
@@ -197,6 +202,7 @@ def test_a_run_resumed_where_no_best_is_left_has_the_best_of_what_follows(train,
     assert steps_of("runs/run")["best"] == 11
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_a_run_killed_after_the_checkpoint_of_step_0_does_nothing_twice(train, trained, monkeypatch):
     options = ["--checkpoints.keep_steps=[0]"]
     with monkeypatch.context() as killed:

@@ -291,23 +291,31 @@ TEMPLATE = {"type": "TemplateProcessing", "single": [BEGIN, {"Sequence": {"id": 
 TEMPLATE["special_tokens"] = {END_OF_TEXT: {"id": END_OF_TEXT, "ids": [599], "tokens": [END_OF_TEXT]}}
 
 
+CUT = {"direction": "Right", "max_length": 9, "strategy": "LongestFirst", "stride": 0}
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False}
+
+
 @pytest.mark.parametrize(
-    "change",
+    ("splits", "model", "after"),
     [
-        lambda c: split_step(c).update(behavior="Removed", invert=True),
-        lambda c: split_step(c).update(behavior="MergedWithPrevious"),
-        lambda c: added_token(c, "<|pad|>", lstrip=True),
-        lambda c: c["model"].update(ignore_merges=False, unk_token=END_OF_TEXT, byte_fallback=True, dropout=0.0),
-        lambda c: c["model"].update(continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=True),
-        lambda c: c.update(post_processor=TEMPLATE),
-        lambda c: c.update(truncation={"direction": "Right", "max_length": 9, "strategy": "LongestFirst", "stride": 0}),
-        lambda c: c.update(post_processor={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False}),
+        (
+            {"behavior": "Removed", "invert": True},
+            {"ignore_merges": False, "unk_token": END_OF_TEXT, "byte_fallback": True, "dropout": 0.0},
+            {"post_processor": TEMPLATE, "truncation": CUT},
+        ),
+        (
+            {"behavior": "MergedWithPrevious"},
+            {"continuing_subword_prefix": "", "end_of_word_suffix": "", "fuse_unk": True},
+            {"post_processor": BYTE_LEVEL},
+        ),
     ],
 )
-def test_what_is_read_encodes_as_their_library_does(change, mixed_bpe, tmp_path):
+def test_what_is_read_encodes_as_their_library_does(splits, model, after, mixed_bpe, tmp_path):
     library = pytest.importorskip("tokenizers")
-    content = mixed_bpe.huggingface_files()[TOKENIZER]
-    change(content)
+    content = mixed_bpe.huggingface_files()[TOKENIZER] | after
+    split_step(content).update(splits)
+    content["model"].update(model)
+    added_token(content, "<|pad|>", lstrip=True)
     (tmp_path / TOKENIZER).write_text(json.dumps(content))
     ours, theirs = Tokenizer.from_folder(tmp_path), library.Tokenizer.from_str(json.dumps(content))
     theirs.no_truncation()  # which AutoTokenizer does only when asked

@@ -70,12 +70,20 @@ def open_file(browser, windows, tmp_path):
     assert not trouble
 
 
+@pytest.fixture(scope="module")
+def pages():
+    """The text of each page of snapshots that was opened, and the snapshots, which keep their identity so."""
+    return {}
+
+
 @pytest.fixture
-def open_page(open_file):
+def open_page(open_file, pages):
     """Opens a page of snapshots."""
 
     def open_(*runs, **window):
-        page = open_file(attention_page(runs, "A title & <more>"), **window)
+        key = tuple(map(id, runs))
+        text, _ = pages.setdefault(key, pages.get(key) or (attention_page(runs, "A title & <more>"), runs))
+        page = open_file(text, **window)
         settle(page)
         return page
 

@@ -213,7 +213,7 @@ def test_the_page_does_not_open_with_a_head_at_rest_if_another_has_a_name(restin
     assert opening_view(maps, PROBES)["head"] == 5
 
 
-@pytest.mark.parametrize("length", [2, 8, 16, 32, 64])
+@pytest.mark.parametrize("length", [2, 16, 40])
 def test_noise_gets_no_name(length):
     """The noisiest attention there is, one random key a query, two thousand times."""
     probe = Probe(PROBES["text"].tokens[:length], LABELS[:length])

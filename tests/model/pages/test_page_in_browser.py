@@ -231,7 +231,7 @@ def test_the_page_opens_on_a_head_in_a_sentence_and_a_shaded_token(open_page, mo
     opening = {"probe": "text", "head": 5, "token": 8, "score": "sink"}
     monkeypatch.setattr("model.pages.page.describe_heads", lambda snapshot: described)
     monkeypatch.setattr("model.pages.page.opening_view", lambda *_: opening)
-    page = open_page(HISTORY)
+    page = open_page(replace(HISTORY))
     says = page.locator("#says").inner_text()
     assert "Layer 1, head 2. This is 1.2." in says and evidence in says
     weights = HISTORY.load(32)["text"][1, 2, 8].astype(float)
@@ -397,6 +397,7 @@ def test_two_runs_are_linked_by_the_nearest_steps_until_they_are_unlinked(open_p
     slide(page, 2)
     assert page.locator("#slide-b output").inner_text() == "step 7"
     click(page.get_by_role("button", name="same steps"))
+    slide(page, 5)
     page.locator("#play").click()
     page.locator("#slide-a output", has_text="step 32").wait_for()
     page.locator("#play[aria-pressed=false]").wait_for()  # it stops at the last
