@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import Timer
 from model.checkpoint import load_gpt, read_checkpoint
 from model.runs.folder import resume_point
 from model.training.module import GPTModule
-from tests.forks import run_forked, run_ranks, run_train
+from tests.forks import run_forked, run_ranks
 from tests.small_runs import EVENTFUL, REPOSITORY, assert_same, assert_same_run, final_state, metrics
 from tests.watching import before_call
 from train import main
@@ -270,28 +270,10 @@ def test_every_shipped_config_trains(train, small_text, config):
     assert Path("runs/run/checkpoints/best.ckpt").exists()
 
 
-# Runs train.py with the options in each list of a list, in one process, because importing takes longer than training.
-TRAIN_EACH = """
-import json, os, runpy, sys
-program, calls = sys.argv[1], json.loads(sys.argv[2])
-stdout = os.dup(1)
-for options in calls:
-    sys.argv = [program, *options]
-    try:
-        runpy.run_path(program, run_name="__main__")
-    except SystemExit as ended:
-        assert ended.code == 0, options
-    os.dup2(stdout, 1)  # a run replaces it where nothing reads it
-"""
-
-
 def test_neither_the_locale_nor_a_closed_standard_output_matters(tmp_path, small_options):
-    """Samples of any language are written and read back, with a progress bar and without."""
-    calls = [[*small_options, "--name=run", "--trainer.max_steps=4"]]
-    calls.append(["--resume=runs/run", "--trainer.max_steps=8", "--trainer.enable_progress_bar=false"])
-    command = [sys.executable, "-c", TRAIN_EACH, REPOSITORY / "train.py", json.dumps(calls)]
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    environment |= {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    """Samples of any language are written and read back. This one starts Python, which reads its locale then."""
+    command = [sys.executable, REPOSITORY / "train.py", *small_options, "--name=run", "--trainer.max_steps=4"]
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, text=True, **pipe) as process:
         process.stdout.close()
@@ -318,7 +300,7 @@ def test_two_devices_give_the_losses_of_one_and_resume_between_two_rows(train, t
     for start in ("runs/two", "runs/two/checkpoints/step_00000010.ckpt"):
         command = [f"--resume={start}", *two_devices, "--trainer.max_steps=18"]
         if strategy == "ddp" and not rows:
-            run_forked(run_train, command)
+            run_forked(partial(subprocess.run, check=True), [sys.executable, REPOSITORY / "train.py", *command])
         else:
             run_ranks(main, command)
         rows.append(metrics("runs/two"))

@@ -134,13 +134,12 @@ def test_damage_is_noticed_and_repaired(tmp_path: Path, caplog: pytest.LogCaptur
     assert stream(write(tmp_path)) == stream_of(DOCUMENTS)
 
 
-@pytest.mark.parametrize("bit", range(8))
-def test_every_flipped_bit_of_a_json_file_is_noticed(tmp_path: Path, bit: int):
+def test_a_flipped_bit_in_any_byte_of_a_json_file_is_noticed(tmp_path: Path):
     write(tmp_path)
     path = tmp_path / "train.json"
     content = path.read_bytes()
     for offset in range(len(content)):
-        path.write_bytes(flipped(content, offset, bit))
+        path.write_bytes(flipped(content, offset, bit=offset % 8))
         assert open_split(tmp_path / "train.bin", "abc") is None, offset
     path.write_bytes(content)
     assert open_split(tmp_path / "train.bin", "abc") is not None
@@ -379,7 +378,7 @@ def test_a_killed_run_leaves_no_file_that_opens_and_the_next_one_starts_again(fo
     meet = partial(killed_while_writing, tmp_path / "cache")
     run = Forked(tokenise, folder, tmp_path / "cache", tmp_path / "said", meet)
     while not any(path.stat().st_size for path in tmp_path.glob("cache/*/train.bin.partial")):
-        assert run.is_alive(), "the run ended before it could be killed"
+        assert not run.keeper.poll(), "the run ended before it could be killed"
         time.sleep(0.005)
     os.kill(run.pid, signal.SIGKILL)
     assert run.status() == -signal.SIGKILL

@@ -18,7 +18,7 @@ from tests.measurements import learned_history
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("layers", "heads"), [(1, 1), (4, 4), (12, 12)])
+@pytest.mark.parametrize(("layers", "heads"), [(1, 1), (12, 12)])
 def test_no_two_labels_overlap_at_64_tokens(layers, heads):
     tokens = [*HOSTILE, "return", " self", "supercalifragilistic"]
     labels = [tokens[i % len(tokens)] for i in range(64)]

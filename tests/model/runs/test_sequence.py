@@ -19,6 +19,8 @@ from model.runs.sequence import RunSequence, StopSignals, TrainingInterrupted
 from model.training.module import GPTModule
 from tests.watching import before_call
 
+pytestmark = pytest.mark.usefixtures("no_pages")
+
 PARTS = (
     (RunSequence, "write_row"),
     (GPTModule, "on_validation_epoch_end"),

@@ -17,6 +17,8 @@ from model.training.schedule import ScheduleConfig, learning_rate_factor
 from tests.small_runs import csv_rows, metrics
 from tests.watching import before_call
 
+pytestmark = pytest.mark.usefixtures("no_pages")
+
 
 def validation_nats(gpt, text, length, num_tokens=None):
     """Of the last tenth of a text, every token predicted once, in float64 and without batches: per token, per byte."""
