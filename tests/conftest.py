@@ -86,6 +86,7 @@ def trained(small_options, tmp_path_factory):
 
     No test may change this folder; `finished_run` is a copy.
     """
+    from model.runs.results import finish
     from train import main
 
     @functools.cache
@@ -93,6 +94,7 @@ def trained(small_options, tmp_path_factory):
         folder = tmp_path_factory.mktemp("trained")
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
+            patch.setattr("train.finish", finish)  # with pages, whatever test is the first that asks
             assert main([*small_options, "--name=run", *options]) == 0
         return folder / "runs" / "run"
 
