@@ -175,7 +175,7 @@ class Glass:
         if unknown := [name for name in names if name not in means]:
             raise ValueError(f"the model has no part {unknown[0]!r}: it has {', '.join(means)}")
         replacing = {name: means[name] for name in names}
-        return Reading(self, tokens, replacing, changes=[f"without {name}" for name in names])
+        return Reading(self, tokens, replacing, [f"without {name}" for name in names])
 
     def encode(self, text: Text) -> Tensor:
         """Token ids (T,) of what `read` reads, on the model's device."""
@@ -231,9 +231,8 @@ class Glass:
                 raise ValueError(f"there is no token {place} in a text of {length} tokens")
         (layer, number), position = known[name], position % len(tokens)
         given = trace(self.gpt, other_tokens).heads[layer, source, number]
-        return Reading(
-            self, tokens, {name: given}, position, [f"{name} patched at token {position} (in this text only)"]
-        )
+        changes = [f"{name} patched at token {position} (in this text only)"]
+        return Reading(self, tokens, {name: given}, changes, position)
 
     def write(self, prompt: str = "", max_new_tokens: int = 50, *, seed: int | None = None, **options: Any) -> str:
         """Continues a prompt and returns the new text; options as in `model.generation.stream`, such as temperature.
@@ -350,16 +349,10 @@ class Reading:
     """
 
     def __init__(
-        self,
-        glass: Glass,
-        tokens: Tensor,
-        replacing: Means,
-        position: int | None = None,
-        changes: Sequence[str] = (),
+        self, glass: Glass, tokens: Tensor, replacing: Means, changes: list[str], position: int | None = None
     ) -> None:
-        self.glass, self.ids = glass, tokens.cpu()
+        self.glass, self.ids, self.changes = glass, tokens.cpu(), changes
         self.tokens = [glass.tokenizer.label(token) for token in tokens.tolist()]
-        self.changes = list(changes)
         self.replacing, self.position = replacing, position
 
     def edited(self, measured: str = "text", gpt: GPT | None = None) -> AbstractContextManager:

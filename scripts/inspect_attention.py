@@ -42,14 +42,9 @@ SUBJECT_OPTIONS = {
     "live": ("live", "run", "checkpoint", "prompt", "steps", "output", "open"),
 }
 # What can be shown instead of maps, and the options that choose nothing from it.
-SUBJECTS = {
-    "scores": ("step", "probe"),
-    "surprise": ("head",),
-    "lens": ("head",),
-    "attribution": ("head",),
-    "value_norms": ("head",),
-    "ablation": ("step", "head", "probe"),
-}
+SUBJECTS = {"scores": ("step", "probe")}
+SUBJECTS |= dict.fromkeys(("surprise", "lens", "attribution", "value_norms"), ("head",))
+SUBJECTS |= {"ablation": ("step", "head", "probe")}
 MIN_DPI = 36
 TITLE_CHARS = 60  # of a prompt in its page's title
 

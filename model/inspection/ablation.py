@@ -21,7 +21,6 @@ from model.inspection.trace import blocks_of, edited, embedding_tables, hooked, 
 
 MAX_TOKENS = 8192  # in one forward pass, over all rows
 
-
 Means = dict[str, Tensor]  # by the name of each part: (K,) for a head, else the width of the vectors
 
 

@@ -36,7 +36,7 @@ from numpy.typing import ArrayLike
 
 from model.files import parsing, write_atomically
 from model.inspection.heads import SCORES
-from model.inspection.probes import Probe
+from model.inspection.probes import Probe, Probes
 from model.inspection.survey import Habits, windows_of
 
 SCORE_DIGITS = 5  # decimals in scores.jsonl
@@ -93,23 +93,17 @@ class Snapshot:
     def from_json(cls, fields: dict) -> Snapshot:
         """Of a line of scores.jsonl, which has the habits too. Raises any error for other fields than those."""
         scores, checks = _arrays({name: fields["scores"][name] for name in SCORES}), _arrays(fields["checks"])
-        measured = {name: _arrays(fields[name]) for name in MEASURED}
+        measured = {name: _arrays(fields[name]) for name in ("fidelity", "causality", *MEASURED)}
         shape = np.stack([*scores.values(), measured["copying"]]).shape[1:]  # refuses arrays of several shapes
         heads = {f"head {layer}.{head}" for layer, head in np.ndindex(shape)}
         for changes in measured["ablation"].values():
             named = {part for part in changes if part.startswith("head ")}
             if not heads or named != heads or not all(isinstance(one, float) for one in changes.values()):
                 raise ValueError("its measurements are not of the same layers and heads")
-        return cls(
-            step=int(fields["step"]),
-            precision=str(fields["precision"]),
-            fidelity=_arrays(fields["fidelity"]),
-            causality=_arrays(fields["causality"]),
-            scores=scores,
-            habits=Habits(**fields["habits"] | {name: _arrays(fields["habits"][name]) for name in HABIT_ARRAYS}),
-            checks=NO_CHECKS | checks | {"replaced": int(checks["replaced"])},
-            **measured,
-        )
+        habits = Habits(**fields["habits"] | {name: _arrays(fields["habits"][name]) for name in HABIT_ARRAYS})
+        checks = NO_CHECKS | checks | {"replaced": int(checks["replaced"])}
+        step, precision = int(fields["step"]), str(fields["precision"])
+        return cls(step, precision, scores=scores, habits=habits, checks=checks, **measured)
 
 
 class AttentionArchive:
@@ -126,11 +120,7 @@ class AttentionArchive:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        probes: Mapping[str, Probe],
-        tokenizer: str,
-        windows: Mapping[str, Sequence[Probe]] | None = None,
+        self, folder: Path, probes: Probes, tokenizer: str, windows: Mapping[str, Sequence[Probe]] | None = None
     ) -> None:
         self.folder = Path(folder)
         self.probes = dict(probes)
@@ -228,14 +218,10 @@ def as_json(value: Any, digits: str) -> Any:
 
     digits: how floating-point numbers are rounded, as in a format string: ".4g" is to four significant digits.
     """
-
-    def rounded(number: float) -> float | None:
-        return float(f"{number:{digits}}") if math.isfinite(number) else None
-
-    if isinstance(value, float):
-        return rounded(value)
-    if isinstance(value, list):  # of up to a million numbers
-        return [rounded(item) if isinstance(item, float) else as_json(item, digits) for item in value]
+    if isinstance(value, float):  # first, for there may be a million
+        return float(f"{value:{digits}}") if math.isfinite(value) else None
+    if isinstance(value, list):
+        return [as_json(item, digits) for item in value]
     if isinstance(value, Mapping):
         return {name: as_json(item, digits) for name, item in value.items()}
     return as_json(value.tolist(), digits) if hasattr(value, "tolist") else value

@@ -139,8 +139,7 @@ class GatedNodes:
         self.gpt, self.modules = gpt, nodes_by_module(gpt)
         self.nodes = list(dict.fromkeys(chain.from_iterable(self.modules.values())))
         number = {node: place for place, node in enumerate(self.nodes)}
-        ends = {module: (number[nodes[0]], number[nodes[-1]] + 1) for module, nodes in self.modules.items()}
-        self.places = {module: slice(*ends_of) for module, ends_of in ends.items()}
+        self.places = {module: slice(number[of[0]], number[of[-1]] + 1) for module, of in self.modules.items()}
         with torch.no_grad():
             _, given = self.run(texts)
         self.means = {module: values.flatten(0, -2).mean(0) for module, values in given.items()}

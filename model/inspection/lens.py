@@ -61,15 +61,11 @@ def predictions(gpt: GPT, trace: Trace) -> dict:
         torch.cat(parts, dim=-1).cpu() for parts in zip(*pieces, strict=True)
     )
     has_next = torch.arange(T) < T - 1
-    bits = bits.where(has_next, math.nan)
+    bits, probability = bits.where(has_next, math.nan), probability.where(has_next, math.nan)
     return {
         "bits": bits,
         "rank": [int(place) if bit.isfinite() else None for place, bit in zip(rank, bits, strict=True)],
         "top": tops.T.tolist(),
         "top_probability": shares.T,
-        "lens": {
-            "token": token.tolist(),
-            "probability": probability.where(has_next, math.nan),
-            "divergence": divergence,
-        },
+        "lens": {"token": token.tolist(), "probability": probability, "divergence": divergence},
     }

@@ -1,6 +1,6 @@
 """The texts that a model is measured on while it is trained."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,9 @@ REPEATED_WINDOWS = 8
 PERIODS = (8 / 128, 16 / 128, 31 / 128, 50 / 128)  # of repeated tokens, as shares of a window; none is half of it
 MIN_PROBE_TOKENS = 5  # of the shortest repeated probe: one token, and two that are repeated
 MAX_PROBE_TOKENS = 8192  # a head's map of so many takes 128 MiB
+
+
+Label = Callable[[int], str]  # the text of a token
 
 
 @dataclass(frozen=True)
@@ -34,20 +37,17 @@ class Probe:
             raise ValueError("the period of a probe is at most half of its length")
 
 
+Probes = Mapping[str, Probe]  # "text" and "repeated"
+
+
 def draw_repeated_probe(
-    candidates: Collection[int],
-    max_period: int,
-    label: Callable[[int], str],
-    *,
-    first: int | None = None,
-    seed: int = 0,
+    candidates: Collection[int], max_period: int, label: Label, *, first: int | None = None, seed: int = 0
 ) -> Probe:
     """Distinct random tokens, repeated once. Heads that look back for repetitions show on it.
 
     Args:
         candidates: the token ids to draw from.
         max_period: how many are drawn, if there are so many.
-        label: the text of a token.
         first: if given, it comes before the random tokens and is never drawn.
     """
     candidates = sorted(set(candidates) - {first})
@@ -58,7 +58,7 @@ def draw_repeated_probe(
     return Probe(tokens, [label(token) for token in tokens], period)
 
 
-def text_windows(tokens: Sequence[int], length: int, label: Callable[[int], str]) -> list[Probe]:
+def text_windows(tokens: Sequence[int], length: int, label: Label) -> list[Probe]:
     """TEXT_WINDOWS windows of the tokens, spread evenly over them; fewer if there are not so many."""
     count = max(1, min(TEXT_WINDOWS, len(tokens) // length))
     starts = [(len(tokens) - length) * i // max(1, count - 1) for i in range(count)] if len(tokens) > length else [0]
@@ -67,12 +67,11 @@ def text_windows(tokens: Sequence[int], length: int, label: Callable[[int], str]
 
 
 def repeated_windows(
-    candidates: Collection[int], length: int, label: Callable[[int], str], *, first: int | None = None
+    candidates: Collection[int], length: int, label: Label, *, first: int | None = None
 ) -> list[Probe]:
     """REPEATED_WINDOWS windows of random tokens that repeat themselves over and over, at several periods.
 
-    Args:
-        candidates, label, first: as in `draw_repeated_probe`.
+    candidates, first: as in `draw_repeated_probe`.
     """
     candidates = sorted(set(candidates) - {first})
     generator, windows = torch.Generator().manual_seed(0), []

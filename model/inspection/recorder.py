@@ -34,7 +34,7 @@ from model.inspection.archive import DETAILS_DIGITS, AttentionArchive, Snapshot,
 from model.inspection.attribution import attribution
 from model.inspection.copying import copying_scores, value_norms
 from model.inspection.lens import predictions, stages
-from model.inspection.probes import Probe
+from model.inspection.probes import Label, Probes
 from model.inspection.survey import Windows, survey, windows_of
 from model.inspection.trace import AttendCall, blocks_of, in_float32, observed, trace, undisturbed
 
@@ -63,12 +63,9 @@ class Capture:
 
 @torch.no_grad()
 def capture(gpt: GPT, tokens: Tensor | Sequence[int], *, autocast: torch.dtype | None = None) -> Capture:
-    """Every attention map of the model on one sequence, (T,) or (1, T).
+    """Every attention map of the model on one sequence, (T,) or (1, T). The model runs as in `undisturbed`.
 
-    The model runs in eval mode and without its compiled code. Its modes, its weights and the random number generators
-    are the same before and after.
-
-    autocast: run the model under autocast to this type, as mixed-precision training does. None runs it as it is.
+    autocast: as there.
 
     Raises ValueError as `one_sequence` and `GPT.known_ids`, and for a sequence that is longer than the model's context.
     """
@@ -118,20 +115,15 @@ def one_sequence(tokens: Tensor | Sequence[int]) -> Tensor:
 
 
 def record_snapshot(
-    archive: AttentionArchive,
-    gpt: GPT,
-    step: int,
-    label: Callable[[int], str] = str,
-    *,
-    autocast: torch.dtype | None = None,
+    archive: AttentionArchive, gpt: GPT, step: int, label: Label = str, *, autocast: torch.dtype | None = None
 ) -> dict[str, float]:
     """Adds what `take_snapshot` measures on the archive's probes to the archive, and returns the metrics to log.
 
     Keys: attention/fidelity, attention/causality, and attention/SCORE/layer_N, the best head of each layer.
     """
     taken = take_snapshot(gpt, archive.probes, step, label, windows=archive.windows, autocast=autocast)
-    snapshot, maps, details = taken
-    archive.add(snapshot, maps, details)
+    archive.add(*taken)
+    snapshot = taken[0]
     best = {
         f"attention/{name}/layer_{layer}": float(heads.max())
         for name, score in snapshot.scores.items()
@@ -142,9 +134,9 @@ def record_snapshot(
 
 def take_snapshot(
     gpt: GPT,
-    probes: Mapping[str, Probe],
+    probes: Probes,
     step: int,
-    label: Callable[[int], str] = str,
+    label: Label = str,
     *,
     windows: Mapping[str, Windows] | None = None,
     edited: Edited = lambda *_: nullcontext(),
@@ -153,7 +145,6 @@ def take_snapshot(
     """Measures a model on the probes "text" and "repeated".
 
     Args:
-        label: the text of a token.
         windows: over which heads are measured and ablated parts averaged; the probes if None.
         edited: from "text", "repeated" or "windows" and the model, or its copy in float32, to a context in which that
             is as it shall be measured there.
@@ -167,8 +158,7 @@ def take_snapshot(
     snapshot, maps = take_maps(coarse, gpt, probes, step, windows, edited=edited, autocast=autocast)
     device = gpt.token_embedding.weight.device
     tokens = {name: torch.tensor(probe.tokens, device=device) for name, probe in probes.items()}
-    losses, changes = {}, {}
-    measured: dict[str, dict] = {}
+    losses, changes, measured = {}, {}, {}
     shown: set[int] = set()
     with undisturbed(gpt):  # what is computed beside the model must not run under an autocast of the caller either
         means = part_means(gpt, windows["text"].sample)
@@ -180,27 +170,19 @@ def take_snapshot(
             predicted = predictions(gpt, traced)
             parts, error = attribution(gpt, traced)
             shown.update(*predicted["top"], *predicted["lens"]["token"])
-            measured[name] = {
-                **predicted,
-                "attribution": torch.stack(list(parts.values())),
-                "attribution_error": error,
-                "value_norms": value_norms(gpt, traced),
-            }
+            given = {"attribution": torch.stack(list(parts.values())), "attribution_error": error}
+            measured[name] = predicted | given | {"value_norms": value_norms(gpt, traced)}
         copying = copying_scores(gpt).numpy()
-    details = {
-        "parts": list(parts),
-        "sublayers": stages(gpt),
-        "tokens": {str(token): label(token) for token in sorted(shown)},
-        "probes": measured,
-    }
-    taken = replace(snapshot, loss=losses, ablation=changes, copying=copying)
-    return taken, maps, as_json(details, DETAILS_DIGITS)
+    texts = {str(token): label(token) for token in sorted(shown)}
+    details = {"parts": list(parts), "sublayers": stages(gpt), "tokens": texts, "probes": measured}
+    snapshot = replace(snapshot, loss=losses, ablation=changes, copying=copying)
+    return snapshot, maps, as_json(details, DETAILS_DIGITS)
 
 
 def take_maps(
     gpt: GPT,
     exact: GPT,
-    probes: Mapping[str, Probe],
+    probes: Probes,
     step: int,
     windows: Mapping[str, Windows],
     *,
@@ -219,13 +201,8 @@ def take_maps(
     worst = {name: np.max([one.checks[name] for one in taken], axis=0) for name in taken[0].checks}
     with edited("windows", exact):
         scores, habits = survey(exact, windows)
-    snapshot = Snapshot(
-        step=step,
-        precision=captures["text"].precision,
-        fidelity=float(np.max([one.fidelity for one in taken])),  # NaN if one of them is
-        causality=float(np.max([one.causality for one in taken])),
-        checks=worst | {"replaced": max(taken, key=lambda one: one.causality).checks["replaced"]},
-        scores=scores,
-        habits=habits,
-    )
+    fidelity, causality = np.max([(one.fidelity, one.causality) for one in taken], axis=0).tolist()  # NaN if one is
+    checks = worst | {"replaced": max(taken, key=lambda one: one.causality).checks["replaced"]}
+    precision = captures["text"].precision
+    snapshot = Snapshot(step, precision, fidelity, causality, scores, habits, checks=checks)
     return snapshot, {name: one.weights.numpy() for name, one in captures.items()}

@@ -8,7 +8,7 @@ Shapes: N windows, L layers, H heads, T tokens; 3 parts of a window: all of it, 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -70,16 +70,17 @@ class Windows:
 
     kind: "text" or "repeated".
     attention_window: how many keys a query of the model sees at most, see `sliding_window_mask`.
+    within: the same texts for models with an attention window, by that, so that each is prepared once.
     """
 
     kind: str
     texts: Sequence[Probe]
     attention_window: int | None = None
+    within: dict[int | None, "Windows"] = field(default_factory=dict, repr=False, compare=False)
 
-    @cached_property
-    def within(self) -> dict[int, "Windows"]:
-        """The same texts for models with an attention window, by that, so that each is prepared once."""
-        return {}
+    def seen_through(self, window: int | None) -> "Windows":
+        """What no query of a model sees is not what its heads could choose."""
+        return self.within.setdefault(window, replace(self, attention_window=window))
 
     @property
     def length(self) -> int:
@@ -166,12 +167,7 @@ def windows_of(texts: Mapping[str, Probe | Sequence[Probe]]) -> dict[str, Window
 def survey(gpt: GPT, windows: Mapping[str, Windows]) -> tuple[dict[str, np.ndarray], Habits]:
     """The scores (L, H) of a model, and what its heads do. The model runs as in `capture`, without autocast."""
     measured = {}
-    window = gpt.config.window
-    if window is not None:  # what no query sees is not what its heads could choose
-        windows = {
-            name: of_kind.within.setdefault(window, replace(of_kind, attention_window=window))
-            for name, of_kind in windows.items()
-        }
+    windows = {name: of_kind.seen_through(gpt.config.window) for name, of_kind in windows.items()}
     with undisturbed(gpt):
         for name, of_kind in windows.items():
             rows = max(1, MAX_WEIGHTS // (gpt.config.num_heads * of_kind.length**2))

@@ -23,6 +23,8 @@ from torch import Tensor, nn
 from model.attention import CausalSelfAttention
 from model.gpt import GPT, Block, in_eval_mode
 
+ByModule = dict[nn.Module, Tensor]
+
 
 @dataclass(frozen=True)
 class Trace:
@@ -201,9 +203,7 @@ def undisturbed(gpt: GPT, autocast: torch.dtype | None = None) -> Iterator[None]
 
 
 @contextmanager
-def hooked(
-    gpt: GPT, more: Iterable[nn.Module] = ()
-) -> Iterator[tuple[dict[nn.Module, Tensor], dict[nn.Module, Tensor]]]:
+def hooked(gpt: GPT, more: Iterable[nn.Module] = ()) -> Iterator[tuple[ByModule, ByModule]]:
     """Collects the first argument and the result of the tables, blocks and other modules that measurements read.
 
     Of every module it would be many times the memory. more: others to collect from, each once.
@@ -211,8 +211,8 @@ def hooked(
     modules = [gpt.embedding_norm, gpt.final_norm, *embedding_tables(gpt).values(), *value_tables(gpt).values()]
     for block in blocks_of(gpt):
         modules += [block, block.attention.output_proj, block.feed_forward_norm, block.feed_forward]
-    inputs: dict[nn.Module, Tensor] = {}
-    outputs: dict[nn.Module, Tensor] = {}
+    inputs: ByModule = {}
+    outputs: ByModule = {}
 
     def keep(module: nn.Module, args: tuple[Tensor, ...], result: Tensor) -> None:
         inputs[module], outputs[module] = args[0], result

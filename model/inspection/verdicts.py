@@ -84,13 +84,8 @@ def new_warnings(snapshots: Sequence[Snapshot]) -> list[str]:
 
 def _failed(snapshots: Sequence[Snapshot]) -> dict[str, str]:
     """By the name of each check that fails, what to say of the last snapshot that shows it."""
-    judged = [(one, verdicts(one)) for one in snapshots]
-    return {
-        name: f"At step {one.step} {say(one)}."
-        for name, (_, say) in CHECKS.items()
-        for one, found in judged
-        if found[name] is False
-    }
+    failed = {name: one for one in snapshots for name, holds in verdicts(one).items() if holds is False}
+    return {name: f"At step {failed[name].step} {CHECKS[name][1](failed[name])}." for name in CHECKS if name in failed}
 
 
 def _noise(snapshot: Snapshot) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from itertools import groupby, pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -14,9 +13,9 @@ from xml.sax.saxutils import escape, quoteattr
 
 from model.checks import listed
 from model.inspection.circuit import Circuit, Edge, Node
+from model.inspection.probes import Label
 from model.pages.describe import visible
 
-Label = Callable[[int], str]  # the text of a token
 Place = tuple[int, Node]  # a node at a level; a channel of the stream has one at each level that writes it
 
 MAX_DRAWN = 2000  # weights

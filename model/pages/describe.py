@@ -22,7 +22,7 @@ from torch import Tensor
 from model.checks import listed
 from model.inspection.archive import Snapshot
 from model.inspection.heads import SCORES, choosing, is_delimiter, threshold
-from model.inspection.probes import Probe
+from model.inspection.probes import Probes
 from model.inspection.survey import Count, Habits
 
 CHANCE = 1e-7  # how likely random attention may be to get a name
@@ -282,7 +282,7 @@ def _quoted(label: str) -> str:
 
 
 def opening_view(
-    snapshot: Snapshot, maps: Mapping[str, ArrayLike], probes: Mapping[str, Probe], shown: int | None = None
+    snapshot: Snapshot, maps: Mapping[str, ArrayLike], probes: Probes, shown: int | None = None
 ) -> dict[str, Any]:
     """The head that teaches most, and the token that shows it: {"head", "probe", "token", "score"}.
 

@@ -27,6 +27,7 @@ from model.pages.history import History, check_comparable
 DIGITS = 5  # significant ones of a weight: enough to tell every float16 from its neighbours
 
 Head = tuple[int, int]  # layer, head
+Heads = Sequence[Head] | None  # None for all
 Row = dict[str, Any]  # column -> str, int, float, or None for what is not known
 TOPS = [f"top_{place}{part}" for place in range(1, TOP + 1) for part in ("", "_probability")]
 
@@ -84,8 +85,7 @@ TABLES = {
     "scores": Table("Scores of heads over the steps", ["run", "step", *HEAD, *SCORES, "copying"]),
     "surprise": Table("Predictions of the next token", [*ABOUT, *TOKEN, "bits", "rank", *TOPS]),
     "lens": Table(
-        "Early predictions of the next token",
-        [*ABOUT, "sublayer", *TOKEN, "likeliest", "probability", "divergence"],
+        "Early predictions of the next token", [*ABOUT, "sublayer", *TOKEN, "likeliest", "probability", "divergence"]
     ),
     "attribution": Table("What each part adds to the logit of the next token", [*ABOUT, "part", *TOKEN, "logit"]),
     "value_norms": Table("What a head's full weight on a token moves", [*ABOUT, *HEAD, *TOKEN, "value_norm"]),
@@ -131,7 +131,7 @@ def choose_step(history: History, step: int | None = None, *, reads_maps: bool =
     return step
 
 
-def choose_heads(names: Sequence[str] | None, shown: Sequence[History]) -> list[Head] | None:
+def choose_heads(names: Sequence[str] | None, shown: Sequence[History]) -> Heads:
     """The heads named LAYER.HEAD, or None for all. Raises ValueError for one that is not in every model, or no maps."""
     if empty := [history.name for history in shown if not history.snapshots]:
         raise ValueError(f"{empty[0]} has no recorded maps")
@@ -146,7 +146,7 @@ def choose_heads(names: Sequence[str] | None, shown: Sequence[History]) -> list[
 
 
 def choose_maps(
-    shown: Sequence[History], step: int | None, probe: str, heads: Sequence[Head] | None
+    shown: Sequence[History], step: int | None, probe: str, heads: Heads
 ) -> tuple[list[int], list[np.ndarray]]:
     """Of each model the step and its maps (L, H, T, T). Raises ValueError if two cannot be subtracted."""
     steps = [choose_step(history, step) for history in shown]
@@ -158,12 +158,10 @@ def choose_maps(
 # ---- the rows
 
 
-def table_rows(
-    name: str, shown: Sequence[History], step: int | None, probe: str, heads: Sequence[Head] | None
-) -> Iterator[Row]:
+def table_rows(name: str, shown: Sequence[History], step: int | None, probe: str, heads: Heads) -> Iterator[Row]:
     """The rows of one of TABLES: "scores" and "ablation" at every step, others at one, by default the last.
 
-    heads: those that the rows of weights and scores are of; None for all.
+    heads: those that the rows of weights and scores are of.
 
     Raises ValueError if the step was not recorded, or if two models cannot be compared; FileNotFoundError if the file
     that is needed has been removed.
@@ -177,7 +175,7 @@ def table_rows(
     return (row for history in shown for row in _details(name, history, step, probe))
 
 
-def _weights(shown: Sequence[History], step: int | None, probe: str, heads: Sequence[Head] | None) -> Iterator[Row]:
+def _weights(shown: Sequence[History], step: int | None, probe: str, heads: Heads) -> Iterator[Row]:
     steps, maps = choose_maps(shown, step, probe, heads)
     about = {"run": shown[0].name, "step": steps[0], "probe": probe}
     about |= {"other_run": shown[-1].name, "other_step": steps[-1]}
@@ -193,7 +191,7 @@ def _weights(shown: Sequence[History], step: int | None, probe: str, heads: Sequ
                 yield of_head | tokens | weights | {"difference": difference[query, key]}
 
 
-def _scores(history: History, heads: Sequence[Head] | None) -> Iterator[Row]:
+def _scores(history: History, heads: Heads) -> Iterator[Row]:
     for snapshot in history.snapshots:
         fields = snapshot.to_json()
         scores = fields["scores"] | {"copying": fields["copying"]}

@@ -13,7 +13,7 @@ import numpy as np
 
 from model.inspection.archive import AttentionArchive, Snapshot
 from model.inspection.heads import SCORES
-from model.inspection.probes import Probe
+from model.inspection.probes import Probes
 from model.pages.describe import find_patterns
 
 MAX_CURVE_POINTS = 300
@@ -30,7 +30,7 @@ class History:
     """
 
     name: str
-    probes: Mapping[str, Probe]
+    probes: Probes
     snapshots: Sequence[Snapshot]
     load: Callable[[int], Mapping[str, np.ndarray]]
     steps: Sequence[int]

@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike
 
 from model.files import write_atomically
 from model.pages.describe import shortened, visible
-from model.pages.export import Head, choose_maps
+from model.pages.export import Head, Heads, choose_maps
 from model.pages.history import History
 from model.pages.template import COLOURS, PALETTES
 
@@ -52,7 +52,7 @@ THEMES = {
 
 
 def draw_maps(
-    shown: Sequence[History], output: Path, step: int | None, probe: str, heads: Sequence[Head] | None, **options: Any
+    shown: Sequence[History], output: Path, step: int | None, probe: str, heads: Heads, **options: Any
 ) -> None:
     """A picture of the maps at a step, by default the last; of two models with their difference."""
     steps, maps = choose_maps(shown, step, probe, heads)
@@ -162,12 +162,7 @@ def grid_figure(
 
 
 def draw_scores(
-    runs: Sequence[History],
-    path: Path,
-    heads: Sequence[Head] | None = None,
-    *,
-    theme: str = "light",
-    dpi: int | None = None,
+    runs: Sequence[History], path: Path, heads: Heads = None, *, theme: str = "light", dpi: int | None = None
 ) -> None:
     """Writes a picture of scores over steps: for each run a panel a score, in it a line a head.
 
@@ -273,9 +268,8 @@ def _settings(theme: str) -> dict[str, Any]:
     colours = THEMES[theme]
     inks = ("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color")
     settings = dict.fromkeys(inks, colours["ink"]) | dict.fromkeys(("axes.edgecolor", "grid.color"), colours["line"])
-    return (
-        settings | dict.fromkeys(("figure.facecolor", "axes.facecolor"), colours["paper"]) | {"text.parse_math": False}
-    )
+    settings |= dict.fromkeys(("figure.facecolor", "axes.facecolor"), colours["paper"])
+    return settings | {"text.parse_math": False}
 
 
 def _colour_map(colours: Sequence[str] = COLOURS) -> Colormap:

@@ -34,7 +34,7 @@ from model.gpt import GPT
 from model.inspection.ablation import Means, part_means
 from model.inspection.archive import Snapshot
 from model.inspection.experiments import first_steps, try_all
-from model.inspection.probes import Probe
+from model.inspection.probes import Probes
 from model.inspection.recorder import take_maps
 from model.inspection.survey import Windows, windows_of
 from model.inspection.trace import blocks_of, in_float32, undisturbed
@@ -54,6 +54,8 @@ FUNCTION = re.compile(r"^(?P<indent> *)def .*:\n(?:(?:(?P=indent) +.*)?\n)+(?=(?
 ACTIVATION = re.compile(r"^  (\w+): \(x\) => ", re.MULTILINE)  # a line of the table in network.js
 OPENING = (120, 320)  # characters: some 35 to 100 tokens
 
+Models = Sequence[tuple[int, GPT]]  # by step, in ascending order
+
 
 @dataclass(frozen=True)
 class Packed:
@@ -69,18 +71,15 @@ class Packed:
 
     def elements(self) -> list[str]:
         """The HTML elements "manifest" and "weights-0", "weights-1", ..."""
-        texts = [
-            f'<script type="text/plain" id="weights-{number}">{text}</script>'
-            for number, text in enumerate(self.blocks)
-        ]
+        texts = (f'<script type="text/plain" id="weights-{i}">{text}</script>' for i, text in enumerate(self.blocks))
         return [template.json_element("manifest", self.manifest), *texts]
 
 
 def model_page(
     name: str,
-    snapshots: Sequence[tuple[int, GPT]],
+    snapshots: Models,
     tokenizer: Any,
-    probes: Mapping[str, Probe],
+    probes: Probes,
     opening: Sequence[int] | None = None,
     windows: Mapping[str, Windows] | None = None,
     recorded: Sequence[Snapshot] = (),
@@ -89,7 +88,6 @@ def model_page(
 
     Args:
         name: of the model.
-        snapshots: (step, model) in ascending order.
         tokenizer: one of `data.tokenizers`.
         probes: "text" and "repeated"; on "text" the page checks that it computes what the model does.
         opening: tokens that the page opens with; None opens with a function in the windows, or else with the text.
@@ -134,16 +132,11 @@ def model_page(
     return page, first_steps(list(maps), found)
 
 
-def pack(
-    snapshots: Sequence[tuple[int, GPT]],
-    tokenizer: Mapping[str, Any],
-    probe: Sequence[int],
-    sample: Tensor | None = None,
-) -> Packed:
+def pack(snapshots: Models, tokenizer: Mapping[str, Any], probe: Sequence[int], sample: Tensor | None = None) -> Packed:
     """The data of a page that runs a model, or several snapshots of one.
 
     Args:
-        snapshots: (step, model), of one config, in the order of a slider; the page opens with the last.
+        snapshots: of one config, in the order of a slider; the page opens with the last.
         tokenizer: as a checkpoint has it.
         probe: T tokens that the page reads to check itself, and by which the cost of rounding is measured.
         sample: (N, T), over which parts are averaged; the probe if None.
@@ -193,7 +186,7 @@ def pack(
         reference = _append(content, "reference", "float32", [logits[positions]])
         blocks.append(base64.b64encode(content).decode())
     manifest = {
-        "note": _attention_note(snapshots[-1][1], tokens),
+        "note": _attention_note(exact, tokens),
         "config": asdict(config),
         "tokenizer": {**tokenizer, "tokens": base64.b64encode(tokenizer["tokens"]).decode()},
         "steps": [step for step, _ in snapshots],
@@ -226,7 +219,7 @@ def opening_text(texts: Iterable[str]) -> str | None:
     return None
 
 
-def _kind_that_fits(snapshots: Sequence[tuple[int, GPT]]) -> str:
+def _kind_that_fits(snapshots: Models) -> str:
     """How matrices are stored, by their size alone, so that no large model is packed in vain."""
     gpt, size = snapshots[0][1], 0.0
     numbers, rows = gpt.num_parameters(), sum(map(len, gpt.parameters()))
@@ -262,19 +255,20 @@ def _rounded(gpt: GPT, kind: str) -> tuple[GPT, dict[str, tuple[str, list[Tensor
 def _attention_note(gpt: GPT, tokens: Tensor) -> str:
     """What to say of a model whose `attend` is not the standard attention, which the page computes; else "".
 
-    The tokens (1, T) are repeated up to the context's end: an `attend` may differ only for keys that are far away.
+    The tokens (1, T) are repeated up to the context's end: an `attend` may differ only for keys that are far away. The
+    model is left with the standard attention.
     """
-    model, context = copy.deepcopy(gpt).float().cpu(), gpt.config.context_length
+    context = gpt.config.context_length
     tokens = tokens.repeat(1, math.ceil(context / tokens.shape[1]))[:, :context]
 
     def standard_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=True)
 
-    with undisturbed(model), torch.no_grad():
-        logits = model(tokens)
-        for block in blocks_of(model):
+    with undisturbed(gpt), torch.no_grad():
+        logits = gpt(tokens)
+        for block in blocks_of(gpt):
             block.attention.attend = standard_attention
-        difference = (model(tokens) - logits).abs().max().item()
+        difference = (gpt(tokens) - logits).abs().max().item()
     if difference <= MAX_DIFFERENCE:
         return ""
     return (

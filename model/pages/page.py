@@ -58,13 +58,14 @@ def attention_page(runs: Sequence[History], title: str, *, max_bytes: int = MAX_
     data["runs"] = []
     elements: list[str] = []
     for run, of_run in zip(runs, blocks, strict=True):
-        numbers = {}  # of the elements that hold a step
+        places = {}  # of each step: the numbers of the elements that hold its maps and its details
         for step, texts in of_run.items():
-            numbers[step] = [*range(len(elements), len(elements) + len(texts))]
-            elements += [template.json_element(f"block-{numbers[step][i]}", text) for i, text in enumerate(texts)]
+            *maps, details = numbers = range(len(elements), len(elements) + len(texts))
+            places[step] = {"blocks": maps, "details": details}
+            elements += [template.json_element(f"block-{i}", text) for i, text in zip(numbers, texts, strict=True)]
         # Of each probe, whether the first update left its maps as they were.
         unmoved = [before == after for before, after in zip(of_run.get(0, []), of_run.get(1, []), strict=False)]
-        data["runs"].append(about(run, length) | {"snapshots": _curves(run, numbers), "unmoved": unmoved})
+        data["runs"].append(about(run, length) | {"snapshots": _curves(run, places), "unmoved": unmoved})
     return template.fill("page", data, elements)
 
 
@@ -158,8 +159,7 @@ def about(run: History, length: int) -> dict:
         "layers": layers,
         "heads": heads,
         "probes": [
-            {"name": name, "labels": probe.labels[:length], "period": probe.period}
-            for name, probe in run.probes.items()
+            {"name": name, "labels": of.labels[:length], "period": of.period} for name, of in run.probes.items()
         ],
         "uniform": run.uniform,
         "threshold": {name: threshold(uniform) for name, uniform in run.uniform.items()},
@@ -167,16 +167,10 @@ def about(run: History, length: int) -> dict:
     }
 
 
-def _curves(run: History, blocks: Mapping[int, Sequence[int]]) -> list[dict]:
-    """A run's errors and scores by step. `blocks`: the numbers of the blocks of each step."""
-    snapshots = []
-    for snapshot in run.snapshots:
-        if snapshot.step in run.curve_steps or snapshot.step in blocks:
-            snapshots.append(snapshot.to_json() | verdicts(snapshot))
-            if snapshot.step in blocks:
-                *maps, details = blocks[snapshot.step]
-                snapshots[-1] |= {"blocks": maps, "details": details}
-    return snapshots
+def _curves(run: History, places: Mapping[int, dict]) -> list[dict]:
+    """A run's errors and scores by step, and where the page has the maps of a step."""
+    shown = [one for one in run.snapshots if one.step in run.curve_steps or one.step in places]
+    return [one.to_json() | verdicts(one) | places.get(one.step, {}) for one in shown]
 
 
 def legend(title: str) -> dict[str, Any]:

@@ -94,9 +94,7 @@ def _program(entry: str) -> str:
 @cache
 def _with_imports(name: str) -> str:
     """The URL of a module that needs no import map. What two of its modules import is in it twice."""
-    return _url(
-        IMPORT.sub(lambda found: found[0].replace(f'"{found[1]}"', f'"{_with_imports(found[1])}"'), _read(name))
-    )
+    return _url(IMPORT.sub(lambda line: line[0].replace(f'"{line[1]}"', f'"{_with_imports(line[1])}"'), _read(name)))
 
 
 def _url(source: str) -> str:
