@@ -9,6 +9,7 @@ import csv
 import hashlib
 import io
 import math
+import os
 import re
 import shutil
 import tempfile
@@ -170,6 +171,7 @@ def _column_index(names: list[str], column: str, label: str) -> int:
 
 def import_datasets() -> ModuleType:
     """`datasets`, which takes seconds to import, silenced: the errors that it also logs are raised here."""
+    os.environ.setdefault("HF_UPDATE_DOWNLOAD_COUNTS", "0")  # or the Hub is told of each table, a local one too
     import datasets
     import huggingface_hub
 

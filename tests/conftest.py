@@ -12,7 +12,6 @@ from hypothesis import settings
 from tests import forks, gpts, small_runs
 
 gc.disable()  # until everything is imported, which leaves next to nothing to collect
-os.environ["HF_UPDATE_DOWNLOAD_COUNTS"] = "0"  # reading a table would tell the Hub, and wait for it
 
 settings.register_profile("unhurried", deadline=None)  # no test asserts a duration
 settings.load_profile("unhurried")

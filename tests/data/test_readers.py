@@ -196,6 +196,13 @@ def test_tables_are_one_document_a_row(tmp_path: Path, table: str, compression: 
             list(table_passages(path, "year"))
 
 
+def test_a_local_table_is_read_without_the_network(tmp_path: Path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("socket.getaddrinfo", lambda host, *_, **__: asked.append(host) or [])
+    write_table(tmp_path / "rows.arrow")
+    assert list(table_passages(tmp_path / "rows.arrow", "text")) and not asked
+
+
 def test_the_ending_says_whether_a_file_is_a_table():
     kinds = {".json": "a.json a.JSON.gz", ".csv": "a.csv a.b.csv.zst a.tsv.csv", ".tsv": "a.tsv A.TSV a.csv.TSV.GZ"}
     kinds |= {".jsonl": "a.jsonl", ".parquet": "a.parquet", ".arrow": "a.arrow.GZ"}
