@@ -181,12 +181,14 @@ def use_int8(model: nn.Module) -> None:
     Those whose width is no multiple of 16 stay as they are: PyTorch's operation reads beyond the end of their rows.
     Raises ValueError where all of them are such.
     """
-    places = [(module, *named) for module in model.modules() for named in module.named_children()]
-    linear = [place for place in places if isinstance(place[2], nn.Linear) and place[2].in_features % 16 == 0]
-    if not linear:
+    rounded = 0
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.Linear) and child.in_features % 16 == 0:
+                setattr(module, name, Int8Linear(child))
+                rounded += 1
+    if not rounded:
         raise ValueError("--dtype int8 can round no layer here, as none has a width that 16 divides: leave it out")
-    for module, name, layer in linear:
-        setattr(module, name, Int8Linear(layer))
 
 
 def rms_norm(x: Tensor) -> Tensor:
