@@ -26,8 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from data.tokenizers import END_OF_TEXT, Tokenizer
-from model.checkpoint import load_gpt
-from model.exchange.huggingface import check_tokenizer, from_huggingface, local_folder
+from model.checkpoint import load_gpt, read_checkpoint
+from model.exchange.huggingface import CONFIG, check_tokenizer, from_huggingface, local_folder, read_json
 from model.generation import generate
 from model.gpt import GPT
 from model.inspection.ablation import Means, part_means, replaced, without_each
@@ -88,6 +88,15 @@ def is_huggingface(source: str | Path | None) -> bool:
     if source is None or Path(source).exists():
         return source is not None and (Path(source) / "config.json").is_file()
     return isinstance(source, str) and HUB_NAME.fullmatch(source) is not None and not source.startswith(f"{RUNS}/")
+
+
+def masks_documents(source: Path | None) -> bool:
+    """Whether a model that `open_run` opens was trained to attend within a document, as far as its files tell."""
+    if is_huggingface(source):
+        about = read_json(local_folder(source) / CONFIG)
+    else:
+        about = read_checkpoint(find_checkpoint(source), on_disk=True)
+    return bool(about.get("document_masking"))
 
 
 @dataclass(eq=False, repr=False)

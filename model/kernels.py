@@ -188,7 +188,7 @@ def use_int8(model: nn.Module) -> None:
                 setattr(module, name, Int8Linear(child))
                 rounded += 1
     if not rounded:
-        raise ValueError("--dtype int8 can round no layer here, as none has a width that 16 divides: leave it out")
+        raise ValueError("no layer has a width that 16 divides, as products in 8 bits need it: write with float32")
 
 
 def rms_norm(x: Tensor) -> Tensor:

@@ -54,8 +54,9 @@ def import_model(arguments: argparse.Namespace) -> None:
     import torch
 
     from model.checkpoint import WEIGHT_PREFIX
-    from model.exchange.huggingface import CONFIG, check_tokenizer, from_huggingface, local_folder, read_json
+    from model.exchange.huggingface import check_tokenizer, from_huggingface, local_folder
     from model.files import atomic_file
+    from model.glass import masks_documents
 
     output = arguments.output
     if output.exists():
@@ -71,7 +72,7 @@ def import_model(arguments: argparse.Namespace) -> None:
         "gpt_config": asdict(gpt.config),
         "tokenizer": tokenizer.to_dict(),
         "global_step": 0,
-        "document_masking": read_json(folder / CONFIG).get("document_masking", False),
+        "document_masking": masks_documents(folder),
     }
     with atomic_file(output) as file:
         torch.save(checkpoint, file)
@@ -97,10 +98,9 @@ def tokenizer_of(folder: Path, gpt: GPT, name: str | None) -> Tokenizer:
 
 
 def export_model(arguments: argparse.Namespace) -> None:
-    from model.checkpoint import read_checkpoint
     from model.exchange.gguf import to_gguf
     from model.exchange.huggingface import OUR_CLASS, to_huggingface
-    from model.glass import open_run
+    from model.glass import masks_documents, open_run
 
     glass = open_run(arguments.checkpoint)
     gpt, tokenizer, output = glass.gpt, glass.tokenizer, arguments.output
@@ -108,8 +108,7 @@ def export_model(arguments: argparse.Namespace) -> None:
         to_gguf(gpt, output, tokenizer)
         print(f"{output}: {gpt.num_parameters():,} parameters in float32")
     else:
-        trained = read_checkpoint(glass.checkpoint, on_disk=True) if glass.checkpoint else {}
-        masking = trained.get("document_masking", False)
+        masking = masks_documents(arguments.checkpoint)
         class_name = to_huggingface(gpt, output, tokenizer, document_masking=masking)
         print(f"{output}: {class_name}, {gpt.num_parameters():,} parameters")
         if class_name == OUR_CLASS:

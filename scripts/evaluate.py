@@ -61,18 +61,12 @@ def main(argv: list[str] | None = None) -> None:
 
 def run_data(checkpoint: Path | None) -> dict[str, Any]:
     """The options of the data that the checkpoint's run was trained on: outside a run, those that the file knows."""
-    from model.checkpoint import read_checkpoint
-    from model.exchange import huggingface
-    from model.glass import is_huggingface
+    from model.glass import is_huggingface, masks_documents
 
-    if is_huggingface(checkpoint):
-        known = huggingface.read_json(huggingface.local_folder(checkpoint) / huggingface.CONFIG)
-    elif run_dir := run_of(path := find_checkpoint(checkpoint)):
+    if not is_huggingface(checkpoint) and (run_dir := run_of(find_checkpoint(checkpoint))):
         section = read_config(run_dir / CONFIG).get("data")
         return section if isinstance(section, dict) else {}
-    else:
-        known = read_checkpoint(path, on_disk=True)
-    return {"document_masking": known.get("document_masking", False)}
+    return {"document_masking": masks_documents(checkpoint)}
 
 
 def read_text(data: TextDataModule, split: str, tokenizer: Tokenizer) -> np.ndarray:

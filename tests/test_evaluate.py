@@ -117,8 +117,9 @@ def test_a_model_is_masked_outside_its_run_as_in_it(trained, capsys, tmp_path, f
     pytest.importorskip("transformers")
     run = trained("--data.document_masking=true")
     loose = shutil.copy(run / "checkpoints" / "best.ckpt", tmp_path / "loose.ckpt")
-    folder, again = tmp_path / "exported", tmp_path / "again.ckpt"
-    assert (convert(["export", str(loose), str(folder)]), convert(["import", str(folder), str(again)])) == (0, 0)
+    folder, copy, again = tmp_path / "exported", tmp_path / "copy", tmp_path / "again.ckpt"
+    conversions = (("export", loose, folder), ("export", folder, copy), ("import", copy, again))
+    assert [convert([*map(str, conversion)]) for conversion in conversions] == [0, 0, 0]
     capsys.readouterr()  # what the training and the conversions said
     masked, *others = (
         result(capsys, "--data.files", files, "--checkpoint", path) for path in (run, loose, folder, again)

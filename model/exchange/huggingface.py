@@ -133,7 +133,7 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None, *, docum
 
     Args:
         tokenizer: a data.tokenizers.Tokenizer, None for a folder without one.
-        document_masking: whether the GPT was trained to stay within a document, as scripts/evaluate.py reads too.
+        document_masking: whether the GPT was trained to stay within a document: a note for scripts/evaluate.py.
 
     Raises:
         FileExistsError: if there is something at `folder` already.

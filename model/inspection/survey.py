@@ -79,8 +79,10 @@ class Windows:
     within: dict[int | None, "Windows"] = field(default_factory=dict, repr=False, compare=False)
 
     def seen_through(self, window: int | None) -> "Windows":
-        """What no query of a model sees is not what its heads could choose."""
-        return self.within.setdefault(window, replace(self, attention_window=window))
+        """The same texts for a model with this attention window: what no query sees is nothing a head could choose."""
+        if window == self.attention_window:
+            return self
+        return self.within.setdefault(window, replace(self, attention_window=window, within={}))
 
     @property
     def length(self) -> int:

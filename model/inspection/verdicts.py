@@ -134,7 +134,7 @@ def _layers(layers: Sequence[int]) -> str:
     return f"layer{'s' * (len(layers) > 1)} {listed([str(layer) for layer in layers])}"
 
 
-# By the names that pages have for what holds: whether it does, and what is said if not.
+# By name, most of which pages show: whether it holds, and what is said if not.
 CHECKS: dict[str, tuple[Callable[[Snapshot], bool], Callable[[Snapshot], str]]] = {
     "repeatable": (is_repeatable, _noise),
     "causal": (is_causal, _leak),

@@ -4,7 +4,7 @@ TABLES is the one list of columns, for the files that are written here and for t
 them layers, heads, positions and ranks count from 0, and a position is that of the token that is read: what it predicts
 is the next token.
 
-Shapes: L layers, H heads, T tokens. `shown` are the snapshots of one model, or of two to compare.
+Shapes: L layers, H heads, T tokens. `shown` is the history of one model, or those of two to compare.
 """
 
 import csv

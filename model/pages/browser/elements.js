@@ -1,4 +1,4 @@
-// Helpers to find, make and save elements. Text from outside is only ever set as text, never parsed as markup.
+// Finds and makes elements, and saves files. Text from outside is only ever set as text, never parsed as markup.
 
 import { codePoint, cut, decimal, HIDDEN } from "browser/words.js";
 

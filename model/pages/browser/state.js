@@ -83,7 +83,7 @@ export function save() {
   }
 }
 
-// The number below `count` that a field is; undefined if it is none.
+// A field of the address as a number; undefined if it is none, or not below `count`.
 export const numberIn = (text, count = Infinity) =>
   /^\d+$/.test(text ?? "") && Number(text) < count ? Number(text) : undefined;
 
