@@ -41,6 +41,10 @@ from model.inspection.trace import AttendCall, blocks_of, in_float32, observed, 
 Edited = Callable[[str, GPT], AbstractContextManager]
 
 
+def unedited(*_: Any) -> AbstractContextManager:
+    return nullcontext()
+
+
 @dataclass(frozen=True)
 class Capture:
     """The maps of one sequence and how far they can be trusted.
@@ -122,8 +126,8 @@ def record_snapshot(
     Keys: attention/fidelity, attention/causality, and attention/SCORE/layer_N, the best head of each layer.
     """
     taken = take_snapshot(gpt, archive.probes, step, label, windows=archive.windows, autocast=autocast)
-    archive.add(*taken)
-    snapshot = taken[0]
+    snapshot, maps, details = taken
+    archive.add(snapshot, maps, details)
     best = {
         f"attention/{name}/layer_{layer}": float(heads.max())
         for name, score in snapshot.scores.items()
@@ -139,7 +143,7 @@ def take_snapshot(
     label: Label = str,
     *,
     windows: Mapping[str, Windows] | None = None,
-    edited: Edited = lambda *_: nullcontext(),
+    edited: Edited = unedited,
     autocast: torch.dtype | None = None,
 ) -> tuple[Snapshot, dict[str, np.ndarray], dict]:
     """Measures a model on the probes "text" and "repeated".
@@ -186,7 +190,7 @@ def take_maps(
     step: int,
     windows: Mapping[str, Windows],
     *,
-    edited: Edited = lambda *_: nullcontext(),
+    edited: Edited = unedited,
     autocast: torch.dtype | None = None,
 ) -> tuple[Snapshot, dict[str, np.ndarray]]:
     """The maps of a model, and what is known from attention alone: the rest of the snapshot is None.

@@ -85,7 +85,8 @@ def new_warnings(snapshots: Sequence[Snapshot]) -> list[str]:
 def _failed(snapshots: Sequence[Snapshot]) -> dict[str, str]:
     """By the name of each check that fails, what to say of the last snapshot that shows it."""
     failed = {name: one for one in snapshots for name, holds in verdicts(one).items() if holds is False}
-    return {name: f"At step {failed[name].step} {CHECKS[name][1](failed[name])}." for name in CHECKS if name in failed}
+    sentences = ((name, failed[name], sentence) for name, (_, sentence) in CHECKS.items() if name in failed)
+    return {name: f"At step {one.step} {sentence(one)}." for name, one, sentence in sentences}
 
 
 def _noise(snapshot: Snapshot) -> str:

@@ -297,7 +297,8 @@ def opening_view(
         if (keys_of := SCORES[pattern.name].keys) and pattern.probe in probes:
             keys = keys_of(probes[pattern.probe])
             counted[pattern.name] = keys & choosing(keys, snapshot.habits.attention_window)[:, None]
-            patterns += [pattern] * bool(counted[pattern.name].any())
+            if counted[pattern.name].any():
+                patterns.append(pattern)
     if not patterns:
         return {"head": 0, "probe": "text", "token": 0, "score": next(iter(SCORES))}
 

@@ -158,13 +158,13 @@ def facts(rows: Rows, config: Mapping) -> list[tuple[str, str, str]]:
     """The most important figures: (name, value, remark)."""
     found = []
     is_sparse = _section(_section(config, "model"), "optimizer").get("density", 1) != 1
-    names = {"val/bits_per_byte": "bits per byte", "val/loss": "validation loss", "train/loss": "training loss"}
-    for column, name in names.items():
+    for column, name in (("val/bits_per_byte", "bits per byte"), ("val/loss", "validation loss")):
         if points := column_points(rows, column):
             last, best = points[-1], min(points, key=lambda point: point[1])
-            is_last = is_sparse or best == last or column == "train/loss"
-            remark = f"at step {last[0]:,}" if is_last else f"best {best[1]:.4f} at step {best[0]:,}"
+            remark = f"at step {last[0]:,}" if is_sparse or best == last else f"best {best[1]:.4f} at step {best[0]:,}"
             found.append((name, f"{last[1]:.4f}", remark))
+    if points := column_points(rows, "train/loss"):
+        found.append(("training loss", f"{points[-1][1]:.4f}", f"at step {points[-1][0]:,}"))
     if points := column_points(rows, "tokens"):
         found.append(("tokens seen", short(points[-1][1]), f"in {points[-1][0]:,} steps"))
     if points := column_points(rows, "tokens_per_second"):
