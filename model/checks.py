@@ -1,9 +1,17 @@
-"""Checks of options: each raises an error with one sentence that says what is wrong and what may be."""
+"""Checks of options: each raises a `Mistake` with one sentence that says what is wrong and what may be."""
 
 import math
 import typing
 from collections.abc import Sequence
 from typing import Any, Literal
+
+
+class Mistake(ValueError):
+    """Options, files or data cannot be used. Its sentence says what is wrong, where, and what to write instead.
+
+    train.py and the scripts print that sentence and exit with status 2. Every other error is one in code and gets its
+    traceback, so raise this only where options and files are checked. Data has its own: data/mistakes.py.
+    """
 
 
 def check_range(
