@@ -7,10 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model import attention
 from model.attention import CausalSelfAttention
 from model.gpt import GPTConfig
-from model.masks import sliding_window_mask
+from model.masks import causal_mask, sliding_window_mask
 from model.rotary import rotary_angles
+from tests.attentions import LEAK, with_scores
 from tests.gpts import GPT2, random_gpt
 
 SIZES = {"vocab_size": 31, "context_length": 12, "num_layers": 2, "num_heads": 4, "embed_dim": 32}
@@ -24,12 +26,26 @@ def influence(function, x):
     return jacobian.abs().amax(dim=(*range(1, jacobian.ndim - 2), jacobian.ndim - 1))
 
 
-lengths = st.integers(1, 7)
+@torch.no_grad()
+def moved_logits(gpt, document_ids=None):
+    """(12, 12): how far a change of token s moves any logit at position t."""
+    tokens = torch.randint(31, (1, 12))
+    logits, rows = gpt(tokens, document_ids=document_ids), []
+    for position in range(12):
+        changed = tokens.clone()
+        changed[0, position] = (tokens[0, position] + 1) % 31
+        rows.append((gpt(changed, document_ids=document_ids) - logits).abs().amax(-1)[0])
+    return torch.stack(rows, dim=1)
 
 
-@given(lengths, st.sampled_from([(1, 1), (2, 2), (4, 2), (4, 1)]), st.sampled_from([None, 1, 2, 3, 9]), st.booleans())
+HEADS = st.sampled_from([(1, 1), (2, 2), (4, 2), (4, 1)])
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+@given(SEEDS, st.integers(1, 7), HEADS, st.sampled_from([None, 1, 2, 3, 9]), st.booleans())
 @settings(max_examples=40)
-def test_each_token_influences_exactly_the_queries_that_may_see_it(T, heads, window, dressed):
+def test_each_token_influences_exactly_the_queries_that_may_see_it(seed, T, heads, window, dressed):
+    torch.manual_seed(seed)
     width = 4 * heads[0]
     layer = CausalSelfAttention(width, heads[0], num_kv_heads=heads[1], window=window, qk_norm=dressed)
     rotary = rotary_angles(torch.arange(T), 4) if dressed else None
@@ -37,19 +53,68 @@ def test_each_token_influences_exactly_the_queries_that_may_see_it(T, heads, win
     torch.testing.assert_close(moved > 0, sliding_window_mask(T, window))
 
 
+DOCUMENTS = torch.tensor([[0] * 4 + [1] * 5 + [2] * 3])
+
+
 @FAMILIES
-@pytest.mark.parametrize("window", [None, 3])
-@torch.no_grad()
-def test_changing_a_token_changes_no_logit_before_it(config, window):
-    gpt = random_gpt(dataclasses.replace(config, window=window))
-    tokens = torch.randint(31, (1, 12))
-    logits = gpt(tokens)
-    for position in range(12):
-        changed = tokens.clone()
-        changed[0, position] = (tokens[0, position] + 1) % 31
-        difference = (gpt(changed) - logits).abs().amax(-1)[0]
-        assert difference[:position].eq(0).all(), f"token {position} moved an earlier logit"
-        assert difference[position] > 0
+@pytest.mark.parametrize(("window", "ids"), [(None, None), (3, None), (None, DOCUMENTS)], ids=["all", "3", "documents"])
+def test_changing_a_token_changes_no_logit_before_it(config, window, ids):
+    moved = moved_logits(random_gpt(dataclasses.replace(config, window=window)), ids)
+    assert moved.triu(1).eq(0).all() and moved.diagonal().gt(0).all()
+
+
+def one_ahead(make_mask):
+    """The mask whose queries see one key more, the one after their own."""
+    return lambda T, *others, **options: make_mask(T, *others[:-1], others[-1] + 1, **options)[:, :-1]
+
+
+def adds_a_trace_of_the_future(self, q, k, v, mask=None):
+    return OWN_ATTEND(self, q, k, v, mask) + 1e-4 * v.mean()
+
+
+def merged_without_a_transpose(x):
+    return x.flatten(-3).unflatten(-1, (x.shape[-2], -1))
+
+
+def of_one_key(scores):
+    """Only query 5 of head 0 sees one key that it must not, the last."""
+    future = torch.ones_like(scores, dtype=torch.bool).triu(1)
+    future[:, 0, 5, -1] = False
+    return scores.masked_fill(future, -torch.inf)
+
+
+OWN_ATTEND = CausalSelfAttention.attend
+LEAKS = {  # what is replaced, by what, and the options of the GPT that goes through it
+    "the window's mask sees one ahead": ("sliding_window_mask", one_ahead(sliding_window_mask), {"window": 3}),
+    "the mask of attend sees one ahead": ("attend", with_scores(lambda scores: scores, seen_ahead=1), {}),
+    "attend sees all": ("attend", LEAK, {}),
+    "attend sees one key in one head": ("attend", with_scores(of_one_key, seen_ahead=99), {}),
+    "attend adds a ten-thousandth of all": ("attend", adds_a_trace_of_the_future, {}),
+    "heads are merged without a transpose": ("_merge_heads", merged_without_a_transpose, {}),
+}
+
+
+@FAMILIES
+@pytest.mark.parametrize("leak", LEAKS)
+def test_a_leak_that_was_put_in_is_found_by_gradient_and_by_perturbation(config, leak, monkeypatch):
+    """The positive control: what the tests above look at is not zero by itself."""
+    name, leaking, options = LEAKS[leak]
+    gpt, x = random_gpt(dataclasses.replace(config, **options)), torch.randn(12, 32)
+
+    def future():
+        layer = gpt.blocks[0].attention
+        return influence(lambda x: layer(x[None])[0], x).triu(1).max(), moved_logits(gpt).triu(1).max()
+
+    assert future() == (0, 0)
+    monkeypatch.setattr(CausalSelfAttention if name == "attend" else attention, name, leaking)
+    assert min(future()) > 0
+
+
+def test_a_leak_between_documents_is_found(monkeypatch):
+    gpt, same = random_gpt(MODERN), DOCUMENTS[0][:, None] == DOCUMENTS[0]
+    assert moved_logits(gpt, DOCUMENTS)[~same].max() == 0
+    monkeypatch.setattr("model.gpt.document_mask", lambda ids: causal_mask(ids.shape[1])[None, None])
+    assert moved_logits(gpt, DOCUMENTS)[~same].max() > 0
 
 
 @FAMILIES
