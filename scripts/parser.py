@@ -86,39 +86,6 @@ def decoded(content: bytes, source: str) -> str:
         raise ValueError(f"{source} is not UTF-8 text: byte {error.start} is 0x{content[error.start]:02x}") from error
 
 
-def read_prompts(file: Path) -> list[str]:
-    """The prompts in a file, one a line; in a .jsonl file a line is a string, or an object with a "prompt".
-
-    Blank lines are skipped, and standard error says which. Raises ValueError for a file without prompts, or a line
-    that is not one, and OSError.
-    """
-    prompts, blank = [], []
-    for number, line in enumerate(prompt_text("", file).removesuffix("\n").split("\n"), start=1):
-        line = line.removesuffix("\r")
-        if not line.strip():
-            blank.append(str(number))
-        elif file.suffix == ".jsonl":
-            prompts.append(_prompt_in(line, f"line {number} of {file}"))
-        else:
-            prompts.append(line)
-    if not prompts:
-        raise ValueError(f"{file} has no prompt: write one in each line")
-    if blank:
-        print(f"{file}: skipped blank line{'s' * (len(blank) > 1)} {', '.join(blank)}", file=sys.stderr)
-    return prompts
-
-
-def _prompt_in(line: str, place: str) -> str:
-    try:
-        content = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{place} is not JSON: {error}") from error
-    prompt = content.get("prompt") if isinstance(content, dict) else content
-    if not isinstance(prompt, str):
-        raise ValueError(f'{place} is neither a string nor an object with a "prompt" that is one')
-    return decoded(prompt.encode("utf-8", "surrogatepass"), place)
-
-
 def text_data(own: Parser, section: dict[str, Any], options: list[str], skip: Collection[str] = ()) -> TextDataModule:
     """The text that `--data.*` options name, which are those of train.py.
 

@@ -281,7 +281,6 @@ def test_every_command_of_the_readme_works(finished_run, small_options, small_te
     """Shrunk: the configs are small, and the run is a small one."""
     Path("my").mkdir()
     Path("my/own.txt").write_text(small_text.read_text())
-    monkeypatch.setattr("sys.stdin", io.StringIO("the\n"))  # for --interactive
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     found = re.findall(r"(?:^|`)python ((?:train|scripts/\w+)\.py[^`\n]*)", text, re.MULTILINE)
     commands = dict.fromkeys(command.split("  #")[0].split(";")[0].strip() for command in found)  # without comments
