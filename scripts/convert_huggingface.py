@@ -1,8 +1,7 @@
-"""Converts models between this project, Hugging Face's libraries and llama.cpp.
+"""Converts models between this project and Hugging Face's libraries.
 
-python scripts/convert_huggingface.py import gpt2 gpt2.ckpt             a model of the Hub, or a folder -> a checkpoint
-python scripts/convert_huggingface.py export runs/NAME my_model         a checkpoint -> a folder for transformers
-python scripts/convert_huggingface.py export runs/NAME my_model.gguf    a checkpoint -> a file for llama.cpp
+python scripts/convert_huggingface.py import gpt2 gpt2.ckpt       a model of the Hub, or a folder -> a checkpoint
+python scripts/convert_huggingface.py export runs/NAME folder     a checkpoint -> a folder for transformers
 
 It needs pip install -r requirements-hf.txt.
 """
@@ -40,9 +39,9 @@ def main(argv: list[str] | None = None) -> None:
     reads.add_argument("--tokenizer", metavar="NAME", help=words)
     reads.set_defaults(run=import_model)
 
-    writes = commands.add_parser("export", help="a checkpoint -> a folder for transformers, or a .gguf for llama.cpp")
+    writes = commands.add_parser("export", help="a checkpoint -> a folder for transformers")
     writes.add_argument("checkpoint", type=Path, metavar="RUN", help="checkpoint file or run folder")
-    writes.add_argument("output", type=Path, metavar="OUT", help="folder to write; or, if it ends in .gguf, file")
+    writes.add_argument("output", type=Path, metavar="OUT_DIR", help="folder to write")
     writes.set_defaults(run=export_model)
 
     arguments = parser.parse_args(argv)
@@ -98,21 +97,14 @@ def tokenizer_of(folder: Path, gpt: GPT, name: str | None) -> Tokenizer:
 
 
 def export_model(arguments: argparse.Namespace) -> None:
-    from model.exchange.gguf import to_gguf
     from model.exchange.huggingface import OUR_CLASS, to_huggingface
     from model.glass import masks_documents, open_run
 
-    glass = open_run(arguments.checkpoint)
-    gpt, tokenizer, output = glass.gpt, glass.tokenizer, arguments.output
-    if output.suffix == ".gguf":
-        to_gguf(gpt, output, tokenizer)
-        print(f"{output}: {gpt.num_parameters():,} parameters in float32")
-    else:
-        masking = masks_documents(arguments.checkpoint)
-        class_name = to_huggingface(gpt, output, tokenizer, document_masking=masking)
-        print(f"{output}: {class_name}, {gpt.num_parameters():,} parameters")
-        if class_name == OUR_CLASS:
-            print("transformers has no such architecture: load it with trust_remote_code=True")
+    glass, masking = open_run(arguments.checkpoint), masks_documents(arguments.checkpoint)
+    class_name = to_huggingface(glass.gpt, arguments.output, glass.tokenizer, document_masking=masking)
+    print(f"{arguments.output}: {class_name}, {glass.gpt.num_parameters():,} parameters")
+    if class_name == OUR_CLASS:
+        print("transformers has no such architecture: load it with trust_remote_code=True")
 
 
 if __name__ == "__main__":

@@ -40,13 +40,6 @@ def test_a_run_is_exported_and_imported_bit_for_bit(options, exported, tmp_path,
     assert all(map(torch.equal, again.state_dict().values(), gpt.state_dict().values()))
 
 
-def test_a_gguf_file_is_written_by_its_ending(gpt, tmp_path, capsys):
-    pytest.importorskip("gguf")
-    save_checkpoint(tmp_path / "our.ckpt", gpt)
-    status, _, _ = call(main, capsys, "export", tmp_path / "our.ckpt", tmp_path / "model.gguf")
-    assert status == 0 and (tmp_path / "model.gguf").read_bytes()[:4] == b"GGUF"
-
-
 def test_a_model_without_tokenizer_takes_the_named_one(gpt, tmp_path, capsys):
     to_huggingface(gpt, tmp_path / "folder")
     sentence = refused(main, capsys, "import", tmp_path / "folder", tmp_path / "our.ckpt")

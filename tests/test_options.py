@@ -3,7 +3,6 @@
 import dataclasses
 import importlib
 import inspect
-import io
 import json
 import re
 import runpy

@@ -29,8 +29,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
-from data.tokenizers import byte_level
-from model.exchange.gguf import to_gguf
+from data.tokenizers import printable
+from model.exchange.huggingface import GPT2_MODULES, their_names
 from model.generation import generate
 from model.gpt import GPT, GPTConfig, in_eval_mode
 from model.kernels import has_fast_bfloat16, keep_freed_memory
@@ -243,7 +243,7 @@ def build_writer(job: Namespace) -> Writer:
 def llama_writer(job: Namespace) -> Writer:
     """For one text, with our weights; llama.cpp has the tanh form of GELU only."""
     gpt, path = GPT(gpt2_config(job.size, activation="gelu")), Path(job.folder, "gpt.gguf")
-    to_gguf(gpt, path, byte_level())
+    write_gguf(gpt, path)
     threads = {"n_threads": torch.get_num_threads(), "n_threads_batch": torch.get_num_threads()}
     context = job.size["context_length"]
     llama = importlib.import_module("llama_cpp").Llama(str(path), n_ctx=context, verbose=False, **threads)
@@ -254,6 +254,33 @@ def llama_writer(job: Namespace) -> Writer:
         return torch.cat((prompt, torch.tensor([[*text]])), dim=1)
 
     return gpt, write
+
+
+def write_gguf(gpt: GPT, path: Path) -> None:
+    """The weights in llama.cpp's format, with a token for each byte: its vocabulary needs these and a merge."""
+    gguf, config = importlib.import_module("gguf"), gpt.config
+    writer = gguf.GGUFWriter(path, "gpt2")
+    writer.add_context_length(config.context_length)
+    writer.add_embedding_length(config.embed_dim)
+    writer.add_feed_forward_length(config.feed_forward_dim)
+    writer.add_block_count(config.num_layers)
+    writer.add_head_count(config.num_heads)
+    writer.add_layer_norm_eps(1e-5)
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    tokens = [printable(bytes([byte])) for byte in range(256)]
+    writer.add_token_list(tokens + [f"[{number}]" for number in range(256, config.vocab_size)])
+    writer.add_token_types([gguf.TokenType.NORMAL] * 256 + [gguf.TokenType.UNUSED] * (config.vocab_size - 256))
+    writer.add_token_merges(["ÿ ÿ"])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, config.num_layers)
+    weights = gpt.state_dict()
+    for ours, theirs in their_names(gpt, GPT2_MODULES).items():
+        writer.add_tensor(names.get_name(theirs, try_suffixes=(".weight", ".bias")), weights[ours].numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 # ---- the networks
