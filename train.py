@@ -26,6 +26,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 
 from data.datamodule import TextDataModule
 from data.tokenizers import Tokenizer
+from model.checks import Mistake
 from model.kernels import keep_freed_memory
 from model.runs.command_line import OVERVIEW, complete, expand, quiet
 from model.runs.folder import METRICS, RUNS
@@ -39,7 +40,6 @@ from model.runs.sequence import RunSequence, TrainingInterrupted
 from model.runs.starting import RunFolder, check_options, new_run_dir
 from model.runs.wandb_logger import WandbLogger, WandbMode
 from model.training.module import GPTModule, check_start
-from model.training.sharding import FullyShardedStrategy
 
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "default.yaml"
 TRAINER_DEFAULTS = {
@@ -91,6 +91,8 @@ class TrainingCLI(LightningCLI):
         # A new folder is called after the last --config.
         run_dir = new_run_dir(runs_dir, config.name, str(config.config[-1])) if is_new else Path(config.resume)
         parts.model.init_tokenizer = self.init_tokenizer
+        if str(chosen.strategy).startswith("fsdp"):
+            raise Mistake("trainer.strategy: the optimizer needs whole matrices on each device: write ddp")
         shows_progress = config.trainer.enable_progress_bar is not False
         sequence = RunSequence(parts.attention, parts.samples, parts.checkpoints, is_new, shows_progress)
         own_loggers = [CSVLogger(run_dir / METRICS), WandbLogger(run_dir, config.wandb, yaml.safe_load(self.saved))]
@@ -103,7 +105,6 @@ class TrainingCLI(LightningCLI):
             enable_progress_bar=False,  # the sequence has its own
             # A trained model is measured before its first step, on all of the validation split.
             num_sanity_val_steps=-1 if config.model.init_from else config.trainer.num_sanity_val_steps,
-            strategy=FullyShardedStrategy() if chosen.strategy == "fsdp" else chosen.strategy,
         )
         if isinstance(chosen.profiler, str):  # its table is written into the run's folder
             trainer.profiler.dirpath, trainer.profiler.filename = run_dir, "profile"

@@ -31,7 +31,7 @@ def check_range(
     if value is None:
         return
     if isinstance(value, int) and abs(value) >= 2**53:  # torch's sizes have 64 bits
-        raise ValueError(f"{name} must be below 2^53, not {value}")
+        raise Mistake(f"{name} must be below 2^53, not {value}")
     too_low = value <= low if low_open else value < low
     too_high = value >= high if high_open else value > high
     if math.isfinite(value) and not too_low and not too_high:
@@ -41,7 +41,7 @@ def check_range(
         allowed += f" and {'below' if high_open else 'at most'} {high}"
     elif not math.isfinite(value):
         allowed += " and finite"
-    raise ValueError(f"{name} must be {allowed}, not {value}")
+    raise Mistake(f"{name} must be {allowed}, not {value}")
 
 
 def check_choices(config: Any, prefix: str = "") -> None:
@@ -53,7 +53,7 @@ def check_choices(config: Any, prefix: str = "") -> None:
     for name, annotation in typing.get_type_hints(type(config)).items():
         if typing.get_origin(annotation) is Literal and getattr(config, name) not in typing.get_args(annotation):
             allowed = listed([repr(choice) for choice in typing.get_args(annotation)], "or")
-            raise ValueError(f"{prefix}{name} must be {allowed}, not {getattr(config, name)!r}")
+            raise Mistake(f"{prefix}{name} must be {allowed}, not {getattr(config, name)!r}")
 
 
 def listed(parts: Sequence[str], word: str = "and") -> str:
@@ -64,10 +64,4 @@ def listed(parts: Sequence[str], word: str = "and") -> str:
 def check_divides(divisor_name: str, divisor: int, name: str, value: int) -> None:
     """Refuses a divisor that leaves a remainder."""
     if value % divisor:
-        raise ValueError(f"{divisor_name}={divisor} does not divide {name}={value}: change one to divide the other")
-
-
-def check_sizes(**sizes: int | None) -> None:
-    """Refuses a size below 1."""
-    for name, size in sizes.items():
-        check_range(name, size, 1)
+        raise Mistake(f"{divisor_name}={divisor} does not divide {name}={value}: change one to divide the other")

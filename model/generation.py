@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from model.cache import KVCache
-from model.checks import check_divides, check_range
+from model.checks import check_range
 from model.gpt import GPT, in_eval_mode
 
 
@@ -32,7 +32,6 @@ def stream(
     min_p: float | None = None,
     repetition_penalty: float = 1.0,
     generator: torch.Generator | None = None,
-    shared_draws: int = 1,
     stop_token: int | None = None,
     cache: KVCache | None = None,
     logprobs: list[Tensor] | None = None,
@@ -58,8 +57,6 @@ def stream(
             divided by it and the negative ones multiplied (Keskar et al. 2019, https://arxiv.org/abs/1909.05858).
             Above 0; 1 changes nothing.
         generator: source of randomness, on the model's device; PyTorch's default one if None.
-        shared_draws: how many equal parts of the rows get the same random numbers, so that with a seed each part
-            becomes what it would be alone; divides B.
         stop_token: ends a sequence, which is then padded with it; generation stops when all sequences have ended.
         cache: of an earlier call, to continue its text: `tokens` follow what it holds. The last token that a call has
             yielded is not in it yet and must come first. A new one of max_len context_length starts a text.
@@ -80,10 +77,8 @@ def stream(
     check_range("top_p", top_p, 0, 1, low_open=True)
     check_range("min_p", min_p, 0, 1)
     check_range("repetition_penalty", repetition_penalty, 0, low_open=True)
-    check_range("shared_draws", shared_draws, 1)
-    check_divides("shared_draws", shared_draws, "the number of texts", len(tokens))
     sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    sampling |= {"generator": generator, "shared_draws": shared_draws}
+    sampling["generator"] = generator
 
     @torch.inference_mode()
     def write(unread: Tensor, cache: KVCache | None) -> Iterator[Tensor]:
@@ -143,7 +138,6 @@ def sample(
     top_p: float | None = None,
     min_p: float | None = None,
     generator: torch.Generator | None = None,
-    shared_draws: int = 1,
 ) -> Tensor:
     """Draws one token a row: logits (B, V) -> (B,), without waiting for the device. Options as in `stream`."""
     if temperature == 0:
@@ -165,8 +159,7 @@ def sample(
     # https://arxiv.org/abs/1411.0030); the logarithm of an exponential variable is such noise, negated.
     # Of every token, by its id: what is drawn must not depend on the order in which `topk` sorts almost equal logits.
     # Not empty_like: with its memory in another order, as some products leave it, each logit would get other noise.
-    noise = logits.new_empty((len(logits) // shared_draws, vocab_size)).exponential_(generator=generator).log_()
-    noise = noise.expand(shared_draws, -1, -1).flatten(0, 1)  # copies nothing where there is one part
+    noise = logits.new_empty((len(logits), vocab_size)).exponential_(generator=generator).log_()
     if token_ids is None:
         return (logits - noise).argmax(dim=-1)
     drawn = (logits - noise.gather(-1, token_ids)).argmax(dim=-1, keepdim=True)

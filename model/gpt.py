@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from model.attention import CausalSelfAttention
 from model.cache import KVCache
-from model.checks import check_choices, check_divides, check_range
+from model.checks import Mistake, check_choices, check_divides, check_range
 from model.kernels import RMS_EPSILON, Linear, rms_norm
 from model.masks import check_integers, document_mask
 from model.rotary import rotary_angles
@@ -59,7 +59,7 @@ class GPTConfig:
         init: how weights are drawn, "scaled" (for the modern family) or "gpt2"; see `GPT.init_weights`.
 
     Raises:
-        ValueError: for an invalid value; the message names the field and what it may be.
+        Mistake: for an invalid value; the message names the field and what it may be.
     """
 
     vocab_size: int | None = None
@@ -92,7 +92,7 @@ class GPTConfig:
         check_range("dropout", self.dropout, 0, 1, high_open=True)
         check_divides("num_heads", self.num_heads, "embed_dim", self.embed_dim)
         if self.position == "rotary" and self.head_dim % 2:
-            raise ValueError(f"rotary positions need an even head width: embed_dim / num_heads is {self.head_dim}")
+            raise Mistake(f"rotary positions need an even head width: embed_dim / num_heads is {self.head_dim}")
         if self.num_kv_heads is None:
             self.num_kv_heads = self.num_heads
         check_divides("num_kv_heads", self.num_kv_heads, "num_heads", self.num_heads)
@@ -174,13 +174,13 @@ class GPT(nn.Module):
     """A decoder-only transformer language model: tokens (B, T) -> logits (B, T, V).
 
     Raises:
-        ValueError: if the config has no vocab_size, or (in forward) if a sequence is longer than context_length.
+        Mistake: if the config has no vocab_size. ValueError: in forward, if a sequence is longer than context_length.
     """
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         if config.vocab_size is None:
-            raise ValueError("vocab_size is null: set it, or take it from a tokenizer")
+            raise Mistake("vocab_size is null: set it, or take it from a tokenizer")
         self.config = config
         V, D = config.vocab_size, config.embed_dim
         self.token_embedding = nn.Embedding(V, D)

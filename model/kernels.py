@@ -4,7 +4,6 @@ Results differ from those of PyTorch's own operations by rounding only. What eac
 
     fused_attention     short contexts in bfloat16: 7-12% of a training step, AMD EPYC and Intel Xeon with AMX
     Linear              one text twice as fast on an AMD EPYC; not used on Intel's processors, where it would lose
-    Int8Linear          one text 1.4 times as fast, AMD EPYC, for 0.0002 bits per byte or less
     rms_norm            a third of the time of a norm while one text is written
     decoding_threads    one text 25 times as fast beside a training, AMD EPYC
     keep_freed_memory   a third of a training step, AMD EPYC with glibc
@@ -146,49 +145,6 @@ class Linear(nn.Linear):
         if rows > 1:
             product = product.view(-1, rows).t()
         return product.reshape(*x.shape[:-1], self.out_features)
-
-
-class Int8Linear(nn.Linear):
-    """A linear layer, (..., I) -> (..., O), whose weights are rounded to 8 bits and its inputs to bfloat16.
-
-    One text is written as fast as memory gives the weights, and these are a quarter of those in float32. The operation
-    is private to PyTorch, whose public one, torch.ao.quantization, is deprecated and rounds the inputs to 8 bits too.
-    """
-
-    def __init__(self, layer: nn.Linear) -> None:
-        super().__init__(layer.in_features, layer.out_features, device="meta")
-        integers, scales = rounded_to_int8(layer.weight.detach())
-        self.weight, self.bias = nn.Parameter(integers, requires_grad=False), layer.bias
-        self.scales, self.ones = scales[:, 0], torch.ones_like(scales[:, 0], dtype=torch.bfloat16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, self.in_features).bfloat16()
-        # Scales of its own must be in bfloat16, which would round them.
-        product = torch._weight_int8pack_mm(rows, self.weight, self.ones) * self.scales
-        product = product if self.bias is None else product + self.bias
-        return product.view(*x.shape[:-1], self.out_features)
-
-
-def rounded_to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A matrix (O, I) as integers (O, I) in int8, and the scale of each row (O, 1), by which they are multiplied."""
-    scales = weight.abs().amax(1, keepdim=True) / 127
-    return (weight / scales.clamp(min=torch.finfo(scales.dtype).tiny)).round().to(torch.int8), scales
-
-
-def use_int8(model: nn.Module) -> None:
-    """Replaces the linear layers of a model by `Int8Linear`s: for writing on a processor, not for training.
-
-    Those whose width is no multiple of 16 stay as they are: PyTorch's operation reads beyond the end of their rows.
-    Raises ValueError where all of them are such.
-    """
-    rounded = 0
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, nn.Linear) and child.in_features % 16 == 0:
-                setattr(module, name, Int8Linear(child))
-                rounded += 1
-    if not rounded:
-        raise ValueError("no layer has a width that 16 divides, as products in 8 bits need it: write with float32")
 
 
 def rms_norm(x: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from model.gpt import GPT, GPTConfig
 from model.runs.command_line import OVERVIEW
 from model.runs.recording import AttentionRecording, Samples
 from model.training import hardware
-from model.training.optimizer import OptimizerConfig, build_optimizer, density_at
+from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
 from tests.small_runs import REPOSITORY, metrics
 
@@ -38,8 +38,7 @@ GPT_OPTIONS = {
 }  # fmt: skip
 OPTIMIZER_OPTIONS = {
     "algorithm": "adamw", "learning_rate": 0.1, "head_learning_rate": 0.1, "matrix_learning_rate": 0.1,
-    "weight_decay": 0.5, "betas": (0.5, 0.5), "epsilon": 1.0, "momentum": 0.5, "density": 0.3,
-    "density_fall": (0.0, 1.0),
+    "weight_decay": 0.5, "betas": (0.5, 0.5), "epsilon": 1.0, "momentum": 0.5,
 }  # fmt: skip
 SCHEDULE_OPTIONS = {"warmup_steps": 3, "decay": "cosine", "decay_fraction": 0.5, "final_factor": 0.5}
 MODEL = {
@@ -49,8 +48,6 @@ MODEL = {
 }
 NEEDED = {
     "context_length": {"position": "learned"},
-    "density": {"algorithm": "adamw"},
-    "density_fall": {"algorithm": "adamw", "density": 0.3},
 }
 
 
@@ -58,8 +55,7 @@ def trained_losses(gpt=None, optimizer=None, schedule=None) -> list[float]:
     """Of a few steps on the same random tokens."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(**TINY | (gpt or {})))
-    config = OptimizerConfig(**optimizer or {})
-    updates = build_optimizer(model, config)
+    updates = build_optimizer(model, OptimizerConfig(**optimizer or {}))
     tokens = torch.randint(40, (STEPS, 4, 13), generator=torch.Generator().manual_seed(1))
     losses = []
     for step, batch in enumerate([*tokens, tokens[0]]):
@@ -69,7 +65,6 @@ def trained_losses(gpt=None, optimizer=None, schedule=None) -> list[float]:
         loss.backward()
         for group in updates.param_groups:
             group["lr"] = group["initial_lr"] * learning_rate_factor(step, STEPS + 2, ScheduleConfig(**schedule or {}))
-            group["density"] = density_at(step, STEPS + 2, config)
         updates.step()
     return losses
 

@@ -111,22 +111,6 @@ def test_a_stopped_run_resumes_bit_for_bit(train, trained, in_batch, capsys, bat
     assert_same_run(whole, "runs/stopped")
 
 
-def test_a_sparse_run_resumes_bit_for_bit_and_counts_its_weights(train, in_batch, capsys):
-    sparse = [*EVENTFUL, "--model.optimizer.algorithm=adamw", "--model.optimizer.density=0.001"]
-    assert train("--name=whole", *sparse) == 0
-    checkpoint = read_checkpoint(Path("runs/whole/checkpoints/last.ckpt"))
-    weights = [tensor for name, tensor in checkpoint["state_dict"].items() if name.startswith("gpt.")]
-    count = sum(int(weight.count_nonzero()) for weight in weights)
-    assert checkpoint["nonzero_weights"] == count < 0.2 * sum(weight.numel() for weight in weights)
-    best = read_checkpoint(Path("runs/whole/checkpoints/best.ckpt"))
-    assert best["nonzero_weights"] == count  # those of the steps before had more
-    assert f"; {count:,} weights are not zero" in capsys.readouterr().out
-    in_batch(lambda *_: os.kill(os.getpid(), signal.SIGINT), 9)
-    assert train("--name=stopped", *sparse) == 128 + signal.SIGINT
-    assert train("--resume=runs/stopped") == 0
-    assert_same_run("runs/whole", "runs/stopped")
-
-
 @pytest.mark.usefixtures("no_pages")
 def test_a_time_limit_lets_an_accumulated_step_end_and_is_one_for_each_call(train, trained, in_batch, monkeypatch):
     whole, elapsed, batches = trained(*EVENTFUL), [0.0], []
@@ -284,8 +268,7 @@ def test_neither_the_locale_nor_a_closed_standard_output_matters(tmp_path, small
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_devices_give_the_losses_of_one_and_resume_between_two_rows(train, trained, here, strategy):
+def test_two_devices_give_the_losses_of_one_and_resume_between_two_rows(train, trained, here):
     """A run that one device begins, two continue and one ends has the losses of one device, in float32.
 
     Each device has its own part of the loss since the last row, which the first row after a resume needs.
@@ -293,13 +276,13 @@ def test_two_devices_give_the_losses_of_one_and_resume_between_two_rows(train, t
     # AdamW, because Muon's products in bfloat16 differ more by rounding.
     options = ["--model.optimizer.algorithm=adamw", "--model.optimizer.learning_rate=0.001"]
     options += ["--model.schedule.decay=none", "--trainer.log_every_n_steps=6", "--trainer.val_check_interval=6"]
-    two_devices = ["--trainer.devices=2", f"--trainer.strategy={strategy}", "--checkpoints.keep_steps=[10]"]
+    two_devices = ["--trainer.devices=2", "--trainer.strategy=ddp", "--checkpoints.keep_steps=[10]"]
     whole = trained(*options, "--trainer.max_steps=24")
     shutil.copytree(trained(*options, "--trainer.max_steps=6"), "runs/two")
     rows = []
     for start in ("runs/two", "runs/two/checkpoints/step_00000010.ckpt"):
         command = [f"--resume={start}", *two_devices, "--trainer.max_steps=18"]
-        if strategy == "ddp" and not rows:
+        if not rows:
             run_forked(partial(subprocess.run, check=True), [sys.executable, REPOSITORY / "train.py", *command])
         else:
             run_ranks(main, command)

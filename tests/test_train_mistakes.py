@@ -33,7 +33,7 @@ MISTAKES = {
     "--trainer.max_steps=-1": "trainer.max_steps",
     "--trainer.callbacks=[EarlyStoping]": "EarlyStoping",
     "--trainer.callbacks+=lightning.None": "trainer.callbacks cannot have lightning.None: ",
-    "--trainer.devices=2 --trainer.strategy=ddp_spawn": "write ddp or fsdp",
+    "--trainer.devices=2 --trainer.strategy=ddp_spawn": "write ddp",
     "--trainer.val_check_interval=00:00:00:05": "trainer.val_check_interval must be a number of batches, not a time",
     "--trainer.max_epochs=2": "training is counted in steps here, set trainer.max_steps",
     "--trainer.precision=low": "trainer.precision cannot be 'low'",

@@ -38,7 +38,6 @@ from model.inspection.probes import Probes
 from model.inspection.recorder import take_maps
 from model.inspection.survey import Windows, windows_of
 from model.inspection.trace import blocks_of, in_float32, undisturbed
-from model.kernels import rounded_to_int8
 from model.pages import template
 from model.pages.describe import describe_heads
 from model.pages.history import History
@@ -246,7 +245,8 @@ def _rounded(gpt: GPT, kind: str) -> tuple[GPT, dict[str, tuple[str, list[Tensor
             weight.copy_(weight.bfloat16())
             stored[name] = (kind, [weight.bfloat16().view(torch.int16)])
         else:
-            integers, scales = rounded_to_int8(weight)
+            scales = weight.abs().amax(1, keepdim=True) / 127
+            integers = (weight / scales.clamp(min=torch.finfo(scales.dtype).tiny)).round().to(torch.int8)
             weight.copy_(integers * scales)
             stored[name] = (kind, [scales, integers])
     return rounded, stored

@@ -19,7 +19,6 @@ from model.pages.images import attention_grid
 from model.runs.folder import ATTENTION, SAMPLES
 from model.runs.metrics import log_metrics
 from model.runs.wandb_logger import WandbLogger
-from model.training.sharding import whole_gpt
 
 log = logging.getLogger(__name__)
 
@@ -97,12 +96,12 @@ class AttentionRecording:
         self.archive = AttentionArchive(folder, probes, tokenizer.fingerprint, windows)
 
     def record(self, trainer: Trainer, module: LightningModule, draws: bool = False) -> None:
-        """Records the current step, logs its scores, and draws its picture if `draws`; every rank must call it."""
-        if not self.enabled or (gpt := whole_gpt(trainer, module)) is None:
+        """Records the current step, logs its scores, and draws its picture if `draws`."""
+        if not (self.enabled and trainer.is_global_zero):
             return
         archive, step, label = self.archive, trainer.global_step, trainer.datamodule.tokenizer.label
         autocast = AUTOCAST_TYPES.get(str(trainer.precision))
-        figures = record_snapshot(archive, gpt, step, label, autocast=autocast)
+        figures = record_snapshot(archive, module.gpt, step, label, autocast=autocast)
         log_metrics(trainer, figures)
         for sentence in new_warnings(archive.snapshots):
             log.warning("%s", sentence)
@@ -162,15 +161,15 @@ class Samples:
         check_range("samples.top_k", self.top_k, 1)
 
     def write(self, trainer: Trainer, module: LightningModule) -> None:
-        """Appends a sample of the model as it is now; every rank must call it."""
-        if not self.max_new_tokens or (gpt := whole_gpt(trainer, module)) is None:
+        """Appends a sample of the model as it is now."""
+        if not (self.max_new_tokens and trainer.is_global_zero):
             return
         step, tokenizer = trainer.global_step, trainer.datamodule.tokenizer
         prompt = tokenizer.encode(self.prompt) or [tokenizer.end_of_text]
         # A generator of its own: sampling must not change the random numbers of the training.
         generator = torch.Generator(module.device).manual_seed(step)
         options = {"temperature": self.temperature, "top_k": self.top_k, "generator": generator}
-        tokens = generate(gpt, torch.tensor([prompt], device=module.device), self.max_new_tokens, **options)
+        tokens = generate(module.gpt, torch.tensor([prompt], device=module.device), self.max_new_tokens, **options)
         text = tokenizer.decode(tokens[0, len(prompt) :].tolist())
         sample = {"step": step, "prompt": self.prompt, "text": text}
         append(Path(trainer.default_root_dir, SAMPLES), json.dumps(sample, ensure_ascii=False) + "\n")

@@ -21,7 +21,6 @@ from model.runs.folder import BEST, CHECKPOINTS, LAST, METRICS, PREVIOUS, SAMPLE
 from model.runs.metrics import diverged
 from model.runs.mistakes import sentence
 from model.runs.results import read_metrics, read_samples
-from model.training.sharding import whole
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +97,7 @@ class Checkpoints:
         Raises FloatingPointError if a weight is infinite or NaN: such weights must not replace good ones.
         """
         weights = trainer.lightning_module.parameters()
-        if not torch.stack([whole(weight.isfinite().all()) for weight in weights]).all():
+        if not torch.stack([weight.isfinite().all() for weight in weights]).all():
             raise diverged("a weight has become infinite or NaN")
         for logger in trainer.loggers:
             logger.save()  # a resumed run does not repeat the rows before its checkpoint

@@ -93,9 +93,7 @@ class RunSequence(Checkpoint):
             return
         self.finished_step = step
         is_validated = validation is not None
-        # In a sparse run the newest has the fewest weights, and those before too many, however good they are.
-        is_sparse = module.optimizer_config.density < 1
-        is_best = is_validated and (is_sparse or validation["val/loss"] < self.best_loss)
+        is_best = is_validated and validation["val/loss"] < self.best_loss
         if is_validated:
             self.write_row(trainer, validation)
         if is_validated or self.attention.is_due(step):

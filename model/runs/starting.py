@@ -114,9 +114,9 @@ def check_options(trainer: Trainer) -> None:
     if repeats and not (trainer.overfit_batches or trainer.fast_dev_run):
         raise ValueError("trainer.limit_train_batches: would repeat the same batches, set trainer.max_steps")
     if type(trainer.strategy).__name__ in ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy"):
-        raise ValueError("trainer.strategy: the optimizer needs unflattened matrices, so write ddp or fsdp")
+        raise ValueError("trainer.strategy: the optimizer needs unflattened matrices, so write ddp")
     if type(trainer.strategy.launcher).__name__ == "_MultiProcessingLauncher":  # ddp_spawn, ddp_fork, ddp_notebook
-        raise ValueError("trainer.strategy: a run needs programs of its own for its devices, so write ddp or fsdp")
+        raise ValueError("trainer.strategy: a run needs programs of its own for its devices, so write ddp")
     for callback in trainer.callbacks:
         if isinstance(callback, REFUSED_CALLBACKS):
             name = type(callback).__name__

@@ -1,1 +1,1 @@
-"""How the network learns: the LightningModule, its optimizer, schedule, sharding, and the hardware it uses."""
+"""How the network learns: the LightningModule, its optimizer, schedule, and the hardware it uses."""

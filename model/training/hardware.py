@@ -16,7 +16,9 @@ from lightning.pytorch import Trainer
 from model.kernels import has_fast_bfloat16
 
 log = logging.getLogger(__name__)
-H200_BFLOAT16_FLOPS = 989.4e12  # dense, as in NVIDIA's data sheet of the H100 SXM
+H200_FLOPS = 989.4e12  # dense, in 16 bits, as in NVIDIA's data sheet of the H100 SXM
+# Of a value of trainer.precision what stands before "-mixed" or "-true".
+TYPES = {"bf16": torch.bfloat16, "16": torch.float16, "32": torch.float32, "64": torch.float64}
 
 CompileMode = bool | Literal["auto", "reduce-overhead"]
 
@@ -69,10 +71,12 @@ def peak_flops(trainer: Trainer) -> float | None:
     device = trainer.strategy.root_device
     if device.type != "cuda":
         return None
-    dtype = torch.bfloat16 if "bf16" in str(trainer.precision) else torch.float32
+    dtype = TYPES.get(str(trainer.precision).partition("-")[0])
+    if dtype is None:
+        return None
     if "H200" in torch.cuda.get_device_name(device):
         # An H100 with more memory. Lightning's figures for it are those of sparse matrices, twice as high.
-        flops = H200_BFLOAT16_FLOPS if dtype == torch.bfloat16 else None
+        flops = H200_FLOPS if dtype in (torch.bfloat16, torch.float16) else None
     else:
         flops = get_available_flops(device, dtype)
     return flops and float(flops) * trainer.world_size

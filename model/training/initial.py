@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from model.checkpoint import build_gpt, load_gpt, read_checkpoint
+from model.checks import Mistake
 from model.exchange.huggingface import CONFIG, from_huggingface, local_folder, read_json, read_options
 from model.gpt import GPT, GPTConfig
 
@@ -23,7 +24,7 @@ def initial_config(source: str, config: Any, given: Collection[str]) -> GPTConfi
         config: the options of the run, with the names of a GPTConfig's.
         given: those that the person has set; null is no choice where it is the default.
 
-    Raises ValueError if they set something else that the model does not have, or a context longer than its table of
+    Raises Mistake if they set something else that the model does not have, or a context longer than its table of
     positions; and as `load_gpt` and `from_huggingface`.
     """
     path = Path(source)
@@ -37,13 +38,13 @@ def initial_config(source: str, config: Any, given: Collection[str]) -> GPTConfi
             value = getattr(dataclasses.replace(trained, **{name: None}), name)
             value = own if value is None and getattr(GPTConfig(), name) is None else value
         if name not in CHOSEN and value != own:
-            raise ValueError(
+            raise Mistake(
                 f"model.gpt.{name} is {value}, but the model of --model.init_from has {own}: leave it out, as "
                 "configs/finetune_gpt2.yaml does"
             )
     chosen = dataclasses.replace(trained, **{name: getattr(config, name) for name in CHOSEN if name in given})
     if trained.position == "learned" and chosen.context_length > trained.context_length:
-        raise ValueError(
+        raise Mistake(
             f"model.gpt.context_length is {chosen.context_length}, but the model of --model.init_from has learned only "
             f"{trained.context_length} positions: write that or less"
         )
@@ -66,7 +67,7 @@ def place_of(source: str) -> str:
 
 
 def check_tokenizer(vocab_size: int, own: dict[str, Any] | None, tokenizer: Any) -> None:
-    """Raises ValueError unless a model of `vocab_size` was trained with `tokenizer`, the one of the data.
+    """Raises Mistake unless a model of `vocab_size` was trained with `tokenizer`, the one of the data.
 
     `own` is the model's, as `tokenizer_of` gives it. Where it has none, only the sizes can be compared.
     """
@@ -78,7 +79,7 @@ def check_tokenizer(vocab_size: int, own: dict[str, Any] | None, tokenizer: Any)
         fits = all(own.get(part) == given[part] for part in ("pattern", "tokens", "special_tokens"))
         kind, remedy = f"the tokens of its own {own.get('name')!r}", "leave out --data.tokenizer to take the model's"
     if not fits:
-        raise ValueError(
+        raise Mistake(
             f"the model of --model.init_from reads {kind}, and the tokenizer of the data is another, "
             f"{tokenizer.name!r} with {tokenizer.vocab_size:,} tokens: {remedy}"
         )

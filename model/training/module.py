@@ -15,12 +15,12 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from model.checkpoint import build_gpt, read_checkpoint
+from model.checks import Mistake
 from model.gpt import GPT, IGNORED, GPTConfig
 from model.training.hardware import CompileMode, compile_where_it_pays
 from model.training.initial import check_tokenizer, start_from
-from model.training.optimizer import OptimizerConfig, build_optimizer, density_at
+from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
-from model.training.sharding import FullyShardedStrategy, whole
 
 
 class GPTModule(LightningModule):
@@ -44,7 +44,7 @@ class GPTModule(LightningModule):
             schedule: how the learning rates change over the run.
             compile: torch.compile the network; auto: on a GPU, where it soon pays; reduce-overhead: with CUDA graphs,
                 for networks so small that the GPU waits for Python. The network is not compiled where there is no
-                compiler, nor when it is sharded over devices.
+                compiler.
             init_from: start from the weights of this model and not from random ones: a run, a checkpoint, a folder of
                 Hugging Face's libraries, or a name on the Hub such as gpt2. The network is then that model's, but for
                 context_length, which may be shorter, and dropout. Its tokenizer is taken too.
@@ -63,13 +63,13 @@ class GPTModule(LightningModule):
         if self.gpt is not None:
             return
         config, tokenizer = self.gpt_config, self.trainer.datamodule.tokenizer
-        num_tokens, strategy = tokenizer.vocab_size, self.trainer.strategy
+        num_tokens = tokenizer.vocab_size
         if self.init_from is not None:
             check_tokenizer(config.vocab_size, self.init_tokenizer, tokenizer)
         if config.vocab_size is None:
             config.vocab_size = num_tokens
         if config.vocab_size < num_tokens:  # more are fine: it may be rounded up
-            raise ValueError(
+            raise Mistake(
                 f"model.gpt.vocab_size is {config.vocab_size}, but the tokenizer has {num_tokens} tokens: make it at "
                 "least as many, or null"
             )
@@ -77,17 +77,14 @@ class GPTModule(LightningModule):
         if self.init_from is not None:
             start_from(self.gpt, self.init_from)
         if self.compile_mode == "reduce-overhead" and self.trainer.accumulate_grad_batches > 1:
-            raise ValueError(
+            raise Mistake(
                 "--model.compile reduce-overhead overwrites the gradients of each batch with the next one's, so they "
                 "cannot be accumulated: leave trainer.accumulate_grad_batches at 1 or write --model.compile true"
             )
-        mode = False if isinstance(strategy, FullyShardedStrategy) else self.compile_mode
-        self.loss = compile_where_it_pays(self.gpt.loss, mode, strategy.root_device)
+        self.loss = compile_where_it_pays(self.gpt.loss, self.compile_mode, self.trainer.strategy.root_device)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         learning_rate_factor(0, self.trainer.max_steps, self.schedule_config)  # raises if it has no end
-        if self.optimizer_config.density < 1 and self.trainer.max_steps < 1:
-            raise ValueError("model.optimizer.density falls over a share of the steps: set --trainer.max_steps")
         return build_optimizer(self.gpt, self.optimizer_config)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
@@ -97,11 +94,6 @@ class GPTModule(LightningModule):
         factor = learning_rate_factor(self.global_step, self.trainer.max_steps, self.schedule_config)
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
-            group["density"] = density_at(self.global_step, self.trainer.max_steps, self.optimizer_config)
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if self.optimizer_config.density < 1:
-            checkpoint["nonzero_weights"] = sum(int(whole((weight != 0).sum())) for weight in self.gpt.parameters())
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         check_same_model(checkpoint, self.gpt_config, self.trainer.datamodule.tokenizer.to_dict())
@@ -133,7 +125,7 @@ class GPTModule(LightningModule):
 def check_start(path: Path, config: GPTConfig) -> None:
     """Compares a checkpoint that a run starts from with the model, before memory is taken for either.
 
-    Raises FileNotFoundError if there is no such file, ValueError if it is no checkpoint or of another model.
+    Raises FileNotFoundError if there is no such file, Mistake if it is no checkpoint or of another model.
     """
     checkpoint = read_checkpoint(path, on_disk=True)
     build_gpt(path, checkpoint)
@@ -141,7 +133,7 @@ def check_start(path: Path, config: GPTConfig) -> None:
 
 
 def check_same_model(checkpoint: dict[str, Any], config: GPTConfig, tokenizer: dict[str, Any] | None = None) -> None:
-    """Raises ValueError unless the checkpoint's weights belong to this model and tokenizer; None fits any.
+    """Raises Mistake unless the checkpoint's weights belong to this model and tokenizer; None fits any.
 
     A vocab_size of None fits any too: it will be the tokenizer's.
     """
@@ -150,9 +142,9 @@ def check_same_model(checkpoint: dict[str, Any], config: GPTConfig, tokenizer: d
         if name in ("dropout", "init") or (name == "vocab_size" and value is None):
             continue  # these do not change what a weight means
         if saved[name] != value:
-            raise ValueError(f"the checkpoint is of another model: its {name} is {saved[name]}, here it is {value}")
+            raise Mistake(f"the checkpoint is of another model: its {name} is {saved[name]}, here it is {value}")
     if tokenizer is not None and checkpoint["tokenizer"] != tokenizer:
-        raise ValueError(
+        raise Mistake(
             f"the checkpoint is of a model with another tokenizer: {checkpoint['tokenizer'].get('name')!r} trained on "
             f"other text or of another size than {tokenizer['name']!r} here; use the data it was trained on, or write "
             "--data.tokenizer runs/NAME to take the tokenizer of that run"

@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from model.attention import CausalSelfAttention
-from model.checks import check_choices, check_range
+from model.checks import Mistake, check_choices, check_range
 from model.gpt import GPT
 from model.kernels import has_fast_bfloat16
-from model.training.sharding import shard_like, whole
 
 
 @dataclass
@@ -30,12 +29,8 @@ class OptimizerConfig:
         betas: AdamW's decay of the first and second moment.
         epsilon: AdamW's, added to the root of the second moment.
         momentum: Muon's Nesterov momentum.
-        density: share of the weights of all matrices that is left at the end; the others are zero. 1 keeps all; less
-            needs adamw. See `MuonAdamW`.
-        density_fall: where the density begins and ends to fall, as shares of the steps; each step in between lowers it
-            by the same factor.
 
-    Raises ValueError for a value that is not allowed.
+    Raises Mistake for a value that is not allowed.
     """
 
     algorithm: Literal["muon", "adamw"] = "muon"
@@ -46,17 +41,9 @@ class OptimizerConfig:
     betas: tuple[float, float] = (0.8, 0.95)
     epsilon: float = 1e-8
     momentum: float = 0.95
-    density: float = 1.0
-    density_fall: tuple[float, float] = (0.2, 0.7)
 
     def __post_init__(self):
         check_choices(self, "model.optimizer.")
-        check_range("model.optimizer.density", self.density, 0, 1, low_open=True)
-        begin, end = self.density_fall
-        check_range("model.optimizer.density_fall[1]", end, 0, 1, low_open=True)
-        check_range("model.optimizer.density_fall[0]", begin, 0, end, high_open=True)
-        if self.density < 1 and self.algorithm != "adamw":
-            raise ValueError("model.optimizer.density needs AdamW's moments: write --model.optimizer.algorithm adamw")
         for name in ("learning_rate", "head_learning_rate", "matrix_learning_rate", "weight_decay", "epsilon"):
             check_range(f"model.optimizer.{name}", getattr(self, name), 0)
         for name, value in (("betas[0]", self.betas[0]), ("betas[1]", self.betas[1]), ("momentum", self.momentum)):
@@ -73,8 +60,7 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
     if config.algorithm == "muon":
         groups["matrices"] = {"lr": config.matrix_learning_rate, "momentum": config.momentum, "muon": True}
     for name, group in groups.items():
-        group |= {"name": name, "params": [], "initial_lr": group["lr"]}
-        group |= {"algorithm": config.algorithm, "density": config.density}
+        group |= {"name": name, "params": [], "initial_lr": group["lr"], "algorithm": config.algorithm}
     for name, parameter in gpt.named_parameters():
         is_matrix = name.startswith("blocks.") and parameter.ndim == 2
         # A tied head is listed under the embedding's name.
@@ -90,13 +76,6 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
     return MuonAdamW(used, parts, betas=config.betas, eps=config.epsilon, weight_decay=config.weight_decay)
 
 
-def density_at(step: int, max_steps: int, config: OptimizerConfig) -> float:
-    """The share of weights that is left after update `step`, counted from 0."""
-    begin, end = config.density_fall
-    fallen = ((step + 1) / max_steps - begin) / (end - begin)
-    return config.density ** min(1.0, max(0.0, fallen))
-
-
 class MuonAdamW(torch.optim.Optimizer):
     """Muon for the parameter groups with `muon: True`, AdamW (fused) for the others.
 
@@ -107,12 +86,6 @@ class MuonAdamW(torch.optim.Optimizer):
 
     torch.optim.AdamW gives the same weights, but its fused version refuses gradient clipping in mixed precision.
 
-    In a sparse run (groups with a `density` below 1, all of them AdamW's) each step sets all but a share of the weights
-    to zero, over all matrices together, and their moments. Those stay for which weight^2 * second moment is largest: an
-    estimate of what the loss would rise by without the weight (Fisher pruning, Theis et al. 2018,
-    https://arxiv.org/abs/1801.05787). The magnitude alone (Gao et al. 2025, https://arxiv.org/abs/2511.13653) keeps
-    large weights that nothing reads, and needs a share for each matrix and a minimum for each row.
-
     Args:
         groups: parameter groups; Muon's hold matrices only and have `momentum`.
         parts: for weights that hold several matrices above each other, the number of rows of each.
@@ -120,27 +93,27 @@ class MuonAdamW(torch.optim.Optimizer):
     """
 
     def __init__(self, groups: list[dict], parts: dict[Tensor, list[int]], **defaults: Any):
-        super().__init__(groups, {"lr": 0.0, "muon": False, "density": 1.0, **defaults})
+        super().__init__(groups, {"lr": 0.0, "muon": False, **defaults})
         self.parts = parts
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in torch, but the groups keep their own options, since a resumed run may have been given others.
 
-        Raises ValueError for a state of another algorithm, or of other shapes, which would only fail at the next step.
+        Raises Mistake for a state of another algorithm, or of other shapes, which would only fail at the next step.
         """
         own = [{name: value for name, value in group.items() if name != "params"} for group in self.param_groups]
         super().load_state_dict(state_dict)
         for group, options in zip(self.param_groups, own, strict=True):
             algorithm = options["algorithm"]
             if (saved := group.get("algorithm", algorithm)) != algorithm:
-                raise ValueError(
+                raise Mistake(
                     f"model.optimizer.algorithm is {algorithm}, but the checkpoint can only be resumed with {saved}: "
                     f"write {saved}, or start a run without a checkpoint"
                 )
             group |= options
         for parameter, state in self.state.items():
             if any(value.ndim and value.shape != parameter.shape for value in state.values()):
-                raise ValueError("its optimizer state is of other weights")
+                raise Mistake("its optimizer state is of other weights")
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -151,32 +124,13 @@ class MuonAdamW(torch.optim.Optimizer):
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if parameters:
                 (self._muon if group["muon"] else self._adamw)(group, parameters)
-        if self.param_groups[0]["density"] < 1:
-            self._make_sparse(self.param_groups[0]["density"])
         return loss
-
-    def _make_sparse(self, density: float) -> None:
-        """Sets the matrices' weights with the lowest scores, and their moments, to zero."""
-        scores: dict[Tensor, Tensor] = {}
-        for weight in (weight for group in self.param_groups for weight in group["params"]):
-            if weight.ndim == 2 and weight in self.state:
-                scores[weight] = whole(weight).abs() * whole(self.state[weight]["exp_avg_sq"]).sqrt()
-                # In the first steps, matrices before one of zeros have no gradient yet: all wait for them.
-                if not scores[weight].any() and whole(weight).any():
-                    return
-        every_score = torch.cat([score.flatten() for score in scores.values()])
-        count = max(1, round(density * len(every_score)))
-        lowest_kept = every_score.kthvalue(len(every_score) - count + 1).values
-        for weight, score in scores.items():
-            mask = shard_like(score >= lowest_kept, weight)
-            for tensor in (weight, self.state[weight]["exp_avg"], self.state[weight]["exp_avg_sq"]):
-                tensor.mul_(mask)
 
     def _muon(self, group: dict, parameters: list[Tensor]) -> None:
         directions, same_shape = [], defaultdict(list)
         for parameter, momentum in zip(parameters, self._state("momentum", parameters), strict=True):
             momentum.lerp_(parameter.grad, 1 - group["momentum"])
-            directions.append(whole(parameter.grad.lerp(momentum, group["momentum"])))  # Nesterov: look one step ahead
+            directions.append(parameter.grad.lerp(momentum, group["momentum"]))  # Nesterov: look one step ahead
             for matrix in directions[-1].split(self.parts.get(parameter, parameter.shape[0])):
                 wide = matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix  # both are views of the direction
                 same_shape[wide.shape].append((matrix, wide))
@@ -187,7 +141,7 @@ class MuonAdamW(torch.optim.Optimizer):
         for parameter, direction in zip(parameters, directions, strict=True):
             if group["weight_decay"]:
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
-            parameter.add_(shard_like(direction, parameter), alpha=-group["lr"])
+            parameter.add_(direction, alpha=-group["lr"])
 
     def _adamw(self, group: dict, parameters: list[Tensor]) -> None:
         gradients = [parameter.grad for parameter in parameters]

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from model.checks import check_choices, check_range
+from model.checks import Mistake, check_choices, check_range
 
 
 @dataclass
@@ -20,7 +20,7 @@ class ScheduleConfig:
         decay_fraction: share of all steps, at the end, over which the factor decays; at most what the warm-up leaves.
         final_factor: what the factor would be one step after the last.
 
-    Raises ValueError for a value that is not allowed.
+    Raises Mistake for a value that is not allowed.
     """
 
     warmup_steps: int = 0
@@ -41,13 +41,13 @@ def learning_rate_factor(step: int, max_steps: int, config: ScheduleConfig) -> f
     It grows from 1 / warmup_steps to 1, stays there, and decays towards final_factor, which step max_steps would have.
 
     Raises:
-        ValueError: if the rates decay, but max_steps is -1 (no end).
+        Mistake: if the rates decay, but max_steps is -1 (no end).
     """
     warmup = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
     if config.decay == "none":
         return warmup
     if max_steps < 0:
-        raise ValueError(f"model.schedule.decay {config.decay} needs an end: set trainer.max_steps, or write none")
+        raise Mistake(f"model.schedule.decay {config.decay} needs an end: set trainer.max_steps, or write none")
     decay_steps = min(round(config.decay_fraction * max_steps), max_steps - config.warmup_steps)
     if decay_steps <= 0:
         return warmup

@@ -100,19 +100,6 @@ def test_dropout_is_off_and_the_mode_is_restored():
     assert gpt.training
 
 
-def test_parts_that_share_their_draws_are_what_each_would_be_alone():
-    gpt, prompts = random_gpt(MODERN), torch.randint(23, (3, 4))
-    options = {"temperature": 1.2, "top_p": 0.95, "repetition_penalty": 1.3}
-
-    def draw(tokens, **shared):
-        generator = torch.Generator().manual_seed(5)
-        return generate(gpt, tokens.repeat_interleave(2, dim=0), 30, generator=generator, **options, **shared)
-
-    together = draw(prompts, shared_draws=3)
-    assert together.equal(torch.cat([draw(prompt[None]) for prompt in prompts]))
-    assert not together.equal(draw(prompts))
-
-
 @EVERY_CONFIG
 def test_a_kept_cache_continues_the_text_and_reads_only_what_is_new(config):
     gpt = random_gpt(dataclasses.replace(config, context_length=40))
@@ -227,7 +214,6 @@ def test_temperature_zero_and_its_limit_take_the_likeliest():
         ({"tokens": torch.zeros(1, 0, dtype=torch.long)}, r"\(1, 0\)"),
         ({"tokens": torch.tensor([1, 2])}, r"\(2,\)"),
         ({"tokens": torch.zeros(1, 2)}, "float32"),
-        ({"shared_draws": 2}, "shared_draws=2 does not divide the number of texts=1"),
         ({"stop_token": 23}, "stop_token must be at least 0 and at most 22, not 23"),
     ],
     ids=str,

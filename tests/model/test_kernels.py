@@ -1,18 +1,16 @@
 """What is faster on some machine computes the same as what PyTorch does by itself."""
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from model import kernels
 from model.attention import CausalSelfAttention, scaled_dot_product_attention
 from model.generation import generate, stream
 from model.gpt import GPTConfig
-from model.kernels import FEW_ROWS, MAX_SHORT_LENGTH, Int8Linear, Linear, short_causal_attention, use_int8
+from model.kernels import FEW_ROWS, MAX_SHORT_LENGTH, Linear, short_causal_attention
 from tests.attentions import values_and_gradients
 from tests.gpts import random_gpt
 
@@ -170,31 +168,3 @@ def test_two_texts_of_one_model_can_be_written_in_turn(slow_products):
     in_turn = [next(short), next(long), next(short), *short, *long]
     expected = generate(gpt, prompt, 5, temperature=0)[0, 1:]
     assert torch.equal(torch.cat(in_turn), torch.stack([expected[0], expected[0], expected[1], *expected[1:]]))
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_layer_in_8_bits_multiplies_by_the_nearest_of_255_even_steps_in_each_row(bias):
-    layer = nn.Linear(48, 32, bias=bias)
-    with torch.no_grad():
-        layer.weight[3] = 0
-        weight = layer.weight.double()
-        step = weight.abs().amax(1, keepdim=True) / 127
-        rounded = torch.where(step > 0, (weight / step).round() * step, 0)
-        x = torch.randn(2, 3, 48)
-        expected = x.bfloat16().double() @ rounded.T + (layer.bias.double() if bias else 0)
-        torch.testing.assert_close(Int8Linear(layer)(x).double(), expected, rtol=2**-7, atol=2**-8)
-
-
-def test_a_model_in_8_bits_writes_nearly_what_it_did_and_keeps_a_tied_embedding():
-    tied, narrow = replace(GROUPED, tie_embeddings=True, bias=True), replace(MODERN, feed_forward_dim=85)
-    for config in (MODERN, tied, narrow):
-        gpt, tokens = random_gpt(config, 0), torch.randint(config.vocab_size, (2, 16))
-        table = gpt.token_embedding.weight.clone()
-        with torch.no_grad():
-            exact = gpt(tokens).log_softmax(-1)
-            use_int8(gpt)
-            divergence = F.kl_div(gpt(tokens).log_softmax(-1), exact, log_target=True, reduction="batchmean") / 16
-        assert 0 < divergence < 1e-3 and torch.equal(gpt.token_embedding.weight, table)
-        layers = [module for module in gpt.modules() if isinstance(module, nn.Linear)]
-        assert len(layers) == 4 * config.num_layers + 1
-        assert all(isinstance(layer, Int8Linear) == (layer.in_features != 85) for layer in layers)

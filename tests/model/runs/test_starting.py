@@ -77,7 +77,6 @@ def test_options_that_do_what_they_say_are_let_through():
         {"max_epochs": 1, "limit_train_batches": 1, "fast_dev_run": 1},
         {"limit_train_batches": 3, "overfit_batches": 3},
         {"strategy": "DDPStrategy"},
-        {"strategy": "FullyShardedStrategy"},
         {"accumulate_grad_batches": 5},
         {"accumulate_grad_batches": 5, "val_check_interval": 0.5},
         {"callbacks": [EarlyStopping("val/loss"), EarlyStopping("val/bits_per_byte"), ModelCheckpoint(monitor="step")]},
@@ -90,7 +89,7 @@ def test_options_that_do_what_they_say_are_let_through():
     [
         *(({"limit_train_batches": share}, "trainer.limit_train_batches: would repeat") for share in (0.5, 1)),
         *(
-            ({"strategy": name}, "trainer.strategy: .* write ddp or fsdp")
+            ({"strategy": name}, "trainer.strategy: .* write ddp")
             for name in ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")
         ),
         ({"gradient_clip_val": float("nan")}, "trainer.gradient_clip_val must be at least 0 and finite, not nan"),
@@ -98,7 +97,7 @@ def test_options_that_do_what_they_say_are_let_through():
         ({"accumulate_grad_batches": 0}, "trainer.accumulate_grad_batches must be at least 1, not 0"),
         ({"val_check_interval": 0}, "trainer.val_check_interval must be at least 1, not 0"),
         ({"val_check_interval": None}, "trainer.val_check_interval must be a number of batches, not a time"),
-        ({"launcher": "_MultiProcessingLauncher"}, "trainer.strategy: .* write ddp or fsdp"),
+        ({"launcher": "_MultiProcessingLauncher"}, "trainer.strategy: .* write ddp"),
         ({"callbacks": [EarlyStopping("loss")]}, "monitor is loss: write val/loss or val/bits_per_byte"),
         *(
             ({"callbacks": [callback]}, "trainer.callbacks: .*: leave it out")

@@ -108,9 +108,6 @@ def test_validation_is_summed_in_float64_on_the_device_of_the_module():
     ("config", "options", "message"),
     [
         (OptimizerConfig, {"algorithm": "sgd"}, "model.optimizer.algorithm must be 'muon' or 'adamw', not 'sgd'"),
-        (OptimizerConfig, {"algorithm": "muon", "density": 0.5}, "write --model.optimizer.algorithm adamw"),
-        (OptimizerConfig, {"density": 0.0}, "model.optimizer.density must be above 0 and at most 1, not 0.0"),
-        (OptimizerConfig, {"density_fall": (0.7, 0.2)}, r"density_fall\[0\] must be at least 0 and below 0.2, not 0.7"),
         (OptimizerConfig, {"betas": (0.9, 1.0)}, r"betas\[1\] must be at least 0 and below 1, not 1.0"),
         (ScheduleConfig, {"warmup_steps": -1}, "model.schedule.warmup_steps must be at least 0, not -1"),
         (ScheduleConfig, {"decay": "step"}, "decay must be 'linear', 'cosine' or 'none', not 'step'"),

@@ -1,8 +1,5 @@
 """MuonAdamW updates matrices by Muon and other weights as torch's AdamW does; only matrices are decayed."""
 
-import copy
-from itertools import pairwise
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +10,6 @@ from model.training.optimizer import (
     MuonAdamW,
     OptimizerConfig,
     build_optimizer,
-    density_at,
     orthogonalize,
 )
 from tests.gpts import GPT2
@@ -107,53 +103,6 @@ def test_other_weights_move_as_with_torchs_adamw():
     take_steps([ours, theirs], weights, twins)
     torch.testing.assert_close(weights, twins)
     assert ours.state[weights[0]].keys() == theirs.state[twins[0]].keys()  # as checkpoints have them
-
-
-def test_the_density_falls_by_the_same_factor_in_each_step_between_its_bounds():
-    config = OptimizerConfig("adamw", density=0.01, density_fall=(0.2, 0.6))
-    densities = [density_at(step, 100, config) for step in range(100)]
-    assert densities[:20] == [1.0] * 20 and densities[59:] == pytest.approx([0.01] * 41)
-    factors = [after / before for before, after in pairwise(densities[19:60])]
-    assert factors == pytest.approx([0.01 ** (1 / 40)] * 40)
-
-
-def sparse_steps(gpt, density, seeds):
-    """Updates of a GPT, each on random tokens of its seed."""
-    optimizer = build_optimizer(gpt, OptimizerConfig("adamw", density=density))
-    for seed in seeds:
-        tokens = torch.randint(30, (4, 9), generator=torch.Generator().manual_seed(seed))
-        optimizer.zero_grad()
-        gpt.loss(tokens[:, :-1], tokens[:, 1:]).backward()
-        optimizer.step()
-    return optimizer
-
-
-def test_a_sparse_update_is_the_usual_one_and_keeps_what_the_loss_needs_most():
-    gpt = GPT(GPTConfig(vocab_size=40, context_length=8, num_layers=2, num_heads=2, embed_dim=32, bias=True))
-    sparse_steps(gpt, 1.0, range(5))
-    dense = copy.deepcopy(gpt)
-    optimizer, usual = sparse_steps(gpt, 0.1, [7]), sparse_steps(dense, 1.0, [7])
-    matrices = [weight for weight in dense.parameters() if weight.ndim == 2]
-    needed = torch.cat([(weight**2 * usual.state[weight]["exp_avg_sq"]).flatten() for weight in matrices])
-    least = needed.sort(descending=True).values[round(0.1 * len(needed)) - 1]
-    for (name, weight), other in zip(gpt.named_parameters(), dense.parameters(), strict=True):
-        state, expected = optimizer.state[weight], usual.state[other]
-        kept = (other**2 * expected["exp_avg_sq"] >= least) if other.ndim == 2 else torch.ones_like(other)
-        moments = [(state[moment], expected[moment]) for moment in ("exp_avg", "exp_avg_sq")]
-        assert all(torch.equal(found, full * kept) for found, full in [(weight, other), *moments]), name
-    assert not gpt.token_embedding.weight[30:].any()  # of tokens that no text has
-    assert sum(weight.count_nonzero() for weight in gpt.parameters() if weight.ndim == 2) == round(0.1 * len(needed))
-
-
-def test_a_sparse_run_from_its_first_update_on_loses_no_matrix_and_can_be_resumed_with_all_weights():
-    """As drawn, matrices before one of zeros have no gradients yet: they must not be lost for that."""
-    gpt = GPT(GPTConfig(vocab_size=40, context_length=8, num_layers=2, num_heads=2, embed_dim=32))
-    sparse, dense = sparse_steps(gpt, 0.2, range(6)), build_optimizer(gpt, OptimizerConfig("adamw", density=1.0))
-    assert all(weight.any() for weight in gpt.parameters())
-    count = sum(weight.numel() for weight in gpt.parameters())
-    assert sum(weight.count_nonzero() for weight in gpt.parameters()) == round(0.2 * count)
-    dense.load_state_dict(sparse.state_dict())
-    assert {group["density"] for group in dense.param_groups} == {1.0}
 
 
 @pytest.mark.parametrize("algorithm", ["muon", "adamw"])
