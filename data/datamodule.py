@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from data import corpora, tokenizers
+from data.mistakes import Mistake
 from data.sampler import WindowSampler
 from data.token_cache import CorpusCache, TokenizedCorpus, TokenStore
 from data.tokenizers import Tokenizer
@@ -78,7 +79,7 @@ class TextDataModule(lightning.LightningDataModule):
         num_threads: threads that tokenise at once (default: one a core).
         cache_dir: where tokens are kept (default: $GLASSGPT_CACHE, or .cache/glassgpt beside this project).
 
-    Raises ValueError or FileNotFoundError for options that contradict each other or name nothing.
+    Raises Mistake for options that contradict each other or name nothing.
     """
 
     def __init__(
@@ -113,13 +114,13 @@ class TextDataModule(lightning.LightningDataModule):
         for name, least in _LEAST.items():
             bits = 32 if name == "vocab_size" else 53  # of rustbpe's sizes, and of numpy's
             if options[name] is not None and not least <= options[name] < 2**bits:
-                raise ValueError(f"data.{name} is {options[name]}: it must be {least} or more, and below 2^{bits}")
+                raise Mistake(f"data.{name} is {options[name]}: it must be {least} or more, and below 2^{bits}")
         if not 0 < validation_fraction < 1:
-            raise ValueError(f"data.validation_fraction is {validation_fraction}: it must lie between 0 and 1")
+            raise Mistake(f"data.validation_fraction is {validation_fraction}: it must lie between 0 and 1")
         if not 0 <= repeat_fraction <= 1:
-            raise ValueError(f"data.repeat_fraction is {repeat_fraction}: it must lie between 0 and 1")
+            raise Mistake(f"data.repeat_fraction is {repeat_fraction}: it must lie between 0 and 1")
         if streaming and max_tokens is None:
-            raise ValueError("data.streaming reads without an end: set --data.max_tokens to the tokens to train on")
+            raise Mistake("data.streaming reads without an end: set --data.max_tokens to the tokens to train on")
         if isinstance(tokenizer, str):
             tokenizers.check_name(tokenizer)
 
@@ -144,7 +145,7 @@ class TextDataModule(lightning.LightningDataModule):
         self.cache.prepare(self.num_threads)
 
     def setup(self, stage: str | None = None) -> None:
-        """Opens the token files. Raises ValueError where they are shorter than a window."""
+        """Opens the token files. Raises Mistake where they are shorter than a window."""
         if self.tokenized is None:
             self.tokenized = self.cache.prepare(self.num_threads)
             self._sampler()  # raises
@@ -176,7 +177,7 @@ class TextDataModule(lightning.LightningDataModule):
         if isinstance(repeated, int) and repeated:
             first_batch %= repeated
             if first_batch:  # each round of Lightning's would begin there
-                raise ValueError(
+                raise Mistake(
                     f"trainer.overfit_batches is {repeated}: this run can only be resumed after a whole round of these "
                     "batches, so take another checkpoint or start a new run"
                 )
@@ -193,12 +194,12 @@ class TextDataModule(lightning.LightningDataModule):
         return WindowSampler(*sizes, self.seed, rank, world_size)
 
     def _place(self, option: str) -> tuple[int, int]:
-        """This device's rank and the number of devices. Raises ValueError if they cannot share a batch equally."""
+        """This device's rank and the number of devices. Raises Mistake if they cannot share a batch equally."""
         if self.trainer is None:
             return 0, 1
         batch_size = getattr(self, option)
         if batch_size % self.trainer.world_size:
-            raise ValueError(
+            raise Mistake(
                 f"a batch of {batch_size} sequences cannot be shared by {self.trainer.world_size} devices: "
                 f"set --data.{option} to a multiple of {self.trainer.world_size}"
             )

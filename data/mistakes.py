@@ -1,5 +1,9 @@
 """The error of this folder for what a person can mend without reading code."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 
 class Mistake(ValueError):
     """Options, files or data cannot be used. Its sentence says what is wrong, where, and what to write instead.
@@ -7,3 +11,12 @@ class Mistake(ValueError):
     train.py and the scripts print that sentence and exit with status 2. Every other error is one in code and gets its
     traceback, so raise this only where options and files are checked. The network has its own: model/checks.py.
     """
+
+
+@contextmanager
+def reading(path: Path | str) -> Iterator[None]:
+    """A file that is missing or cannot be read is a person's mistake: for a block that only opens and reads it."""
+    try:
+        yield
+    except OSError as error:
+        raise Mistake(f"cannot read {path}: {error.strerror or error}") from error

@@ -9,7 +9,6 @@ import csv
 import hashlib
 import io
 import math
-import os
 import re
 import shutil
 import tempfile
@@ -20,6 +19,8 @@ from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO, NamedTuple
+
+from data.mistakes import Mistake
 
 BLOCK_BYTES = 2**20
 # Text without a place to cut is cut anywhere beyond this: for one piece without end, byte-pair encoding needs 50 times
@@ -60,7 +61,7 @@ def text_passages(path: Path, blocks: bool = False, share: Share = WHOLE) -> Ite
 
     The share counts bytes; both its ends move forward to the next character or, with `blocks`, to the next block.
 
-    Raises ValueError where the bytes are not text, with their offset.
+    Raises Mistake where the bytes are not text, with their offset.
     """
     with _naming(path):
         start, stop = (_offset(path, fraction, blocks) for fraction in share)
@@ -88,7 +89,7 @@ def _offset(path: Path, fraction: float, blocks: bool) -> float:
             after_blank = after_blank or (begins_line and _BLANK_LINE_BYTES.fullmatch(line) is not None)
             begins_line = line.endswith(b"\n")
             offset += len(line)
-    raise ValueError(
+    raise Mistake(
         f"{path} has no blank line with text after it in its last {1 - fraction:.0%}, where validation would begin: "
         f"write --data.documents file, or a larger --data.validation_fraction"
     )
@@ -97,7 +98,7 @@ def _offset(path: Path, fraction: float, blocks: bool) -> float:
 def table_passages(path: Path, column: str, share: Share = WHOLE) -> Iterator[Passage]:
     """One document a row of a jsonl, csv, parquet or arrow file; the share is one of the rows, as in `row_passages`.
 
-    Raises ValueError where the file is damaged or lacks the column.
+    Raises Mistake where the file is damaged or lacks the column.
     """
     with _naming(path):
         ending = table_ending(path)
@@ -127,7 +128,7 @@ def _cells(path: Path, column: str, delimiter: str) -> Iterator[str]:
                     raise csv.Error(f"{len(row)} cells, where the first row has {len(names)}")
                 yield row[index] if index < len(row) else ""
         except csv.Error as error:
-            raise ValueError(
+            raise Mistake(
                 f"cannot read {path}, line {rows.line_num}: {error}; text with a line end, a quote or {delimiter!r} in "
                 "it must stand in double quotes"
             ) from error
@@ -136,14 +137,14 @@ def _cells(path: Path, column: str, delimiter: str) -> Iterator[str]:
 def column_texts(rows: Any, column: str, label: str) -> Iterator[str]:
     """The texts of a `datasets.Dataset` or `IterableDataset`, row by row; "" where a row has none.
 
-    Raises ValueError where `column` does not exist or does not hold text.
+    Raises Mistake where `column` does not exist or does not hold text.
     """
     number = 0
     for table in rows.with_format("arrow").iter(batch_size=256):
         _column_index(table.column_names, column, label)
         for text in table[column].to_pylist():
             if text is not None and not isinstance(text, str):
-                raise ValueError(
+                raise Mistake(
                     f"{label}: column {column!r} holds {type(text).__name__}, not text, in row {number}: "
                     f"set --data.text_column to one of {', '.join(table.column_names)}"
                 )
@@ -165,16 +166,16 @@ def row_passages(texts: Iterable[str], share: Share) -> Iterator[Passage]:
 
 def _column_index(names: list[str], column: str, label: str) -> int:
     if column not in names:
-        raise ValueError(f"{label} has no column {column!r}: set --data.text_column to one of {', '.join(names)}")
+        raise Mistake(f"{label} has no column {column!r}: set --data.text_column to one of {', '.join(names)}")
     return names.index(column)
 
 
 def import_datasets() -> ModuleType:
     """`datasets`, which takes seconds to import, silenced: the errors that it also logs are raised here."""
-    os.environ.setdefault("HF_UPDATE_DOWNLOAD_COUNTS", "0")  # or the Hub is told of each table, a local one too
     import datasets
     import huggingface_hub
 
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # or the Hub is told of each table, a local one too
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     huggingface_hub.logging.set_verbosity(huggingface_hub.logging.CRITICAL)
     return datasets
@@ -215,7 +216,7 @@ def _last_cut(text: str) -> int:
 
 
 def _decoded(path: Path, start: int, stop: float) -> Iterator[str]:
-    """The text between two byte offsets. Raises ValueError where it is not UTF-8 or holds a zero byte."""
+    """The text between two byte offsets. Raises Mistake where it is not UTF-8 or holds a zero byte."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset = start
     with _open(path, start) as stream:
@@ -226,7 +227,7 @@ def _decoded(path: Path, start: int, stop: float) -> Iterator[str]:
                 if (zero := undecoded + block.find(b"\0")) >= undecoded:
                     raise UnicodeDecodeError("utf-8", block, zero, zero + 1, "no text")
             except UnicodeDecodeError as error:
-                raise ValueError(
+                raise Mistake(
                     f"{path} is not UTF-8 text at byte offset {offset - undecoded + error.start}: convert it to UTF-8, "
                     "or leave it out of --data.files"
                 ) from error
@@ -268,8 +269,8 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, zlib.error, ValueError) as error:
-        if isinstance(error, ValueError) and str(path) in str(error):
+        if isinstance(error, Mistake):
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         reason = "it is not UTF-8 text: convert it to UTF-8" if isinstance(error, UnicodeDecodeError) else reason
-        raise ValueError(f"cannot read {path}: {reason}") from error
+        raise Mistake(f"cannot read {path}: {reason}") from error

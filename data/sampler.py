@@ -9,6 +9,8 @@ Letters: B windows in a batch over all ranks, T tokens in a window, N windows in
 
 import numpy as np
 
+from data.mistakes import Mistake
+
 SHORTEST_PERIOD = 8  # tokens; below it, the few tokens just before are enough to predict the next one
 
 _ROUNDS = 8
@@ -27,9 +29,9 @@ class WindowSampler:
     def __init__(
         self, num_tokens: int, context_length: int, batch_size: int, seed: int, rank: int = 0, world_size: int = 1
     ):
-        """Raises ValueError where the stream is too short for one window."""
+        """Raises Mistake where the stream is too short for one window."""
         if num_tokens < context_length + 1:
-            raise ValueError(
+            raise Mistake(
                 f"context_length {context_length:,} needs at least {context_length + 1:,} tokens of training text, "
                 f"but there are {num_tokens:,}: use a shorter context_length or more text"
             )

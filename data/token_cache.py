@@ -38,6 +38,7 @@ from tqdm import tqdm
 
 from data import tokenizers
 from data.corpora import SPLITS, Corpus
+from data.mistakes import Mistake
 from data.readers import Passage
 from data.tokenizers import Tokenizer
 
@@ -149,34 +150,28 @@ class CorpusCache:
     def prepare(self, num_threads: int | None = None) -> TokenizedCorpus:
         """Opens the tokenised corpus, after making what is missing. Of several runs at once, one makes it.
 
-        Raises ValueError or ConnectionError where the text cannot be read, OSError where the tokens cannot be written.
+        Raises Mistake where the text cannot be read, or the tokens cannot be written.
         """
         if ready := self.open():
             return ready
-        try:
-            with self._lock():
-                tokenizer = self._open_tokenizer() or self._make_tokenizer()
-                fingerprint = self._digest + tokenizer.fingerprint
-                for split, limit in self.max_tokens.items():
-                    if open_split(self._path(split), fingerprint, warn=True) is None:
-                        threads = num_threads or os.cpu_count() or 1
-                        tokens = token_stream(tokenizer, self.corpus.passages(split), limit, threads)
-                        write_split(self._path(split), tokens, tokenizer, fingerprint, limit)
-        except ConnectionError:  # of the text's source, which raises no other OSError
-            raise
-        except OSError as error:
-            reason = f"cannot write tokens ({error.strerror}): make room, or set --data.cache_dir to another folder"
-            raise OSError(error.errno, reason, str(self.folder)) from error
+        with self._lock():
+            tokenizer = self._open_tokenizer() or self._make_tokenizer()
+            fingerprint = self._digest + tokenizer.fingerprint
+            for split, limit in self.max_tokens.items():
+                if open_split(self._path(split), fingerprint, warn=True) is None:
+                    threads = num_threads or os.cpu_count() or 1
+                    tokens = token_stream(tokenizer, self.corpus.passages(split), limit, threads)
+                    write_split(self._path(split), tokens, tokenizer, fingerprint, limit)
         return self.open()
 
     def _lock(self) -> AcquireReturnProxy:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.folder / "lock")
-        try:
-            return lock.acquire(timeout=0)
-        except Timeout:
-            print(f"waiting for another run that is tokenising {self.corpus.name} into {self.folder}", flush=True)
-            return lock.acquire()
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.folder / "lock")
+            with suppress(Timeout):
+                return lock.acquire(timeout=0)
+        print(f"waiting for another run that is tokenising {self.corpus.name} into {self.folder}", flush=True)
+        return lock.acquire()
 
     def _make_tokenizer(self) -> Tokenizer:
         path = self.folder / "tokenizer.json"
@@ -234,7 +229,7 @@ def write_split(
 ) -> None:
     """Writes a stream of tokens in the place of what is at `path`; a bar shows how many there are, of `total`.
 
-    Raises ValueError where there is no text.
+    Raises Mistake where there is no text.
     """
     num_tokens = num_bytes = num_ends = checksum = 0
     path.with_suffix(".json").unlink(missing_ok=True)
@@ -243,14 +238,15 @@ def write_split(
         tqdm(desc=f"tokenising {path.stem}", total=total, unit=" tokens", unit_scale=True) as bar,
     ):
         for tokens in stream:
-            file.write(tokens.data)
+            with writing(path.parent):  # and nothing more: an OSError of a corpus is one in its code
+                file.write(tokens.data)
             checksum = zlib.crc32(tokens.data, checksum)
             num_tokens += len(tokens)
             num_bytes += tokenizer.num_bytes(tokens)
             num_ends += int(np.count_nonzero(tokens == tokenizer.end_of_text))
             bar.update(len(tokens))
         if num_bytes == 0:
-            raise ValueError(
+            raise Mistake(
                 f"the {path.stem} split of this corpus holds no text: name files, and of tables a --data.text_column, "
                 "with text for both splits, or change --data.validation_fraction"
             )
@@ -263,14 +259,29 @@ def write_split(
 
 
 @contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """A cache that cannot be written is a person's mistake: for a block that only writes."""
+    try:
+        yield
+    except OSError as error:
+        raise Mistake(
+            f"cannot write tokens into {folder} ({error.strerror or error}): make room, or set --data.cache_dir to "
+            "another folder"
+        ) from error
+
+
+@contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write, which gets its name when the block has ended and it is on the disk; removed otherwise."""
     partial = path.with_name(f"{path.name}.partial")
     try:
-        with partial.open("wb") as file:
+        with writing(path.parent):
+            file = partial.open("wb")
+        with file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
+            with writing(path.parent):
+                file.flush()
+                os.fsync(file.fileno())
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)

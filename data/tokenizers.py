@@ -22,6 +22,8 @@ import numpy as np
 import tiktoken
 import tiktoken.registry
 
+from data.mistakes import Mistake
+
 log = logging.getLogger(__name__)
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"  # as Hugging Face's libraries name them
@@ -59,12 +61,12 @@ class Tokenizer:
         ranks: id of each token's bytes, in order of the merges.
         special_tokens: id of each special token.
 
-    Raises ValueError where end-of-text is missing.
+    Raises Mistake where end-of-text is missing.
     """
 
     def __init__(self, name: str, pattern: str, ranks: dict[bytes, int], special_tokens: dict[str, int]):
         if END_OF_TEXT not in special_tokens:
-            raise ValueError(f"encoding {name!r} has no {END_OF_TEXT} token to separate documents with")
+            raise Mistake(f"encoding {name!r} has no {END_OF_TEXT} token to separate documents with")
         self.name, self.pattern, self.ranks, self.special_tokens = name, pattern, ranks, special_tokens
         self.encoding = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special_tokens)
         self.vocab_size = self.encoding.n_vocab
@@ -72,17 +74,17 @@ class Tokenizer:
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, without end-of-text. Raises ValueError where the pattern cannot split it."""
+        """Token ids of `text`, without end-of-text. Raises Mistake where the pattern cannot split it."""
         return self.encode_array(text).tolist()
 
     def encode_prompt(self, text: str) -> list[int]:
         """`encode` for what a person wrote: warns where it leaves out a part, as "letters" does of "Smith 42".
 
-        Raises ValueError where it leaves out all of a text that is not blank.
+        Raises Mistake where it leaves out all of a text that is not blank.
         """
         tokens = self.encode(text)
         if text.strip() and not tokens:
-            raise ValueError(f"the model's tokenizer, {self.name!r}, has no token for anything in {text!r:.80}")
+            raise Mistake(f"the model's tokenizer, {self.name!r}, has no token for anything in {text!r:.80}")
         if tokens and (left_out := num_bytes(text) - self.num_bytes(np.array(tokens))) > 0:
             words = "The model's tokenizer, %r, leaves out %s bytes of the text and reads %.80r."
             log.warning(words, self.name, left_out, self.decode(tokens))
@@ -97,7 +99,7 @@ class Tokenizer:
         except BaseException as error:  # of a pattern that backtracks without end
             if not isinstance(error, ValueError) and type(error).__name__ != "PanicException":  # which is not public
                 raise
-            raise ValueError(f"the tokenizer's pattern cannot split this text: {error}") from error
+            raise Mistake(f"the tokenizer's pattern cannot split this text: {error}") from error
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of `ids`; bytes that are not UTF-8 (a character cut in two) and unused ids become U+FFFD."""
@@ -214,25 +216,25 @@ class Tokenizer:
             raise
         except Exception as error:  # a damaged file fails in many ways, and their library has no class of its own
             reason = f"it has no {error}" if isinstance(error, KeyError) else error
-            raise ValueError(f"the tokenizer in {folder} cannot be read: {reason}") from error
+            raise Mistake(f"the tokenizer in {folder} cannot be read: {reason}") from error
 
     @classmethod
     def from_dict(cls, state: dict) -> Tokenizer:
-        """Inverse of `to_dict`. Raises ValueError where `state` is not what `to_dict` returns."""
+        """Inverse of `to_dict`. Raises Mistake where `state` is not what `to_dict` returns."""
         try:
             ranks, special_tokens = _unpacked(state["tokens"]), state["special_tokens"]
             # tiktoken accepts any ids at first, and panics over these when it encodes or decodes.
             for value in ascii_lowercase.encode() if state["pattern"] == LETTERS else range(256):
                 if bytes([value]) not in ranks:
-                    raise ValueError(f"it has no token for the byte 0x{value:02x}")
+                    raise Mistake(f"it has no token for the byte 0x{value:02x}")
             taken = set(ranks.values())
             for name, token in special_tokens.items():
                 if not isinstance(token, int) or not 0 <= token < 2**32 or token in taken:
-                    raise ValueError(f"its {name} cannot have the id {token!r}")
+                    raise Mistake(f"its {name} cannot have the id {token!r}")
             return cls(state["name"], state["pattern"], ranks, special_tokens)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__} "
-            raise ValueError(f"not a stored tokenizer: {kind}{error}") from error
+            raise Mistake(f"not a stored tokenizer: {kind}{error}") from error
 
 
 def num_bytes(text: str) -> int:
@@ -241,10 +243,10 @@ def num_bytes(text: str) -> int:
 
 
 def check_name(name: str) -> None:
-    """Raises ValueError for a name that is neither one of this project's nor a published encoding."""
+    """Raises Mistake for a name that is neither one of this project's nor a published encoding."""
     known = ["bpe", "bytes", "letters", *tiktoken.list_encoding_names()]
     if name not in known:
-        raise ValueError(f"unknown tokenizer {name!r}: write one of {', '.join(known)}")
+        raise Mistake(f"unknown tokenizer {name!r}: write one of {', '.join(known)}")
 
 
 def published(name: str) -> Tokenizer:
@@ -252,7 +254,7 @@ def published(name: str) -> Tokenizer:
 
     "letters" has one token a lowercase letter, and end-of-text: V = 27. All other characters are left out.
 
-    Raises ValueError for an unknown name and ConnectionError where the download fails.
+    Raises Mistake for an unknown name, or where the download fails.
     """
     if name == "bytes":
         return byte_level()
@@ -263,7 +265,7 @@ def published(name: str) -> Tokenizer:
     try:
         arguments = tiktoken.registry.ENCODING_CONSTRUCTORS[name]()
     except OSError as error:  # every exception of `requests` is one
-        raise ConnectionError(
+        raise Mistake(
             f"cannot download the encoding {name!r}: on a machine without network, set TIKTOKEN_CACHE_DIR to a folder "
             f"where another machine has stored it, or write --data.tokenizer bpe"
         ) from error
@@ -278,7 +280,7 @@ def byte_level() -> Tokenizer:
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Byte-pair encoding (Sennrich et al. 2016, over bytes as in GPT-2) of V = `vocab_size`, end-of-text included.
 
-    V is at least 257, for the bytes and end-of-text. Reads `texts` up to TRAINING_BYTES. Raises ValueError where V is
+    V is at least 257, for the bytes and end-of-text. Reads `texts` up to TRAINING_BYTES. Raises Mistake where V is
     more than the merges that `texts` give.
     """
     import rustbpe
@@ -295,17 +297,17 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     trainer.train_from_iterator(first_bytes(), vocab_size - 1, pattern=SPLIT_PATTERN)
     ranks = {bytes(token): rank for token, rank in trainer.get_mergeable_ranks()}
     if len(ranks) < vocab_size - 1:
-        raise ValueError(
+        raise Mistake(
             f"vocab_size {vocab_size} is too large for this text, which fills only {len(ranks) + 1}: "
             f"write --data.vocab_size {len(ranks) + 1} or less"
         )
     if max(map(len, ranks)) >= 2**16:  # which `to_dict` cannot write
-        raise ValueError("this text repeats something thousands of times without a break: lower --data.vocab_size")
+        raise Mistake("this text repeats something thousands of times without a break: lower --data.vocab_size")
     return Tokenizer("bpe", SPLIT_PATTERN, ranks, {END_OF_TEXT: vocab_size - 1})
 
 
 def _unpacked(tokens: bytes) -> dict[bytes, int]:
-    """The ids of tokens that `to_dict` has packed. Raises ValueError where the last one is cut."""
+    """The ids of tokens that `to_dict` has packed. Raises Mistake where the last one is cut."""
     ranks: dict[bytes, int] = {}
     start = rank = 0
     while start < len(tokens):
@@ -315,7 +317,7 @@ def _unpacked(tokens: bytes) -> dict[bytes, int]:
             ranks[tokens[start - length : start]] = rank
         rank += 1
     if start != len(tokens):
-        raise ValueError("its tokens are cut short")
+        raise Mistake("its tokens are cut short")
     return ranks
 
 
@@ -338,7 +340,7 @@ def _read_folder(folder: Path) -> tuple[str, str, dict[bytes, int], dict[str, in
         raise FileNotFoundError(f"{folder} has no {TOKENIZER}, nor {VOCAB} with {MERGES}")
     config = json.loads((folder / TOKENIZER_CONFIG).read_bytes()) if (folder / TOKENIZER_CONFIG).is_file() else {}
     if config.get("add_prefix_space"):
-        raise ValueError("it puts a space before each text (add_prefix_space)")
+        raise Mistake("it puts a space before each text (add_prefix_space)")
     if END_OF_TEXT not in special:  # then it is what stands before each document
         token = config.get("bos_token")
         name = token["content"] if isinstance(token, dict) else token
@@ -348,13 +350,13 @@ def _read_folder(folder: Path) -> tuple[str, str, dict[bytes, int], dict[str, in
     ranks = {from_printable(token): rank for token, rank in vocab.items() if rank not in ids}
     made = [vocab["".join(pair.split(" ") if isinstance(pair, str) else pair)] for pair in pairs]
     if made != sorted(made):  # tiktoken merges in the order of the ids
-        raise ValueError("it does not merge in the order of its ids, as byte-pair encodings here do")
+        raise Mistake("it does not merge in the order of its ids, as byte-pair encodings here do")
     kind = "gpt2" if pattern == GPT2_PATTERN and pairs else "bpe" if pairs else "bytes"
     return kind, pattern, ranks, special
 
 
 def _compare(tokenizer: Tokenizer, folder: Path) -> None:
-    """Raises ValueError unless Hugging Face's library gives texts of many kinds the same ids as `tokenizer`.
+    """Raises Mistake unless Hugging Face's library gives texts of many kinds the same ids as `tokenizer`.
 
     Its files can say more than is read here: other ways to split, prefixes, merges that are missing, dropout, tokens
     that are cut out of texts. What a post-processor puts around a text is no part of the text's own ids.
@@ -381,7 +383,7 @@ def _compare(tokenizer: Tokenizer, folder: Path) -> None:
         if (ours := tokenizer.encode(text)) != theirs.ids:
             start = next(n for n, (one, other) in enumerate(zip_longest(ours, theirs.ids)) if one != other)
             near = tokenizer.decode(ours[max(0, start - 1) : start + 2])
-            raise ValueError(f"their library does not encode {near!r} as a byte-level encoding of its tokens does")
+            raise Mistake(f"their library does not encode {near!r} as a byte-level encoding of its tokens does")
 
 
 def printable(token: bytes) -> str:
@@ -390,11 +392,11 @@ def printable(token: bytes) -> str:
 
 
 def from_printable(text: str) -> bytes:
-    """Inverse of `printable`. Raises ValueError for other characters."""
+    """Inverse of `printable`. Raises Mistake for other characters."""
     try:
         return bytes(_BYTES[character] for character in text)
     except KeyError as error:
-        raise ValueError(f"its token {text!r} is not written as bytes: it is no byte-level encoding") from error
+        raise Mistake(f"its token {text!r} is not written as bytes: it is no byte-level encoding") from error
 
 
 _PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
@@ -404,11 +406,11 @@ _BYTES = {character: byte for byte, character in _CHARACTERS.items()}
 
 
 def _pattern(content: dict[str, Any]) -> str:
-    """The pattern, for tiktoken, of a tokenizer.json. Raises ValueError for another way to split text."""
+    """The pattern, for tiktoken, of a tokenizer.json. Raises Mistake for another way to split text."""
     if content["model"].get("type", "BPE") != "BPE" or content.get("normalizer"):
-        raise ValueError("it is no byte-pair encoding, or changes the text before")
+        raise Mistake("it is no byte-pair encoding, or changes the text before")
     if content["model"].get("end_of_word_suffix") or content["model"].get("continuing_subword_prefix"):
-        raise ValueError("its tokens tell the end or the middle of a word, which cannot be expressed")
+        raise Mistake("its tokens tell the end or the middle of a word, which cannot be expressed")
     steps = content["pre_tokenizer"] or {}
     steps = steps.get("pretokenizers", [steps])
     kinds = [step.get("type") for step in steps]
@@ -416,4 +418,4 @@ def _pattern(content: dict[str, Any]) -> str:
         return GPT2_PATTERN
     if kinds == ["Split", "ByteLevel"] and not steps[1].get("use_regex", True) and "Regex" in steps[0]["pattern"]:
         return steps[0]["pattern"]["Regex"]
-    raise ValueError(f"it splits text by {', '.join(map(str, kinds))}, which cannot be expressed")
+    raise Mistake(f"it splits text by {', '.join(map(str, kinds))}, which cannot be expressed")

@@ -10,6 +10,7 @@ from data.corpora.files import file_corpus
 from data.corpora.hub import HubCorpus
 from data.corpora.repetitions import RepetitionCorpus, WordCorpus
 from data.corpora.stdlib import stdlib_corpus
+from data.mistakes import Mistake
 
 __all__ = ["CORPORA", "SPLITS", "Corpus", "build"]
 
@@ -32,20 +33,20 @@ def build(name: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) ->
 
     A config may have options of another corpus than the one that a person chooses; they are named and not used.
 
-    Raises ValueError or FileNotFoundError for options that contradict each other or name nothing.
+    Raises Mistake for options that contradict each other or name nothing.
     """
     if name not in CORPORA:
-        raise ValueError(f"unknown data.corpus {name!r}: write one of {', '.join(CORPORA)}")
+        raise Mistake(f"unknown data.corpus {name!r}: write one of {', '.join(CORPORA)}")
     reads = {corpus: signature(make).parameters for corpus, make in CORPORA.items()}
     of_a_corpus = set().union(*reads.values())
     is_set = [option for option in defaults if option in of_a_corpus and options[option] != defaults[option]]
     for option in is_set:
         value = options[option]
         if value in ("", []) or (isinstance(value, list) and "" in value):
-            raise ValueError(f"data.{option} is empty: name what to read, or leave the option out")
+            raise Mistake(f"data.{option} is empty: name what to read, or leave the option out")
     selected = [option for option in SELECTED_BY if option in is_set]
     if len(selected) > 1:
-        raise ValueError(f"data.{' and data.'.join(selected)} are both set: keep the one to train on")
+        raise Mistake(f"data.{' and data.'.join(selected)} are both set: keep the one to train on")
     if selected:
         name = SELECTED_BY[selected[0]]
     for option in is_set:

@@ -27,7 +27,7 @@ class Corpus(ABC):
     def passages(self, split: str) -> Iterator[Passage]:
         """The text of "train" or "validation", always in the same order.
 
-        Raises ValueError for what cannot be read, ConnectionError for a network, and no other OSError.
+        Raises Mistake for what cannot be read. Every other error is one in code.
         """
 
     def all_passages(self) -> Iterator[Passage]:

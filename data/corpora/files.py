@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data.corpora.corpus import Corpus, file_stamp
+from data.mistakes import Mistake, reading
 from data.readers import WHOLE, Passage, Share, table_ending, table_passages, text_passages, uniform_hash
 
 Shares = dict[Path, Share]  # the files of a split in their order, and what it reads of each
@@ -52,14 +53,14 @@ def file_corpus(
     One text file is split by position, the last `validation_fraction` of its bytes to validate; one table, by row;
     several files, by file, unless `validation_files` are given.
 
-    Raises FileNotFoundError where a pattern matches nothing, ValueError where all matches are empty.
+    Raises Mistake where a pattern matches nothing, or all matches are empty.
     """
     if files is None:
-        raise ValueError("data.corpus files needs to know which: set --data.files 'my/*.txt'")
+        raise Mistake("data.corpus files needs to know which: set --data.files 'my/*.txt'")
     validation = _matches("validation_files", validation_files or [])
     train = [path for file, path in _matches("files", files).items() if file not in validation]
     if not train:
-        raise ValueError(f"data.validation_files matches every file of data.files {files!r}: none is left to train on")
+        raise Mistake(f"data.validation_files matches every file of data.files {files!r}: none is left to train on")
     root = Path(os.path.commonpath([path.parent for path in (*train, *validation.values())]))
     name = train[0].stem if len(train) == 1 else root.name or "files"
     if validation:
@@ -93,13 +94,14 @@ def _matches(option: str, patterns: list[str] | str) -> dict[tuple, Path]:
         matches = sorted(Path(os.path.abspath(path)) for path in found_here)  # noqa: PTH100 (absolute() keeps a/../b)
         paths = [path for path in matches if not path.is_dir()]
         if not paths and matches:
-            raise ValueError(f"{pattern} is a folder: write '{pattern.rstrip('/')}/**/*.txt' to read the texts in it")
+            raise Mistake(f"{pattern} is a folder: write '{pattern.rstrip('/')}/**/*.txt' to read the texts in it")
         if not paths:
-            raise FileNotFoundError(f"no file matches {pattern!r} in {Path.cwd()}: set --data.{option} to others")
+            raise Mistake(f"no file matches {pattern!r} in {Path.cwd()}: set --data.{option} to others")
         for path in paths:
-            stat = path.stat()
+            with reading(path):
+                stat = path.stat()
             found.setdefault((stat.st_dev, stat.st_ino or path), path)  # some file systems of Windows have no numbers
     if found and not any(path.stat().st_size for path in found.values()):
         names = ", ".join(repr(str(path)) for path in found.values())
-        raise ValueError(f"{names} is empty: set --data.{option} to files that hold text")
+        raise Mistake(f"{names} is empty: set --data.{option} to files that hold text")
     return found

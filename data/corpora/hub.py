@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from data.corpora.corpus import Corpus, file_stamp
+from data.mistakes import Mistake
 from data.readers import Passage, column_texts, import_datasets, row_passages
 
 # How data sets call the split to validate on. "test" is not among them: it is for the final evaluation.
@@ -31,35 +32,35 @@ class HubCorpus(Corpus):
     validation_fraction: float
 
     def __post_init__(self):
-        """Raises ValueError where no data set is named, FileNotFoundError where a folder does not exist."""
+        """Raises Mistake where no data set is named, or a folder does not exist."""
         if self.dataset is None:
-            raise ValueError("data.corpus hub needs to know which: set --data.dataset NAME_OR_FOLDER")
+            raise Mistake("data.corpus hub needs to know which: set --data.dataset NAME_OR_FOLDER")
         folder = Path(self.dataset).expanduser()
         if self.dataset.startswith((".", "/", "~")) and not folder.is_dir():
-            raise FileNotFoundError(f"--data.dataset {self.dataset}: there is no such folder")
+            raise Mistake(f"--data.dataset {self.dataset}: there is no such folder")
         self.name = folder.name
         files = sorted(folder.rglob("*")) if folder.is_dir() else []
         self.identity = {**asdict(self), "files": [file_stamp(file) for file in files if file.is_file()]}
 
     def passages(self, split: str) -> Iterator[Passage]:
-        """Raises ConnectionError where the Hub cannot be reached, ValueError where a split or column is missing."""
+        """Raises Mistake where the Hub cannot be reached, or a split or column is missing."""
         datasets = import_datasets()
         try:
             yield from self._rows(split)
         except datasets.exceptions.DatasetNotFoundError as error:
-            raise ValueError(
+            raise Mistake(
                 f"no data set {self.dataset!r} on the Hugging Face Hub, or it asks for a login (hf auth login)"
             ) from error
         except Exception as error:
             if cause := _network_error(error):
                 reason = (str(cause).splitlines() or [type(cause).__name__])[0]
-                raise ConnectionError(
+                raise Mistake(
                     f"cannot reach the Hugging Face Hub for {self.dataset!r}: offline, set --data.dataset to a folder "
                     "of parquet, jsonl or arrow files, or train on --data.corpus stdlib, which is on every machine "
                     f"({reason})"
                 ) from error
             if isinstance(error, OSError):
-                raise ValueError(f"cannot read data set {self.dataset!r}: {error}") from error
+                raise Mistake(f"cannot read data set {self.dataset!r}: {error}") from error
             raise
 
     def _rows(self, split: str) -> Iterator[Passage]:
@@ -68,7 +69,7 @@ class HubCorpus(Corpus):
         names = {"train": self.dataset_split, "validation": self.dataset_validation_split or own}
         for name in names.values():
             if name not in by_name:
-                raise ValueError(f"data set {self.dataset!r} has no split {name!r}: it has {', '.join(by_name)}")
+                raise Mistake(f"data set {self.dataset!r} has no split {name!r}: it has {', '.join(by_name)}")
         share = (0.0, 1.0)
         if names["validation"] == names["train"]:
             cut = self.validation_fraction

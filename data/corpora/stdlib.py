@@ -5,6 +5,7 @@ import sysconfig
 from pathlib import Path
 
 from data.corpora.files import FileCorpus, split_by_name
+from data.mistakes import Mistake
 
 # Tests are long and repetitive; installed packages and build products differ from machine to machine.
 _SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
@@ -20,6 +21,6 @@ def stdlib_corpus(validation_fraction: float) -> FileCorpus:
         names = [name for name in names if name.endswith(".py") and not name.startswith("_sysconfigdata")]
         found += [Path(folder, name) for name in names]
     if not found:
-        raise FileNotFoundError(f"no source files of the standard library in {root}: name your own with --data.files")
+        raise Mistake(f"no source files of the standard library in {root}: name your own with --data.files")
     found.sort(key=lambda path: path.relative_to(root).as_posix())
     return FileCorpus("stdlib", *split_by_name(found, root, validation_fraction))

@@ -13,6 +13,7 @@ from data import corpora
 from data.corpora import CORPORA, SPLITS, Corpus
 from data.corpora.hub import HubCorpus
 from data.datamodule import TextDataModule
+from data.mistakes import Mistake
 from data.readers import Passage
 
 DEFAULTS = {name: option.default for name, option in signature(TextDataModule).parameters.items()}
@@ -112,7 +113,7 @@ def test_what_exists_is_not_read_as_a_pattern(tmp_path: Path):
     write_files(folder, 2)
     for pattern in ("*.txt", "**/part*.txt", "*"):
         assert len(build("files", files=[str(folder / pattern)]).identity["train"]) == 1  # and one to validate
-    with pytest.raises(ValueError, match=r"is a folder: write '(.*)' to read") as mistake:
+    with pytest.raises(Mistake, match=r"is a folder: write '(.*)' to read") as mistake:
         build("files", files=[str(folder)])
     build("files", files=[re.search("'(.*)'", str(mistake.value))[1]])  # what the sentence advises
 
@@ -121,14 +122,14 @@ def test_missing_and_empty_files_are_named(here: Path):
     write_files(here, 1)
     Path("empty.txt").touch()
     Path("link.txt").symlink_to("gone.txt")
-    for files, validation_files, error, sentence in (
-        ("nothing/*.txt", None, FileNotFoundError, r"no file matches 'nothing/\*.txt'"),
-        ("part*", "nothing/*.txt", FileNotFoundError, r"set --data.validation_files to others"),
-        ("part*", "part*", ValueError, r"none is left to train on"),
-        ("empty.txt", None, ValueError, r"empty.txt' is empty"),
-        ("*.txt", None, FileNotFoundError, r"link.txt"),
+    for files, validation_files, sentence in (
+        ("nothing/*.txt", None, r"no file matches 'nothing/\*.txt'"),
+        ("part*", "nothing/*.txt", r"set --data.validation_files to others"),
+        ("part*", "part*", r"none is left to train on"),
+        ("empty.txt", None, r"empty.txt' is empty"),
+        ("*.txt", None, r"link.txt"),
     ):
-        with pytest.raises(error, match=sentence):
+        with pytest.raises(Mistake, match=sentence):
             build("files", files=files, validation_files=validation_files)
 
 
@@ -165,18 +166,18 @@ def test_hub_mistakes_are_named_and_an_unreachable_hub_says_what_to_do_offline(t
     import datasets
     import huggingface_hub
 
-    with pytest.raises(FileNotFoundError, match=r"./nowhere: there is no such folder"):
+    with pytest.raises(Mistake, match=r"./nowhere: there is no such folder"):
         hub_corpus("./nowhere")
     save(tmp_path / "set", "jsonl", {"train": ROWS})
-    with pytest.raises(ValueError, match=r"has no column 'body': .* text, label"):
+    with pytest.raises(Mistake, match=r"has no column 'body': .* text, label"):
         texts(hub_corpus(str(tmp_path / "set"), text_column="body"), "train")
-    with pytest.raises(ValueError, match=r"has no split 'training': it has train"):
+    with pytest.raises(Mistake, match=r"has no split 'training': it has train"):
         texts(hub_corpus(str(tmp_path / "set"), dataset_split="training"), "train")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     sentence = r"cannot reach the Hugging Face Hub for 'nobody/nothing': offline, set"
     for streaming in (False, True):
-        with pytest.raises(ConnectionError, match=sentence):
+        with pytest.raises(Mistake, match=sentence):
             texts(hub_corpus("nobody/nothing", streaming=streaming), "train")
 
 
@@ -193,7 +194,7 @@ def test_an_error_of_any_http_client_is_the_networks(monkeypatch: pytest.MonkeyP
             raise KeyError("train") if chained else error  # noqa: B904
 
     monkeypatch.setattr(HubCorpus, "_load", load)
-    with pytest.raises(ConnectionError, match=r"cannot reach .* stdlib, which is on every machine \(no route\)"):
+    with pytest.raises(Mistake, match=r"cannot reach .* stdlib, which is on every machine \(no route\)"):
         texts(hub_corpus("nobody/nothing"), "train")
 
 
@@ -203,7 +204,7 @@ def test_other_errors_of_a_data_set_are_not_the_networks(monkeypatch: pytest.Mon
     with pytest.raises(KeyError):
         texts(hub_corpus("nobody/nothing"), "train")
     monkeypatch.setattr(HubCorpus, "_load", lambda self: Path("no such file").read_text())
-    with pytest.raises(ValueError, match=r"cannot read data set 'nobody/nothing': .*no such file"):
+    with pytest.raises(Mistake, match=r"cannot read data set 'nobody/nothing': .*no such file"):
         texts(hub_corpus("nobody/nothing"), "train")
 
 
@@ -228,7 +229,7 @@ def test_a_data_set_is_asked_for_as_the_options_say(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(datasets, "load_dataset", lambda *given, **named: asked.append((given, named)) or {})
     options = {"dataset_config": "en", "dataset_revision": "v2", "streaming": True}
     for given in ({}, options):
-        with pytest.raises(ValueError, match=r"'some/set' has no split 'train'"):
+        with pytest.raises(Mistake, match=r"'some/set' has no split 'train'"):
             texts(hub_corpus("some/set", **given), "train")
     assert asked == [
         (("some/set", None), {"revision": None, "streaming": False}),

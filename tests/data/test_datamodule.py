@@ -13,6 +13,7 @@ import torch
 
 from data import datamodule
 from data.datamodule import IGNORED, TextDataModule
+from data.mistakes import Mistake
 from data.tokenizers import Tokenizer
 
 TRAINER = {"global_rank": 0, "world_size": 1, "global_step": 0, "accumulate_grad_batches": 1, "overfit_batches": 0.0}
@@ -147,7 +148,7 @@ def test_document_ids_tell_documents_apart(module, tmp_path: Path):
     ],
 )
 def test_a_mistake_in_the_options_is_named(module, options: dict, message: str):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(Mistake, match=message):
         module(**options)
 
 
@@ -185,12 +186,12 @@ def test_a_resumed_run_repeats_the_batches_that_it_repeated(module):
     data.trainer = SimpleNamespace(**TRAINER | {"overfit_batches": 3, "global_step": 6})
     assert torch.equal(next(iter(data.train_dataloader()))["tokens"], first)
     data.trainer.global_step = 7
-    with pytest.raises(ValueError, match=r"overfit_batches is 3: .* after a whole round"):
+    with pytest.raises(Mistake, match=r"overfit_batches is 3: .* after a whole round"):
         data.train_dataloader()
 
 
 def test_batch_that_cannot_be_shared_names_both(module):
-    with pytest.raises(ValueError, match=r"8 sequences cannot be shared by 3 devices: set --data.batch_size to"):
+    with pytest.raises(Mistake, match=r"8 sequences cannot be shared by 3 devices: set --data.batch_size to"):
         module(0, 3).train_dataloader()
-    with pytest.raises(ValueError, match=r"8 sequences cannot be shared by 3 devices: set --data.validation_batch_"):
+    with pytest.raises(Mistake, match=r"8 sequences cannot be shared by 3 devices: set --data.validation_batch_"):
         module(0, 3, batch_size=9, validation_batch_size=8).val_dataloader()

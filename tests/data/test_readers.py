@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from data import readers, tokenizers
+from data.mistakes import Mistake
 from data.readers import Passage, table_ending, table_passages, text_passages, uniform_hash
 
 WORDS = ["word", "\n", "\n\n", "    indented", "é", "\u3000", "日本", "x = 1", "\r\n", "(", ")\n", "'s", "12345", "\t"]
@@ -107,7 +108,7 @@ def test_two_shares_are_the_whole_file(tmp_path_factory, text: str, fraction: fl
     shares = (0.0, fraction), (fraction, 1.0)
     if blocks and not re.search(rb"\n[ \t]*\r?\n\s*\S", rest):
         for share in shares:
-            with pytest.raises(ValueError, match=r"text.txt has no blank line .* \d+%.*: write --data.documents file"):
+            with pytest.raises(Mistake, match=r"text.txt has no blank line .* \d+%.*: write --data.documents file"):
                 list(text_passages(path, blocks, share))
         return
     head, tail = (documents(text_passages(path, blocks, share)) for share in shares)
@@ -133,7 +134,7 @@ def test_bytes_that_are_not_text_are_named_with_their_offset(tmp_path: Path, con
     path = tmp_path / "broken.txt"
     path.write_bytes(content)
     for blocks in (False, True):
-        with pytest.raises(ValueError, match=rf"broken.txt is not UTF-8 text at byte offset {offset}: "):
+        with pytest.raises(Mistake, match=rf"broken.txt is not UTF-8 text at byte offset {offset}: "):
             list(text_passages(path, blocks))
 
 
@@ -154,7 +155,7 @@ def test_compressed_text_reads_like_plain_text(tmp_path: Path, suffix: str):
         for blocks in (False, True):
             assert list(text_passages(path, blocks, share)) == list(text_passages(plain, blocks, share))
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(ValueError, match=f"cannot read .*text.txt{suffix}: "):
+    with pytest.raises(Mistake, match=f"cannot read .*text.txt{suffix}: "):
         list(text_passages(path))
 
 
@@ -187,12 +188,12 @@ def test_tables_are_one_document_a_row(tmp_path: Path, table: str, compression: 
     tail = documents(table_passages(path, "text", (0.0, 0.1)))
     assert sorted(tail + documents(table_passages(path, "text", (0.1, 1.0)))) == sorted(whole)
     assert 30 < len(tail) < 90
-    with pytest.raises(ValueError, match=rf"{name} has no column 'body': .* one of text, author, year"):
+    with pytest.raises(Mistake, match=rf"{name} has no column 'body': .* one of text, author, year"):
         list(table_passages(path, "body"))
     if ".csv" in name or ".tsv" in name:  # where everything is text
         assert documents(table_passages(path, "year")) == [str(row["year"]) for row in ROWS]
     else:
-        with pytest.raises(ValueError, match=r"column 'year' holds int, not text, in row 0"):
+        with pytest.raises(Mistake, match=r"column 'year' holds int, not text, in row 0"):
             list(table_passages(path, "year"))
 
 
@@ -242,7 +243,7 @@ def test_a_table_that_is_damaged_cut_short_or_would_lose_text_is_named(tmp_path:
         write_table(path.with_suffix(""))
         write_packed(path, path.with_suffix("").read_bytes())
     path.write_bytes(content or path.read_bytes()[:-20])
-    with pytest.raises(ValueError, match=f"cannot read .*{name}{reason}"):
+    with pytest.raises(Mistake, match=f"cannot read .*{name}{reason}"):
         list(table_passages(path, "text"))
 
 

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from data import token_cache, tokenizers
 from data.corpora.files import FileCorpus
 from data.datamodule import TextDataModule
+from data.mistakes import Mistake
 from data.readers import Passage
 from data.sampler import WindowSampler
 from data.token_cache import CorpusCache, TokenizedCorpus, TokenStore, open_split, token_stream, write_split
@@ -160,7 +161,7 @@ def test_a_bar_is_drawn_until_an_error_and_not_after_it(tmp_path: Path, monkeypa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(token_cache.os, "fsync", refuse)
-    with pytest.raises(OSError, match="No space left") as caught:
+    with pytest.raises(Mistake, match="No space left") as caught:
         write(tmp_path)
     drawn = capfd.readouterr().err
     assert "tokenising train" in drawn and drawn.endswith("\n")  # closed before the error is reported
@@ -182,7 +183,9 @@ def test_a_copied_cache_is_checked_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert path.stat().st_mtime_ns % 10**9 == 0
 
 
-@pytest.mark.parametrize("error", [ValueError("not UTF-8 text"), ConnectionError("no hub"), MemoryError()], ids=repr)
+@pytest.mark.parametrize(
+    "error", [Mistake("not UTF-8"), KeyError("train"), OSError(2, "none"), MemoryError()], ids=repr
+)
 def test_a_source_that_fails_is_what_is_reported_and_nothing_is_left(folder: Path, tmp_path: Path, monkeypatch, error):
     def failing(self, split: str):
         yield from passages_of(DOCUMENTS)[:200]
@@ -206,7 +209,7 @@ def test_tokens_are_whole_on_the_disk_before_their_json_file(tmp_path: Path, mon
 
 
 def test_no_text_is_a_mistake(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"the train split of this corpus holds no text"):
+    with pytest.raises(Mistake, match=r"the train split of this corpus holds no text"):
         write(tmp_path, [])
     assert not list(tmp_path.iterdir())
 
@@ -328,7 +331,7 @@ def test_environment_names_the_cache_and_one_that_cannot_be_made_says_what_to_se
     monkeypatch.delenv("GLASSGPT_CACHE")
     assert cache_of(folder, None).folder.parent == Path(__file__).parents[2] / ".cache" / "glassgpt"
     (tmp_path / "occupied").write_text("a file")
-    with pytest.raises(OSError, match=r"cannot write tokens \(.*\): .*set --data.cache_dir"):
+    with pytest.raises(Mistake, match=r"cannot write tokens .*occupied.*set --data.cache_dir"):
         cache_of(folder, tmp_path / "occupied").prepare()
 
 
