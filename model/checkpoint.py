@@ -17,10 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from model.files import RUN_CHECKPOINTS
+from model.checks import Missing, Mistake
+from model.files import RUN_CHECKPOINTS, reading
 from model.gpt import GPT, GPTConfig
 
 WEIGHT_PREFIX = "gpt."  # the module that trains a GPT holds it as its attribute `gpt`
+UNFIT = "its weights do not fit the model it describes: "
 PARTS = ("state_dict", "gpt_config", "tokenizer", "global_step")  # what every checkpoint holds
 # What a checkpoint may name: tensors, ordered dicts and bytes. torch's own list also has types that take any amount of
 # memory when they are made, such as bytearray.
@@ -36,8 +38,8 @@ def load_gpt(path: str | Path, device: str | torch.device = "cpu") -> tuple[GPT,
     Returns the model on `device`, and a dict of `tokenizer` (plain data, for `Tokenizer.from_dict`) and `global_step`
     (the number of updates it was trained for).
 
-    Raises FileNotFoundError if there is no such file; ValueError if it is cut short or damaged, is not a checkpoint of
-    GlassGPT, or its weights do not fit its own config.
+    Raises a `Mistake` if there is no such file, it is cut short or damaged, is not a checkpoint of GlassGPT, or its
+    weights do not fit its own config.
     """
     path = Path(path)
     if path.is_dir():
@@ -52,19 +54,22 @@ def build_gpt(path: Path, checkpoint: dict[str, Any]) -> GPT:
 
     It is built on the meta device, so that even a description of a model too large for any machine costs nothing.
 
-    Raises ValueError if the weights do not fit the config; `path`, where it is from, is for the message.
+    Raises a `Mistake` if the weights do not fit the config; `path`, where it is from, is for the message.
     """
-    with unusable(path, "its weights do not fit the model it describes: "):
+    with unusable(path, UNFIT):
         config = GPTConfig(**checkpoint["gpt_config"])
         weights = {}
         for name, weight in checkpoint["state_dict"].items():
             if name.startswith(WEIGHT_PREFIX):
                 if not weight.is_floating_point():
-                    raise ValueError(f"{name} holds {weight.dtype}, not floats")
+                    raise Mistake(f"{name} holds {weight.dtype}, not floats")
                 weights[name.removeprefix(WEIGHT_PREFIX)] = weight.float()
         if config.num_layers > len(weights):  # a million empty layers take minutes and gigabytes, even without weights
-            raise ValueError(f"num_layers is {config.num_layers}, but there are {len(weights)} weights")
-        model = without_weights(config)
+            raise Mistake(f"num_layers is {config.num_layers}, but there are {len(weights)} weights")
+        if config.vocab_size is None or config.vocab_size * config.embed_dim > sum(map(Tensor.numel, weights.values())):
+            raise Mistake("its embeddings are not those of its vocabulary")  # whose size torch could not even count
+    model = without_weights(config)  # not in a block above: an error in a layer's code is no damage of the file
+    with unusable(path, UNFIT):
         model.load_state_dict(weights, assign=True)
     if config.tie_embeddings:
         model.head.weight = model.token_embedding.weight
@@ -89,8 +94,8 @@ class _NoDrawing(TorchFunctionMode):
 def read_checkpoint(path: Path, *, on_disk: bool = False) -> dict[str, Any]:
     """The content of a checkpoint, on the CPU, after comparing every byte with its checksum.
 
-    With `on_disk` the tensors stay on the disk and are not compared: quick, to look at their shapes. Raises
-    FileNotFoundError or ValueError, as `load_gpt`.
+    With `on_disk` the tensors stay on the disk and are not compared: quick, to look at their shapes. Raises as
+    `load_gpt`.
     """
     verify_checkpoint(path, checksums=not on_disk)
     with unusable(path):
@@ -99,31 +104,31 @@ def read_checkpoint(path: Path, *, on_disk: bool = False) -> dict[str, Any]:
             pickles = [archive.read(record) for record in records]  # not by name, which several may have
         for opcode, argument, _ in chain.from_iterable(map(pickletools.genops, pickles)):
             if opcode.name == "GLOBAL" and not PLAIN_TYPES.fullmatch(argument):
-                raise ValueError(f"it is not of plain tensors and values, but names {argument}")
+                raise Mistake(f"it is not of plain tensors and values, but names {argument}")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=on_disk)
         _check_size(checkpoint, 2 * path.stat().st_size)  # a tied head is there twice
         if missing := [name for name in PARTS if name not in checkpoint]:
-            raise ValueError(f"it has no {', '.join(missing)}")
+            raise Mistake(f"it has no {', '.join(missing)}")
         return checkpoint
 
 
 def verify_checkpoint(path: Path, *, checksums: bool = True) -> None:
     """Compares all of `path` with the checksums that torch.save stores with every tensor.
 
-    Raises FileNotFoundError if there is no such file, ValueError if it is cut short, changed or compressed.
+    Raises a `Mistake` if there is no such file, or it is cut short, changed or compressed.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"there is no checkpoint {path}")
-    with unusable(path), zipfile.ZipFile(path) as archive:
+        raise Missing(f"there is no checkpoint {path}")
+    with reading(path), path.open("rb") as file, unusable(path), zipfile.ZipFile(file) as archive:
         if sum(record.file_size for record in archive.infolist()) > path.stat().st_size:
-            raise ValueError("it would be larger if it were unpacked")  # torch.save compresses nothing
+            raise Mistake("it would be larger if it were unpacked")  # torch.save compresses nothing
         if checksums and (damaged := archive.testzip()):
-            raise ValueError(f"{damaged} does not match its checksum")
+            raise Mistake(f"{damaged} does not match its checksum")
 
 
 @contextmanager
 def unusable(path: Path, what: str = "") -> Iterator[None]:
-    """Whatever fails in the block, which reads a checkpoint, becomes a ValueError with the file's name.
+    """Whatever fails in the block, which reads a checkpoint, becomes a `Mistake` with the file's name.
 
     A file from elsewhere can be wrong in more ways than there are checks for.
     """
@@ -132,11 +137,11 @@ def unusable(path: Path, what: str = "") -> Iterator[None]:
     except Exception as error:
         # load_state_dict's message is a title, then one reason per line.
         reason = str(error).removeprefix("Error(s) in loading state_dict for GPT:").strip() or type(error).__name__
-        raise ValueError(f"{path} is damaged, or no checkpoint of GlassGPT: {what}{reason.splitlines()[0]}") from error
+        raise Mistake(f"{path} is damaged, or no checkpoint of GlassGPT: {what}{reason.splitlines()[0]}") from error
 
 
 def _check_size(value: Any, limit: int) -> None:
-    """Raises ValueError if the tensors and values that can be reached from `value` take more than `limit` bytes.
+    """Raises a `Mistake` if the tensors and values that can be reached from `value` take more than `limit` bytes.
 
     What can be reached twice counts twice: by references to references a file of a kilobyte can hold lists of any
     length, and by a stride of 0 a tensor of any size.
@@ -149,4 +154,4 @@ def _check_size(value: Any, limit: int) -> None:
         waiting += values
         size += value.nbytes if isinstance(value, Tensor) else 1 + len(values)
         if size > limit:
-            raise ValueError("it describes more than its own size")
+            raise Mistake("it describes more than its own size")

@@ -14,6 +14,10 @@ class Mistake(ValueError):
     """
 
 
+class Missing(Mistake, FileNotFoundError):
+    """The mistake of naming a file, run or model that is not there."""
+
+
 def check_range(
     name: str,
     value: float | None,

@@ -1,6 +1,6 @@
 """Atomic file writing: a file is written under another name, flushed to the disk and renamed. Records are appended.
 
-And one sentence for every file that is damaged.
+And one sentence for every file that cannot be read or is damaged.
 """
 
 import os
@@ -9,8 +9,22 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from model.checks import Missing, Mistake
+
 # The checkpoint that is meant by a run's folder: the first of these that is there.
 RUN_CHECKPOINTS = ("checkpoints/best.ckpt", "checkpoints/last.ckpt")
+
+
+@contextmanager
+def reading(path: Path | str) -> Iterator[None]:
+    """A file that is missing or cannot be read is a person's mistake: for a block that only opens and reads it."""
+    try:
+        yield
+    except Mistake:
+        raise
+    except OSError as error:
+        kind = Missing if isinstance(error, FileNotFoundError) else Mistake
+        raise kind(f"{path}: {error.strerror or error}") from error
 
 
 @contextmanager
@@ -45,15 +59,16 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 @contextmanager
 def parsing(place: Path | str, advice: str = "") -> Iterator[None]:
-    """Whatever fails in the block, which parses what was read at `place`, becomes a ValueError that says so.
+    """Whatever fails in the block, which parses what was read at `place`, becomes a `Mistake` that says so.
 
-    A damaged file fails in many ways, a zip file even as an encrypted one.
+    A damaged file fails in many ways, a zip file even as an encrypted one. So nothing but parsing belongs in the block:
+    an error in code would be told as a damaged file.
     """
     try:
         yield
     except Exception as error:
-        reason = str(error) if type(error) is ValueError else f"{type(error).__name__} {error}"
-        raise ValueError(f"{place} is damaged ({reason}){advice}") from None
+        reason = str(error) if type(error) in (Mistake, ValueError) else f"{type(error).__name__} {error}"
+        raise Mistake(f"{place} is damaged ({reason}){advice}") from error
 
 
 def append(path: Path, text: str) -> None:

@@ -19,7 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model.checks import listed
+from data import mistakes as data_mistakes
+from model.checks import Mistake, listed
 from model.runs.folder import BEST, CHECKPOINTS, LAST, PREVIOUS
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ EXPECTED = re.compile(r"Expected a (?:<class '(.+)'>|(?:typing\.)?Literal\[(.+)\
 
 
 def exit_status(
-    program: str, mistakes: tuple[type[Exception], ...] = (ValueError, OSError)
+    program: str,
+    mistakes: tuple[type[Exception], ...] = (ValueError, OSError),  # until all rooms raise Mistake
 ) -> Callable[[Callable[..., int | None]], Callable[..., int]]:
     """Decorator for a `main` function: it then returns the exit status and prints no traceback for a mistake.
 
@@ -64,7 +66,9 @@ def exit_status(
             except Exception as error:
                 if isinstance(error, BrokenPipeError) and output_is_closed():
                     return 0
-                if os.environ.get("GLASSGPT_DEBUG") or not isinstance(error, mistakes):
+                if os.environ.get("GLASSGPT_DEBUG") or not isinstance(
+                    error, (Mistake, data_mistakes.Mistake, *mistakes)
+                ):
                     raise
                 print(f"{program}: {sentence(error)}", file=sys.stderr)
                 return 2
@@ -119,13 +123,13 @@ def explain_machine(run_dir: Path) -> Iterator[None]:
 
 
 def parse(parser: jsonargparse.ArgumentParser, args: list[str]) -> jsonargparse.Namespace:
-    """`parser.parse_args`, for a parser with exit_on_error=False. Raises ValueError with one sentence for a mistake."""
+    """`parser.parse_args`, for a parser with exit_on_error=False. Raises a Mistake with one sentence for a mistake."""
     try:
         return parser.parse_args(args)
     except RecursionError as error:
-        raise ValueError("the config is nested too deeply") from error
+        raise Mistake("the config is nested too deeply") from error
     except argparse.ArgumentError as error:
-        raise ValueError(explain(error, list(parser.get_defaults().keys()))) from error
+        raise Mistake(explain(error, list(parser.get_defaults().keys()))) from error
 
 
 def explain(error: argparse.ArgumentError, options: Collection[str]) -> str:
