@@ -1,11 +1,9 @@
 """scripts/inspect_attention.py: pages and pictures of runs and prompts, and a sentence for every mistake."""
 
-import json
 import re
 import shlex
 import shutil
 import xml.etree.ElementTree as ElementTree
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,15 +11,14 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from data.tokenizers import byte_level, train_bpe
+from data.tokenizers import byte_level
 from model.gpt import GPT, GPTConfig
 from model.inspection.archive import AttentionArchive
-from model.inspection.circuit import repeated
 from model.inspection.probes import Probe, draw_repeated_probe
 from model.inspection.recorder import capture, record_snapshot
 from scripts.inspect_attention import build_parser, main, prompt_title
 from tests.command_lines import refused
-from tests.gpts import change_checkpoint, letters_alone, random_gpt, repeating_gpt, save_checkpoint
+from tests.gpts import random_gpt, save_checkpoint
 from tests.html_pages import Page
 from tests.small_runs import REPOSITORY, csv_rows
 
@@ -89,15 +86,13 @@ READERS = {
     ".svg": lambda path: ElementTree.parse(path).getroot().tag.endswith("svg"),
     ".pdf": lambda path: path.read_bytes().startswith(b"%PDF-"),
     ".csv": csv_rows,
-    ".json": lambda path: json.loads(path.read_text())["rows"],
 }
 
 
 ARGUMENTS = {
     "": READERS,
-    "--run runs/first --step 1 --head 0.1 1.0 --probe repeated": (".pdf", ".csv"),
-    "--run runs/first --compare runs/second --scores --head 1.1": (".svg", ".json"),
-    "--checkpoint runs/first --prompt 'ab\n' --compare runs/second --head 0.0": (".png", ".csv"),
+    "--run runs/first --steps 1 --head 0.1 1.0": (".pdf", ".csv"),
+    "--checkpoint runs/first --prompt 'ab\n' --head 0.0": (".png", ".csv"),
 }
 
 
@@ -110,30 +105,17 @@ def test_every_kind_of_file_can_be_written(arguments, suffix):
     assert READERS[suffix](output)
 
 
-CHOICES = ["csv --step=0", "csv --probe=repeated", "svg --theme=dark", "png --dpi=40", "png --head=0.1"]
-
-
-@pytest.mark.parametrize("choice", CHOICES)
-def test_every_choice_of_a_picture_or_table_changes_it(choice):
-    suffix, option = choice.split()
-
-    def written(*options):
-        assert main(["--run=runs/first", f"--output=chosen.{suffix}", *options]) == 0
-        return Path(f"chosen.{suffix}").read_bytes()
-
-    assert written() == written() != written(option)
-
-
-@pytest.mark.parametrize("step", [["--step", "2"], []])
-def test_a_measurement_is_a_table_even_of_a_step_whose_maps_were_removed(step, mistakes):
-    assert main(["--run", "removed", "--measure", "surprise", *step, "--output", "bits.csv"]) == 0
-    rows = csv_rows("bits.csv")
-    archive = AttentionArchive.open(Path("removed/attention"))
-    bits = archive.details(2)["probes"]["text"]["bits"]
-    assert [(row["step"], row["position"], row["token"], row["next_token"]) for row in rows] == [
-        ("2", str(i), TEXT[i], TEXT[i + 1 : i + 2]) for i in range(len(TEXT))
-    ]
-    assert [float(row["bits"]) for row in rows[:-1]] == bits[:-1] and rows[-1]["bits"] == ""
+def test_a_table_has_the_weights_that_were_recorded():
+    arguments = ["--run=runs/first", "--output=chosen.csv"]
+    assert main([*arguments, "--steps=1", "--head", "1.2"]) == 0
+    maps = AttentionArchive.open(Path("runs/first/attention")).maps(1)["text"]
+    for row in csv_rows("chosen.csv"):
+        layer, head, query, key = (int(row[name]) for name in ("layer", "head", "query", "key"))
+        assert (row["step"], layer, head, row["query_token"]) == ("1", 1, 2, TEXT[query])
+        assert float(row["weight"]) == pytest.approx(maps[layer, head, query, key], rel=1e-4)
+    assert len(csv_rows("chosen.csv")) == len(TEXT) * (len(TEXT) + 1) / 2  # of each query, the keys up to its own
+    assert main(arguments) == 0
+    assert {(row["step"], row["layer"]) for row in csv_rows("chosen.csv")} == {("2", "0"), ("2", "1")}
 
 
 @pytest.mark.parametrize("opens", [True, False])
@@ -150,28 +132,21 @@ def test_the_written_file_is_opened_where_there_is_a_browser(output, opens, monk
 def test_a_long_prompt_is_cut_in_the_title():
     page = page_of("--checkpoint", "runs/first", "--prompt", "a \n" + "b" * 29)
     assert page.data["title"] == f"“a {'b' * 29}” read by first at step 7"
-    shown = [SimpleNamespace(name=name, steps=[5]) for name in ("one", "two")]
-    assert prompt_title("c" * 100, shown) == f"“{'c' * 59}…” read by one at step 5 and two at step 5"
+    shown = SimpleNamespace(name="one", steps=[5, 7, 9])
+    assert prompt_title("c" * 100, shown) == f"“{'c' * 59}…” read by one at step 5 to 9"
 
 
 def test_the_options_that_the_readme_names_for_files_exist():
     readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     section = readme.partition("`scripts/inspect_attention.py --output")[2].partition("\n## ")[0]
     options = re.findall(r"--\w+", section)
-    assert {"--head", "--scores", "--measure"} <= set(options)
+    assert {"--head"} <= set(options)
     assert not [option for option in options if option not in build_parser().format_help()]
 
 
 def test_the_newest_run_is_the_default():
     assert page_of().data["title"] == "second"
     assert page_of("--prompt", "x = 1").data["title"] == "“x = 1” read by second at step 7"
-
-
-@pytest.mark.parametrize("first", ["--run runs/first", "--checkpoint runs/first --prompt 'x = 1'"])
-def test_two_can_be_compared(first):
-    page = page_of(*shlex.split(first), "--compare", "runs/second")
-    assert [run["name"] for run in page.data["runs"]] == ["first", "second"]
-    assert np.abs(page.maps(0) - page.maps(1)).max() > 0.1
 
 
 def test_a_prompt_is_followed_over_the_kept_checkpoints(tmp_path):
@@ -188,8 +163,6 @@ def test_a_prompt_is_followed_over_the_kept_checkpoints(tmp_path):
     for number, snapshot in enumerate(snapshots):
         weights = capture(gpts[snapshot["step"]], byte_level().encode("x = x + 1")).weights
         np.testing.assert_allclose(page.maps(snapshot=number), weights, atol=0.0045)
-    assert main([*prompt, "--scores", "--output", "scores.csv"]) == 0
-    assert {row["step"] for row in csv_rows("scores.csv")} == {"0", "5"}
 
 
 def test_the_page_with_the_model_opens_with_a_text_and_holds_steps(capsys):
@@ -205,19 +178,6 @@ def test_the_page_with_the_model_opens_with_a_text_and_holds_steps(capsys):
     assert [snapshot["step"] for snapshot in page.data["runs"][0]["snapshots"]] == [3, 7]
     assert page.json("manifest")["steps"] == [3, 7] and "weights-1" in page.scripts
     Path("steps.html").unlink()
-
-
-def test_a_circuit_is_told_and_drawn(capsys, monkeypatch):
-    monkeypatch.setattr("model.inspection.circuit.repeated", partial(repeated, rows=4))  # for speed
-    save_checkpoint(Path("copying.ckpt"), repeating_gpt(8))
-    assert main(["--circuit", "--checkpoint", "copying.ckpt", "--prompt", "abcdefgh", "--output", "circuit.svg"]) == 0
-    out = capsys.readouterr().out
-    assert "nats per token of the second copy: the model" in out and out.endswith("wrote circuit.svg\n")
-    texts = "".join(ElementTree.parse("circuit.svg").getroot().itertext())
-    assert "token" in texts and "prediction" in texts
-    change_checkpoint(Path("copying.ckpt"), tokenizer=letters_alone())
-    assert main(["--circuit", "--checkpoint", "copying.ckpt", "--prompt", "123"]) == 2
-    assert "'letters', has no token for anything in '123'" in capsys.readouterr().err
 
 
 def test_a_checkpoint_outside_a_run_needs_a_text_to_be_tried_on(monkeypatch, tmp_path, capsys):
@@ -248,34 +208,18 @@ MISTAKES = [
     (f"--output {LONG}.html", f": {LONG}.html: File name too long"),
     (f"--output {LONG}.svg", f": {LONG}.svg: File name too long"),
     (f"--output {LONG}.csv", f": {LONG}.csv: File name too long"),
-    ("--checkpoint runs/first --prompt 'to be' --compare foreign", "their tokenizers cut a text into different tokens"),
-    ("--steps 0,1", "--steps is for --prompt or --live"),
-    ("--run runs/first --step 9 --output maps.png", "the nearest that was is 2"),
+    ("--steps 0,1", "--steps is for --prompt, a picture or a table"),
+    ("--steps 0,1 --output maps.png", "write one number"),
+    ("--run runs/first --steps 9 --output maps.png", "the nearest that was is 2"),
     ("--head 2.0 --output maps.png", "--head must be LAYER.HEAD, from 0.0 to 1.2, not 2.0"),
-    ("--head 1.0", "--head is for an --output NAME that ends in .png or .svg or .pdf or .csv"),
-    ("--prompt abc --scores --output maps.png", "--scores needs a run"),
-    ("--scores --step 0 --output a.png", "--step chooses nothing from scores"),
-    ("--measure lens --output a.png", "--measure is for an --output NAME that"),
-    ("--dpi 9000 --output a.png", "pixels: choose a smaller --dpi"),
-    ("--run undetailed --measure surprise --output a.csv", "step_00000002.json has been removed: choose another step"),
-    ("--scores --measure lens --output a.csv", "not allowed with argument"),
-    ("--run runs/first --compare another_text --output a.csv", "their text probes have different tokens"),
-    ("--run runs/first --compare larger --output a.svg", "2 x 3 and 3 x 3 layers x heads; choose heads that both have"),
-    ("--run runs/first --compare larger", "first and larger cannot be compared"),
-    ("--run runs/first --compare early --step 2 --output a.svg", "not recorded in early: the nearest that was is 1"),
-    ("--run runs/first --compare larger --head 2.0 --output a.csv", "from 0.0 to 1.2, not 2.0"),
+    ("--head 1.0", "--head is for an --output that ends in .png, .svg, .pdf, .csv"),
     ("--run damaged", "step_00000001.npz is damaged"),
     ("--run damaged_scores", "scores.jsonl, line 2 is damaged"),
     ("--run begun", "begun has no recorded maps"),
-    ("--run begun --scores --output a.png", "begun has no recorded maps"),
-    ("--run removed --step 2 --output maps.png", "have been removed"),
-    ("--live --output a.png", "--output a.png must end in .html"),
-    ("--live --compare runs/first", "--live is about one model and takes no --compare: leave out one of them"),
-    ("--experiments --live", "takes no --live: leave out one of them"),
-    ("--experiments --output a.png", "--experiments is about one model and takes no"),
+    ("--run removed --steps 2 --output maps.png", "have been removed"),
+    ("--live --output a.png", "--live writes a page"),
+    ("--experiments --output a.html", "--experiments prints a table"),
     ("--live --run a --checkpoint b", "leave one out"),
-    ("--circuit --output a.html", "--output a.html must end in .svg"),
-    ("--circuit --prompt abab", "at least 3 different tokens: write a longer prompt"),
     ("--live --run runs/second --steps 0,500", "has no checkpoint of step 0, only of 7: train with"),
     ("--live --steps 1,x", "--steps: must be steps such as 0,500,1500, not '1,x'"),
 ]
@@ -286,13 +230,6 @@ def mistakes(workplace):
     (workplace / "bare").mkdir()
     (workplace / "folder.html").mkdir()
     (workplace / "note.txt").write_text("not a checkpoint")
-    make_run(workplace / "larger", seed=0, steps=(2,), num_layers=3)
-    make_run(workplace / "another_text", seed=0, steps=(2,), text=TEXT[::-1])
-    make_run(workplace / "early", seed=0, steps=(0, 1))
-    make_run(workplace / "foreign", seed=0, steps=(2,), vocab_size=260)
-    checkpoint = workplace / "foreign" / "checkpoints" / "best.ckpt"
-    foreign = train_bpe(["to be or not to be"] * 9, 260).to_dict()
-    change_checkpoint(checkpoint, tokenizer=foreign)
     for name in ("damaged", "damaged_scores", "removed", "begun", "undetailed"):
         shutil.copytree(workplace / "runs" / "first", workplace / name)
     (workplace / "damaged" / "attention" / "step_00000001.npz").write_bytes(b"PK\x03\x04")
