@@ -48,7 +48,7 @@ class TextDataModule(lightning.LightningDataModule):
 
     Args:
         corpus: stdlib (the source of Python's standard library), files, hub (any name or folder for `datasets`),
-            repetitions or words (both generated, to see induction heads form).
+            repetitions (generated, to see induction heads form).
         files: globs of text, jsonl, csv or parquet, each may be .gz or .zst; setting it means --data.corpus files.
         validation_files: globs of files to validate on; otherwise part of `files` is held out.
         documents: what one document of a text file is: the whole file, or each block between blank lines.
@@ -63,9 +63,8 @@ class TextDataModule(lightning.LightningDataModule):
         max_tokens: tokens to train on at most, from the beginning of the corpus; the validation split is cut to
             validation_fraction of it. Default: all.
         validation_fraction: part of the corpus to validate on, where it does not come with its own.
-        tokenizer: bpe (trained on the training split), bytes, letters (a to z; all else is left out), a
-            published tiktoken encoding such as gpt2, or a model that has its own: a run, a checkpoint or a folder of
-            Hugging Face's. In Python, `Tokenizer.to_dict` of it.
+        tokenizer: bpe (trained on the training split), bytes, a published tiktoken encoding such as gpt2, or a model
+            that has its own: a run, a checkpoint or a folder of Hugging Face's. In Python, `Tokenizer.to_dict` of it.
         vocab_size: tokens of the bpe tokenizer, end-of-text included (default 2048); the others bring their own.
         context_length: tokens T in a sequence.
         batch_size: sequences B in a batch, over all devices.

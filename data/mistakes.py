@@ -20,3 +20,13 @@ def reading(path: Path | str) -> Iterator[None]:
         yield
     except OSError as error:
         raise Mistake(f"cannot read {path}: {error.strerror or error}") from error
+
+
+@contextmanager
+def parsing(sentence: str) -> Iterator[None]:
+    """Whatever fails in the block, which only takes apart what was read, means this sentence: data has many shapes."""
+    try:
+        yield
+    except Exception as error:
+        reason = str(error) if isinstance(error, Mistake) else f"{type(error).__name__} {error}"
+        raise Mistake(f"{sentence} ({reason})") from error

@@ -1,36 +1,30 @@
 """Tokenizers: text <-> token ids, always through a `tiktoken.Encoding`.
 
-Four kinds: a published encoding by name ("gpt2", "o200k_base", ...), "bytes" (one token a byte), "letters" (one token a
-lowercase letter), and "bpe", a byte-pair encoding trained on the training split. V is the vocabulary size; ids run from
-0 to V - 1.
+Three kinds: a published encoding by name ("gpt2", "o200k_base", ...), "bytes" (one token a byte), and "bpe", a
+byte-pair encoding trained on the training split. V is the vocabulary size; ids run from 0 to V - 1.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from itertools import zip_longest
 from pathlib import Path
-from string import ascii_lowercase
-from typing import Any
 
 import numpy as np
 import tiktoken
 import tiktoken.registry
 
-from data.mistakes import Mistake
+from data.mistakes import Mistake, parsing, reading
 
-log = logging.getLogger(__name__)
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"  # as Hugging Face's libraries name them
-VOCAB, MERGES = "vocab.json", "merges.txt"  # what older models have in place of TOKENIZER
 
-# GPT-2's pattern as tiktoken writes it. Hugging Face's "ByteLevel" stands for the same.
+# GPT-2's pattern as tiktoken writes it, and the `Tokenizer.fingerprint` of its published encoding.
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
+GPT2_FINGERPRINT = "648dedb86513872cc826279d044c6ddfd43cd7fd4430662e21e2a73c0e7c55d8"
 # As GPT-4's pattern, words keep the space or punctuation mark before them. Unlike GPT-4's, the end of a line and the
 # indentation of the next are one piece: in code, what follows a newline is mostly the depth of the next line.
 SPLIT_PATTERN = "|".join(
@@ -45,10 +39,12 @@ SPLIT_PATTERN = "|".join(
     ]
 )
 
-LETTERS = "[a-z]"  # what no piece matches is no part of the tokens
-
 # Merges change little with more text than this; the limit bounds the memory for the table of distinct pieces.
 TRAINING_BYTES = 128 * 2**20
+
+
+class NoTokenizer(Mistake):
+    """A folder of Hugging Face's has no tokenizer."""
 
 
 class Tokenizer:
@@ -61,14 +57,19 @@ class Tokenizer:
         ranks: id of each token's bytes, in order of the merges.
         special_tokens: id of each special token.
 
-    Raises Mistake where end-of-text is missing.
+    Raises Mistake where end-of-text is missing, or the pattern is no regular expression.
     """
 
     def __init__(self, name: str, pattern: str, ranks: dict[bytes, int], special_tokens: dict[str, int]):
         if END_OF_TEXT not in special_tokens:
             raise Mistake(f"encoding {name!r} has no {END_OF_TEXT} token to separate documents with")
         self.name, self.pattern, self.ranks, self.special_tokens = name, pattern, ranks, special_tokens
-        self.encoding = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special_tokens)
+        try:
+            self.encoding = tiktoken.Encoding(
+                name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special_tokens
+            )
+        except (ValueError, TypeError) as error:
+            raise Mistake(f"the pattern of tokenizer {name!r} cannot be used: {error}") from error
         self.vocab_size = self.encoding.n_vocab
         self.end_of_text = special_tokens[END_OF_TEXT]
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
@@ -76,19 +77,6 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, without end-of-text. Raises Mistake where the pattern cannot split it."""
         return self.encode_array(text).tolist()
-
-    def encode_prompt(self, text: str) -> list[int]:
-        """`encode` for what a person wrote: warns where it leaves out a part, as "letters" does of "Smith 42".
-
-        Raises Mistake where it leaves out all of a text that is not blank.
-        """
-        tokens = self.encode(text)
-        if text.strip() and not tokens:
-            raise Mistake(f"the model's tokenizer, {self.name!r}, has no token for anything in {text!r:.80}")
-        if tokens and (left_out := num_bytes(text) - self.num_bytes(np.array(tokens))) > 0:
-            words = "The model's tokenizer, %r, leaves out %s bytes of the text and reads %.80r."
-            log.warning(words, self.name, left_out, self.decode(tokens))
-        return tokens
 
     def encode_array(self, text: str) -> np.ndarray:
         """`encode` as a uint32 array (N,), without a Python integer per token."""
@@ -151,12 +139,10 @@ class Tokenizer:
         The tokens are one bytes object, in order of id, each after its length (2 bytes, little-endian); a hundred
         thousand separate objects would make every checkpoint slow to read. Length 0 is an unused id.
         """
-        by_id = {rank: token for token, rank in self.ranks.items()}
-        tokens = (by_id.get(rank, b"") for rank in range(max(by_id) + 1))
         return {
             "name": self.name,
             "pattern": self.pattern,
-            "tokens": b"".join(len(token).to_bytes(2, "little") + token for token in tokens),
+            "tokens": _packed(self.ranks),
             "special_tokens": dict(self.special_tokens),
         }
 
@@ -201,66 +187,65 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
-        """The tokenizer of a folder that Hugging Face's AutoTokenizer reads.
+        """The tokenizer in a folder of Hugging Face's: GPT-2's, or one that this project has exported.
 
-        Raises:
-            FileNotFoundError: if it has none.
-            ValueError: if it is damaged, or encodes a text otherwise than a `Tokenizer` can.
-            ModuleNotFoundError: without the library to compare it with.
+        Raises NoTokenizer where there is none, Mistake for another: its file may ask for more than a `Tokenizer` does.
         """
-        try:
-            tokenizer = cls.from_dict(cls(*_read_folder(folder)).to_dict())  # which checks the ids
-            _compare(tokenizer, folder)
-            return tokenizer
-        except (OSError, ModuleNotFoundError):
-            raise
-        except Exception as error:  # a damaged file fails in many ways, and their library has no class of its own
-            reason = f"it has no {error}" if isinstance(error, KeyError) else error
-            raise Mistake(f"the tokenizer in {folder} cannot be read: {reason}") from error
+        path = folder / TOKENIZER
+        if not path.is_file():
+            raise NoTokenizer(f"{folder} has no {TOKENIZER}")
+        with reading(path):
+            text = path.read_bytes()
+        foreign = (
+            f"{path} is neither GPT-2's tokenizer nor one that this project has exported; if it encodes as a published "
+            "encoding does, remove the file and name that encoding"
+        )
+        with parsing(foreign):
+            content = json.loads(text)
+            special = {token["content"]: token["id"] for token in content["added_tokens"]}
+            vocab = content["model"]["vocab"].items()
+            tokens = _packed({from_printable(token): rank for token, rank in vocab if token not in special})
+            steps = content["pre_tokenizer"].get("pretokenizers")
+            pattern = steps[0]["pattern"]["Regex"] if steps else GPT2_PATTERN
+            name = "bpe" if content["model"]["merges"] else "bytes"
+        tokenizer = cls.from_dict({"name": name, "pattern": pattern, "tokens": tokens, "special_tokens": special})
+        if tokenizer.fingerprint == GPT2_FINGERPRINT:
+            tokenizer.name = "gpt2"
+        elif tokenizer.huggingface_files()[TOKENIZER] != content:
+            raise Mistake(foreign)
+        return tokenizer
 
     @classmethod
     def from_dict(cls, state: dict) -> Tokenizer:
         """Inverse of `to_dict`. Raises Mistake where `state` is not what `to_dict` returns."""
-        try:
-            ranks, special_tokens = _unpacked(state["tokens"]), state["special_tokens"]
+        with parsing("the stored tokenizer is damaged"):
+            parts = state["name"], state["pattern"], _unpacked(state["tokens"]), dict(state["special_tokens"])
+            _, _, ranks, special_tokens = parts
             # tiktoken accepts any ids at first, and panics over these when it encodes or decodes.
-            for value in ascii_lowercase.encode() if state["pattern"] == LETTERS else range(256):
+            for value in range(256):
                 if bytes([value]) not in ranks:
                     raise Mistake(f"it has no token for the byte 0x{value:02x}")
             taken = set(ranks.values())
             for name, token in special_tokens.items():
                 if not isinstance(token, int) or not 0 <= token < 2**32 or token in taken:
                     raise Mistake(f"its {name} cannot have the id {token!r}")
-            return cls(state["name"], state["pattern"], ranks, special_tokens)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__} "
-            raise Mistake(f"not a stored tokenizer: {kind}{error}") from error
-
-
-def num_bytes(text: str) -> int:
-    """In UTF-8; half a pair of surrogates counts as one."""
-    return len(text.encode(errors="replace"))
+        return cls(*parts)
 
 
 def check_name(name: str) -> None:
     """Raises Mistake for a name that is neither one of this project's nor a published encoding."""
-    known = ["bpe", "bytes", "letters", *tiktoken.list_encoding_names()]
+    known = ["bpe", "bytes", *tiktoken.list_encoding_names()]
     if name not in known:
         raise Mistake(f"unknown tokenizer {name!r}: write one of {', '.join(known)}")
 
 
 def published(name: str) -> Tokenizer:
-    """The tokenizer "bytes" or "letters", or a published encoding, from TIKTOKEN_CACHE_DIR or else downloaded once.
-
-    "letters" has one token a lowercase letter, and end-of-text: V = 27. All other characters are left out.
+    """The tokenizer "bytes", or a published encoding, from TIKTOKEN_CACHE_DIR or else downloaded once.
 
     Raises Mistake for an unknown name, or where the download fails.
     """
     if name == "bytes":
         return byte_level()
-    if name == "letters":
-        ranks = {bytes([value]): number for number, value in enumerate(ascii_lowercase.encode())}
-        return Tokenizer("letters", LETTERS, ranks, {END_OF_TEXT: len(ranks)})
     check_name(name)
     try:
         arguments = tiktoken.registry.ENCODING_CONSTRUCTORS[name]()
@@ -306,8 +291,14 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     return Tokenizer("bpe", SPLIT_PATTERN, ranks, {END_OF_TEXT: vocab_size - 1})
 
 
+def _packed(ranks: dict[bytes, int]) -> bytes:
+    by_id = {rank: token for token, rank in ranks.items()}
+    tokens = (by_id.get(rank, b"") for rank in range(max(by_id) + 1))
+    return b"".join(len(token).to_bytes(2, "little") + token for token in tokens)
+
+
 def _unpacked(tokens: bytes) -> dict[bytes, int]:
-    """The ids of tokens that `to_dict` has packed. Raises Mistake where the last one is cut."""
+    """Inverse of `_packed`. Raises Mistake where the last token is cut."""
     ranks: dict[bytes, int] = {}
     start = rank = 0
     while start < len(tokens):
@@ -321,101 +312,17 @@ def _unpacked(tokens: bytes) -> dict[bytes, int]:
     return ranks
 
 
-def _read_folder(folder: Path) -> tuple[str, str, dict[bytes, int], dict[str, int]]:
-    """The parts of the tokenizer in a folder that AutoTokenizer reads: its kind, pattern, ranks and special tokens.
-
-    Raises FileNotFoundError if it has none; ValueError, and all that reading data of a wrong shape raises, if it is
-    damaged or encodes a text otherwise than a `Tokenizer` can.
-    """
-    if (folder / TOKENIZER).is_file():
-        content = json.loads((folder / TOKENIZER).read_bytes())
-        pattern, vocab, pairs = _pattern(content), content["model"]["vocab"], content["model"].get("merges", [])
-        special = {added["content"]: added["id"] for added in content.get("added_tokens", [])}
-    elif (folder / VOCAB).is_file() and (folder / MERGES).is_file():
-        lines = (folder / MERGES).read_text(encoding="utf-8").splitlines()
-        pattern, vocab = GPT2_PATTERN, json.loads((folder / VOCAB).read_bytes())
-        pairs = [line for line in lines if not line.startswith("#version")]
-        special = {END_OF_TEXT: vocab[END_OF_TEXT]}
-    else:
-        raise FileNotFoundError(f"{folder} has no {TOKENIZER}, nor {VOCAB} with {MERGES}")
-    config = json.loads((folder / TOKENIZER_CONFIG).read_bytes()) if (folder / TOKENIZER_CONFIG).is_file() else {}
-    if config.get("add_prefix_space"):
-        raise Mistake("it puts a space before each text (add_prefix_space)")
-    if END_OF_TEXT not in special:  # then it is what stands before each document
-        token = config.get("bos_token")
-        name = token["content"] if isinstance(token, dict) else token
-        if name in special:
-            special[END_OF_TEXT] = special.pop(name)
-    ids = set(special.values())
-    ranks = {from_printable(token): rank for token, rank in vocab.items() if rank not in ids}
-    made = [vocab["".join(pair.split(" ") if isinstance(pair, str) else pair)] for pair in pairs]
-    if made != sorted(made):  # tiktoken merges in the order of the ids
-        raise Mistake("it does not merge in the order of its ids, as byte-pair encodings here do")
-    kind = "gpt2" if pattern == GPT2_PATTERN and pairs else "bpe" if pairs else "bytes"
-    return kind, pattern, ranks, special
-
-
-def _compare(tokenizer: Tokenizer, folder: Path) -> None:
-    """Raises Mistake unless Hugging Face's library gives texts of many kinds the same ids as `tokenizer`.
-
-    Its files can say more than is read here: other ways to split, prefixes, merges that are missing, dropout, tokens
-    that are cut out of texts. What a post-processor puts around a text is no part of the text's own ids.
-    """
-    try:
-        from tokenizers import Tokenizer as Peer
-        from tokenizers import models, pre_tokenizers
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"this needs the package {error.name}: pip install -r requirements-hf.txt") from error
-    if (folder / TOKENIZER).is_file():
-        peer = Peer.from_file(str(folder / TOKENIZER))
-    else:
-        peer = Peer(models.BPE.from_file(str(folder / VOCAB), str(folder / MERGES)))
-        peer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    # AutoTokenizer cuts and pads texts only when it is asked to, whatever the file says.
-    peer.no_truncation()
-    peer.no_padding()
-    peer.encode_special_tokens = True  # as parts of texts, as here
-    tokens = [token.decode(errors="ignore") for token in tokenizer.ranks]
-    texts = [Path(__file__).read_text(encoding="utf-8"), " x".join(map(chr, range(0xD800))), *tokenizer.special_tokens]
-    for sign in ("\n", "\nx"):
-        texts += (sign.join(tokens[start : start + 50]) for start in range(0, len(tokens), 50))
-    for text, theirs in zip(texts, peer.encode_batch(texts, add_special_tokens=False), strict=True):
-        if (ours := tokenizer.encode(text)) != theirs.ids:
-            start = next(n for n, (one, other) in enumerate(zip_longest(ours, theirs.ids)) if one != other)
-            near = tokenizer.decode(ours[max(0, start - 1) : start + 2])
-            raise Mistake(f"their library does not encode {near!r} as a byte-level encoding of its tokens does")
-
-
 def printable(token: bytes) -> str:
     """GPT-2's way to write bytes: a printable one as itself, the others as the characters from U+0100 on."""
     return "".join(_CHARACTERS[byte] for byte in token)
 
 
 def from_printable(text: str) -> bytes:
-    """Inverse of `printable`. Raises Mistake for other characters."""
-    try:
-        return bytes(_BYTES[character] for character in text)
-    except KeyError as error:
-        raise Mistake(f"its token {text!r} is not written as bytes: it is no byte-level encoding") from error
+    """Inverse of `printable`. Raises KeyError for other characters."""
+    return bytes(_BYTES[character] for character in text)
 
 
 _PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 _CHARACTERS = {byte: chr(byte) for byte in _PRINTABLE} | {byte: chr(256 + n) for n, byte in enumerate(_OTHERS)}
 _BYTES = {character: byte for byte, character in _CHARACTERS.items()}
-
-
-def _pattern(content: dict[str, Any]) -> str:
-    """The pattern, for tiktoken, of a tokenizer.json. Raises Mistake for another way to split text."""
-    if content["model"].get("type", "BPE") != "BPE" or content.get("normalizer"):
-        raise Mistake("it is no byte-pair encoding, or changes the text before")
-    if content["model"].get("end_of_word_suffix") or content["model"].get("continuing_subword_prefix"):
-        raise Mistake("its tokens tell the end or the middle of a word, which cannot be expressed")
-    steps = content["pre_tokenizer"] or {}
-    steps = steps.get("pretokenizers", [steps])
-    kinds = [step.get("type") for step in steps]
-    if kinds == ["ByteLevel"] and steps[0].get("use_regex", True) and not steps[0].get("add_prefix_space"):
-        return GPT2_PATTERN
-    if kinds == ["Split", "ByteLevel"] and not steps[1].get("use_regex", True) and "Regex" in steps[0]["pattern"]:
-        return steps[0]["pattern"]["Regex"]
-    raise Mistake(f"it splits text by {', '.join(map(str, kinds))}, which cannot be expressed")

@@ -188,7 +188,7 @@ class Glass:
 
     def encode(self, text: Text) -> Tensor:
         """Token ids (T,) of what `read` reads, on the model's device."""
-        ids = self.tokenizer.encode_prompt(text) if isinstance(text, str) else text
+        ids = self.tokenizer.encode(text) if isinstance(text, str) else text
         try:
             sequence = one_sequence(ids)
         except (ValueError, TypeError, RuntimeError):  # torch has its own words for what is no tensor
@@ -248,7 +248,7 @@ class Glass:
 
         An empty prompt begins a document. The same seed writes the same text.
         """
-        tokens = self.tokenizer.encode_prompt(prompt) or [self.tokenizer.end_of_text]
+        tokens = self.tokenizer.encode(prompt) or [self.tokenizer.end_of_text]
         options = {"stop_token": self.tokenizer.end_of_text, "generator": self.generator(seed)} | options
         read = torch.tensor([tokens], device=self.device)
         written = generate(self.gpt, read, max_new_tokens, **options)[0, len(tokens) :]
@@ -341,7 +341,7 @@ class Glass:
 
         Of a sparse model it takes seconds, of a large dense one hours. Raises ValueError for too few different tokens.
         """
-        tokens = self.tokenizer.encode_prompt(text) if text else self.repeated_probe().tokens
+        tokens = self.tokenizer.encode(text) if text else self.repeated_probe().tokens
         distinct = set(tokens) - {self.tokenizer.end_of_text}
         return copying_circuit(self.gpt, distinct, {one.step: one.gpt for one in self.earlier})
 

@@ -80,16 +80,17 @@ def import_model(arguments: argparse.Namespace) -> None:
 
 def tokenizer_of(folder: Path, gpt: GPT, name: str | None) -> Tokenizer:
     """The tokenizer of that name, or the one in the folder; GPT-2's for a model of its vocabulary size without any."""
-    from data.tokenizers import Tokenizer, published
+    from data.mistakes import Mistake
+    from data.tokenizers import NoTokenizer, Tokenizer, published
 
     if name == "bpe":
         raise ValueError("--tokenizer bpe would be trained on your text: name bytes or a published encoding")
     named = None if name is None else published(name)
     try:
         own = Tokenizer.from_folder(folder)
-    except FileNotFoundError as error:
+    except NoTokenizer as error:
         if named is None and gpt.config.vocab_size != GPT2_VOCAB_SIZE:
-            raise FileNotFoundError(f"{error}: name its tokenizer with --tokenizer") from error
+            raise Mistake(f"{error}: name its tokenizer with --tokenizer") from error
         return named or published("gpt2")
     if named is not None:
         raise ValueError(f"{folder} has a tokenizer, with which the model was trained: leave out --tokenizer")

@@ -14,7 +14,6 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from data.datamodule import TextDataModule
-    from data.readers import Passage
     from data.tokenizers import Tokenizer
 
 # Options of the data that only training has. The tokenizer is the model's.
@@ -70,15 +68,11 @@ def run_data(checkpoint: Path | None) -> dict[str, Any]:
 
 
 def read_text(data: TextDataModule, split: str, tokenizer: Tokenizer) -> np.ndarray:
-    """Tokens (N,) of a split, or of both, as training reads them. Raises ValueError where there is no text.
-
-    Standard error says how much of the text the tokenizer leaves out, unless a limit cuts the text.
-    """
+    """Tokens (N,) of a split, or of both, as training reads them. Raises ValueError where there is no text."""
     import numpy as np
 
     from data.corpora import SPLITS
     from data.token_cache import token_stream
-    from data.tokenizers import num_bytes
 
     limits = data.cache.max_tokens
     if split == "all" and limits["train"] is None:
@@ -86,22 +80,13 @@ def read_text(data: TextDataModule, split: str, tokenizer: Tokenizer) -> np.ndar
     else:  # a limit cuts each split by itself
         parts = [(data.corpus.passages(name), limits[name]) for name in (SPLITS if split == "all" else (split,))]
     tokens = np.array([], dtype=np.int64)
-    lengths: list[int] = []
-
-    def measured(passages: Iterable[Passage]) -> Iterator[Passage]:
-        for passage in passages:
-            lengths.append(num_bytes(passage.text))
-            yield passage
-
     for passages, limit in parts:
-        part = np.concatenate(list(token_stream(tokenizer, passages if limit else measured(passages), limit)))
+        part = np.concatenate(list(token_stream(tokenizer, passages, limit)))
         ends = len(tokens) > 0 and tokens[-1] == tokenizer.end_of_text  # unless a limit has cut the last document
         tokens = np.append(tokens, part[int(ends) :])
     if len(tokens) == 1:
         part = "" if split == "all" else f"the {split} split of "
         raise ValueError(f"{part}{data.corpus.name} holds no text: see --split, --data.files and --data.text_column")
-    if (left_out := sum(lengths) - tokenizer.num_bytes(tokens)) > 0:
-        print(f"the tokenizer {tokenizer.name!r} leaves out {left_out:,} of {sum(lengths):,} bytes", file=sys.stderr)
     return tokens
 
 
@@ -121,8 +106,6 @@ def evaluate_text(arguments: argparse.Namespace, data: TextDataModule) -> None:
     split, batch_size = arguments.split, arguments.batch_size
     tokens = read_text(data, split, tokenizer)
     num_targets, num_bytes = len(tokens) - 1, tokenizer.num_bytes(tokens)
-    if num_bytes == 0:
-        raise ValueError(f"the tokenizer {tokenizer.name!r} has no token for anything in {data.corpus.name}")
     num_windows = 1 + max(0, -(-(num_targets - context_length) // stride))
     part = "all" if split == "all" else f"the {split} split"
     print(f"{glass}: {part} of {data.corpus.name}, {num_windows:,} windows of {context_length} tokens", file=sys.stderr)

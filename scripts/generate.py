@@ -136,7 +136,7 @@ def generate(arguments: argparse.Namespace, prompt: str) -> None:
     glass = open_run(arguments.checkpoint, device=choose_device(arguments.device))
     gpt, tokenizer = glass.gpt.to(getattr(torch, arguments.dtype)), glass.tokenizer
     # Every document of the training text begins after end-of-text, so an empty prompt is that token.
-    ids = tokenizer.encode_prompt(prompt) or [tokenizer.end_of_text]
+    ids = tokenizer.encode(prompt) or [tokenizer.end_of_text]
     # 2^44 rows are more than any memory can hold; sizes beyond 64 bits would fail in ways of their own.
     num_texts = min(arguments.num_samples, 2**44)
     torch.set_num_threads(decoding_threads(gpt, num_texts, torch.get_num_threads()))

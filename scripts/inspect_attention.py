@@ -128,7 +128,7 @@ def write_live(arguments: argparse.Namespace) -> Path:
     from model.files import write_atomically
 
     glass, *others = open_steps(arguments.run or arguments.checkpoint, arguments.steps)
-    opening = None if arguments.prompt is None else glass.tokenizer.encode_prompt(prompt_text(arguments.prompt))
+    opening = None if arguments.prompt is None else glass.tokenizer.encode(prompt_text(arguments.prompt))
     output = arguments.output or (glass.run or Path()) / MODEL_PAGE
     write_atomically(output, glass.page(opening, others).encode())
     return output
@@ -179,7 +179,7 @@ def read_prompt(path: Path | None, steps: list[int] | None, prompt: str) -> Hist
     from model.glass import history_of
 
     opened = open_steps(path, steps)
-    tokens, context = opened[0].tokenizer.encode_prompt(prompt), opened[0].gpt.config.context_length
+    tokens, context = opened[0].tokenizer.encode(prompt), opened[0].gpt.config.context_length
     if not 2 <= len(tokens) <= context:
         raise Mistake(
             f"a prompt must be 2 to {context} tokens long (the model's context), but this one is {len(tokens)}"

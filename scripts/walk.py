@@ -90,7 +90,7 @@ def open_model(checkpoint: Path | None, fresh: bool) -> Glass:
 
 def walk(gpt: GPT, tokenizer: Tokenizer, prompt: str, layer: int, head: int) -> list[str]:
     """The whole walk as lines of text. Raises ValueError for a prompt, layer or head that the model cannot take."""
-    ids, config = tokenizer.encode_prompt(prompt), gpt.config
+    ids, config = tokenizer.encode(prompt), gpt.config
     if not 2 <= len(ids) <= config.context_length:
         raise ValueError(
             f"--prompt must be 2 to {config.context_length} tokens long, so that there is a next token and all fit "

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from data.tokenizers import END_OF_TEXT, LETTERS, Tokenizer, byte_level
+from data.tokenizers import byte_level
 from model.exchange.huggingface import to_huggingface
 from model.gpt import GPT, GPTConfig
 
@@ -96,11 +96,6 @@ def save_run(folder: Path, **options) -> Path:
     sizes = {"vocab_size": 257, "context_length": 16, "num_layers": 2, "num_heads": 2, "embed_dim": 32}
     save_checkpoint(folder / "checkpoints" / "best.ckpt", random_gpt(GPTConfig(**sizes, **options)))
     return folder
-
-
-def letters_alone() -> dict:
-    """A tokenizer of as many tokens as that of bytes, which leaves out all but lowercase letters."""
-    return Tokenizer("letters", LETTERS, {bytes([value]): value for value in range(256)}, {END_OF_TEXT: 256}).to_dict()
 
 
 def change_checkpoint(path: Path, **entries: object) -> None:

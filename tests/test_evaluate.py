@@ -17,7 +17,7 @@ from model.gpt import GPT
 from scripts.convert_huggingface import main as convert
 from scripts.evaluate import main
 from tests.command_lines import call, refused
-from tests.gpts import GPT2, change_checkpoint, letters_alone, save_run
+from tests.gpts import GPT2, save_run
 from tests.small_runs import REPOSITORY
 from tests.watching import before_call
 
@@ -128,19 +128,6 @@ def test_a_model_is_masked_outside_its_run_as_in_it(trained, capsys, tmp_path, f
         assert other["nats_per_token"] == masked["nats_per_token"]
     plain = result(capsys, "--data.files", files, "--checkpoint", loose, "--data.document_masking", "false")
     assert plain["nats_per_token"] != masked["nats_per_token"]
-
-
-def test_what_the_tokenizer_leaves_out_is_told(tmp_path, capsys, files):
-    checkpoint = save_run(tmp_path / "run") / "checkpoints" / "best.ckpt"
-    options = ("--checkpoint", checkpoint, "--data.files", files)
-    whole = result(capsys, *options)["bytes"]
-    change_checkpoint(checkpoint, tokenizer=letters_alone())
-    status, out, err = call(main, capsys, *options, "--json")
-    left = whole - json.loads(out)["bytes"]
-    assert status == 0 and left > 0 and f"the tokenizer 'letters' leaves out {left} of {whole} bytes\n" in err
-    (tmp_path / "signs.txt").write_text("42 - 7 = 35")
-    status, out, err = call(main, capsys, "--checkpoint", checkpoint, "--data.files", tmp_path / "signs.txt", "--json")
-    assert (status, out) == (2, "") and "the tokenizer 'letters' has no token for anything in signs\n" in err
 
 
 def test_a_folder_of_hugging_face_is_read_like_a_checkpoint(capsys, tmp_path, files):

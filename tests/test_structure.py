@@ -31,12 +31,11 @@ MAY_IMPORT = {
     "model/exchange/modeling_glassgpt.py": {"model.*", "torch", "transformers"},  # runs inside transformers
     "model/exchange/": {"model.*", "model.exchange", "torch"},
     "model/training/": {"model.*", "model.exchange", "model.training", "torch", "lightning"},
-    "model/runs/": {"model.*", "model.inspection", "model.pages", "model.training", "model.runs"}
+    "model/runs/": {"model.*", "model.inspection", "model.pages", "model.training", "model.runs", "data"}
     | {"torch", "numpy", "lightning", "jsonargparse", "yaml", "tqdm", "wandb"},
     "model/": {"model.*", "torch"},
     "data/datamodule.py": {"data", "lightning", "torch", "numpy"},
-    "data/": {"data", "numpy", "datasets", "huggingface_hub", "pyarrow", "tiktoken", "rustbpe", "filelock", "tqdm"}
-    | {"tokenizers"},
+    "data/": {"data", "numpy", "datasets", "huggingface_hub", "pyarrow", "tiktoken", "rustbpe", "filelock", "tqdm"},
     "scripts/": {"model", "data", "scripts", "train", "torch", "numpy", "lightning", "jsonargparse", "yaml"}
     | {"transformers"},
     "train.py": {"model", "data", "torch", "lightning", "jsonargparse", "yaml"},

@@ -8,7 +8,7 @@ from typing import Any
 from data.corpora.corpus import SPLITS, Corpus
 from data.corpora.files import file_corpus
 from data.corpora.hub import HubCorpus
-from data.corpora.repetitions import RepetitionCorpus, WordCorpus
+from data.corpora.repetitions import RepetitionCorpus
 from data.corpora.stdlib import stdlib_corpus
 from data.mistakes import Mistake
 
@@ -20,7 +20,6 @@ CORPORA: dict[str, Callable[..., Corpus]] = {
     "files": file_corpus,
     "hub": HubCorpus,
     "repetitions": RepetitionCorpus,
-    "words": WordCorpus,
 }
 # Setting one of these options selects its corpus.
 SELECTED_BY = {"files": "files", "dataset": "hub"}

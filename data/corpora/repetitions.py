@@ -9,7 +9,9 @@ from data.corpora.corpus import Corpus
 from data.readers import Passage
 
 NUM_DOCUMENTS = 24_000  # of both splits together
-SHORTEST_ROW = 2  # letters
+LETTERS = string.ascii_letters + string.digits
+SHORTEST_ROW, LONGEST_ROW = 2, 30  # letters
+DOCUMENT_LENGTH = 40  # approximate, in letters; a row is always repeated at least once
 SEED = 0  # of all letters and lengths
 
 
@@ -22,33 +24,15 @@ class RepetitionCorpus(Corpus):
     """
 
     name = "repetitions"
-    letters = string.ascii_letters + string.digits
-    longest_row = 30  # letters
-    document_length = 40  # approximate, in letters; a row is always repeated at least once
-    are_distinct = False  # the letters of a row
 
     def __init__(self, validation_fraction: float):
         self.num_validation = round(NUM_DOCUMENTS * validation_fraction)
-        lengths = [self.document_length, SHORTEST_ROW, self.longest_row]
-        self.identity = {self.name: [NUM_DOCUMENTS, self.num_validation, *lengths, SEED, self.letters]}
+        lengths = [DOCUMENT_LENGTH, SHORTEST_ROW, LONGEST_ROW]
+        self.identity = {self.name: [NUM_DOCUMENTS, self.num_validation, *lengths, SEED, LETTERS]}
 
     def passages(self, split: str) -> Iterator[Passage]:
         draw = random.Random(f"{split} {SEED}")
-        shortest, longest = math.log(SHORTEST_ROW), math.log(self.longest_row)
         for _ in range(self.num_validation if split == "validation" else NUM_DOCUMENTS - self.num_validation):
-            length = round(math.exp(draw.uniform(shortest, longest)))
-            row = draw.sample(self.letters, length) if self.are_distinct else draw.choices(self.letters, k=length)
-            yield Passage("".join(row) * max(2, self.document_length // length), ends_document=True)
-
-
-class WordCorpus(RepetitionCorpus):
-    """As above, with rows of lowercase letters that are all different, as in "blacksmithblacksmith...".
-
-    One letter tells the next then, so that the simplest circuit that copies does it without an error.
-    """
-
-    name = "words"
-    letters = string.ascii_lowercase
-    longest_row = 14
-    document_length = 200  # most windows of a training lie within one document
-    are_distinct = True
+            length = round(math.exp(draw.uniform(math.log(SHORTEST_ROW), math.log(LONGEST_ROW))))
+            row = "".join(draw.choices(LETTERS, k=length))
+            yield Passage(row * max(2, DOCUMENT_LENGTH // length), ends_document=True)

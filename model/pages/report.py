@@ -38,7 +38,6 @@ MACHINE_CHARTS = (
 CORPORA = {
     "stdlib": "the source of Python's standard library",
     "repetitions": "random letters that repeat themselves",
-    "words": "words of random letters, all different, that repeat themselves",
 }
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
+from data.mistakes import Mistake
+from data.tokenizers import NoTokenizer
 from model.checks import check_range
 from model.runs.configs import OTHER_TEXT, check_sections, plain_config, typed_configs, typed_options, typed_values
 from model.runs.folder import CONFIG, find_checkpoint, find_model, resume_point, run_of
@@ -40,7 +42,7 @@ how long and on what
   --trainer.accelerator NAME, --trainer.devices N, --trainer.strategy NAME, --trainer.precision NAME
 the text
   --data.files 'my/*.txt'                your own text
-  --data.corpus NAME                     stdlib (Python's standard library), files, hub, repetitions, words
+  --data.corpus NAME                     stdlib (Python's standard library), files, hub, repetitions
   --data.dataset OWNER/NAME              a data set of the Hugging Face Hub
   --data.tokenizer NAME                  bpe (with --data.vocab_size N), bytes, gpt2 (of tiktoken's), or a run's
   --data.batch_size N                    sequences in a batch
@@ -169,10 +171,10 @@ def take_over_model(
         config.data.tokenizer = place_of(source)
     try:
         return tokenizer_of(source, read_folder)
-    except FileNotFoundError as error:
+    except NoTokenizer as error:
         if is_named:
             return None
-        raise FileNotFoundError(f"{error}: name the one it was trained with by --data.tokenizer") from error
+        raise Mistake(f"{error}: name the one it was trained with by --data.tokenizer") from error
 
 
 def named_tokenizer(name: str, read_folder: Callable[[Path], Any], checkpoint: str | None = None) -> Any:
@@ -185,7 +187,7 @@ def named_tokenizer(name: str, read_folder: Callable[[Path], Any], checkpoint: s
 
 def is_model(name: str) -> bool:
     """Whether --data.tokenizer names a run or model, and not a tokenizer."""
-    return "/" in name or (name not in ("bpe", "bytes", "letters") and Path(name).exists())
+    return "/" in name or (name not in ("bpe", "bytes") and Path(name).exists())
 
 
 def quiet() -> None:

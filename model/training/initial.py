@@ -54,7 +54,7 @@ def initial_config(source: str, config: Any, given: Collection[str]) -> GPTConfi
 def tokenizer_of(source: str, read_folder: Callable[[Path], Any]) -> dict[str, Any]:
     """The tokenizer of a model, as plain data; `read_folder` gives the one in a folder of Hugging Face's files.
 
-    Raises FileNotFoundError if it has none, and as `load_gpt` and `from_huggingface`.
+    Raises as `read_folder`, `load_gpt` and `from_huggingface`.
     """
     if Path(source).is_file():
         return read_checkpoint(Path(source), on_disk=True)["tokenizer"]

@@ -132,7 +132,7 @@ def test_document_ids_tell_documents_apart(module, tmp_path: Path):
         ({"dataset": "x/y"}, "data.files and data.dataset are both set"),
         ({"streaming": True}, "data.streaming reads without an end: set --data.max_tokens"),
         ({"corpus": "wiki", "files": None}, "unknown data.corpus 'wiki': write one of stdlib, files, hub, "),
-        ({"tokenizer": "gpt9"}, "unknown tokenizer 'gpt9': write one of bpe, bytes, letters, gpt2"),
+        ({"tokenizer": "gpt9"}, "unknown tokenizer 'gpt9': write one of bpe, bytes, gpt2"),
         *(({"validation_fraction": value}, f"is {value}: it must lie between 0 and 1") for value in (0, 1, 1.5)),
         *(
             ({"files": None, option: nothing}, f"data.{option} is empty")

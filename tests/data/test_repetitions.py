@@ -6,7 +6,7 @@ from itertools import islice
 import pytest
 
 from data.corpora import repetitions
-from data.corpora.repetitions import RepetitionCorpus, WordCorpus
+from data.corpora.repetitions import RepetitionCorpus
 from data.datamodule import TextDataModule
 
 CORPUS = RepetitionCorpus(0.1)
@@ -28,7 +28,7 @@ def test_documents_repeat_rows_of_all_lengths_and_splits_share_no_long_row(docum
     assert len(lengths) == 21_600 and len(validation) == 2400
     assert 1 <= lengths[0] <= 2 and lengths[-1] == 30
     assert 7 <= lengths[10_800] <= 8  # the geometric mean of 2 and 30 is 7.7
-    assert all(20 < len(text) <= 60 and set(text) <= set(CORPUS.letters) for text in texts)
+    assert all(20 < len(text) <= 60 and set(text) <= set(repetitions.LETTERS) for text in texts)
     assert not {row for row in train if len(row) > 5} & set(validation)
 
 
@@ -41,13 +41,6 @@ def test_the_text_is_the_same_every_time(documents, monkeypatch: pytest.MonkeyPa
     other = RepetitionCorpus(0.1)
     assert first_texts(other) != documents["train"][:1000]
     assert CORPUS.identity != other.identity
-
-
-def test_words_have_no_letter_twice():
-    words = rows([passage.text for passage in WordCorpus(0.1).passages("train")])
-    assert all(len(word) == len(set(word)) and re.fullmatch("[a-z]{2,14}", word) for word in words)
-    assert {len(word) for word in words} == set(range(2, 15)) and set("".join(words)) == set(WordCorpus.letters)
-    assert WordCorpus(0.1).identity != CORPUS.identity
 
 
 def test_it_can_be_trained_on(tmp_path):

@@ -20,6 +20,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import wandb
+import yaml
 from torch.utils._pytree import tree_leaves
 
 from data.datamodule import TextDataModule
@@ -112,7 +113,6 @@ READ_ONLY = [  # the folder, what is typed, and words of the sentence where it n
     ("runs", f"train.py {CONFIG} --name=new", "runs/new: Read-only file system"),
     ("runs", "train.py --resume=runs/run --trainer.max_steps=13", "Read-only file system"),
     ("cold", f"train.py {CONFIG} --name=new --data.cache_dir=cold", "data.cache_dir"),
-    ("cold", f"scripts/prepare_data.py {CONFIG} --data.cache_dir=cold", "cache_dir"),
     ("runs", "scripts/report.py --run=runs/run", "runs/run/report.html: Read-only file system"),
     ("runs", "scripts/inspect_attention.py --run=runs/run --output=runs/run/a.html", "Read-only"),
     ("runs", "scripts/inspect_attention.py --run=runs/run --output=runs/run/a.png", "Read-only"),
@@ -127,7 +127,8 @@ def test_read_only_folder(finished_run, folder, typed, expected):
     def refuse(path: str) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
 
-    run(["scripts/prepare_data.py", CONFIG, "--data.cache_dir=full"])
+    options = yaml.safe_load((RUN / "config.yaml").read_text())["data"]
+    TextDataModule(**options | {"cache_dir": "full"}).cache.prepare()
     before = {path: path.read_bytes() for path in RUN.rglob("*") if path.is_file()}
     ended = run(typed.split(), partial(before_change, [folder], refuse), ends=[2 if expected else 0])
     assert {path: path.read_bytes() for path in RUN.rglob("*") if path.is_file()} == before

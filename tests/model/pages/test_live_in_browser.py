@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from data.tokenizers import byte_level, published
+from data.tokenizers import byte_level
 from model.generation import generate
 from model.gpt import GPT, GPTConfig
 from model.inspection.ablation import part_means, without_each
@@ -207,26 +207,12 @@ def test_any_text_can_be_typed(open_page):
         assert_next(page, logits_of(GPTS[-1], valid))
 
 
-def test_what_the_model_does_not_read_of_a_text_is_grey(open_page):
-    """Letters leave out all that is none; a box has no carriage returns, so none are read from the address."""
-    letters = published("letters")
-    tokens = letters.encode("abcabcabc")
-    probes = {"text": Probe(tokens, list("abcabcabc")), "repeated": Probe([26, 0, 1, 0, 1], list("-abab"), 2)}
-    gpt = random_gpt(replace(CONFIG, vocab_size=27), 0)
-    page = open_page(model_page("letters", [(0, gpt)], letters, probes, tokens)[0])
-    for text, grey, said in (
-        ("ab cd", [" "], "Grey: the model has no token for it."),
-        ("Smith 42", ["S", " 42"], "Grey: the model has no token for it."),
-        ("42", ["42"], "The model has no token for this text: shown is what the model expects"),
-    ):
-        put(page.locator("#box"), text)
-        assert page.locator("#coloured .unread").all_text_contents() == grey
-        assert said in page.locator("#window").inner_text()
+def test_a_text_from_the_address_is_read_as_the_box_holds_it(open_page):
+    """It has no carriage returns."""
     page = open_page()
     page.evaluate("location.hash = '#typed=ab%0D%0Acd'")
     settle(page)
     assert page.locator("#tokens span").count() == len("ab\ncd")
-    assert page.locator("#coloured .unread").count() == 0
 
 
 def test_a_part_that_is_switched_off_is_missed_as_in_pytorch(open_page):

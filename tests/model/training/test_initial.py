@@ -115,7 +115,7 @@ def test_the_tokenizer_travels_with_the_model(small_options, small_text, here, m
     """From a run and from its exported folder, to other text; and to another model."""
     pytest.importorskip("safetensors.torch")
     from model.exchange import huggingface
-    from scripts import convert_huggingface, evaluate, prepare_data
+    from scripts import convert_huggingface, evaluate
     from train import main
 
     Path("my.txt").write_text(small_text.read_text()[::-1])
@@ -144,14 +144,11 @@ def test_the_tokenizer_travels_with_the_model(small_options, small_text, here, m
     assert main(["--model.init_from=folder", *own_text, *bpe, "--name=other"]) == 2
     assert "leave out --data.tokenizer" in capsys.readouterr().err.splitlines()[-1]
 
-    # A new model takes it too, and the same config tokenises ahead of time.
+    # A new model takes it too.
     tokens = load_gpt("runs/own")[1]["tokenizer"]["tokens"]
     assert main([*small_options, *own_text, "--data.tokenizer=runs/own", "--name=new"]) == 0
     for name in ("from_run", "from_folder", "new"):
         assert load_gpt(f"runs/{name}")[1]["tokenizer"]["tokens"] == tokens
-        folders = sorted(Path("cache").iterdir())
-        assert prepare_data.main([f"--config=runs/{name}/config.yaml"]) == 0
-        assert sorted(Path("cache").iterdir()) == folders
     Path("folder").rename("also gone")  # the checkpoint has the tokenizer
     assert main(["--resume=runs/from_folder", "--trainer.max_steps=3"]) == 0
     save_checkpoint(Path("bytes.ckpt"), GPT(GPTConfig(vocab_size=257)))
