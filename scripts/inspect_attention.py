@@ -205,13 +205,13 @@ def write(shown: History, title: str, output: Path, arguments: argparse.Namespac
     if output.suffix == PAGE:
         write_atomically(output, attention_page([shown], title).encode())
         return
-    step, heads = (arguments.steps or [None])[0], export.choose_heads(arguments.head, [shown])
+    step, heads = (arguments.steps or [None])[0], export.choose_heads(shown, arguments.head)
     if output.suffix == TABLE:
-        export.write_table("weights", export.table_rows("weights", [shown], step, "text", heads), output)
+        export.write_csv(shown, output, step, heads)
         return
     from model.pages import images  # imports matplotlib
 
-    images.draw_maps([shown], output, step, "text", heads)
+    images.draw_maps(shown, output, step, heads)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ from model.inspection.heads import SCORES, threshold
 from model.inspection.verdicts import PAGE_ERROR, verdicts, warnings
 from model.pages import template
 from model.pages.describe import describe_heads, opening_view
-from model.pages.export import TABLES
 from model.pages.history import History, check_comparable, log_spaced
 
 MAX_BYTES = 25_000_000
@@ -174,10 +173,9 @@ def _curves(run: History, places: Mapping[int, dict]) -> list[dict]:
 
 
 def legend(title: str) -> dict[str, Any]:
-    """What every page has: its title, its colours, the columns of its tables, and what the scores mean."""
+    """What every page has: its title, its colours, and what the scores mean."""
     fields, scores = ("meaning", "glossary", "probe", "is_pattern"), {}
     for name, score in SCORES.items():
         scores[name] = {"label": name.replace("_", " "), "letter": score.letter or name[0].upper()}
         scores[name] |= {field: getattr(score, field) for field in fields}
-    columns = {name: table.columns for name, table in TABLES.items()}
-    return {"title": title, "scores": scores, "columns": columns, "colours": template.PALETTES}
+    return {"title": title, "scores": scores, "colours": template.PALETTES}

@@ -50,7 +50,6 @@ def report_page(
     config: Mapping | None = None,
     model_page: str = "",
     experiments: Mapping[str, int] | None = None,
-    circuit: str = "",
 ) -> str:
     """The report, as HTML. What a run does not have yet is left out.
 
@@ -63,7 +62,6 @@ def report_page(
         config: the configuration as values, for the sentences at the top.
         model_page: the file beside the report that holds the model, if there is one.
         experiments: the step from which on each one holds, see `experiments.first_steps`.
-        circuit: the picture of a circuit as SVG, if there is one.
     """
     head_charts = [one for one in (head_chart(rows, score) for score in SCORES) if one["curves"]]
     faint = [one for one in head_charts if is_faint(one, history)]
@@ -80,7 +78,6 @@ def report_page(
         "config": config_text,
         "model": model_page,
         "experiments": "; ".join(f"{title}: step {step:,}" for title, step in (experiments or {}).items()),
-        "circuit": circuit,
         "colours": template.PALETTES,
     }
     if history and history.snapshots:
@@ -156,11 +153,10 @@ def heads_that_matter(ablation: Mapping, descriptions: Sequence[Sequence[Mapping
 def facts(rows: Rows, config: Mapping) -> list[tuple[str, str, str]]:
     """The most important figures: (name, value, remark)."""
     found = []
-    is_sparse = _section(_section(config, "model"), "optimizer").get("density", 1) != 1
     for column, name in (("val/bits_per_byte", "bits per byte"), ("val/loss", "validation loss")):
         if points := column_points(rows, column):
             last, best = points[-1], min(points, key=lambda point: point[1])
-            remark = f"at step {last[0]:,}" if is_sparse or best == last else f"best {best[1]:.4f} at step {best[0]:,}"
+            remark = f"at step {last[0]:,}" if best == last else f"best {best[1]:.4f} at step {best[0]:,}"
             found.append((name, f"{last[1]:.4f}", remark))
     if points := column_points(rows, "train/loss"):
         found.append(("training loss", f"{points[-1][1]:.4f}", f"at step {points[-1][0]:,}"))

@@ -20,7 +20,6 @@ MODEL_PAGE = "model.html"
 ATTENTION = "attention"
 HEAD_SCORES = "attention/scores.jsonl"
 EXPERIMENTS = "attention/experiments.json"
-CIRCUIT = "circuit.svg"
 CHECKPOINTS = "checkpoints"
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"  # in CHECKPOINTS
 

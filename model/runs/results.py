@@ -8,25 +8,20 @@ import lzma
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from model.checkpoint import read_checkpoint
 from model.files import parsing, write_atomically
 from model.inspection.archive import AttentionArchive
-from model.pages.circuit_picture import MAX_DRAWN, drawing
 from model.pages.history import History
 from model.pages.report import report_page
 from model.runs.configs import read_config
 from model.runs.folder import (
     ATTENTION,
     CHECKPOINTS,
-    CIRCUIT,
     CONFIG,
     EXPERIMENTS,
     HEAD_SCORES,
-    LAST,
     METRICS,
     MODEL_PAGE,
     REPORT,
@@ -34,7 +29,7 @@ from model.runs.folder import (
 )
 
 log = logging.getLogger(__name__)
-FILES = (REPORT, MODEL_PAGE, CIRCUIT, CHECKPOINTS, METRICS, SAMPLES, ATTENTION)  # of a run, in the order of interest
+FILES = (REPORT, MODEL_PAGE, CHECKPOINTS, METRICS, SAMPLES, ATTENTION)  # of a run, in the order of interest
 
 
 def write_report(run: Path, path: Path | None = None) -> Path:
@@ -55,7 +50,6 @@ def write_report(run: Path, path: Path | None = None) -> Path:
         read_config(run / CONFIG),
         MODEL_PAGE if (path.parent / MODEL_PAGE).exists() else "",
         read_experiments(run / EXPERIMENTS),
-        _read_text(run / CIRCUIT),
     )
     write_atomically(path, page.encode())
     return path
@@ -107,30 +101,21 @@ def finish(run_dir: Path, validation_text: str | None, open_run: Callable[[Path]
     """Writes the pages of a run; returns what it reached, where its files are, and what to type next.
 
     A page that fails is a warning: the run is not lost. There is no model.html of a model that is too large, or whose
-    heads were not recorded, and a circuit.svg of a model of few weights only.
+    heads were not recorded.
 
     validation_text: what the model was validated on, to compare it with a general compressor; None leaves that out.
     open_run: that of `model.glass`, which stands above this room.
     """
     if not run_dir.exists():
-        return _reached(run_dir, validation_text, None)
-    model, opened = run_dir / MODEL_PAGE, cache(open_run)  # once for both pages
-    for page in (model, run_dir / CIRCUIT):
-        page.unlink(missing_ok=True)  # of an earlier step, if the run was resumed
+        return _reached(run_dir, validation_text)
+    model = run_dir / MODEL_PAGE
+    model.unlink(missing_ok=True)  # of an earlier step, if the run was resumed
     if is_recorded := (run_dir / HEAD_SCORES).exists():
         with _telling("page with this model"):
-            _write_model_page(run_dir, opened(run_dir))
-    nonzero, last = None, run_dir / CHECKPOINTS / LAST
-    with _telling("picture of a circuit"):
-        if last.is_file():
-            nonzero = read_checkpoint(last, on_disk=True).get("nonzero_weights")  # only sparse runs count them
-        if nonzero is not None and nonzero <= MAX_DRAWN:
-            glass, prompt = opened(run_dir), read_config(run_dir / CONFIG)["samples"]["prompt"]
-            picture = drawing(glass.circuit(prompt), glass.tokenizer.label)  # what repeats the tokens of the prompt
-            write_atomically(run_dir / CIRCUIT, picture.encode())
+            _write_model_page(run_dir, open_run(run_dir))
     with _telling("report of this run", log.warning):
         write_report(run_dir)
-    reached = _reached(run_dir, validation_text, nonzero)
+    reached = _reached(run_dir, validation_text)
     path = shlex.quote(str(run_dir))
     files = ", ".join(name for name in FILES if (run_dir / name).exists())
     look = f"  python scripts/inspect_attention.py --run {path}         see what it attends to\n" if is_recorded else ""
@@ -167,7 +152,7 @@ def _write_model_page(run_dir: Path, glass: Any) -> None:
     write_atomically(run_dir / MODEL_PAGE, page.encode())
 
 
-def _reached(run_dir: Path, validation_text: str | None, nonzero: int | None) -> str:
+def _reached(run_dir: Path, validation_text: str | None) -> str:
     """Such as "validation: 1.742 bits per byte after 960 steps; xz -9e needs 1.741 for the same text"."""
     if not (run_dir / METRICS).exists():
         return "nothing was trained: trainer.max_steps (a checkpoint's steps count) or trainer.max_time leave no step"
@@ -176,11 +161,11 @@ def _reached(run_dir: Path, validation_text: str | None, nonzero: int | None) ->
     if not rows:
         return "not validated"
     last = rows[-1]
-    best = last if nonzero is not None else min(rows, key=lambda row: row[column])  # sparse: those before had more
+    best = min(rows, key=lambda row: row[column])
     line = f"validation: {last[column]:.4f} bits per byte after {last['step']} steps"
     if best is not last:
         line += f", best {best[column]:.4f} after {best['step']}"
     if content := (validation_text or "").encode():
         bits = 8 * len(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME)) / len(content)
         line += f"; xz -9e needs {bits:.4f} for the same text"
-    return line if nonzero is None else f"{line}; {nonzero:,} weights are not zero"
+    return line

@@ -43,7 +43,3 @@ export function badge(error) {
   if (error > LARGEST_ERROR) return { good: false, text: `✗ does not add up to the logit: off by ${size}` };
   return { good: true, text: `✓ adds up to the logit: within ${size}` };
 }
-
-export const attributionRows = ({ parts, attribution, labels }) =>
-  parts.flatMap((part, i) => labels.map((token, position) =>
-    ({ part, position, token, next_token: labels[position + 1], logit: attribution[i][position] })));

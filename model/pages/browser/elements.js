@@ -1,4 +1,4 @@
-// Finds and makes elements, and saves files. Text from outside is only ever set as text, never parsed as markup.
+// Finds and makes elements. Text from outside is only ever set as text, never parsed as markup.
 
 import { codePoint, cut, decimal, HIDDEN } from "browser/words.js";
 
@@ -109,22 +109,4 @@ export function createCells(table, { read, choose }) {
     reach(first, token);
     return cells;
   };
-}
-
-// ---- what can be taken away: numbers as CSV, and pictures as PNG
-
-// Rows as CSV (RFC 4180). rows: objects with the columns as names; what is null or absent becomes an empty cell.
-export function csv(columns, rows) {
-  const cell = (value) => (/[",\r\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : String(value ?? ""));
-  const lines = [columns, ...rows.map((row) => columns.map((column) => row[column]))];
-  return lines.map((cells) => `${cells.map(cell).join(",")}\r\n`).join("");
-}
-
-export const downloadCsv = (name, columns, rows) =>
-  download(name, new Blob([csv(columns, rows)], { type: "text/csv" }));
-
-export function download(name, blob) {
-  const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(blob), download: name });
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }

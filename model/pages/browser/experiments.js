@@ -60,11 +60,11 @@ const usually = ({ usual, texts: [halved, right] }) =>
 
 function headOf({ head, weight, trial: { source }, texts: [, right] }) {
   if (head === null) return `No single head to look at here: the maps still show ${headPart(shown.head)}.`;
-  const [{ attention, labels }] = shown.sides;
+  const [{ weights, labels }] = shown.sides;
   const number = headNumber(head);
   const place = `Look at the last row of ${headPart(number)} (${headName(number)}) on the map`;
   if (!weight) return `${place}.`;
-  const here = percent(weightAt(ofHead(attention, number, labels.length), labels.length - 1, source));
+  const here = percent(weightAt(ofHead(weights, number, labels.length), labels.length - 1, source));
   const gives = `it gives here ${here} of its attention, on average over ${right} texts ${percent(weight)}`;
   return `${place}: to ${quote(labels[source])}, which tells what comes next, ${gives}.`;
 }

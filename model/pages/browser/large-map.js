@@ -1,14 +1,10 @@
 // The large map: one head at one step, or two of them and their difference.
 
-import { $, ARROWS, clamp, css, download, downloadCsv, element, onKeys } from "browser/elements.js";
-import { byteAt, drawLabel, drawMap, fitCanvas, layout, ofHead, PAD, palette, weightAt } from "browser/maps.js";
+import { $, ARROWS, clamp, css, element, onKeys } from "browser/elements.js";
+import { byteAt, drawLabel, drawMap, fitCanvas, layout, ofHead, PAD, weightAt } from "browser/maps.js";
 import { addChoices, addFollower, addView, change, chosenToken, point, pointer, shown } from "browser/render.js";
-import { data, headName, headPart, placeOf, RUNS, shortName } from "browser/state.js";
+import { data, headName, headPart, RUNS } from "browser/state.js";
 import { squareInWords } from "browser/words.js";
-
-// Pixels of a saved picture: of each on the paper, at most on a side (browsers refuse much more), and of its parts.
-const PICTURE = { scale: 3, most: 12_000, least: 520, token: 14, margin: 16, head: 58, bar: 70 };
-const PAPER = { line: "#b8bcc4", text: "#191d23", soft: "#444444" };
 
 function panes() {
   const length = shown.labels.length;
@@ -36,7 +32,6 @@ const paneTitle = ({ name, title }) => (name ? `${name}: ${title}` : title);
 addView(function drawStage() {
   $("stage-title").textContent = headName(shown.head).replace("l", "L");
   $("much").textContent = shown.theme === "dark" ? "Bright" : "Dark";
-  $("weighting-note").hidden = shown.weighting === "weights";
   $("same").hidden = shown.snapshot.step > 1 || !RUNS[shown.run].unmoved?.[shown.probe];
   fillRamp($("ramp"), "weights", meanings());
   const list = panes();
@@ -134,68 +129,5 @@ export function fillRamp(parent, name, meanings) {
   parent.replaceChildren(bar, ...meanings.map((text) => element("span", {}, text)));
 }
 
-// ---- what is shown, to take away
-
-const fileName = () => `attention-step-${shown.snapshot.step}-head-${shortName(shown.head)}`;
-
-// The panes side by side with their titles and colour bars: always in light colours.
-function picture() {
-  const title = `${data.title}: ${headName(shown.head)}`;
-  const { labels } = shown;
-  const canvas = element("canvas");
-  const room = Math.max(PICTURE.least, PICTURE.token * labels.length);
-  const geometry = layout(canvas.getContext("2d"), room, room, labels);
-  const pane = geometry.wide + PICTURE.bar;
-  const wide = Math.max(shown.panes.length * pane, 9 * title.length) + 2 * PICTURE.margin;
-  const high = PICTURE.head + geometry.high + PICTURE.margin;
-  const scale = Math.min(PICTURE.scale, PICTURE.most / Math.max(wide, high));
-  Object.assign(canvas, { width: wide * scale, height: high * scale });
-  const context = canvas.getContext("2d");
-  context.scale(scale, scale);
-  const write = (text, x, y, font, colour = PAPER.text) => {
-    Object.assign(context, { font: `${font} system-ui, sans-serif`, fillStyle: colour });
-    context.fillText(text, x, y);
-  };
-  context.fillStyle = "#ffffff";
-  context.fillRect(0, 0, wide, high);
-  write(title, PICTURE.margin, 26, "600 15px");
-  const light = palette(data.colours.light, shown.scale);
-  shown.panes.forEach((one, i) => {
-    context.save();
-    context.translate(PICTURE.margin + i * pane, PICTURE.head);
-    write(paneTitle(one), geometry.room, -6, "12px", PAPER.soft);
-    drawMap(context, geometry, (query, key) => one.colour(light, query, key), PAPER);
-    const difference = one.name === "A−B";
-    const marks = difference ? ["−100%", "0%", "100%"] : meanings();
-    const [x, tall] = [geometry.wide + 10, Math.min(geometry.side, 220)];
-    const ramp = context.createLinearGradient(0, PAD + tall, 0, PAD);
-    const stops = data.colours.light[difference ? "differences" : "weights"];
-    stops.forEach((stop, j) => ramp.addColorStop(j / (stops.length - 1), stop));
-    context.fillStyle = ramp;
-    context.fillRect(x, PAD, 12, tall);
-    marks.forEach((text, j) => write(text, x + 17, PAD + (1 - j / 2) * tall + 4, "10px", PAPER.soft));
-    context.restore();
-  });
-  return canvas;
-}
-
-// The squares on and below the diagonal.
-function saveNumbers() {
-  const { labels, sides, panes } = shown;
-  const about = { probe: shown.probeName };
-  sides.forEach(({ run, snapshot, head: number }, i) => {
-    const [layer, head] = placeOf(number);
-    const place = { run: RUNS[run].name, step: snapshot.step, layer, head };
-    for (const [column, value] of Object.entries(place)) about[i ? `other_${column}` : column] = value;
-  });
-  const rows = labels.flatMap((query_token, query) => labels.slice(0, query + 1).map((key_token, key) => {
-    const [weight, other_weight, difference] = panes.map(({ value }) => Number(value(query, key).toFixed(4)));
-    return { ...about, query, query_token, key, key_token, weight, other_weight, difference };
-  }));
-  downloadCsv(`${fileName()}.csv`, data.columns[sides.length > 1 ? "comparison" : "weights"], rows);
-}
-
 addChoices($("scales"), "scale", [["sqrt", "√ scale"], ["linear", "linear"]]);
-$("save-png").addEventListener("click", () => picture().toBlob((blob) => download(`${fileName()}.png`, blob)));
-$("save-csv").addEventListener("click", saveNumbers);
 addFollower(drawHover);

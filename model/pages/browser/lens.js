@@ -28,14 +28,6 @@ export const strength = (colouring, cell, largest) =>
 
 export const largestDivergence = ({ lens }) => Math.max(0, ...lens.divergence.flat());
 
-export function lensRows(measured) {
-  const { sublayers, labels } = measured;
-  return sublayers.flatMap((sublayer, row) => labels.map((token, position) => {
-    const { text: likeliest, probability, divergence } = lensCell(measured, row, position);
-    return { sublayer, position, token, next_token: labels[position + 1], likeliest, probability, divergence };
-  }));
-}
-
 // Adds a table to a parent and returns the function that fills it with
 // { measured, colouring, colours, token, name }. `choose` is called with the token of a cell, where it is given.
 export function createLens(parent, choose) {

@@ -33,23 +33,6 @@ export function matchingHead(map, weights, length) {
   return products.indexOf(Math.max(...products));
 }
 
-// Value-weighted maps (Kobayashi et al. 2020, "Attention is Not Only a Weight"): each weight times the length of what
-// its key would write into the stream, |value x output matrix|, as a share of the longest that the head could write.
-//
-// weights: bytes 255 sqrt(p), the lower triangles of all heads. norms: [L][H][T], 0 where it is not a number. Bytes of
-// the same form.
-export function weighted(weights, norms, length) {
-  const result = new Uint8Array(weights.length);
-  norms.flat().forEach((ofKey, head) => {
-    const longest = Math.max(0, ...ofKey.slice(0, length));
-    const factors = ofKey.map((norm) => (longest > 0 ? Math.sqrt((norm ?? 0) / longest) : 0));
-    let place = head * triangle(length);
-    for (let query = 0; query < length; query++)
-      for (let key = 0; key <= query; key++, place++) result[place] = Math.round(weights[place] * factors[key]);
-  });
-  return result;
-}
-
 // ---- colours, as numbers for the Uint32Array of an ImageData
 
 function ramp(stops, count) {

@@ -1,22 +1,13 @@
-// The views of what a snapshot measured beside its maps: surprise, lens, attribution, and value-weighted maps.
+// The views of what a snapshot measured beside its maps: surprise, lens and attribution.
 // Their modules know nothing of the page, so that the report can use them too; this one gives them what is shown.
 
-import { attributionRows, badge, fold, nextInWords, partsOf, sum } from "browser/attribution.js";
-import { $, downloadCsv, element, tableHead } from "browser/elements.js";
-import { COLOURINGS, createLens, lensRows } from "browser/lens.js";
+import { badge, fold, nextInWords, partsOf, sum } from "browser/attribution.js";
+import { $, element, tableHead } from "browser/elements.js";
+import { COLOURINGS, createLens } from "browser/lens.js";
 import { addChoices, addFollower, addView, change, pointer, shown } from "browser/render.js";
-import { data, headNumber, RUNS, state } from "browser/state.js";
-import { expectationItems, measuredOf, shadeBySurprise, surpriseRows } from "browser/surprise.js";
+import { headNumber, state } from "browser/state.js";
+import { expectationItems, measuredOf, shadeBySurprise } from "browser/surprise.js";
 import { quote, signed } from "browser/words.js";
-
-// Saves a table of the one or two sides that are shown, with the columns that Python's tables of this name have.
-function save(table, rowsOf) {
-  const rows = shown.sides.flatMap((side) => {
-    const about = { run: RUNS[side.run].name, step: side.snapshot.step, probe: shown.probeName };
-    return rowsOf(side).map((row) => ({ ...about, ...row }));
-  });
-  downloadCsv(`${table}-step-${shown.snapshot.step}.csv`, data.columns[table], rows);
-}
 
 // ---- surprise
 
@@ -139,13 +130,8 @@ async function drawDeep() {
   drawAttribution();
 }
 
-addChoices($("weightings"), "weighting", [["weights", "weights"], ["values", "value-weighted"]]);
 addChoices($("colourings"), "lens", COLOURINGS);
 addChoices($("part-orders"), "order_of_parts", [["largest", "largest first"], ["model", "in the model's order"]]);
 $("every-part").addEventListener("click", toggleParts);
-for (const [table, rows] of [["surprise", surpriseRows], ["lens", lensRows], ["attribution", attributionRows]]) {
-  const rowsOf = ({ measured, late }) => (late ? [] : rows(measured));
-  $(`${table}-csv`).addEventListener("click", () => save(table, rowsOf));
-}
 addView(drawSurprise);
 addView(drawDeep);

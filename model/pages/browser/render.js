@@ -2,7 +2,7 @@
 // imports it, and is therefore drawn after it. addFollower is for what changes while something is only pointed at.
 
 import { $, choices, press } from "browser/elements.js";
-import { clearestQuery, matchingHead, ofHead, palette, weighted } from "browser/maps.js";
+import { clearestQuery, matchingHead, ofHead, palette } from "browser/maps.js";
 import { addOption, data, mapped, nearest, PROBES, restore, RUNS, save, state } from "browser/state.js";
 import { measuredOf } from "browser/surprise.js";
 
@@ -22,7 +22,7 @@ export function start(loader) {
 // The state that is on the screen with what it shows: the `snapshot` and `labels` of the first side, and `sides`: what
 // is looked at, and what it is compared with. A side is what `load` gives, and { name, label: the name before a
 // sentence if there are two, when: run and step in words, title: label and when, run, at, snapshot, head, measured: see
-// surprise.js, attention: weights as they are }.
+// surprise.js }.
 export let shown = null;
 export let rendered = Promise.resolve(); // settles when everything that was asked for is drawn
 export const pointer = { cell: null, token: null }; // the square { query, key } and the token of the text pointed at
@@ -109,10 +109,9 @@ async function draw() {
 async function side(name, frame, { run, at }) {
   const snapshot = mapped[run][at];
   const loaded = await load(frame, at, run);
-  const { weights: attention, details, labels } = loaded;
+  const { details, labels } = loaded;
   const measured = measuredOf(details, frame.probeName, labels);
-  const weights = frame.weighting === "values" ? weighted(attention, measured.value_norms, labels.length) : attention;
   const label = frame.other ? `${name}: ` : "";
   const when = `${RUNS.length > 1 ? `${RUNS[run].name}, ` : ""}step ${snapshot.step}`;
-  return { ...loaded, name, label, when, title: label + when, run, at, snapshot, measured, attention, weights };
+  return { ...loaded, name, label, when, title: label + when, run, at, snapshot, measured };
 }

@@ -146,8 +146,6 @@ function setScale(scale) {
   layCharts();
 }
 
-const showCircuit = () => $("circuit").append(element("iframe", { title: "the circuit", srcdoc: data.circuit }));
-
 // The page of maps is as high as what it shows, so that there is one scroll bar and not two.
 function showAttention() {
   const page = JSON.parse($("attention").textContent);
@@ -200,7 +198,6 @@ for (const [id, there, show] of [
   ["surprised", data.details, showSurprise],
   ["lens", data.details],
   ["matter", data.matter?.length, showHeads],
-  ["circuit", data.circuit, showCircuit],
   ["frame", $("attention"), showAttention],
   ["config", data.config],
 ]) {

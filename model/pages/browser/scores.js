@@ -2,12 +2,10 @@
 // attention, and what they mean. Ablation: each part is replaced by its mean, and the change of the loss is measured at
 // each step, in nats per token. A part that is not missed did nothing that others cannot do.
 
-import { $, downloadCsv, element, tableHead, track } from "browser/elements.js";
+import { $, element, tableHead, track } from "browser/elements.js";
 import { markOf, thumbs } from "browser/heads.js";
 import { addView, shown } from "browser/render.js";
-import {
-  ALL_HEADS, data, formation, headName, headPart, placeOf, RUNS, SCORES, shortName, tellsSince,
-} from "browser/state.js";
+import { formation, headName, headPart, RUNS, SCORES, shortName, tellsSince } from "browser/state.js";
 import { decimal, signed } from "browser/words.js";
 
 addView(function drawCard() {
@@ -33,19 +31,9 @@ function formedIn({ name, run, head }, score) {
   return step < Infinity && tellsSince(run) ? [`${shown.other ? `${name} ` : ""}since\u00a0step\u00a0${step}`] : [];
 }
 
-$("scores-csv").addEventListener("click", () => {
-  const rows = RUNS.flatMap(({ name: run, snapshots }) => snapshots.flatMap(({ step, scores, copying }) =>
-    ALL_HEADS.map((number) => {
-      const [layer, head] = placeOf(number);
-      const found = Object.entries({ ...scores, copying }).map(([name, values]) => [name, values[layer][head]]);
-      return { run, step, layer, head, ...Object.fromEntries(found) };
-    })));
-  downloadCsv("scores.csv", data.columns.scores, rows);
-});
-
 // ---- ablation
 
-const COLUMNS = { text: "on text", repeated: "on repetition", copying: "copying" };
+const COLUMNS = { text: "on text", repeated: "on repetition" };
 
 // The change of the loss without one head; null if it is not a number.
 export const withoutHead = ({ ablation }, probe, head) => ablation[probe][headPart(head)];
@@ -65,20 +53,10 @@ addView(function drawTable() {
   const parts = sides.flatMap(({ snapshot }) => Object.keys(snapshot.ablation.text));
   const rows = [chosen, ...parts.filter((part) => !part.startsWith("head "))];
   const columns = Object.keys(COLUMNS).flatMap((column) => sides.map((side) => ({ column, side })));
-  const cell = (part, { column, side: { snapshot } }) => {
-    if (column !== "copying") return signed(snapshot.ablation[column][part], 3);
-    return part === chosen ? signed(snapshot.copying.flat()[shown.head]) : "";
-  };
+  const cell = (part, { column, side: { snapshot } }) => signed(snapshot.ablation[column][part], 3);
   const row = (part) => element("tr", {}, element("th", { scope: "row" }, part),
     ...columns.map((column) => element("td", {}, cell(part, column))));
   const titles = columns.map(({ column, side }) => COLUMNS[column] + (shown.other ? `, ${side.title}` : ""));
   const body = element("tbody", {}, ...[...new Set(rows)].map(row));
   $("ablations").replaceChildren(tableHead(["without", ...titles]), body);
-});
-
-$("ablation-csv").addEventListener("click", () => {
-  const rows = RUNS.flatMap(({ name: run, snapshots }) => snapshots.flatMap(({ step, ablation }) =>
-    Object.entries(ablation).flatMap(([probe, changes]) =>
-      Object.entries(changes).map(([part, loss_change]) => ({ run, step, probe, part, loss_change })))));
-  downloadCsv("ablation.csv", data.columns.ablation, rows);
 });

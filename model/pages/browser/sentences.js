@@ -20,11 +20,11 @@ addView(function drawSays() {
 });
 
 // Of a text that was typed, what the head does there comes before what it does on the texts the page was made with.
-function describe({ label, head, descriptions, typed, attention, labels }) {
+function describe({ label, head, descriptions, typed, weights, labels }) {
   const { sentence } = descriptions.flat()[head];
   const title = element("b", { textContent: `${label}${headName(head).replace("l", "L")}. ` });
   if (!typed) return element("p", {}, title, sentence);
-  const here = habitInWords(ofHead(attention, head, labels.length), typed.tokens, SCORES, typed.window);
+  const here = habitInWords(ofHead(weights, head, labels.length), typed.tokens, SCORES, typed.window);
   const made = element("span", { className: "note" }, ` When this page was made, on other text: ${sentence}`);
   return element("p", {}, title, `On this text it ${here}.`, made);
 }

@@ -30,16 +30,6 @@ export function expectation(measured, token) {
   return `The model expected: ${expected.join(", ")}; ${came}.`;
 }
 
-// A row for each position that reads a token and predicts the next.
-export function surpriseRows({ bits, rank, top, top_probability: probabilities, tokens, labels }) {
-  const likeliest = (position) => top[position].flatMap((id, i) =>
-    [[`top_${i + 1}`, tokens[id]], [`top_${i + 1}_probability`, probabilities[position][i]]]);
-  return labels.map((token, position) => ({
-    position, token, next_token: labels[position + 1], bits: bits[position], rank: rank[position],
-    ...Object.fromEntries(likeliest(position)),
-  }));
-}
-
 // The style sheet makes the depth a colour, so that a text can be shaded by something else underneath.
 export const shadeBySurprise = (spans, measured) =>
   [...spans].forEach((span, token) => span.style.setProperty("--depth", depth(measured, token).toFixed(3)));

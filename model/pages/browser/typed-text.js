@@ -55,7 +55,7 @@ export async function readTyped(frame, at) {
   const typed = tokensOf(frame.typed);
   const edits = editsOf(frame);
   const intact = await reading(at, typed);
-  const now = await reading(at, typed, { edits, details: frame.weighting === "values" });
+  const now = await reading(at, typed, { edits });
   const b = frame.otherText && tokensOf(frame.otherText);
   const other = b && { typed: b, next: (await reading(at, b, { text: "B" })).next };
   const { descriptions } = mapped[0][at]; // of what each head does on the texts that the page was made with

@@ -7,11 +7,11 @@ from xml.etree import ElementTree
 import pytest
 import torch
 import torch.nn.functional as F
+from model.pages.circuit_picture import drawing, in_words, lines
 
 from model.gpt import GPTConfig
 from model.inspection.ablation import replaced
 from model.inspection.circuit import GatedNodes, find_circuit, nodes_by_module, repeated, weights_between
-from model.pages.circuit_picture import drawing, in_words, lines
 from tests.gpts import GPT2, random_gpt, repeating_gpt
 
 SIZES = {"vocab_size": 17, "context_length": 12, "num_layers": 2, "num_heads": 4, "embed_dim": 16}

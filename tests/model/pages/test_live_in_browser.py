@@ -345,7 +345,6 @@ ACTIONS = """async (chosen) => {
     part: () => any($("#switches").children).click(),
     "text B": () => input($("#other-text"), random < 0.2 ? "" : "black" + Math.floor(1e6 * random)),
     "patch all": () => $("#patch").hidden || $("#patch-all").click(),
-    weighting: () => $("#weightings").children[Math.round(random)].click(),
     write: () => $("#write").click(),
     next: () => $("#next").children[0]?.firstChild.click(),
     token: () => any($("#tokens").children).click(),

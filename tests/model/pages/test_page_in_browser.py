@@ -204,26 +204,6 @@ def test_everything_can_be_done_with_the_keyboard(open_page):
     assert address(page)["token"] == "18" and address(page)["step"] == "16"
 
 
-def test_a_map_is_saved_as_a_large_light_picture_in_both_themes(open_page, tmp_path):
-    page = open_page(HISTORY, hash_="#head=0.0&step=32&against=0.0", theme="dark")
-    widths = []
-    for dark in (True, False):
-        paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert (luminance(paper) < 0.5) == dark
-        shown = in_page(page, "render", "shown.panes[0].geometry")
-        with page.expect_download() as download:
-            page.get_by_role("button", name="save PNG", exact=True).click()
-        download.value.save_as(tmp_path / "saved.png")
-        pixels = imread(tmp_path / "saved.png")[..., :3]
-        assert pixels.shape[1] > 2 * shown["wide"] and (pixels[:9, :9] == 1).all()
-        assert pixels.mean() > 0.9 and pixels.min() < 0.1  # mostly paper, with the darkest colour on it
-        widths.append(pixels.shape[1])
-        page.locator("#theme").click()
-        click(page.locator("#compare"))
-    assert download.value.suggested_filename == "attention-step-32-head-0.0.png"
-    assert widths[0] > 2.5 * widths[1]  # A, B and the difference
-
-
 def test_the_page_opens_on_a_head_in_a_sentence_and_a_shaded_token(open_page, monkeypatch):
     evidence = "0.91 of its weight on the text (uniform attention: 0.17). By distance: the token just before (59%)."
     told = {"name": "previous_token", "evidence": evidence}
@@ -283,7 +263,7 @@ def test_grid_map_text_and_card_are_in_view_together_and_the_map_stays_while_the
     page = open_page(snapshot_steps(layers=layers, heads=count, labels=(LABELS * 4)[:64]))
     for width, height in ((1280, 900), (1366, 768)):
         resize(page, width, height)
-        for part in ("#text", "#says", "#stage", "#heads", "#scores-of-head", ".thumb", "#panes .layers", "#save"):
+        for part in ("#text", "#says", "#stage", "#heads", "#scores-of-head", ".thumb", "#panes .layers"):
             found = boxes(page, part)
             assert (found[:, :2] >= 0).all() and (found[:, 2:] <= [width, height]).all(), part
         (grid,) = boxes(page, "#scroll")

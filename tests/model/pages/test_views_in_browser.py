@@ -1,7 +1,5 @@
 """The views of what was measured beside the maps, in a real browser: surprise, lens, attribution, ablation."""
 
-import csv
-import io
 import json
 import math
 import re
@@ -11,11 +9,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from model.pages import export
 from model.pages.history import History
 from tests.html_pages import HOSTILE
 from tests.measurements import learned_history
-from tests.model.pages.browsing import click, colours, in_page, number_in, point_at, press, slide, unnamed
+from tests.model.pages.browsing import click, colours, number_in, point_at, press, slide, unnamed
 
 pytestmark = pytest.mark.slow
 
@@ -39,15 +36,6 @@ def diverged() -> History:
     scores = HISTORY.snapshots[-1].scores | {"sink": copying}
     last = replace(HISTORY.snapshots[-1], scores=scores, ablation=ablation, copying=copying)
     return replace(HISTORY, details=details, snapshots=[*HISTORY.snapshots[:-1], last])
-
-
-def saved(page, button: str) -> list[dict[str, str]]:
-    """The rows of the table that a button saves."""
-    with page.expect_download() as download:
-        page.locator(button).click()
-    assert download.value.suggested_filename.endswith(".csv")
-    text = download.value.path().read_bytes().decode()
-    return list(csv.DictReader(io.StringIO(text, newline="")))
 
 
 def test_each_token_has_the_colour_of_its_surprise_and_tells_what_was_expected_to_pointer_tap_and_keys(open_page):
@@ -142,7 +130,7 @@ def test_the_loss_without_each_part_is_told_and_has_curves_and_every_curve_has_t
     parts = ["head 1.0", "token embedding", "feed-forward 0", "feed-forward 1"]
     assert rows.locator("th").all_inner_texts() == parts
     shown = [number_in(text) for text in rows.first.locator("td").all_inner_texts()]
-    expected = [snapshot.ablation[probe]["head 1.0"] for probe in ("text", "repeated")] + [snapshot.copying[1, 0]]
+    expected = [snapshot.ablation[probe]["head 1.0"] for probe in ("text", "repeated")]
     np.testing.assert_allclose(shown, expected, atol=0.006)
     for probe in ("text", "repeated"):
         shown = list(map(number_in, page.locator("#grid .without").all_inner_texts()))
@@ -160,35 +148,6 @@ def test_the_loss_without_each_part_is_told_and_has_curves_and_every_curve_has_t
     worst = max((part for part in last if part.startswith("head ")), key=last.__getitem__)
     click(page.locator("#formed button").first)
     assert worst.replace(" ", "=") in page.url and "step=64" in page.url and "curve=text" in page.url
-
-
-def test_value_weighted_maps_are_the_weights_times_the_share_of_the_longest_value(open_page):
-    page = open_page(HISTORY, hash_="#step=16&head=1.1&token=11")
-    weights = HISTORY.load(16)["text"][1, 1, 11]
-    norms = np.array(HISTORY.details(16)["probes"]["text"]["value_norms"])[1, 1]
-    thumbnail = page.locator(".thumb canvas").first
-    before = thumbnail.evaluate("canvas => canvas.toDataURL()")
-    assert page.locator("#weighting-note").is_hidden()
-    click(page.get_by_role("button", name="value-weighted"))
-    assert page.locator("#weighting-note").is_visible() and "weighting=values" in page.url
-    assert thumbnail.evaluate("canvas => canvas.toDataURL()") != before
-    shown = in_page(page, "render", "shown.labels.map((_, key) => module.shown.panes[0].value(11, key))")
-    np.testing.assert_allclose(shown, weights * norms / norms.max(), atol=0.006)
-
-
-def test_the_page_and_the_script_write_the_same_tables(open_page, tmp_path):
-    page = open_page(HISTORY, hash_="#step=16&head=0.1&text=surprise&probe=text&curve=text")
-    for name in ("surprise", "lens", "attribution", "weights", "scores", "ablation"):
-        error = 5e-3 if name == "weights" else 0  # they are bytes on the page
-        heads = export.choose_heads(["0.1"] if name == "weights" else None, [HISTORY])
-        export.write_table(name, export.table_rows(name, [HISTORY], 16, "text", heads), tmp_path / "table.csv")
-        with (tmp_path / "table.csv").open(newline="") as file:
-            expected = list(csv.DictReader(file))
-        found = saved(page, "#save-csv" if name == "weights" else f"#{name}-csv")
-        assert len(found) == len(expected) and found[0].keys() == expected[0].keys()
-        for row, other in zip(found, expected, strict=True):
-            for column, cell in row.items():
-                assert cell == other[column] or float(cell) == pytest.approx(float(other[column]), abs=error, rel=0)
 
 
 def test_every_view_follows_the_slider(open_page):
@@ -214,15 +173,14 @@ def test_two_snapshots_are_shown_side_by_side_and_every_control_and_view_has_a_n
     assert page.locator("#lenses table:visible").count() == 2
     assert page.locator("#lenses h3:visible").all_inner_texts() == ["A: step 64", "B: step 4"]
     assert page.locator("#parts thead th").all_inner_texts()[-2:] == ["A: step 64", "B: step 4"]
-    assert len(page.locator("#ablations tbody tr").first.locator("td").all()) == 6
-    assert {row["step"] for row in saved(page, "#lens-csv")} == {"64", "4"}
+    assert len(page.locator("#ablations tbody tr").first.locator("td").all()) == 4
     assert not unnamed(page)
     for part in ("lens", "attribution", "ablation"):
         assert page.get_by_role("region", name=page.locator(f"#{part}-title").inner_text()).is_visible()
 
 
 def test_a_diverged_model_has_dashes_in_place_of_numbers(open_page):
-    page = open_page(diverged(), hash_="#text=surprise&token=2&weighting=values&score=sink&order=sink")
+    page = open_page(diverged(), hash_="#text=surprise&token=2&score=sink&order=sink")
     for part in ("#expected .sentence", "#parts tbody", "#parts tfoot", "#ablations tbody"):
         assert "–" in page.locator(part).inner_text()
     assert page.locator(".thumb .caption span:last-child").all_inner_texts() == ["–"] * LAYERS * HEADS
@@ -258,7 +216,7 @@ def test_hostile_text_is_shown_as_text(open_page):
 
 @pytest.mark.parametrize(("width", "height"), [(400, 800), (1280, 900), (1366, 768)])
 def test_the_views_fit_every_width_and_the_lens_scrolls_in_its_own_box(open_page, width, height):
-    hash_ = "#text=surprise&token=30&against=0.4&weighting=values"
+    hash_ = "#text=surprise&token=30&against=0.4"
     page = open_page(plain_history(labels=LABELS * 3), width=width, height=height, hash_=hash_)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     box = page.locator("#lenses .wide").first

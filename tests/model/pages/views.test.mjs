@@ -73,11 +73,6 @@ test("the lens is coloured by the root of a probability, or by a share of the la
   assert.equal(lens.strength("divergence", cell(0, 2), 0), 0);
 });
 
-test("a table has the columns that are asked for, and empty cells for what is unknown", () => {
-  const rows = [{ b: 'x,"y"', a: 1 }, { a: null, b: "\n", c: 3 }];
-  assert.equal(elements.csv(["a", "b", "d"], rows), 'a,b,d\r\n1,"x,""y""",\r\n,"\n",\r\n');
-});
-
 test("parts are sorted by size or kept in the model's order, and add up either way", () => {
   const names = (order) => attribution.partsOf(measured, 1, order).map(({ name }) => name);
   assert.deepEqual(names("largest"), ["head 1.1", "feed-forward 0", "token embedding", "head 0.0"]);
@@ -131,8 +126,6 @@ test("after the last token the likeliest next one is told, where it was measured
   assert.match(attribution.nextInWords(live, 3), /likeliest to come next is “\u2068x\u2069” \(30%\)/);
   assert.match(attribution.nextInWords(live, 0), /^what comes next is “\u2068b\u2069”$/);
   assert.deepEqual(attribution.partsOf(live, 3, "model").map(({ value }) => value), [1, 2, 3, 4]);
-  const last = { part: "feed-forward 0", position: 3, token: "\n", next_token: undefined, logit: null };
-  assert.deepEqual(attribution.attributionRows(live).at(-1), last);
 });
 
 test("the row of a token is told in words", () => {
@@ -144,29 +137,6 @@ test("the row of a token is told in words", () => {
   starts([0.6, 0.4, 0, 0, 0], "looks at the first token, “x” (60%) and “y”, 3 tokens back (40%).");
   starts([0.09, 0.09, 0.09, 0.09, 0.09], "spreads its attention: no token gets more than 9.0%.");
   assert.equal(reads(0, [1]), "“x” comes first, so there is nothing before it to look at.");
-});
-
-test("value-weighted maps are the weights times the share of the longest value", () => {
-  const length = 3;
-  const weights = [1, 0.5, 0.5, 0.2, 0.3, 0.5];
-  const norms = [[[2, 1, 4]], [[0, 0, 0]], [[1, null, 2]]];
-  const bytes = Uint8Array.from(norms.flatMap(() => weights), (p) => Math.round(255 * Math.sqrt(p)));
-  const found = maps.weighted(bytes, norms, length);
-  const expected = [
-    [[0, 0, 0.5], [1, 0, 0.25], [1, 1, 0.125], [2, 0, 0.1], [2, 1, 0.075], [2, 2, 0.5]], // 2/4, 1/4, 4/4
-    [[0, 0, 0], [2, 2, 0]],
-    [[1, 0, 0.25], [2, 1, 0], [2, 2, 0.5]],
-  ];
-  expected.forEach((squares, head) => {
-    const map = maps.ofHead(found, head, length);
-    for (const [query, key, value] of squares)
-      assert.ok(Math.abs(maps.weightAt(map, query, key) - value) < 0.006, `${head}: ${query}, ${key}`);
-  });
-});
-
-test("norms of tokens that are not shown do not count", () => {
-  const bytes = Uint8Array.of(255, 0, 255);
-  assert.deepEqual([...maps.weighted(bytes, [[[1, 1, 100]]], 2)], [255, 0, 255]);
 });
 
 test("a stage is the first head of each kind to form", () => {

@@ -3,15 +3,12 @@
 import json
 import lzma
 import re
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from model.glass import open_run
-from model.inspection.circuit import repeated
 from model.runs.results import finish, read_metrics, write_report
-from tests.gpts import change_checkpoint, repeating_gpt, save_checkpoint
 from tests.html_pages import Page
 from tests.measurements import learned_history, write_archive
 
@@ -105,22 +102,6 @@ def test_a_model_page_of_an_earlier_step_does_not_stay(run):
     summary = finish(run, None, open_run)
     assert "model.html" not in summary and "inspect_attention.py" not in summary  # which would find nothing
     assert not (run / "model.html").exists()
-
-
-def test_the_circuit_of_a_sparse_model_is_drawn_and_in_the_report(run, monkeypatch):
-    monkeypatch.setattr("model.inspection.circuit.repeated", partial(repeated, rows=4))  # for speed
-    last = run / "checkpoints" / "last.ckpt"
-    save_checkpoint(last, repeating_gpt(8))
-    (run / "config.yaml").write_text("samples: {prompt: abcdefgh}")
-    (run / "metrics.csv").write_text(METRICS + "30,3000,2.9,3.6,2.6,0.1,100.0,,\n")
-    for nonzero_weights, is_drawn in ((1000, True), (5000, False), (1000, True)):
-        change_checkpoint(last, nonzero_weights=nonzero_weights)
-        summary = finish(run, None, open_run)
-        assert ("circuit.svg" in summary) == is_drawn
-        reached = f"2.6000 bits per byte after 30 steps; {nonzero_weights:,} weights are not zero\n"
-        assert reached in summary  # the better ones before had more weights
-    picture = (run / "circuit.svg").read_text(encoding="utf-8")
-    assert picture.count("data-weight=") > 20 and Page(report_of(run)).data["circuit"] == picture
 
 
 def test_commands_of_the_summary_can_be_pasted_even_if_nothing_was_trained(tmp_path, caplog):
