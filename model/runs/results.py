@@ -139,7 +139,7 @@ def _telling(page: str, tell: Callable[..., None] = log.info) -> Iterator[None]:
     """Logs by `tell` why a page is missing, such as of a model that cannot have one."""
     try:
         yield
-    except (Mistake, MemoryError) as error:
+    except (ValueError, MemoryError) as error:  # until the pages raise Mistake
         tell("There is no %s: %s", page, error)
 
 
@@ -148,7 +148,7 @@ def _write_model_page(run_dir: Path, glass: Any) -> None:
     earlier = [other for other in glass.earlier if other.gpt.config == glass.gpt.config]
     try:
         page, since = glass.page_and_experiments(others=earlier)
-    except Mistake:
+    except ValueError:  # likewise
         if not earlier:
             raise
         page, since = glass.page_and_experiments()
