@@ -5,33 +5,27 @@ Letters: B sequences in a batch, T tokens of context.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import signal
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from typing import Any, Literal
 
 import lightning
-import numpy as np
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader
 
 from data import corpora, tokenizers
 from data.mistakes import Mistake
 from data.sampler import WindowSampler
-from data.token_cache import CorpusCache, TokenizedCorpus, TokenStore
+from data.token_cache import CorpusCache, TokenizedCorpus
 from data.tokenizers import Tokenizer
+from data.windows import TrainingWindows, ValidationWindows, as_batch
 
-IGNORED = -100  # a target that does not count, as in model/gpt.py, which data/ does not import
 DEFAULT_BPE_VOCAB_SIZE = 2048
 
 _log = logging.getLogger(__name__)
 
-_BATCHES_DRAWN = 256  # at once, to amortise the cost
 _IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # by processes that load
 
 # The options that count something, and the least that each can be.
@@ -44,7 +38,7 @@ class TextDataModule(lightning.LightningDataModule):
     """Text as batches {"tokens": (B, T), "targets": (B, T)}, int64; targets are the tokens that follow.
 
     Training batches never end and depend on (seed, step) alone. Validation is one exact pass over adjacent windows:
-    each token of the text is predicted once, and the rest of the last batch has targets of IGNORED.
+    each token of the text is predicted once, and the rest of the last batch has targets of `windows.IGNORED`.
 
     Args:
         corpus: stdlib (the source of Python's standard library), files, hub (any name or folder for `datasets`),
@@ -229,70 +223,7 @@ class Loader(DataLoader):
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-@dataclass(eq=False)
-class TrainingWindows(IterableDataset):
-    """Windows (B, T + 1) of each batch from `first_batch` on, without end; loader workers take turns.
-
-    `repeat_fraction` of them are their own first p tokens over and over, with the p of `WindowSampler.periods`.
-    """
-
-    tokens: TokenStore
-    sampler: WindowSampler
-    first_batch: int
-    repeat_fraction: float
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        worker, num_workers = _loader_worker()
-        length = self.sampler.context_length + 1
-        for first in itertools.count(self.first_batch + worker, num_workers * _BATCHES_DRAWN):
-            batches = first + num_workers * np.arange(_BATCHES_DRAWN)
-            drawn = self.sampler.starts(batches), self.sampler.periods(batches, self.repeat_fraction)
-            for starts, periods in zip(*drawn, strict=True):
-                windows = self.tokens.gather(starts, length)
-                yield np.take_along_axis(windows, np.arange(length) % periods[:, None], axis=1)
-
-
-@dataclass(eq=False)
-class ValidationWindows(IterableDataset):
-    """Adjacent windows (B, T + 1) from the first token to the last; beyond the last token they hold IGNORED."""
-
-    tokens: TokenStore
-    context_length: int
-    batch_size: int
-    rank: int
-    world_size: int
-
-    def __len__(self) -> int:
-        num_windows = -(-(self.tokens.num_tokens - 1) // self.context_length)
-        return -(-num_windows // self.batch_size)
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        share = self.batch_size // self.world_size
-        worker, num_workers = _loader_worker()
-        for batch in range(worker, len(self), num_workers):
-            first = batch * self.batch_size + self.rank * share
-            text = np.full(share * self.context_length + 1, IGNORED)
-            tokens = self.tokens.read(first * self.context_length, len(text))
-            text[: len(tokens)] = tokens
-            yield np.lib.stride_tricks.sliding_window_view(text, self.context_length + 1)[:: self.context_length]
-
-
-def as_batch(windows: np.ndarray, end_of_text: int, with_documents: bool) -> dict[str, Tensor]:
-    """Inputs and targets (B, T) of windows (B, T + 1), and on request the number of each token's document (B, T)."""
-    tokens = np.maximum(windows[:, :-1], 0)  # any token will do where nothing is predicted
-    batch = {"tokens": tokens, "targets": windows[:, 1:].copy()}
-    if with_documents:
-        batch["document_ids"] = np.cumsum(tokens == end_of_text, axis=1)
-    return {name: torch.from_numpy(array) for name, array in batch.items()}
-
-
 def _ignore_signals(worker: int) -> None:
     """Ctrl-C reaches every process of a terminal; the main one still needs batches to end its step, then ends these."""
     for signum in _IGNORED_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
-
-
-def _loader_worker() -> tuple[int, int]:
-    """This loader process's number and how many there are."""
-    info = get_worker_info()
-    return (info.id, info.num_workers) if info else (0, 1)

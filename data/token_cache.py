@@ -4,9 +4,9 @@ The folder's name ends in a digest of everything that decides its content, inclu
 changed file or option means another folder, and an unchanged one is opened without reading any text. The cache may be
 deleted at any time.
 
-train.bin holds the tokens of a split, bare uint16 or uint32 by vocabulary; train.json says what made them and what
-they are. Both are written aside and renamed when they are whole and on the disk, the JSON file last: a split without
-it does not exist, and a run that was killed leaves nothing that opens.
+train.bin and validation.bin hold the tokens of the splits, bare uint16 or uint32 by vocabulary. tokens.json holds the
+tokenizer, and the size and date of each split. It is written last, when the others are on the disk: without it, or
+with a split of another size or date, a folder counts as empty and is made again.
 
 Each token of the text has one before it in the stream of a split, see `token_stream`.
 """
@@ -30,19 +30,21 @@ from dataclasses import asdict, astuple, dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
+import platformdirs
 from filelock import AcquireReturnProxy, FileLock, Timeout
 from tqdm import tqdm
 
 from data import tokenizers
 from data.corpora import SPLITS, Corpus
-from data.mistakes import Mistake
+from data.mistakes import Mistake, parsing
 from data.readers import Passage
 from data.tokenizers import Tokenizer
 
-FORMAT = "GlassGPT tokens 3"
+FORMAT = "GlassGPT tokens 4"
+INDEX = "tokens.json"
 BATCH_CHARS = 2**19  # what a thread encodes at once
 QUEUED_BATCHES = 4  # encoded ahead of the disk
 LARGE = 2**25  # tokens; windows of a larger split are mostly not in memory
@@ -52,36 +54,22 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TokenStore:
-    """The tokens of one split, memory-mapped; all fields but the path are the content of the split's JSON file.
-
-    `checksum` is the CRC-32 of the token file. `written` is that file's modification time in whole seconds, set by
-    the writer: while the file still has this time nobody has changed it, and the checksum need not be computed again.
-    """
+    """The tokens of one split, memory-mapped."""
 
     path: Path
-    fingerprint: str  # of what made the tokens
     dtype: str
     num_tokens: int
     num_bytes: int  # of the text, in UTF-8
     num_documents: int
-    written: int
-    checksum: int
+    checksum: int  # CRC-32 of the file, by which a resumed run knows its text again
+    written: int  # modification time of the file, in whole seconds, which copies of it keep
 
-    def to_json(self) -> bytes:
-        """With a checksum of its own."""
-        content = asdict(self)
-        del content["path"]
-        checksum = zlib.crc32(json.dumps(content).encode())
-        return json.dumps({"format": FORMAT, "split": content, "checksum": checksum}).encode()
-
-    @classmethod
-    def from_json(cls, path: Path, text: bytes) -> "TokenStore":
-        """Inverse of `to_json`. Raises ValueError for what it has not written."""
-        with suppress(ValueError, TypeError, KeyError):
-            store = cls(path, **json.loads(text)["split"])
-            if store.to_json() == text:
-                return store
-        raise ValueError("its JSON file is not what was written")
+    def is_whole(self) -> bool:
+        """Whether the file is there, with the size and the date that it was given."""
+        if not self.path.is_file():
+            return False
+        stat, size = self.path.stat(), self.num_tokens * np.dtype(self.dtype).itemsize
+        return (stat.st_size, stat.st_mtime_ns) == (size, self.written * 10**9)
 
     @cached_property
     def _tokens(self) -> np.ndarray:
@@ -120,49 +108,50 @@ class CorpusCache:
     tokenizer: str | Tokenizer  # a name, see `tokenizers.check_name`, or a tokenizer
     vocab_size: int  # of the bpe tokenizer; the others bring their own
     max_tokens: dict[str, int | None]  # for each split; None means all
-    cache_dir: str | Path | None = None  # default: $GLASSGPT_CACHE, or else .cache/glassgpt beside this project
+    cache_dir: str | Path | None = None  # default: see `default_cache_dir`
 
     def __post_init__(self):
         if isinstance(self.tokenizer, Tokenizer):
-            self._tokenizer_name, recipe = self.tokenizer.name, [self.tokenizer.fingerprint]
+            tokenizer_name, recipe = self.tokenizer.name, [self.tokenizer.fingerprint]
         else:
-            self._tokenizer_name, recipe = self.tokenizer, [self.tokenizer]
+            tokenizer_name, recipe = self.tokenizer, [self.tokenizer]
         if recipe == ["bpe"]:
             recipe += [self.vocab_size, tokenizers.SPLIT_PATTERN, tokenizers.TRAINING_BYTES]
         decisive = json.dumps([FORMAT, self.corpus.identity, recipe, self.max_tokens], sort_keys=True)
-        self._digest = hashlib.sha256(decisive.encode()).hexdigest()
-        name = re.sub(r"[^\w.-]+", "_", f"{self.corpus.name}-{self._tokenizer_name}")
-        beside_project = Path(__file__).resolve().parents[1] / ".cache" / "glassgpt"
-        parent = Path(self.cache_dir or os.environ.get("GLASSGPT_CACHE") or beside_project).expanduser().absolute()
-        self.folder = parent / f"{name}-{self._digest[:16]}"
+        digest = hashlib.sha256(decisive.encode()).hexdigest()
+        name = re.sub(r"[^\w.-]+", "_", f"{self.corpus.name}-{tokenizer_name}")
+        parent = Path(self.cache_dir or default_cache_dir()).expanduser().absolute()
+        self.folder = parent / f"{name}-{digest[:16]}"
 
     def open(self) -> TokenizedCorpus | None:
-        """The tokenised corpus, or None where it is not there or not complete."""
-        tokenizer = self._open_tokenizer()
-        if tokenizer is None:
+        """The tokenised corpus, or None where it is not there, not complete, or was changed."""
+        path = self.folder / INDEX
+        try:
+            with parsing(f"{path} is damaged"):
+                index = json.loads(path.read_bytes())
+                state = index["tokenizer"] | {"tokens": base64.b64decode(index["tokenizer"]["tokens"])}
+                splits = {split: TokenStore(self._path(split), **index[split]) for split in SPLITS}
+                fingerprint = index["fingerprint"]
+            tokenizer = Tokenizer.from_dict(state)
+        except Mistake:
             return None
-        splits = {split: open_split(self._path(split), self._digest + tokenizer.fingerprint) for split in SPLITS}
-        return None if None in splits.values() else TokenizedCorpus(self.folder, tokenizer, **splits)
+        is_same = tokenizer.fingerprint == fingerprint
+        for split in splits.values():
+            is_same = is_same and split.dtype == tokenizer.dtype.name and split.is_whole()
+        return TokenizedCorpus(self.folder, tokenizer, **splits) if is_same else None
 
     def _path(self, split: str) -> Path:
         return self.folder / f"{split}.bin"
 
     def prepare(self, num_threads: int | None = None) -> TokenizedCorpus:
-        """Opens the tokenised corpus, after making what is missing. Of several runs at once, one makes it.
+        """Opens the tokenised corpus, after making it where it is missing. Of several runs at once, one makes it.
 
         Raises Mistake where the text cannot be read, or the tokens cannot be written.
         """
         if ready := self.open():
             return ready
         with self._lock():
-            tokenizer = self._open_tokenizer() or self._make_tokenizer()
-            fingerprint = self._digest + tokenizer.fingerprint
-            for split, limit in self.max_tokens.items():
-                if open_split(self._path(split), fingerprint, warn=True) is None:
-                    threads = num_threads or os.cpu_count() or 1
-                    tokens = token_stream(tokenizer, self.corpus.passages(split), limit, threads)
-                    write_split(self._path(split), tokens, tokenizer, fingerprint, limit)
-        return self.open()
+            return self.open() or self._make(num_threads or os.cpu_count() or 1)
 
     def _lock(self) -> AcquireReturnProxy:
         with writing(self.folder):
@@ -173,66 +162,48 @@ class CorpusCache:
         print(f"waiting for another run that is tokenising {self.corpus.name} into {self.folder}", flush=True)
         return lock.acquire()
 
-    def _make_tokenizer(self) -> Tokenizer:
-        path = self.folder / "tokenizer.json"
+    def _make(self, num_threads: int) -> TokenizedCorpus:
+        path = self.folder / INDEX
         if path.exists():
-            _log.warning("%s is damaged and is made again", path)
-        if isinstance(self.tokenizer, Tokenizer):
-            tokenizer = self.tokenizer
-        elif self.tokenizer == "bpe":
-            print(f"training a bpe tokenizer of {self.vocab_size:,} tokens on {self.corpus.name}", flush=True)
-            texts = (passage.text for passage in self.corpus.passages("train"))
-            tokenizer = tokenizers.train_bpe(texts, self.vocab_size)
-        else:
-            tokenizer = tokenizers.published(self.tokenizer)
+            _log.warning("%s has changed since it was written: its tokens are made again", self.folder)
+            with writing(self.folder):
+                path.unlink()
+        tokenizer = self._make_tokenizer()
         state = tokenizer.to_dict()
-        state |= {"tokens": base64.b64encode(state["tokens"]).decode(), "fingerprint": tokenizer.fingerprint}
-        with new_file(path) as file:
-            file.write(json.dumps(state).encode())
-        return tokenizer
+        index: dict[str, Any] = {"fingerprint": tokenizer.fingerprint}
+        index["tokenizer"] = state | {"tokens": base64.b64encode(state["tokens"]).decode()}
+        splits = {}
+        for split, limit in self.max_tokens.items():
+            tokens = token_stream(tokenizer, self.corpus.passages(split), limit, num_threads)
+            splits[split] = write_split(self._path(split), tokens, tokenizer, limit)
+            index[split] = {name: value for name, value in asdict(splits[split]).items() if name != "path"}
+        with new_file(path) as file, writing(self.folder):
+            file.write(json.dumps(index).encode())
+        return TokenizedCorpus(self.folder, tokenizer, **splits)
 
-    def _open_tokenizer(self) -> Tokenizer | None:
-        """The tokenizer, or None where it is not there or damaged."""
-        try:
-            state = json.loads((self.folder / "tokenizer.json").read_bytes())
-            tokenizer = Tokenizer.from_dict({**state, "tokens": base64.b64decode(state["tokens"])})
-            is_whole = (tokenizer.name, tokenizer.fingerprint) == (self._tokenizer_name, state["fingerprint"])
-            return tokenizer if is_whole else None
-        except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
-            return None
-
-
-def open_split(path: Path, fingerprint: str, warn: bool = False) -> TokenStore | None:
-    """The split at `path`, or None where it is not there, has another fingerprint, or is damaged: `warn` says so."""
-    try:
-        text, stat = path.with_suffix(".json").read_bytes(), path.stat()
-        store = TokenStore.from_json(path, text)
-        size = store.num_tokens * np.dtype(store.dtype).itemsize
-        if stat.st_size != size:
-            raise ValueError(f"it has {stat.st_size:,} bytes, not {size:,}")
-        if stat.st_mtime_ns != store.written * 10**9:
-            if zlib.crc32(np.memmap(path, mode="r").data) != store.checksum:
-                raise ValueError("its content does not have the checksum that was written")
-            with suppress(OSError):  # a cache that cannot be written is checked each time
-                os.utime(path, (store.written, store.written))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        if warn:
-            _log.warning("%s is damaged (%s) and is made again", path, error)
-        return None
-    return store if store.fingerprint == fingerprint else None
+    def _make_tokenizer(self) -> Tokenizer:
+        if isinstance(self.tokenizer, Tokenizer):
+            return self.tokenizer
+        if self.tokenizer != "bpe":
+            return tokenizers.published(self.tokenizer)
+        print(f"training a bpe tokenizer of {self.vocab_size:,} tokens on {self.corpus.name}", flush=True)
+        return tokenizers.train_bpe((passage.text for passage in self.corpus.passages("train")), self.vocab_size)
 
 
-def write_split(
-    path: Path, stream: Iterable[np.ndarray], tokenizer: Tokenizer, fingerprint: str, total: int | None = None
-) -> None:
+def default_cache_dir() -> Path:
+    """$GLASSGPT_CACHE, or else .cache in a checkout of this project, or the user's cache where it is installed."""
+    project = Path(__file__).resolve().parents[1]
+    is_checkout = (project / "pyproject.toml").is_file()
+    place = project / ".cache" / "glassgpt" if is_checkout else platformdirs.user_cache_path("glassgpt")
+    return Path(os.environ.get("GLASSGPT_CACHE") or place)
+
+
+def write_split(path: Path, stream: Iterable[np.ndarray], tokenizer: Tokenizer, total: int | None = None) -> TokenStore:
     """Writes a stream of tokens in the place of what is at `path`; a bar shows how many there are, of `total`.
 
     Raises Mistake where there is no text.
     """
     num_tokens = num_bytes = num_ends = checksum = 0
-    path.with_suffix(".json").unlink(missing_ok=True)
     with (
         new_file(path) as file,
         tqdm(desc=f"tokenising {path.stem}", total=total, unit=" tokens", unit_scale=True) as bar,
@@ -250,12 +221,27 @@ def write_split(
                 f"the {path.stem} split of this corpus holds no text: name files, and of tables a --data.text_column, "
                 "with text for both splits, or change --data.validation_fraction"
             )
+    num_documents = num_ends - int(tokens[-1] == tokenizer.end_of_text)  # each has one before it
     written = int(time.time())
     os.utime(path, (written, written))
-    num_documents = num_ends - int(tokens[-1] == tokenizer.end_of_text)  # each has one before it
-    counts = (num_tokens, num_bytes, num_documents)
-    with new_file(path.with_suffix(".json")) as file:
-        file.write(TokenStore(path, fingerprint, tokenizer.dtype.name, *counts, written, checksum).to_json())
+    return TokenStore(path, tokenizer.dtype.name, num_tokens, num_bytes, num_documents, checksum, written)
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """A new file in the place of what is at `path`: on the disk when the block has ended, removed after an error."""
+    with writing(path.parent):
+        path.unlink(missing_ok=True)  # another run may read the old one, and keeps it
+        file = path.open("wb")
+    try:
+        with file:
+            yield file
+            with writing(path.parent):
+                file.flush()
+                os.fsync(file.fileno())
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 @contextmanager
@@ -268,23 +254,6 @@ def writing(folder: Path) -> Iterator[None]:
             f"cannot write tokens into {folder} ({error.strerror or error}): make room, or set --data.cache_dir to "
             "another folder"
         ) from error
-
-
-@contextmanager
-def new_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, which gets its name when the block has ended and it is on the disk; removed otherwise."""
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        with writing(path.parent):
-            file = partial.open("wb")
-        with file:
-            yield file
-            with writing(path.parent):
-                file.flush()
-                os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def token_stream(

@@ -34,8 +34,10 @@ MAY_IMPORT = {
     "model/runs/": {"model.*", "model.inspection", "model.pages", "model.training", "model.runs", "data"}
     | {"torch", "numpy", "lightning", "jsonargparse", "yaml", "tqdm", "wandb"},
     "model/": {"model.*", "torch"},
-    "data/datamodule.py": {"data", "lightning", "torch", "numpy"},
-    "data/": {"data", "numpy", "datasets", "huggingface_hub", "pyarrow", "tiktoken", "rustbpe", "filelock", "tqdm"},
+    "data/datamodule.py": {"data", "lightning", "torch"},
+    "data/windows.py": {"data", "torch", "numpy"},
+    "data/": {"data", "numpy", "datasets", "huggingface_hub", "pyarrow", "tiktoken", "rustbpe", "filelock", "tqdm"}
+    | {"platformdirs"},
     "scripts/": {"model", "data", "scripts", "train", "torch", "numpy", "lightning", "jsonargparse", "yaml"}
     | {"transformers"},
     "train.py": {"model", "data", "torch", "lightning", "jsonargparse", "yaml"},

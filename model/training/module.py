@@ -16,7 +16,7 @@ from torch import Tensor
 
 from model.checkpoint import build_gpt, read_checkpoint
 from model.checks import Mistake
-from model.gpt import GPT, IGNORED, GPTConfig
+from model.gpt import GPT, GPTConfig
 from model.training.hardware import CompileMode, compile_where_it_pays
 from model.training.initial import check_tokenizer, start_from
 from model.training.optimizer import OptimizerConfig, build_optimizer
@@ -107,7 +107,7 @@ class GPTModule(LightningModule):
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         targets = batch["targets"]
         nats = self.loss(batch["tokens"], targets, document_ids=batch.get("document_ids"), reduction="sum")
-        self.validation_sums += torch.stack((nats.to(self.validation_sums.dtype), (targets != IGNORED).sum()))
+        self.validation_sums += torch.stack((nats.to(self.validation_sums.dtype), (targets >= 0).sum()))
 
     def on_validation_epoch_end(self) -> None:
         """Sets validation_metrics: val/loss, nats per token, and val/bits_per_byte, comparable across tokenizers."""

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from data import datamodule
-from data.datamodule import IGNORED, TextDataModule
+from data.datamodule import TextDataModule
 from data.mistakes import Mistake
 from data.tokenizers import Tokenizer
+from data.windows import IGNORED
 
 TRAINER = {"global_rank": 0, "world_size": 1, "global_step": 0, "accumulate_grad_batches": 1, "overfit_batches": 0.0}
 AT_LEAST_ONE = dict.fromkeys(["context_length", "batch_size", "validation_batch_size", "num_threads"], 1)

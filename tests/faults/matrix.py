@@ -286,10 +286,11 @@ def resumed(path: Path) -> list:
 
 # What reads a file, by its path. One changed byte must not change what is read without a word.
 EXACT = dict.fromkeys(["runs/run/checkpoints/last.ckpt", "runs/run/checkpoints/best.ckpt"], read_checkpoint)
-EXACT |= dict.fromkeys(["cache/*/train.bin", "cache/*/train.json", "cache/*/tokenizer.json"], tokens)
+EXACT |= dict.fromkeys(["cache/*/train.bin", "cache/*/validation.bin"], tokens)
 EXACT |= {"runs/run/attention/step_*.npz": maps, "runs/run/config.yaml": resumed, "words.txt": resumed}
 # Where another figure or letter may be shown, as no weight hangs on it.
 SHOWN = {f"runs/run/attention/{name}": maps for name in ("step_*.json", "scores.jsonl", "probe.json")}
+SHOWN |= {"cache/*/tokens.json": tokens}
 SHOWN |= {"runs/run/metrics.csv": read_metrics, "runs/run/samples.jsonl": read_samples}
 
 
