@@ -9,9 +9,9 @@ python train.py --help                                      every option
 
 import gc
 import os
-import shlex
 import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,15 @@ from model.kernels import keep_freed_memory
 from model.runs.command_line import OVERVIEW, complete, expand, quiet
 from model.runs.folder import METRICS, RUNS
 from model.runs.metrics import CSVLogger
-from model.runs.mistakes import exit_status, explain_machine, parse
+from model.runs.mistakes import (
+    MISTAKES,
+    can_resume,
+    checking_options,
+    exit_status,
+    explain_machine,
+    parse,
+    resume_command,
+)
 from model.runs.progress import say
 from model.runs.recording import AttentionRecording, Samples
 from model.runs.results import finish
@@ -50,10 +58,6 @@ TRAINER_DEFAULTS = {
     "enable_model_summary": False,
     "use_distributed_sampler": False,  # the data module slices over ranks itself
 }
-MISTAKES = (
-    *(ValueError, TypeError, OSError, MemoryError, FloatingPointError, ModuleNotFoundError),
-    MisconfigurationException,
-)
 XZ_BYTES = 10_000_000  # of validation text, to compare the model with: a few seconds for xz
 
 
@@ -120,22 +124,40 @@ def as_list(value: Any) -> list:
 
 
 def fit(trainer: Trainer, model: GPTModule, data: TextDataModule, ckpt_path: str | None) -> int:
+    run_dir = Path(trainer.default_root_dir)
     try:
-        with restoring(trainer), explain_machine(Path(trainer.default_root_dir)):
+        with restoring(trainer), explain_machine(run_dir), checking_options(MisconfigurationException):
             trainer.fit(model, data, ckpt_path=ckpt_path)
     except TrainingInterrupted as stop:
-        run_dir = shlex.quote(str(trainer.default_root_dir))
-        print(f"{stop}, and saved; to continue: python train.py --resume {run_dir}", file=sys.stderr)
+        print(f"{stop}, and saved; to continue: python train.py {resume_command(run_dir)}", file=sys.stderr)
         return 128 + stop.signum
     except SIGTERMException:  # Lightning's, for a signal that came before the run listens; its own status would be 0
         return 128 + signal.SIGTERM
+    except MISTAKES:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        print(f"train.py: {what_was_running(trainer, error)}", file=sys.stderr)
+        return 1
     if trainer.is_global_zero and not trainer.fast_dev_run:
         from model.glass import open_run  # imports what only the pages need
 
         is_short = data.tokenized.validation.num_bytes <= XZ_BYTES
         text = data.validation_text(num_tokens=model.validated_tokens) if is_short else None
-        say(finish(Path(trainer.default_root_dir), text, open_run))
+        say(finish(run_dir, text, open_run))
     return 0
+
+
+def what_was_running(trainer: Trainer, error: Exception) -> str:
+    """What a person wants to know after the traceback of an error in code."""
+    sequence = next(callback for callback in trainer.callbacks if isinstance(callback, RunSequence))
+    said = f"this was {sequence.doing}"
+    if "set_detect_anomaly" in str(error):  # autograd's, whose traceback ends in the backward pass
+        said += "; --trainer.detect_anomaly true also shows the line of the forward pass"
+    run_dir = Path(trainer.default_root_dir)
+    if can_resume(run_dir):
+        return f"{said}; to go on from the last checkpoint: python train.py {resume_command(run_dir)}"
+    return f"{said}; there is no checkpoint yet"
 
 
 def validate(trainer: Trainer, model: GPTModule, data: TextDataModule, ckpt_path: str | None) -> int:
@@ -146,23 +168,24 @@ def validate(trainer: Trainer, model: GPTModule, data: TextDataModule, ckpt_path
     return 0
 
 
-@exit_status("train.py", MISTAKES)
+@exit_status("train.py")
 def main(args: list[str] | None = None) -> int:
     """Returns the exit status: 0, 2 after a person's mistake, 128 + the signal that stopped the training."""
     quiet()
     keep_freed_memory()
     subcommand, args = expand(sys.argv[1:] if args is None else args, DEFAULT_CONFIG)
-    cli = TrainingCLI(
-        GPTModule,
-        TextDataModule,
-        args=args,
-        run=False,
-        save_config_callback=None,
-        trainer_defaults=TRAINER_DEFAULTS,
-        auto_configure_optimizers=False,
-        load_from_checkpoint_support=False,
-        parser_kwargs={"exit_on_error": False, "allow_abbrev": False, "usage": OVERVIEW, "description": None},
-    )
+    with checking_options():
+        cli = TrainingCLI(
+            GPTModule,
+            TextDataModule,
+            args=args,
+            run=False,
+            save_config_callback=None,
+            trainer_defaults=TRAINER_DEFAULTS,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            parser_kwargs={"exit_on_error": False, "allow_abbrev": False, "usage": OVERVIEW, "description": None},
+        )
     if cli.config.ckpt_path:
         check_start(Path(cli.config.ckpt_path), cli.model.gpt_config)
     run = {"fit": fit, "validate": validate}[subcommand]

@@ -56,8 +56,14 @@ def build_gpt(path: Path, checkpoint: dict[str, Any]) -> GPT:
 
     Raises a `Mistake` if the weights do not fit the config; `path`, where it is from, is for the message.
     """
+    options = checkpoint["gpt_config"]
+    if isinstance(options, dict) and (unknown := options.keys() - GPTConfig.__dataclass_fields__.keys()):
+        raise Mistake(
+            f"{path} is of another version of GlassGPT: its network has {', '.join(map(str, unknown))}, which this one "
+            "does not know, so open it with that version"
+        )
     with unusable(path, UNFIT):
-        config = GPTConfig(**checkpoint["gpt_config"])
+        config = GPTConfig(**options)
         weights = {}
         for name, weight in checkpoint["state_dict"].items():
             if name.startswith(WEIGHT_PREFIX):

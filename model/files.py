@@ -27,28 +27,28 @@ def reading(path: Path | str) -> Iterator[None]:
         raise kind(f"{path}: {error.strerror or error}") from error
 
 
+writing = reading  # and one that cannot be written, such as on a full disk
+
+
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """A binary file that appears at `path`, complete, when the block ends; if the block fails, `path` is unchanged.
 
-    The folder is created if necessary. An OSError in the block gets `path` as its filename, since that of a failed
-    write has none.
+    The folder is created if necessary. Raises a `Mistake` where the system refuses.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.aside")  # a fixed name, so that the next write replaces what a kill left
-    try:
-        with aside.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    except OSError as error:
-        error.filename = str(path)
-        raise
-    finally:
-        with suppress(OSError):  # after success there is nothing to remove; after an error that one matters
-            aside.unlink()
-    flush_folder(path.parent)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with aside.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            aside.replace(path)
+        finally:
+            with suppress(OSError):  # after success there is nothing to remove; after an error that one matters
+                aside.unlink()
+        flush_folder(path.parent)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -73,12 +73,8 @@ def parsing(place: Path | str, advice: str = "") -> Iterator[None]:
 
 def append(path: Path, text: str) -> None:
     """Adds text to the end of a file. What a full disk or a kill cuts short there has no line end."""
-    try:
-        with path.open("a", newline="", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        error.filename = str(path)
-        raise
+    with writing(path), path.open("a", newline="", encoding="utf-8") as file:
+        file.write(text)
 
 
 def flush_folder(folder: Path) -> None:

@@ -10,7 +10,7 @@ Shapes: B batch, T query length, S key length, D model width, H heads, K head wi
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -24,6 +24,12 @@ from model.checks import Mistake, check_choices, check_divides, check_range
 from model.kernels import RMS_EPSILON, Linear, rms_norm
 from model.masks import check_integers, document_mask
 from model.rotary import rotary_angles
+
+# An n-gram's hash: its ids times these factors, the last one first, added up modulo a prime; then the upper bits are
+# mixed into the lower ones. With ids below 2^20 the sum is below 2^53, which JavaScript's numbers hold exactly.
+NGRAM_FACTORS = (663608941, 1013904223, 987654361, 694847539, 841722311, 735632791, 899809343, 612345683)
+NGRAM_PRIME = 2**31 - 1
+MAX_NGRAM = len(NGRAM_FACTORS)
 
 
 @dataclass
@@ -51,9 +57,9 @@ class GPTConfig:
         value_embeddings: add a learned vector of each token to the values of every second layer, so that attention
             can move a token's identity that the residual stream does not carry (ResFormer, arXiv:2410.17897, in
             modded-nanogpt's form).
-        bigram_buckets: add to each token's embedding a second vector for the pair of it and the token before, found by
-            hashing the pair into this many buckets (n-gram embeddings, arXiv:2501.16975; hashed as in
-            modded-nanogpt); null means no such table.
+        ngram_sizes: add to each token's embedding a vector for the n tokens that end with it, for every n listed here,
+            such as [2, 3, 4]: n-gram embeddings (arXiv:2501.16975).
+        ngram_buckets: vectors for each n; n-grams find theirs by hashing, so that some share one.
         logit_soft_cap: logits become cap * tanh(logits / cap) (Gemma 2, arXiv:2408.00118); null means no cap.
         dropout: probability, on attention weights, on what each sub-layer adds, and on the embeddings.
         init: how weights are drawn, "scaled" (for the modern family) or "gpt2"; see `GPT.init_weights`.
@@ -78,7 +84,8 @@ class GPTConfig:
     qk_norm: bool = True
     window: int | None = None
     value_embeddings: bool = False
-    bigram_buckets: int | None = None
+    ngram_sizes: list[int] = field(default_factory=list)
+    ngram_buckets: int = 16384
     logit_soft_cap: float | None = 15.0
     dropout: float = 0.0
     init: Literal["scaled", "gpt2"] = "scaled"
@@ -86,8 +93,11 @@ class GPTConfig:
     def __post_init__(self) -> None:
         check_choices(self)
         sizes = ("context_length", "num_layers", "num_heads", "embed_dim", "vocab_size", "num_kv_heads")
-        for name in (*sizes, "feed_forward_dim", "window", "bigram_buckets"):
+        for name in (*sizes, "feed_forward_dim", "window", "ngram_buckets"):
             check_range(name, getattr(self, name), 1)
+        self.ngram_sizes = sorted(set(self.ngram_sizes))
+        for size in self.ngram_sizes:
+            check_range("ngram_sizes", size, 2, MAX_NGRAM)
         check_range("logit_soft_cap", self.logit_soft_cap, 0, 1000, low_open=True)
         check_range("dropout", self.dropout, 0, 1, high_open=True)
         check_divides("num_heads", self.num_heads, "embed_dim", self.embed_dim)
@@ -169,6 +179,34 @@ class Block(nn.Module):
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
 
+class NgramEmbedding(nn.Embedding):
+    """The sum of a vector for each of the N n-grams that end with a token; one table after the other, by size."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__(len(config.ngram_sizes) * config.ngram_buckets, config.embed_dim)
+        self.sizes, self.buckets, self.no_token = config.ngram_sizes, config.ngram_buckets, config.vocab_size
+
+    def rows(self, tokens: Tensor, document_ids: Tensor | None = None) -> Tensor:
+        """(B, T) -> (B, T, N): where the vectors are.
+
+        What lies before the first token of a sequence or document counts as an id that no token has.
+        """
+        T, key, rows = tokens.shape[1], 0, []
+        for back in range(self.sizes[-1]):
+            earlier = F.pad(tokens, (back, 0), value=self.no_token)[:, :T]
+            if document_ids is not None:
+                earlier = earlier.where(F.pad(document_ids, (back, 0))[:, :T] == document_ids, self.no_token)
+            key = key + NGRAM_FACTORS[back] * earlier
+            if back + 1 in self.sizes:
+                mixed = key % NGRAM_PRIME
+                rows.append((mixed ^ (mixed >> 15)) % self.buckets + len(rows) * self.buckets)
+        return torch.stack(rows, dim=-1)
+
+    def forward(self, tokens: Tensor, last: int, document_ids: Tensor | None = None) -> Tensor:
+        """(B, S) -> (B, T, D) for the `last` T tokens; those before them are only read."""
+        return super().forward(self.rows(tokens, document_ids)[:, -last:]).sum(dim=-2)
+
+
 class GPT(nn.Module):
     """A decoder-only transformer language model: tokens (B, T) -> logits (B, T, V).
 
@@ -183,7 +221,7 @@ class GPT(nn.Module):
         self.config = config
         V, D = config.vocab_size, config.embed_dim
         self.token_embedding = nn.Embedding(V, D)
-        self.bigram_embedding = None if config.bigram_buckets is None else nn.Embedding(config.bigram_buckets, D)
+        self.ngram_embedding = NgramEmbedding(config) if config.ngram_sizes else None
         self.position_embedding = nn.Embedding(config.context_length, D) if config.position == "learned" else None
         self.embedding_norm = build_norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
@@ -206,7 +244,7 @@ class GPT(nn.Module):
         sqrt(2 num_layers), the number of additions to the residual stream (Radford et al. 2019, section 2.3).
 
         "scaled": like muP (Yang et al. 2022, arXiv:2203.03466; modded-nanogpt): matrices uniform with standard
-        deviation 1 / sqrt(fan-in), zeros in the head, in the bigram table and in the last matrix of each sub-layer, so
+        deviation 1 / sqrt(fan-in), zeros in the head, in the n-gram tables and in the last matrix of each sub-layer, so
         that the network starts as the identity and its first logits are exactly uniform. A tied head cannot be zero:
         its deviation is 1 / D, which keeps each token's logit for itself near 1.
         """
@@ -225,7 +263,7 @@ class GPT(nn.Module):
             if self.config.init == "gpt2":
                 std = 0.02 / math.sqrt(2 * self.config.num_layers) if module in sublayer_ends else 0.02
                 nn.init.normal_(module.weight, std=std)
-            elif module in sublayer_ends or module is self.head or module is self.bigram_embedding:
+            elif module in sublayer_ends or module is self.head or module is self.ngram_embedding:
                 nn.init.zeros_(module.weight)
             elif module is self.token_embedding:
                 nn.init.normal_(module.weight, std=1 / self.config.embed_dim if self.config.tie_embeddings else 1.0)
@@ -266,9 +304,9 @@ class GPT(nn.Module):
         layer_caches = [None] * len(self.blocks) if cache is None else cache.append(tokens)
         positions = torch.arange(start, start + T, device=tokens.device)
         x = self.token_embedding(tokens)
-        if self.bigram_embedding is not None:
-            recent = tokens if cache is None else cache.tokens[:, max(0, start - 1) : start + T]
-            x = x + self.bigram_embedding(self.bigram_buckets(recent, document_ids)[:, -T:])
+        if self.ngram_embedding is not None:
+            recent = tokens if cache is None else cache.tokens[:, max(0, start + 1 - MAX_NGRAM) : start + T]
+            x = x + self.ngram_embedding(recent, T, document_ids)
         if self.position_embedding is not None:
             x = x + self.position_embedding(positions)
         if torch.is_autocast_enabled(x.device.type):  # otherwise the residual stream would stay in float32
@@ -289,19 +327,6 @@ class GPT(nn.Module):
                 value_embedding = self.value_embeddings[str(layer)](tokens).to(x.dtype)
             x = block(x, rotary=rotary, mask=mask, cache=layer_cache, value_embedding=value_embedding)
         return self.final_norm(x)
-
-    def bigram_buckets(self, tokens: Tensor, document_ids: Tensor | None = None) -> Tensor:
-        """(B, T) -> (B, T): which vector of the bigram table stands for each token and the one before it.
-
-        The first token of a sequence or document is paired with an id that no token has.
-        """
-        no_token = self.config.vocab_size
-        previous = F.pad(tokens[:, :-1], (1, 0), value=no_token)
-        if document_ids is not None:
-            starts = F.pad(document_ids[:, 1:] != document_ids[:, :-1], (1, 0), value=True)
-            previous = previous.masked_fill(starts, no_token)
-        # Two odd constants without a common factor spread neighbouring ids over the table.
-        return (40503 * tokens + 65599 * previous) % self.config.bigram_buckets
 
     def unembed(self, x: Tensor) -> Tensor:
         """Features (B, T, D) -> logits (B, T, V) in float32, soft-capped if the config says so."""

@@ -155,7 +155,8 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
 
     from data.windows import IGNORED
     from model.attention import CausalSelfAttention, scaled_dot_product_attention
-    from model.gpt import GPT, Block, FeedForward
+    from model.checks import listed
+    from model.gpt import GPT, Block, FeedForward, NgramEmbedding
     from model.inspection.trace import hooked, observed, undisturbed
     from model.inspection.verdicts import EXACT
     from model.masks import causal_mask, sliding_window_mask
@@ -188,10 +189,11 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
                f"nothing else of the text. Here: {pieces}")
     yield Stop("token embedding", "(B, T, D)", outputs[gpt.token_embedding], GPT.features,
                f"Each id picks its row of a learned table with {V:,} rows: a token becomes a vector of {D} numbers.")
-    if gpt.bigram_embedding is not None:
-        yield Stop("pair embedding", "(B, T, D)", outputs[gpt.bigram_embedding], GPT.bigram_buckets,
-                   "A second table adds a vector for this token together with the one before it, so that common pairs "
-                   f"are known before any attention. All pairs share its {config.bigram_buckets:,} rows by hashing.")
+    if gpt.ngram_embedding is not None:
+        sizes = listed([str(size) for size in config.ngram_sizes])
+        yield Stop("n-gram embedding", "(B, T, D)", outputs[gpt.ngram_embedding], NgramEmbedding.rows,
+                   f"Further tables add a vector for the last {sizes} tokens together, so that what is common is known "
+                   f"before any attention. All n-grams of a size share {config.ngram_buckets:,} rows by hashing.")
     if gpt.position_embedding is not None:
         yield Stop("position embedding", "(T, D)", outputs[gpt.position_embedding], GPT.features,
                    "Attention alone cannot tell the order of its keys, so every place adds a learned vector.")

@@ -8,7 +8,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from model.gpt import GPT
+from model.gpt import GPT, NGRAM_FACTORS, NGRAM_PRIME
 
 
 def normalised(x: torch.Tensor) -> torch.Tensor:
@@ -32,11 +32,17 @@ class ByHand:
         config, weights, T = self.config, self.weights, len(ids)
         self.stops, self.layers = {"ids": torch.tensor([ids])}, []
         self.stops["token embedding"] = x = weights["token_embedding.weight"][ids]
-        if config.bigram_buckets:
-            pairs = zip([config.vocab_size, *ids], ids, strict=False)
-            buckets = [(40503 * id + 65599 * before) % config.bigram_buckets for before, id in pairs]
-            self.stops["pair embedding"] = weights["bigram_embedding.weight"][buckets]
-            x = x + self.stops["pair embedding"]
+        if config.ngram_sizes:
+            buckets, padded = config.ngram_buckets, [config.vocab_size] * 8 + ids
+            vectors = torch.zeros_like(x)
+            for table, size in enumerate(config.ngram_sizes):
+                for t in range(T):
+                    key = sum(NGRAM_FACTORS[back] * padded[8 + t - back] for back in range(size))
+                    mixed = key % NGRAM_PRIME
+                    bucket = (mixed ^ (mixed >> 15)) % buckets
+                    vectors[t] += weights["ngram_embedding.weight"][table * buckets + bucket]
+            self.stops["n-gram embedding"] = vectors
+            x = x + vectors
         if config.position == "learned":
             self.stops["position embedding"] = weights["position_embedding.weight"][:T]
             x = x + self.stops["position embedding"]

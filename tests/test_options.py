@@ -34,7 +34,7 @@ GPT_OPTIONS = {
     "vocab_size": 48, "context_length": 16, "num_layers": 3, "num_heads": 2, "embed_dim": 32, "num_kv_heads": 2,
     "feed_forward_dim": 24, "position": "learned", "norm": "layernorm", "embedding_norm": False, "window": 3,
     "activation": "swiglu", "bias": True, "tie_embeddings": True, "qk_norm": False, "value_embeddings": True,
-    "bigram_buckets": 64, "logit_soft_cap": 2.0, "dropout": 0.5, "init": "gpt2",
+    "ngram_sizes": [2], "ngram_buckets": 64, "logit_soft_cap": 2.0, "dropout": 0.5, "init": "gpt2",
 }  # fmt: skip
 OPTIMIZER_OPTIONS = {
     "algorithm": "adamw", "learning_rate": 0.1, "head_learning_rate": 0.1, "matrix_learning_rate": 0.1,
@@ -47,6 +47,7 @@ MODEL = {
     "schedule": (ScheduleConfig, SCHEDULE_OPTIONS),
 }
 NEEDED = {
+    "ngram_buckets": {"ngram_sizes": [2]},
     "context_length": {"position": "learned"},
 }
 

@@ -25,7 +25,7 @@ SIZES = {"vocab_size": 257, "context_length": 24, "num_layers": 3, "num_heads": 
 MODELS = {
     "gpt2": GPT2 | {"activation": "gelu_exact"},
     "modern": {},
-    "modern, everything": {"num_kv_heads": 2, "window": 2, "value_embeddings": True, "bigram_buckets": 50}
+    "modern, everything": {"num_kv_heads": 2, "window": 2, "value_embeddings": True, "ngram_sizes": [2, 3]}
     | {"activation": "swiglu"},
     "mixed": {"position": "learned", "qk_norm": False, "window": 3, "activation": "gelu", "num_kv_heads": 1},
 }

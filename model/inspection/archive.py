@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from model.checks import Mistake
 from model.files import parsing, write_atomically
 from model.inspection.heads import SCORES
 from model.inspection.probes import Probe, Probes
@@ -129,7 +130,7 @@ class AttentionArchive:
         self.snapshots: list[Snapshot] = []
         if (self.folder / "probe.json").exists():
             if _read_probes(self.folder / "probe.json") != (self.probes, tokenizer, self._texts()):
-                raise ValueError(
+                raise Mistake(
                     f"{self.folder} holds maps of another probe text or tokenizer, which cannot be continued; "
                     "use a new run folder, or the data and the tokenizer of this one"
                 )

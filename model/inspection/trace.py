@@ -92,7 +92,7 @@ def embedding_tables(gpt: GPT) -> dict[str, nn.Module]:
     """The tables whose vectors are added up before the first block, by the names that people read."""
     tables = {
         "token embedding": gpt.token_embedding,
-        "pair table": gpt.bigram_embedding,
+        "n-gram tables": gpt.ngram_embedding,
         "positions": gpt.position_embedding,
     }
     return {name: table for name, table in tables.items() if table is not None}

@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.gpt import GPT
+from model.gpt import GPT, NGRAM_FACTORS
 from model.inspection.ablation import Means, part_means
 from model.inspection.archive import Snapshot
 from model.inspection.experiments import first_steps, try_all
@@ -186,7 +186,7 @@ def pack(snapshots: Models, tokenizer: Mapping[str, Any], probe: Sequence[int], 
         blocks.append(base64.b64encode(content).decode())
     manifest = {
         "note": _attention_note(exact, tokens),
-        "config": asdict(config),
+        "config": asdict(config) | {"ngram_factors": NGRAM_FACTORS},
         "tokenizer": {**tokenizer, "tokens": base64.b64encode(tokenizer["tokens"]).decode()},
         "steps": [step for step, _ in snapshots],
         "kind": kind,

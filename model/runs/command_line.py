@@ -11,9 +11,8 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from data.mistakes import Mistake
 from data.tokenizers import NoTokenizer
-from model.checks import check_range
+from model.checks import Mistake, check_range
 from model.runs.configs import OTHER_TEXT, check_sections, plain_config, typed_configs, typed_options, typed_values
 from model.runs.folder import CONFIG, find_checkpoint, find_model, resume_point, run_of
 from model.training.hardware import fast_precision
@@ -67,33 +66,33 @@ def expand(args: list[str], default_config: Path) -> tuple[str, list[str]]:
     No subcommand means fit. `--resume RUN` puts the run's own config before the other options and its newest undamaged
     checkpoint after them; `validate` does the same with its --ckpt_path. Without --config it is `default_config`.
 
-    Raises FileNotFoundError or ValueError for a run or checkpoint that is missing or damaged, and for options that
+    Raises a `Mistake` for a run or checkpoint that is missing or damaged, and for options that
     contradict each other.
     """
     subcommand, args = (args[0], args[1:]) if args and args[0] in SUBCOMMANDS else ("fit", args)
     if args and not args[0].startswith("-"):
-        raise ValueError(f"unknown subcommand {args[0]!r}: write fit (or nothing), or validate")
+        raise Mistake(f"unknown subcommand {args[0]!r}: write fit (or nothing), or validate")
     # The model and the data share this number; configs have it as an option of the model.
     args = [re.sub("^--data.context_length(?==|$)", "--model.gpt.context_length", arg) for arg in args]
     if "--help" in args or "-h" in args:
         return subcommand, args
     for before, arg in pairwise(args):
         if arg in SUBCOMMANDS and (not before.startswith("-") or "=" in before):  # and is not the value of an option
-            raise ValueError(f"the subcommand comes first: python train.py {arg} --option ...")
+            raise Mistake(f"the subcommand comes first: python train.py {arg} --option ...")
     resume, ckpt_path = typed_run("resume", args), typed_run("ckpt_path", args)
     checkpoint = Path(ckpt_path) if ckpt_path else None
     is_typed = any(name in ("config", "c") for name, _ in typed_values(args))
     config: Path | str | None = None if is_typed else default_config
     if subcommand == "validate":
         if resume is not None:
-            raise ValueError(f"validate does not take --resume: write --ckpt_path {resume}")
+            raise Mistake(f"validate does not take --resume: write --ckpt_path {resume}")
         checkpoint = find_checkpoint(checkpoint)
         run_dir = run_of(checkpoint)
         if config and run_dir is not None and (run_dir / CONFIG).exists():
             config = plain_config(run_dir / CONFIG, args)
     elif resume is not None:
         if checkpoint is not None:
-            raise ValueError(
+            raise Mistake(
                 "--resume and --ckpt_path exclude each other: write --resume FILE to resume from a certain checkpoint "
                 "of a run, or --ckpt_path FILE to start a new run from it"
             )
@@ -110,12 +109,12 @@ def expand(args: list[str], default_config: Path) -> tuple[str, list[str]]:
 
 
 def typed_run(name: str, args: list[str]) -> str | None:
-    """The value of --resume or --ckpt_path, if it is given. Raises ValueError for several, or none after its name."""
+    """The value of --resume or --ckpt_path, if it is given. Raises a `Mistake` for several, or none after its name."""
     values = [value for option, value in typed_values(args) if option == name]
     if len(values) > 1:
-        raise ValueError(f"--{name} is given {len(values)} times: keep one")
+        raise Mistake(f"--{name} is given {len(values)} times: keep one")
     if values and (not values[0] or values[0].startswith("-")):
-        raise ValueError(f"argument --{name}: expected one argument")
+        raise Mistake(f"argument --{name}: expected one argument")
     return next(iter(values), None)
 
 
@@ -131,9 +130,9 @@ def complete(
     given = typed_options(args, in_configs=False)
     start = "resume" if "resume" in given else "ckpt_path"
     if {"model.init_from", start} <= given:
-        raise ValueError(f"--model.init_from and --{start} both name the weights to start from: leave one out")
+        raise Mistake(f"--model.init_from and --{start} both name the weights to start from: leave one out")
     if {"name", "resume"} <= given:
-        raise ValueError("--resume continues a run in its own folder: leave out --name, which is for a new one")
+        raise Mistake("--resume continues a run in its own folder: leave out --name, which is for a new one")
     starts_from_model = config.model.init_from is not None and not config.ckpt_path
     init_tokenizer = take_over_model(config, typed_options(args), read_folder) if starts_from_model else None
     if config.trainer.precision is None:

@@ -11,6 +11,9 @@ from typing import Any
 
 import yaml
 
+from model.checks import Mistake
+from model.files import reading
+
 log = logging.getLogger(__name__)
 CHECKSUM_LINE = b"# CRC-32 of the lines above: %08x\n"
 CHECKSUM = re.compile(rb"# CRC-32 of the lines above: ([0-9a-f]{8})")
@@ -37,15 +40,17 @@ class _PlainLoader(yaml.SafeLoader):
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The values of a config.yaml; {} if there is no such file. Raises ValueError if it is not YAML of plain values."""
+    """The values of a config.yaml; {} if there is none. Raises a `Mistake` if it is not YAML of plain values."""
     if not path.exists():
         return {}
+    with reading(path):
+        content = path.read_bytes()
     try:
-        settings = yaml.load(path.read_text(encoding="utf-8"), _PlainLoader)
+        settings = yaml.load(content.decode(), _PlainLoader)
     except (ValueError, TypeError, OverflowError, RecursionError, yaml.YAMLError):
         settings = None
     if not isinstance(settings, dict):
-        raise ValueError(f"{path} is damaged: it is not YAML with options")
+        raise Mistake(f"{path} is damaged: it is not YAML with options")
     return settings
 
 
@@ -55,9 +60,9 @@ def with_checksum(config: str) -> bytes:
 
 
 def check_config(path: Path) -> None:
-    """Raises ValueError unless a run's config.yaml has the sections that every run writes; warns if it was changed."""
+    """Raises a `Mistake` unless a run's config.yaml has the sections that every run writes; warns if it was changed."""
     if not {"model", "data", "trainer"} <= read_config(path).keys():
-        raise ValueError(f"{path} is damaged: restore the options that the run was started with")
+        raise Mistake(f"{path} is damaged: restore the options that the run was started with")
     text = path.read_bytes()
     if (written := CHECKSUM.search(text)) and int(written[1], 16) != zlib.crc32(text[: written.start()]):
         log.warning("%s is not as this run wrote it: unless you have edited it, it is damaged.", path)
@@ -74,10 +79,10 @@ def options_in(settings: dict[str, Any], section: str = "") -> Iterator[tuple[st
 
 
 def check_sections(path: Path) -> None:
-    """Raises ValueError if a config holds anything but options where it should have a group of them."""
+    """Raises a `Mistake` if a config holds anything but options where it should have a group of them."""
     for name, value in options_in(read_config(path)):
         if name in SECTIONS:
-            raise ValueError(f"{path}: {name} must hold options, not {value!r}; leave it out for the defaults")
+            raise Mistake(f"{path}: {name} must hold options, not {value!r}; leave it out for the defaults")
 
 
 def typed_values(args: list[str]) -> Iterator[tuple[str, str]]:
@@ -108,7 +113,7 @@ def plain_config(path: Path, args: list[str]) -> Path | str:
     """What to give to --config for the config of a run: its path, or its options as YAML.
 
     A run may come from a stranger, and the Trainer's options may be any class, or the name of a file that holds one.
-    So any but a plain value raises ValueError, unless the person gives the option too, in `args`: theirs is taken.
+    So any but a plain value raises a `Mistake`, unless the person gives the option too, in `args`: theirs is taken.
     """
     settings = read_config(path)
     not_plain = [name for name, value in options_in(settings) if not is_plain(name, value, path.parent)]
@@ -116,7 +121,7 @@ def plain_config(path: Path, args: list[str]) -> Path | str:
         trainer, option = settings.get("trainer"), name.removeprefix("trainer.")
         is_typed = name in typed_options(args) and isinstance(trainer, dict)
         if not is_typed or trainer.pop(option, None) is None:
-            raise ValueError(
+            raise Mistake(
                 f"{path}: {name} may name code, or a file that does: if you mean it, repeat the --config or the "
                 "options that the run was started with"
             )

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from model.checks import listed
+from model.checks import Missing, Mistake, listed
 from model.files import RUN_CHECKPOINTS
 from model.runs.configs import check_config
 
@@ -28,23 +28,23 @@ def find_run(path: Path | None, *files: str, hint: str = "") -> Path:
     """The run folder that a person means: `path` or what it lies in; None: the run under runs/ with the newest file.
 
     Of `files`, such as METRICS, the run must have one; the first that it has counts. `hint` ends the sentence for a
-    `path` without such a run. Raises FileNotFoundError for that, ValueError if a file of the run is a link.
+    `path` without such a run. Raises a `Mistake` for that, and if a file of the run is a link.
     """
     wanted = " or ".join(files)
     if path is None:
         runs = [run for run in RUNS.glob("*") if _first_file(run, files)]
         if not runs:
-            raise FileNotFoundError(f"there is no run under {RUNS}/ with {wanted} yet: train one with python train.py")
+            raise Missing(f"there is no run under {RUNS}/ with {wanted} yet: train one with python train.py")
         run = max(runs, key=lambda run: _first_file(run, files).stat().st_mtime)
     elif not path.exists():
-        raise FileNotFoundError(f"there is no {path}: give a run's folder such as runs/NAME, or a file in it")
+        raise Missing(f"there is no {path}: give a run's folder such as runs/NAME, or a file in it")
     else:
         run = run_of(path) or (path if path.is_dir() else path.parent)
         if not _first_file(run, files):
-            raise FileNotFoundError(f"{path} is not a run folder with {wanted}, nor inside one{hint}")
+            raise Missing(f"{path} is not a run folder with {wanted}, nor inside one{hint}")
     for file in (*run.iterdir(), *(run / CHECKPOINTS).glob("*"), *(run / ATTENTION).glob("*")):
         if file.is_symlink() or not (file.is_file() or file.is_dir()):  # would be read and written as the run's
-            raise ValueError(f"{file} is a link, or no file: put what it stands for in its place")
+            raise Mistake(f"{file} is a link, or no file: put what it stands for in its place")
     return run
 
 
@@ -86,7 +86,7 @@ def kept_steps(run_dir: Path) -> list[int]:
 def find_kept(path: Path | None, steps: Sequence[int]) -> list[Path]:
     """The checkpoints of these steps that a run has: kept, the best or the last; `path` as in `find_checkpoint`.
 
-    Raises FileNotFoundError if there is no such run or checkpoint, ValueError if a damaged one may be it.
+    Raises a `Mistake` if there is no such run or checkpoint, or a damaged one may be it.
     """
     from model.checkpoint import read_checkpoint  # torch takes a second to import, and most callers do not need it
 
@@ -99,13 +99,13 @@ def find_kept(path: Path | None, steps: Sequence[int]) -> list[Path]:
         if other.is_file() and not there.keys() >= set(steps):
             try:
                 there.setdefault(read_checkpoint(other, on_disk=True)["global_step"], other)
-            except ValueError as error:
+            except Mistake as error:
                 damaged = error
     if missing := [step for step in steps if step not in there]:
         if damaged:
             raise damaged
         others = listed([str(step) for step in sorted(there)])
-        raise FileNotFoundError(
+        raise Missing(
             f"{run_dir or checkpoint} has no checkpoint of step {missing[0]}, only of {others}: "
             f"train with --checkpoints.keep_steps '[{','.join(map(str, sorted({*kept, *steps})))}]'"
         )
@@ -115,7 +115,7 @@ def find_kept(path: Path | None, steps: Sequence[int]) -> list[Path]:
 def resume_point(path: Path) -> tuple[Path, Path]:
     """The run folder and the checkpoint for --resume: `path` itself, or the run's newest that is not damaged.
 
-    Raises FileNotFoundError if there is none, and ValueError if the run's config or all such checkpoints are damaged.
+    Raises a `Mistake` if there is none, or the run's config or all such checkpoints are damaged.
     """
     from model.checkpoint import verify_checkpoint  # torch takes a second to import, and most callers do not need it
 
@@ -126,7 +126,7 @@ def resume_point(path: Path) -> tuple[Path, Path]:
     for checkpoint in found:
         try:
             verify_checkpoint(checkpoint)
-        except ValueError as error:
+        except Mistake as error:
             if checkpoint == found[-1]:
                 raise
             log.warning("%s", error)
@@ -134,4 +134,4 @@ def resume_point(path: Path) -> tuple[Path, Path]:
         if checkpoint != found[0]:
             log.warning("Resuming from %s instead.", checkpoint)
         return run_dir, checkpoint
-    raise FileNotFoundError(f"{run_dir} has no checkpoint to resume from")
+    raise Missing(f"{run_dir} has no checkpoint to resume from")

@@ -12,6 +12,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
+from model.checks import Mistake
 from model.files import append, write_atomically
 from model.runs.results import read_metrics
 from model.training.hardware import peak_flops
@@ -55,7 +56,7 @@ class TrainingMetrics:
         self.timed_tokens += num_tokens
 
     def row(self, trainer: Trainer) -> dict[str, float]:
-        """The figures since the last call. Raises FloatingPointError if the loss has diverged."""
+        """The figures since the last call. Raises a `Mistake` if the loss has diverged."""
         loss = self.loss_sum * trainer.accumulate_grad_batches / self.num_batches
         loss = trainer.strategy.reduce(loss, reduce_op="mean").item()
         check_finite(loss, "training")
@@ -70,13 +71,13 @@ class TrainingMetrics:
 
 
 def check_finite(loss: float, which: str) -> None:
-    """Raises FloatingPointError if the loss is infinite or NaN."""
+    """Raises a `Mistake` if the loss is infinite or NaN."""
     if not math.isfinite(loss):
         raise diverged(f"the {which} loss has become {loss}")
 
 
-def diverged(what: str) -> FloatingPointError:
-    return FloatingPointError(
+def diverged(what: str) -> Mistake:
+    return Mistake(
         f"{what}: lower the learning rates under model.optimizer, lengthen model.schedule.warmup_steps or set "
         "trainer.gradient_clip_val; the last checkpoint is from before"
     )

@@ -1,6 +1,7 @@
-"""Turns a person's mistakes, and what the machine does to a run, into one sentence and exit status 2.
+"""A person's mistakes, and what the machine does to a run, as one sentence and exit status 2.
 
-For train.py and the scripts. Nothing heavy is imported here, so that --help is fast.
+For train.py and the scripts. Errors in code keep their traceback; where an error was raised tells which it is. Nothing
+heavy is imported here, so that --help is fast.
 """
 
 from __future__ import annotations
@@ -14,18 +15,22 @@ import os
 import re
 import shlex
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data import mistakes as data_mistakes
+import data.mistakes
 from model.checks import Mistake, listed
 from model.runs.folder import BEST, CHECKPOINTS, LAST, PREVIOUS
 
 if TYPE_CHECKING:
     import jsonargparse
 
+MISTAKES = Mistake, data.mistakes.Mistake
+STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 LONGEST = 1000  # characters of a sentence, which may quote a file
 CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -45,10 +50,9 @@ def exit_status(
     program: str,
     mistakes: tuple[type[Exception], ...] = (ValueError, OSError),  # until all rooms raise Mistake
 ) -> Callable[[Callable[..., int | None]], Callable[..., int]]:
-    """Decorator for a `main` function: it then returns the exit status and prints no traceback for a mistake.
+    """Decorator for a `main` function: it then returns the exit status and prints no traceback for a `Mistake`.
 
-    0 after success; 2 after one sentence on standard error for one of `mistakes`; 130 after Ctrl-C; or what `main`
-    returns. The environment variable GLASSGPT_DEBUG=1 shows the traceback of a mistake.
+    0 after success; 2 after the sentence of a mistake on standard error; 130 after Ctrl-C; or what `main` returns.
     """
 
     def decorate(main: Callable[..., int | None]) -> Callable[..., int]:
@@ -63,15 +67,15 @@ def exit_status(
             except KeyboardInterrupt:
                 print()
                 return 130
-            except Exception as error:
+            except (*MISTAKES, *mistakes) as error:
                 if isinstance(error, BrokenPipeError) and output_is_closed():
                     return 0
-                if os.environ.get("GLASSGPT_DEBUG") or not isinstance(
-                    error, (Mistake, data_mistakes.Mistake, *mistakes)
-                ):
-                    raise
                 print(f"{program}: {sentence(error)}", file=sys.stderr)
                 return 2
+            except BrokenPipeError:
+                if output_is_closed():
+                    return 0
+                raise
 
         return wrapper
 
@@ -89,37 +93,67 @@ def output_is_closed() -> bool:
 
 
 def sentence(error: BaseException) -> str:
-    """What is wrong, on one line; for a failure of the system which file and why, without the number."""
-    text = str(error)
-    if isinstance(error, OSError) and error.strerror:
-        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    """What is wrong, on one line."""
     # What a file holds, or is called, must not act on the terminal.
-    line = CONTROL_CHARACTER.sub(lambda found: repr(found[0])[1:-1], " ".join(text.split()))
+    line = CONTROL_CHARACTER.sub(lambda found: repr(found[0])[1:-1], " ".join(str(error).split()))
     return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
+
+
+@contextmanager
+def checking_options(kind: type[Exception] = Exception) -> Iterator[None]:
+    """What libraries raise about the options that the block gives them becomes a `Mistake`.
+
+    An error in whose traceback another file has a part, the project's or the person's, is one in code and passes.
+
+    kind: of exceptions, if not all.
+    """
+    try:
+        yield
+    except MISTAKES:
+        raise
+    except kind as error:
+        _, caller, *raised_in = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        if not all(filename == caller or is_library(filename) for filename in raised_in) or caller in raised_in[-1:]:
+            raise
+        raise Mistake(sentence(error)) from error
+
+
+def is_library(filename: str) -> bool:
+    """Whether this is the source of an installed package, or of Python itself."""
+    return filename.startswith(("<frozen ", STANDARD_LIBRARY)) or "-packages" in filename  # site- or dist-packages
 
 
 @contextmanager
 def explain_machine(run_dir: Path) -> Iterator[None]:
     """Says what to do where the machine has no memory or room for a run, or has killed a process that loads its data.
 
-    Raises MemoryError, ChildProcessError or OSError with such a sentence; other errors pass.
+    Raises a `Mistake` with such a sentence; other errors pass.
     """
     try:
         yield
-    except (RuntimeError, OSError, MemoryError) as error:
-        can_resume = any((run_dir / CHECKPOINTS / name).exists() for name in (LAST, PREVIOUS, BEST))
-        resume = f", then continue with --resume {shlex.quote(str(run_dir))}" if can_resume else ""
+    except (RuntimeError, OSError, MemoryError, Mistake) as error:
+        resume = f", then continue with {resume_command(run_dir)}" if can_resume(run_dir) else ""
         if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
             options = "data.batch_size, data.validation_batch_size or model.gpt.context_length"
-            raise MemoryError(f"out of memory: lower {options}{resume}") from error
+            raise Mistake(f"out of memory: lower {options}{resume}") from error
         if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
             reason = str(error).splitlines()[0].split(". ")[0]
             said = f"a process that loads data has ended ({reason}), often for want of memory: lower data.num_workers"
-            raise ChildProcessError(said + resume) from error
-        if isinstance(error, OSError) and error.errno in NO_ROOM and "make room" not in error.strerror:
-            error.strerror += f": make room{resume}"
-            error.filename = error.filename or str(run_dir)  # what writes to an open file names none
+            raise Mistake(said + resume) from error
+        cause = error.__cause__ or error
+        if isinstance(cause, OSError) and cause.errno in NO_ROOM and "make room" not in str(error):
+            # What writes to an open file names none.
+            place = "" if isinstance(error, Mistake) or error.filename else f"{run_dir}: "
+            raise Mistake(f"{place}{sentence(error)}: make room{resume}") from error
         raise
+
+
+def can_resume(run_dir: Path) -> bool:
+    return any((run_dir / CHECKPOINTS / name).exists() for name in (LAST, PREVIOUS, BEST))
+
+
+def resume_command(run_dir: Path) -> str:
+    return f"--resume {shlex.quote(str(run_dir))}"
 
 
 def parse(parser: jsonargparse.ArgumentParser, args: list[str]) -> jsonargparse.Namespace:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
-from model.checks import check_range
+from model.checks import Mistake, check_range
 from model.files import append
 from model.generation import generate
 from model.inspection.archive import AttentionArchive
@@ -42,7 +42,7 @@ class AttentionRecording:
         every_n_steps: also record every so many steps.
         picture: whether every validation also draws the maps, as a PNG.
 
-    Raises ValueError for a probe that is too short, and for a text that is empty or a file that cannot be read.
+    Raises a `Mistake` for a probe that is too short, and for a text that is empty or a file that cannot be read.
     """
 
     enabled: bool = True
@@ -65,7 +65,7 @@ class AttentionRecording:
         return is_early or (bool(self.every_n_steps) and step % self.every_n_steps == 0)
 
     def start(self, trainer: Trainer, module: LightningModule) -> None:
-        """Takes the probe and the validation text. Raises ValueError if the probe is too short."""
+        """Takes the probe and the validation text. Raises a `Mistake` if the probe is too short."""
         if not self.enabled or not trainer.is_global_zero:
             return
         data, tokenizer = trainer.datamodule, trainer.datamodule.tokenizer
@@ -76,7 +76,7 @@ class AttentionRecording:
         if len(tokens) < MIN_PROBE_TOKENS:
             source = "the validation text" if self.text is None else "attention.probe_text"
             short = "model.gpt.context_length" if length < MIN_PROBE_TOKENS else source
-            raise ValueError(
+            raise Mistake(
                 f"{short} is too short for attention maps, {len(tokens)} tokens where a probe has at least "
                 f"{MIN_PROBE_TOKENS}: make it longer, or write --attention.enabled false"
             )
@@ -120,7 +120,7 @@ class AttentionRecording:
 
 
 def read_probe_text(given: str) -> str:
-    """The content of the file FILE, if `given` is "@FILE", else `given` itself. Raises ValueError for a mistake."""
+    """The content of the file FILE, if `given` is "@FILE", else `given` itself. Raises a `Mistake` for a mistake."""
     text, where = given, "the text"
     if given.startswith("@"):
         where = f"the file {given[1:]}"
@@ -128,12 +128,12 @@ def read_probe_text(given: str) -> str:
             text = Path(given[1:]).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            raise ValueError(
+            raise Mistake(
                 f"attention.probe_text: cannot read {where}: {reason}; "
                 f"where @ is the beginning of the text itself, put a space before it"
             ) from error
     if not text.strip():
-        raise ValueError(f"attention.probe_text: {where} is empty; write at least {MIN_PROBE_TOKENS} tokens of text")
+        raise Mistake(f"attention.probe_text: {where} is empty; write at least {MIN_PROBE_TOKENS} tokens of text")
     return text
 
 
@@ -147,7 +147,7 @@ class Samples:
         temperature: the logits are divided by it; 0 takes the likeliest token.
         top_k: draw from so many likeliest tokens.
 
-    Raises ValueError for a value out of range.
+    Raises a `Mistake` for a value out of range.
     """
 
     prompt: str = ""

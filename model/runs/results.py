@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from model.files import parsing, write_atomically
+from model.checks import Missing, Mistake
+from model.files import parsing, reading, write_atomically
 from model.inspection.archive import AttentionArchive
 from model.pages.history import History
 from model.pages.report import report_page
@@ -37,7 +38,7 @@ def write_report(run: Path, path: Path | None = None) -> Path:
 
     The run may still be training: the report shows what is there.
 
-    Raises FileNotFoundError if the folder has no metrics.csv, and ValueError if a file in it is damaged.
+    Raises a `Mistake` if the folder has no metrics.csv, or a file in it is damaged.
     """
     path = path or run / REPORT
     name = run.resolve().name
@@ -58,10 +59,10 @@ def write_report(run: Path, path: Path | None = None) -> Path:
 def read_metrics(path: Path) -> list[dict[str, float]]:
     """The rows of a metrics.csv, each with the columns in which it has a number. A row cut short by a kill is left out.
 
-    Raises FileNotFoundError if there is no such file, ValueError if it is not a table of numbers.
+    Raises a `Mistake` if there is no such file, or it is not a table of numbers.
     """
     if not path.exists():
-        raise FileNotFoundError(f"there is no {path}: nothing has been trained there yet")
+        raise Missing(f"there is no {path}: nothing has been trained there yet")
     text = _read_text(path)
     reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
 
@@ -72,29 +73,34 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
         rows = [{name: number(value) for name, value in row.items() if value} for row in reader]
         return [row | {"step": int(row["step"])} for row in rows]
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, csv.Error) as error:
-        raise ValueError(f"{path}, line {reader.line_num} is damaged ({type(error).__name__} {error})") from None
+        raise Mistake(f"{path}, line {reader.line_num} is damaged ({type(error).__name__} {error})") from None
 
 
 def read_samples(path: Path) -> list[dict]:
-    """Step, prompt and text of every sample; none if there is no such file. Raises ValueError for a damaged one."""
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    """Step, prompt and text of every sample; none if there is no such file. Raises a `Mistake` for a damaged one."""
+    lines = _read(path).splitlines(keepends=True)
     with parsing(path):
         samples = [json.loads(line) for line in lines if line.endswith(b"\n")]
         return [{"step": int(one["step"]), "prompt": str(one["prompt"]), "text": str(one["text"])} for one in samples]
 
 
 def read_experiments(path: Path) -> dict[str, int]:
-    """The step from which on each experiment holds; none without such a file. Raises ValueError if it is damaged."""
-    content = path.read_bytes() if path.exists() else b"{}"
+    """The step from which on each experiment holds; none without such a file. Raises a `Mistake` if it is damaged."""
+    content = _read(path) or b"{}"
     with parsing(path):
         return {str(title): int(step) for title, step in json.loads(content).items()}
 
 
 def _read_text(path: Path) -> str:
-    """The text of a file, "" if there is none. Raises ValueError unless it is UTF-8."""
-    content = path.read_bytes() if path.exists() else b""
+    """The text of a file, "" if there is none. Raises a `Mistake` unless it is UTF-8."""
+    content = _read(path)
     with parsing(path):
         return content.decode()
+
+
+def _read(path: Path) -> bytes:
+    with reading(path):
+        return path.read_bytes() if path.exists() else b""
 
 
 def finish(run_dir: Path, validation_text: str | None, open_run: Callable[[Path], Any]) -> str:
@@ -130,13 +136,11 @@ everything is in {run_dir}/: {files}
 
 @contextmanager
 def _telling(page: str, tell: Callable[..., None] = log.info) -> Iterator[None]:
-    """Logs why a page is missing: what failed as a warning; that the model cannot have one (ValueError) by `tell`."""
+    """Logs by `tell` why a page is missing, such as of a model that cannot have one."""
     try:
         yield
-    except ValueError as error:
+    except (ValueError, MemoryError) as error:  # until the pages raise Mistake
         tell("There is no %s: %s", page, error)
-    except (OSError, KeyError, MemoryError) as error:
-        log.warning("There is no %s: %s", page, error)
 
 
 def _write_model_page(run_dir: Path, glass: Any) -> None:
@@ -144,7 +148,7 @@ def _write_model_page(run_dir: Path, glass: Any) -> None:
     earlier = [other for other in glass.earlier if other.gpt.config == glass.gpt.config]
     try:
         page, since = glass.page_and_experiments(others=earlier)
-    except ValueError:
+    except ValueError:  # likewise
         if not earlier:
             raise
         page, since = glass.page_and_experiments()

@@ -3,6 +3,7 @@
 import logging
 import random
 import shutil
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -15,23 +16,26 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Trainer
 
 from model.checkpoint import read_checkpoint
-from model.checks import check_range
+from model.checks import Mistake, check_range
 from model.files import atomic_file, flush_folder, write_atomically
 from model.runs.folder import BEST, CHECKPOINTS, LAST, METRICS, PREVIOUS, SAMPLES, kept_checkpoint, kept_steps
 from model.runs.metrics import diverged
-from model.runs.mistakes import sentence
+from model.runs.mistakes import is_library, sentence
 from model.runs.results import read_metrics, read_samples
 
 log = logging.getLogger(__name__)
+PROJECT = Path(__file__).parents[2]
+RESTORING = [PROJECT / folder for folder in ("data", "model", "model/runs", "model/training")]
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint aside and renames it; reads nothing that could run code.
 
-    `restored_from` is the checkpoint that is being restored, see `restoring`; None before, and once training begins.
+    `restored_from` is the checkpoint that the run goes on from, None for none; for `is_restoring` see `restoring`.
     """
 
     restored_from: str | Path | None = None
+    is_restoring = False
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         with atomic_file(Path(path)) as file:
@@ -42,26 +46,38 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: Any = None) -> dict[str, Any]:
-        self.restored_from = path
+        self.restored_from, self.is_restoring = path, True
         # To the CPU and plain data only, whatever the arguments say.
         checkpoint = read_checkpoint(Path(path))
         if "optimizer_states" not in checkpoint:
-            raise ValueError("it holds no run but weights: start from them with --model.init_from")
+            raise Mistake("it holds no run but weights: start from them with --model.init_from")
         del checkpoint["loops"]  # see start_loops_at
         return checkpoint
 
 
 @contextmanager
 def restoring(trainer: Trainer) -> Iterator[None]:
-    """Whatever fails between reading a checkpoint and the first step becomes a ValueError that names the checkpoint."""
+    """Whatever fails while a checkpoint is restored becomes a `Mistake` that names it, unless the person's code fails.
+
+    What it holds is compared with nothing before, and may be wrong in any way.
+    """
     try:
         yield
     except Exception as error:
-        path = getattr(trainer.strategy.checkpoint_io, "restored_from", None)
-        if path is None or str(path) in str(error):
+        checkpoint_io = trainer.strategy.checkpoint_io
+        is_restoring = isinstance(checkpoint_io, AtomicCheckpointIO) and checkpoint_io.is_restoring
+        if not is_restoring or str(checkpoint_io.restored_from) in str(error) or fails_in_own_code(error):
             raise
         reason = f"it has no {error}" if isinstance(error, KeyError) else sentence(error)
-        raise ValueError(f"{path} cannot be used for this run: {reason}") from error
+        raise Mistake(f"{checkpoint_io.restored_from} cannot be used for this run: {reason}") from error
+
+
+def fails_in_own_code(error: Exception) -> bool:
+    """Whether a part of the program failed that restores nothing: the person's, or one that makes the optimizer."""
+    frames = traceback.extract_tb(error.__traceback__)[2:]  # without those of the block and of its manager
+    files = [frame.filename for frame in frames if not is_library(frame.filename)]
+    is_foreign = any(Path(file).parent not in RESTORING for file in files)
+    return is_foreign or any(frame.name == "configure_optimizers" for frame in frames)
 
 
 @dataclass
@@ -94,7 +110,7 @@ class Checkpoints:
 
         In this order, a run killed in between resumes from the older last.ckpt and writes the same best.ckpt again.
 
-        Raises FloatingPointError if a weight is infinite or NaN: such weights must not replace good ones.
+        Raises a `Mistake` if a weight is infinite or NaN: such weights must not replace good ones.
         """
         weights = trainer.lightning_module.parameters()
         if not torch.stack([weight.isfinite().all() for weight in weights]).all():
@@ -122,7 +138,7 @@ def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
     A best.ckpt of a later step becomes `resumed` too if the loss was lowest at `step`, otherwise it goes. Maps go when
     the next are recorded.
 
-    Returns whether there is a best.ckpt. Raises ValueError for a damaged metrics.csv or samples.jsonl, and has changed
+    Returns whether there is a best.ckpt. Raises a `Mistake` for a damaged metrics.csv or samples.jsonl, and has changed
     nothing then.
     """
     metrics, samples, folder = run_dir / METRICS, run_dir / SAMPLES, run_dir / CHECKPOINTS
@@ -131,7 +147,7 @@ def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
     best, last = folder / BEST, folder / LAST
     later = [kept_checkpoint(run_dir, kept) for kept in kept_steps(run_dir) if kept > step]
     for path in (folder / PREVIOUS, best):
-        with suppress(FileNotFoundError, ValueError):  # the step of a damaged checkpoint cannot be read: it stays
+        with suppress(Mistake):  # the step of a damaged checkpoint cannot be read: it stays
             if read_checkpoint(path, on_disk=True)["global_step"] > step:
                 later.append(path)
     # The checkpoints first: a run that is killed in between is resumed from this step, and drops the rest.

@@ -49,9 +49,11 @@ class RunSequence(Checkpoint):
         self.best_loss = float("inf")
         self.finished_step = -1
         self.resumed_random_state: dict[str, Any] | None = None
+        self.doing = "the start of training"  # for the person to whom an error is shown
 
     def on_train_batch_start(self, trainer: Trainer, module: LightningModule, *_: Any) -> None:
         self.finish_step(trainer, module)  # the one before
+        self.doing = f"training step {trainer.global_step + 1}"
         self.metrics.start_clock()
 
     def on_train_batch_end(
@@ -73,8 +75,8 @@ class RunSequence(Checkpoint):
 
     def on_validation_start(self, trainer: Trainer, module: LightningModule) -> None:
         self.metrics.stop_clock()
-        if not trainer.sanity_checking:  # what fails from now on is not the checkpoint's fault
-            trainer.strategy.checkpoint_io.restored_from = None
+        self.doing = f"validation at step {trainer.global_step}"
+        trainer.strategy.checkpoint_io.is_restoring = False
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         check_finite(module.validation_metrics["val/loss"], "validation")
@@ -98,8 +100,10 @@ class RunSequence(Checkpoint):
             self.write_row(trainer, validation)
         if is_validated or self.attention.is_due(step):
             self.metrics.stop_clock()  # recording is not training; the next batch starts it again
+            self.doing = f"recording of step {step}"
             self.attention.record(trainer, module, draws=is_validated)
         if is_validated:
+            self.doing = f"sample of step {step}"
             self.samples.write(trainer, module)
             self.progress.report(trainer, self.figures)
         if is_best:
@@ -108,6 +112,7 @@ class RunSequence(Checkpoint):
         asks = trainer.world_size == 1 or is_validated or is_logged(trainer)
         stops = asks and self.signals.received_by_any_rank(trainer)
         if is_validated or stops or self.checkpoints.is_due(step):
+            self.doing = f"saving step {step}"
             self.checkpoints.save(trainer, is_best)
         if stops:
             raise TrainingInterrupted(self.signals.received or signal.SIGTERM)  # another rank's may be either
@@ -124,9 +129,9 @@ class RunSequence(Checkpoint):
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         checkpoint_io = trainer.strategy.checkpoint_io
-        resumed, checkpoint_io.restored_from = checkpoint_io.restored_from, None  # as in on_validation_start
+        checkpoint_io.is_restoring = False
         if not self.is_new and trainer.is_global_zero:
-            has_best = rewind(Path(trainer.default_root_dir), Path(resumed), trainer.global_step)
+            has_best = rewind(Path(trainer.default_root_dir), Path(checkpoint_io.restored_from), trainer.global_step)
             self.best_loss = self.best_loss if has_best else float("inf")  # not that of weights which are gone
         self.progress.start(trainer)
         # Not earlier: making the iterators of the data loaders draws random numbers too.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lightning.pytorch import LightningModule, Trainer, callbacks
 
-from model.checks import check_range, listed
+from model.checks import Mistake, check_range, listed
 from model.files import write_atomically
 from model.runs.configs import with_checksum
 from model.runs.folder import CONFIG
@@ -21,7 +21,7 @@ VALIDATION_METRICS = ["val/loss", "val/bits_per_byte"]  # what callbacks can mon
 def new_run_dir(runs_dir: Path, name: str | None, config: str) -> Path:
     """The folder for a new run, not created yet: `name`, by default the config's name and the time.
 
-    Raises FileExistsError if a run has this name, ValueError if the name cannot be a folder's.
+    Raises a `Mistake` if a run has this name, or it cannot be a folder's.
     """
     if name is None:
         stem = name = f"{Path(config).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -30,14 +30,14 @@ def new_run_dir(runs_dir: Path, name: str | None, config: str) -> Path:
             number += 1
             name = f"{stem}-{number}"
     elif name in ("", ".", "..") or Path(name).name != name:
-        raise ValueError(f"--name must be the name of a folder under {runs_dir}/, not {name!r}")
+        raise Mistake(f"--name must be the name of a folder under {runs_dir}/, not {name!r}")
     elif (runs_dir / name).exists():
         raise name_is_taken(runs_dir / name)
     return runs_dir / name
 
 
-def name_is_taken(run_dir: Path) -> FileExistsError:
-    return FileExistsError(f"{run_dir} exists: continue it with --resume {run_dir}, or choose another --name")
+def name_is_taken(run_dir: Path) -> Mistake:
+    return Mistake(f"{run_dir} exists: continue it with --resume {run_dir}, or choose another --name")
 
 
 class FolderLock:
@@ -52,7 +52,7 @@ class FolderLock:
             os.register_at_fork(after_in_child=self.release)
 
     def acquire(self, folder: Path) -> None:
-        """Raises BlockingIOError if another process has it."""
+        """Raises a `Mistake` if another process has it."""
         if os.name != "posix":
             return
         self.release()
@@ -61,7 +61,7 @@ class FolderLock:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.release()
-            raise BlockingIOError(f"{folder} is being trained by another process: wait until that has ended") from None
+            raise Mistake(f"{folder} is being trained by another process: wait until that has ended") from None
         except OSError:  # a file system that cannot lock a folder
             self.release()
 
@@ -107,22 +107,22 @@ class RunFolder(callbacks.Callback):
 
 
 def check_options(trainer: Trainer) -> None:
-    """Raises ValueError for options of Lightning that do nothing or do harm in a run counted in steps."""
+    """Raises a `Mistake` for options of Lightning that do nothing or do harm in a run counted in steps."""
     if trainer.max_epochs not in (None, -1) and not trainer.fast_dev_run:
-        raise ValueError("trainer.max_epochs: training is counted in steps here, set trainer.max_steps")
+        raise Mistake("trainer.max_epochs: training is counted in steps here, set trainer.max_steps")
     repeats = str(trainer.limit_train_batches) not in ("None", "1.0")  # and the number 1, which is one batch
     if repeats and not (trainer.overfit_batches or trainer.fast_dev_run):
-        raise ValueError("trainer.limit_train_batches: would repeat the same batches, set trainer.max_steps")
+        raise Mistake("trainer.limit_train_batches: would repeat the same batches, set trainer.max_steps")
     if type(trainer.strategy).__name__ in ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy"):
-        raise ValueError("trainer.strategy: the optimizer needs unflattened matrices, so write ddp")
+        raise Mistake("trainer.strategy: the optimizer needs unflattened matrices, so write ddp")
     if type(trainer.strategy.launcher).__name__ == "_MultiProcessingLauncher":  # ddp_spawn, ddp_fork, ddp_notebook
-        raise ValueError("trainer.strategy: a run needs programs of its own for its devices, so write ddp")
+        raise Mistake("trainer.strategy: a run needs programs of its own for its devices, so write ddp")
     for callback in trainer.callbacks:
         if isinstance(callback, REFUSED_CALLBACKS):
             name = type(callback).__name__
-            raise ValueError(f"trainer.callbacks: {name} changes what a resumed run must find as it was: leave it out")
+            raise Mistake(f"trainer.callbacks: {name} changes what a resumed run must find as it was: leave it out")
         if (monitor := getattr(callback, "monitor", None)) not in (None, "step", *VALIDATION_METRICS):
-            raise ValueError(f"trainer.callbacks: monitor is {monitor}: write {listed(VALIDATION_METRICS, 'or')}")
+            raise Mistake(f"trainer.callbacks: monitor is {monitor}: write {listed(VALIDATION_METRICS, 'or')}")
     interval, accumulate = getattr(trainer, "val_check_interval", None), trainer.accumulate_grad_batches
     check_range("trainer.log_every_n_steps", trainer.log_every_n_steps, 1)
     check_range("trainer.gradient_clip_val", trainer.gradient_clip_val, 0)
@@ -130,9 +130,9 @@ def check_options(trainer: Trainer) -> None:
     if isinstance(interval, int):
         check_range("trainer.val_check_interval", interval, 1)
     if interval is None:  # Lightning has none where it is a time, which would not be the same in a resumed run
-        raise ValueError("trainer.val_check_interval must be a number of batches, not a time")
+        raise Mistake("trainer.val_check_interval must be a number of batches, not a time")
     if isinstance(interval, int) and interval % accumulate:
-        raise ValueError(
+        raise Mistake(
             f"trainer.val_check_interval is {interval} batches, which would validate in the middle of a step: "
             f"make it a multiple of trainer.accumulate_grad_batches, {accumulate}"
         )

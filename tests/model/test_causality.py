@@ -16,7 +16,7 @@ from tests.attentions import LEAK, with_scores
 from tests.gpts import GPT2, random_gpt
 
 SIZES = {"vocab_size": 31, "context_length": 12, "num_layers": 2, "num_heads": 4, "embed_dim": 32}
-MODERN = GPTConfig(**SIZES, num_kv_heads=2, value_embeddings=True, bigram_buckets=50)
+MODERN = GPTConfig(**SIZES, num_kv_heads=2, value_embeddings=True, ngram_sizes=[2, 3], ngram_buckets=50)
 FAMILIES = pytest.mark.parametrize("config", [GPTConfig(**SIZES, **GPT2), MODERN], ids=["gpt2", "modern"])
 
 

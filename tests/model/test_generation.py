@@ -12,7 +12,7 @@ from model.gpt import GPTConfig
 from tests.gpts import GPT2, random_gpt
 
 SIZES = {"vocab_size": 23, "context_length": 10, "num_layers": 2, "num_heads": 4, "embed_dim": 32}
-MODERN = GPTConfig(**SIZES, value_embeddings=True, bigram_buckets=50)
+MODERN = GPTConfig(**SIZES, value_embeddings=True, ngram_sizes=[2, 3], ngram_buckets=50)
 CONFIGS = [MODERN, GPTConfig(**SIZES, **GPT2), dataclasses.replace(MODERN, num_kv_heads=2, window=3)]
 EVERY_CONFIG = pytest.mark.parametrize("config", CONFIGS, ids=["modern", "gpt2", "grouped and windowed"])
 

@@ -49,16 +49,29 @@ def test_logits_loss_and_gradients_are_those_of_the_formulas(each_gpt):
     torch.testing.assert_close(gradients, exact, atol=1e-4, rtol=1e-3)
 
 
-def test_pairs_spread_evenly_over_the_bigram_table():
-    gpt = GPT(GPTConfig(**SIZES | {"vocab_size": 64}, bigram_buckets=4096))
-    pairs = torch.cartesian_prod(torch.arange(64), torch.arange(64))
-    buckets = torch.stack([gpt.bigram_buckets(pair[None])[0, 1] for pair in pairs])
-    assert buckets.unique().numel() / 4096 > 0.53  # a random map fills 1 - 1/e, which is 0.63
+def test_ngrams_spread_evenly_over_their_table():
+    """Those of ids that are near each other, as frequent tokens are, and those of ids that are far apart."""
+    for size, count, stride in ((2, 64, 1), (2, 64, 768), (3, 16, 1), (3, 16, 3000), (4, 8, 1)):
+        gpt = GPT(GPTConfig(**SIZES | {"vocab_size": 50304}, ngram_sizes=[size], ngram_buckets=4096))
+        ngrams = torch.cartesian_prod(*[stride * torch.arange(count)] * size)
+        rows = gpt.ngram_embedding.rows(ngrams)[:, -1, 0]
+        assert rows.unique().numel() / 4096 > 0.53  # a random map fills 1 - 1/e, which is 0.63
+
+
+def test_tables_of_several_sizes_add_up_and_no_row_belongs_to_two():
+    both = random_gpt(GPTConfig(**SIZES, ngram_sizes=[3, 2, 3], ngram_buckets=64))
+    tokens, weight = torch.randint(SIZES["vocab_size"], (2, 12)), both.ngram_embedding.weight
+    total = 0
+    for table, size in enumerate((2, 3)):
+        one = GPT(GPTConfig(**SIZES, ngram_sizes=[size], ngram_buckets=64)).ngram_embedding
+        one.weight.data = weight.data[64 * table : 64 * (table + 1)]
+        total = total + one(tokens, 12)
+    torch.testing.assert_close(both.ngram_embedding(tokens, 12), total)
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"value_embeddings": True, "bigram_buckets": 64}, GPT2, {"num_kv_heads": 2, "window": 4, "activation": "swiglu"}],
+    [{"value_embeddings": True, "ngram_sizes": [2]}, GPT2, {"num_kv_heads": 2, "window": 4, "activation": "swiglu"}],
 )
 def test_the_first_loss_is_that_of_a_uniform_guess(options):
     config = GPTConfig(**SIZES, **options)
@@ -79,7 +92,7 @@ def test_loss_is_the_mean_over_targets_that_count():
 
 
 def test_flops_are_those_that_torch_counts():
-    gpt = GPT(GPTConfig(**SIZES, feed_forward_dim=96, value_embeddings=True, bigram_buckets=64))
+    gpt = GPT(GPTConfig(**SIZES, feed_forward_dim=96, value_embeddings=True, ngram_sizes=[2, 3], ngram_buckets=64))
     tokens = torch.randint(50, (2, 16))
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         gpt.loss(tokens, tokens).backward()
@@ -101,7 +114,7 @@ def test_flops_are_those_that_torch_counts():
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1, not 1.0"),
         ({"embed_dim": 36, "num_heads": 12}, "even head width: embed_dim / num_heads is 3"),
         ({"logit_soft_cap": 0.0}, "logit_soft_cap must be above 0 and at most 1000, not 0.0"),
-        ({"bigram_buckets": 0}, "bigram_buckets must be at least 1, not 0"),
+        ({"ngram_buckets": 0}, "ngram_buckets must be at least 1, not 0"),
         ({"vocab_size": None}, "vocab_size is null"),
     ],
 )

@@ -1,5 +1,6 @@
 """What is faster on some machine computes the same as what PyTorch does by itself."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -15,7 +16,7 @@ from tests.attentions import values_and_gradients
 from tests.gpts import random_gpt
 
 GROUPED = GPTConfig(vocab_size=23, context_length=16, num_layers=2, num_heads=4, embed_dim=32, num_kv_heads=2)
-MODERN = GPTConfig(vocab_size=23, context_length=16, num_layers=2, num_heads=4, embed_dim=32, bigram_buckets=50)
+MODERN = replace(GROUPED, num_kv_heads=4, ngram_sizes=[2, 3], ngram_buckets=50)
 
 
 @pytest.mark.parametrize("config", [GROUPED, MODERN], ids=["grouped", "modern"])

@@ -9,9 +9,21 @@ import { triangle } from "browser/weights.js";
 export const CHUNK = 16; // the most tokens that are read at once: a few milliseconds of work
 export const LAYER_NORM_EPSILON = 1e-5;
 export const RMS_EPSILON = 1e-6;
+const NGRAM_PRIME = 2 ** 31 - 1; // as in gpt.py
 
 export const row = (matrix, i, width) => matrix.subarray(i * width, (i + 1) * width); // the same numbers, not a copy
 export const hasValues = (config, layer) => config.value_embeddings && (config.num_layers - 1 - layer) % 2 === 0;
+
+// The rows of the n-gram tables for the token at `position`; compare NgramEmbedding in gpt.py.
+function ngramRows({ ngram_sizes: sizes, ngram_buckets: buckets, ngram_factors, vocab_size }, tokens, position) {
+  const rows = [];
+  for (let back = 0, key = 0; back < sizes.at(-1); back++) {
+    key += ngram_factors[back] * (position >= back ? tokens[position - back] : vocab_size);
+    const mixed = key % NGRAM_PRIME;
+    if (sizes.includes(back + 1)) rows.push(((mixed ^ (mixed >> 15)) % buckets) + rows.length * buckets);
+  }
+  return rows;
+}
 
 // Keys and values of up to `room` tokens, (S, H_kv K) for each layer, and the tokens.
 export class Cache {
@@ -105,20 +117,17 @@ export class Network {
     const { config, scratch, D } = this;
     const { tokens, cache, start, T, trace } = chunk;
     x.fill(0);
-    const addTable = (part, weight, idOf) => {
-      const rows = scratch.added.subarray(0, T * D);
-      for (let t = 0; t < T; t++) rows.set(row(weight, idOf(t), D), t * D);
+    const addTable = (part, weight, idsOf) => {
+      const rows = scratch.added.subarray(0, T * D).fill(0);
+      for (let t = 0; t < T; t++) for (const id of idsOf(t)) addTo(row(rows, t, D), row(weight, id, D));
       replace(rows, D, part, chunk);
       if (trace) (trace.tables[part] ??= new Float32Array(trace.embeddings.length)).set(rows, start * D);
       addTo(x, rows);
     };
-    addTable("token embedding", this.weight("token_embedding"), (t) => tokens[t]);
-    if (config.bigram_buckets) {
-      const previous = (t) => (start + t ? cache.tokens[start + t - 1] : config.vocab_size);
-      const bucket = (t) => (40503 * tokens[t] + 65599 * previous(t)) % config.bigram_buckets; // as GPT.bigram_buckets
-      addTable("pair table", this.weight("bigram_embedding"), bucket);
-    }
-    if (config.position === "learned") addTable("positions", this.weight("position_embedding"), (t) => start + t);
+    addTable("token embedding", this.weight("token_embedding"), (t) => [tokens[t]]);
+    if (config.ngram_sizes.length)
+      addTable("n-gram tables", this.weight("ngram_embedding"), (t) => ngramRows(config, cache.tokens, start + t));
+    if (config.position === "learned") addTable("positions", this.weight("position_embedding"), (t) => [start + t]);
     trace?.embeddings.set(x, start * D);
     if (config.embedding_norm) this.norm("embedding_norm", x, x);
   }

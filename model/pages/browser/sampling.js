@@ -3,12 +3,18 @@
 // temperature divides the logits, 0 takes the likeliest token; topK draws from so many of the likeliest, null from all.
 export function sample(logits, { temperature = 1, topK = null }) {
   if (temperature === 0) return likeliest(logits, 1)[0];
-  const ids = topK ? likeliest(logits, topK) : [...logits.keys()];
-  const largest = ids.reduce((most, id) => Math.max(most, logits[id]), -Infinity);
-  const weights = ids.map((id) => Math.exp((logits[id] - largest) / temperature));
-  const drawn = Math.random() * weights.reduce((sum, weight) => sum + weight);
+  const ids = topK && likeliest(logits, topK);
+  const weights = ids ? Float32Array.from(ids, (id) => logits[id]) : logits.slice();
+  const largest = weights.reduce((most, logit) => (logit > most ? logit : most), -Infinity);
+  let total = 0;
+  for (let i = 0; i < weights.length; i++) {
+    weights[i] = Math.exp((weights[i] - largest) / temperature);
+    total += weights[i];
+  }
+  const drawn = Math.random() * total;
   let below = 0;
-  return ids.find((_, place) => drawn < (below += weights[place]));
+  const place = weights.findIndex((weight) => drawn < (below += weight));
+  return ids ? ids[place] : place;
 }
 
 // The ids of the `count` largest logits, largest first; of equal ones the lower id.

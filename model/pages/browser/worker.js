@@ -1,15 +1,16 @@
-// The worker of a page with a model: one queue of questions, of which one at a time is worked on.
+// The worker of a page with a model: one queue of questions, of which one at a time is worked on. While the model writes,
+// other questions wait most of the time; patches of all heads wait for any other.
 //
 // Messages: { id, name, request } asks LiveModel for a method, { id, drop } takes a question back. Answers:
 // { id, value } for each value that it yields, { id, result } or { id, error } at the end; none to what is taken back.
 
 import { LiveModel } from "browser/live-model.js";
 
-// These take long, share nothing with other questions, and go on whenever no other question waits.
-const PATIENT = new Set(["write", "patchAll"]);
+const SHARE = 0.1; // of the time for which the model writes, that all other questions get meanwhile
 
 const { port1, port2 } = new MessageChannel();
-const queue = new Map(); // by id: { id, name, request, job }
+// By id: { id, name, request, job, spare: while it writes, the milliseconds that others may take now }.
+const queue = new Map();
 let model = null;
 let working = false;
 
@@ -20,7 +21,7 @@ function* start({ manifest, texts }) {
 
 onmessage = ({ data: { drop, ...question } }) => {
   if (drop) queue.delete(question.id);
-  else queue.set(question.id, question);
+  else queue.set(question.id, { ...question, spare: 0 });
   if (!working) work();
 };
 
@@ -28,7 +29,13 @@ async function work() {
   working = true;
   while (queue.size) {
     const questions = [...queue.values()];
-    workOn(questions.find(({ name }) => !PATIENT.has(name)) ?? questions[0]);
+    const writing = questions.find(({ name }) => name === "write");
+    const others = questions.filter((question) => question !== writing);
+    const other = others.find(({ name }) => name !== "patchAll") ?? others[0];
+    const chosen = !writing || (other && writing.spare > 0) ? other : writing;
+    const begun = performance.now();
+    workOn(chosen);
+    if (writing) writing.spare += (performance.now() - begun) * (chosen === writing ? SHARE : -1);
     // Lets messages that have come in the meantime be handled. A timer would wait at least four milliseconds.
     const handled = new Promise((resolve) => (port1.onmessage = resolve));
     port2.postMessage(null);

@@ -101,13 +101,17 @@ async function write() {
   written = { text: state.typed, words: `wrote ${count} at ${perSecond}/s` };
 }
 
-// While it writes, the page shows the text so far, as often as it can be drawn.
+// While it writes, the box shows the text so far. The rest of the page follows as often as the worker has time to read.
 async function follow(writer, textSoFar) {
+  let free = true; // the last text that was asked for is drawn
   while (running === writer) {
     if (box.value !== textSoFar()) {
       showInBox(textSoFar());
-      readBox();
-      await rendered;
+      if (free) {
+        free = false;
+        readBox();
+        rendered.then(() => (free = true));
+      }
     }
     await new Promise(requestAnimationFrame);
   }

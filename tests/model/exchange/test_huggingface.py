@@ -24,7 +24,7 @@ safetensors = pytest.importorskip("safetensors.torch")
 
 SIZES = {"vocab_size": 260, "context_length": 64, "num_layers": 3, "num_heads": 4, "embed_dim": 32}
 GPT2 = {**SIZES, **gpts.GPT2}
-OURS = {"value_embeddings": True, "bigram_buckets": 64, "window": 5, "activation": "swiglu"}
+OURS = {"value_embeddings": True, "ngram_sizes": [2, 3], "ngram_buckets": 64, "window": 5, "activation": "swiglu"}
 GPTS = [
     ("GPT2LMHeadModel", GPT2),
     ("GPT2LMHeadModel", {**GPT2, "activation": "gelu_exact", "tie_embeddings": False, "feed_forward_dim": 48}),

@@ -37,8 +37,8 @@ def tables_of(gpt):
     tables = {"token embedding": (gpt.token_embedding, BATCH)}
     if gpt.position_embedding:
         tables["positions"] = gpt.position_embedding, torch.arange(10)
-    if gpt.bigram_embedding:
-        tables["pair table"] = gpt.bigram_embedding, gpt.bigram_buckets(BATCH)
+    if gpt.ngram_embedding:
+        tables["n-gram tables"] = gpt.ngram_embedding, gpt.ngram_embedding.rows(BATCH)
     return tables | {f"value embeddings {layer}": (table, BATCH) for layer, table in gpt.value_embeddings.items()}
 
 

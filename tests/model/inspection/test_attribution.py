@@ -13,7 +13,8 @@ from tests.gpts import CONFIGS, TOKENS, random_gpt
 def parts_by_hand(gpt):
     """What each part writes into the residual stream, through the final norm and the row of the next token."""
     exact = ByHand(gpt, TOKENS.tolist())
-    names = {"token embedding": "token embedding", "pair embedding": "pair table", "position embedding": "positions"}
+    names = {"token embedding": "token embedding", "n-gram embedding": "n-gram tables"}
+    names["position embedding"] = "positions"
     embedded = {name: exact.stops[stop] for stop, name in names.items() if stop in exact.stops}
     written, total = embedded, sum(embedded.values())
     if gpt.config.embedding_norm:

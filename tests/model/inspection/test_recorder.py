@@ -135,7 +135,7 @@ def test_measurements_are_made_in_float32_under_autocast_and_of_coarser_weights(
 
 @pytest.mark.parametrize("failing", ["capture", "survey", "trace", "part_means", "without_each"])
 def test_measuring_does_not_change_the_model(failing, monkeypatch):
-    gpt = random_gpt(replace(GROUPED, value_embeddings=True, bigram_buckets=31, dropout=0.3)).train()
+    gpt = random_gpt(replace(GROUPED, value_embeddings=True, ngram_sizes=[2, 3], ngram_buckets=31, dropout=0.3)).train()
     gpt.blocks[1].eval()  # a frozen part must stay frozen
     gpt.blocks[2].attention.attend = own = gpt.blocks[2].attention.attend
     gpt.blocks[0].feed_forward.register_forward_hook(lambda _, args, result: result + 0 * torch.rand(1))

@@ -5,6 +5,7 @@
 //   ["tokenizer", { stored, texts, ids }]
 //   ["draws", { logits, options, count }]
 //   ["habits", { maps, tokens, scores }]
+//   ["turns", { names, steps }]     who had each turn in the worker, of questions that are asked at once and never end
 
 import { readFileSync } from "node:fs";
 import { register } from "node:module";
@@ -73,6 +74,23 @@ const answers = {
     Array.from({ length: count }, () => sample(Float32Array.from(logits), options)),
   habits: ({ maps, tokens, scores, window }) =>
     maps.map((map) => habitInWords(Uint8Array.from(map), tokens, scores, window)),
+  turns: ({ names, steps }) => new Promise((resolve) => {
+    const turns = [];
+    performance.now = () => turns.length; // each turn takes a millisecond
+    LiveModel.prototype.parity = function* () {};
+    for (const name of names)
+      LiveModel.prototype[name] = function* () {
+        for (; turns.length < steps; turns.push(name)) yield;
+      };
+    globalThis.onmessage = null;
+    globalThis.postMessage = ({ id }) => {
+      if (id === "start") names.forEach((name) => onmessage({ data: { id: name, name } }));
+      else resolve(turns);
+    };
+    import("browser/worker.js").then(() =>
+      onmessage({ data: { id: "start", name: "start", request: { manifest: {}, texts: [] } } }));
+  }),
 };
-const questions = JSON.parse(readFileSync(0));
-console.log(JSON.stringify(questions.map(([name, question]) => answers[name](question))));
+const found = [];
+for (const [name, question] of JSON.parse(readFileSync(0))) found.push(await answers[name](question));
+process.stdout.write(JSON.stringify(found), () => process.exit()); // the worker would go on listening

@@ -264,6 +264,14 @@ def test_what_is_dropped_is_worked_on_no_more(open_file):
     assert answer == [21, 1, True]
 
 
+def test_what_is_read_while_it_writes_takes_a_tenth_of_its_time():
+    """So that panels that follow the text do not hold it up; patches of all heads wait until the others are done."""
+    (turns,) = in_node([("turns", {"names": ["patchAll", "write", "read"], "steps": 1100})])
+    assert turns[:1] == ["write"] and turns.count("read") == pytest.approx(100, abs=1) and "patchAll" not in turns
+    (turns,) = in_node([("turns", {"names": ["patchAll", "read"], "steps": 20})])
+    assert turns == ["read"] * 20
+
+
 def test_a_typed_letter_costs_one_token_for_each_step_and_text():
     """Also while two steps are compared, with a part switched off, and a second text is read and patched."""
     config = replace(MODERN, num_layers=2)

@@ -55,7 +55,7 @@ def page_of(*gpts: GPT) -> str:
 @pytest.fixture(scope="module")
 def slow_page() -> str:
     """A page whose model takes long enough to be interrupted."""
-    config = replace(CONFIG, num_layers=4, num_heads=4, embed_dim=96, context_length=64)
+    config = replace(CONFIG, num_layers=4, num_heads=4, embed_dim=256, context_length=256)
     return page_of(*(plain_gpt(seed, config) for seed in (0, 1)))
 
 
@@ -257,9 +257,11 @@ def test_it_writes_what_pytorch_writes_until_it_is_stopped(open_page):
     settle(page)
     prompt = torch.tensor([TOKENIZER.encode(OPENING)])
     tokens = generate(GPTS[-1], prompt, 200, temperature=0)[0].tolist()
-    assert page.locator("#box").input_value() == TOKENIZER.decode(tokens)
+    text = TOKENIZER.decode(tokens)
+    assert page.locator("#box").input_value() == text
+    assert "".join(page.locator("#tokens span").all_inner_texts()) == text[-32:]
+    assert_next(page, logits_of(GPTS[-1], text))
     # The second time it is stopped at once.
-    text = page.locator("#box").input_value()
     page.evaluate("() => { for (const _ of 'ab') document.getElementById('write').click() }")
     page.locator("#speed", has_text="wrote 0 at").wait_for()
     settle(page)

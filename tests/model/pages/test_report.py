@@ -113,7 +113,7 @@ def test_all_heads_are_listed_and_those_without_effect_in_one_line():
         "repeated": [0.0, 0.7, 0.001, 3.0, 0.2, 0.0],
     }
     parts = [f"head {layer}.{head}" for layer in range(2) for head in range(3)]
-    ablation = {probe: {"pair table": 9.0} | dict(zip(parts, of, strict=True)) for probe, of in ablation.items()}
+    ablation = {probe: {"n-gram tables": 9.0} | dict(zip(parts, of, strict=True)) for probe, of in ablation.items()}
     described = [[{"sentence": f"What {layer}.{head} does."} for head in range(3)] for layer in range(2)]
     found, idle = heads_that_matter(ablation, described)
     assert [one["head"] for one in found] == ["1.0", "0.1", "1.1", "0.0"]  # by the larger change

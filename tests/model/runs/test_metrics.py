@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model.checks import Mistake
 from model.runs.metrics import COLUMNS, CSVLogger, TrainingMetrics
 from model.runs.saving import rewind
 from tests.small_runs import csv_rows
@@ -74,7 +75,7 @@ def test_a_row_has_the_mean_loss_since_the_last_one_and_all_tokens_also_after_a_
     assert resumed.row(trainer) == {"tokens": 600, "train/loss": 2.0, "lr": 0.1}
     for loss in (math.inf, math.nan):
         measured.add(torch.tensor(loss), 1)
-        with pytest.raises(FloatingPointError, match="the training loss has become"):
+        with pytest.raises(Mistake, match="the training loss has become"):
             measured.state_dict()
-        with pytest.raises(FloatingPointError, match="the training loss has become"):
+        with pytest.raises(Mistake, match="the training loss has become"):
             measured.row(trainer)

@@ -1,6 +1,7 @@
 """Checkpoint files are complete or absent, run no code, and restore the random states."""
 
 import random
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+import model.runs.saving
+from model.checks import Mistake
 from model.files import write_atomically
 from model.runs.saving import AtomicCheckpointIO, random_state, restoring, set_random_state
 
@@ -30,24 +33,34 @@ def test_a_checkpoint_restores_the_random_states(tmp_path):
     assert (draw(), draw()) == expected
 
 
+def failing(error, file, name="restore"):
+    """A function that raises such an error, as if it stood in that file."""
+    names = {}
+    exec(compile(f"def {name}(error): raise error", file, "exec"), names)
+    return partial(names[name], type(error)(*error.args))
+
+
 @pytest.mark.parametrize("error", [KeyError("loops"), ValueError("state vector"), RuntimeError(""), TypeError("x\ny")])
 def test_whatever_fails_while_a_checkpoint_is_restored_is_one_sentence_with_its_name(tmp_path, error):
-    """And passes as it is before a checkpoint is read and after the run has begun."""
-    io = AtomicCheckpointIO()
+    """And passes as it is before a checkpoint is read, after the run has begun, and where the person's code fails."""
+    io, own = AtomicCheckpointIO(), model.runs.saving.__file__
     io.save_checkpoint(WHOLE, tmp_path / "x.ckpt")
     trainer = SimpleNamespace(strategy=SimpleNamespace(checkpoint_io=io))
-    for is_read, has_begun in ((False, False), (True, False), (True, True)):
-        is_named = is_read and not has_begun
-        with pytest.raises(ValueError if is_named else type(error)) as caught, restoring(trainer):
-            if is_read:
-                io.load_checkpoint(tmp_path / "x.ckpt")
-            if has_begun:
-                io.restored_from = None
-            raise error
-        assert (caught.value is error) != is_named
-        if is_named:
-            assert str(caught.value).startswith(f"{tmp_path}/x.ckpt cannot be used for this run: ")
-            assert "\n" not in str(caught.value)
+
+    def raised_by(fail, kind):
+        with pytest.raises(kind) as caught, restoring(trainer):
+            fail()
+        return str(caught.value)
+
+    raised_by(failing(error, own), type(error))
+    io.load_checkpoint(tmp_path / "x.ckpt")
+    for file in (torch.__file__, own):
+        said = raised_by(failing(error, file), Mistake)
+        assert said.startswith(f"{tmp_path}/x.ckpt cannot be used for this run: ") and "\n" not in said
+    raised_by(failing(error, str(tmp_path / "callback.py")), type(error))
+    raised_by(failing(error, own, "configure_optimizers"), type(error))
+    io.is_restoring = False
+    raised_by(failing(error, own), type(error))
 
 
 def test_an_error_while_saving_stays_what_it_is_and_keeps_the_old_file(tmp_path, monkeypatch):
@@ -77,7 +90,7 @@ def test_a_full_disk_keeps_the_old_file_and_names_it(tmp_path, write):
     path = tmp_path / "file"
     path.write_bytes(b"before")
     (tmp_path / ".file.aside").symlink_to("/dev/full")
-    with pytest.raises(OSError, match=r"No space left.*file'"):
+    with pytest.raises(Mistake, match=r"file: No space left"):
         write(path)
     assert path.read_bytes() == b"before"
 

@@ -35,7 +35,7 @@ def test_a_lock_is_taken_again_by_its_owner_and_left_by_who_did_not_get_it(tmp_p
     mine, other = FolderLock(), FolderLock()
     for _ in range(2):
         mine.acquire(tmp_path)
-        with pytest.raises(BlockingIOError, match="is being trained by another process"):
+        with pytest.raises(ValueError, match="is being trained by another process"):
             other.acquire(tmp_path)
         assert other.descriptor is None
     mine.release()
