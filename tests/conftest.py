@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests import forks, gpts, small_runs
+from tests import gpts, small_runs
 
 gc.disable()  # until everything is imported, which leaves next to nothing to collect
 
@@ -21,7 +21,6 @@ def pytest_collection_finish():
     """What was imported stays, so the collector need not look at it again and again: seconds of a suite."""
     gc.freeze()
     gc.enable()
-    forks.start_server()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,7 +14,6 @@ import torch
 from scripts import benchmark
 from scripts.benchmarks import gpt2
 from tests.command_lines import refused
-from tests.forks import run_forked
 
 SMALL = {"num_layers": 1, "num_heads": 2, "embed_dim": 16, "context_length": 8, "vocab_size": 257}
 # Answers like nanoGPT's model.py, with our network.
@@ -99,11 +98,7 @@ def test_train(measure, nanogpt):
 
 
 def test_a_contender_is_measured_in_a_process_of_its_own(nanogpt):
-    run_forked(measure_contender, nanogpt.partition("=")[2])
-
-
-def measure_contender(checkout: str) -> None:
-    job = {"function": "measure_step", "contender": "nanogpt", "checkout": checkout, "seed": 0}
+    job = {"function": "measure_step", "contender": "nanogpt", "checkout": nanogpt.partition("=")[2], "seed": 0}
     job |= {"size": SMALL, "batch_size": 2, "seconds": 0.0, "steps": 10}
     assert benchmark.run(job)["tokens"] == 16
 

@@ -3,7 +3,6 @@
 import io
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,9 +15,9 @@ from model.checkpoint import load_gpt
 from model.generation import generate
 from model.gpt import GPT
 from scripts.generate import TextStream, main
+from tests import programs
 from tests.command_lines import call, refused
 from tests.gpts import change_checkpoint, save_checkpoint, save_run
-from tests.small_runs import REPOSITORY
 
 
 @torch.no_grad()
@@ -186,5 +185,4 @@ def test_a_closed_stream_gets_one_sentence(run_dir, capsys, monkeypatch, option)
 def test_as_a_program_it_imports_nothing_that_only_training_needs(run_dir):
     code = "import runpy, sys; sys.modules |= dict.fromkeys(['lightning', 'datasets', 'wandb', 'matplotlib']); "
     code += "runpy.run_module('scripts.generate', run_name='__main__')"
-    command = [sys.executable, "-c", code, "--checkpoint", str(run_dir), "--max_new_tokens=3"]
-    subprocess.run(command, cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
+    programs.run("-c", code, "--checkpoint", run_dir, "--max_new_tokens=3")

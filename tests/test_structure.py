@@ -5,18 +5,16 @@ And what the lock file and a wheel hold, and that a run opens no connection.
 
 import ast
 import graphlib
-import importlib
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from tests.forks import run_forked
+from tests import programs
 from tests.small_runs import REPOSITORY
 
 SOURCES = [REPOSITORY / "train.py"]
@@ -86,7 +84,7 @@ def test_the_network_can_be_used_with_torch_alone():
     blocked = ["lightning", "wandb", "datasets", "matplotlib", "tiktoken", "sympy"]  # of which the last takes a second
     hide = f"import sys; sys.modules.update(dict.fromkeys({blocked}))"
     use = "import model.gpt, model.generation, model.checkpoint as c; c.without_weights(c.GPTConfig(vocab_size=9))"
-    subprocess.run([sys.executable, "-c", f"{hide}; {use}"], cwd=REPOSITORY, check=True)
+    programs.run("-c", f"{hide}; {use}")
 
 
 def test_every_import_is_a_declared_dependency():
@@ -173,20 +171,15 @@ def test_a_wheel_holds_every_file_of_model_and_data_and_no_other(tmp_path):
         shutil.copy(REPOSITORY / name, clone)
     files = [path for folder in ("model", "data") for path in (clone / folder).rglob("*") if path.is_file()]
     build = "import setuptools.build_meta as backend; print(backend.build_wheel('..'))"
-    subprocess.run([sys.executable, "-c", build], cwd=clone, check=True, capture_output=True)
+    programs.run("-c", build, cwd=clone)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
         archive.extractall(tmp_path / "installed")
     assert held == {path.relative_to(clone).as_posix() for path in files}
     assert {Path(name).suffix for name in held} == {".py", ".html", ".css", ".js", ".svg"}
-    run_forked(import_from, tmp_path / "installed")
-
-
-def import_from(folder: Path) -> None:
-    """The packages can be imported where only their copy in this folder is found."""
-    for name in [name for name in sys.modules if name.split(".")[0] in ("model", "data")]:
-        del sys.modules[name]
-    sys.path = [str(folder), *(place for place in sys.path if Path(place).resolve() != REPOSITORY)]
-    for name in ("model.gpt", "model.pages.template", "data.tokenizers"):
-        assert Path(importlib.import_module(name).__file__).is_relative_to(folder)
+    names = ["model.gpt", "model.pages.template", "data.tokenizers"]
+    code = f"import importlib; print([importlib.import_module(name).__file__ for name in {names}])"
+    installed = tmp_path / "installed"
+    places = ast.literal_eval(programs.run("-c", code, cwd=tmp_path, env={"PYTHONPATH": str(installed)}))
+    assert all(Path(place).is_relative_to(installed) for place in places)

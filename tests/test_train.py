@@ -6,7 +6,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
@@ -19,7 +18,7 @@ from lightning.pytorch.callbacks import Timer
 from model.checkpoint import load_gpt, read_checkpoint
 from model.runs.folder import resume_point
 from model.training.module import GPTModule
-from tests.forks import run_forked, run_ranks
+from tests import programs
 from tests.small_runs import EVENTFUL, REPOSITORY, assert_same, assert_same_run, final_state, metrics
 from tests.watching import before_call
 from train import main
@@ -254,17 +253,17 @@ def test_every_shipped_config_trains(train, small_text, config):
     assert Path("runs/run/checkpoints/best.ckpt").exists()
 
 
-def test_neither_the_locale_nor_a_closed_standard_output_matters(tmp_path, small_options):
-    """Samples of any language are written and read back. This one starts Python, which reads its locale then."""
-    command = [sys.executable, REPOSITORY / "train.py", *small_options, "--name=run", "--trainer.max_steps=4"]
-    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, text=True, **pipe) as process:
-        process.stdout.close()
-        error = process.stderr.read()
-    assert process.returncode == 0 and "ipe" not in error, error
-    assert (tmp_path / "runs/run/report.html").exists()
-    assert not (tmp_path / "runs/run/samples.jsonl").read_text(encoding="utf-8").isascii()
+@pytest.mark.slow
+def test_neither_the_locale_nor_a_closed_standard_output_matters(here, small_options):
+    """Samples of any language are written and read back. Python reads its locale when it starts."""
+    environment = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    options = [*small_options, "--name=run", "--trainer.max_steps=4"]
+    program = programs.start("train.py", *options, env=environment, stderr=subprocess.PIPE)
+    program.stdout.close()
+    error = program.stderr.read()
+    assert program.wait() == 0 and "ipe" not in error, error
+    assert Path("runs/run/report.html").exists()
+    assert not Path("runs/run/samples.jsonl").read_text(encoding="utf-8").isascii()
 
 
 @pytest.mark.slow
@@ -281,11 +280,7 @@ def test_two_devices_give_the_losses_of_one_and_resume_between_two_rows(train, t
     shutil.copytree(trained(*options, "--trainer.max_steps=6"), "runs/two")
     rows = []
     for start in ("runs/two", "runs/two/checkpoints/step_00000010.ckpt"):
-        command = [f"--resume={start}", *two_devices, "--trainer.max_steps=18"]
-        if not rows:
-            run_forked(partial(subprocess.run, check=True), [sys.executable, REPOSITORY / "train.py", *command])
-        else:
-            run_ranks(main, command)
+        programs.run("train.py", f"--resume={start}", *two_devices, "--trainer.max_steps=18")
         rows.append(metrics("runs/two"))
     assert rows[0] == rows[1] and [row["step"] for row in rows[0] if row["train/loss"]] == ["6", "12", "18"]
     assert train("--resume=runs/two", "--trainer.devices=1", "--trainer.strategy=auto", "--trainer.max_steps=24") == 0

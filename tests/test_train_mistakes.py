@@ -5,14 +5,13 @@ import re
 import runpy
 import shlex
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from data.corpora import CORPORA
-from tests.forks import run_forked
+from tests import programs
 from tests.small_runs import REPOSITORY
 from train import main
 
@@ -134,9 +133,9 @@ def test_as_a_program_a_mistake_ends_with_status_2(monkeypatch, capsys):
     assert output == "" and error.count("\n") == 1
 
 
-# Runs train.py as a program; Ctrl-C comes when it begins to import what takes seconds.
+# Ctrl-C comes when the program begins to import what takes seconds.
 INTERRUPTED_IMPORT = """
-import os, runpy, signal, sys
+import os, signal, sys
 
 class Interrupt:
     def find_spec(self, name, *_):
@@ -144,36 +143,23 @@ class Interrupt:
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Interrupt())
-runpy.run_path("train.py", run_name="__main__")
 """
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX")
 def test_ctrl_c_during_the_imports_shows_no_traceback():
-    ended = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT], cwd=REPOSITORY, capture_output=True, text=True)
-    assert ended.returncode == 130
-    assert ended.stderr == ""
+    assert programs.end(programs.start("train.py", before=INTERRUPTED_IMPORT), 130) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals and groups of processes are POSIX")
 def test_ctrl_c_before_training_shows_no_traceback(here):
-    run_forked(interrupt_training)
-    assert not Path("runs").exists()
-
-
-def interrupt_training() -> None:
     Path("text.txt").write_text("a text that takes some time\n" * 1_000_000)
     options = ["--data.files=text.txt", "--data.tokenizer=bytes", "--data.vocab_size=null", "--data.cache_dir=cache"]
-    command = [sys.executable, str(REPOSITORY / "train.py"), *options]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
-        try:
-            seen = ""
-            while "tokenising" not in seen:
-                seen += (character := process.stderr.read(1))
-                assert character, seen
-            os.killpg(process.pid, signal.SIGINT)
-            _, rest = process.communicate(timeout=60)
-        finally:
-            process.kill()
-    assert process.returncode == 130
-    assert "Traceback" not in rest
+    program, seen = programs.start("train.py", *options), ""
+    while "tokenising" not in seen:
+        seen += (character := program.stdout.read(1))
+        assert character, seen
+    os.killpg(program.pid, signal.SIGINT)
+    assert "Traceback" not in programs.end(program, 130)
+    assert not Path("runs").exists()

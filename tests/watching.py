@@ -1,9 +1,14 @@
 """Something that happens before a function is called, or a file is changed, wherever the program does it."""
 
 import os
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
+from functools import partial
 from itertools import count
+from pathlib import Path
 
 CHANGES = ("open", "os.mkdir", "os.rename", "os.remove")  # Python's audit events
 
@@ -23,15 +28,15 @@ def before_call(replace: Callable, owner: object, name: str, action: Callable, n
     replace(owner, name, watched)
 
 
-def before_change(folders: list[str], action: Callable, number: int | None = None, events=CHANGES) -> None:
+def before_change(folders: list[str], action: Callable, number: int | None = None, events=CHANGES) -> Callable:
     """From now on, calls `action` with the path before each change below these folders of this one, or the n-th alone.
 
-    What it raises, the program gets. This never ends, so it is for a process that a test has started.
+    What it raises, the program gets. Returns the function that ends it.
     """
-    changes = count(1)
+    changes, is_over = count(1), threading.Event()
 
-    def hook(event: str, arguments: tuple) -> None:
-        if event not in events or not isinstance(arguments[0], str | os.PathLike):
+    def hook(event: str, arguments: tuple) -> None:  # which Python keeps for ever
+        if is_over.is_set() or event not in events or not isinstance(arguments[0], str | os.PathLike):
             return
         reads = event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR)
         if reads or os.path.relpath(arguments[0]).partition("/")[0] not in folders:
@@ -40,3 +45,20 @@ def before_change(folders: list[str], action: Callable, number: int | None = Non
             action(arguments[0])
 
     sys.addaudithook(hook)
+    return is_over.set
+
+
+def signal_at(change: int, signum: int, delay: float | None = None, to_group: bool = False) -> None:
+    """This process, or its group, gets a signal before the n-th change below runs/, or so many seconds later."""
+    kill = partial(os.killpg if to_group else os.kill, os.getpid(), signum)
+    later = kill if delay is None else threading.Timer(delay, kill).start
+    before_change(["runs"], lambda _: later(), change)
+
+
+def kill_children(named: bytes, *_) -> None:
+    """Kills the processes that this one has started whose command line holds these bytes. Linux only."""
+    for child in map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()):
+        if named in Path(f"/proc/{child}/cmdline").read_bytes():
+            os.kill(child, signal.SIGKILL)
+            print("killed", child)
+    time.sleep(1)  # in which it is noticed

@@ -27,7 +27,7 @@ from data.mistakes import Mistake
 from data.readers import Passage
 from data.sampler import WindowSampler
 from data.token_cache import CorpusCache, TokenizedCorpus, TokenStore, default_cache_dir, token_stream, write_split
-from tests.forks import Forked
+from tests import programs
 
 TOKENIZER = tokenizers.byte_level()
 END = TOKENIZER.end_of_text
@@ -300,21 +300,21 @@ def test_environment_names_the_cache_and_one_that_cannot_be_made_says_what_to_se
         cache_of(folder, tmp_path / "occupied").prepare()
 
 
-def tokenise(folder: Path, cache_dir: Path, said: Path, meet: Callable[[], None]) -> None:
-    """A run that calls `meet` before it reads on; what it prints is in a file."""
+def tokenise(folder: str, cache_dir: str, meet: str, outputs: list[str]) -> None:
+    """A run that calls `meet`, a function of this module, before it reads on; it writes into the first of outputs."""
     read = FileCorpus.passages
 
     def passages(self, split: str):
         for passage in read(self, split):
-            meet()
+            globals()[meet](Path(cache_dir), [Path(output) for output in outputs])
             yield passage
 
     token_cache.BATCH_CHARS, FileCorpus.passages = 2000, passages
-    with said.open("w") as file, redirect_stdout(file):
-        cache_of(folder, cache_dir).prepare(num_threads=2)
+    with Path(outputs[0]).open("w") as file, redirect_stdout(file):
+        cache_of(Path(folder), Path(cache_dir)).prepare(num_threads=2)
 
 
-def another_waits(outputs: list[Path]) -> None:
+def another_waits(_: Path, outputs: list[Path]) -> None:
     """Returns when a run says so."""
     late = time.monotonic() + 60
     while not any("waiting for another run" in path.read_text() for path in outputs if path.exists()):
@@ -322,20 +322,25 @@ def another_waits(outputs: list[Path]) -> None:
         time.sleep(0.005)
 
 
-def killed_while_writing(cache_dir: Path) -> None:
+def killed_while_writing(cache_dir: Path, _: list[Path]) -> None:
     """Returns until tokens are on the disk."""
     if any(path.stat().st_size for path in cache_dir.glob("*/train.bin")):
         time.sleep(60)
 
 
+def start_tokenising(folder: Path, cache_dir: Path, meet: Callable, *outputs: Path):
+    paths = [str(path) for path in outputs]
+    return programs.start("-c", programs.calling(tokenise, str(folder), str(cache_dir), meet.__name__, paths))
+
+
 @pytest.mark.slow
 def test_two_runs_on_a_cold_cache_make_it_once(folder: Path, tmp_path: Path):
     expected = cache_of(folder, tmp_path / "expected").prepare()
-    outputs = [tmp_path / name for name in ("first", "second")]
-    meet = partial(another_waits, outputs)
-    runs = [Forked(tokenise, folder, tmp_path / "cache", path, meet) for path in outputs]
-    assert [run.status() for run in runs] == [0, 0]
-    said = "".join(path.read_text() for path in outputs)
+    one, two = tmp_path / "first", tmp_path / "second"
+    runs = [start_tokenising(folder, tmp_path / "cache", another_waits, *paths) for paths in ((one, two), (two, one))]
+    for run in runs:
+        programs.end(run)
+    said = one.read_text() + two.read_text()
     assert said.count("training a bpe tokenizer") == said.count("waiting for another run") == 1
     assert same(cache_of(folder, tmp_path / "cache").open(), expected)
 
@@ -343,12 +348,11 @@ def test_two_runs_on_a_cold_cache_make_it_once(folder: Path, tmp_path: Path):
 @pytest.mark.slow
 def test_a_killed_run_leaves_no_file_that_opens_and_the_next_one_starts_again(folder: Path, tmp_path: Path):
     expected = cache_of(folder, tmp_path / "expected").prepare()
-    meet = partial(killed_while_writing, tmp_path / "cache")
-    run = Forked(tokenise, folder, tmp_path / "cache", tmp_path / "said", meet)
+    run = start_tokenising(folder, tmp_path / "cache", killed_while_writing, tmp_path / "said")
     while not any(path.stat().st_size for path in tmp_path.glob("cache/*/train.bin")):
-        assert not run.keeper.poll(), "the run ended before it could be killed"
+        assert run.poll() is None, "the run ended before it could be killed"
         time.sleep(0.005)
-    os.kill(run.pid, signal.SIGKILL)
-    assert run.status() == -signal.SIGKILL
+    run.kill()
+    programs.end(run, -signal.SIGKILL)
     assert cache_of(folder, tmp_path / "cache").open() is None
     assert same(cache_of(folder, tmp_path / "cache").prepare(), expected)

@@ -21,6 +21,7 @@ import pytest
 import torch
 import wandb
 import yaml
+from tests.faults.processes import Started, run
 from torch.utils._pytree import tree_leaves
 
 from data.datamodule import TextDataModule
@@ -30,7 +31,6 @@ from model.runs.folder import resume_point
 from model.runs.results import read_metrics, read_samples
 from model.training.module import GPTModule
 from tests.faults.hub import TEXTS, Hub
-from tests.faults.processes import Started, run
 from tests.small_runs import EVENTFUL, assert_same, assert_same_run, final_state
 from tests.watching import before_call, before_change
 

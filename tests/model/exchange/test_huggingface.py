@@ -14,9 +14,8 @@ from model.attention import CausalSelfAttention
 from model.exchange.huggingface import from_huggingface, read_options, to_huggingface
 from model.generation import generate
 from model.gpt import GPT, GPTConfig
-from tests import gpts
+from tests import gpts, programs
 from tests.attentions import ALIBI, with_scores
-from tests.forks import run_forked
 from tests.gpts import random_gpt
 from tests.strangers import Calls
 
@@ -112,8 +111,7 @@ def test_a_folder_with_our_network_needs_only_torch_and_transformers(transformer
     to_huggingface(gpt, tmp_path / "model", tokenizer)
     program = """if True:
         import sys
-        missing = {"model", "data", "lightning", "tiktoken", "matplotlib"}
-        sys.modules |= dict.fromkeys([*missing, *(name for name in sys.modules if name.split(".")[0] in missing)])
+        sys.modules |= dict.fromkeys(["model", "data", "lightning", "tiktoken", "matplotlib"])
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
         gpt = AutoModelForCausalLM.from_pretrained("model", trust_remote_code=True).eval()
@@ -124,7 +122,7 @@ def test_a_folder_with_our_network_needs_only_torch_and_transformers(transformer
             logits = gpt(**inputs).logits
         torch.save([inputs["input_ids"], written, logits], "result.pt")
     """
-    run_forked(exec, program, {})
+    programs.run("-c", program, cwd=tmp_path, env={"PYTHONPATH": ""})
     tokens, written, logits = torch.load(tmp_path / "result.pt", weights_only=True)
     assert tokens[0].tolist() == tokenizer.encode("def f(x):\n")
     assert torch.equal(written, generate(gpt, tokens, 50, temperature=0))

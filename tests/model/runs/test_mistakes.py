@@ -17,7 +17,7 @@ import data.mistakes
 import model.checks
 from model.files import write_atomically
 from model.runs.mistakes import exit_status, explain_machine, parse, sentence, suggestion
-from tests.small_runs import REPOSITORY
+from tests import programs
 
 
 class Part:
@@ -129,12 +129,11 @@ def test_a_closed_standard_output_is_no_error(body, status):
     source = "import sys\nfrom model.runs.mistakes import Mistake, exit_status\n"
     source += f"@exit_status('x')\ndef main():\n    {body}\n"
     source += "status = main()\nsys.stderr.write(f'status {status}')"
-    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", source], cwd=REPOSITORY, text=True, **pipe) as process:
-        process.stdout.close() if status == 0 else process.stdout.read()
-        error = process.stderr.read()
+    program = programs.start("-c", source, stderr=subprocess.PIPE)
+    program.stdout.close() if status == 0 else program.stdout.read()
+    error = program.stderr.read()
     assert error.endswith(f"status {status}") and "Traceback" not in error
-    assert process.returncode == 0
+    assert program.wait() == 0
 
 
 def test_help_does_not_import_what_is_slow():
@@ -147,7 +146,7 @@ for script in (benchmark, convert_huggingface, generate, inspect_attention, repo
     except SystemExit:
         assert not {"torch", "lightning", "jsonargparse", "datasets", "matplotlib"} & set(sys.modules)
 """
-    subprocess.run([sys.executable, "-c", source], cwd=REPOSITORY, check=True, capture_output=True)
+    programs.run("-c", source)
 
 
 LOADER = "DataLoader worker (pid(s) 1, 2) exited unexpectedly. See the log.\nmore"
