@@ -35,7 +35,7 @@ audit: $(BIN)/python ## look up everything that is pinned in the public list of 
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip-audit==$(PIP_AUDIT)
 	$(BIN)/pip-audit --strict --require-hashes --disable-pip --requirement requirements.lock
 
-faults: $(VENV)/installed-dev ## kill, fill and damage runs in every way and count what is lost; ARGS=--short in four minutes
+faults: $(VENV)/installed-dev ## kill, fill and damage runs in every way and count what is lost, in four minutes; FAULTS=5 at more moments
 	$(PYTEST) -p no:warnings tests/faults/matrix.py $(ARGS)
 
 lint: $(VENV)/installed-dev ## check style, formatting and types

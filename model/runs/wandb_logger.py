@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,3 +69,5 @@ class WandbLogger(loggers.WandbLogger):
         except Exception as error:
             log.warning("Weights & Biases failed, and the run continues without it: %s", error or type(error).__name__)
             self.mode, self._experiment = "disabled", None
+            with suppress(Exception):  # a service that is gone would be missed with a traceback when Python ends
+                wandb.teardown()
