@@ -64,19 +64,28 @@ def build_gpt(path: Path, checkpoint: dict[str, Any]) -> GPT:
         )
     with unusable(path, UNFIT):
         config = GPTConfig(**options)
-        weights = {}
-        for name, weight in checkpoint["state_dict"].items():
-            if name.startswith(WEIGHT_PREFIX):
-                if not weight.is_floating_point():
-                    raise Mistake(f"{name} holds {weight.dtype}, not floats")
-                weights[name.removeprefix(WEIGHT_PREFIX)] = weight.float()
-        if config.num_layers > len(weights):  # a million empty layers take minutes and gigabytes, even without weights
-            raise Mistake(f"num_layers is {config.num_layers}, but there are {len(weights)} weights")
-        if config.vocab_size is None or config.vocab_size * config.embed_dim > sum(map(Tensor.numel, weights.values())):
-            raise Mistake("its embeddings are not those of its vocabulary")  # whose size torch could not even count
-    model = without_weights(config)  # not in a block above: an error in a layer's code is no damage of the file
-    with unusable(path, UNFIT):
-        model.load_state_dict(weights, assign=True)
+        named = checkpoint["state_dict"].items()
+        weights = {name.removeprefix(WEIGHT_PREFIX): weight for name, weight in named if name.startswith(WEIGHT_PREFIX)}
+    try:
+        return with_weights(config, weights)
+    except Mistake as error:
+        raise Mistake(f"{path} is damaged, or no checkpoint of GlassGPT: {UNFIT}{error}") from error
+
+
+def with_weights(config: GPTConfig, weights: dict[str, Tensor]) -> GPT:
+    """A GPT whose weights are these tensors, in float32. Raises a `Mistake` if they do not fit."""
+    for name, weight in weights.items():
+        if not isinstance(weight, Tensor) or not weight.is_floating_point():
+            raise Mistake(f"{name} holds {getattr(weight, 'dtype', type(weight).__name__)}, not floats")
+    if config.num_layers > len(weights):  # a million empty layers take minutes and gigabytes, even without weights
+        raise Mistake(f"num_layers is {config.num_layers}, but there are {len(weights)} weights")
+    if config.vocab_size is None or config.vocab_size * config.embed_dim > sum(map(Tensor.numel, weights.values())):
+        raise Mistake("its embeddings are not those of its vocabulary")  # whose size torch could not even count
+    model = without_weights(config)  # not in the block below: an error in a layer's code is no damage of a file
+    try:
+        model.load_state_dict({name: weight.float() for name, weight in weights.items()}, assign=True)
+    except RuntimeError as error:
+        raise Mistake(str(error).split("\n\t")[1]) from error  # after a title a line for each reason
     if config.tie_embeddings:
         model.head.weight = model.token_embedding.weight
     return model
@@ -141,9 +150,8 @@ def unusable(path: Path, what: str = "") -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # load_state_dict's message is a title, then one reason per line.
-        reason = str(error).removeprefix("Error(s) in loading state_dict for GPT:").strip() or type(error).__name__
-        raise Mistake(f"{path} is damaged, or no checkpoint of GlassGPT: {what}{reason.splitlines()[0]}") from error
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise Mistake(f"{path} is damaged, or no checkpoint of GlassGPT: {what}{reason}") from error
 
 
 def _check_size(value: Any, limit: int) -> None:

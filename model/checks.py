@@ -49,15 +49,19 @@ def check_range(
 
 
 def check_choices(config: Any, prefix: str = "") -> None:
-    """Refuses a dataclass in which a field annotated with a `Literal` has another value.
+    """Refuses a dataclass in which a field annotated with a `Literal` has another value, or one for a number none.
 
     Args:
         prefix: stands before the field's name in the message, as on the command line ("model.optimizer.").
     """
     for name, annotation in typing.get_type_hints(type(config)).items():
-        if typing.get_origin(annotation) is Literal and getattr(config, name) not in typing.get_args(annotation):
+        value, allowed = getattr(config, name), ""
+        if typing.get_origin(annotation) is Literal and value not in typing.get_args(annotation):
             allowed = listed([repr(choice) for choice in typing.get_args(annotation)], "or")
-            raise Mistake(f"{prefix}{name} must be {allowed}, not {getattr(config, name)!r}")
+        elif annotation in (int, int | None, float, float | None) and not isinstance(value, annotation | int):
+            allowed = "a whole number" if annotation in (int, int | None) else "a number"
+        if allowed:
+            raise Mistake(f"{prefix}{name} must be {allowed}, not {value!r}")
 
 
 def listed(parts: Sequence[str], word: str = "and") -> str:

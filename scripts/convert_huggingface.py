@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
+from model.checks import Mistake
 from model.runs.mistakes import exit_status
-from scripts.parser import Parser
+from scripts.parser import Parser, writing
 
 if TYPE_CHECKING:
     from data.tokenizers import Tokenizer
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 GPT2_VOCAB_SIZE = 50257
 
 
-@exit_status("convert_huggingface.py", (ValueError, OSError, ModuleNotFoundError))
+@exit_status("convert_huggingface.py")
 def main(argv: list[str] | None = None) -> None:
     parser = Parser(prog="convert_huggingface.py", description=__doc__)
     commands = parser.add_subparsers(metavar="import | export", required=True)
@@ -59,9 +60,9 @@ def import_model(arguments: argparse.Namespace) -> None:
 
     output = arguments.output
     if output.exists():
-        raise FileExistsError(f"{output} exists already: name a new file")
+        raise Mistake(f"{output} exists already: name a new file")
     if output.suffix != ".ckpt":
-        raise ValueError(f"{output} must end in .ckpt")
+        raise Mistake(f"{output} must end in .ckpt")
     folder = local_folder(arguments.source)
     gpt = from_huggingface(folder)
     tokenizer = tokenizer_of(folder, gpt, arguments.tokenizer)
@@ -73,18 +74,17 @@ def import_model(arguments: argparse.Namespace) -> None:
         "global_step": 0,
         "document_masking": masks_documents(folder),
     }
-    with atomic_file(output) as file:
+    with writing(output), atomic_file(output) as file:
         torch.save(checkpoint, file)
     print(f"{output}: {gpt.num_parameters():,} parameters, tokenizer {tokenizer.name}")
 
 
 def tokenizer_of(folder: Path, gpt: GPT, name: str | None) -> Tokenizer:
     """The tokenizer of that name, or the one in the folder; GPT-2's for a model of its vocabulary size without any."""
-    from data.mistakes import Mistake
     from data.tokenizers import NoTokenizer, Tokenizer, published
 
     if name == "bpe":
-        raise ValueError("--tokenizer bpe would be trained on your text: name bytes or a published encoding")
+        raise Mistake("--tokenizer bpe would be trained on your text: name bytes or a published encoding")
     named = None if name is None else published(name)
     try:
         own = Tokenizer.from_folder(folder)
@@ -93,7 +93,7 @@ def tokenizer_of(folder: Path, gpt: GPT, name: str | None) -> Tokenizer:
             raise Mistake(f"{error}: name its tokenizer with --tokenizer") from error
         return named or published("gpt2")
     if named is not None:
-        raise ValueError(f"{folder} has a tokenizer, with which the model was trained: leave out --tokenizer")
+        raise Mistake(f"{folder} has a tokenizer, with which the model was trained: leave out --tokenizer")
     return own
 
 
@@ -102,7 +102,8 @@ def export_model(arguments: argparse.Namespace) -> None:
     from model.glass import masks_documents, open_run
 
     glass, masking = open_run(arguments.checkpoint), masks_documents(arguments.checkpoint)
-    class_name = to_huggingface(glass.gpt, arguments.output, glass.tokenizer, document_masking=masking)
+    with writing(arguments.output):
+        class_name = to_huggingface(glass.gpt, arguments.output, glass.tokenizer, document_masking=masking)
     print(f"{arguments.output}: {class_name}, {glass.gpt.num_parameters():,} parameters")
     if class_name == OUR_CLASS:
         print("transformers has no such architecture: load it with trust_remote_code=True")

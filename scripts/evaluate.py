@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
+from model.checks import Mistake
 from model.runs.configs import OTHER_TEXT, read_config, typed_options
 from model.runs.folder import CONFIG, find_checkpoint, run_of
 from model.runs.mistakes import exit_status
@@ -35,7 +36,7 @@ OF_TRAINING = {"tokenizer", "vocab_size", "context_length", "batch_size", "valid
 OF_TRAINING |= {"seed", "num_workers", "num_threads", "cache_dir"}
 
 
-@exit_status("evaluate.py", (ValueError, TypeError, OSError, ModuleNotFoundError))
+@exit_status("evaluate.py")
 def main(argv: list[str] | None = None) -> None:
     own = Parser(prog="evaluate.py", description=__doc__, add_help=False)
     add = own.add_argument
@@ -68,7 +69,7 @@ def run_data(checkpoint: Path | None) -> dict[str, Any]:
 
 
 def read_text(data: TextDataModule, split: str, tokenizer: Tokenizer) -> np.ndarray:
-    """Tokens (N,) of a split, or of both, as training reads them. Raises ValueError where there is no text."""
+    """Tokens (N,) of a split, or of both, as training reads them. Raises Mistake where there is no text."""
     import numpy as np
 
     from data.corpora import SPLITS
@@ -86,7 +87,7 @@ def read_text(data: TextDataModule, split: str, tokenizer: Tokenizer) -> np.ndar
         tokens = np.append(tokens, part[int(ends) :])
     if len(tokens) == 1:
         part = "" if split == "all" else f"the {split} split of "
-        raise ValueError(f"{part}{data.corpus.name} holds no text: see --split, --data.files and --data.text_column")
+        raise Mistake(f"{part}{data.corpus.name} holds no text: see --split, --data.files and --data.text_column")
     return tokens
 
 
@@ -102,7 +103,7 @@ def evaluate_text(arguments: argparse.Namespace, data: TextDataModule) -> None:
     context_length = gpt.config.context_length
     stride = arguments.stride or context_length
     if stride > context_length:
-        raise ValueError(f"--stride {stride} would leave out tokens: the model reads {context_length} at once")
+        raise Mistake(f"--stride {stride} would leave out tokens: the model reads {context_length} at once")
     split, batch_size = arguments.split, arguments.batch_size
     tokens = read_text(data, split, tokenizer)
     num_targets, num_bytes = len(tokens) - 1, tokenizer.num_bytes(tokens)

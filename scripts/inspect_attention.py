@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 from model.checks import Mistake
 from model.runs.folder import ATTENTION, HEAD_SCORES, MODEL_PAGE, find_kept, find_run
 from model.runs.mistakes import exit_status
-from scripts.parser import Parser, check_output, prompt_text
+from scripts.parser import Parser, check_output, prompt_text, writing
 
 if TYPE_CHECKING:
     from model.glass import Glass
@@ -130,7 +130,9 @@ def write_live(arguments: argparse.Namespace) -> Path:
     glass, *others = open_steps(arguments.run or arguments.checkpoint, arguments.steps)
     opening = None if arguments.prompt is None else glass.tokenizer.encode(prompt_text(arguments.prompt))
     output = arguments.output or (glass.run or Path()) / MODEL_PAGE
-    write_atomically(output, glass.page(opening, others).encode())
+    page = glass.page(opening, others)
+    with writing(output):
+        write_atomically(output, page.encode())
     return output
 
 
@@ -203,15 +205,18 @@ def write(shown: History, title: str, output: Path, arguments: argparse.Namespac
     from model.pages.page import attention_page
 
     if output.suffix == PAGE:
-        write_atomically(output, attention_page([shown], title).encode())
+        page = attention_page([shown], title)
+        with writing(output):
+            write_atomically(output, page.encode())
         return
     step, heads = (arguments.steps or [None])[0], export.choose_heads(shown, arguments.head)
-    if output.suffix == TABLE:
-        export.write_csv(shown, output, step, heads)
-        return
-    from model.pages import images  # imports matplotlib
+    with writing(output):
+        if output.suffix == TABLE:
+            export.write_csv(shown, output, step, heads)
+        else:
+            from model.pages import images  # imports matplotlib
 
-    images.draw_maps(shown, output, step, heads)
+            images.draw_maps(shown, output, step, heads)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,13 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from model.checks import Mistake
+from model.files import reading
 from model.runs.mistakes import parse
 
 if TYPE_CHECKING:
@@ -53,7 +56,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of that name; "auto" is the accelerator, else the CPU. Raises ValueError if there is none such."""
+    """The device of that name; "auto" is the accelerator, else the CPU."""
     import torch
 
     if name == "auto":
@@ -64,26 +67,28 @@ def choose_device(name: str) -> torch.device:
         return device
     except (RuntimeError, AssertionError) as error:  # the latter from a PyTorch built without CUDA
         reason = str(error).splitlines()[0]
-        raise ValueError(f"--device {name} is not available here ({reason}): leave it out, or write cpu") from error
+        raise Mistake(f"--device {name} is not available here ({reason}): leave it out, or write cpu") from error
 
 
 def prompt_text(prompt: str, file: Path | None = None) -> str:
-    """The text of `file` if there is one, else of --prompt; - reads standard input. Raises ValueError unless UTF-8."""
+    """The text of `file` if there is one, else of --prompt; - reads standard input."""
     if file is not None:
-        return decoded(file.read_bytes(), str(file))
+        with reading(file):
+            content = file.read_bytes()
+        return decoded(content, str(file))
     if prompt != "-":
         return decoded(os.fsencode(prompt), "--prompt")
     if sys.stdin is None:
-        raise ValueError("--prompt - reads standard input, which is closed")
+        raise Mistake("--prompt - reads standard input, which is closed")
     return decoded(sys.stdin.buffer.read(), "standard input")
 
 
 def decoded(content: bytes, source: str) -> str:
-    """`content` as text, without a byte order mark. Raises ValueError unless it is UTF-8."""
+    """`content` as text, without a byte order mark. Raises Mistake unless it is UTF-8."""
     try:
         return content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{source} is not UTF-8 text: byte {error.start} is 0x{content[error.start]:02x}") from error
+        raise Mistake(f"{source} is not UTF-8 text: byte {error.start} is 0x{content[error.start]:02x}") from error
 
 
 def text_data(own: Parser, section: dict[str, Any], options: list[str], skip: Collection[str] = ()) -> TextDataModule:
@@ -94,7 +99,7 @@ def text_data(own: Parser, section: dict[str, Any], options: list[str], skip: Co
         section: options of the data that hold unless `options`, what was typed, say otherwise.
         skip: options of the data that the script does not have.
 
-    Raises ValueError, TypeError or OSError with the sentences of train.py.
+    Mistakes get the sentences of train.py.
     """
     from jsonargparse import ArgumentParser
 
@@ -111,12 +116,21 @@ def text_data(own: Parser, section: dict[str, Any], options: list[str], skip: Co
 
 
 def check_output(output: Path | None, *suffixes: str) -> None:
-    """Raises ValueError or FileNotFoundError for an --output that cannot be written; None is accepted."""
+    """Raises Mistake for an --output that cannot be written; None is accepted."""
     if output is None:
         return
     if output.suffix not in suffixes:
-        raise ValueError(f"--output {output} must end in {' or '.join(suffixes)}")
+        raise Mistake(f"--output {output} must end in {' or '.join(suffixes)}")
     if not output.parent.is_dir():
-        raise FileNotFoundError(f"--output {output}: there is no folder {output.parent}")
+        raise Mistake(f"--output {output}: there is no folder {output.parent}")
     if output.is_dir():
-        raise ValueError(f"--output {output} is a folder: name a file in it")
+        raise Mistake(f"--output {output} is a folder: name a file in it")
+
+
+@contextmanager
+def writing(output: Path) -> Iterator[None]:
+    """What the system refuses in the block, which writes the file or folder that a person named, is a mistake."""
+    try:
+        yield
+    except OSError as error:
+        raise Mistake(f"cannot write {output}: {error.strerror or error}") from error

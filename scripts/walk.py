@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
+from model.checks import Mistake
 from model.runs.mistakes import exit_status
 from scripts.generate import write_text
 from scripts.parser import Parser, prompt_text
@@ -60,7 +61,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--head", type=int, default=0, metavar="N", help="head whose values are shown, from 0 (default: 0)")
     arguments = parser.parse_args(argv)
     if sys.stdout is None:
-        raise ValueError("standard output is closed, so the walk has nowhere to go")
+        raise Mistake("standard output is closed, so the walk has nowhere to go")
     prompt = prompt_text(arguments.prompt)
     glass = open_model(arguments.checkpoint, arguments.fresh)
     lines = walk(glass.gpt, glass.tokenizer, prompt, arguments.layer, arguments.head)
@@ -68,7 +69,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def open_model(checkpoint: Path | None, fresh: bool) -> Glass:
-    """The checkpoint's model, or a fresh one. Raises ValueError or FileNotFoundError."""
+    """The checkpoint's model, or a fresh one."""
     import torch
 
     from data.tokenizers import byte_level
@@ -89,16 +90,16 @@ def open_model(checkpoint: Path | None, fresh: bool) -> Glass:
 
 
 def walk(gpt: GPT, tokenizer: Tokenizer, prompt: str, layer: int, head: int) -> list[str]:
-    """The whole walk as lines of text. Raises ValueError for a prompt, layer or head that the model cannot take."""
+    """The whole walk as lines of text. Raises Mistake for a prompt, layer or head that the model cannot take."""
     ids, config = tokenizer.encode(prompt), gpt.config
     if not 2 <= len(ids) <= config.context_length:
-        raise ValueError(
+        raise Mistake(
             f"--prompt must be 2 to {config.context_length} tokens long, so that there is a next token and all fit "
             f"the model's context; this one is {len(ids)}"
         )
     for name, chosen, number in (("layer", layer, config.num_layers), ("head", head, config.num_heads)):
         if not 0 <= chosen < number:
-            raise ValueError(f"--{name} must lie in 0..{number - 1} for this model, not be {chosen}")
+            raise Mistake(f"--{name} must lie in 0..{number - 1} for this model, not be {chosen}")
     token = min(2, len(ids) - 1)  # in its row of a map, three keys are visible and others may be hidden
     kv_head = head * config.num_kv_heads // config.num_heads
     place = {"B": 0, "T": token, "H": head, "H_kv": kv_head}

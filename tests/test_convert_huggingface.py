@@ -14,7 +14,7 @@ from scripts.convert_huggingface import main
 from tests.command_lines import call, refused
 from tests.gpts import GPT2, random_gpt, save_checkpoint
 
-pytest.importorskip("safetensors.torch")
+pytest.importorskip("transformers")
 
 SIZES = {"vocab_size": 260, "context_length": 16, "num_layers": 2, "num_heads": 2, "embed_dim": 16}
 

@@ -36,8 +36,7 @@ ENTRIES = {
     "walk": ("scripts.walk", "--checkpoint", RUN, "--prompt", "the text"),
     "read a prompt": ("scripts.inspect_attention", "--checkpoint", RUN, "--prompt", "the text"),
     "inspect": ("scripts.inspect_attention", "--run", RUN),
-    "compare": ("scripts.inspect_attention", "--run", RUN, "--compare", RUN),
-    "table": ("scripts.inspect_attention", "--run", RUN, "--measure", "lens", "--output", "table.csv"),
+    "table": ("scripts.inspect_attention", "--run", RUN, "--output", "maps.csv"),
     "report": ("scripts.report", "--run", RUN),
     "live": ("scripts.inspect_attention", "--live", "--run", RUN),
     "evaluate": ("scripts.evaluate", "--checkpoint", RUN),
@@ -47,8 +46,8 @@ ENTRIES = {
 CHECKPOINT = ["resume", "start", "validate", "generate", "walk", "read a prompt"]
 CONFIG = ["resume", "start", "validate", "report"]
 OF_A_RUN = ["resume", "validate"]  # others that take a config have it from the person, who may mean it
-ATTENTION = ["resume", "inspect", "compare", "report"]
-MAPS = ["inspect", "compare", "report"]
+ATTENTION = ["resume", "inspect", "report"]
+MAPS = ["inspect", "report"]
 METRICS = ["resume", "report"]
 
 

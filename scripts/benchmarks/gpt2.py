@@ -30,7 +30,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
 from data.tokenizers import printable
-from model.exchange.huggingface import GPT2_MODULES, their_names
+from model.exchange.huggingface import in_their_layout, to_theirs
 from model.generation import generate
 from model.gpt import GPT, GPTConfig, in_eval_mode
 from model.kernels import has_fast_bfloat16, keep_freed_memory
@@ -274,9 +274,9 @@ def write_gguf(gpt: GPT, path: Path) -> None:
     writer.add_token_types([gguf.TokenType.NORMAL] * 256 + [gguf.TokenType.UNUSED] * (config.vocab_size - 256))
     writer.add_token_merges(["ÿ ÿ"])
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, config.num_layers)
-    weights = gpt.state_dict()
-    for ours, theirs in their_names(gpt, GPT2_MODULES).items():
-        writer.add_tensor(names.get_name(theirs, try_suffixes=(".weight", ".bias")), weights[ours].numpy())
+    for name, weight in to_theirs(gpt, as_gpt2=True).items():
+        weight = in_their_layout(name, weight).contiguous()  # back again: llama.cpp has rows as PyTorch has them
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), weight.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -32,7 +32,7 @@ FINETUNED = """--data.tokenizer=bytes --data.cache_dir=cache --data.num_threads=
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_pages")
 def test_a_run_begins_with_the_loss_of_the_model_and_resumes_without_it(small_text, here):
-    pytest.importorskip("safetensors.torch")
+    pytest.importorskip("transformers")
     from model.exchange.huggingface import to_huggingface
     from train import main
 
@@ -113,7 +113,7 @@ def test_another_tokenizer_is_refused_by_its_tokens_and_where_a_model_has_none_b
 @pytest.mark.usefixtures("no_pages")
 def test_the_tokenizer_travels_with_the_model(small_options, small_text, here, monkeypatch, capsys):
     """From a run and from its exported folder, to other text; and to another model."""
-    pytest.importorskip("safetensors.torch")
+    pytest.importorskip("transformers")
     from model.exchange import huggingface
     from scripts import convert_huggingface, evaluate
     from train import main
