@@ -22,6 +22,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
+from model.checks import Mistake
+from model.files import reading
 from model.runs.mistakes import exit_status
 from scripts.parser import Parser, at_least
 
@@ -128,11 +130,12 @@ def time_to_loss(options: argparse.Namespace) -> list[Row]:
     as the later ones. A round takes 3 minutes on 2 CPU cores; to publish a figure take --rounds 3.
     """
     size, batch_size, our_steps, peer_steps = LEARNING
-    text = options.data.read_bytes()
+    with reading(options.data):
+        text = options.data.read_bytes()
     if not text.isascii():
-        raise ValueError(f"--data {options.data} is not all ASCII: its bytes, which ours reads, are not its characters")
+        raise Mistake(f"--data {options.data} is not all ASCII: its bytes, which ours reads, are not its characters")
     if len(text) < 1000:
-        raise ValueError(f"--data {options.data} has {len(text)} characters: at least 1000 are needed")
+        raise Mistake(f"--data {options.data} has {len(text)} characters: at least 1000 are needed")
     size = size | {"vocab_size": len(set(text))}
     both = {"size": size, "batch_size": batch_size, "data": str(options.data.resolve())}
     ours = {"function": "train_by_recipe", "steps": our_steps, "train_options": options.train_options}
@@ -164,13 +167,13 @@ def contenders(**able: Any) -> list[str]:
 
 
 def run(job: Job) -> Row:
-    """What a new process measures; ValueError if it ends with status 2, for a mistake, RuntimeError if it fails."""
+    """What a new process measures; Mistake if it ends with status 2, for a mistake, RuntimeError if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", CONTENDER, json.dumps({**job, "folder": folder})]
         process = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         lines = process.stdout.strip().splitlines() or ["it wrote nothing"]
         if process.returncode == 2:
-            raise ValueError(lines[-1])
+            raise Mistake(lines[-1])
         if process.returncode:
             print(*lines[-30:], sep="\n", file=sys.stderr)
             signalled = process.returncode < 0
