@@ -61,6 +61,13 @@ export class LiveModel {
     return { block: reading.block(), details: reading.details(details), loss: reading.loss(), next };
   }
 
+  // See Reading.square.
+  *square({ snapshot, tokens, edits, ...place }) {
+    const reading = this.reading(snapshot, edits);
+    yield* reading.read(tokens, false);
+    return reading.square(place);
+  }
+
   // Yields each new token. As model/generation.py: of a long text only the end is read, and when the context is full,
   // its last half is read again.
   *write({ snapshot, tokens, edits = [], count = 200, temperature = 1, topK = null, stop = null }) {

@@ -50,6 +50,7 @@ export class Trace {
     this.tables = {}; // (T, D) by name, filled as they are added
     [this.embeddings] = rows(1); // (T, D): the sum of the tables
     this.residual = rows(2 * L + 1); // (T, D) after the embeddings, attention 0, feed-forward 0, attention 1, ...
+    this.queries = rows(L); // (T, H K), as they are compared with keys
     this.heads = rows(L); // (T, H K), what the heads give to the output matrix
     this.feedForwards = rows(L); // (T, D)
     this.valueRows = []; // (T, H_kv K), filled where a layer has value embeddings
@@ -163,6 +164,7 @@ export class Network {
         if (config.qk_norm) normalise(vector, vector);
         if (this.turns) rotate(vector, start + t, this.turns);
       }
+      trace?.queries[layer].set(line.subarray(0, D), (start + t) * D);
       cache.keys[layer].set(line.subarray(H * K, (H + kv) * K), (start + t) * kv * K);
       cache.values[layer].set(line.subarray((H + kv) * K), (start + t) * kv * K);
     }

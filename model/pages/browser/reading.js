@@ -116,13 +116,11 @@ export class Reading {
 
   // What a part of the norm's input x is multiplied with, for its share of norm(x) . direction.
   beforeNorm(name, x, direction) {
-    const D = x.length;
     const weight = this.network.weight(name);
-    if (!weight) return Float64Array.from(direction, (value) => value / Math.sqrt(dot(x, x) / D + RMS_EPSILON));
-    const weighted = Float64Array.from(direction, (value, i) => value * weight[i]);
-    const [mean, middle] = [average(x), average(weighted)];
-    const variance = x.reduce((sum, value) => sum + (value - mean) ** 2, 0) / D;
-    return weighted.map((value) => (value - middle) / Math.sqrt(variance + LAYER_NORM_EPSILON));
+    const weighted = weight ? Float64Array.from(direction, (value, i) => value * weight[i]) : direction;
+    const middle = weight ? average(weighted) : 0;
+    const scale = spread(x, weight);
+    return Float64Array.from(weighted, (value) => (value - middle) / scale);
   }
 
   addLayer(parts, layer, t, direction) {
@@ -158,6 +156,33 @@ export class Reading {
       for (let d = 0; d < D; d++) squares += dot(row(matrix, d * H + head, K), value) ** 2;
       return Math.sqrt(squares);
     });
+  }
+
+  // How the weight of a head's query on a key comes about, and what it does; compare walk.py.
+  //
+  // scores, q.k / sqrt(K), and weights, their softmax, are of the keys that the query can see, from the key `first` on.
+  // lengths: of what the value adds to the stream, of what the head adds, and of the stream. pushes: [token, change of
+  // its logit] of those that the value by itself raises most, as `attribution` counts.
+  square({ layer, head, query, key }) {
+    const { cache, trace, network } = this;
+    const { D, H, kv, K, V, config: { window } } = network;
+    const rowOf = (rows, position) => row(rows[layer], position * kv + network.groupOf(head), K);
+    const asked = row(trace.queries[layer], query * H + head, K);
+    const first = window ? Math.max(0, query + 1 - window) : 0;
+    const scores = Array.from({ length: query + 1 - first }, (_, i) =>
+      dot(asked, rowOf(cache.keys, first + i)) / Math.sqrt(K));
+    const weights = [...trace.weights[layer * H + head].subarray(triangle(query) + first, triangle(query + 1))];
+    const matrix = network.weight(`blocks.${layer}.attention.output_proj`);
+    const written = (x) => Float64Array.from({ length: D }, (_, d) => dot(row(matrix, d * H + head, K), x));
+    const value = written(rowOf(cache.values, key)).map((x) => weights[key - first] * x);
+    const given = written(row(trace.heads[layer], query * H + head, K));
+    const lengths = [value, given, row(trace.residual[2 * layer], query, D)].map((x) => Math.hypot(...x));
+    const weight = network.weight("final_norm");
+    const middle = weight ? average(value) : 0;
+    const scale = spread(row(trace.residual.at(-1), query, D), weight);
+    const normed = value.map((x, i) => ((x - middle) / scale) * (weight ? weight[i] : 1));
+    const changes = Float64Array.from({ length: V }, (_, id) => dot(row(network.weight("head"), id, D), normed));
+    return { first, scores, weights, lengths, pushes: likeliest(changes, TOP).map((id) => [id, changes[id]]) };
   }
 
   // All maps of the text in the page's format: for each head the lower triangle of 255 sqrt(p), a byte each.
@@ -210,6 +235,13 @@ function dot(a, b) {
 }
 
 const average = (x) => x.reduce((a, b) => a + b, 0) / x.length;
+
+// What a norm divides its input x by; see Network.norm.
+function spread(x, weight) {
+  const mean = weight ? average(x) : 0;
+  const squares = x.reduce((sum, value) => sum + (value - mean) ** 2, 0);
+  return Math.sqrt(squares / x.length + (weight ? LAYER_NORM_EPSILON : RMS_EPSILON));
+}
 
 // log of the sum of the exponentials.
 function logTotal(logits) {

@@ -19,7 +19,7 @@ from model.inspection import heads, recorder
 from model.inspection.ablation import part_means, replaced
 from model.inspection.probes import Probe
 from model.inspection.recorder import take_snapshot
-from model.inspection.trace import edited, trace
+from model.inspection.trace import before_norm, edited, observed, scale_of, trace, undisturbed
 from model.masks import sliding_window_mask
 from model.pages import live, template
 from model.pages.describe import FollowedPattern, followed
@@ -40,6 +40,7 @@ ARCHITECTURES = CONFIGS | {
     "QK-norm, learned": replace(MODERN, position="learned", tie_embeddings=True, window=5, logit_soft_cap=9.0),
     "odd sizes": replace(MODERN, embed_dim=30, num_heads=3, num_kv_heads=1, feed_forward_dim=21, activation="swiglu"),
 }
+SQUARE = {"layer": -1, "head": -1, "query": 9, "key": 7}
 EDITS = [[("head 0.0", "zero")], [("feed-forward 0", "mean"), ("head 0.0", "mean"), ("token embedding", "zero")]]
 
 
@@ -53,12 +54,14 @@ def questions(packed: live.Packed) -> dict:
     tokens, other = TOKENS.tolist(), OTHER.tolist()
     edits = [[{"part": part, "with": value} for part, value in some] for some in EDITS]
     patch = {"tokens": tokens, "other": other, "layer": 0, "head": 0, "position": 4, "from": 6, "target": TARGET}
+    layers, heads = (packed.manifest["config"][name] for name in ("num_layers", "num_heads"))
     asks = [
         ("parity", {}),
         ("read", {"tokens": tokens[:5]}),  # and then the whole text, as if it were typed on
         ("read", {"tokens": tokens}),
         *(("read", {"tokens": tokens, "edits": some, "details": False}) for some in edits),
         ("write", {"tokens": tokens, "temperature": 0, "count": 30}),
+        ("square", {"tokens": tokens, **SQUARE, "layer": layers - 1, "head": heads - 1}),
         ("patch", patch),
         ("patchAll", {key: patch[key] for key in ("tokens", "other", "target")}),
     ]
@@ -99,7 +102,7 @@ def check(answers: list, gpt: GPT, name: str) -> None:
     everywhere = [(head, at, at) for head in range(gpt.config.num_heads) for at in range(len(TOKENS))]
     matrix = torch.cat([patched(gpt, layer, everywhere) for layer in range(gpt.config.num_layers)])
     before, after = logits[-1, TARGET], patched(gpt, 0, [(0, 4, 6)])[0].item()
-    for parity, _, read, *others, write, patch, changes in answers:
+    for parity, _, read, *others, write, square, patch, changes in answers:
         assert parity["error"] < 1e-4, name
         for answer, expected in zip((read, *others), (logits, *changed), strict=True):
             assert answer["loss"] == pytest.approx(cross_entropy(expected), abs=1e-4), name
@@ -107,6 +110,7 @@ def check(answers: list, gpt: GPT, name: str) -> None:
         check_details(read, details, maps["text"])
         check_likeliest(read, logits[-1].max().item(), gpt.config.logit_soft_cap)
         assert write == written, name
+        check_square(square, gpt, name)
         assert (patch["plain"], patch["patched"]) == pytest.approx((before.item(), after), abs=1e-4), name
         np.testing.assert_allclose(np.array(changes).flatten(), matrix - before, atol=1e-4, err_msg=name)
 
@@ -124,6 +128,30 @@ def check_details(read: dict, expected: dict, maps: np.ndarray) -> None:
             answered = np.array((found | found["lens"])[name], float)
             np.testing.assert_allclose(answered, np.array(numbers, float), atol=1e-4, rtol=1e-4, err_msg=name)
     assert found["attribution_error"] < 1e-3
+
+
+def check_square(square: dict, gpt: GPT, name: str) -> None:
+    """Scores, softmax and what the value adds are those of the tensors that `attend` gets."""
+    traced, calls, block = trace(gpt, TOKENS), [], gpt.blocks[SQUARE["layer"]].attention
+    with undisturbed(gpt), observed([block], calls.append):
+        gpt(TOKENS[None])
+    (call,), query, key, head = calls, SQUARE["query"], SQUARE["key"], SQUARE["head"]
+    q, k, v = (tensor[0, head].double() for tensor in (call.q, call.by_head(call.k), call.by_head(call.v)))
+    visible = slice(max(0, query + 1 - (gpt.config.window or query + 1)), query + 1)
+    scores = k[visible] @ q[query] / math.sqrt(q.shape[-1])
+    assert square["first"] == visible.start, name
+    np.testing.assert_allclose(square["scores"], scores, atol=1e-4, err_msg=name)
+    np.testing.assert_allclose(square["weights"], scores.softmax(0), atol=1e-5, err_msg=name)
+    written = block.output_proj.weight.double().unflatten(1, (gpt.config.num_heads, -1))[:, head]  # (D, K)
+    added = written @ v[key] * call.weights()[0, head, query, key]
+    given = written @ traced.heads[SQUARE["layer"]][query, head].double()
+    lengths = [added, given, traced.residual[2 * gpt.config.num_layers - 2][query].double()]
+    np.testing.assert_allclose(square["lengths"], [one.norm() for one in lengths], rtol=1e-4, err_msg=name)
+    directions = before_norm(gpt.final_norm, gpt.head.weight.double())
+    changes = directions @ added * scale_of(gpt.final_norm, traced.residual[-1][query].double())
+    largest = changes.topk(5)
+    assert [token for token, _ in square["pushes"]] == largest.indices.tolist(), name
+    np.testing.assert_allclose([change for _, change in square["pushes"]], largest.values, atol=1e-4, err_msg=name)
 
 
 def check_likeliest(read: dict, logit: float, cap: float | None) -> None:
