@@ -16,7 +16,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,19 +27,19 @@ from torch import Tensor
 
 from data.tokenizers import END_OF_TEXT, Tokenizer
 from model.checkpoint import load_gpt, read_checkpoint
+from model.checks import Mistake
 from model.exchange.huggingface import CONFIG, check_tokenizer, from_huggingface, local_folder, read_json
 from model.generation import generate
 from model.gpt import GPT
-from model.inspection.ablation import Means, part_means, replaced, without_each
-from model.inspection.archive import AttentionArchive
+from model.inspection.ablation import Change, Means, changes, losses_without_each, part_means, replaced
 from model.inspection.attribution import attribution
-from model.inspection.circuit import Circuit, copying_circuit
 from model.inspection.experiments import Found, try_all
 from model.inspection.lens import predictions, stages
 from model.inspection.probes import Probe, draw_repeated_probe
-from model.inspection.recorder import Capture, capture, one_sequence, take_snapshot
+from model.inspection.recorder import one_sequence, read_maps, take_snapshot
+from model.inspection.recording import Checks, Recording
+from model.inspection.survey import Windows, windows_of
 from model.inspection.trace import Trace, trace
-from model.pages.history import History
 from model.pages.live import model_page
 from model.pages.page import attention_page
 from model.runs.folder import ATTENTION, RUNS, find_checkpoint, find_kept, kept_steps, run_of
@@ -60,14 +60,12 @@ def open_run(source: str | Path | None = None, *, step: int | None = None, devic
         step: one whose checkpoint the run has, instead of the best.
         device: "cpu", "cuda" or "mps".
 
-    Raises:
-        FileNotFoundError: if there is no such run, model or step.
-        ConnectionError: if the Hub cannot be reached.
-        ValueError: if a file is damaged, or holds no model that a GPT can express.
+    Raises a `Mistake` if there is no such run, model or step, the Hub cannot be reached, or a file is damaged or holds
+    no model that a GPT can express.
     """
     if is_huggingface(source):
         if step is not None:
-            raise FileNotFoundError(f"{source} is no run: it has no checkpoint of step {step}")
+            raise Mistake(f"{source} is no run: it has no checkpoint of step {step}")
         folder = local_folder(source)
         gpt, tokenizer = from_huggingface(folder), Tokenizer.from_folder(folder)
         check_tokenizer(gpt, tokenizer)
@@ -78,8 +76,8 @@ def open_run(source: str | Path | None = None, *, step: int | None = None, devic
     try:
         tokenizer = Tokenizer.from_dict(about["tokenizer"])
         check_tokenizer(gpt, tokenizer)
-    except ValueError as error:
-        raise ValueError(f"{checkpoint}: {error}") from error
+    except Mistake as error:
+        raise Mistake(f"{checkpoint}: {error}") from error
     return Glass(gpt, tokenizer, str(checkpoint), checkpoint, about["global_step"])
 
 
@@ -141,7 +139,7 @@ class Glass:
         return kept_steps(self.run) if self.run else []
 
     def at(self, step: int) -> Glass:
-        """The model after this many updates, one of `steps`, the best's or the last's. FileNotFoundError for others."""
+        """The model after this many updates, one of `steps`, the best's or the last's. A `Mistake` for others."""
         return open_run(self.checkpoint or self.source, step=step, device=self.device)
 
     @cached_property
@@ -150,19 +148,18 @@ class Glass:
         return [self.at(step) for step in self.steps if step < (self.step or 0)]
 
     @cached_property
-    def recorded(self) -> AttentionArchive:
-        """What was logged while it trained: maps of a fixed text and of repeated random tokens ("text" and "repeated").
+    def recorded(self) -> Recording:
+        """What was measured while it trained, on a fixed text and on repeated random tokens ("text" and "repeated").
 
         recorded.steps; recorded.maps(step)["text"], (L, H, T, T) in float16; recorded.probes["text"].labels, T texts;
-        and for each step, in recorded.snapshots: .step, .loss["text"] in nats per token, and .scores["induction"],
-        (L, H) from 0 to 1, a mean over many windows, or another of `model.inspection.heads.SCORES`. Maps and scores are
-        arrays of numpy.
+        and recorded.at(step).scores["induction"], (L, H) from 0 to 1, a mean over many windows, or another of
+        `model.inspection.heads.SCORES`. Maps and scores are arrays of numpy.
 
-        Raises FileNotFoundError if nothing was.
+        Raises a `Mistake` if nothing was.
         """
         if self.run is None:
-            raise FileNotFoundError(f"{self.source} is no run: nothing was recorded while it was trained")
-        return AttentionArchive.open(self.run / ATTENTION)
+            raise Mistake(f"{self.source} is no run: nothing was recorded while it was trained")
+        return Recording.open(self.run / ATTENTION, self.name)
 
     def read(self, text: str | Tensor | Sequence, *, without: str | Iterable[str] = ()) -> Reading | list[Reading]:
         """Reads a text, token ids (T,), or each of a list of texts.
@@ -174,7 +171,7 @@ class Glass:
             without: parts that give the same at every token, their mean over the recorded windows (over this text if
                 there are none): "head 5.2", "feed-forward 3", "token embedding", "value embeddings 1", as on the page.
 
-        Raises ValueError for an empty text, ids outside the vocabulary, or a part that the model does not have.
+        Raises a `Mistake` for an empty text, ids outside the vocabulary, or a part that the model does not have.
         """
         names = [without] if isinstance(without, str) else list(without)
         if isinstance(text, list) and text and isinstance(text[0], str):
@@ -182,38 +179,51 @@ class Glass:
         tokens = self.encode(text)
         means = self.means(tokens) if names else {}
         if unknown := [name for name in names if name not in means]:
-            raise ValueError(f"the model has no part {unknown[0]!r}: it has {', '.join(means)}")
+            raise Mistake(f"the model has no part {unknown[0]!r}: it has {', '.join(means)}")
         replacing = {name: means[name] for name in names}
         return Reading(self, tokens, replacing, [f"without {name}" for name in names])
 
     def encode(self, text: Text) -> Tensor:
         """Token ids (T,) of what `read` reads, on the model's device."""
-        ids = self.tokenizer.encode(text) if isinstance(text, str) else text
         try:
-            sequence = one_sequence(ids)
+            ids = one_sequence(self.tokenizer.encode(text) if isinstance(text, str) else text)
         except (ValueError, TypeError, RuntimeError):  # torch has its own words for what is no tensor
-            raise ValueError(f"{text!r:.80} is no text of at least one token, nor its ids (T,)") from None
-        (tokens,) = self.gpt.known_ids(sequence)
+            raise Mistake(f"{text!r:.80} is no text of at least one token, nor its ids (T,)") from None
+        try:
+            (tokens,) = self.gpt.known_ids(ids)
+        except ValueError as error:
+            raise Mistake(str(error)) from None
         context = self.gpt.config.context_length
         if len(tokens) > context:
             log.warning("The text has %s tokens; the first %s, the model's context, are read.", len(tokens), context)
         return tokens[:context]
 
-    def ablate(self, text: Text) -> dict[str, float]:
-        """The loss on a text without each part in turn, by the part's name; nats per token.
+    def ablate(self, texts: Text | Sequence[Text] | None = None) -> dict[str, Change]:
+        """How much the loss rises without each part in turn, by the part's name, the largest rise first.
 
-        "nothing" comes first and is the loss of the whole model; the others follow, the largest loss first. Parts are
-        heads, feed-forwards and tables, named as `read` takes them; a part gives its mean instead. On a single short
-        text the differences are noisy.
+        A rise is in nats per token, with its standard error over the texts: one that is not `is_clear` may be chance.
+        Parts are heads, feed-forwards and tables, named as `read` takes them; a part gives its mean instead.
 
-        Raises ValueError for a text of a single token, which leaves nothing to predict.
+        texts: None are the recorded windows of text. Of a longer text the beginning is read. A single one has no error.
+
+        Raises a `Mistake` if there are no texts, or one is of a single token, which leaves nothing to predict.
         """
-        tokens = self.encode(text)
-        if len(tokens) < 2:
-            raise ValueError("a loss needs a text of at least two tokens")
-        loss, changes = without_each(self.gpt, tokens, self.means(tokens))
-        table = {name: loss + change for name, change in changes.items()}
-        return {"nothing": loss} | dict(sorted(table.items(), key=lambda row: -row[1]))
+        if texts is None:
+            if self.recording is None:
+                raise Mistake(f"{self.source} has no text on record: give a list of texts to measure losses on")
+            batches = [self.recording.windows["text"]]
+        else:
+            several = [texts] if isinstance(texts, str | Tensor) else texts
+            batches = [Windows("text", [self.probe(self.encode(text))]) for text in several]
+        if not batches or any(batch.length < 2 for batch in batches):
+            raise Mistake("a loss needs texts of at least two tokens each")
+        found: dict[str, list[Tensor]] = {}
+        for batch in batches:
+            tokens = batch.tokens.to(self.device)
+            for name, loss in losses_without_each(self.gpt, tokens, batch.predictions, self.means(tokens[0])).items():
+                found.setdefault(name, []).append(loss)
+        rises = changes({name: torch.cat(losses) for name, losses in found.items()})
+        return dict(sorted(rises.items(), key=lambda one: -one[1].rise))
 
     def patch(
         self, text: Text, other: Text, *, head: tuple[int, int] | str, position: int, source: int | None = None
@@ -226,7 +236,7 @@ class Glass:
             head: (layer, number), or as `read` takes it. position: the token of `text`, from 0; negative ones count
                 from the end. source: that of `other`, None for the same number, so that -1 is the last of each text.
 
-        Raises ValueError for a head or a token that is not there.
+        Raises a `Mistake` for a head or a token that is not there.
         """
         tokens, other_tokens = self.encode(text), self.encode(other)
         source = position if source is None else source
@@ -234,10 +244,10 @@ class Glass:
         known = {f"head {layer}.{number}": (layer, number) for layer in range(layers) for number in range(heads)}
         name = next((name for name, place in known.items() if head in (name, place)), None)
         if name is None:
-            raise ValueError(f"head {head!r} is not (layer, number) of layers 0..{layers - 1} and heads 0..{heads - 1}")
+            raise Mistake(f"head {head!r} is not (layer, number) of layers 0..{layers - 1} and heads 0..{heads - 1}")
         for place, length in ((position, len(tokens)), (source, len(other_tokens))):
             if not -length <= place < length:
-                raise ValueError(f"there is no token {place} in a text of {length} tokens")
+                raise Mistake(f"there is no token {place} in a text of {length} tokens")
         (layer, number), position = known[name], position % len(tokens)
         given = trace(self.gpt, other_tokens).heads[layer, source, number]
         changes = [f"{name} patched at token {position} (in this text only)"]
@@ -261,15 +271,15 @@ class Glass:
         return generator
 
     @cached_property
-    def recording(self) -> AttentionArchive | None:
+    def recording(self) -> Recording | None:
         """As `recorded`, but None where nothing was that this model can read."""
         try:
-            archive = self.recorded
-        except (OSError, ValueError):  # a missing or damaged recording is not needed to read a text
+            recording = self.recorded
+        except Mistake:  # a missing or damaged recording is not needed to read a text
             return None
-        longest = max(archive.windows["text"].length, *(len(probe.tokens) for probe in archive.probes.values()))
-        fits = longest <= self.gpt.config.context_length and archive.tokenizer == self.tokenizer.fingerprint
-        return archive if fits else None
+        texts = [recording.windows["text"].texts[0], *recording.probes.values()]
+        fits = max(len(text.tokens) for text in texts) <= self.gpt.config.context_length
+        return recording if fits and recording.tokenizer == self.tokenizer.fingerprint else None
 
     def means(self, tokens: Tensor) -> Means:
         """What each part gives on average over the recorded windows of text, or `tokens` (T,) if none are recorded."""
@@ -278,13 +288,13 @@ class Glass:
     def repeated_probe(self) -> Probe:
         """Random tokens, repeated: those recorded in the run if there are any, else new ones.
 
-        Raises ValueError if the context is too short.
+        Raises a `Mistake` if the context is too short.
         """
         if self.recording is not None:
             return self.recording.probes["repeated"]
         context = self.gpt.config.context_length
         if context < 3:
-            raise ValueError(
+            raise Mistake(
                 f"the model's context of {context} tokens is too short to repeat one after end-of-text: 3 is the least"
             )
         period, first = min(PERIOD, (context - 1) // 2), self.tokenizer.end_of_text
@@ -303,7 +313,7 @@ class Glass:
                 the recorded maps.
             others: the same model at other steps, which the page holds too.
 
-        Raises ValueError if the page would be too large, or there is neither a recorded text nor an opening.
+        Raises a `Mistake` if the page would be too large, or there is neither a recorded text nor an opening.
         """
         return self.page_and_experiments(opening, others)[0]
 
@@ -312,38 +322,25 @@ class Glass:
     ) -> tuple[str, dict[str, int]]:
         """As `page`; and by title the step from which on each experiment holds."""
         snapshots = sorted(((glass.step or 0, glass.gpt) for glass in (self, *others)), key=lambda one: one[0])
-        context, windows, recorded = self.gpt.config.context_length, None, []
-        if archive := self.recording:
-            probes, windows, recorded = archive.probes, archive.windows, archive.snapshots
-        elif opening is not None and 2 <= len(opening) <= context:
+        context, recording = self.gpt.config.context_length, self.recording
+        if recording is None:
+            if opening is None or not 2 <= len(opening) <= context:
+                raise Mistake(
+                    f"{self.source} has no text on record to try it on: give a prompt of 2 to {context} tokens"
+                )
             probes = {"text": self.probe(opening), "repeated": self.repeated_probe()}
-        else:
-            raise ValueError(
-                f"{self.source} has no text on record to try it on: give a prompt of 2 to {context} tokens"
-            )
-        return model_page(self.name, snapshots, self.tokenizer, probes, opening, windows, recorded)
+            recording = Recording(probes, windows_of(probes, self.gpt.config.window), name=self.name)
+        return model_page(snapshots, self.tokenizer, recording, opening)
 
     def experiments(self) -> Found:
         """The experiments that hold for the model, strongest first, and by title why the others do not.
 
-        Raises FileNotFoundError if no text was recorded to try them on.
+        Raises a `Mistake` if no text was recorded to try them on.
         """
         if self.recording is None:
-            raise FileNotFoundError(f"{self.source} has no text on record to try experiments on")
+            raise Mistake(f"{self.source} has no text on record to try experiments on")
         windows = self.recording.windows["text"]
         return try_all(self.gpt, self.tokenizer, windows.texts, part_means(self.gpt, windows.sample))
-
-    def circuit(self, text: str = "") -> Circuit:
-        """The part of the model that copies tokens, and the weights between its nodes.
-
-        text: its tokens are those that are copied; without any, random ones. They are put into rows in random order,
-            each row is repeated once, and what counts is the loss on the second copy.
-
-        Of a sparse model it takes seconds, of a large dense one hours. Raises ValueError for too few different tokens.
-        """
-        tokens = self.tokenizer.encode(text) if text else self.repeated_probe().tokens
-        distinct = set(tokens) - {self.tokenizer.end_of_text}
-        return copying_circuit(self.gpt, distinct, {one.step: one.gpt for one in self.earlier})
 
     def _repr_html_(self) -> str:
         return in_frame(self.page)
@@ -364,11 +361,11 @@ class Reading:
         self.tokens = [glass.tokenizer.label(token) for token in tokens.tolist()]
         self.replacing, self.position = replacing, position
 
-    def edited(self, measured: str = "text", gpt: GPT | None = None) -> AbstractContextManager:
-        """A context in which the model, or this copy, has the changes. A patch is of this text, not of others."""
+    def changed(self, gpt: GPT, measured: str = "text") -> AbstractContextManager:
+        """A context in which the model, or a copy, has the changes. A patch is of this text, not of others."""
         if self.position is not None and measured != "text":
             return nullcontext()
-        return replaced(gpt or self.glass.gpt, self.replacing, self.position)
+        return replaced(gpt, self.replacing, self.position)
 
     def __repr__(self) -> str:
         return f"Reading({self.title}, {len(self.tokens)} tokens)"
@@ -382,14 +379,13 @@ class Reading:
     @cached_property
     def trace(self) -> Trace:
         """All that the model computed, see `model.inspection.trace.Trace`."""
-        with self.edited():
+        with self.changed(self.glass.gpt):
             return trace(self.glass.gpt, self.ids.to(self.glass.device))
 
     @cached_property
-    def capture(self) -> Capture:
-        """The maps with their fidelity and causality."""
-        with self.edited():
-            return capture(self.glass.gpt, self.ids)
+    def _maps(self) -> tuple[Tensor, Checks]:
+        with self.changed(self.glass.gpt):
+            return read_maps(self.glass.gpt, self.ids)
 
     @property
     def maps(self) -> Tensor:
@@ -397,7 +393,12 @@ class Reading:
 
         TransformerLens calls it pattern.
         """
-        return self.capture.weights
+        return self._maps[0]
+
+    @property
+    def checks(self) -> Checks:
+        """Whether the maps can be trusted: their fidelity and causality."""
+        return self._maps[1]
 
     @cached_property
     def logits(self) -> Tensor:
@@ -439,7 +440,7 @@ class Reading:
             of: id of the predicted token; None for the true next one, after the last token for the likeliest.
         """
         if of is not None and not 0 <= of < self.logits.shape[-1]:
-            raise ValueError(f"there is no token id {of}: they lie in 0..{self.logits.shape[-1] - 1}")
+            raise Mistake(f"there is no token id {of}: they lie in 0..{self.logits.shape[-1] - 1}")
         targets = torch.cat((self.ids[1:], self.logits[-1:].argmax(-1)))
         targets[at] = targets[at] if of is None else of
         parts, _ = attribution(self.glass.gpt, self.trace, targets)
@@ -474,31 +475,36 @@ class Reading:
         return self.trace.values.float().cpu()
 
     def _repr_html_(self) -> str:
-        return in_frame(lambda: attention_page([history_of([self])], self.title))
+        return in_frame(lambda: attention_page([recording_of([self])], self.title))
 
 
-def history_of(readings: Sequence[Reading], repeated: Probe | None = None) -> History:
-    """What a page, a picture or a table shows of a text that one model read at one step or several, in their order.
+def recording_of(readings: Sequence[Reading], repeated: Probe | None = None) -> Recording:
+    """What a page or a picture shows of a text that one model read at one step or several, in their order.
 
     repeated: the repeated probe; the model's own if None.
     """
     first = readings[0].glass
     probes = {"text": first.probe(readings[0].ids), "repeated": repeated or first.repeated_probe()}
-    snapshots, maps, details = [], {}, {}
+    windows = first.recording.windows if first.recording else windows_of(probes, first.gpt.config.window)
+    recording = Recording(probes, windows, name=first.name, is_prompt=True)
     for reading in readings:
-        glass, step = reading.glass, reading.glass.step or 0
-        windows, label = glass.recording.windows if glass.recording else None, glass.tokenizer.label
-        taken = take_snapshot(glass.gpt, probes, step, label, windows=windows, edited=reading.edited)
-        snapshot, maps[step], details[step] = taken
-        snapshots.append(snapshot)
-    return History(first.name, probes, snapshots, maps.__getitem__, list(maps), details.__getitem__, is_prompt=True)
+        glass = reading.glass
+        step, label = glass.step or 0, glass.tokenizer.label
+        of_run = glass.recording.snapshots if glass.recording and not reading.changes else []
+        measured = next((one for one in of_run if one.step == step and one.ablation), None)
+        with_losses = not reading.changes and measured is None
+        taken = take_snapshot(glass.gpt, step, recording, label, with_losses=with_losses, changed=reading.changed)
+        if measured:
+            taken = replace(taken, loss=measured.loss, ablation=measured.ablation)
+        recording.append(taken)
+    return recording
 
 
 def in_frame(page: Callable[[], str]) -> str:
     """HTML that shows a page in a notebook's cell, apart from the other cells and offline, or why there is none."""
     try:
         source = html.escape(page())
-    except ValueError as error:
+    except Mistake as error:
         return f"<p>{html.escape(str(error))}</p>"
     style = f'width="100%" height="{HEIGHT}" frameborder="0" sandbox="allow-scripts allow-downloads"'
     return f'<iframe srcdoc="{source}" {style}></iframe>'

@@ -28,7 +28,7 @@ from scripts.parser import Parser, check_output, prompt_text, writing
 
 if TYPE_CHECKING:
     from model.glass import Glass
-    from model.pages.history import History
+    from model.inspection.recording import Recording
 
 PAGE, PICTURES, TABLE = ".html", (".png", ".svg", ".pdf"), ".csv"
 TITLE_CHARS = 60  # of a prompt in its page's title
@@ -166,19 +166,18 @@ def open_steps(path: Path | None, steps: list[int] | None) -> list[Glass]:
     return [open_run(checkpoint) for checkpoint in (find_kept(path, steps) if steps else [path])]
 
 
-def recorded(path: Path | None) -> tuple[Path, History]:
+def recorded(path: Path | None) -> tuple[Path, Recording]:
     """The run that a person means, and what was recorded in it."""
-    from model.inspection.archive import AttentionArchive
-    from model.pages.history import History
+    from model.inspection.recording import Recording
 
     hint = ": look at its checkpoint with --checkpoint PATH --prompt TEXT, or train with the recording on"
     run = find_run(path, HEAD_SCORES, hint=hint)
-    return run, History.of(AttentionArchive.open(run / ATTENTION), run.resolve().name)
+    return run, Recording.open(run / ATTENTION, run.resolve().name)
 
 
-def read_prompt(path: Path | None, steps: list[int] | None, prompt: str) -> History:
+def read_prompt(path: Path | None, steps: list[int] | None, prompt: str) -> Recording:
     """What the model attends to in the prompt, and in random tokens that are repeated, at each of the steps."""
-    from model.glass import history_of
+    from model.glass import recording_of
 
     opened = open_steps(path, steps)
     tokens, context = opened[0].tokenizer.encode(prompt), opened[0].gpt.config.context_length
@@ -186,10 +185,10 @@ def read_prompt(path: Path | None, steps: list[int] | None, prompt: str) -> Hist
         raise Mistake(
             f"a prompt must be 2 to {context} tokens long (the model's context), but this one is {len(tokens)}"
         )
-    return history_of([glass.read(tokens) for glass in opened])
+    return recording_of([glass.read(tokens) for glass in opened])
 
 
-def prompt_title(prompt: str, shown: History) -> str:
+def prompt_title(prompt: str, shown: Recording) -> str:
     """The page's: the beginning of the prompt, and what read it at which steps."""
     from model.pages.describe import shortened
 
@@ -198,7 +197,7 @@ def prompt_title(prompt: str, shown: History) -> str:
     return f"“{shortened(' '.join(prompt.split()), TITLE_CHARS)}” read by {read_by}"
 
 
-def write(shown: History, title: str, output: Path, arguments: argparse.Namespace) -> None:
+def write(shown: Recording, title: str, output: Path, arguments: argparse.Namespace) -> None:
     """Writes the page, the picture or the table."""
     from model.files import write_atomically
     from model.pages import export

@@ -1,4 +1,4 @@
-"""Random but consistent measurements of snapshots, in the form in which an archive and a page have them."""
+"""Random but consistent measurements of snapshots, in the form in which a recording has them."""
 
 import math
 from dataclasses import replace
@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from model.inspection.archive import DETAILS_DIGITS, AttentionArchive, Snapshot, as_json
-from model.inspection.heads import uniform_attention
+from model.inspection.ablation import Change
+from model.inspection.heads import SCORES, threshold, uniform_attention
 from model.inspection.probes import Probe
+from model.inspection.recording import DETAILS_DIGITS, Checks, Recording, Snapshot, as_json
 from model.inspection.survey import measure, stacked, summary, windows_of
-from model.pages.history import History
 
 
 def causal_softmax(scores: torch.Tensor) -> torch.Tensor:
@@ -21,36 +21,38 @@ def causal_softmax(scores: torch.Tensor) -> torch.Tensor:
 
 
 def survey_maps(maps, probes):
-    """The scores and habits of hand-made maps (L, H, T, T): each probe is the only window of its kind."""
+    """What hand-made maps (L, H, T, T) say of the heads: each probe is the only window of its kind."""
     windows = windows_of(probes)
     layers = {name: torch.as_tensor(maps[name]).float() for name in windows}
     measured = {name: [measure(of, layer[None]) for layer in layers[name]] for name, of in windows.items()}
     return summary(windows, {name: stacked(of_layers) for name, of_layers in measured.items()})
 
 
-def snapshot_of(maps, probes, step=0, **measured) -> Snapshot:
-    """A snapshot of hand-made maps: what they say about the heads, and other measurements as given."""
-    scores, habits = survey_maps(maps, probes)
-    values = {"precision": "float32", "fidelity": 1e-7, "causality": 0.0} | measured
-    return Snapshot(step, scores=scores, habits=habits, **values)
+def good_checks(layers: int, **figures) -> Checks:
+    by_layer = {name: [0.0] * layers for name in ("fidelity", "future", "outside", "random")}
+    return Checks(**{"precision": "float32", "fidelity": 1e-7, "causality": 0.0, "by_layer": by_layer} | figures)
 
 
-def over_many_windows(snapshot: Snapshot) -> Snapshot:
-    """The same figures as means over a thousand windows, so that none of them is chance."""
-    queries = {name: [1000 * count for count in halves] for name, halves in snapshot.habits.queries.items()}
-    return replace(snapshot, habits=replace(snapshot.habits, queries=queries))
+def snapshot_of(maps, probes, step=0, checks=None, **measured) -> Snapshot:
+    """A snapshot of hand-made maps, and other measurements as given."""
+    heads, arrays = survey_maps(maps, probes), {name: np.asarray(of_probe) for name, of_probe in maps.items()}
+    return Snapshot(step, good_checks(len(heads.reach), **(checks or {})), heads, maps=arrays, **measured)
 
 
 def snapshot_with(scores, probes, step=0) -> Snapshot:
-    """A snapshot with these scores in both halves of many windows, and uniform attention in all else."""
+    """A snapshot with these scores, which are the same in both halves of the windows."""
     shape = (*next(iter(scores.values())).shape, 1, 1)
     uniform = {name: uniform_attention(len(probe.tokens)).repeat(shape) for name, probe in probes.items()}
     snapshot = snapshot_of(uniform, probes, step)
-    halves = {name: np.stack([score, score]) for name, score in scores.items()}
-    return over_many_windows(replace(snapshot, scores=scores, habits=replace(snapshot.habits, halves=halves)))
+    of_uniform = snapshot.heads.uniform
+    formed = {name: SCORES[name].is_pattern & (score > threshold(of_uniform[name])) for name, score in scores.items()}
+    heads = replace(snapshot.heads, scores=scores, formed=snapshot.heads.formed | formed)
+    return replace(snapshot, heads=heads)
 
 
-def learned_history(layers=2, heads=3, labels=12, steps=(0, 1, 2, 4, 8), seed=0, induction=True, **snapshot) -> History:
+def learned_recording(
+    layers=2, heads=3, labels=12, steps=(0, 1, 2, 4, 8), seed=0, induction=True, **checks
+) -> Recording:
     """Head 0.0 becomes a previous-token head, and the last one an induction head; the others keep random maps.
 
     labels: the tokens of the text, or their number.
@@ -61,49 +63,48 @@ def learned_history(layers=2, heads=3, labels=12, steps=(0, 1, 2, 4, 8), seed=0,
     probes = {"text": Probe([*range(len(labels))], labels), "repeated": repeated}
     sizes = {name: len(probe.tokens) for name, probe in probes.items()}
     random = {name: 2 * torch.randn(layers, heads, size, size, generator=generator) for name, size in sizes.items()}
-    maps, snapshots = {}, []
+    recording = Recording(probes, name="demo")
     for step in steps:
-        maps[step] = {}
+        maps = {}
         for name, size in sizes.items():
             scores = random[name] * (1 + 0.1 * math.log1p(step))
             scores[0, 0] += 2 * math.log1p(step) ** 2 * torch.eye(size).roll(1, 0)
             if induction and name == "repeated":
                 scores[-1, -1, 10:] += math.log1p(step) ** 2 * torch.eye(size)[2:11]
-            maps[step][name] = causal_softmax(scores).half().numpy()
-        snapshots.append(over_many_windows(snapshot_of(maps[step], probes, step, **snapshot)))
-    return measured(History("demo", probes, snapshots, maps.get, list(steps)))
+            maps[name] = causal_softmax(scores).half().numpy()
+        recording.append(measured(snapshot_of(maps, probes, step, checks), probes))
+    return recording
 
 
-def write_archive(history: History, folder: Path) -> AttentionArchive:
+def write_recording(recording: Recording, folder: Path) -> Recording:
     """The snapshots in files, as a run leaves them."""
-    archive = AttentionArchive(folder, history.probes, "tokenizer")
-    for snapshot in history.snapshots:
-        archive.add(snapshot, history.load(snapshot.step), history.details(snapshot.step))
-    return archive
+    written = Recording(recording.probes, recording.windows, "tokenizer", folder=folder)
+    for snapshot in recording.snapshots:
+        written.append(snapshot)
+    return written
 
 
-def measured(history: History) -> History:
-    """The snapshots with random numbers for what is measured beside their maps, others at each step."""
-    (layers, heads), names = history.snapshots[0].shape, history.probes
+def measured(snapshot: Snapshot, probes) -> Snapshot:
+    """With random numbers for what is measured beside the maps, others at each step."""
+    layers, heads = snapshot.shape
     parts, sublayers = ["token embedding"], ["embeddings"]
     for layer in range(layers):
         parts += [*(f"head {layer}.{head}" for head in range(heads)), f"feed-forward {layer}"]
         sublayers += [f"attention {layer}", f"feed-forward {layer}"]
-    labels = sorted({label for probe in history.probes.values() for label in probe.labels})
+    labels = sorted({label for probe in probes.values() for label in probe.labels})
     texts = {str(token): label for token, label in enumerate(labels)}
-    about, snapshots, details = {"parts": parts, "sublayers": sublayers, "tokens": texts}, [], {}
-    for snapshot in history.snapshots:
-        draw = np.random.default_rng(snapshot.step)
-        ablation = {name: {part: float(draw.normal()) for part in parts} for name in names}
-        loss, copying = dict.fromkeys(names, 2.5), draw.uniform(-1, 1, (layers, heads))
-        snapshots.append(replace(snapshot, loss=loss, ablation=ablation, copying=copying))
-        probes = {name: random_details(draw, about, len(probe.tokens), heads) for name, probe in names.items()}
-        details[snapshot.step] = as_json(about | {"probes": probes}, DETAILS_DIGITS)
-    return replace(history, snapshots=snapshots, details=details.__getitem__)
+    about = {"parts": parts, "sublayers": sublayers, "tokens": texts}
+    draw = np.random.default_rng(snapshot.step)
+    ablation = {name: {part: Change(float(draw.normal()), 1e-4) for part in parts} for name in probes}
+    details = as_json(
+        about | {"probes": {name: random_details(draw, about, len(probe.tokens)) for name, probe in probes.items()}},
+        DETAILS_DIGITS,
+    )
+    return replace(snapshot, loss=dict.fromkeys(probes, 2.5), ablation=ablation, details=details)
 
 
-def random_details(draw: np.random.Generator, about: dict, T: int, heads: int) -> dict:
-    """Of a probe of T tokens, as `archive` describes them."""
+def random_details(draw: np.random.Generator, about: dict, T: int) -> dict:
+    """Of a probe of T tokens, as `recording` describes them."""
     parts, sublayers, V = (len(about[name]) for name in ("parts", "sublayers", "tokens"))
     has_next, top = np.arange(T) < T - 1, min(5, V)
     return {
@@ -118,5 +119,4 @@ def random_details(draw: np.random.Generator, about: dict, T: int, heads: int) -
         },
         "attribution": np.where(has_next, draw.normal(size=(parts, T)), np.nan),
         "attribution_error": 2e-7,
-        "value_norms": draw.uniform(size=(sublayers // 2, heads, T)),
     }

@@ -13,9 +13,9 @@ from matplotlib.image import imread
 
 from data.tokenizers import byte_level
 from model.gpt import GPT, GPTConfig
-from model.inspection.archive import AttentionArchive
 from model.inspection.probes import Probe, draw_repeated_probe
-from model.inspection.recorder import capture, record_snapshot
+from model.inspection.recorder import read_maps, take_snapshot
+from model.inspection.recording import Recording
 from scripts.inspect_attention import build_parser, main, prompt_title
 from tests.command_lines import refused
 from tests.gpts import random_gpt, save_checkpoint
@@ -44,9 +44,9 @@ def make_run(run: Path, seed: int, text: str = TEXT, steps: tuple[int, ...] = (0
     tokens = tokenizer.encode(text)
     repeated = draw_repeated_probe(range(256), (len(tokens) - 1) // 2, tokenizer.label, first=256)
     probes = {"text": Probe(tokens, list(text)), "repeated": repeated}
-    archive = AttentionArchive(run / "attention", probes, tokenizer.fingerprint)
+    recording = Recording(probes, tokenizer=tokenizer.fingerprint, folder=run / "attention")
     for step in steps:
-        record_snapshot(archive, gpt, step)
+        recording.append(take_snapshot(gpt, step, recording))
     save_checkpoint(run / "checkpoints" / "best.ckpt", gpt)
 
 
@@ -67,14 +67,14 @@ def test_a_run_becomes_a_page(capsys):
     data = Page(page).data
     assert data["title"] == "first" and [c["step"] for c in data["runs"][0]["snapshots"]] == [0, 1, 2]
     assert "".join(data["runs"][0]["probes"][0]["labels"]) == TEXT
-    weights = capture(small_gpt(0), byte_level().encode(TEXT)).weights
+    weights = read_maps(small_gpt(0), byte_level().encode(TEXT))[0]
     np.testing.assert_allclose(Page(page).maps(), weights, atol=0.0045)
 
 
 def test_a_prompt_is_shown_with_the_repeated_probe_of_the_recorded_run():
     text, probe = page_of("--checkpoint", "runs/first", "--prompt", "é</script>").data["runs"][0]["probes"]
     assert text["labels"][:3] == ["\\xc3", "\\xa9", "<"]
-    recorded = AttentionArchive.open(Path("runs/first/attention")).probes["repeated"]
+    recorded = Recording.open(Path("runs/first/attention")).probes["repeated"]
     assert (probe["labels"], probe["period"]) == (recorded.labels, recorded.period)
     Path("alone.ckpt").write_bytes(Path("runs/first/checkpoints/best.ckpt").read_bytes())
     alone = page_of("--checkpoint", "alone.ckpt", "--prompt", "ab").data["runs"][0]["probes"][1]
@@ -108,7 +108,7 @@ def test_every_kind_of_file_can_be_written(arguments, suffix):
 def test_a_table_has_the_weights_that_were_recorded():
     arguments = ["--run=runs/first", "--output=chosen.csv"]
     assert main([*arguments, "--steps=1", "--head", "1.2"]) == 0
-    maps = AttentionArchive.open(Path("runs/first/attention")).maps(1)["text"]
+    maps = Recording.open(Path("runs/first/attention")).maps(1)["text"]
     for row in csv_rows("chosen.csv"):
         layer, head, query, key = (int(row[name]) for name in ("layer", "head", "query", "key"))
         assert (row["step"], layer, head, row["query_token"]) == ("1", 1, 2, TEXT[query])
@@ -161,7 +161,7 @@ def test_a_prompt_is_followed_over_the_kept_checkpoints(tmp_path):
     snapshots = data["runs"][0]["snapshots"]
     assert [snapshot["step"] for snapshot in snapshots] == [0, 5]
     for number, snapshot in enumerate(snapshots):
-        weights = capture(gpts[snapshot["step"]], byte_level().encode("x = x + 1")).weights
+        weights = read_maps(gpts[snapshot["step"]], byte_level().encode("x = x + 1"))[0]
         np.testing.assert_allclose(page.maps(snapshot=number), weights, atol=0.0045)
 
 

@@ -3,13 +3,18 @@
 A head, a feed-forward or a table is replaced by its mean over some text, and all that follows is computed anew. The
 mean keeps what the part always adds, so that the rest of the model gets what it is used to (mean ablation; Wang et al.
 2022, "Interpretability in the Wild", https://arxiv.org/abs/2211.00593, section 2.1). Many parts are replaced in one
-forward pass, each in a row of the batch of its own.
+forward pass, each in rows of the batch of its own, and only the layers that they can change are computed.
 
-Shapes: B batch, T tokens, K head width, D model width.
+A loss on one text says little: of a part that helps on average, chance makes every third text do better without it. So
+changes are measured over many texts, with their standard error.
+
+Shapes: B batch, N texts, R parts at a time, T tokens, K head width, D model width.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,23 +25,35 @@ from model.inspection.lens import MAX_LOGITS
 from model.inspection.trace import blocks_of, edited, embedding_tables, hooked, undisturbed, value_tables
 
 MAX_TOKENS = 8192  # in one forward pass, over all rows
+ERRORS = 2  # standard errors from 0, up to which a change is no clear effect
 
 Means = dict[str, Tensor]  # by the name of each part: (K,) for a head, else the width of the vectors
 
 
-def parts_of(gpt: GPT) -> dict[str, tuple[nn.Module, slice]]:
-    """What can be replaced, first the tables, then layer by layer, by the names that people read: "head 5.2",
-    "feed-forward 3", or that of a table.
+class Part(NamedTuple):
+    """A part that can be replaced.
 
-    Returns the module that gives it, or for a head the one that reads it, and its columns there.
+    module, columns: what gives it; for a head what reads it, and its columns there.
+    layer: the block that it is in; None for a table that is read before all blocks.
     """
-    tables = embedding_tables(gpt) | {f"value embeddings {layer}": table for layer, table in value_tables(gpt).items()}
-    parts: dict[str, tuple[nn.Module, slice]] = {name: (table, slice(None)) for name, table in tables.items()}
+
+    module: nn.Module
+    columns: slice
+    layer: int | None
+
+
+def parts_of(gpt: GPT) -> dict[str, Part]:
+    """What can be replaced, first the tables, then layer by layer, by the names that people read: "head 5.2",
+    "feed-forward 3", or that of a table."""
+    everything = slice(None)
+    parts = {name: Part(table, everything, None) for name, table in embedding_tables(gpt).items()}
+    for layer, table in value_tables(gpt).items():
+        parts[f"value embeddings {layer}"] = Part(table, everything, layer)
     for layer, block in enumerate(blocks_of(gpt)):
         K = block.attention.head_dim
         for head in range(block.attention.num_heads):
-            parts[f"head {layer}.{head}"] = block.attention.output_proj, slice(head * K, (head + 1) * K)
-        parts[f"feed-forward {layer}"] = block.feed_forward, slice(None)
+            parts[f"head {layer}.{head}"] = Part(block.attention.output_proj, slice(head * K, (head + 1) * K), layer)
+        parts[f"feed-forward {layer}"] = Part(block.feed_forward, everything, layer)
     return parts
 
 
@@ -46,8 +63,8 @@ def part_means(gpt: GPT, batch: Tensor) -> Means:
     with undisturbed(gpt), hooked(gpt) as (inputs, outputs):
         gpt.features(gpt.known_ids(batch))
     parts, given = parts_of(gpt), outputs | {module: inputs[module] for module in _readers(gpt)}
-    means = {module: given[module].flatten(0, -2).mean(0) for module in {module for module, _ in parts.values()}}
-    return {name: means[module][columns] for name, (module, columns) in parts.items()}
+    means = {module: given[module].flatten(0, -2).mean(0) for module in {part.module for part in parts.values()}}
+    return {name: means[part.module][part.columns] for name, part in parts.items()}
 
 
 def _readers(gpt: GPT) -> set[nn.Module]:
@@ -56,21 +73,22 @@ def _readers(gpt: GPT) -> set[nn.Module]:
 
 
 @contextmanager
-def replaced(gpt: GPT, vectors: Means, position: int | None = None, *, apart: bool = False) -> Iterator[None]:
+def replaced(gpt: GPT, vectors: Means, position: int | None = None, *, apart: int | None = None) -> Iterator[None]:
     """Inside, each of these parts gives its vector.
 
     Args:
         position: the only token at which it does, from 0; a shorter sequence is left as it is. None: every token.
-        apart: each in a row of the batch of its own, in their order; the first row of the batch is left as it is.
+        apart: each part does in so many rows of the batch of its own, in their order. None: all parts in all rows.
     """
     edits: dict[nn.Module, list[tuple[tuple, Tensor]]] = {}
     parts, tokens = parts_of(gpt), slice(None) if position is None else slice(position, position + 1)
-    for row, (name, vector) in enumerate(vectors.items(), start=1):
-        module, columns = parts[name]
-        edits.setdefault(module, []).append(((row if apart else ..., tokens, columns), vector))
+    for number, (name, vector) in enumerate(vectors.items()):
+        part = parts[name]
+        rows = slice(number * apart, (number + 1) * apart) if apart else ...
+        edits.setdefault(part.module, []).append(((rows, tokens, part.columns), vector))
 
     def edit(module: nn.Module, x: Tensor) -> Tensor:
-        x = (x.expand(1 + len(vectors), *x.shape[-2:]) if apart else x).clone()  # positions have no batch axis
+        x = (x.expand(apart * len(vectors), *x.shape[-2:]) if apart else x).clone()  # positions have no batch axis
         for where, vector in edits[module]:
             x[where] = vector
         return x
@@ -80,24 +98,79 @@ def replaced(gpt: GPT, vectors: Means, position: int | None = None, *, apart: bo
         yield
 
 
-@torch.no_grad()
-def without_each(gpt: GPT, tokens: Tensor, means: Means, *, first: int = 0) -> tuple[float, dict[str, float]]:
-    """The loss on `tokens` (T,), and by how much it rises when each part in turn is replaced by its mean.
+@contextmanager
+def _begun_at(gpt: GPT, layer: int | None, inputs: Mapping[nn.Module, Tensor]) -> Iterator[None]:
+    """Inside, the blocks before `layer` do nothing, and that block gets what it got before, for as many rows as there
+    are. None: all blocks are computed."""
+    blocks, skipped = blocks_of(gpt), blocks_of(gpt)[: layer or 0]
 
-    Both are in nats per token, over the predictions made at position `first` and after it; NaN if there are none.
-    means: see `part_means`.
+    def begin(block: nn.Module, x: Tensor) -> Tensor:
+        return inputs[block].repeat(len(x) // len(inputs[block]), 1, 1)
+
+    with edited([] if layer is None else [blocks[layer]], [], begin), ExitStack() as left:
+        for block in skipped:
+            block.forward = lambda x, **_: x
+            left.callback(block.__delattr__, "forward")
+        yield
+
+
+class Change(NamedTuple):
+    """By how much the loss rises when a part is replaced by its mean, in nats per token.
+
+    error: the standard error of that over the texts; NaN for a single text, which cannot tell.
     """
-    changes: dict[str, float] = {}
-    rows, length = max(1, MAX_TOKENS // len(tokens) - 1), max(1, MAX_LOGITS // gpt.head.out_features)
-    parts, targets = list(means), tokens[first + 1 :]
+
+    rise: float
+    error: float
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether it is more than ERRORS standard errors from 0."""
+        return abs(self.rise) > ERRORS * self.error
+
+
+@torch.no_grad()
+def losses_without_each(gpt: GPT, tokens: Tensor, counted: Tensor, means: Means) -> dict[str, Tensor]:
+    """The loss of each text, in nats per token, (N,) in float64: of the whole model, named "nothing", and without each
+    part in turn, which gives its mean instead.
+
+    tokens: (N, T). counted: (N, T - 1), the next tokens that the loss is about; NaN for a text without any. means: see
+    `part_means`.
+    """
+    N, T = tokens.shape
+    counted, targets = counted.to(tokens.device), tokens[:, 1:]
+    length, rows = max(1, MAX_LOGITS // gpt.head.out_features), max(1, MAX_TOKENS // (N * T))
+
+    def losses(features: Tensor) -> Tensor:
+        """(R, N) of features (R N, T, D)."""
+        features = features.unflatten(0, (-1, N))[:, :, :-1]
+        wanted = targets.expand(len(features), -1, -1)[:, counted]
+        pieces = zip(features[:, counted].flatten(0, 1).split(length), wanted.flatten().split(length), strict=True)
+        nats = torch.cat([F.cross_entropy(gpt.unembed(piece), of, reduction="none") for piece, of in pieces])
+        texts = counted.nonzero()[:, 0]
+        sums = nats.new_zeros(len(features), N, dtype=torch.float64)
+        return sums.index_add(1, texts, nats.view(len(features), -1).double()) / counted.sum(1)
+
     with undisturbed(gpt):
-        for start in range(0, len(parts), rows):
-            together = {part: means[part] for part in parts[start : start + rows]}
-            with replaced(gpt, together, apart=True):
-                features = gpt.features(tokens.expand(1 + len(together), -1))[:, first:-1]
-            wanted = targets.repeat(len(features)).split(length)
-            pieces = zip(features.flatten(0, 1).split(length), wanted, strict=True)
-            nats = torch.cat([F.cross_entropy(gpt.unembed(piece), of, reduction="none") for piece, of in pieces])
-            loss, *losses = nats.view(len(features), len(targets)).double().mean(1).tolist()
-            changes |= {part: other - loss for part, other in zip(together, losses, strict=True)}
-    return loss, changes
+        with hooked(gpt) as (inputs, _):
+            (whole,) = losses(gpt.features(tokens)).cpu()
+        found, parts = {"nothing": whole}, parts_of(gpt)
+        for layer in (None, *range(gpt.config.num_layers)):
+            names = [name for name in means if parts[name].layer == layer]
+            for start in range(0, len(names), rows):
+                together = {name: means[name] for name in names[start : start + rows]}
+                with _begun_at(gpt, layer, inputs), replaced(gpt, together, apart=N):
+                    without = losses(gpt.features(tokens.repeat(len(together), 1)))
+                found |= zip(together, without.cpu(), strict=True)
+    return {name: found[name] for name in ("nothing", *means)}
+
+
+def changes(losses: Mapping[str, Tensor]) -> dict[str, Change]:
+    """How much each part is missed, from the losses of N texts without it."""
+    found = {}
+    for name, loss in losses.items():
+        if name != "nothing":
+            rises = loss - losses["nothing"]
+            error = rises.std() / math.sqrt(len(rises)) if len(rises) > 1 else math.nan
+            found[name] = Change(rises.mean().item(), float(error))
+    return found

@@ -11,6 +11,8 @@ same.
 To add an experiment, write a function that proposes its texts under a line `@experiment(...)` that words it.
 """
 
+from __future__ import annotations
+
 import random
 import re
 import string
@@ -55,16 +57,18 @@ class Effect:
     """An experiment that holds, and a text on which its change does what is usual.
 
     off: the parts that are switched off. head: "LAYER.HEAD" to look at: of those that look at the source, the one
-    without which the right tokens lose most; None if they lose nothing. weight: what it gives to the source from the
-    last token, on average; 0 if that is below RIGHT, too little to speak of. shares: what the right tokens of the text
-    get before and after the change; usual: the medians over the texts on which the model is right. texts: on how many
-    of those the change takes half or more, how many those are, and of how many.
+    without which the right tokens lose most; None if they lose nothing. finding: what that head does, in words. weight:
+    what it gives to the source from the last token, on average; 0 if that is below RIGHT, too little to speak of.
+    shares: what the right tokens of the text get before and after the change; usual: the medians over the texts on
+    which the model is right. texts: on how many of those the change takes half or more, how many those are, and of how
+    many.
     """
 
     title: str
     look: str
     change: str
     question: str
+    finding: str
     trial: Trial
     off: list[str]
     head: str | None
@@ -74,20 +78,34 @@ class Effect:
     texts: tuple[int, int, int]
 
 
+@dataclass(frozen=True)
+class Experiment:
+    """propose: makes texts. The words: see `experiment`. switches: whether the change is to switch a head off."""
+
+    propose: Callable[[Texts], Iterator[Trial]]
+    look: str
+    change: str
+    question: str
+    finding: str
+    switches: bool
+
+
 Found = tuple[list[Effect], dict[str, str]]  # those that hold, strongest first; of the others by title why they do not
-EXPERIMENTS: dict[str, tuple] = {}  # by title: what proposes texts, the words, whether a head is switched off
+EXPERIMENTS: dict[str, Experiment] = {}  # by title
 
 
-def experiment(title: str, look: str, change: str, question: str, switches: bool = False) -> Callable:
+def experiment(
+    title: str, look: str, change: str, question: str, finding: str = "", switches: bool = False
+) -> Callable:
     """Adds a function that proposes texts to the experiments.
 
     look: what the text shows. change: what to do; {head} stands for the head without which the right tokens lose most,
     if the change `switches` it off. question: what to ask then, whose answer is on the screen. {context} stands in all
-    three for the tokens that the model reads at once.
+    three for the tokens that the model reads at once. finding: what a head does that looks at the source.
     """
 
     def add(propose: Callable[[Texts], Iterator[Trial]]) -> Callable[[Texts], Iterator[Trial]]:
-        EXPERIMENTS[title] = (propose, (look, change, question), switches)
+        EXPERIMENTS[title] = Experiment(propose, look, change, question, finding, switches)
         return propose
 
     return add
@@ -141,6 +159,7 @@ class Texts:
     "These letters were drawn at random: only their first copy can tell how the second goes on.",
     "switch head {head} off",
     "Does the list still put what the first copy says on top?",
+    finding="finds what followed in the first copy of a made-up word",
     switches=True,
 )
 def word_twice(texts: Texts) -> Iterator[Trial]:
@@ -154,6 +173,7 @@ def word_twice(texts: Texts) -> Iterator[Trial]:
     "the model reads at once.",
     "put more text between, until the word is out of reach",
     "How many tokens does the model read at once (below the box), and is the first copy among them?",
+    finding="finds a made-up word again that stands further up",
 )
 def far_above(texts: Texts) -> Iterator[Trial]:
     for number, (word, again, following) in enumerate(texts.made_up() if texts.pieces else ()):
@@ -169,6 +189,7 @@ def far_above(texts: Texts) -> Iterator[Trial]:
     "The last token alone does not tell what comes next: the model also reads the one before it.",
     "put another token before the last",
     "The last token is the same: what does the list put on top now?",
+    finding="reads the token before the last",
 )
 def token_before(texts: Texts) -> Iterator[Trial]:
     for *tokens, following in texts.pieces:
@@ -202,6 +223,7 @@ def nothing(texts: Texts) -> Iterator[Trial]:
     "A string is open. The last token does not tell which quote opened it: to close it, the model has to look back.",
     "open it with the other quote",
     "Which quote do the likeliest tokens begin with now?",
+    finding="finds the quote that is still open",
 )
 def quotes(texts: Texts) -> Iterator[Trial]:
     for number, (one, other) in enumerate(texts.words(2)):
@@ -213,6 +235,7 @@ def quotes(texts: Texts) -> Iterator[Trial]:
     "Two brackets are open, and the inner one has to close first.",
     "swap the two opening brackets",
     "The same characters, two of them swapped: which bracket do more of the listed tokens begin with now?",
+    finding="finds the bracket that is still open",
 )
 def brackets(texts: Texts) -> Iterator[Trial]:
     for number, (one, other, inner) in enumerate(texts.words(3)):
@@ -233,6 +256,7 @@ def closing(texts: Texts, start: str, sign: str, inside: str) -> Trial:
     "After the colon that comes next, a new line has to begin four spaces deeper than this one.",
     "indent this line otherwise",
     "How many spaces does the likeliest line break have now?",
+    finding="finds how far the line is indented",
 )
 def indentation(texts: Texts) -> Iterator[Trial]:
     for number, (name, argument, one, other) in enumerate(texts.words(4)):
@@ -265,10 +289,9 @@ def first_steps(steps: Sequence[int], found: Sequence[Found]) -> dict[str, int]:
 
 
 def _tried(gpt: GPT, title: str, texts: Texts, means: Means) -> Effect | str:
-    propose, words, switches = EXPERIMENTS[title]
-    # Of a text beyond the context only the end is read, where its source would be another token.
-    trials = [trial for trial in islice(propose(texts), MOST) if trial.right]
-    trials = [trial for trial in trials if not trial.source or len(texts.encode(trial.text)) <= texts.context]
+    """What comes of an experiment: an effect, or why there is none."""
+    tried = EXPERIMENTS[title]
+    trials = _trials(tried, texts)
     if len(trials) < CHOOSING + MIN_TEXTS:
         return "its tokens and its recorded text make no such texts"
     choosing, others = trials[:CHOOSING], trials[CHOOSING:]
@@ -277,33 +300,62 @@ def _tried(gpt: GPT, title: str, texts: Texts, means: Means) -> Effect | str:
     before, known = share[is_right], [trial for trial, right in zip(others, is_right, strict=True) if right]
     if len(known) < MIN_TEXTS:
         return f"right on only {len(known)} of {len(others)} texts"
-    share, looks = _expected(gpt, texts, choosing)
-    heads = [part for part in means if part.startswith("head ")]
-
-    def lost(number: int) -> float:
-        with replaced(gpt, {heads[number]: means[heads[number]]}):
-            return (share - _expected(gpt, texts, choosing, changed=switches)[0]).sum().item()
-
-    # A head may look at the source and yet give nothing that the model needs.
-    mean = looks.mean(0).tolist()
-    looking = [i for i in range(len(heads)) if mean[i] >= RIGHT and choosing[0].source is not None]
-    candidates = range(len(heads)) if switches else sorted(looking, key=lambda i: -mean[i])[:LOOKING]
-    most, number = max(((lost(i), i) for i in candidates), default=(0.0, 0))
-    named = [heads[number]] if most > 0 else []
-    off = named if switches else []
+    head = _chosen_head(gpt, texts, choosing, means, tried.switches)
+    off = [head] if head and tried.switches else []
     with replaced(gpt, {part: means[part] for part in off}):
         after, _ = _expected(gpt, texts, known, changed=True)
     halved = int((after <= before / 2).sum())
     if halved < MIN_SHARE * len(known):
         return f"the change takes half or more on only {halved} of the {len(known)} texts that it is right on"
-    weight = weights[is_right, number].mean().item() if named else 0.0
-    weight = weight if weight >= RIGHT else 0.0
-    head = named[0].removeprefix("head ") if named else None
     usual = before.median().item(), after.median().item()
     shown = int(((before - usual[0]).abs() + (after - usual[1]).abs()).argmin())
-    shares, counts = (before[shown].item(), after[shown].item()), (halved, len(known), len(others))
-    look, change, question = (sentence.format(head=head, context=texts.context) for sentence in words)
-    return Effect(title, look, change, question, known[shown], off, head, weight, shares, usual, counts)
+    weight = weights[is_right, _heads(means).index(head)].mean().item() if head else 0.0
+    words = (tried.look, tried.change, tried.question)
+    name = head and head.removeprefix("head ")
+    look, change, question = (sentence.format(head=name, context=texts.context) for sentence in words)
+    return Effect(
+        title=title,
+        look=look,
+        change=change,
+        question=question,
+        finding=tried.finding,
+        trial=known[shown],
+        off=off,
+        head=name,
+        weight=weight if weight >= RIGHT else 0.0,
+        shares=(before[shown].item(), after[shown].item()),
+        usual=usual,
+        texts=(halved, len(known), len(others)),
+    )
+
+
+def _trials(tried: Experiment, texts: Texts) -> list[Trial]:
+    """Those that can be measured: of a text beyond the context only the end is read, where its source would be another
+    token."""
+    trials = [trial for trial in islice(tried.propose(texts), MOST) if trial.right]
+    return [trial for trial in trials if not trial.source or len(texts.encode(trial.text)) <= texts.context]
+
+
+def _heads(means: Means) -> list[str]:
+    return [part for part in means if part.startswith("head ")]
+
+
+def _chosen_head(gpt: GPT, texts: Texts, trials: Sequence[Trial], means: Means, switches: bool) -> str | None:
+    """The head without which the right tokens lose most: of all if it is to be switched off, else of those that look at
+    the source, as a head may look there and yet give nothing that the model needs. None if they lose nothing."""
+    share, weights = _expected(gpt, texts, trials)
+    heads, looks = _heads(means), weights.mean(0).tolist()
+    candidates = list(range(len(heads)))
+    if not switches:
+        looking = [i for i in candidates if looks[i] >= RIGHT and trials[0].source is not None]
+        candidates = sorted(looking, key=lambda i: -looks[i])[:LOOKING]
+
+    def lost(number: int) -> float:
+        with replaced(gpt, {heads[number]: means[heads[number]]}):
+            return (share - _expected(gpt, texts, trials, changed=switches)[0]).sum().item()
+
+    most, number = max(((lost(i), i) for i in candidates), default=(0.0, 0))
+    return heads[number] if most > 0 else None
 
 
 def _expected(gpt: GPT, texts: Texts, trials: Sequence[Trial], changed: bool = False) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ al. 2023, "Efficient Streaming Language Models with Attention Sinks".
 To add a score, write its function and add a line to SCORES.
 """
 
+import math
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,16 +24,6 @@ from model.inspection.probes import Probe
 from model.masks import sliding_window_mask
 
 RECENT = 8  # tokens
-# Sorts of delimiters, each with the signs that it has one of. The first that fits counts.
-KINDS = {
-    "line breaks": "\n",
-    "quotes": "\"'`",
-    "opening brackets": "([{",
-    "closing brackets": ")]}",
-    "commas and colons": ",;:",
-    "ends of sentences": ".!?",
-    "spaces": " \t",
-}
 
 
 # ---- the patterns: which keys a query looks at. Probe of T tokens -> (T, T)
@@ -89,11 +80,6 @@ def is_delimiter(label: str) -> bool:
     return not any(unicodedata.category(char)[0] in "LNM" for char in label)
 
 
-def kind(label: str) -> str:
-    """What sort of delimiter a token is, in words."""
-    return next((name for name, signs in KINDS.items() if set(signs) & set(label)), "other signs")
-
-
 def choosing(keys: Tensor, window: int | None = None) -> Tensor:
     """The queries that count, (T,): those that have a key of the pattern, and that see another key too."""
     seen = sliding_window_mask(len(keys), window)
@@ -110,9 +96,8 @@ class Score:
     probe: on which it is measured. Duplicate and induction heads show only where a text repeats itself.
     meaning: completes the sentence "this head ..." on the page.
     glossary: two sentences, one of which says why the score matters.
-    keys: the pattern whose weight it is. None for the two that `survey` measures in its own way.
+    keys: the pattern whose weight it is. None for the entropy, which `survey` measures in its own way.
     letter: for small pictures of a head, if not the first of the name.
-    is_pattern: whether it is one that a head can be said to follow.
     """
 
     probe: Literal["text", "repeated"]
@@ -120,7 +105,11 @@ class Score:
     glossary: str
     keys: Callable[[Probe], Tensor] | None = None
     letter: str | None = None
-    is_pattern: bool = True
+
+    @property
+    def is_pattern(self) -> bool:
+        """Whether it is one that a head can be said to follow."""
+        return self.keys is not None
 
 
 # Every score that is recorded and shown. The files, the pages, the pictures and the curves all go through this table.
@@ -182,19 +171,11 @@ SCORES = {
         "line it is, so such a head matters in code, lists and plays.",
         line_start,
     ),
-    "fixed_distance": Score(
-        "text",
-        "looks the same number of tokens back, whatever stands there",
-        "The weight on the token exactly n back, for the n that gets most; 0 and 1 have scores of their own. Such a "
-        "head counts and does not read, which often says that the training text repeats itself at that distance.",
-        letter="N",
-    ),
     "entropy": Score(
         "text",
         "spreads its weight; 1 means uniform attention",
         "How evenly the weight is spread: 0 for a single token, 1 for uniform attention. Heads that have learned "
         "nothing start near 1, so a fall is the first sign that a head is learning what to look at.",
-        is_pattern=False,
     ),
 }
 
@@ -208,6 +189,19 @@ def uniform_attention(length: int, window: int | None = None) -> Tensor:
 def threshold(uniform: float) -> float:
     """The score that a head must exceed to follow a pattern: a third of the way from uniform attention to 1."""
     return uniform + (1 - uniform) / 3
+
+
+def information(score: float, uniform: float) -> float:
+    """What a score above that of uniform attention says about where a head looks, in nats: their KL divergence.
+
+    It compares patterns: a head that looks at the token just before also looks at recent tokens, but the first says
+    more. 0 for a score that is not above.
+    """
+    if not score > uniform > 0:
+        return 0.0
+    score = min(score, 1.0)
+    rest = (1 - score) * math.log((1 - score) / (1 - uniform)) if score < 1 else 0.0
+    return score * math.log(score / uniform) + rest
 
 
 def _back(probe: Probe) -> Tensor:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from model.checks import listed
-from model.inspection.archive import Snapshot
+from model.inspection.recording import Checks, Snapshot
 
 # What rounding explains, by the type that attention was computed in: of fidelity (see `recorder`), and of a change of
 # the logits, relative to the largest where that is above 1. A kernel that adds in another order moves logits by 2e-6 in
@@ -19,55 +19,54 @@ EXACT = 1e-5  # in any other type; of a weight, in all types
 PAGE_ERROR = 0.004  # of a weight that a page and its pictures show
 
 
-def fidelity_limit(snapshot: Snapshot) -> float:
-    return FIDELITY_LIMITS.get(snapshot.precision, EXACT)
+def fidelity_limit(checks: Checks) -> float:
+    return FIDELITY_LIMITS.get(checks.precision, EXACT)
 
 
-def _moves(snapshot: Snapshot, change: float) -> bool:
+def _moves(checks: Checks, change: float) -> bool:
     """Whether a change of the logits is more than rounding explains. False for NaN."""
-    return change > LOGIT_LIMITS.get(snapshot.precision, EXACT) * max(1, snapshot.checks["logits"])
+    return change > LOGIT_LIMITS.get(checks.precision, EXACT) * max(1, checks.logits)
 
 
-def is_repeatable(snapshot: Snapshot) -> bool:
+def is_repeatable(checks: Checks) -> bool:
     """Whether the same tokens, read twice, give the same, up to rounding. If not, maps and causality say nothing."""
-    return not (_random(snapshot) or _moves(snapshot, snapshot.checks["noise"]))
+    return not (_random(checks) or _moves(checks, checks.noise))
 
 
-def _random(snapshot: Snapshot) -> list[int]:
+def _random(checks: Checks) -> list[int]:
     """The layers whose `attend` returns something else each time."""
-    errors = enumerate(snapshot.checks["random"])
-    return [layer for layer, error in errors if error > fidelity_limit(snapshot)]
+    return [layer for layer, error in enumerate(checks.by_layer["random"]) if error > fidelity_limit(checks)]
 
 
-def is_faithful(snapshot: Snapshot) -> bool:
+def is_faithful(checks: Checks) -> bool:
     """Whether the maps are what the model computes, up to rounding. False if they hold no numbers."""
-    return snapshot.fidelity <= fidelity_limit(snapshot)
+    return checks.fidelity <= fidelity_limit(checks)
 
 
-def is_causal(snapshot: Snapshot) -> bool:
+def is_causal(checks: Checks) -> bool:
     """Whether no token moves a logit before it beyond rounding, and no weight lies on a later token.
 
     Only two tokens are replaced, and no leak reaches the logits of a new model whose last matrices are zero. A weight
     on a later token shows both.
     """
-    return not (math.isnan(snapshot.causality) or _moves(snapshot, snapshot.causality) or _leaking(snapshot))
+    return not (math.isnan(checks.causality) or _moves(checks, checks.causality) or _leaking(checks))
 
 
-def _leaking(snapshot: Snapshot) -> list[int]:
+def _leaking(checks: Checks) -> list[int]:
     """The layers with a weight on a later token. Those that are not faithful have no maps and are left out."""
-    layers = enumerate(zip(snapshot.checks["future"], snapshot.checks["fidelity"], strict=True))
-    return [layer for layer, (weight, error) in layers if weight > EXACT and error <= fidelity_limit(snapshot)]
+    layers = enumerate(zip(checks.by_layer["future"], checks.by_layer["fidelity"], strict=True))
+    return [layer for layer, (weight, error) in layers if weight > EXACT and error <= fidelity_limit(checks)]
 
 
-def is_in_range(snapshot: Snapshot) -> bool:
+def is_in_range(checks: Checks) -> bool:
     """Whether pages and pictures, whose scale goes from 0 to 1, show all weights as they are. True if not measured."""
-    return not max(snapshot.checks["outside"], default=0) > PAGE_ERROR
+    return not max(checks.by_layer["outside"]) > PAGE_ERROR
 
 
-def verdicts(snapshot: Snapshot) -> dict[str, bool | None]:
+def verdicts(checks: Checks) -> dict[str, bool | None]:
     """By the name of each check whether it holds; None for those that judge noise, because the model is random."""
-    repeatable = is_repeatable(snapshot)
-    found = {name: holds(snapshot) if repeatable else None for name, (holds, _) in CHECKS.items()}
+    repeatable = is_repeatable(checks)
+    found = {name: holds(checks) if repeatable else None for name, (holds, _) in CHECKS.items()}
     return found | {"repeatable": repeatable}
 
 
@@ -84,45 +83,45 @@ def new_warnings(snapshots: Sequence[Snapshot]) -> list[str]:
 
 def _failed(snapshots: Sequence[Snapshot]) -> dict[str, str]:
     """By the name of each check that fails, what to say of the last snapshot that shows it."""
-    failed = {name: one for one in snapshots for name, holds in verdicts(one).items() if holds is False}
+    failed = {name: one for one in snapshots for name, holds in verdicts(one.checks).items() if holds is False}
     sentences = ((name, failed[name], sentence) for name, (_, sentence) in CHECKS.items() if name in failed)
-    return {name: f"At step {one.step} {sentence(one)}." for name, one, sentence in sentences}
+    return {name: f"At step {one.step} {sentence(one.checks)}." for name, one, sentence in sentences}
 
 
-def _noise(snapshot: Snapshot) -> str:
-    who = f"attention of {_layers(layers)}" if (layers := _random(snapshot)) else "the model"
+def _noise(checks: Checks) -> str:
+    who = f"attention of {_layers(layers)}" if (layers := _random(checks)) else "the model"
     return (
         f"{who} is random in eval mode, so neither its maps nor whether it looks into the future can be told: draw "
         "random numbers, such as dropout, only `if self.training`"
     )
 
 
-def _leak(snapshot: Snapshot) -> str:
-    if math.isnan(snapshot.causality):
+def _leak(checks: Checks) -> str:
+    if math.isnan(checks.causality):
         return "the logits are not numbers: the model diverged"
-    leaking = _leaking(snapshot)
+    leaking = _leaking(checks)
     who = _layers(leaking) if leaking else "the model"
     verb = "look" if len(leaking) > 1 else "looks"
-    shown = f"changing token {snapshot.checks['replaced']} moves the logits before it by {snapshot.causality:.2g}"
-    if not _moves(snapshot, snapshot.causality):
-        shown = f"a later token has a weight of up to {max(snapshot.checks['future'][layer] for layer in leaking):.2g}"
+    shown = f"changing token {checks.replaced} moves the logits before it by {checks.causality:.2g}"
+    if not _moves(checks, checks.causality):
+        shown = f"a later token has a weight of up to {max(checks.by_layer['future'][layer] for layer in leaking):.2g}"
     return f"{who} {verb} into the future: {shown}; the loss means nothing"
 
 
-def _unfaithful(snapshot: Snapshot) -> str:
-    if math.isnan(snapshot.fidelity):
+def _unfaithful(checks: Checks) -> str:
+    if math.isnan(checks.fidelity):
         return "the attention maps are not numbers: the model diverged"
-    limit = fidelity_limit(snapshot)
-    wrong = [layer for layer, error in enumerate(snapshot.checks["fidelity"]) if not error <= limit]
+    limit = fidelity_limit(checks)
+    wrong = [layer for layer, error in enumerate(checks.by_layer["fidelity"]) if not error <= limit]
     return (
         f"the maps of {_layers(wrong) if wrong else 'a layer'} are not what the model computes: weights times values "
-        f"differ from what `attend` returns by {snapshot.fidelity:.2g}, where rounding explains {limit:g}; an `attend` "
+        f"differ from what `attend` returns by {checks.fidelity:.2g}, where rounding explains {limit:g}; an `attend` "
         "that is not linear in the values or mixes heads has no maps"
     )
 
 
-def _outside(snapshot: Snapshot) -> str:
-    outside = snapshot.checks["outside"]
+def _outside(checks: Checks) -> str:
+    outside = checks.by_layer["outside"]
     layers = [layer for layer, distance in enumerate(outside) if distance > PAGE_ERROR]
     return (
         f"weights of {_layers(layers)} are below 0 or above 1, by up to {max(outside):.2g}: pages and pictures show "
@@ -136,7 +135,7 @@ def _layers(layers: Sequence[int]) -> str:
 
 
 # By name, most of which pages show: whether it holds, and what is said if not.
-CHECKS: dict[str, tuple[Callable[[Snapshot], bool], Callable[[Snapshot], str]]] = {
+CHECKS: dict[str, tuple[Callable[[Checks], bool], Callable[[Checks], str]]] = {
     "repeatable": (is_repeatable, _noise),
     "causal": (is_causal, _leak),
     "faithful": (is_faithful, _unfaithful),

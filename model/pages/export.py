@@ -12,7 +12,7 @@ import numpy as np
 
 from model.checks import Mistake
 from model.files import write_atomically
-from model.pages.history import History
+from model.inspection.recording import Recording
 
 DIGITS = 5  # significant ones of a weight: enough to tell every float16 from its neighbours
 COLUMNS = ("run", "step", "layer", "head", "query", "query_token", "key", "key_token", "weight")
@@ -20,21 +20,21 @@ COLUMNS = ("run", "step", "layer", "head", "query", "query_token", "key", "key_t
 Head = tuple[int, int]  # layer, head
 
 
-def choose_step(history: History, step: int | None = None) -> int:
+def choose_step(recording: Recording, step: int | None = None) -> int:
     """The step itself, or the last that was recorded. Raises Mistake if there are no maps, or none of this step."""
-    history.check_maps()
-    if step is None or step in history.steps:
-        return history.steps[-1] if step is None else step
-    near = min(history.steps, key=lambda other: abs(other - step))
-    raise Mistake(f"--steps {step} has no maps in {history.name}: the nearest that has is {near}")
+    recording.check_maps()
+    if step is None or step in recording.mapped:
+        return recording.mapped[-1] if step is None else step
+    near = min(recording.mapped, key=lambda other: abs(other - step))
+    raise Mistake(f"--steps {step} has no maps in {recording.name}: the nearest that has is {near}")
 
 
-def choose_heads(history: History, names: Sequence[str] | None) -> list[Head] | None:
+def choose_heads(recording: Recording, names: Sequence[str] | None) -> list[Head] | None:
     """The heads named LAYER.HEAD, or None for all. Raises Mistake for one that the model does not have."""
     if names is None:
         return None
-    history.check_maps()
-    layers, heads = history.snapshots[0].shape
+    recording.check_maps()
+    layers, heads = recording.snapshots[0].shape
     known = {f"{layer}.{head}": (layer, head) for layer, head in np.ndindex(layers, heads)}
     for name in names:
         if name not in known:
@@ -42,13 +42,13 @@ def choose_heads(history: History, names: Sequence[str] | None) -> list[Head] | 
     return [known[name] for name in dict.fromkeys(names)]
 
 
-def write_csv(history: History, path: Path, step: int | None = None, heads: Sequence[Head] | None = None) -> None:
+def write_csv(recording: Recording, path: Path, step: int | None = None, heads: Sequence[Head] | None = None) -> None:
     """The maps of the text at a step, by default the last: a row for each weight of a query that can see its key.
 
     Layers, heads and positions count from 0. A later key has a row only where it has weight.
     """
-    step = choose_step(history, step)
-    maps, labels = np.asarray(history.load(step)["text"], np.float32), history.probes["text"].labels
+    step = choose_step(recording, step)
+    maps, labels = np.asarray(recording.maps(step)["text"], np.float32), recording.probes["text"].labels
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(COLUMNS)
@@ -57,6 +57,6 @@ def write_csv(history: History, path: Path, step: int | None = None, heads: Sequ
             weight = maps[layer, head, query, key]
             if key <= query or weight:
                 number = f"{weight:.{DIGITS}g}" if np.isfinite(weight) else ""
-                row = (history.name, step, layer, head, query, labels[query], key, labels[key], number)
+                row = (recording.name, step, layer, head, query, labels[query], key, labels[key], number)
                 writer.writerow(row)
     write_atomically(path, text.getvalue().encode(errors="backslashreplace"))  # a folder's name may be no valid text

@@ -23,9 +23,9 @@ from numpy.typing import ArrayLike
 
 from model.checks import Mistake
 from model.files import write_atomically
+from model.inspection.recording import Recording
 from model.pages.describe import shortened, visible
 from model.pages.export import Head, choose_step
-from model.pages.history import History
 from model.pages.template import COLOURS
 
 DPI = 72  # dots an inch, so that a point, in which matplotlib measures text, is a pixel
@@ -41,16 +41,16 @@ TICKS = (0, 0.01, 0.1, 0.25, 0.5, 1)  # of the colour bar
 SOFT, LINE = "#5c6672", "#b8bcc4"  # the colours of what is around the maps
 
 
-def draw_maps(history: History, path: Path, step: int | None = None, heads: Sequence[Head] | None = None) -> None:
+def draw_maps(recording: Recording, path: Path, step: int | None = None, heads: Sequence[Head] | None = None) -> None:
     """A picture of the maps of the text at a step, by default the last: of all heads, or of some side by side."""
-    step = choose_step(history, step)
-    maps = np.asarray(history.load(step)["text"], np.float32)
+    step = choose_step(recording, step)
+    maps = np.asarray(recording.maps(step)["text"], np.float32)
     rows = columns = None
     if heads is not None:
         maps = np.stack([maps[head] for head in heads])[None]
         rows, columns = [""], [f"head {layer}.{head}" for layer, head in heads]
-    title = f"{history.name}, step {step}: rows attend to columns"
-    attention_grid(maps, history.probes["text"].labels, path, title, rows=rows, columns=columns)
+    title = f"{recording.name}, step {step}: rows attend to columns"
+    attention_grid(maps, recording.probes["text"].labels, path, title, rows=rows, columns=columns)
 
 
 def attention_grid(weights: ArrayLike, labels: Sequence[str], path: Path, title: str = "", **options: Any) -> None:

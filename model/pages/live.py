@@ -32,15 +32,12 @@ from torch import Tensor
 
 from model.gpt import GPT, NGRAM_FACTORS
 from model.inspection.ablation import Means, part_means
-from model.inspection.archive import Snapshot
 from model.inspection.experiments import first_steps, try_all
-from model.inspection.probes import Probes
-from model.inspection.recorder import take_maps
-from model.inspection.survey import Windows, windows_of
-from model.inspection.trace import blocks_of, in_float32, undisturbed
+from model.inspection.recorder import take_snapshot
+from model.inspection.recording import Recording, Snapshot
+from model.inspection.trace import blocks_of, undisturbed
 from model.pages import template
 from model.pages.describe import describe_heads
-from model.pages.history import History
 from model.pages.page import about, legend
 
 log = logging.getLogger(__name__)
@@ -75,41 +72,38 @@ class Packed:
 
 
 def model_page(
-    name: str,
-    snapshots: Models,
-    tokenizer: Any,
-    probes: Probes,
-    opening: Sequence[int] | None = None,
-    windows: Mapping[str, Windows] | None = None,
-    recorded: Sequence[Snapshot] = (),
+    snapshots: Models, tokenizer: Any, recording: Recording, opening: Sequence[int] | None = None
 ) -> tuple[str, dict[str, int]]:
     """The HTML of the page that holds a model and reads what a person types.
 
     Args:
-        name: of the model.
         tokenizer: one of `data.tokenizers`.
-        probes: "text" and "repeated"; on "text" the page checks that it computes what the model does.
+        recording: its probe "text" is that on which the page checks that it computes what the model does; experiments
+            are tried and heads measured on its windows; its snapshots tell when heads formed.
         opening: tokens that the page opens with; None opens with a function in the windows, or else with the text.
-        windows: on which experiments are tried, parts averaged, and the page says what heads do; the probes if None.
-        recorded: what was measured on the windows while the model was trained, which tells when heads formed.
 
     Returns:
         The page, and by title the step from which on each experiment holds.
 
-    Raises ValueError if the page would be too large, and how large, or if a model has diverged.
+    Raises a `Mistake` if the page would be too large, and how large, or if a model has diverged.
     """
-    windows = windows or windows_of(probes)
+    name, probes, windows = recording.name, recording.probes, recording.windows
     texts = windows["text"].texts
     model = pack(snapshots, tokenizer.to_dict(), probes["text"].tokens, windows["text"].sample)
     if note := model.manifest["note"]:
         log.warning("%s", note)
-    taken, maps = [], {}
-    for step, gpt in snapshots:
-        snapshot, maps[step] = take_maps(gpt, in_float32(gpt), probes, step, windows)
-        taken.append(snapshot)
-    measured = {one.step: one for one in (*recorded, *taken) if one.step <= taken[-1].step}
-    known = [measured[step] for step in sorted(measured)]
-    shown = about(History(name, probes, known, maps.__getitem__, list(maps)), len(probes["text"].tokens))
+    steps = [step for step, _ in snapshots]
+
+    def measured(step: int, gpt: GPT) -> Snapshot:
+        """As it was recorded, or else measured now."""
+        recorded = (one for one in recording.snapshots if one.step == step and one.ablation)
+        return next(recorded, None) or take_snapshot(gpt, step, recording, with_losses=True)
+
+    taken = [measured(step, gpt) for step, gpt in snapshots]
+    earlier = [one for one in recording.snapshots if one.step < steps[-1] and one.step not in steps]
+    known = Recording(probes, windows, name=name, folder=recording.folder)
+    known.snapshots = sorted((*earlier, *taken), key=lambda one: one.step)
+    shown = about(known, len(probes["text"].tokens))
     # The opening view's token is one of the recorded probe, which the page does not show.
     shown["opening"] = {name: shown["opening"][name] for name in ("head", "score")}
     shown["probes"] = [{"name": "text", "labels": [], "period": None}]  # what is typed
@@ -128,7 +122,7 @@ def model_page(
     if (size := len(page.encode())) > MAX_BYTES:
         limit = MAX_BYTES / 1e6
         raise ValueError(f"a page with this model would take {size / 1e6:.1f} MB, and the limit is {limit:.0f} MB")
-    return page, first_steps(list(maps), found)
+    return page, first_steps(steps, found)
 
 
 def pack(snapshots: Models, tokenizer: Mapping[str, Any], probe: Sequence[int], sample: Tensor | None = None) -> Packed:

@@ -13,10 +13,10 @@ import numpy as np
 
 from model.checks import listed
 from model.inspection.heads import SCORES, threshold
+from model.inspection.recording import Recording, Snapshot
 from model.inspection.verdicts import warnings
 from model.pages import template
-from model.pages.describe import NO_EFFECT, describe_heads
-from model.pages.history import History
+from model.pages.describe import describe_heads
 from model.pages.page import attention_page
 
 Rows = Sequence[Mapping[str, float]]  # of metrics.csv: the columns that have a number there, "step" always
@@ -46,7 +46,7 @@ def report_page(
     rows: Rows,
     samples: Sequence[dict],
     config_text: str = "",
-    history: History | None = None,
+    history: Recording | None = None,
     config: Mapping | None = None,
     model_page: str = "",
     experiments: Mapping[str, int] | None = None,
@@ -83,7 +83,7 @@ def report_page(
     if history and history.snapshots:
         data |= {"formation": history.formation} | last_snapshot(history)
     elements = []
-    if history and history.steps:
+    if history and history.mapped:
         elements = [template.json_element("attention", attention_page([history], f"{name}: attention"))]
     return template.fill("report", data, elements)
 
@@ -114,12 +114,12 @@ def story(rows: Rows, config: Mapping) -> str:
     return " ".join(sentences)
 
 
-def last_snapshot(history: History) -> dict:
+def last_snapshot(history: Recording) -> dict:
     """What was measured at the last snapshot: on its text, by its lens, and which heads matter."""
     snapshot = history.snapshots[-1]
-    matter, idle = heads_that_matter(snapshot.to_json()["ablation"], describe_heads(snapshot))
+    matter, idle = heads_that_matter(snapshot) if snapshot.ablation else ([], "")
     found: dict = {"step": snapshot.step, "matter": matter, "idle": idle}
-    if snapshot.step in history.steps:  # its files have not been removed
+    if snapshot.step in history.mapped:  # its files have not been removed
         details = history.details(snapshot.step)
         text = {name: details["probes"]["text"][name] for name in ("bits", "rank", "top", "top_probability", "lens")}
         found["details"] = {name: details[name] for name in ("tokens", "sublayers")} | {"probes": {"text": text}}
@@ -127,27 +127,22 @@ def last_snapshot(history: History) -> dict:
     return found
 
 
-def heads_that_matter(ablation: Mapping, descriptions: Sequence[Sequence[Mapping]]) -> tuple[list[dict], str]:
-    """All heads, those first whose absence raises the loss most, on text or on repetition, and what each does.
+def heads_that_matter(snapshot: Snapshot) -> tuple[list[dict], str]:
+    """All heads without which the loss clearly changes, those first that are missed most, and what each does.
 
-    ablation: of a snapshot, as JSON has it. descriptions: of the same step, [L][H] as `describe_heads` returns them.
-
-    Returns for each head its name, the change of the loss on each probe in nats per token (None if unknown), and its
-    sentence; and one sentence that names those without which the loss stays the same.
+    Returns for each head its name, the change of the loss on text and on repetition in nats per token with its standard
+    error (None where it is no clear effect), and its sentence; and one sentence that names the other heads.
     """
     ranked, idle = [], []
-    parts = [part for part in ablation["text"] if part.startswith("head ")]
-    for part, described in zip(parts, chain(*descriptions), strict=True):
-        changes, head = {probe: of_probe[part] for probe, of_probe in ablation.items()}, part.removeprefix("head ")
-        known = [change for change in changes.values() if change is not None]
-        if known and max(map(abs, known)) < NO_EFFECT:
-            idle.append(head)
-        elif known:
-            ranked.append({"head": head, "sentence": described["sentence"]} | changes)
-    ranked.sort(key=lambda one: -max(change for change in (one["text"], one["repeated"]) if change is not None))
-    heads = listed(idle, "or")
-    same = f"Without head {heads} the loss stays the same on both, to {NO_EFFECT} nats per token." if idle else ""
-    return ranked, same
+    for (layer, head), described in zip(np.ndindex(snapshot.shape), chain(*describe_heads(snapshot)), strict=True):
+        changes = {kind: parts[f"head {layer}.{head}"] for kind, parts in snapshot.ablation.items()}
+        if any(change.is_clear for change in changes.values()):
+            clear = {kind: change if change.is_clear else None for kind, change in changes.items()}
+            ranked.append({"head": f"{layer}.{head}", "sentence": described["sentence"]} | clear)
+        else:
+            idle.append(f"{layer}.{head}")
+    ranked.sort(key=lambda one: -max(change.rise for change in (one["text"], one["repeated"]) if change))
+    return ranked, f"Without head {listed(idle, 'or')} there is no clear effect on either." if idle else ""
 
 
 def facts(rows: Rows, config: Mapping) -> list[tuple[str, str, str]]:
@@ -212,11 +207,11 @@ def head_chart(rows: Rows, score: str) -> dict:
     return chart(rows, score.replace("_", " "), meaning, columns, top=1, layers=True, score=score)
 
 
-def is_faint(chart: Mapping, history: History | None) -> bool:
+def is_faint(chart: Mapping, history: Recording | None) -> bool:
     """Whether the score of a chart is a pattern, and no head passes its threshold."""
     if not SCORES[chart["score"]].is_pattern or not (history and history.snapshots):
         return False
-    least = threshold(history.uniform[chart["score"]])
+    least = threshold(history.snapshots[-1].heads.uniform[chart["score"]])
     return all(value <= least for curve in chart["curves"] for _, value in curve["points"])
 
 

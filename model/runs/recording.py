@@ -2,7 +2,7 @@
 
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -11,9 +11,11 @@ from lightning.pytorch import LightningModule, Trainer
 from model.checks import Mistake, check_range
 from model.files import append
 from model.generation import generate
-from model.inspection.archive import AttentionArchive
 from model.inspection.probes import MIN_PROBE_TOKENS, Probe, draw_repeated_probe, repeated_windows, text_windows
-from model.inspection.recorder import record_snapshot
+from model.inspection.recorder import measure_losses, metrics_of, take_snapshot
+from model.inspection.recording import Recording
+from model.inspection.survey import windows_of
+from model.inspection.trace import in_float32
 from model.inspection.verdicts import new_warnings, warnings
 from model.pages.images import attention_grid
 from model.runs.folder import ATTENTION, SAMPLES
@@ -57,7 +59,7 @@ class AttentionRecording:
         check_range("attention.early_steps", self.early_steps, 0)
         check_range("attention.every_n_steps", self.every_n_steps, 1)
         self.text = read_probe_text(self.probe_text) if self.enabled and self.probe_text is not None else None
-        self.archive: AttentionArchive | None = None  # on the first rank, set by `start`
+        self.recording: Recording | None = None  # on the first rank, set by `start`
 
     def is_due(self, step: int) -> bool:
         """Whether a step without validation is recorded."""
@@ -88,35 +90,48 @@ class AttentionRecording:
             "text": Probe(tokens, [label(token) for token in tokens]),
             "repeated": draw_repeated_probe(candidates, max_period, label, first=first),
         }
-        windows = {
+        texts = {
             "text": text_windows(known or tokens, context, label),
             "repeated": repeated_windows(candidates, context, label, first=first),
         }
+        windows = windows_of(texts, module.gpt.config.window)
         folder = Path(trainer.default_root_dir, ATTENTION)
-        self.archive = AttentionArchive(folder, probes, tokenizer.fingerprint, windows)
+        self.recording = Recording.resume(folder, probes, windows, tokenizer.fingerprint)
 
-    def record(self, trainer: Trainer, module: LightningModule, draws: bool = False) -> None:
-        """Records the current step, logs its scores, and draws its picture if `draws`."""
+    def record(
+        self, trainer: Trainer, module: LightningModule, *, draws: bool = False, with_losses: bool = False
+    ) -> None:
+        """Records the current step, logs its scores, and draws its picture if `draws`.
+
+        with_losses: measure what the model loses without each part, for a step whose weights are kept.
+        """
         if not (self.enabled and trainer.is_global_zero):
             return
-        archive, step, label = self.archive, trainer.global_step, trainer.datamodule.tokenizer.label
+        recording, step, label = self.recording, trainer.global_step, trainer.datamodule.tokenizer.label
         autocast = AUTOCAST_TYPES.get(str(trainer.precision))
-        figures = record_snapshot(archive, module.gpt, step, label, autocast=autocast)
-        log_metrics(trainer, figures)
-        for sentence in new_warnings(archive.snapshots):
+        snapshot = take_snapshot(module.gpt, step, recording, label, with_losses=with_losses, autocast=autocast)
+        recording.append(snapshot)
+        log_metrics(trainer, metrics_of(snapshot))
+        for sentence in new_warnings(recording.snapshots):
             log.warning("%s", sentence)
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
-                logger.log_attention(archive)
+                logger.log_attention(recording)
         if draws and self.picture:
-            maps, labels = archive.maps(step)["text"], archive.probes["text"].labels
+            maps, labels = recording.maps(step)["text"], recording.probes["text"].labels
             title = f"{Path(trainer.default_root_dir).name}, step {step}"
-            attention_grid(maps, labels, archive.path(step).with_suffix(".png"), title, max_side=PICTURE_SIDE)
+            attention_grid(maps, labels, recording.path(step).with_suffix(".png"), title, max_side=PICTURE_SIDE)
 
-    def finish(self, trainer: Trainer) -> None:
-        if self.archive is not None and self.archive.snapshots:
-            for sentence in warnings(self.archive.snapshots):
-                log.warning("%s", sentence)
+    def finish(self, trainer: Trainer, module: LightningModule) -> None:
+        """Measures what the model loses without each part at the last step, and warns of what is out of bounds."""
+        if self.recording is None or not self.recording.snapshots:
+            return
+        last = self.recording.snapshots[-1]
+        if last.step == trainer.global_step and last.ablation is None:
+            loss, ablation = measure_losses(in_float32(module.gpt), self.recording.windows)
+            self.recording.append(replace(last, loss=loss, ablation=ablation))
+        for sentence in warnings(self.recording.snapshots):
+            log.warning("%s", sentence)
 
 
 def read_probe_text(given: str) -> str:

@@ -13,8 +13,7 @@ from typing import Any
 
 from model.checks import Missing, Mistake
 from model.files import parsing, reading, write_atomically
-from model.inspection.archive import AttentionArchive
-from model.pages.history import History
+from model.inspection.recording import Recording
 from model.pages.report import report_page
 from model.runs.configs import read_config
 from model.runs.folder import (
@@ -47,7 +46,7 @@ def write_report(run: Path, path: Path | None = None) -> Path:
         read_metrics(run / METRICS),
         read_samples(run / SAMPLES),
         _read_text(run / CONFIG),
-        History.of(AttentionArchive.open(run / ATTENTION), name) if (run / HEAD_SCORES).exists() else None,
+        Recording.open(run / ATTENTION, name) if (run / HEAD_SCORES).exists() else None,
         read_config(run / CONFIG),
         MODEL_PAGE if (path.parent / MODEL_PAGE).exists() else "",
         read_experiments(run / EXPERIMENTS),

@@ -98,10 +98,11 @@ class RunSequence(Checkpoint):
         is_best = is_validated and validation["val/loss"] < self.best_loss
         if is_validated:
             self.write_row(trainer, validation)
-        if is_validated or self.attention.is_due(step):
+        is_kept = step in self.checkpoints.keep_steps
+        if is_validated or is_kept or self.attention.is_due(step):
             self.metrics.stop_clock()  # recording is not training; the next batch starts it again
             self.doing = f"recording of step {step}"
-            self.attention.record(trainer, module, draws=is_validated)
+            self.attention.record(trainer, module, draws=is_validated, with_losses=is_kept)
         if is_validated:
             self.doing = f"sample of step {step}"
             self.samples.write(trainer, module)
@@ -145,7 +146,7 @@ class RunSequence(Checkpoint):
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
         self.finish_step(trainer, module)
         self.progress.bar.close()
-        self.attention.finish(trainer)
+        self.attention.finish(trainer, module)
         if self.checkpoints.saved_step != trainer.global_step:
             self.checkpoints.save(trainer)
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from lightning.pytorch import loggers
 from lightning.pytorch.utilities import rank_zero_only
 
-from model.inspection.archive import AttentionArchive
+from model.inspection.recording import Recording
 from model.pages.images import mosaic_pixels, score_pixels
 
 log = logging.getLogger(__name__)
@@ -38,14 +38,14 @@ class WandbLogger(loggers.WandbLogger):
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         self._attempt(lambda: super(WandbLogger, self).log_metrics(metrics, step))
 
-    def log_attention(self, archive: AttentionArchive) -> None:
+    def log_attention(self, recording: Recording) -> None:
         """Shows the newest maps, and the scores of all heads, as pictures."""
 
         def show() -> None:
-            newest = archive.snapshots[-1]
+            newest = recording.snapshots[-1]
             for name, score in newest.scores.items():
                 self.log_image(f"attention/{name}/heads", [score_pixels(score)], newest.step)
-            self.log_image("attention/maps", [mosaic_pixels(archive.maps(newest.step)["text"])], newest.step)
+            self.log_image("attention/maps", [mosaic_pixels(recording.maps(newest.step)["text"])], newest.step)
 
         self._attempt(show)
 

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 
 from data.datamodule import TextDataModule
 from model.checkpoint import read_checkpoint
-from model.inspection.archive import AttentionArchive
+from model.inspection.recording import Recording
 from model.runs.results import read_metrics, read_samples
 from model.training.module import GPTModule
 from scripts import generate, inspect_attention
@@ -323,8 +323,8 @@ def test_hub_that_refuses(small_options, hub, monkeypatch, owner, options):
 
 def maps(_: Path = RUN) -> list:
     """Of every step that the run has recorded; the details are read too."""
-    archive = AttentionArchive.open(RUN / "attention")
-    found = [(archive.maps(step), archive.details(step))[0] for step in archive.steps]
+    recording = Recording.open(RUN / "attention")
+    found = [(recording.maps(step), recording.details(step))[0] for step in recording.steps]
     return [(name, values.tobytes()) for at_step in found for name, values in at_step.items()]
 
 

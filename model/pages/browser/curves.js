@@ -72,7 +72,8 @@ const layerColour = (head) => rgb(shown.palette.colours[Math.round(90 + (165 * (
 
 function curveOf(head, look) {
   const { of, colour } = measure();
-  const points = RUNS[shown.run].snapshots.map((snapshot) => [snapshot.step, of(snapshot, head)]);
+  const points = RUNS[shown.run].snapshots.map((snapshot) => [snapshot.step, of(snapshot, head)])
+    .filter(([, value]) => value !== null); // losses are measured at few steps
   const formed = shown.curve === "score" ? formation(shown.run, shown.score, head) : Infinity;
   const dots = points.filter(([step]) => step === formed).map((point) => [...point, css(colour)]);
   return { points, dots, ...look };

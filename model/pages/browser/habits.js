@@ -4,8 +4,6 @@
 import { weightAt } from "browser/maps.js";
 import { percent } from "browser/words.js";
 
-const CHANCE = 1e-7; // how likely random attention may be to get a name
-
 // The keys that a query would look at.
 const copies = (tokens, query) => [...tokens.keys()].filter((key) => key < query && tokens[key] === tokens[query]);
 const PATTERNS = {
@@ -15,7 +13,6 @@ const PATTERNS = {
   duplicate: copies,
   induction: (tokens, query) => copies(tokens, query).map((key) => key + 1).filter((key) => key < query),
 };
-const backBy = (distance) => (tokens, query) => (query < distance ? [] : [query - distance]);
 
 const mean = (values) => values.reduce((sum, one) => sum + one, 0) / values.length; // NaN of none
 const timesLog = (x, y) => (x > 0 ? x * Math.log(y) : 0);
@@ -32,27 +29,14 @@ function follow(map, tokens, keysOf, window) {
   const weight = ({ query, keys }) => keys.reduce((sum, key) => sum + weightAt(map, query, key), 0);
   const share = Math.min(1, mean(choosing.map(weight)));
   const nats = timesLog(share, share / uniform) + timesLog(1 - share, (1 - share) / (1 - uniform));
-  const clear = share > uniform + (1 - uniform) / 3 && Math.exp(-choosing.length * nats) < CHANCE;
-  return { share, nats: clear ? nats : 0 };
+  return { share, nats: share > uniform + (1 - uniform) / 3 ? nats : 0 };
 }
 
-// Over how many tokens a query's weight spreads: the exponential of its entropy.
-function reach(map, query) {
-  const weights = Array.from({ length: query + 1 }, (_, key) => weightAt(map, query, key));
-  return Math.exp(-weights.reduce((sum, weight) => sum + timesLog(weight, weight), 0));
-}
-
-// The pattern that says most, if there is one. map: bytes (see maps.js). scores: as the page has them, by their names.
-// window: how many keys a query sees at most, null for all.
+// The pattern that says most, "" if there is none. map: bytes (see maps.js). scores: as the page has them, by their
+// names. window: how many keys a query sees at most, null for all.
 export function habitInWords(map, tokens, scores, window) {
-  const distances = Array.from({ length: Math.max(0, Math.floor(tokens.length / 2) - 1) }, (_, i) => i + 2);
-  const patterns = [
-    ...Object.entries(PATTERNS).map(([name, keysOf]) => [scores[name].meaning, keysOf]),
-    ...distances.map((distance) => [`looks exactly ${distance} tokens back`, backBy(distance)]),
-  ].map(([words, keysOf]) => ({ words, ...follow(map, tokens, keysOf, window ?? Infinity) }));
+  const patterns = Object.entries(PATTERNS).map(([name, keysOf]) =>
+    ({ words: scores[name].meaning, ...follow(map, tokens, keysOf, window ?? Infinity) }));
   const { words, share, nats } = patterns.reduce((most, one) => (one.nats > most.nats ? one : most));
-  if (nats) return `${words} (${percent(share)} of its weight)`;
-  const spread = mean(tokens.slice(1).map((_, i) => reach(map, i + 1))); // NaN of a single token
-  if (!(spread >= 1.5)) return "puts its weight on a single token";
-  return `spreads its weight over about ${spread.toFixed()} tokens`;
+  return nats ? `${words} (${percent(share)} of its weight)` : "";
 }

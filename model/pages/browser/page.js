@@ -28,7 +28,7 @@ addView(function drawBadges() {
     const where = shown.other && wrong.length ? ` (${wrong.map(({ name }) => name).join(", ")})` : "";
     const problem = wrong.every(({ snapshot }) => snapshot.repeatable) ? bad : "random in eval mode";
     const textContent = wrong.length ? `✗ ${problem}${where}` : `✓ ${good}`;
-    const figureOf = ({ label, snapshot }) => `${label}${number(snapshot[error])} in ${snapshot.precision}`;
+    const figureOf = ({ label, snapshot: { checks } }) => `${label}${number(checks[error])} in ${checks.precision}`;
     const figures = shown.sides.map(figureOf).join(", ");
     const ariaLabel = `${textContent}, ${error} ${figures}; opens the help`;
     Object.assign($(error), { textContent, ariaLabel, className: `badge ${wrong.length ? "bad" : "good"}` });

@@ -1,6 +1,6 @@
-// A network that reads one text, and what is measured while it does: the same as trace.py, lens.py, attribution.py and
-// copying.py measure in Python. What was read of an earlier text stays where the new one begins alike: a typed letter
-// costs one token.
+// A network that reads one text, and what is measured while it does: the same as trace.py, lens.py and
+// attribution.py measure in Python. What was read of an earlier text stays where the new one begins alike: a typed
+// letter costs one token.
 
 import { Cache, CHUNK, hasValues, LAYER_NORM_EPSILON, RMS_EPSILON, row, Trace } from "browser/network.js";
 import { likeliest } from "browser/sampling.js";
@@ -87,11 +87,9 @@ export class Reading {
   }
 
   // What each part adds to the logit of the next token (see attribution.py), or of the likeliest at the last position.
-  // And the lengths of what the heads would write from here (see copying.value_norms).
   attribution(t, likeliestNext) {
     const { network, trace } = this;
     const { D, L } = network;
-    const valueNorms = Array.from({ length: L }, (_, layer) => this.valueNorms(layer, t));
     const next = this.tokenAfter(t) ?? likeliestNext;
     const wanted = row(network.weight("head"), next, D);
     // What a part is multiplied with for its share: a layer's, and one of the tables'.
@@ -105,7 +103,7 @@ export class Reading {
     this.addBias(parts, "final norm bias", "final_norm", wanted);
     const sum = Object.values(parts).reduce((a, b) => a + b, 0);
     const logit = dot(this.features(t), wanted);
-    return { parts, logit, error: Math.abs(sum - logit), valueNorms };
+    return { parts, logit, error: Math.abs(sum - logit) };
   }
 
   // The share of a bias, where the model has it.
@@ -144,18 +142,6 @@ export class Reading {
     parts[`feed-forward ${layer}`] = dot(row(trace.feedForwards[layer], t, D), direction);
     this.addBias(parts, `feed-forward bias ${layer}`, `blocks.${layer}.feed_forward.down_proj`, direction);
     parts[`feed-forward ${layer}`] -= parts[`feed-forward bias ${layer}`] ?? 0;
-  }
-
-  valueNorms(layer, t) {
-    const { network } = this;
-    const { D, H, kv, K } = network;
-    const matrix = network.weight(`blocks.${layer}.attention.output_proj`);
-    return Array.from({ length: H }, (_, head) => {
-      const value = row(this.cache.values[layer], t * kv + network.groupOf(head), K);
-      let squares = 0;
-      for (let d = 0; d < D; d++) squares += dot(row(matrix, d * H + head, K), value) ** 2;
-      return Math.sqrt(squares);
-    });
   }
 
   // How the weight of a head's query on a key comes about, and what it does; compare walk.py.
@@ -201,7 +187,7 @@ export class Reading {
     return nats.length ? nats.reduce((a, b) => a + b, 0) / nats.length : null;
   }
 
-  // As the archive's details of one probe that is called "text" (see archive.py), without the texts of tokens.
+  // As the recorded details of one probe that is called "text" (see recording.py), without the texts of tokens.
   details(deep) {
     const { columns, network: { L, H } } = this;
     const rows = (count, at) => Array.from({ length: count }, (_, i) => columns.map((column) => at(column, i)));
@@ -222,8 +208,6 @@ export class Reading {
     text.attribution_of_likeliest = details.parts.map((part) => columns.at(-1).parts[part]); // after the last position
     const largestLogit = Math.max(1, ...columns.map(({ logit }) => Math.abs(logit)));
     text.attribution_error = Math.max(...columns.map(({ error }) => error)) / largestLogit;
-    const ofHeads = (layer) => rows(H, ({ valueNorms }, head) => valueNorms[layer][head]);
-    text.value_norms = Array.from({ length: L }, (_, layer) => ofHeads(layer));
     return details;
   }
 }

@@ -9,8 +9,8 @@ import { measuredOf } from "browser/surprise.js";
 let load = null; // where maps come from
 
 // Starts the page. loader: an asynchronous function of a frame (a copy of the state), the place of a step among a run's
-// snapshots, and the run, which gives { weights of all heads, details (see archive.py), labels of the tokens } and what
-// else the views need.
+// snapshots, and the run, which gives { weights of all heads, details (see recording.py), labels of the tokens } and
+// what else the views need.
 export function start(loader) {
   load = loader;
   restore();

@@ -123,7 +123,7 @@ function showSurprise() {
 }
 
 function showHeads() {
-  const change = (value, where) => value !== null && `${signed(value)} ${where}`;
+  const change = (value, where) => value && `${signed(value[0])} ± ${decimal(value[1])} ${where}`;
   $("matter").append(...data.matter.map(({ head, text, repeated, sentence }) => {
     const numbers = [change(text, "on text"), change(repeated, "on repetition")].filter(Boolean).join(", ");
     return element("li", {},

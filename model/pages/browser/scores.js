@@ -35,14 +35,23 @@ function formedIn({ name, run, head }, score) {
 
 const COLUMNS = { text: "on text", repeated: "on repetition" };
 
-// The change of the loss without one head; null if it is not a number.
-export const withoutHead = ({ ablation }, probe, head) => ablation[probe][headPart(head)];
+// [rise, standard error] of the loss without a part; null at steps at which it was not measured.
+const withoutPart = ({ ablation }, probe, part) => ablation?.[probe][part] ?? null;
+const isClear = ([rise, error]) => error !== null && Math.abs(rise) > data.errors * error;
+
+// The rise without one head; null if it is not known.
+export const withoutHead = (snapshot, probe, head) => withoutPart(snapshot, probe, headPart(head))?.[0] ?? null;
+
+function changeInWords(change) {
+  if (!change) return "not measured";
+  return isClear(change) ? `${signed(change[0], 3)} ± ${decimal(change[1], 3)}` : "no clear effect";
+}
 
 addView(function drawNumbers() {
   for (const [head, thumb] of thumbs.entries()) {
-    const change = signed(withoutHead(shown.snapshot, shown.probeName, head));
-    thumb.lastChild.textContent = change;
-    thumb.ariaLabel += `, loss without it ${change} nats per token`;
+    const change = withoutPart(shown.snapshot, shown.probeName, headPart(head));
+    thumb.lastChild.textContent = change && (isClear(change) ? signed(change[0]) : "≈ 0");
+    if (change) thumb.ariaLabel += `, loss without it, in nats per token: ${changeInWords(change)}`;
   }
 });
 
@@ -50,10 +59,10 @@ addView(function drawNumbers() {
 addView(function drawTable() {
   const { sides } = shown;
   const chosen = headPart(shown.head);
-  const parts = sides.flatMap(({ snapshot }) => Object.keys(snapshot.ablation.text));
+  const parts = sides.flatMap(({ snapshot }) => Object.keys(snapshot.ablation?.text ?? {}));
   const rows = [chosen, ...parts.filter((part) => !part.startsWith("head "))];
   const columns = Object.keys(COLUMNS).flatMap((column) => sides.map((side) => ({ column, side })));
-  const cell = (part, { column, side: { snapshot } }) => signed(snapshot.ablation[column][part], 3);
+  const cell = (part, { column, side: { snapshot } }) => changeInWords(withoutPart(snapshot, column, part));
   const row = (part) => element("tr", {}, element("th", { scope: "row" }, part),
     ...columns.map((column) => element("td", {}, cell(part, column))));
   const titles = columns.map(({ column, side }) => COLUMNS[column] + (shown.other ? `, ${side.title}` : ""));

@@ -26,7 +26,7 @@ function describe({ label, head, descriptions, typed, weights, labels }) {
   if (!typed) return element("p", {}, title, sentence);
   const here = habitInWords(ofHead(weights, head, labels.length), typed.tokens, SCORES, typed.window);
   const made = element("span", { className: "note" }, ` When this page was made, on other text: ${sentence}`);
-  return element("p", {}, title, `On this text it ${here}.`, made);
+  return element("p", {}, title, here && `On this text it ${here}.`, made);
 }
 
 function drawReading() {

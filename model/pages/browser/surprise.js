@@ -7,8 +7,8 @@ import { decimal, percent, quote, visible } from "browser/words.js";
 
 const FULL = 10; // bits at which the colour is full
 
-// What a snapshot measured of one probe: that part of its details (see archive.py), with what the probes share and the
-// labels of the tokens.
+// What a snapshot measured of one probe: that part of its details (see recording.py), with what the probes share and
+// the labels of the tokens.
 export const measuredOf = (details, probe, labels) => ({ ...details, ...details.probes[probe], labels });
 
 // From 0 to 1: how deep the colour of a token is. The first token was not predicted.

@@ -44,6 +44,8 @@ function keyInWords(labels, query, key) {
   if (breaksLine(labels[key]))
     return labels.slice(key + 1, query).some(breaksLine) ? "an earlier line break" : "the last line break";
   if (key === 0) return `the first token, ${name}`;
+  if (labels[key - 1] === labels[query]) return `${name}, which followed ${quote(labels[query])} before: induction`;
+  if (labels[key] === labels[query]) return `the same token, ${away(query - key)} back`;
   return `${name}, ${away(query - key)} back`;
 }
 

@@ -1,6 +1,8 @@
 """Ablation changes the loss as edited weights do, and leaves nothing behind."""
 
 import copy
+import math
+from statistics import mean, stdev
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from model.inspection import ablation as module
-from model.inspection.ablation import part_means, replaced, without_each
+from model.inspection.ablation import changes, losses_without_each, part_means, replaced
 from tests.gpts import CONFIGS, TOKENS, random_gpt
 
 BATCH = torch.arange(3 * 10).view(3, 10)
@@ -16,9 +18,9 @@ FIRST = 4
 
 
 @torch.no_grad()
-def loss(gpt):
-    logits = gpt(TOKENS[None])[0, FIRST:-1]
-    return F.cross_entropy(logits.double(), TOKENS[FIRST + 1 :]).item()
+def loss(gpt, tokens):
+    logits = gpt(tokens[None])[0, FIRST:-1]
+    return F.cross_entropy(logits.double(), tokens[FIRST + 1 :]).item()
 
 
 @torch.no_grad()
@@ -61,19 +63,49 @@ def without(gpt, part, layer=None, head=None):
     return edited
 
 
-def test_ablation_changes_the_loss_as_edited_weights_do(each_gpt, monkeypatch):
+TEXTS = torch.stack([TOKENS, TOKENS.flip(0), (TOKENS + 3) % 40])
+COUNTED = torch.arange(len(TOKENS) - 1).expand(3, -1) >= FIRST
+
+
+def test_ablation_changes_the_loss_of_each_text_as_edited_weights_do(each_gpt, monkeypatch):
     gpt = each_gpt
     # More than one forward pass, or one for each part.
-    monkeypatch.setattr(module, "MAX_TOKENS", 1 if gpt.config.num_layers == 1 else 5 * len(TOKENS))
-    found_loss, found = without_each(gpt, TOKENS, part_means(gpt, BATCH), first=FIRST)
-    whole = loss(gpt)
-    assert found_loss == pytest.approx(whole, abs=1e-5)
+    monkeypatch.setattr(module, "MAX_TOKENS", 1 if gpt.config.num_layers == 1 else 7 * len(TOKENS))
+    found = losses_without_each(gpt, TEXTS, COUNTED, part_means(gpt, BATCH))
     layers, heads = range(gpt.config.num_layers), range(gpt.config.num_heads)
     parts = {f"head {layer}.{head}": ("head", layer, head) for layer in layers for head in heads}
     parts |= {f"feed-forward {layer}": ("feed-forward", layer) for layer in layers}
     parts |= {table: (table,) for table in tables_of(gpt)}
-    assert found == pytest.approx({name: loss(without(gpt, *part)) - whole for name, part in parts.items()}, abs=1e-5)
-    assert max(map(abs, found.values())) > 0.01
+    assert found.keys() == {"nothing", *parts}
+    for name, of_texts in found.items():
+        edited = gpt if name == "nothing" else without(gpt, *parts[name])
+        assert of_texts.tolist() == pytest.approx([loss(edited, text) for text in TEXTS], abs=1e-5), name
+    assert max(abs(change.rise) for change in changes(found).values()) > 0.01
+    assert all("forward" not in vars(block) for block in gpt.blocks)
+
+
+def test_a_text_counts_what_it_is_told_to_and_one_without_anything_is_not_known(each_gpt):
+    counted = torch.stack([COUNTED[0], ~COUNTED[1], torch.zeros_like(COUNTED[2])])
+    means = part_means(each_gpt, BATCH)
+    found = losses_without_each(each_gpt, TEXTS, counted, means)
+    together, other = losses_without_each(each_gpt, TEXTS, COUNTED, means), TEXTS.shape[1] - 1
+    every = losses_without_each(each_gpt, TEXTS, torch.ones_like(COUNTED), means)
+    for name, of_texts in found.items():
+        assert of_texts[0] == pytest.approx(together[name][0].item(), abs=1e-6) and of_texts[2].isnan()
+        rest = (other * every[name][1] - (other - FIRST) * together[name][1]) / FIRST
+        assert of_texts[1] == pytest.approx(rest.item(), abs=1e-4)
+
+
+def test_a_change_has_the_standard_error_of_its_mean_and_is_clear_beyond_two():
+    losses = {"nothing": torch.tensor([1.0, 2.0, 3.0, 4.0]), "one": torch.tensor([1.5, 2.4, 3.6, 4.5])}
+    losses |= {"other": torch.tensor([1.5, 1.4, 3.6, 3.5]), "none": losses["nothing"]}
+    found = changes({name: of_texts.double() for name, of_texts in losses.items()})
+    for name in ("one", "other"):
+        rises = (losses[name] - losses["nothing"]).tolist()
+        assert found[name] == pytest.approx((mean(rises), stdev(rises) / 2), abs=1e-6)
+    assert [name for name, change in found.items() if change.is_clear] == ["one"]
+    [single] = changes({"nothing": torch.ones(1), "one": torch.zeros(1)}).values()
+    assert single.rise == -1 and math.isnan(single.error) and not single.is_clear
 
 
 def test_a_part_replaced_at_a_token_leaves_the_others_and_shorter_texts_as_they_are():

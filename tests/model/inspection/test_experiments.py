@@ -88,10 +88,10 @@ def test_a_context_may_be_shorter_than_the_texts(context):
 def test_made_up_words_are_told_by_their_first_copy_and_may_be_out_of_reach():
     text = " ".join(f"def {name}(self):" for name in re.findall(r"[a-z]{4,9}", Path(re.__file__).read_text())[:2000])
     texts = experiments.Texts(BYTES, windows(text, length=128), 128)
-    for trial in experiments.EXPERIMENTS["A made-up word, twice"][0](texts):
+    for trial in experiments.EXPERIMENTS["A made-up word, twice"].propose(texts):
         word = trial.text[: trial.text.index(" ", 1)]
         assert (trial.text + trial.answer).replace(word, "", 1) in word and word[trial.source] == trial.answer
-    for trial in experiments.EXPERIMENTS["A word used far above"][0](texts):
+    for trial in experiments.EXPERIMENTS["A word used far above"].propose(texts):
         assert len(trial.text) <= 128 < len(trial.changed) and trial.text[:9] == trial.changed[:9]
 
 
@@ -100,7 +100,7 @@ def test_quotes_brackets_and_colons_are_told_by_their_source(tokens):
     tokenizer = train_bpe([CODE], tokens) if tokens else BYTES
     words = "".join(f"{a}{b}{c} " for a in "abcdefgh" for b in "ijkl" for c in "mnop")
     texts = experiments.Texts(tokenizer, windows(words, tokenizer), 128)
-    found = {title: list(experiments.EXPERIMENTS[title][0](texts)) for title in experiments.EXPERIMENTS}
+    found = {title: list(experiments.EXPERIMENTS[title].propose(texts)) for title in experiments.EXPERIMENTS}
     pairs = {"A quote closes as it opened": ("''", '""'), "Brackets close in order": ("()", "[]")}
     for title, kinds in pairs.items():
         assert len(found[title]) == experiments.MADE_UP

@@ -41,7 +41,7 @@ def test_scores_are_their_definitions_written_as_loops_and_at_most_1(seed, perio
     noise = {"text": torch.randn(2, 3, length, length, generator=generator)}
     noise["repeated"] = torch.randn(2, 3, repeated_length, repeated_length, generator=generator)
     maps = {name: causal_softmax(temperature * values) for name, values in noise.items()}
-    scores, _ = survey_maps({name: total * of_probe for name, of_probe in maps.items()}, probes)
+    scores = survey_maps({name: total * of_probe for name, of_probe in maps.items()}, probes).scores
     assert {(score.shape, score.dtype) for score in scores.values()} == {((2, 3), np.dtype(np.float32))}
     signs = [q for q in range(length) if TEXT[q] in {"(", "):", "\n    ", "\n", "))", "\n\n", " +"}]
     starts = {q: max((s for s in (6, 9, 16) if s < q), default=None) for q in range(length) if q not in (6, 9, 16)}
@@ -57,9 +57,6 @@ def test_scores_are_their_definitions_written_as_loops_and_at_most_1(seed, perio
             "recent": [sum(a[q][q - 7 : q + 1]) for q in range(8, length)],
             "delimiter": [sum(a[q][k] for k in signs if k < q) for q in range(3, length)],
             "line_start": [a[q][start] for q, start in starts.items() if start is not None],
-            "fixed_distance": max(
-                ([a[q][q - n] for q in range(n, length)] for n in range(2, length - length // 4 + 1)), key=mean
-            ),
             "entropy": [sum(-p * math.log(p) for p in a[q] if p > 0) / math.log(q + 1) for q in later],
         }
         assert list(expected) == list(heads.SCORES)
@@ -72,9 +69,10 @@ def test_scores_are_their_definitions_written_as_loops_and_at_most_1(seed, perio
 def test_the_uniform_values_are_those_of_uniform_maps_and_zero_where_a_text_cannot_show_a_pattern():
     for probes in (probes_of(8, 1), probes_of(2, 0, ["a", "b", "c"])):
         maps = {name: heads.uniform_attention(len(probe.tokens))[None, None] for name, probe in probes.items()}
-        scores, habits = survey_maps(maps, probes)
-        assert habits.uniform == pytest.approx({name: score.item() for name, score in scores.items()})
-    assert habits.uniform["delimiter"] == habits.uniform["line_start"] == habits.uniform["recent"] == 0
+        found = survey_maps(maps, probes)
+        assert found.uniform == pytest.approx({name: score.item() for name, score in found.scores.items()})
+        assert not any(formed.any() for formed in found.formed.values())
+    assert found.uniform["delimiter"] == found.uniform["line_start"] == found.uniform["recent"] == 0
 
 
 def test_every_score_has_a_letter_of_its_own_and_two_sentences_in_the_glossary():
@@ -84,11 +82,17 @@ def test_every_score_has_a_letter_of_its_own_and_two_sentences_in_the_glossary()
         assert score.glossary.count(". ") == 1 and score.glossary.endswith(".")
 
 
-def test_delimiters_have_no_letter_digit_or_mark_and_are_of_a_kind():
+def test_delimiters_have_no_letter_digit_or_mark():
     letters = ["(e", " 1", "\u00e9", "\u0939\u093f", "\u093f", "\\xe2"]
     assert not list(filter(heads.is_delimiter, letters))
     signs = ["\n", "  ", ' ("', "_", " =", "):\n"]
     assert list(filter(heads.is_delimiter, signs)) == signs
-    kinds = {"\n    ": "line breaks", ' ("': "quotes", "((": "opening brackets", "):": "closing brackets"}
-    kinds |= {",": "commas and colons", "  ": "spaces", "=": "other signs", "": "other signs"}
-    assert {label: heads.kind(label) for label in kinds} == kinds
+
+
+@pytest.mark.parametrize(("score", "uniform"), [(0.9, 0.1), (1.0, 0.3), (0.4, 0.4), (0.1, 0.4), (math.nan, 0.2)])
+def test_information_is_the_divergence_of_a_query_from_uniform_attention(score, uniform):
+    """Of a query with ten keys, of which those of the pattern share `score`."""
+    hits = round(10 * uniform)
+    weights = torch.tensor([score / hits] * hits + [(1 - score) / (10 - hits)] * (10 - hits))
+    divergence = torch.xlogy(weights, weights * 10).sum().item() if score > uniform else 0.0
+    assert heads.information(score, uniform) == pytest.approx(divergence, abs=1e-6)

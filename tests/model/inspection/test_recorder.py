@@ -3,7 +3,7 @@
 import copy
 import math
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,10 +13,11 @@ from torch import nn
 from model.attention import CausalSelfAttention
 from model.gpt import GPT
 from model.inspection import heads, recorder, trace
-from model.inspection.archive import AttentionArchive, as_json
 from model.inspection.lens import predictions
 from model.inspection.probes import Probe, draw_repeated_probe
-from model.inspection.recorder import capture, record_snapshot, take_snapshot
+from model.inspection.recorder import metrics_of, read_maps, take_snapshot
+from model.inspection.recording import Recording, as_json
+from model.inspection.survey import windows_of
 from model.inspection.verdicts import warnings
 from tests.attentions import ALIBI, LEAK, with_scores
 from tests.gpts import CONFIGS, TOKENS, random_gpt
@@ -30,19 +31,27 @@ def gpt(request) -> GPT:
     return random_gpt(CONFIGS[request.param])
 
 
-def new_archive(folder, text=TEXT) -> AttentionArchive:
+def new_recording(folder=None, text=TEXT) -> Recording:
+    """Resumed where there is one in the folder."""
     repeated = draw_repeated_probe(range(50), 7, lambda token: f"[{token}]", first=0, seed=1)
     probes = {"text": Probe(text, [f"<{t}>" for t in text]), "repeated": repeated}
-    return AttentionArchive(folder, probes, "fingerprint")
+    windows = windows_of({"text": [probes["text"], Probe(text[::-1], ["x"] * len(text))], "repeated": repeated})
+    return Recording(probes) if folder is None else Recording.resume(folder, probes, windows, "fingerprint")
+
+
+def record(folder, gpt, step, **options):
+    recording = new_recording(folder)
+    recording.append(take_snapshot(gpt, step, recording, **options))
+    return recording
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16], ids=str)
 def test_a_model_can_be_captured_in_bfloat16(gpt, stored):
     """Under autocast, or where its weights are stored so."""
-    taken = capture(gpt.to(stored), TEXT, autocast=torch.bfloat16 if stored == torch.float32 else None)
-    assert taken.precision == "bfloat16" and 1e-5 < taken.fidelity <= 2e-2 and taken.causality == 0
-    assert taken.weights.dtype == torch.float32
-    torch.testing.assert_close(taken.weights.sum(-1), torch.ones(3, 4, len(TEXT)))
+    maps, checks = read_maps(gpt.to(stored), TEXT, autocast=torch.bfloat16 if stored == torch.float32 else None)
+    assert checks.precision == "bfloat16" and 1e-5 < checks.fidelity <= 2e-2 and checks.causality == 0
+    assert maps.dtype == torch.float32
+    torch.testing.assert_close(maps.sum(-1), torch.ones(3, 4, len(TEXT)))
 
 
 def replace_attend(monkeypatch, change) -> None:
@@ -57,9 +66,9 @@ def test_fidelity_is_relative_to_large_values(monkeypatch):
     with torch.no_grad():
         for block in gpt.blocks:
             block.attention.qkv_proj.weight[-gpt.config.embed_dim :] *= 100
-    assert capture(gpt, TEXT, autocast=torch.bfloat16).fidelity <= 1e-2
+    assert read_maps(gpt, TEXT, autocast=torch.bfloat16)[1].fidelity <= 1e-2
     replace_attend(monkeypatch, lambda values: values + 0.1 * values.abs())
-    assert capture(gpt, TEXT, autocast=torch.bfloat16).fidelity > 2e-2
+    assert read_maps(gpt, TEXT, autocast=torch.bfloat16)[1].fidelity > 2e-2
 
 
 @pytest.mark.parametrize(
@@ -69,8 +78,8 @@ def test_fidelity_is_relative_to_large_values(monkeypatch):
 )
 def test_an_attend_without_weights_is_not_faithful(change, monkeypatch):
     replace_attend(monkeypatch, change)
-    taken = capture(random_gpt(CONFIGS["gpt2"]), TEXT)
-    assert taken.fidelity > 1e-2 and taken.causality == 0
+    _, checks = read_maps(random_gpt(CONFIGS["gpt2"]), TEXT)
+    assert checks.fidelity > 1e-2 and checks.causality == 0
 
 
 REPLACED = {
@@ -88,14 +97,14 @@ def test_maps_are_those_of_the_attend_that_runs_whatever_it_computes(name, confi
     """Against d(output at q) / d(value at k), which autograd takes from the layer as the model runs it."""
     gpt, calls, leaks = random_gpt(replace(CONFIGS[config], dropout=0.3)), [], name.startswith("a leak")
     monkeypatch.setattr(CausalSelfAttention, "attend", REPLACED.get(name, CausalSelfAttention.attend))
-    taken = capture(gpt.train(), TEXT)  # dropout does not change the maps
+    maps, checks = read_maps(gpt.train(), TEXT)  # dropout does not change the maps
     with trace.observed([block.attention for block in gpt.blocks], calls.append):
         gpt.eval()(torch.tensor([TEXT]))
-    assert taken.precision == "float32" and taken.fidelity <= 1e-5
-    assert (taken.causality > 1e-3) if leaks else (taken.causality == 0)
-    assert taken.weights.shape == (3, 4, len(TEXT), len(TEXT)) and taken.weights.dtype == torch.float32
-    assert leaks or taken.weights.std() > 0.05  # uniform heads would hide a mistake
-    for call, weights in zip(calls, taken.weights, strict=True):
+    assert checks.precision == "float32" and checks.fidelity <= 1e-5
+    assert (checks.causality > 1e-3) if leaks else (checks.causality == 0)
+    assert maps.shape == (3, 4, len(TEXT), len(TEXT)) and maps.dtype == torch.float32
+    assert leaks or maps.std() > 0.05  # uniform heads would hide a mistake
+    for call, weights in zip(calls, maps, strict=True):
         H, H_kv = call.q.shape[1], call.v.shape[1]
         for head, query in ((0, 0), (1, 7), (3, len(TEXT) - 1)):
             values = call.v.detach().requires_grad_()
@@ -103,7 +112,7 @@ def test_maps_are_those_of_the_attend_that_runs_whatever_it_computes(name, confi
             attended[0, head, query, 0].backward()
             expected = values.grad[0, head * H_kv // H, :, 0]
             torch.testing.assert_close(weights[head, query], expected, atol=1e-6, rtol=1e-4)
-    seen = taken.weights.sum(-1)
+    seen = maps.sum(-1)
     assert (seen.max() < 0.99) if name == "a sink" else torch.allclose(seen, torch.ones(()))
 
 
@@ -118,22 +127,22 @@ def test_an_attend_with_further_arguments_is_observed():
 
 def test_measurements_are_made_in_float32_under_autocast_and_of_coarser_weights(gpt, monkeypatch):
     """In bfloat16 the parts of a logit would not add up, and the model itself must stay as it is."""
-    probes = new_archive("unused").probes
-    plain, _, details = take_snapshot(gpt, probes, 0)
-    coarse, _, details_of_coarse = take_snapshot(gpt, probes, 0, autocast=torch.bfloat16)
+    recording = new_recording()
+    plain = take_snapshot(gpt, 0, recording, with_losses=True)
+    coarse = take_snapshot(gpt, 0, recording, with_losses=True, autocast=torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
-        _, _, details_inside = take_snapshot(gpt, probes, 0)
-    assert details == details_of_coarse == details_inside
-    assert plain.loss == coarse.loss and plain.fidelity != coarse.fidelity
+        inside = take_snapshot(gpt, 0, recording, with_losses=True)
+    assert plain.details == coarse.details == inside.details
+    assert plain.loss == coarse.loss == inside.loss and plain.checks.fidelity != coarse.checks.fidelity
     copied = []
     monkeypatch.setattr(recorder, "in_float32", lambda gpt: copied.append(gpt) or trace.in_float32(gpt))
-    _, _, details = take_snapshot(gpt.bfloat16(), probes, 0)
+    stored = take_snapshot(gpt.bfloat16(), 0, recording)
     assert len(copied) == 1
-    assert details["probes"]["text"]["attribution_error"] <= 1e-5
+    assert stored.details["probes"]["text"]["attribution_error"] <= 1e-5
     assert {parameter.dtype for parameter in gpt.parameters()} == {torch.bfloat16}
 
 
-@pytest.mark.parametrize("failing", ["capture", "survey", "trace", "part_means", "without_each"])
+@pytest.mark.parametrize("failing", ["read_maps", "survey", "trace", "part_means", "losses_without_each"])
 def test_measuring_does_not_change_the_model(failing, monkeypatch):
     gpt = random_gpt(replace(GROUPED, value_embeddings=True, ngram_sizes=[2, 3], ngram_buckets=31, dropout=0.3)).train()
     gpt.blocks[1].eval()  # a frozen part must stay frozen
@@ -153,14 +162,15 @@ def test_measuring_does_not_change_the_model(failing, monkeypatch):
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="in the middle"):
         patch.setattr(recorder, failing, fails)
-        take_snapshot(gpt, new_archive("unused").probes, 0)
-    take_snapshot(gpt, new_archive("unused").probes, 0)
+        take_snapshot(gpt, 0, new_recording(), with_losses=True)
+    take_snapshot(gpt, 0, new_recording(), with_losses=True)
     hooks = [hook for module in gpt.modules() for hook in (*module._forward_hooks, *module._forward_pre_hooks)]
     assert len(hooks) == 1  # that of this test
     assert torch.equal(torch.get_rng_state(), generator)
     assert [module.training for module in gpt.modules()] == modes
     assert all(torch.equal(weights[name], value) for name, value in gpt.state_dict().items())
     assert gpt.blocks[2].attention.attend is own and "attend" not in vars(gpt.blocks[0].attention)
+    assert not any("forward" in vars(block) for block in gpt.blocks)
     assert all(parameter.grad is None for parameter in gpt.parameters())
 
 
@@ -170,13 +180,13 @@ def refuse(graph, inputs):
 
 
 def test_a_compiled_model_is_captured_without_its_compiled_code_and_is_not_compiled_again():
-    expected, compiled = capture(random_gpt(GROUPED), TEXT).weights, []
+    expected, compiled = read_maps(random_gpt(GROUPED), TEXT)[0], []
     gpt, blocks = random_gpt(GROUPED), random_gpt(GROUPED)
     gpt.compile(backend=refuse)
     for block in blocks.blocks:
         block.compile(backend=refuse)
     for model in (gpt, blocks, torch.compile(random_gpt(GROUPED), backend=refuse)):
-        assert torch.equal(capture(model, TEXT).weights, expected)
+        assert torch.equal(read_maps(model, TEXT)[0], expected)
 
     def backend(graph, inputs):
         compiled.append(graph)
@@ -186,7 +196,7 @@ def test_a_compiled_model_is_captured_without_its_compiled_code_and_is_not_compi
     loss = torch.compile(gpt.loss, backend=backend)
     for _ in range(3):  # a capture between compiled steps
         loss(tokens, tokens)
-        take_snapshot(gpt, new_archive("unused").probes, 0)
+        take_snapshot(gpt, 0, new_recording(), with_losses=True)
     assert len(compiled) == 1
 
 
@@ -196,21 +206,21 @@ def test_a_compiled_model_is_captured_without_its_compiled_code_and_is_not_compi
 )
 def test_invalid_tokens_are_refused(tokens, message):
     with pytest.raises(ValueError, match=message):
-        capture(random_gpt(GROUPED), torch.tensor(tokens, dtype=torch.long))
+        read_maps(random_gpt(GROUPED), torch.tensor(tokens, dtype=torch.long))
 
 
 def test_probes_of_one_and_two_tokens_are_measured():
     gpt = random_gpt(replace(GROUPED, num_layers=1))
     probes = {"text": Probe([7], ["a"]), "repeated": Probe([1, 2, 1, 2], ["x"] * 4, 2)}
-    snapshot, maps, details = take_snapshot(gpt, probes, 7)
-    assert snapshot.step == 7 and snapshot.causality == 0 and (maps["text"] == 1).all()
-    assert torch.equal(torch.from_numpy(maps["repeated"]), capture(gpt, [1, 2, 1, 2]).weights)
+    snapshot = take_snapshot(gpt, 7, Recording(probes), with_losses=True)
+    assert snapshot.step == 7 and snapshot.checks.causality == 0 and (snapshot.maps["text"] == 1).all()
+    assert torch.equal(torch.from_numpy(snapshot.maps["repeated"]), read_maps(gpt, [1, 2, 1, 2])[0])
     # One token predicts nothing that is known.
     assert math.isnan(snapshot.loss["text"]) and np.isnan([*snapshot.ablation["text"].values()]).all()
-    found = details["probes"]["text"]
+    found = snapshot.details["probes"]["text"]
     assert found["attribution_error"] is None and {*map(tuple, found["attribution"])} == {(None,)}
-    snapshot, _, details = take_snapshot(gpt, probes | {"text": Probe([1, 2], ["a", "b"])}, 7)
-    assert details["probes"]["text"]["bits"][0] > 0 and snapshot.ablation["repeated"]["head 0.3"] != 0
+    snapshot = take_snapshot(gpt, 7, Recording(probes | {"text": Probe([1, 2], ["a", "b"])}), with_losses=True)
+    assert snapshot.details["probes"]["text"]["bits"][0] > 0 and snapshot.ablation["repeated"]["head 0.3"].rise != 0
 
 
 def test_a_repeated_probe_has_distinct_tokens_that_are_repeated_once():
@@ -227,32 +237,38 @@ def test_a_repeated_probe_has_distinct_tokens_that_are_repeated_once():
 
 
 def test_a_snapshot_and_its_details_can_be_read_back(tmp_path, gpt):
-    recorded = new_archive(tmp_path / "attention")
-    scalars = record_snapshot(recorded, gpt, 8, label=lambda token: f"({token})")
-    archive = AttentionArchive.open(tmp_path / "attention")
-    text, repeated = archive.probes["text"], archive.probes["repeated"]
-    assert text == Probe(TEXT, [f"<{t}>" for t in TEXT])
+    recorded = new_recording(tmp_path / "attention")
+    written = take_snapshot(gpt, 8, recorded, lambda token: f"({token})", with_losses=True)
+    recorded.append(written)
+    found = Recording.open(tmp_path / "attention", "demo")
+    text, repeated = found.probes["text"], found.probes["repeated"]
+    assert text == Probe(TEXT, [f"<{t}>" for t in TEXT]) and found.windows["text"].texts[0] == text
     assert repeated.period == 7 and repeated.tokens[0] == 0 and repeated.labels[0] == "[0]"
-    assert archive.tokenizer == "fingerprint" and archive.steps == [8]
-    for name, maps in archive.maps(8).items():
+    assert (found.tokenizer, found.name, found.steps, found.mapped) == ("fingerprint", "demo", [8], [8])
+    for name, maps in found.maps(8).items():
         assert maps.dtype == np.float16
-        np.testing.assert_allclose(maps, capture(gpt, archive.probes[name].tokens).weights, atol=5e-4)
-    read, (written,) = archive.snapshots[0], recorded.snapshots
-    with torch.no_grad():
+        np.testing.assert_allclose(maps, read_maps(gpt, found.probes[name].tokens)[0], atol=5e-4)
+    read = found.at(8)
+    with torch.no_grad():  # the first token of the second copy is told by nothing
         second_copy = gpt(torch.tensor([repeated.tokens]))[0, -7:-1]
     loss = nn.functional.cross_entropy(second_copy, torch.tensor(repeated.tokens[-6:])).item()
-    assert written.loss["repeated"] == pytest.approx(loss, abs=1e-5)
-    assert as_json(asdict(read), ".5f") == as_json(asdict(written), ".5f")
-    assert read.fidelity == written.fidelity == scalars.pop("attention/fidelity") <= 1e-5
-    assert read.causality == scalars.pop("attention/causality") == 0 < written.fidelity
-    best = {(name, layer): heads.max() for name, score in read.scores.items() for layer, heads in enumerate(score)}
+    assert read.loss["repeated"] == pytest.approx(loss, abs=1e-5)
+    assert as_json(read.to_json(), ".4f") == as_json(written.to_json(), ".4f")
+    assert {name: formed.tolist() for name, formed in read.heads.formed.items()} == {
+        name: formed.tolist() for name, formed in written.heads.formed.items()
+    }
+    assert read.checks.fidelity <= 1e-5 and read.checks.causality == 0 < written.checks.fidelity
+    best = {(name, layer): heads.max() for name, score in written.scores.items() for layer, heads in enumerate(score)}
     expected = {f"attention/{name}/layer_{layer}": score for (name, layer), score in best.items()}
-    assert scalars == pytest.approx(expected, abs=1e-5)
-    assert read.copying.shape == (3, 4) and read.ablation["text"].keys() == read.ablation["repeated"].keys()
-    details, shown = archive.details(8), set()  # which has no other shapes, see test_archive.py
+    expected |= {"attention/causality": 0, "attention/fidelity": written.checks.fidelity}
+    assert metrics_of(written) == pytest.approx(expected)
+    assert read.ablation["text"].keys() == read.ablation["repeated"].keys()
+    assert all(change.error >= 0 for change in read.ablation["text"].values())
+    assert all(math.isnan(change.error) for change in read.ablation["repeated"].values())  # of a single window
+    details, shown = found.details(8), set()  # which has no other shapes, see test_recording.py
     assert details["sublayers"][:3] == ["embeddings", "attention 0", "feed-forward 0"]
     assert {"token embedding", "head 0.0", "head 2.3", "feed-forward 2"} <= set(details["parts"])
-    for name, probe in archive.probes.items():
+    for name, probe in found.probes.items():
         measured, exact = details["probes"][name], predictions(gpt, trace.trace(gpt, torch.tensor(probe.tokens)))
         np.testing.assert_allclose(measured["bits"][:-1], exact["bits"][:-1], rtol=6e-4)
         assert measured["rank"] == exact["rank"] and measured["lens"]["token"] == exact["lens"]["token"]
@@ -261,22 +277,23 @@ def test_a_snapshot_and_its_details_can_be_read_back(tmp_path, gpt):
         assert measured["attribution_error"] <= 1e-5
         shown.update(*measured["top"], *measured["lens"]["token"])
     assert details["tokens"] == {str(token): f"({token})" for token in shown}
-    numbers = re.findall(r"\d+\.\d+", archive.path(8, ".json").read_text())
+    numbers = re.findall(r"\d+\.\d+", found.path(8, ".json").read_text())
     assert all(len(number.replace(".", "").strip("0")) <= 4 for number in numbers)
 
 
 def test_a_diverged_model_is_recorded_as_valid_json_and_told(tmp_path):
     gpt = random_gpt(GROUPED)
     nn.init.constant_(gpt.blocks[0].attention.qkv_proj.weight, math.nan)
-    record_snapshot(new_archive(tmp_path), gpt, 0)
+    record(tmp_path, gpt, 0, with_losses=True)
     assert not any("NaN" in path.read_text() for path in tmp_path.glob("*.json*"))
-    archive = AttentionArchive.open(tmp_path)
-    (snapshot,) = archive.snapshots
+    found = Recording.open(tmp_path)
+    (snapshot,) = found.snapshots
     assert [sentence.endswith("the model diverged.") for sentence in warnings([snapshot])] == [True, True]
     assert math.isnan(snapshot.loss["text"]) and np.isnan([*snapshot.ablation["text"].values()]).all()
-    assert set(archive.details(0)["probes"]["text"]["bits"]) == {None}
-    shown = [name for name, uniform in snapshot.habits.uniform.items() if uniform]  # this text has no delimiters
-    assert math.isnan(snapshot.fidelity) and math.isnan(snapshot.causality)
+    assert set(found.details(0)["probes"]["text"]["bits"]) == {None}
+    shown = [name for name, uniform in snapshot.heads.uniform.items() if uniform]  # this text has no delimiters
+    assert math.isnan(snapshot.checks.fidelity) and math.isnan(snapshot.checks.causality)
     # On some processors PyTorch's kernel takes a NaN in a short text for a key that may not be attended to.
     assert not any(np.nan_to_num(snapshot.scores[name]).any() for name in shown)
     assert len(shown) == len(heads.SCORES) - 2
+    assert not any(formed.any() for formed in snapshot.heads.formed.values())

@@ -9,12 +9,11 @@ import torch
 from model.attention import CausalSelfAttention
 from model.gpt import GPTConfig
 from model.inspection import heads, survey
-from model.inspection.probes import PERIODS, repeated_windows, text_windows
-from model.inspection.recorder import capture
+from model.inspection.probes import PERIODS, Probe, repeated_windows, text_windows
+from model.inspection.recorder import read_maps
 from model.inspection.survey import windows_of
-from model.pages.describe import find_patterns
 from tests.gpts import random_gpt
-from tests.measurements import survey_maps
+from tests.measurements import causal_softmax, survey_maps
 
 T = 32
 CONFIG = GPTConfig(vocab_size=60, context_length=T, num_layers=2, num_heads=4, num_kv_heads=2, embed_dim=32)
@@ -41,7 +40,7 @@ def close(found, expected, atol=1e-5):
 @pytest.fixture(scope="module")
 def maps(gpt):
     """(N, L, H, T, T) of each kind."""
-    return {name: torch.stack([capture(gpt, text.tokens).weights for text in of]) for name, of in TEXTS.items()}
+    return {name: torch.stack([read_maps(gpt, text.tokens)[0] for text in of]) for name, of in TEXTS.items()}
 
 
 @pytest.mark.parametrize(("length", "rows"), [(8, 16), (200, 5), (2000, 1)])
@@ -51,31 +50,50 @@ def test_parts_are_averaged_over_about_a_thousand_tokens(length, rows):
     assert sample.tolist() == [text.tokens for text in texts[:rows]]
 
 
-def test_scores_are_means_over_windows_with_their_spread_halves_and_reach(gpt, maps):
-    scores, habits = survey.survey(gpt, windows_of(TEXTS))
+def test_scores_are_means_over_windows_with_their_spread_and_reach(gpt, maps):
+    found = survey.survey(gpt, windows_of(TEXTS))
     alone = [
         survey_maps(
             {"text": maps["text"][i], "repeated": maps["repeated"][i % 8]},
             {"text": TEXTS["text"][i], "repeated": TEXTS["repeated"][i % 8]},
-        )[0]
+        ).scores
         for i in range(len(TEXTS["text"]))
     ]
     for name, score in heads.SCORES.items():
-        if name != "fixed_distance":  # whose distance is that of all windows together
-            each = np.stack([one[name] for one in alone[: len(TEXTS[score.probe])]])
-            close(scores[name], each.mean(0))
-            close(habits.spread[name], each.std(0))
-    before = maps["text"].mean(0).diagonal(-1, -2, -1)  # (L, H, T - 1): at q - 1 the weight of query q
-    expected = torch.stack([before[..., : T // 2 - 1].mean(-1), before[..., T // 2 - 1 :].mean(-1)])
-    close(habits.halves["previous_token"], expected)
-    back = {n: maps["text"].mean(0).diagonal(-n, -2, -1).mean(-1) for n in range(2, T - T // 4 + 1)}
-    for at in np.ndindex(2, 4):
-        best = max(back, key=lambda n: back[n][at])
-        assert habits.distance[0][at] == best
-        assert scores["fixed_distance"][at] == pytest.approx(back[best][at].item(), abs=1e-5)
+        each = np.stack([one[name] for one in alone[: len(TEXTS[score.probe])]])
+        close(found.scores[name], each.mean(0))
+        close(found.spread[name], each.std(0))
     tokens = torch.distributions.Categorical(probs=maps["text"]).entropy().exp().mean(0)  # over which weight spreads
-    close(habits.reach[0], tokens[..., 1:].mean(-1), atol=2e-3)
-    close(habits.reach[2], tokens[..., T // 2 :].mean(-1), atol=2e-3)
+    close(found.reach, tokens[..., 1:].mean(-1), atol=2e-3)
+    assert found.windows == {"text": [len(TEXTS["text"]), T], "repeated": [8, T]}
+
+
+BACK = {"before": 1, "itself": 0}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "formed"),
+    [("before", "before", True), ("before", None, False), (None, "before", False), ("before", "itself", False)],
+)
+def test_what_holds_in_one_half_of_the_window_only_has_not_formed(first, second, formed):
+    """Its score over the whole window is above the threshold nevertheless."""
+    uniform = heads.uniform_attention(64)
+    halves = [uniform if one is None else torch.eye(64).roll(-BACK[one], -1).tril() for one in (first, second)]
+    weights = torch.cat([halves[0][:32], halves[1][32:]])
+    probe = Probe([*range(64)], ["x"] * 64)
+    maps = {"text": weights[None, None], "repeated": uniform[None, None]}
+    found = survey_maps(maps, {"text": probe, "repeated": probe})
+    score, least = found.scores["previous_token"].item(), heads.threshold(found.uniform["previous_token"])
+    assert score > least and found.formed["previous_token"].item() is formed
+
+
+def test_a_pattern_that_one_half_cannot_show_may_form_in_the_other():
+    """The only line break stands in the second half."""
+    labels = ["x"] * 40 + ["\n"] + ["x"] * 23
+    probe = Probe([*range(64)], labels)
+    weights = causal_softmax(20.0 * heads.line_start(probe).float())[None, None]
+    found = survey_maps({"text": weights, "repeated": weights}, {"text": probe, "repeated": probe})
+    assert found.formed["line_start"].item() and not found.formed["delimiter"].item() | found.formed["sink"].item()
 
 
 @pytest.mark.parametrize("window", [1, 3, 8, 20, 99])
@@ -84,7 +102,7 @@ def test_chance_is_uniform_attention_within_the_window_of_the_model(window):
     gpt = random_gpt(replace(CONFIG, window=window))
     for block in gpt.blocks:
         torch.nn.init.zeros_(block.attention.qkv_proj.weight)
-    scores, habits = survey.survey(gpt, windows_of(TEXTS))
+    found = survey.survey(gpt, windows_of(TEXTS, window))
     for name, score in heads.SCORES.items():
         if score.keys:
             means = []
@@ -95,29 +113,34 @@ def test_chance_is_uniform_attention_within_the_window_of_the_model(window):
                     hits = sum(looked_at[query][key] for key in seen)
                     shares += [hits / len(seen)] if 0 < hits < len(seen) else []
                 means += [np.mean(shares)] if shares else []
-            assert habits.uniform[name] == pytest.approx(np.mean(means) if means else 0, abs=1e-6), name
-        close(scores[name], np.full((2, 4), habits.uniform[name]))
-    assert habits.uniform["entropy"] == pytest.approx(float(window > 1)) and habits.attention_window == window
-    assert not any(pattern.holds.any() for pattern in find_patterns(habits))
+            assert found.uniform[name] == pytest.approx(np.mean(means) if means else 0, abs=1e-6), name
+        close(found.scores[name], np.full((2, 4), found.uniform[name]))
+    assert found.uniform["entropy"] == pytest.approx(float(window > 1))
+    assert not any(formed.any() for formed in found.formed.values())
 
 
 def test_windows_that_do_not_fit_into_memory_together_give_the_same(gpt, monkeypatch):
-    scores, habits = survey.survey(gpt, windows_of(TEXTS))
+    whole = survey.survey(gpt, windows_of(TEXTS))
     monkeypatch.setattr(survey, "MAX_WEIGHTS", 3 * 4 * T * T)
-    pieces, of_pieces = survey.survey(gpt, windows_of(TEXTS))
-    for name, score in scores.items():
-        close(pieces[name], score)
-        close(of_pieces.halves[name], habits.halves[name])
-    assert (of_pieces.distance == habits.distance).all()
-    assert (of_pieces.kinds, [*map(len, of_pieces.keys)]) == (habits.kinds, [*map(len, habits.keys)])
+    pieces = survey.survey(gpt, windows_of(TEXTS))
+    for name, score in whole.scores.items():
+        close(pieces.scores[name], score)
+        assert (pieces.formed[name] == whole.formed[name]).all()
+
+
+def test_losses_count_every_next_token_of_text_and_those_that_a_repetition_tells():
+    windows = windows_of(TEXTS)
+    assert windows["text"].predictions.all() and windows["text"].predictions.shape == (len(TEXTS["text"]), T - 1)
+    for text, counted in zip(TEXTS["repeated"], windows["repeated"].predictions.tolist(), strict=True):
+        assert counted == [text.tokens[at] in text.tokens[:at] for at in range(T - 1)]
 
 
 def test_an_attention_with_a_sink_without_a_key_is_measured(gpt, monkeypatch):
     attend = CausalSelfAttention.attend
     monkeypatch.setattr(CausalSelfAttention, "attend", lambda *args, **options: attend(*args, **options) / 4)
-    scores, habits = survey.survey(gpt, windows_of(TEXTS))
-    assert scores["recent"].max() <= 0.25 + 1e-6 and scores["entropy"].min() > 0.25
-    assert all(np.isfinite(score).all() for score in scores.values()) and np.isfinite(habits.reach).all()
+    found = survey.survey(gpt, windows_of(TEXTS))
+    assert found.scores["recent"].max() <= 0.25 + 1e-6 and found.scores["entropy"].min() > 0.25
+    assert all(np.isfinite(score).all() for score in found.scores.values()) and np.isfinite(found.reach).all()
 
 
 def test_text_windows_are_spread_over_the_text():

@@ -10,8 +10,8 @@ import torch
 from model.attention import CausalSelfAttention
 from model.gpt import GPT, GPTConfig
 from model.inspection.probes import Probe
-from model.inspection.recorder import take_maps, take_snapshot
-from model.inspection.survey import windows_of
+from model.inspection.recorder import take_snapshot
+from model.inspection.recording import Recording
 from model.inspection.verdicts import is_causal, is_faithful, new_warnings, verdicts, warnings
 from tests.attentions import with_scores
 from tests.gpts import random_gpt
@@ -19,12 +19,16 @@ from tests.measurements import snapshot_with
 
 PROBES = {"text": Probe([*range(9)], ["x"] * 9), "repeated": Probe([1, 2, 3, 1, 2, 3], ["x"] * 6, 3)}
 GOOD = snapshot_with({"sink": np.zeros((2, 2))}, PROBES)
-LEAK = replace(
-    GOOD, step=8, causality=7.13, checks=GOOD.checks | {"fidelity": [0.0, 0.0], "future": [0.0, 0.4], "replaced": 31}
-)
-UNFAITHFUL = replace(
-    GOOD, step=9, fidelity=0.5, checks=GOOD.checks | {"fidelity": [0.5, 0.2], "future": [0.0, 0.0], "replaced": 3}
-)
+
+
+def changed(step=0, by_layer=None, **figures):
+    """The good one with other figures."""
+    by_layer = GOOD.checks.by_layer | (by_layer or {})
+    return replace(GOOD, step=step, checks=replace(GOOD.checks, by_layer=by_layer, **figures))
+
+
+LEAK = changed(8, {"future": [0.0, 0.4]}, causality=7.13, replaced=31)
+UNFAITHFUL = changed(9, {"fidelity": [0.5, 0.2]}, fidelity=0.5, replaced=3)
 
 
 def test_a_warning_names_layers_token_and_figures_and_is_new_once():
@@ -43,7 +47,8 @@ def test_a_warning_names_layers_token_and_figures_and_is_new_once():
 
 def test_fidelity_and_causality_are_judged_by_the_precision_and_the_largest_logit():
     for precision, good, bad in (("float32", 1e-7, 2e-5), ("bfloat16", 1.9e-2, 3e-2), ("float16", 4e-3, 6e-3)):
-        found = [is_faithful(replace(GOOD, precision=precision, fidelity=error)) for error in (good, bad, math.nan)]
+        checks = [changed(precision=precision, fidelity=error).checks for error in (good, bad, math.nan)]
+        found = [is_faithful(one) for one in checks]
         assert found == [True, False, False], precision
     for precision, size, good, bad in (
         ("float32", 1, 6e-6, 2e-5),
@@ -51,7 +56,7 @@ def test_fidelity_and_causality_are_judged_by_the_precision_and_the_largest_logi
         ("bfloat16", 20, 0.5, 2),
         ("float16", 20, 0.1, 0.4),
     ):
-        judged = replace(GOOD, precision=precision, checks=GOOD.checks | {"logits": size})
+        judged = changed(precision=precision, logits=size).checks
         found = [is_causal(replace(judged, causality=change)) for change in (0.0, good, bad, math.nan)]
         assert found == [True, True, False, False], (precision, size)
 
@@ -83,21 +88,21 @@ SAID = {
 def test_rounding_is_no_leak_a_small_leak_is_one_and_noise_is_called_noise(change, autocast, make, monkeypatch):
     gpt = make(GPTConfig(vocab_size=30, context_length=9, num_layers=2, num_heads=2, embed_dim=32))
     monkeypatch.setattr(CausalSelfAttention, "attend", change(CausalSelfAttention.attend))
-    snapshot, _ = take_maps(gpt, gpt, PROBES, 5, windows_of(PROBES), autocast=autocast)
+    snapshot = take_snapshot(gpt, 5, Recording(PROBES), autocast=autocast)
     found = warnings([snapshot])
     assert new_warnings([snapshot]) == found and len(found) == (SAID[change] is not None)
     assert all(SAID[change] in sentence for sentence in found)
     if change is less_their_mean and make is random_gpt:
-        assert snapshot.causality > 0
+        assert snapshot.checks.causality > 0
     if change is dropped_out:
         assert found[0].startswith("At step 5 attention of layers 0 and 1 is random") and "if self.training" in found[0]
-        assert verdicts(snapshot) == dict.fromkeys(("causal", "faithful", "in_range")) | {"repeatable": False}
+        assert verdicts(snapshot.checks) == dict.fromkeys(("causal", "faithful", "in_range")) | {"repeatable": False}
 
 
 def test_a_model_that_is_random_elsewhere_is_not_said_to_leak():
     gpt = random_gpt(GPTConfig(vocab_size=30, context_length=9, num_layers=2, num_heads=2, embed_dim=32))
     gpt.blocks[1].feed_forward.register_forward_hook(lambda _, args, x: torch.nn.functional.dropout(x, 0.2))
-    [sentence] = warnings([take_maps(gpt, gpt, PROBES, 5, windows_of(PROBES))[0]])
+    [sentence] = warnings([take_snapshot(gpt, 5, Recording(PROBES))])
     assert sentence.startswith("At step 5 the model is random in eval mode")
 
 
@@ -106,7 +111,7 @@ def test_the_layer_that_leaks_is_named(layer):
     gpt = random_gpt(GPTConfig(vocab_size=30, context_length=9, num_layers=2, num_heads=2, embed_dim=32))
     attention = gpt.blocks[layer].attention
     attention.attend = lambda q, k, v, mask=None: torch.nn.functional.scaled_dot_product_attention(q, k, v)
-    snapshot, _, _ = take_snapshot(gpt, PROBES, 5)
+    snapshot = take_snapshot(gpt, 5, Recording(PROBES))
     [sentence] = warnings([snapshot])
     assert sentence.startswith(f"At step 5 layer {layer} looks into the future: changing token ")
 
@@ -123,8 +128,9 @@ def test_a_leak_that_moves_no_logit_is_told_by_the_weights_on_later_tokens(lengt
     gpt = GPT(config) if fresh else random_gpt(config)
     probes = {name: Probe([*range(length // 2)] * 2 + [0], ["x"] * length, length // 2) for name in PROBES}
     monkeypatch.setattr(CausalSelfAttention, "attend", with_scores(in_blocks_of_eight, seen_ahead=99))
-    snapshot, maps = take_maps(gpt, gpt, probes, 5, windows_of(probes))
-    assert snapshot.causality == 0 and not is_causal(snapshot)
+    snapshot = take_snapshot(gpt, 5, Recording(probes))
+    maps = snapshot.maps
+    assert snapshot.checks.causality == 0 and not is_causal(snapshot.checks)
     largest = max(np.triu(of_probe, 1).max() for of_probe in maps.values())
     assert warnings([snapshot]) == [
         f"At step 5 layers 0 and 1 look into the future: a later token has a weight of up to {largest:.2g}; "
@@ -137,8 +143,8 @@ def test_weights_of_an_attend_without_maps_do_not_tell_of_a_leak_but_the_logits_
     gpt = random_gpt(GPTConfig(vocab_size=30, context_length=9, num_layers=2, num_heads=2, embed_dim=32))
     attend = with_scores(lambda scores: scores, seen_ahead=99 if leaks else 0)
     monkeypatch.setattr(CausalSelfAttention, "attend", lambda *args, **options: attend(*args, **options) + 0.5)
-    snapshot, _ = take_maps(gpt, gpt, PROBES, 5, windows_of(PROBES))
-    assert snapshot.checks["future"].min() > 0.4 and is_causal(snapshot) is not leaks
+    snapshot = take_snapshot(gpt, 5, Recording(PROBES))
+    assert min(snapshot.checks.by_layer["future"]) > 0.4 and is_causal(snapshot.checks) is not leaks
     assert any("looks into the future" in sentence for sentence in warnings([snapshot])) is leaks
 
 
@@ -148,10 +154,11 @@ def test_weights_that_pages_cannot_show_are_told(share, monkeypatch):
     gpt = random_gpt(GPTConfig(vocab_size=30, context_length=9, num_layers=2, num_heads=2, embed_dim=32))
     usual, uniform = CausalSelfAttention.attend, with_scores(lambda x: x.masked_fill(x > -torch.inf, 0))
     monkeypatch.setattr(CausalSelfAttention, "attend", lambda *x: (1 + share) * usual(*x) - share * uniform(*x))
-    snapshot, maps = take_maps(gpt, gpt, PROBES, 5, windows_of(PROBES))
+    snapshot = take_snapshot(gpt, 5, Recording(PROBES))
+    maps = snapshot.maps
     least = min(of_probe.min() for of_probe in maps.values())
     most = max(of_probe.max() for of_probe in maps.values())
-    assert is_faithful(snapshot) and is_causal(snapshot) and bool(share) == (least < -0.1)
+    assert is_faithful(snapshot.checks) and is_causal(snapshot.checks) and bool(share) == (least < -0.1)
     assert warnings([snapshot]) == bool(share) * [
         f"At step 5 weights of layers 0 and 1 are below 0 or above 1, by up to {max(-least, most - 1):.2g}: pages and "
         "pictures show them as 0 or 1; inspect_attention.py --output maps.csv has them as they are."

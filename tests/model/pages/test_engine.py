@@ -19,10 +19,10 @@ from model.inspection import heads, recorder
 from model.inspection.ablation import part_means, replaced
 from model.inspection.probes import Probe
 from model.inspection.recorder import take_snapshot
+from model.inspection.recording import Recording
 from model.inspection.trace import before_norm, edited, observed, scale_of, trace, undisturbed
 from model.masks import sliding_window_mask
 from model.pages import live, template
-from model.pages.describe import FollowedPattern, followed
 from tests.gpts import CONFIGS, GPT2, MODERN, TOKENS, random_gpt
 from tests.measurements import causal_softmax
 from tests.model.pages.test_live_in_browser import GPTS, page_of
@@ -96,7 +96,7 @@ def test_node_computes_what_pytorch_computes(packed, monkeypatch):
 @torch.no_grad()
 def check(answers: list, gpt: GPT, name: str) -> None:
     """Whether `questions` were answered as PyTorch answers them."""
-    logits, (_, maps, details) = gpt(TOKENS[None])[0], take_snapshot(gpt, PROBES, 0)
+    logits, taken = gpt(TOKENS[None])[0], take_snapshot(gpt, 0, Recording(PROBES))
     changed = [with_edits(gpt, edits) for edits in EDITS]
     written = generate(gpt, TOKENS[None], 30, temperature=0)[0, len(TOKENS) :].tolist()
     everywhere = [(head, at, at) for head in range(gpt.config.num_heads) for at in range(len(TOKENS))]
@@ -107,7 +107,7 @@ def check(answers: list, gpt: GPT, name: str) -> None:
         for answer, expected in zip((read, *others), (logits, *changed), strict=True):
             assert answer["loss"] == pytest.approx(cross_entropy(expected), abs=1e-4), name
             check_next(answer, expected)
-        check_details(read, details, maps["text"])
+        check_details(read, taken.details, taken.maps["text"])
         check_likeliest(read, logits[-1].max().item(), gpt.config.logit_soft_cap)
         assert write == written, name
         check_square(square, gpt, name)
@@ -252,25 +252,22 @@ def test_a_head_on_a_typed_text_gets_the_name_that_python_gives_it(window):
     probe = Probe([place % 13 for place in range(length)], ["x"] * length)
     names = ("previous_token", "current_token", "sink", "duplicate", "induction")
     keys = {heads.SCORES[name].meaning: heads.SCORES[name].keys(probe) for name in names}
-    back = torch.arange(length)[:, None] - torch.arange(length)
-    keys |= {f"looks exactly {distance} tokens back": back == distance for distance in range(2, length // 2 + 1)}
-    scores = [(strength * one.float()).where(seen, -99) for one in list(keys.values())[:8] for strength in range(8)]
+    scores = [(strength * one.float()).where(seen, -99) for one in keys.values() for strength in range(8)]
     maps = [causal_softmax(one) for one in scores]
-    patterns = []
-    for words, of_pattern in keys.items():
-        counted, shares = heads.choosing(of_pattern, window), (torch.stack(maps) * of_pattern).sum(-1)
-        uniform = (heads.uniform_attention(length, window) * of_pattern).sum(-1)[counted].mean().item()
-        scores = shares[:, counted].mean(1)[None, None]  # one part of the window, one layer, and a head for each map
-        patterns.append(FollowedPattern(words, uniform, [int(counted.sum())], scores))
-    triangles = [(255 * one[back >= 0].sqrt()).round().int().tolist() for one in maps]
+    triangles = [(255 * one[seen.new_ones(one.shape).tril()].sqrt()).round().int().tolist() for one in maps]
     scores = {name: {"meaning": score.meaning} for name, score in heads.SCORES.items()}
     (told,) = in_node([("habits", {"maps": triangles, "tokens": probe.tokens, "scores": scores, "window": window})])
-    found = [followed(patterns, (0, number), 0) for number in range(len(maps))]
-    assert {one.name for one in found if one} == set(list(keys)[:8]) and None in found
-    for words, named, one in zip(told, found, maps, strict=True):
-        spread = torch.special.entr(one[1:]).sum(-1).exp().mean().item()
-        start, number, _ = (named.name, spread, "") if named else re.split(r" (\d+) tokens$", words)
-        assert words.startswith(start) and float(number) == pytest.approx(spread, abs=1)
+    expected = []
+    for one in maps:
+        said = {"": 0.0}
+        for words, of_pattern in keys.items():
+            counted = heads.choosing(of_pattern, window)
+            uniform = (heads.uniform_attention(length, window) * of_pattern).sum(-1)[counted].mean().item()
+            score = (one * of_pattern).sum(-1)[counted].mean().item()
+            said[words] = heads.information(score, uniform) * (score > heads.threshold(uniform))
+        expected.append(max(said, key=said.get))
+    assert set(expected) == {"", *keys}
+    assert [re.sub(r" \(.*", "", words) for words in told] == expected
 
 
 DROPPED = """async ([{ manifest, texts }, tokens]) => {

@@ -14,10 +14,9 @@ import pytest
 from matplotlib.colors import to_rgb
 from PIL import Image
 
-from model.inspection.archive import AttentionArchive
+from model.inspection.recording import Recording
 from model.pages import export, images
-from model.pages.history import History
-from tests.measurements import learned_history, write_archive
+from tests.measurements import learned_recording, write_recording
 
 LAYERS, HEADS = 2, 3
 TOKENS = ['"', "a\nb", "\r", ",", " ", "<b>&", "é界", "\u202e"]
@@ -25,25 +24,25 @@ SIZE = len(TOKENS)
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def archived(folder: Path, seed: int, steps=(0, 1, 4), heads: int = HEADS) -> History:
-    """A run as its archive is read back."""
-    write_archive(learned_history(LAYERS, heads, TOKENS, steps, seed), folder / "attention")
-    return History.of(AttentionArchive.open(folder / "attention"), folder.name)
+def archived(folder: Path, seed: int, steps=(0, 1, 4), heads: int = HEADS) -> Recording:
+    """A run as it is read back."""
+    write_recording(learned_recording(LAYERS, heads, TOKENS, steps, seed), folder / "attention")
+    return Recording.open(folder / "attention", folder.name)
 
 
 @pytest.fixture
-def run(tmp_path) -> History:
+def run(tmp_path) -> Recording:
     return archived(tmp_path / "first", 0)
 
 
-def rows_of(run: History, folder: Path, *chosen) -> list[dict[str, str]]:
+def rows_of(run: Recording, folder: Path, *chosen) -> list[dict[str, str]]:
     export.write_csv(run, folder / "maps.csv", *chosen)
     with (folder / "maps.csv").open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
 def test_every_weight_is_in_the_table_exactly_as_it_was_recorded(run, tmp_path):
-    maps = run.load(1)["text"]
+    maps = run.maps(1)["text"]
     rows = rows_of(run, tmp_path, 1)
     found = np.zeros_like(maps)
     for row in rows:
@@ -56,7 +55,8 @@ def test_every_weight_is_in_the_table_exactly_as_it_was_recorded(run, tmp_path):
 
 
 def test_a_table_has_only_the_heads_that_were_chosen_and_empty_cells_where_a_model_diverged(run, tmp_path):
-    broken = replace(run, load=lambda step: {"text": np.full((LAYERS, HEADS, SIZE, SIZE), np.nan)})
+    broken = replace(run.at(4), maps={"text": np.full((LAYERS, HEADS, SIZE, SIZE), np.nan)})
+    broken = replace(run, snapshots=[broken])
     rows = rows_of(broken, tmp_path, None, export.choose_heads(run, ["1.2", "0.1", "1.2"]))
     assert list(dict.fromkeys((row["layer"], row["head"]) for row in rows)) == [("1", "2"), ("0", "1")]
     assert {row["weight"] for row in rows} == {""}
@@ -90,7 +90,7 @@ def maps_of(root: ElementTree.Element) -> list[np.ndarray]:
 def test_maps_are_an_svg_of_every_weight_in_its_colour_at_its_place(heads, rows, columns, run, tmp_path):
     images.draw_maps(run, tmp_path / "maps.svg", None, heads)
     root, texts = svg_of(tmp_path / "maps.svg")
-    maps = run.load(4)["text"].astype(float)
+    maps = run.maps(4)["text"].astype(float)
     shown = maps.reshape(-1, SIZE, SIZE) if heads is None else np.stack([maps[head] for head in heads])
     places = np.sqrt(shown) * (len(images.COLOURS) - 1)
     colours = np.array([to_rgb(colour) for colour in images.COLOURS])

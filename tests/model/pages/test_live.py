@@ -16,7 +16,8 @@ from model.attention import CausalSelfAttention
 from model.gpt import ACTIVATIONS, GPTConfig
 from model.inspection.ablation import part_means
 from model.inspection.probes import repeated_windows, text_windows
-from model.inspection.recorder import take_maps
+from model.inspection.recorder import take_snapshot
+from model.inspection.recording import Recording
 from model.inspection.survey import windows_of
 from model.pages import live
 from model.pages.live import model_page
@@ -87,9 +88,11 @@ def test_the_page_opens_with_the_clearest_head_and_says_when_heads_formed_from_a
     texts |= {"repeated": repeated_windows(letters, length, tokenizer.label)}
     windows, probes = windows_of(texts), {name: of_kind[0] for name, of_kind in texts.items()}
     models = {0: untrained, 3: gpt, 8: gpt, 9: untrained}
-    recorded = [take_maps(model, model, probes, step, windows)[0] for step, model in models.items()]
-    page = Page(model_page("tiny", [(0, untrained), (8, gpt)], tokenizer, probes, None, windows, recorded)[0])
-    assert page.data["runs"][0]["opening"] == {"head": 1, "score": "induction"}  # which repeated tokens show alone
+    recording = Recording(probes, windows, name="tiny")
+    for step, model in models.items():
+        recording.append(take_snapshot(model, step, recording))
+    page = Page(model_page([(0, untrained), (8, gpt)], tokenizer, recording)[0])
+    assert page.data["runs"][0]["opening"] == {"head": 1, "score": "recent"}
     assert page.data["runs"][0]["formation"]["induction"] == {"0.1": 3}
     assert [snapshot["step"] for snapshot in page.data["runs"][0]["snapshots"]] == [0, 8]
 

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from data.tokenizers import byte_level
 from model.generation import generate
 from model.gpt import GPT, GPTConfig
-from model.inspection.ablation import part_means, without_each
+from model.inspection.ablation import changes, losses_without_each, part_means
 from model.inspection.experiments import try_all
 from model.inspection.probes import Probe, draw_repeated_probe
-from model.inspection.recorder import capture
+from model.inspection.recorder import read_maps
 from model.inspection.survey import windows_of
 from model.pages.live import model_page
 from tests.gpts import random_gpt, repeating_gpt
@@ -114,7 +114,7 @@ def test_what_is_typed_or_clicked_is_read_as_pytorch_reads_it(open_page):
         last = page.locator(".lens tbody tr").last.locator("td")
         assert last.count() == len(text)
         assert last.last.inner_text() == page.locator("#next bdi").first.inner_text()
-        weights = capture(GPTS[-1], TOKENIZER.encode(text)).weights
+        weights = read_maps(GPTS[-1], TOKENIZER.encode(text))[0]
         click(page.locator(".thumb").nth(3))
         in_map = in_page(page, "render", f"shown.panes[0].value({len(text) - 1}, 2)")
         assert in_map == pytest.approx(weights[1, 1, -1, 2].item(), abs=4e-3)
@@ -218,17 +218,20 @@ def test_a_text_from_the_address_is_read_as_the_box_holds_it(open_page):
 def test_a_part_that_is_switched_off_is_missed_as_in_pytorch(open_page):
     page = open_page()
     tokens = torch.tensor(TOKENIZER.encode(OPENING))
-    _, changes = without_each(GPTS[-1], tokens, part_means(GPTS[-1], tokens[None]))
+    losses = losses_without_each(
+        GPTS[-1], tokens[None], torch.ones(1, len(tokens) - 1, dtype=bool), part_means(GPTS[-1], tokens[None])
+    )
+    expected = {part: change.rise for part, change in changes(losses).items()}
     page.get_by_role("button", name="switch off", exact=True).click()
     for layer, head in ((0, 1), (1, 0)):
         thumb = page.locator(".thumb").nth(2 * layer + head)
         click(thumb)
         assert "switched off" in thumb.get_attribute("aria-label")
-        assert number(page) == pytest.approx(changes[f"head {layer}.{head}"], abs=0.006)
+        assert number(page) == pytest.approx(expected[f"head {layer}.{head}"], abs=0.006)
         assert page.locator("#next u").count() == 8
         click(thumb)
     click(page.get_by_role("button", name="feed-forward 1"))
-    assert number(page) == pytest.approx(changes["feed-forward 1"], abs=0.006)
+    assert number(page) == pytest.approx(expected["feed-forward 1"], abs=0.006)
     click(page.get_by_role("button", name="value embeddings 1"))  # and another
     assert page.locator("#damage").inner_text().startswith("Off: feed-forward 1 and value embeddings 1.")
     click(page.get_by_role("button", name="nothing", exact=True))

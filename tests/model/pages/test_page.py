@@ -10,40 +10,39 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from model.inspection.archive import AttentionArchive
+from model.inspection.recording import Recording
 from model.pages.describe import describe_heads, opening_view
-from model.pages.history import History, log_spaced
-from model.pages.page import attention_page
+from model.pages.page import attention_page, log_spaced
 from tests.html_pages import HOSTILE, Page
-from tests.measurements import learned_history, write_archive
+from tests.measurements import learned_recording, write_recording
 
-HISTORY = learned_history()
+HISTORY = learned_recording()
 
 
-def read(*runs: History, **options) -> Page:
+def read(*runs: Recording, **options) -> Page:
     return Page(attention_page(runs, "a title", **options))
 
 
-def check_maps(page: Page, history: History, run: int = 0) -> None:
+def check_maps(page: Page, history: Recording, run: int = 0) -> None:
     """The page's maps of the tokens that it shows are those of the history, to within 0.004."""
     about = page.data["runs"][run]
     for i, shown in enumerate(about["snapshots"]):
         for number, probe in enumerate(about["probes"] if "blocks" in shown else ()):
-            found, expected = page.maps(run, i, number), history.load(shown["step"])[probe["name"]].astype(float)
+            found, expected = page.maps(run, i, number), history.maps(shown["step"])[probe["name"]].astype(float)
             np.testing.assert_allclose(found, expected[..., : len(found[0, 0]), : len(found[0, 0])], atol=0.004)
 
 
 def test_each_run_has_its_own_maps_scores_formation_and_verdicts_and_opens_with_the_clearest_head():
-    runs = [HISTORY, replace(learned_history(seed=1, fidelity=2e-5, causality=0.1), name="other")]
+    runs = [HISTORY, replace(learned_recording(seed=1, fidelity=2e-5, causality=0.1), name="other")]
     page = read(*runs)
     assert [run["name"] for run in page.data["runs"]] == ["demo", "other"]
     for number, history in enumerate(runs):
         run = page.data["runs"][number]
         assert sum("blocks" in shown for shown in run["snapshots"]) == 5
         check_maps(page, history, number)
-        assert run["uniform"] == pytest.approx(history.snapshots[-1].habits.uniform)
+        assert run["uniform"] == pytest.approx(history.snapshots[-1].heads.uniform)
         assert run["formation"] == history.formation and history.formation["previous_token"]
-        clearest = opening_view(history.snapshots[-1], history.load(8), history.probes)
+        clearest = opening_view(history, 8)
         assert run["opening"] == clearest | {"probe": [*history.probes].index(clearest["probe"])}
         for shown, snapshot in zip(run["snapshots"], history.snapshots, strict=True):
             for name, score in snapshot.scores.items():
@@ -55,7 +54,7 @@ def test_each_run_has_its_own_maps_scores_formation_and_verdicts_and_opens_with_
 
 def test_hostile_text_stays_data():
     labels = HOSTILE[:12]
-    page = attention_page([learned_history(labels=labels)], "</title><script>alert(1)</script>")
+    page = attention_page([learned_recording(labels=labels)], "</title><script>alert(1)</script>")
     parsed = Page(page)
     assert parsed.data["runs"][0]["probes"][0]["labels"] == labels
     assert parsed.data["title"] == "</title><script>alert(1)</script>"
@@ -78,18 +77,18 @@ def test_the_page_loads_nothing_and_holds_every_module_that_its_program_imports(
 
 
 def test_every_step_has_its_details_and_a_description_of_every_head():
-    def with_a_token_more(step):
-        details = HISTORY.details(step)
+    def with_a_token_more(details):
         return details | {"tokens": details["tokens"] | {"999": "unused"}}
 
-    page = read(replace(HISTORY, details=with_a_token_more))
+    snapshots = [replace(one, details=with_a_token_more(one.details)) for one in HISTORY.snapshots]
+    page = read(replace(HISTORY, snapshots=snapshots))
     for shown in page.data["runs"][0]["snapshots"]:
         details = json.loads(page.block(shown["details"]))
         expected = HISTORY.details(shown["step"])
         assert details["probes"] == expected["probes"] and details["parts"] == expected["parts"]
         used = {str(token) for row in expected["probes"]["text"]["lens"]["token"] for token in row}
         assert used <= set(details["tokens"]) and "999" not in details["tokens"]
-        assert details["descriptions"] == json.loads(json.dumps(describe_heads(HISTORY.by_step[shown["step"]])))
+        assert details["descriptions"] == json.loads(json.dumps(describe_heads(HISTORY.at(shown["step"]))))
 
 
 def test_both_colour_maps_change_lightness_steadily():
@@ -107,10 +106,10 @@ FITS = [  # the share of the whole that must fit, the steps and tokens that are 
 
 
 @pytest.fixture(scope="module")
-def large() -> tuple[History, int, int]:
+def large() -> tuple[Recording, int, int]:
     """History of 40 tokens at 20 steps, how long their page is, and how long a page without any."""
-    history = learned_history(2, 3, 40, steps=range(0, 1000, 50))
-    template = attention_page([learned_history(1, 1, 5, steps=[0])], "a title")
+    history = learned_recording(2, 3, 40, steps=range(0, 1000, 50))
+    template = attention_page([learned_recording(1, 1, 5, steps=[0])], "a title")
     return history, len(attention_page([history], "a title")), len(template)
 
 
@@ -143,9 +142,10 @@ def test_weights_are_rounded_before_steps_are_left_out_and_these_before_the_text
 
 
 def test_curves_are_thinned_but_keep_every_step_that_has_maps_and_the_page_does_not_say_that_they_show_all(monkeypatch):
-    monkeypatch.setattr("model.pages.history.MAX_CURVE_POINTS", 20)
-    history = learned_history(2, 3, 24, steps=range(0, 1600, 40))
-    few = read(replace(history, steps=[0, 280, 1560])).data["runs"][0]["snapshots"]
+    monkeypatch.setattr("model.pages.page.MAX_CURVE_POINTS", 20)
+    history = learned_recording(2, 3, 24, steps=range(0, 1600, 40))
+    without_maps = [one if one.step in (0, 280, 1560) else replace(one, maps=None) for one in history.snapshots]
+    few = read(replace(history, snapshots=without_maps)).data["runs"][0]["snapshots"]
     assert 20 <= len(few) < 40 and [c["step"] for c in few if "blocks" in c] == [0, 280, 1560]
     text = attention_page([history], "a title")
     page = Page(text)
@@ -156,10 +156,7 @@ def test_curves_are_thinned_but_keep_every_step_that_has_maps_and_the_page_does_
     assert len(data["runs"][0]["snapshots"]) < 40 and "recorded steps (the curves show more)" in data["notes"][0]
     # Five times as many, whose scores alone would take more.
     snapshots = [replace(snapshot, step=5 * snapshot.step + n) for snapshot in history.snapshots for n in range(5)]
-    many = replace(history, snapshots=snapshots, steps=[snapshot.step for snapshot in snapshots])
-    nearest = {of: lambda step, of=of: getattr(history, of)(step // 200 * 40) for of in ("load", "details")}
-    many = replace(many, **nearest)
-    assert len(read(many, max_bytes=len(text)).data["runs"][0]["snapshots"]) < 60
+    assert len(read(replace(history, snapshots=snapshots), max_bytes=len(text)).data["runs"][0]["snapshots"]) < 60
 
 
 @given(st.sets(st.integers(0, 100_000), min_size=1), st.integers(2, 60))
@@ -180,12 +177,12 @@ def test_log_spaced_steps_are_dense_where_steps_are_small():
 def test_maps_that_cannot_be_shown_are_refused():
     """As two that cannot be compared are, see tests/test_inspect_attention.py."""
     with pytest.raises(ValueError, match="other has no recorded maps"):
-        read(HISTORY, replace(HISTORY, name="other", steps=[]))
+        read(HISTORY, replace(HISTORY, name="other", snapshots=[]))
     with pytest.raises(ValueError, match="do not fit"):
         read(HISTORY, max_bytes=100_000)
 
 
 def test_steps_whose_maps_were_removed_keep_their_scores(tmp_path):
-    write_archive(HISTORY, tmp_path).path(2).unlink()
-    shown = read(History.of(AttentionArchive.open(tmp_path), "demo")).data["runs"][0]["snapshots"]
+    write_recording(HISTORY, tmp_path).path(2).unlink()
+    shown = read(Recording.open(tmp_path, "demo")).data["runs"][0]["snapshots"]
     assert ["blocks" in shown for shown in shown] == [True, True, False, True, True]

@@ -16,14 +16,14 @@ from matplotlib.image import imread
 from model.glass import open_run
 from model.inspection import heads
 from model.pages.images import COLOURS
-from tests.measurements import learned_history, measured
+from tests.measurements import learned_recording, measured
 from tests.model.pages.browsing import click, colours, in_page, place, point_at, press, resize, settle, slide
 
 pytestmark = pytest.mark.slow
 
 STEPS = [0, 1, 2, 4, 8, 16, 32]
 LABELS = ["for", " i", " in", " range", "(", "10", "):", "\n", "    ", "print"] * 2
-snapshot_steps = partial(learned_history, labels=LABELS, steps=STEPS)
+snapshot_steps = partial(learned_recording, labels=LABELS, steps=STEPS)
 HISTORY, OTHER = snapshot_steps(), replace(snapshot_steps(seed=1), name="other")
 
 
@@ -68,7 +68,7 @@ def test_the_badges_are_green_or_red_and_the_manual_has_the_figures(open_page):
 
 def test_a_square_has_the_colour_of_its_weight_and_tells_it_when_pointed_at(open_page):
     page = open_page(HISTORY, hash_="#probe=text&head=1.1&step=8&theme=light")
-    recorded = HISTORY.load(8)["text"][1, 1].astype(float)
+    recorded = HISTORY.maps(8)["text"][1, 1].astype(float)
     squares = [(0, 0), (7, 3), (7, 7), (19, 0), (19, 18), (3, 12), (12, 11)]
     page.mouse.move(0, 0)
     x, y = np.array([place(page, *square) for square in squares], int).T
@@ -87,7 +87,7 @@ def test_a_square_has_the_colour_of_its_weight_and_tells_it_when_pointed_at(open
 
 def test_the_text_is_shaded_by_the_chosen_token_and_by_what_is_pointed_at_until_the_pointer_leaves(open_page):
     page = open_page(HISTORY, hash_="#probe=text&head=1.0&step=16&scale=linear&token=3")
-    weights = HISTORY.load(16)["text"][1, 0].astype(float)
+    weights = HISTORY.maps(16)["text"][1, 0].astype(float)
     spans, chosen = page.locator("#tokens span"), page.locator("#tokens .chosen")
 
     def check(expected, token):
@@ -183,7 +183,7 @@ def test_two_snapshots_or_runs_are_shown_side_by_side_with_their_difference(open
     if runs == 2:
         titles = page.locator(".pane h3").all_inner_texts()
         assert titles[:2] == ["A: demo, step 32, head 0.0", "B: other, step 32, head 0.0"]
-    a, b = HISTORY.load(32), HISTORY.load(2) if runs == 1 else OTHER.load(32)
+    a, b = HISTORY.maps(32), HISTORY.maps(2) if runs == 1 else OTHER.maps(32)
     for pane in range(3):
         point_at(page, 9, 8, pane)
         expected = [maps["text"][0, 0, 9, 8] for maps in (a, b)]
@@ -214,7 +214,7 @@ def test_the_page_opens_on_a_head_in_a_sentence_and_a_shaded_token(open_page, mo
     page = open_page(replace(HISTORY))
     says = page.locator("#says").inner_text()
     assert "Layer 1, head 2. This is 1.2." in says and evidence in says
-    weights = HISTORY.load(32)["text"][1, 2, 8].astype(float)
+    weights = HISTORY.maps(32)["text"][1, 2, 8].astype(float)
     (reading,) = re.findall("Reading “\u2068····\u2069” .*", says)
     np.testing.assert_allclose(shares(reading), sorted(weights[weights >= 0.1], reverse=True)[:3], atol=0.006)
     assert page.locator("#tokens .chosen").get_attribute("data-index") == "8"
@@ -224,14 +224,15 @@ def test_the_page_opens_on_a_head_in_a_sentence_and_a_shaded_token(open_page, mo
 def test_in_another_text_the_page_takes_the_clearest_token(open_page):
     page = open_page(HISTORY, hash_="#probe=repeated&head=0.2")
     press(page, "p")
-    earlier = np.tril(HISTORY.load(32)["text"][0, 2], -1)[:, 1:]  # the first token tells little
+    earlier = np.tril(HISTORY.maps(32)["text"][0, 2], -1)[:, 1:]  # the first token tells little
     clearest = earlier.max(1).argmax()
     assert page.locator("#tokens .chosen").get_attribute("data-index") == str(clearest)
     assert page.locator("#reading").inner_text().startswith(f"Reading “\u2068{LABELS[clearest]}")
 
 
 def test_equal_maps_before_and_after_the_first_update_are_explained(open_page):
-    same = replace(HISTORY, load=lambda step: HISTORY.load(max(step, 1)))
+    first, second, *later = HISTORY.snapshots
+    same = replace(HISTORY, snapshots=[replace(first, maps=second.maps), second, *later])
     note = "Steps 0 and 1 show the same maps"
     page = open_page(same, hash_="#step=0")
     for at, expected in enumerate([True, True, False]):
@@ -354,7 +355,8 @@ def test_the_head_of_the_other_run_is_the_nearest_match_or_chosen_and_the_curves
     def shuffled(maps):
         return {name: some.reshape(6, *some.shape[2:])[order].reshape(some.shape) for name, some in maps.items()}
 
-    other = replace(HISTORY, name="other", load=lambda step: shuffled(HISTORY.load(step)))
+    snapshots = [replace(one, maps=shuffled(one.maps)) for one in HISTORY.snapshots]
+    other = replace(HISTORY, name="other", snapshots=snapshots)
     page = open_page(HISTORY, other, hash_="#head=1.1&against=1.32&other=match&score=previous_token")
     for head in range(6):
         click(page.locator("#grid .thumb").nth(head))
@@ -367,9 +369,8 @@ def test_the_head_of_the_other_run_is_the_nearest_match_or_chosen_and_the_curves
 
 
 def test_two_runs_are_linked_by_the_nearest_steps_until_they_are_unlinked(open_page):
-    later = [replace(snapshot, step=snapshot.step + 3) for snapshot in OTHER.snapshots[3:]]
-    steps, load = [snapshot.step for snapshot in later], lambda step: OTHER.load(step - 3)
-    other = measured(replace(OTHER, name="a run with a long name " * 2, snapshots=later, steps=steps, load=load))
+    later = [measured(replace(one, step=one.step + 3), OTHER.probes) for one in OTHER.snapshots[3:]]
+    other = replace(OTHER, name="a run with a long name " * 2, snapshots=later)
     page = open_page(HISTORY, other)
     slide(page, 4)
     assert [page.locator(f"#slide-{side} output").inner_text() for side in "ab"] == ["step 8", "step 7"]

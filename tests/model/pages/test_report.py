@@ -1,6 +1,7 @@
 """The report as a page: its figures are those of the data it is given, and texts stay texts."""
 
 import html
+import math
 import re
 from dataclasses import replace
 from itertools import product
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 
 from model.inspection import heads
+from model.inspection.ablation import Change
 from model.inspection.probes import Probe
-from model.pages.history import History
+from model.inspection.recording import Recording
 from model.pages.report import evenly, heads_that_matter, report_page, short, story
 from tests.html_pages import Page
 from tests.measurements import measured, snapshot_with
@@ -30,7 +32,7 @@ SAMPLES = [{"step": step, "prompt": "def ", "text": f"{step} {HOSTILE}"} for ste
 CONFIG = f"prompt: {HOSTILE}\n"
 
 
-def history_of(*sinks: float) -> History:
+def history_of(*sinks: float) -> Recording:
     """Two layers of two heads with uniform attention, on a hostile text. The sink scores of head 1.0 are given."""
     probes = {"text": Probe([*range(10)], [HOSTILE] * 10), "repeated": Probe([0] + 2 * [1, 2, 3, 4], ["x"] * 9, 4)}
     maps = {name: heads.uniform_attention(len(probe.tokens)).repeat(2, 2, 1, 1) for name, probe in probes.items()}
@@ -39,7 +41,8 @@ def history_of(*sinks: float) -> History:
         scores = {name: np.full((2, 2), 0.1, np.float32) for name in heads.SCORES}
         scores["sink"][1, 0] = sink
         snapshots.append(snapshot_with(scores, probes, step))
-    return measured(History(NAME, probes, snapshots, lambda step: maps, range(len(sinks))))
+    snapshots = [measured(replace(one, maps=maps), probes) for one in snapshots]
+    return Recording(probes, name=NAME, snapshots=snapshots)
 
 
 HISTORY = history_of(0.1, 0.9, 0.9)
@@ -73,12 +76,12 @@ def test_figures_are_those_of_the_data():
 
 
 def test_the_report_knows_which_heads_formed_and_names_scores_that_no_head_passes():
-    figures = {"duplicate": 0.02, "fixed_distance": 0.06, "entropy": 0.1}
+    figures = {"duplicate": 0.02, "line_start": 0.06, "entropy": 0.1}
     rows = [*ROWS, {"step": 0} | {f"attention/{score}/layer_0": figure for score, figure in figures.items()}]
     data = Page(report(rows, history=HISTORY)).data
     assert {score: heads for score, heads in data["formation"].items() if heads} == {"sink": {"1.0": 1}}
     assert [(chart["title"], chart["score"]) for chart in data["heads"]] == [("sink", "sink"), ("entropy", "entropy")]
-    assert data["faint"] == ["duplicate", "fixed distance"]
+    assert data["faint"] == ["duplicate", "line start"]
     assert not any(Page(report(history=history_of(0.1, 0.1))).data["formation"].values())
     without = Page(report(rows)).data  # without maps nothing is known about uniform attention
     assert len(without["heads"]) == 4 and not without["faint"]
@@ -107,19 +110,20 @@ def test_the_story_says_what_was_trained_on_what_for_how_long_and_how_well():
     )
 
 
-def test_all_heads_are_listed_and_those_without_effect_in_one_line():
-    ablation = {
-        "text": [0.1, None, 0.004, -0.2, 0.3, -0.001],
-        "repeated": [0.0, 0.7, 0.001, 3.0, 0.2, 0.0],
+def test_heads_that_are_missed_are_listed_and_those_without_a_clear_effect_in_one_line():
+    changes = {
+        "text": [(0.1, 0.01), (math.nan, 0.1), (0.01, 0.02), (-0.2, 0.01)],
+        "repeated": [(0.0, 0.0), (0.7, 0.1), (0.1, math.nan), (3.0, 0.5)],
     }
-    parts = [f"head {layer}.{head}" for layer in range(2) for head in range(3)]
-    ablation = {probe: {"n-gram tables": 9.0} | dict(zip(parts, of, strict=True)) for probe, of in ablation.items()}
-    described = [[{"sentence": f"What {layer}.{head} does."} for head in range(3)] for layer in range(2)]
-    found, idle = heads_that_matter(ablation, described)
-    assert [one["head"] for one in found] == ["1.0", "0.1", "1.1", "0.0"]  # by the larger change
-    assert found[0] == {"head": "1.0", "sentence": "What 1.0 does.", "text": -0.2, "repeated": 3.0}
-    assert found[1]["text"] is None
-    assert idle == "Without head 0.2 or 1.2 the loss stays the same on both, to 0.005 nats per token."
+    parts = ["head 0.0", "head 0.1", "head 1.0", "head 1.1"]
+    ablation = {kind: {"n-gram tables": Change(9.0, 0.1)} for kind in changes}
+    for kind, of_kind in changes.items():
+        ablation[kind] |= {part: Change(*change) for part, change in zip(parts, of_kind, strict=True)}
+    found, idle = heads_that_matter(replace(HISTORY.snapshots[-1], ablation=ablation))
+    assert [one["head"] for one in found] == ["1.1", "0.1", "0.0"]  # by the larger change
+    assert (found[0]["text"], found[0]["repeated"]) == ((-0.2, 0.01), (3.0, 0.5))
+    assert found[1]["text"] is None and found[2]["repeated"] is None
+    assert "1.0" in idle and "0.0" not in idle and "no clear effect" in idle
 
 
 def test_what_was_measured_at_the_last_snapshot_is_in_the_report():
@@ -129,7 +133,8 @@ def test_what_was_measured_at_the_last_snapshot_is_in_the_report():
     for name in ("bits", "rank", "top", "top_probability", "lens"):
         assert data["details"]["probes"]["text"][name] == details["probes"]["text"][name]
     assert "attribution" not in data["details"]["probes"]["text"]
-    removed = Page(report(history=replace(HISTORY, steps=[0, 1]))).data  # the files of the last step
+    *others, last = HISTORY.snapshots
+    removed = Page(report(history=replace(HISTORY, snapshots=[*others, replace(last, maps=None)]))).data
     assert removed["matter"] == data["matter"] and "details" not in removed
 
 
@@ -191,7 +196,8 @@ def test_the_report_in_a_browser(open_file, theme):
     assert page.locator("#lens tbody tr").count() == 5 and page.locator("#lens tbody td").count() == 50
     ablation = HISTORY.snapshots[-1].ablation
     of_heads = [part for part in ablation["text"] if part.startswith("head ")]
-    worst = max(of_heads, key=lambda part: max(ablation["text"][part], ablation["repeated"][part]))
+    clear = {part: [of[part].rise for of in ablation.values() if of[part].is_clear] for part in of_heads}
+    worst = max(filter(clear.get, of_heads), key=lambda part: max(clear[part]))
     assert page.locator("#matter li").first.inner_text().startswith(worst)
 
     frame = page.frame_locator("#frame iframe")

@@ -9,9 +9,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from model.pages.history import History
+from model.inspection.ablation import Change
+from model.inspection.recording import Recording
 from tests.html_pages import HOSTILE
-from tests.measurements import learned_history
+from tests.measurements import learned_recording
 from tests.model.pages.browsing import click, colours, number_in, point_at, press, slide, unnamed
 
 pytestmark = pytest.mark.slow
@@ -19,23 +20,20 @@ pytestmark = pytest.mark.slow
 STEPS = [0, 4, 16, 64]
 LABELS = ["for", " i", " in", "\n", "</td><img src=x>", "\u202eabc", "\x00", " range", "(", "10", ")", ":"]
 LAYERS, HEADS = 2, 3
-plain_history = partial(learned_history, labels=LABELS, steps=STEPS, induction=False)
+plain_history = partial(learned_recording, labels=LABELS, steps=STEPS, induction=False)
 HISTORY = plain_history()
 
 
-def diverged() -> History:
+def diverged() -> Recording:
     """The snapshots with no number in their last details that is finite."""
 
-    def details(step):
-        found = HISTORY.details(step)
-        broken = re.sub(r"-?\d+(\.\d+(e-\d+)?|e-\d+)", "null", json.dumps(found["probes"]))
-        return found | {"probes": json.loads(broken)} if step == STEPS[-1] else found
-
-    ablation = {probe: dict.fromkeys(changes, math.nan) for probe, changes in HISTORY.snapshots[-1].ablation.items()}
-    copying = np.full((LAYERS, HEADS), math.nan)
-    scores = HISTORY.snapshots[-1].scores | {"sink": copying}
-    last = replace(HISTORY.snapshots[-1], scores=scores, ablation=ablation, copying=copying)
-    return replace(HISTORY, details=details, snapshots=[*HISTORY.snapshots[:-1], last])
+    *others, last = HISTORY.snapshots
+    broken = re.sub(r"-?\d+(\.\d+(e-\d+)?|e-\d+)", "null", json.dumps(last.details["probes"]))
+    nothing = Change(math.nan, math.nan)
+    ablation = {probe: dict.fromkeys(changes, nothing) for probe, changes in last.ablation.items()}
+    heads = replace(last.heads, scores=last.scores | {"sink": np.full((LAYERS, HEADS), math.nan)})
+    details = last.details | {"probes": json.loads(broken)}
+    return replace(HISTORY, snapshots=[*others, replace(last, heads=heads, ablation=ablation, details=details)])
 
 
 def test_each_token_has_the_colour_of_its_surprise_and_tells_what_was_expected_to_pointer_tap_and_keys(open_page):
@@ -129,12 +127,12 @@ def test_the_loss_without_each_part_is_told_and_has_curves_and_every_curve_has_t
     rows = page.locator("#ablations tbody tr")
     parts = ["head 1.0", "token embedding", "feed-forward 0", "feed-forward 1"]
     assert rows.locator("th").all_inner_texts() == parts
-    shown = [number_in(text) for text in rows.first.locator("td").all_inner_texts()]
-    expected = [snapshot.ablation[probe]["head 1.0"] for probe in ("text", "repeated")]
+    shown = [number_in(text.partition("±")[0]) for text in rows.first.locator("td").all_inner_texts()]
+    expected = [snapshot.ablation[probe]["head 1.0"].rise for probe in ("text", "repeated")]
     np.testing.assert_allclose(shown, expected, atol=0.006)
     for probe in ("text", "repeated"):
         shown = list(map(number_in, page.locator("#grid .without").all_inner_texts()))
-        expected = [change for part, change in snapshot.ablation[probe].items() if part.startswith("head ")]
+        expected = [change.rise for part, change in snapshot.ablation[probe].items() if part.startswith("head ")]
         np.testing.assert_allclose(shown, expected, atol=0.006)
         assert "loss without it" in page.locator(".thumb").first.get_attribute("aria-label")
         press(page, "p")
@@ -181,7 +179,8 @@ def test_two_snapshots_are_shown_side_by_side_and_every_control_and_view_has_a_n
 
 def test_a_diverged_model_has_dashes_in_place_of_numbers(open_page):
     page = open_page(diverged(), hash_="#text=surprise&token=2&score=sink&order=sink")
-    for part in ("#expected .sentence", "#parts tbody", "#parts tfoot", "#ablations tbody"):
+    assert {*page.locator("#ablations td").all_inner_texts()} == {"no clear effect"}
+    for part in ("#expected .sentence", "#parts tbody", "#parts tfoot"):
         assert "–" in page.locator(part).inner_text()
     assert page.locator(".thumb .caption span:last-child").all_inner_texts() == ["–"] * LAYERS * HEADS
     row = page.locator("#card dt", has_text="sink").locator("xpath=following-sibling::dd[1]")
@@ -226,7 +225,7 @@ def test_the_views_fit_every_width_and_the_lens_scrolls_in_its_own_box(open_page
 
 
 def test_one_snapshot_of_one_head_on_two_tokens_is_enough(open_page):
-    one = learned_history(1, 1, ["a", "b"], [32], induction=False)
+    one = learned_recording(1, 1, ["a", "b"], [32], induction=False)
     page = open_page(one)
     for part in ("#controls", "#slide-a", "#play", "#curves", "#compare"):
         assert page.locator(part).is_hidden()

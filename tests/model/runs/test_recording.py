@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from model.attention import CausalSelfAttention
-from model.inspection.archive import AttentionArchive
+from model.inspection.recording import Recording
 from model.runs.recording import AttentionRecording
 from scripts.inspect_attention import main as inspect_attention
 from tests.attentions import LEAK
@@ -19,14 +19,14 @@ def test_maps_are_compared_with_the_kernel_that_trains(train, trained):
     options = ["--trainer.precision=bf16-mixed", "--attention.probe_text=@probe.txt", "--trainer.max_steps=4"]
     assert train("--name=run", *options) == 0
     for run, kernel, most in ((trained(), "float32", 1e-5), ("runs/run", "bfloat16", 2e-2)):
-        archive = AttentionArchive.open(Path(run, "attention"))
-        assert {snapshot.precision for snapshot in archive.snapshots} == {kernel}
-        assert all(snapshot.fidelity <= most and snapshot.causality == 0 for snapshot in archive.snapshots)
-    assert bytes(archive.probes["text"].tokens).decode() == "the mode"  # the person's own text
-    assert all(snapshot.ablation is not None for snapshot in archive.snapshots)
-    for step in archive.steps:
-        assert archive.details(step)["probes"]["text"]["attribution_error"] <= 1e-5
-    assert archive.details(4)["tokens"][str(ord("e"))] == "e"
+        recording = Recording.open(Path(run, "attention"))
+        checks = [snapshot.checks for snapshot in recording.snapshots]
+        assert {one.precision for one in checks} == {kernel}
+        assert all(one.fidelity <= most and one.causality == 0 for one in checks)
+    assert bytes(recording.probes["text"].tokens).decode() == "the mode"  # the person's own text
+    for step in recording.steps:
+        assert recording.details(step)["probes"]["text"]["attribution_error"] <= 1e-5
+    assert recording.details(4)["tokens"][str(ord("e"))] == "e"
 
 
 def test_every_validation_draws_the_maps_and_a_resumed_run_removes_later_ones(train):
@@ -38,7 +38,7 @@ def test_every_validation_draws_the_maps_and_a_resumed_run_removes_later_ones(tr
     (checkpoints / "previous.ckpt").replace(checkpoints / "last.ckpt")  # step 6
     assert train("--resume=runs/run", "--trainer.val_check_interval=7", "--trainer.max_steps=7") == 0
     assert sorted(path.stem for path in folder.glob("*.png")) == ["step_00000004", "step_00000007"]
-    assert AttentionArchive.open(folder).steps == [0, 1, 2, 4, 7]
+    assert Recording.open(folder).steps == [0, 1, 2, 4, 7]
 
 
 def started(folder: Path, encode, length: int, is_global_zero: bool = True) -> AttentionRecording:
@@ -46,7 +46,7 @@ def started(folder: Path, encode, length: int, is_global_zero: bool = True) -> A
     tokenizer = SimpleNamespace(encode=encode, label=str, fingerprint="x", vocab_size=50, end_of_text=0)
     data = SimpleNamespace(tokenizer=tokenizer, validation_text=lambda size: size)
     trainer = SimpleNamespace(is_global_zero=is_global_zero, datamodule=data, default_root_dir=folder)
-    gpt = SimpleNamespace(config=SimpleNamespace(context_length=512))
+    gpt = SimpleNamespace(config=SimpleNamespace(context_length=512, window=None))
     recording = AttentionRecording(probe_tokens=length)
     recording.start(trainer, SimpleNamespace(gpt=gpt))
     return recording
@@ -58,7 +58,7 @@ def started(folder: Path, encode, length: int, is_global_zero: bool = True) -> A
 def test_random_tokens_are_drawn_from_those_of_the_validation_text(tmp_path, known, drawn):
     """From all tokens if the text has fewer than two."""
     recording = started(tmp_path, lambda size: [7, 8] * 10 if size == 16 * 20 else known, 20)
-    tokens = recording.archive.probes["repeated"].tokens
+    tokens = recording.recording.probes["repeated"].tokens
     assert tokens[0] == 0 and set(tokens[1:]) <= drawn
     assert len(set(tokens)) == 1 + min(9, len(drawn))
 
@@ -69,12 +69,12 @@ def test_the_text_probe_is_the_beginning_of_the_text(tmp_path, length):
         return list(range(1, min(size, 1000) + 1))
 
     recording = started(tmp_path, encode, length)
-    probes = recording.archive.probes
+    probes = recording.recording.probes
     assert probes["text"].tokens == list(range(1, length + 1))
     assert len(probes["repeated"].tokens) <= length
-    assert recording.archive.folder == tmp_path / "attention"
+    assert recording.recording.folder == tmp_path / "attention"
     elsewhere = started(tmp_path, encode, length, is_global_zero=False)
-    assert elsewhere.archive is None
+    assert elsewhere.recording is None
 
 
 def test_powers_of_two_and_every_so_many_steps_are_recorded():
@@ -111,3 +111,14 @@ def test_a_leak_is_told_on_the_terminal_in_the_report_on_the_page_and_with_a_tab
     assert any(int(row["key"]) > int(row["query"]) and float(row["weight"]) > 0 for row in weights)
     assert inspect_attention(["--run", "runs/run", "--output", "maps.html"]) == 0
     assert told[-1] in Path("maps.html").read_text()
+
+
+def test_losses_without_each_part_are_measured_where_weights_are_kept_and_at_the_end(train):
+    options = ["--trainer.max_steps=6", "--attention.early_steps=2", "--checkpoints.keep_steps=[3]"]
+    assert train("--name=run", *options) == 0
+    snapshots = Recording.open(Path("runs/run/attention")).snapshots
+    measured = {one.step: one.ablation is not None for one in snapshots}
+    assert measured == {0: False, 1: False, 2: False, 3: True, 4: False, 6: True}
+    for one in (one for one in snapshots if one.ablation):
+        errors = [change.error for kind in one.ablation.values() for change in kind.values()]
+        assert one.ablation.keys() == one.loss.keys() == {"text", "repeated"} and all(error >= 0 for error in errors)

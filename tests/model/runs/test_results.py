@@ -10,10 +10,10 @@ import pytest
 from model.glass import open_run
 from model.runs.results import finish, read_metrics, write_report
 from tests.html_pages import Page
-from tests.measurements import learned_history, write_archive
+from tests.measurements import learned_recording, write_recording
 
 HEADER = "step,tokens,train/loss,val/loss,val/bits_per_byte,lr,tokens_per_second,mfu,attention/sink/layer_0"
-HISTORY = learned_history(steps=(0, 20))
+HISTORY = learned_recording(steps=(0, 20))
 METRICS = f"""{HEADER}
 0,,,,,,,,0.25
 10,1000,4.0,,,0.1,500.0,,
@@ -46,7 +46,7 @@ def test_rows_have_the_columns_in_which_they_have_a_number_and_a_report_needs_th
 
 
 def test_the_report_is_written_into_the_run_folder_or_to_a_given_path(run, tmp_path):
-    write_archive(HISTORY, run / "attention")
+    write_recording(HISTORY, run / "attention")
     assert write_report(run) == run / "report.html"
     text = (run / "report.html").read_text(encoding="utf-8")
     page = Page(text)
@@ -60,7 +60,7 @@ def test_the_report_is_written_into_the_run_folder_or_to_a_given_path(run, tmp_p
 
 
 def test_snapshots_that_were_cut_short_are_left_out(run):
-    write_archive(HISTORY, run / "attention")
+    write_recording(HISTORY, run / "attention")
     scores = run / "attention" / "scores.jsonl"
     lines = scores.read_bytes().splitlines(keepends=True)
     scores.write_bytes(lines[0] + lines[1][:40])
@@ -116,7 +116,7 @@ def test_commands_of_the_summary_can_be_pasted_even_if_nothing_was_trained(tmp_p
 
 
 def test_the_report_says_from_which_step_experiments_hold_and_one_that_fails_does_not_fail_the_run(run, caplog):
-    write_archive(HISTORY, run / "attention")
+    write_recording(HISTORY, run / "attention")
     assert Page(report_of(run)).data["experiments"] == ""
     found = run / "attention" / "experiments.json"
     found.write_text('{"Nothing at all": 400, "A made-up word, twice": 1500}')

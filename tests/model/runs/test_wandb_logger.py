@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from model.inspection.archive import AttentionArchive
 from model.inspection.heads import SCORES
+from model.inspection.recording import Recording
 from model.pages.images import mosaic_pixels, score_pixels
 from model.runs.wandb_logger import WandbLogger
 
@@ -58,13 +58,13 @@ def test_an_offline_run_holds_metrics_and_pictures(train, capfd):
     [folder] = Path("runs/run/wandb").glob("offline-run-*")
     [file] = folder.glob("*.wandb")
     steps = logged(file)
-    archive = AttentionArchive.open(Path("runs/run/attention"))
-    assert sorted(steps) == archive.steps == [0, 1, 2]
+    recording = Recording.open(Path("runs/run/attention"))
+    assert sorted(steps) == recording.steps == [0, 1, 2]
 
-    for snapshot in archive.snapshots:
+    for snapshot in recording.snapshots:
         row = steps[snapshot.step]
-        assert row["attention/fidelity"] == pytest.approx(snapshot.fidelity)
-        pictures = {"attention/maps": mosaic_pixels(archive.maps(snapshot.step)["text"])}
+        assert row["attention/fidelity"] == pytest.approx(snapshot.checks.fidelity)
+        pictures = {"attention/maps": mosaic_pixels(recording.maps(snapshot.step)["text"])}
         for name in SCORES:
             assert row[f"attention/{name}/layer_1"] == pytest.approx(snapshot.scores[name][1].max(), abs=1e-4)
             pictures[f"attention/{name}/heads"] = score_pixels(snapshot.scores[name])

@@ -1,0 +1,182 @@
+"""Recordings: what is kept of an interrupted or resumed one, when a head has formed, and how damage is named."""
+
+import copy
+import json
+import os
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from model.checks import Mistake
+from model.inspection.heads import SCORES, threshold
+from model.inspection.probes import Probe
+from model.inspection.recorder import measure_losses
+from model.inspection.recording import Recording
+from tests.gpts import random_gpt
+from tests.measurements import snapshot_with
+from tests.model.inspection.test_recorder import GROUPED, TEXT, new_recording, record
+
+
+@pytest.fixture(scope="module")
+def one_snapshot(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recorded")
+    record(folder, random_gpt(GROUPED), 0, with_losses=True)
+    return folder
+
+
+@pytest.fixture
+def recorded(one_snapshot, tmp_path):
+    """The folder of a recording that holds a snapshot of step 0."""
+    return shutil.copytree(one_snapshot, tmp_path / "attention")
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_resuming_removes_later_snapshots_and_repeats_none(recorded):
+    gpt = random_gpt(GROUPED)
+    for step in (1, 2, 4):
+        record(recorded, gpt, step)
+    record(recorded, gpt, 2)
+    assert record(recorded, gpt, 3).steps == [0, 1, 2, 3]
+    assert [json.loads(line)["step"] for line in (recorded / "scores.jsonl").read_text().splitlines()] == [0, 1, 2, 3]
+    files = {f"step_{step:08d}.{kind}" for step in (0, 1, 2, 3) for kind in ("json", "npz")}
+    assert contents(recorded).keys() == {"probe.json", "scores.jsonl"} | files
+
+
+def test_snapshots_of_different_probes_are_not_mixed(recorded, tmp_path):
+    with pytest.raises(Mistake, match="another probe text or tokenizer"):
+        new_recording(recorded, TEXT[1:])
+    new_recording(tmp_path / "new", TEXT[1:])
+    assert not (tmp_path / "new").exists()  # nothing is written before the first snapshot
+
+
+@pytest.mark.parametrize("written", [0, 2, 4, 6])  # of these calls each file takes two
+def test_an_interrupted_snapshot_does_not_count_and_is_made_again(recorded, tmp_path, monkeypatch, written):
+    """The first or a later one, when maps and details are written and perhaps the probe, but not their scores."""
+    fsync, calls = os.fsync, []
+
+    def killed_later(file):
+        calls.append(file)
+        if len(calls) > written:
+            raise KeyboardInterrupt
+        fsync(file)
+
+    before, gpt = contents(recorded), random_gpt(GROUPED)
+    for folder, step in ((recorded, 1), (tmp_path / "new", 0)):
+        calls[:] = [None] * (2 if step else 0)  # a later snapshot writes no probe
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("os.fsync", killed_later)
+            record(folder, gpt, step)
+        if step:
+            assert before.items() <= contents(folder).items() and Recording.open(folder).steps == [0]
+        record(folder, gpt, step)
+        assert Recording.open(folder).steps[-1] == step
+
+
+DAMAGED = {  # another content, or so many bytes of what was there
+    "probe.json": [
+        b"{",
+        b'{"version": 2, "tokenizer": "x", "probes": {"text": {"tokens": [1], "labels": []}}}',
+        b"[]",
+        b'{"version": 2, "tokenizer": "x", "probes": {"text": {"tokens": [1], "labels": ["a"]}}}',
+    ],
+    "scores.jsonl": [b'{"step": 0}\n', b"\xff\xfe\n"],
+    "step_00000000.json": [b"{", b"[]", b"{}"],
+    "step_00000000.npz": [b"", b"PK\x03\x04 cut short", 500, -1],
+}
+
+
+@pytest.mark.parametrize(("name", "damage"), [(name, one) for name, all_ in DAMAGED.items() for one in all_])
+def test_damaged_files_are_named(recorded, name, damage):
+    """Maps that could run code are refused too, see tests/test_hostile_files.py."""
+    path = recorded / name
+    path.write_bytes(damage if isinstance(damage, bytes) else path.read_bytes()[:damage])
+    with pytest.raises(Mistake, match=rf"{name}.*damaged"):
+        recording = Recording.open(recorded)
+        recording.maps(0)
+        recording.details(0)
+
+
+def test_maps_scores_and_details_of_another_shape_are_named(recorded):
+    recording = Recording.open(recorded)
+    np.savez(recording.path(0), text=np.zeros((1, 1, 3, 3)), repeated=np.zeros((1, 1, 3, 3)))
+    with pytest.raises(Mistake, match=r"text maps \(1, 1, 3, 3\) in float64, not \(3, 4, 12, 12\) in float16"):
+        recording.maps(0)
+    details, line = (json.loads((recorded / name).read_text()) for name in ("step_00000000.json", "scores.jsonl"))
+    for change in (
+        lambda fields: fields["text"]["bits"].pop(),
+        lambda fields: fields["repeated"]["rank"].__setitem__(0, "first"),
+        lambda fields: fields["text"]["attribution"].pop(),
+        lambda fields: fields["text"]["lens"]["token"].pop(),
+    ):
+        broken = copy.deepcopy(details)
+        change(broken["probes"])
+        recording.path(0, ".json").write_text(json.dumps(broken))
+        with pytest.raises(Mistake, match=r"step_00000000\.json is damaged \(.*\): remove it to see the"):
+            recording.details(0)
+    text = line["ablation"]["text"]
+    for field, value in (
+        ("scores", line["scores"] | {"sink": [[0.5]]}),
+        ("formed", line["formed"] | {"sink": [[True]]}),
+        ("reach", [[0.5]]),
+        ("checks", line["checks"] | {"more": 1.0}),
+        ("ablation", {"text": {part: text[part] for part in text if part != "head 2.3"}}),
+        ("ablation", {"text": text | {"head 0.0": [0.5, 0.1, 0.1]}}),
+        ("step", "x"),
+    ):
+        (recorded / "scores.jsonl").write_text(json.dumps(line | {field: value}) + "\n")
+        with pytest.raises(Mistake, match=r"scores\.jsonl, line 1 is damaged"):
+            Recording.open(recorded)
+
+
+def test_a_folder_of_an_earlier_version_is_told_to_be_one(recorded):
+    about = json.loads((recorded / "probe.json").read_text())
+    del about["version"]
+    (recorded / "probe.json").write_text(json.dumps(about))
+    with pytest.raises(Mistake, match="earlier version"):
+        Recording.open(recorded)
+    with pytest.raises(Mistake, match="no recorded maps"):
+        Recording.open(recorded / "none")
+
+
+def test_losses_can_be_added_to_the_last_step_and_removed_files_leave_its_scores(recorded):
+    gpt = random_gpt(GROUPED)
+    recording = record(recorded, gpt, 4)
+    assert recording.at(4).ablation is None
+    loss, ablation = measure_losses(gpt, recording.windows)
+    recording.append(replace(recording.at(4), loss=loss, ablation=ablation))
+    found = Recording.open(recorded)
+    assert found.steps == found.mapped == [0, 4] and found.at(4).loss == pytest.approx(loss, abs=1e-5)
+    assert found.maps(4)["text"].shape == (3, 4, len(TEXT), len(TEXT))
+    found.path(4).unlink()
+    assert found.mapped == [0] and found.before(4) == 0 and found.before(0) is None
+    with pytest.raises(Mistake, match="removed"):
+        found.maps(4)
+
+
+PROBES = {"text": Probe([*range(10)], ["x"] * 10), "repeated": Probe([0] + 2 * [1, 2, 3, 4], ["x"] * 9, 4)}
+
+
+@pytest.mark.parametrize(
+    ("sinks", "formed"),
+    [
+        ([0.1, 0.1, 0.8, 0.9, 0.9], 20),
+        ([0.1, 0.8, 0.1, 0.9, 0.9], 40),  # what is lost again did not form
+        ([0.1, 0.1, 0.1, 0.1, 0.9], 80),
+        ([0.9, 0.9, 0.9, 0.9, 0.1], None),
+        ([0.45, 0.45, 0.45, 0.45, 0.45], None),  # not a third of the way from uniform attention to 1
+        ([0.5, 0.5, 0.5, 0.5, 0.5], 0),
+    ],
+)
+def test_a_head_has_formed_from_the_step_on_at_which_every_snapshot_has_the_pattern(sinks, formed):
+    recording = Recording(PROBES)
+    for step, sink in zip((0, 10, 20, 40, 80), sinks, strict=True):
+        scores = {name: np.full((1, 1), sink if name == "sink" else 0.1, np.float32) for name in SCORES}
+        recording.append(snapshot_with(scores, PROBES, step))
+    assert 0.45 < threshold(recording.snapshots[0].heads.uniform["sink"]) < 0.5
+    found = {score: heads["0.0"] for score, heads in recording.formation.items() if heads}
+    assert found == ({} if formed is None else {"sink": formed})
