@@ -94,20 +94,46 @@ def in_batch(monkeypatch):
     return partial(before_call, monkeypatch.setattr, GPTModule, "training_step")
 
 
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.usefixtures("no_pages")
 @pytest.mark.parametrize(
-    ("batch", "signum", "saved_step", "workers"),
-    [(1, signal.SIGTERM, 1, 0), (9, signal.SIGINT, 5, 2), (16, signal.SIGTERM, 8, 0)],
+    ("batch", "signum", "saved_step", "workers", "precision"),
+    [
+        (1, signal.SIGTERM, 1, 0, "32-true"),
+        (9, signal.SIGINT, 5, 2, "32-true"),
+        (16, signal.SIGTERM, 8, 0, "bf16-mixed"),
+    ],
 )
-def test_a_stopped_run_resumes_bit_for_bit(train, trained, in_batch, capsys, batch, signum, saved_step, workers):
+def test_a_stopped_run_resumes_bit_for_bit(
+    train, trained, in_batch, capsys, batch, signum, saved_step, workers, precision
+):
     """And with any number of processes that load its batches."""
-    whole = trained(*EVENTFUL)
+    options = [*EVENTFUL, f"--trainer.precision={precision}"]
+    whole = trained(*options)
     in_batch(lambda *_: os.kill(os.getpid(), signum), batch)
-    assert train("--name=stopped", *EVENTFUL, f"--data.num_workers={workers}") == 128 + signum
+    assert train("--name=stopped", *options, f"--data.num_workers={workers}") == 128 + signum
     assert "python train.py --resume runs/stopped" in capsys.readouterr().err
     assert final_state("runs/stopped")["global_step"] == saved_step
     assert train("--resume=runs/stopped") == 0
     assert_same_run(whole, "runs/stopped")
+
+
+@pytest.mark.usefixtures("no_pages", "two_threads")
+def test_a_run_with_two_threads_resumes_bit_for_bit(train, in_batch):
+    """With sums that are large enough for threads to share."""
+    wide = ["--model.gpt.embed_dim=128", "--model.gpt.context_length=64", "--data.batch_size=16"]
+    assert train("--name=whole", *wide) == 0
+    in_batch(lambda *_: os.kill(os.getpid(), signal.SIGTERM), 7)
+    assert train("--name=stopped", *wide) == 128 + signal.SIGTERM
+    assert train("--resume=runs/stopped") == 0
+    assert_same_run("runs/whole", "runs/stopped")
 
 
 @pytest.mark.usefixtures("no_pages")

@@ -1,5 +1,7 @@
 """The GPT computes what other implementations of the same network compute, and says what it cannot."""
 
+import math
+
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -77,6 +79,30 @@ def test_the_first_loss_is_that_of_a_uniform_guess(options):
     config = GPTConfig(**SIZES, **options)
     loss = GPT(config).loss(torch.randint(50, (4, 16)), torch.randint(50, (4, 16)))
     torch.testing.assert_close(loss, torch.tensor(50.0).log(), atol=0.05 if config.tie_embeddings else 1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("init", ["gpt2", "scaled"])
+def test_weights_are_drawn_by_their_formulas(init, tied):
+    """D = 64 and L = 8, so 2 L additions to the residual stream; of thousands of numbers a deviation is known to 5%."""
+    parts = {"position": "learned", "norm": "layernorm", "bias": True, "value_embeddings": True, "ngram_sizes": [2]}
+    sizes = {"vocab_size": 500, "context_length": 128, "num_layers": 8, "num_heads": 4, "embed_dim": 64}
+    weights = dict(GPT(GPTConfig(**sizes, **parts, init=init, tie_embeddings=tied)).named_parameters())
+    normal, uniform = {"position_embedding.weight": 0.02}, math.sqrt(3 / 64)  # of the fan-in, D
+    normal["token_embedding.weight"] = 0.02 if init == "gpt2" else 1 / 64 if tied else 1.0
+    for name, weight in weights.items():
+        of_norm, ends_sublayer = "norm" in name, name.endswith(("output_proj.weight", "down_proj.weight"))
+        if name.endswith("bias") or of_norm:
+            assert (weight == float(of_norm and not name.endswith("bias"))).all(), name
+        elif init == "gpt2" or name in normal:
+            expected = 0.02 / math.sqrt(2 * 8) if ends_sublayer else normal.get(name, 0.02)
+            assert weight.std().item() == pytest.approx(expected, rel=0.05), name
+            assert weight.abs().max() > 3 * expected, name
+        elif ends_sublayer or name in ("head.weight", "ngram_embedding.weight"):
+            assert not weight.any(), name
+        else:
+            assert 0.99 * uniform < weight.abs().max() <= uniform, name
+            assert weight.std().item() == pytest.approx(1 / math.sqrt(64), rel=0.05), name
 
 
 def test_loss_is_the_mean_over_targets_that_count():
