@@ -8,7 +8,7 @@ SOURCES := train.py model data scripts tests
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-fast faults stress lock audit lint format clean
+.PHONY: help train test test-fast learn faults stress lock audit lint format clean
 
 help: ## what can be made
 	@grep -hE '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z_-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
@@ -22,6 +22,9 @@ test: $(VENV)/installed-dev ## install what is needed, then run the whole test s
 
 test-fast: $(VENV)/installed-dev ## the tests of model/ and data/ that neither train nor open a browser, in under a minute
 	$(PYTEST) -m "not slow" tests/model tests/data $(ARGS)
+
+learn: $(VENV)/installed-dev ## train until heads form and losses fall as README says, with two seeds, in minutes
+	$(PYTEST) tests/learn.py $(ARGS)
 
 stress: $(VENV)/installed-dev ## the long tests of memory and network; ARGS="tests/stress/soak.py"
 	$(BIN)/python -m pytest $(or $(ARGS),tests/stress/*.py)

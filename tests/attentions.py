@@ -2,6 +2,8 @@
 
 import torch
 
+from model.attention import CausalSelfAttention
+
 
 def values_and_gradients(function, inputs):
     """The function's values and the gradients of every input for one fixed, uneven upstream gradient."""
@@ -33,3 +35,19 @@ def distances(scores):
 ALIBI = with_scores(distances)
 LEAK = with_scores(lambda scores: scores, seen_ahead=99)
 UNIFORM = with_scores(lambda scores: scores.where(scores.isinf(), 0.0))  # the mean of the visible values
+
+
+def maps_of_attend(replace) -> list[torch.Tensor]:
+    """What `attend` gives for the identity, which are its weights (B, H, T, S), at each of its calls from now on.
+
+    `replace` is monkeypatch.setattr.
+    """
+    maps, attend = [], CausalSelfAttention.attend
+
+    def watched(self, q, k, v, mask=None):
+        S = k.shape[-2]
+        maps.append(attend(self, q, k, torch.eye(S).expand(*k.shape[:-1], S), mask))
+        return attend(self, q, k, v, mask)
+
+    replace(CausalSelfAttention, "attend", watched)
+    return maps

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 
 from tests import gpts, small_runs
+from tests.skips import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401
 
 gc.disable()  # until everything is imported, which leaves next to nothing to collect
 

@@ -11,6 +11,7 @@ import torch
 from model.attention import CausalSelfAttention, MultiHeadAttention, scaled_dot_product_attention
 from model.cache import KVCache
 from model.gpt import GPT, GPTConfig
+from tests.attentions import maps_of_attend
 from tests.gpts import GPT2
 
 #   layer          B      T  S  H_kv  output          weights
@@ -49,7 +50,7 @@ def test_shapes(layer, batch, T, S, H_kv, output, weights, need_weights, monkeyp
         assert values.shape == output and (given.shape == weights if need_weights else given is None)
         return
 
-    maps = maps_of_attend(monkeypatch) if need_weights else []
+    maps = maps_of_attend(monkeypatch.setattr) if need_weights else []
     cache = KVCache(2, *batch, H_kv, S, 4) if S > T else None
     if layer == "gpt's":
         gpt, x = CausalSelfAttention(16, 4, num_kv_heads=H_kv), torch.randn(*batch, S, 16)
@@ -65,16 +66,3 @@ def test_shapes(layer, batch, T, S, H_kv, output, weights, need_weights, monkeyp
     assert values.shape == output
     if need_weights:
         assert (maps[0] if layer == "gpt's" else torch.stack(maps)).shape == weights
-
-
-def maps_of_attend(monkeypatch) -> list[torch.Tensor]:
-    """What `attend` gives for the identity, which are its weights, at each of its calls from now on."""
-    maps, attend = [], CausalSelfAttention.attend
-
-    def watched(self, q, k, v, mask=None):
-        S = k.shape[-2]
-        maps.append(attend(self, q, k, torch.eye(S).expand(*k.shape[:-1], S), mask))
-        return attend(self, q, k, v, mask)
-
-    monkeypatch.setattr(CausalSelfAttention, "attend", watched)
-    return maps
