@@ -1,5 +1,6 @@
 PYTHON ?= python3
 VENV := .venv
+NEWEST := .venv-newest
 BIN := $(VENV)/bin
 UV := 0.13.9
 PIP_AUDIT := 2.10.1
@@ -8,7 +9,7 @@ SOURCES := train.py model data scripts tests
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-fast learn faults stress lock audit lint format clean
+.PHONY: help train test test-fast test-newest learn faults stress lock audit lint format clean
 
 help: ## what can be made
 	@grep -hE '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z_-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
@@ -22,6 +23,13 @@ test: $(VENV)/installed-dev ## install what is needed, then run the whole test s
 
 test-fast: $(VENV)/installed-dev ## the tests of model/ and data/ that neither train nor open a browser, in under a minute
 	$(PYTEST) -m "not slow" tests/model tests/data $(ARGS)
+
+test-newest: ## the suite with the newest version of every package, in an environment of its own
+	$(PYTHON) -m venv $(NEWEST)
+	sed -nE 's/^    "(.+)",.*/\1/p' pyproject.toml | sed -E 's/,<[0-9.]+//' > $(NEWEST)/names.txt
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager \
+		-r $(NEWEST)/names.txt transformers safetensors pytest pytest-xdist hypothesis playwright setuptools
+	OMP_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest --numprocesses auto --dist worksteal $(ARGS)
 
 learn: $(VENV)/installed-dev ## train until heads form and losses fall as README says, with two seeds, in minutes
 	$(PYTEST) tests/learn.py $(ARGS)
@@ -51,7 +59,7 @@ format: $(VENV)/installed-dev ## repair style and formatting
 	$(BIN)/ruff format $(SOURCES)
 
 clean: ## remove the environment and caches; runs/ stays
-	rm -rf $(VENV) .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(NEWEST) .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || { \

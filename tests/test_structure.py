@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests import programs
 from tests.small_runs import REPOSITORY
@@ -142,6 +143,21 @@ def test_the_lock_file_has_every_requirement_with_hashes():
     assert len([entry for entry in entries if "==" in entry]) > 100
     for entry in entries:
         assert "--hash=sha256:" in entry, entry
+
+
+def test_every_pin_lies_in_the_range_that_a_package_may_have():
+    """Ranges that end do so at the minor version after the one that the tests run with."""
+    project = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
+    found = map(Requirement, re.findall(r'(?:^    |\[|, )"([\w-]+(?:\[\w+\])?[><=!][^"]+)"', project, re.MULTILINE))
+    ranges = {requirement.name.replace("_", "-"): requirement.specifier for requirement in found}
+    pins = [pin.split("==") for name in ("requirements.txt", "requirements-hf.txt") for pin in pinned(name)]
+    assert len(pins) > 12
+    for name, version in pins:
+        assert version in ranges[name], name
+        major, minor = map(int, version.split(".")[:2])
+        ends = [one.version for one in ranges[name] if one.operator == "<"]
+        assert ends in ([], [f"{major}.{minor + 1}"]), name
+        assert ends or name not in ("torch", "lightning", "jsonargparse", "datasets", "wandb")
 
 
 SKIPPING = """
