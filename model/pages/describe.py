@@ -87,14 +87,17 @@ def strongest(recording: Recording, name: str) -> Place | None:
     return max(map(tuple, formed.tolist()), key=lambda at: last.scores[name][at], default=None)
 
 
-def formed_in_words(recording: Recording, name: str) -> str:
-    """When the strongest head of a pattern formed, such as "head 5.0 formed between steps 400 and 600"; "" if none."""
-    if (at := strongest(recording, name)) is None:
-        return ""
-    head = "{}.{}".format(*at)
-    step = recording.formation[name][head]
-    before = recording.before(step)
-    return f"head {head} formed " + (f"by step {step}" if before is None else f"between steps {before} and {step}")
+def stages(recording: Recording) -> list[dict[str, Any]]:
+    """When the strongest head of each pattern formed, by step: {"score", "place" of the score in SCORES, "head",
+    "before", the last step recorded before it (None for none), "step"}."""
+    found, formation = [], recording.formation
+    for place, name in enumerate(SCORES):
+        if (at := strongest(recording, name)) is not None:
+            head = "{}.{}".format(*at)
+            step = formation[name][head]
+            about = {"score": name, "place": place, "head": head}
+            found.append(about | {"before": recording.before(step), "step": step})
+    return sorted(found, key=lambda stage: stage["step"])
 
 
 def without_in_words(change: Change, kind: str) -> list[str]:

@@ -26,7 +26,7 @@ from model.inspection.heads import SCORES, threshold
 from model.inspection.recording import Recording, as_json
 from model.inspection.verdicts import PAGE_ERROR, verdicts, warnings
 from model.pages import template
-from model.pages.describe import describe_heads, opening_view
+from model.pages.describe import describe_heads, opening_view, stages
 
 MAX_BYTES = 25_000_000
 MARGIN = 20_000  # bytes for the notes, the runs' sizes and the texts of their probes
@@ -153,6 +153,7 @@ def about(run: Recording, length: int) -> dict:
     return {
         "name": run.name,
         "formation": run.formation,
+        "stages": stages(run),
         "layers": layers,
         "heads": heads,
         "probes": [

@@ -16,7 +16,7 @@ from model.inspection.heads import SCORES, threshold
 from model.inspection.recording import Recording, Snapshot
 from model.inspection.verdicts import warnings
 from model.pages import template
-from model.pages.describe import describe_heads
+from model.pages.describe import describe_heads, stages
 from model.pages.page import attention_page
 
 Rows = Sequence[Mapping[str, float]]  # of metrics.csv: the columns that have a number there, "step" always
@@ -73,7 +73,7 @@ def report_page(
         "heads": [one for one in head_charts if one not in faint],
         "faint": [one["title"] for one in faint],
         "machine": [one for one in (chart(rows, *spec) for spec in MACHINE_CHARTS) if one["curves"]],
-        "formation": {},
+        "stages": [],
         "samples": evenly(samples, MAX_SAMPLES),
         "config": config_text,
         "model": model_page,
@@ -81,7 +81,7 @@ def report_page(
         "colours": template.PALETTES,
     }
     if history and history.snapshots:
-        data |= {"formation": history.formation} | last_snapshot(history)
+        data |= {"stages": stages(history)} | last_snapshot(history)
     elements = []
     if history and history.mapped:
         elements = [template.json_element("attention", attention_page([history], f"{name}: attention"))]

@@ -1,6 +1,5 @@
 // Curves over the steps of training, as SVG: the charts of the report and of the page of maps.
 
-import { closest } from "browser/elements.js";
 import { withMinus } from "browser/words.js";
 
 export const BOX = { left: 46, right: 12, top: 8, bottom: 24 };
@@ -87,23 +86,17 @@ export function chartColumns(count, width, wide = 300, narrow = 190) {
   return many ?? few ?? 1;
 }
 
-// ---- stages of training: a stage is the step at which the first head of a kind formed (History.formation)
+// ---- stages of training: when the strongest head of each kind formed (see describe.py)
 
 // The name of a score's colour in theme.css, which has eight.
 export const markColour = (score) => `mark-${score % 8}`;
 
-// formation: every score -> { "layer.head": step }. The stages, ordered by step.
-export function stagesOf(formation) {
-  const stages = Object.entries(formation).flatMap(([score, formed], i) => {
-    const heads = Object.entries(formed);
-    if (!heads.length) return [];
-    const [head, step] = closest(heads, ([, step]) => step);
-    const label = `${score.replaceAll("_", "-")} head ${head} forms`;
-    const inWords = `${label} at step ${step.toLocaleString("en")}`;
-    return [{ score, step, label, inWords, colour: `var(--${markColour(i)})` }];
-  });
-  return stages.sort((one, two) => one.step - two.step);
-}
+// found: as the page has them, [{ score, place, head, before, step }], with what is written of them.
+export const stagesOf = (found) => found.map(({ score, place, head, before, step }) => {
+  const label = `${score.replaceAll("_", "-")} head ${head} forms`;
+  const when = before === null ? `by step ${step}` : `between steps ${before} and ${step}`;
+  return { score, step, label, inWords: `${label} ${when}`, colour: `var(--${markColour(place)})` };
+});
 
 // Where each label stands: beside its mark, on the other side where it would leave the chart, in the first free row.
 // marks: { x, width } in pixels. Returns { left, row } for each.

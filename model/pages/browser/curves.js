@@ -63,7 +63,7 @@ function drawCurve() {
   const guides = [];
   if (is_pattern) guides.push({ value: threshold, dashes: "2 4" });
   if (uniform !== undefined) guides.push({ value: uniform, dashes: "6 4" });
-  const stages = stagesOf(RUNS[run].formation);
+  const stages = stagesOf(RUNS[run].stages);
   const last = Math.max(1, RUNS[run].snapshots.at(-1).step);
   curve = drawChart($("curve"), { scale: "log", last, low, high, curves, stages, guides });
 }
@@ -72,8 +72,7 @@ const layerColour = (head) => rgb(shown.palette.colours[Math.round(90 + (165 * (
 
 function curveOf(head, look) {
   const { of, colour } = measure();
-  const points = RUNS[shown.run].snapshots.map((snapshot) => [snapshot.step, of(snapshot, head)])
-    .filter(([, value]) => value !== null); // losses are measured at few steps
+  const points = RUNS[shown.run].snapshots.map((snapshot) => [snapshot.step, of(snapshot, head)]);
   const formed = shown.curve === "score" ? formation(shown.run, shown.score, head) : Infinity;
   const dots = points.filter(([step]) => step === formed).map((point) => [...point, css(colour)]);
   return { points, dots, ...look };
@@ -82,7 +81,7 @@ function curveOf(head, look) {
 // The same in words: which heads formed and when, or which head is missed most, each with a button that goes there.
 function describeCurves() {
   const { label, of, probe } = measure();
-  const formed = stagesOf(RUNS[shown.run].formation).map(({ inWords }) => inWords);
+  const formed = stagesOf(RUNS[shown.run].stages).map(({ inWords }) => inWords);
   $("curve").ariaLabel = [`${label}, of every head over the steps`, ...formed].join("; ");
   const parts = shown.curve === "score" ? describeScore() : describeLoss(of);
   const measured = PROBES.findIndex(({ name }) => name === probe);

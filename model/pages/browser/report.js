@@ -12,7 +12,7 @@ import { decimal, signed } from "browser/words.js";
 
 const data = JSON.parse($("data").textContent);
 const GROUPS = ["charts", "heads", "machine"];
-const STAGES = stagesOf(data.formation);
+const STAGES = stagesOf(data.stages);
 const CURVES = GROUPS.flatMap((group) => data[group]).flatMap(({ curves }) => curves);
 const LAST = Math.max(1, ...CURVES.map(({ points }) => points.at(-1)[0]));
 const state = { step: null }; // and the scale and theme that setScale and setTheme set

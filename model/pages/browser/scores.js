@@ -5,7 +5,7 @@
 import { $, element, tableHead, track } from "browser/elements.js";
 import { markOf, thumbs } from "browser/heads.js";
 import { addView, shown } from "browser/render.js";
-import { formation, headName, headPart, RUNS, SCORES, shortName, tellsSince } from "browser/state.js";
+import { data, formation, headName, headPart, RUNS, SCORES, shortName, tellsSince } from "browser/state.js";
 import { decimal, signed } from "browser/words.js";
 
 addView(function drawCard() {

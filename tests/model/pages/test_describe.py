@@ -13,7 +13,7 @@ from model.inspection.probes import Probe
 from model.inspection.recording import Recording
 from model.inspection.survey import windows_of
 from model.pages import describe
-from model.pages.describe import formed_in_words, strongest, visible
+from model.pages.describe import stages, strongest, visible
 from tests.measurements import causal_softmax, snapshot_of, survey_maps
 
 LABELS = ["def", " f", "(", "x", "):", "\n    ", "return", " x", " of", " y", "\n", "print", " the", " f", "(", "1"] * 4
@@ -129,8 +129,9 @@ def test_the_date_is_that_of_the_strongest_head():
     for step, maps in ((0, none), (200, early), (400, early), (600, other)):
         recording.append(snapshot_of(maps, PROBES, step))
     assert recording.formation["sink"] == {"0.0": 200, "1.2": 600} and strongest(recording, "sink") == (1, 2)
-    assert formed_in_words(recording, "sink") == "head 1.2 formed between steps 400 and 600"
-    assert formed_in_words(recording, "induction") == "" and strongest(recording, "induction") is None
+    [stage] = [one for one in stages(recording) if one["score"] == "sink"]
+    assert (stage["head"], stage["before"], stage["step"]) == ("1.2", 400, 600)
+    assert strongest(recording, "induction") is None
 
 
 @pytest.mark.parametrize(

@@ -79,10 +79,10 @@ def test_the_report_knows_which_heads_formed_and_names_scores_that_no_head_passe
     figures = {"duplicate": 0.02, "line_start": 0.06, "entropy": 0.1}
     rows = [*ROWS, {"step": 0} | {f"attention/{score}/layer_0": figure for score, figure in figures.items()}]
     data = Page(report(rows, history=HISTORY)).data
-    assert {score: heads for score, heads in data["formation"].items() if heads} == {"sink": {"1.0": 1}}
+    assert [(stage["head"], stage["before"], stage["step"]) for stage in data["stages"]] == [("1.0", 0, 1)]
     assert [(chart["title"], chart["score"]) for chart in data["heads"]] == [("sink", "sink"), ("entropy", "entropy")]
     assert data["faint"] == ["duplicate", "line start"]
-    assert not any(Page(report(history=history_of(0.1, 0.1))).data["formation"].values())
+    assert not Page(report(history=history_of(0.1, 0.1))).data["stages"]
     without = Page(report(rows)).data  # without maps nothing is known about uniform attention
     assert len(without["heads"]) == 4 and not without["faint"]
 
@@ -171,7 +171,7 @@ def test_the_report_in_a_browser(open_file, theme):
     assert page.title() == page.locator("h1").inner_text() == NAME
     assert page.locator("#facts .value").first.inner_text() == "2.3750"
     assert [page.locator(f"#{group} svg").count() for group in ("charts", "heads", "machine")] == [2, 1, 2]
-    assert "sink head 1.0 forms at step 1" in page.locator("#charts svg").first.get_attribute("aria-label")
+    assert "sink head 1.0 forms between steps 0 and 1" in page.locator("#charts svg").first.get_attribute("aria-label")
     assert page.evaluate("document.images.length") == 0
 
     assert page.locator("#sample").inner_text().startswith("def 40 </script><img")

@@ -138,10 +138,11 @@ def test_the_loss_without_each_part_is_told_and_has_curves_and_every_curve_has_t
         press(page, "p")
 
     formed = HISTORY.formation["previous_token"]["0.0"]
+    when = f"between steps {HISTORY.before(formed)} and {formed}"
     for name in ("previous token", "entropy", "loss without it, on repetition", "loss without it, on text"):
         click(page.locator("#scores").get_by_role("button", name=name))
         label = page.locator("#curve").get_attribute("aria-label")
-        assert label.startswith(name) and f"previous-token head 0.0 forms at step {formed}" in label
+        assert label.startswith(name) and f"previous-token head 0.0 forms {when}" in label
     last = HISTORY.snapshots[-1].ablation["text"]
     worst = max((part for part in last if part.startswith("head ")), key=last.__getitem__)
     click(page.locator("#formed button").first)

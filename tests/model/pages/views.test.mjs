@@ -139,10 +139,13 @@ test("the row of a token is told in words", () => {
   assert.equal(reads(0, [1]), "“x” comes first, so there is nothing before it to look at.");
 });
 
-test("a stage is the first head of each kind to form", () => {
-  const formation = { induction: { "1.0": 64, "1.2": 32 }, previous_token: { "0.1": 8, "0.2": 8 }, entropy: {} };
-  const found = chart.stagesOf(formation).map(({ label, step }) => [label, step]);
-  assert.deepEqual(found, [["previous-token head 0.1 forms", 8], ["induction head 1.2 forms", 32]]);
+test("a stage says between which steps its head formed", () => {
+  const stages = [
+    { score: "previous_token", place: 0, head: "0.1", before: null, step: 0 },
+    { score: "induction", place: 2, head: "1.2", before: 16, step: 32 },
+  ];
+  const words = chart.stagesOf(stages).map(({ inWords }) => inWords);
+  assert.deepEqual(words, ["previous-token head 0.1 forms by step 0", "induction head 1.2 forms between steps 16 and 32"]);
 });
 
 test("labels of stages do not cover each other and stay inside the chart", () => {
