@@ -32,6 +32,12 @@ def no_power_cut():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_modules(tmp_path_factory):
+    """Where transformers copies the source of an exported folder; it reads this when it is imported."""
+    os.environ["HF_MODULES_CACHE"] = str(tmp_path_factory.mktemp("modules"))
+
+
 @pytest.fixture(scope="session")
 def small_text(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("text") / "words.txt"

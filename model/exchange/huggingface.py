@@ -39,26 +39,19 @@ OUR_OPTIONS: dict[str, Any] = {
 }
 TOLERANCE = 1e-3  # between the logits of a GPT and of the folder that is written
 
-# Our option -> GPT-2's, and the value that it has where a config.json lacks it; ... stands for none.
-GPT2_OPTIONS: dict[str, tuple[str, Any]] = {
-    "vocab_size": ("vocab_size", ...),
-    "context_length": ("n_positions", ...),
-    "num_layers": ("n_layer", ...),
-    "num_heads": ("n_head", ...),
-    "embed_dim": ("n_embd", ...),
-    "feed_forward_dim": ("n_inner", None),
-    "tie_embeddings": ("tie_word_embeddings", True),
-    "dropout": ("resid_pdrop", 0.1),
+GPT2_OPTIONS = {  # our option -> GPT-2's
+    "vocab_size": "vocab_size",
+    "context_length": "n_positions",
+    "num_layers": "n_layer",
+    "num_heads": "n_head",
+    "embed_dim": "n_embd",
+    "feed_forward_dim": "n_inner",
+    "tie_embeddings": "tie_word_embeddings",
+    "dropout": "resid_pdrop",
 }
-OTHER_DROPOUTS = ("embd_pdrop", "attn_pdrop")  # a GPT has one dropout for all
-# GPT-2's name of an activation -> ours; of several the first is written.
-ACTIVATIONS: dict[str, Any] = {
-    "gelu_new": "gelu",
-    "gelu_pytorch_tanh": "gelu",
-    "gelu_fast": "gelu",
-    "gelu": "gelu_exact",
-    "relu2": "relu2",
-}
+# What GPT-2 has where a config.json says nothing.
+GPT2_DEFAULTS = {"tie_word_embeddings": True, "resid_pdrop": 0.1, "activation_function": "gelu_new"}
+ACTIVATIONS = {"gelu_new": "gelu", "gelu": "gelu_exact", "relu2": "relu2"}  # GPT-2's name -> ours
 # What makes a GPT one of GPT-2's family; all else is as GPTConfig has it without them.
 GPT2_FAMILY: dict[str, Any] = {
     "position": "learned",
@@ -197,18 +190,14 @@ def read_options(options: dict[str, Any]) -> GPTConfig:
 
 def read_gpt2_options(options: dict[str, Any]) -> dict[str, Any]:
     """Fields of a GPTConfig, from GPT-2's options."""
-    for name, value in {**GPT2_FIXED, "quantization_config": None}.items():
-        if options.get(name, value) != value:
-            raise Mistake(f"its {name} is {options[name]!r}, which cannot be expressed: only {value!r} can")
-    ours = {}
-    for our_name, (name, default) in GPT2_OPTIONS.items():
-        ours[our_name] = value = options.get(name, default)
-        if value is ... or (value is None and default is ...):
-            raise Mistake(f"its {CONFIG} has no {name}")
-    activation = options.get("activation_function", "gelu_new")
+    options = GPT2_DEFAULTS | GPT2_FIXED | options
+    for name, value in GPT2_FIXED.items():
+        if options[name] != value:
+            raise Mistake(f"its {name} is {options[name]!r}: it can be {value!r} only")
+    activation = options["activation_function"]
     if activation not in [*ACTIVATIONS]:
-        known = listed([*ACTIVATIONS])
-        raise Mistake(f"its activation_function is {activation!r}, which cannot be expressed: only {known} can")
+        raise Mistake(f"its activation_function is {activation!r}: it can be {listed([*ACTIVATIONS], 'or')}")
+    ours = {our_name: options.get(their_name) for our_name, their_name in GPT2_OPTIONS.items()}
     return ours | {"activation": ACTIVATIONS[activation], **GPT2_FAMILY}
 
 
@@ -216,8 +205,8 @@ def gpt2_options(config: GPTConfig) -> dict[str, Any]:
     """Inverse of `read_gpt2_options`: the content of a config.json."""
     activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation)
     options = {"model_type": "gpt2", "architectures": [GPT2_CLASS], "activation_function": activation, **GPT2_FIXED}
-    options |= {theirs: getattr(config, ours) for ours, (theirs, _) in GPT2_OPTIONS.items()}
-    return options | dict.fromkeys(OTHER_DROPOUTS, config.dropout)
+    options |= {their_name: getattr(config, our_name) for our_name, their_name in GPT2_OPTIONS.items()}
+    return options | {"embd_pdrop": config.dropout, "attn_pdrop": config.dropout}  # a GPT has one dropout for all
 
 
 # Weights

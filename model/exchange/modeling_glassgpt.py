@@ -64,7 +64,6 @@ class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         logits_to_keep: int = 0,
         return_dict: bool | None = None,
-        position_ids: Tensor | None = None,
         **others: Any,
     ) -> CausalLMOutput | tuple[Tensor, ...]:
         """Logits (B, T, V) of the tokens (B, T) in `input_ids`.
@@ -73,15 +72,10 @@ class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
             attention_mask: (B, T), 0 for padding, on either side. Padding is not read, and positions count without it.
             labels: (B, T), usually the tokens themselves; adds the mean loss of each token after those before it.
             logits_to_keep: return the logits of the last so many positions only; all if 0.
-            position_ids: (B, T), accepted if they are what they would be without it.
             others: use_cache and cache_position, which change nothing; all else only as None or False.
 
         Raises ValueError for what would change the result, or for outputs that this model lacks.
         """
-        if position_ids is not None:
-            read = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-            if (position_ids != read.cumsum(-1) - 1)[read.bool().expand_as(input_ids)].any():
-                raise ValueError("position_ids must count the tokens that are read from 0")
         given = [name for name, value in others.items() if value is not None and value is not False]
         if refused := [name for name in given if name not in ("use_cache", "cache_position")]:
             raise ValueError(f"a {type(self).__name__} does not take {', '.join(refused)}")

@@ -1,7 +1,6 @@
 """Models of Hugging Face become GPTs and GPTs theirs, with the same logits; what cannot be expressed is refused."""
 
 import json
-import os
 import pickle
 import sys
 from pathlib import Path
@@ -41,8 +40,7 @@ GPT2_OPTIONS |= {"layer_norm_epsilon": 1e-5, "scale_attn_weights": True, "scale_
 
 
 @pytest.fixture(scope="module")
-def transformers(tmp_path_factory):
-    os.environ["HF_MODULES_CACHE"] = str(tmp_path_factory.mktemp("modules"))  # read when it is imported
+def transformers():
     return pytest.importorskip("transformers")
 
 
@@ -91,12 +89,11 @@ def test_padded_texts_have_the_logits_that_each_has_alone(transformers, tmp_path
     tokens, attends = torch.randint(260, (3, 20)), torch.zeros(3, 20, dtype=torch.long)
     for row, length in enumerate(lengths):
         attends[row, -length:] = 1
-    positions = (attends.cumsum(-1) - 1).clamp(min=0)
     asked = {"use_cache": True, "cache_position": torch.arange(20), "past_key_values": None, "return_dict": True}
     with torch.no_grad():
         padded = peer(tokens, attention_mask=attends).logits
-        assert torch.equal(peer(tokens, attention_mask=attends, position_ids=positions, **asked).logits, padded)
-    for refused in ({"position_ids": positions + 1}, {"past_key_values": ()}, {"output_attentions": True}):
+        assert torch.equal(peer(tokens, attention_mask=attends, **asked).logits, padded)
+    for refused in ({"position_ids": torch.arange(20)}, {"past_key_values": ()}, {"output_attentions": True}):
         with pytest.raises(ValueError, match=next(iter(refused))):
             peer(tokens, attention_mask=attends, **refused)
     written = peer.generate(tokens, attention_mask=attends, max_new_tokens=10, do_sample=False, **NO_END)
@@ -205,13 +202,12 @@ def test_published_sizes_have_their_number_of_parameters(layers, heads, width, p
         ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 1e-06"),
         ({"activation_function": "silu"}, "activation_function is 'silu'.*gelu_new"),
         ({"add_cross_attention": True}, "add_cross_attention is True"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config is"),
         ({"n_layer": "many"}, "num_layers must be a whole number, not 'many'"),
         ({"n_layer": 2.5}, "num_layers must be a whole number, not 2.5"),
         ({"n_layer": 10**9}, r"num_layers is 1000000000, but there are \d+ weights"),  # which would cost memory
         ({"n_embd": 12 * 10**30}, ""),
         ({"n_head": 7}, "num_heads=7 does not divide"),
-        ({"n_positions": None}, "its config.json has no n_positions"),
+        ({"n_positions": None}, "context_length must be a whole number, not None"),
         ({"model_type": "llama"}, "model_type is 'llama': it can be gpt2 or glassgpt"),
         ({"model_type": "glassgpt", "glassgpt_format": 2}, "glassgpt_format is 2, this version reads 1"),
     ],
