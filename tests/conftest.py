@@ -5,6 +5,7 @@ import gc
 import os
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import settings
@@ -12,6 +13,9 @@ from hypothesis import settings
 from tests import gpts, small_runs
 from tests.skips import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401
 
+# Where transformers copies the source of an exported folder; it reads this when it is imported.
+MODULES = TemporaryDirectory()
+os.environ["HF_MODULES_CACHE"] = MODULES.name
 gc.disable()  # until everything is imported, which leaves next to nothing to collect
 
 settings.register_profile("unhurried", deadline=None)  # no test asserts a duration
@@ -30,12 +34,6 @@ def no_power_cut():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)
         yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def own_modules(tmp_path_factory):
-    """Where transformers copies the source of an exported folder; it reads this when it is imported."""
-    os.environ["HF_MODULES_CACHE"] = str(tmp_path_factory.mktemp("modules"))
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from scripts.convert_huggingface import main
 from tests.command_lines import call, refused
 from tests.gpts import GPT2, random_gpt, save_checkpoint
 
-pytest.importorskip("transformers")
+pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers")
 
 SIZES = {"vocab_size": 260, "context_length": 16, "num_layers": 2, "num_heads": 2, "embed_dim": 16}
 
