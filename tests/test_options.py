@@ -26,7 +26,7 @@ from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
 from tests.small_runs import REPOSITORY, metrics
 
-TINY = {"vocab_size": 40, "context_length": 12, "num_layers": 2, "num_heads": 4, "embed_dim": 16}
+TINY = {"vocab_size": 40, "context_length": 12, "num_layers": 2, "num_heads": 4, "embed_dim": 16, "ngram_sizes": [3]}
 STEPS = 4
 
 # For each option another value; and for some what they need to matter.
@@ -34,11 +34,11 @@ GPT_OPTIONS = {
     "vocab_size": 48, "context_length": 16, "num_layers": 3, "num_heads": 2, "embed_dim": 32, "num_kv_heads": 2,
     "feed_forward_dim": 24, "position": "learned", "norm": "layernorm", "embedding_norm": False, "window": 3,
     "activation": "swiglu", "bias": True, "tie_embeddings": True, "qk_norm": False, "value_embeddings": True,
-    "ngram_sizes": [2], "ngram_buckets": 64, "logit_soft_cap": 2.0, "dropout": 0.5, "init": "gpt2",
+    "ngram_sizes": [2, 3], "ngram_buckets": 64, "logit_soft_cap": 2.0, "dropout": 0.5, "init": "gpt2",
 }  # fmt: skip
 OPTIMIZER_OPTIONS = {
     "algorithm": "adamw", "learning_rate": 0.1, "head_learning_rate": 0.1, "matrix_learning_rate": 0.1,
-    "weight_decay": 0.5, "betas": (0.5, 0.5), "epsilon": 1.0, "momentum": 0.5,
+    "table_learning_rate": 0.1, "weight_decay": 0.5, "betas": (0.5, 0.5), "epsilon": 1.0, "momentum": 0.5,
 }  # fmt: skip
 SCHEDULE_OPTIONS = {"warmup_steps": 3, "decay": "cosine", "decay_fraction": 0.5, "final_factor": 0.5}
 MODEL = {
@@ -47,7 +47,6 @@ MODEL = {
     "schedule": (ScheduleConfig, SCHEDULE_OPTIONS),
 }
 NEEDED = {
-    "ngram_buckets": {"ngram_sizes": [2]},
     "context_length": {"position": "learned"},
 }
 

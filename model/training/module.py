@@ -81,7 +81,12 @@ class GPTModule(LightningModule):
                 "--model.compile reduce-overhead overwrites the gradients of each batch with the next one's, so they "
                 "cannot be accumulated: leave trainer.accumulate_grad_batches at 1 or write --model.compile true"
             )
-        self.loss = compile_where_it_pays(self.gpt.loss, self.compile_mode, self.trainer.strategy.root_device)
+        device = self.trainer.strategy.root_device
+        self.loss = compile_where_it_pays(self.gpt.loss, self.compile_mode, device)
+        if self.gpt.ngram_embedding is not None:
+            # Of the rows that were read alone. Compiled code, clipping and other devices need a gradient of all rows.
+            alone = self.trainer.world_size == 1 and not self.trainer.gradient_clip_val
+            self.gpt.ngram_embedding.sparse = device.type == "cpu" and self.loss == self.gpt.loss and alone
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         learning_rate_factor(0, self.trainer.max_steps, self.schedule_config)  # raises if it has no end

@@ -1,4 +1,6 @@
-"""Which weight is updated how: Muon for the matrices inside the blocks, AdamW for everything else, as one optimizer."""
+"""Which weight is updated how, as one optimizer: Muon for the matrices inside the blocks, Adagrad for n-gram tables,
+AdamW for everything else.
+"""
 
 import math
 from collections import defaultdict
@@ -20,10 +22,12 @@ class OptimizerConfig:
     """How the weights are updated.
 
     Args:
-        algorithm: muon: Muon for the matrices of the blocks, AdamW for the rest; adamw: AdamW for all.
+        algorithm: muon: Muon for the matrices of the blocks, AdamW for the rest; adamw: AdamW for both. N-gram tables
+            have Adagrad either way.
         learning_rate: AdamW's, for embeddings, norms and biases; where algorithm is adamw, for matrices too.
         head_learning_rate: AdamW's, for an untied head; null means learning_rate.
         matrix_learning_rate: Muon's: about how far one step moves a matrix, as a spectral norm.
+        table_learning_rate: Adagrad's, for n-gram tables.
         weight_decay: decoupled: a step shrinks matrices by learning rate x weight_decay; norms, biases and
             embeddings are never decayed.
         betas: AdamW's decay of the first and second moment.
@@ -37,6 +41,7 @@ class OptimizerConfig:
     learning_rate: float = 0.01
     head_learning_rate: float | None = None
     matrix_learning_rate: float = 0.02
+    table_learning_rate: float = 0.25
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.8, 0.95)
     epsilon: float = 1e-8
@@ -44,7 +49,8 @@ class OptimizerConfig:
 
     def __post_init__(self):
         check_choices(self, "model.optimizer.")
-        for name in ("learning_rate", "head_learning_rate", "matrix_learning_rate", "weight_decay", "epsilon"):
+        kinds = ("", "head_", "matrix_", "table_")
+        for name in (*(f"{kind}learning_rate" for kind in kinds), "weight_decay", "epsilon"):
             check_range(f"model.optimizer.{name}", getattr(self, name), 0)
         for name, value in (("betas[0]", self.betas[0]), ("betas[1]", self.betas[1]), ("momentum", self.momentum)):
             check_range(f"model.optimizer.{name}", value, 0, 1, high_open=True)
@@ -55,17 +61,18 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
     groups: dict[str, dict[str, Any]] = {
         "embeddings": {"lr": config.learning_rate, "weight_decay": 0.0},
         "head": {"lr": config.learning_rate if config.head_learning_rate is None else config.head_learning_rate},
+        "tables": {"lr": config.table_learning_rate, "rule": "adagrad"},
         "matrices": {"lr": config.learning_rate},
     }
     if config.algorithm == "muon":
-        groups["matrices"] = {"lr": config.matrix_learning_rate, "momentum": config.momentum, "muon": True}
+        groups["matrices"] = {"lr": config.matrix_learning_rate, "momentum": config.momentum, "rule": "muon"}
     for name, group in groups.items():
         group |= {"name": name, "params": [], "initial_lr": group["lr"], "algorithm": config.algorithm}
     for name, parameter in gpt.named_parameters():
         is_matrix = name.startswith("blocks.") and parameter.ndim == 2
         # A tied head is listed under the embedding's name.
-        kind = "head" if name == "head.weight" else "matrices" if is_matrix else "embeddings"
-        groups[kind]["params"].append(parameter)
+        kinds = {"head.weight": "head", "ngram_embedding.weight": "tables"}
+        groups[kinds.get(name, "matrices" if is_matrix else "embeddings")]["params"].append(parameter)
     # Queries, keys and values share one weight, but are matrices of their own, which learn at very different speeds.
     parts = {}
     for layer in gpt.modules():
@@ -77,14 +84,20 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """Muon for the parameter groups with `muon: True`, AdamW (fused) for the others.
+    """Muon, AdamW or Adagrad, as the `rule` of each parameter group says; without one AdamW.
 
     Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) replaces the momentum of each matrix by the
     nearest orthogonal one, so that a step moves every direction of the matrix by the same amount: m x n matrices
     move by lr * sqrt(max(1, m / n)). Matrices of one shape are orthogonalised as one batch, tall ones as their
     transposes: a small model has many small matrices, and one batched product costs less than a loop.
 
-    torch.optim.AdamW gives the same weights, but its fused version refuses gradient clipping in mixed precision.
+    AdamW is torch.optim's fused one, which itself refuses gradient clipping in mixed precision.
+
+    Adagrad (Duchi et al. 2011) divides the gradient of a table's row by the root of the sum, over all steps, of that
+    gradient's mean square: one number a row. Rows that no token of the batch reads have no gradient, and nothing of
+    them changes. So a step costs as much for a table of any size, if its gradient is sparse, and gives the same
+    weights if it is dense. Adam would have to lower the moments of every row at every step, or, where it leaves those
+    of unread rows as they are (as torch.optim.SparseAdam does), learns less.
 
     Args:
         groups: parameter groups; Muon's hold matrices only and have `momentum`.
@@ -93,7 +106,7 @@ class MuonAdamW(torch.optim.Optimizer):
     """
 
     def __init__(self, groups: list[dict], parts: dict[Tensor, list[int]], **defaults: Any):
-        super().__init__(groups, {"lr": 0.0, "muon": False, **defaults})
+        super().__init__(groups, {"lr": 0.0, "rule": "adamw", **defaults})
         self.parts = parts
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -112,7 +125,7 @@ class MuonAdamW(torch.optim.Optimizer):
                 )
             group |= options
         for parameter, state in self.state.items():
-            if any(value.ndim and value.shape != parameter.shape for value in state.values()):
+            if any(value.shape != parameter.shape[: value.ndim] for value in state.values()):
                 raise Mistake("its optimizer state is of other weights")
 
     @torch.no_grad()
@@ -123,7 +136,7 @@ class MuonAdamW(torch.optim.Optimizer):
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if parameters:
-                (self._muon if group["muon"] else self._adamw)(group, parameters)
+                {"muon": self._muon, "adagrad": self._adagrad, "adamw": self._adamw}[group["rule"]](group, parameters)
         return loss
 
     def _muon(self, group: dict, parameters: list[Tensor]) -> None:
@@ -143,6 +156,15 @@ class MuonAdamW(torch.optim.Optimizer):
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
             parameter.add_(direction, alpha=-group["lr"])
 
+    def _adagrad(self, group: dict, parameters: list[Tensor]) -> None:
+        for parameter, squares in zip(parameters, self._state("squares", parameters), strict=True):
+            rows, gradient = slice(None), parameter.grad
+            if gradient.is_sparse:
+                gradient = gradient.coalesce()
+                rows, gradient = gradient.indices()[0], gradient.values()
+            squares[rows] += gradient.square().mean(dim=1)
+            parameter[rows] -= group["lr"] * gradient / (squares[rows].sqrt() + group["eps"])[:, None]
+
     def _adamw(self, group: dict, parameters: list[Tensor]) -> None:
         gradients = [parameter.grad for parameter in parameters]
         means, squares, steps = (self._state(name, parameters) for name in ("exp_avg", "exp_avg_sq", "step"))
@@ -151,11 +173,12 @@ class MuonAdamW(torch.optim.Optimizer):
         adamw(parameters, gradients, means, squares, [], steps, **options)
 
     def _state(self, name: str, parameters: list[Tensor]) -> list[Tensor]:
-        """A tensor like each parameter, zeros at first; for "step", the number of updates, of shape ()."""
+        """Zeros at first, like each parameter; "squares" has one a row, and "step", the number of updates, shape ()."""
         for parameter in parameters:
             state = self.state[parameter]
             if name not in state:
-                state[name] = torch.zeros_like(parameter) if name != "step" else torch.zeros(())
+                axes = {"step": 0, "squares": 1}.get(name, parameter.ndim)
+                state[name] = torch.zeros(()) if name == "step" else parameter.new_zeros(parameter.shape[:axes])
             if name == "step":  # `adamw` increments it on the device; from a checkpoint Lightning leaves it on the CPU
                 state[name] = state[name].to(parameter.device)
         return [self.state[parameter][name] for parameter in parameters]

@@ -1,4 +1,4 @@
-"""MuonAdamW updates matrices by Muon and other weights as torch's AdamW does; only matrices are decayed."""
+"""MuonAdamW updates matrices by Muon, tables by Adagrad, others as torch's AdamW does; only matrices are decayed."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def test_polar_express_coefficients_are_the_minimax_polynomials():
         low, high = 1 - error, 1 + error
 
 
-MUON = {"lr": 0.1, "momentum": 0.9, "muon": True}
+MUON = {"lr": 0.1, "momentum": 0.9, "rule": "muon"}
 ADAMW = {"betas": (0.8, 0.95), "eps": 1e-8}
 OTHERS: dict = {"weight_decay": 0.0, "parts": {}}
 
@@ -103,6 +103,24 @@ def test_other_weights_move_as_with_torchs_adamw():
     take_steps([ours, theirs], weights, twins)
     torch.testing.assert_close(weights, twins)
     assert ours.state[weights[0]].keys() == theirs.state[twins[0]].keys()  # as checkpoints have them
+
+
+@pytest.mark.parametrize("is_sparse", [True, False])
+def test_tables_move_by_the_gradient_over_the_root_of_its_mean_squares_and_unread_rows_do_not(is_sparse):
+    table = torch.nn.Embedding(7, 3, sparse=is_sparse)
+    weight, start = table.weight, table.weight.detach().clone()
+    optimizer = MuonAdamW([{"params": [weight], "lr": 0.1, "rule": "adagrad"}], **ADAMW, **OTHERS)
+    expected, squares = start.double(), torch.zeros(7, dtype=torch.double)
+    for ids in ([1, 1, 4], [4, 2, 1], [4, 4, 4]):
+        for part in (ids[:2], ids[2:]):  # as accumulated over two batches
+            (table(torch.tensor(part)) * torch.tensor([1.0, -2.0, 0.5])).square().sum().backward()
+        gradient = weight.grad.to_dense().double()
+        squares += gradient.square().mean(1)
+        expected -= 0.1 * gradient / (squares.sqrt() + 1e-8)[:, None]
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.testing.assert_close(weight.detach().double(), expected, atol=1e-6, rtol=1e-5)
+    assert torch.equal(weight[[0, 3, 5, 6]], start[[0, 3, 5, 6]])
 
 
 @pytest.mark.parametrize("algorithm", ["muon", "adamw"])
