@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from model.attention import CausalSelfAttention
 from model.cache import KVCache
 from model.checks import Mistake, check_choices, check_divides, check_range
-from model.kernels import RMS_EPSILON, Linear, rms_norm
+from model.kernels import RMS_EPSILON, Linear, rms_norm, soft_capped, soft_capped_cross_entropy
 from model.masks import check_integers, document_mask
 from model.rotary import rotary_angles
 
@@ -290,8 +290,10 @@ class GPT(nn.Module):
         self, tokens: Tensor, targets: Tensor, *, document_ids: Tensor | None = None, reduction: str = "mean"
     ) -> Tensor:
         """Cross-entropy in nats of `targets` (B, T) after `tokens` (B, T); a target of -100 does not count."""
-        logits = self(tokens, document_ids=document_ids)
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=reduction)
+        features, cap = self.features(tokens, document_ids=document_ids).flatten(0, 1), self.config.logit_soft_cap
+        if cap is None:
+            return F.cross_entropy(self.unembed(features), targets.flatten(), reduction=reduction)
+        return soft_capped_cross_entropy(self.gates(features), targets.flatten(), cap, reduction)
 
     def features(self, tokens: Tensor, *, cache: KVCache | None = None, document_ids: Tensor | None = None) -> Tensor:
         """(B, T) -> (B, T, D), the residual stream after the last block and the final norm."""
@@ -329,14 +331,13 @@ class GPT(nn.Module):
         return self.final_norm(x)
 
     def unembed(self, x: Tensor) -> Tensor:
-        """Features (B, T, D) -> logits (B, T, V) in float32, soft-capped if the config says so."""
+        """Features (..., D) -> logits (..., V) in float32, soft-capped if the config says so."""
         cap = self.config.logit_soft_cap
-        if cap is None:
-            return self.head(x).float()
-        # cap * tanh(z / cap) = 2 cap sigmoid(2 z / cap) - cap. Sigmoid is faster, and features are fewer than logits.
-        # The difference is known to within cap / 10 million; GPTConfig refuses a cap for which that would matter.
-        gates = torch.sigmoid(self.head(x * (2 / cap)).float())
-        return (2 * cap * gates).sub_(cap)
+        return self.head(x).float() if cap is None else soft_capped(self.gates(x), cap)
+
+    def gates(self, x: Tensor) -> Tensor:
+        """Features (..., D) -> (..., V), of which `soft_capped` makes logits."""
+        return self.head(x * (2 / self.config.logit_soft_cap))  # features are fewer than logits
 
     def known_ids(self, tokens: Tensor) -> Tensor:
         """The tokens as int64 on the model's device.

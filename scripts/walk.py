@@ -153,6 +153,7 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
     The weights are what the layer's `attend` makes of the identity. The formula is shown where it gives the same.
     """
     import torch
+    import torch.nn.functional as F
 
     from data.windows import IGNORED
     from model.attention import CausalSelfAttention, scaled_dot_product_attention
@@ -171,8 +172,9 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
     calls: list[AttendCall] = []
     with torch.no_grad(), undisturbed(gpt):
         with hooked(gpt, gpt.modules()) as (inputs, outputs), observed([attention], calls.append):
-            loss = gpt.loss(tokens, targets)
-        surprise = gpt.loss(tokens, targets, reduction="none")
+            gpt(tokens)
+        loss = gpt.loss(tokens, targets)
+        surprise = F.cross_entropy(outputs[gpt][0], targets[0], reduction="none")
         queries, _, _ = attention.project(inputs[attention])  # before rotary turns them
         (call,) = calls
         weights, every_k, every_v = call.weights(), call.by_head(call.k), call.by_head(call.v)
