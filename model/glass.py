@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from data.mistakes import Mistake as UnfitTokenizer
 from data.tokenizers import END_OF_TEXT, Tokenizer
 from model.checkpoint import load_gpt, read_checkpoint
 from model.checks import Mistake
@@ -76,7 +77,7 @@ def open_run(source: str | Path | None = None, *, step: int | None = None, devic
     try:
         tokenizer = Tokenizer.from_dict(about["tokenizer"])
         check_tokenizer(gpt, tokenizer)
-    except Mistake as error:
+    except (Mistake, UnfitTokenizer) as error:
         raise Mistake(f"{checkpoint}: {error}") from error
     return Glass(gpt, tokenizer, str(checkpoint), checkpoint, about["global_step"])
 

@@ -80,32 +80,30 @@ class Effect:
 
 @dataclass(frozen=True)
 class Experiment:
-    """propose: makes texts. The words: see `experiment`. switches: whether the change is to switch a head off."""
-
-    propose: Callable[[Texts], Iterator[Trial]]
-    look: str
-    change: str
-    question: str
-    finding: str
-    switches: bool
-
-
-Found = tuple[list[Effect], dict[str, str]]  # those that hold, strongest first; of the others by title why they do not
-EXPERIMENTS: dict[str, Experiment] = {}  # by title
-
-
-def experiment(
-    title: str, look: str, change: str, question: str, finding: str = "", switches: bool = False
-) -> Callable:
-    """Adds a function that proposes texts to the experiments.
+    """A function that proposes texts, and its words.
 
     look: what the text shows. change: what to do; {head} stands for the head without which the right tokens lose most,
     if the change `switches` it off. question: what to ask then, whose answer is on the screen. {context} stands in all
     three for the tokens that the model reads at once. finding: what a head does that looks at the source.
     """
 
+    propose: Callable[[Texts], Iterator[Trial]]
+    look: str
+    change: str
+    question: str
+    finding: str = ""
+    switches: bool = False
+
+
+Found = tuple[list[Effect], dict[str, str]]  # those that hold, strongest first; of the others by title why they do not
+EXPERIMENTS: dict[str, Experiment] = {}  # by title
+
+
+def experiment(title: str, look: str, change: str, question: str, **more: Any) -> Callable:
+    """Adds a function that proposes texts to the experiments; see `Experiment`."""
+
     def add(propose: Callable[[Texts], Iterator[Trial]]) -> Callable[[Texts], Iterator[Trial]]:
-        EXPERIMENTS[title] = Experiment(propose, look, change, question, finding, switches)
+        EXPERIMENTS[title] = Experiment(propose, look, change, question, **more)
         return propose
 
     return add
@@ -310,15 +308,11 @@ def _tried(gpt: GPT, title: str, texts: Texts, means: Means) -> Effect | str:
     usual = before.median().item(), after.median().item()
     shown = int(((before - usual[0]).abs() + (after - usual[1]).abs()).argmin())
     weight = weights[is_right, _heads(means).index(head)].mean().item() if head else 0.0
-    words = (tried.look, tried.change, tried.question)
     name = head and head.removeprefix("head ")
-    look, change, question = (sentence.format(head=name, context=texts.context) for sentence in words)
+    words = {word: getattr(tried, word) for word in ("look", "change", "question", "finding")}
     return Effect(
+        **{word: sentence.format(head=name, context=texts.context) for word, sentence in words.items()},
         title=title,
-        look=look,
-        change=change,
-        question=question,
-        finding=tried.finding,
         trial=known[shown],
         off=off,
         head=name,

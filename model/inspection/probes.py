@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
+from model.checks import Mistake
+
 TEXT_WINDOWS = 16
 REPEATED_WINDOWS = 8
 PERIODS = (8 / 128, 16 / 128, 31 / 128, 50 / 128)  # of repeated tokens, as shares of a window; none is half of it
@@ -28,13 +30,13 @@ class Probe:
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.tokens) <= MAX_PROBE_TOKENS:
-            raise ValueError(f"a probe has 1 to {MAX_PROBE_TOKENS} tokens, not {len(self.tokens)}")
+            raise Mistake(f"a text to measure on has 1 to {MAX_PROBE_TOKENS} tokens, not {len(self.tokens)}")
         if list(map(type, self.labels)) != [str] * len(self.tokens):
-            raise ValueError("a probe has a text for each token")
+            raise Mistake("a probe has a text for each token")
         if not all(isinstance(token, int) and 0 <= token < 2**32 for token in self.tokens):
-            raise ValueError("the tokens of a probe must be ids")
+            raise Mistake("the tokens of a probe must be ids")
         if self.period is not None and not 1 <= self.period <= len(self.tokens) // 2:
-            raise ValueError("the period of a probe is at most half of its length")
+            raise Mistake("the period of a probe is at most half of its length")
 
 
 Probes = Mapping[str, Probe]  # "text" and "repeated"

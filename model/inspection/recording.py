@@ -128,8 +128,9 @@ class Snapshot:
         if any(len(of) != layers for of in by_layer.values()):
             raise ValueError("its checks are not of its layers")
         checks = Checks(str(precision), by_layer=by_layer, replaced=int(token), **_arrays(numbers))
-        loss, ablation = _arrays(fields["loss"]), fields["ablation"]
+        loss, ablation = fields["loss"], fields["ablation"]
         if ablation is not None:
+            loss = {kind: _arrays(of_kind) for kind, of_kind in loss.items()}
             named = {f"head {layer}.{head}" for layer, head in np.ndindex(layers, heads_of_layer)}
             for kind, parts in ablation.items():
                 ablation[kind] = {part: Change(*(_arrays(one) for one in change)) for part, change in parts.items()}

@@ -150,6 +150,7 @@ def test_losses_can_be_added_to_the_last_step_and_removed_files_leave_its_scores
     loss, ablation = measure_losses(gpt, recording.windows)
     recording.append(replace(recording.at(4), loss=loss, ablation=ablation))
     found = Recording.open(recorded)
+    assert record(recorded, gpt, 6).at(6).loss is Recording.open(recorded).at(6).loss is None
     assert found.steps == found.mapped == [0, 4] and found.at(4).loss == pytest.approx(loss, abs=1e-5)
     assert found.maps(4)["text"].shape == (3, 4, len(TEXT), len(TEXT))
     found.path(4).unlink()

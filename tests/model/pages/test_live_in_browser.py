@@ -18,6 +18,7 @@ from model.inspection.ablation import changes, losses_without_each, part_means
 from model.inspection.experiments import try_all
 from model.inspection.probes import Probe, draw_repeated_probe
 from model.inspection.recorder import read_maps
+from model.inspection.recording import Recording
 from model.inspection.survey import windows_of
 from model.pages.live import model_page
 from tests.gpts import random_gpt, repeating_gpt
@@ -49,7 +50,8 @@ def page_of(*gpts: GPT) -> str:
     tokens = TOKENIZER.encode(OPENING)
     repeated = draw_repeated_probe(range(256), 10, TOKENIZER.label, first=256)
     probes = {"text": Probe(tokens, list(OPENING)), "repeated": repeated}
-    return model_page("tiny", list(zip((0, 8), gpts, strict=True)), TOKENIZER, probes, tokens)[0]
+    snapshots = list(zip((0, 8), gpts, strict=True))
+    return model_page(snapshots, TOKENIZER, Recording(probes, name="tiny"), tokens)[0]
 
 
 @pytest.fixture(scope="module")
@@ -468,7 +470,7 @@ def test_every_experiment_shows_on_the_page_what_was_predicted(open_page):
     windows = windows_of({"text": texts, "repeated": [repeated]})
 
     def open_model(*snapshots):
-        return open_page(model_page("tiny", snapshots, TOKENIZER, probes, tokens, windows)[0])
+        return open_page(model_page(snapshots, TOKENIZER, Recording(probes, windows, name="tiny"), tokens)[0])
 
     untrained = GPT(gpt.config).eval()
     page = open_model((0, untrained), (8, gpt))
