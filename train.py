@@ -58,7 +58,6 @@ TRAINER_DEFAULTS = {
     "enable_model_summary": False,
     "use_distributed_sampler": False,  # the data module slices over ranks itself
 }
-XZ_BYTES = 10_000_000  # of validation text, to compare the model with: a few seconds for xz
 
 
 class TrainingCLI(LightningCLI):
@@ -142,9 +141,7 @@ def fit(trainer: Trainer, model: GPTModule, data: TextDataModule, ckpt_path: str
     if trainer.is_global_zero and not trainer.fast_dev_run:
         from model.glass import open_run  # imports what only the pages need
 
-        is_short = data.tokenized.validation.num_bytes <= XZ_BYTES
-        text = data.validation_text(num_tokens=model.validated_tokens) if is_short else None
-        say(finish(run_dir, text, open_run))
+        say(finish(run_dir, open_run))
     return 0
 
 

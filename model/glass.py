@@ -41,8 +41,7 @@ from model.inspection.recorder import one_sequence, read_maps, take_snapshot
 from model.inspection.recording import Checks, Recording
 from model.inspection.survey import Windows, windows_of
 from model.inspection.trace import Trace, trace
-from model.pages.live import model_page
-from model.pages.page import attention_page
+from model.pages.page import run_page
 from model.runs.folder import ATTENTION, RUNS, find_checkpoint, find_kept, kept_steps, run_of
 
 log = logging.getLogger(__name__)
@@ -310,19 +309,12 @@ class Glass:
         """The HTML of a page that holds the model itself, and reads what a person types.
 
         Args:
-            opening: tokens that the page opens with; if None a function in the recorded windows, or else the text of
-                the recorded maps.
+            opening: tokens that the page opens with; if None the text of the recorded maps.
             others: the same model at other steps, which the page holds too.
 
-        Raises a `Mistake` if the page would be too large, or there is neither a recorded text nor an opening.
+        Raises a `Mistake` if there is neither a recorded text nor an opening.
         """
-        return self.page_and_experiments(opening, others)[0]
-
-    def page_and_experiments(
-        self, opening: Sequence[int] | None = None, others: Sequence[Glass] = ()
-    ) -> tuple[str, dict[str, int]]:
-        """As `page`; and by title the step from which on each experiment holds."""
-        snapshots = sorted(((glass.step or 0, glass.gpt) for glass in (self, *others)), key=lambda one: one[0])
+        models = sorted(((glass.step or 0, glass.gpt) for glass in (self, *others)), key=lambda one: one[0])
         context, recording = self.gpt.config.context_length, self.recording
         if recording is None:
             if opening is None or not 2 <= len(opening) <= context:
@@ -331,7 +323,7 @@ class Glass:
                 )
             probes = {"text": self.probe(opening), "repeated": self.repeated_probe()}
             recording = Recording(probes, windows_of(probes, self.gpt.config.window), name=self.name)
-        return model_page(snapshots, self.tokenizer, recording, opening)
+        return run_page(self.name, recording, models=models, tokenizer=self.tokenizer, opening=opening)
 
     def experiments(self) -> Found:
         """The experiments that hold for the model, strongest first, and by title why the others do not.
@@ -476,7 +468,7 @@ class Reading:
         return self.trace.values.float().cpu()
 
     def _repr_html_(self) -> str:
-        return in_frame(lambda: attention_page([recording_of([self])], self.title))
+        return in_frame(lambda: run_page(self.title, recording_of([self])))
 
 
 def recording_of(readings: Sequence[Reading], repeated: Probe | None = None) -> Recording:

@@ -1,10 +1,9 @@
 """Shows a model's attention maps as a page for the browser, a picture or a table.
 
-  --run runs/NAME                            the maps recorded in training, step by step
-  --checkpoint runs/NAME --prompt "def f("   the maps of one model on your own text
+  --run runs/NAME                            the page of a run: how it learned, its maps, the model to type to
+  --checkpoint runs/NAME --prompt "def f("   the page of a model, opened with your own text
   --output maps.svg                          a picture instead of a page: layers down, heads across
   --output maps.csv                          the weights instead
-  --live                                     the model itself in a page: type, switch heads off, patch
   --experiments                              what can be tried with the model, what it predicts, and what came of it
 
 With neither --run nor --checkpoint it is the newest run under runs/.
@@ -16,13 +15,14 @@ import argparse
 import functools
 import sys
 import webbrowser
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
 from model.checks import Mistake
-from model.runs.folder import ATTENTION, HEAD_SCORES, MODEL_PAGE, find_kept, find_run
+from model.runs.folder import ATTENTION, CHECKPOINTS, HEAD_SCORES, REPORT, find_kept, find_run
 from model.runs.mistakes import exit_status
 from scripts.parser import Parser, check_output, prompt_text, writing
 
@@ -44,19 +44,18 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.experiments:
         print(experiments_table(arguments.run or arguments.checkpoint))
         return
-    if arguments.live:
-        history, output = None, write_live(arguments)
-    elif arguments.prompt is None:
-        run, history = recorded(arguments.run)
-        output = arguments.output or run / "attention.html"
-        write(history, history.name, output, arguments)
+    if arguments.prompt is None:
+        run, shown = recorded(arguments.run)
+        output = arguments.output or run / REPORT
+        write(shown, output, arguments, lambda: run_page_of(run, shown))
     else:
         prompt = prompt_text(arguments.prompt)
-        history = read_prompt(arguments.checkpoint, arguments.steps, prompt)
+        opened = open_steps(arguments.checkpoint, arguments.steps)
+        shown = read_prompt(opened, prompt)
         output = arguments.output or Path("attention.html")
-        write(history, prompt_title(prompt, history), output, arguments)
-    for sentence in warnings(history.snapshots) if history else []:
-        print(f"warning: {history.name}: {sentence[0].lower()}{sentence[1:]}", file=sys.stderr)
+        write(shown, output, arguments, lambda: prompt_page(opened, shown, prompt))
+    for sentence in warnings(shown.snapshots):
+        print(f"warning: {shown.name}: {sentence[0].lower()}{sentence[1:]}", file=sys.stderr)
     said = "; open it in a browser" if output.suffix == PAGE else ""
     if arguments.open:
         opened = webbrowser.open(output.resolve().as_uri())
@@ -72,17 +71,14 @@ def build_parser() -> argparse.ArgumentParser:
     words = "text to read, at most a context long; - reads it from standard input"
     add("--prompt", metavar="TEXT", type=str, help=words)
     endings = ", ".join((PAGE, *PICTURES, TABLE))
-    add("--output", help=f"file: {endings} (default: attention.html, in the run's folder or for a prompt here)")
-    words = (
-        "training steps: with --prompt or --live such as 0,500,1500, of which the run has a checkpoint (default: the "
-    )
+    add("--output", help=f"file: {endings} (default: report.html in the run's folder, or attention.html for a prompt)")
+    words = "training steps: with --prompt such as 0,500,1500, of which the run has a checkpoint (default: the "
     words += "best one's); for a picture or a table of recorded maps one step (default: the last)"
     add("--steps", type=step_list, metavar="N,N,...", help=words)
     heads = "for a picture or a table: only these heads, counted from 0, such as 0.1 1.0 (default: all)"
     add("--head", type=str, nargs="+", metavar="LAYER.HEAD", help=heads)
     parser.add_argument("--open", action="store_true", help="open the written file in the browser")
-    lives = "write model.html: the model itself, which reads what one types in the page; it opens with --prompt"
-    parser.add_argument("--live", action="store_true", help=lives)
+    parser.add_argument("--live", action="store_true", help=argparse.SUPPRESS)
     tries = "print the experiments that hold for the model: text, change, prediction, and what was measured"
     parser.add_argument("--experiments", action="store_true", help=tries)
     return parser
@@ -100,11 +96,13 @@ def check(arguments: argparse.Namespace) -> None:
     run, checkpoint, prompt = arguments.run, arguments.checkpoint, arguments.prompt
     check_output(arguments.output, PAGE, *PICTURES, TABLE)
     is_page = arguments.output is None or arguments.output.suffix == PAGE
-    if arguments.experiments or arguments.live:
+    if arguments.live:
+        raise Mistake("--live is no longer needed: leave it out, every page holds the model and can be typed to")
+    if arguments.experiments:
         if run and checkpoint:
             raise Mistake("--run and --checkpoint both name the model: leave one out")
-        if not is_page or arguments.head or (arguments.experiments and arguments.output):
-            raise Mistake("--experiments prints a table, and --live writes a page: leave out --output and --head")
+        if arguments.output or arguments.head:
+            raise Mistake("--experiments prints a table: leave out --output and --head")
         return
     if run and (checkpoint or prompt is not None):
         raise Mistake("--run shows recorded maps and takes no prompt: write --checkpoint in its place, with --prompt")
@@ -121,19 +119,6 @@ def check(arguments: argparse.Namespace) -> None:
         raise Mistake("--steps is for --prompt, a picture or a table: the page has all recorded steps")
     if len(arguments.steps or ()) > 1 and not is_page:
         raise Mistake("--steps: a picture or a table shows one step: write one number")
-
-
-def write_live(arguments: argparse.Namespace) -> Path:
-    """Writes the page that holds a model, or several steps of one, and returns its path."""
-    from model.files import write_atomically
-
-    glass, *others = open_steps(arguments.run or arguments.checkpoint, arguments.steps)
-    opening = None if arguments.prompt is None else glass.tokenizer.encode(prompt_text(arguments.prompt))
-    output = arguments.output or (glass.run or Path()) / MODEL_PAGE
-    page = glass.page(opening, others)
-    with writing(output):
-        write_atomically(output, page.encode())
-    return output
 
 
 def experiments_table(path: Path | None) -> str:
@@ -175,17 +160,32 @@ def recorded(path: Path | None) -> tuple[Path, Recording]:
     return run, Recording.open(run / ATTENTION, run.resolve().name)
 
 
-def read_prompt(path: Path | None, steps: list[int] | None, prompt: str) -> Recording:
+def run_page_of(run: Path, shown: Recording) -> str:
+    """The page of a run, with the model of its checkpoint if it has one."""
+    from model.glass import open_run
+    from model.runs.results import run_page_html
+
+    has_model = any((run / CHECKPOINTS).glob("*.ckpt"))
+    return run_page_html(run, recording=shown, glass=open_run(run) if has_model else None)
+
+
+def read_prompt(opened: list[Glass], prompt: str) -> Recording:
     """What the model attends to in the prompt, and in random tokens that are repeated, at each of the steps."""
     from model.glass import recording_of
 
-    opened = open_steps(path, steps)
     tokens, context = opened[0].tokenizer.encode(prompt), opened[0].gpt.config.context_length
     if not 2 <= len(tokens) <= context:
         raise Mistake(
             f"a prompt must be 2 to {context} tokens long (the model's context), but this one is {len(tokens)}"
         )
     return recording_of([glass.read(tokens) for glass in opened])
+
+
+def prompt_page(opened: list[Glass], shown: Recording, prompt: str) -> str:
+    from model.pages.page import run_page
+
+    models = [(glass.step or 0, glass.gpt) for glass in opened]
+    return run_page(prompt_title(prompt, shown), shown, models=models, tokenizer=opened[0].tokenizer)
 
 
 def prompt_title(prompt: str, shown: Recording) -> str:
@@ -197,16 +197,15 @@ def prompt_title(prompt: str, shown: Recording) -> str:
     return f"“{shortened(' '.join(prompt.split()), TITLE_CHARS)}” read by {read_by}"
 
 
-def write(shown: Recording, title: str, output: Path, arguments: argparse.Namespace) -> None:
+def write(shown: Recording, output: Path, arguments: argparse.Namespace, page: Callable[[], str]) -> None:
     """Writes the page, the picture or the table."""
     from model.files import write_atomically
     from model.pages import export
-    from model.pages.page import attention_page
 
     if output.suffix == PAGE:
-        page = attention_page([shown], title)
+        html = page()
         with writing(output):
-            write_atomically(output, page.encode())
+            write_atomically(output, html.encode())
         return
     step, heads = (arguments.steps or [None])[0], export.choose_heads(shown, arguments.head)
     with writing(output):

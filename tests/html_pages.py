@@ -58,9 +58,9 @@ class Page(HTMLParser):
     def block(self, number: int) -> bytes:
         return gzip.decompress(base64.b64decode(self.scripts[f"block-{number}"]))
 
-    def maps(self, run: int = 0, snapshot: int = -1, probe: int = 0) -> np.ndarray:
-        """(L, H, T, T): one of a run's recorded maps."""
-        about = self.data["runs"][run]
+    def maps(self, snapshot: int = -1, probe: int = 0) -> np.ndarray:
+        """(L, H, T, T): the recorded maps of a snapshot."""
+        about = self.data["run"]
         size = len(about["probes"][probe]["labels"])
         packed = np.frombuffer(self.block(about["snapshots"][snapshot]["blocks"][probe]), np.uint8)
         maps = np.zeros((about["layers"], about["heads"], size, size))

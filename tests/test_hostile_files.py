@@ -37,7 +37,6 @@ ENTRIES = {
     "read a prompt": ("scripts.inspect_attention", "--checkpoint", RUN, "--prompt", "the text"),
     "inspect": ("scripts.inspect_attention", "--run", RUN),
     "table": ("scripts.inspect_attention", "--run", RUN, "--output", "maps.csv"),
-    "report": ("scripts.report", "--run", RUN),
     "live": ("scripts.inspect_attention", "--live", "--run", RUN),
     "evaluate": ("scripts.evaluate", "--checkpoint", RUN),
     "export": ("scripts.convert_huggingface", "export", RUN, "exported"),

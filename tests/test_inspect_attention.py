@@ -62,22 +62,22 @@ def page_of(*arguments: str) -> Page:
 
 def test_a_run_becomes_a_page(capsys):
     assert main(["--run", "runs/first"]) == 0
-    assert capsys.readouterr().out == "wrote runs/first/attention.html; open it in a browser\n"
-    page = Path("runs/first/attention.html")
+    assert capsys.readouterr().out == "wrote runs/first/report.html; open it in a browser\n"
+    page = Path("runs/first/report.html")
     data = Page(page).data
-    assert data["title"] == "first" and [c["step"] for c in data["runs"][0]["snapshots"]] == [0, 1, 2]
-    assert "".join(data["runs"][0]["probes"][0]["labels"]) == TEXT
+    assert data["title"] == "first" and [c["step"] for c in data["run"]["snapshots"]] == [0, 1, 2, 7]
+    assert "".join(data["run"]["probes"][0]["labels"]) == TEXT == data["text"] and "status" not in data
     weights = read_maps(small_gpt(0), byte_level().encode(TEXT))[0]
     np.testing.assert_allclose(Page(page).maps(), weights, atol=0.0045)
 
 
 def test_a_prompt_is_shown_with_the_repeated_probe_of_the_recorded_run():
-    text, probe = page_of("--checkpoint", "runs/first", "--prompt", "é</script>").data["runs"][0]["probes"]
+    text, probe = page_of("--checkpoint", "runs/first", "--prompt", "é</script>").data["run"]["probes"]
     assert text["labels"][:3] == ["\\xc3", "\\xa9", "<"]
     recorded = Recording.open(Path("runs/first/attention")).probes["repeated"]
     assert (probe["labels"], probe["period"]) == (recorded.labels, recorded.period)
     Path("alone.ckpt").write_bytes(Path("runs/first/checkpoints/best.ckpt").read_bytes())
-    alone = page_of("--checkpoint", "alone.ckpt", "--prompt", "ab").data["runs"][0]["probes"][1]
+    alone = page_of("--checkpoint", "alone.ckpt", "--prompt", "ab").data["run"]["probes"][1]
     assert alone["labels"] != recorded.labels and alone["labels"][1:16] == alone["labels"][16:]
 
 
@@ -158,39 +158,12 @@ def test_a_prompt_is_followed_over_the_kept_checkpoints(tmp_path):
     page = page_of(*prompt)
     data = page.data
     assert data["title"] == "“x = x + 1” read by followed at step 0 to 5"
-    snapshots = data["runs"][0]["snapshots"]
+    assert page.json("manifest")["steps"] == [0, 5] and data["text"] == "x = x + 1"
+    snapshots = data["run"]["snapshots"]
     assert [snapshot["step"] for snapshot in snapshots] == [0, 5]
     for number, snapshot in enumerate(snapshots):
         weights = read_maps(gpts[snapshot["step"]], byte_level().encode("x = x + 1"))[0]
         np.testing.assert_allclose(page.maps(snapshot=number), weights, atol=0.0045)
-
-
-def test_the_page_with_the_model_opens_with_a_text_and_holds_steps(capsys):
-    assert main(["--live", "--run", "runs/first"]) == 0
-    assert capsys.readouterr().out == "wrote runs/first/model.html; open it in a browser\n"
-    assert Page(Path("runs/first/model.html")).data["opening"] == TEXT
-    for step in (3, 7):
-        save_checkpoint(Path(f"runs/first/checkpoints/step_{step:08d}.ckpt"), small_gpt(step), step)
-    arguments = ["--live", "--checkpoint", "runs/first", "--steps", "7,3", "--prompt", "é", "--output", "steps.html"]
-    assert main(arguments) == 0
-    page = Page(Path("steps.html"))
-    assert page.data["opening"] == "é"
-    assert [snapshot["step"] for snapshot in page.data["runs"][0]["snapshots"]] == [3, 7]
-    assert page.json("manifest")["steps"] == [3, 7] and "weights-1" in page.scripts
-    Path("steps.html").unlink()
-
-
-def test_a_checkpoint_outside_a_run_needs_a_text_to_be_tried_on(monkeypatch, tmp_path, capsys):
-    save_checkpoint(tmp_path / "model.ckpt", small_gpt(0))
-    monkeypatch.chdir(tmp_path)
-    assert main(["--live", "--checkpoint", "model.ckpt"]) == 2
-    assert "give a prompt of 2 to 32 tokens" in capsys.readouterr().err
-    assert main(["--live", "--checkpoint", "model.ckpt", "--prompt", "abc"]) == 0
-    assert Page(Path("model.html")).data["opening"] == "abc"
-    monkeypatch.setattr("model.pages.live.MAX_BYTES", 150_000)  # enough for the model, but not for the page around it
-    assert main(["--live", "--checkpoint", "model.ckpt", "--prompt", "abc", "--output", "small.html"]) == 2
-    assert "a page with this model would take 0." in capsys.readouterr().err
-    assert not Path("small.html").exists()
 
 
 LONG = "x" * 249  # with its ending possible for a file, but not for the temporary file that becomes it
@@ -215,13 +188,10 @@ MISTAKES = [
     ("--head 1.0", "--head is for an --output that ends in .png, .svg, .pdf, .csv"),
     ("--run damaged", "step_00000001.npz is damaged"),
     ("--run damaged_scores", "scores.jsonl, line 2 is damaged"),
-    ("--run begun", "begun has no recorded maps"),
+    ("--run begun --output a.png", "begun has no recorded maps"),
     ("--run removed --steps 2 --output maps.png", "--steps 2 has no maps in removed: the nearest that has is 1"),
-    ("--live --output a.png", "--live writes a page"),
+    ("--live", "--live is no longer needed"),
     ("--experiments --output a.html", "--experiments prints a table"),
-    ("--live --run a --checkpoint b", "leave one out"),
-    ("--live --run runs/second --steps 0,500", "has no checkpoint of step 0, only of 7: train with"),
-    ("--live --steps 1,x", "--steps: must be steps such as 0,500,1500, not '1,x'"),
 ]
 
 

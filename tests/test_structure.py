@@ -100,7 +100,7 @@ def test_every_import_is_a_declared_dependency():
 
 def test_no_line_of_a_page_is_longer_than_120_characters():
     """As ruff holds for Python."""
-    kinds = {".js", ".css", ".html", ".svg"}
+    kinds = {".js", ".css", ".html"}
     pages = [path for path in (REPOSITORY / "model/pages").rglob("*") if path.suffix in kinds]
     assert len(pages) > 40
     for path in pages:
@@ -212,7 +212,7 @@ def test_a_wheel_holds_every_file_of_model_and_data_and_no_other(tmp_path):
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
         archive.extractall(tmp_path / "installed")
     assert held == {path.relative_to(clone).as_posix() for path in files}
-    assert {Path(name).suffix for name in held} == {".py", ".html", ".css", ".js", ".svg"}
+    assert {Path(name).suffix for name in held} == {".py", ".html", ".css", ".js"}
     names = ["model.gpt", "model.pages.template", "data.tokenizers"]
     code = f"import importlib; print([importlib.import_module(name).__file__ for name in {names}])"
     installed = tmp_path / "installed"

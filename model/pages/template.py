@@ -6,8 +6,7 @@ data: URLs in an import map, so that the modules are ordinary ES modules and the
 A worker does not see its page's import map. So a module that the program names by import.meta.resolve("browser/..."),
 to start a worker with it, has the URLs of what it imports written into it.
 
-In NAME.html, /* other.css */ stands for a style sheet, <!-- other.html --> for what another file holds, and
-<!-- other.html#id --> for an element of it.
+In NAME.html, /* other.css */ stands for a style sheet.
 """
 
 import base64
@@ -23,7 +22,14 @@ FOLDER = Path(__file__).parent
 IMPORT = re.compile(r'^import (?:[^"]* from )?"(\S+)";$', re.MULTILINE)
 STYLES = re.compile(r"/\* (\S+\.css) \*/")
 WORKER = re.compile(r'import\.meta\.resolve\("(\S+)"\)')
-SHARED = re.compile(r"^ *<!-- (\S+\.html)(?:#(\S+))? -->$", re.MULTILINE)
+
+# In a frame of an older page of the same run (see watching.js), the page only tells when it was written.
+TELLS_WHEN = """<script>
+if (parent !== window && location.search.startsWith("?look=")) {
+  parent.postMessage({ written: %s }, "*");
+  window.stop();
+}
+</script>"""
 
 # From white to dark blue with steadily falling lightness, so that it can be read without colour vision.
 COLOURS = ("#ffffff", "#cfe8e3", "#7cc3cb", "#3a8dba", "#275c9c", "#1d2f6f", "#0d1238")
@@ -42,7 +48,9 @@ PALETTES = {
 
 def fill(name: str, data: Mapping[str, Any], elements: Iterable[str] = ()) -> str:
     """The document `name` with its data, of which "title" is its title, and more elements."""
-    document = _document(name).replace("<title></title>", f"<title>{html.escape(data['title'])}</title>", 1)
+    written = TELLS_WHEN % json.dumps(data["status"]["written"]) if data.get("status") else ""
+    document = _document(name).replace("<!-- written -->", written, 1)
+    document = document.replace("<title></title>", f"<title>{html.escape(data['title'])}</title>", 1)
     return document.replace("<!-- data -->", "\n".join([json_element("data", data), *elements]), 1)
 
 
@@ -56,20 +64,8 @@ def json_element(name: str, value: object) -> str:
 @cache
 def _document(name: str) -> str:
     """The document without title and data."""
-    document = SHARED.sub(lambda found: _element(found[1], found[2]), _read(f"{name}.html"))
-    document = STYLES.sub(lambda found: _read(found[1]), document)
+    document = STYLES.sub(lambda found: _read(found[1]), _read(f"{name}.html"))
     return document.replace("<!-- program -->", _program(f"browser/{name}.js"))
-
-
-def _element(document: str, identifier: str | None) -> str:
-    """All of another file, or one element of it, whose end tag is indented as its start tag is."""
-    if identifier is None:
-        return _read(document).rstrip()
-    pattern = rf'^( *)<(\w+) [^>\n]*id="{identifier}".*?^\1</\2>$'
-    found = re.search(pattern, _read(document), re.MULTILINE | re.DOTALL)
-    if found is None:
-        raise ValueError(f"{document} has no element {identifier} whose end tag stands on a line of its own")
-    return found[0]
 
 
 def _read(name: str) -> str:

@@ -16,10 +16,8 @@ CONFIG = "config.yaml"
 METRICS = "metrics.csv"
 SAMPLES = "samples.jsonl"
 REPORT = "report.html"
-MODEL_PAGE = "model.html"
 ATTENTION = "attention"
 HEAD_SCORES = "attention/scores.jsonl"
-EXPERIMENTS = "attention/experiments.json"
 CHECKPOINTS = "checkpoints"
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"  # in CHECKPOINTS
 

@@ -4,55 +4,67 @@ import csv
 import io
 import json
 import logging
-import lzma
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from model.checks import Missing, Mistake
 from model.files import parsing, reading, write_atomically
 from model.inspection.recording import Recording
-from model.pages.report import report_page
+from model.pages.learning import learning
+from model.pages.page import run_page
 from model.runs.configs import read_config
 from model.runs.folder import (
     ATTENTION,
     CHECKPOINTS,
     CONFIG,
-    EXPERIMENTS,
     HEAD_SCORES,
     METRICS,
-    MODEL_PAGE,
     REPORT,
     SAMPLES,
 )
 
 log = logging.getLogger(__name__)
-FILES = (REPORT, MODEL_PAGE, CHECKPOINTS, METRICS, SAMPLES, ATTENTION)  # of a run, in the order of interest
+FILES = (REPORT, CHECKPOINTS, METRICS, SAMPLES, ATTENTION)  # of a run, in the order of interest
 
 
-def write_report(run: Path, path: Path | None = None) -> Path:
-    """Writes the report of a run's folder, by default as report.html in it, and returns its path.
+def write_page(run_dir: Path, state: str, recording: Recording | None = None, glass: Any = None) -> None:
+    """Writes the page of a run's folder, report.html in it, aside and then renames it: see `run_page_html`.
 
-    The run may still be training: the report shows what is there.
-
-    Raises a `Mistake` if the folder has no metrics.csv, or a file in it is damaged.
+    state: "running", "interrupted" or "ended". A browser in which the page is open takes the newer one.
     """
-    path = path or run / REPORT
-    name = run.resolve().name
-    page = report_page(
-        name,
-        read_metrics(run / METRICS),
-        read_samples(run / SAMPLES),
-        _read_text(run / CONFIG),
-        Recording.open(run / ATTENTION, name) if (run / HEAD_SCORES).exists() else None,
-        read_config(run / CONFIG),
-        MODEL_PAGE if (path.parent / MODEL_PAGE).exists() else "",
-        read_experiments(run / EXPERIMENTS),
-    )
-    write_atomically(path, page.encode())
-    return path
+    path = run_dir / REPORT
+    gap = time.time() - path.stat().st_mtime if path.exists() else 0.0
+    write_atomically(path, run_page_html(run_dir, state, gap, recording, glass).encode())
+
+
+def run_page_html(
+    run_dir: Path,
+    state: str | None = None,
+    gap: float = 0.0,
+    recording: Recording | None = None,
+    glass: Any = None,
+) -> str:
+    """The page of what there is in a run's folder. The run may still be training.
+
+    Args:
+        state, gap: see `run_page`.
+        recording: that of the folder, where it is open already: a page then packs only the steps that are new.
+        glass: the run opened by `model.glass`. The page holds its model, and those of the steps that the run has kept.
+
+    Raises a `Mistake` if a file of the run is damaged.
+    """
+    name = run_dir.resolve().name
+    if recording is None and (run_dir / HEAD_SCORES).exists():
+        recording = Recording.open(run_dir / ATTENTION, name)
+    rows = read_metrics(run_dir / METRICS) if (run_dir / METRICS).exists() else []
+    told = learning(rows, read_samples(run_dir / SAMPLES), _read_text(run_dir / CONFIG), read_config(run_dir / CONFIG))
+    opened = [] if glass is None else [one for one in (*glass.earlier, glass) if one.gpt.config == glass.gpt.config]
+    models = [(one.step or 0, one.gpt) for one in opened]
+    tokenizer = glass and glass.tokenizer
+    return run_page(name, recording, learning=told, models=models, tokenizer=tokenizer, state=state, gap=gap)
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
@@ -83,13 +95,6 @@ def read_samples(path: Path) -> list[dict]:
         return [{"step": int(one["step"]), "prompt": str(one["prompt"]), "text": str(one["text"])} for one in samples]
 
 
-def read_experiments(path: Path) -> dict[str, int]:
-    """The step from which on each experiment holds; none without such a file. Raises a `Mistake` if it is damaged."""
-    content = _read(path) or b"{}"
-    with parsing(path):
-        return {str(title): int(step) for title, step in json.loads(content).items()}
-
-
 def _read_text(path: Path) -> str:
     """The text of a file, "" if there is none. Raises a `Mistake` unless it is UTF-8."""
     content = _read(path)
@@ -102,61 +107,34 @@ def _read(path: Path) -> bytes:
         return path.read_bytes() if path.exists() else b""
 
 
-def finish(run_dir: Path, validation_text: str | None, open_run: Callable[[Path], Any]) -> str:
-    """Writes the pages of a run; returns what it reached, where its files are, and what to type next.
+def finish(run_dir: Path, open_run: Callable[[Path], Any]) -> str:
+    """Writes the page of a run; returns what it reached, where its files are, and what to type next.
 
-    A page that fails is a warning: the run is not lost. There is no model.html of a model that is too large, or whose
-    heads were not recorded.
+    A page that fails is a warning: the run is not lost. There is no model in the page of a run whose heads were not
+    recorded.
 
-    validation_text: what the model was validated on, to compare it with a general compressor; None leaves that out.
     open_run: that of `model.glass`, which stands above this room.
     """
     if not run_dir.exists():
-        return _reached(run_dir, validation_text)
-    model = run_dir / MODEL_PAGE
-    model.unlink(missing_ok=True)  # of an earlier step, if the run was resumed
-    if is_recorded := (run_dir / HEAD_SCORES).exists():
-        with _telling("page with this model"):
-            _write_model_page(run_dir, open_run(run_dir))
-    with _telling("report of this run", log.warning):
-        write_report(run_dir)
-    reached = _reached(run_dir, validation_text)
+        return _reached(run_dir)
+    try:
+        write_page(run_dir, "ended", glass=open_run(run_dir) if (run_dir / HEAD_SCORES).exists() else None)
+    except (Mistake, MemoryError) as error:
+        log.warning("There is no page of this run: %s", error)
+    reached, page = _reached(run_dir), run_dir / REPORT
     path = shlex.quote(str(run_dir))
     files = ", ".join(name for name in FILES if (run_dir / name).exists())
-    look = f"  python scripts/inspect_attention.py --run {path}         see what it attends to\n" if is_recorded else ""
-    type_to_it = f"\n\nto type to it, open {model} in a browser" if model.exists() else ""
+    look = f"\n\nto see what it learned, and to type to it, open {page} in a browser" if page.exists() else ""
     return f"""
 {reached}
 everything is in {run_dir}/: {files}
 
   python scripts/generate.py --checkpoint {path}           generate text
-{look}  python train.py --resume {path} --trainer.max_steps N    train it further{type_to_it}"""
+  python train.py --resume {path} --trainer.max_steps N    train it further{look}"""
 
 
-@contextmanager
-def _telling(page: str, tell: Callable[..., None] = log.info) -> Iterator[None]:
-    """Logs by `tell` why a page is missing, such as of a model that cannot have one."""
-    try:
-        yield
-    except (ValueError, MemoryError) as error:  # until the pages raise Mistake
-        tell("There is no %s: %s", page, error)
-
-
-def _write_model_page(run_dir: Path, glass: Any) -> None:
-    """With the steps that the run has kept, or without them if they would not fit; and when its experiments hold."""
-    earlier = [other for other in glass.earlier if other.gpt.config == glass.gpt.config]
-    try:
-        page, since = glass.page_and_experiments(others=earlier)
-    except ValueError:  # likewise
-        if not earlier:
-            raise
-        page, since = glass.page_and_experiments()
-    write_atomically(run_dir / EXPERIMENTS, json.dumps(since).encode())
-    write_atomically(run_dir / MODEL_PAGE, page.encode())
-
-
-def _reached(run_dir: Path, validation_text: str | None) -> str:
-    """Such as "validation: 1.742 bits per byte after 960 steps; xz -9e needs 1.741 for the same text"."""
+def _reached(run_dir: Path) -> str:
+    """Such as "validation: 1.742 bits per byte after 960 steps"."""
     if not (run_dir / METRICS).exists():
         return "nothing was trained: trainer.max_steps (a checkpoint's steps count) or trainer.max_time leave no step"
     column = "val/bits_per_byte"
@@ -168,7 +146,4 @@ def _reached(run_dir: Path, validation_text: str | None) -> str:
     line = f"validation: {last[column]:.4f} bits per byte after {last['step']} steps"
     if best is not last:
         line += f", best {best[column]:.4f} after {best['step']}"
-    if content := (validation_text or "").encode():
-        bits = 8 * len(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME)) / len(content)
-        line += f"; xz -9e needs {bits:.4f} for the same text"
     return line

@@ -1,62 +1,56 @@
-// The header, the controls of the steps, and the keys.
+// The header, the slider of the steps, and the keys.
 
 import { $, clamp, element } from "browser/elements.js";
 import { thumbs } from "browser/heads.js";
 import { addView, change, changeOther, rendered, shown } from "browser/render.js";
-import {
-  ALL_HEADS, comparable, data, headPart, lastOf, mapped, PROBES, RUNS, SCORES, secondRun, shortName, state,
-} from "browser/state.js";
+import { ALL_HEADS, data, headPart, LAST, SCORES, shortName, state, TEXTS } from "browser/state.js";
 
-const hasSteps = (run) => lastOf(run) > 0;
 const openManual = () => $("manual").showModal();
 
-// Of each side the parts of its control, and what sets its step and run.
+// Of each side the parts of its control, and what sets its step.
 const slides = [["slide-a", change], ["slide-b", changeOther]].map(([id, set]) => {
-  const [slider, run, output] = ["input", ".run", "output"].map((part) => $(id).querySelector(part));
-  return { root: $(id), slider, run, output, set };
+  const [slider, output] = ["input", "output"].map((part) => $(id).querySelector(part));
+  return { root: $(id), slider, output, set };
 });
 
 let playing = null; // the timer of the next step
 
 addView(function drawSteps() {
-  slides.forEach(({ root, slider, run, output }, i) => {
+  slides.forEach(({ root, slider, output }, i) => {
     const side = shown.sides[i];
-    root.hidden = !side || (RUNS.length < 2 && !hasSteps(side.run));
+    root.hidden = !side;
     if (!side) return;
-    const step = (output.textContent = `step ${side.snapshot.step}`);
-    Object.assign(slider, { max: lastOf(side.run), value: side.at, hidden: !hasSteps(side.run), ariaValueText: step });
-    run.value = side.run;
+    const step = (output.textContent = `step ${side.snapshot.step.toLocaleString("en")}`);
+    Object.assign(slider, { max: LAST, value: side.at, ariaValueText: step });
   });
-  $("play").hidden = !hasSteps(shown.run);
   $("compare").ariaPressed = Boolean(shown.other);
   if (!shown.other) return;
-  $("link").hidden = !hasSteps(shown.run) || !hasSteps(shown.other.run);
   $("link").ariaPressed = shown.linked;
   $("other-head").value = shown.other.head ?? "same";
   const matching = shown.other.head === "match" ? `: ${shortName(shown.sides[1].head)}` : "";
   $("other-head").options[1].textContent = `nearest match${matching}`;
 });
 
-const toggleCompare = () => change({ other: state.other ? null : secondRun ?? { run: 0, at: 0, head: null } });
+const toggleCompare = () => change({ other: state.other ? null : { at: 0, head: null } });
 
 // Milliseconds a step: a few steps are shown for as long as they take to look at.
-const pause = () => Math.max(140, Math.min(800, 5000 / mapped[state.run].length));
+const PAUSE = Math.max(140, Math.min(800, 5000 / (LAST + 1)));
 
 async function playNext() {
   await rendered;
   if (!playing) return;
-  if (state.at === lastOf(state.run)) return play();
+  if (state.at === LAST) return play();
   change({ at: state.at + 1 });
-  playing = setTimeout(playNext, pause());
+  playing = setTimeout(playNext, PAUSE);
 }
 
 function play() {
-  if (!playing && state.at === lastOf(state.run)) change({ at: 0 });
-  playing = playing ? clearTimeout(playing) : setTimeout(playNext, pause());
+  if (!playing && state.at === LAST) change({ at: 0 });
+  playing = playing ? clearTimeout(playing) : setTimeout(playNext, PAUSE);
   Object.assign($("play"), { textContent: playing ? "❚❚" : "▶", ariaPressed: Boolean(playing) });
 }
 
-const goBySteps = (by) => change({ at: clamp(state.at + by, lastOf(state.run)) });
+const goBySteps = (by) => change({ at: clamp(state.at + by, LAST) });
 
 function goByHeads(by) {
   const order = [...$("grid").querySelectorAll(".thumb")].map((thumb) => thumbs.indexOf(thumb));
@@ -70,16 +64,17 @@ export const keys = {
   ArrowUp: () => goByHeads(-1),
   ArrowDown: () => goByHeads(1),
   s: () => change({ scale: state.scale === "sqrt" ? "linear" : "sqrt" }),
-  c: () => comparable && toggleCompare(),
-  p: () => change({ probe: (state.probe + 1) % PROBES.length }),
-  Escape: () => change({ token: null }),
+  c: () => LAST > 0 && toggleCompare(),
+  p: () => change({ probe: (state.probe + 1) % TEXTS.length }),
+  Escape: () => change({ token: null, square: null }),
   "?": openManual,
 };
 
 document.addEventListener("keydown", (event) => {
   const { target, key, ctrlKey, metaKey, altKey } = event;
-  if (ctrlKey || metaKey || altKey || $("manual").open || target.matches("select, input, textarea")) return;
-  const action = key === " " ? !target.matches("button") && hasSteps(state.run) && play : keys[key];
+  if (ctrlKey || metaKey || altKey || !shown) return;
+  if (document.querySelector("dialog[open]") || target.matches("select, input, textarea")) return;
+  const action = key === " " ? !target.matches("button, summary") && LAST > 0 && play : keys[key];
   if (!action) return;
   action();
   event.preventDefault();
@@ -91,13 +86,8 @@ for (const { label, glossary } of Object.values(SCORES))
 $("sort").append(...Object.entries(SCORES).map(([score, { label }]) => new Option(`by ${label}`, score)));
 $("sort").addEventListener("change", ({ target: { value: order } }) =>
   change({ order, score: order === "layer" ? state.score : order }));
-$("controls").hidden = !comparable;
-for (const { slider, run, set } of slides) {
-  run.hidden = RUNS.length < 2;
-  run.append(...RUNS.map(({ name }, i) => new Option(name, i)));
-  run.addEventListener("change", () => set({ run: Number(run.value), at: lastOf(run.value) }));
-  slider.addEventListener("input", () => set({ at: Number(slider.value) }));
-}
+$("controls").hidden = LAST < 1;
+for (const { slider, set } of slides) slider.addEventListener("input", () => set({ at: Number(slider.value) }));
 $("other-head").append(...ALL_HEADS.map((head) => new Option(headPart(head), head)));
 $("other-head").addEventListener("change", ({ target: { value } }) =>
   changeOther({ head: value === "match" ? value : value === "same" ? null : Number(value) }));
@@ -105,5 +95,4 @@ $("link").addEventListener("click", () => change({ linked: !state.linked }));
 $("play").addEventListener("click", play);
 $("compare").addEventListener("click", toggleCompare);
 $("theme").addEventListener("click", () => change({ theme: state.theme === "dark" ? "light" : "dark" }));
-addEventListener("theme", ({ detail }) => change({ theme: detail })); // from a report that holds this page
 for (const opener of document.querySelectorAll("[aria-haspopup=dialog]")) opener.addEventListener("click", openManual);

@@ -1,30 +1,34 @@
 // Experiments that hold for this model (see experiments.py): a text, one change, and what was predicted beside what the
 // page shows. They use what a person can do as well: type, choose a head, switch it off.
 
-import { showInBox } from "browser/editor.js";
 import { $, element } from "browser/elements.js";
 import { ofHead, weightAt } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
-import { headName, headNumber, headPart, lastOf } from "browser/state.js";
+import { data, headName, headNumber, headPart, holdsWeights, mapped, state } from "browser/state.js";
+import { box, showInBox } from "browser/text.js";
 import { tokensOf } from "browser/typed-text.js";
-import { listed, percent, quote } from "browser/words.js";
+import { percent, quote } from "browser/words.js";
 
 const MOST = 6; // buttons
-const { effects, tried } = JSON.parse($("experiments").textContent);
-let chosen = null; // { effect, before, after }: an experiment, and what the page has shown of its right tokens
+const OPENING = $("experiment").textContent;
+const { effects, tried } = data.experiments ?? { effects: [], tried: {} };
+const TRIED_AT = [...mapped.keys()].findLast(holdsWeights); // the step at which they were tried
+// An experiment, and what the page has shown of its right tokens before the change and after it, by step.
+let chosen = null; // { effect, before, after }
 
 // What is typed and switched off before the change and after it.
 const stages = ({ trial, off }) => [{ typed: trial.text, off: [] }, { typed: trial.changed, off }];
 const isShown = ({ typed, off }) =>
-  shown.typed === typed && String(shown.off) === String(off) && shown.replacement === "mean" && shown.at === lastOf(0);
+  shown.typing && shown.typed === typed && String(shown.off) === String(off) && shown.replacement === "mean";
 
 function show(effect, stage) {
-  if (chosen?.effect !== effect) chosen = { effect };
+  if (chosen?.effect !== effect) chosen = { effect, before: {}, after: {} };
   const { typed, off } = stages(effect)[stage];
   showInBox(typed);
   const token = tokensOf(typed).tokens.length - 1;
   const head = effect.head === null ? {} : { head: headNumber(effect.head) };
-  change({ typed, off, token, replacement: "mean", run: 0, at: lastOf(0), other: null, direction: "to", ...head });
+  const at = stage && holdsWeights(state.at) ? state.at : TRIED_AT;
+  change({ typed, off, token, replacement: "mean", probe: 0, at, other: null, direction: "to", square: null, ...head });
 }
 
 // What the right tokens get of the probability, as far as they are listed.
@@ -35,20 +39,17 @@ const fromTo = ([before, after]) => `${percent(before)} → ${percent(after)}`;
 
 addView(function drawExperiment() {
   [...$("tries").children].forEach((button, i) => (button.ariaPressed = effects[i] === chosen?.effect));
-  if (!chosen) return;
+  if (!chosen) return $("experiment").replaceChildren(OPENING);
   const { effect } = chosen;
   const [before, after] = stages(effect).map(isShown);
-  if (before) chosen.before = rightShare(effect);
-  if (after) chosen.after = rightShare(effect);
+  if (before) chosen.before[shown.at] = rightShare(effect);
+  if (after) chosen.after[shown.at] = rightShare(effect);
   $("experiment").replaceChildren(...(before ? lookAt : after ? compare : begin)(effect));
 });
 
 const paragraph = (...nodes) => element("p", {}, ...nodes);
 const button = (textContent, onclick) => element("button", { textContent, onclick });
-const begin = (effect) => [
-  shown.off.length ? `${listed(shown.off)} ${shown.off.length > 1 ? "are" : "is"} still off. ` : "",
-  button("begin this experiment again", () => show(effect, 0)),
-];
+const begin = (effect) => [button("begin this experiment again", () => show(effect, 0))];
 const listedOnes = () => `the ${shown.sides[0].next.length} likeliest`;
 const gets = ({ trial: { right, answer } }) =>
   right.length > 1
@@ -70,7 +71,8 @@ function headOf({ head, weight, trial: { source }, texts: [, right] }) {
 }
 
 const lookAt = (effect) => [
-  paragraph(`${effect.look} What should come next: ${gets(effect)} ${percent(chosen.before)}. ${headOf(effect)}`),
+  paragraph(`${effect.look} What should come next: ${gets(effect)} ${percent(chosen.before[shown.at])}. `,
+    headOf(effect)),
   paragraph(`Expected after the change: half of that or less; ${usually(effect)}. `,
     button(`▶ ${effect.change}`, () => show(effect, 1))),
 ];
@@ -79,15 +81,21 @@ function compare(effect) {
   const share = (pair) => element("b", {}, fromTo(pair));
   return [
     element("p", { id: "predicted" },
-      `Before → after the change, ${gets(effect)}: PyTorch, when this page was made, `, share(effect.shares),
-      " · this page ", share([chosen.before, chosen.after]), `; ${usually(effect)}.`),
+      `Before → after the change, ${gets(effect)}: PyTorch, at step ${mapped[TRIED_AT].step}, `, share(effect.shares),
+      ` · this page, at step ${shown.snapshot.step}, `, share([chosen.before[shown.at], chosen.after[shown.at]]),
+      `; ${usually(effect)}.`),
     paragraph(`${effect.question} `, button("◀ undo the change", () => show(effect, 0))),
   ];
 }
 
+// A text of one's own ends an experiment, and what it changed.
+box.addEventListener("input", () => {
+  if (chosen && String(state.off) === String(chosen.effect.off)) state.off = [];
+  chosen = null;
+});
 $("experiment").hidden = !effects.length;
 $("tries").append(...effects.slice(0, MOST).map((effect) => button(effect.title, () => show(effect, 0))));
-if (!effects.length) {
+if (data.experiments && !effects.length) {
   const found = Object.entries(tried).map(([title, why]) => `${title} (${why})`);
   $("tries").textContent = `None of these was found in this model: ${found.join(", ")}.`;
 }

@@ -1,10 +1,10 @@
-// Thumbnails of all heads: a grid for each side.
+// Thumbnails of all heads.
 
 import { $, element } from "browser/elements.js";
 import { ofHead, shrink } from "browser/maps.js";
-import { addView, change, changeOther, shown } from "browser/render.js";
+import { addView, change, shown } from "browser/render.js";
 import {
-  ALL_HEADS, formation, HEADS, headName, LAYERS, MARKED, RUNS, SCORES, shortName, tellsSince,
+  ALL_HEADS, formation, formedBetween, HEADS, headName, LAYERS, MARKED, SCORES, shortName,
 } from "browser/state.js";
 import { decimal, largestFirst } from "browser/words.js";
 
@@ -17,37 +17,31 @@ const LARGEST = 190;
 const TURNED = 1.5; // times larger must thumbnails become where layers stand beside each other, and not below
 const SMALLEST = matchMedia("(pointer: coarse)").matches ? 44 : 20;
 
-const newThumbs = (choose) => ALL_HEADS.map((head) => {
+export const thumbs = ALL_HEADS.map((head) => {
   const caption = element("span", { className: "caption" }, element("span"), element("span"));
   const [marks, without] = ["marks", "without"].map((className) => element("span", { className }));
   const parts = [element("canvas"), element("i"), caption, marks, without];
-  return element("button", { className: "thumb", onclick: () => choose(head) }, ...parts);
+  return element("button", { className: "thumb", onclick: () => change({ head }) }, ...parts);
 });
 
-export const thumbs = newThumbs((head) => change({ head }));
-const otherThumbs = newThumbs((head) => changeOther({ head }));
-
 addView(function drawHeads() {
-  const twoRuns = shown.other && shown.other.run !== shown.run;
-  $("grid-a").hidden = $("grid-b").parentElement.hidden = !twoRuns;
   $("sort").value = shown.order;
-  $("bar-meaning").textContent = `bars: ${SCORES[scoreOfBars()].label}`;
-  drawGrid($("grid"), thumbs, shown.sides[0], $("grid-a"));
-  if (twoRuns) drawGrid($("other-grid"), otherThumbs, shown.sides[1], $("grid-b"));
+  drawLegend();
+  drawGrid();
 });
 
 const scoreOfBars = () => (shown.order === "layer" ? shown.score : shown.order);
 
-function drawGrid(grid, buttons, side, title) {
+function drawGrid() {
+  const [side] = shown.sides;
   const scores = side.snapshot.scores[scoreOfBars()].flat();
   const { label } = SCORES[scoreOfBars()];
-  arrange(grid, buttons, shown.order === "layer" ? ALL_HEADS : largestFirst(scores));
-  title.textContent = `${side.name}: ${RUNS[side.run].name}`;
+  arrange(shown.order === "layer" ? ALL_HEADS : largestFirst(scores));
   const length = shown.labels.length;
-  const width = Math.max(1, buttons[0].clientWidth * devicePixelRatio); // none where the page is not shown yet
+  const width = Math.max(1, thumbs[0].clientWidth * devicePixelRatio); // none where the page is not shown yet
   const factor = Math.ceil(length / width);
   const image = new ImageData(Math.ceil(length / factor), Math.ceil(length / factor));
-  for (const [head, button] of buttons.entries()) {
+  for (const [head, button] of thumbs.entries()) {
     const [canvas, bar, caption, marks] = button.children;
     const score = decimal(scores[head]);
     if (canvas.width !== image.width) canvas.width = canvas.height = image.width;
@@ -56,20 +50,20 @@ function drawGrid(grid, buttons, side, title) {
     bar.style.width = `${100 * scores[head]}%`;
     caption.firstChild.textContent = shortName(head);
     caption.lastChild.textContent = score;
-    const formed = MARKED.filter((one) => formation(side.run, one, head) <= side.snapshot.step);
+    const formed = MARKED.filter((one) => formation(one, head) <= side.snapshot.step);
     marks.replaceChildren(...formed.map(markOf));
     button.ariaPressed = head === side.head;
-    const step = (one) => (tellsSince(side.run) ? ` at step ${formation(side.run, one, head)}` : "");
-    const since = formed.map((one) => `${SCORES[one].label} formed${step(one)}`);
+    const since = formed.map((one) => `${SCORES[one].label} formed ${formedBetween(formation(one, head))}`);
     button.ariaLabel = [headName(head), `${label} ${score}`, ...since].join(", ");
   }
 }
 
-function arrange(grid, buttons, order) {
+function arrange(order) {
+  const grid = $("grid");
   const sorted = shown.order !== "layer";
   // On a wide screen the style sheet gives the panel a height into which all heads should fit.
   const bounded = getComputedStyle($("heads")).getPropertyValue("--bounded") === "1";
-  const wide = grid.parentElement.clientWidth - 4;
+  const wide = $("scroll").clientWidth - 4;
   const high = bounded ? $("scroll").clientHeight - 4 : Infinity;
   const upright = layeredSide(wide, high, HEADS, LAYERS);
   const lying = layeredSide(wide, high, LAYERS, HEADS);
@@ -82,12 +76,12 @@ function arrange(grid, buttons, order) {
   if (grid.dataset.order === key) return;
   grid.dataset.order = key;
   grid.className = sorted ? "grid sorted" : "grid";
-  if (sorted) return grid.replaceChildren(...order.map((head) => buttons[head]));
+  if (sorted) return grid.replaceChildren(...order.map((head) => thumbs[head]));
   const heading = (textContent) => element("span", { className: "heading", textContent });
   const numbers = [...Array(columns).keys()];
   const cells = [turned ? "H\\L" : "L\\H", ...numbers].map(heading);
   for (let row = 0; row < rows; row++) {
-    const inRow = numbers.map((column) => buttons[turned ? column * HEADS + row : row * HEADS + column]);
+    const inRow = numbers.map((column) => thumbs[turned ? column * HEADS + row : row * HEADS + column]);
     cells.push(heading(row), ...inRow);
   }
   grid.replaceChildren(...cells);
@@ -109,3 +103,13 @@ function sortedSide(wide, high) {
 export const markOf = (score) => element("b", {
   className: "mark", textContent: SCORES[score].letter, style: { background: `var(--${SCORES[score].colour})` },
 });
+
+// What is on a thumbnail, as a picture: the letters that some head has, the bar, and the number.
+function drawLegend() {
+  const known = MARKED.filter((score) => ALL_HEADS.some((head) => formation(score, head) < Infinity));
+  const entry = (sign, text) => element("span", {}, sign, ` ${text}`);
+  $("legend").replaceChildren(
+    ...known.map((score) => entry(markOf(score), `formed: ${SCORES[score].label}`)),
+    entry(element("i", { className: "sample-bar" }), SCORES[scoreOfBars()].label),
+    shown.snapshot.ablation ? entry(element("b", { className: "sample-number" }, "+0.1"), "loss without it") : "");
+}

@@ -3,7 +3,7 @@
 import { $, ARROWS, clamp, css, element, onKeys } from "browser/elements.js";
 import { byteAt, drawLabel, drawMap, fitCanvas, layout, ofHead, PAD, weightAt } from "browser/maps.js";
 import { addChoices, addFollower, addView, change, chosenToken, point, pointer, shown } from "browser/render.js";
-import { data, headName, headPart, RUNS } from "browser/state.js";
+import { data, headName, headPart } from "browser/state.js";
 import { squareInWords } from "browser/words.js";
 
 function panes() {
@@ -31,8 +31,7 @@ const paneTitle = ({ name, title }) => (name ? `${name}: ${title}` : title);
 
 addView(function drawStage() {
   $("stage-title").textContent = headName(shown.head).replace("l", "L");
-  $("much").textContent = shown.theme === "dark" ? "Bright" : "Dark";
-  $("same").hidden = shown.snapshot.step > 1 || !RUNS[shown.run].unmoved?.[shown.probe];
+  $("much").textContent = shown.theme === "dark" ? "brighter" : "darker";
   fillRamp($("ramp"), "weights", meanings());
   const list = panes();
   while ($("panes").children.length > list.length) $("panes").lastChild.remove();
@@ -40,7 +39,7 @@ addView(function drawStage() {
   const titles = [...$("panes").children].map((pane) => pane.firstChild);
   for (const [i, title] of titles.entries()) {
     title.textContent = paneTitle(list[i]);
-    title.hidden = !shown.other && RUNS.length < 2;
+    title.hidden = !shown.other;
   }
   // Room for the map in the first screen, below the header and beside the rest of this panel, which stands by now.
   const rest = $("stage").offsetHeight - $("panes").offsetHeight + titles[0].offsetHeight;
@@ -69,7 +68,8 @@ function newPane() {
     const inside = key >= 0 && key < geometry.length && query >= 0 && query < geometry.length;
     return inside ? { query, key } : null;
   };
-  const choose = () => pointer.cell && change({ token: shown.received ? pointer.cell.key : pointer.cell.query });
+  const choose = () => pointer.cell &&
+    change({ token: shown.received ? pointer.cell.key : pointer.cell.query, square: pointer.cell });
   over.addEventListener("pointermove", (event) => hover(locate(event)));
   for (const end of ["pointerleave", "blur"]) over.addEventListener(end, () => hover(null));
   over.addEventListener("click", (event) => (hover(locate(event)), choose()));
@@ -114,7 +114,8 @@ function drawHover() {
     context.lineWidth = 2;
     context.strokeRect(room + pointed.key * cell - 1, PAD + pointed.query * cell - 1, cell + 2, cell + 2);
   }
-  $("readout").textContent = pointed ? reading(pointed) : "Point at a square to read it; click to choose its token.";
+  const invitation = `Point at a square to read it; click to ${shown.typing ? "open it" : "choose its token"}.`;
+  $("readout").textContent = pointed ? reading(pointed) : invitation;
 }
 
 function reading({ query, key }) {

@@ -1,12 +1,13 @@
-// The views of what a snapshot measured beside its maps: surprise, lens and attribution.
-// Their modules know nothing of the page, so that the report can use them too; this one gives them what is shown.
+// The views of what a snapshot measured beside its maps: surprise, lens and attribution. Their modules know nothing of
+// the page; this one gives them what is shown.
 
 import { badge, fold, nextInWords, partsOf, sum } from "browser/attribution.js";
 import { $, element, tableHead } from "browser/elements.js";
 import { COLOURINGS, createLens } from "browser/lens.js";
 import { addChoices, addFollower, addView, change, pointer, shown } from "browser/render.js";
-import { headNumber, state } from "browser/state.js";
-import { expectationItems, measuredOf, shadeBySurprise } from "browser/surprise.js";
+import { partName } from "browser/scores.js";
+import { state } from "browser/state.js";
+import { expectationItems, measuredOf } from "browser/surprise.js";
 import { quote, signed } from "browser/words.js";
 
 // ---- surprise
@@ -14,10 +15,7 @@ import { quote, signed } from "browser/words.js";
 function drawSurprise() {
   const on = shown.text === "surprise";
   $("by-surprise").ariaPressed = on;
-  for (const part of [...$("surprise").children].slice(1)) part.hidden = !on;
-  $("tokens").classList.toggle("by-surprise", on);
-  $("top").hidden = on; // what the token attends to gives way to what was expected in its place
-  if (on) shadeBySurprise($("tokens").children, shown.sides[0].measured);
+  $("surprise-key").hidden = !on;
   drawExpectation();
 }
 
@@ -100,14 +98,6 @@ function drawParts(parts, other) {
   $("parts").replaceChildren(head, element("tbody", {}, ...body), element("tfoot", {}, foot));
 }
 
-// A head's name is a button.
-function partName(textContent) {
-  const head = headNumber(textContent.replace(/^head /, ""));
-  if (head === undefined) return textContent;
-  const onclick = () => change({ head });
-  return element("button", { textContent, title: "choose this head", ariaPressed: head === shown.head, onclick });
-}
-
 function bar(value, largest, className) {
   const width = `${(50 * Math.abs(value ?? 0)) / largest}%`;
   const [side, sign] = value < 0 ? ["right", "less"] : ["left", "more"];
@@ -123,7 +113,7 @@ async function drawDeep() {
   if (waiting.length) {
     const details = await Promise.all(waiting.map(({ late }) => late()));
     if (now !== shown || !details.every(Boolean)) return;
-    const measured = details.map((found) => measuredOf(found, shown.probeName, shown.labels));
+    const measured = details.map((found) => measuredOf(found, "text", shown.labels));
     waiting.forEach((side, i) => Object.assign(side, { measured: measured[i], late: null }));
   }
   drawLenses();

@@ -1,20 +1,37 @@
-// The page of attention maps. Each of the first imports adds a view (see render.js).
+// The page of a run. Each of the first imports adds a view (see render.js).
 
 import "browser/controls.js";
+import "browser/learning.js";
 import "browser/heads.js";
 import "browser/large-map.js";
-import "browser/shaded-text.js";
+import "browser/text.js";
+import "browser/coming.js";
+import "browser/writing.js";
 import "browser/sentences.js";
 import "browser/scores.js";
-import "browser/curves.js";
+import "browser/switches.js";
+import "browser/patching.js";
 import "browser/measurements.js";
+import "browser/experiments.js";
+import "browser/changed.js";
 import { $, element } from "browser/elements.js";
-import { recent } from "browser/recent.js";
-import { addView, shown, start } from "browser/render.js";
-import { data, mapped, PROBES } from "browser/state.js";
-import { bytesOf } from "browser/weights.js";
+import { startEngine } from "browser/engine.js";
+import { addView, letType, shown, start } from "browser/render.js";
+import { data, mapped, state } from "browser/state.js";
+import { box } from "browser/text.js";
+import { engine, readTyped, tokensOf, useEngine } from "browser/typed-text.js";
+import { watch } from "browser/watching.js";
+import { decimal } from "browser/words.js";
 
-// ---- whether the maps can be trusted: two badges in the header
+const LARGEST_ERROR = 1e-3; // of a logit
+const STOPPED = "The model has stopped, and what one types with it. Reload the page to start it again.";
+const CUT = "This file has been cut short: copy or download it again.";
+const BROWSERS = $("browsers").textContent; // that can show this page
+
+const tell = (...sentences) => $("notes").replaceChildren(
+  ...[...data.notes, ...sentences].filter(Boolean).map((textContent) => element("p", { textContent })));
+
+// ---- whether the maps can be trusted: badges in the header
 
 const BADGES = [
   ["fidelity", "faithful", "maps verified", "maps are not what the model computes"],
@@ -36,27 +53,62 @@ addView(function drawBadges() {
   }
 });
 
-// ---- what was recorded, from the elements of the file: one gzip block of maps a probe and step, one of other
-// measurements a step, each decoded when it is first shown
-
-const known = recent(120); // blocks by their number
-
-// What `render` shows of a snapshot.
-async function recorded({ probe }, at, run) {
-  const { blocks, details: number } = mapped[run][at];
-  const [maps, details] = await Promise.all([unpacked(blocks[probe], "arrayBuffer"), unpacked(number, "json")]);
-  const { descriptions } = details;
-  return { weights: new Uint8Array(maps), details, descriptions, labels: PROBES[probe].labels };
+// Of both sides, the worse.
+async function drawParity() {
+  const now = shown;
+  if (!now.typing) return;
+  const parities = await Promise.all(now.sides.map(({ at }) => engine.parity(mapped[at].weights)));
+  if (now !== shown) return;
+  const { error, bits } = parities.reduce((worse, one) => (one.error > worse.error ? one : worse));
+  const good = error <= LARGEST_ERROR && !engine.note;
+  const weights = engine.kind === "int8" ? ", with int8 weights" : "";
+  const textContent = good ? `✓ as PyTorch computes it${weights}` : "✗ not what PyTorch computes";
+  const figures = `the largest difference of a logit is ${error.toExponential(1)}`;
+  Object.assign($("parity"), { textContent, className: `badge ${good ? "good" : "bad"}`, hidden: false });
+  $("parity").ariaLabel = `${textContent}: ${engine.note || figures}; opens the help`;
+  const stored = `Weights are stored as ${engine.kind} to make the file small, which costs`;
+  $("parity-figures").textContent = `Here ${figures}. ${stored} ${decimal(bits, 4)} bits per token. ${engine.note}`;
 }
 
-const unpacked = (number, form) => known(number, () => {
-  const bytes = bytesOf(JSON.parse($(`block-${number}`).textContent));
-  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip")))[form]();
-});
+// ---- the model, if the page holds it
+
+// What the file holds of it: { manifest, texts: the weights of each snapshot in base64 }; null if it is cut.
+function model() {
+  try {
+    const manifest = JSON.parse($("manifest").textContent);
+    const texts = manifest.steps.map((_, i) => $(`weights-${i}`).textContent);
+    const complete = texts.every(({ length }) => length === 4 * Math.ceil(manifest.bytes / 3));
+    return complete ? { manifest, texts } : null;
+  } catch {
+    return null;
+  }
+}
+
+async function startModel() {
+  const held = model();
+  if (!held) return tell(CUT);
+  const onWaiting = (count) => ($("main").ariaBusy = count > 0);
+  onWaiting(1);
+  useEngine(await startEngine(held.manifest, held.texts, { onWaiting, onStop: () => tell(STOPPED) }));
+  state.off = state.off.filter((part) => engine.parts.includes(part));
+  tell(engine.note);
+  if (state.token === undefined) state.token = Math.max(0, tokensOf(state.typed).tokens.length - 2);
+  addView(drawParity);
+  letType(readTyped);
+}
 
 if (typeof DecompressionStream === "undefined") {
-  $("notes").textContent = `This browser is too old to show the maps. ${$("browsers").textContent} can.`;
+  $("notes").textContent = `This browser is too old to show this page. ${BROWSERS} can.`;
 } else {
-  $("notes").replaceChildren(...data.notes.map((textContent) => element("p", { textContent })));
-  start(recorded);
+  tell();
+  addEventListener("unhandledrejection", ({ reason }) => tell(`This could not be shown: ${reason.message}.`));
+  $("main").hidden = !mapped.length;
+  box.value = data.text ?? "";
+  state.typed = box.value; // where all line breaks are alike
+  start();
+  watch();
+  if (data.text !== undefined)
+    startModel().catch(({ message, answered }) => tell(answered
+      ? `This page cannot run this model: ${message}.`
+      : `This browser cannot run the model. ${BROWSERS} can. (${message})`));
 }

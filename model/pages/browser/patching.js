@@ -1,11 +1,11 @@
-// Activation patching (Meng et al. 2022, https://arxiv.org/abs/2202.05262; Wang et al. 2022): what one head gives at
+// Activation patching (Meng et al. 2022, arXiv:2202.05262; Wang et al. 2022): what one head gives at
 // one token of a text B is put into the reading of text A, and the logit of a token to come next is compared.
 
 import { $, changeTo, clamp, createCells, element } from "browser/elements.js";
 import { fillRamp } from "browser/large-map.js";
 import { rgb } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
-import { addField, ALL_HEADS, headPart, LAYERS, numberIn, placeOf, shortName, state } from "browser/state.js";
+import { addField, ALL_HEADS, headPart, LAYERS, mapped, numberIn, placeOf, shortName, state } from "browser/state.js";
 import { ask, engine } from "browser/typed-text.js";
 import { quote, signed, visible } from "browser/words.js";
 
@@ -23,13 +23,13 @@ let running = null; // the AbortController of what fills it
 // What is patched: the chosen head at the chosen token.
 function chosen() {
   const [{ labels, next, typed, other }] = shown.sides;
-  if (!other) return null;
+  if (!shown.typing || !other) return null;
   const candidates = [...new Set([next, other.next].flatMap((ones) => ones.slice(0, CANDIDATES).map(([id]) => id)))];
   const into = shown.token ?? labels.length - 1;
   const target = candidates.includes(shown.target) ? shown.target : other.next[0][0];
   const from = clamp(shown.from ?? into, other.typed.labels.length - 1);
   const key = JSON.stringify([shown.at, shown.typed, shown.otherText, target]);
-  const question = { snapshot: shown.at, tokens: typed.tokens, other: other.typed.tokens, target };
+  const question = { snapshot: mapped[shown.at].weights, tokens: typed.tokens, other: other.typed.tokens, target };
   return { candidates, into, target, from, head: shown.head, key, question };
 }
 

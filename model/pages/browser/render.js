@@ -3,33 +3,40 @@
 
 import { $, choices, press } from "browser/elements.js";
 import { clearestQuery, matchingHead, ofHead, palette } from "browser/maps.js";
-import { addOption, data, mapped, nearest, PROBES, restore, RUNS, save, state } from "browser/state.js";
+import { readRecorded } from "browser/recorded.js";
+import { addOption, data, holdsWeights, mapped, nearest, restore, save, state, stepOf, TEXTS } from "browser/state.js";
 import { measuredOf } from "browser/surprise.js";
 
-let load = null; // where maps come from
+let readTyped = null;
 
-// Starts the page. loader: an asynchronous function of a frame (a copy of the state), the place of a step among a run's
-// snapshots, and the run, which gives { weights of all heads, details (see recording.py), labels of the tokens } and
-// what else the views need.
-export function start(loader) {
-  load = loader;
+// Starts the page.
+export function start() {
   restore();
   addEventListener("hashchange", () => (restore(), render()));
   addEventListener("resize", render);
   render();
 }
 
-// The state that is on the screen with what it shows: the `snapshot` and `labels` of the first side, and `sides`: what
-// is looked at, and what it is compared with. A side is what `load` gives, and { name, label: the name before a
-// sentence if there are two, when: run and step in words, title: label and when, run, at, snapshot, head, measured: see
-// surprise.js }.
+// From now on what is typed can be read: by an asynchronous function of a frame (a copy of the state) and the place of
+// a step among the mapped snapshots. It gives what readRecorded does, and what the views of a typed text need.
+export function letType(reader) {
+  readTyped = reader;
+  render();
+}
+
+// The state that is on the screen with what it shows: the `snapshot` and `labels` of the first side, `typing`: whether
+// it is what was typed, textName, and `sides`: what is looked at, and what it is compared with. A side is what was
+// read, and { name, label: the name before a sentence if there are two, when: its step in words, title: label and when,
+// at, snapshot, head, measured: see surprise.js }.
 export let shown = null;
 export let rendered = Promise.resolve(); // settles when everything that was asked for is drawn
 export const pointer = { cell: null, token: null }; // the square { query, key } and the token of the text pointed at
 
 const views = [];
+const plainViews = []; // those of a page without maps, which have nothing in `shown`
 const followers = [];
 export const addView = (draw) => views.push(draw);
+export const addPlainView = (draw) => plainViews.push(draw);
 export const addFollower = (draw) => followers.push(draw);
 
 // The token that is pointed at in the text or on the map, or else the one that was chosen; null if there is none.
@@ -52,11 +59,11 @@ export function point(patch) {
 }
 
 export function change(patch) {
-  if (patch.probe !== undefined && patch.probe !== state.probe) state.token = undefined;
+  const isOther = patch.probe !== undefined && patch.probe !== state.probe; // text
+  if (isOther) Object.assign(state, { token: undefined, square: null });
   Object.assign(state, patch);
-  const { other, linked, run, at } = state;
-  if (other && linked && (patch.at !== undefined || patch.linked))
-    state.other = { ...other, at: nearest(other.run, mapped[run][at].step) };
+  const { other, linked, at } = state;
+  if (other && linked && (patch.at !== undefined || patch.linked)) state.other = { ...other, at: nearest(stepOf(at)) };
   save();
   render();
 }
@@ -73,9 +80,18 @@ export function render() {
   rendered = rendered.then(draw, draw);
 }
 
+// The text that a frame shows: where the page cannot read what is typed, the recorded one.
+function textOf({ at, other, probe }) {
+  const { name } = TEXTS[probe];
+  const typing = name === "typed" && readTyped && holdsWeights(at) && (!other || holdsWeights(other.at));
+  return { typing: Boolean(typing), textName: name === "typed" && !typing ? "text" : name };
+}
+
 async function draw() {
   asked = false;
-  const next = { ...state, received: state.direction === "from", probeName: PROBES[state.probe].name };
+  document.documentElement.dataset.theme = state.theme;
+  if (!mapped.length) return plainViews.forEach((view) => view());
+  const next = { ...state, received: state.direction === "from", ...textOf(state) };
   const first = await side("A", next, next);
   first.head = next.head;
   next.sides = [first];
@@ -83,7 +99,9 @@ async function draw() {
   const { token } = next;
   if (token >= length) next.token = null;
   if (token === undefined) next.token = clearestQuery(ofHead(first.weights, next.head, length), length);
-  if (state.token === token) state.token = next.token;
+  // A text that stands in for what was typed may be too short for its token.
+  const isMeant = next.textName === TEXTS[next.probe].name;
+  if (state.token === token && (isMeant || next.token !== null)) state.token = next.token;
   if (next.other) {
     const second = await side("B", next, next.other);
     second.head = next.other.head ?? next.head;
@@ -91,27 +109,26 @@ async function draw() {
       second.head = matchingHead(ofHead(first.weights, next.head, length), second.weights, length);
     next.sides.push(second);
   }
+  if (next.square && (!next.typing || next.square.query >= length)) next.square = null;
   Object.assign(next, { snapshot: first.snapshot, labels: first.labels });
-  // The views measure themselves, so the theme and the layout come first.
-  document.documentElement.dataset.theme = next.theme;
-  $("main").classList.toggle("compare", Boolean(next.other));
+  // The views measure themselves, so the layout comes first.
+  $("main").className = `${next.other ? "compare" : ""} ${next.typing ? "typing" : ""}`;
   document.documentElement.style.setProperty("--top", `${$("main").offsetTop}px`);
   document.documentElement.style.setProperty("--controls", `${$("controls").offsetHeight}px`);
   next.palette = palette(data.colours[next.theme], next.scale);
   // What is pointed at may have gone with the text.
   const places = [pointer.token, pointer.cell?.query, pointer.cell?.key];
-  if (shown?.probe !== next.probe || places.some((place) => place >= length)) pointer.cell = pointer.token = null;
+  if (shown?.textName !== next.textName || places.some((place) => place >= length)) pointer.cell = pointer.token = null;
   shown = next;
   for (const view of views) view();
-  document.documentElement.dataset.drawn = `${next.run}:${next.snapshot.step}`;
+  document.documentElement.dataset.drawn = next.snapshot.step;
 }
 
-async function side(name, frame, { run, at }) {
-  const snapshot = mapped[run][at];
-  const loaded = await load(frame, at, run);
-  const { details, labels } = loaded;
-  const measured = measuredOf(details, frame.probeName, labels);
+async function side(name, frame, { at }) {
+  const snapshot = mapped[at];
+  const loaded = await (frame.typing ? readTyped : readRecorded)(frame, at);
+  const measured = measuredOf(loaded.details, frame.typing ? "text" : frame.textName, loaded.labels);
   const label = frame.other ? `${name}: ` : "";
-  const when = `${RUNS.length > 1 ? `${RUNS[run].name}, ` : ""}step ${snapshot.step}`;
-  return { ...loaded, name, label, when, title: label + when, run, at, snapshot, measured };
+  const when = `step ${snapshot.step}`;
+  return { ...loaded, name, label, when, title: label + when, at, snapshot, measured };
 }

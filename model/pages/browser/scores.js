@@ -1,12 +1,18 @@
 // What heads are measured by. Scores: those of the chosen head as bars, each with a tick at the value of uniform
-// attention, and what they mean. Ablation: each part is replaced by its mean, and the change of the loss is measured at
-// each step, in nats per token. A part that is not missed did nothing that others cannot do.
+// attention, and what they mean. Losses: what is added to the loss, in nats per token, when a part is replaced by its
+// mean, with its standard error over the windows; measured at the steps whose weights were kept.
 
 import { $, element, tableHead, track } from "browser/elements.js";
 import { markOf, thumbs } from "browser/heads.js";
-import { addView, shown } from "browser/render.js";
-import { data, formation, headName, headPart, RUNS, SCORES, shortName, tellsSince } from "browser/state.js";
-import { decimal, signed } from "browser/words.js";
+import { addView, change, shown } from "browser/render.js";
+import {
+  data, formation, formedBetween, headName, headNumber, headPart, mapped, nearest, RUN, SCORES, shortName, state,
+} from "browser/state.js";
+import { decimal, largestFirst, signed } from "browser/words.js";
+
+const COLUMNS = { text: "on text", repeated: "on repetition" };
+const UNCLEAR = "no clear effect";
+const FIRST = 12; // parts that are listed before "show all"
 
 addView(function drawCard() {
   const names = shown.sides.map(({ head }) => (shown.other ? shortName(head) : headName(head)));
@@ -18,54 +24,79 @@ addView(function drawCard() {
   ]));
 });
 
-function rowOf({ name, run, snapshot, head }, score) {
-  const value = snapshot.scores[score].flat()[head];
+function rowOf({ name, snapshot, head }, score) {
+  const [value, spread] = [snapshot.scores, snapshot.spread].map((of) => of[score].flat()[head]);
+  const between = spread > 0 ? ` ± ${decimal(spread)}` : ""; // over the windows
   return element("dd", { className: `row ${name}` },
     shown.other ? element("span", {}, name) : "",
-    track([value], RUNS[run].uniform[score]),
-    element("span", {}, decimal(value, 3)));
+    track([value], RUN.uniform[score]),
+    element("span", {}, decimal(value) + between));
 }
 
-function formedIn({ name, run, head }, score) {
-  const step = formation(run, score, head);
-  return step < Infinity && tellsSince(run) ? [`${shown.other ? `${name} ` : ""}since\u00a0step\u00a0${step}`] : [];
+function formedIn({ name, head }, score) {
+  const step = formation(score, head);
+  return step < Infinity ? [`${shown.other ? `${name} ` : ""}formed ${formedBetween(step)}`] : [];
 }
 
-// ---- ablation
+// ---- losses without parts
 
-const COLUMNS = { text: "on text", repeated: "on repetition" };
-
-// [rise, standard error] of the loss without a part; null at steps at which it was not measured.
-const withoutPart = ({ ablation }, probe, part) => ablation?.[probe][part] ?? null;
-const isClear = ([rise, error]) => error !== null && Math.abs(rise) > data.errors * error;
-
-// The rise without one head; null if it is not known.
-export const withoutHead = (snapshot, probe, head) => withoutPart(snapshot, probe, headPart(head))?.[0] ?? null;
-
-function changeInWords(change) {
-  if (!change) return "not measured";
-  return isClear(change) ? `${signed(change[0], 3)} ± ${decimal(change[1], 3)}` : "no clear effect";
-}
+// Whether a change is more than chance explains, as ablation.py judges it.
+export const isClear = ([change, error]) => error !== null && Math.abs(change) > data.errors * error;
+const inWords = ([change, error], digits = 3) => `${signed(change, digits)} ± ${decimal(error, digits)}`;
+const kindShown = () => (shown.textName === "repeated" ? "repeated" : "text");
 
 addView(function drawNumbers() {
+  const changes = shown.snapshot.ablation?.[kindShown()];
   for (const [head, thumb] of thumbs.entries()) {
-    const change = withoutPart(shown.snapshot, shown.probeName, headPart(head));
-    thumb.lastChild.textContent = change && (isClear(change) ? signed(change[0]) : "≈ 0");
-    if (change) thumb.ariaLabel += `, loss without it, in nats per token: ${changeInWords(change)}`;
+    const found = changes?.[headPart(head)];
+    thumb.lastChild.textContent = found && isClear(found) ? signed(found[0]) : "";
+    if (!found) continue;
+    thumb.ariaLabel += `, loss without it ${isClear(found) ? inWords(found) : UNCLEAR} nats per token`;
   }
 });
 
-// The table, for one or two snapshots: the chosen head first, then the tables and the feed-forwards.
+// All parts, those first without which the loss is most; of one or two snapshots.
 addView(function drawTable() {
-  const { sides } = shown;
-  const chosen = headPart(shown.head);
-  const parts = sides.flatMap(({ snapshot }) => Object.keys(snapshot.ablation?.text ?? {}));
-  const rows = [chosen, ...parts.filter((part) => !part.startsWith("head "))];
-  const columns = Object.keys(COLUMNS).flatMap((column) => sides.map((side) => ({ column, side })));
-  const cell = (part, { column, side: { snapshot } }) => changeInWords(withoutPart(snapshot, column, part));
-  const row = (part) => element("tr", {}, element("th", { scope: "row" }, part),
-    ...columns.map((column) => element("td", {}, cell(part, column))));
-  const titles = columns.map(({ column, side }) => COLUMNS[column] + (shown.other ? `, ${side.title}` : ""));
-  const body = element("tbody", {}, ...[...new Set(rows)].map(row));
-  $("ablations").replaceChildren(tableHead(["without", ...titles]), body);
+  const sides = shown.sides.filter(({ snapshot }) => snapshot.ablation);
+  const there = RUN.snapshots.filter(({ ablation }) => ablation).map(({ step }) => step);
+  $("ablation").hidden = !there.length;
+  $("ablations").hidden = $("all-parts").hidden = !sides.length;
+  const jumps = there.filter((step) => mapped.some((one) => one.step === step)).map((step) =>
+    element("button", { textContent: `step ${step}`, onclick: () => change({ at: nearest(step) }) }));
+  $("measured-at").replaceChildren("Measured at ", ...jumps);
+  if (!sides.length) return;
+  const { ablation } = sides[0].snapshot;
+  const parts = Object.keys(ablation.text);
+  const ranked = largestFirst(parts.map((part) => ablation.text[part][0] ?? -Infinity)).map((place) => parts[place]);
+  const columns = Object.keys(COLUMNS).flatMap((kind) => sides.map((side) => ({ kind, side })));
+  const cell = (part, { kind, side: { snapshot } }) => {
+    const found = snapshot.ablation[kind]?.[part];
+    if (!found) return element("td", {}, "–");
+    return isClear(found) ? element("td", {}, inWords(found)) : element("td", { className: "soft" }, UNCLEAR);
+  };
+  const row = (part) => element("tr", {},
+    element("th", { scope: "row" }, partName(part)),
+    ...columns.map((column) => cell(part, column)),
+    element("td", { className: "words" }, sentenceOf(sides[0], part)));
+  const titles = columns.map(({ kind, side }) => COLUMNS[kind] + (shown.other ? `, ${side.title}` : ""));
+  const body = element("tbody", {}, ...ranked.slice(0, shown.allParts ? Infinity : FIRST).map(row));
+  $("ablations").replaceChildren(tableHead(["without", ...titles, "what it does"]), body);
+  $("all-parts").hidden = parts.length <= FIRST;
+  $("all-parts").ariaPressed = shown.allParts;
 });
+
+function sentenceOf({ descriptions }, part) {
+  const head = headNumber(part.replace(/^head /, ""));
+  return head === undefined ? "" : descriptions.flat()[head].sentence;
+}
+
+// A part's name; a head's is a button that chooses it.
+export function partName(textContent) {
+  const head = headNumber(textContent.replace(/^head /, ""));
+  if (head === undefined) return textContent;
+  const onclick = () => change({ head });
+  return element("button", { textContent, ariaPressed: head === shown.head, onclick });
+}
+
+state.allParts = false;
+$("all-parts").addEventListener("click", () => change({ allParts: !state.allParts }));

@@ -5,10 +5,8 @@ import { addFollower, addView, chosenToken, shown } from "browser/render.js";
 import { habitInWords } from "browser/habits.js";
 import { ofHead } from "browser/maps.js";
 import { headName, SCORES } from "browser/state.js";
-import { weightsOf } from "browser/shaded-text.js";
-import { isReadInWords, largestFirst, percent, quote, readsInWords, visible } from "browser/words.js";
-
-const STRONGEST = 5; // tokens that the chosen one looks at
+import { weightsOf } from "browser/text.js";
+import { isReadInWords, readsInWords } from "browser/words.js";
 
 addView(function drawSays() {
   $("sentences").replaceChildren(...shown.sides.map(describe));
@@ -24,9 +22,8 @@ function describe({ label, head, descriptions, typed, weights, labels }) {
   const { sentence } = descriptions.flat()[head];
   const title = element("b", { textContent: `${label}${headName(head).replace("l", "L")}. ` });
   if (!typed) return element("p", {}, title, sentence);
-  const here = habitInWords(ofHead(weights, head, labels.length), typed.tokens, SCORES, typed.window);
-  const made = element("span", { className: "note" }, ` When this page was made, on other text: ${sentence}`);
-  return element("p", {}, title, here && `On this text it ${here}.`, made);
+  const habit = habitInWords(ofHead(weights, head, labels.length), typed.tokens, SCORES, typed.window);
+  return element("p", {}, title, habit && `On this text it ${habit}. On many others: `, sentence);
 }
 
 function drawReading() {
@@ -35,17 +32,11 @@ function drawReading() {
   const verb = shown.received ? "is read by" : "reads";
   if (token === null) {
     $("reading").textContent = `Point at a token to shade the text by what it ${verb}; click to keep it.`;
-    return $("top").replaceChildren();
+    return;
   }
   const inWords = shown.received ? isReadInWords : readsInWords;
   $("reading").replaceChildren(...shown.sides.map(({ label }, i) =>
     element("p", {}, label + inWords(labels, token, weightsOf(shown.panes[i])))));
-  const weights = weightsOf(shown.panes[0]);
-  const order = largestFirst(weights).filter((i) => (shown.received ? i >= token : i <= token) && weights[i] >= 0.0005);
-  $("top").ariaLabel = `token ${token} ${visible(labels[token], 40)} ${verb}, strongest first`;
-  $("top").replaceChildren(...order.slice(0, STRONGEST).map((i) => element("li", {},
-    element("span", {}, percent(weights[i])), element("bdi", {}, quote(labels[i])),
-    element("span", { className: "soft" }, `token ${i}`))));
 }
 
 addFollower(drawReading);

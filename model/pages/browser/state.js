@@ -5,26 +5,31 @@ import { $, clamp, closest, systemTheme } from "browser/elements.js";
 
 export const data = JSON.parse($("data").textContent);
 export const SCORES = data.scores;
-
-export const RUNS = data.runs; // one, or two whose maps have one shape and are of the same texts
-export const { layers: LAYERS, heads: HEADS, probes: PROBES } = RUNS[0];
+export const RUN = data.run; // what was recorded of the model
+export const { layers: LAYERS, heads: HEADS } = RUN;
 export const ALL_HEADS = [...Array(LAYERS * HEADS).keys()]; // numbered layer by layer
 
 for (const [i, score] of Object.values(SCORES).entries()) score.colour = score.is_pattern ? markColour(i) : "accent";
 export const MARKED = Object.keys(SCORES).filter((score) => SCORES[score].is_pattern);
 
-// The snapshots of each run that have maps on this page. All snapshots have scores.
-export const mapped = RUNS.map((run) => run.snapshots.filter((snapshot) => snapshot.blocks));
-export const lastOf = (run) => mapped[run].length - 1;
-export const comparable = RUNS.length > 1 || lastOf(0) > 0;
+// The steps that have maps on this page, which are the stops of its slider. All snapshots have scores.
+export const mapped = RUN.snapshots.filter((snapshot) => snapshot.blocks);
+export const LAST = mapped.length - 1;
+export const stepOf = (at) => mapped[at].step;
+// Where the page holds the model's weights, a person can type.
+export const holdsWeights = (at) => mapped[at].weights !== undefined;
 
-// What is compared with the first side: `head` is a number, "match" for the most similar map, or null for the same.
-export const secondRun = RUNS.length > 1 ? { run: 1, at: lastOf(1), head: "match" } : null;
+// The texts that can be shown: what a person types, if the page holds weights, and the recorded ones.
+const typed = mapped.some((_, at) => holdsWeights(at)) ? [{ name: "typed" }] : [];
+export const TEXTS = [...typed, ...RUN.probes];
+const textNumber = (name) => TEXTS.findIndex((text) => text.name === name);
 
-// token: undefined until the first drawing chooses one; null if a person chose none. linked: B follows A's steps.
+// token: undefined until the first drawing chooses one; null if a person chose none. other: what is compared, { at,
+// head }, where the head is a number, "match" for the most similar map, or null for the same. linked: it follows `at`.
+const { opening } = RUN;
 export const state = {
-  run: 0, at: lastOf(0), probe: 0, token: undefined, other: secondRun, linked: RUNS.length > 1,
-  ...RUNS[0].opening, // head and score, and for a recorded text the token and probe that they are best seen in
+  at: LAST, head: opening.head, score: opening.score, probe: typed.length ? 0 : textNumber(opening.probe),
+  token: typed.length && opening.probe !== "text" ? undefined : opening.token, other: null, linked: false, square: null,
 };
 
 // Choices by the names that the address has for them. A page opens with the first, which the address leaves out.
@@ -36,7 +41,6 @@ export function addOption(name, values) {
 addOption("order", ["layer", ...Object.keys(SCORES)]);
 addOption("theme", [systemTheme, systemTheme === "dark" ? "light" : "dark"]);
 addOption("text", ["attention", "surprise"]);
-addOption("curve", ["score", "text", "repeated"]); // a score of the heads, or the loss without a head
 
 // "1.2" as two numbers; none of a text of another form.
 const pairOf = (text) => (/^(\d+)\.(\d+)$/.exec(text) ?? []).slice(1).map(Number);
@@ -51,12 +55,17 @@ export const placeOf = (head) => [Math.floor(head / HEADS), head % HEADS];
 export const headName = (head) => `layer ${placeOf(head)[0]}, head ${placeOf(head)[1]}`;
 export const shortName = (head) => placeOf(head).join(".");
 export const headPart = (head) => `head ${shortName(head)}`; // as the details of a snapshot and the engine call it
-export const tellsSince = (run) => RUNS[run].snapshots.length > 1; // one snapshot does not tell when a head formed
-export const formation = (run, score, head) => RUNS[run].formation[score][shortName(head)] ?? Infinity;
+export const formation = (score, head) => RUN.formation[score]?.[shortName(head)] ?? Infinity;
 
-// The place among a run's mapped snapshots that is nearest to a step.
-export const nearest = (run, step) =>
-  closest([...mapped[run].keys()], (at) => Math.abs(Math.log1p(mapped[run][at].step) - Math.log1p(step)));
+// When a head formed: it did not follow the pattern at the step that was recorded before.
+export function formedBetween(step) {
+  const before = RUN.snapshots.findLast((snapshot) => snapshot.step < step);
+  return before ? `between steps ${before.step} and ${step}` : `by step ${step}`;
+}
+
+// The place among the mapped snapshots that is nearest to a step.
+export const nearest = (step) =>
+  closest([...mapped.keys()], (at) => Math.abs(Math.log1p(stepOf(at)) - Math.log1p(step)));
 
 // ---- the state in the address, so that a view can be kept and sent
 
@@ -65,14 +74,14 @@ const added = [];
 export const addField = (name, write, read) => added.push({ name, write, read });
 
 export function save() {
-  const { run, at, head, probe, score, token, other, linked } = state;
-  const fields = { step: mapped[run][at].step, head: shortName(head), probe: PROBES[probe].name, score };
-  if (RUNS.length > 1) fields.run = run;
+  if (!mapped.length) return;
+  const { at, head, probe, score, token, other, linked } = state;
+  const fields = { step: stepOf(at), head: shortName(head), probe: TEXTS[probe].name, score };
   for (const [name, [first]] of Object.entries(OPTIONS)) if (state[name] !== first) fields[name] = state[name];
   if (typeof token === "number") fields.token = token;
   for (const { name, write } of added) if (write() !== null) fields[name] = write();
   if (other) {
-    fields.against = `${other.run}.${mapped[other.run][other.at].step}`;
+    fields.against = stepOf(other.at);
     fields.other = typeof other.head === "number" ? shortName(other.head) : (other.head ?? "same");
     fields.linked = Number(linked);
   }
@@ -89,21 +98,20 @@ export const numberIn = (text, count = Infinity) =>
 
 // Takes from the address what makes sense, and leaves the rest of the state as it is.
 export function restore() {
-  if (!location.hash) return;
+  if (!location.hash || !mapped.length) return;
   const fields = new URLSearchParams(location.hash.slice(1));
   const pick = (field, options) => (options.includes(fields.get(field)) ? fields.get(field) : undefined);
-  state.run = numberIn(fields.get("run"), RUNS.length) ?? state.run;
+  const at = (field) => (numberIn(fields.get(field)) === undefined ? null : nearest(Number(fields.get(field))));
   state.score = pick("score", Object.keys(SCORES)) ?? state.score;
-  const step = numberIn(fields.get("step"));
-  state.at = step === undefined ? clamp(state.at, lastOf(state.run)) : nearest(state.run, step);
-  const probe = PROBES.findIndex(({ name }) => name === fields.get("probe"));
+  state.at = at("step") ?? clamp(state.at, LAST);
+  const probe = textNumber(fields.get("probe"));
   if (probe >= 0) state.probe = probe;
   state.head = headNumber(fields.get("head")) ?? state.head;
   for (const [name, options] of Object.entries(OPTIONS)) state[name] = pick(name, options) ?? options[0];
   for (const { name, read } of added) read(fields.get(name));
   state.token = numberIn(fields.get("token")) ?? null; // drawing knows how many there are
+  state.square = null;
   state.linked = fields.get("linked") === "1";
-  const [run, other] = pairOf(fields.get("against"));
   const head = headNumber(fields.get("other")) ?? pick("other", ["match"]) ?? null;
-  state.other = run < RUNS.length ? { run, at: nearest(run, other), head } : null;
+  state.other = at("against") === null ? null : { at: at("against"), head };
 }

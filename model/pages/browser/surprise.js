@@ -30,10 +30,6 @@ export function expectation(measured, token) {
   return `The model expected: ${expected.join(", ")}; ${came}.`;
 }
 
-// The style sheet makes the depth a colour, so that a text can be shaded by something else underneath.
-export const shadeBySurprise = (spans, measured) =>
-  [...spans].forEach((span, token) => span.style.setProperty("--depth", depth(measured, token).toFixed(3)));
-
 // Items of a list: the sentence, then the likeliest tokens with a bar each.
 export function expectationItems(measured, token) {
   const sentence = element("li", { className: "sentence", textContent: expectation(measured, token) });

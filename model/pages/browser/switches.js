@@ -18,10 +18,11 @@ function toggle(part) {
 
 addView(function drawSwitches() {
   for (const [head, thumb] of thumbs.entries()) {
-    const off = shown.off.includes(headPart(head));
+    const off = shown.typing && shown.off.includes(headPart(head));
     thumb.classList.toggle("off", off);
     if (off) thumb.ariaLabel += ", switched off";
   }
+  if (!shown.typing) return;
   if (!$("switches").children.length) buildSwitches();
   for (const button of $("switches").querySelectorAll("button"))
     button.ariaPressed = !shown.off.includes(button.dataset.part);
@@ -41,14 +42,14 @@ function buildSwitches() {
 }
 
 addView(function drawDamage() {
+  if (!shown.typing) return;
   const [{ loss, intact, edits, labels, details }] = shown.sides;
   $("all-on").hidden = edits.length > 0;
   $("worse").hidden = !edits.length;
   $("loss-now").replaceChildren();
   if (!edits.length) return;
-  const all = element("button", { textContent: "switch all on", onclick: () => change({ off: [] }) });
-  const effect = loss === null ? [] : ["The loss ", ...changeTo(intact.loss, loss), " nats per token. "];
-  $("loss-now").replaceChildren(`Off: ${listed(shown.off)}. `, ...effect, all);
+  const effect = loss === null ? [] : ["the loss ", ...changeTo(intact.loss, loss), " nats per token. "];
+  $("loss-now").replaceChildren(`Without ${listed(shown.off)}: `, ...effect);
 
   // The bits at a place are the cost of the token after it.
   const [before, after] = [intact.details, details].map(({ probes }) => probes.text.bits);
@@ -68,11 +69,11 @@ addChoices($("replacement"), "replacement", [["mean", "its mean"], ["zero", "not
 // Before the thumbnail's own listener, which chooses the head.
 $("grid").addEventListener("click", (event) => {
   const head = thumbs.indexOf(event.target.closest(".thumb"));
-  if (state.clicks === "looks" || head < 0) return;
+  if (state.clicks === "looks" || head < 0 || !shown.typing) return;
   event.stopPropagation();
   toggle(headPart(head));
 }, true);
-keys.x = () => toggle(headPart(state.head));
+keys.x = () => shown.typing && toggle(headPart(state.head));
 addField("off", () => state.off.join() || null, (text) => {
-  state.off = (text ?? "").split(",").filter((part) => engine.parts.includes(part));
+  state.off = (text ?? "").split(",").filter((part) => part && (!engine || engine.parts.includes(part)));
 });

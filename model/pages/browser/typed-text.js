@@ -1,6 +1,7 @@
-// What a person has typed, as the model reads it, and its answers about it. All views of the live page ask here.
+// What a person has typed, as the model reads it, and its answers about it. All views of it ask here.
 
 import { recent } from "browser/recent.js";
+import { descriptionsOf } from "browser/recorded.js";
 import { mapped, state } from "browser/state.js";
 
 const KEPT = 24; // texts, and answers
@@ -31,11 +32,11 @@ let leaving = null; // the AbortController of what was asked for it
 // The answer to a question for what is shown now; undefined if something else is shown before it comes.
 export const ask = (name, request) => engine.ask(name, request, { signal: leaving.signal });
 
-// `at`: the snapshot, by its place on the slider. Answers are kept, so that going back costs nothing.
+// `at`: a step that has weights, by its place on the slider. Answers are kept, so that going back costs nothing.
 async function reading(at, { tokens }, { edits = [], text = "A", details = false } = {}) {
   const kept = known(JSON.stringify([at, tokens, edits]), () => ({ answer: null }));
   if (kept.answer && (kept.answer.deep || !details)) return kept.answer;
-  const answer = await ask("read", { snapshot: at, tokens, edits, text, details });
+  const answer = await ask("read", { snapshot: mapped[at].weights, tokens, edits, text, details });
   if (!answer) return undefined;
   const { top, lens } = answer.details.probes.text;
   const named = new Set([...top, ...(lens?.token ?? [])].flat());
@@ -58,7 +59,7 @@ export async function readTyped(frame, at) {
   const now = await reading(at, typed, { edits });
   const b = frame.otherText && tokensOf(frame.otherText);
   const other = b && { typed: b, next: (await reading(at, b, { text: "B" })).next };
-  const { descriptions } = mapped[0][at]; // of what each head does on the texts that the page was made with
+  const descriptions = await descriptionsOf(at); // of what each head does on other texts
   const late = now.deep ? null : async () => (await reading(at, typed, { edits, details: true }))?.details;
   return { ...now, typed, intact, edits, other, late, descriptions, weights: now.block, labels: typed.labels };
 }

@@ -1,5 +1,5 @@
-// The worker of a page with a model: one queue of questions, of which one at a time is worked on. While the model writes,
-// other questions wait most of the time; patches of all heads wait for any other.
+// The worker of a page with a model: one queue of questions, of which one at a time is worked on. While the model
+// writes, other questions wait most of the time; patches of all heads wait for any other.
 //
 // Messages: { id, name, request } asks LiveModel for a method, { id, drop } takes a question back. Answers:
 // { id, value } for each value that it yields, { id, result } or { id, error } at the end; none to what is taken back.

@@ -1,67 +1,10 @@
-// What comes next: the likeliest next tokens, of one side or of both that are compared, each a button that writes it;
-// where parts are switched off, a mark shows what the whole model gives. Or the model writes on from the end of the
-// text, each token drawn from what it expects, until a person stops it.
+// The model writes on from the end of the text, each token drawn from what it expects, until a person stops it.
 
-import { $, element, track } from "browser/elements.js";
-import { box, readBox, showInBox } from "browser/editor.js";
+import { $ } from "browser/elements.js";
 import { addView, change, rendered, shown } from "browser/render.js";
-import { addField, state } from "browser/state.js";
-import { decoded } from "browser/tokenizer.js";
+import { addField, mapped, state } from "browser/state.js";
+import { box, readBox, showInBox } from "browser/text.js";
 import { editsOf, engine, tokensOf } from "browser/typed-text.js";
-import { percent, quote, visible } from "browser/words.js";
-
-const SHOWN = 8;
-const EXPECTED = 3; // of the whole model's, which are shown in any case
-const LEAST = 0.001; // probability that is written as such
-
-// The text of a token, null for one that is only a part of a character, and for the end of the text.
-const textOf = (id) => (id === engine.tokenizer.endOfText ? null : decoded(engine.tokenizer.bytes(id)));
-
-// What is shown: { id, shares, before }: the probabilities on each side as the model is switched, and with all parts on
-// the first; `before` is undefined where all are on. A token that is not listed has less than the last one: null.
-function likeliest([first, second]) {
-  const intact = first.edits.length ? first.intact : null;
-  const [known, other, whole] = [first, second, intact].map((one) => one && new Map(one.next));
-  const always = [intact, second].flatMap((one) => one?.next.slice(0, EXPECTED) ?? []);
-  const ids = new Set([...always.map(([id]) => id), ...known.keys()]);
-  const found = [...ids].slice(0, SHOWN).map((id) => ({
-    id, shares: (other ? [known, other] : [known]).map((shares) => shares.get(id) ?? null),
-    before: whole ? whole.get(id) ?? null : undefined,
-  }));
-  return found.sort((one, two) => two.shares[0] - one.shares[0]);
-}
-
-function row({ id, shares, before }, sides) {
-  const label = engine.tokenizer.label(id);
-  const least = (i) => Math.max(LEAST, sides[i].next.at(-1)[1]);
-  const inWords = shares.map((one, i) => (one === null ? `<${percent(least(i))}` : percent(one)));
-  const name = element("bdi", { textContent: visible(label, 24) || "∅" });
-  const numbers = inWords.map((textContent) => element("span", { textContent }));
-  const button = element("button", { disabled: textOf(id) === null }, ...numbers, track(shares, before), name);
-  const both = sides.length > 1 ? " in B" : "";
-  const whole = before === undefined ? "" : `, with all parts ${before === null ? "less" : percent(before)}`;
-  button.ariaLabel = `${quote(label)}, probability ${inWords.join(" in A and ")}${both}${whole}; write it`;
-  button.addEventListener("click", async () => {
-    if (box.readOnly) return; // it writes
-    const place = [...$("next").children].findIndex((item) => item.contains(document.activeElement));
-    showInBox(box.value + textOf(id));
-    readBox();
-    await rendered;
-    $("next").children[place]?.firstChild.focus(); // the list has been made anew
-  });
-  return element("li", {}, button);
-}
-
-addView(function drawNext() {
-  const { sides } = shown;
-  const steps = sides.map(({ title }) => title).join(", ");
-  const note = sides[0].edits.length ? "mark: with all parts" : "click one to write it";
-  $("coming-note").textContent = sides.length > 1 ? steps : note;
-  $("next").classList.toggle("both", sides.length > 1);
-  $("next").replaceChildren(...likeliest(sides).map((one) => row(one, sides)));
-});
-
-// ---- writing on
 
 const COUNT = 200; // tokens at most
 const TEMPERATURE = 0.8; // with which the page opens
@@ -81,14 +24,14 @@ async function write() {
     text += decoder.decode(tokenizer.bytes(token), { stream: true });
     count++;
   };
-  const { at: snapshot, temperature, topK } = state;
+  const { at, temperature, topK } = state;
   const options = { temperature, topK, count: COUNT, stop: tokenizer.endOfText, edits: editsOf(state) };
   running = new AbortController();
   box.readOnly = true;
   press();
   follow(running, () => text);
   try {
-    const request = { snapshot, tokens: tokensOf(text).tokens, ...options };
+    const request = { snapshot: mapped[at].weights, tokens: tokensOf(text).tokens, ...options };
     await engine.ask("write", request, { onValue, signal: running.signal });
   } finally {
     running = null;

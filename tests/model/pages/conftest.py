@@ -5,12 +5,13 @@ import shutil
 
 import pytest
 
-from model.pages.page import attention_page
+from model.pages.page import run_page
 from tests.model.pages.browsing import settle
 
 CHROMIUM = next(filter(None, map(shutil.which, ["chromium", "chromium-browser", "google-chrome", "chrome"])), None)
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 FLAGS += ["--disable-component-update", "--disable-sync"]
+TITLE = "A title & <more>"
 TIMEOUT = float(os.environ.get("PAGE_TIMEOUT", "30")) * 1000  # milliseconds
 
 
@@ -72,17 +73,16 @@ def open_file(browser, windows, tmp_path):
 
 @pytest.fixture(scope="module")
 def pages():
-    """The text of each page of snapshots that was opened, and the snapshots, which keep their identity so."""
+    """The text of each page of a recording that was opened, and the recording, which keeps its identity so."""
     return {}
 
 
 @pytest.fixture
 def open_page(open_file, pages):
-    """Opens a page of snapshots."""
+    """Opens the page of a recording."""
 
-    def open_(*runs, **window):
-        key = tuple(map(id, runs))
-        text, _ = pages.setdefault(key, pages.get(key) or (attention_page(runs, "A title & <more>"), runs))
+    def open_(recording, **window):
+        text, _ = pages.setdefault(id(recording), pages.get(id(recording)) or (run_page(TITLE, recording), recording))
         page = open_file(text, **window)
         settle(page)
         return page

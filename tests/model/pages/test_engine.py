@@ -1,4 +1,4 @@
-"""The page's engine, in node, computes what PyTorch and the tokenizer compute. See also test_live_in_browser.py."""
+"""The page's engine, in node, computes what PyTorch and the tokenizer compute. See also test_typing_in_browser.py."""
 
 import json
 import math
@@ -22,10 +22,10 @@ from model.inspection.recorder import take_snapshot
 from model.inspection.recording import Recording
 from model.inspection.trace import before_norm, edited, observed, scale_of, trace, undisturbed
 from model.masks import sliding_window_mask
-from model.pages import live, template
+from model.pages import template, weights
 from tests.gpts import CONFIGS, GPT2, MODERN, TOKENS, random_gpt
 from tests.measurements import causal_softmax
-from tests.model.pages.test_live_in_browser import GPTS, page_of
+from tests.model.pages.test_typing_in_browser import GPTS, page_of
 from tests.model.pages.test_views_in_node import run_node
 
 pytestmark = pytest.mark.slow
@@ -44,12 +44,12 @@ SQUARE = {"layer": -1, "head": -1, "query": 9, "key": 7}
 EDITS = [[("head 0.0", "zero")], [("feed-forward 0", "mean"), ("head 0.0", "mean"), ("token embedding", "zero")]]
 
 
-def pack(*gpts: GPT, tokenizer: Tokenizer = TOKENIZER) -> live.Packed:
+def pack(*gpts: GPT, tokenizer: Tokenizer = TOKENIZER) -> weights.Packed:
     """The page's data of these GPTs, at steps 0, 50 and so on."""
-    return live.pack([(50 * i, gpt) for i, gpt in enumerate(gpts)], tokenizer.to_dict(), TOKENS.tolist())
+    return weights.pack([(50 * i, gpt) for i, gpt in enumerate(gpts)], tokenizer.to_dict(), TOKENS.tolist())
 
 
-def questions(packed: live.Packed) -> dict:
+def questions(packed: weights.Packed) -> dict:
     """What every model is asked."""
     tokens, other = TOKENS.tolist(), OTHER.tolist()
     edits = [[{"part": part, "with": value} for part, value in some] for some in EDITS]
@@ -75,11 +75,11 @@ def in_node(asked: list) -> list:
 
 
 @pytest.fixture(scope="module")
-def packed() -> dict[str, live.Packed]:
+def packed() -> dict[str, weights.Packed]:
     """Each architecture in bfloat16, and one in int8 as well."""
     one = {name: pack(random_gpt(config, std=0.15)) for name, config in ARCHITECTURES.items()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(live, "EXACT_BYTES", 0)
+        patch.setattr(weights, "EXACT_BYTES", 0)
         one["int8"] = pack(random_gpt(CONFIGS["tables"], std=0.15))
     return one
 

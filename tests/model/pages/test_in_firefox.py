@@ -10,7 +10,7 @@ from itertools import count
 import pytest
 
 from tests.model.pages.browsing import SETTLED
-from tests.model.pages.test_live_in_browser import GPTS, assert_next, logits_of, page_of
+from tests.model.pages.test_typing_in_browser import GPTS, assert_next, logits_of, page_of
 
 pytestmark = pytest.mark.slow
 
@@ -70,7 +70,7 @@ def firefox(tmp_path):
 
 def test_firefox_computes_what_pytorch_computes_and_cuts_no_prediction(firefox, tmp_path):
     firefox("WebDriver:SetWindowRect", width=1366, height=768 + 85)  # with its bars
-    path = tmp_path / "model.html"
+    path = tmp_path / "report.html"
     path.write_text(page_of(*GPTS), encoding="utf-8")
     firefox("WebDriver:Navigate", url=path.as_uri())
     firefox.evaluate(f"new Promise((done) => {{ const ask = () => ({DRAWN}) ? done() : setTimeout(ask, 20); ask() }})")
@@ -80,6 +80,6 @@ def test_firefox_computes_what_pytorch_computes_and_cuts_no_prediction(firefox, 
     assert firefox.evaluate("document.getElementById('notes').textContent") == ""
     assert firefox.evaluate("document.getElementById('parity').className") == "badge good"
     assert_next(firefox, logits_of(GPTS[-1], "def f(x"))
-    bottoms = "[...document.querySelectorAll('#next button, #typing')].map((e) => e.getBoundingClientRect().bottom)"
+    bottoms = "[...document.querySelectorAll('#next button, #coming')].map((e) => e.getBoundingClientRect().bottom)"
     panel, *rows = firefox.evaluate(bottoms)
     assert max(rows) <= panel

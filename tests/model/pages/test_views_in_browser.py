@@ -115,21 +115,22 @@ def test_the_attribution_is_that_of_the_chosen_token_and_adds_up(open_page):
     assert page.locator("#attribution-badge.good").inner_text() == f"✓ adds up to the logit: within {error}"
     page.locator("#part-orders button").last.click()
     assert rows.locator("th").all_inner_texts() == details["parts"]
-    click(page.get_by_role("button", name="head 1.2", exact=True))
+    click(page.locator("#parts").get_by_role("button", name="head 1.2", exact=True))
     assert "head=1.2" in page.url
     press(page.locator("#tokens"), "ArrowRight")
     assert page.locator("#attribution-what").inner_text().startswith("Reading 5")
 
 
-def test_the_loss_without_each_part_is_told_and_has_curves_and_every_curve_has_the_stages(open_page):
+def test_the_loss_without_each_part_is_told_with_its_error_the_most_missed_first(open_page):
     page = open_page(HISTORY, hash_="#step=16&head=1.0")
     snapshot = HISTORY.snapshots[2]
     rows = page.locator("#ablations tbody tr")
-    parts = ["head 1.0", "token embedding", "feed-forward 0", "feed-forward 1"]
-    assert rows.locator("th").all_inner_texts() == parts
-    shown = [number_in(text.partition("±")[0]) for text in rows.first.locator("td").all_inner_texts()]
-    expected = [snapshot.ablation[probe]["head 1.0"].rise for probe in ("text", "repeated")]
-    np.testing.assert_allclose(shown, expected, atol=0.006)
+    changes = snapshot.ablation["text"]
+    assert rows.locator("th").all_inner_texts() == sorted(changes, key=lambda part: -changes[part].rise)
+    for row in rows.all():
+        part = row.locator("th").inner_text()
+        shown = [[number_in(one) for one in cell.split(" ± ")] for cell in row.locator("td").all_inner_texts()[:2]]
+        np.testing.assert_allclose(shown, [snapshot.ablation[kind][part] for kind in ("text", "repeated")], atol=6e-4)
     for probe in ("text", "repeated"):
         shown = list(map(number_in, page.locator("#grid .without").all_inner_texts()))
         expected = [change.rise for part, change in snapshot.ablation[probe].items() if part.startswith("head ")]
@@ -137,21 +138,24 @@ def test_the_loss_without_each_part_is_told_and_has_curves_and_every_curve_has_t
         assert "loss without it" in page.locator(".thumb").first.get_attribute("aria-label")
         press(page, "p")
 
-    formed = HISTORY.formation["previous_token"]["0.0"]
-    when = f"between steps {HISTORY.before(formed)} and {formed}"
-    for name in ("previous token", "entropy", "loss without it, on repetition", "loss without it, on text"):
-        click(page.locator("#scores").get_by_role("button", name=name))
-        label = page.locator("#curve").get_attribute("aria-label")
-        assert label.startswith(name) and f"previous-token head 0.0 forms {when}" in label
-    last = HISTORY.snapshots[-1].ablation["text"]
-    worst = max((part for part in last if part.startswith("head ")), key=last.__getitem__)
-    click(page.locator("#formed button").first)
-    assert worst.replace(" ", "=") in page.url and "step=64" in page.url and "curve=text" in page.url
+
+def test_a_change_within_two_errors_is_no_clear_effect_and_a_step_without_losses_names_those_that_have(open_page):
+    *others, before, last = HISTORY.snapshots
+    unclear = {kind: {part: Change(0.01, 0.02) for part in changes} for kind, changes in last.ablation.items()}
+    page = open_page(
+        replace(HISTORY, snapshots=[*others, replace(before, ablation=None), replace(last, ablation=unclear)])
+    )
+    assert set(page.locator("#grid .without").all_inner_texts()) == {""}
+    assert "no clear effect" in page.locator(".thumb").first.get_attribute("aria-label")
+    slide(page, 2)
+    assert page.locator("#ablations").is_hidden()
+    click(page.locator("#measured-at button").last)
+    assert "step=64" in page.url and page.locator("#ablations").is_visible()
 
 
 def test_every_view_follows_the_slider(open_page):
     page = open_page(HISTORY, hash_="#token=4&text=surprise")
-    views = ("#expected", "#lenses", "#parts", "#ablations", "#grid")
+    views = ("#expected", "#lenses", "#parts", "#ablations", "#grid", "#next")
     pictures = ("#panes canvas:not(.over)", ".thumb canvas")
     seen = {view: set() for view in views + pictures}
     for at, step in enumerate(STEPS):
@@ -165,28 +169,27 @@ def test_every_view_follows_the_slider(open_page):
 
 
 def test_two_snapshots_are_shown_side_by_side_and_every_control_and_view_has_a_name(open_page):
-    page = open_page(HISTORY, hash_="#step=64&against=0.4&token=4&text=surprise")
+    page = open_page(HISTORY, hash_="#step=64&against=4&token=4&text=surprise")
     for place, step in enumerate((64, 4)):
         bits = HISTORY.details(step)["probes"]["text"]["bits"][3]
         assert f"{bits:.1f} bits" in page.locator("#expected .sentence").nth(place).inner_text()
     assert page.locator("#lenses table:visible").count() == 2
     assert page.locator("#lenses h3:visible").all_inner_texts() == ["A: step 64", "B: step 4"]
     assert page.locator("#parts thead th").all_inner_texts()[-2:] == ["A: step 64", "B: step 4"]
-    assert len(page.locator("#ablations tbody tr").first.locator("td").all()) == 4
-    assert not unnamed(page)
+    assert len(page.locator("#ablations tbody tr").first.locator("td").all()) == 5
+    assert not unnamed(page, "all.filter((e) => e.checkVisibility())")
     for part in ("lens", "attribution", "ablation"):
         assert page.get_by_role("region", name=page.locator(f"#{part}-title").inner_text()).is_visible()
 
 
 def test_a_diverged_model_has_dashes_in_place_of_numbers(open_page):
     page = open_page(diverged(), hash_="#text=surprise&token=2&score=sink&order=sink")
-    assert {*page.locator("#ablations td").all_inner_texts()} == {"no clear effect"}
+    assert {*page.locator("#ablations td:not(.words)").all_inner_texts()} == {"no clear effect"}
     for part in ("#expected .sentence", "#parts tbody", "#parts tfoot"):
         assert "–" in page.locator(part).inner_text()
     assert page.locator(".thumb .caption span:last-child").all_inner_texts() == ["–"] * LAYERS * HEADS
     row = page.locator("#card dt", has_text="sink").locator("xpath=following-sibling::dd[1]")
     assert row.inner_text().strip() == "–"
-    page.locator("#curve").hover(position={"x": 200, "y": 100})
     assert page.locator("#attribution-badge.bad").is_visible()
     page.locator("#lenses td").first.hover()
     assert "–" in page.locator("#lenses .readout").first.inner_text()
@@ -216,7 +219,7 @@ def test_hostile_text_is_shown_as_text(open_page):
 
 @pytest.mark.parametrize(("width", "height"), [(400, 800), (1280, 900), (1366, 768)])
 def test_the_views_fit_every_width_and_the_lens_scrolls_in_its_own_box(open_page, width, height):
-    hash_ = "#text=surprise&token=30&against=0.4"
+    hash_ = "#text=surprise&token=30&against=4"
     page = open_page(plain_history(labels=LABELS * 3), width=width, height=height, hash_=hash_)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     box = page.locator("#lenses .wide").first
@@ -228,13 +231,11 @@ def test_the_views_fit_every_width_and_the_lens_scrolls_in_its_own_box(open_page
 def test_one_snapshot_of_one_head_on_two_tokens_is_enough(open_page):
     one = learned_recording(1, 1, ["a", "b"], [32], induction=False)
     page = open_page(one)
-    for part in ("#controls", "#slide-a", "#play", "#curves", "#compare"):
+    for part in ("#controls", "#slide-a", "#play", "#learning", "#compare"):
         assert page.locator(part).is_hidden()
     assert page.locator("#card").is_visible() and page.locator(".thumb").count() == 1
-    page = open_page(one, replace(one, name="b"), hash_="#probe=text&text=surprise&token=1&order=sink&against=1.32")
+    page = open_page(one, hash_="#probe=text&text=surprise&token=1&order=sink&against=32")
     assert page.locator("#tokens span").count() == 2
-    for part in ("#slide-a input", "#slide-b input", "#link", "#curves"):
-        assert page.locator(part).is_hidden()
     assert "the last token" in page.locator("#attribution-what").inner_text()
     assert page.locator("#lenses table").first.locator("td").count() == 2 * 3
     point_at(page, 1, 0)

@@ -144,32 +144,24 @@ test("a stage says between which steps its head formed", () => {
     { score: "previous_token", place: 0, head: "0.1", before: null, step: 0 },
     { score: "induction", place: 2, head: "1.2", before: 16, step: 32 },
   ];
-  const words = chart.stagesOf(stages).map(({ inWords }) => inWords);
-  assert.deepEqual(words, ["previous-token head 0.1 forms by step 0", "induction head 1.2 forms between steps 16 and 32"]);
-});
-
-test("labels of stages do not cover each other and stay inside the chart", () => {
-  const marks = [10, 40, 45, 290, 292].map((x) => ({ x, width: 100 }));
-  const places = chart.placeLabels(marks, 300);
-  places.forEach((one, i) => {
-    assert.ok(one.left >= 0 && one.left + 100 <= 300);
-    for (const other of places.slice(0, i))
-      assert.ok(one.row !== other.row || one.left > other.left + 100 || other.left > one.left + 100);
-  });
-});
-
-test("no chart is alone in the last row unless all are", () => {
-  for (let count = 1; count < 12; count++)
-    for (let width = 200; width < 2000; width += 50) {
-      const columns = chart.chartColumns(count, width);
-      assert.ok(columns === 1 || count % columns !== 1, `${count} charts in ${width}`);
-      assert.ok(columns <= count && (columns === 1 || width / columns >= 190));
-    }
-  assert.equal(chart.chartColumns(5, 1240), 3);
+  const previous = { label: "previous token", letter: "P" };
+  const scores = { previous_token: previous, induction: { label: "induction", letter: "I" } };
+  const [first, second] = chart.stagesOf(stages, scores);
+  assert.equal(first.inWords, "previous token: head 0.1 formed by step 0");
+  assert.match(second.inWords, /head 1.2 formed between steps 16 and 32$/);
+  assert.deepEqual([first.letter, second.colour], ["P", "var(--mark-2)"]);
 });
 
 test("ticks are round and there are at least three of them", () => {
   assert.deepEqual(chart.ticks(0, 8.2, 4), [0, 2, 4, 6, 8]);
   for (const [low, high] of [[5.9, 8.3], [1.31, 1.39], [0, 0.07], [9212, 10_900], [-3, 2], [0, 1e-6]])
     assert.ok(chart.ticks(low, high, 4).length >= 3, `${low} ${high}`);
+});
+
+test("the steps of the slider are evenly spaced on the axis of the charts, and others between them", () => {
+  const share = chart.stepAxis([0, 1, 2, 4, 50], 60);
+  [0, 1, 2, 4, 50].forEach((step, i) => assert.equal(share(step), i / 4));
+  assert.equal(share(27), (3 + 0.5) / 4);
+  assert.equal(share(60), 1);
+  assert.equal(chart.stepAxis([7], 10)(5), 0.5);
 });

@@ -17,11 +17,9 @@ Shapes: T tokens, V vocabulary.
 
 import base64
 import copy
-import logging
 import math
 import re
-import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -30,25 +28,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from model.checks import Mistake
 from model.gpt import GPT, NGRAM_FACTORS
 from model.inspection.ablation import Means, part_means
-from model.inspection.experiments import first_steps, try_all
-from model.inspection.recorder import take_snapshot
-from model.inspection.recording import Recording, Snapshot
 from model.inspection.trace import blocks_of, undisturbed
 from model.pages import template
-from model.pages.describe import describe_heads
-from model.pages.page import about, legend
 
-log = logging.getLogger(__name__)
-MAX_BYTES = 40_000_000  # of a page, which may hold several snapshots
+MAX_BYTES = 40_000_000  # of the weights in a page, which may hold several snapshots
 MAX_REFERENCE = 2**16  # logits that are kept to check the page's own, 256 KiB a snapshot
 MAX_DIFFERENCE = 1e-3  # of a logit, above which the model's attention is another than the page's
 EXACT_BYTES = 12_000_000  # below which a page is small enough to hold bfloat16
-# A function of Python, up to the line that is no longer a part of it: its indentation, and its lines.
-FUNCTION = re.compile(r"^(?P<indent> *)def .*:\n(?:(?:(?P=indent) +.*)?\n)+(?=(?P=indent)\S|\S)", re.MULTILINE)
 ACTIVATION = re.compile(r"^  (\w+): \(x\) => ", re.MULTILINE)  # a line of the table in network.js
-OPENING = (120, 320)  # characters: some 35 to 100 tokens
 
 Models = Sequence[tuple[int, GPT]]  # by step, in ascending order
 
@@ -71,60 +61,6 @@ class Packed:
         return [template.json_element("manifest", self.manifest), *texts]
 
 
-def model_page(
-    snapshots: Models, tokenizer: Any, recording: Recording, opening: Sequence[int] | None = None
-) -> tuple[str, dict[str, int]]:
-    """The HTML of the page that holds a model and reads what a person types.
-
-    Args:
-        tokenizer: one of `data.tokenizers`.
-        recording: its probe "text" is that on which the page checks that it computes what the model does; experiments
-            are tried and heads measured on its windows; its snapshots tell when heads formed.
-        opening: tokens that the page opens with; None opens with a function in the windows, or else with the text.
-
-    Returns:
-        The page, and by title the step from which on each experiment holds.
-
-    Raises a `Mistake` if the page would be too large, and how large, or if a model has diverged.
-    """
-    name, probes, windows = recording.name, recording.probes, recording.windows
-    texts = windows["text"].texts
-    model = pack(snapshots, tokenizer.to_dict(), probes["text"].tokens, windows["text"].sample)
-    if note := model.manifest["note"]:
-        log.warning("%s", note)
-    steps = [step for step, _ in snapshots]
-
-    def measured(step: int, gpt: GPT) -> Snapshot:
-        """As it was recorded, or else measured now."""
-        recorded = (one for one in recording.snapshots if one.step == step and one.ablation)
-        return next(recorded, None) or take_snapshot(gpt, step, recording, with_losses=True)
-
-    taken = [measured(step, gpt) for step, gpt in snapshots]
-    earlier = [one for one in recording.snapshots if one.step < steps[-1] and one.step not in steps]
-    known = Recording(probes, windows, name=name, folder=recording.folder)
-    known.snapshots = sorted((*earlier, *taken), key=lambda one: one.step)
-    shown = about(known, len(probes["text"].tokens))
-    # The opening view's token is one of the recorded probe, which the page does not show.
-    shown["opening"] = {name: shown["opening"][name] for name in ("head", "score")}
-    shown["probes"] = [{"name": "text", "labels": [], "period": None}]  # what is typed
-    shown["snapshots"] = []
-    for snapshot in taken:
-        sentences = [[{"sentence": head["sentence"]} for head in row] for row in describe_heads(snapshot)]
-        shown["snapshots"].append(snapshot.to_json() | {"blocks": [], "descriptions": sentences})
-    found = [try_all(gpt, tokenizer, texts, means) for gpt, means in model.models]
-    effects, tried = found[-1]
-    experiments = {"effects": [asdict(effect) for effect in effects], "tried": tried}
-    text = tokenizer.decode(probes["text"].tokens if opening is None else opening)
-    if opening is None:
-        text = opening_text(tokenizer.decode(window.tokens) for window in texts) or text
-    data = legend(f"{name}: the model") | {"opening": text, "runs": [shown]}
-    page = template.fill("live", data, [template.json_element("experiments", experiments), *model.elements()])
-    if (size := len(page.encode())) > MAX_BYTES:
-        limit = MAX_BYTES / 1e6
-        raise ValueError(f"a page with this model would take {size / 1e6:.1f} MB, and the limit is {limit:.0f} MB")
-    return page, first_steps(steps, found)
-
-
 def pack(snapshots: Models, tokenizer: Mapping[str, Any], probe: Sequence[int], sample: Tensor | None = None) -> Packed:
     """The data of a page that runs a model, or several snapshots of one.
 
@@ -140,23 +76,23 @@ def pack(snapshots: Models, tokenizer: Mapping[str, Any], probe: Sequence[int], 
         shape, kind, start}; reference, one of these; and parity, with the probe, the positions that the reference has
         logits of, and for each snapshot the bits a token that rounding costs.
 
-    Raises ValueError if the snapshots are of different configs or have diverged, the page lacks the activation, the
+    Raises a Mistake if the snapshots are of different configs or have diverged, the page lacks the activation, the
     probe has fewer than two tokens or is longer than the context, or the smallest kind takes more than MAX_BYTES.
     """
     config = snapshots[0][1].config
     if any(gpt.config != config for _, gpt in snapshots):
-        raise ValueError("the snapshots are not of one model: their configs differ")
+        raise Mistake("the snapshots are not of one model: their configs differ")
     program = (template.FOLDER / "browser" / "network.js").read_text(encoding="utf-8")
     if config.activation not in (known := ACTIVATION.findall(program)):
-        raise ValueError(
+        raise Mistake(
             f"the page cannot compute the activation {config.activation} of this model: it knows {', '.join(known)}, "
             "to which model/pages/browser/network.js can add it"
         )
     if not 2 <= len(probe) <= config.context_length:
-        raise ValueError(f"the text to check the page with must have 2 to {config.context_length} tokens")
+        raise Mistake(f"the text to check the page with must have 2 to {config.context_length} tokens")
     for step, gpt in snapshots:
         if not all(weight.isfinite().all() for weight in gpt.parameters()):
-            raise ValueError(f"the model at step {step} has diverged: some of its weights are not numbers")
+            raise Mistake(f"the model at step {step} has diverged: some of its weights are not numbers")
     kind = _kind_that_fits(snapshots)
     tokens = torch.tensor([list(probe)])
     kept = min(len(probe), max(1, MAX_REFERENCE // snapshots[0][1].head.out_features))
@@ -202,16 +138,6 @@ def _append(content: bytearray, name: str, kind: str, tensors: Sequence[Tensor])
     return {"name": name, "shape": list(tensors[-1].shape), "kind": kind, "start": start}
 
 
-def opening_text(texts: Iterable[str]) -> str | None:
-    """A whole function with which a page can open, the first of a good length; None if the texts have none."""
-    shortest, longest = OPENING
-    for function in (function for text in texts for function in FUNCTION.finditer(text)):
-        content = textwrap.dedent(function[0]).strip("\n")
-        if shortest <= len(content) <= longest and content.count("\n") >= 3 and '"""' not in content:
-            return content + "\n"
-    return None
-
-
 def _kind_that_fits(snapshots: Models) -> str:
     """How matrices are stored, by their size alone, so that no large model is packed in vain."""
     gpt, size = snapshots[0][1], 0.0
@@ -221,7 +147,7 @@ def _kind_that_fits(snapshots: Models) -> str:
         if size <= min(limit, MAX_BYTES):
             return kind
     several = f" in each of {len(snapshots)} snapshots" if len(snapshots) > 1 else ""
-    raise ValueError(
+    raise Mistake(
         f"a page with this model would take {size / 1e6:.0f} MB, and the limit is {MAX_BYTES / 1e6:.0f} MB: it has "
         f"{gpt.num_parameters():,} weights{several} and a vocabulary of {gpt.head.out_features:,} tokens"
     )

@@ -1,11 +1,8 @@
 """What a page that runs a model is packed with. That it runs is tested in test_engine.py."""
 
-import ast
 import math
 import re
-import shlex
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,8 +16,8 @@ from model.inspection.probes import repeated_windows, text_windows
 from model.inspection.recorder import take_snapshot
 from model.inspection.recording import Recording
 from model.inspection.survey import windows_of
-from model.pages import live
-from model.pages.live import model_page
+from model.pages import weights
+from model.pages.page import run_page
 from tests.attentions import with_scores
 from tests.gpts import CONFIGS, MODERN, TOKENS, random_gpt, repeating_gpt
 from tests.html_pages import Page
@@ -33,9 +30,9 @@ PROBE = TOKENS.tolist()
 def test_rounding_is_within_half_a_step_and_its_cost_is_told(monkeypatch):
     gpt = random_gpt(MODERN)
     exact = gpt(TOKENS[None])[0].log_softmax(-1)
-    for limit, kind, largest in ((live.EXACT_BYTES, "bfloat16", 2**-8), (0, "int8", 0.5 / 127)):
-        monkeypatch.setattr(live, "EXACT_BYTES", limit)
-        packed = live.pack([(3, gpt)], TOKENIZER, PROBE)
+    for limit, kind, largest in ((weights.EXACT_BYTES, "bfloat16", 2**-8), (0, "int8", 0.5 / 127)):
+        monkeypatch.setattr(weights, "EXACT_BYTES", limit)
+        packed = weights.pack([(3, gpt)], TOKENIZER, PROBE)
         assert packed.manifest["kind"] == kind and packed.manifest["steps"] == [3]
         rounded = random_gpt(MODERN)
         for weight, before in zip(rounded.parameters(), gpt.parameters(), strict=True):
@@ -49,21 +46,21 @@ def test_rounding_is_within_half_a_step_and_its_cost_is_told(monkeypatch):
 def test_the_packed_model_stays_as_it_was_whatever_its_type():
     gpt = random_gpt(MODERN).bfloat16().train()
     before = {name: weight.clone() for name, weight in gpt.state_dict().items()}
-    packed = live.pack([(0, gpt)], TOKENIZER, PROBE)
+    packed = weights.pack([(0, gpt)], TOKENIZER, PROBE)
     assert packed.manifest["parity"]["bits"] == [0.0]  # nothing is rounded
     assert gpt.training and all(torch.equal(weight, before[name]) for name, weight in gpt.state_dict().items())
 
 
 def test_every_part_has_a_mean_and_a_tied_head_is_stored_once():
     gpt = random_gpt(replace(CONFIGS["tables"], tie_embeddings=True, position="learned"))
-    manifest = live.pack([(0, gpt)], TOKENIZER, PROBE).manifest
+    manifest = weights.pack([(0, gpt)], TOKENIZER, PROBE).manifest
     tensors, means = ([tensor["name"] for tensor in manifest[kind]] for kind in ("tensors", "means"))
     assert tensors == [name for name, _ in gpt.named_parameters()] and "head.weight" not in tensors
     assert means == list(part_means(gpt, TOKENS[None]))
 
 
 def test_no_text_can_end_the_elements():
-    packed = live.pack([(0, random_gpt(MODERN))], TOKENIZER | {"pattern": "</script>"}, PROBE)
+    packed = weights.pack([(0, random_gpt(MODERN))], TOKENIZER | {"pattern": "</script>"}, PROBE)
     page = Page("".join(packed.elements()))
     assert page.json("manifest")["tokenizer"]["pattern"] == "</script>"
     assert page.scripts["weights-0"] == packed.blocks[0]
@@ -71,41 +68,25 @@ def test_no_text_can_end_the_elements():
 
 def test_a_model_that_is_too_large_is_refused_with_its_size(monkeypatch):
     wide = GPTConfig(vocab_size=50257, context_length=16, num_layers=1, num_heads=1, embed_dim=32)
-    packed = live.pack([(0, random_gpt(wide))], TOKENIZER, PROBE)  # such a vocabulary fits where the model is small
-    assert len(packed.blocks[0]) < live.EXACT_BYTES
+    packed = weights.pack([(0, random_gpt(wide))], TOKENIZER, PROBE)  # such a vocabulary fits where the model is small
+    assert len(packed.blocks[0]) < weights.EXACT_BYTES
     with pytest.raises(ValueError, match="in each of 9 snapshots"):
-        live.pack([(step, random_gpt(wide)) for step in range(9)], TOKENIZER, PROBE)
-    monkeypatch.setattr(live, "MAX_BYTES", 3_000_000)
+        weights.pack([(step, random_gpt(wide)) for step in range(9)], TOKENIZER, PROBE)
+    monkeypatch.setattr(weights, "MAX_BYTES", 3_000_000)
     size = r"would take 5 MB, and the limit is 3 MB: it has 3,22\d,\d+ weights .* 50,257"
     with pytest.raises(ValueError, match=size):
-        live.pack([(0, random_gpt(wide))], TOKENIZER, PROBE)
-
-
-def test_the_page_opens_with_the_clearest_head_and_says_when_heads_formed_from_all_that_was_recorded_before_it():
-    gpt, tokenizer = repeating_gpt(), byte_level()
-    untrained, length, letters = random_gpt(gpt.config), gpt.config.context_length, range(97, 123)
-    texts = {"text": text_windows(letters, 26, tokenizer.label)}
-    texts |= {"repeated": repeated_windows(letters, length, tokenizer.label)}
-    windows, probes = windows_of(texts), {name: of_kind[0] for name, of_kind in texts.items()}
-    models = {0: untrained, 3: gpt, 8: gpt, 9: untrained}
-    recording = Recording(probes, windows, name="tiny")
-    for step, model in models.items():
-        recording.append(take_snapshot(model, step, recording))
-    page = Page(model_page([(0, untrained), (8, gpt)], tokenizer, recording)[0])
-    assert page.data["runs"][0]["opening"] == {"head": 1, "score": "recent"}
-    assert page.data["runs"][0]["formation"]["induction"] == {"0.1": 3}
-    assert [snapshot["step"] for snapshot in page.data["runs"][0]["snapshots"]] == [0, 8]
+        weights.pack([(0, random_gpt(wide))], TOKENIZER, PROBE)
 
 
 @pytest.mark.parametrize("config", [MODERN, replace(MODERN, num_kv_heads=1, window=3)], ids=["full", "grouped"])
 def test_another_attention_is_told_with_the_largest_difference_of_a_logit(config, monkeypatch):
     gpt = random_gpt(config)
-    assert live.pack([(0, gpt)], TOKENIZER, PROBE).manifest["note"] == ""
+    assert weights.pack([(0, gpt)], TOKENIZER, PROBE).manifest["note"] == ""
     whole = TOKENS.repeat(1, 2)[:, : config.context_length]
     before = gpt(whole)
     attend = CausalSelfAttention.attend
     monkeypatch.setattr(CausalSelfAttention, "attend", lambda self, q, k, v, mask=None: attend(self, 3 * q, k, v, mask))
-    note = live.pack([(0, gpt)], TOKENIZER, PROBE).manifest["note"]
+    note = weights.pack([(0, gpt)], TOKENIZER, PROBE).manifest["note"]
     found = float(re.search(r"logits differ by up to (\S+),", note)[1])
     assert found == pytest.approx((gpt(whole) - before).abs().max().item(), rel=0.05)
 
@@ -115,7 +96,7 @@ def test_an_attention_that_differs_only_beyond_the_probe_is_told(monkeypatch):
     far = torch.ones(3 * len(PROBE), 3 * len(PROBE)).tril(-len(PROBE)).bool()
     nearest = with_scores(lambda scores: scores.masked_fill(far[: len(scores[0, 0]), : len(scores[0, 0])], -torch.inf))
     monkeypatch.setattr(CausalSelfAttention, "attend", nearest)
-    assert "this model's attend gives something else" in live.pack([(0, gpt)], TOKENIZER, PROBE).manifest["note"]
+    assert "this model's attend gives something else" in weights.pack([(0, gpt)], TOKENIZER, PROBE).manifest["note"]
 
 
 def test_mistakes_are_named():
@@ -129,14 +110,47 @@ def test_mistakes_are_named():
         ("2 to 16 tokens", [(0, gpt)], [1] * 17),
     ):
         with pytest.raises(ValueError, match=sentence):
-            live.pack(snapshots, TOKENIZER, probe)
+            weights.pack(snapshots, TOKENIZER, probe)
 
 
-def test_the_opening_text_is_a_whole_function_of_the_text():
-    text = Path(shlex.__file__).read_text(encoding="utf-8")
-    opening = live.opening_text(["no function here", text])
-    (function,) = ast.parse(opening).body
-    whole = [node for node in ast.walk(ast.parse(text)) if getattr(node, "name", "") == function.name]
-    assert isinstance(function, ast.FunctionDef) and ast.dump(function) in map(ast.dump, whole)
-    assert live.opening_text(["no function here\n" * 20]) is None
-    assert live.opening_text([text[: text.index(function.name)] + function.name + "(self):\n    cut"]) is None
+def recording_of(models) -> Recording:
+    """Of random letters, in which repetitions come about by chance."""
+    tokenizer, length, letters = byte_level(), models[0][1].config.context_length, range(97, 123)
+    texts = {"text": text_windows(letters, 26, tokenizer.label)}
+    texts |= {"repeated": repeated_windows(letters, length, tokenizer.label)}
+    recording = Recording({name: of_kind[0] for name, of_kind in texts.items()}, windows_of(texts), name="tiny")
+    for step, model in models:
+        recording.append(take_snapshot(model, step, recording))
+    return recording
+
+
+def test_a_page_holds_the_weights_of_some_steps_measures_what_was_not_recorded_there_and_says_when_heads_formed():
+    gpt, tokenizer = repeating_gpt(), byte_level()
+    untrained = random_gpt(gpt.config)
+    recording = recording_of([(0, untrained), (3, gpt), (8, gpt)])
+    page = Page(run_page("tiny", recording, models=[(0, untrained), (5, gpt), (8, gpt)], tokenizer=tokenizer))
+    run = page.data["run"]
+    assert run["formation"]["induction"] == {"0.1": 3} and run["opening"]["head"] == 1
+    held = {shown["step"]: shown.get("weights") for shown in run["snapshots"]}
+    assert held == {0: 0, 3: None, 5: 1, 8: 2} and page.json("manifest")["steps"] == [0, 5, 8]
+    assert [bool(shown["ablation"]) for shown in run["snapshots"]] == [True, False, True, True]
+    assert page.data["text"] == tokenizer.decode(recording.probes["text"].tokens)
+    since = page.data["experiments"]["since"]
+    assert since and set(since) == {effect["title"] for effect in page.data["experiments"]["effects"]}
+    assert set(since.values()) == {5}
+
+
+def test_the_page_of_a_model_that_cannot_be_in_it_says_so_and_has_everything_else(monkeypatch):
+    config = repeating_gpt().config
+    gpt, diverged = random_gpt(config), random_gpt(config)
+    diverged.head.weight.data[3, 4] = math.nan
+    recording = recording_of([(0, gpt)])
+    for models, limit, said in (
+        ([(0, gpt)], 1000, "and the limit is 0 MB"),
+        ([(0, diverged)], weights.MAX_BYTES, "at step 0 has diverged"),
+    ):
+        monkeypatch.setattr(weights, "MAX_BYTES", limit)
+        page = Page(run_page("tiny", recording, models=models, tokenizer=byte_level()))
+        (note,) = [note for note in page.data["notes"] if note.startswith("One cannot type")]
+        assert said in note and "text" not in page.data and "manifest" not in page.scripts
+        assert page.data["run"]["snapshots"][0]["blocks"]

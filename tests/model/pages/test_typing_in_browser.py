@@ -20,7 +20,7 @@ from model.inspection.probes import Probe, draw_repeated_probe
 from model.inspection.recorder import read_maps
 from model.inspection.recording import Recording
 from model.inspection.survey import windows_of
-from model.pages.live import model_page
+from model.pages.page import run_page
 from tests.gpts import random_gpt, repeating_gpt
 from tests.model.pages.browsing import click, in_page, number_in, point_at, press, put, settle, slide, unnamed
 
@@ -50,8 +50,8 @@ def page_of(*gpts: GPT) -> str:
     tokens = TOKENIZER.encode(OPENING)
     repeated = draw_repeated_probe(range(256), 10, TOKENIZER.label, first=256)
     probes = {"text": Probe(tokens, list(OPENING)), "repeated": repeated}
-    snapshots = list(zip((0, 8), gpts, strict=True))
-    return model_page(snapshots, TOKENIZER, Recording(probes, name="tiny"), tokens)[0]
+    models = list(zip((0, 8), gpts, strict=True))
+    return run_page("tiny", Recording(probes, name="tiny"), models=models, tokenizer=TOKENIZER)
 
 
 @pytest.fixture(scope="module")
@@ -97,21 +97,18 @@ def assert_next(page, logits: torch.Tensor) -> None:
 
 def test_what_is_typed_or_clicked_is_read_as_pytorch_reads_it(open_page):
     page = open_page()
-    assert page.title() == "tiny: the model" and page.locator("#box").input_value() == OPENING
+    assert page.title() == "tiny" and page.locator("#box").input_value() == OPENING
     assert page.locator("#parity.good").inner_text() == "✓ as PyTorch computes it"
-    known = page.locator("#attribution-what").inner_text()  # it opens where the next token is
-    assert known.startswith("Reading 21 “\u2068l\u2069”, what comes next is “\u2068a\u2069”.")
     for text in (OPENING, "def f(x):", "def f(x): return"):
         type_text(page, text)
-        logits, coloured = logits_of(GPTS[-1], text), page.locator("#coloured span")
+        logits, coloured = logits_of(GPTS[-1], text), page.locator("#tokens span")
         nats = F.cross_entropy(logits[:-1], torch.tensor(TOKENIZER.encode(text)[1:]), reduction="none")
         assert coloured.all_inner_texts() == list(text)
         depths = coloured.evaluate_all("all => all.map((one) => Number(one.style.getPropertyValue('--depth')))")
         assert depths == pytest.approx([0, *(nats / math.log(2) / 10).clamp(max=1).tolist()], abs=2e-3)
         assert_next(page, logits)
-        assert page.locator("#cost").inner_text() == f"{len(text)} tokens, loss {nats.mean():.2f} nats per token"
-        # The views of the recorded page show this text too.
-        assert "".join(page.locator("#tokens span").all_inner_texts()) == text
+        cost = f"{len(text)} tokens, loss {nats.mean():.2f} nats ({nats.mean() / math.log(2):.2f} bits) per token"
+        assert page.locator("#cost").inner_text() == cost
         assert page.locator(".lens tbody tr").count() == 5
         last = page.locator(".lens tbody tr").last.locator("td")
         assert last.count() == len(text)
@@ -140,7 +137,7 @@ def test_after_the_last_token_the_logit_of_the_likeliest_is_told(open_page):
         assert total == pytest.approx(cap * math.atanh(logits.max() / cap), abs=0.006)
     # Two steps that expect different tokens have no logit that could be compared.
     assert len({logits_of(gpt, "d")[-1].argmax().item() for gpt in GPTS}) == 2
-    both = open_page(hash_="#typed=d&step=8&against=0.0&token=0")
+    both = open_page(hash_="#typed=d&step=8&against=0&token=0")
     assert "B expects another token" in both.locator("#attribution-what").inner_text()
     assert both.locator("#parts thead").count() == 0
 
@@ -182,8 +179,8 @@ def test_nothing_is_wider_than_the_window_and_all_next_tokens_are_in_sight_with_
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     for text in ("a", "", "def f(x):\n    return x\n" * 100):
         type_text(page, text)
-        panel = page.locator("#typing").bounding_box()
-        for last in ("#next li:last-child", "#write"):
+        panel = page.locator("#coming").bounding_box()
+        for last in ("#next li:last-child",):
             box = page.locator(last).bounding_box()
             assert box["y"] + box["height"] <= panel["y"] + panel["height"], (last, text[:9])
         assert page.locator("#coming").evaluate("list => list.scrollHeight <= list.clientHeight")
@@ -201,10 +198,10 @@ def test_any_text_can_be_typed(open_page):
         put(page.locator("#box"), text)
         assert said in page.locator("#window").inner_text()
         assert page.locator("#editor").evaluate("box => box.scrollTop + box.clientHeight > box.scrollHeight - 2")
-        assert page.locator("#tokens span").count() == count
-        assert page.locator("#typing img, #text img, .lens img").count() == 0
+        assert page.locator("#tokens span[data-index]").count() == count
+        assert page.locator("#text img, .lens img").count() == 0
         valid = text.replace("\udc00", "\ufffd")
-        shown = page.locator("#coloured").evaluate("box => box.textContent").replace("\udc00", "\ufffd")
+        shown = page.locator("#tokens").evaluate("box => box.textContent").replace("\udc00", "\ufffd")
         assert shown == valid + "\u200b"
         assert_next(page, logits_of(GPTS[-1], valid))
 
@@ -235,12 +232,13 @@ def test_a_part_that_is_switched_off_is_missed_as_in_pytorch(open_page):
     click(page.get_by_role("button", name="feed-forward 1"))
     assert number(page) == pytest.approx(expected["feed-forward 1"], abs=0.006)
     click(page.get_by_role("button", name="value embeddings 1"))  # and another
-    assert page.locator("#damage").inner_text().startswith("Off: feed-forward 1 and value embeddings 1.")
+    assert page.locator("#damage").inner_text().startswith("Without feed-forward 1 and value embeddings 1:")
     click(page.get_by_role("button", name="nothing", exact=True))
     address, both = page.url.partition("#")[2], number(page)
     again = open_page(hash_=f"#{address}")
     assert number(again) == both
-    click(again.get_by_role("button", name="switch all on"))
+    assert "feed-forward 1 and value embeddings 1" in again.locator("#changed").inner_text()
+    click(again.locator("#as-trained"))
     assert again.locator("#damage b").count() == 0
     assert_next(again, logits_of(GPTS[-1], OPENING))
 
@@ -264,7 +262,7 @@ def test_it_writes_what_pytorch_writes_until_it_is_stopped(open_page):
     tokens = generate(GPTS[-1], prompt, 200, temperature=0)[0].tolist()
     text = TOKENIZER.decode(tokens)
     assert page.locator("#box").input_value() == text
-    assert "".join(page.locator("#tokens span").all_inner_texts()) == text[-32:]
+    assert "".join(page.locator("#tokens span[data-index]").all_inner_texts()) == text[-32:]
     assert_next(page, logits_of(GPTS[-1], text))
     # The second time it is stopped at once.
     page.evaluate("() => { for (const _ of 'ab') document.getElementById('write').click() }")
@@ -325,7 +323,7 @@ def test_the_slider_changes_the_model_that_answers(open_page):
     assert page.locator("#slide-a output").inner_text() == "step 0"
 
 
-PANELS = ("#tokens", "#sentences", "#reading", "#top", "#evidence", "#next", "#coloured", "#cost", "#damage", "#worse")
+PANELS = ("#tokens", "#sentences", "#reading", "#evidence", "#next", "#cost", "#damage", "#worse", "#changed")
 PANELS += ("#lenses", "#parts", "#attribution-what", "#attribution-badge", "#patched")
 PANELS += ("#patch-matrix", "#parity", "#notes")
 SHOWN = """(panels) => Object.fromEntries([
@@ -464,13 +462,13 @@ def test_every_experiment_shows_on_the_page_what_was_predicted(open_page):
     gpt, draw = repeating_gpt(), random.Random(0)
     recorded = ["".join(draw.sample("abcdefghijklmnopqrstuvwxyz", 8)) * 8 for _ in range(16)]
     texts = [Probe(TOKENIZER.encode(text), list(text)) for text in recorded]
-    tokens = texts[0].tokens
     repeated = draw_repeated_probe(range(97, 123), 20, TOKENIZER.label)
     probes = {"text": texts[0], "repeated": repeated}
     windows = windows_of({"text": texts, "repeated": [repeated]})
 
     def open_model(*snapshots):
-        return open_page(model_page(snapshots, TOKENIZER, Recording(probes, windows, name="tiny"), tokens)[0])
+        recording = Recording(probes, windows, name="tiny")
+        return open_page(run_page("tiny", recording, models=snapshots, tokenizer=TOKENIZER))
 
     untrained = GPT(gpt.config).eval()
     page = open_model((0, untrained), (8, gpt))
@@ -496,7 +494,7 @@ def test_every_experiment_shows_on_the_page_what_was_predicted(open_page):
     assert "head 0.1 (layer 0, head 1) on the map: to" in page.locator("#experiment").inner_text()
     click(page.locator("#experiment button"))
     type_text(page, "another text")
-    assert page.locator("#experiment").inner_text() == "head 0.1 is still off. begin this experiment again"
+    assert in_page(page, "render", "shown.off") == [] and page.locator("#changed").is_hidden()
     click(buttons.nth(titles.index("Nothing at all")))
     assert "No single head to look at here" in page.locator("#experiment").inner_text()
     nowhere = open_model((0, untrained)).locator("#tries")

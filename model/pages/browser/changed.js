@@ -1,0 +1,23 @@
+// One line that says what is not as in the trained model, or beside it: switched off, patched, compared; and one button
+// that ends all of it.
+
+import { $, element } from "browser/elements.js";
+import { addView, change, shown } from "browser/render.js";
+import { listed, visible } from "browser/words.js";
+
+addView(function drawChanged() {
+  const { typing, off, replacement, otherText, other, sides } = shown;
+  const given = replacement === "mean" ? "replaced by their mean" : "giving nothing";
+  const parts = [
+    typing && off.length && `Off, ${given}: ${listed(off)}.`,
+    typing && otherText && `Patching from text B, “${visible(otherText, 30)}”.`,
+    other && `Compared: A, ${sides[0].when}, with B, ${sides[1].when}.`,
+  ].filter(Boolean);
+  $("changed").hidden = !parts.length;
+  const onclick = () => {
+    $("other-text").value = "";
+    change({ off: [], otherText: "", other: null, from: null, target: null });
+  };
+  const button = element("button", { id: "as-trained", textContent: "all as trained", onclick });
+  $("changed").replaceChildren(parts.join(" "), " ", button);
+});

@@ -1,0 +1,247 @@
+// The text: a recorded one, or the box in which a person types. Its tokens are shaded by what the chosen token reads
+// (attends to), by what reads it, or by how little the model expected each.
+
+import { $, clamp, element, onKeys, SIDEWAYS, tokenSpans } from "browser/elements.js";
+import { isDark, rgb } from "browser/maps.js";
+import {
+  addChoices, addFollower, addView, change, chosenToken, point, pointer, render, rendered, shown,
+} from "browser/render.js";
+import { addField, holdsWeights, mapped, save, state, stepOf, TEXTS } from "browser/state.js";
+import { depth } from "browser/surprise.js";
+import { engine, tokensOf } from "browser/typed-text.js";
+import { decimal, listed, visible } from "browser/words.js";
+
+const PAUSE = 300; // milliseconds
+const LONGEST = 10_000; // characters; far more than a context holds
+const ADDRESSED = 2_000; // characters of the text that the address keeps
+const END_OF_TEXT = "<|endoftext|>";
+
+export const box = $("box"); // transparent, above the tokens
+const tokens = $("tokens");
+
+// The end of a text, from the beginning of a character.
+const ending = (text, length) => (text.length > length ? text.slice(-length).replace(/^[\udc00-\udfff]/, "") : text);
+const number = (count) => count.toLocaleString("en");
+let showsEnd = false; // whether the end of the text is to be in sight when it has been read
+let isCut = false; // whether the text was too long, until it is changed again
+let read = null; // the labels or the typed text that `pieces` are of
+let pieces = []; // { text, ids }: together the text that was read last; what was not read has no ids
+let spans = []; // { span, ids }: those of the pieces that have ids, as they stand in the page
+let revealed = null; // the chosen token that was scrolled to last
+
+// The weights between the chosen token and each other token, on one of the large maps.
+export function weightsOf(pane) {
+  const token = chosenToken();
+  const weight = shown.received ? (i) => pane.value(i, token) : (i) => pane.value(token, i);
+  return shown.labels.map((_, i) => (token === null ? 0 : weight(i)));
+}
+
+// The tokens as pieces of the text in the box. A character that is spread over several tokens is one piece. Not read
+// are the beginning of a long text, and what the tokenizer leaves out.
+function piecesOf({ text, tokens, all }) {
+  const decoder = new TextDecoder();
+  const known = []; // the last first
+  let ids = [];
+  for (const [i, token] of (all ? tokens : []).entries()) {
+    const piece = decoder.decode(engine.tokenizer.bytes(token), { stream: i + 1 < tokens.length });
+    ids.push(i);
+    if (piece) known.unshift({ piece, ids });
+    if (piece) ids = [];
+  }
+  const found = [];
+  let end = text.length;
+  for (const { piece, ids } of known) {
+    const place = text.lastIndexOf(piece, end - piece.length);
+    const start = place < 0 ? Math.max(0, end - piece.length) : place; // half a character is read as another
+    const after = { text: text.slice(start + piece.length, end), ids: [] };
+    found.unshift({ text: text.slice(start, start + piece.length), ids }, after);
+    end = start;
+  }
+  return [{ text: text.slice(0, end), ids: [] }, ...found].filter(({ text }) => text);
+}
+
+// Shows the text in the box: what was read and still stands there, up to where a person has changed it since.
+function layBox() {
+  const { value } = box;
+  const nodes = [];
+  spans = [];
+  let at = 0;
+  for (const { text, ids } of pieces) {
+    if (!value.startsWith(text, at)) break;
+    const span = element("span", { textContent: text, className: ids.length ? "" : "unread" });
+    if (ids.length) span.dataset.index = ids.at(-1);
+    if (ids.length) spans.push({ span, ids });
+    nodes.push(span);
+    at += text.length;
+  }
+  tokens.replaceChildren(...nodes, value.slice(at), "\u200b"); // which gives an empty last line its height
+}
+
+function layRecorded() {
+  spans = tokenSpans(shown.labels).map((span, i) => ({ span, ids: [i] }));
+  tokens.replaceChildren(...spans.map(({ span }) => span));
+}
+
+// A token's background and text colour: those of its square on the map.
+function shadeOf(weight) {
+  if (weight < 0.001) return ["", ""];
+  const colour = shown.palette.weights[Math.round(255 * Math.sqrt(weight))];
+  return [rgb(colour), `var(--${isDark(colour) === (shown.theme === "dark") ? "ink" : "panel"})`];
+}
+
+function shade() {
+  tokens.classList.toggle("by-surprise", shown.text === "surprise");
+  const [{ measured }] = shown.sides;
+  const weights = weightsOf(shown.panes[0]);
+  const token = chosenToken();
+  const pointed = pointer.cell && (shown.received ? pointer.cell.query : pointer.cell.key);
+  const most = (ids, of) => Math.max(...ids.map(of));
+  for (const { span, ids } of spans) {
+    span.style.setProperty("--depth", most(ids, (id) => depth(measured, id)).toFixed(3));
+    const [background, color] = shadeOf(most(ids, (id) => weights[id] ?? 0));
+    Object.assign(span.style, { background, color });
+    span.className = ids.includes(token) ? "chosen" : ids.includes(pointed) ? "pointed" : "";
+  }
+}
+
+addView(function drawText() {
+  const { typing, labels, token } = shown;
+  const { typed } = shown.sides[0];
+  const now = typing ? typed : labels;
+  box.hidden = !typing;
+  tokens.tabIndex = typing ? -1 : 0;
+  if (read !== now) pieces = typing ? piecesOf(typed) : [];
+  if (typing) layBox();
+  else if (read !== now) layRecorded();
+  read = now;
+  shade();
+  tell();
+  if (showsEnd) showEnd(); // the note takes its height from the box
+  showsEnd &&= typing && box.value !== typed.text;
+  if (!typing && revealed !== token) reveal(spans[token]?.span);
+  revealed = token;
+});
+
+// What stands below the text: its tokens, what they cost, and what is not as it seems.
+function tell() {
+  const { typing, labels, sides: [{ measured: { bits }, typed }] } = shown;
+  const isEmpty = typing && !typed.all;
+  const count = isEmpty ? 0 : labels.length;
+  const mean = bits.slice(0, -1).reduce((sum, one) => sum + one, 0) / (count - 1);
+  const cost = `, loss ${decimal(mean * Math.LN2)} nats (${decimal(mean)} bits) per token`;
+  $("cost").textContent = `${count} ${count === 1 ? "token" : "tokens"}${count > 1 ? cost : ""}`;
+  const { period } = TEXTS.find(({ name }) => name === shown.textName);
+  const wanted = TEXTS[shown.probe].name;
+  $("window").textContent = [
+    wanted === "typed" && !typing && whyNotTyped(),
+    period && `${period} random tokens, then the same again: here heads show that look back for repetitions.`,
+    labels.includes(END_OF_TEXT) && `${END_OF_TEXT} marks where a document begins.`,
+    ...(typing ? aboutTyped(typed) : []),
+  ].filter(Boolean).join(" ");
+}
+
+function whyNotTyped() {
+  if (!engine) return "This is the recorded text; the model in this page has not started.";
+  const steps = listed([...mapped.keys()].filter(holdsWeights).map((at) => String(stepOf(at))));
+  return `This is the recorded text: of this step the page holds no weights. To type, go to step ${steps} (●).`;
+}
+
+function aboutTyped(typed) {
+  const { context_length: context } = engine.config;
+  const whole = typed.all === typed.tokens.length;
+  return [
+    isCut && `The text was too long: its last ${number(box.value.length)} characters are kept.`,
+    !typed.all && (typed.text ? "The model has no token for this text:" : "The box is empty:"),
+    !typed.all && "shown is what the model expects at the beginning of a document.",
+    typed.all && whole && pieces.some(({ ids }) => !ids.length) && "Grey: the model has no token for it.",
+    typed.all && !whole && `The model reads ${context} tokens at once:`,
+    typed.all && !whole && `of these ${number(typed.all)} it reads the last ${context} (grey: not read).`,
+    typed.text.length > ADDRESSED && "The address of this page, by which you can keep or send it,",
+    typed.text.length > ADDRESSED && `holds the last ${number(ADDRESSED)} characters of the text only.`,
+  ];
+}
+
+// ---- what a person types
+
+function showEnd() {
+  $("editor").scrollTop = $("editor").scrollHeight;
+  showsEnd = true;
+}
+
+// Shows a text in the box, and its end; it is read when `readBox` is called.
+export function showInBox(text) {
+  box.value = text;
+  if (!box.hidden) layBox();
+  showEnd();
+}
+
+let saving = null;
+
+// Reads the text in the box. The address follows when a person pauses.
+export function readBox() {
+  isCut = box.value.length > LONGEST;
+  if (isCut) box.value = ending(box.value, LONGEST);
+  const typed = box.value;
+  layBox();
+  if (box.selectionEnd === typed.length) showEnd();
+  Object.assign(state, { typed, token: tokensOf(typed).tokens.length - 1, square: null });
+  render();
+  clearTimeout(saving);
+  saving = setTimeout(save, PAUSE);
+}
+
+box.addEventListener("input", readBox);
+box.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") box.blur();
+  if (event.key === "Enter" && event.ctrlKey) $("write").click();
+});
+addField("typed", () => (engine ? ending(state.typed, ADDRESSED) : null), (text) => {
+  if (text === null || text === state.typed) return;
+  box.value = ending(text, LONGEST);
+  state.typed = box.value; // where all line breaks are alike
+});
+
+// ---- which token is chosen or pointed at
+
+// Scrolls the text, and never the page, to a token if there is one.
+function reveal(span) {
+  if (!span) return;
+  const [outer, inner] = [$("editor"), span].map((node) => node.getBoundingClientRect());
+  if (inner.top < outer.top || inner.bottom > outer.bottom)
+    $("editor").scrollTop += inner.top - outer.top - outer.height / 2;
+}
+
+const indexOf = (node) => (node?.dataset?.index === undefined ? null : Number(node.dataset.index));
+
+// In the box: the token that the caret stands in or behind.
+function chooseAtCaret() {
+  let end = 0;
+  const node = [...tokens.childNodes].find(({ textContent }) => (end += textContent.length) >= box.selectionStart);
+  const token = indexOf(node);
+  if (token !== null && token !== state.token) change({ token, square: null });
+}
+
+const pointAt = (token) => token !== pointer.token && point({ token });
+$("editor").addEventListener("pointermove", ({ clientX, clientY }) =>
+  pointAt(indexOf(document.elementsFromPoint(clientX, clientY).find((node) => node.parentNode === tokens))));
+$("editor").addEventListener("pointerleave", () => pointAt(null));
+tokens.addEventListener("click", ({ target }) => {
+  const token = indexOf(target);
+  if (token !== null) change({ token: token === state.token ? null : token, square: null });
+});
+box.addEventListener("click", chooseAtCaret);
+box.addEventListener("keyup", ({ key }) => /^(Arrow|Home|End)/.test(key) && chooseAtCaret());
+onKeys(tokens, SIDEWAYS, (by) => {
+  const { labels } = shown;
+  const token = state.token === null ? labels.length - 1 : clamp(state.token + by, labels.length - 1);
+  change({ token, square: null });
+  rendered.then(() => {
+    $("live").textContent = `token ${token} ${visible(labels[token], 40)}: ${$("reading").textContent}`;
+  });
+});
+
+const NAMES = { typed: "your text", text: "recorded", repeated: "repeated" };
+addChoices($("probes"), "probe", TEXTS.map(({ name }, i) => [i, NAMES[name] ?? name]));
+$("probes").hidden = TEXTS.length < 2;
+addChoices($("directions"), "direction", [["to", "reads"], ["from", "is read by"]]);
+addFollower(shade);

@@ -1,0 +1,72 @@
+// While a run goes on: looks for the page that it has written since, and shows that with what a person has chosen.
+//
+// A page from a file may not read files, not even its own. But it may hold itself in a frame, and the copy there tells
+// when it was written (see page.html) before it does anything else.
+
+import { $, element } from "browser/elements.js";
+import { rendered } from "browser/render.js";
+import { data, LAST, save, state } from "browser/state.js";
+
+const EVERY = 4000; // milliseconds
+const PATIENCE = 4; // times longer than the page before must a new one take before the run may have died
+const LEAST_PATIENCE = 120; // seconds
+
+const seconds = () => Date.now() / 1000;
+const inWords = (count) => (count < 100 ? `${Math.round(count)} s` : `${Math.round(count / 60)} minutes`);
+const { state: going, written = 0, gap = 0 } = data.status ?? {};
+const ADDRESS = location.href.split(/[?#]/)[0];
+let frame = null;
+
+function tell() {
+  if (going === "ended") return "The run has ended.";
+  if (going === "interrupted") return "The run was interrupted here: train.py --resume goes on.";
+  const age = Math.max(0, seconds() - written);
+  const late = age > Math.max(LEAST_PATIENCE, PATIENCE * gap);
+  return late
+    ? `No newer page for ${inWords(age)}: the run may have stopped or died.`
+    : `Training: this page is ${inWords(age)} old, and follows by itself.`;
+}
+
+function draw() {
+  $("status").replaceChildren(tell(), " ", ...(going === "running" ? [button] : []));
+}
+
+// Shows the newer page. Who was at the last step will be at the newer one's.
+function renew() {
+  save();
+  const fields = new URLSearchParams(location.hash.slice(1));
+  if (state.at === LAST) fields.delete("step");
+  try {
+    history.replaceState(null, "", `#${fields}`);
+    sessionStorage.setItem("scroll", scrollY);
+  } catch {
+    // It opens at its top, then.
+  }
+  location.reload();
+}
+
+const button = element("button", { textContent: "look now", onclick: renew });
+
+function look() {
+  frame?.remove();
+  frame = element("iframe", { hidden: true, title: "newer page", src: `${ADDRESS}?look=${Date.now()}` });
+  document.body.append(frame);
+}
+
+export function watch() {
+  if (!going) return;
+  draw();
+  try {
+    const before = sessionStorage.getItem("scroll");
+    sessionStorage.removeItem("scroll");
+    if (before) rendered.then(() => scrollTo(0, Number(before)));
+  } catch {
+    // It stays at its top.
+  }
+  if (going !== "running") return;
+  addEventListener("message", ({ data: found, source }) => {
+    if (source === frame?.contentWindow && Number(found?.written) > written) renew();
+  });
+  setInterval(draw, 1000);
+  setInterval(() => document.hidden || look(), EVERY);
+}

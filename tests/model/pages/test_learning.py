@@ -1,0 +1,68 @@
+"""What a page tells of a run's learning: its figures are those of the data it is given."""
+
+from itertools import product
+
+from model.pages.learning import evenly, learning, short, story
+
+ROWS = [
+    {"step": 0, "attention/sink/layer_0": 0.25},
+    {"step": 10, "tokens": 1000.0, "train/loss": 4.0, "lr": 0.1, "tokens_per_second": 500.0},
+    {"step": 20, "tokens": 2000.0, "train/loss": 3.0, "val/loss": 3.5, "val/bits_per_byte": 2.5, "lr": 0.1}
+    | {"tokens_per_second": 1000.0, "attention/sink/layer_0": 0.5},
+    {"step": 30, "tokens": 3000.0, "train/loss": 2.5, "val/loss": 3.25, "val/bits_per_byte": 2.25, "lr": 0.05},
+    {"step": 40, "tokens": 4000.0, "train/loss": 2.0, "val/loss": 3.375, "val/bits_per_byte": 2.375, "lr": 0.0}
+    | {"tokens_per_second": 250.0},
+]
+SAMPLES = [{"step": step, "prompt": "def ", "text": str(step)} for step in (20, 40)]
+
+
+def test_figures_are_those_of_the_data():
+    data = learning(ROWS, SAMPLES, "prompt: hello", {})
+    assert {name: (value, remark) for name, value, remark in data["facts"]} == {
+        "bits per byte": ("2.3750", "best 2.2500 at step 30"),
+        "validation loss": ("3.3750", "best 3.2500 at step 30"),
+        "training loss": ("2.0000", "at step 40"),
+        "tokens per second": ("500", "median"),
+    }
+    curves = {chart["title"]: {curve["name"]: curve["points"] for curve in chart["curves"]} for chart in data["charts"]}
+    assert curves["Loss"] == {
+        "training": [(10, 4.0), (20, 3.0), (30, 2.5), (40, 2.0)],
+        "validation": [(20, 3.5), (30, 3.25), (40, 3.375)],
+    }
+    assert list(curves) == ["Loss", "Bits per byte", "Learning rate", "Tokens per second"]  # no MFU is known
+    assert data["samples"] == SAMPLES and data["config"] == "prompt: hello"
+    nothing = learning([], [], "", {})
+    assert not (nothing["facts"] or nothing["charts"] or nothing["samples"] or nothing["config"])
+
+
+def test_the_story_says_what_was_trained_on_what_for_how_long_and_how_well():
+    sizes = [
+        ({"num_layers": 6, "num_heads": 3}, " of 6 layers with 3 attention heads each"),
+        ({"num_layers": 1, "num_heads": 1}, " of 1 layer with 1 attention head each"),
+        ({"num_layers": None, "num_heads": "x"}, ""),
+        (3, ""),
+    ]
+    texts = [
+        ({"corpus": "stdlib", "files": None}, "the source of Python's standard library"),
+        ({"corpus": "files", "files": ["a.txt", "b.txt"]}, "a.txt, b.txt"),
+        ({"corpus": "stdlib", "dataset": "some/set"}, "the data set some/set"),
+        ({"corpus": ["stdlib"]}, "a text"),
+        ([1], "a text"),
+    ]
+    for (gpt, size), (data, text) in product(sizes, texts):
+        found = story([], {"model": {"gpt": gpt}, "data": data})
+        assert found == f"A small GPT{size} learned to predict the next token of {text}."
+    assert story(ROWS, {}).endswith(
+        " It read 4k tokens in 40 steps, which took 7 seconds. "
+        "It now needs 2.38 bits for a byte of text that it has not read; a guess needs 8."
+    )
+
+
+def test_long_curves_are_thinned_but_keep_their_ends():
+    assert evenly(range(10), 20) == list(range(10))
+    thinned = evenly(range(100_000), 1500)
+    assert len(thinned) == 1500 and thinned[0] == 0 and thinned[-1] == 99_999 and thinned == sorted(set(thinned))
+
+
+def test_large_numbers_are_short():
+    assert [*map(short, (950.0, 51_340, 1_474_560, 2e9))] == ["950", "51.3k", "1.47M", "2B"]
