@@ -128,15 +128,13 @@ class MultiHeadAttention(nn.Module):
         key_dim = query_dim if key_dim is None else key_dim
         value_dim = key_dim if value_dim is None else value_dim
         output_dim = query_dim if output_dim is None else output_dim
-        sizes = {"query_dim": query_dim, "num_heads": num_heads, "key_dim": key_dim, "value_dim": value_dim}
-        sizes |= {"output_dim": output_dim} | ({} if head_dim is None else {"head_dim": head_dim})
-        for name, size in sizes.items():
+        if head_dim is None and num_heads and query_dim % num_heads:
+            raise ValueError(f"num_heads={num_heads} does not divide query_dim={query_dim}: give a head_dim")
+        head_dim = query_dim // max(1, num_heads) if head_dim is None else head_dim
+        sizes = {"num_heads": num_heads, "query_dim": query_dim, "key_dim": key_dim, "value_dim": value_dim}
+        for name, size in (sizes | {"head_dim": head_dim, "output_dim": output_dim}).items():
             if size < 1:
                 raise ValueError(f"{name} must be at least 1, not {size}")
-        if head_dim is None:
-            if query_dim % num_heads:
-                raise ValueError(f"num_heads={num_heads} does not divide query_dim={query_dim}: give a head_dim")
-            head_dim = query_dim // num_heads
         _check_dropout(dropout)
         self.num_heads = num_heads
         self.head_dim = head_dim
