@@ -57,7 +57,8 @@ def scaled_dot_product_attention(
         ValueError: if the shapes do not fit together, or dropout_p is not in [0, 1).
     """
     leading = _check_inputs(query, key, value, mask)
-    _check_dropout(dropout_p)
+    if not 0 <= dropout_p < 1:
+        raise ValueError(f"dropout_p must be at least 0 and below 1, not {dropout_p}")
     T, S = query.shape[-2], key.shape[-2]
     # PyTorch's own flag gives NaN for a scale of 0 or less.
     if is_causal and (need_weights or mask is not None or T != S or (scale is not None and scale <= 0)):
@@ -135,7 +136,8 @@ class MultiHeadAttention(nn.Module):
         for name, size in (sizes | {"head_dim": head_dim, "output_dim": output_dim}).items():
             if size < 1:
                 raise ValueError(f"{name} must be at least 1, not {size}")
-        _check_dropout(dropout)
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and below 1, not {dropout}")
         self.num_heads = num_heads
         self.head_dim = head_dim
         self.dropout = dropout
@@ -300,12 +302,6 @@ def _merge_heads(x: Tensor) -> Tensor:
     """(..., H, T, K) -> (..., T, H * K)"""
     # Without the transpose this would mix positions, and so carry the future into the past.
     return x.transpose(-3, -2).flatten(-2)
-
-
-def _check_dropout(probability: float) -> None:
-    """Refuses, with a ValueError, a probability that is not in [0, 1)."""
-    if not 0 <= probability < 1:
-        raise ValueError(f"the probability of dropout must be at least 0 and below 1, not {probability}")
 
 
 def _check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
