@@ -3,11 +3,13 @@
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from lightning.pytorch import Trainer
 from tqdm import tqdm
 
+from model.runs.folder import REPORT
 from model.runs.mistakes import output_is_closed
 
 FORMATS: dict[str, Callable[[float], str]] = {
@@ -64,10 +66,11 @@ class Progress:
 
 
 def opening(trainer: Trainer) -> str:
-    """The model's size, the device and the precision on one line, the corpus on another.
+    """The model's size, the device and the precision on one line, the corpus on another, and where its page is.
 
     runs/first: 4,720,000 parameters, on the CPU with 2 threads, precision bf16-mixed
     stdlib: 5,012,345 tokens to train on and 543,210 to validate, from a vocabulary of 4,096 (bpe)
+    watch: runs/first/report.html
     """
     gpt, data, device = trainer.lightning_module.gpt, trainer.datamodule, trainer.strategy.root_device
     place = str(device)
@@ -82,7 +85,8 @@ def opening(trainer: Trainer) -> str:
     return (
         f"{trainer.default_root_dir}: {gpt.num_parameters():,} parameters, on {place}, precision {trainer.precision}\n"
         f"{data.corpus.name}: {train.num_tokens:,} tokens to train on and {validation.num_tokens:,} to validate, "
-        f"from a vocabulary of {tokenizer.vocab_size:,} ({tokenizer.name})"
+        f"from a vocabulary of {tokenizer.vocab_size:,} ({tokenizer.name})\n"
+        f"watch: {Path(trainer.default_root_dir, REPORT)}"
     )
 
 

@@ -40,6 +40,14 @@ def write_page(run_dir: Path, state: str, recording: Recording | None = None, gl
     write_atomically(path, run_page_html(run_dir, state, gap, recording, glass).encode())
 
 
+def show_page(run_dir: Path, *options: Any, **more: Any) -> None:
+    """As `write_page`; but a page that fails is a warning: the run is not lost."""
+    try:
+        write_page(run_dir, *options, **more)
+    except (Mistake, MemoryError) as error:
+        log.warning("There is no page of this run: %s", error)
+
+
 def run_page_html(
     run_dir: Path,
     state: str | None = None,
@@ -110,17 +118,13 @@ def _read(path: Path) -> bytes:
 def finish(run_dir: Path, open_run: Callable[[Path], Any]) -> str:
     """Writes the page of a run; returns what it reached, where its files are, and what to type next.
 
-    A page that fails is a warning: the run is not lost. There is no model in the page of a run whose heads were not
-    recorded.
+    There is no model in the page of a run whose heads were not recorded.
 
     open_run: that of `model.glass`, which stands above this room.
     """
     if not run_dir.exists():
         return _reached(run_dir)
-    try:
-        write_page(run_dir, "ended", glass=open_run(run_dir) if (run_dir / HEAD_SCORES).exists() else None)
-    except (Mistake, MemoryError) as error:
-        log.warning("There is no page of this run: %s", error)
+    show_page(run_dir, "ended", glass=open_run(run_dir) if (run_dir / HEAD_SCORES).exists() else None)
     reached, page = _reached(run_dir), run_dir / REPORT
     path = shlex.quote(str(run_dir))
     files = ", ".join(name for name in FILES if (run_dir / name).exists())

@@ -15,6 +15,7 @@ from torch import Tensor
 from model.runs.metrics import TrainingMetrics, check_finite, log_metrics
 from model.runs.progress import Progress
 from model.runs.recording import AttentionRecording, Samples
+from model.runs.results import show_page
 from model.runs.saving import Checkpoints, gather, random_state, rewind, set_random_state, start_loops_at
 
 log = logging.getLogger(__name__)
@@ -99,7 +100,8 @@ class RunSequence(Checkpoint):
         if is_validated:
             self.write_row(trainer, validation)
         is_kept = step in self.checkpoints.keep_steps
-        if is_validated or is_kept or self.attention.is_due(step):
+        is_recorded = is_validated or is_kept or self.attention.is_due(step)
+        if is_recorded:
             self.metrics.stop_clock()  # recording is not training; the next batch starts it again
             self.doing = f"recording of step {step}"
             self.attention.record(trainer, module, draws=is_validated, with_losses=is_kept)
@@ -107,6 +109,8 @@ class RunSequence(Checkpoint):
             self.doing = f"sample of step {step}"
             self.samples.write(trainer, module)
             self.progress.report(trainer, self.figures)
+        if is_recorded:
+            self.show(trainer, "running")
         if is_best:
             self.best_loss = validation["val/loss"]
         # All ranks must agree to stop; to ask them at every step would make each wait for the slowest.
@@ -116,7 +120,15 @@ class RunSequence(Checkpoint):
             self.doing = f"saving step {step}"
             self.checkpoints.save(trainer, is_best)
         if stops:
+            self.show(trainer, "interrupted")
             raise TrainingInterrupted(self.signals.received or signal.SIGTERM)  # another rank's may be either
+
+    def show(self, trainer: Trainer, state: str) -> None:
+        """Writes the run's page as far as the run is: a browser in which it is open takes the newer one."""
+        run_dir = Path(trainer.default_root_dir)
+        if trainer.is_global_zero and run_dir.exists():
+            self.doing = f"writing the page of step {trainer.global_step}"
+            show_page(run_dir, state, self.attention.recording)
 
     def write_row(self, trainer: Trainer, figures: dict[str, float]) -> None:
         log_metrics(trainer, figures)
@@ -135,6 +147,7 @@ class RunSequence(Checkpoint):
             has_best = rewind(Path(trainer.default_root_dir), Path(checkpoint_io.restored_from), trainer.global_step)
             self.best_loss = self.best_loss if has_best else float("inf")  # not that of weights which are gone
         self.progress.start(trainer)
+        self.show(trainer, "running")
         # Not earlier: making the iterators of the data loaders draws random numbers too.
         if self.resumed_random_state is not None:
             set_random_state(self.resumed_random_state, module.device)

@@ -56,7 +56,7 @@ export function drawChart(svg, { share, stops, low, high, curves, stages, guides
   for (const { step, letter, inWords, colour } of stages) {
     taken = Math.max(x(step), taken + APART);
     shape(svg, "line", { class: "stage", x1: x(step), x2: x(step), y1: 14, y2: height - BOX.bottom, stroke: colour });
-    const look = { class: "letter", x: taken, y: 11, "text-anchor": "middle", fill: colour };
+    const look = { class: "letter", x: taken, y: 11, "text-anchor": "middle", style: `fill: ${colour}` };
     shape(shape(svg, "text", look, letter), "title", {}, inWords);
   }
   for (const { points, dots, radius = 2.6, colour, width = 1.8, opacity = 1 } of curves) {

@@ -92,7 +92,7 @@ function compare(effect) {
 box.addEventListener("input", () => {
   if (chosen && String(state.off) === String(chosen.effect.off)) state.off = [];
   chosen = null;
-});
+}, true); // before it is read
 $("experiment").hidden = !effects.length;
 $("tries").append(...effects.slice(0, MOST).map((effect) => button(effect.title, () => show(effect, 0))));
 if (data.experiments && !effects.length) {

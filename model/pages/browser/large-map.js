@@ -43,7 +43,7 @@ addView(function drawStage() {
   }
   // Room for the map in the first screen, below the header and beside the rest of this panel, which stands by now.
   const rest = $("stage").offsetHeight - $("panes").offsetHeight + titles[0].offsetHeight;
-  const height = Math.max(300, (parseFloat(css("window")) || innerHeight) - $("main").offsetTop - rest - 40);
+  const height = Math.max(300, (parseFloat(css("window")) || innerHeight) - $("main").offsetTop - rest - 28);
   shown.panes = list.map((pane, i) => {
     const box = $("panes").children[i];
     const [map, over] = box.lastChild.children;

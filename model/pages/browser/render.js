@@ -111,9 +111,10 @@ async function draw() {
   }
   if (next.square && (!next.typing || next.square.query >= length)) next.square = null;
   Object.assign(next, { snapshot: first.snapshot, labels: first.labels });
-  // The views measure themselves, so the layout comes first.
+  // The views measure themselves, so the layout comes first. A line that comes or goes above it is drawn with them.
+  const top = $("main").offsetTop;
   $("main").className = `${next.other ? "compare" : ""} ${next.typing ? "typing" : ""}`;
-  document.documentElement.style.setProperty("--top", `${$("main").offsetTop}px`);
+  document.documentElement.style.setProperty("--top", `${top}px`);
   document.documentElement.style.setProperty("--controls", `${$("controls").offsetHeight}px`);
   next.palette = palette(data.colours[next.theme], next.scale);
   // What is pointed at may have gone with the text.
@@ -122,6 +123,7 @@ async function draw() {
   shown = next;
   for (const view of views) view();
   document.documentElement.dataset.drawn = next.snapshot.step;
+  if ($("main").offsetTop !== top) render();
 }
 
 async function side(name, frame, { at }) {

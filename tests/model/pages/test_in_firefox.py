@@ -74,6 +74,7 @@ def test_firefox_computes_what_pytorch_computes_and_cuts_no_prediction(firefox, 
     path.write_text(page_of(*GPTS), encoding="utf-8")
     firefox("WebDriver:Navigate", url=path.as_uri())
     firefox.evaluate(f"new Promise((done) => {{ const ask = () => ({DRAWN}) ? done() : setTimeout(ask, 20); ask() }})")
+    firefox.evaluate(f"({SETTLED})()")
     box = "const box = document.getElementById('box'); box.value = 'def f(x'; box.dispatchEvent(new Event('input'))"
     firefox.evaluate(f"(() => {{ {box} }})()")
     firefox.evaluate(f"({SETTLED})()")

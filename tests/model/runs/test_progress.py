@@ -112,5 +112,6 @@ def test_the_first_line_names_the_device(monkeypatch, device, devices, place):
     strategy = SimpleNamespace(root_device=torch.device(device))
     trainer = SimpleNamespace(lightning_module=SimpleNamespace(gpt=part), datamodule=data, strategy=strategy)
     trainer.world_size, trainer.default_root_dir, trainer.precision = devices, "runs/a", "32-true"
-    first, _ = progress.opening(trainer).splitlines()
+    first, _, watch = progress.opening(trainer).splitlines()
+    assert watch == "watch: runs/a/report.html"
     assert first == f"runs/a: 12,345 parameters, on {place}, precision 32-true"
