@@ -10,9 +10,10 @@ from model.checkpoint import read_checkpoint
 
 REPOSITORY = Path(__file__).parent.parent
 
-# What a resume could get wrong: random numbers of the training, accumulated gradients, both optimizers, rows and
-# saves at different steps.
+# What a resume could get wrong: random numbers of the training, accumulated gradients, Muon, AdamW and the sparse
+# updates of tables, rows and saves at different steps.
 EVENTFUL = ["--model.gpt.dropout=0.1", "--trainer.accumulate_grad_batches=2", "--trainer.val_check_interval=8"]
+EVENTFUL += ["--model.gpt.ngram_sizes=[2,3]", "--model.gpt.ngram_buckets=64"]
 EVENTFUL += ["--trainer.log_every_n_steps=3", "--checkpoints.every_n_steps=1", "--trainer.num_sanity_val_steps=1"]
 # A run of 12 steps, validated and saved at every fourth.
 SMALL = """--data.corpus=files --data.tokenizer=bytes --data.vocab_size=null --data.batch_size=4 --data.num_threads=1
