@@ -120,7 +120,7 @@ def test_help_begins_with_one_screen_of_the_usual_options(capsys):
         assert option in all_options
     corpus = all_options.split("--data.corpus CORPUS")[1].split("--data.files")[0]
     for name in CORPORA:
-        assert re.search(rf"\b{name}\b", corpus), name
+        assert re.search(rf"\b{name}\b", corpus), f"tell of {name} in the docstring of TextDataModule"
 
 
 def test_as_a_program_a_mistake_ends_with_status_2(monkeypatch, capsys):

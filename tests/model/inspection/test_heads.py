@@ -59,7 +59,7 @@ def test_scores_are_their_definitions_written_as_loops_and_at_most_1(seed, perio
             "line_start": [a[q][start] for q, start in starts.items() if start is not None],
             "entropy": [sum(-p * math.log(p) for p in a[q] if p > 0) / math.log(q + 1) for q in later],
         }
-        assert list(expected) == list(heads.SCORES)
+        assert list(expected) == list(heads.SCORES), "write a new score's definition into `expected`"
         for name, values in expected.items():
             value = mean(values) if name == "entropy" else min(1, total * mean(values))
             assert 0 <= scores[name][layer, head] <= 1, name
