@@ -1,5 +1,6 @@
 """The error of this folder for what a person can mend without reading code."""
 
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,12 +15,13 @@ class Mistake(ValueError):
 
 
 @contextmanager
-def reading(path: Path | str) -> Iterator[None]:
-    """A file that is missing or cannot be read is a person's mistake: for a block that only opens and reads it."""
+def reading(what: Path | str) -> Iterator[None]:
+    """What a library raises over data that is missing or damaged is a person's mistake. For a block that only reads."""
     try:
         yield
-    except OSError as error:
-        raise Mistake(f"cannot read {path}: {error.strerror or error}") from error
+    except (OSError, EOFError, ValueError, Warning, zlib.error) as error:
+        reason = (str(getattr(error, "strerror", None) or error).splitlines() or [type(error).__name__])[0]
+        raise Mistake(f"cannot read {what}: {reason}") from error
 
 
 @contextmanager

@@ -57,7 +57,8 @@ def scaled_dot_product_attention(
         ValueError: if the shapes do not fit together, or dropout_p is not in [0, 1).
     """
     leading = _check_inputs(query, key, value, mask)
-    _check_dropout(dropout_p)
+    if not 0 <= dropout_p < 1:
+        raise ValueError(f"dropout_p must be at least 0 and below 1, not {dropout_p}")
     T, S = query.shape[-2], key.shape[-2]
     # PyTorch's own flag gives NaN for a scale of 0 or less.
     if is_causal and (need_weights or mask is not None or T != S or (scale is not None and scale <= 0)):
@@ -128,16 +129,15 @@ class MultiHeadAttention(nn.Module):
         key_dim = query_dim if key_dim is None else key_dim
         value_dim = key_dim if value_dim is None else value_dim
         output_dim = query_dim if output_dim is None else output_dim
-        sizes = {"query_dim": query_dim, "num_heads": num_heads, "key_dim": key_dim, "value_dim": value_dim}
-        sizes |= {"output_dim": output_dim} | ({} if head_dim is None else {"head_dim": head_dim})
-        for name, size in sizes.items():
+        if head_dim is None and num_heads and query_dim % num_heads:
+            raise ValueError(f"num_heads={num_heads} does not divide query_dim={query_dim}: give a head_dim")
+        head_dim = query_dim // max(1, num_heads) if head_dim is None else head_dim
+        sizes = {"num_heads": num_heads, "query_dim": query_dim, "key_dim": key_dim, "value_dim": value_dim}
+        for name, size in (sizes | {"head_dim": head_dim, "output_dim": output_dim}).items():
             if size < 1:
                 raise ValueError(f"{name} must be at least 1, not {size}")
-        if head_dim is None:
-            if query_dim % num_heads:
-                raise ValueError(f"num_heads={num_heads} does not divide query_dim={query_dim}: give a head_dim")
-            head_dim = query_dim // num_heads
-        _check_dropout(dropout)
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and below 1, not {dropout}")
         self.num_heads = num_heads
         self.head_dim = head_dim
         self.dropout = dropout
@@ -302,12 +302,6 @@ def _merge_heads(x: Tensor) -> Tensor:
     """(..., H, T, K) -> (..., T, H * K)"""
     # Without the transpose this would mix positions, and so carry the future into the past.
     return x.transpose(-3, -2).flatten(-2)
-
-
-def _check_dropout(probability: float) -> None:
-    """Refuses, with a ValueError, a probability that is not in [0, 1)."""
-    if not 0 <= probability < 1:
-        raise ValueError(f"the probability of dropout must be at least 0 and below 1, not {probability}")
 
 
 def _check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:

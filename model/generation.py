@@ -30,11 +30,9 @@ def stream(
     top_k: int | None = None,
     top_p: float | None = None,
     min_p: float | None = None,
-    repetition_penalty: float = 1.0,
     generator: torch.Generator | None = None,
     stop_token: int | None = None,
     cache: KVCache | None = None,
-    logprobs: list[Tensor] | None = None,
 ) -> Iterator[Tensor]:
     """Continues each prompt of a batch, and yields each new token (B,) of the batch as soon as it is drawn.
 
@@ -53,15 +51,10 @@ def stream(
             Holtzman et al. 2019, https://arxiv.org/abs/1904.09751); applied after temperature and top_k.
         min_p: draw only from tokens at least this many times as likely as the likeliest, in [0, 1] (Nguyen et al.
             2024, https://arxiv.org/abs/2407.01082); applied after temperature, top_k and top_p.
-        repetition_penalty: makes tokens of the text so far less likely, prompt included: their positive logits are
-            divided by it and the negative ones multiplied (Keskar et al. 2019, https://arxiv.org/abs/1909.05858).
-            Above 0; 1 changes nothing.
         generator: source of randomness, on the model's device; PyTorch's default one if None.
         stop_token: ends a sequence, which is then padded with it; generation stops when all sequences have ended.
         cache: of an earlier call, to continue its text: `tokens` follow what it holds. The last token that a call has
             yielded is not in it yet and must come first. A new one of max_len context_length starts a text.
-        logprobs: a list, to which each token's log-probability (B,) is added before the token is yielded: what the
-            model gives it, in nats, before all options above.
 
     Raises:
         TypeError: if the tokens are not integers.
@@ -76,7 +69,6 @@ def stream(
     check_range("top_k", top_k, 1)
     check_range("top_p", top_p, 0, 1, low_open=True)
     check_range("min_p", min_p, 0, 1)
-    check_range("repetition_penalty", repetition_penalty, 0, low_open=True)
     sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     sampling["generator"] = generator
 
@@ -87,11 +79,6 @@ def stream(
             # Not always the whole context: a big batch that writes little needs less memory.
             cache = new_cache(model, B, min(model.config.context_length, T + max_new_tokens))
         finished = torch.zeros(B, dtype=torch.bool, device=unread.device)
-        seen = None
-        if repetition_penalty != 1:
-            text = torch.cat((cache.tokens[:, : cache.length], unread), dim=1)
-            seen = torch.zeros((B, model.config.vocab_size), dtype=torch.bool, device=unread.device)
-            seen.scatter_(1, text, True)
         with in_eval_mode(model):
             for _ in range(max_new_tokens):
                 if cache.length + unread.shape[1] > cache.max_len:
@@ -100,19 +87,15 @@ def stream(
                     unread = torch.cat((cache.tokens[:, : cache.length], unread), dim=1)[:, -kept:]
                     cache.length = 0
                 logits = model.unembed(model.features(unread, cache=cache)[:, -1])
-                token = sample(logits if seen is None else penalise(logits, seen, repetition_penalty), **sampling)
+                token = sample(logits, **sampling)
                 if stop_token is not None:
                     token = token.masked_fill(finished, stop_token)
                     finished = token == stop_token  # as of every row that has ended before
-                if logprobs is not None:
-                    logprobs.append(logits.log_softmax(dim=-1).gather(1, token[:, None])[:, 0])
                 yield token
                 # The check waits for the device, so it is made only if there is a stop_token.
                 if stop_token is not None and finished.all():
                     return
                 unread = token[:, None]
-                if seen is not None:
-                    seen.scatter_(1, unread, True)
 
     # The body of a generator runs, and raises, only when it is iterated: what is above is checked at once.
     return write(tokens, cache)
@@ -123,11 +106,6 @@ def new_cache(model: GPT, batch_size: int, max_len: int) -> KVCache:
     config, weight = model.config, model.token_embedding.weight
     sizes = (config.num_layers, batch_size, config.num_kv_heads, max_len, config.head_dim)
     return KVCache(*sizes, device=weight.device, dtype=weight.dtype)
-
-
-def penalise(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
-    """Logits (B, V) with those of `seen` (B, V, boolean) tokens divided by `penalty` if positive, else multiplied."""
-    return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
 def sample(

@@ -250,8 +250,8 @@ class Glass:
                 raise Mistake(f"there is no token {place} in a text of {length} tokens")
         (layer, number), position = known[name], position % len(tokens)
         given = trace(self.gpt, other_tokens).heads[layer, source, number]
-        changes = [f"{name} patched at token {position} (in this text only)"]
-        return Reading(self, tokens, {name: given}, changes, position)
+        edits = [f"{name} patched at token {position} (in this text only)"]
+        return Reading(self, tokens, {name: given}, edits, position)
 
     def write(self, prompt: str = "", max_new_tokens: int = 50, *, seed: int | None = None, **options: Any) -> str:
         """Continues a prompt and returns the new text; options as in `model.generation.stream`, such as temperature.
@@ -344,18 +344,18 @@ class Reading:
 
     As the last line of a cell it shows the page of the text.
 
-    glass: the model. ids: (T,). tokens: T texts. changes: what is not as in the model, such as "without head 5.2".
+    glass: the model. ids: (T,). tokens: T texts. edits: what is not as in the model, such as "without head 5.2".
     """
 
     def __init__(
-        self, glass: Glass, tokens: Tensor, replacing: Means, changes: list[str], position: int | None = None
+        self, glass: Glass, tokens: Tensor, replacing: Means, edits: list[str], position: int | None = None
     ) -> None:
-        self.glass, self.ids, self.changes = glass, tokens.cpu(), changes
+        self.glass, self.ids, self.edits = glass, tokens.cpu(), edits
         self.tokens = [glass.tokenizer.label(token) for token in tokens.tolist()]
         self.replacing, self.position = replacing, position
 
-    def changed(self, gpt: GPT, measured: str = "text") -> AbstractContextManager:
-        """A context in which the model, or a copy, has the changes. A patch is of this text, not of others."""
+    def edited(self, gpt: GPT, measured: str = "text") -> AbstractContextManager:
+        """A context in which the model, or a copy, has the edits. A patch is of this text, not of others."""
         if self.position is not None and measured != "text":
             return nullcontext()
         return replaced(gpt, self.replacing, self.position)
@@ -367,17 +367,17 @@ class Reading:
     def title(self) -> str:
         """Such as "default, step 1000, without head 5.2": the page's heading."""
         step = [] if self.glass.step is None else [f"step {self.glass.step}"]
-        return ", ".join([self.glass.name, *step, *self.changes])
+        return ", ".join([self.glass.name, *step, *self.edits])
 
     @cached_property
     def trace(self) -> Trace:
         """All that the model computed, see `model.inspection.trace.Trace`."""
-        with self.changed(self.glass.gpt):
+        with self.edited(self.glass.gpt):
             return trace(self.glass.gpt, self.ids.to(self.glass.device))
 
     @cached_property
     def _maps(self) -> tuple[Tensor, Checks]:
-        with self.changed(self.glass.gpt):
+        with self.edited(self.glass.gpt):
             return read_maps(self.glass.gpt, self.ids)
 
     @property
@@ -483,10 +483,10 @@ def recording_of(readings: Sequence[Reading], repeated: Probe | None = None) -> 
     for reading in readings:
         glass = reading.glass
         step, label = glass.step or 0, glass.tokenizer.label
-        of_run = glass.recording.snapshots if glass.recording and not reading.changes else []
+        of_run = glass.recording.snapshots if glass.recording and not reading.edits else []
         measured = next((one for one in of_run if one.step == step and one.ablation), None)
-        with_losses = not reading.changes and measured is None
-        taken = take_snapshot(glass.gpt, step, recording, label, with_losses=with_losses, changed=reading.changed)
+        with_losses = not reading.edits and measured is None
+        taken = take_snapshot(glass.gpt, step, recording, label, with_losses=with_losses, edited=reading.edited)
         if measured:
             taken = replace(taken, loss=measured.loss, ablation=measured.ablation)
         recording.append(taken)

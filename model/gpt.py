@@ -29,7 +29,6 @@ from model.rotary import rotary_angles
 # mixed into the lower ones. With ids below 2^20 the sum is below 2^53, which JavaScript's numbers hold exactly.
 NGRAM_FACTORS = (663608941, 1013904223, 987654361, 694847539, 841722311, 735632791, 899809343, 612345683)
 NGRAM_PRIME = 2**31 - 1
-MAX_NGRAM = len(NGRAM_FACTORS)
 
 
 @dataclass
@@ -97,7 +96,7 @@ class GPTConfig:
             check_range(name, getattr(self, name), 1)
         self.ngram_sizes = sorted(set(self.ngram_sizes))
         for size in self.ngram_sizes:
-            check_range("ngram_sizes", size, 2, MAX_NGRAM)
+            check_range("ngram_sizes", size, 2, len(NGRAM_FACTORS))
         check_range("logit_soft_cap", self.logit_soft_cap, 0, 1000, low_open=True)
         check_range("dropout", self.dropout, 0, 1, high_open=True)
         check_divides("num_heads", self.num_heads, "embed_dim", self.embed_dim)
@@ -160,15 +159,8 @@ class Block(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.attention_norm = build_norm(config)
-        self.attention = CausalSelfAttention(
-            config.embed_dim,
-            config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            bias=config.bias,
-            qk_norm=config.qk_norm,
-            window=config.window,
-            dropout=config.dropout,
-        )
+        options = {name: getattr(config, name) for name in ("num_kv_heads", "bias", "qk_norm", "window", "dropout")}
+        self.attention = CausalSelfAttention(config.embed_dim, config.num_heads, **options)
         self.feed_forward_norm = build_norm(config)
         self.feed_forward = FeedForward(config)
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
@@ -290,24 +282,20 @@ class GPT(nn.Module):
         self, tokens: Tensor, targets: Tensor, *, document_ids: Tensor | None = None, reduction: str = "mean"
     ) -> Tensor:
         """Cross-entropy in nats of `targets` (B, T) after `tokens` (B, T); a target of -100 does not count."""
-        features, cap = self.features(tokens, document_ids=document_ids).flatten(0, 1), self.config.logit_soft_cap
-        if cap is None:
-            return F.cross_entropy(self.unembed(features), targets.flatten(), reduction=reduction)
-        return soft_capped_cross_entropy(self.gates(features), targets.flatten(), cap, reduction)
+        gates = self.gates(self.features(tokens, document_ids=document_ids).flatten(0, 1))
+        return soft_capped_cross_entropy(gates, targets.flatten(), self.config.logit_soft_cap, reduction)
 
     def features(self, tokens: Tensor, *, cache: KVCache | None = None, document_ids: Tensor | None = None) -> Tensor:
         """(B, T) -> (B, T, D), the residual stream after the last block and the final norm."""
         T = tokens.shape[1]
         start = 0 if cache is None else cache.length
         if start + T > self.config.context_length:
-            raise ValueError(
-                f"the sequence has {start + T} tokens, more than the context_length {self.config.context_length}"
-            )
+            raise ValueError(f"got {start + T} tokens, more than the context_length {self.config.context_length}")
         layer_caches = [None] * len(self.blocks) if cache is None else cache.append(tokens)
         positions = torch.arange(start, start + T, device=tokens.device)
         x = self.token_embedding(tokens)
         if self.ngram_embedding is not None:
-            recent = tokens if cache is None else cache.tokens[:, max(0, start + 1 - MAX_NGRAM) : start + T]
+            recent = tokens if cache is None else cache.tokens[:, max(0, start + 1 - len(NGRAM_FACTORS)) : start + T]
             x = x + self.ngram_embedding(recent, T, document_ids)
         if self.position_embedding is not None:
             x = x + self.position_embedding(positions)
@@ -332,12 +320,12 @@ class GPT(nn.Module):
 
     def unembed(self, x: Tensor) -> Tensor:
         """Features (..., D) -> logits (..., V) in float32, soft-capped if the config says so."""
-        cap = self.config.logit_soft_cap
-        return self.head(x).float() if cap is None else soft_capped(self.gates(x), cap)
+        return soft_capped(self.gates(x), self.config.logit_soft_cap)
 
     def gates(self, x: Tensor) -> Tensor:
         """Features (..., D) -> (..., V), of which `soft_capped` makes logits."""
-        return self.head(x * (2 / self.config.logit_soft_cap))  # features are fewer than logits
+        cap = self.config.logit_soft_cap
+        return self.head(x if cap is None else x * (2 / cap))  # features are fewer than logits
 
     def known_ids(self, tokens: Tensor) -> Tensor:
         """The tokens as int64 on the model's device.

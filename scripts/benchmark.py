@@ -36,7 +36,7 @@ STEPS_OF = [(SMALL, 12), (MEDIUM, 16)]  # the network, and the sequences in a ba
 SECONDS = 5.0  # of training in each round, at least
 # The network (257: every byte, and an end of text), the lengths in tokens, and how many texts are written at once.
 WRITER, PROMPT_TOKENS, NEW_TOKENS, TEXTS = MEDIUM | {"context_length": 1024, "vocab_size": 257}, 16, 128, (1, 16)
-LEARNING = (SMALL, 12, 200, 2000)  # the network, a batch, our steps and the peer's
+LEARNING = (SMALL, 12, 80, 2000)  # the network, a batch, our steps and the peer's
 REASONS = {
     "nanogpt": "set --nanogpt to a checkout of it",
     "transformers": "pip install transformers",

@@ -6,9 +6,15 @@ Gradients flow to the GPT's own weights.
 import math
 
 import torch
-import torch.nn.functional as F
 
 from model.gpt import GPT, NGRAM_FACTORS, NGRAM_PRIME
+
+ACTIVATIONS = {
+    "gelu": lambda x: x / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "gelu_exact": lambda x: x / 2 * (1 + torch.erf(x / math.sqrt(2))),
+    "relu2": lambda x: x.clamp(min=0) ** 2,
+    "swiglu": lambda x: x / (1 + torch.exp(-x)),  # of the gate
+}
 
 
 def normalised(x: torch.Tensor) -> torch.Tensor:
@@ -101,13 +107,15 @@ class ByHand:
         seen["stream after attention"] = x = x + seen["output projection"]
         seen["feed-forward norm"] = normed = self.norm(x, f"{block}.feed_forward_norm")
         up = self.linear(normed, f"{block}.feed_forward.up_proj")
-        if config.activation == "swiglu":
+        if config.activation not in ACTIVATIONS:
+            raise KeyError(
+                f"the activation {config.activation}: write its formula into ACTIVATIONS in tests/by_hand.py"
+            )
+        gate = up
+        if f"{block}.feed_forward.gate_proj.weight" in self.weights:
             gate = self.linear(normed, f"{block}.feed_forward.gate_proj")
-            seen["hidden units"] = gate / (1 + torch.exp(-gate)) * up
-        elif config.activation == "relu2":
-            seen["hidden units"] = up.clamp(min=0) ** 2
-        else:
-            seen["hidden units"] = F.gelu(up, approximate="tanh" if config.activation == "gelu" else "none")
+        activated = ACTIVATIONS[config.activation](gate)
+        seen["hidden units"] = activated if gate is up else activated * up
         seen["feed-forward output"] = self.linear(seen["hidden units"], f"{block}.feed_forward.down_proj")
         seen["stream after the block"] = x = x + seen["feed-forward output"]
         self.layers.append(seen)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from data.corpora.corpus import Corpus, file_stamp
 from data.mistakes import Mistake, reading
-from data.readers import WHOLE, Passage, Share, table_ending, table_passages, text_passages, uniform_hash
+from data.readers import WHOLE, Passage, Share, row_passages, text_passages, uniform_hash
+from data.tables import table_ending, table_texts
 
 Shares = dict[Path, Share]  # the files of a split in their order, and what it reads of each
 
@@ -37,7 +38,7 @@ class FileCorpus(Corpus):
 
     def _read(self, path: Path, share: Share) -> Iterator[Passage]:
         if table_ending(path):
-            return table_passages(path, self.column, share)
+            return row_passages(table_texts(path, self.column), share)
         return text_passages(path, self.blocks, share)
 
 
@@ -100,8 +101,9 @@ def _matches(option: str, patterns: list[str] | str) -> dict[tuple, Path]:
         for path in paths:
             with reading(path):
                 stat = path.stat()
-            found.setdefault((stat.st_dev, stat.st_ino or path), path)  # some file systems of Windows have no numbers
-    if found and not any(path.stat().st_size for path in found.values()):
-        names = ", ".join(repr(str(path)) for path in found.values())
-        raise Mistake(f"{names} is empty: set --data.{option} to files that hold text")
+            if stat.st_size:
+                # Some file systems of Windows have no numbers.
+                found.setdefault((stat.st_dev, stat.st_ino or path), path)
+    if patterns and not found:
+        raise Mistake(f"all that {patterns!r} matches is empty: set --data.{option} to files that hold text")
     return found

@@ -1,13 +1,15 @@
 """A data set of the Hugging Face Hub, or a local folder that `datasets` can load."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from data.corpora.corpus import Corpus, file_stamp
 from data.mistakes import Mistake
-from data.readers import Passage, column_texts, import_datasets, row_passages
+from data.readers import WHOLE, Passage, row_passages
+from data.tables import column_texts, import_datasets
 
 # How data sets call the split to validate on. "test" is not among them: it is for the final evaluation.
 _VALIDATION_NAMES = ("validation", "valid", "val", "dev")
@@ -44,10 +46,30 @@ class HubCorpus(Corpus):
 
     def passages(self, split: str) -> Iterator[Passage]:
         """Raises Mistake where the Hub cannot be reached, or a split or column is missing."""
-        datasets = import_datasets()
+        with self._reading():
+            by_name = self._load()
+        own = next((name for name in _VALIDATION_NAMES if name in by_name), self.dataset_split)
+        names = {"train": self.dataset_split, "validation": self.dataset_validation_split or own}
+        for name in names.values():
+            if name not in by_name:
+                raise Mistake(f"data set {self.dataset!r} has no split {name!r}: it has {', '.join(by_name)}")
+        share = WHOLE
+        if names["validation"] == names["train"]:
+            cut = self.validation_fraction
+            share = (0.0, cut) if split == "validation" else (cut, 1.0)
+        yield from row_passages(self._texts(by_name[names[split]]), share)
+
+    def _texts(self, rows: Any) -> Iterator[str]:
+        with self._reading():
+            yield from column_texts(rows, self.text_column, f"data set {self.dataset!r}")
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """What `datasets` raises becomes one sentence that says what to do. For a block that only reads."""
+        errors = import_datasets().exceptions
         try:
-            yield from self._rows(split)
-        except datasets.exceptions.DatasetNotFoundError as error:
+            yield
+        except errors.DatasetNotFoundError as error:
             raise Mistake(
                 f"no data set {self.dataset!r} on the Hugging Face Hub, or it asks for a login (hf auth login)"
             ) from error
@@ -59,23 +81,9 @@ class HubCorpus(Corpus):
                     "of parquet, jsonl or arrow files, or train on --data.corpus stdlib, which is on every machine "
                     f"({reason})"
                 ) from error
-            if isinstance(error, OSError):
-                raise Mistake(f"cannot read data set {self.dataset!r}: {error}") from error
+            if isinstance(error, (OSError, ValueError, errors.DatasetsError)) and not isinstance(error, Mistake):
+                raise Mistake(f"cannot read data set {self.dataset!r}: {error.__cause__ or error}") from error
             raise
-
-    def _rows(self, split: str) -> Iterator[Passage]:
-        by_name = self._load()
-        own = next((name for name in _VALIDATION_NAMES if name in by_name), self.dataset_split)
-        names = {"train": self.dataset_split, "validation": self.dataset_validation_split or own}
-        for name in names.values():
-            if name not in by_name:
-                raise Mistake(f"data set {self.dataset!r} has no split {name!r}: it has {', '.join(by_name)}")
-        share = (0.0, 1.0)
-        if names["validation"] == names["train"]:
-            cut = self.validation_fraction
-            share = (0.0, cut) if split == "validation" else (cut, 1.0)
-        texts = column_texts(by_name[names[split]], self.text_column, f"data set {self.dataset!r}")
-        yield from row_passages(texts, share)
 
     def _load(self) -> dict[str, Any]:
         datasets = import_datasets()

@@ -99,13 +99,13 @@ def replaced(gpt: GPT, vectors: Means, position: int | None = None, *, apart: in
 
 
 @contextmanager
-def _begun_at(gpt: GPT, layer: int | None, inputs: Mapping[nn.Module, Tensor]) -> Iterator[None]:
-    """Inside, the blocks before `layer` do nothing, and that block gets what it got before, for as many rows as there
-    are. None: all blocks are computed."""
+def _begun_at(gpt: GPT, layer: int | None, begins: Mapping[nn.Module, Tensor]) -> Iterator[None]:
+    """Inside, the blocks before `layer` do nothing, and that block gets what it began with before, for as many rows as
+    there are. None: all blocks are computed."""
     blocks, skipped = blocks_of(gpt), blocks_of(gpt)[: layer or 0]
 
     def begin(block: nn.Module, x: Tensor) -> Tensor:
-        return inputs[block].repeat(len(x) // len(inputs[block]), 1, 1)
+        return begins[block].repeat(len(x) // len(begins[block]), 1, 1)
 
     with edited([] if layer is None else [blocks[layer]], [], begin), ExitStack() as left:
         for block in skipped:
@@ -138,8 +138,17 @@ def losses_without_each(gpt: GPT, tokens: Tensor, counted: Tensor, means: Means)
     `part_means`.
     """
     N, T = tokens.shape
+    if (most := max(1, MAX_TOKENS // T)) < N:
+        pieces = zip(tokens.split(most), counted.split(most), strict=True)
+        several = [losses_without_each(gpt, *piece, means) for piece in pieces]
+        return {name: torch.cat([losses[name] for losses in several]) for name in several[0]}
     counted, targets = counted.to(tokens.device), tokens[:, 1:]
     length, rows = max(1, MAX_LOGITS // gpt.head.out_features), max(1, MAX_TOKENS // (N * T))
+    begins: dict[nn.Module, Tensor] = {}
+
+    def keep(block: nn.Module, x: Tensor) -> Tensor:
+        begins[block] = x
+        return x
 
     def losses(features: Tensor) -> Tensor:
         """(R, N) of features (R N, T, D)."""
@@ -152,14 +161,14 @@ def losses_without_each(gpt: GPT, tokens: Tensor, counted: Tensor, means: Means)
         return sums.index_add(1, texts, nats.view(len(features), -1).double()) / counted.sum(1)
 
     with undisturbed(gpt):
-        with hooked(gpt) as (inputs, _):
+        with edited(blocks_of(gpt), [], keep):
             (whole,) = losses(gpt.features(tokens)).cpu()
         found, parts = {"nothing": whole}, parts_of(gpt)
         for layer in (None, *range(gpt.config.num_layers)):
             names = [name for name in means if parts[name].layer == layer]
             for start in range(0, len(names), rows):
                 together = {name: means[name] for name in names[start : start + rows]}
-                with _begun_at(gpt, layer, inputs), replaced(gpt, together, apart=N):
+                with _begun_at(gpt, layer, begins), replaced(gpt, together, apart=N):
                     without = losses(gpt.features(tokens.repeat(len(together), 1)))
                 found |= zip(together, without.cpu(), strict=True)
     return {name: found[name] for name in ("nothing", *means)}

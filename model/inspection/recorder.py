@@ -96,10 +96,10 @@ def one_sequence(tokens: Tensor | Sequence[int]) -> Tensor:
     return sequence
 
 
-Changed = Callable[[GPT, str], AbstractContextManager]
+Edited = Callable[[GPT, str], AbstractContextManager]
 
 
-def as_it_is(gpt: GPT, measured: str) -> AbstractContextManager:
+def unedited(gpt: GPT, measured: str) -> AbstractContextManager:
     return nullcontext()
 
 
@@ -110,37 +110,37 @@ def take_snapshot(
     label: Label = str,
     *,
     with_losses: bool = False,
-    changed: Changed = as_it_is,
+    edited: Edited = unedited,
     autocast: torch.dtype | None = None,
 ) -> Snapshot:
     """Measures a model on the probes and windows of a recording.
 
     Args:
         with_losses: measure what the model loses without each part too, which takes many times as long as all else.
-        changed: from the model, or its copy in float32, and "text", "repeated" or "windows" to a context in which it is
+        edited: from the model, or its copy in float32, and "text", "repeated" or "windows" to a context in which it is
             as it shall be measured there.
         autocast: see `read_maps`.
     """
     maps, checks = {}, []
     for name, probe in recording.probes.items():
-        with changed(gpt, name):
+        with edited(gpt, name):
             of_probe, trust = read_maps(gpt, probe.tokens, autocast=autocast)
         maps[name] = of_probe.numpy()
         checks.append(trust)
     exact = in_float32(gpt)
-    details = read_details(exact, recording.probes, label, changed)
-    with changed(exact, "windows"):
+    details = read_details(exact, recording.probes, label, edited)
+    with edited(exact, "windows"):
         heads = survey(exact, recording.windows)
         loss, ablation = measure_losses(exact, recording.windows) if with_losses else (None, None)
     return Snapshot(step, Checks.worst(checks), heads, loss, ablation, maps, details)
 
 
-def read_details(gpt: GPT, probes: Mapping[str, Probe], label: Label, changed: Changed = as_it_is) -> dict:
+def read_details(gpt: GPT, probes: Mapping[str, Probe], label: Label, edited: Edited = unedited) -> dict:
     """What a model predicts at each token of the probes, and why, as `recording` describes it."""
     measured: dict[str, dict] = {}
     shown: set[int] = set()
     for name, probe in probes.items():
-        with changed(gpt, name):
+        with edited(gpt, name):
             traced = trace(gpt, torch.tensor(probe.tokens, device=gpt.token_embedding.weight.device))
         predicted = predictions(gpt, traced)
         parts, error = attribution(gpt, traced)

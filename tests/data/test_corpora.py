@@ -126,7 +126,7 @@ def test_missing_and_empty_files_are_named(here: Path):
         ("nothing/*.txt", None, r"no file matches 'nothing/\*.txt'"),
         ("part*", "nothing/*.txt", r"set --data.validation_files to others"),
         ("part*", "part*", r"none is left to train on"),
-        ("empty.txt", None, r"empty.txt' is empty"),
+        ("empty.txt", None, r"'empty.txt' matches is empty"),
         ("*.txt", None, r"link.txt"),
     ):
         with pytest.raises(Mistake, match=sentence):

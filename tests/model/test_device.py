@@ -86,7 +86,7 @@ def test_a_plain_and_a_cached_pass_need_no_value_and_no_other_device(gpt):
 
 @pytest.mark.parametrize(
     "choices",
-    [{}, {"top_k": 3, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.3, "stop_token": 0}, {"temperature": 0}],
+    [{}, {"top_k": 3, "top_p": 0.9, "min_p": 0.1, "stop_token": 0}, {"temperature": 0}],
 )
 def test_sampling_stays_on_the_device(gpt, choices):
     """The tokens are checked before, and a stop token ends the text: both need values. The context fills up."""

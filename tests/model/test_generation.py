@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from model.generation import generate, new_cache, penalise, sample, stream
+from model.generation import generate, new_cache, sample, stream
 from model.gpt import GPTConfig
 from tests.gpts import GPT2, random_gpt
 
@@ -108,10 +108,9 @@ def test_a_kept_cache_continues_the_text_and_reads_only_what_is_new(config):
     text = []
     for turn in ([1, 2, 3], [], [9, 8, 7, 6]):
         unread = text[-1:] + turn
-        options = {"temperature": 0, "repetition_penalty": 1.2}
-        whole = generate(gpt, torch.tensor([text + turn]), 5, **options)
+        whole = generate(gpt, torch.tensor([text + turn]), 5, temperature=0)
         read.clear()
-        new = [int(token) for token in stream(gpt, torch.tensor([unread]), 5, cache=cache, **options)]
+        new = [int(token) for token in stream(gpt, torch.tensor([unread]), 5, cache=cache, temperature=0)]
         assert read == [len(unread), 1, 1, 1, 1]
         text += turn + new
         assert text == whole[0].tolist()
@@ -170,28 +169,6 @@ def test_draws_depend_on_no_order_in_memory_nor_on_a_sort():
     assert torch.equal(draw(logits, top_k=50), draw(logits))  # sorted, but nothing is left out
 
 
-def test_the_repetition_penalty_is_that_of_transformers():
-    transformers = pytest.importorskip("transformers")
-    tokens, logits = torch.randint(23, (4, 9)), torch.randn(4, 23)
-    seen = torch.zeros(4, 23, dtype=torch.bool).scatter(1, tokens, True)
-    for penalty in (0.5, 1.0, 1.7):
-        expected = transformers.RepetitionPenaltyLogitsProcessor(penalty)(tokens, logits.clone())
-        torch.testing.assert_close(penalise(logits, seen, penalty), expected)
-
-
-@torch.no_grad()
-def test_the_repetition_penalty_covers_the_prompt_and_what_was_written():
-    gpt, text = random_gpt(MODERN), [4, 5, 6]
-    penalised = generate(gpt, torch.tensor([text]), 7, temperature=0, repetition_penalty=3.0)[0].tolist()
-    assert penalised != generate(gpt, torch.tensor([text]), 7, temperature=0)[0].tolist()
-    while len(text) < 10:
-        logits = gpt(torch.tensor([text]))[0, -1]
-        for token in set(text):
-            logits[token] = logits[token] / 3 if logits[token] > 0 else logits[token] * 3
-        text.append(int(logits.argmax()))
-    assert penalised == text
-
-
 def test_temperature_zero_and_its_limit_take_the_likeliest():
     logits = torch.randn(64, 23)
     limits = ({"temperature": 0}, {"temperature": 1e-45}, {"temperature": 1e-45, "top_k": 5, "top_p": 0.5})
@@ -208,7 +185,6 @@ def test_temperature_zero_and_its_limit_take_the_likeliest():
         ({"top_k": 0}, "top_k must be at least 1, not 0"),
         ({"top_p": 0.0}, r"top_p must be .* not 0\.0"),
         ({"min_p": 1.5}, r"min_p must be .* not 1\.5"),
-        ({"repetition_penalty": 0.0}, r"repetition_penalty must be above 0, not 0\.0"),
         ({"tokens": torch.tensor([[1, 23]])}, r"0\.\.22, not in 1\.\.23"),
         ({"tokens": torch.tensor([[-1, 2]])}, r"0\.\.22, not in -1\.\.2"),
         ({"tokens": torch.zeros(1, 0, dtype=torch.long)}, r"\(1, 0\)"),

@@ -126,7 +126,7 @@ def test_what_heads_do_is_told_of_the_model_as_it_is_now(glass):
 
 def test_what_heads_do_in_an_edited_reading_is_told_of_the_edited_model(glass):
     plain, edited = (recording_of([glass.read(TEXT, without=without)]) for without in ((), "feed-forward 0"))
-    with glass.read(TEXT, without="feed-forward 0").changed(glass.gpt):
+    with glass.read(TEXT, without="feed-forward 0").edited(glass.gpt):
         expected = survey(glass.gpt, glass.recording.windows).scores
     for name, scores in edited.snapshots[0].scores.items():
         np.testing.assert_allclose(scores, expected[name], atol=1e-5)

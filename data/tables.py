@@ -1,0 +1,83 @@
+"""Reading tables and data sets with the library `datasets`: row by row."""
+
+import csv
+import glob
+import io
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from data.mistakes import Mistake, reading
+from data.readers import COMPRESSIONS, compression, read_blocks, text_pieces
+
+# How `datasets` reads a file, by the ending of its name; every other file is plain text.
+_CSV = {"path": "csv", "encoding": "utf-8-sig", "na_filter": False, "index_col": False, "chunksize": 1000}
+TABLES: dict[str, dict[str, Any]] = {
+    ".csv": _CSV,
+    ".tsv": _CSV | {"sep": "\t"},
+    ".jsonl": {"path": "json"},
+    ".json": {"path": "json"},
+    ".parquet": {"path": "parquet"},
+    ".arrow": {"path": "arrow"},
+}
+
+
+def table_ending(path: Path) -> str | None:
+    """What `path` ends in, such as ".csv", without the ending of a compression; None where it is plain text."""
+    endings = [ending.lower() for ending in path.suffixes if ending.lower() not in COMPRESSIONS]
+    return endings[-1] if endings and endings[-1] in TABLES else None
+
+
+def table_texts(path: Path, column: str) -> Iterator[str]:
+    """The texts of a jsonl, csv, parquet or arrow file, row by row. Raises Mistake as `column_texts`."""
+    datasets, options = import_datasets(), dict(TABLES[table_ending(path)])
+    if compression(path) == "zstd":
+        for _ in read_blocks(path):  # raises: `datasets` takes a file that was cut short for a whole one
+            pass
+    if options["path"] == "csv":
+        first_lines = io.StringIO(next(text_pieces(path), ""), newline="")
+        names = next(csv.reader(first_lines, delimiter=options.get("sep", ",")), [])
+        # Without their types, pandas would guess them: 007 is text here.
+        options["features"] = datasets.Features({name: datasets.Value("string") for name in names if name})
+    with reading(path):
+        rows = datasets.load_dataset(**options, data_files=[glob.escape(str(path))], split="train", streaming=True)
+    yield from column_texts(rows, column, str(path))
+
+
+def column_texts(rows: Any, column: str, label: str) -> Iterator[str]:
+    """The texts of a `datasets.Dataset` or `IterableDataset`, row by row; "" where a row has none.
+
+    Raises Mistake where the rows are damaged, `column` does not exist or does not hold text.
+    """
+    number = 0
+    for names, cells in _batches(rows, column, label):
+        advice = f"set --data.text_column to one of {', '.join(names)}"
+        if column not in names:
+            raise Mistake(f"{label} has no column {column!r}: {advice}")
+        for text in cells:
+            if text is not None and not isinstance(text, str):
+                kind = type(text).__name__
+                raise Mistake(f"{label}: column {column!r} holds {kind}, not text, in row {number}: {advice}")
+            yield text or ""
+            number += 1
+
+
+def _batches(rows: Any, column: str, label: str) -> Iterator[tuple[list[str], list]]:
+    """Of some rows at a time, the names of all columns, and the cells of one."""
+    with reading(label):
+        for table in rows.with_format("arrow").iter(batch_size=256):
+            yield table.column_names, table[column].to_pylist() if column in table.column_names else []
+
+
+def import_datasets() -> ModuleType:
+    """`datasets`, which takes seconds to import, silenced: the errors that it also logs are raised here."""
+    import datasets
+    import huggingface_hub
+
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # or the Hub is told of each table, a local one too
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    huggingface_hub.logging.set_verbosity(huggingface_hub.logging.CRITICAL)
+    warnings.filterwarnings("error", message="Length of header or names")  # pandas would leave out cells
+    return datasets
