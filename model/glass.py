@@ -39,7 +39,7 @@ from model.inspection.lens import predictions, stages
 from model.inspection.probes import Probe, draw_repeated_probe
 from model.inspection.recorder import one_sequence, read_maps, take_snapshot
 from model.inspection.recording import Checks, Recording
-from model.inspection.survey import Windows, windows_of
+from model.inspection.survey import windows_of
 from model.inspection.trace import Trace, trace
 from model.pages.page import run_page
 from model.runs.folder import ATTENTION, RUNS, find_checkpoint, find_kept, kept_steps, run_of
@@ -206,23 +206,17 @@ class Glass:
 
         texts: None are the recorded windows of text. Of a longer text the beginning is read. A single one has no error.
 
-        Raises a `Mistake` if there are no texts, or one is of a single token, which leaves nothing to predict.
+        Raises a `Mistake` if there are none, or one is of a single token, which leaves nothing to predict.
         """
-        if texts is None:
-            if self.recording is None:
-                raise Mistake(f"{self.source} has no text on record: give a list of texts to measure losses on")
-            batches = [self.recording.windows["text"]]
+        several = [texts] if isinstance(texts, str | Tensor) else texts
+        if several is None:
+            read = [self.recorded.windows["text"].tokens.to(self.device)]
         else:
-            several = [texts] if isinstance(texts, str | Tensor) else texts
-            batches = [Windows("text", [self.probe(self.encode(text))]) for text in several]
-        if not batches or any(batch.length < 2 for batch in batches):
+            read = [self.encode(text)[None] for text in several]
+        if not read or any(tokens.shape[1] < 2 for tokens in read):
             raise Mistake("a loss needs texts of at least two tokens each")
-        found: dict[str, list[Tensor]] = {}
-        for batch in batches:
-            tokens = batch.tokens.to(self.device)
-            for name, loss in losses_without_each(self.gpt, tokens, batch.predictions, self.means(tokens[0])).items():
-                found.setdefault(name, []).append(loss)
-        rises = changes({name: torch.cat(losses) for name, losses in found.items()})
+        losses = [losses_without_each(self.gpt, tokens, self.means(tokens[0])) for tokens in read]
+        rises = changes({name: torch.cat([of_texts[name] for of_texts in losses]) for name in losses[0]})
         return dict(sorted(rises.items(), key=lambda one: -one[1].rise))
 
     def patch(
@@ -259,16 +253,12 @@ class Glass:
         An empty prompt begins a document. The same seed writes the same text.
         """
         tokens = self.tokenizer.encode(prompt) or [self.tokenizer.end_of_text]
-        options = {"stop_token": self.tokenizer.end_of_text, "generator": self.generator(seed)} | options
+        generator = torch.Generator(self.device)
+        generator.seed() if seed is None else generator.manual_seed(seed)
+        options = {"stop_token": self.tokenizer.end_of_text, "generator": generator} | options
         read = torch.tensor([tokens], device=self.device)
         written = generate(self.gpt, read, max_new_tokens, **options)[0, len(tokens) :]
         return self.tokenizer.decode(written.tolist()).split(END_OF_TEXT)[0]
-
-    def generator(self, seed: int | None) -> torch.Generator:
-        """A source of random numbers on the model's device; None takes a seed that no one knows."""
-        generator = torch.Generator(self.device)
-        generator.seed() if seed is None else generator.manual_seed(seed)
-        return generator
 
     @cached_property
     def recording(self) -> Recording | None:
@@ -471,24 +461,21 @@ class Reading:
         return in_frame(lambda: run_page(self.title, recording_of([self])))
 
 
-def recording_of(readings: Sequence[Reading], repeated: Probe | None = None) -> Recording:
+def recording_of(readings: Sequence[Reading]) -> Recording:
     """What a page or a picture shows of a text that one model read at one step or several, in their order.
 
-    repeated: the repeated probe; the model's own if None.
+    What the model loses without a part is told as it was recorded at that step, on many texts and not on this one.
     """
     first = readings[0].glass
-    probes = {"text": first.probe(readings[0].ids), "repeated": repeated or first.repeated_probe()}
+    probes = {"text": first.probe(readings[0].ids), "repeated": first.repeated_probe()}
     windows = first.recording.windows if first.recording else windows_of(probes, first.gpt.config.window)
     recording = Recording(probes, windows, name=first.name, is_prompt=True)
     for reading in readings:
-        glass = reading.glass
-        step, label = glass.step or 0, glass.tokenizer.label
-        of_run = glass.recording.snapshots if glass.recording and not reading.edits else []
-        measured = next((one for one in of_run if one.step == step and one.ablation), None)
-        with_losses = not reading.edits and measured is None
-        taken = take_snapshot(glass.gpt, step, recording, label, with_losses=with_losses, edited=reading.edited)
-        if measured:
-            taken = replace(taken, loss=measured.loss, ablation=measured.ablation)
+        glass, step = reading.glass, reading.glass.step or 0
+        taken = take_snapshot(glass.gpt, step, recording, glass.tokenizer.label, edited=reading.edited)
+        for recorded in glass.recording.snapshots if glass.recording and not reading.edits else ():
+            if recorded.step == step:
+                taken = replace(taken, loss=recorded.loss, ablation=recorded.ablation)
         recording.append(taken)
     return recording
 

@@ -130,17 +130,18 @@ class Change(NamedTuple):
 
 
 @torch.no_grad()
-def losses_without_each(gpt: GPT, tokens: Tensor, counted: Tensor, means: Means) -> dict[str, Tensor]:
+def losses_without_each(gpt: GPT, tokens: Tensor, means: Means, counted: Tensor | None = None) -> dict[str, Tensor]:
     """The loss of each text, in nats per token, (N,) in float64: of the whole model, named "nothing", and without each
     part in turn, which gives its mean instead.
 
-    tokens: (N, T). counted: (N, T - 1), the next tokens that the loss is about; NaN for a text without any. means: see
-    `part_means`.
+    tokens: (N, T). means: see `part_means`. counted: (N, T - 1), the next tokens that the loss is about, all if None;
+    of a text without any it is NaN.
     """
     N, T = tokens.shape
+    counted = torch.ones(N, T - 1, dtype=torch.bool) if counted is None else counted
     if (most := max(1, MAX_TOKENS // T)) < N:
         pieces = zip(tokens.split(most), counted.split(most), strict=True)
-        several = [losses_without_each(gpt, *piece, means) for piece in pieces]
+        several = [losses_without_each(gpt, texts, means, of_texts) for texts, of_texts in pieces]
         return {name: torch.cat([losses[name] for losses in several]) for name in several[0]}
     counted, targets = counted.to(tokens.device), tokens[:, 1:]
     length, rows = max(1, MAX_LOGITS // gpt.head.out_features), max(1, MAX_TOKENS // (N * T))

@@ -157,7 +157,7 @@ def measure_losses(gpt: GPT, windows: Mapping[str, Windows]) -> tuple[dict[str, 
     loss, ablation = {}, {}
     means = part_means(gpt, windows["text"].sample)
     for name, of_kind in windows.items():
-        losses = losses_without_each(gpt, gpt.known_ids(of_kind.tokens), of_kind.predictions, means)
+        losses = losses_without_each(gpt, gpt.known_ids(of_kind.tokens), means, of_kind.predictions)
         loss[name], ablation[name] = losses["nothing"].mean().item(), changes(losses)
     return loss, ablation
 

@@ -71,7 +71,7 @@ def test_ablation_changes_the_loss_of_each_text_as_edited_weights_do(each_gpt, m
     gpt = each_gpt
     # More than one forward pass, or one for each part.
     monkeypatch.setattr(module, "MAX_TOKENS", 1 if gpt.config.num_layers == 1 else 7 * len(TOKENS))
-    found = losses_without_each(gpt, TEXTS, COUNTED, part_means(gpt, BATCH))
+    found = losses_without_each(gpt, TEXTS, part_means(gpt, BATCH), COUNTED)
     layers, heads = range(gpt.config.num_layers), range(gpt.config.num_heads)
     parts = {f"head {layer}.{head}": ("head", layer, head) for layer in layers for head in heads}
     parts |= {f"feed-forward {layer}": ("feed-forward", layer) for layer in layers}
@@ -87,9 +87,9 @@ def test_ablation_changes_the_loss_of_each_text_as_edited_weights_do(each_gpt, m
 def test_a_text_counts_what_it_is_told_to_and_one_without_anything_is_not_known(each_gpt):
     counted = torch.stack([COUNTED[0], ~COUNTED[1], torch.zeros_like(COUNTED[2])])
     means = part_means(each_gpt, BATCH)
-    found = losses_without_each(each_gpt, TEXTS, counted, means)
-    together, other = losses_without_each(each_gpt, TEXTS, COUNTED, means), TEXTS.shape[1] - 1
-    every = losses_without_each(each_gpt, TEXTS, torch.ones_like(COUNTED), means)
+    found = losses_without_each(each_gpt, TEXTS, means, counted)
+    together, other = losses_without_each(each_gpt, TEXTS, means, COUNTED), TEXTS.shape[1] - 1
+    every = losses_without_each(each_gpt, TEXTS, means)
     for name, of_texts in found.items():
         assert of_texts[0] == pytest.approx(together[name][0].item(), abs=1e-6) and of_texts[2].isnan()
         rest = (other * every[name][1] - (other - FIRST) * together[name][1]) / FIRST

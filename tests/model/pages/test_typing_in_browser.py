@@ -224,9 +224,7 @@ def test_a_text_from_the_address_is_read_as_the_box_holds_it(open_page):
 def test_a_part_that_is_switched_off_is_missed_as_in_pytorch(open_page):
     page = open_page()
     tokens = torch.tensor(TOKENIZER.encode(OPENING))
-    losses = losses_without_each(
-        GPTS[-1], tokens[None], torch.ones(1, len(tokens) - 1, dtype=bool), part_means(GPTS[-1], tokens[None])
-    )
+    losses = losses_without_each(GPTS[-1], tokens[None], part_means(GPTS[-1], tokens[None]))
     expected = {part: change.rise for part, change in changes(losses).items()}
     page.get_by_role("button", name="switch off", exact=True).click()
     for layer, head in ((0, 1), (1, 0)):
