@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 from model.checks import Mistake
 from model.runs.mistakes import exit_status
-from scripts.parser import Parser, writing
+from scripts.parser import Parser
 
 if TYPE_CHECKING:
     from data.tokenizers import Tokenizer
@@ -55,7 +55,7 @@ def import_model(arguments: argparse.Namespace) -> None:
 
     from model.checkpoint import WEIGHT_PREFIX
     from model.exchange.huggingface import check_tokenizer, from_huggingface, local_folder
-    from model.files import atomic_file
+    from model.files import atomic_file, writing
     from model.glass import masks_documents
 
     output = arguments.output
@@ -102,8 +102,7 @@ def export_model(arguments: argparse.Namespace) -> None:
     from model.glass import masks_documents, open_run
 
     glass, masking = open_run(arguments.checkpoint), masks_documents(arguments.checkpoint)
-    with writing(arguments.output):
-        class_name = to_huggingface(glass.gpt, arguments.output, glass.tokenizer, document_masking=masking)
+    class_name = to_huggingface(glass.gpt, arguments.output, glass.tokenizer, document_masking=masking)
     print(f"{arguments.output}: {class_name}, {glass.gpt.num_parameters():,} parameters")
     if class_name == OUR_CLASS:
         print("transformers has no such architecture: load it with trust_remote_code=True")

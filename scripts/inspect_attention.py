@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
 from model.checks import Mistake
+from model.files import writing
 from model.runs.folder import ATTENTION, CHECKPOINTS, HEAD_SCORES, REPORT, find_kept, find_run
 from model.runs.mistakes import exit_status
-from scripts.parser import Parser, check_output, prompt_text, writing
+from scripts.parser import Parser, check_output, prompt_text
 
 if TYPE_CHECKING:
     from model.glass import Glass

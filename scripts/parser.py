@@ -6,8 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,12 +124,3 @@ def check_output(output: Path | None, *suffixes: str) -> None:
         raise Mistake(f"--output {output}: there is no folder {output.parent}")
     if output.is_dir():
         raise Mistake(f"--output {output} is a folder: name a file in it")
-
-
-@contextmanager
-def writing(output: Path) -> Iterator[None]:
-    """What the system refuses in the block, which writes the file or folder that a person named, is a mistake."""
-    try:
-        yield
-    except OSError as error:
-        raise Mistake(f"cannot write {output}: {error.strerror or error}") from error

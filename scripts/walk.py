@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
-from model.checks import Mistake
+from model.checks import Missing, Mistake
 from model.runs.mistakes import exit_status
 from scripts.generate import write_text
 from scripts.parser import Parser, prompt_text
@@ -79,7 +79,7 @@ def open_model(checkpoint: Path | None, fresh: bool) -> Glass:
     if not fresh:
         try:
             return open_run(checkpoint)
-        except FileNotFoundError:
+        except Missing:
             if checkpoint is not None:
                 raise
     torch.manual_seed(0)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from model.checkpoint import with_weights
 from model.checks import Missing, Mistake, listed
-from model.files import parsing, reading
+from model.files import parsing, reading, writing
 from model.gpt import GPT, GPTConfig, in_eval_mode
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -125,15 +125,16 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None, *, docum
     options = gpt2_options(gpt.config) if as_gpt2 else OUR_OPTIONS | {"gpt": asdict(gpt.config)}
     options |= {"bos_token_id": end_of_text, "eos_token_id": end_of_text, "document_masking": document_masking}
     files = {CONFIG: options | {"dtype": str(gpt.token_embedding.weight.dtype).removeprefix("torch.")}}
+    files |= {} if tokenizer is None else tokenizer.huggingface_files()
     with new_folder(Path(folder)) as aside:
-        for name, content in (files | ({} if tokenizer is None else tokenizer.huggingface_files())).items():
-            text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-            (aside / name).write_text(text, encoding="utf-8")
-        # The metadata tells transformers that the tensors have PyTorch's layout.
-        safetensors.save_file(to_theirs(gpt, as_gpt2=as_gpt2), aside / WEIGHTS, {"format": "pt"})
-        (aside / WEIGHTS).chmod((aside / CONFIG).stat().st_mode)  # save_file makes a file that only its owner can read
-        if not as_gpt2:
-            copy_network(aside)
+        with writing(folder):
+            for name, content in files.items():
+                text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+                (aside / name).write_text(text, encoding="utf-8")
+            # The metadata tells transformers that the tensors have PyTorch's layout.
+            (aside / WEIGHTS).write_bytes(safetensors.save(to_theirs(gpt, as_gpt2=as_gpt2), {"format": "pt"}))
+            if not as_gpt2:
+                copy_network(aside)
         check_computes_the_same(gpt, aside)
     return GPT2_CLASS if as_gpt2 else OUR_CLASS
 
@@ -314,12 +315,14 @@ def new_folder(folder: Path) -> Iterator[Path]:
         raise Mistake(f"{folder} exists already: name a new folder")
     aside = folder.absolute().with_name(f".{folder.absolute().name}.aside")
     shutil.rmtree(aside, ignore_errors=True)  # what a kill left
-    aside.mkdir(parents=True)
+    with writing(folder):
+        aside.mkdir(parents=True)
     try:
         yield aside
-        if folder.is_dir():
-            folder.rmdir()
-        aside.rename(folder)
+        with writing(folder):
+            if folder.is_dir():
+                folder.rmdir()
+            aside.rename(folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 

@@ -283,8 +283,8 @@ def test_nothing_is_overwritten_and_nothing_half_written(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(safetensors, "save_file", fail)
-    with pytest.raises(OSError, match="No space"):
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    with pytest.raises(Mistake, match="No space"):
         to_huggingface(gpt, tmp_path / "new")
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
