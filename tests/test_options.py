@@ -232,7 +232,7 @@ def test_every_shipped_config_is_whole(path, here):
 
 @pytest.mark.filterwarnings("ignore:'scripts.* found in sys.modules:RuntimeWarning")
 @pytest.mark.parametrize("module", [False, True], ids=["as a file", "as a module"])
-@pytest.mark.parametrize("script", ["generate", "inspect_attention", "walk", "evaluate", "report"])
+@pytest.mark.parametrize("script", ["generate", "inspect_attention", "walk", "evaluate"])
 def test_every_option_of_a_script_is_explained_and_in_a_test(script, module, monkeypatch, capsys):
     """And both ways to call a script work."""
     monkeypatch.setattr("sys.argv", [script, "--help"])
