@@ -11,7 +11,7 @@ addView(function drawChanged() {
   const parts = [
     typing && off.length && `Off, ${given}: ${listed(off)}.`,
     typing && otherText && `Patching from text B, “${visible(otherText, 30)}”.`,
-    other && `Compared: A, ${sides[0].when}, with B, ${sides[1].when}.`,
+    other !== null && `Compared: A, ${sides[0].when}, with B, ${sides[1].when}.`,
   ].filter(Boolean);
   $("changed").hidden = !parts.length;
   const onclick = () => {

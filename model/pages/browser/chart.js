@@ -2,7 +2,7 @@
 
 import { withMinus } from "browser/words.js";
 
-export const BOX = { left: 46, right: 12, top: 16, bottom: 20 }; // above the curves stand the marks of the stages
+export const BOX = { left: 46, right: 12, top: 16, bottom: 21 }; // above the curves stand the marks of the stages
 const NARROW = 34; // pixels from one step's number to the next
 const APART = 15; // pixels from one mark to the next
 
@@ -27,7 +27,7 @@ export function stepAxis(stops, last) {
 
 // Draws a chart into an SVG element of the size that the style sheet gives it, which takes a millisecond.
 //
-// share: see stepAxis. stops: [{ step, mark }], whose numbers stand below with their marks. low, high: the range of the
+// share: see stepAxis. stops: [{ step, isMarked }], whose numbers stand below. low, high: the range of the
 // values. curves: [{ points: [[step, value]], dots: some points, radius of these, colour, width, opacity }], the last
 // on top; a point without a value is left out. stages: see stagesOf. guides: [{ value, dashes }].
 // Returns { x, y }: from a step and from a value to pixels.
@@ -44,13 +44,13 @@ export function drawChart(svg, { share, stops, low, high, curves, stages, guides
   }
   for (const { value, dashes } of guides) level(value, { class: "guide", "stroke-dasharray": dashes });
   let free = Infinity; // from right to left, so that the last one has its number
-  for (const { step, mark } of [...stops].reverse()) {
+  for (const { step, isMarked } of [...stops].reverse()) {
     const fits = x(step) <= free;
     if (fits) free = x(step) - NARROW;
     const foot = height - BOX.bottom;
     shape(svg, "line", { class: "stop", x1: x(step), x2: x(step), y1: foot, y2: foot + 4 });
-    const text = `${mark}${fits ? written(step) : ""}`;
-    shape(svg, "text", { x: x(step), y: height - 3, "text-anchor": "middle" }, text);
+    if (isMarked) shape(svg, "circle", { cx: x(step), cy: foot + 2, r: 4, style: "fill: var(--ink)" });
+    if (fits) shape(svg, "text", { x: x(step), y: height - 2, "text-anchor": "middle" }, written(step));
   }
   let taken = -Infinity;
   for (const { step, letter, inWords, colour } of stages) {

@@ -2,15 +2,15 @@
 
 import { $, clamp, element } from "browser/elements.js";
 import { thumbs } from "browser/heads.js";
-import { addView, change, changeOther, rendered, shown } from "browser/render.js";
-import { ALL_HEADS, data, headPart, LAST, SCORES, shortName, state, TEXTS } from "browser/state.js";
+import { addView, change, rendered, shown } from "browser/render.js";
+import { data, LAST, SCORES, state, TEXTS } from "browser/state.js";
 
 const openManual = () => $("manual").showModal();
 
-// Of each side the parts of its control, and what sets its step.
-const slides = [["slide-a", change], ["slide-b", changeOther]].map(([id, set]) => {
+// Of each side the parts of its control, and the field of the state that is its step.
+const slides = [["slide-a", "at"], ["slide-b", "other"]].map(([id, field]) => {
   const [slider, output] = ["input", "output"].map((part) => $(id).querySelector(part));
-  return { root: $(id), slider, output, set };
+  return { root: $(id), slider, output, field };
 });
 
 let playing = null; // the timer of the next step
@@ -23,15 +23,10 @@ addView(function drawSteps() {
     const step = (output.textContent = `step ${side.snapshot.step.toLocaleString("en")}`);
     Object.assign(slider, { max: LAST, value: side.at, ariaValueText: step });
   });
-  $("compare").ariaPressed = Boolean(shown.other);
-  if (!shown.other) return;
-  $("link").ariaPressed = shown.linked;
-  $("other-head").value = shown.other.head ?? "same";
-  const matching = shown.other.head === "match" ? `: ${shortName(shown.sides[1].head)}` : "";
-  $("other-head").options[1].textContent = `nearest match${matching}`;
+  $("compare").ariaPressed = shown.other !== null;
 });
 
-const toggleCompare = () => change({ other: state.other ? null : { at: 0, head: null } });
+const toggleCompare = () => change({ other: state.other === null ? 0 : null });
 
 // Milliseconds a step: a few steps are shown for as long as they take to look at.
 const PAUSE = Math.max(140, Math.min(800, 5000 / (LAST + 1)));
@@ -87,11 +82,8 @@ $("sort").append(...Object.entries(SCORES).map(([score, { label }]) => new Optio
 $("sort").addEventListener("change", ({ target: { value: order } }) =>
   change({ order, score: order === "layer" ? state.score : order }));
 $("controls").hidden = LAST < 1;
-for (const { slider, set } of slides) slider.addEventListener("input", () => set({ at: Number(slider.value) }));
-$("other-head").append(...ALL_HEADS.map((head) => new Option(headPart(head), head)));
-$("other-head").addEventListener("change", ({ target: { value } }) =>
-  changeOther({ head: value === "match" ? value : value === "same" ? null : Number(value) }));
-$("link").addEventListener("click", () => change({ linked: !state.linked }));
+for (const { slider, field } of slides)
+  slider.addEventListener("input", () => change({ [field]: Number(slider.value) }));
 $("play").addEventListener("click", play);
 $("compare").addEventListener("click", toggleCompare);
 $("theme").addEventListener("click", () => change({ theme: state.theme === "dark" ? "light" : "dark" }));

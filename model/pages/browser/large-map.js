@@ -39,7 +39,7 @@ addView(function drawStage() {
   const titles = [...$("panes").children].map((pane) => pane.firstChild);
   for (const [i, title] of titles.entries()) {
     title.textContent = paneTitle(list[i]);
-    title.hidden = !shown.other;
+    title.hidden = !shown.sides[1];
   }
   // Room for the map in the first screen, below the header and beside the rest of this panel, which stands by now.
   const rest = $("stage").offsetHeight - $("panes").offsetHeight + titles[0].offsetHeight;

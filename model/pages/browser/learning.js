@@ -15,7 +15,7 @@ import { decimal } from "browser/words.js";
 const NAMED = 4; // heads that formed
 const DOTTED = 40; // points of a curve, of which each gets a dot
 const { story = "", facts = [], charts = [], samples = [], config = "" } = data.learning ?? {};
-const STOPS = mapped.map(({ step }, at) => ({ step, mark: holdsWeights(at) ? "● " : "" }));
+const STOPS = mapped.map(({ step }, at) => ({ step, isMarked: holdsWeights(at) }));
 const LAST_STEP = Math.max(1, ...charts.flatMap(({ curves }) => curves).map(({ points }) => points.at(-1)[0]));
 const SHARE = stepAxis(STOPS.map(({ step }) => step), LAST_STEP);
 const STAGES = stagesOf(RUN.stages, SCORES);

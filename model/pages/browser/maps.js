@@ -25,14 +25,6 @@ export function clearestQuery(map, length) {
   return best;
 }
 
-// The head among `weights` whose map is most similar to `map`. The bytes are square roots of weights, so their products
-// sum to the mean Bhattacharyya coefficient of the rows, which is also the cosine of the angle between the two maps.
-export function matchingHead(map, weights, length) {
-  const heads = Array.from({ length: weights.length / triangle(length) }, (_, head) => ofHead(weights, head, length));
-  const products = heads.map((other) => map.reduce((sum, value, i) => sum + value * other[i], 0));
-  return products.indexOf(Math.max(...products));
-}
-
 // ---- colours, as numbers for the Uint32Array of an ImageData
 
 function ramp(stops, count) {

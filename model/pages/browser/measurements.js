@@ -24,7 +24,7 @@ function drawExpectation() {
   $("expected").hidden = shown.text !== "surprise" || token === null;
   if ($("expected").hidden) return;
   $("expected").replaceChildren(...shown.sides.flatMap((side) => [
-    ...(shown.other ? [element("li", { className: "soft", textContent: side.title })] : []),
+    ...(shown.sides[1] ? [element("li", { className: "soft", textContent: side.title })] : []),
     ...expectationItems(side.measured, token),
   ]));
 }

@@ -42,7 +42,7 @@ addView(function drawBadges() {
   const number = (x) => (x === null ? "not a number" : x === 0 ? "0" : x.toExponential(1));
   for (const [error, verdict, good, bad] of BADGES) {
     const wrong = shown.sides.filter(({ snapshot }) => !snapshot[verdict]);
-    const where = shown.other && wrong.length ? ` (${wrong.map(({ name }) => name).join(", ")})` : "";
+    const where = shown.sides[1] && wrong.length ? ` (${wrong.map(({ name }) => name).join(", ")})` : "";
     const problem = wrong.every(({ snapshot }) => snapshot.repeatable) ? bad : "random in eval mode";
     const textContent = wrong.length ? `✗ ${problem}${where}` : `✓ ${good}`;
     const figureOf = ({ label, snapshot: { checks } }) => `${label}${number(checks[error])} in ${checks.precision}`;

@@ -2,9 +2,9 @@
 // imports it, and is therefore drawn after it. addFollower is for what changes while something is only pointed at.
 
 import { $, choices, press } from "browser/elements.js";
-import { clearestQuery, matchingHead, ofHead, palette } from "browser/maps.js";
+import { clearestQuery, ofHead, palette } from "browser/maps.js";
 import { readRecorded } from "browser/recorded.js";
-import { addOption, data, holdsWeights, mapped, nearest, restore, save, state, stepOf, TEXTS } from "browser/state.js";
+import { addOption, data, holdsWeights, mapped, restore, save, state, TEXTS } from "browser/state.js";
 import { measuredOf } from "browser/surprise.js";
 
 let readTyped = null;
@@ -62,14 +62,9 @@ export function change(patch) {
   const isOther = patch.probe !== undefined && patch.probe !== state.probe; // text
   if (isOther) Object.assign(state, { token: undefined, square: null });
   Object.assign(state, patch);
-  const { other, linked, at } = state;
-  if (other && linked && (patch.at !== undefined || patch.linked)) state.other = { ...other, at: nearest(stepOf(at)) };
   save();
   render();
 }
-
-// Changes what is compared, unless a person has just ended that.
-export const changeOther = (patch) => state.other && change({ other: { ...state.other, ...patch } });
 
 // Draws one frame after another. A frame that is asked for but not begun will show the latest state in any case.
 let asked = false;
@@ -83,7 +78,7 @@ export function render() {
 // The text that a frame shows: where the page cannot read what is typed, the recorded one.
 function textOf({ at, other, probe }) {
   const { name } = TEXTS[probe];
-  const typing = name === "typed" && readTyped && holdsWeights(at) && (!other || holdsWeights(other.at));
+  const typing = name === "typed" && readTyped && holdsWeights(at) && (other === null || holdsWeights(other));
   return { typing: Boolean(typing), textName: name === "typed" && !typing ? "text" : name };
 }
 
@@ -92,8 +87,7 @@ async function draw() {
   document.documentElement.dataset.theme = state.theme;
   if (!mapped.length) return plainViews.forEach((view) => view());
   const next = { ...state, received: state.direction === "from", ...textOf(state) };
-  const first = await side("A", next, next);
-  first.head = next.head;
+  const first = await side("A", next, next.at);
   next.sides = [first];
   const { length } = first.labels;
   const { token } = next;
@@ -102,18 +96,12 @@ async function draw() {
   // A text that stands in for what was typed may be too short for its token.
   const isMeant = next.textName === TEXTS[next.probe].name;
   if (state.token === token && (isMeant || next.token !== null)) state.token = next.token;
-  if (next.other) {
-    const second = await side("B", next, next.other);
-    second.head = next.other.head ?? next.head;
-    if (second.head === "match")
-      second.head = matchingHead(ofHead(first.weights, next.head, length), second.weights, length);
-    next.sides.push(second);
-  }
+  if (next.other !== null) next.sides.push(await side("B", next, next.other));
   if (next.square && (!next.typing || next.square.query >= length)) next.square = null;
   Object.assign(next, { snapshot: first.snapshot, labels: first.labels });
   // The views measure themselves, so the layout comes first. A line that comes or goes above it is drawn with them.
   const top = $("main").offsetTop;
-  $("main").className = `${next.other ? "compare" : ""} ${next.typing ? "typing" : ""}`;
+  $("main").className = `${next.other === null ? "" : "compare"} ${next.typing ? "typing" : ""}`;
   document.documentElement.style.setProperty("--top", `${top}px`);
   document.documentElement.style.setProperty("--controls", `${$("controls").offsetHeight}px`);
   next.palette = palette(data.colours[next.theme], next.scale);
@@ -126,11 +114,11 @@ async function draw() {
   if ($("main").offsetTop !== top) render();
 }
 
-async function side(name, frame, { at }) {
+async function side(name, frame, at) {
   const snapshot = mapped[at];
   const loaded = await (frame.typing ? readTyped : readRecorded)(frame, at);
   const measured = measuredOf(loaded.details, frame.typing ? "text" : frame.textName, loaded.labels);
-  const label = frame.other ? `${name}: ` : "";
+  const label = frame.other === null ? "" : `${name}: `;
   const when = `step ${snapshot.step}`;
-  return { ...loaded, name, label, when, title: label + when, at, snapshot, measured };
+  return { ...loaded, name, label, when, title: label + when, at, snapshot, measured, head: frame.head };
 }

@@ -6,7 +6,7 @@ import { $, element, tableHead, track } from "browser/elements.js";
 import { markOf, thumbs } from "browser/heads.js";
 import { addView, change, shown } from "browser/render.js";
 import {
-  data, formation, formedBetween, headName, headNumber, headPart, mapped, nearest, RUN, SCORES, shortName, state,
+  data, formation, formedBetween, headName, headNumber, headPart, mapped, nearest, RUN, SCORES, state,
 } from "browser/state.js";
 import { decimal, largestFirst, signed } from "browser/words.js";
 
@@ -15,12 +15,11 @@ const UNCLEAR = "no clear effect";
 const FIRST = 12; // parts that are listed before "show all"
 
 addView(function drawCard() {
-  const names = shown.sides.map(({ head }) => (shown.other ? shortName(head) : headName(head)));
-  $("card-title").textContent = `Scores of ${names.join(" and ")}`;
+  $("card-title").textContent = `Scores of ${headName(shown.head)}`;
   $("card").replaceChildren(...Object.entries(SCORES).flatMap(([score, { is_pattern, label, meaning }]) => [
     element("dt", {}, is_pattern ? markOf(score) : "", ` ${label}`),
     ...shown.sides.map((side) => rowOf(side, score)),
-    element("dd", { className: "soft" }, [meaning, ...shown.sides.flatMap((side) => formedIn(side, score))].join("; ")),
+    element("dd", { className: "soft" }, [meaning, ...formedIn(score)].join("; ")),
   ]));
 });
 
@@ -28,14 +27,14 @@ function rowOf({ name, snapshot, head }, score) {
   const [value, spread] = [snapshot.scores, snapshot.spread].map((of) => of[score].flat()[head]);
   const between = spread > 0 ? ` ± ${decimal(spread)}` : ""; // over the windows
   return element("dd", { className: `row ${name}` },
-    shown.other ? element("span", {}, name) : "",
+    shown.sides[1] ? element("span", {}, name) : "",
     track([value], RUN.uniform[score]),
     element("span", {}, decimal(value) + between));
 }
 
-function formedIn({ name, head }, score) {
-  const step = formation(score, head);
-  return step < Infinity ? [`${shown.other ? `${name} ` : ""}formed ${formedBetween(step)}`] : [];
+function formedIn(score) {
+  const step = formation(score, shown.head);
+  return step < Infinity ? [`formed ${formedBetween(step)}`] : [];
 }
 
 // ---- losses without parts
@@ -78,7 +77,7 @@ addView(function drawTable() {
     element("th", { scope: "row" }, partName(part)),
     ...columns.map((column) => cell(part, column)),
     element("td", { className: "words" }, sentenceOf(sides[0], part)));
-  const titles = columns.map(({ kind, side }) => COLUMNS[kind] + (shown.other ? `, ${side.title}` : ""));
+  const titles = columns.map(({ kind, side }) => COLUMNS[kind] + (shown.sides[1] ? `, ${side.title}` : ""));
   const body = element("tbody", {}, ...ranked.slice(0, shown.allParts ? Infinity : FIRST).map(row));
   $("ablations").replaceChildren(tableHead(["without", ...titles, "what it does"]), body);
   $("all-parts").hidden = parts.length <= FIRST;

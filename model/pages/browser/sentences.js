@@ -17,13 +17,13 @@ addView(function drawSays() {
   drawReading();
 });
 
-// Of a text that was typed, what the head does there comes before what it does on the texts the page was made with.
+// What the head does on many texts, and on one that was typed.
 function describe({ label, head, descriptions, typed, weights, labels }) {
   const { sentence } = descriptions.flat()[head];
   const title = element("b", { textContent: `${label}${headName(head).replace("l", "L")}. ` });
   if (!typed) return element("p", {}, title, sentence);
   const habit = habitInWords(ofHead(weights, head, labels.length), typed.tokens, SCORES, typed.window);
-  return element("p", {}, title, habit && `On this text it ${habit}. On many others: `, sentence);
+  return element("p", {}, title, sentence, habit && ` On this text it ${habit}.`);
 }
 
 function drawReading() {

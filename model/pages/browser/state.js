@@ -24,12 +24,12 @@ const typed = mapped.some((_, at) => holdsWeights(at)) ? [{ name: "typed" }] : [
 export const TEXTS = [...typed, ...RUN.probes];
 const textNumber = (name) => TEXTS.findIndex((text) => text.name === name);
 
-// token: undefined until the first drawing chooses one; null if a person chose none. other: what is compared, { at,
-// head }, where the head is a number, "match" for the most similar map, or null for the same. linked: it follows `at`.
+// token: undefined until the first drawing chooses one; null if a person chose none. other: the place of the step that
+// is compared, null for none.
 const { opening } = RUN;
 export const state = {
   at: LAST, head: opening.head, score: opening.score, probe: typed.length ? 0 : textNumber(opening.probe),
-  token: typed.length && opening.probe !== "text" ? undefined : opening.token, other: null, linked: false, square: null,
+  token: typed.length && opening.probe !== "text" ? undefined : opening.token, other: null, square: null,
 };
 
 // Choices by the names that the address has for them. A page opens with the first, which the address leaves out.
@@ -75,16 +75,12 @@ export const addField = (name, write, read) => added.push({ name, write, read })
 
 export function save() {
   if (!mapped.length) return;
-  const { at, head, probe, score, token, other, linked } = state;
+  const { at, head, probe, score, token, other } = state;
   const fields = { step: stepOf(at), head: shortName(head), probe: TEXTS[probe].name, score };
   for (const [name, [first]] of Object.entries(OPTIONS)) if (state[name] !== first) fields[name] = state[name];
   if (typeof token === "number") fields.token = token;
   for (const { name, write } of added) if (write() !== null) fields[name] = write();
-  if (other) {
-    fields.against = stepOf(other.at);
-    fields.other = typeof other.head === "number" ? shortName(other.head) : (other.head ?? "same");
-    fields.linked = Number(linked);
-  }
+  if (other !== null) fields.against = stepOf(other);
   try {
     history.replaceState(null, "", `#${new URLSearchParams(fields)}`);
   } catch {
@@ -111,7 +107,5 @@ export function restore() {
   for (const { name, read } of added) read(fields.get(name));
   state.token = numberIn(fields.get("token")) ?? null; // drawing knows how many there are
   state.square = null;
-  state.linked = fields.get("linked") === "1";
-  const head = headNumber(fields.get("other")) ?? pick("other", ["match"]) ?? null;
-  state.other = at("against") === null ? null : { at: at("against"), head };
+  state.other = at("against");
 }

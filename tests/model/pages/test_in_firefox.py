@@ -5,11 +5,14 @@ import shutil
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from itertools import count
 
 import pytest
 
-from tests.model.pages.browsing import SETTLED
+from model.files import write_atomically
+from model.pages.page import run_page
+from tests.model.pages.test_page_in_browser import HISTORY
 from tests.model.pages.test_typing_in_browser import GPTS, assert_next, logits_of, page_of
 
 pytestmark = pytest.mark.slow
@@ -68,16 +71,43 @@ def firefox(tmp_path):
         process.wait()
 
 
+def text_of(identifier: str) -> str:
+    return f"document.getElementById('{identifier}').textContent"
+
+
+def wait(firefox: Firefox, condition: str) -> None:
+    """Until a JavaScript expression is true. Asked anew each time, because the page may be loaded anew meanwhile."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        with suppress(AssertionError):
+            if firefox.evaluate(condition) is True:
+                return
+        time.sleep(0.05)
+    raise TimeoutError(condition)
+
+
+def test_a_run_that_is_watched_from_a_file_follows_with_what_was_chosen(firefox, tmp_path):
+    """As in Chromium, see test_page_in_browser.py."""
+    path = tmp_path / "report.html"
+    path.write_text(run_page("a run", HISTORY, state="running"), encoding="utf-8")
+    firefox("WebDriver:Navigate", url=path.as_uri())
+    wait(firefox, DRAWN)
+    firefox.evaluate("document.querySelectorAll('.thumb')[3].click()")
+    wait(firefox, "location.hash.includes('head=1.0')")
+    write_atomically(path, run_page("a run", HISTORY, state="ended").encode())
+    wait(firefox, f"document.readyState === 'complete' && {text_of('status')}.includes('ended')")
+    assert "head=1.0" in firefox.evaluate("location.hash")
+
+
 def test_firefox_computes_what_pytorch_computes_and_cuts_no_prediction(firefox, tmp_path):
     firefox("WebDriver:SetWindowRect", width=1366, height=768 + 85)  # with its bars
     path = tmp_path / "report.html"
     path.write_text(page_of(*GPTS), encoding="utf-8")
     firefox("WebDriver:Navigate", url=path.as_uri())
-    firefox.evaluate(f"new Promise((done) => {{ const ask = () => ({DRAWN}) ? done() : setTimeout(ask, 20); ask() }})")
-    firefox.evaluate(f"({SETTLED})()")
+    wait(firefox, f"{text_of('parity')} !== ''")
     box = "const box = document.getElementById('box'); box.value = 'def f(x'; box.dispatchEvent(new Event('input'))"
     firefox.evaluate(f"(() => {{ {box} }})()")
-    firefox.evaluate(f"({SETTLED})()")
+    wait(firefox, f"{text_of('cost')}.startsWith('7 tokens')")
     assert firefox.evaluate("document.getElementById('notes').textContent") == ""
     assert firefox.evaluate("document.getElementById('parity').className") == "badge good"
     assert_next(firefox, logits_of(GPTS[-1], "def f(x"))

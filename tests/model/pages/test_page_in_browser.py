@@ -13,9 +13,11 @@ import pytest
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.image import imread
 
+from model.files import write_atomically
 from model.glass import open_run
 from model.inspection import heads
 from model.pages.images import COLOURS
+from model.pages.page import run_page
 from tests.measurements import learned_recording
 from tests.model.pages.browsing import click, colours, in_page, place, point_at, press, resize, settle, slide
 
@@ -146,9 +148,8 @@ def test_two_snapshots_are_shown_side_by_side_with_their_difference_until_all_is
         point_at(page, 9, 8, pane)
         expected = [maps["text"][0, 0, 9, 8] for maps in (a, b)]
         np.testing.assert_allclose(shares(page.locator("#readout").inner_text()), expected, atol=0.006)
-    click(page.locator("#link"))
-    slide(page, 4)
-    assert [page.locator(f"#slide-{side} output").inner_text() for side in "ab"] == ["step 8", "step 8"]
+    slide(page, 4, "#slide-b")
+    assert [page.locator(f"#slide-{side} output").inner_text() for side in "ab"] == ["step 32", "step 8"]
     assert "step 8" in page.locator("#changed").inner_text()
     click(page.locator("#as-trained"))
     assert page.locator("#changed").is_hidden() and page.locator(".pane").count() == 1
@@ -343,6 +344,56 @@ def test_the_theme_is_that_of_the_system_until_it_is_switched_and_both_have_cont
             assert back == "rgba(0, 0, 0, 0)" or contrast(back, ink) >= 4
     click(page.locator("#theme"))
     assert (luminance(style("body", "backgroundColor")) > 0.5) == (theme == "dark")
+
+
+def test_a_run_that_is_watched_follows_with_what_was_chosen_and_says_how_it_ended_or_that_it_may_have_died(
+    open_file, tmp_path
+):
+    path = tmp_path / "report.html"
+
+    def write(steps: int, state: str, gap: float = 0.0) -> None:
+        history = replace(HISTORY, snapshots=HISTORY.snapshots[:steps])
+        write_atomically(path, run_page("a run", history, state=state, gap=gap).encode())
+
+    write(4, "running")
+    page = open_file(path)
+    settle(page)
+    page.get_by_label("layer 1, head 1").click()
+    slide(page, 2)
+    page.evaluate("scrollTo(0, 300)")
+    page.evaluate("window.isOld = true")
+    page.wait_for_timeout(6000)
+    assert page.evaluate("window.isOld")  # there was nothing newer
+    with page.expect_event("load"):
+        write(5, "running")
+    settle(page)
+    assert (address(page)["head"], address(page)["step"]) == (
+        "1.1",
+        "2",
+    )  # whoever looks at an earlier step stays there
+    assert page.locator("#slide-a input").get_attribute("max") == "4"
+    assert page.evaluate("scrollY") == pytest.approx(300, abs=30)
+    slide(page, 4)
+    write(6, "ended")
+    page.locator("#status", has_text="ended").wait_for()
+    settle(page)
+    assert page.locator("#slide-a output").inner_text() == "step 16" and "head=1.1" in page.url  # the last one follows
+    write(6, "interrupted")
+    assert "train.py --resume" in open_file(path).locator("#status").inner_text()
+    text = run_page("a run", HISTORY, state="running", gap=100)
+    early = float(re.search(r'"written":([\d.]+)', text)[1]) - 500
+    path.write_text(re.sub(r'"written":[\d.]+', f'"written":{early}', text))
+    assert "may have stopped or died" in open_file(path).locator("#status").inner_text()
+
+
+def test_a_run_that_has_just_begun_has_a_page_without_maps(open_file):
+    curves = {"title": "Loss", "unit": "nats", "curves": [{"name": "training", "points": [[1, 4.0], [9, 3.0]]}]}
+    learning = {"story": "It has just begun.", "facts": [], "charts": [curves], "samples": [], "config": ""}
+    page = open_file(run_page("a run", learning=learning, state="running"))
+    page.locator("#curve path").wait_for(state="attached")
+    assert page.locator("#story").inner_text() == "It has just begun." and page.locator("#main").is_hidden()
+    page.locator("#theme").click()
+    assert page.locator("html").get_attribute("data-theme") == "dark"
 
 
 @pytest.mark.parametrize(("layers", "count", "widths"), [(2, 3, (390, 2200)), (12, 12, (390, 1280))])
