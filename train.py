@@ -3,7 +3,6 @@
 python train.py                                             configs/default.yaml
 python train.py --config configs/shakespeare_char.yaml --trainer.max_steps 500 --model.gpt.num_layers 2
 python train.py --resume runs/NAME                          continues that run where it stopped
-python train.py validate --ckpt_path runs/NAME/checkpoints/best.ckpt
 python train.py --help                                      every option
 """
 
@@ -25,21 +24,11 @@ from lightning.pytorch.cli import ArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from data.datamodule import TextDataModule
-from data.tokenizers import Tokenizer
-from model.checks import Mistake
 from model.kernels import keep_freed_memory
-from model.runs.command_line import OVERVIEW, complete, expand, quiet
+from model.runs.command_line import OVERVIEW, quiet, read_options
 from model.runs.folder import METRICS, RUNS
 from model.runs.metrics import CSVLogger
-from model.runs.mistakes import (
-    MISTAKES,
-    can_resume,
-    checking_options,
-    exit_status,
-    explain_machine,
-    parse,
-    resume_command,
-)
+from model.runs.mistakes import MISTAKES, checking_options, exit_status, explain_machine, resume_command
 from model.runs.progress import say
 from model.runs.recording import AttentionRecording, Samples
 from model.runs.results import finish
@@ -67,12 +56,8 @@ class TrainingCLI(LightningCLI):
         add = parser.add_argument
         add("--seed_everything", type=int, default=1337, help="Seed of everything random.")
         add("--name", type=str | None, help="Name of the run's folder; null: the config's and the time.")
-        add(
-            "--resume",
-            type=str | None,
-            help="A run's folder, or a checkpoint in one, to continue; what it has of later steps is dropped.",
-        )
-        add("--ckpt_path", type=str | None, help="Checkpoint to validate (null: the newest run's), or to start from.")
+        words = "A run's folder, or a checkpoint in one, to continue; what it has of later steps is dropped."
+        add("--resume", type=str | None, help=words)
         add("--wandb", type=WandbMode, default="auto", help="Weights & Biases; auto: online if you are logged in.")
 
     def add_arguments_to_parser(self, parser: ArgumentParser) -> None:
@@ -83,35 +68,31 @@ class TrainingCLI(LightningCLI):
         parser.link_arguments("seed_everything", "data.seed")
 
     def parse_arguments(self, parser: ArgumentParser, args: list[str]) -> None:
-        self.config = parse(parser, args)
-        typed = [arg for arg in args if arg != f"--config={DEFAULT_CONFIG}"]
-        self.saved, self.init_tokenizer = complete(self.config, parser, typed, Tokenizer.from_folder)
+        self.options = read_options(parser, args, DEFAULT_CONFIG)
+        self.config = self.options.config
+        check_options(self.config.trainer)
 
     def instantiate_trainer(self) -> Trainer:
-        config, parts = self.config, self.config_init
-        chosen, is_new = parts.trainer, config.resume is None
-        runs_dir = Path(config.trainer.default_root_dir)
+        config, parts, saved, is_new = self.config, self.config_init, self.options.saved, self.config.resume is None
         # A new folder is called after the last --config.
+        runs_dir = Path(config.trainer.default_root_dir)
         run_dir = new_run_dir(runs_dir, config.name, str(config.config[-1])) if is_new else Path(config.resume)
-        parts.model.init_tokenizer = self.init_tokenizer
-        if str(chosen.strategy).startswith("fsdp"):
-            raise Mistake("trainer.strategy: the optimizer needs whole matrices on each device: write ddp")
+        parts.model.init_tokenizer = self.options.init_tokenizer
         shows_progress = config.trainer.enable_progress_bar is not False
-        sequence = RunSequence(parts.attention, parts.samples, parts.checkpoints, is_new, shows_progress)
-        own_loggers = [CSVLogger(run_dir / METRICS), WandbLogger(run_dir, config.wandb, yaml.safe_load(self.saved))]
+        self.sequence = RunSequence(parts.attention, parts.samples, parts.checkpoints, shows_progress)
+        own_loggers = [CSVLogger(run_dir / METRICS), WandbLogger(run_dir, config.wandb, yaml.safe_load(saved))]
         # Those of the config come after this project's own, but for the sequence, which Lightning runs last.
         trainer = super().instantiate_trainer(
             default_root_dir=run_dir,
-            callbacks=[RunFolder(self.saved, is_new), sequence, *as_list(chosen.callbacks)],
-            logger=[*own_loggers, *as_list(chosen.logger)],
-            plugins=[AtomicCheckpointIO(), *as_list(chosen.plugins)],
+            callbacks=[RunFolder(saved, is_new), self.sequence, *as_list(parts.trainer.callbacks)],
+            logger=[*own_loggers, *as_list(parts.trainer.logger)],
+            plugins=[AtomicCheckpointIO(), *as_list(parts.trainer.plugins)],
             enable_progress_bar=False,  # the sequence has its own
             # A trained model is measured before its first step, on all of the validation split.
             num_sanity_val_steps=-1 if config.model.init_from else config.trainer.num_sanity_val_steps,
         )
-        if isinstance(chosen.profiler, str):  # its table is written into the run's folder
+        if isinstance(parts.trainer.profiler, str):  # its table is written into the run's folder
             trainer.profiler.dirpath, trainer.profiler.filename = run_dir, "profile"
-        check_options(trainer)
         return trainer
 
 
@@ -122,11 +103,33 @@ def as_list(value: Any) -> list:
     return value if isinstance(value, list) else [value]
 
 
-def fit(trainer: Trainer, model: GPTModule, data: TextDataModule, ckpt_path: str | None) -> int:
-    run_dir = Path(trainer.default_root_dir)
+@exit_status("train.py")
+def main(args: list[str] | None = None) -> int:
+    """Returns the exit status: 0, 1 after an error in code, 2 after a mistake, 128 + the signal that stopped it."""
+    quiet()
+    keep_freed_memory()
+    usage = {"exit_on_error": False, "allow_abbrev": False, "usage": OVERVIEW, "description": None}
+    with checking_options():
+        cli = TrainingCLI(
+            GPTModule,
+            TextDataModule,
+            args=sys.argv[1:] if args is None else args,
+            run=False,
+            save_config_callback=None,
+            trainer_defaults=TRAINER_DEFAULTS,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            parser_kwargs=usage,
+        )
+    trainer, checkpoint, run_dir = cli.trainer, cli.options.checkpoint, Path(cli.trainer.default_root_dir)
+    if checkpoint is not None:
+        check_start(checkpoint, cli.model.gpt_config)
     try:
         with restoring(trainer), explain_machine(run_dir), checking_options(MisconfigurationException):
-            trainer.fit(model, data, ckpt_path=ckpt_path)
+            trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint)
+        cli.sequence.doing = "writing the page"
+        if trainer.is_global_zero and not trainer.fast_dev_run:
+            say(finish(run_dir))
     except TrainingInterrupted as stop:
         print(f"{stop}, and saved; to continue: python train.py {resume_command(run_dir)}", file=sys.stderr)
         return 128 + stop.signum
@@ -136,57 +139,9 @@ def fit(trainer: Trainer, model: GPTModule, data: TextDataModule, ckpt_path: str
         raise
     except Exception as error:
         traceback.print_exc()
-        print(f"train.py: {what_was_running(trainer, error)}", file=sys.stderr)
+        print(f"train.py: {cli.sequence.what_was_running(run_dir, error)}", file=sys.stderr)
         return 1
-    if trainer.is_global_zero and not trainer.fast_dev_run:
-        from model.glass import open_run  # imports what only the pages need
-
-        say(finish(run_dir, open_run))
     return 0
-
-
-def what_was_running(trainer: Trainer, error: Exception) -> str:
-    """What a person wants to know after the traceback of an error in code."""
-    sequence = next(callback for callback in trainer.callbacks if isinstance(callback, RunSequence))
-    said = f"this was {sequence.doing}"
-    if "set_detect_anomaly" in str(error):  # autograd's, whose traceback ends in the backward pass
-        said += "; --trainer.detect_anomaly true also shows the line of the forward pass"
-    run_dir = Path(trainer.default_root_dir)
-    if can_resume(run_dir):
-        return f"{said}; to go on from the last checkpoint: python train.py {resume_command(run_dir)}"
-    return f"{said}; there is no checkpoint yet"
-
-
-def validate(trainer: Trainer, model: GPTModule, data: TextDataModule, ckpt_path: str | None) -> int:
-    with restoring(trainer):
-        trainer.validate(model, data, ckpt_path=ckpt_path, verbose=False)
-    if trainer.is_global_zero:
-        say("  ".join([ckpt_path, *(f"{name} {value}" for name, value in model.validation_metrics.items())]))
-    return 0
-
-
-@exit_status("train.py")
-def main(args: list[str] | None = None) -> int:
-    """Returns the exit status: 0, 2 after a person's mistake, 128 + the signal that stopped the training."""
-    quiet()
-    keep_freed_memory()
-    subcommand, args = expand(sys.argv[1:] if args is None else args, DEFAULT_CONFIG)
-    with checking_options():
-        cli = TrainingCLI(
-            GPTModule,
-            TextDataModule,
-            args=args,
-            run=False,
-            save_config_callback=None,
-            trainer_defaults=TRAINER_DEFAULTS,
-            auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,
-            parser_kwargs={"exit_on_error": False, "allow_abbrev": False, "usage": OVERVIEW, "description": None},
-        )
-    if cli.config.ckpt_path:
-        check_start(Path(cli.config.ckpt_path), cli.model.gpt_config)
-    run = {"fit": fit, "validate": validate}[subcommand]
-    return run(cli.trainer, cli.model, cli.datamodule, cli.config.ckpt_path)
 
 
 if __name__ == "__main__":

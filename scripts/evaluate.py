@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
 from model.checks import Mistake
-from model.runs.configs import OTHER_TEXT, read_config, typed_options
+from model.runs.configs import read_config
 from model.runs.folder import CONFIG, find_checkpoint, run_of
 from model.runs.mistakes import exit_status
 from scripts.parser import Parser, add_model_options, at_least, choose_device, text_data
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from data.datamodule import TextDataModule
     from data.tokenizers import Tokenizer
 
+OTHER_TEXT = {"data.corpus", "data.files", "data.dataset"}  # options that say which text
 # Options of the data that only training has. The tokenizer is the model's.
 OF_TRAINING = {"tokenizer", "vocab_size", "context_length", "batch_size", "validation_batch_size", "repeat_fraction"}
 OF_TRAINING |= {"seed", "num_workers", "num_threads", "cache_dir"}
@@ -49,7 +50,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--batch_size", type=at_least(1), default=16, metavar="N", help="windows at once (default: 16)")
     add("--json", action="store_true", help="write the result as one line of JSON")
     arguments, options = own.parse_known_args(argv)
-    typed = typed_options(options)
+    typed = {option.lstrip("-").partition("=")[0] for option in options if option.startswith("-")}
     arguments.split = arguments.split or ("all" if "data.files" in typed else "validation")
     section = {} if typed & {"h", "help"} else run_data(arguments.checkpoint)
     if typed & OTHER_TEXT:

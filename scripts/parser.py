@@ -103,14 +103,13 @@ def text_data(own: Parser, section: dict[str, Any], options: list[str], skip: Co
     from jsonargparse import ArgumentParser
 
     from data.datamodule import TextDataModule
-    from data.tokenizers import Tokenizer
     from model.runs.command_line import named_tokenizer
 
     parser = ArgumentParser(prog=own.prog, description=own.description, parents=[own], exit_on_error=False, **DEFAULTS)
     parser.add_class_arguments(TextDataModule, "data", skip=set(skip))
     chosen = parse(parser, ["--data", json.dumps(section), *options]).data.as_dict()
     if "tokenizer" in chosen:
-        chosen["tokenizer"] = named_tokenizer(chosen["tokenizer"], Tokenizer.from_folder)
+        chosen["tokenizer"] = named_tokenizer(chosen["tokenizer"])
     return TextDataModule(**chosen)
 
 

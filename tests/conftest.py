@@ -58,7 +58,6 @@ def run_dir(tmp_path_factory) -> Path:
 def here(tmp_path, monkeypatch) -> Path:
     """The working folder, which is empty."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("GLASSGPT_DEBUG", raising=False)
     return tmp_path
 
 
@@ -66,12 +65,12 @@ def here(tmp_path, monkeypatch) -> Path:
 def train(small_options, here):
     """Runs the training command in an empty folder, with `small_options` before the test's own; gives its exit status.
 
-    The first option may be a subcommand; a run that --resume or validate finds gets no other options before.
+    A run that --resume finds gets no other options before.
     """
     from train import main
 
     def run(*options: str) -> int:
-        own_config = options[:1] == ("validate",) or any(option.startswith("--resume") for option in options)
+        own_config = any(option.startswith("--resume") for option in options)
         return main([*([] if own_config else small_options), *map(str, options)])
 
     return run

@@ -30,8 +30,7 @@ ONE_STEP = ("--name=new", "--trainer.max_steps=13")
 # Every program that opens what a stranger wrote, and what a person types. A new one is one line.
 ENTRIES = {
     "resume": ("train", f"--resume={RUN}", "--trainer.max_steps=13"),
-    "start": ("train", f"--config={RUN}/config.yaml", f"--ckpt_path={RUN}/checkpoints/best.ckpt", *ONE_STEP),
-    "validate": ("train", "validate", f"--ckpt_path={RUN}"),
+    "start": ("train", f"--config={RUN}/config.yaml", f"--model.init_from={RUN}/checkpoints/best.ckpt", *ONE_STEP),
     "generate": ("scripts.generate", "--checkpoint", RUN, "--max_new_tokens", "5"),
     "walk": ("scripts.walk", "--checkpoint", RUN, "--prompt", "the text"),
     "read a prompt": ("scripts.inspect_attention", "--checkpoint", RUN, "--prompt", "the text"),
@@ -42,9 +41,9 @@ ENTRIES = {
     "export": ("scripts.convert_huggingface", "export", RUN, "exported"),
 }
 # Which programs open which files of a run.
-CHECKPOINT = ["resume", "start", "validate", "generate", "walk", "read a prompt"]
-CONFIG = ["resume", "start", "validate", "report"]
-OF_A_RUN = ["resume", "validate"]  # others that take a config have it from the person, who may mean it
+CHECKPOINT = ["resume", "start", "generate", "walk", "read a prompt"]
+CONFIG = ["resume", "start", "report"]
+OF_A_RUN = ["resume"]  # others that take a config have it from the person, who may mean it
 ATTENTION = ["resume", "inspect", "report"]
 MAPS = ["inspect", "report"]
 METRICS = ["resume", "report"]
@@ -170,12 +169,12 @@ HOSTILE = {
     ),
     "class_path in the run": (OF_A_RUN, config("  callbacks: runs.run.evil.Evil\n")),
     "class in a config in the config": (OF_A_RUN, replace("config.yaml", "\ndata:", "\nconfig: other.yaml\ndata:")),
-    "pipe for a config": (["resume", "validate", "report"], instead("config.yaml", os.mkfifo)),
+    "pipe for a config": (["resume", "report"], instead("config.yaml", os.mkfifo)),
     "pipe for samples": (["resume", "report"], instead("samples.jsonl", os.mkfifo)),
     "pipe for a probe": (["inspect", "report"], instead("attention/probe.json", os.mkfifo)),
     "link to itself": (["resume", "report"], instead("samples.jsonl", lambda path: path.symlink_to(path.name))),
     "link to a config": (["resume", "report", "inspect"], link("config.yaml")),
-    "link to checkpoints": (["resume", "validate", "generate", "walk", "read a prompt"], link("checkpoints")),
+    "link to checkpoints": (["resume", "generate", "walk", "read a prompt"], link("checkpoints")),
     "link to maps": ([*ATTENTION, "generate"], link("attention")),
     "link to metrics": (["resume", "report", "inspect"], link("metrics.csv")),
     "infinite step": (METRICS, text("metrics.csv", "step,train/loss\ninf,1\n")),
@@ -224,7 +223,7 @@ def test_every_program_refuses_a_hostile_file(name, run, tmp_path, capfd):
 def test_a_catastrophic_pattern_ends_in_a_sentence(run, capfd):
     """tiktoken limits how far it backtracks, and then says so itself, before the sentence."""
     tokenizer(pattern=r"((a*)*)*(?<!a)b|.")(run)
-    for entry in ("resume", "validate", "generate", "walk", "read a prompt"):
+    for entry in ("resume", "generate", "walk", "read a prompt"):
         trains = ENTRIES[entry][0] == "train"
         status, _, error = answer(entry, capfd, *([] if trains else ("--prompt", "a" * 100)))
         said = "another tokenizer" if trains else "the tokenizer's pattern cannot split this text"

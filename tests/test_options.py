@@ -148,7 +148,6 @@ RUN_OPTIONS = {
     "attention.picture": (True, RECORDED),
     "name": ("other", {}),
     "seed_everything": (7, {}),
-    "ckpt_path": ("runs/run/checkpoints/last.ckpt", {"trainer.max_steps": 13}),
     "trainer.max_steps": (3, {}),
     "trainer.max_time": ("00:00:00:00", {}),
     "trainer.val_check_interval": (1, {}),

@@ -30,8 +30,8 @@ MAY_IMPORT = {
     "model/exchange/modeling_glassgpt.py": {"model.*", "torch", "transformers"},  # runs inside transformers
     "model/exchange/": {"model.*", "model.exchange", "torch"},
     "model/training/": {"model.*", "model.exchange", "model.training", "torch", "lightning"},
-    "model/runs/": {"model.*", "model.inspection", "model.pages", "model.training", "model.runs", "data"}
-    | {"torch", "numpy", "lightning", "jsonargparse", "yaml", "tqdm", "wandb"},
+    "model/runs/": {"model.*", "model.exchange", "model.inspection", "model.pages", "model.training", "model.runs"}
+    | {"data", "torch", "numpy", "lightning", "jsonargparse", "yaml", "tqdm", "wandb"},
     "model/": {"model.*", "torch"},
     "data/datamodule.py": {"data", "lightning", "torch"},
     "data/windows.py": {"data", "torch", "numpy"},

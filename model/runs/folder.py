@@ -1,14 +1,11 @@
 """A run's folder: the files in it, and which folder or checkpoint a person means."""
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 from model.checks import Missing, Mistake, listed
 from model.files import RUN_CHECKPOINTS
-from model.runs.configs import check_config
 
-log = logging.getLogger(__name__)
 RUNS = Path("runs")  # where run folders are, unless trainer.default_root_dir says otherwise
 
 # The files of a run, relative to its folder.
@@ -19,7 +16,7 @@ REPORT = "report.html"
 ATTENTION = "attention"
 HEAD_SCORES = "attention/scores.jsonl"
 CHECKPOINTS = "checkpoints"
-LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"  # in CHECKPOINTS
+LAST, BEST = "last.ckpt", "best.ckpt"  # in CHECKPOINTS
 
 
 def find_run(path: Path | None, *files: str, hint: str = "") -> Path:
@@ -111,25 +108,9 @@ def find_kept(path: Path | None, steps: Sequence[int]) -> list[Path]:
 
 
 def resume_point(path: Path) -> tuple[Path, Path]:
-    """The run folder and the checkpoint for --resume: `path` itself, or the run's newest that is not damaged.
-
-    Raises a `Mistake` if there is none, or the run's config or all such checkpoints are damaged.
-    """
-    from model.checkpoint import verify_checkpoint  # torch takes a second to import, and most callers do not need it
-
+    """The run folder and the checkpoint for --resume: `path` itself, or the run's last. Raises a `Mistake` for none."""
     run_dir = find_run(path, CONFIG)
-    check_config(run_dir / CONFIG)
-    found = [run_dir / CHECKPOINTS / name for name in (LAST, PREVIOUS, BEST)]
-    found = [path] if path.is_file() else [checkpoint for checkpoint in found if checkpoint.exists()]
-    for checkpoint in found:
-        try:
-            verify_checkpoint(checkpoint)
-        except Mistake as error:
-            if checkpoint == found[-1]:
-                raise
-            log.warning("%s", error)
-            continue
-        if checkpoint != found[0]:
-            log.warning("Resuming from %s instead.", checkpoint)
-        return run_dir, checkpoint
-    raise Missing(f"{run_dir} has no checkpoint to resume from")
+    checkpoint = path if path.is_file() else _first_file(run_dir, RUN_CHECKPOINTS[::-1])
+    if checkpoint is None:
+        raise Missing(f"{run_dir} has no checkpoint to resume from")
+    return run_dir, checkpoint

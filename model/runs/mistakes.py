@@ -20,11 +20,11 @@ import traceback
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import data.mistakes
 from model.checks import Mistake, listed
-from model.runs.folder import BEST, CHECKPOINTS, LAST, PREVIOUS
+from model.runs.folder import BEST, CHECKPOINTS, LAST
 
 if TYPE_CHECKING:
     import jsonargparse
@@ -38,18 +38,15 @@ NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")  # R
 
 # jsonargparse has no exception types for most mistakes, only these phrases; its own sentence is the fallback.
 # tests/model/runs/test_mistakes.py fails where a new version words them differently.
-UNRECOGNIZED = re.compile(r"unrecognized arguments: --([^\s=]+)")
-UNEXPECTED = re.compile(r"unrecognized arguments: ([^-\s]\S*)")
-REFUSED_KEY = re.compile(r"'(.+?)'")
+UNRECOGNIZED = re.compile(r"unrecognized arguments: (--)?([^\s=]+)")
+REFUSED_KEY = re.compile(r"Group '(.+)' does not accept option '(.+)'|Option '(.+)' is not accepted")
+NO_GROUP = re.compile(r'Key "(.+)\.\w+" not found')
 BAD_VALUE = re.compile(r'Parser key "(.+?)":\s+(.*)(?:Got|Given) value: (.*)\Z', re.DOTALL)
-BAD_CLASS = re.compile(r"Problem with given class_path '(.+)':\s+(.+)")
+BAD_CLASS = re.compile(r"Problem with given class_path '(.+)':\s+(.+(?:(?<=:)\n.+)?)")
 EXPECTED = re.compile(r"Expected a (?:<class '(.+)'>|(?:typing\.)?Literal\[(.+)\])(?:\..*)?$", re.MULTILINE)
 
 
-def exit_status(
-    program: str,
-    mistakes: tuple[type[Exception], ...] = (ValueError, OSError),  # until all rooms raise Mistake
-) -> Callable[[Callable[..., int | None]], Callable[..., int]]:
+def exit_status(program: str) -> Callable[[Callable[..., int | None]], Callable[..., int]]:
     """Decorator for a `main` function: it then returns the exit status and prints no traceback for a `Mistake`.
 
     0 after success; 2 after the sentence of a mistake on standard error; 130 after Ctrl-C; or what `main` returns.
@@ -67,9 +64,7 @@ def exit_status(
             except KeyboardInterrupt:
                 print()
                 return 130
-            except (*MISTAKES, *mistakes) as error:
-                if isinstance(error, BrokenPipeError) and output_is_closed():
-                    return 0
+            except MISTAKES as error:
                 print(f"{program}: {sentence(error)}", file=sys.stderr)
                 return 2
             except BrokenPipeError:
@@ -103,7 +98,7 @@ def sentence(error: BaseException) -> str:
 def checking_options(kind: type[Exception] = Exception) -> Iterator[None]:
     """What libraries raise about the options that the block gives them becomes a `Mistake`.
 
-    An error in whose traceback another file has a part, the project's or the person's, is one in code and passes.
+    An error in which another file has a part, the project's or the person's, is one in code and passes.
 
     kind: of exceptions, if not all.
     """
@@ -112,10 +107,23 @@ def checking_options(kind: type[Exception] = Exception) -> Iterator[None]:
     except MISTAKES:
         raise
     except kind as error:
-        _, caller, *raised_in = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-        if not all(filename == caller or is_library(filename) for filename in raised_in) or caller in raised_in[-1:]:
-            raise
-        raise Mistake(sentence(error)) from error
+        caller = traceback.extract_tb(error.__traceback__)[1].filename
+        raise_from_code(error, caller)
+        raise Mistake(sentence(causes(error)[-1])) from error
+
+
+def raise_from_code(error: Exception, *wiring: str) -> None:
+    """Raises the error, or what has caused it, if code that is no library's has a part in it, nor these files."""
+    for cause in causes(error):
+        files = [frame.filename for frame in traceback.extract_tb(cause.__traceback__)]
+        own = [file for file in files if not is_library(file) and file not in (__file__, *wiring)]
+        if own or not is_library(files[-1]):
+            raise cause from None
+
+
+def causes(error: BaseException) -> list[BaseException]:
+    """The error, what it was raised from, and so on."""
+    return [error] if error.__cause__ is None else [error, *causes(error.__cause__)]
 
 
 def is_library(filename: str) -> bool:
@@ -149,33 +157,36 @@ def explain_machine(run_dir: Path) -> Iterator[None]:
 
 
 def can_resume(run_dir: Path) -> bool:
-    return any((run_dir / CHECKPOINTS / name).exists() for name in (LAST, PREVIOUS, BEST))
+    return any((run_dir / CHECKPOINTS / name).exists() for name in (LAST, BEST))
 
 
 def resume_command(run_dir: Path) -> str:
     return f"--resume {shlex.quote(str(run_dir))}"
 
 
-def parse(parser: jsonargparse.ArgumentParser, args: list[str]) -> jsonargparse.Namespace:
-    """`parser.parse_args`, for a parser with exit_on_error=False. Raises a Mistake with one sentence for a mistake."""
+def parse(parser: jsonargparse.ArgumentParser, args: list[str], **options: Any) -> jsonargparse.Namespace:
+    """`parser.parse_args`, for a parser with exit_on_error=False. Raises a `Mistake` with one sentence."""
     try:
-        return parser.parse_args(args)
+        return parser.parse_args(args, **options)
     except RecursionError as error:
         raise Mistake("the config is nested too deeply") from error
     except argparse.ArgumentError as error:
-        raise Mistake(explain(error, list(parser.get_defaults().keys()))) from error
+        raise_from_code(error)
+        raise Mistake(explain(error.message, list(parser.get_defaults().keys()))) from error
 
 
-def explain(error: argparse.ArgumentError, options: Collection[str]) -> str:
+def explain(message: str, options: Collection[str]) -> str:
     """jsonargparse's error as one sentence, for an unknown name with the one of `options` that is probably meant."""
-    message = error.message
-    if words := UNEXPECTED.match(message):
-        return f"{words[1]} follows no option: quote several values, as in --data.files 'my/*.txt' or '[a.txt, b.txt]'"
     if unknown := UNRECOGNIZED.match(message):
-        return f"there is no option --{unknown[1]}{suggestion(unknown[1], options, '--')}"
-    if isinstance(error.__cause__, KeyError) and (parts := REFUSED_KEY.findall(message)):
-        key = ".".join(parts)  # group and name within it
+        dashes, name = unknown.groups()
+        if not dashes:
+            return f"{name} follows no option: quote several values, as in --data.files 'my/*.txt' or '[a.txt, b.txt]'"
+        return f"there is no option --{name}{suggestion(name, options, '--')}"
+    if refused := REFUSED_KEY.match(message):
+        key = ".".join(filter(None, refused.groups()))
         return f"the config has an unknown key {key}{suggestion(key, options)}"
+    if group := NO_GROUP.match(message):
+        return f"{group[1]} must hold options; leave it out for the defaults"
     if bad := BAD_VALUE.match(message):
         key, reasons, value = bad.groups()
         if found := BAD_CLASS.search(reasons):
@@ -183,12 +194,10 @@ def explain(error: argparse.ArgumentError, options: Collection[str]) -> str:
         allowed: list[str] = []
         for kind, words in EXPECTED.findall(reasons):  # a type, or the words of a Literal, separated by commas
             allowed += [kind.replace("NoneType", "null")] if kind else words.split(", ")
-        if "list" in allowed or ("tuple" in allowed and "," in value):
-            return f"{key} cannot be {value!r}: write it in brackets, [{', '.join(value.strip('[]()').split(','))}]"
         if allowed:
-            return f"{key} cannot be {value!r}: expected {listed(allowed, 'or')}"
-    remedy = "; name one of configs/, or the config.yaml of a run" if "File does not exist" in message else ""
-    return re.sub(r'^Parser key "(.+?)":', r"\1:", message) + remedy
+            brackets = f", in brackets: [{value}]" if {"list", "tuple"} & set(allowed) and "," in value else ""
+            return f"{key} cannot be {value!r}: expected {listed(allowed, 'or')}{brackets}"
+    return re.sub(r'^Parser key "(.+?)":', r"\1:", message)
 
 
 def suggestion(name: str, options: Collection[str], prefix: str = "") -> str:
@@ -199,11 +208,10 @@ def suggestion(name: str, options: Collection[str], prefix: str = "") -> str:
     """
 
     def likeness(option: str) -> float:
-        word, own = name.rpartition(".")[2], option.rpartition(".")[2]
-        initials = "".join(part[:1] for part in own.split("_"))
-        if word == own or (word == initials and "_" in own):
+        if name.rpartition(".")[2] == "".join(part[0] for part in option.rpartition(".")[2].split("_")):
             return 1.0
-        return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in ((name, option), (word, own)))
+        pairs = (name, option), (name.rpartition(".")[2], option.rpartition(".")[2])
+        return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
 
     likenesses = {option: likeness(option) for option in options}
     best = max(likenesses.values(), default=0.0)

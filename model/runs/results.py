@@ -6,7 +6,7 @@ import json
 import logging
 import shlex
 import time
-from collections.abc import Callable
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from model.runs.folder import (
     REPORT,
     SAMPLES,
 )
+from model.runs.mistakes import MISTAKES
 
 log = logging.getLogger(__name__)
 FILES = (REPORT, CHECKPOINTS, METRICS, SAMPLES, ATTENTION)  # of a run, in the order of interest
@@ -44,8 +45,10 @@ def show_page(run_dir: Path, *options: Any, **more: Any) -> None:
     """As `write_page`; but a page that fails is a warning: the run is not lost."""
     try:
         write_page(run_dir, *options, **more)
-    except (Mistake, MemoryError) as error:
+    except (*MISTAKES, MemoryError) as error:
         log.warning("There is no page of this run: %s", error)
+    except Exception:
+        log.warning("%sThis was writing the page, without which the run goes on.", traceback.format_exc())
 
 
 def run_page_html(
@@ -115,13 +118,13 @@ def _read(path: Path) -> bytes:
         return path.read_bytes() if path.exists() else b""
 
 
-def finish(run_dir: Path, open_run: Callable[[Path], Any]) -> str:
+def finish(run_dir: Path) -> str:
     """Writes the page of a run; returns what it reached, where its files are, and what to type next.
 
     There is no model in the page of a run whose heads were not recorded.
-
-    open_run: that of `model.glass`, which stands above this room.
     """
+    from model.glass import open_run  # imports what only the pages need
+
     if not run_dir.exists():
         return _reached(run_dir)
     show_page(run_dir, "ended", glass=open_run(run_dir) if (run_dir / HEAD_SCORES).exists() else None)

@@ -17,8 +17,8 @@ from lightning.pytorch import Trainer
 
 from model.checkpoint import read_checkpoint
 from model.checks import Mistake, check_range
-from model.files import atomic_file, flush_folder, write_atomically
-from model.runs.folder import BEST, CHECKPOINTS, LAST, METRICS, PREVIOUS, SAMPLES, kept_checkpoint, kept_steps
+from model.files import atomic_file, write_atomically
+from model.runs.folder import BEST, CHECKPOINTS, LAST, METRICS, SAMPLES, kept_checkpoint, kept_steps
 from model.runs.metrics import diverged
 from model.runs.mistakes import is_library, sentence
 from model.runs.results import read_metrics, read_samples
@@ -84,8 +84,6 @@ def fails_in_own_code(error: Exception) -> bool:
 class Checkpoints:
     """Saves last.ckpt at every validation, at the end and when asked to stop, and best.ckpt at a lower val/loss.
 
-    The last.ckpt before is kept as previous.ckpt, so that a damaged last.ckpt costs one interval, not the run.
-
     Args:
         every_n_steps: also save last.ckpt every so many steps.
         keep_steps: steps whose checkpoints stay, as step_00000500.ckpt, to see later how the model changed. 0 is the
@@ -106,9 +104,9 @@ class Checkpoints:
         return step in self.keep_steps or bool(self.every_n_steps and step and step % self.every_n_steps == 0)
 
     def save(self, trainer: Trainer, is_best: bool = False) -> None:
-        """Writes last.ckpt, keeping the one before, and first best.ckpt if `is_best`.
+        """Writes last.ckpt, and first best.ckpt if `is_best` and the step's own if it is to stay.
 
-        In this order, a run killed in between resumes from the older last.ckpt and writes the same best.ckpt again.
+        In this order, a run killed in between resumes from the older last.ckpt and writes the same files again.
 
         Raises a `Mistake` if a weight is infinite or NaN: such weights must not replace good ones.
         """
@@ -117,18 +115,13 @@ class Checkpoints:
             raise diverged("a weight has become infinite or NaN")
         for logger in trainer.loggers:
             logger.save()  # a resumed run does not repeat the rows before its checkpoint
-        folder = Path(trainer.default_root_dir, CHECKPOINTS)
-        last, best, new = folder / LAST, folder / BEST, folder / f".{LAST}.new"
-        trainer.save_checkpoint(best if is_best else new)
-        if trainer.is_global_zero:
-            if is_best:
-                copy_file(best, new)
-            with suppress(FileNotFoundError):  # the first has none before
-                last.replace(folder / PREVIOUS)
-            if trainer.global_step in self.keep_steps:
-                copy_file(new, kept_checkpoint(folder.parent, trainer.global_step))
-            new.replace(last)
-            flush_folder(folder)
+        run_dir, step = Path(trainer.default_root_dir), trainer.global_step
+        files = [run_dir / CHECKPOINTS / BEST] if is_best else []
+        files += [kept_checkpoint(run_dir, step)] if step in self.keep_steps else []
+        first, *others = *files, run_dir / CHECKPOINTS / LAST
+        trainer.save_checkpoint(first)
+        for other in others if trainer.is_global_zero else ():
+            copy_file(first, other)
         self.saved_step = trainer.global_step
 
 
@@ -146,10 +139,9 @@ def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
     num_samples = sum(sample["step"] <= step for sample in read_samples(samples))
     best, last = folder / BEST, folder / LAST
     later = [kept_checkpoint(run_dir, kept) for kept in kept_steps(run_dir) if kept > step]
-    for path in (folder / PREVIOUS, best):
-        with suppress(Mistake):  # the step of a damaged checkpoint cannot be read: it stays
-            if read_checkpoint(path, on_disk=True)["global_step"] > step:
-                later.append(path)
+    with suppress(Mistake):  # the step of a damaged checkpoint cannot be read: it stays
+        if read_checkpoint(best, on_disk=True)["global_step"] > step:
+            later.append(best)
     # The checkpoints first: a run that is killed in between is resumed from this step, and drops the rest.
     if resumed.resolve() != last.resolve():
         copy_file(resumed, last)

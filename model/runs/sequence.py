@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 
 from model.runs.metrics import TrainingMetrics, check_finite, log_metrics
+from model.runs.mistakes import can_resume, resume_command
 from model.runs.progress import Progress
 from model.runs.recording import AttentionRecording, Samples
 from model.runs.results import show_page
@@ -27,8 +28,6 @@ class RunSequence(Checkpoint):
     Lightning validates after `on_train_batch_end`, and no public hook says whether it will. So a step is finished in
     `on_validation_end` if it was validated, otherwise when the next batch starts or training ends. As a `Checkpoint`,
     this callback runs after all others.
-
-    is_new: whether the run begins a new folder, so that the best loss of a checkpoint it starts from does not count.
     """
 
     def __init__(
@@ -36,13 +35,11 @@ class RunSequence(Checkpoint):
         attention: AttentionRecording,
         samples: Samples,
         checkpoints: Checkpoints,
-        is_new: bool = True,
         shows_progress: bool = True,
     ) -> None:
         self.attention = attention
         self.samples = samples
         self.checkpoints = checkpoints
-        self.is_new = is_new
         self.progress = Progress(shows_progress)
         self.metrics = TrainingMetrics()
         self.signals = StopSignals()
@@ -50,6 +47,7 @@ class RunSequence(Checkpoint):
         self.best_loss = float("inf")
         self.finished_step = -1
         self.resumed_random_state: dict[str, Any] | None = None
+        self.is_running = False
         self.doing = "the start of training"  # for the person to whom an error is shown
 
     def on_train_batch_start(self, trainer: Trainer, module: LightningModule, *_: Any) -> None:
@@ -81,7 +79,7 @@ class RunSequence(Checkpoint):
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         check_finite(module.validation_metrics["val/loss"], "validation")
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+        if not trainer.sanity_checking:
             self.finish_step(trainer, module, module.validation_metrics)
 
     def finish_step(
@@ -120,7 +118,6 @@ class RunSequence(Checkpoint):
             self.doing = f"saving step {step}"
             self.checkpoints.save(trainer, is_best)
         if stops:
-            self.show(trainer, "interrupted")
             raise TrainingInterrupted(self.signals.received or signal.SIGTERM)  # another rank's may be either
 
     def show(self, trainer: Trainer, state: str) -> None:
@@ -143,10 +140,11 @@ class RunSequence(Checkpoint):
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         checkpoint_io = trainer.strategy.checkpoint_io
         checkpoint_io.is_restoring = False
-        if not self.is_new and trainer.is_global_zero:
+        if checkpoint_io.restored_from is not None and trainer.is_global_zero:
             has_best = rewind(Path(trainer.default_root_dir), Path(checkpoint_io.restored_from), trainer.global_step)
             self.best_loss = self.best_loss if has_best else float("inf")  # not that of weights which are gone
         self.progress.start(trainer)
+        self.is_running = True
         self.show(trainer, "running")
         # Not earlier: making the iterators of the data loaders draws random numbers too.
         if self.resumed_random_state is not None:
@@ -158,6 +156,7 @@ class RunSequence(Checkpoint):
 
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
         self.finish_step(trainer, module)
+        self.is_running = False
         self.progress.bar.close()
         self.attention.finish(trainer, module)
         if self.checkpoints.saved_step != trainer.global_step:
@@ -167,7 +166,22 @@ class RunSequence(Checkpoint):
         self.progress.bar.close()
         self.signals.remove()
 
-    on_exception = teardown  # after an error Lightning calls this one only
+    def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
+        """After an error Lightning calls this in place of `teardown`."""
+        if self.is_running and isinstance(exception, Exception):
+            doing = self.doing
+            self.show(trainer, "interrupted")
+            self.doing = doing
+        self.teardown(trainer, module, "fit")
+
+    def what_was_running(self, run_dir: Path, error: Exception) -> str:
+        """What a person wants to know after the traceback of an error in code."""
+        said = f"this was {self.doing}"
+        if "set_detect_anomaly" in str(error):  # autograd's, whose traceback ends in the backward pass
+            said += "; --trainer.detect_anomaly true also shows the line of the forward pass"
+        if can_resume(run_dir):
+            return f"{said}; to go on from the last checkpoint: python train.py {resume_command(run_dir)}"
+        return f"{said}; there is no checkpoint yet"
 
     # What a checkpoint holds of this.
 
@@ -176,8 +190,7 @@ class RunSequence(Checkpoint):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.metrics.load_state_dict(state)
-        if not self.is_new:
-            self.best_loss = state["best_loss"]
+        self.best_loss = state["best_loss"]
 
     def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["gpt_config"] = dataclasses.asdict(module.gpt.config)
@@ -187,11 +200,7 @@ class RunSequence(Checkpoint):
         checkpoint["loss_sums"] = gather(float(self.metrics.loss_sum), trainer)  # each of its rank's batches
 
     def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if trainer.state.fn != "fit":
-            return
-        step = self.checkpoints.saved_step = checkpoint["global_step"]
-        if not self.is_new or step:  # of step 0 a new run records what every run does
-            self.finished_step = step
+        step = self.checkpoints.saved_step = self.finished_step = checkpoint["global_step"]
         start_loops_at(step, trainer, checkpoint)
         sums, states, rank = checkpoint["loss_sums"], checkpoint["random_states"], trainer.global_rank
         # A rank has seen only its share of the batches. Another number of ranks begins with the mean of all.

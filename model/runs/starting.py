@@ -1,20 +1,23 @@
 """How a run begins: its options are checked, its folder is made with its config, and locked."""
 
 import os
+import re
 import time
 from pathlib import Path
 
+from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer, callbacks
 
 from model.checks import Mistake, check_range, listed
 from model.files import write_atomically
-from model.runs.configs import with_checksum
 from model.runs.folder import CONFIG
 
 if os.name == "posix":
     import fcntl
 
-REFUSED_CALLBACKS = callbacks.GradientAccumulationScheduler, callbacks.LearningRateFinder, callbacks.BatchSizeFinder
+REFUSED_CALLBACKS = "GradientAccumulationScheduler", "LearningRateFinder", "BatchSizeFinder"
+# Strategies that cut matrices in parts, or start processes that are no programs of their own.
+REFUSED_STRATEGIES = re.compile("fsdp|deepspeed|modelparallel|spawn|fork|notebook", re.IGNORECASE)
 VALIDATION_METRICS = ["val/loss", "val/bits_per_byte"]  # what callbacks can monitor
 
 
@@ -78,7 +81,7 @@ class RunFolder(callbacks.Callback):
     """
 
     def __init__(self, config: str, is_new: bool) -> None:
-        self.config = with_checksum(config)
+        self.config = config.encode()
         self.is_new = is_new
         self.lock = FolderLock()
 
@@ -106,33 +109,31 @@ class RunFolder(callbacks.Callback):
     on_exception = teardown  # after an error Lightning calls this one only
 
 
-def check_options(trainer: Trainer) -> None:
-    """Raises a `Mistake` for options of Lightning that do nothing or do harm in a run counted in steps."""
-    if trainer.max_epochs not in (None, -1) and not trainer.fast_dev_run:
-        raise Mistake("trainer.max_epochs: training is counted in steps here, set trainer.max_steps")
-    repeats = str(trainer.limit_train_batches) not in ("None", "1.0")  # and the number 1, which is one batch
-    if repeats and not (trainer.overfit_batches or trainer.fast_dev_run):
-        raise Mistake("trainer.limit_train_batches: would repeat the same batches, set trainer.max_steps")
-    if type(trainer.strategy).__name__ in ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy"):
-        raise Mistake("trainer.strategy: the optimizer needs unflattened matrices, so write ddp")
-    if type(trainer.strategy.launcher).__name__ == "_MultiProcessingLauncher":  # ddp_spawn, ddp_fork, ddp_notebook
-        raise Mistake("trainer.strategy: a run needs programs of its own for its devices, so write ddp")
-    for callback in trainer.callbacks:
-        if isinstance(callback, REFUSED_CALLBACKS):
-            name = type(callback).__name__
-            raise Mistake(f"trainer.callbacks: {name} changes what a resumed run must find as it was: leave it out")
-        if (monitor := getattr(callback, "monitor", None)) not in (None, "step", *VALIDATION_METRICS):
-            raise Mistake(f"trainer.callbacks: monitor is {monitor}: write {listed(VALIDATION_METRICS, 'or')}")
-    interval, accumulate = getattr(trainer, "val_check_interval", None), trainer.accumulate_grad_batches
-    check_range("trainer.log_every_n_steps", trainer.log_every_n_steps, 1)
-    check_range("trainer.gradient_clip_val", trainer.gradient_clip_val, 0)
+def check_options(options: Namespace) -> None:
+    """Raises a `Mistake` for options of Lightning's Trainer that do nothing or do harm in a run counted in steps."""
+
+    def refuse(name: str, reason: str) -> None:
+        raise Mistake(f"trainer.{name}: {reason}")
+
+    repeats = str(options.limit_train_batches) not in ("None", "1.0")  # and the number 1, which is one batch
+    interval, accumulate = options.val_check_interval, options.accumulate_grad_batches
+    check_range("trainer.log_every_n_steps", options.log_every_n_steps, 1)
+    check_range("trainer.gradient_clip_val", options.gradient_clip_val, 0)
     check_range("trainer.accumulate_grad_batches", accumulate, 1)
-    if isinstance(interval, int):
-        check_range("trainer.val_check_interval", interval, 1)
-    if interval is None:  # Lightning has none where it is a time, which would not be the same in a resumed run
-        raise Mistake("trainer.val_check_interval must be a number of batches, not a time")
-    if isinstance(interval, int) and interval % accumulate:
-        raise Mistake(
-            f"trainer.val_check_interval is {interval} batches, which would validate in the middle of a step: "
-            f"make it a multiple of trainer.accumulate_grad_batches, {accumulate}"
-        )
+    if options.max_epochs not in (None, -1) and not options.fast_dev_run:
+        refuse("max_epochs", "training is counted in steps here, set trainer.max_steps")
+    if repeats and not (options.overfit_batches or options.fast_dev_run):
+        refuse("limit_train_batches", "would repeat the same batches, set trainer.max_steps")
+    if REFUSED_STRATEGIES.search(str(options.strategy)):
+        refuse("strategy", "each device has the whole model and a program of its own, so write ddp")
+    if isinstance(interval, str | dict):  # it would not be the same in a resumed run
+        refuse("val_check_interval", "must be a number of batches, not a time")
+    if isinstance(interval, int) and not (interval > 0 and interval % accumulate == 0):
+        refuse("val_check_interval", f"must be a multiple of accumulate_grad_batches, {accumulate}, not {interval}")
+    for callback in options.callbacks if isinstance(options.callbacks, list) else [options.callbacks]:
+        name = callback.class_path.rpartition(".")[2] if callback else ""
+        if name in REFUSED_CALLBACKS:
+            refuse("callbacks", f"{name} changes what a resumed run must find as it was: leave it out")
+        monitor = callback.get("init_args.monitor") if callback else None
+        if monitor not in (None, "step", *VALIDATION_METRICS):
+            refuse("callbacks", f"monitor is {monitor}: write {listed(VALIDATION_METRICS, 'or')}")

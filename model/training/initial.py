@@ -1,7 +1,7 @@
 """A run that starts from a trained model: --model.init_from. Its network, its weights and its tokenizer."""
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -51,16 +51,6 @@ def initial_config(source: str, config: Any, given: Collection[str]) -> GPTConfi
     return chosen
 
 
-def tokenizer_of(source: str, read_folder: Callable[[Path], Any]) -> dict[str, Any]:
-    """The tokenizer of a model, as plain data; `read_folder` gives the one in a folder of Hugging Face's files.
-
-    Raises as `read_folder`, `load_gpt` and `from_huggingface`.
-    """
-    if Path(source).is_file():
-        return read_checkpoint(Path(source), on_disk=True)["tokenizer"]
-    return read_folder(local_folder(source)).to_dict()
-
-
 def place_of(source: str) -> str:
     """`source` as a path: of a name of the Hub without an owner, such as gpt2, the folder it was downloaded to."""
     return source if "/" in source or Path(source).is_file() else str(local_folder(source))
@@ -69,7 +59,7 @@ def place_of(source: str) -> str:
 def check_tokenizer(vocab_size: int, own: dict[str, Any] | None, tokenizer: Any) -> None:
     """Raises Mistake unless a model of `vocab_size` was trained with `tokenizer`, the one of the data.
 
-    `own` is the model's, as `tokenizer_of` gives it. Where it has none, only the sizes can be compared.
+    `own` is the model's, as plain data. Where it has none, only the sizes can be compared.
     """
     given = tokenizer.to_dict()
     if own is None:

@@ -57,7 +57,6 @@ class GPTModule(LightningModule):
         self.loss: Callable[..., Tensor]  # `GPT.loss`, compiled where that pays; set by configure_model
         self.validation_sums: Tensor  # (2,): nats and tokens of a validation pass
         self.validation_metrics: dict[str, float] = {}
-        self.validated_tokens = 0  # of the validation text, from its beginning on
 
     def configure_model(self) -> None:
         if self.gpt is not None:
@@ -118,10 +117,10 @@ class GPTModule(LightningModule):
         """Sets validation_metrics: val/loss, nats per token, and val/bits_per_byte, comparable across tokenizers."""
         nats, tokens = self.trainer.strategy.reduce(self.validation_sums, reduce_op="sum").tolist()
         data = self.trainer.datamodule
-        text, self.validated_tokens = data.tokenized.validation, round(tokens) + 1  # the first one is not predicted
+        text, validated_tokens = data.tokenized.validation, round(tokens) + 1  # the first one is not predicted
         num_bytes = text.num_bytes
-        if self.validated_tokens < text.num_tokens:  # limit_val_batches has cut the pass short
-            num_bytes = data.tokenizer.num_bytes(text.read(0, self.validated_tokens))
+        if validated_tokens < text.num_tokens:  # limit_val_batches has cut the pass short
+            num_bytes = data.tokenizer.num_bytes(text.read(0, validated_tokens))
         self.validation_metrics = {"val/loss": nats / tokens, "val/bits_per_byte": nats / math.log(2) / num_bytes}
         # For callbacks that monitor a metric. RunSequence writes the figures to the loggers, in full precision.
         self.log_dict(self.validation_metrics, logger=False, sync_dist=True)

@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_leaves
 from data.datamodule import TextDataModule
 from model.checkpoint import read_checkpoint
 from model.inspection.recording import Recording
+from model.runs.folder import resume_point
 from model.runs.results import read_metrics, read_samples
 from model.training.module import GPTModule
 from scripts import generate, inspect_attention
@@ -90,7 +91,7 @@ def go_on(run, options: list[str]) -> tuple[list[str], int]:
     if (RUN / "attention/scores.jsonl").exists():
         maps()
     if checkpoints:
-        return RESUME, max(state["global_step"] for state in checkpoints.values())
+        return RESUME, checkpoints[resume_point(RUN)[1].name]["global_step"]
     if RUN.exists():
         run(RESUME, 2)
         shutil.rmtree(RUN)

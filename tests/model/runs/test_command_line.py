@@ -1,57 +1,99 @@
 """What is filled in on the command line, which options exclude each other, and what is not said at every start."""
 
 import logging
+import shutil
 import warnings
 from pathlib import Path
 
 import pytest
-import torch
+import yaml
 
-from model.runs.command_line import expand, quiet
+import train as program
+from model.runs.command_line import quiet, read_options
+from train import TRAINER_DEFAULTS, TrainingCLI
 
-DEFAULT = Path("default.yaml")
+CONFIG = "model: {gpt: {num_layers: 3}}\ntrainer: {max_steps: 5, precision: 32-true}\ndata: {tokenizer: bytes}\n"
 
 
-pytestmark = pytest.mark.usefixtures("here")
+@pytest.fixture(scope="module")
+def parser():
+    """That of train.py."""
+    found = []
+
+    class Parsed(Exception):
+        """Ends the command line once it has its parser."""
+
+    class CLI(TrainingCLI):
+        def parse_arguments(self, parser, args):
+            found.append(parser)
+            raise Parsed
+
+    with pytest.raises(Parsed):
+        options = {"trainer_defaults": TRAINER_DEFAULTS, "parser_kwargs": {"exit_on_error": False}}
+        CLI(program.GPTModule, program.TextDataModule, args=[], run=False, **options)
+    return found[0]
 
 
-def test_what_may_be_left_out_is_filled_in():
-    assert expand([], DEFAULT) == ("fit", ["--config=default.yaml"])
-    assert expand(["fit", "--name", "a"], DEFAULT) == ("fit", ["--config=default.yaml", "--name", "a"])
-    assert expand(["-c", "own.yaml"], DEFAULT) == ("fit", ["-c", "own.yaml"])
-    assert expand(["--config=own.yaml"], DEFAULT) == ("fit", ["--config=own.yaml"])
-    assert expand(["--config=a", "--data.context_length=8"], DEFAULT)[1][-1] == "--model.gpt.context_length=8"
-    Path("x.ckpt").touch()
-    assert expand(["--ckpt_path=x.ckpt", "-c", "a"], DEFAULT)[1][-2:] == ["--ckpt_path", "x.ckpt"]
-    assert expand(["--config=a", "--name", "fit"], DEFAULT)[1] == ["--config=a", "--name", "fit"]
+@pytest.fixture
+def options(parser, here):
+    Path("default.yaml").write_text(CONFIG)
+    return lambda *args: read_options(parser, list(args), Path("default.yaml"))
+
+
+def test_what_may_be_left_out_is_filled_in(options):
+    Path("own.yaml").write_text("trainer: {max_steps: 7}\n")
+    for args, layers, steps in (
+        ([], 3, 5),
+        (["--name", "a"], 3, 5),
+        (["--config=own.yaml"], 6, 7),
+        (["-c", "own.yaml"], 6, 7),
+        (["--config=own.yaml", "--config", "default.yaml", "--trainer.max_steps=9"], 3, 9),
+    ):
+        found = options(*args)
+        assert (found.config.model.gpt.num_layers, found.config.trainer.max_steps) == (layers, steps), args
+        assert found.config.trainer.precision is not None
+        saved = yaml.safe_load(found.saved)
+        assert saved["model"]["gpt"]["num_layers"] == layers and saved["name"] is None and found.checkpoint is None
+
+
+def test_a_resumed_run_has_its_own_config_under_what_is_typed(options, run_dir):
+    shutil.copytree(run_dir, "runs/first")
+    Path("runs/first/config.yaml").write_text(CONFIG)
+    found = options("--resume=runs/first", "--trainer.max_steps=6")
+    assert (found.config.model.gpt.num_layers, found.config.trainer.max_steps) == (3, 6)
+    assert found.checkpoint == Path("runs/first/checkpoints/best.ckpt") and found.config.resume == "runs/first"
 
 
 REFUSED = {
-    "train": "unknown subcommand 'train'",
-    "--wandb=disabled validate": "the subcommand comes first: python train.py validate",
-    "--name a fit --wandb=disabled": "the subcommand comes first: python train.py fit",
-    "validate --resume runs/a": "write --ckpt_path runs/a",
-    "--resume=runs/a --ckpt_path=runs/a/checkpoints/best.ckpt": "--resume and --ckpt_path exclude each other",
-    "--resume=runs/a --resume runs/b": "--resume is given 2 times",
-    "validate --ckpt_path runs/a --ckpt_path runs/b": "--ckpt_path is given 2 times",
     "--resume": "argument --resume: expected one argument",
+    "--resume=runs/a --model.init_from=runs/a": "both name the weights",
+    "--resume=runs/a --model {init_from:runs/a}": "both name the weights",
+    "--resume=runs/a --name=b": "leave out --name",
+    "--data.context_length=8": "model.gpt.context_length",
+    "--ckpt_path=runs/a": "no option --ckpt_path",
+    "validate": "validate follows no option",
 }
 
 
 @pytest.mark.parametrize("typed", REFUSED)
-def test_no_option_is_ignored(typed):
-    with pytest.raises(ValueError, match=REFUSED[typed]):
-        expand(typed.split(), DEFAULT)
+def test_no_option_is_ignored(options, typed):
+    typed = [arg.replace("init_from:", "init_from: ") for arg in typed.split()]
+    with pytest.raises(ValueError, match=REFUSED[" ".join(typed).replace("init_from: ", "init_from:")]):
+        options(*typed)
 
 
-def test_validate_takes_the_config_beside_the_checkpoints_of_a_run_only():
-    for folder in ("runs/run/checkpoints", "models/bare"):
-        Path(folder).mkdir(parents=True)
-        torch.save({}, Path(folder, "best.ckpt"))
-        Path(folder).with_name("config.yaml").write_text("model: {}\ndata: {}\ntrainer: {}\n")
-    for checkpoint, config in (("runs/run/checkpoints", "runs/run/config.yaml"), ("models/bare", "default.yaml")):
-        _, args = expand(["validate", "--ckpt_path", f"{checkpoint}/best.ckpt"], DEFAULT)
-        assert args[0] == f"--config={config}"
+GROUPS = ["data", "model", "model.gpt", "model.optimizer", "model.schedule", "trainer", "attention", "samples"]
+
+
+@pytest.mark.parametrize("group", [*GROUPS, "checkpoints"])
+@pytest.mark.parametrize("value", [3, "text", [1], None], ids=repr)
+def test_a_group_of_options_that_is_something_else_is_named(options, group, value):
+    config = value
+    for name in reversed(group.split(".")):
+        config = {name: config}
+    Path("own.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(ValueError, match=rf"^{group.partition('.')[0]}\b"):
+        options("--config=own.yaml")
 
 
 def test_only_what_every_start_says_is_hidden():

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from model.glass import open_run
 from model.runs.results import finish, read_metrics, write_page
 from tests.html_pages import Page
 from tests.measurements import learned_recording, write_recording
@@ -88,21 +87,21 @@ def test_a_diverged_loss_unfinished_last_lines_and_missing_files_are_left_out(ru
 def test_the_summary_says_what_was_reached_and_the_page_that_the_run_has_ended(run):
     (run / "metrics.csv").write_text(METRICS + "30,3000,2.9,3.6,2.6,0.1,100.0,,\n")
     reached = "validation: 2.6000 bits per byte after 30 steps, best 2.5000 after 20"
-    assert f"{reached}\n" in finish(run, open_run)
+    assert f"{reached}\n" in finish(run)
     assert Page(run / "report.html").data["status"]["state"] == "ended"
 
 
 def test_commands_of_the_summary_can_be_pasted_even_if_nothing_was_trained(tmp_path):
     run = tmp_path / "my runs" / "a"
-    summary = finish(run, open_run)
+    summary = finish(run)
     assert summary.startswith("nothing was trained") and "--resume" not in summary
     (run / "checkpoints").mkdir(parents=True)
-    summary = finish(run, open_run)
+    summary = finish(run)
     assert f"--resume '{run}' --trainer.max_steps" in summary and "nothing was trained" in summary
     assert f"everything is in {run}/: report.html, checkpoints\n" in summary
 
 
 def test_a_page_that_fails_does_not_fail_the_run(run, caplog):
     (run / "samples.jsonl").write_text("no sample\n")
-    finish(run, open_run)
+    finish(run)
     assert re.search(r"There is no page of this run: .*samples\.jsonl is damaged", caplog.text)

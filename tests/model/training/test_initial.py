@@ -156,7 +156,6 @@ def test_the_tokenizer_travels_with_the_model(small_options, small_text, here, m
     assert "another tokenizer" in capsys.readouterr().err.splitlines()[-1]
     Path("runs/own").rename("gone")
     assert main(["--resume=runs/from_run", "--trainer.max_steps=3"]) == 0
-    assert main(["validate", "--ckpt_path=runs/new"]) == 0
 
 
 def test_the_weights_of_a_checkpoint_are_read_once(tmp_path):
