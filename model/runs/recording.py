@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 AUTOCAST_TYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 KNOWN_CHARS = 200_000  # of validation text; only tokens that occur in it are drawn, as a model knows no rarer ones
+WINDOW_CHARS = 1_000_000  # of it, over which windows are spread: neighbours are of one document, and much alike
 PICTURE_SIDE = 1300  # pixels, about a screen: five times as fast to draw as one with every token named
 
 
@@ -91,7 +92,7 @@ class AttentionRecording:
             "repeated": draw_repeated_probe(candidates, max_period, label, first=first),
         }
         texts = {
-            "text": text_windows(known or tokens, context, label),
+            "text": text_windows(tokenizer.encode(data.validation_text(WINDOW_CHARS)) or tokens, context, label),
             "repeated": repeated_windows(candidates, context, label, first=first),
         }
         windows = windows_of(texts, module.gpt.config.window)
