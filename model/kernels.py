@@ -3,7 +3,7 @@
 Results differ from those of PyTorch's own operations by rounding only. What each one gains:
 
     fused_attention     short contexts in bfloat16: 7-12% of a training step, AMD EPYC and Intel Xeon with AMX
-    soft_capped_cross_entropy   a third of the time of the loss, which is a tenth of a step; AMD EPYC
+    soft_capped_cross_entropy   2-3% of the default run's training step, AMD EPYC
     Linear              one text twice as fast on an AMD EPYC; not used on Intel's processors, where it would lose
     rms_norm            a third of the time of a norm while one text is written
     decoding_threads    one text 25 times as fast beside a training, AMD EPYC
