@@ -58,7 +58,7 @@ addView(function drawNext() {
   const note = sides[0].edits?.length ? "mark: with all parts" : shown.typing ? "click to write" : "after the text";
   const found = likeliest(sides);
   const rest = 1 - found.reduce((sum, { shares: [share] }) => sum + share, 0);
-  $("coming-note").textContent = sides.length > 1 ? steps : `${note}; all others: ${percent(rest)}`;
+  $("coming-note").textContent = sides.length > 1 ? steps : `${note}; others ${percent(rest)}`;
   $("next").classList.toggle("both", sides.length > 1);
   $("next").replaceChildren(...found.map((one) => row(one, sides)));
 });

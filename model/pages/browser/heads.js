@@ -14,7 +14,6 @@ const BAR = 4; // below a thumbnail's map; thinner below the smallest
 const CAPTION = 17;
 const CAPTIONED = 58; // the narrowest with a caption
 const LARGEST = 190;
-const TURNED = 1.5; // times larger must thumbnails become where layers stand beside each other, and not below
 const SMALLEST = matchMedia("(pointer: coarse)").matches ? 44 : 20;
 
 export const thumbs = ALL_HEADS.map((head) => {
@@ -65,32 +64,24 @@ function arrange(order) {
   const bounded = getComputedStyle($("heads")).getPropertyValue("--bounded") === "1";
   const wide = $("scroll").clientWidth - 4;
   const high = bounded ? $("scroll").clientHeight - 4 : Infinity;
-  const upright = layeredSide(wide, high, HEADS, LAYERS);
-  const lying = layeredSide(wide, high, LAYERS, HEADS);
-  const turned = !sorted && bounded && lying > TURNED * upright;
-  const [columns, rows, layered] = turned ? [LAYERS, HEADS, lying] : [HEADS, LAYERS, upright];
   grid.style.gridTemplateColumns = sorted
     ? `repeat(auto-fill, ${sortedSide(wide, high)}px)`
-    : `${HEADING}px repeat(${columns}, ${layered}px)`;
-  const key = `${sorted} ${turned} ${order}`;
+    : `${HEADING}px repeat(${HEADS}, ${layeredSide(wide, high)}px)`;
+  const key = `${sorted} ${order}`;
   if (grid.dataset.order === key) return;
   grid.dataset.order = key;
   grid.className = sorted ? "grid sorted" : "grid";
   if (sorted) return grid.replaceChildren(...order.map((head) => thumbs[head]));
   const heading = (textContent) => element("span", { className: "heading", textContent });
-  const numbers = [...Array(columns).keys()];
-  const cells = [turned ? "H\\L" : "L\\H", ...numbers].map(heading);
-  for (let row = 0; row < rows; row++) {
-    const inRow = numbers.map((column) => thumbs[turned ? column * HEADS + row : row * HEADS + column]);
-    cells.push(heading(row), ...inRow);
-  }
-  grid.replaceChildren(...cells);
+  const rows = [...Array(LAYERS).keys()].map((layer) => thumbs.slice(layer * HEADS, (layer + 1) * HEADS));
+  const cells = ["L\\H", ...Array(HEADS).keys()].map(heading);
+  grid.replaceChildren(...cells, ...rows.flatMap((row, layer) => [heading(layer), ...row]));
 }
 
 const bounds = (side) => Math.floor(Math.max(SMALLEST, Math.min(LARGEST, side)));
 
-const layeredSide = (wide, high, columns, rows) =>
-  bounds(Math.min((wide - HEADING) / columns - GAP, (high - HEADING) / rows - GAP - BAR));
+const layeredSide = (wide, high) =>
+  bounds(Math.min((wide - HEADING) / HEADS - GAP, (high - HEADING) / LAYERS - GAP - BAR));
 
 function sortedSide(wide, high) {
   const rows = (side) => Math.ceil(ALL_HEADS.length / Math.floor((wide + GAP) / (side + GAP)));

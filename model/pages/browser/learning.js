@@ -7,12 +7,11 @@ import { $, closest, css, element } from "browser/elements.js";
 import { rgb } from "browser/maps.js";
 import { addPlainView, addView, change, shown } from "browser/render.js";
 import {
-  addOption, ALL_HEADS, data, formation, formedBetween, headName, headNumber, holdsWeights, LAYERS, mapped, nearest,
-  placeOf, RUN, SCORES, shortName, state, stepOf,
+  addOption, ALL_HEADS, data, formation, headName, headNumber, holdsWeights, LAYERS, mapped, nearest,
+  placeOf, RUN, SCORES, state, stepOf,
 } from "browser/state.js";
 import { decimal } from "browser/words.js";
 
-const NAMED = 4; // heads that formed
 const DOTTED = 40; // points of a curve, of which each gets a dot
 const { story = "", facts = [], charts = [], samples = [], config = "" } = data.learning ?? {};
 const STOPS = mapped.map(({ step }, at) => ({ step, isMarked: holdsWeights(at) }));
@@ -39,7 +38,6 @@ function draw() {
     curve = drawChart(svg, { share: SHARE, stops: STOPS, low, high, curves, guides, stages });
     svg.ariaLabel = `${titleOf()}; ${STAGES.map(({ inWords }) => inWords).join("; ")}`;
     $("curves").value = ofRun() ? state.curve : score;
-    tellFormed();
   }
   ["cursor-a", "cursor-b"].forEach((id, i) => {
     const side = shown?.sides[i];
@@ -96,27 +94,13 @@ function tell(step) {
   $("curve-key").replaceChildren(element("span", { className: "soft" }, `${where}, ${unit}`), ...entries);
 }
 
-// When heads formed: the strongest of each kind, or those of the score that is shown; each a button that goes there.
+// When the strongest head of each kind formed, each a button that goes there.
 function tellFormed() {
-  const jump = (textContent, patch) => element("button", { textContent, onclick: () => change(patch) });
-  const { score } = state;
-  if (ofRun()) {
-    const formed = STAGES.map(({ score, head, step, inWords, colour }) => {
-      const button = jump(inWords, { score, head: headNumber(head), at: nearest(step) });
-      button.style.borderColor = colour;
-      return button;
-    });
-    return $("formed").replaceChildren(...(formed.length ? formed : ["No head follows a pattern clearly."]));
-  }
-  const heads = ALL_HEADS.filter((head) => formation(score, head) < Infinity)
-    .sort((one, two) => formation(score, one) - formation(score, two));
-  const jumps = heads.slice(0, NAMED).map((head) => {
-    const step = formation(score, head);
-    return jump(`head ${shortName(head)} ${formedBetween(step)}`, { head, at: nearest(step) });
-  });
-  const more = heads.length > NAMED ? `and ${heads.length - NAMED} more` : "";
-  const count = heads.length ? `${heads.length} formed: ` : "No head follows this pattern clearly.";
-  $("formed").replaceChildren(count, ...jumps, more);
+  const formed = STAGES.map(({ score, head, step, inWords, colour }) => element("button", {
+    textContent: inWords, style: { borderColor: colour },
+    onclick: () => change({ score, head: headNumber(head), at: nearest(step) }),
+  }));
+  $("formed").replaceChildren(...(formed.length ? formed : ["No head follows a pattern clearly."]));
 }
 
 // What the model wrote at this step, or last before it.
@@ -151,6 +135,7 @@ const scores = Object.entries(SCORES).map(([score, { label }]) => new Option(lab
 if (RUN.snapshots.length > 1) $("curves").append(group("score of heads", scores));
 $("curves").addEventListener("change", ({ target: { value } }) =>
   change(value in SCORES ? { score: value, curve: "score" } : { curve: value }));
+tellFormed();
 $("learning").hidden = !$("curves").options.length;
 $("story").textContent = story;
 $("facts").append(...facts.map(([name, value, remark]) => element("div", {},

@@ -7,7 +7,7 @@ import { COLOURINGS, createLens } from "browser/lens.js";
 import { addChoices, addFollower, addView, change, pointer, shown } from "browser/render.js";
 import { partName } from "browser/scores.js";
 import { state } from "browser/state.js";
-import { expectationItems, measuredOf } from "browser/surprise.js";
+import { expectation, measuredOf } from "browser/surprise.js";
 import { quote, signed } from "browser/words.js";
 
 // ---- surprise
@@ -23,10 +23,8 @@ function drawExpectation() {
   const token = pointer.token ?? shown.token;
   $("expected").hidden = shown.text !== "surprise" || token === null;
   if ($("expected").hidden) return;
-  $("expected").replaceChildren(...shown.sides.flatMap((side) => [
-    ...(shown.sides[1] ? [element("li", { className: "soft", textContent: side.title })] : []),
-    ...expectationItems(side.measured, token),
-  ]));
+  const sentences = shown.sides.map(({ label, measured }) => label + expectation(measured, token));
+  $("expected").replaceChildren(...sentences.map((textContent) => element("p", { textContent })));
 }
 
 $("by-surprise").addEventListener("click", () =>

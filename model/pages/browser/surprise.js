@@ -2,8 +2,7 @@
 //
 // measured: what `measuredOf` gives. Its column t reads token t and predicts token t + 1.
 
-import { element, track } from "browser/elements.js";
-import { decimal, percent, quote, visible } from "browser/words.js";
+import { decimal, percent, quote } from "browser/words.js";
 
 const FULL = 10; // bits at which the colour is full
 
@@ -14,28 +13,13 @@ export const measuredOf = (details, probe, labels) => ({ ...details, ...details.
 // From 0 to 1: how deep the colour of a token is. The first token was not predicted.
 export const depth = (measured, token) => Math.min(1, (measured.bits[token - 1] ?? 0) / FULL);
 
-// The likeliest tokens in place of `token`: { text, probability, hit }. None for the first.
-const candidates = ({ top, top_probability: probabilities, rank, tokens }, token) =>
-  (top[token - 1] ?? []).map((id, place) => ({
-    text: tokens[id], probability: probabilities[token - 1][place], hit: rank[token - 1] === place,
-  }));
-
 export function expectation(measured, token) {
   if (token === 0) return "This is the first token: nothing comes before it that could tell what to expect.";
   const [bits, rank] = [measured.bits[token - 1], measured.rank[token - 1]];
   const truth = quote(measured.labels[token]);
   if (bits === null || rank === null) return `The model's prediction of ${truth} is not a number: –.`;
-  const expected = candidates(measured, token).map(({ text, probability }) => `${quote(text)} ${percent(probability)}`);
+  const { top, top_probability: shares, tokens } = measured;
+  const expected = top[token - 1].map((id, place) => `${quote(tokens[id])} ${percent(shares[token - 1][place])}`);
   const came = `the true token ${truth} was number ${rank + 1}, ${decimal(bits, 1)} bits`;
   return `The model expected: ${expected.join(", ")}; ${came}.`;
-}
-
-// Items of a list: the sentence, then the likeliest tokens with a bar each.
-export function expectationItems(measured, token) {
-  const sentence = element("li", { className: "sentence", textContent: expectation(measured, token) });
-  return [sentence, ...candidates(measured, token).map(({ text, probability, hit }) => {
-    const name = element("bdi", { textContent: `${visible(text, 40) || "∅"}${hit ? " ✓" : ""}` });
-    const number = element("span", { textContent: percent(probability) });
-    return element("li", { className: "expected" }, number, track([probability ?? 0]), name);
-  })];
 }

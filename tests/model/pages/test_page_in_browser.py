@@ -160,7 +160,11 @@ def test_heads_are_marked_from_the_step_at_which_they_formed_and_sorted_by_a_sco
     marks, formed = page.locator(".thumb").first.locator(".marks"), HISTORY.formation["previous_token"]["0.0"]
     assert formed in STEPS[1:-1]
     before = STEPS[STEPS.index(formed) - 1]
-    click(page.locator("#formed").get_by_role("button", name=f"head 0.0 between steps {before} and {formed}"))
+    click(
+        page.locator("#formed").get_by_role(
+            "button", name=f"previous token: head 0.0 formed between steps {before} and {formed}"
+        )
+    )
     assert address(page)["step"] == str(formed)
     for at, step in enumerate(STEPS):
         slide(page, at)
