@@ -174,7 +174,7 @@ HOSTILE = {
     "pipe for a probe": (["inspect", "report"], instead("attention/probe.json", os.mkfifo)),
     "link to itself": (["resume", "report"], instead("samples.jsonl", lambda path: path.symlink_to(path.name))),
     "link to a config": (["resume", "report", "inspect"], link("config.yaml")),
-    "link to checkpoints": (["resume", "generate", "walk", "read a prompt"], link("checkpoints")),
+    "link to a checkpoint": (["resume"], link("checkpoints/last.ckpt")),
     "link to maps": ([*ATTENTION, "generate"], link("attention")),
     "link to metrics": (["resume", "report", "inspect"], link("metrics.csv")),
     "infinite step": (METRICS, text("metrics.csv", "step,train/loss\ninf,1\n")),

@@ -23,7 +23,8 @@ def find_run(path: Path | None, *files: str, hint: str = "") -> Path:
     """The run folder that a person means: `path` or what it lies in; None: the run under runs/ with the newest file.
 
     Of `files`, such as METRICS, the run must have one; the first that it has counts. `hint` ends the sentence for a
-    `path` without such a run. Raises a `Mistake` for that, and if a file of the run is a link.
+    `path` without such a run. Raises a `Mistake` for that, and if a file of the run is a link, but for the
+    folder of checkpoints of a run that is named.
     """
     wanted = " or ".join(files)
     if path is None:
@@ -37,8 +38,11 @@ def find_run(path: Path | None, *files: str, hint: str = "") -> Path:
         run = run_of(path) or (path if path.is_dir() else path.parent)
         if not _first_file(run, files):
             raise Missing(f"{path} is not a run folder with {wanted}, nor inside one{hint}")
+    # Clusters keep checkpoints elsewhere: that folder may be a link in a run that the person names.
+    linked = run / CHECKPOINTS if path is not None and (run / CHECKPOINTS).is_dir() else None
     for file in (*run.iterdir(), *(run / CHECKPOINTS).glob("*"), *(run / ATTENTION).glob("*")):
-        if file.is_symlink() or not (file.is_file() or file.is_dir()):  # would be read and written as the run's
+        # What a link stands for would be read and written as the run's.
+        if (file.is_symlink() and file != linked) or not (file.is_file() or file.is_dir()):
             raise Mistake(f"{file} is a link, or no file: put what it stands for in its place")
     return run
 

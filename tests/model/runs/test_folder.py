@@ -71,6 +71,23 @@ def test_a_run_is_resumed_from_its_last_checkpoint_or_the_one_that_is_named():
     assert folder.resume_point(best) == (Path("runs/a"), best)
 
 
+def test_checkpoints_that_are_kept_elsewhere_are_those_of_a_run_that_is_named():
+    write("runs/a/config.yaml")
+    elsewhere = write("elsewhere/last.ckpt").parent
+    Path("runs/a/checkpoints").symlink_to(elsewhere.absolute())
+    last = Path("runs/a/checkpoints/last.ckpt")
+    assert folder.resume_point(Path("runs/a")) == (Path("runs/a"), last) and folder.find_checkpoint(last) == last
+    assert folder.find_checkpoint(Path("runs/a")) == last
+    with pytest.raises(ValueError, match="runs/a/checkpoints is a link"):
+        folder.find_checkpoint()
+    for name in ("config.yaml", "checkpoints/best.ckpt", "attention"):
+        Path("runs/a", name).unlink(missing_ok=True)
+        Path("runs/a", name).symlink_to(Path("elsewhere/last.ckpt").absolute())
+        with pytest.raises(ValueError, match=f"runs/a/{name} is a link"):
+            folder.find_checkpoint(Path("runs/a"))
+        Path("runs/a", name).unlink()
+
+
 def test_checkpoints_are_found_by_their_steps():
     run, gpt = Path("runs/a"), random_gpt(GPTConfig(vocab_size=257, num_layers=1, num_heads=1, embed_dim=2))
     best, last = (run / "checkpoints" / f"{name}.ckpt" for name in ("best", "last"))
