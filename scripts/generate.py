@@ -142,7 +142,9 @@ def generate(arguments: argparse.Namespace, prompt: str) -> None:
     torch.set_num_threads(decoding_threads(gpt, num_texts, torch.get_num_threads()))
     began = time.perf_counter()
     options = {name: getattr(arguments, name) for name in SAMPLING}
-    options |= {"generator": glass.generator(arguments.seed), "stop_token": tokenizer.end_of_text}
+    generator = torch.Generator(glass.device)
+    generator.seed() if arguments.seed is None else generator.manual_seed(arguments.seed)
+    options |= {"generator": generator, "stop_token": tokenizer.end_of_text}
     tokens = torch.tensor([ids], device=glass.device).repeat(num_texts, 1)
     steps = stream(gpt, tokens, arguments.max_new_tokens, **options)
     first = next(steps)  # with which the memory for all texts is there
