@@ -208,7 +208,7 @@ class Glass:
 
         Raises a `Mistake` if there are none, or one is of a single token, which leaves nothing to predict.
         """
-        several = [texts] if isinstance(texts, str | Tensor) else texts
+        several: Any = [texts] if isinstance(texts, str | Tensor) else texts
         if several is None:
             read = [self.recorded.windows["text"].tokens.to(self.device)]
         else:

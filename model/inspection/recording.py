@@ -290,7 +290,8 @@ class Recording:
             write_atomically(self.folder / "probe.json", json.dumps(self.texts()).encode())
         if snapshot.maps is not None:
             content = io.BytesIO()
-            np.savez_compressed(content, **{name: np.float16(maps) for name, maps in snapshot.maps.items()})
+            arrays: dict[str, Any] = {name: np.asarray(maps, np.float16) for name, maps in snapshot.maps.items()}
+            np.savez_compressed(content, **arrays)
             write_atomically(self.path(snapshot.step), content.getvalue())
             write_atomically(self.path(snapshot.step, ".json"), json.dumps(snapshot.details, allow_nan=False).encode())
         scores = self.folder / "scores.jsonl"

@@ -83,8 +83,8 @@ def informs(snapshot: Snapshot, name: str, at: Place) -> float:
 def strongest(recording: Recording, name: str) -> Place | None:
     """The head that follows a pattern most at the last step, of those that have formed."""
     last = recording.snapshots[-1]
-    formed = np.argwhere(last.heads.formed[name])
-    return max(map(tuple, formed.tolist()), key=lambda at: last.scores[name][at], default=None)
+    formed = [(layer, head) for layer, head in np.ndindex(recording.shape) if last.heads.formed[name][layer, head]]
+    return max(formed, key=lambda at: last.scores[name][at], default=None)
 
 
 def stages(recording: Recording) -> list[dict[str, Any]]:
@@ -157,11 +157,12 @@ def _score(snapshot: Snapshot, name: str, at: Place) -> str:
 
 
 def _closest(snapshot: Snapshot, at: Place) -> str:
-    """The pattern that says most about a head without a name, and why it does not get that name."""
+    """The pattern that says most about a head without a name, and why it does not get that name; "" if none is near."""
     name = max(SCORES, key=lambda name: informs(snapshot, name, at))
-    if not informs(snapshot, name, at):
+    score, uniform = snapshot.scores[name][at], snapshot.heads.uniform[name]
+    needed = threshold(uniform)
+    if not informs(snapshot, name, at) or score < (uniform + needed) / 2:
         return ""
-    score, needed = snapshot.scores[name][at], threshold(snapshot.heads.uniform[name])
     reason = f"the name needs {needed:.2f}" if score <= needed else "but not in both halves of the window"
     return f"Closest to {name.replace('_', ' ')!r} with {score:.2f} of its weight ({reason})"
 
