@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 import signal
 from functools import partial
-from inspect import signature
-from typing import Any, Literal
+from typing import Any
 
 import lightning
 import torch
 from torch.utils.data import DataLoader
 
 from data import corpora, tokenizers
+from data.corpora import CorpusOptions
 from data.mistakes import Mistake
 from data.sampler import WindowSampler
 from data.token_cache import CorpusCache, TokenizedCorpus
@@ -41,22 +41,10 @@ class TextDataModule(lightning.LightningDataModule):
     each token of the text is predicted once, and the rest of the last batch has targets of `windows.IGNORED`.
 
     Args:
-        corpus: stdlib (the source of Python's standard library), files, hub (any name or folder for `datasets`),
+        corpus: stdlib (the source of Python's standard library), files, hub (any name or folder for `datasets`), or
             repetitions (generated, to see induction heads form).
-        files: globs of text, jsonl, csv or parquet, each may be .gz or .zst; setting it means --data.corpus files.
-        validation_files: globs of files to validate on; otherwise part of `files` is held out.
-        documents: what one document of a text file is: the whole file, or each block between blank lines.
-        dataset: name on the Hugging Face Hub, or folder of parquet, jsonl or arrow files; setting it means
-            --data.corpus hub.
-        dataset_config: configuration of the data set, where it has several.
-        dataset_split: split to train on.
-        dataset_validation_split: split to validate on; by default its own validation split where it has one.
-        dataset_revision: commit or tag on the Hub, to read the same text next year.
-        text_column: column that holds the text, in tables and data sets.
-        streaming: read the data set as it arrives, without storing it; needs max_tokens.
         max_tokens: tokens to train on at most, from the beginning of the corpus; the validation split is cut to
             validation_fraction of it. Default: all.
-        validation_fraction: part of the corpus to validate on, where it does not come with its own.
         tokenizer: bpe (trained on the training split), bytes, a published tiktoken encoding such as gpt2, or a model
             that has its own: a run, a checkpoint or a folder of Hugging Face's. In Python, `Tokenizer.to_dict` of it.
         vocab_size: tokens of the bpe tokenizer, end-of-text included (default 2048); the others bring their own.
@@ -70,7 +58,8 @@ class TextDataModule(lightning.LightningDataModule):
         seed: of the order of the training windows.
         num_workers: loader processes; 0 is right unless a profile says otherwise.
         num_threads: threads that tokenise at once (default: one a core).
-        cache_dir: where tokens are kept (default: $GLASSGPT_CACHE, or .cache/glassgpt beside this project).
+        cache_dir: where tokens are kept (default: $GLASSGPT_CACHE, or .cache in a checkout, or the user's cache).
+        corpus_options: those of CorpusOptions, which the corpora declare.
 
     Raises Mistake for options that contradict each other or name nothing.
     """
@@ -78,18 +67,7 @@ class TextDataModule(lightning.LightningDataModule):
     def __init__(
         self,
         corpus: str = "stdlib",
-        files: list[str] | str | None = None,
-        validation_files: list[str] | str | None = None,
-        documents: Literal["file", "block"] = "file",
-        dataset: str | None = None,
-        dataset_config: str | None = None,
-        dataset_split: str = "train",
-        dataset_validation_split: str | None = None,
-        dataset_revision: str | None = None,
-        text_column: str = "text",
-        streaming: bool = False,
         max_tokens: int | None = None,
-        validation_fraction: float = 0.1,
         tokenizer: str | dict = "bpe",
         vocab_size: int | None = None,
         context_length: int = 128,
@@ -101,25 +79,26 @@ class TextDataModule(lightning.LightningDataModule):
         num_workers: int = 0,
         num_threads: int | None = None,
         cache_dir: str | None = None,
+        **corpus_options: Any,
     ):
-        options = dict(locals())  # all of the above by name
+        given = dict(locals())  # all of the above by name
         super().__init__()
+        options = CorpusOptions(**corpus_options)
         for name, least in _LEAST.items():
             bits = 32 if name == "vocab_size" else 53  # of rustbpe's sizes, and of numpy's
-            if options[name] is not None and not least <= options[name] < 2**bits:
-                raise Mistake(f"data.{name} is {options[name]}: it must be {least} or more, and below 2^{bits}")
-        if not 0 < validation_fraction < 1:
-            raise Mistake(f"data.validation_fraction is {validation_fraction}: it must lie between 0 and 1")
+            if given[name] is not None and not least <= given[name] < 2**bits:
+                raise Mistake(f"data.{name} is {given[name]}: it must be {least} or more, and below 2^{bits}")
+        if not 0 < options.validation_fraction < 1:
+            raise Mistake(f"data.validation_fraction is {options.validation_fraction}: it must lie between 0 and 1")
         if not 0 <= repeat_fraction <= 1:
             raise Mistake(f"data.repeat_fraction is {repeat_fraction}: it must lie between 0 and 1")
-        if streaming and max_tokens is None:
+        if options.streaming and max_tokens is None:
             raise Mistake("data.streaming reads without an end: set --data.max_tokens to the tokens to train on")
         if isinstance(tokenizer, str):
             tokenizers.check_name(tokenizer)
 
-        parameters = signature(TextDataModule).parameters
-        self.corpus = corpora.build(corpus, options, {name: one.default for name, one in parameters.items()})
-        validation_tokens = None if max_tokens is None else max(int(max_tokens * validation_fraction), 2)
+        self.corpus = corpora.build(corpus, options)
+        validation_tokens = None if max_tokens is None else max(int(max_tokens * options.validation_fraction), 2)
         limits = {"train": max_tokens, "validation": validation_tokens}
         own = Tokenizer.from_dict(tokenizer) if isinstance(tokenizer, dict) else tokenizer
         self.cache = CorpusCache(self.corpus, own, vocab_size or DEFAULT_BPE_VOCAB_SIZE, limits, cache_dir)

@@ -4,6 +4,7 @@ import glob
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from data.corpora.corpus import Corpus, file_stamp
 from data.mistakes import Mistake, reading
@@ -43,16 +44,23 @@ class FileCorpus(Corpus):
 
 
 def file_corpus(
-    files: list[str] | str | None,
-    validation_files: list[str] | str | None,
-    documents: str,
-    text_column: str,
-    validation_fraction: float,
+    files: list[str] | str | None = None,
+    validation_files: list[str] | str | None = None,
+    documents: Literal["file", "block"] = "file",
+    text_column: str = "text",
+    validation_fraction: float = 0.1,
 ) -> FileCorpus:
     """Files matching globs ("texts/**/*.txt"): txt, md, py and the like, or tables.
 
     One text file is split by position, the last `validation_fraction` of its bytes to validate; one table, by row;
     several files, by file, unless `validation_files` are given.
+
+    Args:
+        files: globs of text, jsonl, csv or parquet, text and lines may be .gz or .zst; setting it means
+            --data.corpus files.
+        validation_files: globs of files to validate on; otherwise part of `files` is held out.
+        documents: what one document of a text file is: the whole file, or each block between blank lines.
+        text_column: column that holds the text, in tables and data sets.
 
     Raises Mistake where a pattern matches nothing, or all matches are empty.
     """

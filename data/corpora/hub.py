@@ -22,16 +22,25 @@ class HubCorpus(Corpus):
 
     Each row is one document. Validates on `dataset_validation_split`, or else on the data set's own validation split,
     or else on `validation_fraction` of the rows of `dataset_split`. With `streaming`, rows are never stored.
+
+    Args:
+        dataset: name on the Hugging Face Hub, or folder of parquet, jsonl or arrow files; setting it means
+            --data.corpus hub.
+        dataset_config: configuration of the data set, where it has several.
+        dataset_split: split to train on.
+        dataset_validation_split: split to validate on; by default its own validation split where it has one.
+        dataset_revision: commit or tag on the Hub, to read the same text next year.
+        streaming: read the data set as it arrives, without storing it; needs max_tokens.
     """
 
-    dataset: str | None
-    dataset_config: str | None
-    dataset_split: str
-    dataset_validation_split: str | None
-    dataset_revision: str | None
-    text_column: str
-    streaming: bool
-    validation_fraction: float
+    dataset: str | None = None
+    dataset_config: str | None = None
+    dataset_split: str = "train"
+    dataset_validation_split: str | None = None
+    dataset_revision: str | None = None
+    text_column: str = "text"
+    streaming: bool = False
+    validation_fraction: float = 0.1
 
     def __post_init__(self):
         """Raises Mistake where no data set is named, or a folder does not exist."""

@@ -25,7 +25,7 @@ class RepetitionCorpus(Corpus):
 
     name = "repetitions"
 
-    def __init__(self, validation_fraction: float):
+    def __init__(self, validation_fraction: float = 0.1):
         self.num_validation = round(NUM_DOCUMENTS * validation_fraction)
         lengths = [DOCUMENT_LENGTH, SHORTEST_ROW, LONGEST_ROW]
         self.identity = {self.name: [NUM_DOCUMENTS, self.num_validation, *lengths, SEED, LETTERS]}

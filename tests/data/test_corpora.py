@@ -4,23 +4,21 @@ import gzip
 import os
 import re
 import sysconfig
-from inspect import signature
 from pathlib import Path
 
 import pytest
+from jsonargparse import ArgumentParser
 
-from data import corpora
-from data.corpora import CORPORA, SPLITS, Corpus
+from data import corpora, datamodule
+from data.corpora import CORPORA, SPLITS, Corpus, CorpusOptions
 from data.corpora.hub import HubCorpus
 from data.datamodule import TextDataModule
 from data.mistakes import Mistake
 from data.readers import Passage
 
-DEFAULTS = {name: option.default for name, option in signature(TextDataModule).parameters.items()}
-
 
 def build(name: str, **options) -> Corpus:
-    return corpora.build(name, DEFAULTS | options, DEFAULTS)
+    return corpora.build(name, CorpusOptions(**options))
 
 
 def hub_corpus(dataset: str, **options) -> Corpus:
@@ -237,17 +235,38 @@ def test_a_data_set_is_asked_for_as_the_options_say(monkeypatch: pytest.MonkeyPa
     ]
 
 
-def test_a_corpus_without_options_of_its_own_is_one_line_in_the_registry(monkeypatch: pytest.MonkeyPatch):
+def test_a_corpus_is_one_line_in_the_registry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Its options become those of the data module, on the command line too, and a bug in it gets its traceback."""
+
     class Sentence(Corpus):
-        name, identity = "sentence", {"version": 1}
+        """A word, again and again.
+
+        Args:
+            words: how many there are.
+        """
+
+        name = "sentence"
+
+        def __init__(self, words: int = 3):
+            self.identity = {"words": words}
 
         def passages(self, split: str):
-            yield Passage(f"a sentence to {split}", ends_document=True)
+            yield Passage("word " * self.identity["words"], ends_document=True)
+            if self.identity["words"] == 7:
+                raise KeyError(split)
 
     monkeypatch.setitem(CORPORA, "sentence", Sentence)
-    assert texts(build("sentence"), "train") == ["a sentence to train"]
-    for make in CORPORA.values():
-        assert signature(make).parameters.keys() <= DEFAULTS.keys()  # of the data module
+    monkeypatch.setattr(datamodule, "CorpusOptions", corpora._all_options())
+    monkeypatch.setattr(corpora, "CorpusOptions", datamodule.CorpusOptions)
+    parser = ArgumentParser()
+    parser.add_class_arguments(TextDataModule, "data")
+    assert "how many there are. (type: int, default: 3)" in " ".join(parser.format_help().split())
+    places = {"tokenizer": "bytes", "context_length": 4, "cache_dir": str(tmp_path)}
+    data = TextDataModule("sentence", words=5, **places)
+    data.setup()
+    assert data.validation_text() == "word " * 5
+    with pytest.raises(KeyError, match="train"):
+        TextDataModule("sentence", words=7, **places).prepare_data()
 
 
 def test_a_set_option_selects_its_corpus_and_one_of_another_corpus_is_named(tmp_path: Path, caplog):
