@@ -79,6 +79,48 @@ def repeating_gpt(period: int = 8) -> GPT:
     return gpt
 
 
+def induction_gpt() -> GPT:
+    """A GPT over bytes that repeats letters. All weights set by hand.
+
+    Head 0.1 tells each token the one before it, by which head 1.2 finds what followed the last token before.
+
+    The residual stream has four parts of 64: the token, its position, the token before, and what head 1.2 has read.
+    """
+    config = GPTConfig(
+        vocab_size=257,
+        context_length=64,
+        num_layers=2,
+        num_heads=4,
+        embed_dim=256,
+        position="learned",
+        embedding_norm=False,
+        qk_norm=False,
+        logit_soft_cap=None,
+        value_embeddings=False,
+    )
+    gpt = GPT(config).eval()
+    token, position, previous, read = (slice(start, start + 64) for start in range(0, 256, 64))
+    one_hot, one = nn.functional.one_hot(torch.arange(257) % 64, 64).float(), torch.eye(64)
+    with torch.no_grad():
+        for weight in gpt.parameters():
+            weight.zero_()
+        gpt.token_embedding.weight[:, token] = one_hot
+        gpt.position_embedding.weight[:, position] = one
+        for layer, head, asked, found, written in (
+            (0, 1, one.roll(-1, 0), position, previous),
+            (1, 2, one, previous, read),
+        ):
+            rows = slice(64 * head, 64 * head + 64)
+            queries, keys, values = gpt.blocks[layer].attention.qkv_proj.weight.split(256)
+            queries[rows, position if layer == 0 else token] = 4 * asked
+            keys[rows, found] = 4 * one
+            values[rows, token] = 0.1 * one if layer == 0 else 4 * one
+            gpt.blocks[layer].attention.output_proj.weight[written, rows] = one
+        gpt.head.weight[:, read] = one_hot
+        gpt.head.weight[[*range(97), *range(123, 257)]] = 0
+    return gpt
+
+
 def save_checkpoint(path: Path, gpt: GPT, step: int = 7) -> None:
     """Writes the GPT, with a tokenizer of bytes, as training writes it but without the optimizer."""
     path.parent.mkdir(parents=True, exist_ok=True)

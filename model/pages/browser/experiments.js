@@ -12,7 +12,7 @@ import { percent, quote } from "browser/words.js";
 const MOST = 6; // buttons
 const OPENING = $("experiment").textContent;
 const { effects, tried } = data.experiments ?? { effects: [], tried: {} };
-const TRIED_AT = [...mapped.keys()].findLast(holdsWeights); // the step at which they were tried
+export const TRIED_AT = [...mapped.keys()].findLast(holdsWeights); // the step at which they were tried
 // An experiment, and what the page has shown of its right tokens before the change and after it, by step.
 let chosen = null; // { effect, before, after }
 
@@ -32,8 +32,9 @@ function show(effect, stage) {
 }
 
 // What the right tokens get of the probability, as far as they are listed.
-const rightShare = ({ trial: { right } }) =>
-  shown.sides[0].next.reduce((sum, [id, probability]) => sum + (right.includes(id) ? probability : 0), 0);
+export const shareOf = ({ trial: { right } }, next) =>
+  next.reduce((sum, [id, probability]) => sum + (right.includes(id) ? probability : 0), 0);
+const rightShare = (effect) => shareOf(effect, shown.sides[0].next);
 
 const fromTo = ([before, after]) => `${percent(before)} → ${percent(after)}`;
 

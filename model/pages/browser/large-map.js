@@ -42,7 +42,8 @@ addView(function drawStage() {
     title.hidden = !shown.sides[1];
   }
   // Room for the map in the first screen, below the header and beside the rest of this panel, which stands by now.
-  const rest = $("stage").offsetHeight - $("panes").offsetHeight + titles[0].offsetHeight;
+  const opened = $("square").offsetHeight; // below the map, where one scrolls to it
+  const rest = $("stage").offsetHeight - $("panes").offsetHeight - opened + titles[0].offsetHeight;
   const height = Math.max(300, (parseFloat(css("window")) || innerHeight) - $("main").offsetTop - rest - 28);
   shown.panes = list.map((pane, i) => {
     const box = $("panes").children[i];

@@ -12,6 +12,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ["chromium", "chromium-browser", 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 FLAGS += ["--disable-component-update", "--disable-sync"]
 TITLE = "A title & <more>"
+NO_TOUR = "try { localStorage.setItem('glassgpt: tour', 'closed') } catch {}"  # see test_tour_in_browser.py
 TIMEOUT = float(os.environ.get("PAGE_TIMEOUT", "30")) * 1000  # milliseconds
 
 
@@ -46,6 +47,7 @@ def open_file(browser, windows, tmp_path):
         if not free:
             context = browser.new_context(offline=True, accept_downloads=True, has_touch=touch, is_mobile=touch)
             context.set_default_timeout(TIMEOUT)
+            context.add_init_script(NO_TOUR)
             free.append(context.new_page())
         page = free.pop()
         page.set_viewport_size({"width": width, "height": height})

@@ -279,7 +279,8 @@ DROPPED = """async ([{ manifest, texts }, tokens]) => {
   const writing = engine.ask("write", { snapshot: 0, tokens, count: 1e9 }, { onValue, signal: enough.signal });
   const patches = { snapshot: 0, tokens, other: tokens.toReversed(), target: 7 };
   await engine.ask("patchAll", patches, { onValue: (row) => rows.push(row) });
-  return [written.length, rows.length, (await writing) === undefined];
+  const dropped = (await writing) === undefined;
+  return [written.length, rows.length, dropped];
 }"""
 
 

@@ -1,0 +1,177 @@
+// A tour of what this model does, in at most five stops of one sentence and one highlighted thing each. It begins by
+// itself where a person can type and has not closed it before, and always from the help. What the model does not do has
+// no stop.
+
+import { $, closest, element, onKeys, SIDEWAYS } from "browser/elements.js";
+import { shareOf, TRIED_AT } from "browser/experiments.js";
+import { ofHead, weightAt } from "browser/maps.js";
+import { addView, change, rendered, shown } from "browser/render.js";
+import {
+  ALL_HEADS, data, formation, formedBetween, headNumber, headPart, holdsWeights, LAST, mapped, placeOf, state, stepOf,
+} from "browser/state.js";
+import { box, showInBox } from "browser/text.js";
+import { engine, tokensOf } from "browser/typed-text.js";
+import { percent, quote } from "browser/words.js";
+
+const KEPT_AS = "glassgpt: tour"; // in the browser's storage, once it was closed
+const REPEATED = "A made-up word, twice"; // the experiment; see experiments.py
+
+let stops = []; // { thing: the id of what is highlighted, patches: what to do to the state in turn, tell }
+let number = 0; // of the stop
+let turn = 0; // of the visits to stops; one that is left early does no more
+let before = null; // the state that the tour will leave behind as it was
+let opener = null; // what had the focus
+
+const lengthOf = () => shown.labels.length;
+const weightOf = (head, query, key) => weightAt(ofHead(shown.sides[0].weights, head, lengthOf()), query, key);
+
+// The head that follows a pattern most, of those in which it has formed and which `fits`; undefined if there is none.
+function headOf(score, at, fits = () => true) {
+  const strength = mapped[at].scores[score].flat();
+  const formed = ALL_HEADS.filter((head) => formation(score, head) <= stepOf(at) && fits(head));
+  return formed.length ? closest(formed, (head) => -strength[head]) : undefined;
+}
+
+function tokenStop() {
+  const tell = () => `The model reads no letters but tokens, of which this text has ${lengthOf()}: each is framed, ` +
+    "and shades and arcs show how much the chosen one reads of the others.";
+  return { thing: "editor", patches: [() => before], tell };
+}
+
+function previousStop(calm) {
+  const head = headOf("previous_token", calm.at);
+  if (head === undefined) return [];
+  const queries = () => [...Array(lengthOf()).keys()].slice(1);
+  const clearest = () => closest(queries(), (query) => -weightOf(head, query, query - 1));
+  const tell = () => {
+    const { labels, token } = shown;
+    return `This is ${headPart(head)}, which reads the token before: in the framed row ${quote(labels[token])} gives ` +
+      `${percent(weightOf(head, token, token - 1))} of its attention to ${quote(labels[token - 1])}.`;
+  };
+  return [{ thing: "stage", patches: [() => ({ ...calm, head }), () => ({ token: clearest() })], tell }];
+}
+
+// A made-up word that begins again; without the head that finds it there; and at a step at which there is none yet.
+async function repeatedStops(calm) {
+  const effect = data.experiments?.effects.find(({ title }) => title === REPEATED);
+  if (!shown.typing || !effect) return [];
+  const { off, trial: { text, answer, source } } = effect;
+  const { tokens } = tokensOf(text);
+  const last = tokens.length - 1;
+  const read = (at, edits = []) =>
+    engine.ask("read", { snapshot: mapped[at].weights, tokens, edits, details: false });
+  const intact = await read(calm.at);
+  const share = ({ next }) => shareOf(effect, next);
+  const fails = (reading) => share(reading) <= share(intact) / 2;
+  const finder = closest(ALL_HEADS, (head) => -weightAt(ofHead(intact.block, head, tokens.length), last, source));
+  const alone = fails(await read(calm.at, [{ part: headPart(finder), with: "mean" }]));
+  const missing = alone ? headPart(finder) : off[0]; // where several find it, an earlier head on which they build
+  const word = { ...calm, typed: text, token: last, head: finder };
+  const now = () => {
+    const [{ next }] = shown.sides;
+    return shareOf(effect, next) ? percent(shareOf(effect, next)) : `less than ${percent(next.at(-1)[1])}`;
+  };
+  const found = [{
+    thing: "stage",
+    patches: [() => word],
+    tell: () => "These letters were drawn at random and begin again, so only the first copy tells how they go on: " +
+      `${headPart(finder)} looks there (last row, ${percent(weightOf(finder, last, source))} on ` +
+      `${quote(shown.labels[source])}), and ${quote(answer)} gets ${now()}.`,
+  }, {
+    thing: "coming",
+    patches: [() => ({ ...word, off: [missing] })],
+    tell: () => `With ${missing} switched off ${quote(answer)} falls from ${percent(share(intact))} (the mark) to ` +
+      `${now()} (the bar).`,
+  }];
+  for (const early of [...mapped.keys()].slice(0, calm.at).filter(holdsWeights).reverse()) {
+    if (!fails(await read(early))) continue;
+    const [layer] = placeOf(finder);
+    const first = headOf("previous_token", calm.at, (head) => placeOf(head)[0] < layer);
+    const why = first === undefined ? "has not learned to look there yet" :
+      `finds the place by the token before it, which ${headPart(first)}, formed ` +
+      `${formedBetween(formation("previous_token", first))}, has to write there first`;
+    const tell = () => `At step ${stepOf(early)} ${quote(answer)} gets ${now()}: ${headPart(finder)} ${why}.`;
+    return [...found, { thing: "controls", patches: [() => ({ ...word, at: early })], tell }];
+  }
+  return found;
+}
+
+function put(patch) {
+  if (patch.typed !== undefined && patch.typed !== box.value) showInBox(patch.typed);
+  change(patch);
+}
+
+async function open() {
+  opener = document.activeElement;
+  before = { ...state };
+  const plain = { off: [], other: null, direction: "to", text: "attention", replacement: "mean", square: null };
+  const typed = shown.typing ? { typed: data.text, probe: 0 } : {};
+  const calm = { ...before, ...plain, ...typed, at: shown.typing ? TRIED_AT : LAST };
+  stops = [tokenStop(), ...previousStop(calm), ...(await repeatedStops(calm))];
+  $("tour").hidden = false;
+  await visit(0);
+}
+
+async function visit(next) {
+  const mine = ++turn;
+  number = next;
+  const { thing, patches, tell } = stops[number];
+  for (const patch of patches) {
+    put(patch());
+    await rendered;
+    if (mine !== turn) return;
+  }
+  highlight(thing);
+  $("tour-says").textContent = tell();
+  $("tour-place").textContent = `${number + 1} of ${stops.length}`;
+  back.disabled = number === 0;
+  forward.textContent = number === stops.length - 1 ? "done" : "next";
+  forward.focus({ preventScroll: true });
+}
+
+function highlight(thing) {
+  document.querySelector(".toured")?.classList.remove("toured");
+  if (!thing) return;
+  $(thing).classList.add("toured");
+  $(thing).scrollIntoView({ block: "nearest" });
+}
+
+function close() {
+  turn++;
+  $("tour").hidden = true;
+  highlight(null);
+  put(before);
+  opener?.focus?.({ preventScroll: true });
+  try {
+    localStorage.setItem(KEPT_AS, "closed");
+  } catch {
+    // Where a page may keep nothing, the tour does not begin by itself.
+  }
+}
+
+function wasClosed() {
+  try {
+    return localStorage.getItem(KEPT_AS) !== null;
+  } catch {
+    return true;
+  }
+}
+
+const go = (by) => (stops[number + by] ? visit(number + by) : by > 0 && close());
+const button = (textContent, onclick) => element("button", { textContent, onclick });
+const [back, forward] = [button("back", () => go(-1)), button("next", () => go(1))];
+Object.assign($("tour"), { role: "dialog", ariaLabel: "tour" });
+$("tour").append(
+  element("p", { id: "tour-says", ariaLive: "polite" }),
+  element("div", { className: "bar" }, element("span", { id: "tour-place", className: "soft" }), back, forward,
+    button("skip", close)));
+onKeys($("tour"), { ...SIDEWAYS, Escape: 0 }, (by) => (by ? go(by) : close()));
+$("tour-start").addEventListener("click", () => ($("manual").close(), open()));
+
+let offered = false;
+addView(function offerTour() {
+  if (offered || (data.text !== undefined && !shown.typing)) return;
+  offered = true;
+  $("tour-start").hidden = false;
+  if (shown.typing && !wasClosed()) open();
+});

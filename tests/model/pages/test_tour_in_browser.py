@@ -1,0 +1,167 @@
+"""The tour, the opened square and the arcs, in a real browser, of a model in which one head builds on another."""
+
+import functools
+import random
+import re
+
+import pytest
+import torch
+
+from data.tokenizers import byte_level
+from model.gpt import GPT
+from model.inspection.ablation import part_means, replaced
+from model.inspection.probes import Probe, draw_repeated_probe
+from model.inspection.recorder import read_maps
+from model.inspection.recording import Recording
+from model.inspection.survey import Windows, windows_of
+from model.pages.page import run_page
+from tests.gpts import induction_gpt, random_gpt
+from tests.model.pages.browsing import click, in_page, number_in, place, press, settle, unnamed
+
+pytestmark = pytest.mark.slow
+
+TOKENIZER = byte_level()
+GPT_ = induction_gpt()
+STORAGE = "Object.defineProperty(window, 'localStorage', { get() { throw new DOMException('no', 'SecurityError') } })"
+
+
+@functools.cache
+def windows() -> dict[str, Windows]:
+    draw = random.Random(0)
+    texts = ["".join(draw.sample("abcdefghijklmnopqrstuvwxyz", 8)) * 8 for _ in range(16)]
+    repeated = draw_repeated_probe(range(97, 123), 20, TOKENIZER.label)
+    return windows_of({"text": [Probe(TOKENIZER.encode(text), list(text)) for text in texts], "repeated": [repeated]})
+
+
+@functools.cache
+def page_of(*models: GPT) -> str:
+    """The page of models at steps 0, 8 and so on."""
+    probes = {name: of.texts[0] for name, of in windows().items()}
+    models = [(8 * i, gpt) for i, gpt in enumerate(models)]
+    return run_page("tiny", Recording(probes, windows(), name="tiny"), models=models, tokenizer=TOKENIZER)
+
+
+@pytest.fixture
+def first_visit(browser, tmp_path):
+    """Opens a page in a browser that has not seen it before."""
+    contexts, trouble = [], []
+
+    def open_(document: str, script: str = "", width=1366, height=768):
+        path = tmp_path / "page.html"
+        path.write_text(document, encoding="utf-8")
+        contexts.append(browser.new_context(offline=True, viewport={"width": width, "height": height}))
+        page = contexts[-1].new_page()
+        page.on("pageerror", lambda error: trouble.append(str(error)))
+        page.on("console", lambda message: trouble.append(message.text))
+        page.add_init_script(script)
+        page.goto(path.as_uri())
+        page.locator("#main.typing").wait_for()
+        settle(page)
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert not trouble
+
+
+def told(page) -> tuple[str, str, str]:
+    """Where the tour is, what it says, and what is highlighted."""
+    settle(page)
+    (toured,) = page.locator(".toured").evaluate_all("all => all.map(({ id }) => id)")
+    return page.locator("#tour-place").inner_text(), page.locator("#tour-says").inner_text(), toured
+
+
+@torch.no_grad()
+def test_the_tour_shows_five_things_of_this_model_and_leaves_the_page_as_it_was(first_visit):
+    untrained = GPT(GPT_.config).eval()
+    page = first_visit(page_of(untrained, GPT_))
+    effects = in_page(page, "state", "data.experiments.effects")
+    trial = next(one["trial"] for one in effects if one["title"] == "A made-up word, twice")
+    answer, mean = trial["answer"], part_means(GPT_, windows()["text"].sample)["head 1.2"]
+    with replaced(GPT_, {"head 1.2": mean}):
+        without = GPT_(torch.tensor([TOKENIZER.encode(trial["text"])]))[0, -1].softmax(-1)
+    least = percent(without.topk(20).values[-1].item())  # that is listed: the answer gets less
+    before = page.url
+    expected = [
+        ("1 of 5", "editor", "64"),
+        ("2 of 5", "stage", "head 0.1 100%"),
+        ("3 of 5", "stage", f"head 1.2 “{answer}” 100%"),
+        ("4 of 5", "coming", f"head 1.2 “{answer}” 100% less {least}"),
+        ("5 of 5", "controls", f"step 0 “{answer}” head 1.2 head 0.1 step 8"),
+    ]
+    for forward in (True, False):
+        for where, what, parts in expected if forward else expected[-2::-1]:
+            if (where, forward) != ("1 of 5", True):
+                page.keyboard.press("ArrowRight" if forward else "ArrowLeft")
+                page.locator("#tour-place", has_text=where).wait_for()
+            assert told(page)[::2] == (where, what)
+            sentence = re.sub("[\u2068\u2069]", "", told(page)[1])
+            assert all(part in sentence for part in parts.split()), sentence
+            assert sentence.count(". ") == 0  # it is one
+    for _ in expected:
+        page.keyboard.press("Enter")  # on "next", which has the focus, and at last "done"
+        settle(page)
+    assert page.locator("#tour").is_hidden() and page.locator(".toured").count() == 0
+    assert page.url == before
+    page.reload()
+    page.locator("#main.typing").wait_for()
+    settle(page)
+    assert page.locator("#tour").is_hidden()
+    click(page.locator("#help"))
+    click(page.locator("#tour-start"))
+    assert told(page)[0] == "1 of 5" and not unnamed(page, "all.filter((one) => one.closest('#tour'))")
+    page.keyboard.press("Escape")
+    assert page.locator("#tour").is_hidden()
+
+
+def percent(share: float) -> str:
+    return "0%" if share < 0.0005 else f"{100 * share:.1f}%" if share < 0.0995 else f"{share:.0%}"
+
+
+def test_what_a_model_cannot_do_has_no_stop(first_visit):
+    page = first_visit(page_of(random_gpt(GPT_.config), random_gpt(GPT_.config, 1)))
+    assert told(page)[0] == "1 of 1"
+
+
+def test_where_nothing_may_be_kept_the_tour_begins_from_the_help_only(first_visit):
+    page = first_visit(page_of(GPT_), STORAGE, width=400)
+    assert page.locator("#tour").is_hidden()
+    click(page.locator("#help"))
+    click(page.locator("#tour-start"))
+    assert told(page)[0] == "1 of 4"  # of one step alone
+    for _ in range(4):
+        box = page.locator("#tour").bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= 400
+        click(page.locator("#tour button").nth(1))
+    assert page.locator("#tour").is_hidden()
+
+
+@torch.no_grad()
+def test_a_square_opens_and_arcs_are_as_wide_as_the_weights(open_file):
+    gpt = random_gpt(GPT_.config, 3, std=0.06)
+    page = open_file(page_of(gpt), width=1366, height=768)
+    page.locator("#main.typing").wait_for()
+    settle(page)
+    click(page.locator(".thumb").nth(5))
+    maps, _ = read_maps(gpt, torch.tensor(windows()["text"].texts[0].tokens))
+    query, key = 5, 2
+    page.mouse.click(*place(page, query, key))
+    settle(page)
+    weights = maps[1, 1, query]
+    rows = page.locator("#square tbody tr")
+    shown = {int(row.split()[0]): row.split()[-1] for row in rows.all_inner_texts()}
+    assert shown == {i: percent(weights[i].item()) for i in range(query + 1)}
+    assert page.locator("#square .chosen").inner_text().startswith(f"{key} ")
+    scores = torch.tensor([number_in(score) for score in rows.locator("td:nth-child(2)").all_inner_texts()])
+    assert torch.allclose(scores.softmax(0), weights[: query + 1], atol=0.01)
+    widths = page.locator("#arcs path").evaluate_all(
+        "all => all.map((one) => Number(one.getAttribute('stroke-width')))"
+    )
+    expected = sorted((max(1.0, 8 * weight) for weight in weights[:query].tolist() if weight >= 0.05), reverse=True)
+    assert widths == pytest.approx(expected, abs=0.1)
+    assert in_page(page, "render", "shown.square") == {"query": query, "key": key}
+    click(page.locator("#square button"))
+    assert page.locator("#square").is_hidden()
+    press(page, "Escape")
+    assert page.locator("#arcs path").count() == 0
