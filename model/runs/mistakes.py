@@ -113,7 +113,7 @@ def checking_options(kind: type[Exception] = Exception) -> Iterator[None]:
 
 
 def raise_from_code(error: Exception, *wiring: str) -> None:
-    """Raises the error, or what has caused it, if code that is no library's has a part in it, nor these files."""
+    """Raises the error, or what has caused it, if code has a part in it that is no library's, nor of these files."""
     for cause in causes(error):
         files = [frame.filename for frame in traceback.extract_tb(cause.__traceback__)]
         own = [file for file in files if not is_library(file) and file not in (__file__, *wiring)]
@@ -194,6 +194,8 @@ def explain(message: str, options: Collection[str]) -> str:
         allowed: list[str] = []
         for kind, words in EXPECTED.findall(reasons):  # a type, or the words of a Literal, separated by commas
             allowed += [kind.replace("NoneType", "null")] if kind else words.split(", ")
+        if allowed == ["null"]:
+            return f"{key} cannot be {value!r}: it names no class that can be imported"
         if allowed:
             brackets = f", in brackets: [{value}]" if {"list", "tuple"} & set(allowed) and "," in value else ""
             return f"{key} cannot be {value!r}: expected {listed(allowed, 'or')}{brackets}"
