@@ -26,7 +26,7 @@ from train import main
 def test_a_run_leaves_everything_in_its_folder(train, capsys):
     assert train("--name=first") == 0
     run = Path("runs/first")
-    files = "attention checkpoints config.yaml metrics.csv model.html report.html samples.jsonl"
+    files = "attention checkpoints config.yaml metrics.csv report.html samples.jsonl"
     assert sorted(path.name for path in run.iterdir()) == files.split()
     rows = metrics(run)
     assert [int(row["step"]) for row in rows if row["train/loss"]] == [2, 4, 6, 8, 10, 12]
@@ -44,8 +44,8 @@ def test_a_run_leaves_everything_in_its_folder(train, capsys):
     output = capsys.readouterr().out
     last = [row for row in rows if row["val/bits_per_byte"]][-1]
     assert f"{float(last['val/bits_per_byte']):.4f} bits per byte" in output
-    assert "--resume runs/first" in output
-    assert output.endswith("to type to it, open runs/first/model.html in a browser\n")
+    assert "--resume runs/first" in output and "watch: runs/first/report.html\n" in output
+    assert output.endswith("to type to it, open runs/first/report.html in a browser\n")
 
     checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)  # it is plain data
     assert checkpoint["global_step"] == 12
