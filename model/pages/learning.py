@@ -48,23 +48,20 @@ def story(rows: Rows, config: Mapping) -> str:
     size = ""
     layers, heads = gpt.get("num_layers"), gpt.get("num_heads")
     if isinstance(layers, int) and isinstance(heads, int):
-        size = f" of {_count(layers, 'layer')} with {_count(heads, 'attention head')} each"
+        size = f" of {_count(layers, 'layer')} with {_count(heads, 'head')} each"
     data = _section(config, "data")
     text = CORPORA.get(str(data.get("corpus")), "a text")
     if dataset := data.get("dataset"):
         text = f"the data set {dataset}"
     elif files := data.get("files"):
         text = ", ".join(map(str, files)) if isinstance(files, list) else str(files)
-    sentences = [f"A small GPT{size} learned to predict the next token of {text}."]
+    sentences = [f"A GPT{size} learned to predict the next token of {text}."]
     if points := column_points(rows, "tokens"):
         seconds = training_seconds(rows)
         unit = "hours" if seconds >= 3600 else "minutes"
         took = f"{clock(seconds)} {unit}" if seconds >= 60 else _count(round(seconds), "second")
-        time = f", which took {took}" if round(seconds) else ""
+        time = f", in {took}" if round(seconds) else ""
         sentences.append(f"It read {short(points[-1][1])} tokens in {_count(points[-1][0], 'step')}{time}.")
-    if points := column_points(rows, "val/bits_per_byte"):
-        bits = points[-1][1]
-        sentences.append(f"It now needs {bits:.2f} bits for a byte of text that it has not read; a guess needs 8.")
     return " ".join(sentences)
 
 
@@ -75,6 +72,7 @@ def facts(rows: Rows) -> list[tuple[str, str, str]]:
         if points := column_points(rows, column):
             last, best = points[-1], min(points, key=lambda point: point[1])
             remark = f"at step {last[0]:,}" if best == last else f"best {best[1]:.4f} at step {best[0]:,}"
+            remark += "; a guess needs 8" * (name == "bits per byte")
             found.append((name, f"{last[1]:.4f}", remark))
     if points := column_points(rows, "train/loss"):
         found.append(("training loss", f"{points[-1][1]:.4f}", f"at step {points[-1][0]:,}"))
