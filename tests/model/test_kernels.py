@@ -1,5 +1,6 @@
 """What is faster on some machine computes the same as what PyTorch does by itself."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -178,6 +179,14 @@ def test_two_texts_of_one_model_can_be_written_in_turn(slow_products):
     assert torch.equal(torch.cat(in_turn), torch.stack([expected[0], expected[0], expected[1], *expected[1:]]))
 
 
+@contextmanager
+def default_type(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    yield
+    torch.set_default_dtype(before)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_the_loss_of_capped_logits_in_one_pass_is_that_of_the_formula(monkeypatch, dtype, reduction):
@@ -197,4 +206,7 @@ def test_the_loss_of_capped_logits_in_one_pass_is_that_of_the_formula(monkeypatc
         torch.testing.assert_close(gradient, expected[1], rtol=1e-5 if dtype == torch.float32 else 2**-7, atol=1e-5)
         with torch.no_grad():
             assert torch.equal(soft_capped_cross_entropy(gates, targets, cap, reduction), loss)
+        with default_type(dtype):  # as in a run with trainer.precision bf16-true
+            again = torch.autograd.grad(3 * soft_capped_cross_entropy(gates, targets, cap, reduction), gates)[0]
+        assert torch.equal(again, gradient)
         assert torch.equal(gates, before)
