@@ -1,30 +1,20 @@
-// What the chosen head does, in sentences: as Python describes it, on a text that was typed, and for the chosen token.
+// What the chosen head does, in sentences: for the chosen token, and as Python describes it.
 
 import { $, element } from "browser/elements.js";
 import { addFollower, addView, chosenToken, shown } from "browser/render.js";
-import { habitInWords } from "browser/habits.js";
-import { ofHead } from "browser/maps.js";
-import { headName, SCORES } from "browser/state.js";
+import { headName } from "browser/state.js";
 import { weightsOf } from "browser/text.js";
 import { isReadInWords, readsInWords } from "browser/words.js";
 
 addView(function drawSays() {
-  $("sentences").replaceChildren(...shown.sides.map(describe));
-  $("evidence").replaceChildren(...shown.sides.map(({ label, head, descriptions }) => {
-    const { evidence } = descriptions.flat()[head]; // the numbers that the sentence rests on
-    return element("p", {}, evidence ? label + evidence : "");
-  }));
+  const paragraph = (...nodes) => element("p", {}, ...nodes);
+  const told = shown.sides.map(({ label, head, descriptions }) => ({ label, head, ...descriptions.flat()[head] }));
+  $("sentences").replaceChildren(...told.map(({ label, head, sentence }) =>
+    paragraph(element("b", {}, `${label}${headName(head).replace("l", "L")}. `), sentence)));
+  // The numbers that the sentence rests on.
+  $("evidence").replaceChildren(...told.map(({ label, evidence }) => paragraph(evidence ? label + evidence : "")));
   drawReading();
 });
-
-// What the head does on many texts, and on one that was typed.
-function describe({ label, head, descriptions, typed, weights, labels }) {
-  const { sentence } = descriptions.flat()[head];
-  const title = element("b", { textContent: `${label}${headName(head).replace("l", "L")}. ` });
-  if (!typed) return element("p", {}, title, sentence);
-  const habit = habitInWords(ofHead(weights, head, labels.length), typed.tokens, SCORES, typed.window);
-  return element("p", {}, title, sentence, habit && ` On this text it ${habit}.`);
-}
 
 function drawReading() {
   const token = chosenToken();

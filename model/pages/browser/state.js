@@ -42,18 +42,11 @@ addOption("order", ["layer", ...Object.keys(SCORES)]);
 addOption("theme", [systemTheme, systemTheme === "dark" ? "light" : "dark"]);
 addOption("text", ["attention", "surprise"]);
 
-// "1.2" as two numbers; none of a text of another form.
-const pairOf = (text) => (/^(\d+)\.(\d+)$/.exec(text) ?? []).slice(1).map(Number);
-
-// A head's number from its short name, undefined if there is no such head.
-export function headNumber(name) {
-  const [layer, head] = pairOf(name);
-  return layer < LAYERS && head < HEADS ? layer * HEADS + head : undefined;
-}
-
 export const placeOf = (head) => [Math.floor(head / HEADS), head % HEADS];
 export const headName = (head) => `layer ${placeOf(head)[0]}, head ${placeOf(head)[1]}`;
 export const shortName = (head) => placeOf(head).join(".");
+// A head's number from its short name, undefined if there is no such head.
+export const headNumber = (name) => ALL_HEADS.find((head) => shortName(head) === name);
 export const headPart = (head) => `head ${shortName(head)}`; // as the details of a snapshot and the engine call it
 export const formation = (score, head) => RUN.formation[score]?.[shortName(head)] ?? Infinity;
 

@@ -4,7 +4,6 @@
 //   ["work", [{ manifest, texts, asks }, ...]]      how many tokens the networks read for each
 //   ["tokenizer", { stored, texts, ids }]
 //   ["draws", { logits, options, count }]
-//   ["habits", { maps, tokens, scores }]
 //   ["turns", { names, steps }]     who had each turn in the worker, of questions that are asked at once and never end
 
 import { readFileSync } from "node:fs";
@@ -15,7 +14,6 @@ const resolve = `export const resolve = (name, context, next) => name.startsWith
   ? { url: ${JSON.stringify(root)} + name, format: "module", shortCircuit: true } : next(name, context);`;
 register(`data:text/javascript,${encodeURIComponent(resolve)}`);
 globalThis.matchMedia = () => ({ matches: false }); // all that the modules ask of a browser when they are loaded
-const { habitInWords } = await import("browser/habits.js");
 const { LiveModel } = await import("browser/live-model.js");
 const { Network } = await import("browser/network.js");
 const { sample } = await import("browser/sampling.js");
@@ -72,8 +70,6 @@ const answers = {
   },
   draws: ({ logits, options, count }) =>
     Array.from({ length: count }, () => sample(Float32Array.from(logits), options)),
-  habits: ({ maps, tokens, scores, window }) =>
-    maps.map((map) => habitInWords(Uint8Array.from(map), tokens, scores, window)),
   turns: ({ names, steps }) => new Promise((resolve) => {
     const turns = [];
     performance.now = () => turns.length; // each turn takes a millisecond

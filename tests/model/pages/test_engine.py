@@ -4,7 +4,6 @@ import json
 import math
 import os
 import random
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,16 +14,14 @@ import torch
 from data.tokenizers import END_OF_TEXT, Tokenizer, byte_level, published, train_bpe
 from model.generation import generate
 from model.gpt import GPT
-from model.inspection import heads, recorder
+from model.inspection import recorder
 from model.inspection.ablation import part_means, replaced
 from model.inspection.probes import Probe
 from model.inspection.recorder import take_snapshot
 from model.inspection.recording import Recording
 from model.inspection.trace import before_norm, edited, observed, scale_of, trace, undisturbed
-from model.masks import sliding_window_mask
 from model.pages import template, weights
 from tests.gpts import CONFIGS, GPT2, MODERN, TOKENS, random_gpt
-from tests.measurements import causal_softmax
 from tests.model.pages.test_typing_in_browser import GPTS, page_of
 from tests.model.pages.test_views_in_node import run_node
 
@@ -243,31 +240,6 @@ def test_tokens_are_drawn_as_often_as_they_are_likely():
         least = scaled.topk(min(some.get("topK", 6), 6)).values[-1]
         expected = scaled.masked_fill(scaled < least, -math.inf).softmax(-1)
         np.testing.assert_allclose(np.bincount(drawn, minlength=6) / count, expected, atol=0.015)
-
-
-@pytest.mark.parametrize("window", [None, 16])
-def test_a_head_on_a_typed_text_gets_the_name_that_python_gives_it(window):
-    length = 40
-    seen = sliding_window_mask(length, window)
-    probe = Probe([place % 13 for place in range(length)], ["x"] * length)
-    names = ("previous_token", "current_token", "sink", "duplicate", "induction")
-    keys = {heads.SCORES[name].meaning: heads.SCORES[name].keys(probe) for name in names}
-    scores = [(strength * one.float()).where(seen, -99) for one in keys.values() for strength in range(8)]
-    maps = [causal_softmax(one) for one in scores]
-    triangles = [(255 * one[seen.new_ones(one.shape).tril()].sqrt()).round().int().tolist() for one in maps]
-    scores = {name: {"meaning": score.meaning} for name, score in heads.SCORES.items()}
-    (told,) = in_node([("habits", {"maps": triangles, "tokens": probe.tokens, "scores": scores, "window": window})])
-    expected = []
-    for one in maps:
-        said = {"": 0.0}
-        for words, of_pattern in keys.items():
-            counted = heads.choosing(of_pattern, window)
-            uniform = (heads.uniform_attention(length, window) * of_pattern).sum(-1)[counted].mean().item()
-            score = (one * of_pattern).sum(-1)[counted].mean().item()
-            said[words] = heads.information(score, uniform) * (score > heads.threshold(uniform))
-        expected.append(max(said, key=said.get))
-    assert set(expected) == {"", *keys}
-    assert [re.sub(r" \(.*", "", words) for words in told] == expected
 
 
 DROPPED = """async ([{ manifest, texts }, tokens]) => {
