@@ -36,17 +36,16 @@ ENTRIES = {
     "read a prompt": ("scripts.inspect_attention", "--checkpoint", RUN, "--prompt", "the text"),
     "inspect": ("scripts.inspect_attention", "--run", RUN),
     "table": ("scripts.inspect_attention", "--run", RUN, "--output", "maps.csv"),
-    "live": ("scripts.inspect_attention", "--live", "--run", RUN),
     "evaluate": ("scripts.evaluate", "--checkpoint", RUN),
     "export": ("scripts.convert_huggingface", "export", RUN, "exported"),
 }
 # Which programs open which files of a run.
 CHECKPOINT = ["resume", "start", "generate", "walk", "read a prompt"]
-CONFIG = ["resume", "start", "report"]
+CONFIG = ["resume", "start", "inspect"]
 OF_A_RUN = ["resume"]  # others that take a config have it from the person, who may mean it
-ATTENTION = ["resume", "inspect", "report"]
-MAPS = ["inspect", "report"]
-METRICS = ["resume", "report"]
+ATTENTION = ["resume", "inspect"]
+MAPS = ["inspect"]
+METRICS = ["resume", "inspect"]
 
 
 def answer(entry, capfd, *more, ask=call):
@@ -169,14 +168,14 @@ HOSTILE = {
     ),
     "class_path in the run": (OF_A_RUN, config("  callbacks: runs.run.evil.Evil\n")),
     "class in a config in the config": (OF_A_RUN, replace("config.yaml", "\ndata:", "\nconfig: other.yaml\ndata:")),
-    "pipe for a config": (["resume", "report"], instead("config.yaml", os.mkfifo)),
-    "pipe for samples": (["resume", "report"], instead("samples.jsonl", os.mkfifo)),
-    "pipe for a probe": (["inspect", "report"], instead("attention/probe.json", os.mkfifo)),
-    "link to itself": (["resume", "report"], instead("samples.jsonl", lambda path: path.symlink_to(path.name))),
-    "link to a config": (["resume", "report", "inspect"], link("config.yaml")),
+    "pipe for a config": (["resume", "inspect"], instead("config.yaml", os.mkfifo)),
+    "pipe for samples": (["resume", "inspect"], instead("samples.jsonl", os.mkfifo)),
+    "pipe for a probe": (["inspect"], instead("attention/probe.json", os.mkfifo)),
+    "link to itself": (["resume", "inspect"], instead("samples.jsonl", lambda path: path.symlink_to(path.name))),
+    "link to a config": (["resume", "inspect"], link("config.yaml")),
     "link to a checkpoint": (["resume"], link("checkpoints/last.ckpt")),
     "link to maps": ([*ATTENTION, "generate"], link("attention")),
-    "link to metrics": (["resume", "report", "inspect"], link("metrics.csv")),
+    "link to metrics": (["resume", "inspect"], link("metrics.csv")),
     "infinite step": (METRICS, text("metrics.csv", "step,train/loss\ninf,1\n")),
     "deep samples": (METRICS, text("samples.jsonl", "[" * 100_000 + "\n")),
     "infinite sample": (METRICS, text("samples.jsonl", '{"step": Infinity, "prompt": "", "text": ""}\n')),
