@@ -8,6 +8,7 @@ import { editsOf, engine, tokensOf } from "browser/typed-text.js";
 
 const COUNT = 200; // tokens at most
 const TEMPERATURE = 0.8; // with which the page opens
+const PAUSE = 500; // milliseconds
 
 Object.assign(state, { temperature: TEMPERATURE, topK: null });
 let running = null; // the AbortController of what writes
@@ -44,7 +45,8 @@ async function write() {
   written = { text: state.typed, words: `wrote ${count} at ${perSecond}/s` };
 }
 
-// While it writes, the box shows the text so far. The rest of the page follows as often as the worker has time to read.
+// While it writes, the box shows the text so far. The rest of the page follows when the worker has had the time to read,
+// and not more often than twice a second, because drawing costs time too.
 async function follow(writer, textSoFar) {
   let free = true; // the last text that was asked for is drawn
   while (running === writer) {
@@ -53,7 +55,7 @@ async function follow(writer, textSoFar) {
       if (free) {
         free = false;
         readBox();
-        rendered.then(() => (free = true));
+        rendered.then(() => setTimeout(() => (free = true), PAUSE));
       }
     }
     await new Promise(requestAnimationFrame);
