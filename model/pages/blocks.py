@@ -25,6 +25,7 @@ from model.checks import Mistake
 from model.inspection.recording import Recording, as_json
 from model.inspection.verdicts import PAGE_ERROR
 
+MAX_STEPS = 100  # of a page: more than one looks at, and each takes time to pack
 MIN_STEPS = 12  # the fewest steps that are kept before the text is cut
 MIN_TOKENS = 8
 MAX_CURVE_POINTS = 300
@@ -45,7 +46,7 @@ def fit(recording: Recording, room: int, wanted: Collection[int] = ()) -> tuple[
     """
     steps, all_tokens = recording.mapped, max(len(probe.tokens) for probe in recording.probes.values())
     size = 0
-    for rounded, count, length in _attempts(len(steps), all_tokens):
+    for rounded, count, length in _attempts(min(len(steps), MAX_STEPS), all_tokens):
         kept = sorted({*log_spaced(steps, count), *(step for step in steps if step in wanted)})
         blocks = {step: packed(recording, step, rounded, length) for step in kept}
         size = sum(len(text) + ELEMENT for texts in blocks.values() for text in texts)
@@ -93,7 +94,7 @@ def log_spaced(steps: Sequence[int], count: int) -> list[int]:
     return [steps[i] for i in chosen]
 
 
-@lru_cache(maxsize=1000)  # of a run that goes on, a page writes only what is new
+@lru_cache(maxsize=2 * MAX_STEPS)  # of a run that goes on, a page writes only what is new
 def packed(recording: Recording, step: int, rounded: bool, length: int) -> list[str]:
     """Each probe's maps at a step, and the details, in base64."""
     maps, details = recording.maps(step), _cut(recording.details(step), length)

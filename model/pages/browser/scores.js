@@ -40,7 +40,7 @@ function formedIn(score) {
 // ---- losses without parts
 
 // Whether a change is more than chance explains, as ablation.py judges it.
-export const isClear = ([change, error]) => error !== null && Math.abs(change) > data.errors * error;
+const isClear = ([change, error]) => error !== null && Math.abs(change) > data.errors * error;
 const inWords = ([change, error], digits = 3) => `${signed(change, digits)} ± ${decimal(error, digits)}`;
 const kindShown = () => (shown.textName === "repeated" ? "repeated" : "text");
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from model.checks import Mistake
 from model.inspection.recording import Recording
-from model.pages.blocks import fit, log_spaced
+from model.pages.blocks import MAX_STEPS, fit, log_spaced
 from model.pages.describe import describe_heads, opening_view
 from model.pages.page import run_page
 from tests.html_pages import HOSTILE, Page
@@ -177,6 +177,13 @@ def test_log_spaced_steps_are_dense_where_steps_are_small():
     chosen = log_spaced(range(0, 10_001), 14)
     gaps = np.diff(chosen)
     assert (np.diff(gaps)[1:] >= 0).all() and gaps[-1] > 50 * gaps[0]
+
+
+def test_a_page_has_a_bounded_number_of_steps_and_always_those_that_are_wanted():
+    history = learned_recording(1, 1, 4, steps=range(250), induction=False)
+    blocks, _, (note,) = fit(history, 10**9, wanted=[3, 201])
+    assert MAX_STEPS <= len(blocks) <= MAX_STEPS + 2 and {0, 3, 201, 249} <= blocks.keys()
+    assert f"shows {len(blocks)} of 250 recorded steps" in note
 
 
 def test_a_size_into_which_nothing_fits_is_refused(monkeypatch):
