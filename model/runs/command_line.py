@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import warnings
 from collections.abc import Collection
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from data.tokenizers import NoTokenizer, Tokenizer
 from model.checkpoint import read_checkpoint
 from model.checks import Mistake
 from model.exchange.huggingface import local_folder
-from model.runs.configs import plain_config
+from model.runs.configs import plain_config, read_config
 from model.runs.folder import CONFIG, find_model, resume_point
 from model.runs.mistakes import parse
 from model.training.hardware import fast_precision
@@ -84,6 +85,9 @@ def read_options(parser: ArgumentParser, args: list[str], default_config: Path) 
 
     Raises a `Mistake` for options that contradict each other, and for runs and models that are missing or damaged.
     """
+    for before, arg in pairwise(["", *args]):
+        if before in ("--config", "-c") or arg.startswith("--config="):
+            read_config(Path(arg.removeprefix("--config=")))  # which refuses what a parser would take any memory for
     typed, checkpoint, init_tokenizer = typed_options(parser, args), None, None
     if (resume := typed.pop("resume", None)) is not None:
         if "model.init_from" in typed:
