@@ -42,7 +42,7 @@ async function write() {
   showInBox(text);
   readBox();
   const perSecond = Math.round((1000 * count) / (performance.now() - start));
-  written = { text: state.typed, words: `wrote ${count} at ${perSecond}/s` };
+  written = { text: state.typed, words: `wrote ${count} at ${perSecond} tokens/s` };
 }
 
 // While it writes, the box shows the text so far. The rest of the page follows when the worker has had the time to read,
