@@ -45,7 +45,7 @@ async function write() {
   written = { text: state.typed, words: `wrote ${count} at ${perSecond} tokens/s` };
 }
 
-// While it writes, the box shows the text so far. The rest of the page follows when the worker has had the time to read,
+// While it writes, the box shows the text so far. The rest of the page follows when the worker had time to read,
 // and not more often than twice a second, because drawing costs time too.
 async function follow(writer, textSoFar) {
   let free = true; // the last text that was asked for is drawn
