@@ -183,7 +183,8 @@ class NgramEmbedding(nn.Embedding):
 
         What lies before the first token of a sequence or document counts as an id that no token has.
         """
-        T, key, rows = tokens.shape[1], 0, []
+        T, key = tokens.shape[1], torch.zeros_like(tokens)
+        rows: list[Tensor] = []
         for back in range(self.sizes[-1]):
             earlier = F.pad(tokens, (back, 0), value=self.no_token)[:, :T]
             if document_ids is not None:
@@ -194,8 +195,8 @@ class NgramEmbedding(nn.Embedding):
                 rows.append((mixed ^ (mixed >> 15)) % self.buckets + len(rows) * self.buckets)
         return torch.stack(rows, dim=-1)
 
-    def forward(self, tokens: Tensor, last: int, document_ids: Tensor | None = None) -> Tensor:
-        """(B, S) -> (B, T, D) for the `last` T tokens; those before them are only read."""
+    def forward(self, tokens: Tensor, last: int = 0, document_ids: Tensor | None = None) -> Tensor:
+        """(B, S) -> (B, T, D) for the `last` T tokens, 0 for all; those before them are only read."""
         return super().forward(self.rows(tokens, document_ids)[:, -last:]).sum(dim=-2)
 
 

@@ -119,12 +119,12 @@ def grid_figure(
         small = {"fontsize": np.clip(0.8 * side / size, 8, 12), "fontfamily": [FONT, "monospace"]}
         large = {"fontsize": heading, "color": SOFT}
         beside = CHARACTER * small["fontsize"] * max(map(len, texts.values())) + 0.7 * heading
-        for left, column in zip(lefts, columns, strict=True):
-            axes.text(left + side / 2, -6, column, ha="center", **large)
+        for left, name in zip(lefts, columns, strict=True):
+            axes.text(left + side / 2, -6, name, ha="center", **large)
             for place, text in texts.items():
                 axes.text(left + place, height + 4, text, ha="center", va="top", rotation=90, **small)
-        for top, row in zip(tops, rows, strict=True):
-            axes.text(-beside, top + side / 2, row, ha="right", va="center", rotation=90, **large)
+        for top, name in zip(tops, rows, strict=True):
+            axes.text(-beside, top + side / 2, name, ha="right", va="center", rotation=90, **large)
             for place, text in texts.items():
                 axes.text(-4, top + place, text, ha="right", va="center_baseline", **small)
         axes.text(0, -2.5 * heading, _one_line(title), fontsize=1.2 * heading)

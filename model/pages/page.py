@@ -116,7 +116,8 @@ def _recorded(
 ) -> tuple[dict[str, Any], list[str], list[str]]:
     """What the page has of a recording, the elements that hold its blocks, and what it leaves out."""
     blocks, length, notes = fit(recording, MAX_MAP_BYTES, with_weights)
-    elements, places = [], {}
+    elements: list[str] = []
+    places: dict[int, dict[str, Any]] = {}
 
     def element(text: str) -> int:
         elements.append(template.json_element(f"block-{len(elements)}", text))

@@ -151,7 +151,7 @@ def explain_machine(run_dir: Path) -> Iterator[None]:
         cause = error.__cause__ or error
         if isinstance(cause, OSError) and cause.errno in NO_ROOM and "make room" not in str(error):
             # What writes to an open file names none.
-            place = "" if isinstance(error, Mistake) or error.filename else f"{run_dir}: "
+            place = "" if isinstance(error, Mistake) or cause.filename else f"{run_dir}: "
             raise Mistake(f"{place}{sentence(error)}: make room{resume}") from error
         raise
 

@@ -158,7 +158,8 @@ class MuonAdamW(torch.optim.Optimizer):
 
     def _adagrad(self, group: dict, parameters: list[Tensor]) -> None:
         for parameter, squares in zip(parameters, self._state("squares", parameters), strict=True):
-            rows, gradient = slice(None), parameter.grad
+            gradient = parameter.grad
+            rows: slice | Tensor = slice(None)
             if gradient.is_sparse:
                 gradient = gradient.coalesce()
                 rows, gradient = gradient.indices()[0], gradient.values()
