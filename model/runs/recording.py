@@ -124,7 +124,7 @@ class AttentionRecording:
             attention_grid(maps, labels, recording.path(step).with_suffix(".png"), title, max_side=PICTURE_SIDE)
 
     def finish(self, trainer: Trainer, module: LightningModule) -> None:
-        """Measures what the model loses without each part at the last step, and warns of what is out of bounds."""
+        """Measures the losses of the last step where the run ended before max_steps; warns of what is out of bounds."""
         if self.recording is None or not self.recording.snapshots:
             return
         last = self.recording.snapshots[-1]

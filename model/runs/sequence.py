@@ -102,7 +102,8 @@ class RunSequence(Checkpoint):
         if is_recorded:
             self.metrics.stop_clock()  # recording is not training; the next batch starts it again
             self.doing = f"recording of step {step}"
-            self.attention.record(trainer, module, draws=is_validated, with_losses=is_kept)
+            with_losses = is_kept or step == trainer.max_steps  # saved with no more to do, it is not resumed
+            self.attention.record(trainer, module, draws=is_validated, with_losses=with_losses)
         if is_validated:
             self.doing = f"sample of step {step}"
             self.samples.write(trainer, module)

@@ -9,7 +9,7 @@ from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer, callbacks
 
 from model.checks import Mistake, check_range, listed
-from model.files import write_atomically
+from model.files import write_atomically, writing
 from model.runs.folder import CONFIG
 
 if os.name == "posix":
@@ -92,10 +92,11 @@ class RunFolder(callbacks.Callback):
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         if self.is_new and trainer.is_global_zero:
             run_dir = Path(trainer.default_root_dir)
-            try:
-                run_dir.mkdir(parents=True)
-            except FileExistsError:  # made since this run looked for it
-                raise name_is_taken(run_dir) from None
+            with writing(run_dir):
+                try:
+                    run_dir.mkdir(parents=True)
+                except FileExistsError:  # made since this run looked for it
+                    raise name_is_taken(run_dir) from None
             self.lock.acquire(run_dir)
             write_atomically(run_dir / CONFIG, self.config)
 

@@ -57,6 +57,7 @@ def run(here, capsys):
     """Calls the main function of a command in this process; gives its sentence if it ends in one, and what it wrote."""
 
     def run(command: list[str], *statuses: int) -> tuple[str, str]:
+        capsys.readouterr()  # what was written before is not of this command
         status, written, error = call(MAINS[command[0]], capsys, *command[1:])
         assert status in (statuses or (0,)), error[-2000:]
         return mistake_of(status, written + error), written + error
@@ -194,7 +195,7 @@ STOPS = {  # what happens in a batch, and words of the sentence
 }
 
 
-@pytest.mark.parametrize(("every", "step"), [("null", 2), ("null", 9), (1, 1), (1, 12)])
+@pytest.mark.parametrize(("every", "step"), [("null", 2), ("null", 9), (1, 1), (1, 8)])
 @pytest.mark.parametrize("fault", STOPS)
 def test_stopped_in_a_batch(small_options, disturb, fault, every, step):
     """No checkpoint holds a number that is not finite, and the sentence says how to go on from the one before."""
@@ -205,7 +206,9 @@ def test_stopped_in_a_batch(small_options, disturb, fault, every, step):
         lambda patch: before_call(patch.setattr, GPTModule, "training_step", action, step),
     )
     has_checkpoint = step > (1 if every == 1 else 4)
-    assert expected in said and (expected == DIVERGED or ("--resume runs/run" in said) == has_checkpoint), said
+    # Diverged, nothing is to be resumed; a loader that is gone may be missed only when its next batch is due.
+    assert expected in said, said
+    assert "num_workers" in expected or expected == DIVERGED or ("--resume runs/run" in said) == has_checkpoint, said
 
 
 @pytest.mark.parametrize("cache", ["cold", "full"])
@@ -240,7 +243,7 @@ def test_two_runs_with_one_name(small_options, trained, here, how, seed):
     command = [*TRAIN, *small_options]
     if how != "started twice":
         signum = signal.SIGKILL if how == "resumed twice" else signal.SIGSTOP  # as if its machine were slow
-        stop = programs.calling(signal_at, 77 + 5 * seed, int(signum))
+        stop = programs.calling(signal_at, 110 + 5 * seed, int(signum))
         first = programs.start(*command, before=stop)  # which has written its first checkpoint by then
         assert os.waitid(os.P_PID, first.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT).si_status == signum
         command = RESUME
