@@ -45,18 +45,16 @@ async function write() {
   written = { text: state.typed, words: `wrote ${count} at ${perSecond} tokens/s` };
 }
 
-// While it writes, the box shows the text so far. The rest of the page follows when the worker had time to read,
-// and not more often than twice a second, because drawing costs time too.
+// While it writes, the box shows the text so far. The rest of the page follows every half second if the worker had
+// time to read, because reading and drawing cost time too.
 async function follow(writer, textSoFar) {
-  let free = true; // the last text that was asked for is drawn
+  let next = performance.now() + PAUSE; // when the panels may follow; Infinity while they do
   while (running === writer) {
-    if (box.value !== textSoFar()) {
-      showInBox(textSoFar());
-      if (free) {
-        free = false;
-        readBox();
-        rendered.then(() => setTimeout(() => (free = true), PAUSE));
-      }
+    if (box.value !== textSoFar()) showInBox(textSoFar());
+    if (performance.now() > next) {
+      next = Infinity;
+      readBox();
+      rendered.then(() => (next = performance.now() + PAUSE));
     }
     await new Promise(requestAnimationFrame);
   }
