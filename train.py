@@ -24,6 +24,7 @@ from lightning.pytorch.cli import ArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from data.datamodule import TextDataModule
+from model.checks import check_range
 from model.kernels import keep_freed_memory
 from model.runs.command_line import OVERVIEW, quiet, read_options
 from model.runs.folder import METRICS, RUNS
@@ -71,6 +72,7 @@ class TrainingCLI(LightningCLI):
         self.options = read_options(parser, args, DEFAULT_CONFIG)
         self.config = self.options.config
         check_options(self.config.trainer)
+        check_range("seed_everything", self.config.seed_everything, 0, 2**32 - 1)  # numpy's limits
 
     def instantiate_trainer(self) -> Trainer:
         config, parts, saved, is_new = self.config, self.config_init, self.options.saved, self.config.resume is None
