@@ -419,10 +419,13 @@ def test_the_panels_follow_while_it_writes_and_its_speed_leaves_with_the_text(op
         postMessage.call(this, question);
       };
     }""")
-    page.locator("#write").click()
-    page.locator("#speed", has_text="wrote").wait_for()
-    assert page.evaluate("window.asked")[:2] == ["write", "read"]
-    settle(page)
+    for _ in range(5):  # a busy machine may draw no frame before all is written
+        page.locator("#write").click()
+        page.locator("#speed", has_text="wrote").wait_for()
+        settle(page)
+        if "read" in (asked := page.evaluate("window.asked")):
+            break
+    assert asked[0] == "write" and "read" in asked
     click(page.locator(".thumb").first)
     assert page.locator("#speed").inner_text().startswith("wrote")
     page.locator("#box").press("End")
