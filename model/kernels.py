@@ -143,7 +143,7 @@ class _SoftCappedCrossEntropy(torch.autograd.Function):
             share = torch.sigmoid(gates[part].float())
             weights = torch.add(-cap, share, alpha=2 * cap)
             own = weights.gather(1, targets[part])
-            sums = weights.exp_().sum(dim=1, keepdim=True)  # no logit is above cap, so that none must be subtracted
+            sums = weights.exp_().sum(dim=1, keepdim=True)  # cannot overflow: logits are at most cap
             total += (sums.log() - own).where(counts[part], 0.0).sum()
             if gradient is not None:
                 scale = 2 * cap * counts[part].float()  # bool alone would take torch's default type

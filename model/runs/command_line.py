@@ -59,7 +59,7 @@ python train.py --help | less                               all options, page by
 """
 
 
-# Options that others are linked to, so that they must be given, with values that nobody types.
+# The parser insists on these options, since others are linked to them. The values mean "not typed".
 UNSET = {"seed_everything": -1, "model.gpt.context_length": 0}
 
 

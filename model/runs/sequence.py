@@ -102,7 +102,8 @@ class RunSequence(Checkpoint):
         if is_recorded:
             self.metrics.stop_clock()  # recording is not training; the next batch starts it again
             self.doing = f"recording of step {step}"
-            with_losses = is_kept or step == trainer.max_steps  # saved with no more to do, it is not resumed
+            # Of the last step too, and before it is saved: a run that has ended is not trained when it is resumed.
+            with_losses = is_kept or step == trainer.max_steps
             self.attention.record(trainer, module, draws=is_validated, with_losses=with_losses)
         if is_validated:
             self.doing = f"sample of step {step}"
