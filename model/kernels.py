@@ -3,7 +3,6 @@
 Results differ from those of PyTorch's own operations by rounding only. What each one gains:
 
     fused_attention     short contexts in bfloat16: 7-12% of a training step, AMD EPYC and Intel Xeon with AMX
-    soft_capped_cross_entropy   2-3% of the default run's training step, AMD EPYC
     Linear              one text twice as fast on an AMD EPYC; not used on Intel's processors, where it would lose
     rms_norm            a third of the time of a norm while one text is written
     decoding_threads    one text 25 times as fast beside a training, AMD EPYC
@@ -102,62 +101,6 @@ class _ShortCausalAttention(torch.autograd.Function):
         scores_grad = torch._softmax_backward_data(weights_grad, weights, -1, weights.dtype)
         scores_grad *= q.shape[-1] ** -0.5
         return scores_grad @ k, scores_grad.mT @ q, weights.mT @ values_grad
-
-
-# Loss
-
-ROWS_IN_CACHE = 2**18  # numbers of a part of the logits that is worked on at once: a megabyte
-LARGEST_CAP = 40.0  # up to which exp(cap) times any vocabulary fits in float32
-
-
-def soft_capped(gates: Tensor, cap: float | None) -> Tensor:
-    """cap * tanh(gates / 2) in float32, as 2 cap sigmoid(gates) - cap, which is faster; without a cap the gates.
-
-    The difference is known to within cap / 10 million; GPTConfig refuses a cap for which that would matter.
-    """
-    return gates.float() if cap is None else (2 * cap * torch.sigmoid(gates.float())).sub_(cap)
-
-
-def soft_capped_cross_entropy(gates: Tensor, targets: Tensor, cap: float | None, reduction: str = "mean") -> Tensor:
-    """`F.cross_entropy` of the logits `soft_capped(gates, cap)` (R, V) and `targets` (R,); those of -100 do not count.
-
-    PyTorch goes over all logits a dozen times, forward and backward, and most of that time waits for memory. Here a
-    part that fits in a processor's cache is taken from the gates to their gradient at once.
-    """
-    if gates.is_cpu and cap is not None and cap <= LARGEST_CAP:
-        counts = targets != -100
-        loss = _SoftCappedCrossEntropy.apply(gates, targets.where(counts, 0)[:, None], counts[:, None], cap)
-        return loss if reduction == "sum" else loss / counts.sum()
-    return F.cross_entropy(soft_capped(gates, cap), targets, reduction=reduction)
-
-
-class _SoftCappedCrossEntropy(torch.autograd.Function):
-    """The sum over all targets (R, 1) that count; its gradient is made in the forward pass, with the gates in cache."""
-
-    @staticmethod
-    def forward(ctx, gates: Tensor, targets: Tensor, counts: Tensor, cap: float) -> Tensor:
-        gradient = torch.empty_like(gates) if ctx.needs_input_grad[0] else None
-        total, size = gates.new_zeros((), dtype=torch.float32), max(1, ROWS_IN_CACHE // gates.shape[1])
-        for start in range(0, len(gates), size):
-            part = slice(start, start + size)
-            share = torch.sigmoid(gates[part].float())
-            weights = torch.add(-cap, share, alpha=2 * cap)
-            own = weights.gather(1, targets[part])
-            sums = weights.exp_().sum(dim=1, keepdim=True)  # cannot overflow: logits are at most cap
-            total += (sums.log() - own).where(counts[part], 0.0).sum()
-            if gradient is not None:
-                scale = 2 * cap * counts[part].float()  # bool alone would take torch's default type
-                weights.mul_(scale / sums).scatter_add_(1, targets[part], -scale)
-                slope = share.addcmul_(share, share, value=-1)  # of the sigmoid
-                torch.mul(weights, slope, out=gradient[part])
-        ctx.save_for_backward(gradient)
-        return total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, loss_grad: Tensor) -> tuple[Tensor, None, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return gradient.mul_(loss_grad), None, None, None
 
 
 # Writing

@@ -1,6 +1,5 @@
 """What is faster on some machine computes the same as what PyTorch does by itself."""
 
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -14,11 +13,9 @@ from model.generation import generate, stream
 from model.gpt import GPTConfig
 from model.kernels import (
     FEW_ROWS,
-    LARGEST_CAP,
     MAX_SHORT_LENGTH,
     Linear,
     short_causal_attention,
-    soft_capped_cross_entropy,
 )
 from tests.attentions import values_and_gradients
 from tests.gpts import random_gpt
@@ -177,36 +174,3 @@ def test_two_texts_of_one_model_can_be_written_in_turn(slow_products):
     in_turn = [next(short), next(long), next(short), *short, *long]
     expected = generate(gpt, prompt, 5, temperature=0)[0, 1:]
     assert torch.equal(torch.cat(in_turn), torch.stack([expected[0], expected[0], expected[1], *expected[1:]]))
-
-
-@contextmanager
-def default_type(dtype):
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    yield
-    torch.set_default_dtype(before)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_the_loss_of_capped_logits_in_one_pass_is_that_of_the_formula(monkeypatch, dtype, reduction):
-    """With parts that do not divide the rows, targets that do not count, and gates far out where the cap flattens."""
-    monkeypatch.setattr(kernels, "ROWS_IN_CACHE", 4 * 19)
-    torch.manual_seed(0)
-    gates, targets = (8 * torch.randn(11, 19)).to(dtype).requires_grad_(), torch.randint(19, (11,))
-    targets[[0, 7, 10]] = -100
-    for cap in (15.0, 2 * LARGEST_CAP):
-        logits = cap * torch.tanh(gates.double() / 2)
-        loss = F.cross_entropy(logits, targets, reduction=reduction)
-        expected = loss, *torch.autograd.grad(3 * loss, gates)
-        before = gates.detach().clone()
-        loss = soft_capped_cross_entropy(gates, targets, cap, reduction)
-        gradient = torch.autograd.grad(3 * loss, gates)[0]
-        torch.testing.assert_close(loss.double(), expected[0], rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(gradient, expected[1], rtol=1e-5 if dtype == torch.float32 else 2**-7, atol=1e-5)
-        with torch.no_grad():
-            assert torch.equal(soft_capped_cross_entropy(gates, targets, cap, reduction), loss)
-        with default_type(dtype):  # as in a run with trainer.precision bf16-true
-            again = torch.autograd.grad(3 * soft_capped_cross_entropy(gates, targets, cap, reduction), gates)[0]
-        assert torch.equal(again, gradient)
-        assert torch.equal(gates, before)
