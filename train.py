@@ -30,8 +30,8 @@ from model.runs.command_line import OVERVIEW, quiet, read_options
 from model.runs.folder import METRICS, RUNS
 from model.runs.metrics import CSVLogger
 from model.runs.mistakes import MISTAKES, checking_options, exit_status, explain_machine, resume_command
+from model.runs.monitoring import AttentionMonitor, Samples
 from model.runs.progress import say
-from model.runs.recording import AttentionRecording, Samples
 from model.runs.results import finish
 from model.runs.saving import AtomicCheckpointIO, Checkpoints, restoring
 from model.runs.sequence import RunSequence, TrainingInterrupted
@@ -63,7 +63,7 @@ class TrainingCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: ArgumentParser) -> None:
         parser.add_class_arguments(Checkpoints, "checkpoints")
-        parser.add_class_arguments(AttentionRecording, "attention")
+        parser.add_class_arguments(AttentionMonitor, "attention")
         parser.add_class_arguments(Samples, "samples")
         parser.link_arguments("model.gpt.context_length", "data.context_length")
         parser.link_arguments("seed_everything", "data.seed")

@@ -21,7 +21,7 @@ from data.datamodule import TextDataModule
 from model.checkpoint import load_gpt
 from model.gpt import GPT, GPTConfig
 from model.runs.command_line import OVERVIEW
-from model.runs.recording import AttentionRecording, Samples
+from model.runs.monitoring import AttentionMonitor, Samples
 from model.training import hardware
 from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
@@ -172,7 +172,7 @@ def test_every_option_of_the_overview_is_in_a_table():
     listed |= {f"model.{kind}.{name}" for kind, (_, options) in MODEL.items() for name in options}
     options_of_a_run = {
         f"{group}.{field.name}"
-        for group, config in (("samples", Samples), ("attention", AttentionRecording))
+        for group, config in (("samples", Samples), ("attention", AttentionMonitor))
         for field in dataclasses.fields(config)
     }
     assert options_of_a_run | set(re.findall(r"--([a-z_]+(?:\.[a-z_]+)*)", OVERVIEW)) <= listed

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from model.runs.metrics import TrainingMetrics, check_finite, log_metrics
 from model.runs.mistakes import can_resume, resume_command
+from model.runs.monitoring import AttentionMonitor, Samples
 from model.runs.progress import Progress
-from model.runs.recording import AttentionRecording, Samples
 from model.runs.results import show_page
 from model.runs.saving import Checkpoints, gather, random_state, rewind, set_random_state, start_loops_at
 
@@ -32,7 +32,7 @@ class RunSequence(Checkpoint):
 
     def __init__(
         self,
-        attention: AttentionRecording,
+        attention: AttentionMonitor,
         samples: Samples,
         checkpoints: Checkpoints,
         shows_progress: bool = True,

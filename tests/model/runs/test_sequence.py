@@ -13,7 +13,7 @@ import torch
 
 from model.checkpoint import load_gpt
 from model.runs.folder import kept_checkpoint, kept_steps
-from model.runs.recording import AttentionRecording, Samples
+from model.runs.monitoring import AttentionMonitor, Samples
 from model.runs.saving import Checkpoints
 from model.runs.sequence import RunSequence, StopSignals, TrainingInterrupted
 from model.training.module import GPTModule
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("no_pages")
 PARTS = (
     (RunSequence, "write_row"),
     (GPTModule, "on_validation_epoch_end"),
-    (AttentionRecording, "record"),
+    (AttentionMonitor, "record"),
     (Samples, "write"),
     (Checkpoints, "save"),
 )

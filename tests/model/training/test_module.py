@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from model.checkpoint import load_gpt, read_checkpoint
 from model.gpt import GPTConfig
-from model.runs.recording import AttentionRecording, Samples
+from model.runs.monitoring import AttentionMonitor, Samples
 from model.training.module import GPTModule
 from model.training.optimizer import MuonAdamW, OptimizerConfig
 from model.training.schedule import ScheduleConfig, learning_rate_factor
@@ -88,7 +88,7 @@ def test_throughput_and_mfu_count_training_steps_only(train, monkeypatch):
 
     slow_down(GPTModule, "training_step", 0.5)
     slow_down(GPTModule, "validation_step", 100)
-    slow_down(AttentionRecording, "record", 1000)
+    slow_down(AttentionMonitor, "record", 1000)
     slow_down(Samples, "write", 10000)
     assert train("--name=run", "--trainer.val_check_interval=6", "--trainer.accumulate_grad_batches=2") == 0
     trained = [row for row in csv_rows("runs/run/metrics.csv") if row["train/loss"]]

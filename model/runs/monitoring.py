@@ -31,7 +31,7 @@ PICTURE_SIDE = 1300  # pixels, about a screen: five times as fast to draw as one
 
 
 @dataclass
-class AttentionRecording:
+class AttentionMonitor:
     """Records attention maps and measurements of a text, by default the beginning of the validation split.
 
     At step 0, at 1, 2, 4, 8, ... up to `early_steps`, at every validation, and every `every_n_steps`.

@@ -8,7 +8,7 @@ import pytest
 
 from model.attention import CausalSelfAttention
 from model.inspection.recording import Recording
-from model.runs.recording import AttentionRecording
+from model.runs.monitoring import AttentionMonitor
 from scripts.inspect_attention import main as inspect_attention
 from tests.attentions import LEAK
 from tests.small_runs import csv_rows
@@ -40,13 +40,13 @@ def test_every_validation_draws_the_maps_and_a_resumed_run_removes_later_ones(tr
     assert Recording.open(folder).steps == [0, 1, 2, 4, 6, 7]
 
 
-def started(folder: Path, encode, length: int, is_global_zero: bool = True) -> AttentionRecording:
+def started(folder: Path, encode, length: int, is_global_zero: bool = True) -> AttentionMonitor:
     """A recording of a text whose tokens `encode` gives for a number of characters."""
     tokenizer = SimpleNamespace(encode=encode, label=str, fingerprint="x", vocab_size=50, end_of_text=0)
     data = SimpleNamespace(tokenizer=tokenizer, validation_text=lambda size: size)
     trainer = SimpleNamespace(is_global_zero=is_global_zero, datamodule=data, default_root_dir=folder)
     gpt = SimpleNamespace(config=SimpleNamespace(context_length=512, window=None))
-    recording = AttentionRecording(probe_tokens=length)
+    recording = AttentionMonitor(probe_tokens=length)
     recording.start(trainer, SimpleNamespace(gpt=gpt))
     return recording
 
@@ -78,21 +78,21 @@ def test_the_text_probe_is_the_beginning_of_the_text(tmp_path, length):
 
 def test_powers_of_two_and_every_so_many_steps_are_recorded():
     steps = range(1, 40)
-    assert [s for s in steps if AttentionRecording(early_steps=8).is_due(s)] == [1, 2, 4, 8]
-    assert [s for s in steps if AttentionRecording(early_steps=4, every_n_steps=15).is_due(s)] == [1, 2, 4, 15, 30]
+    assert [s for s in steps if AttentionMonitor(early_steps=8).is_due(s)] == [1, 2, 4, 8]
+    assert [s for s in steps if AttentionMonitor(early_steps=4, every_n_steps=15).is_due(s)] == [1, 2, 4, 15, 30]
 
 
 def test_a_probe_text_is_the_text_whatever_it_looks_like_and_with_an_at_sign_first_names_a_file(tmp_path, here):
     path = tmp_path / "notes.txt"
     path.write_text("and/or é", encoding="utf-8")
     for given in ("two words", "and/or", "a/b", "x" * 5000, "notes.txt", " @property", "C:\\texts"):
-        assert AttentionRecording(probe_text=given).text == given
-    assert AttentionRecording(probe_text=f"@{path}").text == "and/or é"
+        assert AttentionMonitor(probe_text=given).text == given
+    assert AttentionMonitor(probe_text=f"@{path}").text == "and/or é"
     path.write_bytes(b"\xff")
     reasons = {path: "not UTF-8", tmp_path / "none": "No such file", "x" * 5000: "name too long", "": ""}
     for name, reason in reasons.items():
         with pytest.raises(ValueError, match=rf"attention\.probe_text: cannot read the file {name}: .*{reason}"):
-            AttentionRecording(probe_text=f"@{name}")
+            AttentionMonitor(probe_text=f"@{name}")
 
 
 def test_a_leak_is_told_on_the_terminal_in_the_report_on_the_page_and_with_a_table(train, monkeypatch, caplog, capsys):
