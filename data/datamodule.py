@@ -22,8 +22,6 @@ from data.token_cache import CorpusCache, TokenizedCorpus
 from data.tokenizers import Tokenizer
 from data.windows import TrainingWindows, ValidationWindows, as_batch
 
-DEFAULT_BPE_VOCAB_SIZE = 2048
-
 _log = logging.getLogger(__name__)
 
 _IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # by processes that load
@@ -101,7 +99,7 @@ class TextDataModule(lightning.LightningDataModule):
         validation_tokens = None if max_tokens is None else max(int(max_tokens * options.validation_fraction), 2)
         limits = {"train": max_tokens, "validation": validation_tokens}
         own = Tokenizer.from_dict(tokenizer) if isinstance(tokenizer, dict) else tokenizer
-        self.cache = CorpusCache(self.corpus, own, vocab_size or DEFAULT_BPE_VOCAB_SIZE, limits, cache_dir)
+        self.cache = CorpusCache(self.corpus, own, vocab_size or 2048, limits, cache_dir)
         self.context_length = context_length
         self.batch_size = batch_size
         self.validation_batch_size = validation_batch_size or batch_size
@@ -144,14 +142,8 @@ class TextDataModule(lightning.LightningDataModule):
     def train_dataloader(self) -> DataLoader:
         """Endless batches, from the trainer's current step on."""
         first_batch = self.trainer.global_step * self.trainer.accumulate_grad_batches if self.trainer else 0
-        repeated = getattr(self.trainer, "overfit_batches", 0)
-        if isinstance(repeated, int) and repeated:
-            first_batch %= repeated
-            if first_batch:  # each round of Lightning's would begin there
-                raise Mistake(
-                    f"trainer.overfit_batches is {repeated}: this run can only be resumed after a whole round of these "
-                    "batches, so take another checkpoint or start a new run"
-                )
+        if first_batch and self.trainer.overfit_batches:  # which would be others
+            raise Mistake("a run with trainer.overfit_batches cannot be resumed: start a new one")
         sampler = self._sampler(*self._place("batch_size"))
         return self._loader(TrainingWindows(self.tokenized.train, sampler, first_batch, self.repeat_fraction))
 

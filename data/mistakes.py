@@ -19,6 +19,8 @@ def reading(what: Path | str) -> Iterator[None]:
     """What a library raises over data that is missing or damaged is a person's mistake. For a block that only reads."""
     try:
         yield
+    except Mistake:
+        raise
     except (OSError, EOFError, ValueError, Warning, zlib.error) as error:
         reason = (str(getattr(error, "strerror", None) or error).splitlines() or [type(error).__name__])[0]
         raise Mistake(f"cannot read {what}: {reason}") from error

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from data.mistakes import Mistake, reading
 
@@ -111,24 +111,19 @@ def _offset(path: Path, fraction: float, blocks: bool) -> int:
 
 def text_pieces(path: Path, start: int = 0, stop: int = sys.maxsize) -> Iterator[str]:
     """The text between two byte offsets. Raises Mistake where it is not UTF-8 or holds a zero byte."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    offset = start
+    decoder, end = codecs.getincrementaldecoder("utf-8")(), start
     for block in chain(read_blocks(path, start, stop), [b""]):
-        undecoded = len(decoder.getstate()[0])
-        wrong = block.index(b"\0") if b"\0" in block else None
+        is_beginning, end = end == 0, end + len(block)
         try:
             text = decoder.decode(block, final=not block)
-        except UnicodeDecodeError as error:
-            wrong = error.start - undecoded
-        if wrong is not None:
+            if "\0" in text:
+                raise UnicodeDecodeError("utf-8", block, at := block.index(b"\0"), at + 1, "a zero byte")
+        except UnicodeDecodeError as error:  # whose `object` ends where the block does
             raise Mistake(
-                f"{path} is not UTF-8 text at byte offset {offset + wrong}: convert it to UTF-8, or leave it out of "
-                "--data.files"
-            )
-        if not offset:  # the beginning of the file, where an editor may have put a byte order mark
-            text = text.removeprefix("\ufeff")
-        offset += len(block)
-        if text:
+                f"{path} is not UTF-8 text at byte offset {end - len(error.object) + error.start}: convert it to "
+                "UTF-8, or leave it out of --data.files"
+            ) from error
+        if text := text.removeprefix("\ufeff") if is_beginning else text:  # by which an editor marks a file
             yield text
 
 
@@ -138,20 +133,14 @@ def compression(path: Path) -> str | None:
 
 def read_blocks(path: Path, start: int = 0, stop: int = sys.maxsize) -> Iterator[bytes]:
     """The bytes of a file between two offsets, decompressed. Raises Mistake where it is missing, or cut short."""
-    with reading(path), _open(path) as stream:
+    import pyarrow  # which only training on a new text needs
+
+    with reading(path), pyarrow.input_stream(path.open("rb"), compression=compression(path)) as stream:
         position = 0 if compression(path) else stream.seek(start)
         while position < stop and (block := stream.read(BLOCK_BYTES)):
             if wanted := block[max(start - position, 0) : stop - position]:
                 yield wanted
             position += len(block)
-
-
-def _open(path: Path) -> BinaryIO:
-    if not compression(path):
-        return path.open("rb")
-    import pyarrow
-
-    return pyarrow.input_stream(str(path), compression=compression(path))
 
 
 def uniform_hash(key: str) -> float:

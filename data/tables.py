@@ -52,23 +52,17 @@ def column_texts(rows: Any, column: str, label: str) -> Iterator[str]:
     Raises Mistake where the rows are damaged, `column` does not exist or does not hold text.
     """
     number = 0
-    for names, cells in _batches(rows, column, label):
-        advice = f"set --data.text_column to one of {', '.join(names)}"
-        if column not in names:
-            raise Mistake(f"{label} has no column {column!r}: {advice}")
-        for text in cells:
-            if text is not None and not isinstance(text, str):
-                kind = type(text).__name__
-                raise Mistake(f"{label}: column {column!r} holds {kind}, not text, in row {number}: {advice}")
-            yield text or ""
-            number += 1
-
-
-def _batches(rows: Any, column: str, label: str) -> Iterator[tuple[list[str], list]]:
-    """Of some rows at a time, the names of all columns, and the cells of one."""
     with reading(label):
         for table in rows.with_format("arrow").iter(batch_size=256):
-            yield table.column_names, table[column].to_pylist() if column in table.column_names else []
+            advice = f"set --data.text_column to one of {', '.join(table.column_names)}"
+            if column not in table.column_names:
+                raise Mistake(f"{label} has no column {column!r}: {advice}")
+            for text in table[column].to_pylist():
+                if text is not None and not isinstance(text, str):
+                    kind = type(text).__name__
+                    raise Mistake(f"{label}: column {column!r} holds {kind}, not text, in row {number}: {advice}")
+                yield text or ""
+                number += 1
 
 
 def import_datasets() -> ModuleType:

@@ -5,10 +5,8 @@ changed file or option means another folder, and an unchanged one is opened with
 deleted at any time.
 
 train.bin and validation.bin hold the tokens of the splits, bare uint16 or uint32 by vocabulary. tokens.json holds the
-tokenizer, and the size and date of each split. It is written last, when the others are on the disk: without it, or
-with a split of another size or date, a folder counts as empty and is made again.
-
-Each token of the text has one before it in the stream of a split, see `token_stream`.
+tokenizer, and the size and date of each split. It is written last: without it, or with a split of another size or date,
+a folder counts as empty and is made again.
 """
 
 import base64
@@ -26,11 +24,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import platformdirs
@@ -39,12 +37,13 @@ from tqdm import tqdm
 
 from data import tokenizers
 from data.corpora import SPLITS, Corpus
-from data.mistakes import Mistake, parsing
+from data.mistakes import Mistake
 from data.readers import Passage
 from data.tokenizers import Tokenizer
 
 FORMAT = "GlassGPT tokens 4"
 INDEX = "tokens.json"
+STORED = ("dtype", "num_tokens", "num_bytes", "checksum", "written")  # of each TokenStore, in the index
 BATCH_CHARS = 2**19  # what a thread encodes at once
 QUEUED_BATCHES = 4  # encoded ahead of the disk
 LARGE = 2**25  # tokens; windows of a larger split are mostly not in memory
@@ -60,14 +59,11 @@ class TokenStore:
     dtype: str
     num_tokens: int
     num_bytes: int  # of the text, in UTF-8
-    num_documents: int
     checksum: int  # CRC-32 of the file, by which a resumed run knows its text again
     written: int  # modification time of the file, in whole seconds, which copies of it keep
 
     def is_whole(self) -> bool:
-        """Whether the file is there, with the size and the date that it was given."""
-        if not self.path.is_file():
-            return False
+        """Whether the file has the size and the date that it was given. Raises OSError where there is none."""
         stat, size = self.path.stat(), self.num_tokens * np.dtype(self.dtype).itemsize
         return (stat.st_size, stat.st_mtime_ns) == (size, self.written * 10**9)
 
@@ -94,7 +90,6 @@ class TokenStore:
 
 @dataclass(frozen=True)
 class TokenizedCorpus:
-    folder: Path
     tokenizer: Tokenizer
     train: TokenStore
     validation: TokenStore
@@ -111,37 +106,26 @@ class CorpusCache:
     cache_dir: str | Path | None = None  # default: see `default_cache_dir`
 
     def __post_init__(self):
+        name, recipe = self.tokenizer, [self.tokenizer]
         if isinstance(self.tokenizer, Tokenizer):
-            tokenizer_name, recipe = self.tokenizer.name, [self.tokenizer.fingerprint]
-        else:
-            tokenizer_name, recipe = self.tokenizer, [self.tokenizer]
-        if recipe == ["bpe"]:
+            name, recipe = self.tokenizer.name, [self.tokenizer.fingerprint]
+        elif name == "bpe":
             recipe += [self.vocab_size, tokenizers.SPLIT_PATTERN, tokenizers.TRAINING_BYTES]
         decisive = json.dumps([FORMAT, self.corpus.identity, recipe, self.max_tokens], sort_keys=True)
         digest = hashlib.sha256(decisive.encode()).hexdigest()
-        name = re.sub(r"[^\w.-]+", "_", f"{self.corpus.name}-{tokenizer_name}")
         parent = Path(self.cache_dir or default_cache_dir()).expanduser().absolute()
-        self.folder = parent / f"{name}-{digest[:16]}"
+        self.folder = parent / re.sub(r"[^\w.-]+", "_", f"{self.corpus.name}-{name}-{digest[:16]}")
+        self.paths = {split: self.folder / f"{split}.bin" for split in SPLITS}
 
     def open(self) -> TokenizedCorpus | None:
         """The tokenised corpus, or None where it is not there, not complete, or was changed."""
-        path = self.folder / INDEX
-        try:
-            with parsing(f"{path} is damaged"):
-                index = json.loads(path.read_bytes())
-                state = index["tokenizer"] | {"tokens": base64.b64decode(index["tokenizer"]["tokens"])}
-                splits = {split: TokenStore(self._path(split), **index[split]) for split in SPLITS}
-                fingerprint = index["fingerprint"]
-            tokenizer = Tokenizer.from_dict(state)
-        except Mistake:
-            return None
-        is_same = tokenizer.fingerprint == fingerprint
-        for split in splits.values():
-            is_same = is_same and split.dtype == tokenizer.dtype.name and split.is_whole()
-        return TokenizedCorpus(self.folder, tokenizer, **splits) if is_same else None
-
-    def _path(self, split: str) -> Path:
-        return self.folder / f"{split}.bin"
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):  # missing, or damaged in any way
+            index = json.loads((self.folder / INDEX).read_bytes())
+            state = index["tokenizer"] | {"tokens": base64.b64decode(index["tokenizer"]["tokens"])}
+            splits = {name: TokenStore(path, *map(index[name].get, STORED)) for name, path in self.paths.items()}
+            if all(split.is_whole() for split in splits.values()):
+                return TokenizedCorpus(Tokenizer.from_dict(state), **splits)
+        return None
 
     def prepare(self, num_threads: int | None = None) -> TokenizedCorpus:
         """Opens the tokenised corpus, after making it where it is missing. Of several runs at once, one makes it.
@@ -170,16 +154,15 @@ class CorpusCache:
                 path.unlink()
         tokenizer = self._make_tokenizer()
         state = tokenizer.to_dict()
-        index: dict[str, Any] = {"fingerprint": tokenizer.fingerprint}
-        index["tokenizer"] = state | {"tokens": base64.b64encode(state["tokens"]).decode()}
+        index = {"tokenizer": state | {"tokens": base64.b64encode(state["tokens"]).decode()}}
         splits = {}
         for split, limit in self.max_tokens.items():
             tokens = token_stream(tokenizer, self.corpus.passages(split), limit, num_threads)
-            splits[split] = write_split(self._path(split), tokens, tokenizer, limit)
-            index[split] = {name: value for name, value in asdict(splits[split]).items() if name != "path"}
+            splits[split] = write_split(self.paths[split], tokens, tokenizer, limit)
+            index[split] = {name: getattr(splits[split], name) for name in STORED}
         with new_file(path) as file, writing(self.folder):
             file.write(json.dumps(index).encode())
-        return TokenizedCorpus(self.folder, tokenizer, **splits)
+        return TokenizedCorpus(tokenizer, **splits)
 
     def _make_tokenizer(self) -> Tokenizer:
         if isinstance(self.tokenizer, Tokenizer):
@@ -203,7 +186,7 @@ def write_split(path: Path, stream: Iterable[np.ndarray], tokenizer: Tokenizer, 
 
     Raises Mistake where there is no text.
     """
-    num_tokens = num_bytes = num_ends = checksum = 0
+    num_tokens = num_bytes = checksum = 0
     with (
         new_file(path) as file,
         tqdm(desc=f"tokenising {path.stem}", total=total, unit=" tokens", unit_scale=True) as bar,
@@ -214,17 +197,15 @@ def write_split(path: Path, stream: Iterable[np.ndarray], tokenizer: Tokenizer, 
             checksum = zlib.crc32(tokens.data, checksum)
             num_tokens += len(tokens)
             num_bytes += tokenizer.num_bytes(tokens)
-            num_ends += int(np.count_nonzero(tokens == tokenizer.end_of_text))
             bar.update(len(tokens))
         if num_bytes == 0:
             raise Mistake(
                 f"the {path.stem} split of this corpus holds no text: name files, and of tables a --data.text_column, "
                 "with text for both splits, or change --data.validation_fraction"
             )
-    num_documents = num_ends - int(tokens[-1] == tokenizer.end_of_text)  # each has one before it
     written = int(time.time())
     os.utime(path, (written, written))
-    return TokenStore(path, tokenizer.dtype.name, num_tokens, num_bytes, num_documents, checksum, written)
+    return TokenStore(path, tokenizer.dtype.name, num_tokens, num_bytes, checksum, written)
 
 
 @contextmanager
@@ -292,15 +273,12 @@ def _encoded(tokenizer: Tokenizer, passages: Iterable[Passage], num_threads: int
 
     pending: deque[Future[np.ndarray]] = deque()
     with ThreadPoolExecutor(num_threads, initializer=start_thread) as pool:
-        try:
-            for batch in _batches(passages):
-                pending.append(pool.submit(encode, batch))
-                if len(pending) > num_threads + QUEUED_BATCHES:
-                    yield pending.popleft().result()
-            while pending:
+        for batch in _batches(passages):
+            pending.append(pool.submit(encode, batch))
+            if len(pending) > num_threads + QUEUED_BATCHES:
                 yield pending.popleft().result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+        while pending:
+            yield pending.popleft().result()
 
 
 def _batches(passages: Iterable[Passage]) -> Iterator[list[Passage]]:

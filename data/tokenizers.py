@@ -17,7 +17,7 @@ import numpy as np
 import tiktoken
 import tiktoken.registry
 
-from data.mistakes import Mistake, parsing, reading
+from data.mistakes import Mistake, parsing
 
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"  # as Hugging Face's libraries name them
@@ -91,12 +91,7 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of `ids`; bytes that are not UTF-8 (a character cut in two) and unused ids become U+FFFD."""
-        ids = list(ids)
-        try:
-            content = self.encoding.decode_bytes(ids)
-        except KeyError:
-            content = b"".join(map(self.token_bytes, ids))
-        return content.decode("utf-8", errors="replace")
+        return b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
 
     def token_bytes(self, token: int) -> bytes:
         """UTF-8 bytes of one token; of U+FFFD for an unused id, which there is where a vocabulary was rounded up."""
@@ -194,14 +189,12 @@ class Tokenizer:
         path = folder / TOKENIZER
         if not path.is_file():
             raise NoTokenizer(f"{folder} has no {TOKENIZER}")
-        with reading(path):
-            text = path.read_bytes()
         foreign = (
             f"{path} is neither GPT-2's tokenizer nor one that this project has exported; if it encodes as a published "
             "encoding does, remove the file and name that encoding"
         )
         with parsing(foreign):
-            content = json.loads(text)
+            content = json.loads(path.read_bytes())
             special = {token["content"]: token["id"] for token in content["added_tokens"]}
             vocab = content["model"]["vocab"].items()
             tokens = _packed({from_printable(token): rank for token, rank in vocab if token not in special})
@@ -219,17 +212,17 @@ class Tokenizer:
     def from_dict(cls, state: dict) -> Tokenizer:
         """Inverse of `to_dict`. Raises Mistake where `state` is not what `to_dict` returns."""
         with parsing("the stored tokenizer is damaged"):
-            parts = state["name"], state["pattern"], _unpacked(state["tokens"]), dict(state["special_tokens"])
-            _, _, ranks, special_tokens = parts
+            name, pattern = state["name"], state["pattern"]
+            ranks, special_tokens = _unpacked(state["tokens"]), dict(state["special_tokens"])
             # tiktoken accepts any ids at first, and panics over these when it encodes or decodes.
             for value in range(256):
                 if bytes([value]) not in ranks:
                     raise Mistake(f"it has no token for the byte 0x{value:02x}")
             taken = set(ranks.values())
-            for name, token in special_tokens.items():
+            for special, token in special_tokens.items():
                 if not isinstance(token, int) or not 0 <= token < 2**32 or token in taken:
-                    raise Mistake(f"its {name} cannot have the id {token!r}")
-        return cls(*parts)
+                    raise Mistake(f"its {special} cannot have the id {token!r}")
+        return cls(name, pattern, ranks, special_tokens)
 
 
 def check_name(name: str) -> None:

@@ -95,12 +95,11 @@ def _matches(option: str, patterns: list[str] | str) -> dict[tuple, Path]:
     """Every file once, by its number on the disk, however many links and patterns name it."""
     found: dict[tuple, Path] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        literal = Path(pattern).expanduser()
+        literal = Path(os.path.abspath(Path(pattern).expanduser()))  # noqa: PTH100 (absolute() keeps a/../b)
         # What exists is meant by its name, which may be a[1]; Path.glob refuses absolute patterns.
         folder = next(path for path in (literal, *literal.parents) if path.exists())
         inside = glob.glob(str(literal.relative_to(folder)), root_dir=folder, recursive=True)  # noqa: PTH207
-        found_here = [literal] if literal.exists() else map(folder.joinpath, inside)
-        matches = sorted(Path(os.path.abspath(path)) for path in found_here)  # noqa: PTH100 (absolute() keeps a/../b)
+        matches = [literal] if folder == literal else sorted(map(folder.joinpath, inside))
         paths = [path for path in matches if not path.is_dir()]
         if not paths and matches:
             raise Mistake(f"{pattern} is a folder: write '{pattern.rstrip('/')}/**/*.txt' to read the texts in it")

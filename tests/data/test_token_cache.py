@@ -4,7 +4,6 @@ import errno
 import os
 import pickle
 import random
-import re
 import shutil
 import signal
 import sys
@@ -81,7 +80,6 @@ def test_the_stream_is_the_text_cut_at_max_tokens(tmp_path: Path, monkeypatch, b
         expected = stream_of(DOCUMENTS)[:limit]
         assert stream(tokens) == np.fromfile(tmp_path / "train.bin", dtype=np.uint16).tolist() == expected
         assert tokens.num_bytes == sum(token != END for token in expected)
-        assert tokens.num_documents == expected[:-1].count(END)
         assert tokens.is_whole()
 
 
@@ -141,8 +139,9 @@ def test_a_source_that_fails_is_what_is_reported_and_nothing_is_left(folder: Pat
 def test_tokens_are_whole_on_the_disk_before_the_index(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     flushed = []
     monkeypatch.setattr(token_cache.os, "fsync", lambda file: flushed.append(os.fstat(file)))
-    made = cache_of(folder, tmp_path / "cache").prepare().folder
-    written = [(made / name).stat() for name in ("train.bin", "validation.bin", "tokens.json")]
+    cache = cache_of(folder, tmp_path / "cache")
+    cache.prepare()
+    written = [(cache.folder / name).stat() for name in ("train.bin", "validation.bin", "tokens.json")]
     assert [(file.st_ino, file.st_size) for file in flushed] == [(file.st_ino, file.st_size) for file in written]
 
 
@@ -163,7 +162,7 @@ def test_ten_billion_tokens_take_no_more_memory_than_a_million(tmp_path: Path):
         os.truncate(path, 2 * num_tokens)
         os.utime(path, (written, written))
         tracemalloc.start()
-        tokens = TokenStore(path, "uint16", num_tokens, num_tokens, 1, checksum=0, written=written)
+        tokens = TokenStore(path, "uint16", num_tokens, num_tokens, checksum=0, written=written)
         assert tokens.is_whole()
         starts = WindowSampler(tokens.num_tokens, 1024, 64, seed=1).starts(np.arange(5))
         assert all(tokens.gather(row, 1025).shape == (64, 1025) for row in starts)
@@ -218,12 +217,13 @@ def test_tokens_are_the_text_and_a_second_run_reads_none(folder: Path, tmp_path:
 
 
 def test_tokenizer_is_trained_on_the_training_split_alone(folder: Path, tmp_path: Path):
-    first = cache_of(folder, tmp_path / "cache").prepare()
-    for path in cache_of(folder, tmp_path / "cache").corpus.files["validation"]:
+    cache = cache_of(folder, tmp_path / "cache")
+    first = cache.prepare().tokenizer.fingerprint
+    for path in cache.corpus.files["validation"]:
         path.write_text("zzzz yyyy zzzz yyyy " * 10_000)
-    second = cache_of(folder, tmp_path / "cache").prepare()
-    assert second.folder != first.folder
-    assert second.tokenizer.fingerprint == first.tokenizer.fingerprint
+    changed = cache_of(folder, tmp_path / "cache")
+    assert changed.prepare().tokenizer.fingerprint == first
+    assert changed.folder != cache.folder
 
 
 CHANGES = {"tokenizer": "bytes", "vocab_size": 310, "validation_fraction": 0.4, "documents": "block"}
@@ -231,7 +231,8 @@ CHANGES = {"tokenizer": "bytes", "vocab_size": 310, "validation_fraction": 0.4, 
 
 @pytest.mark.parametrize("change", ["a file of the same size", "a file more", "the name of a file", *CHANGES])
 def test_a_change_is_noticed(folder: Path, tmp_path: Path, change: str):
-    first = cache_of(folder, tmp_path / "cache").prepare()
+    cache = cache_of(folder, tmp_path / "cache")
+    cache.prepare()
     options, path = {name: value for name, value in CHANGES.items() if name == change}, folder / "000.txt"
     if change == "a file of the same size":
         path.write_text(path.read_text()[::-1])
@@ -239,9 +240,9 @@ def test_a_change_is_noticed(folder: Path, tmp_path: Path, change: str):
         (folder / "040.txt").write_text(path.read_text())
     elif change == "the name of a file":
         path.rename(folder / "000a.txt")  # in the same place, and to train as before
-    second = cache_of(folder, tmp_path / "cache", **options).prepare()
-    assert first.folder != second.folder
-    assert same(second, cache_of(folder, tmp_path / "elsewhere", **options).prepare())
+    changed = cache_of(folder, tmp_path / "cache", **options)
+    assert changed.folder != cache.folder
+    assert same(changed.prepare(), cache_of(folder, tmp_path / "elsewhere", **options).prepare())
 
 
 def test_a_copy_is_opened_without_reading_the_text(folder: Path, tmp_path: Path, monkeypatch):
@@ -263,27 +264,24 @@ def cut(path: Path, size: int) -> None:
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
-def other_tokenizer(path: Path) -> None:
-    path.write_text(re.sub('"pattern": "[^"]+', '"pattern": ".', path.read_text()))
-
-
 DAMAGES = [("train.bin", flip), ("validation.bin", flip), ("validation.bin", Path.unlink), ("tokens.json", Path.unlink)]
 DAMAGES += [("train.bin", partial(cut, size=size)) for size in (0, 100, 101)]
 DAMAGES += [("tokens.json", partial(cut, size=size)) for size in (0, 1, 50, 999)]
 DAMAGES += [("tokens.json", partial(Path.write_text, data=text)) for text in ("[]", "{}", '{"tokenizer": 5}')]
-DAMAGES += [("tokens.json", other_tokenizer), ("tokens.json", lambda path: path.write_bytes(bytes(2000)))]
+DAMAGES += [("tokens.json", lambda path: path.write_bytes(bytes(2000)))]
 
 
 @pytest.mark.parametrize(("name", "damage"), DAMAGES)
 def test_what_is_damaged_changed_or_missing_is_made_again(folder: Path, tmp_path: Path, caplog, name: str, damage):
-    first = cache_of(folder, tmp_path / "cache").prepare()
+    cache = cache_of(folder, tmp_path / "cache")
+    first = cache.prepare()
     expected = tokens_of(first)
-    damage(first.folder / name)
-    assert cache_of(folder, tmp_path / "cache").open() is None
-    second = cache_of(folder, tmp_path / "cache").prepare()
+    damage(cache.folder / name)
+    assert cache.open() is None
+    second = cache.prepare()
     assert tokens_of(second) == expected and second.tokenizer.fingerprint == first.tokenizer.fingerprint
     is_told = (name, damage) != ("tokens.json", Path.unlink)  # which is as good as nothing
-    assert [str(first.folder) in message for message in caplog.messages] == [True] * is_told
+    assert [str(cache.folder) in message for message in caplog.messages] == [True] * is_told
 
 
 def test_environment_names_the_cache_and_one_that_cannot_be_made_says_what_to_set(folder: Path, tmp_path, monkeypatch):
