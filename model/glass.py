@@ -276,18 +276,10 @@ class Glass:
         return part_means(self.gpt, self.recording.windows["text"].sample if self.recording else tokens[None])
 
     def repeated_probe(self) -> Probe:
-        """Random tokens, repeated: those recorded in the run if there are any, else new ones.
-
-        Raises a `Mistake` if the context is too short.
-        """
+        """Random tokens, repeated: those recorded in the run if there are any, else new ones."""
         if self.recording is not None:
             return self.recording.probes["repeated"]
-        context = self.gpt.config.context_length
-        if context < 3:
-            raise Mistake(
-                f"the model's context of {context} tokens is too short to repeat one after end-of-text: 3 is the least"
-            )
-        period, first = min(PERIOD, (context - 1) // 2), self.tokenizer.end_of_text
+        period, first = min(PERIOD, (self.gpt.config.context_length - 1) // 2), self.tokenizer.end_of_text
         return draw_repeated_probe(range(self.tokenizer.vocab_size), period, self.tokenizer.label, first=first)
 
     def probe(self, tokens: Tensor | Sequence[int]) -> Probe:
@@ -295,25 +287,14 @@ class Glass:
         ids = [int(token) for token in tokens]
         return Probe(ids, [self.tokenizer.label(token) for token in ids])
 
-    def page(self, opening: Sequence[int] | None = None, others: Sequence[Glass] = ()) -> str:
+    def page(self) -> str:
         """The HTML of a page that holds the model itself, and reads what a person types.
 
-        Args:
-            opening: tokens that the page opens with; if None the text of the recorded maps.
-            others: the same model at other steps, which the page holds too.
-
-        Raises a `Mistake` if there is neither a recorded text nor an opening.
+        Raises a `Mistake` if no text was recorded, which the page opens with.
         """
-        models = sorted(((glass.step or 0, glass.gpt) for glass in (self, *others)), key=lambda one: one[0])
-        context, recording = self.gpt.config.context_length, self.recording
-        if recording is None:
-            if opening is None or not 2 <= len(opening) <= context:
-                raise Mistake(
-                    f"{self.source} has no text on record to try it on: give a prompt of 2 to {context} tokens"
-                )
-            probes = {"text": self.probe(opening), "repeated": self.repeated_probe()}
-            recording = Recording(probes, windows_of(probes, self.gpt.config.window), name=self.name)
-        return run_page(self.name, recording, models=models, tokenizer=self.tokenizer, opening=opening)
+        if self.recording is None:
+            raise Mistake(f"{self.source} has no text on record to try it on: read one, and show the reading")
+        return run_page(self.name, self.recording, models=[(self.step or 0, self.gpt)], tokenizer=self.tokenizer)
 
     def experiments(self) -> Found:
         """The experiments that hold for the model, strongest first, and by title why the others do not.

@@ -10,11 +10,11 @@ import copy
 import importlib
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
@@ -124,8 +124,8 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None, *, docum
     as_gpt2, end_of_text = is_gpt2(gpt.config), None if tokenizer is None else tokenizer.end_of_text
     options = gpt2_options(gpt.config) if as_gpt2 else OUR_OPTIONS | {"gpt": asdict(gpt.config)}
     options |= {"bos_token_id": end_of_text, "eos_token_id": end_of_text, "document_masking": document_masking}
-    files = {CONFIG: options | {"dtype": str(gpt.token_embedding.weight.dtype).removeprefix("torch.")}}
-    files |= {} if tokenizer is None else tokenizer.huggingface_files()
+    options["dtype"] = str(gpt.token_embedding.weight.dtype).removeprefix("torch.")
+    files = {CONFIG: options} | ({} if tokenizer is None else tokenizer.huggingface_files())
     with new_folder(Path(folder)) as aside:
         with writing(folder):
             for name, content in files.items():
@@ -141,11 +141,10 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None, *, docum
 
 @torch.no_grad()
 def check_computes_the_same(gpt: GPT, folder: Path) -> None:
-    """Compares the logits of a GPT with those of the folder that was written of it, as transformers loads it.
+    """Raises a `Mistake` if transformers computes other logits with the folder than the GPT does.
 
-    They differ where the network has been changed, in `attend` for example: no option of GPT-2 tells of that, and the
-    source that a folder brings has it only if it was changed in the file. Of one sequence of the full context:
-    attention may differ only for tokens that are far away.
+    So it does where the network has been changed, such as `attend`: no option of GPT-2 tells of that, and the source
+    in a folder has it only if the file was changed. All of the context is compared: a change may be of far tokens only.
     """
     transformers = optional_package("transformers")
     transformers.utils.logging.disable_progress_bar()
@@ -296,10 +295,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object."""
     if not path.is_file():
         raise Missing(f"{path.parent} has no {path.name}, so it is not a folder of a Hugging Face model")
-    with reading(path):
-        text = path.read_bytes()
-    with parsing(path):
-        content = json.loads(text)
+    with reading(path), parsing(path):
+        content = json.loads(path.read_bytes())
         if not isinstance(content, dict):
             raise ValueError("it is not a JSON object")
     return content
@@ -307,24 +304,21 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """A folder to write into; when the block ends it appears, complete, as `folder`, and after an error it is removed.
+    """A folder to write into, which appears as `folder` when the block ends, and nowhere after an error.
 
     Raises a `Mistake` if there is a file or a folder that is not empty.
     """
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise Mistake(f"{folder} exists already: name a new folder")
-    aside = folder.absolute().with_name(f".{folder.absolute().name}.aside")
-    shutil.rmtree(aside, ignore_errors=True)  # what a kill left
     with writing(folder):
-        aside.mkdir(parents=True)
-    try:
-        yield aside
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        aside = TemporaryDirectory(prefix=".", dir=folder.parent)
+        inside = Path(aside.name, "folder")  # with the permissions of any folder
+        inside.mkdir()
+    with aside:
+        yield inside
         with writing(folder):
-            if folder.is_dir():
-                folder.rmdir()
-            aside.rename(folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+            inside.replace(folder)
 
 
 def copy_network(folder: Path) -> None:

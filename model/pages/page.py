@@ -44,7 +44,6 @@ def run_page(
     learning: Mapping[str, Any] | None = None,
     models: Models = (),
     tokenizer: Any = None,
-    opening: Sequence[int] | None = None,
     state: str | None = None,
     gap: float = 0.0,
 ) -> str:
@@ -56,7 +55,6 @@ def run_page(
         models: those whose weights the page holds, by step, in ascending order. Where they are too large, or have
             diverged, the page says so and has none. What the recording lacks of their steps is measured here.
         tokenizer: of the models, one of `data.tokenizers`.
-        opening: tokens of the text that stands in the box; the recorded text if None.
         state: of a run, "running", "interrupted" or "ended"; gap: the seconds since the page before this one.
     """
     notes: list[str] = []
@@ -80,8 +78,7 @@ def run_page(
         data["run"] = about
         notes += [*more, *warnings(recording.snapshots)]
     if model:
-        text = recording.probes["text"].tokens if opening is None else opening
-        data["text"] = tokenizer.decode(list(text))
+        data["text"] = tokenizer.decode(recording.probes["text"].tokens)
         elements += model.elements()
     return template.fill("page", data | {"notes": notes}, elements)
 
