@@ -168,10 +168,8 @@ def check_computes_the_same(gpt: GPT, folder: Path) -> None:
 
 def is_gpt2(config: GPTConfig) -> bool:
     """Whether GPT-2's format can express all options; `init` says how a GPT was drawn, not what it is."""
-    if config.activation not in ACTIVATIONS.values():
-        return False
-    expressed = {name: getattr(config, name) for name in (*GPT2_OPTIONS, "activation")}
-    return GPTConfig(**expressed | GPT2_FAMILY | {"init": config.init}) == config
+    expressed = {name: getattr(config, name) for name in (*GPT2_OPTIONS, "activation", "init")}
+    return config.activation in ACTIVATIONS.values() and GPTConfig(**GPT2_FAMILY | expressed) == config
 
 
 def read_options(options: dict[str, Any]) -> GPTConfig:
@@ -181,9 +179,8 @@ def read_options(options: dict[str, Any]) -> GPTConfig:
         raise Mistake(f"its model_type is {kind!r}: it can be gpt2 or glassgpt")
     if kind == "glassgpt" and options.get("glassgpt_format") != FORMAT:
         raise Mistake(f"its glassgpt_format is {options.get('glassgpt_format')!r}, this version reads {FORMAT}")
-    fields = read_gpt2_options(options) if kind == "gpt2" else options.get("gpt")
     try:
-        return GPTConfig(**fields)
+        return GPTConfig(**read_gpt2_options(options) if kind == "gpt2" else options.get("gpt"))
     except TypeError as error:
         raise Mistake(f"its {CONFIG} holds what this version does not know: {error}") from error
 
