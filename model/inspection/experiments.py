@@ -33,7 +33,6 @@ from model.inspection.trace import AttendCall, blocks_of, observed, undisturbed
 LISTED = 20  # likeliest next tokens that count, as many as the page knows
 RIGHT, MIN_TEXTS, MIN_SHARE = 0.25, 20, 0.75
 CHOOSING, MADE_UP, MOST = 12, 72, 92  # texts: those that choose a head, are made up, and are tried at all
-LOOKING = 4  # heads that look most at the source, of which one is named
 PIECE = (8, 18)  # tokens of a part of the recorded text: so many for each window to have six
 WORD = 8  # letters of a made-up word
 SWAPPED = {"'": '"', '"': "'", "(": "[", "[": "("}
@@ -43,13 +42,13 @@ CLOSING = {"'": "'", '"': '"', "(": ")", "[": "]"}
 @dataclass(frozen=True)
 class Trial:
     """A text. right: ids of the tokens that should come next; answer: how they begin. changed: the text after the
-    change. source: the place of the token that tells what comes next, None if it is not one alone."""
+    change. source: the place of the token that tells what comes next."""
 
     text: str
     right: Sequence[int]
     answer: str
     changed: str
-    source: int | None = None
+    source: int
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,7 @@ class Texts:
         tokens = self.encode(text)
         return next(i for i in range(len(tokens)) if len(self.tokenizer.decode(tokens[: i + 1])) > character)
 
-    def trial(self, tokens: list[int], following: int, changed: list[int], source: int | None = None) -> Trial:
+    def trial(self, tokens: list[int], following: int, changed: list[int], source: int) -> Trial:
         texts = self.tokenizer.decode(tokens), self.tokenizer.decode(changed)
         return Trial(texts[0], [following], self.tokenizer.label(following), texts[1], source)
 
@@ -192,28 +191,6 @@ def far_above(texts: Texts) -> Iterator[Trial]:
 def token_before(texts: Texts) -> Iterator[Trial]:
     for *tokens, following in texts.pieces:
         yield texts.trial(tokens, following, [*tokens[:-2], tokens[0], tokens[-1]], len(tokens) - 2)
-
-
-@experiment(
-    "The same tokens in another order",
-    "What comes next depends on the tokens, and on where each of them stands.",
-    "shuffle all tokens but the last",
-    "Nothing was added or taken away: what does the list put on top now?",
-)
-def other_order(texts: Texts) -> Iterator[Trial]:
-    for *tokens, following in texts.pieces:
-        yield texts.trial(tokens, following, [*random.Random(0).sample(tokens[:-1], len(tokens) - 1), tokens[-1]])
-
-
-@experiment(
-    "Nothing at all",
-    "The model expects what this text leads to.",
-    "empty the box",
-    "What does the list put on top where a document begins?",
-)
-def nothing(texts: Texts) -> Iterator[Trial]:
-    for *tokens, following in texts.pieces:
-        yield texts.trial(tokens, following, [])
 
 
 @experiment(
@@ -278,14 +255,6 @@ def try_all(gpt: GPT, tokenizer: Any, windows: Sequence[Probe], means: Means) ->
     return effects, {title: reason for title, reason in found.items() if isinstance(reason, str)}
 
 
-def first_steps(steps: Sequence[int], found: Sequence[Found]) -> dict[str, int]:
-    """For each experiment that holds at the last of the steps, the step from which on it does."""
-    since: dict[str, int] = {}
-    for step, (effects, _) in zip(steps, found, strict=True):
-        since = {effect.title: since.get(effect.title, step) for effect in effects}
-    return since
-
-
 def _tried(gpt: GPT, title: str, texts: Texts, means: Means) -> Effect | str:
     """What comes of an experiment: an effect, or why there is none."""
     tried = EXPERIMENTS[title]
@@ -326,8 +295,8 @@ def _tried(gpt: GPT, title: str, texts: Texts, means: Means) -> Effect | str:
 def _trials(tried: Experiment, texts: Texts) -> list[Trial]:
     """Those that can be measured: of a text beyond the context only the end is read, where its source would be another
     token."""
-    trials = [trial for trial in islice(tried.propose(texts), MOST) if trial.right]
-    return [trial for trial in trials if not trial.source or len(texts.encode(trial.text)) <= texts.context]
+    trials = islice(tried.propose(texts), MOST)
+    return [trial for trial in trials if trial.right and len(texts.encode(trial.text)) <= texts.context]
 
 
 def _heads(means: Means) -> list[str]:
@@ -339,10 +308,7 @@ def _chosen_head(gpt: GPT, texts: Texts, trials: Sequence[Trial], means: Means, 
     the source, as a head may look there and yet give nothing that the model needs. None if they lose nothing."""
     share, weights = _expected(gpt, texts, trials)
     heads, looks = _heads(means), weights.mean(0).tolist()
-    candidates = list(range(len(heads)))
-    if not switches:
-        looking = [i for i in candidates if looks[i] >= RIGHT and trials[0].source is not None]
-        candidates = sorted(looking, key=lambda i: -looks[i])[:LOOKING]
+    candidates = [i for i in range(len(heads)) if switches or looks[i] >= RIGHT]
 
     def lost(number: int) -> float:
         with replaced(gpt, {heads[number]: means[heads[number]]}):
@@ -358,7 +324,7 @@ def _expected(gpt: GPT, texts: Texts, trials: Sequence[Trial], changed: bool = F
     read = [texts.encode(trial.changed if changed else trial.text) for trial in trials]
     tokens = [torch.tensor((ids or [texts.tokenizer.end_of_text])[-texts.context :]) for ids in read]
     rows, last = torch.arange(len(tokens)), torch.tensor([len(ids) - 1 for ids in tokens])
-    source = torch.tensor([trial.source or 0 for trial in trials])
+    source = torch.tensor([trial.source for trial in trials])
     weights = []
 
     def see(call: AttendCall) -> None:

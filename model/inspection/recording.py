@@ -46,7 +46,6 @@ SCORE_DIGITS = ".5f"  # decimals in scores.jsonl
 DETAILS_DIGITS = ".4g"  # 4 significant digits
 LEFT_OUT = ": remove it to see the other steps"  # a damaged file of one step
 FILES = (".npz", ".json")  # of a step
-BY_LAYER = ("fidelity", "future", "outside", "random")
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Checks:
     precision: str
     fidelity: float
     causality: float
-    by_layer: dict[str, list[float]]
+    by_layer: Mapping[str, Sequence[float]]
     replaced: int = 0
     noise: float = 0.0
     logits: float = 1.0
@@ -74,7 +73,7 @@ class Checks:
         """Of all that a model has read; NaN if one is."""
         names = ("fidelity", "causality", "noise", "logits")
         figures = {name: np.max([getattr(one, name) for one in read]).item() for name in names}
-        by_layer = {name: np.max([one.by_layer[name] for one in read], axis=0).tolist() for name in BY_LAYER}
+        by_layer = {name: np.max([one.by_layer[name] for one in read], axis=0).tolist() for name in read[0].by_layer}
         token = max(read, key=lambda one: one.causality).replaced
         return cls(read[0].precision, by_layer=by_layer, replaced=token, **figures)
 
@@ -113,30 +112,20 @@ class Snapshot:
         return {"step": self.step, "checks": as_json(asdict(self.checks), ".6g"), **as_json(measured, SCORE_DIGITS)}
 
     @classmethod
-    def from_json(cls, fields: dict) -> Snapshot:
+    def from_json(cls, line: dict) -> Snapshot:
         """Of a line of scores.jsonl. Raises any error for other fields than those."""
-        arrays = {kind: _arrays({name: fields[kind][name] for name in SCORES}) for kind in ("scores", "spread")}
-        formed = {name: np.array(fields["formed"][name], bool) for name in SCORES}
-        uniform = {name: float(fields["uniform"][name]) for name in SCORES}
-        windows = {name: [int(size) for size in sizes] for name, sizes in fields["windows"].items()}
-        heads = Survey(**arrays, formed=formed, uniform=uniform, reach=_arrays(fields["reach"]), windows=windows)
-        every = [heads.reach, *formed.values(), *arrays["scores"].values(), *arrays["spread"].values()]
-        layers, heads_of_layer = np.stack(every).shape[1:]  # refuses arrays of several shapes
-        numbers = dict(fields["checks"])
-        precision, by_layer, token = (numbers.pop(name) for name in ("precision", "by_layer", "replaced"))
-        by_layer = {name: [float(one) for one in _arrays(by_layer[name])] for name in BY_LAYER}
-        if any(len(of) != layers for of in by_layer.values()):
-            raise ValueError("its checks are not of its layers")
-        checks = Checks(str(precision), by_layer=by_layer, replaced=int(token), **_arrays(numbers))
-        loss, ablation = fields["loss"], fields["ablation"]
+        by_score = {kind: {name: line[kind][name] for name in SCORES} for kind in ("scores", "spread", "uniform")}
+        formed = {name: np.array(line["formed"][name], bool) for name in SCORES}
+        heads = Survey(**_arrays(by_score), formed=formed, reach=_arrays(line["reach"]), windows=line["windows"])
+        np.stack([heads.reach, *formed.values(), *heads.scores.values(), *heads.spread.values()])  # of one shape
+        numbers = dict(line["checks"])
+        about = {name: numbers.pop(name) for name in ("precision", "replaced")}
+        checks, loss, ablation = Checks(**about, **_arrays(numbers)), line["loss"], line["ablation"]
         if ablation is not None:
-            loss = {kind: _arrays(of_kind) for kind, of_kind in loss.items()}
-            named = {f"head {layer}.{head}" for layer, head in np.ndindex(layers, heads_of_layer)}
+            loss = _arrays(loss)
             for kind, parts in ablation.items():
-                ablation[kind] = {part: Change(*(_arrays(one) for one in change)) for part, change in parts.items()}
-                if {part for part in parts if part.startswith("head ")} != named:
-                    raise ValueError("its measurements are not of the same layers and heads")
-        return cls(int(fields["step"]), checks, heads, loss, ablation)
+                ablation[kind] = {part: Change(*map(_arrays, change)) for part, change in parts.items()}
+        return cls(int(line["step"]), checks, heads, loss, ablation)
 
 
 @dataclass(eq=False)
@@ -226,10 +215,6 @@ class Recording:
                 formed[name] = {head: since.get(head, snapshot.step) for head in heads}
         return formed
 
-    def before(self, step: int) -> int | None:
-        """The last step that was recorded before this one."""
-        return max((other for other in self.steps if other < step), default=None)
-
     def at(self, step: int) -> Snapshot:
         return next(snapshot for snapshot in self.snapshots if snapshot.step == step)
 
@@ -257,18 +242,11 @@ class Recording:
         """What the model predicted at a step, and why. Raises as `maps`."""
         if (details := self.at(step).details) is not None:
             return details
-        path, content = self.path(step, ".json"), self._content(step, ".json")
-        with parsing(path, LEFT_OUT):
+        content = self._content(step, ".json")
+        with parsing(self.path(step, ".json"), LEFT_OUT):
             details = json.loads(content)
-            for name, measured in details["probes"].items():
-                T = len(self.probes[name].tokens)
-                shapes = {"bits": (T,), "rank": (T,), "attribution_error": ()}
-                shapes |= dict.fromkeys(("top", "top_probability"), (T, len(measured["top"][0])))
-                shapes |= dict.fromkeys(("token", "probability", "divergence"), (len(details["sublayers"]), T))
-                shapes |= {"attribution": (len(details["parts"]), T)}
-                fields = measured | measured["lens"]
-                if any(np.array(fields[field], float).shape != shape for field, shape in shapes.items()):
-                    raise ValueError(f"its measurements of the probe {name} are not those of {T} tokens")
+            if details["probes"].keys() != self.probes.keys():
+                raise ValueError("it is of other probes")
             return details
 
     def _content(self, step: int, suffix: str) -> bytes:
@@ -339,10 +317,6 @@ def _read_texts(path: Path) -> tuple[dict[str, Probe], dict[str, Windows], str]:
     with parsing(path):
         probes = {name: Probe(**probe) for name, probe in about["probes"].items()}
         texts = {name: [Probe(**text) for text in texts] for name, texts in about["windows"].items()}
-        if not {"text", "repeated"} <= set(probes):
-            raise ValueError("it lacks one of the two probes")
-        if any(len({len(text.tokens) for text in of_kind}) != 1 for of_kind in texts.values()):
-            raise ValueError("its windows are not all of one length")
         return probes, windows_of(texts, about["attention_window"]), str(about["tokenizer"])
 
 

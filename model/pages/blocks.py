@@ -1,13 +1,11 @@
-"""The recorded maps of a page: the bytes of each step, fitted into a size.
+"""The recorded maps of a page: the bytes of each step, as many steps as fit into a size.
 
 The page holds the lower triangles of the maps, one byte 255 sqrt(p) a weight, which is within 0.004 of a weight from 0
-to 1; of others the page says that it shows them as 0 or 1 (see `verdicts`). The bytes of each probe and step are
-compressed by gzip, encoded in base64, and decoded when they are first shown. To save a third of the size, bytes below
-128 can be rounded further and still stay within 0.004. Weights above the diagonal are left out: a causal model has
-none, and of another the page says that it looks into the future.
+to 1; of others the page says that it shows them as 0 or 1 (see `verdicts`). Weights above the diagonal are left out: a
+causal model has none, and of another the page says that it looks into the future. The bytes of each probe and step are
+compressed by gzip, encoded in base64, and decoded when they are first shown.
 
-A further block a step, of compressed JSON, holds the details (see `recording`), to ROUNDED_DIGITS where weights are
-rounded too.
+A further block a step, of compressed JSON, holds the details (see `recording`).
 
 Shapes: L layers, H heads, T tokens.
 """
@@ -15,69 +13,40 @@ Shapes: L layers, H heads, T tokens.
 import base64
 import gzip
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from model.checks import Mistake
-from model.inspection.recording import Recording, as_json
-from model.inspection.verdicts import PAGE_ERROR
+from model.inspection.recording import Recording
 
 MAX_STEPS = 100  # of a page: more than one looks at, and each takes time to pack
-MIN_STEPS = 12  # the fewest steps that are kept before the text is cut
-MIN_TOKENS = 8
-MAX_CURVE_POINTS = 300
-ROUNDED_DIGITS = ".2g"  # of details where space is short
 ELEMENT = 70  # bytes around a block
 
 Blocks = dict[int, list[str]]  # by step each probe's maps, and the details, in base64
 
 
-def fit(recording: Recording, room: int, wanted: Collection[int] = ()) -> tuple[Blocks, int, list[str]]:
-    """The maps that `room` bytes hold, the number of tokens that they show, and a note of what was left out.
+def fit(recording: Recording, room: int, wanted: Collection[int] = ()) -> tuple[Blocks, list[str]]:
+    """The maps that `room` bytes hold, and a note if steps were left out.
 
-    If all would take more, small weights are rounded. If that is not enough, steps are left out, evenly in the
-    logarithm of the step but never the last nor those that are `wanted`. If MIN_STEPS steps are still too many, the
-    text is cut.
+    They are left out evenly in the logarithm of the step, but never the first, the last, or those that are `wanted`.
 
-    Raises a `Mistake` if even that does not fit.
+    Raises a `Mistake` if even these do not fit.
     """
-    steps, all_tokens = recording.mapped, max(len(probe.tokens) for probe in recording.probes.values())
-    size = 0
-    for rounded, count, length in _attempts(min(len(steps), MAX_STEPS), all_tokens):
+    steps = recording.mapped
+    count, size = min(len(steps), MAX_STEPS), room + 1
+    while size > room:
         kept = sorted({*log_spaced(steps, count), *(step for step in steps if step in wanted)})
-        blocks = {step: packed(recording, step, rounded, length) for step in kept}
+        blocks = {step: packed(recording, step) for step in kept}
         size = sum(len(text) + ELEMENT for texts in blocks.values() for text in texts)
-        if size <= room:
-            break
-    else:
-        raise Mistake(f"even {count} steps of {length} tokens do not fit into {room} bytes: {size} and more")
-    saved = [f"rounds weights to within {PAGE_ERROR}"] if rounded else []
-    if len(kept) < len(steps):
-        saved.append(f"shows {len(kept)} of {len(steps)} recorded steps")
-    if length < all_tokens:
-        saved.append(f"shows the first {length} of {all_tokens} tokens (the scores are of all)")
-    return blocks, length, [f"To stay small, this page {', '.join(saved)}."] if saved else []
-
-
-def _attempts(count: int, length: int) -> Iterator[tuple[bool, int, int]]:
-    """(rounded, number of steps, number of tokens), each setting smaller than the one before."""
-    yield False, count, length
-    yield True, count, length
-    while count > MIN_STEPS:
-        count = max(MIN_STEPS, int(count * 0.9))
-        yield True, count, length
-    while length > MIN_TOKENS:
-        length = max(MIN_TOKENS, int(length * 0.85))
-        yield True, count, length
-
-
-def curve_steps(recording: Recording) -> set[int]:
-    """The steps that are points of the curves, whether or not their maps are on the page."""
-    points = set(log_spaced(recording.steps, MAX_CURVE_POINTS))
-    return points | {step for heads in recording.formation.values() for step in heads.values()}
+        if size > room and count <= 2:
+            length = max(len(probe.tokens) for probe in recording.probes.values())
+            raise Mistake(f"maps of {length} tokens do not fit into a page: take a shorter text, or a .csv")
+        count = max(2, int(count * 0.9))
+    left_out = len(kept) < len(steps)
+    return blocks, [f"To stay small, this page shows {len(kept)} of {len(steps)} recorded steps."] if left_out else []
 
 
 def log_spaced(steps: Sequence[int], count: int) -> list[int]:
@@ -95,33 +64,17 @@ def log_spaced(steps: Sequence[int], count: int) -> list[int]:
 
 
 @lru_cache(maxsize=2 * MAX_STEPS)  # of a run that goes on, a page writes only what is new
-def packed(recording: Recording, step: int, rounded: bool, length: int) -> list[str]:
+def packed(recording: Recording, step: int) -> list[str]:
     """Each probe's maps at a step, and the details, in base64."""
-    maps, details = recording.maps(step), _cut(recording.details(step), length)
-    details = as_json(details, ROUNDED_DIGITS) if rounded else details
-    return [*(_pack(maps[name], length, rounded) for name in recording.probes), compressed(details)]
+    maps = recording.maps(step)
+    return [*(_pack(maps[name]) for name in recording.probes), compressed(recording.details(step))]
 
 
-def _pack(maps: np.ndarray, length: int, rounded: bool) -> str:
-    maps = np.asarray(maps, dtype=np.float32)[:, :, :length, :length]
+def _pack(maps: np.ndarray) -> str:
     rows, columns = np.tril_indices(maps.shape[-1])
-    values = 255 * np.sqrt(np.nan_to_num(maps[:, :, rows, columns]).clip(0, 1))
-    # p = (value / 255)^2 changes more slowly where the value is small. These steps all keep it within 0.004.
-    step = np.select([values < 32, values < 64, values < 128], [8, 4, 2], 1) if rounded else 1
-    return _encoded((np.rint(values / step) * step).astype(np.uint8).tobytes(), 4)  # a higher level helps no more
-
-
-def _cut(details: dict, length: int) -> dict:
-    """The details of the first `length` tokens of each probe."""
-    probes, used = {}, set()
-    for name, measured in details["probes"].items():
-        cut = {field: measured[field][:length] for field in ("bits", "rank", "top", "top_probability")}
-        cut["attribution"] = [row[:length] for row in measured["attribution"]]
-        cut["lens"] = {field: [row[:length] for row in rows] for field, rows in measured["lens"].items()}
-        probes[name] = measured | cut
-        used |= {str(token) for row in (*cut["top"], *cut["lens"]["token"]) for token in row}
-    tokens = {token: label for token, label in details["tokens"].items() if token in used}
-    return details | {"probes": probes, "tokens": tokens}
+    values = np.asarray(maps, dtype=np.float32)[:, :, rows, columns]
+    values = 255 * np.sqrt(np.nan_to_num(values).clip(0, 1))
+    return _encoded(np.rint(values).astype(np.uint8).tobytes(), 4)  # a higher level helps no more
 
 
 def compressed(value: Any) -> str:

@@ -49,7 +49,7 @@ def _described(snapshot: Snapshot, effects: Sequence[Effect], at: Place) -> Desc
     name, on_text = followed(snapshot, at), followed(snapshot, at, "text")
     spreads = _spreads(float(snapshot.heads.reach[at]))
     if name is None:
-        sentences, evidence = [f"Follows no pattern that has a name: it {spreads}"], [_closest(snapshot, at)]
+        sentences, evidence = [f"Follows no pattern that has a name: it {spreads}"], []
     else:
         sentence = f"Looks {_where(name)}"
         if SCORES[name].probe == "repeated":
@@ -88,15 +88,11 @@ def strongest(recording: Recording, name: str) -> Place | None:
 
 
 def stages(recording: Recording) -> list[dict[str, Any]]:
-    """When the strongest head of each pattern formed, by step: {"score", "place" of the score in SCORES, "head",
-    "before", the last step recorded before it (None for none), "step"}."""
-    found, formation = [], recording.formation
-    for place, name in enumerate(SCORES):
-        if (at := strongest(recording, name)) is not None:
-            head = "{}.{}".format(*at)
-            step = formation[name][head]
-            about = {"score": name, "place": place, "head": head}
-            found.append(about | {"before": recording.before(step), "step": step})
+    """When the strongest head of each pattern formed, by step: {"score", "head", "step"}."""
+    strong = {name: strongest(recording, name) for name in SCORES}
+    heads = {name: "{}.{}".format(*at) for name, at in strong.items() if at}
+    formation = recording.formation
+    found = [{"score": name, "head": head, "step": formation[name][head]} for name, head in heads.items()]
     return sorted(found, key=lambda stage: stage["step"])
 
 
@@ -126,7 +122,7 @@ def shortened(text: str, length: int) -> str:
 
 
 def _text(sentences: Sequence[str]) -> str:
-    return " ".join(f"{one}." for one in sentences if one)
+    return " ".join(f"{one}." for one in sentences)
 
 
 def _where(name: str) -> str:
@@ -140,50 +136,35 @@ def _spreads(tokens: float) -> str:
     return f"spreads its weight over {tokens:.0f} tokens on average"
 
 
-def windows_in_words(snapshot: Snapshot, kind: str) -> str:
-    """Such as "16 windows of 128 tokens"."""
-    count, length = snapshot.heads.windows[kind]
-    texts = f"{count} windows of {length} tokens" if count > 1 else f"{length} tokens"
-    return f"{texts} that repeat" if kind == "repeated" else texts
-
-
 def _score(snapshot: Snapshot, name: str, at: Place) -> str:
+    """Such as "0.71 ± 0.08 of its weight on 16 windows of 128 tokens (uniform attention: ...)"."""
     kind, uniform = SCORES[name].probe, snapshot.heads.uniform[name]
-    between = f" ± {snapshot.heads.spread[name][at]:.2f}" if snapshot.heads.windows[kind][0] > 1 else ""
+    count, length = snapshot.heads.windows[kind]
+    between, windows = (f" ± {snapshot.heads.spread[name][at]:.2f}", f"{count} windows of ") if count > 1 else ("", "")
     return (
-        f"{snapshot.scores[name][at]:.2f}{between} of its weight on {windows_in_words(snapshot, kind)} "
+        f"{snapshot.scores[name][at]:.2f}{between} of its weight on {windows}{length} tokens"
+        f"{' that repeat' * (kind == 'repeated')} "
         f"(uniform attention: {uniform:.2f}; the name needs {threshold(uniform):.2f})"
     )
 
 
-def _closest(snapshot: Snapshot, at: Place) -> str:
-    """The pattern that says most about a head without a name, and why it does not get that name; "" if none is near."""
-    name = max(SCORES, key=lambda name: informs(snapshot, name, at))
-    score, uniform = snapshot.scores[name][at], snapshot.heads.uniform[name]
-    needed = threshold(uniform)
-    if not informs(snapshot, name, at) or score < (uniform + needed) / 2:
-        return ""
-    reason = f"the name needs {needed:.2f}" if score <= needed else "but not in both halves of the window"
-    return f"Closest to {name.replace('_', ' ')!r} with {score:.2f} of its weight ({reason})"
-
-
 def _found(effects: Sequence[Effect], at: Place) -> list[str]:
     """What experiments found of a head that looks at what tells the next token."""
-    of_head = [effect for effect in effects if effect.head == "{}.{}".format(*at) and effect.weight and effect.finding]
+    of_head = [effect for effect in effects if effect.head == "{}.{}".format(*at) and effect.weight]
     return [f"It {one.finding}, with {one.weight:.0%} of its weight (experiment “{one.title}”)" for one in of_head]
 
 
 # ---- what a page opens with
 
 
-def opening_view(recording: Recording, step: int, shown: int | None = None) -> dict[str, Any]:
+def opening_view(recording: Recording, step: int) -> dict[str, Any]:
     """The head that teaches most, and the token that shows it: {"head", "probe", "token", "score"}.
 
     head: layer * H + head, of the head about which its pattern says most, which takes a clear pattern and sharp
         weights. Heads that rest read nothing, so they come after the others with a name, and heads without one last.
     probe, score: the names of the probe that shows the pattern, and of the pattern.
-    token: the query that reads most clearly, among the first `shown`. Of those that come near it is one that looks
-        further back than one token, and a word.
+    token: the query that reads most clearly. Of those that come near it is one that looks further back than one token,
+        and a word.
     """
     snapshot, window = recording.at(step), recording.windows["text"].attention_window
     probes = {"text": recording.probes["text"]} if recording.is_prompt else recording.probes
@@ -192,7 +173,7 @@ def opening_view(recording: Recording, step: int, shown: int | None = None) -> d
         if score.keys and score.probe in probes:
             keys = score.keys(probes[score.probe])
             keys = keys & choosing(keys, window)[:, None]
-            if keys.any() and snapshot.heads.uniform[name]:
+            if keys.any():
                 counted[name] = keys
     if not counted:
         return {"head": 0, "probe": "text", "token": 0, "score": next(iter(SCORES))}
@@ -207,13 +188,12 @@ def opening_view(recording: Recording, step: int, shown: int | None = None) -> d
     name = pattern(at)[2]
     probe = SCORES[name].probe
     weights = torch.from_numpy(np.asarray(recording.maps(step)[probe][layer, head], np.float32))
-    token = _clearest(counted[name], weights, probes[probe].labels[:shown])
+    token = _clearest(counted[name], weights, probes[probe].labels)
     return {"head": layer * snapshot.shape[1] + head, "probe": probe, "token": token, "score": name}
 
 
 def _clearest(keys: Tensor, weights: Tensor, labels: Sequence[str]) -> int:
-    """The query among those of the labels that gives one of its keys most weight."""
-    on_keys = (weights * keys).nan_to_num()[: len(labels)]
-    most, key = on_keys.max(-1)
+    """The query that gives one of its keys most weight."""
+    most, key = (weights * keys).nan_to_num().max(-1)
     near = [query for query, weight in enumerate(most.tolist()) if weight >= 0.9 * most.max()]
     return max(near, key=lambda query: (query - key[query] > 1, not is_delimiter(labels[query]), most[query].item()))

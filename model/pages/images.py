@@ -78,10 +78,6 @@ def grid_figure(
         max_side: pixels of the longer side without the labels. Below ten pixels a token, only some tokens are labelled.
     """
     weights, size = np.asarray(weights, dtype=np.float32), len(labels)
-    if weights.ndim != 4 or weights.shape[2] != weights.shape[3]:
-        raise ValueError(f"a grid needs weights (L, H, T, T), but these are {weights.shape}")
-    if size != weights.shape[3]:
-        raise ValueError(f"the maps have {weights.shape[3]} tokens, but there are {size} labels")
     rows = [f"layer {layer}" for layer in range(len(weights))] if rows is None else rows
     columns = [f"head {head}" for head in range(weights.shape[1])] if columns is None else columns
 
@@ -127,7 +123,7 @@ def grid_figure(
             axes.text(-beside, top + side / 2, name, ha="right", va="center", rotation=90, **large)
             for place, text in texts.items():
                 axes.text(-4, top + place, text, ha="right", va="center_baseline", **small)
-        axes.text(0, -2.5 * heading, _one_line(title), fontsize=1.2 * heading)
+        axes.text(0, -2.5 * heading, title, fontsize=1.2 * heading)
     return figure
 
 
@@ -167,11 +163,6 @@ def printable(token: str) -> str:
 
 def _colour_map() -> Colormap:
     return LinearSegmentedColormap.from_list("ink", COLOURS)
-
-
-def _one_line(text: str) -> str:
-    """A name or a title that a file of any kind can hold."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def _write(figure: Figure, path: Path) -> None:

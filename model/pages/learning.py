@@ -44,17 +44,13 @@ def learning(rows: Rows, samples: Sequence[dict], config_text: str, config: Mapp
 
 def story(rows: Rows, config: Mapping) -> str:
     """What this is and how long it trained on what, in sentences for someone who has never seen the project."""
-    gpt = _section(_section(config, "model"), "gpt")
-    size = ""
-    layers, heads = gpt.get("num_layers"), gpt.get("num_heads")
-    if isinstance(layers, int) and isinstance(heads, int):
-        size = f" of {_count(layers, 'layer')} with {_count(heads, 'head')} each"
-    data = _section(config, "data")
-    text = CORPORA.get(str(data.get("corpus")), "a text")
+    gpt, data = config.get("model", {}).get("gpt", {}), config.get("data", {})
+    size = f" of {_count(gpt['num_layers'], 'layer')} with {_count(gpt['num_heads'], 'head')} each" if gpt else ""
+    text = CORPORA.get(data.get("corpus", ""), "a text")
     if dataset := data.get("dataset"):
         text = f"the data set {dataset}"
     elif files := data.get("files"):
-        text = ", ".join(map(str, files)) if isinstance(files, list) else str(files)
+        text = ", ".join(files) if isinstance(files, list) else files
     sentences = [f"A GPT{size} learned to predict the next token of {text}."]
     if points := column_points(rows, "tokens"):
         seconds = training_seconds(rows)
@@ -125,8 +121,3 @@ def short(number: float) -> str:
 
 def _count(number: float, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def _section(values: Mapping, name: str) -> Mapping:
-    section = values.get(name)
-    return section if isinstance(section, Mapping) else {}

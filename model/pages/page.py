@@ -12,29 +12,21 @@ from typing import Any
 
 from model.checks import Mistake
 from model.inspection.ablation import ERRORS
-from model.inspection.experiments import Effect, Found, first_steps, try_all
+from model.inspection.experiments import Effect, try_all
 from model.inspection.heads import SCORES, threshold
 from model.inspection.recorder import take_snapshot
 from model.inspection.recording import Recording
 from model.inspection.verdicts import verdicts, warnings
 from model.pages import template
-from model.pages.blocks import compressed, curve_steps, fit
+from model.pages.blocks import compressed, fit, log_spaced
 from model.pages.describe import describe_heads, opening_view, stages
 from model.pages.weights import Models, Packed, pack
 
 log = logging.getLogger(__name__)
 MAX_MAP_BYTES = 25_000_000  # of the recorded maps and what was measured beside them
-NOTHING = {
-    "name": "",
-    "layers": 0,
-    "heads": 0,
-    "probes": [],
-    "uniform": {},
-    "threshold": {},
-    "formation": {},
-    "stages": [],
-}
-NOTHING |= {"snapshots": [], "opening": {"head": 0, "score": next(iter(SCORES)), "probe": "", "token": 0}}
+MAX_CURVE_POINTS = 300
+NOTHING = {"layers": 0, "heads": 0, "probes": [], "formation": {}, "stages": [], "snapshots": []}
+NOTHING |= {"opening": {"head": 0, "score": next(iter(SCORES)), "probe": "", "token": 0}}
 
 
 def run_page(
@@ -57,29 +49,27 @@ def run_page(
         tokenizer: of the models, one of `data.tokenizers`.
         state: of a run, "running", "interrupted" or "ended"; gap: the seconds since the page before this one.
     """
-    notes: list[str] = []
-    model, found = None, []
-    if models and recording:
-        recording = _with_steps(recording, models, tokenizer)
-        model, notes = _packed(models, tokenizer, recording)
-        texts = recording.windows["text"].texts
-        found = [try_all(gpt, tokenizer, texts, means) for gpt, means in model.models] if model else []
     data = legend(title) | {"learning": learning, "experiments": None, "run": NOTHING}
     if state:
         data["status"] = {"state": state, "written": round(time.time(), 1), "gap": round(gap, 1)}
-    if model:
-        effects, tried = found[-1]
-        since = first_steps(model.manifest["steps"], found)
-        data["experiments"] = {"effects": [asdict(effect) for effect in effects], "tried": tried, "since": since}
+    notes: list[str] = []
     elements: list[str] = []
+    effects: dict[int, Sequence[Effect]] = {}  # by each step whose weights the page holds
+    if models and recording:
+        recording = _with_steps(recording, models, tokenizer)
+        model, notes = _packed(models, tokenizer, recording)
+        if model:
+            texts = recording.windows["text"].texts
+            found = [try_all(gpt, tokenizer, texts, means) for gpt, means in model.models]
+            effects = {step: holding for step, (holding, _) in zip(model.manifest["steps"], found, strict=True)}
+            holding, tried = found[-1]
+            data["experiments"] = {"effects": [asdict(effect) for effect in holding], "tried": tried}
+            data["text"] = tokenizer.decode(recording.probes["text"].tokens)
+            elements = model.elements()
     if recording and recording.mapped:
-        steps = model.manifest["steps"] if model else []
-        about, elements, more = _recorded(recording, steps, found)
-        data["run"] = about
+        data["run"], blocks, more = _recorded(recording, effects)
+        elements = [*blocks, *elements]
         notes += [*more, *warnings(recording.snapshots)]
-    if model:
-        data["text"] = tokenizer.decode(recording.probes["text"].tokens)
-        elements += model.elements()
     return template.fill("page", data | {"notes": notes}, elements)
 
 
@@ -109,10 +99,13 @@ def _packed(models: Models, tokenizer: Any, recording: Recording) -> tuple[Packe
 
 
 def _recorded(
-    recording: Recording, with_weights: Sequence[int], found: Sequence[Found]
+    recording: Recording, effects: Mapping[int, Sequence[Effect]]
 ) -> tuple[dict[str, Any], list[str], list[str]]:
-    """What the page has of a recording, the elements that hold its blocks, and what it leaves out."""
-    blocks, length, notes = fit(recording, MAX_MAP_BYTES, with_weights)
+    """What the page has of a recording, the elements that hold its blocks, and what it leaves out.
+
+    effects: what experiments found, by each step whose weights the page holds.
+    """
+    blocks, notes = fit(recording, MAX_MAP_BYTES, effects)
     elements: list[str] = []
     places: dict[int, dict[str, Any]] = {}
 
@@ -122,38 +115,29 @@ def _recorded(
 
     for step, texts in blocks.items():
         *maps, details = map(element, texts)
-        effects = found[list(with_weights).index(step)][0] if step in with_weights else []
-        described = element(compressed(_described(recording, step, effects)))
+        described = element(compressed(describe_heads(recording.at(step), effects.get(step, ()))))
         places[step] = {"blocks": maps, "details": details, "descriptions": described}
-        if step in with_weights:
-            places[step]["weights"] = list(with_weights).index(step)
-    points = curve_steps(recording) | places.keys()
+        if step in effects:
+            places[step]["weights"] = list(effects).index(step)
+    points = places.keys() | log_spaced(recording.steps, MAX_CURVE_POINTS)
     snapshots = [
         one.to_json() | verdicts(one.checks) | places.get(one.step, {})
         for one in recording.snapshots
         if one.step in points
     ]
-    layers, heads = recording.shape
     uniform = recording.snapshots[-1].heads.uniform
     about = {
-        "name": recording.name,
-        "layers": layers,
-        "heads": heads,
-        "probes": [
-            {"name": name, "labels": of.labels[:length], "period": of.period} for name, of in recording.probes.items()
-        ],
+        "layers": recording.shape[0],
+        "heads": recording.shape[1],
+        "probes": [{"name": name, "labels": of.labels, "period": of.period} for name, of in recording.probes.items()],
         "uniform": uniform,
         "threshold": {name: threshold(of) for name, of in uniform.items()},
         "formation": recording.formation,
         "stages": stages(recording),
-        "opening": opening_view(recording, recording.mapped[-1], length),
+        "opening": opening_view(recording, recording.mapped[-1]),
         "snapshots": snapshots,
     }
     return about, elements, notes
-
-
-def _described(recording: Recording, step: int, effects: Sequence[Effect]) -> list[list[dict]]:
-    return describe_heads(recording.at(step), effects)
 
 
 def legend(title: str) -> dict[str, Any]:

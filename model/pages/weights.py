@@ -18,7 +18,6 @@ Shapes: T tokens, V vocabulary.
 import base64
 import copy
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -38,7 +37,6 @@ MAX_BYTES = 40_000_000  # of the weights in a page, which may hold several snaps
 MAX_REFERENCE = 2**16  # logits that are kept to check the page's own, 256 KiB a snapshot
 MAX_DIFFERENCE = 1e-3  # of a logit, above which the model's attention is another than the page's
 EXACT_BYTES = 12_000_000  # below which a page is small enough to hold bfloat16
-ACTIVATION = re.compile(r"^  (\w+): \(x\) => ", re.MULTILINE)  # a line of the table in network.js
 
 Models = Sequence[tuple[int, GPT]]  # by step, in ascending order
 
@@ -67,7 +65,7 @@ def pack(snapshots: Models, tokenizer: Mapping[str, Any], probe: Sequence[int], 
     Args:
         snapshots: of one config, in the order of a slider; the page opens with the last.
         tokenizer: as a checkpoint has it.
-        probe: T tokens that the page reads to check itself, and by which the cost of rounding is measured.
+        probe: T tokens, 2 or more, that the page reads to check itself, and by which the cost of rounding is measured.
         sample: (N, T), over which parts are averaged; the probe if None.
 
     Returns:
@@ -76,20 +74,12 @@ def pack(snapshots: Models, tokenizer: Mapping[str, Any], probe: Sequence[int], 
         shape, kind, start}; reference, one of these; and parity, with the probe, the positions that the reference has
         logits of, and for each snapshot the bits a token that rounding costs.
 
-    Raises a Mistake if the snapshots are of different configs or have diverged, the page lacks the activation, the
-    probe has fewer than two tokens or is longer than the context, or the smallest kind takes more than MAX_BYTES.
+    Raises a Mistake if the snapshots are of different configs or have diverged, or the smallest kind takes more than
+    MAX_BYTES.
     """
     config = snapshots[0][1].config
     if any(gpt.config != config for _, gpt in snapshots):
         raise Mistake("the snapshots are not of one model: their configs differ")
-    program = (template.FOLDER / "browser" / "network.js").read_text(encoding="utf-8")
-    if config.activation not in (known := ACTIVATION.findall(program)):
-        raise Mistake(
-            f"the page cannot compute the activation {config.activation} of this model: it knows {', '.join(known)}, "
-            "to which model/pages/browser/network.js can add it"
-        )
-    if not 2 <= len(probe) <= config.context_length:
-        raise Mistake(f"the text to check the page with must have 2 to {config.context_length} tokens")
     for step, gpt in snapshots:
         if not all(weight.isfinite().all() for weight in gpt.parameters()):
             raise Mistake(f"the model at step {step} has diverged: some of its weights are not numbers")

@@ -29,7 +29,8 @@ export function stepAxis(stops, last) {
 //
 // share: see stepAxis. stops: [{ step, isMarked }], whose numbers stand below. low, high: the range of the
 // values. curves: [{ points: [[step, value]], dots: some points, radius of these, colour, width, opacity }], the last
-// on top; a point without a value is left out. stages: see stagesOf. guides: [{ value, dashes }].
+// on top; a point without a value is left out. stages: [{ step, letter, colour, inWords }], when heads formed.
+// guides: [{ value, dashes }].
 // Returns { x, y }: from a step and from a value to pixels.
 export function drawChart(svg, { share, stops, low, high, curves, stages, guides = [] }) {
   const [width, height] = [svg.clientWidth, svg.clientHeight];
@@ -87,16 +88,3 @@ export function ticks(low, high, count) {
   const last = Math.floor(high / step + 1e-9);
   return Array.from({ length: last - first + 1 }, (_, i) => (first + i) * step);
 }
-
-// ---- stages of training: when the strongest head of each kind formed
-
-// The name of a score's colour in theme.css, which has eight.
-export const markColour = (score) => `mark-${score % 8}`;
-
-// found: as the page has them (see describe.py), [{ score, place, head, before, step }], with what is written of them.
-export const stagesOf = (found, scores) => found.map(({ score, place, head, before, step }) => {
-  const { label, letter } = scores[score];
-  const when = before === null ? `by step ${step}` : `between steps ${before} and ${step}`;
-  const inWords = `${label}: head ${head} formed ${when}`;
-  return { score, head, step, letter, inWords, colour: `var(--${markColour(place)})` };
-});

@@ -9,7 +9,6 @@ import { box, showInBox } from "browser/text.js";
 import { tokensOf } from "browser/typed-text.js";
 import { percent, quote } from "browser/words.js";
 
-const MOST = 6; // buttons
 const OPENING = $("experiment").textContent;
 const { effects, tried } = data.experiments ?? { effects: [], tried: {} };
 export const TRIED_AT = [...mapped.keys()].findLast(holdsWeights); // the step at which they were tried
@@ -95,7 +94,7 @@ box.addEventListener("input", () => {
   chosen = null;
 }, true); // before it is read
 $("experiment").hidden = !effects.length;
-$("tries").append(...effects.slice(0, MOST).map((effect) => button(effect.title, () => show(effect, 0))));
+$("tries").append(...effects.map((effect) => button(effect.title, () => show(effect, 0))));
 if (data.experiments && !effects.length) {
   const found = Object.entries(tried).map(([title, why]) => `${title} (${why})`);
   $("tries").textContent = `None of these was found in this model: ${found.join(", ")}.`;

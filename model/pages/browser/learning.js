@@ -2,12 +2,12 @@
 // measured of the run, such as the loss, or a score of all heads. Marks show when heads formed, cursors which steps are
 // shown.
 
-import { BOX, drawChart, stagesOf, stepAxis, written } from "browser/chart.js";
+import { BOX, drawChart, stepAxis, written } from "browser/chart.js";
 import { $, closest, css, element } from "browser/elements.js";
 import { rgb } from "browser/maps.js";
 import { addPlainView, addView, change, shown } from "browser/render.js";
 import {
-  addOption, ALL_HEADS, data, formation, headName, headNumber, holdsWeights, LAYERS, mapped, nearest,
+  addOption, ALL_HEADS, data, formation, formedBetween, headName, headNumber, holdsWeights, LAYERS, mapped, nearest,
   placeOf, RUN, SCORES, state, stepOf,
 } from "browser/state.js";
 import { decimal } from "browser/words.js";
@@ -17,7 +17,12 @@ const { story = "", facts = [], charts = [], samples = [], config = "" } = data.
 const STOPS = mapped.map(({ step }, at) => ({ step, isMarked: holdsWeights(at) }));
 const LAST_STEP = Math.max(1, ...charts.flatMap(({ curves }) => curves).map(({ points }) => points.at(-1)[0]));
 const SHARE = stepAxis(STOPS.map(({ step }) => step), LAST_STEP);
-const STAGES = stagesOf(RUN.stages, SCORES);
+// When the strongest head of each kind formed, see describe.py.
+const STAGES = RUN.stages.map(({ score, head, step }) => {
+  const { label, letter, colour } = SCORES[score];
+  const inWords = `${label}: head ${head} formed ${formedBetween(step)}`;
+  return { score, head, step, letter, inWords, colour: `var(--${colour})` };
+});
 const COLOURS = ["var(--first)", "var(--ink)"];
 const svg = $("curve");
 
@@ -94,7 +99,7 @@ function tell(step) {
   $("curve-key").replaceChildren(element("span", { className: "soft" }, `${where}, ${unit}`), ...entries);
 }
 
-// When the strongest head of each kind formed, each a button that goes there.
+// Each stage as a button that goes there.
 function tellFormed() {
   const formed = STAGES.map(({ score, head, step, inWords, colour }) => element("button", {
     textContent: inWords, style: { borderColor: colour },

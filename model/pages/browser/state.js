@@ -1,6 +1,5 @@
 // The data of the page, the state that a person chooses, and that state in the address.
 
-import { markColour } from "browser/chart.js";
 import { $, clamp, closest, systemTheme } from "browser/elements.js";
 
 export const data = JSON.parse($("data").textContent);
@@ -9,7 +8,8 @@ export const RUN = data.run; // what was recorded of the model
 export const { layers: LAYERS, heads: HEADS } = RUN;
 export const ALL_HEADS = [...Array(LAYERS * HEADS).keys()]; // numbered layer by layer
 
-for (const [i, score] of Object.values(SCORES).entries()) score.colour = score.is_pattern ? markColour(i) : "accent";
+// The names of their colours in theme.css, which has eight.
+for (const [i, score] of Object.values(SCORES).entries()) score.colour = score.is_pattern ? `mark-${i % 8}` : "accent";
 export const MARKED = Object.keys(SCORES).filter((score) => SCORES[score].is_pattern);
 
 // The steps that have maps on this page, which are the stops of its slider. All snapshots have scores.

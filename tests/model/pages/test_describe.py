@@ -78,14 +78,13 @@ def test_uniform_attention_gets_no_name_and_is_told_by_how_far_it_spreads():
     assert all(f" {perplexity:.0f} tokens" in head["sentence"] for head in described[0])
 
 
-def test_noise_gets_no_name_and_is_told_what_it_is_closest_to():
+def test_noise_gets_no_name():
     """A random key for each query."""
     seen = torch.ones(64, 64).tril()
     keys = torch.multinomial(seen, 60, replacement=True, generator=torch.Generator().manual_seed(0))  # (T, N)
     maps = {"text": torch.nn.functional.one_hot(keys.T, 64).float()[None], "repeated": torch.ones(1, 60, 1, 1)}
     [described] = describe_heads(maps, PROBES | {"repeated": ONE})
     assert {head["name"] for head in described} == {None}
-    assert all("the name needs" in head["evidence"] for head in described if head["evidence"])
 
 
 @pytest.mark.parametrize(
@@ -109,7 +108,7 @@ def test_ablation_says_what_the_head_is_worth_and_how_sure_that_is(change, told)
 
 def test_a_card_says_what_the_experiments_found_of_its_head():
     def effect(head, weight, finding):
-        trial = Trial("", [], "", "")
+        trial = Trial("", [], "", "", 0)
         return Effect("A quote", "", "", "", finding, trial, [], head, weight, (1, 0), (1, 0), (9, 9, 9))
 
     others = effect("0.0", 0.0, "finds it"), effect(None, 0.9, "finds it")
@@ -130,7 +129,7 @@ def test_the_date_is_that_of_the_strongest_head():
         recording.append(snapshot_of(maps, PROBES, step))
     assert recording.formation["sink"] == {"0.0": 200, "1.2": 600} and strongest(recording, "sink") == (1, 2)
     [stage] = [one for one in stages(recording) if one["score"] == "sink"]
-    assert (stage["head"], stage["before"], stage["step"]) == ("1.2", 400, 600)
+    assert (stage["head"], stage["step"]) == ("1.2", 600)
     assert strongest(recording, "induction") is None
 
 

@@ -55,14 +55,6 @@ def test_hostile_text_is_drawn_without_a_warning(recwarn, tmp_path):
     assert not recwarn.list
 
 
-def test_wrong_shapes_are_refused():
-    for shape, labels in (((2, 3, 4), "abcd"), ((1, 1, 3, 4), "abc")):
-        with pytest.raises(ValueError, match=r"weights \(L, H, T, T\)"):
-            images.grid_figure(np.zeros(shape), list(labels))
-    with pytest.raises(ValueError, match="4 tokens, but there are 3 labels"):
-        images.grid_figure(np.zeros((1, 1, 4, 4)), list("abc"))
-
-
 def test_bare_pixels_have_the_colours_of_the_grid_and_of_each_score():
     weights = np.zeros((2, 3, 4, 4))
     weights[1, 2, 3, 0], weights[0, 0, 0, 0] = 1, -0.1  # which is shown as 0

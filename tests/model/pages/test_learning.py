@@ -39,15 +39,14 @@ def test_the_story_says_what_was_trained_on_what_for_how_long_and_how_well():
     sizes = [
         ({"num_layers": 6, "num_heads": 3}, " of 6 layers with 3 heads each"),
         ({"num_layers": 1, "num_heads": 1}, " of 1 layer with 1 head each"),
-        ({"num_layers": None, "num_heads": "x"}, ""),
-        (3, ""),
+        ({}, ""),
     ]
     texts = [
         ({"corpus": "stdlib", "files": None}, "the source of Python's standard library"),
         ({"corpus": "files", "files": ["a.txt", "b.txt"]}, "a.txt, b.txt"),
         ({"corpus": "stdlib", "dataset": "some/set"}, "the data set some/set"),
-        ({"corpus": ["stdlib"]}, "a text"),
-        ([1], "a text"),
+        ({"corpus": "another"}, "a text"),
+        ({}, "a text"),
     ]
     for (gpt, size), (data, text) in product(sizes, texts):
         found = story([], {"model": {"gpt": gpt}, "data": data})

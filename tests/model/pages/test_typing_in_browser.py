@@ -485,7 +485,7 @@ def test_every_experiment_shows_on_the_page_what_was_predicted(open_page):
     page = open_model((0, untrained), (8, gpt))
     buttons = page.locator("#tries button")
     titles = buttons.all_inner_texts()
-    assert "A made-up word, twice" in titles and 2 <= len(titles) <= 6
+    assert "A made-up word, twice" in titles
     effects, _ = try_all(gpt, TOKENIZER, texts, part_means(gpt, windows["text"].sample))
     for effect, button in zip(effects, buttons.all(), strict=True):
         click(button)
@@ -506,8 +506,6 @@ def test_every_experiment_shows_on_the_page_what_was_predicted(open_page):
     click(page.locator("#experiment button"))
     type_text(page, "another text")
     assert in_page(page, "render", "shown.off") == [] and page.locator("#changed").is_hidden()
-    click(buttons.nth(titles.index("Nothing at all")))
-    assert "No single head to look at here" in page.locator("#experiment").inner_text()
     nowhere = open_model((0, untrained)).locator("#tries")
     assert nowhere.locator("button").count() == 0
     assert "A made-up word, twice (right on only 0 of 60 texts)" in nowhere.inner_text()

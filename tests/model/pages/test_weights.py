@@ -100,17 +100,14 @@ def test_an_attention_that_differs_only_beyond_the_probe_is_told(monkeypatch):
 
 
 def test_mistakes_are_named():
-    gpt, diverged, sine = random_gpt(MODERN), random_gpt(MODERN), random_gpt(replace(MODERN))
-    diverged.head.weight.data[3, 4], sine.config.activation = math.nan, "sine"
-    for sentence, snapshots, probe in (
-        ("activation sine of this model", [(0, sine)], PROBE),
-        ("at step 7 has diverged", [(0, gpt), (7, diverged)], PROBE),
-        ("configs differ", [(0, gpt), (1, random_gpt(CONFIGS["gpt2"]))], PROBE),
-        ("2 to 16 tokens", [(0, gpt)], [1]),
-        ("2 to 16 tokens", [(0, gpt)], [1] * 17),
+    gpt, diverged = random_gpt(MODERN), random_gpt(MODERN)
+    diverged.head.weight.data[3, 4] = math.nan
+    for sentence, snapshots in (
+        ("at step 7 has diverged", [(0, gpt), (7, diverged)]),
+        ("configs differ", [(0, gpt), (1, random_gpt(CONFIGS["gpt2"]))]),
     ):
         with pytest.raises(ValueError, match=sentence):
-            weights.pack(snapshots, TOKENIZER, probe)
+            weights.pack(snapshots, TOKENIZER, PROBE)
 
 
 def recording_of(models) -> Recording:
@@ -135,9 +132,7 @@ def test_a_page_holds_the_weights_of_some_steps_measures_what_was_not_recorded_t
     assert held == {0: 0, 3: None, 5: 1, 8: 2} and page.json("manifest")["steps"] == [0, 5, 8]
     assert [bool(shown["ablation"]) for shown in run["snapshots"]] == [True, False, True, True]
     assert page.data["text"] == tokenizer.decode(recording.probes["text"].tokens)
-    since = page.data["experiments"]["since"]
-    assert since and set(since) == {effect["title"] for effect in page.data["experiments"]["effects"]}
-    assert set(since.values()) == {5}
+    assert page.data["experiments"]["effects"]
 
 
 def test_the_page_of_a_model_that_cannot_be_in_it_says_so_and_has_everything_else(monkeypatch):

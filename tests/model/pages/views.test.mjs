@@ -139,19 +139,6 @@ test("the row of a token is told in words", () => {
   assert.equal(reads(0, [1]), "“x” comes first, so there is nothing before it to look at.");
 });
 
-test("a stage says between which steps its head formed", () => {
-  const stages = [
-    { score: "previous_token", place: 0, head: "0.1", before: null, step: 0 },
-    { score: "induction", place: 2, head: "1.2", before: 16, step: 32 },
-  ];
-  const previous = { label: "previous token", letter: "P" };
-  const scores = { previous_token: previous, induction: { label: "induction", letter: "I" } };
-  const [first, second] = chart.stagesOf(stages, scores);
-  assert.equal(first.inWords, "previous token: head 0.1 formed by step 0");
-  assert.match(second.inWords, /head 1.2 formed between steps 16 and 32$/);
-  assert.deepEqual([first.letter, second.colour], ["P", "var(--mark-2)"]);
-});
-
 test("ticks are round and there are at least three of them", () => {
   assert.deepEqual(chart.ticks(0, 8.2, 4), [0, 2, 4, 6, 8]);
   for (const [low, high] of [[5.9, 8.3], [1.31, 1.39], [0, 0.07], [9212, 10_900], [-3, 2], [0, 1e-6]])
