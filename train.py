@@ -2,6 +2,8 @@
 
 python train.py                                             configs/default.yaml
 python train.py --config configs/shakespeare_char.yaml --trainer.max_steps 500 --model.gpt.num_layers 2
+python train.py --data.files 'my/*.txt' --name mine         your own text
+python train.py --model.init_from runs/NAME                 starts from that run's weights; or a checkpoint's, or gpt2
 python train.py --resume runs/NAME                          continues that run where it stopped
 python train.py --help                                      every option
 """
@@ -24,18 +26,17 @@ from lightning.pytorch.cli import ArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from data.datamodule import TextDataModule
-from model.checks import check_range
 from model.kernels import keep_freed_memory
-from model.runs.command_line import OVERVIEW, quiet, read_options
-from model.runs.folder import METRICS, RUNS
+from model.runs.command_line import quiet, read_options
+from model.runs.folder import METRICS, RUNS, how_to_resume
 from model.runs.metrics import CSVLogger
-from model.runs.mistakes import MISTAKES, checking_options, exit_status, explain_machine, resume_command
+from model.runs.mistakes import MISTAKES, checking_options, exit_status, explain_machine
 from model.runs.monitoring import AttentionMonitor, Samples
 from model.runs.progress import say
 from model.runs.results import finish
 from model.runs.saving import AtomicCheckpointIO, Checkpoints, restoring
 from model.runs.sequence import RunSequence, TrainingInterrupted
-from model.runs.starting import RunFolder, check_options, new_run_dir
+from model.runs.starting import RunFolder, new_run_dir
 from model.runs.wandb_logger import WandbLogger, WandbMode
 from model.training.module import GPTModule, check_start
 
@@ -71,8 +72,6 @@ class TrainingCLI(LightningCLI):
     def parse_arguments(self, parser: ArgumentParser, args: list[str]) -> None:
         self.options = read_options(parser, args, DEFAULT_CONFIG)
         self.config = self.options.config
-        check_options(self.config.trainer)
-        check_range("seed_everything", self.config.seed_everything, 0, 2**32 - 1)  # numpy's limits
 
     def instantiate_trainer(self) -> Trainer:
         config, parts, saved, is_new = self.config, self.config_init, self.options.saved, self.config.resume is None
@@ -110,7 +109,7 @@ def main(args: list[str] | None = None) -> int:
     """Returns the exit status: 0, 1 after an error in code, 2 after a mistake, 128 + the signal that stopped it."""
     quiet()
     keep_freed_memory()
-    usage = {"exit_on_error": False, "allow_abbrev": False, "usage": OVERVIEW, "description": None}
+    usage = {"exit_on_error": False, "allow_abbrev": False, "usage": __doc__, "description": None}
     with checking_options():
         cli = TrainingCLI(
             GPTModule,
@@ -133,7 +132,7 @@ def main(args: list[str] | None = None) -> int:
         if trainer.is_global_zero and not trainer.fast_dev_run:
             say(finish(run_dir))
     except TrainingInterrupted as stop:
-        print(f"{stop}, and saved; to continue: python train.py {resume_command(run_dir)}", file=sys.stderr)
+        print(f"{stop}, and saved; {how_to_resume(run_dir)}", file=sys.stderr)
         return 128 + stop.signum
     except SIGTERMException:  # Lightning's, for a signal that came before the run listens; its own status would be 0
         return 128 + signal.SIGTERM

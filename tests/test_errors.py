@@ -146,7 +146,7 @@ def test_after_a_callback_fails_the_run_can_be_gone_on_with(train, mine, capsys)
 OPTIONS = {
     "mine_of_tests.Nothing": "has no attribute",
     "nothing.X": "No module named",
-    "Nothing": "names no class that can be imported",
+    "Nothing": "a dot import path",
     "EarlyStopping": "the following arguments are required: monitor",
     "{class_path: mine_of_tests.InInit, init_args: {every: x}}": "every",
     "{class_path: mine_of_tests.InInit, init_args: {evry: 1}}": "evry",

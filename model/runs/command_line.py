@@ -1,7 +1,8 @@
-"""The command line of train.py: the overview of --help, what a run starts from, and what is filled in."""
+"""The command line of train.py: which options are refused, what a run starts from, and what is filled in."""
 
 import dataclasses
 import logging
+import re
 import warnings
 from collections.abc import Collection
 from itertools import pairwise
@@ -12,7 +13,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from data.tokenizers import NoTokenizer, Tokenizer
 from model.checkpoint import read_checkpoint
-from model.checks import Mistake
+from model.checks import Mistake, check_range, listed
 from model.exchange.huggingface import local_folder
 from model.runs.configs import plain_config, read_config
 from model.runs.folder import CONFIG, find_model, resume_point
@@ -20,45 +21,9 @@ from model.runs.mistakes import parse
 from model.training.hardware import fast_precision
 from model.training.initial import initial_config, place_of
 
-OVERVIEW = """\
-python train.py [--config FILE] [--OPTION VALUE]...
-
-Trains a GPT: by default configs/default.yaml, in minutes on two CPU cores. An option here overrides the config's.
-Below are the options that people use. --help lists all of them after these, with types and defaults.
-
-the run
-  --config FILE                          a file of configs/, or the config.yaml of a run
-  --name NAME                            name of its folder under runs/ (default: the config's and the time)
-  --resume RUN                           continue this run exactly where it stopped
-  --seed_everything N                    seed of everything random
-  --wandb MODE                           auto, online, offline or disabled
-  --print_config                         show the complete config and train nothing
-how long and on what
-  --trainer.max_steps N                  optimizer steps
-  --trainer.max_time DD:HH:MM:SS         time after which it stops
-  --trainer.val_check_interval N         batches between validations
-  --trainer.accumulate_grad_batches N    batches in a step
-  --trainer.accelerator NAME, --trainer.devices N, --trainer.strategy NAME, --trainer.precision NAME
-the text
-  --data.files 'my/*.txt'                your own text
-  --data.corpus NAME                     stdlib (Python's standard library), files, hub, repetitions
-  --data.dataset OWNER/NAME              a data set of the Hugging Face Hub
-  --data.tokenizer NAME                  bpe (with --data.vocab_size N), bytes, gpt2 (of tiktoken's), or a run's
-  --data.batch_size N                    sequences in a batch
-the model
-  --model.gpt.num_layers N, --model.gpt.num_heads N, --model.gpt.embed_dim N, --model.gpt.context_length N
-  --model.init_from MODEL                start from a run, a checkpoint, or a model of Hugging Face such as gpt2
-  --model.compile MODE                   auto, true, false or reduce-overhead
-how it learns
-  --model.optimizer.algorithm NAME       muon or adamw
-  --model.optimizer.learning_rate X, --model.optimizer.head_learning_rate X, --model.optimizer.matrix_learning_rate X
-  --model.schedule.warmup_steps N, --model.schedule.decay NAME
-
-python train.py --resume runs/NAME --trainer.max_steps N    train a run further
-python train.py --help | less                               all options, page by page
-"""
-
-
+# Strategies that cut matrices in parts, or start processes that are no programs of their own.
+REFUSED_STRATEGIES = re.compile("fsdp|deepspeed|modelparallel|spawn|fork|notebook", re.IGNORECASE)
+VALIDATION_METRICS = ["val/loss", "val/bits_per_byte"]  # what callbacks can monitor
 # The parser insists on these options, since others are linked to them. The values mean "not typed".
 UNSET = {"seed_everything": -1, "model.gpt.context_length": 0}
 
@@ -89,33 +54,31 @@ def read_options(parser: ArgumentParser, args: list[str], default_config: Path) 
         if before in ("--config", "-c") or arg.startswith("--config="):
             read_config(Path(arg.removeprefix("--config=")))  # which refuses what a parser would take any memory for
     typed, checkpoint, init_tokenizer = typed_options(parser, args), None, None
-    if (resume := typed.pop("resume", None)) is not None:
-        if "model.init_from" in typed:
-            raise Mistake("--model.init_from and --resume both name the weights to start from: leave one out")
-        if "name" in typed:
-            raise Mistake("--resume continues a run in its own folder: leave out --name, which is for a new one")
-        run_dir, checkpoint = resume_point(Path(resume))
+    if typed.get("resume") is not None:
+        for other in ("name", "model.init_from"):
+            if typed.get(other) is not None:
+                raise Mistake(f"--resume continues a run in its own folder, with its own weights: leave out --{other}")
+        run_dir, checkpoint = resume_point(Path(typed["resume"]))
         args = [f"--config={plain_config(run_dir / CONFIG, typed)}", *args, f"--resume={run_dir}"]
     elif "config" not in typed:
         args = [f"--config={default_config}", *args]
     config = parse(parser, args)
     if missing := [name for name, _ in parser.get_defaults().items() if name not in config]:
         raise Mistake(f"{missing[0].rpartition('.')[0]} must hold options; leave it out for the defaults")
+    check_range("seed_everything", config.seed_everything, 0, 2**32 - 1)  # numpy's limits
+    check_trainer(config.trainer)
     if config.model.init_from is not None and checkpoint is None:
         init_tokenizer = take_over_model(config, typed)
     if config.trainer.precision is None:
         config.trainer.precision = fast_precision(config.trainer.accelerator)
-    if is_model(config.data.tokenizer) and "/" not in config.data.tokenizer:
-        config.data.tokenizer = f"./{config.data.tokenizer}"  # a model still where its folder is gone
     saved = config.clone()
     saved.name = saved.resume = None
     text = parser.dump(saved, skip_unset=False)
     if checkpoint is not None:
         config.model.init_from = None  # the checkpoint brings all weights
-    if checkpoint is not None and is_model(config.data.tokenizer) and "data.tokenizer" not in typed:
-        config.data.tokenizer = tokenizer_of(str(checkpoint))  # whatever has become of the model that it is of
-    else:
-        config.data.tokenizer = named_tokenizer(config.data.tokenizer)
+        if is_model(config.data.tokenizer) and "data.tokenizer" not in typed:
+            config.data.tokenizer = str(checkpoint)  # whatever has become of the model that it is of
+    config.data.tokenizer = named_tokenizer(config.data.tokenizer)
     return Options(config, text, checkpoint, init_tokenizer)
 
 
@@ -132,17 +95,17 @@ def take_over_model(config: Namespace, typed: Collection[str]) -> dict[str, Any]
     Returns the model's tokenizer; None for a model without one, of which the person has named the tokenizer.
     """
     source = config.model.init_from = find_model(config.model.init_from)
+    names_tokenizer = "data.tokenizer" in typed
     given = [name.removeprefix("model.gpt.") for name in typed if name.startswith("model.gpt.")]
     network = initial_config(source, config.model.gpt, given)
     config.model.gpt.update(Namespace(**dataclasses.asdict(network)))
     config.data.context_length = network.context_length
-    is_named = "data.tokenizer" in typed
-    if not is_named:
+    if not names_tokenizer:
         config.data.tokenizer = place_of(source)
     try:
         return tokenizer_of(source)
     except NoTokenizer as error:
-        if is_named:
+        if names_tokenizer:
             return None
         raise Mistake(f"{error}: name the one it was trained with by --data.tokenizer") from error
 
@@ -162,6 +125,27 @@ def tokenizer_of(source: str) -> dict[str, Any]:
     if Path(source).is_file():
         return read_checkpoint(Path(source), on_disk=True)["tokenizer"]
     return Tokenizer.from_folder(local_folder(source)).to_dict()
+
+
+def check_trainer(options: Namespace) -> None:
+    """Raises a `Mistake` for options of Lightning's Trainer that do harm in a run counted in steps."""
+    interval, accumulate = options.val_check_interval, options.accumulate_grad_batches
+    check_range("trainer.log_every_n_steps", options.log_every_n_steps, 1)
+    check_range("trainer.accumulate_grad_batches", accumulate, 1)
+    repeats = str(options.limit_train_batches) not in ("None", "1.0")  # and the number 1, which is one batch
+    is_whole = isinstance(interval, int) and interval > 0 and interval % accumulate == 0
+    if options.max_epochs not in (None, -1) and not options.fast_dev_run:
+        raise Mistake("trainer.max_epochs: training is counted in steps here, set trainer.max_steps")
+    if repeats and not (options.overfit_batches or options.fast_dev_run):
+        raise Mistake("trainer.limit_train_batches: would repeat the same batches, set trainer.max_steps")
+    if REFUSED_STRATEGIES.search(str(options.strategy)):
+        raise Mistake("trainer.strategy: each device has the whole model and a program of its own, so write ddp")
+    if not is_whole and not isinstance(interval, float | None):
+        raise Mistake(f"trainer.val_check_interval: {interval} is no number of batches that {accumulate} divides")
+    callbacks = options.callbacks if isinstance(options.callbacks, list) else [options.callbacks]
+    for monitor in (callback.get("init_args.monitor") for callback in callbacks if callback):
+        if monitor not in (None, "step", *VALIDATION_METRICS):
+            raise Mistake(f"trainer.callbacks: monitor is {monitor}: write {listed(VALIDATION_METRICS, 'or')}")
 
 
 def quiet() -> None:

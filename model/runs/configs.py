@@ -1,6 +1,5 @@
 """A run's config.yaml: the options in it, and that they are plain values."""
 
-import os
 import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -12,14 +11,12 @@ from model.checks import Mistake
 from model.files import reading
 
 # Groups of options, an outer one before those within.
-SECTIONS = (
-    *("data", "model", "model.gpt", "model.optimizer", "model.schedule"),
-    *("trainer", "attention", "samples", "checkpoints"),
-)
+SECTIONS = ["data", "model", "model.gpt", "model.optimizer", "model.schedule", "trainer"]
+SECTIONS += ["attention", "samples", "checkpoints"]
 # Of the Trainer's options those that take classes, and what the texts of all others look like: no dotted name of a
 # class, path, address or YAML.
 TAKE_CLASSES = ("trainer.callbacks", "trainer.logger", "trainer.plugins")
-PLAIN_TEXT = re.compile(r"[\w:,+ -]*")
+PLAIN_TEXT = re.compile(r"[\w:,+ -]{0,100}")
 
 
 class _PlainLoader(yaml.SafeLoader):
@@ -46,45 +43,43 @@ def read_config(path: Path) -> dict[str, Any]:
     return settings
 
 
-def plain_config(path: Path, typed: Collection[str]) -> Path | str:
-    """What to give to --config for the config of a run: its path, or its options as YAML.
+def plain_config(path: Path, typed: Collection[str]) -> str:
+    """The options of a run's config, as YAML, without those of the Trainer that are `typed` too: theirs are taken.
 
-    A run may come from a stranger, and the Trainer's options may be any class, or the name of a file that holds one.
-    So any but a plain value raises a `Mistake`, unless the person has `typed` the option too: theirs is taken.
+    A run may come from a stranger, and the Trainer's options may be any class, or the name of a file that holds one:
+    any but a plain value raises a `Mistake`.
     """
     settings = read_config(path)
-    if not {"model", "data", "trainer"} <= settings.keys():
+    if not all(isinstance(settings.get(part), dict) for part in ("model", "data", "trainer")):
         raise Mistake(f"{path} is damaged: restore the options that the run was started with")
-    not_plain = [name for name, value in _options(settings) if not _is_plain(name, value, path.parent)]
-    for name in not_plain:
-        trainer, option = settings["trainer"], name.removeprefix("trainer.")
-        is_typed = any(f"{one}.".startswith(f"{name}.") for one in typed)
-        if not is_typed or not isinstance(trainer, dict) or trainer.pop(option, None) is None:
-            raise Mistake(
-                f"{path}: {name} may name code, or a file that does: if you mean it, repeat the --config or the "
-                "options that the run was started with"
-            )
-    return yaml.safe_dump(settings) if not_plain else path
+    for name in typed:
+        section, _, option = name.partition(".")
+        if section == "trainer":
+            settings["trainer"].pop(option.partition(".")[0], None)
+    for name in _not_plain(settings):
+        raise Mistake(
+            f"{path}: {name} may name code, or a file that does: if you mean it, repeat the --config or the options "
+            "that the run was started with"
+        )
+    return yaml.safe_dump(settings)
 
 
-def _options(settings: dict[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:
-    """The options of a config with their full names, such as trainer.max_steps."""
+def _not_plain(settings: dict[str, Any], section: str = "") -> Iterator[str]:
+    """The full names of the options that may name something which the parser would import or open."""
     for key, value in settings.items():
         name = f"{section}.{key}".lstrip(".")
         if name in SECTIONS and isinstance(value, dict):
-            yield from _options(value, name)
-        else:
-            yield name, value
+            yield from _not_plain(value, name)
+        elif name in (*SECTIONS, "config") or not _is_plain(name, value):
+            yield name
 
 
-def _is_plain(name: str, value: Any, folder: Path) -> bool:
-    """Whether a value in a config of `folder` names nothing that the parser would import or open."""
+def _is_plain(name: str, value: Any) -> bool:
     section, _, option = name.rpartition(".")
-    if section not in ("", *SECTIONS) or not option.isidentifier() or name == "config" or option == "class_path":
+    if section not in ("", *SECTIONS) or not option.isidentifier() or option == "class_path":
         return False
     if isinstance(value, list):
-        return all(_is_plain(name, item, folder) for item in value)
+        return all(_is_plain(name, item) for item in value)
     if isinstance(value, str) and section == "trainer" and option != "default_root_dir":
-        is_file = any(os.path.exists(path) for path in (value, folder / value))  # noqa: PTH110 (as Path.is_file)
-        return name not in TAKE_CLASSES and not is_file and PLAIN_TEXT.fullmatch(value) is not None
-    return name not in SECTIONS and isinstance(value, bool | int | float | str | None)
+        return name not in TAKE_CLASSES and bool(PLAIN_TEXT.fullmatch(value)) and not Path(value).exists()
+    return isinstance(value, bool | int | float | str | None)

@@ -1,5 +1,6 @@
 """A run's folder: the files in it, and which folder or checkpoint a person means."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -69,6 +70,17 @@ def run_of(path: Path) -> Path | None:
     if folder.absolute().name not in (CHECKPOINTS, ATTENTION):
         return None
     return (folder if folder.name else folder.absolute()).parent
+
+
+def resume_command(run_dir: Path) -> str:
+    return f"python train.py --resume {shlex.quote(str(run_dir))}"
+
+
+def how_to_resume(run_dir: Path) -> str:
+    """What a person may type after a run has stopped; that there is no checkpoint yet where there is none."""
+    if not any((run_dir / name).exists() for name in RUN_CHECKPOINTS):
+        return "there is no checkpoint yet"
+    return f"to continue from the last checkpoint: {resume_command(run_dir)}"
 
 
 def kept_checkpoint(run_dir: Path, step: int) -> Path:

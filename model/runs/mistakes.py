@@ -13,7 +13,6 @@ import functools
 import io
 import os
 import re
-import shlex
 import sys
 import sysconfig
 import traceback
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import data.mistakes
 from model.checks import Mistake, listed
-from model.runs.folder import BEST, CHECKPOINTS, LAST
+from model.runs.folder import how_to_resume
 
 if TYPE_CHECKING:
     import jsonargparse
@@ -38,12 +37,12 @@ NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")  # R
 
 # jsonargparse has no exception types for most mistakes, only these phrases; its own sentence is the fallback.
 # tests/model/runs/test_mistakes.py fails where a new version words them differently.
-UNRECOGNIZED = re.compile(r"unrecognized arguments: (--)?([^\s=]+)")
-REFUSED_KEY = re.compile(r"Group '(.+)' does not accept option '(.+)'|Option '(.+)' is not accepted")
-NO_GROUP = re.compile(r'Key "(.+)\.\w+" not found')
+UNKNOWN = re.compile(
+    r"unrecognized arguments: (--)?([^\s=]+)|Group '(.+)' does not accept option '(.+)'|Option '(.+)' is not accepted"
+)
 BAD_VALUE = re.compile(r'Parser key "(.+?)":\s+(.*)(?:Got|Given) value: (.*)\Z', re.DOTALL)
-BAD_CLASS = re.compile(r"Problem with given class_path '(.+)':\s+(.+(?:(?<=:)\n.+)?)")
-EXPECTED = re.compile(r"Expected a (?:<class '(.+)'>|(?:typing\.)?Literal\[(.+)\])(?:\..*)?$", re.MULTILINE)
+BAD_CLASS = re.compile(r"Problem with given class_path .+:\s+.+(?:(?<=:)\n.+)?|Expected a dot import path.+")
+EXPECTED = re.compile(r"Expected a (?:<class '(.+)'>|(?:typing\.)?Literal\[(.+)\])")
 
 
 def exit_status(program: str) -> Callable[[Callable[..., int | None]], Callable[..., int]]:
@@ -139,83 +138,55 @@ def explain_machine(run_dir: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (RuntimeError, OSError, MemoryError, Mistake) as error:
-        resume = f", then continue with {resume_command(run_dir)}" if can_resume(run_dir) else ""
+    except (RuntimeError, OSError, MemoryError, *MISTAKES) as error:
         if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
             options = "data.batch_size, data.validation_batch_size or model.gpt.context_length"
-            raise Mistake(f"out of memory: lower {options}{resume}") from error
+            raise Mistake(f"out of memory: lower {options}; {how_to_resume(run_dir)}") from error
         if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
             reason = str(error).splitlines()[0].split(". ")[0]
             said = f"a process that loads data has ended ({reason}), often for want of memory: lower data.num_workers"
-            raise Mistake(said + resume) from error
+            raise Mistake(f"{said}; {how_to_resume(run_dir)}") from error
         cause = error.__cause__ or error
         if isinstance(cause, OSError) and cause.errno in NO_ROOM and "make room" not in str(error):
             # What writes to an open file names none.
-            place = "" if isinstance(error, Mistake) or cause.filename else f"{run_dir}: "
-            raise Mistake(f"{place}{sentence(error)}: make room{resume}") from error
+            place = "" if isinstance(error, MISTAKES) or cause.filename else f"{run_dir}: "
+            raise Mistake(f"{place}{sentence(error)}: make room; {how_to_resume(run_dir)}") from error
         raise
-
-
-def can_resume(run_dir: Path) -> bool:
-    return any((run_dir / CHECKPOINTS / name).exists() for name in (LAST, BEST))
-
-
-def resume_command(run_dir: Path) -> str:
-    return f"--resume {shlex.quote(str(run_dir))}"
 
 
 def parse(parser: jsonargparse.ArgumentParser, args: list[str], **options: Any) -> jsonargparse.Namespace:
     """`parser.parse_args`, for a parser with exit_on_error=False. Raises a `Mistake` with one sentence."""
     try:
         return parser.parse_args(args, **options)
-    except RecursionError as error:
-        raise Mistake("the config is nested too deeply") from error
     except argparse.ArgumentError as error:
         raise_from_code(error)
         raise Mistake(explain(error.message, list(parser.get_defaults().keys()))) from error
 
 
 def explain(message: str, options: Collection[str]) -> str:
-    """jsonargparse's error as one sentence, for an unknown name with the one of `options` that is probably meant."""
-    if unknown := UNRECOGNIZED.match(message):
-        dashes, name = unknown.groups()
-        if not dashes:
-            return f"{name} follows no option: quote several values, as in --data.files 'my/*.txt' or '[a.txt, b.txt]'"
-        return f"there is no option --{name}{suggestion(name, options, '--')}"
-    if refused := REFUSED_KEY.match(message):
-        key = ".".join(filter(None, refused.groups()))
-        return f"the config has an unknown key {key}{suggestion(key, options)}"
-    if group := NO_GROUP.match(message):
-        return f"{group[1]} must hold options; leave it out for the defaults"
+    """jsonargparse's error as one sentence, for an unknown name with those of `options` that are probably meant."""
+    if unknown := UNKNOWN.match(message):
+        dashes, *names = unknown.groups()
+        if names[0] and not dashes:
+            return f"{message}: quote several values, as in --data.files 'my/*.txt' or '[a.txt, b.txt]'"
+        return message + suggestion(".".join(filter(None, names)), options)
     if bad := BAD_VALUE.match(message):
         key, reasons, value = bad.groups()
         if found := BAD_CLASS.search(reasons):
-            return f"{key} cannot have {found[1]}: {found[2]}"
-        allowed: list[str] = []
-        for kind, words in EXPECTED.findall(reasons):  # a type, or the words of a Literal, separated by commas
-            allowed += [kind.replace("NoneType", "null")] if kind else words.split(", ")
-        if allowed == ["null"]:
-            return f"{key} cannot be {value!r}: it names no class that can be imported"
-        if allowed:
-            brackets = f", in brackets: [{value}]" if {"list", "tuple"} & set(allowed) and "," in value else ""
-            return f"{key} cannot be {value!r}: expected {listed(allowed, 'or')}{brackets}"
-    return re.sub(r'^Parser key "(.+?)":', r"\1:", message)
+            return f"{key}: {found[0]}"
+        if allowed := ", ".join(kind or words for kind, words in EXPECTED.findall(reasons)):
+            return (
+                f"{key} cannot be {value!r}: expected {listed(allowed.replace('NoneType', 'null').split(', '), 'or')}"
+            )
+    return message
 
 
-def suggestion(name: str, options: Collection[str], prefix: str = "") -> str:
-    """For example "; did you mean --trainer.max_steps?" for "max_steps"; empty if no option is similar.
+def suggestion(name: str, options: Collection[str]) -> str:
+    """For example "; did you mean trainer.max_steps?" for "max_steps"; empty if no option is similar.
 
-    A name without its group may stand for several options: then all of them are listed. Initials count: lr is
-    learning_rate.
+    Only the part after the last dot counts, which several groups may have: then all of them are listed.
     """
-
-    def likeness(option: str) -> float:
-        if name.rpartition(".")[2] == "".join(part[0] for part in option.rpartition(".")[2].split("_")):
-            return 1.0
-        pairs = (name, option), (name.rpartition(".")[2], option.rpartition(".")[2])
-        return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
-
-    likenesses = {option: likeness(option) for option in options}
-    best = max(likenesses.values(), default=0.0)
-    meant = [prefix + option for option in likenesses if likenesses[option] == best]
-    return f"; did you mean {listed(meant, 'or')}?" if best >= 0.8 else ""
+    last_parts = {option: option.rpartition(".")[2] for option in options}
+    closest = difflib.get_close_matches(name.rpartition(".")[2], set(last_parts.values()), 1, 0.8)
+    meant = [option for option, last in last_parts.items() if last in closest]
+    return f"; did you mean {listed(meant, 'or')}?" if meant else ""

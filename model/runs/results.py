@@ -16,15 +16,7 @@ from model.inspection.recording import Recording
 from model.pages.learning import learning
 from model.pages.page import run_page
 from model.runs.configs import read_config
-from model.runs.folder import (
-    ATTENTION,
-    CHECKPOINTS,
-    CONFIG,
-    HEAD_SCORES,
-    METRICS,
-    REPORT,
-    SAMPLES,
-)
+from model.runs.folder import ATTENTION, CHECKPOINTS, CONFIG, HEAD_SCORES, METRICS, REPORT, SAMPLES, resume_command
 from model.runs.mistakes import MISTAKES
 
 log = logging.getLogger(__name__)
@@ -137,7 +129,7 @@ def finish(run_dir: Path) -> str:
 everything is in {run_dir}/: {files}
 
   python scripts/generate.py --checkpoint {path}           generate text
-  python train.py --resume {path} --trainer.max_steps N    train it further{look}"""
+  {resume_command(run_dir)} --trainer.max_steps N    train it further{look}"""
 
 
 def _reached(run_dir: Path) -> str:

@@ -12,8 +12,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 
+from model.runs.folder import how_to_resume
 from model.runs.metrics import TrainingMetrics, check_finite, log_metrics
-from model.runs.mistakes import can_resume, resume_command
 from model.runs.monitoring import AttentionMonitor, Samples
 from model.runs.progress import Progress
 from model.runs.results import show_page
@@ -181,9 +181,7 @@ class RunSequence(Checkpoint):
         said = f"this was {self.doing}"
         if "set_detect_anomaly" in str(error):  # autograd's, whose traceback ends in the backward pass
             said += "; --trainer.detect_anomaly true also shows the line of the forward pass"
-        if can_resume(run_dir):
-            return f"{said}; to go on from the last checkpoint: python train.py {resume_command(run_dir)}"
-        return f"{said}; there is no checkpoint yet"
+        return f"{said}; {how_to_resume(run_dir)}"
 
     # What a checkpoint holds of this.
 

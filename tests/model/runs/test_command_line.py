@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from jsonargparse import Namespace
 
 import train as program
-from model.runs.command_line import quiet, read_options
+from model.runs.command_line import check_trainer, quiet, read_options
 from train import TRAINER_DEFAULTS, TrainingCLI
 
 CONFIG = "model: {gpt: {num_layers: 3}}\ntrainer: {max_steps: 5, precision: 32-true}\ndata: {tokenizer: bytes}\n"
@@ -66,12 +67,12 @@ def test_a_resumed_run_has_its_own_config_under_what_is_typed(options, run_dir):
 
 REFUSED = {
     "--resume": "argument --resume: expected one argument",
-    "--resume=runs/a --model.init_from=runs/a": "both name the weights",
-    "--resume=runs/a --model {init_from:runs/a}": "both name the weights",
+    "--resume=runs/a --model.init_from=runs/a": "leave out --model.init_from",
+    "--resume=runs/a --model {init_from:runs/a}": "leave out --model.init_from",
     "--resume=runs/a --name=b": "leave out --name",
     "--data.context_length=8": "model.gpt.context_length",
-    "--ckpt_path=runs/a": "no option --ckpt_path",
-    "validate": "validate follows no option",
+    "--ckpt_path=runs/a": "ckpt_path",
+    "validate": "validate",
 }
 
 
@@ -92,7 +93,7 @@ def test_a_group_of_options_that_is_something_else_is_named(options, group, valu
     for name in reversed(group.split(".")):
         config = {name: config}
     Path("own.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises(ValueError, match=rf"^{group.partition('.')[0]}\b"):
+    with pytest.raises(ValueError, match=rf"\b{group.partition('.')[0]}\b"):
         options("--config=own.yaml")
 
 
@@ -111,3 +112,52 @@ def test_only_what_every_start_says_is_hidden():
     assert [str(warning.message) for warning in seen] == ["A warning that matters"]
     for name, level in (("lightning.pytorch", "ERROR"), ("lightning.fabric", "ERROR"), ("model.runs", "WARNING")):
         assert logging.getLevelName(logging.getLogger(name).getEffectiveLevel()) == level
+
+
+USUAL = {"max_epochs": -1, "fast_dev_run": False, "limit_train_batches": 1.0, "overfit_batches": 0.0}
+USUAL |= {"val_check_interval": 10, "accumulate_grad_batches": 1, "log_every_n_steps": 1}
+USUAL |= {"strategy": "auto", "callbacks": None}
+
+
+def callback(name, **options):
+    return Namespace(class_path=f"lightning.pytorch.callbacks.{name}", init_args=Namespace(**options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_epochs": None, "limit_train_batches": None},
+        {"max_epochs": 1, "limit_train_batches": 1, "fast_dev_run": 1},
+        {"limit_train_batches": 3, "overfit_batches": 3},
+        {"strategy": "ddp"},
+        {"strategy": Namespace(class_path="lightning.pytorch.strategies.DDPStrategy")},
+        {"accumulate_grad_batches": 5},
+        {"accumulate_grad_batches": 5, "val_check_interval": 0.5},
+        {"callbacks": [callback("EarlyStopping", monitor="val/loss"), callback("ModelCheckpoint", monitor="step")]},
+        {"callbacks": callback("LearningRateMonitor")},
+    ],
+    ids=repr,
+)
+def test_options_that_do_what_they_say_are_let_through(options):
+    check_trainer(Namespace(**USUAL | options))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        *(({"limit_train_batches": share}, "trainer.limit_train_batches: would repeat") for share in (0.5, 1)),
+        *(({"strategy": name}, "trainer.strategy: .* write ddp") for name in ("fsdp", "deepspeed", "ddp_spawn")),
+        ({"strategy": Namespace(class_path="lightning.pytorch.strategies.FSDPStrategy")}, "trainer.strategy"),
+        ({"log_every_n_steps": 0}, "trainer.log_every_n_steps must be at least 1, not 0"),
+        ({"accumulate_grad_batches": 0}, "trainer.accumulate_grad_batches must be at least 1, not 0"),
+        ({"val_check_interval": 0}, "trainer.val_check_interval: 0 "),
+        ({"val_check_interval": "00:00:00:05"}, "trainer.val_check_interval: "),
+        ({"callbacks": [callback("EarlyStopping", monitor="loss")]}, "monitor is loss: write val/loss or val/bits"),
+        ({"accumulate_grad_batches": 3}, "trainer.val_check_interval: 10 .* 3 divides"),
+    ],
+    ids=repr,
+)
+def test_options_that_do_harm_are_refused(options, said):
+    with pytest.raises(ValueError, match=said):
+        check_trainer(Namespace(**USUAL | options))

