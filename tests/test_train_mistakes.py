@@ -45,7 +45,7 @@ MISTAKES = {
     "--checkpoints.keep_steps=[-1]": "checkpoints.keep_steps must be at least 0, not -1",
     "--attention.probe_tokens=4": "attention.probe_tokens must be at least 5, not 4",
     "--attention.early_steps=-1": "attention.early_steps must be at least 0, not -1",
-    "--attention.probe_text=\n": "attention.probe_text: the text is empty",
+    "--attention.probe_text=": "attention.probe_text is too short for attention maps, 0 tokens",
     "--attention.probe_text=abc": "attention.probe_text is too short for attention maps, 3 tokens",
 }
 
@@ -90,19 +90,18 @@ def test_what_cannot_be_resumed_or_overwritten_gets_one_sentence(train, finished
 
 DAMAGED = {
     "config.yaml": [b"", b"model: \xff", b"model: [", b"seed_everything: 1"],
-    "metrics.csv": [b"step\n\xff\n"],
-    "metrics.csv, line 2": [b"tokens\n1\n", b"step,a\n1,2,3\n"],
+    "metrics.csv": [b"step\n\xff\n", b"tokens\n1\n", b"step,a\n1,2,3\n"],
     "samples.jsonl": [b"{}\n", b"\xff\n", b"no JSON\n"],
 }
 
 
-@pytest.mark.parametrize("place", DAMAGED)
-def test_a_damaged_file_of_a_resumed_run_is_named(train, finished_run, capsys, place):
-    path = finished_run / place.partition(",")[0]
-    for content in DAMAGED[place]:
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_file_of_a_resumed_run_is_named(train, finished_run, capsys, name):
+    path = finished_run / name
+    for content in DAMAGED[name]:
         path.write_bytes(content)
         assert train("--resume=runs/run", "--trainer.max_steps=13") == 2
-        assert f"{finished_run}/{place} is damaged" in capsys.readouterr().err.splitlines()[-1]
+        assert f"{path} is damaged" in capsys.readouterr().err.splitlines()[-1]
         assert path.read_bytes() == content
 
 

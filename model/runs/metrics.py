@@ -101,10 +101,6 @@ class CSVLogger(Logger):
         self.columns: list[str] = []
         self.row: dict[str, Any] = {}
 
-    @property
-    def save_dir(self) -> str:
-        return str(self.path.parent)
-
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Does nothing: they are in the run's config.yaml."""
 
@@ -117,23 +113,17 @@ class CSVLogger(Logger):
     @rank_zero_only
     def save(self) -> None:
         """Writes the row of the current step."""
-        if not self.row:
-            return
-        if not self.path.exists():
-            self._rewrite([self.row])
-        elif self.row.keys() <= set(self.columns):
+        if self.row and self.row.keys() <= set(self.columns):
             append(self.path, self._lines([self.row]))
-        else:
-            self._rewrite([*read_metrics(self.path), self.row])
+        elif self.row:
+            rows = [*read_metrics(self.path), self.row]
+            self.columns = list(dict.fromkeys([*COLUMNS, *(column for row in rows for column in row)]))
+            header = dict(zip(self.columns, self.columns, strict=True))
+            write_atomically(self.path, self._lines([header, *rows]).encode())
         self.row = {}
 
     def finalize(self, status: str) -> None:
         self.save()
-
-    def _rewrite(self, rows: list[dict]) -> None:
-        self.columns = list(dict.fromkeys([*COLUMNS, *(column for row in rows for column in row)]))
-        header = dict(zip(self.columns, self.columns, strict=True))
-        write_atomically(self.path, self._lines([header, *rows]).encode())
 
     def _lines(self, rows: list[dict]) -> str:
         text = io.StringIO()

@@ -39,13 +39,12 @@ class AttentionMonitor:
     Args:
         enabled: whether anything is recorded.
         probe_tokens: length of the text, at most context_length; a file holds layers x heads x its square numbers.
-        probe_text: your own text, or @FILE for a file that begins with it; null means the beginning of the validation
-            split.
+        probe_text: your own text; null means the beginning of the validation split.
         early_steps: the last of the powers of two, at which much changes in a long run; 0 records none of them.
         every_n_steps: also record every so many steps.
         picture: whether every validation also draws the maps, as a PNG.
 
-    Raises a `Mistake` for a probe that is too short, and for a text that is empty or a file that cannot be read.
+    Raises a `Mistake` for a value out of range.
     """
 
     enabled: bool = True
@@ -59,7 +58,6 @@ class AttentionMonitor:
         check_range("attention.probe_tokens", self.probe_tokens, MIN_PROBE_TOKENS)
         check_range("attention.early_steps", self.early_steps, 0)
         check_range("attention.every_n_steps", self.every_n_steps, 1)
-        self.text = read_probe_text(self.probe_text) if self.enabled and self.probe_text is not None else None
         self.recording: Recording | None = None  # on the first rank, set by `start`
 
     def is_due(self, step: int) -> bool:
@@ -74,17 +72,16 @@ class AttentionMonitor:
         data, tokenizer = trainer.datamodule, trainer.datamodule.tokenizer
         label, first, context = tokenizer.label, tokenizer.end_of_text, module.gpt.config.context_length
         length = min(self.probe_tokens, context)
-        text = data.validation_text(16 * length) if self.text is None else self.text[: 16 * length]
+        text = data.validation_text(16 * length) if self.probe_text is None else self.probe_text[: 16 * length]
         tokens = tokenizer.encode(text)[:length]
         if len(tokens) < MIN_PROBE_TOKENS:
-            source = "the validation text" if self.text is None else "attention.probe_text"
+            source = "the validation text" if self.probe_text is None else "attention.probe_text"
             short = "model.gpt.context_length" if length < MIN_PROBE_TOKENS else source
             raise Mistake(
                 f"{short} is too short for attention maps, {len(tokens)} tokens where a probe has at least "
                 f"{MIN_PROBE_TOKENS}: make it longer, or write --attention.enabled false"
             )
-        known = tokenizer.encode(data.validation_text(KNOWN_CHARS))
-        drawn = set(known) - {first}
+        drawn = set(tokenizer.encode(data.validation_text(KNOWN_CHARS))) - {first}
         candidates = drawn if len(drawn) > 1 else range(tokenizer.vocab_size)
         max_period = (len(tokens) - 1) // 2  # no longer than the text, so that both fit the context
         probes = {
@@ -133,24 +130,6 @@ class AttentionMonitor:
             self.recording.append(replace(last, loss=loss, ablation=ablation))
         for sentence in warnings(self.recording.snapshots):
             log.warning("%s", sentence)
-
-
-def read_probe_text(given: str) -> str:
-    """The content of the file FILE, if `given` is "@FILE", else `given` itself. Raises a `Mistake` for a mistake."""
-    text, where = given, "the text"
-    if given.startswith("@"):
-        where = f"the file {given[1:]}"
-        try:
-            text = Path(given[1:]).read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            raise Mistake(
-                f"attention.probe_text: cannot read {where}: {reason}; "
-                f"where @ is the beginning of the text itself, put a space before it"
-            ) from error
-    if not text.strip():
-        raise Mistake(f"attention.probe_text: {where} is empty; write at least {MIN_PROBE_TOKENS} tokens of text")
-    return text
 
 
 @dataclass

@@ -49,8 +49,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self.restored_from, self.is_restoring = path, True
         # To the CPU and plain data only, whatever the arguments say.
         checkpoint = read_checkpoint(Path(path))
-        if "optimizer_states" not in checkpoint:
-            raise Mistake("it holds no run but weights: start from them with --model.init_from")
         del checkpoint["loops"]  # see start_loops_at
         return checkpoint
 
@@ -128,14 +126,13 @@ class Checkpoints:
 def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
     """Drops what a run has of steps after `step`, that of its checkpoint `resumed`, which becomes last.ckpt.
 
-    A best.ckpt of a later step becomes `resumed` too if the loss was lowest at `step`, otherwise it goes. Maps go when
-    the next are recorded.
+    Maps go when the next are recorded.
 
     Returns whether there is a best.ckpt. Raises a `Mistake` for a damaged metrics.csv or samples.jsonl, and has changed
     nothing then.
     """
     metrics, samples, folder = run_dir / METRICS, run_dir / SAMPLES, run_dir / CHECKPOINTS
-    rows = [row for row in read_metrics(metrics) if row["step"] <= step] if metrics.exists() else []
+    num_rows = sum(row["step"] <= step for row in read_metrics(metrics))
     num_samples = sum(sample["step"] <= step for sample in read_samples(samples))
     best, last = folder / BEST, folder / LAST
     later = [kept_checkpoint(run_dir, kept) for kept in kept_steps(run_dir) if kept > step]
@@ -145,14 +142,10 @@ def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
     # The checkpoints first: a run that is killed in between is resumed from this step, and drops the rest.
     if resumed.resolve() != last.resolve():
         copy_file(resumed, last)
-    losses = {row["step"]: row["val/loss"] for row in rows if "val/loss" in row}
-    if best in later and losses and min(losses, key=losses.__getitem__) == step:
-        copy_file(resumed, best)
-        later.remove(best)
     for path in later:
         log.warning("%s is of a step after %s, and is removed.", path, step)
         path.unlink(missing_ok=True)
-    for path, number in ((metrics, 1 + len(rows)), (samples, num_samples)):  # the former has a header
+    for path, number in ((metrics, 1 + num_rows), (samples, num_samples)):  # the former has a header
         if path.exists():
             write_atomically(path, b"".join(path.read_bytes().splitlines(keepends=True)[:number]))
     return best.exists()

@@ -16,7 +16,7 @@ from model.runs.folder import how_to_resume
 from model.runs.metrics import TrainingMetrics, check_finite, log_metrics
 from model.runs.monitoring import AttentionMonitor, Samples
 from model.runs.progress import Progress
-from model.runs.results import show_page
+from model.runs.results import write_page
 from model.runs.saving import Checkpoints, gather, random_state, rewind, set_random_state, start_loops_at
 
 log = logging.getLogger(__name__)
@@ -126,8 +126,7 @@ class RunSequence(Checkpoint):
         """Writes the run's page as far as the run is: a browser in which it is open takes the newer one."""
         run_dir = Path(trainer.default_root_dir)
         if trainer.is_global_zero and run_dir.exists():
-            self.doing = f"writing the page of step {trainer.global_step}"
-            show_page(run_dir, state, self.attention.recording)
+            write_page(run_dir, state, self.attention.recording)
 
     def write_row(self, trainer: Trainer, figures: dict[str, float]) -> None:
         log_metrics(trainer, figures)
@@ -171,9 +170,7 @@ class RunSequence(Checkpoint):
     def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
         """After an error Lightning calls this in place of `teardown`."""
         if self.is_running and isinstance(exception, Exception):
-            doing = self.doing
             self.show(trainer, "interrupted")
-            self.doing = doing
         self.teardown(trainer, module, "fit")
 
     def what_was_running(self, run_dir: Path, error: Exception) -> str:

@@ -85,9 +85,8 @@ def go_on(run, options: list[str]) -> tuple[list[str], int]:
     checkpoints = {path.name: read_checkpoint(path) for path in RUN.glob("checkpoints/[!.]*")}
     for name, state in checkpoints.items():
         assert all(value.isfinite().all() for value in tree_leaves(state) if isinstance(value, torch.Tensor)), name
-    if (RUN / "metrics.csv").exists():
-        steps = [row["step"] for row in read_metrics(RUN / "metrics.csv")]
-        assert steps == sorted(set(steps)), steps
+    steps = [row["step"] for row in read_metrics(RUN / "metrics.csv")]
+    assert steps == sorted(set(steps)), steps
     read_samples(RUN / "samples.jsonl")
     if (RUN / "attention/scores.jsonl").exists():
         maps()

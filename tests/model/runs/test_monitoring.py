@@ -15,8 +15,8 @@ from tests.small_runs import csv_rows
 
 
 def test_maps_are_compared_with_the_kernel_that_trains(train, trained):
-    Path("probe.txt").write_text("the model reads a text")
-    options = ["--trainer.precision=bf16-mixed", "--attention.probe_text=@probe.txt", "--trainer.max_steps=4"]
+    options = ["--trainer.precision=bf16-mixed", "--trainer.max_steps=4"]
+    options += ["--attention.probe_text=the model reads a text"]
     assert train("--name=run", *options) == 0
     for run, kernel, most in ((trained(), "float32", 1e-5), ("runs/run", "bfloat16", 2e-2)):
         recording = Recording.open(Path(run, "attention"))
@@ -80,19 +80,6 @@ def test_powers_of_two_and_every_so_many_steps_are_recorded():
     steps = range(1, 40)
     assert [s for s in steps if AttentionMonitor(early_steps=8).is_due(s)] == [1, 2, 4, 8]
     assert [s for s in steps if AttentionMonitor(early_steps=4, every_n_steps=15).is_due(s)] == [1, 2, 4, 15, 30]
-
-
-def test_a_probe_text_is_the_text_whatever_it_looks_like_and_with_an_at_sign_first_names_a_file(tmp_path, here):
-    path = tmp_path / "notes.txt"
-    path.write_text("and/or é", encoding="utf-8")
-    for given in ("two words", "and/or", "a/b", "x" * 5000, "notes.txt", " @property", "C:\\texts"):
-        assert AttentionMonitor(probe_text=given).text == given
-    assert AttentionMonitor(probe_text=f"@{path}").text == "and/or é"
-    path.write_bytes(b"\xff")
-    reasons = {path: "not UTF-8", tmp_path / "none": "No such file", "x" * 5000: "name too long", "": ""}
-    for name, reason in reasons.items():
-        with pytest.raises(ValueError, match=rf"attention\.probe_text: cannot read the file {name}: .*{reason}"):
-            AttentionMonitor(probe_text=f"@{name}")
 
 
 def test_a_leak_is_told_on_the_terminal_in_the_report_on_the_page_and_with_a_table(train, monkeypatch, caplog, capsys):
