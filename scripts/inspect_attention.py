@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
 from model.checks import Mistake
-from model.files import writing
 from model.runs.folder import ATTENTION, CHECKPOINTS, HEAD_SCORES, REPORT, find_kept, find_run
 from model.runs.mistakes import exit_status
-from scripts.parser import Parser, check_output, prompt_text
+from scripts.parser import Parser, prompt_text
 
 if TYPE_CHECKING:
-    from model.glass import Glass
     from model.inspection.recording import Recording
+
+    Shown = tuple[Recording, Callable[[], str], Path]  # with what makes its page, and the page's usual place
 
 PAGE, PICTURES, TABLE = ".html", (".png", ".svg", ".pdf"), ".csv"
 TITLE_CHARS = 60  # of a prompt in its page's title
@@ -45,16 +45,9 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.experiments:
         print(experiments_table(arguments.run or arguments.checkpoint))
         return
-    if arguments.prompt is None:
-        run, shown = recorded(arguments.run)
-        output = arguments.output or run / REPORT
-        write(shown, output, arguments, lambda: run_page_of(run, shown))
-    else:
-        prompt = prompt_text(arguments.prompt)
-        opened = open_steps(arguments.checkpoint, arguments.steps)
-        shown = read_prompt(opened, prompt)
-        output = arguments.output or Path("attention.html")
-        write(shown, output, arguments, lambda: prompt_page(opened, shown, prompt))
+    shown, page, output = of_run(arguments.run) if arguments.prompt is None else of_prompt(arguments)
+    output = arguments.output or output
+    write(shown, output, arguments, page)
     for sentence in warnings(shown.snapshots):
         print(f"warning: {shown.name}: {sentence[0].lower()}{sentence[1:]}", file=sys.stderr)
     said = "; open it in a browser" if output.suffix == PAGE else ""
@@ -95,8 +88,10 @@ def step_list(text: str) -> list[int]:
 def check(arguments: argparse.Namespace) -> None:
     """Finds mistakes before anything is loaded."""
     run, checkpoint, prompt = arguments.run, arguments.checkpoint, arguments.prompt
-    check_output(arguments.output, PAGE, *PICTURES, TABLE)
-    is_page = arguments.output is None or arguments.output.suffix == PAGE
+    suffix = PAGE if arguments.output is None else arguments.output.suffix
+    if suffix not in (PAGE, *PICTURES, TABLE):
+        raise Mistake(f"--output {arguments.output} must end in {' or '.join((PAGE, *PICTURES, TABLE))}")
+    is_page = suffix == PAGE
     if arguments.live:
         raise Mistake("--live is no longer needed: leave it out, every page holds the model and can be typed to")
     if arguments.experiments:
@@ -112,8 +107,6 @@ def check(arguments: argparse.Namespace) -> None:
             f'--checkpoint needs a text to read, such as --prompt "def main("; '
             f"for the maps recorded in training write --run {checkpoint}"
         )
-    if prompt == "":
-        raise Mistake("--prompt is empty: give it at least two tokens, so that there is something to attend to")
     if is_page and arguments.head:
         raise Mistake(f"--head is for an --output that ends in {', '.join((*PICTURES, TABLE))}: the page has all heads")
     if arguments.steps and is_page and prompt is None:
@@ -145,48 +138,41 @@ def experiments_table(path: Path | None) -> str:
     return "\n".join([*lines, *(f"{title}: not found, {reason}" for title, reason in tried.items())])
 
 
-def open_steps(path: Path | None, steps: list[int] | None) -> list[Glass]:
-    """The model of a run at these steps, or the best one without steps."""
+def of_run(path: Path | None) -> Shown:
+    """What was recorded in the run that a person means. Its page has the model of its checkpoint, if there is one."""
     from model.glass import open_run
-
-    return [open_run(checkpoint) for checkpoint in (find_kept(path, steps) if steps else [path])]
-
-
-def recorded(path: Path | None) -> tuple[Path, Recording]:
-    """The run that a person means, and what was recorded in it."""
     from model.inspection.recording import Recording
+    from model.runs.results import run_page_html
 
     hint = ": look at its checkpoint with --checkpoint PATH --prompt TEXT, or train with the recording on"
     run = find_run(path, HEAD_SCORES, hint=hint)
-    return run, Recording.open(run / ATTENTION, run.resolve().name)
+    recording = Recording.open(run / ATTENTION, run.resolve().name)
+
+    def page() -> str:
+        has_model = any((run / CHECKPOINTS).glob("*.ckpt"))
+        return run_page_html(run, recording=recording, glass=open_run(run) if has_model else None)
+
+    return recording, page, run / REPORT
 
 
-def run_page_of(run: Path, shown: Recording) -> str:
-    """The page of a run, with the model of its checkpoint if it has one."""
-    from model.glass import open_run
-    from model.runs.results import run_page_html
+def of_prompt(arguments: argparse.Namespace) -> Shown:
+    """What a model attends to in the prompt, and in random tokens that are repeated, at each of the steps."""
+    from model.glass import open_run, recording_of
+    from model.pages.page import run_page
 
-    has_model = any((run / CHECKPOINTS).glob("*.ckpt"))
-    return run_page_html(run, recording=shown, glass=open_run(run) if has_model else None)
-
-
-def read_prompt(opened: list[Glass], prompt: str) -> Recording:
-    """What the model attends to in the prompt, and in random tokens that are repeated, at each of the steps."""
-    from model.glass import recording_of
-
-    tokens, context = opened[0].tokenizer.encode(prompt), opened[0].gpt.config.context_length
+    path, steps, prompt = arguments.checkpoint, arguments.steps, prompt_text(arguments.prompt)
+    opened = [open_run(checkpoint) for checkpoint in (find_kept(path, steps) if steps else [path])]
+    tokenizer, context = opened[0].tokenizer, opened[0].gpt.config.context_length
+    tokens = tokenizer.encode(prompt)
     if not 2 <= len(tokens) <= context:
         raise Mistake(
             f"a prompt must be 2 to {context} tokens long (the model's context), but this one is {len(tokens)}"
         )
-    return recording_of([glass.read(tokens) for glass in opened])
-
-
-def prompt_page(opened: list[Glass], shown: Recording, prompt: str) -> str:
-    from model.pages.page import run_page
-
+    recording = recording_of([glass.read(tokens) for glass in opened])
     models = [(glass.step or 0, glass.gpt) for glass in opened]
-    return run_page(prompt_title(prompt, shown), shown, models=models, tokenizer=opened[0].tokenizer)
+    title = prompt_title(prompt, recording)
+    page = functools.partial(run_page, title, recording, models=models, tokenizer=tokenizer)
+    return recording, page, Path("attention.html")
 
 
 def prompt_title(prompt: str, shown: Recording) -> str:
@@ -204,18 +190,15 @@ def write(shown: Recording, output: Path, arguments: argparse.Namespace, page: C
     from model.pages import export
 
     if output.suffix == PAGE:
-        html = page()
-        with writing(output):
-            write_atomically(output, html.encode())
+        write_atomically(output, page().encode())
         return
     step, heads = (arguments.steps or [None])[0], export.choose_heads(shown, arguments.head)
-    with writing(output):
-        if output.suffix == TABLE:
-            export.write_csv(shown, output, step, heads)
-        else:
-            from model.pages import images  # imports matplotlib
+    if output.suffix == TABLE:
+        export.write_csv(shown, output, step, heads)
+    else:
+        from model.pages import images  # imports matplotlib
 
-            images.draw_maps(shown, output, step, heads)
+        images.draw_maps(shown, output, step, heads)
 
 
 if __name__ == "__main__":

@@ -111,15 +111,3 @@ def text_data(own: Parser, section: dict[str, Any], options: list[str], skip: Co
     if "tokenizer" in chosen:
         chosen["tokenizer"] = named_tokenizer(chosen["tokenizer"])
     return TextDataModule(**chosen)
-
-
-def check_output(output: Path | None, *suffixes: str) -> None:
-    """Raises Mistake for an --output that cannot be written; None is accepted."""
-    if output is None:
-        return
-    if output.suffix not in suffixes:
-        raise Mistake(f"--output {output} must end in {' or '.join(suffixes)}")
-    if not output.parent.is_dir():
-        raise Mistake(f"--output {output}: there is no folder {output.parent}")
-    if output.is_dir():
-        raise Mistake(f"--output {output} is a folder: name a file in it")
