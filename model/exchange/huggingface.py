@@ -28,14 +28,12 @@ from model.gpt import GPT, GPTConfig, in_eval_mode
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MODELLING = "modeling_glassgpt"
-FORMAT = 1  # of a GlassGPTForCausalLM's config.json; higher where this version would misread it
 GPT2_CLASS, OUR_CLASS = "GPT2LMHeadModel", "GlassGPTForCausalLM"
 # The config.json of a GlassGPTForCausalLM, besides its GPTConfig.
 OUR_OPTIONS: dict[str, Any] = {
     "model_type": "glassgpt",
     "architectures": [OUR_CLASS],
     "auto_map": {"AutoConfig": f"{MODELLING}.GlassGPTConfig", "AutoModelForCausalLM": f"{MODELLING}.{OUR_CLASS}"},
-    "glassgpt_format": FORMAT,
 }
 TOLERANCE = 1e-3  # between the logits of a GPT and of the folder that is written
 
@@ -177,8 +175,6 @@ def read_options(options: dict[str, Any]) -> GPTConfig:
     kind = options.get("model_type")
     if kind not in ("gpt2", "glassgpt"):
         raise Mistake(f"its model_type is {kind!r}: it can be gpt2 or glassgpt")
-    if kind == "glassgpt" and options.get("glassgpt_format") != FORMAT:
-        raise Mistake(f"its glassgpt_format is {options.get('glassgpt_format')!r}, this version reads {FORMAT}")
     try:
         return GPTConfig(**read_gpt2_options(options) if kind == "gpt2" else options.get("gpt"))
     except TypeError as error:

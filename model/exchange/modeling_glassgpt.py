@@ -15,6 +15,8 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from model.gpt import GPT, GPTConfig
 
+IGNORED = {"use_cache", "cache_position", "return_dict"}  # what transformers passes, and nothing here depends on
+
 
 class GlassGPTConfig(PretrainedConfig):
     """The fields of a GPTConfig in `gpt`, and those that other programs look for under their usual names."""
@@ -63,21 +65,18 @@ class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         logits_to_keep: int = 0,
-        return_dict: bool | None = None,
         **others: Any,
-    ) -> CausalLMOutput | tuple[Tensor, ...]:
+    ) -> CausalLMOutput:
         """Logits (B, T, V) of the tokens (B, T) in `input_ids`.
 
         Args:
             attention_mask: (B, T), 0 for padding, on either side. Padding is not read, and positions count without it.
             labels: (B, T), usually the tokens themselves; adds the mean loss of each token after those before it.
             logits_to_keep: return the logits of the last so many positions only; all if 0.
-            others: use_cache and cache_position, which change nothing; all else only as None or False.
-
-        Raises ValueError for what would change the result, or for outputs that this model lacks.
+            others: those of IGNORED; all else, which would change the result or its outputs, only as None or False.
         """
-        given = [name for name, value in others.items() if value is not None and value is not False]
-        if refused := [name for name in given if name not in ("use_cache", "cache_position")]:
+        given = {name for name, value in others.items() if value is not None and value is not False}
+        if refused := given - IGNORED:
             raise ValueError(f"a {type(self).__name__} does not take {', '.join(refused)}")
         if attention_mask is None or attention_mask.all():
             logits = self.gpt(input_ids)
@@ -89,8 +88,7 @@ class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
-        output = CausalLMOutput(loss=loss, logits=logits[:, -logits_to_keep:])
-        return output.to_tuple() if return_dict is False else output
+        return CausalLMOutput(loss=loss, logits=logits[:, -logits_to_keep:])
 
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any
