@@ -115,7 +115,7 @@ class TextDataModule(lightning.LightningDataModule):
         self.cache.prepare(self.num_threads)
 
     def setup(self, stage: str | None = None) -> None:
-        """Opens the token files. Raises Mistake where they are shorter than a window."""
+        """Raises Mistake where there are fewer tokens than a window has."""
         if self.tokenized is None:
             self.tokenized = self.cache.prepare(self.num_threads)
             self._sampler()  # raises

@@ -6,6 +6,7 @@ only where the split pattern of every encoding cuts too, so that the tokens are 
 
 import codecs
 import hashlib
+import mmap
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -19,7 +20,6 @@ BLOCK_BYTES = 2**20
 # Text without a place to cut is cut anywhere beyond this: for one piece without end, byte-pair encoding needs 50 times
 # the memory of the text, in each thread.
 MAX_PASSAGE_CHARS = 2**20
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}  # ending -> name in pyarrow
 
 # Places to cut: between a word and a space before another, or after a single line end between two marks.
 _CUTS = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])|(?<=\S\n)(?=[^\s/])")
@@ -27,7 +27,7 @@ _CUTS = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])|(?<=\S\n)(?=[^\s/])")
 _BLANK_LINES = re.compile(r"\r?\n(?:[ \t]*\r?\n)+")
 _FIRST_BLANK_LINES = re.compile(r"\A(?:[ \t]*\r?\n)+")
 _TO_NEXT_BLOCK = re.compile(rb"\n[ \t]*\r?\n(?:\s*\n)?(?=.*\S)")
-_TO_NEXT_CHARACTER = re.compile(rb"(?=[^\x80-\xbf])")
+_TO_NEXT_CHARACTER = re.compile(rb"(?=[^\x80-\xbf])|\Z")
 
 Share = tuple[float, float]  # the part of a file to read: an interval in [0, 1]
 WHOLE: Share = (0.0, 1.0)
@@ -79,7 +79,7 @@ def row_passages(texts: Iterable[str], share: Share) -> Iterator[Passage]:
 
 
 def text_passages(path: Path, blocks: bool = False, share: Share = WHOLE) -> Iterator[Passage]:
-    """UTF-8 text, plain or compressed; one document, or one per block.
+    """UTF-8 text; one document, or one per block.
 
     The share counts bytes; both its ends move forward to the next character or, with `blocks`, to the next block.
 
@@ -93,54 +93,35 @@ def _offset(path: Path, fraction: float, blocks: bool) -> int:
     """The first byte from this fraction of a text on that begins a character or, with `blocks`, a block."""
     if fraction in (0.0, 1.0):
         return sys.maxsize if fraction else 0
-    size = sum(map(len, read_blocks(path))) if compression(path) else path.stat().st_size
-    offset, held = int(size * fraction), b""
-    for block in read_blocks(path, offset):
-        held += block
-        if found := (_TO_NEXT_BLOCK if blocks else _TO_NEXT_CHARACTER).search(held):
-            return offset + found.end()
-        offset += len(held.rstrip())
-        held = held[len(held.rstrip()) :]  # where the blank line may begin
-    if not blocks:
-        return offset + len(held)
-    raise Mistake(
-        f"{path} has no blank line with text after it in its last {1 - fraction:.0%}, where validation would begin: "
-        f"write --data.documents file, or a larger --data.validation_fraction"
-    )
+    with reading(path), path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        found = (_TO_NEXT_BLOCK if blocks else _TO_NEXT_CHARACTER).search(text, int(len(text) * fraction))
+    if found is None:
+        raise Mistake(
+            f"{path} has no blank line with text after it in its last {1 - fraction:.0%}, where validation would "
+            "begin: write --data.documents file, or a larger --data.validation_fraction"
+        )
+    return found.end()
 
 
 def text_pieces(path: Path, start: int = 0, stop: int = sys.maxsize) -> Iterator[str]:
     """The text between two byte offsets. Raises Mistake where it is not UTF-8 or holds a zero byte."""
-    decoder, end = codecs.getincrementaldecoder("utf-8")(), start
-    for block in chain(read_blocks(path, start, stop), [b""]):
-        is_beginning, end = end == 0, end + len(block)
-        try:
-            text = decoder.decode(block, final=not block)
-            if "\0" in text:
-                raise UnicodeDecodeError("utf-8", block, at := block.index(b"\0"), at + 1, "a zero byte")
-        except UnicodeDecodeError as error:  # whose `object` ends where the block does
-            raise Mistake(
-                f"{path} is not UTF-8 text at byte offset {end - len(error.object) + error.start}: convert it to "
-                "UTF-8, or leave it out of --data.files"
-            ) from error
-        if text := text.removeprefix("\ufeff") if is_beginning else text:  # by which an editor marks a file
-            yield text
-
-
-def compression(path: Path) -> str | None:
-    return COMPRESSIONS.get(path.suffix.lower())
-
-
-def read_blocks(path: Path, start: int = 0, stop: int = sys.maxsize) -> Iterator[bytes]:
-    """The bytes of a file between two offsets, decompressed. Raises Mistake where it is missing, or cut short."""
-    import pyarrow  # which only training on a new text needs
-
-    with reading(path), pyarrow.input_stream(path.open("rb"), compression=compression(path)) as stream:
-        position = 0 if compression(path) else stream.seek(start)
-        while position < stop and (block := stream.read(BLOCK_BYTES)):
-            if wanted := block[max(start - position, 0) : stop - position]:
-                yield wanted
-            position += len(block)
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    with reading(path), path.open("rb") as file:
+        file.seek(start)
+        for block in chain(iter(lambda: file.read(min(BLOCK_BYTES, stop - file.tell())), b""), [b""]):
+            try:
+                text = decoder.decode(block, final=not block)
+                if "\0" in text:
+                    raise UnicodeDecodeError("utf-8", block, at := block.index(b"\0"), at + 1, "a zero byte")
+            except UnicodeDecodeError as error:  # whose `object` ends where the block does
+                raise Mistake(
+                    f"{path} is not UTF-8 text at byte offset {file.tell() - len(error.object) + error.start}: convert "
+                    "it to UTF-8, or leave it out of --data.files"
+                ) from error
+            if file.tell() == len(block):  # the beginning of the file, where an editor may have put a byte order mark
+                text = text.removeprefix("\ufeff")
+            if text:
+                yield text
 
 
 def uniform_hash(key: str) -> float:

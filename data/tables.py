@@ -1,16 +1,14 @@
 """Reading tables and data sets with the library `datasets`: row by row."""
 
-import csv
 import glob
-import io
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from data.mistakes import Mistake, reading
-from data.readers import COMPRESSIONS, compression, read_blocks, text_pieces
 
 # How `datasets` reads a file, by the ending of its name; every other file is plain text.
 _CSV = {"path": "csv", "encoding": "utf-8-sig", "na_filter": False, "index_col": False, "chunksize": 1000}
@@ -22,6 +20,7 @@ TABLES: dict[str, dict[str, Any]] = {
     ".parquet": {"path": "parquet"},
     ".arrow": {"path": "arrow"},
 }
+COMPRESSIONS = (".gz", ".zst")
 
 
 def table_ending(path: Path) -> str | None:
@@ -32,17 +31,19 @@ def table_ending(path: Path) -> str | None:
 
 def table_texts(path: Path, column: str) -> Iterator[str]:
     """The texts of a jsonl, csv, parquet or arrow file, row by row. Raises Mistake as `column_texts`."""
-    datasets, options = import_datasets(), dict(TABLES[table_ending(path)])
-    if compression(path) == "zstd":
-        for _ in read_blocks(path):  # raises: `datasets` takes a file that was cut short for a whole one
-            pass
-    if options["path"] == "csv":
-        first_lines = io.StringIO(next(text_pieces(path), ""), newline="")
-        names = next(csv.reader(first_lines, delimiter=options.get("sep", ",")), [])
-        # Without their types, pandas would guess them: 007 is text here.
-        options["features"] = datasets.Features({name: datasets.Value("string") for name in names if name})
+    import pyarrow
+
+    datasets, options = import_datasets(), TABLES[table_ending(path)]
+    load = partial(datasets.load_dataset, **options, data_files=[glob.escape(str(path))], split="train", streaming=True)
     with reading(path):
-        rows = datasets.load_dataset(**options, data_files=[glob.escape(str(path))], split="train", streaming=True)
+        if path.suffix.lower() == ".zst":  # which `datasets` takes for a whole file where it was cut short
+            with pyarrow.input_stream(str(path), compression="zstd") as stream:
+                while stream.read(2**20):
+                    pass
+        rows = load()
+        if options["path"] == "csv":  # of which pandas guesses types: 007 is text here
+            names = next(iter(rows), {})
+            rows = load(features=datasets.Features({name: datasets.Value("string") for name in names}))
     yield from column_texts(rows, column, str(path))
 
 

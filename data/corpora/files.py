@@ -56,7 +56,7 @@ def file_corpus(
     several files, by file, unless `validation_files` are given.
 
     Args:
-        files: globs of text, jsonl, csv or parquet, text and lines may be .gz or .zst; setting it means
+        files: globs of text, jsonl, csv or parquet, jsonl and csv may be .gz or .zst; setting it means
             --data.corpus files.
         validation_files: globs of files to validate on; otherwise part of `files` is held out.
         documents: what one document of a text file is: the whole file, or each block between blank lines.

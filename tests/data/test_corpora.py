@@ -93,10 +93,10 @@ def test_a_file_of_several_names_is_read_once_and_one_that_validates_is_never_tr
         assert sorted(texts(corpus, "train")) == sorted(path.read_text() for path in paths if path != paths[3])
 
 
-def test_text_tables_and_compressed_files_can_be_mixed(tmp_path: Path):
+def test_text_and_tables_compressed_or_not_can_be_mixed(tmp_path: Path):
     (tmp_path / "a.jsonl").write_text('{"body": "from json", "n": 1}\n')
     (tmp_path / "b.md").write_text("from markdown")
-    (tmp_path / "c.txt.gz").write_bytes(gzip.compress(b"from gzip"))
+    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(b'{"body": "from gzip"}\n'))
     corpus = build("files", files=[str(tmp_path / "*")], text_column="body")
     assert sorted(texts(corpus, "train") + texts(corpus, "validation")) == ["from gzip", "from json", "from markdown"]
 

@@ -151,20 +151,6 @@ def write_packed(path: Path, content: bytes) -> None:
         stream.write(content)
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".zst", ".ZST"])
-def test_compressed_text_reads_like_plain_text(tmp_path: Path, suffix: str):
-    text = "line é\n\n" * 1000
-    plain, path = tmp_path / "text.txt", tmp_path / f"text.txt{suffix}"
-    plain.write_text(text)
-    write_packed(path, text.encode())
-    for share in ((0.0, 1.0), (0.0, 0.9), (0.9, 1.0)):
-        for blocks in (False, True):
-            assert list(text_passages(path, blocks, share)) == list(text_passages(plain, blocks, share))
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(Mistake, match=f"cannot read .*text.txt{suffix}: "):
-        list(text_passages(path))
-
-
 ROWS = [{"text": f"document {i}\nof é", "author": "me", "year": i} for i in range(600)]
 
 
@@ -232,12 +218,12 @@ def test_a_tables_last_ending_decides_its_delimiter(tmp_path: Path, name: str, d
     assert documents(table_passages(tmp_path / name, "text")) == [text for text in texts if text]
 
 
-@pytest.mark.parametrize("name", ["rows.txt", "rows.txt.gz", "rows.csv"])
+@pytest.mark.parametrize("name", ["rows.txt", "rows.csv", "rows.csv.gz"])
 def test_a_byte_order_mark_is_no_text(tmp_path: Path, name: str):
     path = tmp_path / name
     write_packed(path, "text\nwords\n".encode("utf-8-sig"))
-    found = table_passages(path, "text") if name == "rows.csv" else text_passages(path)
-    assert [passage.text for passage in found] == ["words" if name == "rows.csv" else "text\nwords\n"]
+    found = table_passages(path, "text") if ".csv" in name else text_passages(path)
+    assert [passage.text for passage in found] == ["words" if ".csv" in name else "text\nwords\n"]
 
 
 DAMAGED = [
