@@ -5,7 +5,7 @@ changed file or option means another folder, and an unchanged one is opened with
 deleted at any time.
 
 train.bin and validation.bin hold the tokens of the splits, bare uint16 or uint32 by vocabulary. tokens.json holds the
-tokenizer, and the size and date of each split. It is written last: without it, or with a split of another size or date,
+tokenizer, and the size of each split. It is written last: without it, or with a split of another size or a later date,
 a folder counts as empty and is made again.
 """
 
@@ -18,7 +18,6 @@ import os
 import re
 import sys
 import threading
-import time
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -43,7 +42,7 @@ from data.tokenizers import Tokenizer
 
 FORMAT = "GlassGPT tokens 4"
 INDEX = "tokens.json"
-STORED = ("dtype", "num_tokens", "num_bytes", "checksum", "written")  # of each TokenStore, in the index
+STORED = ("dtype", "num_tokens", "num_bytes", "checksum")  # of each TokenStore, in the index
 BATCH_CHARS = 2**19  # what a thread encodes at once
 QUEUED_BATCHES = 4  # encoded ahead of the disk
 LARGE = 2**25  # tokens; windows of a larger split are mostly not in memory
@@ -60,12 +59,11 @@ class TokenStore:
     num_tokens: int
     num_bytes: int  # of the text, in UTF-8
     checksum: int  # CRC-32 of the file, by which a resumed run knows its text again
-    written: int  # modification time of the file, in whole seconds, which copies of it keep
 
-    def is_whole(self) -> bool:
-        """Whether the file has the size and the date that it was given. Raises OSError where there is none."""
+    def is_whole(self, index: Path) -> bool:
+        """Whether the file has its size and is no newer than the index. Raises OSError where there is none."""
         stat, size = self.path.stat(), self.num_tokens * np.dtype(self.dtype).itemsize
-        return (stat.st_size, stat.st_mtime_ns) == (size, self.written * 10**9)
+        return stat.st_size == size and stat.st_mtime_ns <= index.stat().st_mtime_ns
 
     @cached_property
     def _tokens(self) -> np.ndarray:
@@ -120,10 +118,11 @@ class CorpusCache:
     def open(self) -> TokenizedCorpus | None:
         """The tokenised corpus, or None where it is not there, not complete, or was changed."""
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):  # missing, or damaged in any way
-            index = json.loads((self.folder / INDEX).read_bytes())
+            path = self.folder / INDEX
+            index = json.loads(path.read_bytes())
             state = index["tokenizer"] | {"tokens": base64.b64decode(index["tokenizer"]["tokens"])}
-            splits = {name: TokenStore(path, *map(index[name].get, STORED)) for name, path in self.paths.items()}
-            if all(split.is_whole() for split in splits.values()):
+            splits = {name: TokenStore(bare, *map(index[name].get, STORED)) for name, bare in self.paths.items()}
+            if all(split.is_whole(path) for split in splits.values()):
                 return TokenizedCorpus(Tokenizer.from_dict(state), **splits)
         return None
 
@@ -203,9 +202,7 @@ def write_split(path: Path, stream: Iterable[np.ndarray], tokenizer: Tokenizer, 
                 f"the {path.stem} split of this corpus holds no text: name files, and of tables a --data.text_column, "
                 "with text for both splits, or change --data.validation_fraction"
             )
-    written = int(time.time())
-    os.utime(path, (written, written))
-    return TokenStore(path, tokenizer.dtype.name, num_tokens, num_bytes, checksum, written)
+    return TokenStore(path, tokenizer.dtype.name, num_tokens, num_bytes, checksum)
 
 
 @contextmanager
