@@ -26,6 +26,7 @@ from lightning.pytorch.cli import ArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from data.datamodule import TextDataModule
+from model.checks import Mistake
 from model.kernels import keep_freed_memory
 from model.runs.command_line import quiet, read_options
 from model.runs.folder import METRICS, RUNS, how_to_resume
@@ -34,7 +35,7 @@ from model.runs.mistakes import MISTAKES, checking_options, exit_status, explain
 from model.runs.monitoring import AttentionMonitor, Samples
 from model.runs.progress import say
 from model.runs.results import finish
-from model.runs.saving import AtomicCheckpointIO, Checkpoints, restoring
+from model.runs.saving import AtomicCheckpointIO, Checkpoints
 from model.runs.sequence import RunSequence, TrainingInterrupted
 from model.runs.starting import RunFolder, new_run_dir
 from model.runs.wandb_logger import WandbLogger, WandbMode
@@ -126,7 +127,7 @@ def main(args: list[str] | None = None) -> int:
     if checkpoint is not None:
         check_start(checkpoint, cli.model.gpt_config)
     try:
-        with restoring(trainer), explain_machine(run_dir), checking_options(MisconfigurationException):
+        with explain_machine(run_dir):
             trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint)
         cli.sequence.doing = "writing the page"
         if trainer.is_global_zero and not trainer.fast_dev_run:
@@ -136,8 +137,8 @@ def main(args: list[str] | None = None) -> int:
         return 128 + stop.signum
     except SIGTERMException:  # Lightning's, for a signal that came before the run listens; its own status would be 0
         return 128 + signal.SIGTERM
-    except MISTAKES:
-        raise
+    except (*MISTAKES, MisconfigurationException) as error:  # Lightning's is of options that do not go together
+        raise Mistake(str(error)) from error
     except Exception as error:
         traceback.print_exc()
         print(f"train.py: {cli.sequence.what_was_running(run_dir, error)}", file=sys.stderr)

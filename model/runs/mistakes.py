@@ -94,18 +94,16 @@ def sentence(error: BaseException) -> str:
 
 
 @contextmanager
-def checking_options(kind: type[Exception] = Exception) -> Iterator[None]:
+def checking_options() -> Iterator[None]:
     """What libraries raise about the options that the block gives them becomes a `Mistake`.
 
     An error in which another file has a part, the project's or the person's, is one in code and passes.
-
-    kind: of exceptions, if not all.
     """
     try:
         yield
     except MISTAKES:
         raise
-    except kind as error:
+    except Exception as error:
         caller = traceback.extract_tb(error.__traceback__)[1].filename
         raise_from_code(error, caller)
         raise Mistake(sentence(causes(error)[-1])) from error

@@ -3,9 +3,7 @@
 import logging
 import random
 import shutil
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,26 +14,18 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Trainer
 
 from model.checkpoint import read_checkpoint
-from model.checks import Mistake, check_range
+from model.checks import Mistake, check_range, listed
 from model.files import atomic_file, write_atomically
 from model.runs.folder import BEST, CHECKPOINTS, LAST, METRICS, SAMPLES, kept_checkpoint, kept_steps
 from model.runs.metrics import diverged
-from model.runs.mistakes import is_library, sentence
 from model.runs.results import read_metrics, read_samples
 
 log = logging.getLogger(__name__)
-PROJECT = Path(__file__).parents[2]
-RESTORING = [PROJECT / folder for folder in ("data", "model", "model/runs", "model/training")]
+RESUMED = ("callbacks", "loops", "loss_sums", "lr_schedulers", "optimizer_states", "random_states")
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint aside and renames it; reads nothing that could run code.
-
-    `restored_from` is the checkpoint that the run goes on from, None for none; for `is_restoring` see `restoring`.
-    """
-
-    restored_from: str | Path | None = None
-    is_restoring = False
+    """Writes a checkpoint aside and renames it; reads nothing that could run code."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         with atomic_file(Path(path)) as file:
@@ -46,36 +36,15 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: Any = None) -> dict[str, Any]:
-        self.restored_from, self.is_restoring = path, True
         # To the CPU and plain data only, whatever the arguments say.
         checkpoint = read_checkpoint(Path(path))
+        if missing := [part for part in RESUMED if part not in checkpoint]:
+            raise Mistake(
+                f"{path} has no {listed(missing)}: it holds weights alone, or is of another version; start from its "
+                "weights with --model.init_from"
+            )
         del checkpoint["loops"]  # see start_loops_at
         return checkpoint
-
-
-@contextmanager
-def restoring(trainer: Trainer) -> Iterator[None]:
-    """Whatever fails while a checkpoint is restored becomes a `Mistake` that names it, unless the person's code fails.
-
-    What it holds is compared with nothing before, and may be wrong in any way.
-    """
-    try:
-        yield
-    except Exception as error:
-        checkpoint_io = trainer.strategy.checkpoint_io
-        is_restoring = isinstance(checkpoint_io, AtomicCheckpointIO) and checkpoint_io.is_restoring
-        if not is_restoring or str(checkpoint_io.restored_from) in str(error) or fails_in_own_code(error):
-            raise
-        reason = f"it has no {error}" if isinstance(error, KeyError) else sentence(error)
-        raise Mistake(f"{checkpoint_io.restored_from} cannot be used for this run: {reason}") from error
-
-
-def fails_in_own_code(error: Exception) -> bool:
-    """Whether a part of the program failed that restores nothing: the person's, or one that makes the optimizer."""
-    frames = traceback.extract_tb(error.__traceback__)[2:]  # without those of the block and of its manager
-    files = [frame.filename for frame in frames if not is_library(frame.filename)]
-    is_foreign = any(Path(file).parent not in RESTORING for file in files)
-    return is_foreign or any(frame.name == "configure_optimizers" for frame in frames)
 
 
 @dataclass

@@ -75,7 +75,6 @@ class RunSequence(Checkpoint):
     def on_validation_start(self, trainer: Trainer, module: LightningModule) -> None:
         self.metrics.stop_clock()
         self.doing = f"validation at step {trainer.global_step}"
-        trainer.strategy.checkpoint_io.is_restoring = False
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         check_finite(module.validation_metrics["val/loss"], "validation")
@@ -139,10 +138,9 @@ class RunSequence(Checkpoint):
         self.attention.start(trainer, module)
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        checkpoint_io = trainer.strategy.checkpoint_io
-        checkpoint_io.is_restoring = False
-        if checkpoint_io.restored_from is not None and trainer.is_global_zero:
-            has_best = rewind(Path(trainer.default_root_dir), Path(checkpoint_io.restored_from), trainer.global_step)
+        self.doing = "the start of training"
+        if trainer.ckpt_path is not None and trainer.is_global_zero:
+            has_best = rewind(Path(trainer.default_root_dir), Path(trainer.ckpt_path), trainer.global_step)
             self.best_loss = self.best_loss if has_best else float("inf")  # not that of weights which are gone
         self.progress.start(trainer)
         self.is_running = True
@@ -197,6 +195,7 @@ class RunSequence(Checkpoint):
         checkpoint["loss_sums"] = gather(float(self.metrics.loss_sum), trainer)  # each of its rank's batches
 
     def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self.doing = f"restoring {trainer.ckpt_path}"
         step = self.checkpoints.saved_step = self.finished_step = checkpoint["global_step"]
         start_loops_at(step, trainer, checkpoint)
         sums, states, rank = checkpoint["loss_sums"], checkpoint["random_states"], trainer.global_rank

@@ -126,7 +126,7 @@ class MuonAdamW(torch.optim.Optimizer):
             group |= options
         for parameter, state in self.state.items():
             if any(value.shape != parameter.shape[: value.ndim] for value in state.values()):
-                raise Mistake("its optimizer state is of other weights")
+                raise Mistake("the checkpoint's optimizer state is of other weights")
 
     @torch.no_grad()
     def step(self, closure=None):
