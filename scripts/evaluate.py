@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 from model.checks import Mistake
 from model.runs.configs import read_config
 from model.runs.folder import CONFIG, find_checkpoint, run_of
-from model.runs.mistakes import exit_status
-from scripts.parser import Parser, add_model_options, at_least, choose_device, text_data
+from model.runs.mistakes import exit_status, parse
+from scripts.parser import DEFAULTS, Parser, add_model_options, at_least, choose_device
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,6 +39,10 @@ OF_TRAINING |= {"seed", "num_workers", "num_threads", "cache_dir"}
 
 @exit_status("evaluate.py")
 def main(argv: list[str] | None = None) -> None:
+    from jsonargparse import ArgumentParser
+
+    from data.datamodule import TextDataModule
+
     own = Parser(prog="evaluate.py", description=__doc__, add_help=False)
     add = own.add_argument
     add_model_options(own)
@@ -56,7 +60,10 @@ def main(argv: list[str] | None = None) -> None:
     if typed & OTHER_TEXT:
         section = {"document_masking": section.get("document_masking", False)}  # which the model was trained with
     section = {name: value for name, value in section.items() if name not in OF_TRAINING}
-    evaluate_text(arguments, text_data(own, section, options, skip=OF_TRAINING))
+    parser = ArgumentParser(prog=own.prog, description=own.description, parents=[own], exit_on_error=False, **DEFAULTS)
+    parser.add_class_arguments(TextDataModule, "data", skip=OF_TRAINING)
+    chosen = parse(parser, ["--data", json.dumps(section), *options]).data
+    evaluate_text(arguments, TextDataModule(**chosen.as_dict()))
 
 
 def run_data(checkpoint: Path | None) -> dict[str, Any]:

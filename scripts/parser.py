@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from model.checks import Mistake
 from model.files import reading
-from model.runs.mistakes import parse
 
 if TYPE_CHECKING:
     import torch
-
-    from data.datamodule import TextDataModule
-
 
 DEFAULTS: dict[str, Any] = {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
 
@@ -88,26 +83,3 @@ def decoded(content: bytes, source: str) -> str:
         return content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise Mistake(f"{source} is not UTF-8 text: byte {error.start} is 0x{content[error.start]:02x}") from error
-
-
-def text_data(own: Parser, section: dict[str, Any], options: list[str], skip: Collection[str] = ()) -> TextDataModule:
-    """The text that `--data.*` options name, which are those of train.py.
-
-    Args:
-        own: the script's description and other options, without --help.
-        section: options of the data that hold unless `options`, what was typed, say otherwise.
-        skip: options of the data that the script does not have.
-
-    Mistakes get the sentences of train.py.
-    """
-    from jsonargparse import ArgumentParser
-
-    from data.datamodule import TextDataModule
-    from model.runs.command_line import named_tokenizer
-
-    parser = ArgumentParser(prog=own.prog, description=own.description, parents=[own], exit_on_error=False, **DEFAULTS)
-    parser.add_class_arguments(TextDataModule, "data", skip=set(skip))
-    chosen = parse(parser, ["--data", json.dumps(section), *options]).data.as_dict()
-    if "tokenizer" in chosen:
-        chosen["tokenizer"] = named_tokenizer(chosen["tokenizer"])
-    return TextDataModule(**chosen)

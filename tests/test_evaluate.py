@@ -149,8 +149,8 @@ MISTAKES = {
     "--device toaster": "--device toaster",
     "--data.files nothing/*.txt": "no file matches 'nothing/*.txt'",
     "--data.files tests": "tests is a folder: write 'tests/**/*.txt'",
-    "--data.fils x": "there is no option --data.fils; did you mean --data.files?",
-    "--data.tokenizer gpt2": "there is no option --data.tokenizer",
+    "--data.fils x": "--data.fils x; did you mean data.files?",
+    "--data.tokenizer gpt2": "unrecognized arguments: --data.tokenizer",
     "--data.validation_fraction 2": "data.validation_fraction is 2.0: it must lie between 0 and 1",
 }
 

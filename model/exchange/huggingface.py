@@ -175,27 +175,25 @@ def read_options(options: dict[str, Any]) -> GPTConfig:
     kind = options.get("model_type")
     if kind not in ("gpt2", "glassgpt"):
         raise Mistake(f"its model_type is {kind!r}: it can be gpt2 or glassgpt")
+    fields = options.get("gpt")
+    if kind == "gpt2":
+        options = GPT2_DEFAULTS | GPT2_FIXED | options
+        for name, value in GPT2_FIXED.items():
+            if options[name] != value:
+                raise Mistake(f"its {name} is {options[name]!r}: it can be {value!r} only")
+        activation = options["activation_function"]
+        if activation not in [*ACTIVATIONS]:
+            raise Mistake(f"its activation_function is {activation!r}: it can be {listed([*ACTIVATIONS], 'or')}")
+        fields = {our_name: options.get(their_name) for our_name, their_name in GPT2_OPTIONS.items()}
+        fields |= {"activation": ACTIVATIONS[activation], **GPT2_FAMILY}
     try:
-        return GPTConfig(**read_gpt2_options(options) if kind == "gpt2" else options.get("gpt"))
+        return GPTConfig(**fields)
     except TypeError as error:
         raise Mistake(f"its {CONFIG} holds what this version does not know: {error}") from error
 
 
-def read_gpt2_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a GPTConfig, from GPT-2's options."""
-    options = GPT2_DEFAULTS | GPT2_FIXED | options
-    for name, value in GPT2_FIXED.items():
-        if options[name] != value:
-            raise Mistake(f"its {name} is {options[name]!r}: it can be {value!r} only")
-    activation = options["activation_function"]
-    if activation not in [*ACTIVATIONS]:
-        raise Mistake(f"its activation_function is {activation!r}: it can be {listed([*ACTIVATIONS], 'or')}")
-    ours = {our_name: options.get(their_name) for our_name, their_name in GPT2_OPTIONS.items()}
-    return ours | {"activation": ACTIVATIONS[activation], **GPT2_FAMILY}
-
-
 def gpt2_options(config: GPTConfig) -> dict[str, Any]:
-    """Inverse of `read_gpt2_options`: the content of a config.json."""
+    """The content of a config.json for GPT-2; `read_options` is the inverse."""
     activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation)
     options = {"model_type": "gpt2", "architectures": [GPT2_CLASS], "activation_function": activation, **GPT2_FIXED}
     options |= {their_name: getattr(config, our_name) for our_name, their_name in GPT2_OPTIONS.items()}
