@@ -386,19 +386,22 @@ def test_whatever_a_person_does_the_panels_end_as_on_a_fresh_page(open_page, slo
     assert found["#notes"] == "" and page.locator("#parity.good").count() == 1
 
 
+# Goes a step back as soon as the first of the patches is announced: in the page, so that a slow driver is not too late.
+INTERRUPT = """() => {
+  const note = document.getElementById("patch-note");
+  const watch = new MutationObserver(() => {
+    watch.disconnect();
+    document.body.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowLeft", bubbles: true }));
+  });
+  watch.observe(note, { childList: true, characterData: true, subtree: true });
+}"""
+
+
 def test_patches_that_a_step_interrupts_are_not_announced_as_done(open_page, slow_page):
     page = open_page(slow_page, hash_="#b=blackboard&temperature=0")
-    page.evaluate("""() => new Promise((done) => {  // in the page, so that a slow driver is not too late
-      const note = document.getElementById("patch-note");
-      const watch = new MutationObserver(() => {
-        if (!note.textContent.includes("of 16 heads")) return;
-        watch.disconnect();
-        document.body.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowLeft", bubbles: true }));
-        done();
-      });
-      watch.observe(note, { childList: true, characterData: true, subtree: true });
-      document.getElementById("patch-all").click();
-    })""")
+    page.evaluate(INTERRUPT)
+    page.locator("#patch-all").click()
+    page.locator("#slide-a output", has_text="step 0").wait_for()
     settle(page)
     assert page.locator("#patch-note").inner_text() == "" and page.locator("#patch-matrix").is_hidden()
     assert page.locator("#live").inner_text() == "" and page.locator("#notes").inner_text() == ""
@@ -406,26 +409,25 @@ def test_patches_that_a_step_interrupts_are_not_announced_as_done(open_page, slo
     page.locator("#speed", has_text="wrote 200 at").wait_for()
 
 
+# Lists what the worker is asked from the first token on that it writes, which goes on until it is stopped.
+ASKED = """() => {
+  const { dataset } = document.documentElement;
+  const { postMessage } = Worker.prototype;
+  Worker.prototype.postMessage = function (question) {
+    if (question.name === "write") [question.request.count, dataset.asked] = [Infinity, ""];
+    if (question.name && "asked" in dataset) dataset.asked += ` ${question.name}`;
+    postMessage.call(this, question);
+  };
+}"""
+
+
 def test_the_panels_follow_while_it_writes_and_its_speed_leaves_with_the_text(open_page, slow_page):
     """How often they are drawn meanwhile is the worker's choice; see test_engine.py."""
     page = open_page(slow_page, hash_="#temperature=0")
-    page.evaluate("""() => {
-      window.asked = [];
-      const now = performance.now.bind(performance);
-      performance.now = () => 100 * now();  // a fast machine has written all before the panels may follow
-      const { postMessage } = Worker.prototype;
-      Worker.prototype.postMessage = function (question) {
-        if (document.getElementById("write").ariaPressed === "true" && question.name) window.asked.push(question.name);
-        postMessage.call(this, question);
-      };
-    }""")
-    for _ in range(5):  # a busy machine may draw no frame before all is written
-        page.locator("#write").click()
-        page.locator("#speed", has_text="wrote").wait_for()
-        settle(page)
-        if "read" in (asked := page.evaluate("window.asked")):
-            break
-    assert asked[0] == "write" and "read" in asked
+    page.evaluate(ASKED)
+    page.locator("#write").click()
+    page.locator("html[data-asked~=read]").wait_for(state="attached")
+    click(page.locator("#write"))
     click(page.locator(".thumb").first)
     assert page.locator("#speed").inner_text().startswith("wrote")
     page.locator("#box").press("End")
