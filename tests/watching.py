@@ -55,10 +55,26 @@ def signal_at(change: int, signum: int, delay: float | None = None, to_group: bo
     before_change(["runs"], lambda _: later(), change)
 
 
-def kill_children(named: bytes, *_) -> None:
-    """Kills the processes that this one has started whose command line holds these bytes. Linux only."""
-    for child in map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()):
-        if named in Path(f"/proc/{child}/cmdline").read_bytes():
-            os.kill(child, signal.SIGKILL)
-            print("killed", child)
-    time.sleep(1)  # in which it is noticed
+def signal_after(file: str, signum: int) -> None:
+    """This process gets a signal before the first change below runs/ that finds this file there."""
+
+    def send(_: str) -> None:
+        if Path(file).exists():
+            stop()
+            os.kill(os.getpid(), signum)
+
+    stop = before_change(["runs"], send)
+
+
+def kill_child(named: bytes, patience: float, *_) -> None:
+    """Kills a process that this one has started whose command line holds these bytes. Linux only.
+
+    Waits so many seconds for this process to notice, or until that ends the wait with an error.
+    """
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    child = next(child for child in children if named in Path(f"/proc/{child}/cmdline").read_bytes())
+    os.kill(int(child), signal.SIGKILL)
+    print("killed", child)
+    late = time.monotonic() + patience
+    while time.monotonic() < late:  # a signal that another thread gets does not end a sleep
+        time.sleep(0.01)

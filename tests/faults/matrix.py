@@ -36,7 +36,7 @@ from tests import programs
 from tests.command_lines import call
 from tests.faults.hub import TEXTS, Hub
 from tests.small_runs import EVENTFUL, assert_same, assert_same_run
-from tests.watching import before_call, before_change, kill_children, signal_at
+from tests.watching import before_call, before_change, kill_child, signal_after, signal_at
 from train import main
 
 RUN = Path("runs/run")
@@ -66,15 +66,25 @@ def run(here, capsys):
 
 
 @pytest.fixture
-def disturb(run, trained):
-    """Trains in this process with a fault that `prepare` makes in a patch: the bits of the undisturbed run at last."""
+def recover(run, trained):
+    """Goes on as a person does after this command: the bits of the undisturbed run at last."""
+
+    def recover(command: list[str]) -> None:
+        run(go_on(run, command)[0])
+        assert_same_run(trained(), RUN)
+
+    return recover
+
+
+@pytest.fixture
+def disturb(run, recover):
+    """Trains in this process with a fault that `prepare` makes in a patch, and recovers; gives what `run` does."""
 
     def disturb(options: list[str], prepare) -> tuple[str, str]:
         with pytest.MonkeyPatch.context() as patch:
             prepare(patch)
             told = run([*TRAIN, *options], 0, 2)
-        run(go_on(run, [*TRAIN, *options])[0])
-        assert_same_run(trained(), RUN)
+        recover([*TRAIN, *options])
         return told
 
     return disturb
@@ -187,27 +197,44 @@ DIVERGED = "lower the learning rates"
 STOPS = {  # what happens in a batch, and words of the sentence
     "out of memory": (lambda *_: torch.empty(2**60, dtype=torch.uint8), "lower data.batch_size"),
     "out of memory of a GPU": (Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory")), "lower data.batch_size"),
-    "loader process killed": (partial(kill_children, b""), "lower data.num_workers"),
     "nan weight": (lambda module, *_: module.gpt.token_embedding.weight.data[0, 0].fill_(torch.nan), DIVERGED),
     "infinite weights": (lambda module, *_: [one.data.fill_(torch.inf) for one in module.parameters()], DIVERGED),
     "nan gradient": (lambda module, *_: module.gpt.head.weight.register_hook(lambda grad: grad * torch.nan), DIVERGED),
 }
 
 
-@pytest.mark.parametrize(("every", "step"), [("null", 2), ("null", 9), (1, 1), (1, 8)])
+IN_A_BATCH = pytest.mark.parametrize(("every", "step"), [("null", 2), ("null", 9), (1, 1), (1, 12)])
+
+
+def has_checkpoint(every: str | int, step: int) -> bool:
+    """Saved every so many steps, or with the validation of step 4."""
+    return step > (1 if every == 1 else 4)
+
+
+@IN_A_BATCH
 @pytest.mark.parametrize("fault", STOPS)
 def test_stopped_in_a_batch(small_options, disturb, fault, every, step):
     """No checkpoint holds a number that is not finite, and the sentence says how to go on from the one before."""
     action, expected = STOPS[fault]
-    options = [f"--checkpoints.every_n_steps={every}", f"--data.num_workers={2 * fault.startswith('loader')}"]
     said, _ = disturb(
-        [*small_options, *options],
+        [*small_options, f"--checkpoints.every_n_steps={every}", "--data.num_workers=0"],
         lambda patch: before_call(patch.setattr, GPTModule, "training_step", action, step),
     )
-    has_checkpoint = step > (1 if every == 1 else 4)
-    # Diverged, nothing is to be resumed; a loader that is gone may be missed only when its next batch is due.
-    assert expected in said, said
-    assert "num_workers" in expected or expected == DIVERGED or ("--resume runs/run" in said) == has_checkpoint, said
+    is_resumable = expected != DIVERGED and has_checkpoint(every, step)
+    assert expected in said and ("--resume runs/run" in said) == is_resumable, said
+
+
+def kill_loaders(step: int) -> None:
+    before_call(setattr, GPTModule, "training_step", partial(kill_child, b"", 60), step)
+
+
+@IN_A_BATCH
+def test_loader_process_killed(small_options, recover, every, step):
+    """In a program of its own: PyTorch listens for the end of loaders in the first run of a process only."""
+    command = [*TRAIN, *small_options, f"--checkpoints.every_n_steps={every}", "--data.num_workers=1"]
+    said = end(programs.start(*command, before=programs.calling(kill_loaders, step)), 2)
+    assert "lower data.num_workers" in said and ("--resume runs/run" in said) == has_checkpoint(every, step), said
+    recover(command)
 
 
 @pytest.mark.parametrize("cache", ["cold", "full"])
@@ -235,15 +262,14 @@ def meet() -> None:
     before_call(setattr, LightningCLI, "instantiate_classes", wait)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("how", ["started twice", "resumed while it is trained", "resumed twice"])
-def test_two_runs_with_one_name(small_options, trained, here, how, seed):
+def test_two_runs_with_one_name(small_options, trained, here, how):
     """One of the two is trained, and is the run that it is alone; the other leaves no mark."""
     command = [*TRAIN, *small_options]
     if how != "started twice":
         signum = signal.SIGKILL if how == "resumed twice" else signal.SIGSTOP  # as if its machine were slow
-        stop = programs.calling(signal_at, 110 + 5 * seed, int(signum))
-        first = programs.start(*command, before=stop)  # which has written its first checkpoint by then
+        stop = programs.calling(signal_after, f"{RUN}/checkpoints/last.ckpt", int(signum))
+        first = programs.start(*command, before=stop)
         assert os.waitid(os.P_PID, first.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT).si_status == signum
         command = RESUME
     if how == "resumed while it is trained":
@@ -258,8 +284,8 @@ def test_two_runs_with_one_name(small_options, trained, here, how, seed):
 
 
 WANDB = {
-    "killed while the run trains": (GPTModule, "training_step", partial(kill_children, b"wandb-core"), 6),
-    "killed while it ends": (wandb.sdk.wandb_run.Run, "finish", partial(kill_children, b"wandb-core")),
+    "killed while the run trains": (GPTModule, "training_step", partial(kill_child, b"wandb-core", 1), 6),
+    "killed while it ends": (wandb.sdk.wandb_run.Run, "finish", partial(kill_child, b"wandb-core", 1)),
     "its folder is a file": (wandb, "init", lambda **_: (RUN / "wandb").write_text("a file")),
 }
 
