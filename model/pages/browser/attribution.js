@@ -4,7 +4,6 @@
 
 import { percent, quote } from "browser/words.js";
 
-const SHOWN_PARTS = 12;
 const LARGEST_ERROR = 1e-5; // of a sum of float32 numbers, relative to the largest logit where that is above 1
 
 // What comes after a token, in words: after the last one the likeliest token. null where that was not measured.
@@ -15,27 +14,17 @@ export function nextInWords({ labels, tokens, top, top_probability, attribution_
   return `the likeliest to come next is ${likeliest}; the text ends here, so the true one is not known`;
 }
 
-const bySize = (one, two) => Math.abs(two.value) - Math.abs(one.value);
-
-// One column of the attribution: { name, value } for each part, largest first or in the model's order. After the last
-// token that of the likeliest next one, where it was measured.
-export function partsOf({ parts: names, attribution, attribution_of_likeliest: last, bits }, token, order = "largest") {
+// One column of the attribution: { name, value } for each part, largest first. After the last token that of the
+// likeliest next one, where it was measured.
+export function partsOf({ parts: names, attribution, attribution_of_likeliest: last, bits }, token) {
   const values = token === bits.length - 1 && last ? last : attribution.map((row) => row[token]);
   const parts = names.map((name, i) => ({ name, value: values[i] }));
-  return order === "largest" ? parts.sort(bySize) : parts;
+  return parts.sort((one, two) => Math.abs(two.value) - Math.abs(one.value));
 }
 
 // Null if one of them is not known.
 export const sum = (parts) =>
   parts.reduce((total, { value }) => (total === null || value === null ? null : total + value), 0);
-
-// The `count` largest parts in the order given, and the sum of the others: { shown, others: { count, value } or null }.
-export function fold(parts, count = SHOWN_PARTS) {
-  if (parts.length <= count + 1) return { shown: parts, others: null };
-  const large = new Set([...parts].sort(bySize).slice(0, count));
-  const rest = parts.filter((part) => !large.has(part));
-  return { shown: parts.filter((part) => large.has(part)), others: { count: rest.length, value: sum(rest) } };
-}
 
 export function badge(error) {
   if (error === null) return { good: false, text: "the sum could not be checked" };

@@ -6,17 +6,16 @@ import { addView, change, shown } from "browser/render.js";
 import { listed, visible } from "browser/words.js";
 
 addView(function drawChanged() {
-  const { typing, off, replacement, otherText, other, sides } = shown;
-  const given = replacement === "mean" ? "replaced by their mean" : "giving nothing";
+  const { typing, off, otherText, other, sides } = shown;
   const parts = [
-    typing && off.length && `Off, ${given}: ${listed(off)}.`,
+    typing && off.length && `Off, replaced by their mean: ${listed(off)}.`,
     typing && otherText && `Patching from text B, “${visible(otherText, 30)}”.`,
     other !== null && `Compared: A, ${sides[0].when}, with B, ${sides[1].when}.`,
   ].filter(Boolean);
   $("changed").hidden = !parts.length;
   const onclick = () => {
     $("other-text").value = "";
-    change({ off: [], otherText: "", other: null, from: null, target: null });
+    change({ off: [], otherText: "", other: null, target: null });
   };
   const button = element("button", { id: "as-trained", textContent: "all as trained", onclick });
   $("changed").replaceChildren(parts.join(" "), " ", button);

@@ -20,7 +20,7 @@ const labelOf = (id, { details }) => (shown.typing ? engine.tokenizer.label(id) 
 // What is shown: { id, shares, before }: the probabilities on each side as the model is switched, and with all parts on
 // the first; `before` is undefined where all are on. A token that is not listed has less than the last one: null.
 function likeliest([first, second]) {
-  const intact = first.edits?.length ? first.intact : null;
+  const intact = first.off?.length ? first.intact : null;
   const [known, other, whole] = [first, second, intact].map((one) => one && new Map(one.next));
   const always = [intact, second].flatMap((one) => one?.next.slice(0, EXPECTED) ?? []);
   const ids = new Set([...always.map(([id]) => id), ...known.keys()]);
@@ -55,7 +55,7 @@ function row({ id, shares, before }, sides) {
 addView(function drawNext() {
   const { sides } = shown;
   const steps = sides.map(({ title }) => title).join(", ");
-  const note = sides[0].edits?.length ? "mark: with all parts" : shown.typing ? "click to write" : "after the text";
+  const note = sides[0].off?.length ? "mark: with all parts" : shown.typing ? "click to write" : "after the text";
   const found = likeliest(sides);
   const rest = 1 - found.reduce((sum, { shares: [share] }) => sum + share, 0);
   $("coming-note").textContent = sides.length > 1 ? steps : `${note}; others ${percent(rest)}`;

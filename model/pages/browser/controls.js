@@ -58,7 +58,6 @@ export const keys = {
   ArrowRight: () => goBySteps(1),
   ArrowUp: () => goByHeads(-1),
   ArrowDown: () => goByHeads(1),
-  s: () => change({ scale: state.scale === "sqrt" ? "linear" : "sqrt" }),
   c: () => LAST > 0 && toggleCompare(),
   p: () => change({ probe: (state.probe + 1) % TEXTS.length }),
   Escape: () => change({ token: null, square: null }),

@@ -63,16 +63,6 @@ export function tokenSpans(labels) {
   });
 }
 
-// Buttons of which one is pressed. Each has its value in data-value, and a click calls `choose` with the value.
-export function choices(parent, options, choose) {
-  parent.append(...options.map(([value, textContent]) =>
-    element("button", { textContent, dataset: { value }, onclick: () => choose(value) })));
-}
-
-export function press(parent, value) {
-  for (const button of parent.children) button.ariaPressed = button.dataset.value === String(value);
-}
-
 // ---- a table with a cell for each row and token: to point at a cell or to go there with the arrow keys reads it; a
 // click or enter chooses it
 

@@ -18,7 +18,7 @@ let chosen = null; // { effect, before, after }
 // What is typed and switched off before the change and after it.
 const stages = ({ trial, off }) => [{ typed: trial.text, off: [] }, { typed: trial.changed, off }];
 const isShown = ({ typed, off }) =>
-  shown.typing && shown.typed === typed && String(shown.off) === String(off) && shown.replacement === "mean";
+  shown.typing && shown.typed === typed && String(shown.off) === String(off);
 
 function show(effect, stage) {
   if (chosen?.effect !== effect) chosen = { effect, before: {}, after: {} };
@@ -27,7 +27,7 @@ function show(effect, stage) {
   const token = tokensOf(typed).tokens.length - 1;
   const head = effect.head === null ? {} : { head: headNumber(effect.head) };
   const at = stage && holdsWeights(state.at) ? state.at : TRIED_AT;
-  change({ typed, off, token, replacement: "mean", probe: 0, at, other: null, direction: "to", square: null, ...head });
+  change({ typed, off, token, probe: 0, at, other: null, direction: "to", square: null, ...head });
 }
 
 // What the right tokens get of the probability, as far as they are listed.

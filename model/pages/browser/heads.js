@@ -61,12 +61,13 @@ function arrange(order) {
   const grid = $("grid");
   const sorted = shown.order !== "layer";
   // On a wide screen the style sheet gives the panel a height into which all heads should fit.
-  const bounded = getComputedStyle($("heads")).getPropertyValue("--bounded") === "1";
+  const isBounded = getComputedStyle($("heads")).getPropertyValue("--bounded") === "1";
   const wide = $("scroll").clientWidth - 4;
-  const high = bounded ? $("scroll").clientHeight - 4 : Infinity;
-  grid.style.gridTemplateColumns = sorted
-    ? `repeat(auto-fill, ${sortedSide(wide, high)}px)`
-    : `${HEADING}px repeat(${HEADS}, ${layeredSide(wide, high)}px)`;
+  const high = isBounded ? $("scroll").clientHeight - 4 : Infinity;
+  const below = BAR + (sorted ? CAPTION : 0);
+  const side = Math.min((wide - HEADING) / HEADS - GAP, (high - HEADING) / LAYERS - GAP - below);
+  const pixels = `${Math.floor(Math.max(sorted ? CAPTIONED : SMALLEST, Math.min(LARGEST, side)))}px`;
+  grid.style.gridTemplateColumns = sorted ? `repeat(auto-fill, ${pixels})` : `${HEADING}px repeat(${HEADS}, ${pixels})`;
   const key = `${sorted} ${order}`;
   if (grid.dataset.order === key) return;
   grid.dataset.order = key;
@@ -76,19 +77,6 @@ function arrange(order) {
   const rows = [...Array(LAYERS).keys()].map((layer) => thumbs.slice(layer * HEADS, (layer + 1) * HEADS));
   const cells = ["L\\H", ...Array(HEADS).keys()].map(heading);
   grid.replaceChildren(...cells, ...rows.flatMap((row, layer) => [heading(layer), ...row]));
-}
-
-const bounds = (side) => Math.floor(Math.max(SMALLEST, Math.min(LARGEST, side)));
-
-const layeredSide = (wide, high) =>
-  bounds(Math.min((wide - HEADING) / HEADS - GAP, (high - HEADING) / LAYERS - GAP - BAR));
-
-function sortedSide(wide, high) {
-  const rows = (side) => Math.ceil(ALL_HEADS.length / Math.floor((wide + GAP) / (side + GAP)));
-  const fits = (side) => rows(side) * (side + BAR + CAPTION + GAP) <= high;
-  let side = Math.min(LARGEST, high === Infinity ? Math.max(72, wide / HEADS - GAP) : LARGEST);
-  while (side > CAPTIONED && !fits(side)) side -= 2;
-  return bounds(side);
 }
 
 export const markOf = (score) => element("b", {

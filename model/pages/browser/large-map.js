@@ -2,7 +2,7 @@
 
 import { $, ARROWS, clamp, css, element, onKeys } from "browser/elements.js";
 import { byteAt, drawLabel, drawMap, fitCanvas, layout, ofHead, PAD, weightAt } from "browser/maps.js";
-import { addChoices, addFollower, addView, change, chosenToken, point, pointer, shown } from "browser/render.js";
+import { addFollower, addView, change, chosenToken, point, pointer, shown } from "browser/render.js";
 import { data, headName, headPart } from "browser/state.js";
 import { squareInWords } from "browser/words.js";
 
@@ -25,14 +25,12 @@ function panes() {
   return [...list, { ...difference, colour: (colours, query, key) => colours.difference(value(query, key)) }];
 }
 
-// Of the ends and the middle of the colour bar.
-const meanings = () => ["0%", shown.scale === "sqrt" ? "25%" : "50%", "100%"];
 const paneTitle = ({ name, title }) => (name ? `${name}: ${title}` : title);
 
 addView(function drawStage() {
   $("stage-title").textContent = headName(shown.head).replace("l", "L");
   $("much").textContent = shown.theme === "dark" ? "brighter" : "darker";
-  fillRamp($("ramp"), "weights", meanings());
+  fillRamp($("ramp"), "weights", ["0%", "25%", "100%"]);
   const list = panes();
   while ($("panes").children.length > list.length) $("panes").lastChild.remove();
   while ($("panes").children.length < list.length) $("panes").append(newPane());
@@ -131,5 +129,4 @@ export function fillRamp(parent, name, meanings) {
   parent.replaceChildren(bar, ...meanings.map((text) => element("span", {}, text)));
 }
 
-addChoices($("scales"), "scale", [["sqrt", "√ scale"], ["linear", "linear"]]);
 addFollower(drawHover);

@@ -64,7 +64,7 @@ function runCurves({ curves }) {
 }
 
 const valueOf = ({ scores }, head) => scores[shown.score].flat()[head];
-const layerColour = (head) => rgb(shown.palette.colours[Math.round(90 + (165 * (placeOf(head)[0] + 1)) / LAYERS)]);
+const layerColour = (head) => rgb(shown.palette.weights[Math.round(90 + (165 * (placeOf(head)[0] + 1)) / LAYERS)]);
 
 function scoreCurves() {
   const { head: chosen, score } = shown;

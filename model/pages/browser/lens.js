@@ -5,11 +5,6 @@ import { createCells, element } from "browser/elements.js";
 import { isDark, rgb } from "browser/maps.js";
 import { decimal, percent, quote, visible } from "browser/words.js";
 
-export const COLOURINGS = [
-  ["probability", "true token", "Colour: the probability of the true next token, on a square-root scale"],
-  ["divergence", "distance", "Colour: the distance (KL divergence) to the final prediction, in bits"],
-];
-
 export function lensCell({ lens, tokens, sublayers, labels }, row, token) {
   const [probability, divergence] = [lens.probability[row][token], lens.divergence[row][token]];
   const text = tokens[lens.token[row][token]] ?? null;
@@ -19,17 +14,11 @@ export function lensCell({ lens, tokens, sublayers, labels }, row, token) {
   const distance = row === sublayers.length - 1 ? "the final prediction" : bits;
   const guess = `likeliest next ${text === null ? "–" : quote(text)}`;
   const place = `After ${sublayers[row]}, reading ${token} ${quote(labels[token])}`;
-  return { text, probability, divergence, sentence: `${place}: ${guess}${truth}; ${distance}.` };
+  return { text, probability, sentence: `${place}: ${guess}${truth}; ${distance}.` };
 }
 
-// From 0 to 1: how deep a cell's colour is. Distances are shares of the largest in the table.
-export const strength = (colouring, cell, largest) =>
-  colouring === "probability" ? Math.sqrt(cell.probability ?? 0) : largest > 0 ? (cell.divergence ?? 0) / largest : 0;
-
-export const largestDivergence = ({ lens }) => Math.max(0, ...lens.divergence.flat());
-
-// Adds a table to a parent and returns the function that fills it with
-// { measured, colouring, colours, token, name }. `choose` is called with the token of a cell, where it is given.
+// Adds a table to a parent and returns the function that fills it with { measured, colours, token, name }. `choose` is
+// called with the token of a cell.
 export function createLens(parent, choose) {
   const readout = element("p", { className: "soft readout", ariaLive: "polite" });
   const [head, body, foot] = ["thead", "tbody", "tfoot"].map((name) => element(name));
@@ -38,7 +27,7 @@ export function createLens(parent, choose) {
   parent.append(readout, box);
   const newCells = createCells(table, {
     read: (row, token) => (readout.textContent = lensCell(view.measured, row, token).sentence),
-    choose: (_, token) => choose?.(token),
+    choose: (_, token) => choose(token),
   });
   let view = null;
   let cells = []; // by sub-layer and position
@@ -55,23 +44,22 @@ export function createLens(parent, choose) {
   }
 
   return (next) => {
-    const { measured, colouring, colours, token: chosen, name } = next;
+    const { measured, colours, token: chosen, name } = next;
     const same = view?.measured.labels === measured.labels;
     const moved = view?.token !== chosen;
     view = next;
     if (!same) build();
-    const keys = `arrow keys move${choose ? ", enter chooses the token" : ""}`;
+    const keys = "arrow keys move, enter chooses the token";
     table.ariaLabel = `${name}: the likeliest next token after each sub-layer; ${keys}`;
-    const largest = largestDivergence(measured);
     for (const [row, line] of cells.entries())
       for (const [token, cell] of line.entries()) {
-        const found = lensCell(measured, row, token);
-        const colour = colours[Math.round(255 * Math.min(1, strength(colouring, found, largest)))];
+        const { text, probability } = lensCell(measured, row, token);
+        const colour = colours[Math.round(255 * Math.sqrt(probability ?? 0))];
         cell.classList.toggle("chosen", token === chosen);
-        cell.textContent = found.text === null ? "–" : visible(found.text, 8) || "∅";
+        cell.textContent = text === null ? "–" : visible(text, 8) || "∅";
         Object.assign(cell.style, { background: rgb(colour), color: isDark(colour) ? "#ffffff" : "#14181e" });
       }
-    readout.textContent = `Point at a cell to read it${choose ? "; click to choose its token" : ""}.`;
+    readout.textContent = "Point at a cell to read it; click to choose its token.";
     if (moved && chosen !== null) box.scrollLeft = cells[0][chosen].offsetLeft - box.clientWidth / 2;
   };
 }

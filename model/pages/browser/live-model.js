@@ -2,7 +2,7 @@
 // in node. What takes long is a generator, so that it can be stopped where it yields.
 
 import { Cache, CHUNK, Network, row } from "browser/network.js";
-import { Reading } from "browser/reading.js";
+import { logTotal, Reading } from "browser/reading.js";
 import { recent } from "browser/recent.js";
 import { sample } from "browser/sampling.js";
 import { bytesOf, tensorsOf } from "browser/weights.js";
@@ -40,40 +40,38 @@ export class LiveModel {
     return { error: errors.reduce((most, one) => Math.max(most, one)), bits: bits[snapshot] };
   }
 
-  // What was read of a text stays, so that a typed letter costs one token. text: "A" or "B".
-  reading(snapshot, edits = [], text = "A") {
-    const name = JSON.stringify([snapshot, edits, text]);
-    return this.readings(name, () => new Reading(this.snapshot(snapshot).network, this.vectors(snapshot, edits)));
+  // What was read of a text stays, so that a typed letter costs one token. off: parts that give their mean.
+  // text: "A" or "B".
+  reading(snapshot, off = [], text = "A") {
+    const name = JSON.stringify([snapshot, off, text]);
+    return this.readings(name, () => new Reading(this.snapshot(snapshot).network, this.edits(snapshot, off)));
   }
 
-  // edits: [{ part, with: "zero" or "mean" }], as a person chooses them -> as Network.read takes them.
-  vectors(snapshot, edits) {
-    return edits.map(({ part, with: value }) => {
-      const mean = this.snapshot(snapshot).means.get(part);
-      return { part, vector: value === "mean" ? mean : new Float32Array(mean.length) };
-    });
+  // As Network.read takes them.
+  edits(snapshot, off) {
+    return off.map((part) => ({ part, vector: this.snapshot(snapshot).means.get(part) }));
   }
 
-  *read({ snapshot, tokens, edits, text, details = true }) {
-    const reading = this.reading(snapshot, edits, text);
+  *read({ snapshot, tokens, off, text, details = true }) {
+    const reading = this.reading(snapshot, off, text);
     yield* reading.read(tokens, details);
     const { next } = reading.columns.at(-1);
-    return { block: reading.block(), details: reading.details(details), loss: reading.loss(), next };
+    return { block: reading.block(), details: reading.details(details), next };
   }
 
   // See Reading.square.
-  *square({ snapshot, tokens, edits, ...place }) {
-    const reading = this.reading(snapshot, edits);
+  *square({ snapshot, tokens, off, ...place }) {
+    const reading = this.reading(snapshot, off);
     yield* reading.read(tokens, false);
     return reading.square(place);
   }
 
   // Yields each new token. As model/generation.py: of a long text only the end is read, and when the context is full,
   // its last half is read again.
-  *write({ snapshot, tokens, edits = [], count = 200, temperature = 1, topK = null, stop = null }) {
+  *write({ snapshot, tokens, off = [], count = 200, temperature = 1, topK = null, stop = null }) {
     const context = this.config.context_length;
     const { network } = this.snapshot(snapshot);
-    const options = { edits: this.vectors(snapshot, edits) };
+    const options = { edits: this.edits(snapshot, off) };
     const cache = new Cache(this.config, context);
     let unread = tokens.slice(-context);
     for (let written = 0; written < count; written++) {
@@ -89,51 +87,40 @@ export class LiveModel {
     }
   }
 
-  // The logit of `target` after the tokens, plainly and with one head's output at a position replaced by what that head
-  // gives at another position of another text.
-  *patch({ snapshot, tokens, other, layer, head, position, from, target }) {
-    const [reading, source] = [this.reading(snapshot), this.reading(snapshot, [], "B")];
-    yield* reading.read(tokens, false);
-    yield* source.read(other, false);
-    const patched = this.patched(reading, source, { layer, head, position, from }, target);
-    return { plain: reading.logits(tokens.length - 1)[target], patched };
-  }
-
-  // The same for every head and position, each head's output from the same position of the other text: yields a row of
-  // T changes for each head. Where the other text has no such position, nothing changes.
+  // What becomes of `target` after the tokens where one head's output is replaced by what it gives at the same position
+  // of another text. Yields for each head, of all positions that both texts have, { plain, patched: [position] }, each
+  // [logit, probability] of the target.
   *patchAll({ snapshot, tokens, other, target }) {
     const { network } = this.snapshot(snapshot);
     // Its own readings, because other questions come in between.
     const [reading, source] = [new Reading(network), new Reading(network)];
     yield* reading.read(tokens, false);
     yield* source.read(other, false);
-    const { L, H } = network;
-    const plain = reading.logits(tokens.length - 1)[target];
+    const found = (logits) => [logits[target], Math.exp(logits[target] - logTotal(logits))];
+    const plain = found(reading.logits(tokens.length - 1));
     const spare = new Cache(this.config, tokens.length);
-    for (let number = 0; number < L * H; number++) {
-      const [layer, head] = [Math.floor(number / H), number % H];
-      const changes = Array(tokens.length).fill(0);
-      for (let position = 0; position < Math.min(tokens.length, other.length); position++) {
-        const place = { layer, head, position, from: position };
-        changes[position] = this.patched(reading, source, place, target, spare) - plain;
-        yield;
+    for (let layer = 0; layer < network.L; layer++)
+      for (let head = 0; head < network.H; head++) {
+        const patched = [];
+        for (let position = 0; position < Math.min(tokens.length, other.length); position++) {
+          patched.push(found(this.patched(reading, source, layer, head, position, spare)));
+          yield;
+        }
+        yield { plain, patched };
       }
-      yield changes;
-    }
   }
 
-  // What the head gives at position `from` of the source's text replaces what it gives at `position`.
-  // Only what that can change is computed anew: this layer and those after it, from this position on.
-  patched(reading, source, { layer, head, position, from }, target, spare) {
+  // The logits after the last token. Only what a patch can change is computed anew: this layer and those after it, from
+  // this position on.
+  patched(reading, source, layer, head, position, spare) {
     const { cache, trace, network } = reading;
     const T = cache.length;
-    if (layer === network.L - 1 && position < T - 1) return reading.logits(T - 1)[target]; // none reads it
-    spare ??= new Cache(this.config, T);
+    if (layer === network.L - 1 && position < T - 1) return reading.logits(T - 1); // none reads it
     spare.copy(cache, position);
-    const vector = row(source.trace.heads[layer], from * network.H + head, network.K);
+    const vector = row(source.trace.heads[layer], position * network.H + head, network.K);
     const edits = [{ part: `head ${layer}.${head}`, vector, position }];
     const options = { edits, from: { layer, residual: trace.residual[2 * layer] } };
-    return logitsAfter(network, cache.tokens.subarray(position, T), spare, options)[target];
+    return logitsAfter(network, cache.tokens.subarray(position, T), spare, options);
   }
 }
 

@@ -16,15 +16,6 @@ export const ofHead = (weights, head, length) =>
 export const byteAt = (map, query, key) => (key > query ? 0 : map[triangle(query) + key]);
 export const weightAt = (map, query, key) => (byteAt(map, query, key) / 255) ** 2;
 
-// The query that a newcomer learns most from: the one with the largest weight on an earlier token, but not the first.
-export function clearestQuery(map, length) {
-  let [best, most] = [length - 1, 0];
-  for (let query = 2; query < length; query++)
-    for (let key = 1; key < query; key++)
-      if (byteAt(map, query, key) > most) [best, most] = [query, byteAt(map, query, key)];
-  return best;
-}
-
 // ---- colours, as numbers for the Uint32Array of an ImageData
 
 function ramp(stops, count) {
@@ -37,14 +28,12 @@ function ramp(stops, count) {
   });
 }
 
-// stops: { weights: colours from 0 to 1, differences: colours from -1 to 1 }.
-export function palette(stops, scale) {
-  const colours = ramp(stops.weights, 256);
-  // Stored values are square roots already; the linear scale squares them.
-  const weights = scale === "sqrt" ? colours : colours.map((_, v) => colours[Math.round((v * v) / 255)]);
+// stops: { weights: colours from 0 to 1, differences: colours from -1 to 1 }. Colour grows with the root, because
+// most of what a head does happens below 0.1: `weights` are colours by the root of a weight, which is what maps hold.
+export function palette(stops) {
   const spread = ramp(stops.differences, 511);
-  const stretch = scale === "sqrt" ? (d) => Math.sign(d) * Math.sqrt(Math.abs(d)) : (d) => d;
-  return { weights, colours, difference: (d) => spread[255 + Math.round(255 * stretch(d))] };
+  const difference = (d) => spread[255 + Math.round(255 * Math.sign(d) * Math.sqrt(Math.abs(d)))];
+  return { weights: ramp(stops.weights, 256), difference };
 }
 
 const channelsOf = (colour) => [0, 8, 16].map((bits) => (colour >> bits) & 255);

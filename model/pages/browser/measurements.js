@@ -1,12 +1,11 @@
 // The views of what a snapshot measured beside its maps: surprise, lens and attribution. Their modules know nothing of
 // the page; this one gives them what is shown.
 
-import { badge, fold, nextInWords, partsOf, sum } from "browser/attribution.js";
-import { $, element, tableHead } from "browser/elements.js";
-import { COLOURINGS, createLens } from "browser/lens.js";
-import { addChoices, addFollower, addView, change, pointer, shown } from "browser/render.js";
+import { badge, nextInWords, partsOf, sum } from "browser/attribution.js";
+import { $, element } from "browser/elements.js";
+import { createLens } from "browser/lens.js";
+import { addFollower, addView, change, pointer, shown } from "browser/render.js";
 import { partName } from "browser/scores.js";
-import { state } from "browser/state.js";
 import { expectation, measuredOf } from "browser/surprise.js";
 import { quote, signed } from "browser/words.js";
 
@@ -38,71 +37,50 @@ const panes = [...$("lenses").children];
 const lenses = panes.map((pane) => createLens(pane, (token) => change({ token })));
 
 function drawLenses() {
-  const { sides, palette, lens: colouring, token } = shown;
-  $("lens-meaning").textContent = COLOURINGS.find(([one]) => one === colouring)[2];
+  const { sides, palette, token } = shown;
   panes.forEach((pane, i) => {
     pane.hidden = !sides[i];
     if (pane.hidden) return;
     const name = (pane.firstChild.textContent = sides[i].title);
-    lenses[i]({ measured: sides[i].measured, colouring, colours: palette.colours, token, name });
+    lenses[i]({ measured: sides[i].measured, colours: palette.weights, token, name });
   });
 }
 
 // ---- attribution
 
-state.everyPart = false;
-
+// Of the first of two steps: they may expect different tokens, whose parts cannot be compared.
 function drawAttribution() {
-  const { everyPart, order_of_parts: order, sides: [a, b] } = shown;
-  const { labels, parts, attribution_error: error } = a.measured;
+  const [{ label, measured }] = shown.sides;
+  const { labels, parts } = measured;
   const token = shown.token ?? Math.max(0, labels.length - 2); // the last whose next one is known
-  const next = nextInWords(a.measured, token);
+  const next = nextInWords(measured, token);
   $("attribution-token").textContent = next
-    ? `Reading ${token} ${quote(labels[token])}, ${next}.`
+    ? `${label}Reading ${token} ${quote(labels[token])}, ${next}.`
     : `${quote(labels[token])} is the last token: what comes after it is not known. Choose an earlier one.`;
   $("pushes").hidden = $("parts").hidden = !next;
   $("passed-on").hidden = !parts.some((name) => name.startsWith("values "));
-  const { good, text } = badge(error);
+  const { good, text } = badge(measured.attribution_error);
   Object.assign($("attribution-badge"), { textContent: text, className: `badge ${good ? "good" : "bad"}` });
-  $("every-part").ariaPressed = everyPart;
-  // After the last token two models may expect different ones, whose parts cannot be compared.
-  const nextId = ({ measured }) => measured.top.at(-1)[0];
-  const comparable = b && (token + 1 < labels.length || nextId(a) === nextId(b));
-  $("not-comparable").hidden = !b || comparable;
-  const of = ({ measured }) => partsOf(measured, token, order);
-  drawParts(of(a), comparable ? of(b) : null);
+  drawParts(partsOf(measured, token));
 }
 
-// A row a part: its name, a bar to either side of zero, its number, and that of another snapshot, if there is one.
-function drawParts(parts, other) {
-  const { shown: large, others } = shown.everyPart ? { shown: parts, others: null } : fold(parts);
-  const inOther = (name) => other?.find((part) => part.name === name)?.value ?? null;
-  const rows = large.map(({ name, value }) => ({ name: partName(name), value, against: inOther(name) }));
-  if (others) {
-    const against = other && sum(other.filter(({ name }) => !large.some((part) => part.name === name)));
-    const textContent = `others (${others.count})`;
-    const name = element("button", { textContent, title: "show every part", onclick: toggleParts });
-    rows.push({ name, value: others.value, against });
-  }
-  const largest = Math.max(1e-9, ...rows.flatMap(({ value, against }) => [Math.abs(value), Math.abs(against)]));
-  const body = rows.map(({ name, value, against }) => element("tr", {},
-    element("th", { scope: "row" }, name),
-    element("td", { className: "balance" }, bar(value, largest, ""), other ? bar(against, largest, "second") : ""),
-    element("td", {}, signed(value)),
-    other ? element("td", { className: "soft" }, signed(against)) : ""));
-  const totals = (other ? [parts, other] : [parts]).map((all) => element("td", {}, signed(sum(all))));
-  const foot = element("tr", {}, element("th", { scope: "row" }, "sum: the logit"), element("td"), ...totals);
-  const head = other ? tableHead(["", "", ...shown.sides.map(({ title }) => title)]) : "";
-  $("parts").replaceChildren(head, element("tbody", {}, ...body), element("tfoot", {}, foot));
+// A row a part: its name, a bar to either side of zero, and its number.
+function drawParts(parts) {
+  const largest = Math.max(1e-9, ...parts.map(({ value }) => Math.abs(value)));
+  const body = parts.map(({ name, value }) => element("tr", {},
+    element("th", { scope: "row" }, partName(name)),
+    element("td", { className: "balance" }, bar(value, largest)),
+    element("td", {}, signed(value))));
+  const foot = element("tr", {}, element("th", { scope: "row" }, "sum: the logit"), element("td"),
+    element("td", {}, signed(sum(parts))));
+  $("parts").replaceChildren(element("tbody", {}, ...body), element("tfoot", {}, foot));
 }
 
-function bar(value, largest, className) {
+function bar(value, largest) {
   const width = `${(50 * Math.abs(value ?? 0)) / largest}%`;
-  const [side, sign] = value < 0 ? ["right", "less"] : ["left", "more"];
-  return element("i", { className: `${className} ${sign}`, style: { width, [side]: "50%" } });
+  const [side, className] = value < 0 ? ["right", "less"] : ["left", "more"];
+  return element("i", { className, style: { width, [side]: "50%" } });
 }
-
-const toggleParts = () => change({ everyPart: !state.everyPart });
 
 // A model that is asked while one types has lens and attribution after the rest. Until then the earlier ones stay.
 async function drawDeep() {
@@ -118,8 +96,5 @@ async function drawDeep() {
   drawAttribution();
 }
 
-addChoices($("colourings"), "lens", COLOURINGS);
-addChoices($("part-orders"), "order_of_parts", [["largest", "largest first"], ["model", "in the model's order"]]);
-$("every-part").addEventListener("click", toggleParts);
 addView(drawSurprise);
 addView(drawDeep);

@@ -7,8 +7,8 @@ import { createProducts } from "browser/products.js";
 import { triangle } from "browser/weights.js";
 
 export const CHUNK = 16; // the most tokens that are read at once: a few milliseconds of work
-export const LAYER_NORM_EPSILON = 1e-5;
-export const RMS_EPSILON = 1e-6;
+const LAYER_NORM_EPSILON = 1e-5;
+const RMS_EPSILON = 1e-6;
 const NGRAM_PRIME = 2 ** 31 - 1; // as in gpt.py
 
 export const row = (matrix, i, width) => matrix.subarray(i * width, (i + 1) * width); // the same numbers, not a copy
@@ -239,16 +239,21 @@ function replace(rows, stride, part, { edits, start, T }, first = 0) {
         if (edit.position === undefined || edit.position === start + t) rows.set(edit.vector, t * stride + first);
 }
 
-// One vector's norm: see Network.norm.
-function normalise(x, out, weight, bias) {
+// What a norm takes from each number of a vector, and what it then divides by.
+export function moments(x, weight) {
   const D = x.length;
   let [sum, squares] = [0, 0];
   if (weight) for (let i = 0; i < D; i++) sum += x[i];
   const mean = sum / D;
   for (let i = 0; i < D; i++) squares += (x[i] - mean) ** 2;
-  const scale = 1 / Math.sqrt(squares / D + (weight ? LAYER_NORM_EPSILON : RMS_EPSILON));
-  for (let i = 0; i < D; i++) {
-    const value = (x[i] - mean) * scale;
+  return [mean, Math.sqrt(squares / D + (weight ? LAYER_NORM_EPSILON : RMS_EPSILON))];
+}
+
+// One vector's norm: see Network.norm.
+function normalise(x, out, weight, bias) {
+  const [mean, divisor] = moments(x, weight);
+  for (let i = 0; i < x.length; i++) {
+    const value = (x[i] - mean) / divisor;
     out[i] = weight ? value * weight[i] + (bias ? bias[i] : 0) : value;
   }
 }

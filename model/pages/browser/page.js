@@ -19,10 +19,10 @@ import "browser/arcs.js";
 import "browser/tour.js";
 import { $, element } from "browser/elements.js";
 import { startEngine } from "browser/engine.js";
-import { addView, letType, shown, start } from "browser/render.js";
+import { addView, render, shown, start } from "browser/render.js";
 import { data, mapped, state } from "browser/state.js";
 import { box } from "browser/text.js";
-import { engine, readTyped, tokensOf, useEngine } from "browser/typed-text.js";
+import { engine, useEngine } from "browser/typed-text.js";
 import { watch } from "browser/watching.js";
 import { decimal } from "browser/words.js";
 
@@ -56,13 +56,11 @@ addView(function drawBadges() {
   }
 });
 
-// Of both sides, the worse.
 async function drawParity() {
   const now = shown;
   if (!now.typing) return;
-  const parities = await Promise.all(now.sides.map(({ at }) => engine.parity(mapped[at].weights)));
+  const { error, bits } = await engine.parity(mapped[now.at].weights);
   if (now !== shown) return;
-  const { error, bits } = parities.reduce((worse, one) => (one.error > worse.error ? one : worse));
   const good = error <= LARGEST_ERROR && !engine.note;
   const weights = engine.kind === "int8" ? ", with int8 weights" : "";
   const textContent = good ? `✓ as PyTorch computes it${weights}` : "✗ not what PyTorch computes";
@@ -95,9 +93,8 @@ async function startModel() {
   useEngine(await startEngine(held.manifest, held.texts, { onWaiting, onStop: () => tell(STOPPED) }));
   state.off = state.off.filter((part) => engine.parts.includes(part));
   tell(engine.note);
-  if (state.token === undefined) state.token = Math.max(0, tokensOf(state.typed).tokens.length - 2);
   addView(drawParity);
-  letType(readTyped);
+  render();
 }
 
 if (typeof DecompressionStream === "undefined") {

@@ -1,70 +1,45 @@
-// Activation patching (Meng et al. 2022, arXiv:2202.05262; Wang et al. 2022): what one head gives at
-// one token of a text B is put into the reading of text A, and the logit of a token to come next is compared.
+// Activation patching (Meng et al. 2022, arXiv:2202.05262; Wang et al. 2022): what one head gives at one token of text
+// B is put into the reading of text A at the same place, for every head and token, and what comes next is compared.
 
-import { $, changeTo, clamp, createCells, element } from "browser/elements.js";
+import { $, createCells, element } from "browser/elements.js";
 import { fillRamp } from "browser/large-map.js";
 import { rgb } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
-import { addField, ALL_HEADS, headPart, LAYERS, mapped, numberIn, placeOf, shortName, state } from "browser/state.js";
-import { ask, engine } from "browser/typed-text.js";
-import { quote, signed, visible } from "browser/words.js";
+import { addField, ALL_HEADS, headPart, mapped, numberIn, shortName, state } from "browser/state.js";
+import { engine } from "browser/typed-text.js";
+import { percent, quote, signed, visible } from "browser/words.js";
 
-const CANDIDATES = 5; // of each text's likeliest next tokens, from which the one is chosen whose logit is shown
-const ALL = "every head at every token";
+const CANDIDATES = 5; // of each text's likeliest next tokens, from which the one is chosen that is followed
+const LEAST = 0.1; // change of a logit that has the full colour
+const ALL = "patch every head at every token";
 const DONE = `Each square: one head at one token, given what it gives at the same place of B. Blue raises the logit,
   orange lowers it. Point at a square to read it; click to choose its head and token.`;
-const UNREAD = "No later layer reads this head there: choose the last token, or a head of an earlier layer.";
 
 const table = $("patch-matrix");
-Object.assign(state, { from: null, target: null });
-let matrix = null; // { key, rows: [head][token], the change of the logit, largest of these, cells of the table }
+state.target = null;
+let matrix = null; // { key, target, rows: see LiveModel.patchAll, largest change of a logit, cells of the table }
 let running = null; // the AbortController of what fills it
 
-// What is patched: the chosen head at the chosen token.
-function chosen() {
-  const [{ labels, next, typed, other }] = shown.sides;
+// What is asked of the model; null where there is no second text.
+function asked() {
+  const [{ next, typed, other }] = shown.sides;
   if (!shown.typing || !other) return null;
   const candidates = [...new Set([next, other.next].flatMap((ones) => ones.slice(0, CANDIDATES).map(([id]) => id)))];
-  const into = shown.token ?? labels.length - 1;
   const target = candidates.includes(shown.target) ? shown.target : other.next[0][0];
-  const from = clamp(shown.from ?? into, other.typed.labels.length - 1);
-  const key = JSON.stringify([shown.at, shown.typed, shown.otherText, target]);
   const question = { snapshot: mapped[shown.at].weights, tokens: typed.tokens, other: other.typed.tokens, target };
-  return { candidates, into, target, from, head: shown.head, key, question };
+  return { candidates, question, key: JSON.stringify(question) };
 }
 
-function fill(select, options, value) {
-  select.replaceChildren(...options.map(([id, text]) => new Option(text, id)));
-  select.value = value;
-}
-
-addView(async function drawPatch() {
-  const patch = chosen();
+addView(function drawPatch() {
+  const patch = asked();
   $("patch").hidden = !patch;
-  if (!patch) return stop();
-  const [{ labels, other }] = shown.sides;
-  const { candidates, into, from, target, head, key, question } = patch;
-  const { label } = engine.tokenizer;
-  fill($("patch-from"), other.typed.labels.map((name, token) => [token, `${token} ${visible(name, 16)}`]), from);
-  fill($("patch-target"), candidates.map((id) => [id, visible(label(id), 24)]), target);
-  const place = `token ${into} ${quote(labels[into])} of A`;
-  $("patch-what").textContent = `Chosen above: what ${headPart(head)} gives at ${place}`;
-  if (matrix?.key !== key) stop();
+  if (matrix?.key !== patch?.key) stop();
+  if (!patch) return;
+  const options = patch.candidates.map((id) => new Option(visible(engine.tokenizer.label(id), 24), id));
+  $("patch-target").replaceChildren(...options);
+  $("patch-target").value = patch.question.target;
   drawMatrix();
-  const now = shown;
-  const asked = JSON.stringify([key, head, into, from]);
-  if ($("patched").dataset.asked !== asked) $("patched").textContent = "computing …";
-  $("patched").dataset.asked = asked;
-  const [layer, column] = placeOf(head);
-  const answer = await ask("patch", { ...question, layer, head: column, position: into, from });
-  if (!answer || now !== shown) return;
-  $("patched").replaceChildren(
-    `With it, the logit of ${quote(label(target))} after text A `, ...changeTo(answer.plain, answer.patched), ". ",
-    shown.off.length ? "All parts are on here. " : "",
-    layer === LAYERS - 1 && into < labels.length - 1 ? UNREAD : "");
 });
-
-// ---- every head at every token
 
 function stop() {
   running?.abort();
@@ -77,12 +52,12 @@ function stop() {
 async function fillMatrix() {
   if (running) return stop();
   const [{ labels, other }] = shown.sides;
-  const { key, question } = chosen();
+  const { key, question } = asked();
   stop();
   // Each token gets what B has at the same place.
   const both = labels.slice(0, other.typed.labels.length);
   const cells = newCells(ALL_HEADS.map(shortName), both.length, 0);
-  const mine = (matrix = { key, rows: [], largest: 1e-6, cells });
+  const mine = (matrix = { key, target: question.target, rows: [], largest: LEAST, cells });
   const names = both.map((label) => element("th", {}, element("span", {}, visible(label, 12))));
   table.tFoot.rows[0].replaceChildren(element("th"), ...names);
   table.style.setProperty("--columns", both.length);
@@ -96,7 +71,7 @@ async function fillMatrix() {
     mine.rows.push(row);
     if (!table.matches(":hover, :focus-within")) tellProgress(); // and not while a square is read
     const { largest } = mine;
-    mine.largest = Math.max(largest, ...row.map(Math.abs));
+    mine.largest = Math.max(largest, ...row.patched.map(([logit]) => Math.abs(logit - row.plain[0])));
     drawMatrix(mine.largest > largest ? 0 : mine.rows.length - 1); // a larger change makes the others paler
   };
   running = new AbortController();
@@ -113,9 +88,9 @@ function drawMatrix(first = 0) {
   if (!matrix) return;
   const { rows, cells, largest } = matrix;
   fillRamp($("patch-ramp"), "differences", [signed(-largest), "logit", signed(largest)]);
-  for (let head = first; head < rows.length; head++)
-    for (const [token, cell] of cells[head].entries())
-      cell.style.background = rgb(shown.palette.difference(rows[head][token] / largest));
+  for (const [row, { plain, patched }] of rows.slice(first).entries())
+    for (const [token, [logit]] of patched.entries())
+      cells[first + row][token].style.background = rgb(shown.palette.difference((logit - plain[0]) / largest));
   const mark = (names, chosen) => names.forEach((name, i) => name.classList.toggle("chosen", i === chosen));
   mark(table.querySelectorAll("tbody th"), shown.head);
   mark(table.querySelectorAll("tfoot span"), shown.token);
@@ -123,19 +98,20 @@ function drawMatrix(first = 0) {
 
 const newCells = createCells(table, {
   read(head, token) {
-    const change = matrix.rows[head]?.[token];
-    if (change === undefined) return;
-    const place = `token ${token} ${quote(shown.labels[token])}`;
-    $("patch-note").textContent = $("live").textContent = `${headPart(head)} at ${place}: ${signed(change)}`;
+    if (!matrix.rows[head]) return;
+    const { plain, patched } = matrix.rows[head];
+    const [logit, share] = patched[token];
+    const target = quote(engine.tokenizer.label(matrix.target));
+    const place = `${headPart(head)} at token ${token} ${quote(shown.labels[token])}`;
+    const effect = `${target} ${percent(plain[1])} → ${percent(share)}, its logit ${signed(logit - plain[0])}`;
+    $("patch-note").textContent = $("live").textContent = `${place}: ${effect}`;
   },
-  choose: (head, token) => matrix.rows[head] && change({ head, token, from: null }),
+  choose: (head, token) => matrix.rows[head] && change({ head, token }),
 });
 
-$("other-text").addEventListener("input", ({ target }) => change({ otherText: target.value, from: null }));
-for (const field of ["from", "target"]) {
-  $(`patch-${field}`).addEventListener("change", ({ target }) => change({ [field]: Number(target.value) }));
-  addField(field, () => state[field], (text) => (state[field] = numberIn(text) ?? null));
-}
+$("other-text").addEventListener("input", ({ target }) => change({ otherText: target.value }));
+$("patch-target").addEventListener("change", ({ target }) => change({ target: Number(target.value) }));
+addField("target", () => state.target, (text) => (state.target = numberIn(text) ?? null));
 $("patch-all").addEventListener("click", fillMatrix);
 addField("b", () => state.otherText || null, (text) => {
   $("other-text").value = text ?? "";

@@ -2,7 +2,7 @@
 // attribution.py measure in Python. What was read of an earlier text stays where the new one begins alike: a typed
 // letter costs one token.
 
-import { Cache, CHUNK, hasValues, LAYER_NORM_EPSILON, RMS_EPSILON, row, Trace } from "browser/network.js";
+import { Cache, CHUNK, hasValues, moments, row, Trace } from "browser/network.js";
 import { likeliest } from "browser/sampling.js";
 import { triangle } from "browser/weights.js";
 
@@ -117,8 +117,8 @@ export class Reading {
     const weight = this.network.weight(name);
     const weighted = weight ? Float64Array.from(direction, (value, i) => value * weight[i]) : direction;
     const middle = weight ? average(weighted) : 0;
-    const scale = spread(x, weight);
-    return Float64Array.from(weighted, (value) => (value - middle) / scale);
+    const [, divisor] = moments(x, weight);
+    return Float64Array.from(weighted, (value) => (value - middle) / divisor);
   }
 
   addLayer(parts, layer, t, direction) {
@@ -165,8 +165,8 @@ export class Reading {
     const lengths = [value, given, row(trace.residual[2 * layer], query, D)].map((x) => Math.hypot(...x));
     const weight = network.weight("final_norm");
     const middle = weight ? average(value) : 0;
-    const scale = spread(row(trace.residual.at(-1), query, D), weight);
-    const normed = value.map((x, i) => ((x - middle) / scale) * (weight ? weight[i] : 1));
+    const [, divisor] = moments(row(trace.residual.at(-1), query, D), weight);
+    const normed = value.map((x, i) => ((x - middle) / divisor) * (weight ? weight[i] : 1));
     const changes = Float64Array.from({ length: V }, (_, id) => dot(row(network.weight("head"), id, D), normed));
     return { first, scores, weights, lengths, pushes: likeliest(changes, TOP).map((id) => [id, changes[id]]) };
   }
@@ -179,12 +179,6 @@ export class Reading {
       for (let i = 0; i < size; i++) block[head * size + i] = Math.round(255 * Math.sqrt(weights[i]));
     });
     return block;
-  }
-
-  // Nats per token; null for a single token.
-  loss() {
-    const nats = this.columns.slice(0, -1).map((column) => column.nats);
-    return nats.length ? nats.reduce((a, b) => a + b, 0) / nats.length : null;
   }
 
   // As the recorded details of one probe that is called "text" (see recording.py), without the texts of tokens.
@@ -220,15 +214,8 @@ function dot(a, b) {
 
 const average = (x) => x.reduce((a, b) => a + b, 0) / x.length;
 
-// What a norm divides its input x by; see Network.norm.
-function spread(x, weight) {
-  const mean = weight ? average(x) : 0;
-  const squares = x.reduce((sum, value) => sum + (value - mean) ** 2, 0);
-  return Math.sqrt(squares / x.length + (weight ? LAYER_NORM_EPSILON : RMS_EPSILON));
-}
-
 // log of the sum of the exponentials.
-function logTotal(logits) {
+export function logTotal(logits) {
   let largest = -Infinity;
   for (let i = 0; i < logits.length; i++) if (logits[i] > largest) largest = logits[i];
   let total = 0;

@@ -1,26 +1,18 @@
 // Draws the state. A view is a module that calls addView with its drawing function. A view that needs another one
 // imports it, and is therefore drawn after it. addFollower is for what changes while something is only pointed at.
 
-import { $, choices, press } from "browser/elements.js";
-import { clearestQuery, ofHead, palette } from "browser/maps.js";
+import { $, element } from "browser/elements.js";
+import { palette } from "browser/maps.js";
 import { readRecorded } from "browser/recorded.js";
 import { addOption, data, holdsWeights, mapped, restore, save, state, TEXTS } from "browser/state.js";
 import { measuredOf } from "browser/surprise.js";
-
-let readTyped = null;
+import { engine, readTyped } from "browser/typed-text.js";
 
 // Starts the page.
 export function start() {
   restore();
   addEventListener("hashchange", () => (restore(), render()));
   addEventListener("resize", render);
-  render();
-}
-
-// From now on what is typed can be read: by an asynchronous function of a frame (a copy of the state) and the place of
-// a step among the mapped snapshots. It gives what readRecorded does, and what the views of a typed text need.
-export function letType(reader) {
-  readTyped = reader;
   render();
 }
 
@@ -49,8 +41,10 @@ export function chosenToken() {
 // option (see addOption).
 export function addChoices(parent, field, options) {
   if (!(field in state)) addOption(field, options.map(([value]) => value));
-  choices(parent, options, (value) => change({ [field]: value }));
-  addView(() => press(parent, shown[field]));
+  const buttons = options.map(([value, textContent]) =>
+    element("button", { textContent, onclick: () => change({ [field]: value }) }));
+  parent.append(...buttons);
+  addView(() => buttons.forEach((button, i) => (button.ariaPressed = options[i][0] === shown[field])));
 }
 
 export function point(patch) {
@@ -78,7 +72,7 @@ export function render() {
 // The text that a frame shows: where the page cannot read what is typed, the recorded one.
 function textOf({ at, other, probe }) {
   const { name } = TEXTS[probe];
-  const typing = name === "typed" && readTyped && holdsWeights(at) && (other === null || holdsWeights(other));
+  const typing = name === "typed" && engine && holdsWeights(at) && (other === null || holdsWeights(other));
   return { typing: Boolean(typing), textName: name === "typed" && !typing ? "text" : name };
 }
 
@@ -92,7 +86,7 @@ async function draw() {
   const { length } = first.labels;
   const { token } = next;
   if (token >= length) next.token = null;
-  if (token === undefined) next.token = clearestQuery(ofHead(first.weights, next.head, length), length);
+  if (token === undefined) next.token = Math.max(0, length - 2); // the last whose true next token is known
   // A text that stands in for what was typed may be too short for its token.
   const isMeant = next.textName === TEXTS[next.probe].name;
   if (state.token === token && (isMeant || next.token !== null)) state.token = next.token;
@@ -104,7 +98,7 @@ async function draw() {
   $("main").className = `${next.other === null ? "" : "compare"} ${next.typing ? "typing" : ""}`;
   document.documentElement.style.setProperty("--top", `${top}px`);
   document.documentElement.style.setProperty("--controls", `${$("controls").offsetHeight}px`);
-  next.palette = palette(data.colours[next.theme], next.scale);
+  next.palette = palette(data.colours[next.theme]);
   // What is pointed at may have gone with the text.
   const places = [pointer.token, pointer.cell?.query, pointer.cell?.key];
   if (shown?.textName !== next.textName || places.some((place) => place >= length)) pointer.cell = pointer.token = null;

@@ -6,13 +6,12 @@ import { $, element, tableHead, track } from "browser/elements.js";
 import { markOf, thumbs } from "browser/heads.js";
 import { addView, change, shown } from "browser/render.js";
 import {
-  data, formation, formedBetween, headName, headNumber, headPart, mapped, nearest, RUN, SCORES, state,
+  data, formation, formedBetween, headName, headNumber, headPart, mapped, nearest, RUN, SCORES,
 } from "browser/state.js";
 import { decimal, largestFirst, signed } from "browser/words.js";
 
 const COLUMNS = { text: "on text", repeated: "on repetition" };
 const UNCLEAR = "no clear effect";
-const FIRST = 12; // parts that are listed before "show all"
 
 addView(function drawCard() {
   $("card-title").textContent = `Scores of ${headName(shown.head)}`;
@@ -59,7 +58,7 @@ addView(function drawTable() {
   const sides = shown.sides.filter(({ snapshot }) => snapshot.ablation);
   const there = RUN.snapshots.filter(({ ablation }) => ablation).map(({ step }) => step);
   $("ablation").hidden = !there.length;
-  $("ablations").hidden = $("all-parts").hidden = !sides.length;
+  $("ablations").hidden = !sides.length;
   const jumps = there.filter((step) => mapped.some((one) => one.step === step)).map((step) =>
     element("button", { textContent: `step ${step}`, onclick: () => change({ at: nearest(step) }) }));
   $("measured-at").replaceChildren("Measured at ", ...jumps);
@@ -75,19 +74,10 @@ addView(function drawTable() {
   };
   const row = (part) => element("tr", {},
     element("th", { scope: "row" }, partName(part)),
-    ...columns.map((column) => cell(part, column)),
-    element("td", { className: "words" }, sentenceOf(sides[0], part)));
+    ...columns.map((column) => cell(part, column)));
   const titles = columns.map(({ kind, side }) => COLUMNS[kind] + (shown.sides[1] ? `, ${side.title}` : ""));
-  const body = element("tbody", {}, ...ranked.slice(0, shown.allParts ? Infinity : FIRST).map(row));
-  $("ablations").replaceChildren(tableHead(["without", ...titles, "what it does"]), body);
-  $("all-parts").hidden = parts.length <= FIRST;
-  $("all-parts").ariaPressed = shown.allParts;
+  $("ablations").replaceChildren(tableHead(["without", ...titles]), element("tbody", {}, ...ranked.map(row)));
 });
-
-function sentenceOf({ descriptions }, part) {
-  const head = headNumber(part.replace(/^head /, ""));
-  return head === undefined ? "" : descriptions.flat()[head].sentence;
-}
 
 // A part's name; a head's is a button that chooses it.
 export function partName(textContent) {
@@ -96,6 +86,3 @@ export function partName(textContent) {
   const onclick = () => change({ head });
   return element("button", { textContent, ariaPressed: head === shown.head, onclick });
 }
-
-state.allParts = false;
-$("all-parts").addEventListener("click", () => change({ allParts: !state.allParts }));

@@ -14,13 +14,13 @@ let opened = null; // the square that was scrolled to last
 
 addView(async function drawSquare() {
   const now = shown;
-  const { square, sides: [{ at, head: number, typed, edits }] } = now;
+  const { square, sides: [{ at, head: number, typed, off }] } = now;
   const { window } = engine?.config ?? {};
   const isSeen = square && square.key <= square.query && !(window && square.key <= square.query - window);
   $("square").hidden = !isSeen;
   if (!isSeen) return;
   const [layer, head] = placeOf(number);
-  const request = { snapshot: mapped[at].weights, tokens: typed.tokens, edits, layer, head, ...square };
+  const request = { snapshot: mapped[at].weights, tokens: typed.tokens, off, layer, head, ...square };
   const found = await ask("square", request);
   if (!found || now !== shown) return;
   $("square").replaceChildren(...contents(found, square, now));

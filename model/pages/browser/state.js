@@ -1,6 +1,6 @@
 // The data of the page, the state that a person chooses, and that state in the address.
 
-import { $, clamp, closest, systemTheme } from "browser/elements.js";
+import { $, closest, systemTheme } from "browser/elements.js";
 
 export const data = JSON.parse($("data").textContent);
 export const SCORES = data.scores;
@@ -22,7 +22,7 @@ export const holdsWeights = (at) => mapped[at].weights !== undefined;
 // The texts that can be shown: what a person types, if the page holds weights, and the recorded ones.
 const typed = mapped.some((_, at) => holdsWeights(at)) ? [{ name: "typed" }] : [];
 export const TEXTS = [...typed, ...RUN.probes];
-const textNumber = (name) => TEXTS.findIndex((text) => text.name === name);
+const textNumber = (wanted) => [...TEXTS.keys()].find((i) => TEXTS[i].name === wanted);
 
 // token: undefined until the first drawing chooses one; null if a person chose none. other: the place of the step that
 // is compared, null for none.
@@ -31,16 +31,6 @@ export const state = {
   at: LAST, head: opening.head, score: opening.score, probe: typed.length ? 0 : textNumber(opening.probe),
   token: typed.length && opening.probe !== "text" ? undefined : opening.token, other: null, square: null,
 };
-
-// Choices by the names that the address has for them. A page opens with the first, which the address leaves out.
-const OPTIONS = {};
-export function addOption(name, values) {
-  OPTIONS[name] = values;
-  [state[name]] = values;
-}
-addOption("order", ["layer", ...Object.keys(SCORES)]);
-addOption("theme", [systemTheme, systemTheme === "dark" ? "light" : "dark"]);
-addOption("text", ["attention", "surprise"]);
 
 export const placeOf = (head) => [Math.floor(head / HEADS), head % HEADS];
 export const headName = (head) => `layer ${placeOf(head)[0]}, head ${placeOf(head)[1]}`;
@@ -62,43 +52,46 @@ export const nearest = (step) =>
 
 // ---- the state in the address, so that a view can be kept and sent
 
-// What only some pages have: `write` gives a field's value and `read` takes its text, null if it is left out.
-const added = [];
-export const addField = (name, write, read) => added.push({ name, write, read });
+// `write` gives what the address says of a field, null for nothing, and `read` takes it.
+const fields = [];
+export const addField = (name, write, read) => fields.push({ name, write, read });
 
-export function save() {
-  if (!mapped.length) return;
-  const { at, head, probe, score, token, other } = state;
-  const fields = { step: stepOf(at), head: shortName(head), probe: TEXTS[probe].name, score };
-  for (const [name, [first]] of Object.entries(OPTIONS)) if (state[name] !== first) fields[name] = state[name];
-  if (typeof token === "number") fields.token = token;
-  for (const { name, write } of added) if (write() !== null) fields[name] = write();
-  if (other !== null) fields.against = stepOf(other);
-  try {
-    history.replaceState(null, "", `#${new URLSearchParams(fields)}`);
-  } catch {
-    // A frame without an address of its own cannot keep the state there.
-  }
+// A choice. A page opens with the first value, which the address leaves out.
+export function addOption(name, values) {
+  [state[name]] = values;
+  addField(name, () => (state[name] === values[0] ? null : state[name]),
+    (text) => (state[name] = values.includes(text) ? text : values[0]));
 }
 
 // A field of the address as a number; undefined if it is none, or not below `count`.
 export const numberIn = (text, count = Infinity) =>
   /^\d+$/.test(text ?? "") && Number(text) < count ? Number(text) : undefined;
+const placeIn = (text) => (numberIn(text) === undefined ? null : nearest(Number(text)));
+
+addField("step", () => stepOf(state.at), (text) => (state.at = placeIn(text) ?? state.at));
+addField("head", () => shortName(state.head), (text) => (state.head = headNumber(text) ?? state.head));
+addField("probe", () => TEXTS[state.probe].name, (text) => (state.probe = textNumber(text) ?? state.probe));
+addField("score", () => state.score, (text) => (state.score = text in SCORES ? text : state.score));
+addField("token", () => state.token ?? null, (text) => (state.token = numberIn(text) ?? null)); // may be too large
+addField("against", () => (state.other === null ? null : stepOf(state.other)), (text) => (state.other = placeIn(text)));
+addOption("order", ["layer", ...Object.keys(SCORES)]);
+addOption("theme", [systemTheme, systemTheme === "dark" ? "light" : "dark"]);
+addOption("text", ["attention", "surprise"]);
+
+export function save() {
+  if (!mapped.length) return;
+  const written = fields.map(({ name, write }) => [name, write()]).filter(([, value]) => value !== null);
+  try {
+    history.replaceState(null, "", `#${new URLSearchParams(written)}`);
+  } catch {
+    // A frame without an address of its own cannot keep the state there.
+  }
+}
 
 // Takes from the address what makes sense, and leaves the rest of the state as it is.
 export function restore() {
   if (!location.hash || !mapped.length) return;
-  const fields = new URLSearchParams(location.hash.slice(1));
-  const pick = (field, options) => (options.includes(fields.get(field)) ? fields.get(field) : undefined);
-  const at = (field) => (numberIn(fields.get(field)) === undefined ? null : nearest(Number(fields.get(field))));
-  state.score = pick("score", Object.keys(SCORES)) ?? state.score;
-  state.at = at("step") ?? clamp(state.at, LAST);
-  const probe = textNumber(fields.get("probe"));
-  if (probe >= 0) state.probe = probe;
-  state.head = headNumber(fields.get("head")) ?? state.head;
-  for (const [name, options] of Object.entries(OPTIONS)) state[name] = pick(name, options) ?? options[0];
-  for (const { name, read } of added) read(fields.get(name));
-  state.token = numberIn(fields.get("token")) ?? null; // drawing knows how many there are
+  const given = new URLSearchParams(location.hash.slice(1));
+  for (const { name, read } of fields) read(given.get(name));
   state.square = null;
-  state.other = at("against");
 }

@@ -10,6 +10,10 @@ const FULL = 10; // bits at which the colour is full
 // the labels of the tokens.
 export const measuredOf = (details, probe, labels) => ({ ...details, ...details.probes[probe], labels });
 
+// The loss in nats per token; NaN for a single token.
+export const lossOf = ({ bits }) =>
+  (Math.LN2 * bits.slice(0, -1).reduce((sum, one) => sum + one, 0)) / (bits.length - 1);
+
 // From 0 to 1: how deep the colour of a token is. The first token was not predicted.
 export const depth = (measured, token) => Math.min(1, (measured.bits[token - 1] ?? 0) / FULL);
 

@@ -6,6 +6,7 @@ import { $, changeTo, element } from "browser/elements.js";
 import { thumbs } from "browser/heads.js";
 import { addChoices, addView, change, shown } from "browser/render.js";
 import { addField, headPart, state } from "browser/state.js";
+import { lossOf } from "browser/surprise.js";
 import { engine } from "browser/typed-text.js";
 import { decimal, largestFirst, listed, quote } from "browser/words.js";
 
@@ -23,36 +24,28 @@ addView(function drawSwitches() {
     if (off) thumb.ariaLabel += ", switched off";
   }
   if (!shown.typing) return;
-  if (!$("switches").children.length) buildSwitches();
-  for (const button of $("switches").querySelectorAll("button"))
-    button.ariaPressed = !shown.off.includes(button.dataset.part);
-});
-
-// All that is not a head: a lit button is on. Parts that every layer has stand in a line, each with its layer's number.
-function buildSwitches() {
-  let [kind, line] = [null, null];
-  const others = engine.parts.filter((part) => !part.startsWith("head "));
-  for (const part of others.sort(new Intl.Collator("en", { numeric: true }).compare)) {
-    const [, name, layer] = /^(.*?) ?(\d*)$/.exec(part);
-    if (name !== kind) $("switches").append((line = element("div", {}, layer ? `${name} ` : "")));
-    kind = name;
-    const onclick = () => toggle(part);
-    line.append(element("button", { textContent: layer || name, ariaLabel: part, dataset: { part }, onclick }));
+  if (!$("switches").children.length) { // all that is not a head
+    const parts = engine.parts.filter((part) => !part.startsWith("head "));
+    const buttons = parts.map((textContent) =>
+      element("button", { textContent, onclick: () => toggle(textContent) }));
+    $("switches").append(...buttons);
   }
-}
+  for (const button of $("switches").children) button.ariaPressed = !shown.off.includes(button.textContent);
+});
 
 addView(function drawDamage() {
   if (!shown.typing) return;
-  const [{ loss, intact, edits, labels, details }] = shown.sides;
-  $("all-on").hidden = edits.length > 0;
-  $("worse").hidden = !edits.length;
+  const [{ intact, measured, off, labels }] = shown.sides;
+  $("all-on").hidden = off.length > 0;
+  $("worse").hidden = !off.length;
   $("loss-now").replaceChildren();
-  if (!edits.length) return;
-  const effect = loss === null ? [] : ["the loss ", ...changeTo(intact.loss, loss), " nats per token. "];
-  $("loss-now").replaceChildren(`Without ${listed(shown.off)}: `, ...effect);
+  if (!off.length) return;
+  const whole = intact.details.probes.text;
+  const effect = changeTo(lossOf(whole), lossOf(measured));
+  $("loss-now").replaceChildren(`Without ${listed(off)}: the loss `, ...effect, " nats per token. ");
 
   // The bits at a place are the cost of the token after it.
-  const [before, after] = [intact.details, details].map(({ probes }) => probes.text.bits);
+  const [before, after] = [whole.bits, measured.bits];
   const rises = after.map((bits, place) => bits - before[place]);
   const worse = largestFirst(rises).filter((place) => place + 1 < labels.length && rises[place] > 0.05);
   $("worse").replaceChildren(...worse.slice(0, WORST).map((place) => {
@@ -63,9 +56,8 @@ addView(function drawDamage() {
   }));
 });
 
-// What a click on a thumbnail does, and what a part gives that is off.
+// What a click on a thumbnail does.
 addChoices($("clicks"), "clicks", [["looks", "look"], ["switches", "switch off"]]);
-addChoices($("replacement"), "replacement", [["mean", "its mean"], ["zero", "nothing"]]);
 // Before the thumbnail's own listener, which chooses the head.
 $("grid").addEventListener("click", (event) => {
   const head = thumbs.indexOf(event.target.closest(".thumb"));

@@ -7,23 +7,18 @@ import {
   addChoices, addFollower, addView, change, chosenToken, point, pointer, render, rendered, shown,
 } from "browser/render.js";
 import { addField, holdsWeights, mapped, save, state, stepOf, TEXTS } from "browser/state.js";
-import { depth } from "browser/surprise.js";
+import { depth, lossOf } from "browser/surprise.js";
 import { engine, tokensOf } from "browser/typed-text.js";
 import { decimal, listed, visible } from "browser/words.js";
 
 const PAUSE = 300; // milliseconds
-const LONGEST = 10_000; // characters; far more than a context holds
-const ADDRESSED = 2_000; // characters of the text that the address keeps
 const END_OF_TEXT = "<|endoftext|>";
 
 export const box = $("box"); // transparent, above the tokens
 const tokens = $("tokens");
 
-// The end of a text, from the beginning of a character.
-const ending = (text, length) => (text.length > length ? text.slice(-length).replace(/^[\udc00-\udfff]/, "") : text);
 const number = (count) => count.toLocaleString("en");
 let showsEnd = false; // whether the end of the text is to be in sight when it has been read
-let isCut = false; // whether the text was too long, until it is changed again
 let read = null; // the labels or the typed text that `pieces` are of
 let pieces = []; // { text, ids }: together the text that was read last; what was not read has no ids
 let spans = []; // { span, ids }: those of the pieces that have ids, as they stand in the page
@@ -124,11 +119,11 @@ addView(function drawText() {
 
 // What stands below the text: its tokens, what they cost, and what is not as it seems.
 function tell() {
-  const { typing, labels, sides: [{ measured: { bits }, typed }] } = shown;
+  const { typing, labels, sides: [{ measured, typed }] } = shown;
   const isEmpty = typing && !typed.all;
   const count = isEmpty ? 0 : labels.length;
-  const mean = bits.slice(0, -1).reduce((sum, one) => sum + one, 0) / (count - 1);
-  const cost = `, loss ${decimal(mean * Math.LN2)} nats (${decimal(mean)} bits) per token`;
+  const loss = lossOf(measured);
+  const cost = `, loss ${decimal(loss)} nats (${decimal(loss / Math.LN2)} bits) per token`;
   $("cost").textContent = `${count} ${count === 1 ? "token" : "tokens"}${count > 1 ? cost : ""}`;
   const { period } = TEXTS.find(({ name }) => name === shown.textName);
   const wanted = TEXTS[shown.probe].name;
@@ -150,14 +145,11 @@ function aboutTyped(typed) {
   const { context_length: context } = engine.config;
   const whole = typed.all === typed.tokens.length;
   return [
-    isCut && `The text was too long: its last ${number(box.value.length)} characters are kept.`,
     !typed.all && (typed.text ? "The model has no token for this text:" : "The box is empty:"),
     !typed.all && "shown is what the model expects at the beginning of a document.",
     typed.all && whole && pieces.some(({ ids }) => !ids.length) && "Grey: the model has no token for it.",
     typed.all && !whole && `The model reads ${context} tokens at once:`,
     typed.all && !whole && `of these ${number(typed.all)} it reads the last ${context} (grey: not read).`,
-    typed.text.length > ADDRESSED && "The address of this page, by which you can keep or send it,",
-    typed.text.length > ADDRESSED && `holds the last ${number(ADDRESSED)} characters of the text only.`,
   ];
 }
 
@@ -179,8 +171,6 @@ let saving = null;
 
 // Reads the text in the box. The address follows when a person pauses.
 export function readBox() {
-  isCut = box.value.length > LONGEST;
-  if (isCut) box.value = ending(box.value, LONGEST);
   const typed = box.value;
   layBox();
   if (box.selectionEnd === typed.length) showEnd();
@@ -195,9 +185,9 @@ box.addEventListener("keydown", (event) => {
   if (event.key === "Escape") box.blur();
   if (event.key === "Enter" && event.ctrlKey) $("write").click();
 });
-addField("typed", () => (engine ? ending(state.typed, ADDRESSED) : null), (text) => {
+addField("typed", () => (engine ? state.typed : null), (text) => {
   if (text === null || text === state.typed) return;
-  box.value = ending(text, LONGEST);
+  box.value = text;
   state.typed = box.value; // where all line breaks are alike
 });
 

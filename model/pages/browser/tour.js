@@ -16,14 +16,11 @@ import { percent, quote } from "browser/words.js";
 const KEPT_AS = "glassgpt: tour"; // in the browser's storage, once it was closed
 const REPEATED = "A made-up word, twice"; // the experiment; see experiments.py
 
-let stops = []; // { thing: the id of what is highlighted, patches: what to do to the state in turn, tell }
+let stops = []; // { thing: the id of what is highlighted, patch: what to do to the state, tell: the sentence }
 let number = 0; // of the stop
 let turn = 0; // of the visits to stops; one that is left early does no more
 let before = null; // the state that the tour will leave behind as it was
 let opener = null; // what had the focus
-
-const lengthOf = () => shown.labels.length;
-const weightOf = (head, query, key) => weightAt(ofHead(shown.sides[0].weights, head, lengthOf()), query, key);
 
 // The head that follows a pattern most, of those in which it has formed and which `fits`; undefined if there is none.
 function headOf(score, at, fits = () => true) {
@@ -32,23 +29,22 @@ function headOf(score, at, fits = () => true) {
   return formed.length ? closest(formed, (head) => -strength[head]) : undefined;
 }
 
-function tokenStop() {
-  const tell = () => `The model reads no letters but tokens, of which this text has ${lengthOf()}: each is framed, ` +
-    "and shades and arcs show how much the chosen one reads of the others.";
-  return { thing: "editor", patches: [() => before], tell };
-}
+const tokenStop = (calm) => ({
+  thing: "editor",
+  patch: calm,
+  tell: `The model reads no letters but tokens, of which this text has ${shown.labels.length}: each is framed, and ` +
+    "shades and arcs show how much the chosen one reads of the others.",
+});
 
 function previousStop(calm) {
   const head = headOf("previous_token", calm.at);
   if (head === undefined) return [];
-  const queries = () => [...Array(lengthOf()).keys()].slice(1);
-  const clearest = () => closest(queries(), (query) => -weightOf(head, query, query - 1));
-  const tell = () => {
-    const { labels, token } = shown;
-    return `This is ${headPart(head)}, which reads the token before: in the framed row ${quote(labels[token])} gives ` +
-      `${percent(weightOf(head, token, token - 1))} of its attention to ${quote(labels[token - 1])}.`;
-  };
-  return [{ thing: "stage", patches: [() => ({ ...calm, head }), () => ({ token: clearest() })], tell }];
+  const { labels, sides: [{ weights }] } = shown;
+  const given = (query) => weightAt(ofHead(weights, head, labels.length), query, query - 1);
+  const token = closest([...labels.keys()].slice(1), (query) => -given(query));
+  const tell = `This is ${headPart(head)}, which reads the token before: in the framed row ${quote(labels[token])} ` +
+    `gives ${percent(given(token))} of its attention to ${quote(labels[token - 1])}.`;
+  return [{ thing: "stage", patch: { ...calm, head, token }, tell }];
 }
 
 // A made-up word that begins again; without the head that finds it there; and at a step at which there is none yet.
@@ -56,58 +52,60 @@ async function repeatedStops(calm) {
   const effect = data.experiments?.effects.find(({ title }) => title === REPEATED);
   if (!shown.typing || !effect) return [];
   const { off, trial: { text, answer, source } } = effect;
-  const { tokens } = tokensOf(text);
+  const { tokens, labels } = tokensOf(text);
   const last = tokens.length - 1;
-  const read = (at, edits = []) =>
-    engine.ask("read", { snapshot: mapped[at].weights, tokens, edits, details: false });
+  const read = (at, off = []) => engine.ask("read", { snapshot: mapped[at].weights, tokens, off, details: false });
   const intact = await read(calm.at);
   const share = ({ next }) => shareOf(effect, next);
+  const told = (reading) =>
+    (share(reading) ? percent(share(reading)) : `less than ${percent(reading.next.at(-1)[1])}`);
   const fails = (reading) => share(reading) <= share(intact) / 2;
-  const finder = closest(ALL_HEADS, (head) => -weightAt(ofHead(intact.block, head, tokens.length), last, source));
-  const alone = fails(await read(calm.at, [{ part: headPart(finder), with: "mean" }]));
-  const missing = alone ? headPart(finder) : off[0]; // where several find it, an earlier head on which they build
+  const given = (head) => weightAt(ofHead(intact.block, head, tokens.length), last, source);
+  const finder = closest(ALL_HEADS, (head) => -given(head));
+  let [missing, without] = [headPart(finder), await read(calm.at, [headPart(finder)])];
+  // Where several find it, an earlier head on which they build.
+  if (!fails(without)) [missing, without] = [off[0], await read(calm.at, off)];
   const word = { ...calm, typed: text, token: last, head: finder };
-  const now = () => {
-    const [{ next }] = shown.sides;
-    return shareOf(effect, next) ? percent(shareOf(effect, next)) : `less than ${percent(next.at(-1)[1])}`;
-  };
   const found = [{
     thing: "stage",
-    patches: [() => word],
-    tell: () => "These letters were drawn at random and begin again, so only the first copy tells how they go on: " +
-      `${headPart(finder)} looks there (last row, ${percent(weightOf(finder, last, source))} on ` +
-      `${quote(shown.labels[source])}), and ${quote(answer)} gets ${now()}.`,
+    patch: word,
+    tell: "These letters were drawn at random and begin again, so only the first copy tells how they go on: " +
+      `${headPart(finder)} looks there (last row, ${percent(given(finder))} on ${quote(labels[source])}), and ` +
+      `${quote(answer)} gets ${told(intact)}.`,
   }, {
     thing: "coming",
-    patches: [() => ({ ...word, off: [missing] })],
-    tell: () => `With ${missing} switched off ${quote(answer)} falls from ${percent(share(intact))} (the mark) to ` +
-      `${now()} (the bar).`,
+    patch: { ...word, off: [missing] },
+    tell: `With ${missing} switched off ${quote(answer)} falls from ${told(intact)} (the mark) to ${told(without)} ` +
+      "(the bar).",
   }];
   for (const early of [...mapped.keys()].slice(0, calm.at).filter(holdsWeights).reverse()) {
-    if (!fails(await read(early))) continue;
+    const reading = await read(early);
+    if (!fails(reading)) continue;
     const [layer] = placeOf(finder);
     const first = headOf("previous_token", calm.at, (head) => placeOf(head)[0] < layer);
     const why = first === undefined ? "has not learned to look there yet" :
       `finds the place by the token before it, which ${headPart(first)}, formed ` +
       `${formedBetween(formation("previous_token", first))}, has to write there first`;
-    const tell = () => `At step ${stepOf(early)} ${quote(answer)} gets ${now()}: ${headPart(finder)} ${why}.`;
-    return [...found, { thing: "controls", patches: [() => ({ ...word, at: early })], tell }];
+    const tell = `At step ${stepOf(early)} ${quote(answer)} gets ${told(reading)}: ${headPart(finder)} ${why}.`;
+    return [...found, { thing: "controls", patch: { ...word, at: early }, tell }];
   }
   return found;
 }
 
-function put(patch) {
+async function put(patch) {
   if (patch.typed !== undefined && patch.typed !== box.value) showInBox(patch.typed);
   change(patch);
+  await rendered;
 }
 
 async function open() {
   opener = document.activeElement;
   before = { ...state };
-  const plain = { off: [], other: null, direction: "to", text: "attention", replacement: "mean", square: null };
+  const plain = { off: [], other: null, direction: "to", text: "attention", square: null };
   const typed = shown.typing ? { typed: data.text, probe: 0 } : {};
   const calm = { ...before, ...plain, ...typed, at: shown.typing ? TRIED_AT : LAST };
-  stops = [tokenStop(), ...previousStop(calm), ...(await repeatedStops(calm))];
+  await put(calm);
+  stops = [tokenStop(calm), ...previousStop(calm), ...(await repeatedStops(calm))];
   $("tour").hidden = false;
   await visit(0);
 }
@@ -115,14 +113,11 @@ async function open() {
 async function visit(next) {
   const mine = ++turn;
   number = next;
-  const { thing, patches, tell } = stops[number];
-  for (const patch of patches) {
-    put(patch());
-    await rendered;
-    if (mine !== turn) return;
-  }
+  const { thing, patch, tell } = stops[number];
+  await put(patch);
+  if (mine !== turn) return;
   highlight(thing);
-  $("tour-says").textContent = tell();
+  $("tour-says").textContent = tell;
   $("tour-place").textContent = `${number + 1} of ${stops.length}`;
   back.disabled = number === 0;
   forward.textContent = number === stops.length - 1 ? "done" : "next";
@@ -142,18 +137,15 @@ function close() {
   highlight(null);
   put(before);
   opener?.focus?.({ preventScroll: true });
-  try {
-    localStorage.setItem(KEPT_AS, "closed");
-  } catch {
-    // Where a page may keep nothing, the tour does not begin by itself.
-  }
+  storage()?.setItem(KEPT_AS, "closed");
 }
 
-function wasClosed() {
+// Null where a page may keep nothing: there the tour does not begin by itself.
+function storage() {
   try {
-    return localStorage.getItem(KEPT_AS) !== null;
+    return localStorage;
   } catch {
-    return true;
+    return null;
   }
 }
 
@@ -173,5 +165,5 @@ addView(function offerTour() {
   if (offered || (data.text !== undefined && !shown.typing)) return;
   offered = true;
   $("tour-start").hidden = false;
-  if (shown.typing && !wasClosed()) open();
+  if (shown.typing && storage()?.getItem(KEPT_AS) === null) open();
 });

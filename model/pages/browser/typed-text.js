@@ -33,10 +33,10 @@ let leaving = null; // the AbortController of what was asked for it
 export const ask = (name, request) => engine.ask(name, request, { signal: leaving.signal });
 
 // `at`: a step that has weights, by its place on the slider. Answers are kept, so that going back costs nothing.
-async function reading(at, { tokens }, { edits = [], text = "A", details = false } = {}) {
-  const kept = known(JSON.stringify([at, tokens, edits]), () => ({ answer: null }));
+async function reading(at, { tokens }, { off = [], text = "A", details = false } = {}) {
+  const kept = known(JSON.stringify([at, tokens, off]), () => ({ answer: null }));
   if (kept.answer && (kept.answer.deep || !details)) return kept.answer;
-  const answer = await ask("read", { snapshot: mapped[at].weights, tokens, edits, text, details });
+  const answer = await ask("read", { snapshot: mapped[at].weights, tokens, off, text, details });
   if (!answer) return undefined;
   const { top, lens } = answer.details.probes.text;
   const named = new Set([...top, ...(lens?.token ?? [])].flat());
@@ -44,9 +44,7 @@ async function reading(at, { tokens }, { edits = [], text = "A", details = false
   return (kept.answer = { ...answer, deep: details });
 }
 
-export const editsOf = ({ off, replacement }) => off.map((part) => ({ part, with: replacement }));
-
-// What `render` shows of a frame's text: the reading of the model as it is switched, and `intact`, that of the whole
+// What `render` shows of a frame's text, as readRecorded, and what the views of it need: the reading of the model as it is switched, and `intact`, that of the whole
 // model. `late` asks for what takes longer, the details with lens and attribution; null if they are there already.
 export async function readTyped(frame, at) {
   if (frame !== current) {
@@ -54,12 +52,12 @@ export async function readTyped(frame, at) {
     [current, leaving] = [frame, new AbortController()];
   }
   const typed = tokensOf(frame.typed);
-  const edits = editsOf(frame);
+  const { off } = frame;
   const intact = await reading(at, typed);
-  const now = await reading(at, typed, { edits });
+  const now = await reading(at, typed, { off });
   const b = frame.otherText && tokensOf(frame.otherText);
   const other = b && { typed: b, next: (await reading(at, b, { text: "B" })).next };
   const descriptions = await descriptionsOf(at); // of what each head does on other texts
-  const late = now.deep ? null : async () => (await reading(at, typed, { edits, details: true }))?.details;
-  return { ...now, typed, intact, edits, other, late, descriptions, weights: now.block, labels: typed.labels };
+  const late = now.deep ? null : async () => (await reading(at, typed, { off, details: true }))?.details;
+  return { ...now, typed, intact, off, other, late, descriptions, weights: now.block, labels: typed.labels };
 }

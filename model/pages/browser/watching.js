@@ -36,12 +36,7 @@ function renew() {
   save();
   const fields = new URLSearchParams(location.hash.slice(1));
   if (state.at === LAST) fields.delete("step");
-  try {
-    history.replaceState(null, "", `#${fields}`);
-    sessionStorage.setItem("scroll", scrollY);
-  } catch {
-    // It opens at its top, then.
-  }
+  history.replaceState({ scroll: scrollY }, "", `#${fields}`);
   location.reload();
 }
 
@@ -56,13 +51,8 @@ function look() {
 export function watch() {
   if (!going) return;
   draw();
-  try {
-    const before = sessionStorage.getItem("scroll");
-    sessionStorage.removeItem("scroll");
-    if (before) rendered.then(() => scrollTo(0, Number(before)));
-  } catch {
-    // It stays at its top.
-  }
+  const { scroll } = history.state ?? {};
+  if (scroll) rendered.then(() => scrollTo(0, scroll));
   if (going !== "running") return;
   addEventListener("message", ({ data: found, source }) => {
     if (source === frame?.contentWindow && Number(found?.written) > written) renew();

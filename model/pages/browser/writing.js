@@ -4,7 +4,7 @@ import { $ } from "browser/elements.js";
 import { addView, change, rendered, shown } from "browser/render.js";
 import { addField, mapped, state } from "browser/state.js";
 import { box, readBox, showInBox } from "browser/text.js";
-import { editsOf, engine, tokensOf } from "browser/typed-text.js";
+import { engine, tokensOf } from "browser/typed-text.js";
 
 const COUNT = 200; // tokens at most
 const TEMPERATURE = 0.8; // with which the page opens
@@ -25,8 +25,8 @@ async function write() {
     text += decoder.decode(tokenizer.bytes(token), { stream: true });
     count++;
   };
-  const { at, temperature, topK } = state;
-  const options = { temperature, topK, count: COUNT, stop: tokenizer.endOfText, edits: editsOf(state) };
+  const { at, temperature, topK, off } = state;
+  const options = { temperature, topK, off, count: COUNT, stop: tokenizer.endOfText };
   running = new AbortController();
   box.readOnly = true;
   press();

@@ -38,7 +38,7 @@ ARCHITECTURES = CONFIGS | {
     "odd sizes": replace(MODERN, embed_dim=30, num_heads=3, num_kv_heads=1, feed_forward_dim=21, activation="swiglu"),
 }
 SQUARE = {"layer": -1, "head": -1, "query": 9, "key": 7}
-EDITS = [[("head 0.0", "zero")], [("feed-forward 0", "mean"), ("head 0.0", "mean"), ("token embedding", "zero")]]
+OFF = [["head 0.0"], ["feed-forward 0", "head 0.0", "token embedding"]]
 
 
 def pack(*gpts: GPT, tokenizer: Tokenizer = TOKENIZER) -> weights.Packed:
@@ -49,18 +49,15 @@ def pack(*gpts: GPT, tokenizer: Tokenizer = TOKENIZER) -> weights.Packed:
 def questions(packed: weights.Packed) -> dict:
     """What every model is asked."""
     tokens, other = TOKENS.tolist(), OTHER.tolist()
-    edits = [[{"part": part, "with": value} for part, value in some] for some in EDITS]
-    patch = {"tokens": tokens, "other": other, "layer": 0, "head": 0, "position": 4, "from": 6, "target": TARGET}
     layers, heads = (packed.manifest["config"][name] for name in ("num_layers", "num_heads"))
     asks = [
         ("parity", {}),
         ("read", {"tokens": tokens[:5]}),  # and then the whole text, as if it were typed on
         ("read", {"tokens": tokens}),
-        *(("read", {"tokens": tokens, "edits": some, "details": False}) for some in edits),
+        *(("read", {"tokens": tokens, "off": off, "details": False}) for off in OFF),
         ("write", {"tokens": tokens, "temperature": 0, "count": 30}),
         ("square", {"tokens": tokens, **SQUARE, "layer": layers - 1, "head": heads - 1}),
-        ("patch", patch),
-        ("patchAll", {key: patch[key] for key in ("tokens", "other", "target")}),
+        ("patchAll", {"tokens": tokens, "other": other, "target": TARGET}),
     ]
     asks = [(name, {"snapshot": 0} | request) for name, request in asks]
     return {"manifest": packed.manifest, "texts": packed.blocks, "asks": asks}
@@ -94,22 +91,23 @@ def test_node_computes_what_pytorch_computes(packed, monkeypatch):
 def check(answers: list, gpt: GPT, name: str) -> None:
     """Whether `questions` were answered as PyTorch answers them."""
     logits, taken = gpt(TOKENS[None])[0], take_snapshot(gpt, 0, Recording(PROBES))
-    changed = [with_edits(gpt, edits) for edits in EDITS]
+    changed = [without(gpt, off) for off in OFF]
     written = generate(gpt, TOKENS[None], 30, temperature=0)[0, len(TOKENS) :].tolist()
-    everywhere = [(head, at, at) for head in range(gpt.config.num_heads) for at in range(len(TOKENS))]
-    matrix = torch.cat([patched(gpt, layer, everywhere) for layer in range(gpt.config.num_layers)])
-    before, after = logits[-1, TARGET], patched(gpt, 0, [(0, 4, 6)])[0].item()
-    for parity, _, read, *others, write, square, patch, changes in answers:
+    everywhere = [(head, at) for head in range(gpt.config.num_heads) for at in range(len(TOKENS))]
+    after = torch.cat([patched(gpt, layer, everywhere) for layer in range(gpt.config.num_layers)])
+    for parity, _, read, *others, write, square, patches in answers:
         assert parity["error"] < 1e-4, name
         for answer, expected in zip((read, *others), (logits, *changed), strict=True):
-            assert answer["loss"] == pytest.approx(cross_entropy(expected), abs=1e-4), name
+            nats = [bits * math.log(2) for bits in answer["details"]["probes"]["text"]["bits"][:-1]]
+            assert np.mean(nats) == pytest.approx(cross_entropy(expected), abs=1e-4), name
             check_next(answer, expected)
         check_details(read, taken.details, taken.maps["text"])
         check_likeliest(read, logits[-1].max().item(), gpt.config.logit_soft_cap)
         assert write == written, name
         check_square(square, gpt, name)
-        assert (patch["plain"], patch["patched"]) == pytest.approx((before.item(), after), abs=1e-4), name
-        np.testing.assert_allclose(np.array(changes).flatten(), matrix - before, atol=1e-4, err_msg=name)
+        found = np.concatenate([patches[0]["plain"], *(cell for head in patches for cell in head["patched"])])
+        expected = [[one[TARGET], one.softmax(-1)[TARGET]] for one in (logits[-1], *after)]
+        np.testing.assert_allclose(found, np.ravel(expected), atol=1e-4, err_msg=name)
 
 
 def check_details(read: dict, expected: dict, maps: np.ndarray) -> None:
@@ -176,28 +174,25 @@ def cross_entropy(logits: torch.Tensor) -> float:
     return torch.nn.functional.cross_entropy(logits[:-1], TOKENS[1 : len(logits)]).item()
 
 
-def with_edits(gpt: GPT, edits: list[tuple[str, str]]) -> torch.Tensor:
-    """The logits (T, V) when parts give zeros or their mean."""
+def without(gpt: GPT, off: list[str]) -> torch.Tensor:
+    """The logits (T, V) when parts give their mean."""
     means = part_means(gpt, TOKENS[None])
-    with replaced(gpt, {name: means[name] * (value == "mean") for name, value in edits}):
+    with replaced(gpt, {name: means[name] for name in off}):
         return gpt(TOKENS[None])[0]
 
 
-def patched(gpt: GPT, layer: int, places: list[tuple[int, int, int]]) -> torch.Tensor:
-    """The logit of TARGET after TOKENS for each (head, position, source).
-
-    That head's output at that position is the one that it gives at the source position of OTHER.
-    """
+def patched(gpt: GPT, layer: int, places: list[tuple[int, int]]) -> torch.Tensor:
+    """The logits after TOKENS for each (head, position), (N, V): it gives what it gives at that position of OTHER."""
     heads = trace(gpt, OTHER).heads[layer]  # (T, H, K)
 
     def patch(_, merged: torch.Tensor) -> torch.Tensor:
         given = merged.clone().unflatten(-1, heads.shape[1:])
-        for row, (head, position, source) in enumerate(places):
-            given[row, position, head] = heads[source, head]
+        for row, (head, position) in enumerate(places):
+            given[row, position, head] = heads[position, head]
         return given.flatten(-2)
 
     with edited([gpt.blocks[layer].attention.output_proj], [], patch):
-        return gpt(TOKENS.expand(len(places), -1))[:, -1, TARGET]
+        return gpt(TOKENS.expand(len(places), -1))[:, -1]
 
 
 # What tokenizers differ in: kinds of white space, case, digits, composed and rare characters, names of special tokens.
@@ -271,25 +266,20 @@ def test_what_is_read_while_it_writes_takes_a_tenth_of_its_time():
 
 
 def test_a_typed_letter_costs_one_token_for_each_step_and_text():
-    """Also while two steps are compared, with a part switched off, and a second text is read and patched."""
+    """Also while two steps are compared, with a part switched off, and a second text is read."""
     config = replace(MODERN, num_layers=2)
     data = pack(*(random_gpt(config, seed) for seed in (0, 1)))
-    tokens, off = TOKENS.tolist(), [{"part": "head 0.0", "with": "mean"}]
-    patch = {"layer": 0, "head": 0, "position": 4, "from": 4, "target": TARGET}
+    tokens, other = TOKENS.tolist(), OTHER.tolist()
     letters = []
     for length in range(6, len(tokens) + 1):
         for snapshot in (0, 1):
-            for edits in ([], off):
-                letters.append(("read", {"snapshot": snapshot, "tokens": tokens[:length], "edits": edits}))
-            letters.append(("read", {"snapshot": snapshot, "tokens": OTHER.tolist(), "text": "B", "details": False}))
-        plain = {"snapshot": 1, "tokens": tokens[:length], "other": OTHER.tolist()}
-        letters.append(("patch", plain | patch))
+            for off in ([], ["head 0.0"]):
+                letters.append(("read", {"snapshot": snapshot, "tokens": tokens[:length], "off": off}))
+            letters.append(("read", {"snapshot": snapshot, "tokens": other, "text": "B", "details": False}))
     ((read,),) = in_node([("work", [{"manifest": data.manifest, "texts": data.blocks, "asks": letters}])])
-    first, *others = (read[place : place + 7] for place in range(0, len(read), 7))
-    assert first[:6] == [6, 6, 12, 6, 6, 12]
-    patched = 2  # tokens from the patched position on, with each letter one more
-    for number, of_letter in enumerate(others, start=1):
-        assert of_letter == [1, 1, 0, 1, 1, 0, patched + number]
+    first, *others = (read[place : place + 6] for place in range(0, len(read), 6))
+    assert first == [6, 6, 12, 6, 6, 12]
+    assert others and all(of_letter == [1, 1, 0, 1, 1, 0] for of_letter in others)
 
 
 def test_the_parity_badge_sees_a_wrong_weight(packed):

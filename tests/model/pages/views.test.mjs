@@ -64,35 +64,15 @@ test("a cell of the lens tells its sub-layer, token, guess and distance", () => 
   assert.ok(!lens.lensCell(measured, 2, 3).sentence.includes("true next"));
 });
 
-test("the lens is coloured by the root of a probability, or by a share of the largest distance", () => {
-  const cell = (row, token) => lens.lensCell(measured, row, token);
-  assert.equal(lens.largestDivergence(measured), 4);
-  assert.equal(lens.strength("probability", cell(0, 1), 4), 0.5);
-  assert.equal(lens.strength("divergence", cell(0, 1), 4), 0.5);
-  assert.equal(lens.strength("probability", cell(0, 2), 4), 0);
-  assert.equal(lens.strength("divergence", cell(0, 2), 0), 0);
-});
-
-test("parts are sorted by size or kept in the model's order, and add up either way", () => {
-  const names = (order) => attribution.partsOf(measured, 1, order).map(({ name }) => name);
-  assert.deepEqual(names("largest"), ["head 1.1", "feed-forward 0", "token embedding", "head 0.0"]);
-  assert.deepEqual(names("model"), details.parts);
-  for (const order of ["largest", "model"])
-    assert.equal(attribution.sum(attribution.partsOf(measured, 1, order)), 3.75);
-});
-
-test("the smallest parts are folded into one that has their sum, and keep their order otherwise", () => {
-  const parts = attribution.partsOf(measured, 1, "model");
-  const { shown, others } = attribution.fold(parts, 2);
-  assert.deepEqual(shown.map(({ name }) => name), ["head 1.1", "feed-forward 0"]);
-  assert.deepEqual(others, { count: 2, value: 0.75 });
-  assert.equal(attribution.fold(parts, 3).others, null); // a single other part is shown as itself
+test("parts are sorted by size and add up", () => {
+  const parts = attribution.partsOf(measured, 1);
+  assert.deepEqual(parts.map(({ name }) => name), ["head 1.1", "feed-forward 0", "token embedding", "head 0.0"]);
+  assert.equal(attribution.sum(parts), 3.75);
 });
 
 test("a column without a next token has no sum and no number", () => {
   const parts = attribution.partsOf(measured, 3);
   assert.equal(attribution.sum(parts), null);
-  assert.equal(attribution.fold(parts, 1).others.value, null);
   assert.equal(words.signed(null), "–");
 });
 
@@ -125,7 +105,7 @@ test("after the last token the likeliest next one is told, where it was measured
   assert.equal(attribution.nextInWords(measured, 3), null);
   assert.match(attribution.nextInWords(live, 3), /likeliest to come next is “\u2068x\u2069” \(30%\)/);
   assert.match(attribution.nextInWords(live, 0), /^what comes next is “\u2068b\u2069”$/);
-  assert.deepEqual(attribution.partsOf(live, 3, "model").map(({ value }) => value), [1, 2, 3, 4]);
+  assert.deepEqual(attribution.partsOf(live, 3).map(({ value }) => value), [4, 3, 2, 1]);
 });
 
 test("the row of a token is told in words", () => {
