@@ -258,7 +258,9 @@ def try_all(gpt: GPT, tokenizer: Any, windows: Sequence[Probe], means: Means) ->
 def _tried(gpt: GPT, title: str, texts: Texts, means: Means) -> Effect | str:
     """What comes of an experiment: an effect, or why there is none."""
     tried = EXPERIMENTS[title]
-    trials = _trials(tried, texts)
+    proposed = islice(tried.propose(texts), MOST)
+    # Of a text beyond the context only the end is read, where its source would be another token.
+    trials = [one for one in proposed if one.right and len(texts.encode(one.text)) <= texts.context]
     if len(trials) < CHOOSING + MIN_TEXTS:
         return "its tokens and its recorded text make no such texts"
     choosing, others = trials[:CHOOSING], trials[CHOOSING:]
@@ -290,13 +292,6 @@ def _tried(gpt: GPT, title: str, texts: Texts, means: Means) -> Effect | str:
         usual=usual,
         texts=(halved, len(known), len(others)),
     )
-
-
-def _trials(tried: Experiment, texts: Texts) -> list[Trial]:
-    """Those that can be measured: of a text beyond the context only the end is read, where its source would be another
-    token."""
-    trials = islice(tried.propose(texts), MOST)
-    return [trial for trial in trials if trial.right and len(texts.encode(trial.text)) <= texts.context]
 
 
 def _heads(means: Means) -> list[str]:

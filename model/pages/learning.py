@@ -70,8 +70,6 @@ def facts(rows: Rows) -> list[tuple[str, str, str]]:
             remark = f"at step {last[0]:,}" if best == last else f"best {best[1]:.4f} at step {best[0]:,}"
             remark += "; a guess needs 8" * (name == "bits per byte")
             found.append((name, f"{last[1]:.4f}", remark))
-    if points := column_points(rows, "train/loss"):
-        found.append(("training loss", f"{points[-1][1]:.4f}", f"at step {points[-1][0]:,}"))
     if points := column_points(rows, "tokens_per_second"):
         found.append(("tokens per second", short(median(value for _, value in points)), "median"))
     return found

@@ -21,7 +21,6 @@ def test_figures_are_those_of_the_data():
     assert {name: (value, remark) for name, value, remark in data["facts"]} == {
         "bits per byte": ("2.3750", "best 2.2500 at step 30; a guess needs 8"),
         "validation loss": ("3.3750", "best 3.2500 at step 30"),
-        "training loss": ("2.0000", "at step 40"),
         "tokens per second": ("500", "median"),
     }
     curves = {chart["title"]: {curve["name"]: curve["points"] for curve in chart["curves"]} for chart in data["charts"]}
