@@ -97,7 +97,7 @@ def kept_steps(run_dir: Path) -> list[int]:
 def find_kept(path: Path | None, steps: Sequence[int]) -> list[Path]:
     """The checkpoints of these steps that a run has: kept, the best or the last; `path` as in `find_checkpoint`.
 
-    Raises a `Mistake` if there is no such run or checkpoint, or a damaged one may be it.
+    Raises a `Mistake` if there is no such run or checkpoint, or the best or last must be read and is damaged.
     """
     from model.checkpoint import read_checkpoint  # torch takes a second to import, and most callers do not need it
 
@@ -105,20 +105,15 @@ def find_kept(path: Path | None, steps: Sequence[int]) -> list[Path]:
     run_dir = run_of(checkpoint)
     kept = kept_steps(run_dir) if run_dir else []
     there = {step: kept_checkpoint(run_dir, step) for step in kept}
-    damaged = None
-    for other in (checkpoint, *(run_dir / name for name in RUN_CHECKPOINTS if run_dir)):
-        if other.is_file() and not there.keys() >= set(steps):
-            try:
+    if not there.keys() >= set(steps):
+        for other in (checkpoint, *(run_dir / name for name in RUN_CHECKPOINTS if run_dir)):
+            if other.is_file():
                 there.setdefault(read_checkpoint(other, on_disk=True)["global_step"], other)
-            except Mistake as error:
-                damaged = error
     if missing := [step for step in steps if step not in there]:
-        if damaged:
-            raise damaged
-        others = listed([str(step) for step in sorted(there)])
         raise Missing(
-            f"{run_dir or checkpoint} has no checkpoint of step {missing[0]}, only of {others}: "
-            f"train with --checkpoints.keep_steps '[{','.join(map(str, sorted({*kept, *steps})))}]'"
+            f"{run_dir or checkpoint} has no checkpoint of step {missing[0]}, only of "
+            f"{listed([*map(str, sorted(there))])}: train with --checkpoints.keep_steps "
+            f"'[{','.join(map(str, sorted({*kept, *steps})))}]'"
         )
     return [there[step] for step in steps]
 

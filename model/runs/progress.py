@@ -21,10 +21,11 @@ FORMATS: dict[str, Callable[[float], str]] = {
 
 
 class Progress:
-    """A bar on a terminal, and lines that stay."""
+    """A bar on a terminal, and lines that stay. `figures` are the newest of each name."""
 
     def __init__(self, is_enabled: bool = True) -> None:
         self.is_enabled = is_enabled
+        self.figures: dict[str, float] = {}
         self.bar = tqdm(disable=True)
 
     def start(self, trainer: Trainer) -> None:
@@ -40,25 +41,24 @@ class Progress:
             bar_format="{percentage:3.0f}%|{bar}| {desc}",
             dynamic_ncols=True,
             leave=False,
-            file=sys.stderr,
         )
 
-    def refresh(self, trainer: Trainer, figures: dict[str, float]) -> None:
+    def refresh(self, trainer: Trainer) -> None:
         """Moves the bar, if there is one."""
         if not self.bar.disable:
-            self.bar.set_description_str(self.line(trainer, figures), refresh=False)
+            self.bar.set_description_str(self.line(trainer), refresh=False)
             self.bar.update(trainer.global_step - self.bar.n)  # draws ten times a second
 
-    def report(self, trainer: Trainer, figures: dict[str, float]) -> None:
+    def report(self, trainer: Trainer) -> None:
         """Writes a line that stays."""
         if self.is_enabled:
-            say(self.line(trainer, figures))
+            say(self.line(trainer))
 
-    def line(self, trainer: Trainer, figures: dict[str, float]) -> str:
+    def line(self, trainer: Trainer) -> str:
         """Such as "step 300/960  loss 2.345  1.897 bits/byte  51.3k tokens/s  1:02 left"; only what is known."""
         step, max_steps = trainer.global_step, trainer.max_steps
         parts = [f"step {step:>{len(str(max_steps))}}/{max_steps}" if max_steps > 0 else f"step {step}"]
-        parts += [show(figures[name]) for name, show in FORMATS.items() if name in figures]
+        parts += [show(self.figures[name]) for name, show in FORMATS.items() if name in self.figures]
         if step > self.first_step and max_steps > 0:
             seconds = (time.monotonic() - self.started) / (step - self.first_step) * (max_steps - step)
             parts.append(f"{tqdm.format_interval(seconds)} left")
@@ -68,22 +68,17 @@ class Progress:
 def opening(trainer: Trainer) -> str:
     """The model's size, the device and the precision on one line, the corpus on another, and where its page is.
 
-    runs/first: 4,720,000 parameters, on the CPU with 2 threads, precision bf16-mixed
+    runs/first: 4,720,000 parameters, on cpu with 2 threads, precision bf16-mixed
     stdlib: 5,012,345 tokens to train on and 543,210 to validate, from a vocabulary of 4,096 (bpe)
     watch: runs/first/report.html
     """
     gpt, data, device = trainer.lightning_module.gpt, trainer.datamodule, trainer.strategy.root_device
-    place = str(device)
-    if device.type == "cpu":
-        threads = torch.get_num_threads()
-        place = f"the CPU with {threads} thread{'s' if threads > 1 else ''}"
-    elif device.type == "cuda":
-        place = torch.cuda.get_device_name(device)
-    if trainer.world_size > 1:
-        place = f"{trainer.world_size} devices, each {place}"
-    tokenizer, train, validation = data.tokenizer, data.tokenized.train, data.tokenized.validation
+    is_gpu, devices = device.type == "cuda", f"{trainer.world_size} x " if trainer.world_size > 1 else ""
+    place = torch.cuda.get_device_name(device) if is_gpu else f"{device.type} with {torch.get_num_threads()} threads"
+    train, validation, tokenizer = data.tokenized.train, data.tokenized.validation, data.tokenizer
     return (
-        f"{trainer.default_root_dir}: {gpt.num_parameters():,} parameters, on {place}, precision {trainer.precision}\n"
+        f"{trainer.default_root_dir}: {gpt.num_parameters():,} parameters, on {devices}{place}, "
+        f"precision {trainer.precision}\n"
         f"{data.corpus.name}: {train.num_tokens:,} tokens to train on and {validation.num_tokens:,} to validate, "
         f"from a vocabulary of {tokenizer.vocab_size:,} ({tokenizer.name})\n"
         f"watch: {Path(trainer.default_root_dir, REPORT)}"

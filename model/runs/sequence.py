@@ -43,7 +43,6 @@ class RunSequence(Checkpoint):
         self.progress = Progress(shows_progress)
         self.metrics = TrainingMetrics()
         self.signals = StopSignals()
-        self.figures: dict[str, float] = {}  # the newest of each name, for the progress line
         self.best_loss = float("inf")
         self.finished_step = -1
         self.resumed_random_state: dict[str, Any] | None = None
@@ -70,7 +69,7 @@ class RunSequence(Checkpoint):
             trainer.should_stop = True  # Lightning validates before it stops
         if is_last or is_logged(trainer):
             self.write_row(trainer, self.metrics.row(trainer))
-        self.progress.refresh(trainer, self.figures)
+        self.progress.refresh(trainer)
 
     def on_validation_start(self, trainer: Trainer, module: LightningModule) -> None:
         self.metrics.stop_clock()
@@ -107,7 +106,7 @@ class RunSequence(Checkpoint):
         if is_validated:
             self.doing = f"sample of step {step}"
             self.samples.write(trainer, module)
-            self.progress.report(trainer, self.figures)
+            self.progress.report(trainer)
         if is_recorded:
             self.show(trainer, "running")
         if is_best:
@@ -123,13 +122,12 @@ class RunSequence(Checkpoint):
 
     def show(self, trainer: Trainer, state: str) -> None:
         """Writes the run's page as far as the run is: a browser in which it is open takes the newer one."""
-        run_dir = Path(trainer.default_root_dir)
-        if trainer.is_global_zero and run_dir.exists():
-            write_page(run_dir, state, self.attention.recording)
+        if trainer.is_global_zero:
+            write_page(Path(trainer.default_root_dir), state, self.attention.recording)
 
     def write_row(self, trainer: Trainer, figures: dict[str, float]) -> None:
         log_metrics(trainer, figures)
-        self.figures |= figures
+        self.progress.figures |= figures
 
     # The beginning and the end of training.
 
@@ -201,9 +199,7 @@ class RunSequence(Checkpoint):
         sums, states, rank = checkpoint["loss_sums"], checkpoint["random_states"], trainer.global_rank
         # A rank has seen only its share of the batches. Another number of ranks begins with the mean of all.
         self.metrics.loss_sum = sums[rank] if len(sums) == trainer.world_size else sum(sums) / len(sums)
-        if rank < len(states):
-            self.resumed_random_state = states[rank]
-            set_random_state(self.resumed_random_state, module.device)  # now, so that what it lacks is noticed
+        self.resumed_random_state = states[rank] if rank < len(states) else None
 
 
 def is_logged(trainer: Trainer) -> bool:
@@ -220,7 +216,7 @@ class TrainingInterrupted(Exception):
 
 
 class StopSignals:
-    """Notes the first Ctrl-C or SIGTERM; a second one exits at once."""
+    """Notes the first Ctrl-C or SIGTERM; a second one does what it did before `install`."""
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -240,8 +236,6 @@ class StopSignals:
         return trainer.strategy.reduce_boolean_decision(self.received is not None, all=False)
 
     def _note(self, signum: int, frame: Any) -> None:
-        if self.received is not None:
-            self.remove()
-            raise SystemExit(128 + signum)
         self.received = signum
+        self.remove()
         log.warning("Stopping after this step, to save; press Ctrl-C again to stop at once.")
