@@ -19,7 +19,7 @@ from train import main
 MISTAKES = {
     "--model.gpt.num_layer=3": "--model.gpt.num_layer=3; did you mean model.gpt.num_layers?",
     "--model.gpt.context_length=100000": "context_length",
-    "--model.gpt.context_length=4": "model.gpt.context_length is too short for attention maps",
+    "--model.gpt.context_length=4": "raise attention.probe_tokens, model.gpt.context_length or",
     "--model.gpt.vocab_size=10": "model.gpt.vocab_size is 10, but the tokenizer has 257 tokens",
     "--model.gpt.logit_soft_cap=.nan": "logit_soft_cap must be above 0 and at most 1000, not nan",
     "--model.schedule.decay=sudden": "decay cannot be 'sudden': expected 'linear', 'cosine' or 'none'",
@@ -27,7 +27,7 @@ MISTAKES = {
     "--model.compile=reduce": "model.compile cannot be 'reduce': expected bool, 'auto' or 'reduce-overhead'",
     "--model.compile=reduce-overhead --trainer.accumulate_grad_batches=2": "leave trainer.accumulate_grad_batches at 1",
     "--data.files=none.txt": "none.txt",
-    "--data.corpus=files --data.files=short.txt --data.validation_fraction=0.1": "the validation text is too short for",
+    "--data.corpus=files --data.files=short.txt --data.validation_fraction=0.1": "the length of the validation text",
     "--trainer.profiler=sample": "['simple', 'advanced', 'pytorch', 'xla']",
     "--trainer.max_steps=-1": "trainer.max_steps",
     "--trainer.callbacks=[EarlyStoping]": "EarlyStoping",
@@ -41,12 +41,9 @@ MISTAKES = {
     "--samples.temperature=.nan": "samples.temperature must be at least 0",
     "--samples.top_k=0": "samples.top_k must be at least 1",
     "--samples.max_new_tokens=-1": "samples.max_new_tokens must be at least 0, not -1",
-    "--checkpoints.every_n_steps=0": "checkpoints.every_n_steps must be at least 1, not 0",
-    "--checkpoints.keep_steps=[-1]": "checkpoints.keep_steps must be at least 0, not -1",
-    "--attention.probe_tokens=4": "attention.probe_tokens must be at least 5, not 4",
-    "--attention.early_steps=-1": "attention.early_steps must be at least 0, not -1",
-    "--attention.probe_text=": "attention.probe_text is too short for attention maps, 0 tokens",
-    "--attention.probe_text=abc": "attention.probe_text is too short for attention maps, 3 tokens",
+    "--attention.probe_tokens=4": "4 tokens are too few for attention maps",
+    "--attention.probe_text=": "the length of attention.probe_text",
+    "--attention.probe_text=abc": "3 tokens are too few for attention maps",
 }
 
 

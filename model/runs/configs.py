@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from model.checks import Mistake
-from model.files import reading
+from model.files import parsing, reading
 
 # Groups of options, an outer one before those within.
 SECTIONS = ["data", "model", "model.gpt", "model.optimizer", "model.schedule", "trainer"]
@@ -19,28 +19,20 @@ TAKE_CLASSES = ("trainer.callbacks", "trainer.logger", "trainer.plugins")
 PLAIN_TEXT = re.compile(r"[\w:,+ -]{0,100}")
 
 
-class _PlainLoader(yaml.SafeLoader):
-    """Without references, by which a few lines can describe lists of any length."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("it refers to itself")
-        return super().compose_node(parent, index)
-
-
 def read_config(path: Path) -> dict[str, Any]:
     """The values of a config.yaml; {} if there is none. Raises a `Mistake` if it is not YAML of plain values."""
     if not path.exists():
         return {}
     with reading(path):
         content = path.read_bytes()
-    try:
-        settings = yaml.load(content.decode(), _PlainLoader)
-    except (ValueError, TypeError, OverflowError, RecursionError, yaml.YAMLError):
-        settings = None
-    if not isinstance(settings, dict):
-        raise Mistake(f"{path} is damaged: it is not YAML with options")
-    return settings
+    with parsing(path):
+        # By references a few lines can describe lists of any length.
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(content)):
+            raise Mistake("it refers to itself")
+        settings = yaml.safe_load(content)
+        if not isinstance(settings, dict):
+            raise Mistake("it holds no options")
+        return settings
 
 
 def plain_config(path: Path, typed: Collection[str]) -> str:

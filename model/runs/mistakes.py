@@ -4,8 +4,6 @@ For train.py and the scripts. Errors in code keep their traceback; where an erro
 heavy is imported here, so that --help is fast.
 """
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import errno
@@ -19,14 +17,11 @@ import traceback
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import data.mistakes
 from model.checks import Mistake, listed
 from model.runs.folder import how_to_resume
-
-if TYPE_CHECKING:
-    import jsonargparse
 
 MISTAKES = Mistake, data.mistakes.Mistake
 STANDARD_LIBRARY = sysconfig.get_path("stdlib")
@@ -106,21 +101,18 @@ def checking_options() -> Iterator[None]:
     except Exception as error:
         caller = traceback.extract_tb(error.__traceback__)[1].filename
         raise_from_code(error, caller)
-        raise Mistake(sentence(causes(error)[-1])) from error
+        raise Mistake(sentence(error)) from error
 
 
 def raise_from_code(error: Exception, *wiring: str) -> None:
     """Raises the error, or what has caused it, if code has a part in it that is no library's, nor of these files."""
-    for cause in causes(error):
+    cause: BaseException | None = error
+    while cause is not None:
         files = [frame.filename for frame in traceback.extract_tb(cause.__traceback__)]
         own = [file for file in files if not is_library(file) and file not in (__file__, *wiring)]
         if own or not is_library(files[-1]):
             raise cause from None
-
-
-def causes(error: BaseException) -> list[BaseException]:
-    """The error, what it was raised from, and so on."""
-    return [error] if error.__cause__ is None else [error, *causes(error.__cause__)]
+        cause = cause.__cause__
 
 
 def is_library(filename: str) -> bool:
@@ -137,23 +129,22 @@ def explain_machine(run_dir: Path) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, OSError, MemoryError, *MISTAKES) as error:
-        if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
-            options = "data.batch_size, data.validation_batch_size or model.gpt.context_length"
-            raise Mistake(f"out of memory: lower {options}; {how_to_resume(run_dir)}") from error
-        if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
-            reason = str(error).splitlines()[0].split(". ")[0]
+        said, cause = str(error), error.__cause__ or error
+        if isinstance(error, MemoryError) or any(words in said for words in NO_MEMORY):
+            said = "out of memory: lower data.batch_size, data.validation_batch_size or model.gpt.context_length"
+        elif isinstance(error, RuntimeError) and "DataLoader worker" in said:
+            reason = said.splitlines()[0].split(". ")[0]
             said = f"a process that loads data has ended ({reason}), often for want of memory: lower data.num_workers"
-            raise Mistake(f"{said}; {how_to_resume(run_dir)}") from error
-        cause = error.__cause__ or error
-        if isinstance(cause, OSError) and cause.errno in NO_ROOM and "make room" not in str(error):
-            # What writes to an open file names none.
-            place = "" if isinstance(error, MISTAKES) or cause.filename else f"{run_dir}: "
-            raise Mistake(f"{place}{sentence(error)}: make room; {how_to_resume(run_dir)}") from error
-        raise
+        elif isinstance(cause, OSError) and cause.errno in NO_ROOM and "make room" not in said:
+            is_named = isinstance(error, MISTAKES) or cause.filename  # what writes to an open file names none
+            said = f"{said if is_named else f'{run_dir}: {said}'}: make room"
+        else:
+            raise
+        raise Mistake(f"{said}; {how_to_resume(run_dir)}") from error
 
 
-def parse(parser: jsonargparse.ArgumentParser, args: list[str], **options: Any) -> jsonargparse.Namespace:
-    """`parser.parse_args`, for a parser with exit_on_error=False. Raises a `Mistake` with one sentence."""
+def parse(parser: Any, args: list[str], **options: Any) -> Any:
+    """`parse_args` of jsonargparse's parser, which has exit_on_error=False. Raises a `Mistake` with one sentence."""
     try:
         return parser.parse_args(args, **options)
     except argparse.ArgumentError as error:

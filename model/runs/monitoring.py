@@ -2,7 +2,7 @@
 
 import json
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -43,8 +43,6 @@ class AttentionMonitor:
         early_steps: the last of the powers of two, at which much changes in a long run; 0 records none of them.
         every_n_steps: also record every so many steps.
         picture: whether every validation also draws the maps, as a PNG.
-
-    Raises a `Mistake` for a value out of range.
     """
 
     enabled: bool = True
@@ -53,12 +51,7 @@ class AttentionMonitor:
     early_steps: int = 1024
     every_n_steps: int | None = None
     picture: bool = True
-
-    def __post_init__(self) -> None:
-        check_range("attention.probe_tokens", self.probe_tokens, MIN_PROBE_TOKENS)
-        check_range("attention.early_steps", self.early_steps, 0)
-        check_range("attention.every_n_steps", self.every_n_steps, 1)
-        self.recording: Recording | None = None  # on the first rank, set by `start`
+    recording: Recording | None = field(default=None, init=False)  # set by `start`, on the first rank
 
     def is_due(self, step: int) -> bool:
         """Whether a step without validation is recorded."""
@@ -76,10 +69,10 @@ class AttentionMonitor:
         tokens = tokenizer.encode(text)[:length]
         if len(tokens) < MIN_PROBE_TOKENS:
             source = "the validation text" if self.probe_text is None else "attention.probe_text"
-            short = "model.gpt.context_length" if length < MIN_PROBE_TOKENS else source
             raise Mistake(
-                f"{short} is too short for attention maps, {len(tokens)} tokens where a probe has at least "
-                f"{MIN_PROBE_TOKENS}: make it longer, or write --attention.enabled false"
+                f"{len(tokens)} tokens are too few for attention maps, which are of at least {MIN_PROBE_TOKENS}: raise "
+                f"attention.probe_tokens, model.gpt.context_length or the length of {source}, or write "
+                "--attention.enabled false"
             )
         drawn = set(tokenizer.encode(data.validation_text(KNOWN_CHARS))) - {first}
         candidates = drawn if len(drawn) > 1 else range(tokenizer.vocab_size)
@@ -103,7 +96,7 @@ class AttentionMonitor:
 
         with_losses: measure what the model loses without each part, for a step whose weights are kept.
         """
-        if not (self.enabled and trainer.is_global_zero):
+        if self.recording is None:
             return
         recording, step, label = self.recording, trainer.global_step, trainer.datamodule.tokenizer.label
         autocast = AUTOCAST_TYPES.get(str(trainer.precision))
