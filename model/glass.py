@@ -27,7 +27,7 @@ from torch import Tensor
 
 from data.mistakes import Mistake as UnfitTokenizer
 from data.tokenizers import END_OF_TEXT, Tokenizer
-from model.checkpoint import load_gpt, read_checkpoint
+from model.checkpoint import build_gpt, read_checkpoint
 from model.checks import Mistake
 from model.exchange.huggingface import CONFIG, check_tokenizer, from_huggingface, local_folder, read_json
 from model.generation import generate
@@ -69,16 +69,18 @@ def open_run(source: str | Path | None = None, *, step: int | None = None, devic
         folder = local_folder(source)
         gpt, tokenizer = from_huggingface(folder), Tokenizer.from_folder(folder)
         check_tokenizer(gpt, tokenizer)
-        return Glass(gpt.to(device), tokenizer, str(source))
+        masks = bool(read_json(folder / CONFIG).get("document_masking"))
+        return Glass(gpt.to(device), tokenizer, str(source), document_masking=masks)
     path = None if source is None else Path(source)
     checkpoint = find_checkpoint(path) if step is None else find_kept(path, [step])[0]
-    gpt, about = load_gpt(checkpoint, device)
+    about = read_checkpoint(checkpoint)
+    gpt = build_gpt(checkpoint, about).to(device).eval()
     try:
         tokenizer = Tokenizer.from_dict(about["tokenizer"])
         check_tokenizer(gpt, tokenizer)
     except (Mistake, UnfitTokenizer) as error:
         raise Mistake(f"{checkpoint}: {error}") from error
-    return Glass(gpt, tokenizer, str(checkpoint), checkpoint, about["global_step"])
+    return Glass(gpt, tokenizer, str(checkpoint), checkpoint, about["global_step"], bool(about.get("document_masking")))
 
 
 def is_huggingface(source: str | Path | None) -> bool:
@@ -88,22 +90,14 @@ def is_huggingface(source: str | Path | None) -> bool:
     return isinstance(source, str) and HUB_NAME.fullmatch(source) is not None and not source.startswith(f"{RUNS}/")
 
 
-def masks_documents(source: Path | None) -> bool:
-    """Whether a model that `open_run` opens was trained to attend within a document, as far as its files tell."""
-    if is_huggingface(source):
-        about = read_json(local_folder(source) / CONFIG)
-    else:
-        about = read_checkpoint(find_checkpoint(source), on_disk=True)
-    return bool(about.get("document_masking"))
-
-
 @dataclass(eq=False, repr=False)
 class Glass:
     """A trained model and its tokenizer. As the last line of a cell it shows the page of the model, to type into.
 
     gpt: a torch.nn.Module, in evaluation mode. tokenizer: a `data.tokenizers.Tokenizer`, with encode(text) and
     decode(ids). source: the file or name that it was read from. checkpoint: its file, None for a model of Hugging Face.
-    step: the number of updates it was trained for, None if unknown.
+    step: the number of updates it was trained for, None if unknown. document_masking: whether it was trained to attend
+    within a document, as far as its files tell.
     """
 
     gpt: GPT
@@ -111,6 +105,7 @@ class Glass:
     source: str
     checkpoint: Path | None = None
     step: int | None = None
+    document_masking: bool = False
 
     def __str__(self) -> str:
         """For people: such as "runs/NAME/checkpoints/best.ckpt, step 800, on cpu"."""

@@ -54,9 +54,8 @@ def import_model(arguments: argparse.Namespace) -> None:
     import torch
 
     from model.checkpoint import WEIGHT_PREFIX
-    from model.exchange.huggingface import check_tokenizer, from_huggingface, local_folder
+    from model.exchange.huggingface import CONFIG, check_tokenizer, from_huggingface, local_folder, read_json
     from model.files import atomic_file, writing
-    from model.glass import masks_documents
 
     output = arguments.output
     if output.exists():
@@ -72,7 +71,7 @@ def import_model(arguments: argparse.Namespace) -> None:
         "gpt_config": asdict(gpt.config),
         "tokenizer": tokenizer.to_dict(),
         "global_step": 0,
-        "document_masking": masks_documents(folder),
+        "document_masking": bool(read_json(folder / CONFIG).get("document_masking")),
     }
     with writing(output), atomic_file(output) as file:
         torch.save(checkpoint, file)
@@ -99,11 +98,11 @@ def tokenizer_of(folder: Path, gpt: GPT, name: str | None) -> Tokenizer:
 
 def export_model(arguments: argparse.Namespace) -> None:
     from model.exchange.huggingface import OUR_CLASS, to_huggingface
-    from model.glass import masks_documents, open_run
+    from model.glass import open_run
 
-    glass, masking = open_run(arguments.checkpoint), masks_documents(arguments.checkpoint)
-    class_name = to_huggingface(glass.gpt, arguments.output, glass.tokenizer, document_masking=masking)
-    print(f"{arguments.output}: {class_name}, {glass.gpt.num_parameters():,} parameters")
+    glass, output = open_run(arguments.checkpoint), arguments.output
+    class_name = to_huggingface(glass.gpt, output, glass.tokenizer, document_masking=glass.document_masking)
+    print(f"{output}: {class_name}, {glass.gpt.num_parameters():,} parameters")
     if class_name == OUR_CLASS:
         print("transformers has no such architecture: load it with trust_remote_code=True")
 

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 from model.checks import Mistake
 from model.runs.configs import read_config
-from model.runs.folder import CONFIG, find_checkpoint, run_of
+from model.runs.folder import CONFIG
 from model.runs.mistakes import exit_status, parse
 from scripts.parser import DEFAULTS, Parser, add_model_options, at_least, choose_device
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from data.datamodule import TextDataModule
     from data.tokenizers import Tokenizer
+    from model.glass import Glass
 
 OTHER_TEXT = {"data.corpus", "data.files", "data.dataset"}  # options that say which text
 # Options of the data that only training has. The tokenizer is the model's.
@@ -42,6 +43,7 @@ def main(argv: list[str] | None = None) -> None:
     from jsonargparse import ArgumentParser
 
     from data.datamodule import TextDataModule
+    from model.glass import open_run
 
     own = Parser(prog="evaluate.py", description=__doc__, add_help=False)
     add = own.add_argument
@@ -56,24 +58,18 @@ def main(argv: list[str] | None = None) -> None:
     arguments, options = own.parse_known_args(argv)
     typed = {option.lstrip("-").partition("=")[0] for option in options if option.startswith("-")}
     arguments.split = arguments.split or ("all" if "data.files" in typed else "validation")
-    section = {} if typed & {"h", "help"} else run_data(arguments.checkpoint)
+    section: dict[str, Any] = {}
+    if not typed & {"h", "help"}:
+        glass = open_run(arguments.checkpoint, device=choose_device(arguments.device))
+        trained = read_config(glass.run / CONFIG).get("data") if glass.run else None
+        section = trained if isinstance(trained, dict) else {"document_masking": glass.document_masking}
     if typed & OTHER_TEXT:
         section = {"document_masking": section.get("document_masking", False)}  # which the model was trained with
     section = {name: value for name, value in section.items() if name not in OF_TRAINING}
     parser = ArgumentParser(prog=own.prog, description=own.description, parents=[own], exit_on_error=False, **DEFAULTS)
     parser.add_class_arguments(TextDataModule, "data", skip=OF_TRAINING)
     chosen = parse(parser, ["--data", json.dumps(section), *options]).data
-    evaluate_text(arguments, TextDataModule(**chosen.as_dict()))
-
-
-def run_data(checkpoint: Path | None) -> dict[str, Any]:
-    """The options of the data that the checkpoint's run was trained on: outside a run, those that the file knows."""
-    from model.glass import is_huggingface, masks_documents
-
-    if not is_huggingface(checkpoint) and (run_dir := run_of(find_checkpoint(checkpoint))):
-        section = read_config(run_dir / CONFIG).get("data")
-        return section if isinstance(section, dict) else {}
-    return {"document_masking": masks_documents(checkpoint)}
+    evaluate_text(arguments, glass, TextDataModule(**chosen.as_dict()))
 
 
 def read_text(data: TextDataModule, split: str, tokenizer: Tokenizer) -> np.ndarray:
@@ -99,14 +95,12 @@ def read_text(data: TextDataModule, split: str, tokenizer: Tokenizer) -> np.ndar
     return tokens
 
 
-def evaluate_text(arguments: argparse.Namespace, data: TextDataModule) -> None:
+def evaluate_text(arguments: argparse.Namespace, glass: Glass, data: TextDataModule) -> None:
     """Prints how well the model predicts the text."""
     import torch
 
     from model.exchange.evaluation import text_logprobs
-    from model.glass import open_run
 
-    glass = open_run(arguments.checkpoint, device=choose_device(arguments.device))
     gpt, tokenizer = glass.gpt, glass.tokenizer
     context_length = gpt.config.context_length
     stride = arguments.stride or context_length
