@@ -10,11 +10,9 @@ import copy
 import importlib
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shutil
 from dataclasses import asdict
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
@@ -115,25 +113,31 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None, *, docum
         document_masking: whether the GPT was trained to stay within a document: a note for scripts/evaluate.py.
 
     Raises a `Mistake` if there is something at `folder` already, the tokenizer has more tokens than the model, or the
-    folder would compute something else, see `check_computes_the_same`.
+    folder would compute something else, see `check_computes_the_same`; then it is removed.
     """
-    safetensors = optional_package("safetensors.torch")
+    safetensors, folder = optional_package("safetensors.torch"), Path(folder)
     check_tokenizer(gpt, tokenizer)
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise Mistake(f"{folder} exists already: name a new folder")
     as_gpt2, end_of_text = is_gpt2(gpt.config), None if tokenizer is None else tokenizer.end_of_text
     options = gpt2_options(gpt.config) if as_gpt2 else OUR_OPTIONS | {"gpt": asdict(gpt.config)}
     options |= {"bos_token_id": end_of_text, "eos_token_id": end_of_text, "document_masking": document_masking}
     options["dtype"] = str(gpt.token_embedding.weight.dtype).removeprefix("torch.")
     files = {CONFIG: options} | ({} if tokenizer is None else tokenizer.huggingface_files())
-    with new_folder(Path(folder)) as aside:
+    try:
         with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
             for name, content in files.items():
                 text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-                (aside / name).write_text(text, encoding="utf-8")
+                (folder / name).write_text(text, encoding="utf-8")
             # The metadata tells transformers that the tensors have PyTorch's layout.
-            (aside / WEIGHTS).write_bytes(safetensors.save(to_theirs(gpt, as_gpt2=as_gpt2), {"format": "pt"}))
+            (folder / WEIGHTS).write_bytes(safetensors.save(to_theirs(gpt, as_gpt2=as_gpt2), {"format": "pt"}))
             if not as_gpt2:
-                copy_network(aside)
-        check_computes_the_same(gpt, aside)
+                copy_network(folder)
+        check_computes_the_same(gpt, folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     return GPT2_CLASS if as_gpt2 else OUR_CLASS
 
 
@@ -291,25 +295,6 @@ def read_json(path: Path) -> dict[str, Any]:
         if not isinstance(content, dict):
             raise ValueError("it is not a JSON object")
     return content
-
-
-@contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
-    """A folder to write into, which appears as `folder` when the block ends, and nowhere after an error.
-
-    Raises a `Mistake` if there is a file or a folder that is not empty.
-    """
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise Mistake(f"{folder} exists already: name a new folder")
-    with writing(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        aside = TemporaryDirectory(prefix=".", dir=folder.parent)
-        inside = Path(aside.name, "folder")  # with the permissions of any folder
-        inside.mkdir()
-    with aside:
-        yield inside
-        with writing(folder):
-            inside.replace(folder)
 
 
 def copy_network(folder: Path) -> None:
