@@ -56,7 +56,7 @@ class TextDataModule(lightning.LightningDataModule):
         seed: of the order of the training windows.
         num_workers: loader processes; 0 is right unless a profile says otherwise.
         num_threads: threads that tokenise at once (default: one a core).
-        cache_dir: where tokens are kept (default: $GLASSGPT_CACHE, or .cache in this project's folder).
+        cache_dir: where tokens are kept (default: $GLASSGPT_CACHE, or .cache in a checkout, or the user's cache).
         corpus_options: those of CorpusOptions, which the corpora declare.
 
     Raises Mistake for options that contradict each other or name nothing.

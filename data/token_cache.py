@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+import platformdirs
 from filelock import AcquireReturnProxy, FileLock, Timeout
 from tqdm import tqdm
 
@@ -100,7 +101,7 @@ class CorpusCache:
     tokenizer: str | Tokenizer  # a name, see `tokenizers.check_name`, or a tokenizer
     vocab_size: int  # of the bpe tokenizer; the others bring their own
     max_tokens: dict[str, int | None]  # for each split; None means all
-    cache_dir: str | Path | None = None  # default: $GLASSGPT_CACHE, or else .cache beside this folder
+    cache_dir: str | Path | None = None  # default: see `default_cache_dir`
 
     def __post_init__(self):
         name, recipe = self.tokenizer, [self.tokenizer]
@@ -110,8 +111,7 @@ class CorpusCache:
             recipe += [self.vocab_size, tokenizers.SPLIT_PATTERN, tokenizers.TRAINING_BYTES]
         decisive = json.dumps([FORMAT, self.corpus.identity, recipe, self.max_tokens], sort_keys=True)
         digest = hashlib.sha256(decisive.encode()).hexdigest()
-        usual = os.environ.get("GLASSGPT_CACHE") or Path(__file__).resolve().parents[1] / ".cache" / "glassgpt"
-        parent = Path(self.cache_dir or usual).expanduser().absolute()
+        parent = Path(self.cache_dir or default_cache_dir()).expanduser().absolute()
         self.folder = parent / re.sub(r"[^\w.-]+", "_", f"{self.corpus.name}-{name}-{digest[:16]}")
         self.paths = {split: self.folder / f"{split}.bin" for split in SPLITS}
 
@@ -170,6 +170,14 @@ class CorpusCache:
             return tokenizers.published(self.tokenizer)
         print(f"training a bpe tokenizer of {self.vocab_size:,} tokens on {self.corpus.name}", flush=True)
         return tokenizers.train_bpe((passage.text for passage in self.corpus.passages("train")), self.vocab_size)
+
+
+def default_cache_dir() -> Path:
+    """$GLASSGPT_CACHE, or else .cache in a checkout of this project, or the user's cache where it is installed."""
+    project = Path(__file__).resolve().parents[1]
+    is_checkout = (project / "pyproject.toml").is_file()
+    place = project / ".cache" / "glassgpt" if is_checkout else platformdirs.user_cache_path("glassgpt")
+    return Path(os.environ.get("GLASSGPT_CACHE") or place)
 
 
 def write_split(path: Path, stream: Iterable[np.ndarray], tokenizer: Tokenizer, total: int | None = None) -> TokenStore:

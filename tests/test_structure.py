@@ -35,7 +35,8 @@ MAY_IMPORT = {
     "model/": {"model.*", "torch"},
     "data/datamodule.py": {"data", "lightning", "torch"},
     "data/windows.py": {"data", "torch", "numpy"},
-    "data/": {"data", "numpy", "datasets", "huggingface_hub", "pyarrow", "tiktoken", "rustbpe", "filelock", "tqdm"},
+    "data/": {"data", "numpy", "datasets", "huggingface_hub", "pyarrow", "tiktoken", "rustbpe", "filelock", "tqdm"}
+    | {"platformdirs"},
     "scripts/": {"model", "data", "scripts", "train", "torch", "numpy", "lightning", "jsonargparse", "yaml"}
     | {"transformers"},
     "train.py": {"model", "data", "torch", "lightning", "jsonargparse", "yaml"},

@@ -25,7 +25,7 @@ from data.datamodule import TextDataModule
 from data.mistakes import Mistake
 from data.readers import Passage
 from data.sampler import WindowSampler
-from data.token_cache import CorpusCache, TokenizedCorpus, TokenStore, token_stream, write_split
+from data.token_cache import CorpusCache, TokenizedCorpus, TokenStore, default_cache_dir, token_stream, write_split
 from tests import programs
 
 TOKENIZER = tokenizers.byte_level()
@@ -288,6 +288,10 @@ def test_environment_names_the_cache_and_one_that_cannot_be_made_says_what_to_se
     assert cache_of(folder, None).folder.parent == tmp_path / "named"
     monkeypatch.delenv("GLASSGPT_CACHE")
     assert cache_of(folder, None).folder.parent == Path(__file__).parents[2] / ".cache" / "glassgpt"
+    with monkeypatch.context() as installed:  # in site-packages, where no pyproject.toml is
+        installed.setattr(token_cache, "__file__", str(tmp_path / "site-packages" / "data" / "token_cache.py"))
+        installed.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+        assert (default_cache_dir() == tmp_path / "own" / "glassgpt") or sys.platform in ("win32", "darwin")
     (tmp_path / "occupied").write_text("a file")
     with pytest.raises(Mistake, match=r"cannot write tokens .*occupied.*set --data.cache_dir"):
         cache_of(folder, tmp_path / "occupied").prepare()
