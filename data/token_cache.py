@@ -27,7 +27,6 @@ from dataclasses import astuple, dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import platformdirs
@@ -146,21 +145,25 @@ class CorpusCache:
         return lock.acquire()
 
     def _make(self, num_threads: int) -> TokenizedCorpus:
-        path = self.folder / INDEX
+        path, splits = self.folder / INDEX, {}
         if path.exists():
             _log.warning("%s has changed since it was written: its tokens are made again", self.folder)
             with writing(self.folder):
                 path.unlink()
-        tokenizer = self._make_tokenizer()
-        state = tokenizer.to_dict()
-        index = {"tokenizer": state | {"tokens": base64.b64encode(state["tokens"]).decode()}}
-        splits = {}
-        for split, limit in self.max_tokens.items():
-            tokens = token_stream(tokenizer, self.corpus.passages(split), limit, num_threads)
-            splits[split] = write_split(self.paths[split], tokens, tokenizer, limit)
-            index[split] = {name: getattr(splits[split], name) for name in STORED}
-        with new_file(path) as file, writing(self.folder):
-            file.write(json.dumps(index).encode())
+        try:
+            tokenizer = self._make_tokenizer()
+            state = tokenizer.to_dict()
+            index = {"tokenizer": state | {"tokens": base64.b64encode(state["tokens"]).decode()}}
+            for split, limit in self.max_tokens.items():
+                tokens = token_stream(tokenizer, self.corpus.passages(split), limit, num_threads)
+                splits[split] = write_split(self.paths[split], tokens, tokenizer, limit)
+                index[split] = {name: getattr(splits[split], name) for name in STORED}
+            with writing(self.folder):
+                path.write_bytes(json.dumps(index).encode())
+        except BaseException:
+            for left in (path, *self.paths.values()):
+                left.unlink(missing_ok=True)
+            raise
         return TokenizedCorpus(tokenizer, **splits)
 
     def _make_tokenizer(self) -> Tokenizer:
@@ -181,15 +184,15 @@ def default_cache_dir() -> Path:
 
 
 def write_split(path: Path, stream: Iterable[np.ndarray], tokenizer: Tokenizer, total: int | None = None) -> TokenStore:
-    """Writes a stream of tokens in the place of what is at `path`; a bar shows how many there are, of `total`.
+    """Writes a stream of tokens onto the disk; a bar shows how many there are, of `total`.
 
     Raises Mistake where there is no text.
     """
     num_tokens = num_bytes = checksum = 0
-    with (
-        new_file(path) as file,
-        tqdm(desc=f"tokenising {path.stem}", total=total, unit=" tokens", unit_scale=True) as bar,
-    ):
+    with writing(path.parent):
+        path.unlink(missing_ok=True)  # another run may read the old one, and keeps it
+        file = path.open("wb")
+    with file, tqdm(desc=f"tokenising {path.stem}", total=total, unit=" tokens", unit_scale=True) as bar:
         for tokens in stream:
             with writing(path.parent):  # and nothing more: an OSError of a corpus is one in its code
                 file.write(tokens.data)
@@ -197,29 +200,15 @@ def write_split(path: Path, stream: Iterable[np.ndarray], tokenizer: Tokenizer, 
             num_tokens += len(tokens)
             num_bytes += tokenizer.num_bytes(tokens)
             bar.update(len(tokens))
-        if num_bytes == 0:
-            raise Mistake(
-                f"the {path.stem} split of this corpus holds no text: name files, and of tables a --data.text_column, "
-                "with text for both splits, or change --data.validation_fraction"
-            )
+        with writing(path.parent):
+            file.flush()
+            os.fsync(file.fileno())
+    if num_bytes == 0:
+        raise Mistake(
+            f"the {path.stem} split of this corpus holds no text: name files, and of tables a --data.text_column, with "
+            "text for both splits, or change --data.validation_fraction"
+        )
     return TokenStore(path, tokenizer.dtype.name, num_tokens, num_bytes, checksum)
-
-
-@contextmanager
-def new_file(path: Path) -> Iterator[BinaryIO]:
-    """A new file in the place of what is at `path`: on the disk when the block has ended, removed after an error."""
-    with writing(path.parent):
-        path.unlink(missing_ok=True)  # another run may read the old one, and keeps it
-        file = path.open("wb")
-    try:
-        with file:
-            yield file
-            with writing(path.parent):
-                file.flush()
-                os.fsync(file.fileno())
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
 
 
 @contextmanager
