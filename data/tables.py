@@ -42,8 +42,8 @@ def table_texts(path: Path, column: str) -> Iterator[str]:
                     pass
         rows = load()
         if options["path"] == "csv":  # of which pandas guesses types: 007 is text here
-            names = next(iter(rows), {})
-            rows = load(features=datasets.Features({name: datasets.Value("string") for name in names}))
+            text = {name: datasets.Value("string") for name in next(iter(rows), {})}
+            rows = load(features=datasets.Features(text))
     yield from column_texts(rows, column, str(path))
 
 
