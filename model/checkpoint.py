@@ -7,8 +7,7 @@ what it describes is compared with what it holds before a model is built.
 import pickletools
 import re
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from model.checks import Missing, Mistake
-from model.files import RUN_CHECKPOINTS, reading
+from model.files import RUN_CHECKPOINTS, parsing, reading
 from model.gpt import GPT, GPTConfig
 
 WEIGHT_PREFIX = "gpt."  # the module that trains a GPT holds it as its attribute `gpt`
-UNFIT = "its weights do not fit the model it describes: "
+OTHERS = ", or no checkpoint of GlassGPT"
 PARTS = ("state_dict", "gpt_config", "tokenizer", "global_step")  # what every checkpoint holds
 # What a checkpoint may name: tensors, ordered dicts and bytes. torch's own list also has types that take any amount of
 # memory when they are made, such as bytearray.
@@ -62,14 +61,14 @@ def build_gpt(path: Path, checkpoint: dict[str, Any]) -> GPT:
             f"{path} is of another version of GlassGPT: its network has {', '.join(map(str, unknown))}, which this one "
             "does not know, so open it with that version"
         )
-    with unusable(path, UNFIT):
+    with parsing(path, OTHERS):
         config = GPTConfig(**options)
         named = checkpoint["state_dict"].items()
         weights = {name.removeprefix(WEIGHT_PREFIX): weight for name, weight in named if name.startswith(WEIGHT_PREFIX)}
     try:
         return with_weights(config, weights)
     except Mistake as error:
-        raise Mistake(f"{path} is damaged, or no checkpoint of GlassGPT: {UNFIT}{error}") from error
+        raise Mistake(f"{path} holds weights that do not fit the model it describes: {error}") from error
 
 
 def with_weights(config: GPTConfig, weights: dict[str, Tensor]) -> GPT:
@@ -112,11 +111,16 @@ def read_checkpoint(path: Path, *, on_disk: bool = False) -> dict[str, Any]:
     With `on_disk` the tensors stay on the disk and are not compared: quick, to look at their shapes. Raises as
     `load_gpt`.
     """
-    verify_checkpoint(path, checksums=not on_disk)
-    with unusable(path):
-        with zipfile.ZipFile(path) as archive:
-            records = [record for record in archive.infolist() if record.filename.lower().endswith("data.pkl")]
-            pickles = [archive.read(record) for record in records]  # not by name, which several may have
+    if not path.is_file():
+        raise Missing(f"there is no checkpoint {path}")
+    with reading(path), path.open("rb") as file, parsing(path, OTHERS), zipfile.ZipFile(file) as archive:
+        records = archive.infolist()
+        if sum(record.file_size for record in records) > path.stat().st_size:
+            raise Mistake("it would be larger if it were unpacked")  # torch.save compresses nothing
+        if not on_disk and (damaged := archive.testzip()):
+            raise Mistake(f"{damaged} does not match its checksum")
+        # Not by name, which several may have.
+        pickles = [archive.read(record) for record in records if record.filename.lower().endswith("data.pkl")]
         for opcode, argument, _ in chain.from_iterable(map(pickletools.genops, pickles)):
             if opcode.name == "GLOBAL" and not PLAIN_TYPES.fullmatch(argument):
                 raise Mistake(f"it is not of plain tensors and values, but names {argument}")
@@ -125,33 +129,6 @@ def read_checkpoint(path: Path, *, on_disk: bool = False) -> dict[str, Any]:
         if missing := [name for name in PARTS if name not in checkpoint]:
             raise Mistake(f"it has no {', '.join(missing)}")
         return checkpoint
-
-
-def verify_checkpoint(path: Path, *, checksums: bool = True) -> None:
-    """Compares all of `path` with the checksums that torch.save stores with every tensor.
-
-    Raises a `Mistake` if there is no such file, or it is cut short, changed or compressed.
-    """
-    if not path.is_file():
-        raise Missing(f"there is no checkpoint {path}")
-    with reading(path), path.open("rb") as file, unusable(path), zipfile.ZipFile(file) as archive:
-        if sum(record.file_size for record in archive.infolist()) > path.stat().st_size:
-            raise Mistake("it would be larger if it were unpacked")  # torch.save compresses nothing
-        if checksums and (damaged := archive.testzip()):
-            raise Mistake(f"{damaged} does not match its checksum")
-
-
-@contextmanager
-def unusable(path: Path, what: str = "") -> Iterator[None]:
-    """Whatever fails in the block, which reads a checkpoint, becomes a `Mistake` with the file's name.
-
-    A file from elsewhere can be wrong in more ways than there are checks for.
-    """
-    try:
-        yield
-    except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise Mistake(f"{path} is damaged, or no checkpoint of GlassGPT: {what}{reason}") from error
 
 
 def _check_size(value: Any, limit: int) -> None:

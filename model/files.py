@@ -68,7 +68,7 @@ def parsing(place: Path | str, advice: str = "") -> Iterator[None]:
         yield
     except Exception as error:
         reason = str(error) if type(error) in (Mistake, ValueError) else f"{type(error).__name__} {error}"
-        raise Mistake(f"{place} is damaged ({reason}){advice}") from error
+        raise Mistake(f"{place} is damaged ({' '.join(reason.split())}){advice}") from error
 
 
 def append(path: Path, text: str) -> None:

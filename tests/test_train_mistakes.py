@@ -70,7 +70,7 @@ CANNOT_RESUME = {
     "--model.init_from=runs/run --model.gpt='{num_layers: 3}'": "model.gpt.num_layers is 3",
     "--model.init_from=runs/run --data '{tokenizer: bpe, vocab_size: 300}'": "reads the tokens of its own 'bytes'",
     "--resume=empty": "empty is not a run folder with config.yaml",
-    "--resume=runs/run/metrics.csv": "metrics.csv is damaged, or no checkpoint",
+    "--resume=runs/run/metrics.csv": "metrics.csv is damaged",
 }
 
 
