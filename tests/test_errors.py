@@ -146,7 +146,7 @@ def test_after_a_callback_fails_the_run_can_be_gone_on_with(train, mine, capsys)
 def test_a_checkpoint_of_which_a_part_cannot_be_restored_is_named(train, finished_run, capsys):
     """As one of other code would be."""
     path = finished_run / "checkpoints/last.ckpt"
-    torch.save(torch.load(path) | {"callbacks": {"RunSequence": {"tokens": 1}}}, path)
+    torch.save(torch.load(path) | {"counted": (1,)}, path)
     assert train("--resume=runs/run", "--trainer.max_steps=13") == 1
     *shown, line = capsys.readouterr().err.splitlines()
     assert any("Traceback" in one for one in shown) and "restoring runs/run/checkpoints/last.ckpt" in line

@@ -32,14 +32,6 @@ class TrainingMetrics:
         self.seconds = 0.0
         self.clock_started: float | None = None
 
-    def state_dict(self) -> dict[str, Any]:
-        """All but the loss, of which every rank has its own share."""
-        check_finite(float(self.loss_sum), "training")  # a diverged model must not replace a good checkpoint
-        return {"num_batches": self.num_batches, "tokens": self.tokens}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.num_batches, self.tokens = state["num_batches"], state["tokens"]
-
     def start_clock(self) -> None:
         self.clock_started = self.clock_started or time.perf_counter()
 

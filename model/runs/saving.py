@@ -21,7 +21,7 @@ from model.runs.metrics import diverged
 from model.runs.results import read_metrics, read_samples
 
 log = logging.getLogger(__name__)
-RESUMED = ("callbacks", "loops", "loss_sums", "lr_schedulers", "optimizer_states", "random_states")
+RESUMED = ("callbacks", "counted", "loops", "loss_sums", "lr_schedulers", "optimizer_states", "random_states")
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):

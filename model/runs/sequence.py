@@ -178,24 +178,23 @@ class RunSequence(Checkpoint):
 
     # What a checkpoint holds of this.
 
-    def state_dict(self) -> dict[str, Any]:
-        return {**self.metrics.state_dict(), "best_loss": self.best_loss}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.metrics.load_state_dict(state)
-        self.best_loss = state["best_loss"]
-
     def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint["gpt_config"] = dataclasses.asdict(module.gpt.config)
-        checkpoint["tokenizer"] = trainer.datamodule.tokenizer.to_dict()
-        checkpoint["document_masking"] = trainer.datamodule.document_masking  # which evaluation needs to know
-        checkpoint["random_states"] = gather(random_state(trainer.strategy.root_device), trainer)
-        checkpoint["loss_sums"] = gather(float(self.metrics.loss_sum), trainer)  # each of its rank's batches
+        metrics, data = self.metrics, trainer.datamodule
+        check_finite(float(metrics.loss_sum), "training")  # a diverged model must not replace a good checkpoint
+        checkpoint |= {
+            "gpt_config": dataclasses.asdict(module.gpt.config),
+            "tokenizer": data.tokenizer.to_dict(),
+            "document_masking": data.document_masking,  # which evaluation needs to know
+            "random_states": gather(random_state(trainer.strategy.root_device), trainer),
+            "loss_sums": gather(float(metrics.loss_sum), trainer),  # each of its rank's batches
+            "counted": (metrics.num_batches, metrics.tokens, self.best_loss),
+        }
 
     def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self.doing = f"restoring {trainer.ckpt_path}"
         step = self.checkpoints.saved_step = self.finished_step = checkpoint["global_step"]
         start_loops_at(step, trainer, checkpoint)
+        self.metrics.num_batches, self.metrics.tokens, self.best_loss = checkpoint["counted"]
         sums, states, rank = checkpoint["loss_sums"], checkpoint["random_states"], trainer.global_rank
         # A rank has seen only its share of the batches. Another number of ranks begins with the mean of all.
         self.metrics.loss_sum = sums[rank] if len(sums) == trainer.world_size else sum(sums) / len(sums)

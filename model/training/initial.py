@@ -34,10 +34,8 @@ def initial_config(source: str, config: Any, given: Collection[str]) -> GPTConfi
         trained = read_options(read_json(local_folder(source) / CONFIG))
     for name in given:
         value, own = getattr(config, name), getattr(trained, name)
-        if value is None:  # what a model without this option has
-            value = getattr(dataclasses.replace(trained, **{name: None}), name)
-            value = own if value is None and getattr(GPTConfig(), name) is None else value
-        if name not in CHOSEN and value != own:
+        is_open = value is None and GPTConfig.__dataclass_fields__[name].default is None
+        if name not in CHOSEN and value != own and not is_open:
             raise Mistake(
                 f"model.gpt.{name} is {value}, but the model of --model.init_from has {own}: leave it out, as "
                 "configs/finetune_gpt2.yaml does"

@@ -13,7 +13,7 @@ from model.runs.saving import AtomicCheckpointIO, random_state, set_random_state
 
 CPU = torch.device("cpu")
 WHOLE = {"state_dict": {}, "gpt_config": {}, "tokenizer": {}, "global_step": 0, "optimizer_states": []}
-WHOLE |= {"callbacks": {}, "loops": {}, "loss_sums": [], "lr_schedulers": [], "random_states": []}
+WHOLE |= {"callbacks": {}, "counted": (), "loops": {}, "loss_sums": [], "lr_schedulers": [], "random_states": []}
 
 
 def draw():
