@@ -99,10 +99,6 @@ def one_sequence(tokens: Tensor | Sequence[int]) -> Tensor:
 Edited = Callable[[GPT, str], AbstractContextManager]
 
 
-def unedited(gpt: GPT, measured: str) -> AbstractContextManager:
-    return nullcontext()
-
-
 def take_snapshot(
     gpt: GPT,
     step: int,
@@ -110,7 +106,7 @@ def take_snapshot(
     label: Label = str,
     *,
     with_losses: bool = False,
-    edited: Edited = unedited,
+    edited: Edited = lambda *_: nullcontext(),
     autocast: torch.dtype | None = None,
 ) -> Snapshot:
     """Measures a model on the probes and windows of a recording.
@@ -135,7 +131,7 @@ def take_snapshot(
     return Snapshot(step, Checks.worst(checks), heads, loss, ablation, maps, details)
 
 
-def read_details(gpt: GPT, probes: Mapping[str, Probe], label: Label, edited: Edited = unedited) -> dict:
+def read_details(gpt: GPT, probes: Mapping[str, Probe], label: Label, edited: Edited) -> dict:
     """What a model predicts at each token of the probes, and why, as `recording` describes it."""
     measured: dict[str, dict] = {}
     shown: set[int] = set()

@@ -9,7 +9,6 @@ import io
 import math
 import unicodedata
 from collections.abc import Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ import numpy as np
 from matplotlib.colors import Colormap, FuncNorm, LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
-from matplotlib.patches import Rectangle
 from numpy.typing import ArrayLike
 
 from model.checks import Mistake
@@ -32,13 +30,12 @@ DPI = 72  # dots an inch, so that a point, in which matplotlib measures text, is
 MAX_SIDE = 4000  # pixels
 MAX_PIXELS = 100_000_000  # of a PNG, which takes four bytes for each while it is drawn
 PIXELS = 600  # of the longer side of a picture without text, unless there are more weights
-GAP = 1 / 16  # between two maps, of the side of one
 LABEL_PITCH = 10  # pixels from one token label to the next, below which they would touch
 MAX_LABEL = 12  # characters of a token
 FONT = "DejaVu Sans Mono"  # comes with matplotlib
 CHARACTER = 0.602  # width of its characters, of its size
 TICKS = (0, 0.01, 0.1, 0.25, 0.5, 1)  # of the colour bar
-SOFT, LINE = "#5c6672", "#b8bcc4"  # the colours of what is around the maps
+SOFT, BETWEEN = "#5c6672", "#c8c8c8"  # the colours of what is around the maps and between them, and of NaN
 
 
 def draw_maps(recording: Recording, path: Path, step: int | None = None, heads: Sequence[Head] | None = None) -> None:
@@ -81,28 +78,23 @@ def grid_figure(
     rows = [f"layer {layer}" for layer in range(len(weights))] if rows is None else rows
     columns = [f"head {head}" for head in range(weights.shape[1])] if columns is None else columns
 
-    wide, tall = (size * (count + (count - 1) * GAP) for count in (len(columns), len(rows)))  # in weights
-    pitch = min(np.clip(400 / size, 16, 40), max_side / max(wide, tall))  # of a weight; all lengths are in pixels
-    side = size * (math.floor(pitch) if pitch > 1 else pitch)  # of a map
-    lefts, tops = (np.arange(len(names)) * (side + round(GAP * side)) for names in (columns, rows))
-    width, height = lefts[-1] + side, tops[-1] + side
+    mosaic = _mosaic(weights)
+    pitch = min(np.clip(400 / size, 16, 40), max_side / max(mosaic.shape))  # of a weight; all lengths are in pixels
+    pitch = math.floor(pitch) if pitch > 1 else pitch
+    height, width, side = (pitch * length for length in (*mosaic.shape, size))  # of all maps; of one
+    lefts, tops = (np.arange(len(names)) * pitch * (size + 1) for names in (columns, rows))
     # A large picture is viewed from further away, but "layer 10" has to fit beside its maps.
     heading = round(np.clip(min(max(width, height) / 100, side / 5), 13, 36))
     bar_size = max(11, round(0.6 * heading))  # of its text
     with matplotlib.rc_context({"text.parse_math": False}):  # text is never parsed as mathematics
         # The maps fill the figure. What stands around them is outside of it, and `_write` makes room for it.
         figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI)
-        axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
-        axes.set_axis_off()
-        colours: dict[str, Any] = {"cmap": _colour_map(), "norm": FuncNorm((np.sqrt, np.square), 0, 1)}
-        for (row, top), (column, left) in product(enumerate(tops), enumerate(lefts)):
-            extent = (left, left + side, top + side, top)
-            # Nearest where a weight has pixels, and not smoothed by those who open an SVG or a PDF.
-            kind = "none" if pitch >= 1 else "auto"
-            # A weight below 0, of an `attend` of one's own, is drawn as 0.
-            values = weights[row, column].clip(0)
-            image = axes.imshow(values, **colours, extent=extent, aspect="auto", interpolation=kind)
-            axes.add_patch(Rectangle((left, top), side, side, fill=False, edgecolor=LINE, clip_on=False))
+        axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[])
+        axes.spines[:].set_color(BETWEEN)
+        # Nearest where a weight has pixels, and not smoothed by those who open an SVG or a PDF.
+        look: dict[str, Any] = {"aspect": "auto", "interpolation": "none" if pitch >= 1 else "auto"}
+        norm = FuncNorm((np.sqrt, np.square), 0, 1)
+        image = axes.imshow(mosaic, cmap=_colour_map(), norm=norm, extent=(0, width, height, 0), **look)
         bar_height = min(max(height, 60), 20 * bar_size)
         right = width + bar_size + heading
         box = figure.add_axes((right / width, 1 - bar_height / height, bar_size / width, bar_height / height))
@@ -132,9 +124,7 @@ def mosaic_pixels(weights: ArrayLike) -> np.ndarray:
 
     The colours are those of `attention_grid`. Without text this takes a hundredth of the time.
     """
-    maps = np.sqrt(np.asarray(weights, dtype=np.float32).clip(0, 1))
-    maps = np.pad(maps, ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=np.nan)  # lines between them
-    return score_pixels(np.block([list(layer) for layer in maps])[:-1, :-1])
+    return score_pixels(np.sqrt(_mosaic(np.asarray(weights, dtype=np.float32))))
 
 
 def score_pixels(scores: ArrayLike) -> np.ndarray:
@@ -143,7 +133,7 @@ def score_pixels(scores: ArrayLike) -> np.ndarray:
     NaN is grey, and each value a square, about PIXELS in all on the longer side.
     """
     values = np.asarray(scores, dtype=np.float32)
-    pixels = _colour_map().with_extremes(bad="#c8c8c8")(values, bytes=True)[..., :3]
+    pixels = _colour_map()(values, bytes=True)[..., :3]
     zoom = max(1, PIXELS // max(values.shape))
     return pixels.repeat(zoom, axis=0).repeat(zoom, axis=1)
 
@@ -161,8 +151,14 @@ def printable(token: str) -> str:
     return shortened("".join(map(drawn, token[: MAX_LABEL + 1])) or visible(token), MAX_LABEL)
 
 
+def _mosaic(weights: np.ndarray) -> np.ndarray:
+    """Maps (R, C, T, T) side by side, with a line of NaN between two. A weight below 0 becomes 0."""
+    maps = np.pad(weights.clip(0, 1), ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=np.nan)
+    return np.block([list(row) for row in maps])[:-1, :-1]
+
+
 def _colour_map() -> Colormap:
-    return LinearSegmentedColormap.from_list("ink", COLOURS)
+    return LinearSegmentedColormap.from_list("ink", COLOURS).with_extremes(bad=BETWEEN)
 
 
 def _write(figure: Figure, path: Path) -> None:

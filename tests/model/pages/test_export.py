@@ -72,12 +72,12 @@ def svg_of(path: Path) -> tuple[ElementTree.Element, list[str]]:
     return root, [text.text for text in root.iter(f"{SVG}text")]
 
 
-def maps_of(root: ElementTree.Element) -> list[np.ndarray]:
-    """The colours (T, T, 3) of each map in an SVG, which holds it as an image with a pixel for each weight."""
+def picture_of(root: ElementTree.Element) -> np.ndarray:
+    """The colours (height, width, 3) of the maps in an SVG, which holds them as one image with a pixel a weight."""
     links = [image.get("{http://www.w3.org/1999/xlink}href") for image in root.iter(f"{SVG}image")]
     pictures = [Image.open(io.BytesIO(base64.b64decode(link.partition("base64,")[2]))) for link in links]
-    pixels = [np.asarray(picture.convert("RGBA"), float) / 255 for picture in pictures]
-    return [one[..., :3] * one[..., 3:] + 1 - one[..., 3:] for one in pixels if one.shape == (SIZE, SIZE, 4)]
+    pixels = np.asarray(pictures[0].convert("RGBA"), float) / 255  # the next is the bar of colours
+    return pixels[..., :3] * pixels[..., 3:] + 1 - pixels[..., 3:]
 
 
 @pytest.mark.parametrize(
@@ -95,14 +95,15 @@ def test_maps_are_an_svg_of_every_weight_in_its_colour_at_its_place(heads, rows,
     places = np.sqrt(shown) * (len(images.COLOURS) - 1)
     colours = np.array([to_rgb(colour) for colour in images.COLOURS])
     expected = np.stack([np.interp(places, range(len(colours)), channel) for channel in colours.T], axis=-1)
-    np.testing.assert_allclose(maps_of(root), expected, atol=0.02)
-    # Each image is scaled alike, turned in no direction, and moved to its place: matrix(40 0 0 40 right down).
-    transforms = [image.get("transform") for image in root.iter(f"{SVG}image")][: len(shown)]
-    numbers = np.array([re.findall(r"-?[\d.]+", one) for one in transforms], float)
-    scale, (right, down) = numbers[0, 0], numbers[:, 4:].reshape(len(rows), len(columns), 2).transpose(2, 0, 1)
-    assert (numbers[:, :4] == [scale, 0, 0, scale]).all() and scale > 0
-    assert (np.diff(right) > SIZE * scale).all() and not np.ptp(right, axis=0).any()
-    assert (np.diff(down, axis=0) > SIZE * scale).all() and not np.ptp(down, axis=1).any()
+    picture, pitch = picture_of(root), SIZE + 1  # a pixel between two maps
+    assert picture.shape[:2] == (len(rows) * pitch - 1, len(columns) * pitch - 1)
+    places = [(row, column) for row in range(len(rows)) for column in range(len(columns))]
+    for (row, column), colours in zip(places, expected, strict=True):
+        top, left = row * pitch, column * pitch
+        np.testing.assert_allclose(picture[top : top + SIZE, left : left + SIZE], colours, atol=0.02)
+    transform = next(root.iter(f"{SVG}image")).get("transform")
+    scale, *turned, other = map(float, re.findall(r"-?[\d.]+", transform)[:4])
+    assert scale == other > 0 and turned == [0, 0]
     title = "first, step 4: rows attend to columns"
     assert {title, "weight", "0.25", *map(images.printable, TOKENS), *rows, *columns} - {""} <= set(texts)
 
