@@ -38,18 +38,16 @@ const rightShare = (effect) => shareOf(effect, shown.sides[0].next);
 const fromTo = ([before, after]) => `${percent(before)} → ${percent(after)}`;
 
 addView(function drawExperiment() {
-  [...$("tries").children].forEach((button, i) => (button.ariaPressed = effects[i] === chosen?.effect));
-  if (!chosen) return $("experiment").replaceChildren(OPENING);
-  const { effect } = chosen;
-  const [before, after] = stages(effect).map(isShown);
+  const { effect } = chosen ?? {};
+  const [before, after] = effect ? stages(effect).map(isShown) : [];
+  [...$("tries").children].forEach((button, i) => (button.ariaPressed = effects[i] === effect && (before || after)));
   if (before) chosen.before[shown.at] = rightShare(effect);
   if (after) chosen.after[shown.at] = rightShare(effect);
-  $("experiment").replaceChildren(...(before ? lookAt : after ? compare : begin)(effect));
+  $("experiment").replaceChildren(...(before ? lookAt(effect) : after ? compare(effect) : [OPENING]));
 });
 
 const paragraph = (...nodes) => element("p", {}, ...nodes);
 const button = (textContent, onclick) => element("button", { textContent, onclick });
-const begin = (effect) => [button("begin this experiment again", () => show(effect, 0))];
 const listedOnes = () => `the ${shown.sides[0].next.length} likeliest`;
 const gets = ({ trial: { right, answer } }) =>
   right.length > 1
@@ -60,11 +58,10 @@ const usually = ({ usual, texts: [halved, right] }) =>
   `not among ${listedOnes()} counts as 0%)`;
 
 function headOf({ head, weight, trial: { source }, texts: [, right] }) {
-  if (head === null) return `No single head to look at here: the maps still show ${headPart(shown.head)}.`;
+  if (!weight) return "";
   const [{ weights, labels }] = shown.sides;
   const number = headNumber(head);
   const place = `Look at the last row of ${headPart(number)} (${headName(number)}) on the map`;
-  if (!weight) return `${place}.`;
   const here = percent(weightAt(ofHead(weights, number, labels.length), labels.length - 1, source));
   const gives = `it gives here ${here} of its attention, on average over ${right} texts ${percent(weight)}`;
   return `${place}: to ${quote(labels[source])}, which tells what comes next, ${gives}.`;

@@ -42,17 +42,16 @@ const BADGES = [
 ];
 
 addView(function drawBadges() {
+  const { snapshot } = shown;
+  const { checks, repeatable } = snapshot;
   const number = (x) => (x === null ? "not a number" : x === 0 ? "0" : x.toExponential(1));
   for (const [error, verdict, good, bad] of BADGES) {
-    const wrong = shown.sides.filter(({ snapshot }) => !snapshot[verdict]);
-    const where = shown.sides[1] && wrong.length ? ` (${wrong.map(({ name }) => name).join(", ")})` : "";
-    const problem = wrong.every(({ snapshot }) => snapshot.repeatable) ? bad : "random in eval mode";
-    const textContent = wrong.length ? `✗ ${problem}${where}` : `✓ ${good}`;
-    const figureOf = ({ label, snapshot: { checks } }) => `${label}${number(checks[error])} in ${checks.precision}`;
-    const figures = shown.sides.map(figureOf).join(", ");
-    const ariaLabel = `${textContent}, ${error} ${figures}; opens the help`;
-    Object.assign($(error), { textContent, ariaLabel, className: `badge ${wrong.length ? "bad" : "good"}` });
-    $(`${error}-figures`).textContent = `Here: ${figures}.`;
+    const isGood = snapshot[verdict];
+    const textContent = isGood ? `✓ ${good}` : `✗ ${repeatable ? bad : "random in eval mode"}`;
+    const figure = `${number(checks[error])} in ${checks.precision}`;
+    const ariaLabel = `${textContent}, ${error} ${figure}; opens the help`;
+    Object.assign($(error), { textContent, ariaLabel, className: `badge ${isGood ? "good" : "bad"}` });
+    $(`${error}-figures`).textContent = `Here: ${figure}.`;
   }
 });
 

@@ -41,13 +41,13 @@ addView(function drawDamage() {
   $("loss-now").replaceChildren();
   if (!off.length) return;
   const whole = intact.details.probes.text;
-  const effect = changeTo(lossOf(whole), lossOf(measured));
-  $("loss-now").replaceChildren(`Without ${listed(off)}: the loss `, ...effect, " nats per token. ");
-
   // The bits at a place are the cost of the token after it.
   const [before, after] = [whole.bits, measured.bits];
   const rises = after.map((bits, place) => bits - before[place]);
   const worse = largestFirst(rises).filter((place) => place + 1 < labels.length && rises[place] > 0.05);
+  const then = worse.length ? "These tokens surprise it more:" : "";
+  const effect = [...changeTo(lossOf(whole), lossOf(measured)), " nats per token. ", then];
+  $("loss-now").replaceChildren(`Without ${listed(off)}: the loss of this text `, ...effect);
   $("worse").replaceChildren(...worse.slice(0, WORST).map((place) => {
     const token = place + 1;
     const button = element("button", { textContent: quote(labels[token]), onclick: () => change({ token }) });

@@ -78,14 +78,16 @@ async function repeatedStops(calm) {
     tell: `With ${missing} switched off ${quote(answer)} falls from ${told(intact)} (the mark) to ${told(without)} ` +
       "(the bar).",
   }];
-  for (const early of [...mapped.keys()].slice(0, calm.at).filter(holdsWeights).reverse()) {
+  const [layer] = placeOf(finder);
+  const first = headOf("previous_token", calm.at, (head) => placeOf(head)[0] < layer);
+  const since = first === undefined ? 0 : formation("previous_token", first);
+  const earlier = [...mapped.keys()].slice(0, calm.at).filter(holdsWeights).reverse();
+  for (const early of [...earlier.filter((at) => stepOf(at) < since), ...earlier]) {
     const reading = await read(early);
     if (!fails(reading)) continue;
-    const [layer] = placeOf(finder);
-    const first = headOf("previous_token", calm.at, (head) => placeOf(head)[0] < layer);
-    const why = first === undefined ? "has not learned to look there yet" :
-      `finds the place by the token before it, which ${headPart(first)}, formed ` +
-      `${formedBetween(formation("previous_token", first))}, has to write there first`;
+    const why = stepOf(early) >= since ? "has not learned to look there yet" :
+      `finds the place by the token before it, which ${headPart(first)}, formed ${formedBetween(since)}, has to write ` +
+      "there first";
     const tell = `At step ${stepOf(early)} ${quote(answer)} gets ${told(reading)}: ${headPart(finder)} ${why}.`;
     return [...found, { thing: "controls", patch: { ...word, at: early }, tell }];
   }
