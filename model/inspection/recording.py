@@ -245,8 +245,10 @@ class Recording:
         content = self._content(step, ".json")
         with parsing(self.path(step, ".json"), LEFT_OUT):
             details = json.loads(content)
-            if details["probes"].keys() != self.probes.keys():
-                raise ValueError("it is of other probes")
+            for name, probe in self.probes.items():
+                shape = (len(details["parts"]), len(probe.tokens))
+                if np.array(details["probes"][name]["attribution"], float).shape != shape:
+                    raise ValueError(f"its measurements of the probe {name} are not of its parts and tokens")
             return details
 
     def _content(self, step: int, suffix: str) -> bytes:
@@ -321,11 +323,8 @@ def _read_texts(path: Path) -> tuple[dict[str, Probe], dict[str, Windows], str]:
 
 
 def _read_snapshots(path: Path) -> list[Snapshot]:
-    content, snapshots = path.read_bytes(), []
-    # A last line without a line end was cut short and does not count.
-    for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), start=1):
+    snapshots = []
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         with parsing(f"{path}, line {number}"):
-            snapshots.append(snapshot := Snapshot.from_json(json.loads(line)))
-            if snapshot.shape != snapshots[0].shape or any(one.step >= snapshot.step for one in snapshots[-2:-1]):
-                raise ValueError("it is of another model, or not in order")
+            snapshots.append(Snapshot.from_json(json.loads(line)))
     return snapshots

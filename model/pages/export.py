@@ -34,7 +34,7 @@ def choose_heads(recording: Recording, names: Sequence[str] | None) -> list[Head
     if names is None:
         return None
     recording.check_maps()
-    layers, heads = recording.snapshots[0].shape
+    layers, heads = recording.shape
     known = {f"{layer}.{head}": (layer, head) for layer, head in np.ndindex(layers, heads)}
     for name in names:
         if name not in known:

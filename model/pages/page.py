@@ -70,7 +70,7 @@ def run_page(
         data["run"], blocks, more = _recorded(recording, effects)
         elements = [*blocks, *elements]
         notes += [*more, *warnings(recording.snapshots)]
-    return template.fill("page", data | {"notes": notes}, elements)
+    return template.fill(data | {"notes": notes}, elements)
 
 
 def _with_steps(recording: Recording, models: Models, tokenizer: Any) -> Recording:

@@ -1,12 +1,12 @@
-"""Self-contained HTML files: a template, a style sheet, JavaScript modules, and data that is never taken for markup.
+"""A self-contained HTML file: page.html, style sheets, JavaScript modules, and data that is never taken for markup.
 
-The document NAME is NAME.html with the program browser/NAME.js. The program and every module that it imports become
-data: URLs in an import map, so that the modules are ordinary ES modules and the document is still a single file.
+The program browser/page.js and every module that it imports become data: URLs in an import map, so that the modules are
+ordinary ES modules and the document is still a single file.
 
 A worker does not see its page's import map. So a module that the program names by import.meta.resolve("browser/..."),
 to start a worker with it, has the URLs of what it imports written into it.
 
-In NAME.html, /* other.css */ stands for a style sheet.
+In page.html, /* other.css */ stands for a style sheet.
 """
 
 import base64
@@ -46,10 +46,10 @@ PALETTES = {
 }
 
 
-def fill(name: str, data: Mapping[str, Any], elements: Iterable[str] = ()) -> str:
-    """The document `name` with its data, of which "title" is its title, and more elements."""
+def fill(data: Mapping[str, Any], elements: Iterable[str]) -> str:
+    """The document with its data, of which "title" is its title, and more elements."""
     written = TELLS_WHEN % json.dumps(data["status"]["written"]) if data.get("status") else ""
-    document = _document(name).replace("<!-- written -->", written, 1)
+    document = _document().replace("<!-- written -->", written, 1)
     document = document.replace("<title></title>", f"<title>{html.escape(data['title'])}</title>", 1)
     return document.replace("<!-- data -->", "\n".join([json_element("data", data), *elements]), 1)
 
@@ -62,10 +62,10 @@ def json_element(name: str, value: object) -> str:
 
 
 @cache
-def _document(name: str) -> str:
+def _document() -> str:
     """The document without title and data."""
-    document = STYLES.sub(lambda found: _read(found[1]), _read(f"{name}.html"))
-    return document.replace("<!-- program -->", _program(f"browser/{name}.js"))
+    document = STYLES.sub(lambda found: _read(found[1]), _read("page.html"))
+    return document.replace("<!-- program -->", _program("browser/page.js"))
 
 
 def _read(name: str) -> str:
