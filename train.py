@@ -20,7 +20,6 @@ if __name__ == "__main__":  # Ctrl-C during the imports, which take seconds; not
     signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
     gc.disable()  # imports leave next to nothing to collect
 
-import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import ArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
@@ -59,8 +58,7 @@ class TrainingCLI(LightningCLI):
         add = parser.add_argument
         add("--seed_everything", type=int, default=1337, help="Seed of everything random.")
         add("--name", type=str | None, help="Name of the run's folder; null: the config's and the time.")
-        words = "A run's folder, or a checkpoint in one, to continue; what it has of later steps is dropped."
-        add("--resume", type=str | None, help=words)
+        add("--resume", type=str | None, help="A run, or a checkpoint in one, to continue; what it has of later goes.")
         add("--wandb", type=WandbMode, default="auto", help="Weights & Biases; auto: online if you are logged in.")
 
     def add_arguments_to_parser(self, parser: ArgumentParser) -> None:
@@ -76,13 +74,11 @@ class TrainingCLI(LightningCLI):
 
     def instantiate_trainer(self) -> Trainer:
         config, parts, saved, is_new = self.config, self.config_init, self.options.saved, self.config.resume is None
-        # A new folder is called after the last --config.
-        runs_dir = Path(config.trainer.default_root_dir)
-        run_dir = new_run_dir(runs_dir, config.name, str(config.config[-1])) if is_new else Path(config.resume)
+        run_dir = new_run_dir(config) if is_new else Path(config.resume)
         parts.model.init_tokenizer = self.options.init_tokenizer
         shows_progress = config.trainer.enable_progress_bar is not False
         self.sequence = RunSequence(parts.attention, parts.samples, parts.checkpoints, shows_progress)
-        own_loggers = [CSVLogger(run_dir / METRICS), WandbLogger(run_dir, config.wandb, yaml.safe_load(saved))]
+        own_loggers = [CSVLogger(run_dir / METRICS), WandbLogger(run_dir, config.wandb)]
         # Those of the config come after this project's own, but for the sequence, which Lightning runs last.
         trainer = super().instantiate_trainer(
             default_root_dir=run_dir,
@@ -100,9 +96,9 @@ class TrainingCLI(LightningCLI):
 
 def as_list(value: Any) -> list:
     """An option of the Trainer that may be one object, several, or none (None, or a logger's true or false)."""
-    if value is None or isinstance(value, bool):
-        return []
-    return value if isinstance(value, list) else [value]
+    if isinstance(value, list):
+        return value
+    return [] if value is None or isinstance(value, bool) else [value]
 
 
 @exit_status("train.py")
@@ -110,7 +106,6 @@ def main(args: list[str] | None = None) -> int:
     """Returns the exit status: 0, 1 after an error in code, 2 after a mistake, 128 + the signal that stopped it."""
     quiet()
     keep_freed_memory()
-    usage = {"exit_on_error": False, "allow_abbrev": False, "usage": __doc__, "description": None}
     with checking_options():
         cli = TrainingCLI(
             GPTModule,
@@ -121,7 +116,7 @@ def main(args: list[str] | None = None) -> int:
             trainer_defaults=TRAINER_DEFAULTS,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
-            parser_kwargs=usage,
+            parser_kwargs={"exit_on_error": False, "allow_abbrev": False, "usage": __doc__, "description": None},
         )
     trainer, checkpoint, run_dir = cli.trainer, cli.options.checkpoint, Path(cli.trainer.default_root_dir)
     if checkpoint is not None:

@@ -15,12 +15,11 @@ from model.inspection.recording import Recording
 from model.pages.learning import learning
 from model.pages.page import run_page
 from model.runs.configs import read_config
-from model.runs.folder import ATTENTION, CHECKPOINTS, CONFIG, HEAD_SCORES, METRICS, REPORT, SAMPLES, resume_command
+from model.runs.folder import ATTENTION, CONFIG, HEAD_SCORES, METRICS, REPORT, SAMPLES, resume_command
 from model.runs.mistakes import MISTAKES
 
 log = logging.getLogger(__name__)
 NOTHING = "nothing was trained: trainer.max_steps (a checkpoint's steps count) or trainer.max_time leave no step"
-FILES = (REPORT, CHECKPOINTS, METRICS, SAMPLES, ATTENTION)  # of a run, in the order of interest
 
 
 def write_page(run_dir: Path, state: str, recording: Recording | None = None, glass: Any = None) -> None:
@@ -111,10 +110,9 @@ def finish(run_dir: Path) -> str:
     if not run_dir.exists():
         return NOTHING
     write_page(run_dir, "ended", glass=open_run(run_dir) if (run_dir / HEAD_SCORES).exists() else None)
-    files = ", ".join(name for name in FILES if (run_dir / name).exists())
     return f"""
 {_reached(run_dir)}
-everything is in {run_dir}/: {files}
+everything is in {run_dir}/
 
   python scripts/generate.py --checkpoint {shlex.quote(str(run_dir))}           generate text
   {resume_command(run_dir)} --trainer.max_steps N    train it further

@@ -4,6 +4,7 @@ import os
 import time
 from pathlib import Path
 
+from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer, callbacks
 
 from model.checks import Mistake
@@ -14,12 +15,13 @@ if os.name == "posix":
     import fcntl
 
 
-def new_run_dir(runs_dir: Path, name: str | None, config: str) -> Path:
-    """The folder for a new run, not created yet: `name`, by default the config's name and the time.
+def new_run_dir(options: Namespace) -> Path:
+    """The folder for a new run, not created yet: --name, by default the last --config's name and the time.
 
     Raises a `Mistake` if a run has this name.
     """
-    run_dir = runs_dir / (f"{Path(config).stem}-{time.strftime('%Y%m%d-%H%M%S')}" if name is None else name)
+    name = f"{Path(str(options.config[-1])).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    run_dir = Path(options.trainer.default_root_dir, name if options.name is None else options.name)
     if run_dir.exists():
         raise name_is_taken(run_dir)
     return run_dir
@@ -45,20 +47,18 @@ class RunFolder(callbacks.Callback):
         if os.name == "posix":  # a loader process that outlives a killed run must not hold the lock
             os.register_at_fork(after_in_child=self.unlock)
 
-    def setup(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
-        if not self.is_new and trainer.is_global_zero:
-            self.lock(Path(trainer.default_root_dir))
-
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        if self.is_new and trainer.is_global_zero:
-            run_dir = Path(trainer.default_root_dir)
+        if not trainer.is_global_zero:
+            return
+        run_dir = Path(trainer.default_root_dir)
+        if self.is_new:
             with writing(run_dir):
                 try:
                     run_dir.mkdir(parents=True)
                 except FileExistsError:  # made since this run looked for it
                     raise name_is_taken(run_dir) from None
-            self.lock(run_dir)
             write_atomically(run_dir / CONFIG, self.config)
+        self.lock(run_dir)
 
     def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
         if not self.is_new and trainer.is_global_zero:

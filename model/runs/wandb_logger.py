@@ -12,6 +12,8 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from model.inspection.recording import Recording
 from model.pages.images import mosaic_pixels, score_pixels
+from model.runs.configs import read_config
+from model.runs.folder import CONFIG
 
 log = logging.getLogger(__name__)
 WandbMode = Literal["auto", "online", "offline", "disabled"]
@@ -23,13 +25,13 @@ class WandbLogger(Logger):
 
     name = version = None
 
-    def __init__(self, run_dir: Path, mode: WandbMode = "auto", config: dict | None = None):
+    def __init__(self, run_dir: Path, mode: WandbMode = "auto"):
         super().__init__()
-        self.run_dir, self.config, self.run = run_dir, config, None
+        self.run_dir, self.run = run_dir, None
         self.mode = os.environ.get("WANDB_MODE", mode) if mode == "auto" else mode
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Does nothing: they are in `config`."""
+        """Does nothing: they are in the run's config."""
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         self._attempt(lambda wandb: self.run.log({**metrics, STEP: step}))
@@ -72,13 +74,10 @@ class WandbLogger(Logger):
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         # A resumed run continues under its id: its folders are named run-TIME-ID, and -1 follows within one second.
         ids = [folder.name.partition("run-")[2].split("-")[1] for folder in self.run_dir.glob("wandb/*run-*-*")]
-        about = {
-            "name": self.run_dir.name,
-            "project": os.environ.get("WANDB_PROJECT", "glassgpt"),
-            "config": self.config,
-        }
+        about = {"name": self.run_dir.name, "config": read_config(self.run_dir / CONFIG)}
         resume = {"id": min(ids, default=None), "resume": "allow" if self.mode == "online" else None}
         settings = {"console": "off", "silent": True, "init_timeout": 30}
         folder = self.run_dir.resolve()  # wandb's service may have been started from another one
-        self.run = wandb.init(**about, **resume, dir=folder, mode=self.mode, settings=settings)
+        project = os.environ.get("WANDB_PROJECT", "glassgpt")
+        self.run = wandb.init(**about, **resume, project=project, dir=folder, mode=self.mode, settings=settings)
         self.run.define_metric("*", step_metric=STEP, step_sync=True)

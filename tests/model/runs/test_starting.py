@@ -4,6 +4,7 @@ import os
 import signal
 
 import pytest
+from jsonargparse import Namespace
 
 from model.runs.starting import RunFolder, new_run_dir
 
@@ -11,11 +12,13 @@ from model.runs.starting import RunFolder, new_run_dir
 def test_a_new_run_is_called_after_its_config_and_the_time_and_takes_no_folder_of_another(tmp_path, monkeypatch):
     monkeypatch.setattr("time.strftime", lambda _: "now")
     for name, expected in ((None, "own-now"), ("a", "a")):
-        run_dir = new_run_dir(tmp_path, name, "configs/own.yaml")
+        trainer = Namespace(default_root_dir=str(tmp_path))
+        options = Namespace(name=name, config=["other.yaml", "configs/own.yaml"], trainer=trainer)
+        run_dir = new_run_dir(options)
         assert run_dir == tmp_path / expected
         run_dir.mkdir()
         with pytest.raises(ValueError, match=f"{run_dir} exists"):
-            new_run_dir(tmp_path, name, "configs/own.yaml")
+            new_run_dir(options)
 
 
 locks = pytest.mark.skipif(os.name != "posix", reason="folders are locked on POSIX")

@@ -100,7 +100,9 @@ def service(monkeypatch):
 def test_it_starts_with_a_figure_online_for_who_is_logged_in(service, tmp_path, monkeypatch, mode, variables, expected):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    logger = WandbLogger(tmp_path / "a", mode=mode, config={"seed": 1})
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/config.yaml").write_text("seed: 1")
+    logger = WandbLogger(tmp_path / "a", mode=mode)
     logger.finalize("failed")
     assert not service  # before the run has a figure
     for step in (1, 2):
@@ -145,7 +147,7 @@ def test_a_resumed_run_continues_under_its_id(tmp_path):
     """Here with the real package, offline."""
     pytest.importorskip("wandb")
     for step in (1, 2):
-        logger = WandbLogger(tmp_path, mode="offline", config={"seed": 1})
+        logger = WandbLogger(tmp_path, mode="offline")
         logger.log_metrics({"train/loss": 1.0}, step=step)
         logger.finalize("success")
     folders = list((tmp_path / "wandb").glob("offline-run-*"))
