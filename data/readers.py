@@ -60,10 +60,9 @@ def _stripped(block: str) -> str:
 
 def _last_cut(text: str) -> int:
     """The last place where `text` can be cut without changing its tokens; 0 where there is none."""
-    for searched in (2**12, 2**16, len(text)):  # from the end, because a block has thousands of places
-        cuts = [found.start() for found in _CUTS.finditer(text, max(len(text) - searched, 0))]
-        if cuts and cuts[-1] > 0:
-            return cuts[-1]
+    for searched in (2**12, len(text)):  # from the end, because a block has thousands of places
+        if cut := max((found.start() for found in _CUTS.finditer(text, max(len(text) - searched, 0))), default=0):
+            return cut
     return len(text) - 1 if len(text) > MAX_PASSAGE_CHARS else 0
 
 
