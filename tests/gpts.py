@@ -51,73 +51,51 @@ def huggingface_gpt2(gpt: GPT) -> nn.Module:
         return transformers.GPT2LMHeadModel.from_pretrained(Path(folder, "gpt2"), attn_implementation="eager").eval()
 
 
-def repeating_gpt(period: int = 8) -> GPT:
-    """A GPT over bytes that expects what came `period` tokens ago: its head 0.1 fetches it. All weights set by hand.
+def hand_made_gpt(layers: int, parts: int) -> tuple[GPT, list[slice]]:
+    """A GPT over bytes with as many heads as its residual stream has parts of 64, which are given too.
 
-    The residual stream has three parts of 64: the token, its position, and what head 0.1 has read.
+    The first is the token, the second its position, the last the letter to come. All other weights are zero.
     """
-    config = GPTConfig(
-        vocab_size=257, context_length=64, num_layers=1, num_heads=3, embed_dim=192, position="learned",
-        embedding_norm=False, qk_norm=False, logit_soft_cap=None,
-    )  # fmt: skip
-    gpt = GPT(config).eval()
-    token, position, read = (slice(start, start + 64) for start in (0, 64, 128))
+    sizes = {"vocab_size": 257, "context_length": 64, "num_layers": layers, "num_heads": parts, "embed_dim": 64 * parts}
+    plain = {"position": "learned", "embedding_norm": False, "qk_norm": False, "logit_soft_cap": None}
+    gpt, places = GPT(GPTConfig(**sizes, **plain)).eval(), [slice(64 * i, 64 * i + 64) for i in range(parts)]
     one_hot = nn.functional.one_hot(torch.arange(257) % 64, 64).float()
-    one = torch.eye(64)
     with torch.no_grad():
         for weight in gpt.parameters():
             weight.zero_()
-        gpt.token_embedding.weight[:, token] = one_hot
-        gpt.position_embedding.weight[:, position] = one
-        queries, keys, values = gpt.blocks[0].attention.qkv_proj.weight.split(192)
-        queries[64:128, position] = 4 * one.roll(1 - period, 0)  # at position p it asks for p - period + 1
-        keys[64:128, position] = 4 * one
-        values[64:128, token] = 4 * one
-        gpt.blocks[0].attention.output_proj.weight[read, 64:128] = one
-        gpt.head.weight[:, read] = one_hot
+        gpt.token_embedding.weight[:, places[0]] = one_hot
+        gpt.position_embedding.weight[:, places[1]] = torch.eye(64)
+        gpt.head.weight[:, places[-1]] = one_hot
         gpt.head.weight[[*range(97), *range(123, 257)]] = 0  # it knows small letters only
+    return gpt, places
+
+
+@torch.no_grad()
+def set_head(gpt: GPT, layer: int, head: int, *, query, key, value, written: slice) -> None:
+    """Each of the first three is a part of the residual stream and the matrix (64, 64) that it is multiplied with."""
+    attention, rows = gpt.blocks[layer].attention, slice(64 * head, 64 * head + 64)
+    weights = attention.qkv_proj.weight.split(gpt.config.embed_dim)
+    for weight, (part, matrix) in zip(weights, (query, key, value), strict=True):
+        weight[rows, part] = matrix
+    attention.output_proj.weight[written, rows] = torch.eye(64)
+
+
+def repeating_gpt(period: int = 8) -> GPT:
+    """Expects what came `period` tokens ago: its head 0.1 fetches it."""
+    gpt, (token, position, read) = hand_made_gpt(layers=1, parts=3)
+    four = 4 * torch.eye(64)
+    ago = position, four.roll(1 - period, 0)  # at position p it asks for p - period + 1
+    set_head(gpt, 0, 1, query=ago, key=(position, four), value=(token, four), written=read)
     return gpt
 
 
 def induction_gpt() -> GPT:
-    """A GPT over bytes that repeats letters. All weights set by hand.
-
-    Head 0.1 tells each token the one before it, by which head 1.2 finds what followed the last token before.
-
-    The residual stream has four parts of 64: the token, its position, the token before, and what head 1.2 has read.
-    """
-    config = GPTConfig(
-        vocab_size=257,
-        context_length=64,
-        num_layers=2,
-        num_heads=4,
-        embed_dim=256,
-        position="learned",
-        embedding_norm=False,
-        qk_norm=False,
-        logit_soft_cap=None,
-        value_embeddings=False,
-    )
-    gpt = GPT(config).eval()
-    token, position, previous, read = (slice(start, start + 64) for start in range(0, 256, 64))
-    one_hot, one = nn.functional.one_hot(torch.arange(257) % 64, 64).float(), torch.eye(64)
-    with torch.no_grad():
-        for weight in gpt.parameters():
-            weight.zero_()
-        gpt.token_embedding.weight[:, token] = one_hot
-        gpt.position_embedding.weight[:, position] = one
-        for layer, head, asked, found, written in (
-            (0, 1, one.roll(-1, 0), position, previous),
-            (1, 2, one, previous, read),
-        ):
-            rows = slice(64 * head, 64 * head + 64)
-            queries, keys, values = gpt.blocks[layer].attention.qkv_proj.weight.split(256)
-            queries[rows, position if layer == 0 else token] = 4 * asked
-            keys[rows, found] = 4 * one
-            values[rows, token] = 0.1 * one if layer == 0 else 4 * one
-            gpt.blocks[layer].attention.output_proj.weight[written, rows] = one
-        gpt.head.weight[:, read] = one_hot
-        gpt.head.weight[[*range(97), *range(123, 257)]] = 0
+    """Repeats letters: head 0.1 tells each token the one before it, by which head 1.2 finds what followed the last."""
+    gpt, (token, position, previous, read) = hand_made_gpt(layers=2, parts=4)
+    four = 4 * torch.eye(64)
+    before = position, four.roll(-1, 0)
+    set_head(gpt, 0, 1, query=before, key=(position, four), value=(token, four / 40), written=previous)
+    set_head(gpt, 1, 2, query=(token, four), key=(previous, four), value=(token, four), written=read)
     return gpt
 
 

@@ -10,14 +10,13 @@ import pytest
 import torch
 
 from data.datamodule import TextDataModule
-from data.tokenizers import byte_level
 from model.checkpoint import load_gpt
 from model.exchange.evaluation import text_logprobs
 from model.gpt import GPT
 from scripts.convert_huggingface import main as convert
 from scripts.evaluate import main
 from tests.command_lines import call, refused
-from tests.gpts import GPT2, save_run
+from tests.gpts import save_run
 from tests.small_runs import REPOSITORY
 from tests.watching import before_call
 
@@ -130,23 +129,9 @@ def test_a_model_is_masked_outside_its_run_as_in_it(trained, capsys, tmp_path, f
     assert plain["nats_per_token"] != masked["nats_per_token"]
 
 
-def test_a_folder_of_hugging_face_is_read_like_a_checkpoint(capsys, tmp_path, files):
-    huggingface = pytest.importorskip("model.exchange.huggingface")
-    pytest.importorskip("safetensors")
-    run_dir = save_run(tmp_path / "run", **GPT2)
-    gpt, _ = load_gpt(run_dir / "checkpoints" / "best.ckpt")
-    huggingface.to_huggingface(gpt, tmp_path / "exported", byte_level())
-    options = ("--data.files", files, "--stride", 3, "--checkpoint")
-    ours, theirs = (result(capsys, *options, tmp_path / name) for name in ("run", "exported"))
-    assert theirs["nats_per_token"] == pytest.approx(ours["nats_per_token"], abs=1e-6)
-    assert theirs["tokens"] == ours["tokens"]
-
-
 MISTAKES = {
     "--stride 0": "--stride: must be at least 1, not 0",
     "--stride 17": "--stride 17 would leave out tokens: the model reads 16 at once",
-    "--checkpoint nowhere": "there is no nowhere",
-    "--device toaster": "--device toaster",
     "--data.files nothing/*.txt": "no file matches 'nothing/*.txt'",
     "--data.files tests": "tests is a folder: write 'tests/**/*.txt'",
     "--data.fils x": "--data.fils x; did you mean data.files?",

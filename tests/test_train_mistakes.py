@@ -21,22 +21,16 @@ MISTAKES = {
     "--model.gpt.context_length=100000": "context_length",
     "--model.gpt.context_length=4": "raise attention.probe_tokens, model.gpt.context_length or",
     "--model.gpt.vocab_size=10": "model.gpt.vocab_size is 10, but the tokenizer has 257 tokens",
-    "--model.gpt.logit_soft_cap=.nan": "logit_soft_cap must be above 0 and at most 1000, not nan",
-    "--model.schedule.decay=sudden": "decay cannot be 'sudden': expected 'linear', 'cosine' or 'none'",
-    "--model.optimizer.learning_rate=.nan": "optimizer.learning_rate must be at least 0 and finite",
     "--model.compile=reduce": "model.compile cannot be 'reduce': expected bool, 'auto' or 'reduce-overhead'",
     "--model.compile=reduce-overhead --trainer.accumulate_grad_batches=2": "leave trainer.accumulate_grad_batches at 1",
     "--data.files=none.txt": "none.txt",
     "--data.corpus=files --data.files=short.txt --data.validation_fraction=0.1": "the length of the validation text",
     "--trainer.profiler=sample": "['simple', 'advanced', 'pytorch', 'xla']",
     "--trainer.max_steps=-1": "trainer.max_steps",
-    "--trainer.callbacks=[EarlyStoping]": "EarlyStoping",
     "--trainer.callbacks+=lightning.None": "lightning.None",
-    "--trainer.devices=2 --trainer.strategy=ddp_spawn": "write ddp",
     "--trainer.val_check_interval=00:00:00:05": "trainer.val_check_interval: 00:00:00:05 is no number of batches",
     "--trainer.max_epochs=2": "training is counted in steps here, set trainer.max_steps",
     "--trainer.precision=low": "trainer.precision cannot be 'low'",
-    "--resume=none": "there is no none: give a run's folder",
     "--seed_everything=-1": "seed_everything must be",
     "--samples.temperature=.nan": "samples.temperature must be at least 0",
     "--samples.top_k=0": "samples.top_k must be at least 1",
@@ -66,11 +60,9 @@ CANNOT_RESUME = {
     "--resume=runs/run --data.files=other.txt": "holds maps of another probe text",
     "--resume=runs/run --model.init_from=runs/run": "leave out --model.init_from",
     "--resume=runs/run --model='{init_from: runs/run}'": "leave out --model.init_from",
-    "--resume=runs/run --name=other": "leave out --name",
     "--model.init_from=runs/run --model.gpt='{num_layers: 3}'": "model.gpt.num_layers is 3",
     "--model.init_from=runs/run --data '{tokenizer: bpe, vocab_size: 300}'": "reads the tokens of its own 'bytes'",
-    "--resume=empty": "empty is not a run folder with config.yaml",
-    "--resume=runs/run/metrics.csv": "metrics.csv is damaged",
+    "--resume=runs/run/metrics.csv": "metrics.csv is damaged, or no checkpoint",
 }
 
 
@@ -78,7 +70,6 @@ def test_what_cannot_be_resumed_or_overwritten_gets_one_sentence(train, finished
     files = [Path("runs/run", name) for name in ("config.yaml", "checkpoints/last.ckpt", "metrics.csv")]
     before = [file.read_bytes() for file in files]
     Path("other.txt").write_text("another text " * 500)
-    Path("empty").mkdir()
     for typed, expected in CANNOT_RESUME.items():
         assert train(*shlex.split(typed)) == 2
         assert expected in capsys.readouterr().err.splitlines()[-1]

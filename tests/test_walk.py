@@ -192,7 +192,6 @@ MISTAKES = {
     "--layer 3": "--layer must lie in 0..2 for this model, not be 3",
     "--head -1": "--head must lie in 0..3 for this model, not be -1",
     "--fresh": "not allowed with",
-    "--checkpoint nowhere": "there is no nowhere",
 }
 
 
