@@ -101,7 +101,7 @@ def test_text_stream_ends_before_the_first_stop_and_holds_back_what_may_become_o
 def test_any_prompt_is_continued_and_an_empty_one_is_named(run_dir, capsys, prompt):
     status, out, err = call(main, capsys, "--checkpoint", run_dir, "--prompt", prompt, "--max_new_tokens", 30)
     assert status == 0 and out.startswith(prompt) and out.endswith("\n") and "best.ckpt, step 7" in err
-    assert err.count("an empty prompt: its text is the beginning of a document\n") == (prompt == "")
+    assert err.count("empty prompt") == (prompt == "")
 
 
 def test_the_prompt_comes_from_a_file_or_standard_input(run_dir, capsys, tmp_path, monkeypatch):
@@ -164,12 +164,11 @@ def test_a_text_ends_where_the_model_ends_it_or_before_a_stop(tmp_path, capsys):
     run_dir = save_favourite(tmp_path / "run", b"abcde.\n")
     options = ("--checkpoint", run_dir, "--greedy", "--prompt", "ab", "--max_new_tokens", 9)
     status, out, err = call(main, capsys, *options, "--stop", "e.", "--stop", "zz")
-    assert (status, out) == (0, "abcd\n") and "no --stop" not in err and "4 tokens in" in err
+    assert (status, out) == (0, "abcd\n") and "--stop" not in err and "4 tokens in" in err
     status, out, err = call(main, capsys, *options, "--stop", "zz")
-    assert (status, out) == (0, "abcde.\nabcd\n")
-    assert err.count("no --stop text came in the text within 9 tokens\n") == 1
+    assert (status, out) == (0, "abcde.\nabcd\n") and "--stop" in err
     err = call(main, capsys, *options, "--stop", "zz", "--num_samples", 2)[2]
-    assert "no --stop text came in 2 of 2 texts within 9 tokens" in err
+    assert "--stop" in err and "2 of 2" in err
 
 
 @pytest.mark.parametrize("option", ["--prompt=-", "--prompt=a"])

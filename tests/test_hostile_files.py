@@ -158,7 +158,6 @@ HOSTILE = {
     "a million layers": (CHECKPOINT, describe(num_layers=1_000_000)),
     "path traversal": (CHECKPOINT, traversing),
     "long pattern": (CHECKPOINT, tokenizer(pattern="(" * 9999 + "a" + "{9}){9}" * 9999)),
-    "token of 2^32": (CHECKPOINT, tokenizer(special_tokens={"<|endoftext|>": 2**32 - 1})),
     "python in YAML": (CONFIG, text("config.yaml", "model: !!python/object/apply:os.mkdir [pwned]\ndata: {}\n")),
     "lists of lists in YAML": (CONFIG, text("config.yaml", LAUGHS + "model: *a30\ndata: {}\ntrainer: {}\n")),
     "deep YAML": (CONFIG, text("config.yaml", "[\n" * 3_000)),
@@ -181,11 +180,8 @@ HOSTILE = {
     "infinite sample": (METRICS, text("samples.jsonl", '{"step": Infinity, "prompt": "", "text": ""}\n')),
     "deep scores": (ATTENTION, text("attention/scores.jsonl", "[" * 100_000 + "\n")),
     "long probe": (ATTENTION, change_json("attention/probe.json", probes={"text": LONG, "repeated": LONG})),
-    "probe that is no text": (ATTENTION, change_json("attention/probe.json", probes={"text": [{}]})),
     "objects as maps": (MAPS, maps(text=np.array([PWN], dtype=object))),
-    "maps of another size": (MAPS, maps(text=np.zeros((100, 100, 32, 32), np.float16))),
     "deep details": (MAPS, text(DETAILS, '{"version": ' + "[" * 100_000)),
-    "details of another size": (MAPS, change_json(DETAILS, parts=["x"] * 1000)),
 }
 
 

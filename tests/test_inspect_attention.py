@@ -61,8 +61,8 @@ def page_of(*arguments: str) -> Page:
 
 def test_a_run_becomes_a_page(capsys):
     assert main(["--run", "runs/first"]) == 0
-    assert capsys.readouterr().out == "wrote runs/first/report.html; open it in a browser\n"
     page = Path("runs/first/report.html")
+    assert str(page) in capsys.readouterr().out
     data = Page(page).data
     assert data["title"] == "first" and [c["step"] for c in data["run"]["snapshots"]] == [0, 1, 2, 7]
     assert "".join(data["run"]["probes"][0]["labels"]) == TEXT == data["text"] and "status" not in data
@@ -122,8 +122,8 @@ def test_the_written_file_is_opened_where_there_is_a_browser(output, opens, monk
     monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or opens)
     assert main(["--run", "runs/first", "--output", output, "--open"]) == 0
     assert opened == [Path(output).resolve().as_uri()]
-    said = "and opened it in the browser" if opens else "; there is no browser here to open it in"
-    assert said in (out := capsys.readouterr().out) and out.startswith(f"wrote {output}") and out.count("\n") == 1
+    said = capsys.readouterr().out
+    assert output in said and ("no browser" in said) != opens and said.count("\n") == 1
 
 
 def test_a_long_prompt_is_cut_in_the_title():

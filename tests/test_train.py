@@ -44,8 +44,7 @@ def test_a_run_leaves_everything_in_its_folder(train, capsys):
     output = capsys.readouterr().out
     last = [row for row in rows if row["val/bits_per_byte"]][-1]
     assert f"{float(last['val/bits_per_byte']):.4f} bits per byte" in output
-    assert "--resume runs/first" in output and "watch: runs/first/report.html\n" in output
-    assert output.endswith("to type to it, open runs/first/report.html in a browser\n")
+    assert "--resume runs/first" in output and output.count("runs/first/report.html") >= 2  # before and after
 
     checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)  # it is plain data
     assert checkpoint["global_step"] == 12
@@ -164,7 +163,7 @@ def steps_of(run):
 )
 def test_a_run_that_is_resumed_at_an_earlier_step_forgets_what_came_after_it(train, trained, monkeypatch, kept):
     """Also if it is killed at once. Its end is the same."""
-    options = ["--checkpoints.keep_steps=[3,4,8,12]"]
+    options = ["--checkpoints.keep_steps=[3,4,8,12,99]"]
     whole = trained(*options)
     assert steps_of(whole)["best"] == 12
     shutil.copytree(whole, "runs/run")
@@ -183,7 +182,7 @@ def test_a_run_that_is_resumed_at_an_earlier_step_forgets_what_came_after_it(tra
 @pytest.mark.usefixtures("no_pages")
 def test_a_run_resumed_where_no_best_is_left_has_the_best_of_what_follows(train, trained):
     """However low a loss it had before, of weights that are gone."""
-    finished_run = Path(shutil.copytree(trained("--checkpoints.keep_steps=[3,4,8,12]"), "runs/run"))
+    finished_run = Path(shutil.copytree(trained("--checkpoints.keep_steps=[3,4,8,12,99]"), "runs/run"))
     worse = ["--model.optimizer.learning_rate=0", "--model.optimizer.matrix_learning_rate=0"]  # no better
     assert train("--resume=runs/run/checkpoints/step_00000008.ckpt", *worse, "--trainer.max_steps=10") == 0
     assert steps_of("runs/run")["best"] == 10

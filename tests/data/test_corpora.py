@@ -4,6 +4,7 @@ import gzip
 import os
 import re
 import sysconfig
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,17 @@ def write_files(folder: Path, count: int) -> list[Path]:
     for number, path in enumerate(paths):
         path.write_text(f"text number {number}\n")
     return paths
+
+
+@pytest.mark.parametrize("name", CORPORA)
+def test_every_corpus_has_two_splits_and_the_same_text_each_time(name, tmp_path: Path):
+    write_files(tmp_path, 20)
+    options = {"files": {"files": f"{tmp_path}/*.txt"}, "hub": {"dataset": str(tmp_path)}}.get(name, {})
+    one, again = (build(name, **options) for _ in range(2))
+    for split in SPLITS:
+        passages = [list(islice(corpus.passages(split), 100)) for corpus in (one, again)]
+        assert passages[0] == passages[1] != []
+    assert one.identity == again.identity
 
 
 def test_stdlib_is_source_without_tests_split_by_file():
@@ -278,4 +290,5 @@ def test_a_set_option_selects_its_corpus_and_one_of_another_corpus_is_named(tmp_
     assert not caplog.messages
     options = {"documents": "block", "dataset_config": "x", "streaming": True}
     assert build("stdlib", **options).name == "stdlib"
-    assert caplog.messages == [f"data.{name} is not used: data.corpus stdlib has no such option." for name in options]
+    for name, message in zip(options, caplog.messages, strict=True):
+        assert f"data.{name} " in message and "stdlib" in message

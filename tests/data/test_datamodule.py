@@ -99,6 +99,15 @@ def test_validation_text_is_the_end_of_the_book(module):
     assert train.num_tokens + validation.num_tokens == len(content) + 4  # end-of-text around each split
 
 
+@pytest.mark.skipif("GLASSGPT_TEST_DATA" not in os.environ, reason="GLASSGPT_TEST_DATA names no folder of texts")
+def test_tinyshakespeare_is_split_as_nanogpt_splits_it(module):
+    """Whose data/shakespeare_char/prepare.py finds 1,003,854 and 111,540 characters; here one begins after an end."""
+    data = module(files=str(Path(os.environ["GLASSGPT_TEST_DATA"], "tinyshakespeare.txt")))
+    train, validation = data.tokenized.train, data.tokenized.validation
+    assert (train.num_bytes, validation.num_bytes) == (1_003_854, 111_540)
+    assert data.validation_text(13) == "?\n\nGREMIO:\nGo"
+
+
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
 def test_the_validation_text_begins_exactly_and_little_more_is_decoded(module, tmp_path: Path, monkeypatch, tokenizer):
     (tmp_path / "signs.txt").write_text("".join(f"é{number}日本 😀 word\n" for number in range(5000)), encoding="utf-8")

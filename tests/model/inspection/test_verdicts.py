@@ -33,13 +33,9 @@ UNFAITHFUL = changed(9, {"fidelity": [0.5, 0.2]}, fidelity=0.5, replaced=3)
 
 def test_a_warning_names_layers_token_and_figures_and_is_new_once():
     assert warnings([GOOD]) == []
-    assert warnings([GOOD, LEAK]) == [
-        "At step 8 layer 1 looks into the future: changing token 31 moves the logits before it by 7.1; "
-        "the loss means nothing."
-    ]
-    [sentence] = warnings([UNFAITHFUL])
-    assert sentence.startswith("At step 9 the maps of layers 0 and 1 are not what the model computes: ")
-    assert "by 0.5, where rounding explains 1e-05" in sentence
+    [leak], [unfaithful] = warnings([GOOD, LEAK]), warnings([UNFAITHFUL])
+    assert all(part in leak for part in ("step 8", "layer 1 ", "future", "token 31", "7.1"))
+    assert all(part in unfaithful for part in ("step 9", "layers 0 and 1", "0.5", "1e-05"))
     assert new_warnings([GOOD]) == new_warnings([GOOD, LEAK, LEAK]) == new_warnings([LEAK, GOOD]) == []
     assert new_warnings([GOOD, LEAK]) == warnings([LEAK])
     assert new_warnings([LEAK, UNFAITHFUL]) == warnings([UNFAITHFUL])
@@ -95,7 +91,7 @@ def test_rounding_is_no_leak_a_small_leak_is_one_and_noise_is_called_noise(chang
     if change is less_their_mean and make is random_gpt:
         assert snapshot.checks.causality > 0
     if change is dropped_out:
-        assert found[0].startswith("At step 5 attention of layers 0 and 1 is random") and "if self.training" in found[0]
+        assert "layers 0 and 1" in found[0] and "self.training" in found[0]
         assert verdicts(snapshot.checks) == dict.fromkeys(("causal", "faithful", "in_range")) | {"repeatable": False}
 
 
@@ -103,7 +99,7 @@ def test_a_model_that_is_random_elsewhere_is_not_said_to_leak():
     gpt = random_gpt(GPTConfig(vocab_size=30, context_length=9, num_layers=2, num_heads=2, embed_dim=32))
     gpt.blocks[1].feed_forward.register_forward_hook(lambda _, args, x: torch.nn.functional.dropout(x, 0.2))
     [sentence] = warnings([take_snapshot(gpt, 5, Recording(PROBES))])
-    assert sentence.startswith("At step 5 the model is random in eval mode")
+    assert "the model is random" in sentence
 
 
 @pytest.mark.parametrize("layer", [0, 1])
@@ -113,7 +109,7 @@ def test_the_layer_that_leaks_is_named(layer):
     attention.attend = lambda q, k, v, mask=None: torch.nn.functional.scaled_dot_product_attention(q, k, v)
     snapshot = take_snapshot(gpt, 5, Recording(PROBES))
     [sentence] = warnings([snapshot])
-    assert sentence.startswith(f"At step 5 layer {layer} looks into the future: changing token ")
+    assert f"layer {layer} " in sentence and "future" in sentence
 
 
 def in_blocks_of_eight(scores):
@@ -132,10 +128,8 @@ def test_a_leak_that_moves_no_logit_is_told_by_the_weights_on_later_tokens(lengt
     maps = snapshot.maps
     assert snapshot.checks.causality == 0 and not is_causal(snapshot.checks)
     largest = max(np.triu(of_probe, 1).max() for of_probe in maps.values())
-    assert warnings([snapshot]) == [
-        f"At step 5 layers 0 and 1 look into the future: a later token has a weight of up to {largest:.2g}; "
-        "the loss means nothing."
-    ]
+    [sentence] = warnings([snapshot])
+    assert all(part in sentence for part in ("layers 0 and 1 ", "future", f"{largest:.2g}"))
 
 
 @pytest.mark.parametrize("leaks", [True, False])
@@ -159,7 +153,6 @@ def test_weights_that_pages_cannot_show_are_told(share, monkeypatch):
     least = min(of_probe.min() for of_probe in maps.values())
     most = max(of_probe.max() for of_probe in maps.values())
     assert is_faithful(snapshot.checks) and is_causal(snapshot.checks) and bool(share) == (least < -0.1)
-    assert warnings([snapshot]) == bool(share) * [
-        f"At step 5 weights of layers 0 and 1 are below 0 or above 1, by up to {max(-least, most - 1):.2g}: pages and "
-        "pictures show them as 0 or 1; inspect_attention.py --output maps.csv has them as they are."
-    ]
+    for sentence in (told := warnings([snapshot])):
+        assert all(part in sentence for part in ("layers 0 and 1", f"{max(-least, most - 1):.2g}", "maps.csv"))
+    assert len(told) == bool(share)

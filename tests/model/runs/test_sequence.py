@@ -9,10 +9,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-import torch
 
-from model.checkpoint import load_gpt
-from model.runs.folder import kept_checkpoint, kept_steps
 from model.runs.monitoring import AttentionMonitor, Samples
 from model.runs.saving import Checkpoints
 from model.runs.sequence import RunSequence, StopSignals, TrainingInterrupted
@@ -63,20 +60,6 @@ def test_a_step_is_logged_validated_recorded_sampled_and_saved_in_this_order(tra
 def test_without_validation_the_last_step_is_saved(train, events):
     assert train("--trainer.max_steps=3", "--trainer.limit_val_batches=0") == 0
     assert [step for step, name in events if name == "save"] == [3]
-
-
-@pytest.mark.slow
-def test_kept_steps_stay_and_can_be_resumed(train, tmp_path):
-    assert train("--name=run", "--trainer.max_steps=4", "--checkpoints.keep_steps=[0,3,99]") == 0
-    run = tmp_path / "runs" / "run"
-    assert kept_steps(run) == [0, 3]  # training ends before 99
-    (first, before), (third, after) = (load_gpt(kept_checkpoint(run, step)) for step in (0, 3))
-    assert (before["global_step"], after["global_step"]) == (0, 3)
-    assert not torch.equal(first.token_embedding.weight, third.token_embedding.weight)
-    finished = load_gpt(run / "checkpoints" / "last.ckpt")[0].state_dict()
-    assert train(f"--resume={kept_checkpoint(run, 0)}") == 0
-    again = load_gpt(run / "checkpoints" / "last.ckpt")[0].state_dict()
-    assert all(torch.equal(finished[name], again[name]) for name in finished)
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

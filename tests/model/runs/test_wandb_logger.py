@@ -1,15 +1,12 @@
-"""What is logged to Weights & Biases, read from the files of an offline run, and when it is online or offline."""
+"""What is logged to Weights & Biases, and when it is online or offline."""
 
-import json
 import os
-import struct
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from matplotlib.image import imread
 
 from model.inspection.heads import SCORES
 from model.inspection.recording import Recording
@@ -26,52 +23,6 @@ def not_logged_in(monkeypatch, tmp_path):
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
 
 
-def logged(path: Path) -> dict[int, dict]:
-    """What a .wandb file holds, by the run's step: numbers by name, and paths of files by the name of what they show.
-
-    The file has a header, then chunks (checksum, length, kind) in blocks, as in LevelDB.
-    """
-    internal = pytest.importorskip("wandb.proto.wandb_internal_pb2")
-    content, place, parts, steps = path.read_bytes(), 7, [], {}
-    while place + 7 <= len(content):
-        if (room := 32768 - place % 32768) < 7:
-            place += room
-            continue
-        _, length, kind = struct.unpack("<IHB", content[place : place + 7])
-        parts.append(content[place + 7 : place + 7 + length])
-        place += 7 + length
-        if kind not in (1, 4):  # neither whole nor its last part
-            continue
-        record, parts = internal.Record.FromString(b"".join(parts)), []
-        if record.WhichOneof("record_type") == "history":
-            items = {tuple(item.nested_key) or (item.key,): json.loads(item.value_json) for item in record.history.item}
-            named = {name: value for (name, *rest), value in items.items() if rest in ([], ["path"])}
-            steps.setdefault(named["trainer/global_step"], {}).update(named)
-    return steps
-
-
-@pytest.mark.slow
-def test_an_offline_run_holds_metrics_and_pictures(train, capfd):
-    options = ["--trainer.max_steps=2", "--trainer.val_check_interval=2", "--wandb=auto", "--name=run"]
-    assert train(*options) == 0
-    assert "wandb: WARNING" not in capfd.readouterr().err
-    [folder] = Path("runs/run/wandb").glob("offline-run-*")
-    [file] = folder.glob("*.wandb")
-    steps = logged(file)
-    recording = Recording.open(Path("runs/run/attention"))
-    assert sorted(steps) == recording.steps == [0, 1, 2]
-
-    for snapshot in recording.snapshots:
-        row = steps[snapshot.step]
-        assert row["attention/fidelity"] == pytest.approx(snapshot.checks.fidelity)
-        pictures = {"attention/maps": mosaic_pixels(recording.maps(snapshot.step)["text"])}
-        for name in SCORES:
-            assert row[f"attention/{name}/layer_1"] == pytest.approx(snapshot.scores[name][1].max(), abs=1e-4)
-            pictures[f"attention/{name}/heads"] = score_pixels(snapshot.scores[name])
-        for name, pixels in pictures.items():
-            np.testing.assert_allclose(imread(folder / "files" / row[name]) * 255, pixels, atol=1.01)
-
-
 @pytest.fixture
 def service(monkeypatch):
     """In place of Weights & Biases: what it was asked to do."""
@@ -83,6 +34,26 @@ def service(monkeypatch):
     monkeypatch.setattr(wandb, "init", lambda **options: asked.append(("init", options)) or run)
     monkeypatch.setattr(wandb, "login", lambda prompt: os.environ.get("WANDB_API_KEY") is not None)
     return asked
+
+
+@pytest.mark.slow
+def test_a_run_logs_metrics_and_pictures_of_each_recorded_step(train, service):
+    options = ["--trainer.max_steps=2", "--trainer.val_check_interval=2", "--wandb=auto", "--name=run"]
+    assert train(*options) == 0
+    steps: dict[int, dict] = {}
+    for row in (row for kind, row in service if kind == "log"):
+        steps.setdefault(row["trainer/global_step"], {}).update(row)
+    recording = Recording.open(Path("runs/run/attention"))
+    assert sorted(steps) == recording.steps == [0, 1, 2]
+    for snapshot in recording.snapshots:
+        row = steps[snapshot.step]
+        assert row["attention/fidelity"] == pytest.approx(snapshot.checks.fidelity)
+        pictures = {"attention/maps": mosaic_pixels(recording.maps(snapshot.step)["text"])}
+        for name in SCORES:
+            assert row[f"attention/{name}/layer_1"] == pytest.approx(snapshot.scores[name][1].max(), abs=1e-4)
+            pictures[f"attention/{name}/heads"] = score_pixels(snapshot.scores[name])
+        for name, pixels in pictures.items():
+            np.testing.assert_allclose(np.asarray(row[name].image), pixels, atol=1.01)
 
 
 @pytest.mark.parametrize(
