@@ -125,7 +125,7 @@ def test_time_to_loss(measure, nanogpt, characters):
 def test_a_text_that_is_too_short_is_not_compared(monkeypatch):
     monkeypatch.setattr(gpt2, "generate", lambda gpt, prompt, max_new_tokens, **_: prompt)
     work = {"size": SMALL, "batch_size": 2, "prompt_tokens": 4, "new_tokens": 3}
-    with pytest.raises(RuntimeError, match=r"glassgpt wrote \(2, 4\), not 6 tokens after the prompts"):
+    with pytest.raises(RuntimeError, match=r"glassgpt .*\(2, 4\).* 6 "):
         gpt2.measure_writing(SimpleNamespace(contender="glassgpt", seed=0, **work))
 
 
@@ -145,7 +145,7 @@ def test_times_are_compared_round_by_round(ours, theirs, seconds, times_faster):
 
 def test_different_amounts_of_work_are_not_compared():
     turns = {"glassgpt": [{"seconds": 1.0, "tokens": 1}], "nanogpt": [{"seconds": 1.0, "tokens": 2}]}
-    with pytest.raises(RuntimeError, match=r"differ in tokens.*glassgpt 1, nanogpt 2"):
+    with pytest.raises(RuntimeError, match=r"tokens.*glassgpt 1, nanogpt 2"):
         benchmark.compare("learning", turns, same=("tokens",))
 
 

@@ -133,10 +133,10 @@ def test_missing_and_empty_files_are_named(here: Path):
     Path("empty.txt").touch()
     Path("link.txt").symlink_to("gone.txt")
     for files, validation_files, sentence in (
-        ("nothing/*.txt", None, r"no file matches 'nothing/\*.txt'"),
-        ("part*", "nothing/*.txt", r"set --data.validation_files to others"),
-        ("part*", "part*", r"none is left to train on"),
-        ("empty.txt", None, r"'empty.txt' matches is empty"),
+        ("nothing/*.txt", None, r"nothing/\*.txt"),
+        ("part*", "nothing/*.txt", "--data.validation_files"),
+        ("part*", "part*", "train"),
+        ("empty.txt", None, "empty.txt"),
         ("*.txt", None, r"link.txt"),
     ):
         with pytest.raises(Mistake, match=sentence):
@@ -176,12 +176,12 @@ def test_hub_mistakes_are_named_and_an_unreachable_hub_says_what_to_do_offline(t
     import datasets
     import huggingface_hub
 
-    with pytest.raises(Mistake, match=r"./nowhere: there is no such folder"):
+    with pytest.raises(Mistake, match=r"\./nowhere"):
         hub_corpus("./nowhere")
     save(tmp_path / "set", "jsonl", {"train": ROWS})
-    with pytest.raises(Mistake, match=r"has no column 'body': .* text, label"):
+    with pytest.raises(Mistake, match=r"'body'.* text, label"):
         texts(hub_corpus(str(tmp_path / "set"), text_column="body"), "train")
-    with pytest.raises(Mistake, match=r"has no split 'training': it has train"):
+    with pytest.raises(Mistake, match=r"'training'.* train"):
         texts(hub_corpus(str(tmp_path / "set"), dataset_split="training"), "train")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
@@ -204,7 +204,7 @@ def test_an_error_of_any_http_client_is_the_networks(monkeypatch: pytest.MonkeyP
             raise KeyError("train") if chained else error  # noqa: B904
 
     monkeypatch.setattr(HubCorpus, "_load", load)
-    with pytest.raises(Mistake, match=r"cannot reach .* stdlib, which is on every machine \(no route\)"):
+    with pytest.raises(Mistake, match=r"cannot reach .*stdlib.*no route"):
         texts(hub_corpus("nobody/nothing"), "train")
 
 
@@ -214,7 +214,7 @@ def test_other_errors_of_a_data_set_are_not_the_networks(monkeypatch: pytest.Mon
     with pytest.raises(KeyError):
         texts(hub_corpus("nobody/nothing"), "train")
     monkeypatch.setattr(HubCorpus, "_load", lambda self: Path("no such file").read_text())
-    with pytest.raises(Mistake, match=r"cannot read data set 'nobody/nothing': .*no such file"):
+    with pytest.raises(Mistake, match=r"'nobody/nothing'.*no such file"):
         texts(hub_corpus("nobody/nothing"), "train")
 
 

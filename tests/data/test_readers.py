@@ -114,7 +114,7 @@ def test_two_shares_are_the_whole_file(tmp_path_factory, text: str, fraction: fl
     shares = (0.0, fraction), (fraction, 1.0)
     if blocks and not re.search(rb"\n[ \t]*\r?\n\s*\S", rest):
         for share in shares:
-            with pytest.raises(Mistake, match=r"text.txt has no blank line .* \d+%.*: write --data.documents file"):
+            with pytest.raises(Mistake, match=r"text.txt .*\d+%.*--data.documents file"):
                 list(text_passages(path, blocks, share))
         return
     head, tail = (documents(text_passages(path, blocks, share)) for share in shares)
@@ -140,7 +140,7 @@ def test_bytes_that_are_not_text_are_named_with_their_offset(tmp_path: Path, con
     path = tmp_path / "broken.txt"
     path.write_bytes(content)
     for blocks in (False, True):
-        with pytest.raises(Mistake, match=rf"broken.txt is not UTF-8 text at byte offset {offset}: "):
+        with pytest.raises(Mistake, match=rf"broken.txt .* {offset}\b"):
             list(text_passages(path, blocks))
 
 
@@ -185,12 +185,12 @@ def test_tables_are_one_document_a_row(tmp_path: Path, table: str, compression: 
     tail = documents(table_passages(path, "text", (0.0, 0.1)))
     assert sorted(tail + documents(table_passages(path, "text", (0.1, 1.0)))) == sorted(whole)
     assert 30 < len(tail) < 90
-    with pytest.raises(Mistake, match=rf"{name} has no column 'body': .* one of text, author, year"):
+    with pytest.raises(Mistake, match=rf"{name} .*'body'.* text, author, year"):
         list(table_passages(path, "body"))
     if ".csv" in name or ".tsv" in name:  # where everything is text
         assert documents(table_passages(path, "year")) == [str(row["year"]) for row in ROWS]
     else:
-        with pytest.raises(Mistake, match=r"column 'year' holds int, not text, in row 0"):
+        with pytest.raises(Mistake, match=r"'year' .*int.* row 0"):
             list(table_passages(path, "year"))
 
 

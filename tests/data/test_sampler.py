@@ -100,7 +100,7 @@ def test_a_step_depends_on_seed_and_number_alone(steps: list[int], seed: int, ba
 
 
 def test_too_short_a_stream_names_both_numbers():
-    with pytest.raises(Mistake, match=r"context_length 64 needs at least 65 tokens .* there are 64"):
+    with pytest.raises(Mistake, match=r"context_length 64 .*65.* 64"):
         WindowSampler(64, 64, 1, seed=0)
     assert WindowSampler(65, 64, 1, seed=0).starts(np.arange(3)).tolist() == [[0], [0], [0]]
 

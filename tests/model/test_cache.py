@@ -31,7 +31,7 @@ def test_attention_reads_no_key_that_is_in_no_window(window, monkeypatch):
 def test_what_does_not_fit_is_refused_and_changes_nothing():
     cache, tokens = KVCache(1, 2, 3, 8, 4), torch.randint(31, (2, 6))
     cache.append(tokens)
-    with pytest.raises(ValueError, match="full: 6 of 8 positions are taken, so 3 more do not fit"):
+    with pytest.raises(ValueError, match=r"6 of 8.* 3 "):
         cache.append(torch.zeros(2, 3))
     assert cache.length == 6 and cache.tokens[:, :6].equal(tokens)
     (part,) = cache.append(torch.zeros(2, 2))

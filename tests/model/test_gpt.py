@@ -171,7 +171,7 @@ def test_ids_of_every_integer_type_are_read_alike_and_others_or_too_many_are_ref
     for dtype in (torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64):
         known = gpt.known_ids(ids.to(dtype))
         assert known.dtype == torch.int64 and known.equal(ids), dtype
-    with pytest.raises(TypeError, match=r"tokens must hold integers, not torch\.bool"):
+    with pytest.raises(TypeError, match=r"torch\.bool"):
         gpt.known_ids(ids > 1)
-    with pytest.raises(ValueError, match="17 tokens, more than the context_length 16"):
+    with pytest.raises(ValueError, match=r"17 .*context_length 16"):
         gpt(torch.zeros(1, 17, dtype=torch.long))

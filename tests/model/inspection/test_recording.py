@@ -103,12 +103,12 @@ def test_damaged_files_are_named(recorded, name, damage):
 def test_maps_and_scores_of_another_shape_and_details_of_other_probes_are_named(recorded):
     recording = Recording.open(recorded)
     np.savez(recording.path(0), text=np.zeros((1, 1, 3, 3)), repeated=np.zeros((1, 1, 3, 3)))
-    with pytest.raises(Mistake, match=r"text maps \(1, 1, 3, 3\) in float64, not \(3, 4, 12, 12\) in float16"):
+    with pytest.raises(Mistake, match=r"\(1, 1, 3, 3\) .*float64.* \(3, 4, 12, 12\) .*float16"):
         recording.maps(0)
     details, line = (json.loads((recorded / name).read_text()) for name in ("step_00000000.json", "scores.jsonl"))
     del details["probes"]["repeated"]
     recording.path(0, ".json").write_text(json.dumps(details))
-    with pytest.raises(Mistake, match=r"step_00000000\.json is damaged \(.*\): remove it to see the"):
+    with pytest.raises(Mistake, match=r"step_00000000\.json is damaged"):
         recording.details(0)
     text = line["ablation"]["text"]
     for field, value in (

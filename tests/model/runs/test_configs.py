@@ -51,7 +51,7 @@ def test_a_run_may_not_have_the_parser_import_or_open_anything(trainer, more, mo
     config = stranger(trainer, more)
     Path("evil").write_text("{class_path: subprocess.Popen}")
     near_misses = {"trainer.callbacks2", "trainer", "samples.prompt", "config"}
-    with pytest.raises(ValueError, match=r"runs/run/config.yaml: .* may name code, .*: if you mean it, repeat"):
+    with pytest.raises(ValueError, match=r"runs/run/config.yaml: .* may name code"):
         plain_config(config, near_misses)
 
 

@@ -67,11 +67,11 @@ def test_a_shorter_context_takes_the_beginning_of_the_positions(tmp_path):
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({"num_layers": 3}, r"model\.gpt\.num_layers is 3, but the model of --model\.init_from has 2: leave it out"),
-        ({"num_layers": 6}, r"model\.gpt\.num_layers is 6"),  # the default, but typed
-        ({"logit_soft_cap": None, "window": None, "norm": "rmsnorm"}, r"model\.gpt\.norm is rmsnorm"),
-        ({"window": 4}, r"model\.gpt\.window is 4"),
-        ({"context_length": 64}, r"context_length is 64, but the model .* has learned only 32 positions"),
+        ({"num_layers": 3}, r"model\.gpt\.num_layers .*3.* 2"),
+        ({"num_layers": 6}, r"model\.gpt\.num_layers .*6"),  # the default, but typed
+        ({"logit_soft_cap": None, "window": None, "norm": "rmsnorm"}, r"model\.gpt\.norm .*rmsnorm"),
+        ({"window": 4}, r"model\.gpt\.window .*4"),
+        ({"context_length": 64}, r"context_length .*64.* 32"),
     ],
 )
 def test_what_the_model_has_cannot_be_chosen(chosen, message, tmp_path):
@@ -83,7 +83,7 @@ def test_what_the_model_has_cannot_be_chosen(chosen, message, tmp_path):
 def test_null_is_a_choice_where_it_is_not_the_default(tmp_path):
     save_checkpoint(tmp_path / "model.ckpt", GPT(GPTConfig(vocab_size=257, embed_dim=12)))
     without_cap = GPTConfig(logit_soft_cap=None)
-    with pytest.raises(ValueError, match=r"model\.gpt\.logit_soft_cap is None, but the model of .* has 15\.0"):
+    with pytest.raises(ValueError, match=r"model\.gpt\.logit_soft_cap .*None.* 15\.0"):
         initial_config(str(tmp_path / "model.ckpt"), without_cap, ["logit_soft_cap"])
     assert initial_config(str(tmp_path / "model.ckpt"), without_cap, ["window"]).logit_soft_cap == 15
     save_checkpoint(tmp_path / "model.ckpt", GPT(GPTConfig(vocab_size=257, embed_dim=12, num_kv_heads=1)))
@@ -103,7 +103,7 @@ def test_another_tokenizer_is_refused_by_its_tokens_and_where_a_model_has_none_b
     for vocab_size in (257, 300):
         check_tokenizer(vocab_size, None, byte_level())
     for vocab_size in (256, 600):
-        with pytest.raises(ValueError, match=f"reads {vocab_size} tokens, .* 'bytes' with 257 tokens: choose"):
+        with pytest.raises(ValueError, match=f"{vocab_size} tokens.* 'bytes' .*257"):
             check_tokenizer(vocab_size, None, byte_level())
 
 
