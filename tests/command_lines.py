@@ -15,6 +15,11 @@ def call(main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str], *
     return status, captured.out, captured.err
 
 
+def tells(sentence: str, names: str) -> bool:
+    """Whether a sentence has each of these names and figures, between which are spaces."""
+    return all(name in sentence for name in names.split())
+
+
 def refused(main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     """The one sentence that a command line answers to a mistake, with exit status 2 and nothing else."""
     status, out, err = call(main, capsys, *arguments)

@@ -153,10 +153,10 @@ def test_a_checkpoint_of_which_a_part_cannot_be_restored_is_named(train, finishe
 
 
 OPTIONS = {
-    "mine_of_tests.Nothing": "has no attribute",
-    "nothing.X": "No module named",
-    "Nothing": "a dot import path",
-    "EarlyStopping": "the following arguments are required: monitor",
+    "mine_of_tests.Nothing": "mine_of_tests.Nothing",
+    "nothing.X": "nothing",
+    "Nothing": "Nothing",
+    "EarlyStopping": "monitor",
     "{class_path: mine_of_tests.InInit, init_args: {every: x}}": "every",
     "{class_path: mine_of_tests.InInit, init_args: {evry: 1}}": "evry",
     "{class_path: EarlyStopping, init_args: {monitor: val/loss, mode: x}}": "mode",

@@ -15,7 +15,7 @@ from model.exchange.evaluation import text_logprobs
 from model.gpt import GPT
 from scripts.convert_huggingface import main as convert
 from scripts.evaluate import main
-from tests.command_lines import call, refused
+from tests.command_lines import call, refused, tells
 from tests.gpts import save_run
 from tests.small_runs import REPOSITORY
 from tests.watching import before_call
@@ -130,17 +130,17 @@ def test_a_model_is_masked_outside_its_run_as_in_it(trained, capsys, tmp_path, f
 
 
 MISTAKES = {
-    "--stride 0": "--stride: must be at least 1, not 0",
-    "--stride 17": "--stride 17 would leave out tokens: the model reads 16 at once",
-    "--data.files nothing/*.txt": "no file matches 'nothing/*.txt'",
-    "--data.files tests": "tests is a folder: write 'tests/**/*.txt'",
-    "--data.fils x": "--data.fils x; did you mean data.files?",
-    "--data.tokenizer gpt2": "unrecognized arguments: --data.tokenizer",
-    "--data.validation_fraction 2": "data.validation_fraction is 2.0: it must lie between 0 and 1",
+    "--stride 0": "--stride 0",
+    "--stride 17": "--stride 17 16",
+    "--data.files nothing/*.txt": "'nothing/*.txt'",
+    "--data.files tests": "'tests/**/*.txt'",
+    "--data.fils x": "--data.fils data.files",
+    "--data.tokenizer gpt2": "--data.tokenizer",
+    "--data.validation_fraction 2": "data.validation_fraction 2.0",
 }
 
 
 @pytest.mark.parametrize("typed", MISTAKES)
 def test_a_mistake_gets_one_sentence(run_dir, capsys, monkeypatch, typed):
     monkeypatch.chdir(REPOSITORY)
-    assert MISTAKES[typed] in refused(main, capsys, "--checkpoint", run_dir, *shlex.split(typed))
+    assert tells(refused(main, capsys, "--checkpoint", run_dir, *shlex.split(typed)), MISTAKES[typed])

@@ -16,7 +16,7 @@ from model.generation import generate
 from model.gpt import GPT
 from scripts.generate import TextStream, main
 from tests import programs
-from tests.command_lines import call, refused
+from tests.command_lines import call, refused, tells
 from tests.gpts import change_checkpoint, save_checkpoint, save_run
 
 
@@ -117,27 +117,27 @@ def test_the_prompt_comes_from_a_file_or_standard_input(run_dir, capsys, tmp_pat
 # tests/model/test_generation.py has what each number of the sampling may be.
 
 MISTAKES = {
-    "--num_samples 0": "--num_samples: must be at least 1, not 0",
-    "--stop ''": "--stop is empty",
-    "--prompt_file a --prompt b": "not allowed with",
-    "--greedy --temperature 0.5": "not allowed with",
-    f"--seed {2**70}": "seed must lie in 0",
-    f"--num_samples {10**18}": "lower --num_samples or --max_new_tokens",
+    "--num_samples 0": "--num_samples 0",
+    "--stop ''": "--stop",
+    "--prompt_file a --prompt b": "--prompt_file",
+    "--greedy --temperature 0.5": "--greedy",
+    f"--seed {2**70}": "seed 0",
+    f"--num_samples {10**18}": "--num_samples --max_new_tokens",
     "--prompt_file nowhere.txt": "nowhere.txt",
-    "--prompt_file bytes.txt": "bytes.txt is not UTF-8 text: byte 4 is 0xff",
+    "--prompt_file bytes.txt": "bytes.txt UTF-8 4 0xff",
     "--device toaster": "--device toaster",
-    "--device meta": "--device meta is not available here",
-    "--prompt \udcff": "--prompt is not UTF-8 text: byte 0 is 0xff",
+    "--device meta": "--device meta",
+    "--prompt \udcff": "--prompt UTF-8 0 0xff",
     "--max-new-tokens 3": "--max-new-tokens",
-    "--checkpoint nowhere": "there is no nowhere",
-    "--checkpoint .": ". is not a run folder with checkpoints/best.ckpt or checkpoints/last.ckpt",
+    "--checkpoint nowhere": "nowhere",
+    "--checkpoint .": "checkpoints/best.ckpt checkpoints/last.ckpt",
 }
 
 
 @pytest.mark.parametrize("typed", MISTAKES, ids=ascii)
 def test_a_mistake_gets_one_sentence(run_dir, capsys, here, typed):
     Path("bytes.txt").write_bytes(b"one\n\xff")
-    assert MISTAKES[typed] in refused(main, capsys, "--checkpoint", run_dir, *shlex.split(typed))
+    assert tells(refused(main, capsys, "--checkpoint", run_dir, *shlex.split(typed)), MISTAKES[typed])
 
 
 def test_what_is_said_to_take_less_memory_does(run_dir, capsys, monkeypatch):
@@ -145,8 +145,8 @@ def test_what_is_said_to_take_less_memory_does(run_dir, capsys, monkeypatch):
         raise RuntimeError("[enforce fail] you tried to allocate 9 bytes")  # in PyTorch's words
 
     monkeypatch.setattr(GPT, "features", full)
-    for samples, remedies in ((1, "lower --max_new_tokens"), (2, "lower --num_samples or --max_new_tokens")):
-        assert remedies in refused(main, capsys, "--checkpoint", run_dir, "--num_samples", samples)
+    for samples, remedies in ((1, "--max_new_tokens"), (2, "--num_samples --max_new_tokens")):
+        assert tells(refused(main, capsys, "--checkpoint", run_dir, "--num_samples", samples), remedies)
 
 
 def test_bfloat16_writes_what_the_model_in_bfloat16_does(run_dir, capsys):
@@ -173,9 +173,9 @@ def test_a_text_ends_where_the_model_ends_it_or_before_a_stop(tmp_path, capsys):
 
 @pytest.mark.parametrize("option", ["--prompt=-", "--prompt=a"])
 def test_a_closed_stream_gets_one_sentence(run_dir, capsys, monkeypatch, option):
-    stream, said = ("stdout", "output is closed") if option == "--prompt=a" else ("stdin", "input, which is closed")
+    stream, said = ("stdout", "output") if option == "--prompt=a" else ("stdin", "input")
     monkeypatch.setattr(sys, stream, None)  # as Python has it after <&- or >&-
-    assert f"standard {said}" in refused(main, capsys, "--checkpoint", run_dir, option)
+    assert tells(refused(main, capsys, "--checkpoint", run_dir, option), f"{said} closed")
 
 
 def test_as_a_program_it_imports_nothing_that_only_training_needs(run_dir):
