@@ -200,15 +200,6 @@ def test_a_compiled_model_is_captured_without_its_compiled_code_and_is_not_compi
     assert len(compiled) == 1
 
 
-@pytest.mark.parametrize(
-    ("tokens", "message"),
-    [([], "one sequence"), ([[1, 2], [3, 4]], r"not \(2, 2\)"), ([1, 50], r"0\.\.49, not in 1\.\.50"), ([-1], "-1")],
-)
-def test_invalid_tokens_are_refused(tokens, message):
-    with pytest.raises(ValueError, match=message):
-        read_maps(random_gpt(GROUPED), torch.tensor(tokens, dtype=torch.long))
-
-
 def test_probes_of_one_and_two_tokens_are_measured():
     gpt = random_gpt(replace(GROUPED, num_layers=1))
     probes = {"text": Probe([7], ["a"]), "repeated": Probe([1, 2, 1, 2], ["x"] * 4, 2)}
