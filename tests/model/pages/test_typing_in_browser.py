@@ -108,8 +108,8 @@ def test_what_is_typed_or_clicked_is_read_as_pytorch_reads_it(open_page):
         depths = coloured.evaluate_all("all => all.map((one) => Number(one.style.getPropertyValue('--depth')))")
         assert depths == pytest.approx([0, *(nats / math.log(2) / 10).clamp(max=1).tolist()], abs=2e-3)
         assert_next(page, logits)
-        cost = f"{len(text)} tokens, loss {nats.mean():.2f} nats ({nats.mean() / math.log(2):.2f} bits) per token"
-        assert page.locator("#cost").inner_text() == cost
+        cost, bits = page.locator("#cost").inner_text(), nats.mean() / math.log(2)
+        assert all(told in cost for told in (f"{len(text)} tokens", f"{nats.mean():.2f} nats", f"{bits:.2f} bits"))
         assert page.locator(".lens tbody tr").count() == 5
         last = page.locator(".lens tbody tr").last.locator("td")
         assert last.count() == len(text)
@@ -191,9 +191,9 @@ def test_nothing_is_wider_than_the_window_and_all_next_tokens_are_in_sight_with_
 def test_any_text_can_be_typed(open_page):
     page = open_page()
     typed = {  # what is said of it, and how many tokens are read
-        "": ("The box is empty", 1),
-        "x" * 10_000: ("The model reads 32 tokens at once: of these 10,000 it reads the last 32 (grey: not read).", 32),
-        'ab\n<img src=x onerror="alert(1)"></script>': ("of these 42 it reads the last 32", 32),
+        "": ("empty", 1),
+        "x" * 10_000: ("10,000", 32),
+        'ab\n<img src=x onerror="alert(1)"></script>': ("42", 32),
         "é😀\udc00\n\u202eabc": ("", 16),
     }
     for text, (said, count) in typed.items():
@@ -442,8 +442,7 @@ def test_it_is_used_with_the_keyboard_alone(open_page):
     assert not unnamed(page, "all.filter((e) => e.checkVisibility())")
 
 
-CUT = "file has been cut short"
-SINE = "This page cannot run this model: it does not know the activation sine."  # the browser is not to blame
+CUT, SINE = "cut short", "cannot run this model: it does not know the activation sine"  # the browser is not to blame
 
 
 @pytest.mark.parametrize(

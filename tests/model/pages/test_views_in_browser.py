@@ -87,7 +87,7 @@ def test_the_lens_has_a_cell_for_each_sublayer_and_position_that_tells_its_numbe
     table, readout = page.locator("#lenses table").first, page.locator("#lenses .readout").first
     rows.nth(1).locator("td").nth(7).hover()
     assert readout.inner_text().startswith("After attention 0, reading 7")
-    assert f"{lens['divergence'][1][7]:.1f} bits from the final prediction" in readout.inner_text()
+    assert f"{lens['divergence'][1][7]:.1f} bits" in readout.inner_text()
     table.locator("td[tabindex='0']").press("ArrowUp")
     page.keyboard.press("ArrowRight")
     assert readout.inner_text().startswith("After attention 1, reading 1")
@@ -108,7 +108,7 @@ def test_the_attribution_is_that_of_the_chosen_token_and_adds_up(open_page):
     total = number_in(page.locator("#parts tfoot td").last.inner_text())
     assert total == pytest.approx(sum(column.values()), abs=0.01)
     error = f"{details['probes']['text']['attribution_error']:.0e}".replace("e-0", "e-")
-    assert page.locator("#attribution-badge.good").inner_text() == f"✓ adds up to the logit: within {error}"
+    assert error in page.locator("#attribution-badge.good").inner_text()
     click(page.locator("#parts").get_by_role("button", name="head 1.2", exact=True))
     assert "head=1.2" in page.url
     press(page.locator("#tokens"), "ArrowRight")
