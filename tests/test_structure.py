@@ -208,11 +208,5 @@ def test_a_wheel_holds_every_file_of_model_and_data_and_no_other(tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
-        archive.extractall(tmp_path / "installed")
     assert held == {path.relative_to(clone).as_posix() for path in files}
     assert {Path(name).suffix for name in held} == {".py", ".html", ".css", ".js"}
-    names = ["model.gpt", "model.pages.template", "data.tokenizers"]
-    code = f"import importlib; print([importlib.import_module(name).__file__ for name in {names}])"
-    installed = tmp_path / "installed"
-    places = ast.literal_eval(programs.run("-c", code, cwd=tmp_path, env={"PYTHONPATH": str(installed)}))
-    assert all(Path(place).is_relative_to(installed) for place in places)

@@ -12,9 +12,7 @@ from model.training.hardware import compile_where_it_pays, fast_precision, missi
 @pytest.mark.parametrize(
     ("device", "name", "precision", "peak"),
     [
-        ("cuda", "NVIDIA H100 80GB HBM3", "bf16-mixed", 989.4e12),
         ("cuda", "NVIDIA H200", "bf16-mixed", 989.4e12),
-        ("cuda", "NVIDIA A100-SXM4-80GB", "bf16-mixed", 312e12),
         ("cuda", "NVIDIA A100-SXM4-80GB", "16-mixed", 312e12),
         ("cuda", "NVIDIA H200", "16-true", 989.4e12),
         ("cuda", "NVIDIA H200", "transformer-engine", None),
