@@ -159,8 +159,8 @@ LONG = "x" * 249  # with its ending possible for a file, but not for the tempora
 MISTAKES = [
     ("--run bare", "bare attention/scores.jsonl"),
     ("--checkpoint note.txt --prompt ab", "note.txt"),
-    ("--prompt " + "x" * 33, "--prompt 32 33"),
-    ("--prompt ''", "--prompt 32 0"),
+    ("--prompt " + "x" * 33, "prompt 32 33"),
+    ("--prompt ''", "prompt 32 0"),
     ("--checkpoint runs/first", "--checkpoint --prompt"),
     ("--run runs/first --prompt ab", "--run --prompt"),
     ("--output maps.jpg", "--output maps.jpg .html .png .svg"),

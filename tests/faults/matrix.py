@@ -203,37 +203,43 @@ STOPS = {  # what happens in a batch, and words of the sentence
 }
 
 
-IN_A_BATCH = pytest.mark.parametrize(("every", "step"), [("null", 2), ("null", 9), (1, 1), (1, 12)])
-
-
-def has_checkpoint(every: str | int, step: int) -> bool:
-    """Saved every so many steps, or with the validation of step 4."""
-    return step > (1 if every == 1 else 4)
+# Saved with the validation of step 4, or after every step.
+IN_A_BATCH = pytest.mark.parametrize(
+    ("every", "step", "is_saved"), [("null", 2, False), ("null", 9, True), (1, 1, False), (1, 12, True)]
+)
 
 
 @IN_A_BATCH
 @pytest.mark.parametrize("fault", STOPS)
-def test_stopped_in_a_batch(small_options, disturb, fault, every, step):
+def test_stopped_in_a_batch(small_options, disturb, fault, every, step, is_saved):
     """No checkpoint holds a number that is not finite, and the sentence says how to go on from the one before."""
     action, expected = STOPS[fault]
     said, _ = disturb(
         [*small_options, f"--checkpoints.every_n_steps={every}", "--data.num_workers=0"],
         lambda patch: before_call(patch.setattr, GPTModule, "training_step", action, step),
     )
-    is_resumable = expected != DIVERGED and has_checkpoint(every, step)
-    assert expected in said and ("--resume runs/run" in said) == is_resumable, said
+    assert expected in said and ("--resume runs/run" in said) == (is_saved and expected != DIVERGED), said
 
 
-def kill_loaders(step: int) -> None:
-    before_call(setattr, GPTModule, "training_step", partial(kill_child, b"", 60), step)
+# What happens in a program of its own: before which call, and what.
+KILLS = {
+    "loader": (GPTModule, "training_step", partial(kill_child, b"", 60)),
+    "wandb while the run trains": (GPTModule, "training_step", partial(kill_child, b"wandb-core", 1), 6),
+    "wandb while it ends": (wandb.sdk.wandb_run.Run, "finish", partial(kill_child, b"wandb-core", 1)),
+    "wandb whose folder is a file": (wandb, "init", lambda **_: (RUN / "wandb").write_text("a file")),
+}
+
+
+def before(what: str, *number: int) -> None:
+    before_call(setattr, *KILLS[what], *number)
 
 
 @IN_A_BATCH
-def test_loader_process_killed(small_options, recover, every, step):
+def test_loader_process_killed(small_options, recover, every, step, is_saved):
     """In a program of its own: PyTorch listens for the end of loaders in the first run of a process only."""
     command = [*TRAIN, *small_options, f"--checkpoints.every_n_steps={every}", "--data.num_workers=1"]
-    said = end(programs.start(*command, before=programs.calling(kill_loaders, step)), 2)
-    assert "lower data.num_workers" in said and ("--resume runs/run" in said) == has_checkpoint(every, step), said
+    said = end(programs.start(*command, before=programs.calling(before, "loader", step)), 2)
+    assert "lower data.num_workers" in said and ("--resume runs/run" in said) == is_saved, said
     recover(command)
 
 
@@ -283,22 +289,10 @@ def test_two_runs_with_one_name(small_options, trained, here, how):
     assert_same_run(trained(), RUN)
 
 
-WANDB = {
-    "killed while the run trains": (GPTModule, "training_step", partial(kill_child, b"wandb-core", 1), 6),
-    "killed while it ends": (wandb.sdk.wandb_run.Run, "finish", partial(kill_child, b"wandb-core", 1)),
-    "its folder is a file": (wandb, "init", lambda **_: (RUN / "wandb").write_text("a file")),
-}
-
-
-def break_wandb(when: str) -> None:
-    before_call(setattr, *WANDB[when])
-
-
-@pytest.mark.parametrize("when", WANDB)
+@pytest.mark.parametrize("when", [what for what in KILLS if what.startswith("wandb")])
 def test_weights_and_biases_fails(small_options, trained, here, when):
     """The run does not."""
-    options = [*small_options, "--wandb=offline"]
-    written = programs.run(*TRAIN, *options, before=programs.calling(break_wandb, when))
+    written = programs.run(*TRAIN, *small_options, "--wandb=offline", before=programs.calling(before, when))
     assert "Traceback" not in written and ("killed" in written or "Weights & Biases failed" in written), written
     assert_same_run(trained(), RUN)
 
