@@ -51,7 +51,7 @@ class TrainingMetrics:
         """The figures since the last call. Raises a `Mistake` if the loss has diverged."""
         loss = self.loss_sum * trainer.accumulate_grad_batches / self.num_batches
         loss = trainer.strategy.reduce(loss, reduce_op="mean").item()
-        check_finite(loss, "training")
+        check_finite(loss, "the training loss")
         row = {"tokens": self.tokens, "train/loss": loss, "lr": trainer.optimizers[0].param_groups[0]["lr"]}
         self.stop_clock()  # reading the loss has waited for the device, so this includes all of the work
         if self.seconds:
@@ -62,17 +62,13 @@ class TrainingMetrics:
         return row
 
 
-def check_finite(loss: float, which: str) -> None:
-    """Raises a `Mistake` if the loss is infinite or NaN."""
-    if not math.isfinite(loss):
-        raise diverged(f"the {which} loss has become {loss}")
-
-
-def diverged(what: str) -> Mistake:
-    return Mistake(
-        f"{what}: lower the learning rates under model.optimizer, lengthen model.schedule.warmup_steps or set "
-        "trainer.gradient_clip_val; the last checkpoint is from before"
-    )
+def check_finite(figure: float, name: str) -> None:
+    """Raises a `Mistake` if training has diverged: the figure is infinite or NaN."""
+    if not math.isfinite(figure):
+        raise Mistake(
+            f"{name} has become {figure}: lower the learning rates under model.optimizer, lengthen "
+            "model.schedule.warmup_steps or set trainer.gradient_clip_val; the last checkpoint is from before"
+        )
 
 
 def log_metrics(trainer: Trainer, metrics: dict[str, float]) -> None:

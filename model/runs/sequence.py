@@ -76,7 +76,7 @@ class RunSequence(Checkpoint):
         self.doing = f"validation at step {trainer.global_step}"
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
-        check_finite(module.validation_metrics["val/loss"], "validation")
+        check_finite(module.validation_metrics["val/loss"], "the validation loss")
         if not trainer.sanity_checking:
             self.finish_step(trainer, module, module.validation_metrics)
 
@@ -180,7 +180,9 @@ class RunSequence(Checkpoint):
 
     def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         metrics, data = self.metrics, trainer.datamodule
-        check_finite(float(metrics.loss_sum), "training")  # a diverged model must not replace a good checkpoint
+        check_finite(
+            float(metrics.loss_sum), "the training loss"
+        )  # a diverged model must not replace a good checkpoint
         checkpoint |= {
             "gpt_config": dataclasses.asdict(module.gpt.config),
             "tokenizer": data.tokenizer.to_dict(),
