@@ -80,14 +80,16 @@ async function repeatedStops(calm) {
   }];
   const [layer] = placeOf(finder);
   const first = headOf("previous_token", calm.at, (head) => placeOf(head)[0] < layer);
-  const since = first === undefined ? 0 : formation("previous_token", first);
-  const earlier = [...mapped.keys()].slice(0, calm.at).filter(holdsWeights).reverse();
-  for (const early of [...earlier.filter((at) => stepOf(at) < since), ...earlier]) {
+  for (const early of [...mapped.keys()].slice(0, calm.at).filter(holdsWeights)) {
     const reading = await read(early);
     if (!fails(reading)) continue;
-    const why = stepOf(early) >= since ? "has not learned to look there yet" :
-      `finds the place by the token before it, which ${headPart(first)}, formed ${formedBetween(since)}, has to write ` +
-      "there first";
+    let why = "has not learned to look there yet";
+    if (first !== undefined) {
+      const since = formation("previous_token", first);
+      const when = formedBetween(since);
+      why = `builds on ${headPart(first)}, which writes beside each token the one before it and ` +
+        (stepOf(early) < since ? `forms later, ${when}` : `formed ${when}, and has not learned to use that yet`);
+    }
     const tell = `At step ${stepOf(early)} ${quote(answer)} gets ${told(reading)}: ${headPart(finder)} ${why}.`;
     return [...found, { thing: "controls", patch: { ...word, at: early }, tell }];
   }
