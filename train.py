@@ -32,7 +32,7 @@ from model.runs.folder import METRICS, RUNS, how_to_resume
 from model.runs.metrics import CSVLogger
 from model.runs.mistakes import MISTAKES, checking_options, exit_status, explain_machine
 from model.runs.monitoring import AttentionMonitor, Samples
-from model.runs.progress import say
+from model.runs.progress import Progress, say
 from model.runs.results import finish
 from model.runs.saving import AtomicCheckpointIO, Checkpoints
 from model.runs.sequence import RunSequence, TrainingInterrupted
@@ -76,8 +76,8 @@ class TrainingCLI(LightningCLI):
         config, parts, saved, is_new = self.config, self.config_init, self.options.saved, self.config.resume is None
         run_dir = new_run_dir(config) if is_new else Path(config.resume)
         parts.model.init_tokenizer = self.options.init_tokenizer
-        shows_progress = config.trainer.enable_progress_bar is not False
-        self.sequence = RunSequence(parts.attention, parts.samples, parts.checkpoints, shows_progress)
+        progress = Progress(config.trainer.enable_progress_bar is not False)
+        self.sequence = RunSequence(parts.attention, parts.samples, parts.checkpoints, progress)
         own_loggers = [CSVLogger(run_dir / METRICS), WandbLogger(run_dir, config.wandb)]
         # Those of the config come after this project's own, but for the sequence, which Lightning runs last.
         trainer = super().instantiate_trainer(

@@ -89,9 +89,7 @@ class AttentionMonitor:
         folder = Path(trainer.default_root_dir, ATTENTION)
         self.recording = Recording.resume(folder, probes, windows, tokenizer.fingerprint)
 
-    def record(
-        self, trainer: Trainer, module: LightningModule, *, draws: bool = False, with_losses: bool = False
-    ) -> None:
+    def record(self, trainer: Trainer, module: LightningModule, *, draws: bool, with_losses: bool) -> None:
         """Records the current step, logs its scores, and draws its picture if `draws`.
 
         with_losses: measure what the model loses without each part, for a step whose weights are kept.

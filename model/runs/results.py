@@ -38,11 +38,7 @@ def write_page(run_dir: Path, state: str, recording: Recording | None = None, gl
 
 
 def run_page_html(
-    run_dir: Path,
-    state: str | None = None,
-    gap: float = 0.0,
-    recording: Recording | None = None,
-    glass: Any = None,
+    run_dir: Path, state: str | None = None, gap: float = 0.0, recording: Recording | None = None, glass: Any = None
 ) -> str:
     """The page of what there is in a run's folder. The run may still be training.
 

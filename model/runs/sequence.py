@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
-from torch import Tensor
 
 from model.runs.folder import how_to_resume
 from model.runs.metrics import TrainingMetrics, check_finite, log_metrics
@@ -30,17 +29,11 @@ class RunSequence(Checkpoint):
     this callback runs after all others.
     """
 
-    def __init__(
-        self,
-        attention: AttentionMonitor,
-        samples: Samples,
-        checkpoints: Checkpoints,
-        shows_progress: bool = True,
-    ) -> None:
+    def __init__(self, attention: AttentionMonitor, samples: Samples, checkpoints: Checkpoints, progress: Progress):
         self.attention = attention
         self.samples = samples
         self.checkpoints = checkpoints
-        self.progress = Progress(shows_progress)
+        self.progress = progress
         self.metrics = TrainingMetrics()
         self.signals = StopSignals()
         self.best_loss = float("inf")
@@ -55,7 +48,7 @@ class RunSequence(Checkpoint):
         self.metrics.start_clock()
 
     def on_train_batch_end(
-        self, trainer: Trainer, module: LightningModule, outputs: dict[str, Tensor], batch: dict[str, Tensor], *_: Any
+        self, trainer: Trainer, module: LightningModule, outputs: dict, batch: dict, *_: Any
     ) -> None:
         self.metrics.add(outputs["loss"], batch["tokens"].numel() * trainer.world_size)
         step = trainer.global_step
@@ -80,9 +73,7 @@ class RunSequence(Checkpoint):
         if not trainer.sanity_checking:
             self.finish_step(trainer, module, module.validation_metrics)
 
-    def finish_step(
-        self, trainer: Trainer, module: LightningModule, validation: dict[str, float] | None = None
-    ) -> None:
+    def finish_step(self, trainer: Trainer, module: LightningModule, validation: dict | None = None) -> None:
         """Does what follows an update, and its validation if it had one. Once a step: later calls do nothing.
 
         Also before the first update, at step 0, which is validated where trainer.num_sanity_val_steps asks for it.

@@ -58,16 +58,6 @@ def test_the_page_of_a_run_shows_what_there_is_from_its_first_moment_on(run, tmp
     assert 0 <= data_of(begun)["status"]["gap"] < 60
 
 
-def test_snapshots_that_were_cut_short_are_left_out(run):
-    write_recording(HISTORY, run / "attention")
-    scores = run / "attention" / "scores.jsonl"
-    lines = scores.read_bytes().splitlines(keepends=True)
-    scores.write_bytes(lines[0] + lines[1][:40])
-    assert [snapshot["step"] for snapshot in data_of(run)["run"]["snapshots"]] == [0]
-    scores.write_bytes(lines[0][:40])
-    assert not data_of(run)["run"]["snapshots"]
-
-
 def test_a_diverged_loss_unfinished_last_lines_and_missing_files_are_left_out(run):
     (run / "metrics.csv").write_text(METRICS + "30,3000,nan,inf,inf,0.0,100.0,,nan\n")
     assert data_of(run)["learning"]["charts"][0]["curves"][0]["points"][-1] == [20, 3.0]
