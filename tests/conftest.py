@@ -11,7 +11,6 @@ import pytest
 from hypothesis import settings
 
 from tests import gpts, small_runs
-from tests.skips import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401
 
 # Where transformers copies the source of an exported folder; it reads this when it is imported.
 MODULES = TemporaryDirectory()

@@ -160,23 +160,6 @@ def test_every_pin_lies_in_the_range_that_a_package_may_have():
         assert ends or name not in ("torch", "lightning", "jsonargparse", "datasets", "wandb")
 
 
-SKIPPING = """
-import pytest
-def test_skips(): pytest.skip("no browser is installed")
-def test_passes(): pass
-"""
-
-
-@pytest.mark.slow
-def test_a_skipped_test_or_file_fails_where_it_may_not_be_skipped(tmp_path):
-    (tmp_path / "test_one.py").write_text(SKIPPING)
-    (tmp_path / "test_two.py").write_text("import pytest; pytest.importorskip('no_such_browser')")
-    arguments = "-m pytest -p tests.skips -p no:cacheprovider --continue-on-collection-errors test_one.py test_two.py"
-    for allowed, outcome in (("browser", "1 passed, 2 skipped"), ("node", "1 failed, 1 passed, 1 error")):
-        program = programs.start(*arguments.split(), env={"GLASSGPT_MAY_SKIP": allowed}, cwd=tmp_path)
-        assert outcome in programs.end(program, 0, 1)
-
-
 @pytest.mark.slow
 def test_a_run_attempts_no_connection(train, monkeypatch):
     """In this process; tests/stress/network.py watches those that it starts too."""
