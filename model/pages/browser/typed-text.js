@@ -44,8 +44,9 @@ async function reading(at, { tokens }, { off = [], text = "A", details = false }
   return (kept.answer = { ...answer, deep: details });
 }
 
-// What `render` shows of a frame's text, as readRecorded, and what the views of it need: the reading of the model as it is switched, and `intact`, that of the whole
-// model. `late` asks for what takes longer, the details with lens and attribution; null if they are there already.
+// What `render` shows of a frame's text, as readRecorded, and what the views of it need: the reading of the model as it
+// is switched, and `intact`, that of the whole model. `late` asks for what takes longer, the details with lens and
+// attribution; null if they are there already.
 export async function readTyped(frame, at) {
   if (frame !== current) {
     leaving?.abort(); // what was asked for the last one is not wanted now
