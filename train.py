@@ -134,9 +134,9 @@ def main(args: list[str] | None = None) -> int:
         return 128 + signal.SIGTERM
     except (*MISTAKES, MisconfigurationException) as error:  # Lightning's is of options that do not go together
         raise Mistake(str(error)) from error
-    except Exception as error:
+    except Exception:
         traceback.print_exc()
-        print(f"train.py: {cli.sequence.what_was_running(run_dir, error)}", file=sys.stderr)
+        print(f"train.py: this was {cli.sequence.doing}; {how_to_resume(run_dir)}", file=sys.stderr)
         return 1
     return 0
 

@@ -52,10 +52,10 @@ def test_train_shows_the_traceback_and_what_was_running(train, monkeypatch, caps
     monkeypatch.setattr(kind, function, bug)
     assert train("--name=run", "--data.cache_dir=cache") == 1
     *shown, line = capsys.readouterr().err.splitlines()
-    is_in_backward = bug is changed_in_place  # of which no traceback ends in the forward pass
     assert any("Traceback" in one for one in shown)
-    assert is_in_backward or any(f'"{__file__}"' in one and bug.__name__ in one for one in shown)
-    assert doing in line and "there is no checkpoint" in line and ("detect_anomaly" in line) == is_in_backward
+    if bug is not changed_in_place:  # of which no traceback ends in the forward pass
+        assert any(f'"{__file__}"' in one and bug.__name__ in one for one in shown)
+    assert doing in line and "there is no checkpoint" in line
 
 
 OTHERS = {

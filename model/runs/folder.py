@@ -103,8 +103,7 @@ def find_kept(path: Path | None, steps: Sequence[int]) -> list[Path]:
 
     checkpoint = find_checkpoint(path)
     run_dir = run_of(checkpoint)
-    kept = kept_steps(run_dir) if run_dir else []
-    there = {step: kept_checkpoint(run_dir, step) for step in kept}
+    there = {step: kept_checkpoint(run_dir, step) for step in (kept_steps(run_dir) if run_dir else [])}
     if not there.keys() >= set(steps):
         for other in (checkpoint, *(run_dir / name for name in RUN_CHECKPOINTS if run_dir)):
             if other.is_file():
@@ -112,8 +111,7 @@ def find_kept(path: Path | None, steps: Sequence[int]) -> list[Path]:
     if missing := [step for step in steps if step not in there]:
         raise Missing(
             f"{run_dir or checkpoint} has no checkpoint of step {missing[0]}, only of "
-            f"{listed([*map(str, sorted(there))])}: train with --checkpoints.keep_steps "
-            f"'[{','.join(map(str, sorted({*kept, *steps})))}]'"
+            f"{listed([*map(str, sorted(there))])}: train with --checkpoints.keep_steps, which names the steps to keep"
         )
     return [there[step] for step in steps]
 

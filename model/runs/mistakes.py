@@ -129,15 +129,16 @@ def explain_machine(run_dir: Path) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, OSError, MemoryError, *MISTAKES) as error:
-        said, cause = str(error), error.__cause__ or error
+        # After a write that failed torch.save still ends its archive, and raises another error where that fails too.
+        said, cause = str(error), error.__cause__ or error.__context__ or error
         if isinstance(error, MemoryError) or any(words in said for words in NO_MEMORY):
             said = "out of memory: lower data.batch_size, data.validation_batch_size or model.gpt.context_length"
         elif isinstance(error, RuntimeError) and "DataLoader worker" in said:
             reason = said.splitlines()[0].split(". ")[0]
             said = f"a process that loads data has ended ({reason}), often for want of memory: lower data.num_workers"
         elif isinstance(cause, OSError) and cause.errno in NO_ROOM and "make room" not in said:
-            is_named = isinstance(error, MISTAKES) or cause.filename  # what writes to an open file names none
-            said = f"{said if is_named else f'{run_dir}: {said}'}: make room"
+            place = cause.filename or run_dir  # what writes to an open file names none
+            said = f"{said}: make room" if isinstance(error, MISTAKES) else f"{place}: {cause.strerror}: make room"
         else:
             raise
         raise Mistake(f"{said}; {how_to_resume(run_dir)}") from error

@@ -19,7 +19,6 @@ from model.runs.folder import ATTENTION, CONFIG, HEAD_SCORES, METRICS, REPORT, S
 from model.runs.mistakes import MISTAKES
 
 log = logging.getLogger(__name__)
-NOTHING = "nothing was trained: trainer.max_steps (a checkpoint's steps count) or trainer.max_time leave no step"
 
 
 def write_page(run_dir: Path, state: str, recording: Recording | None = None, glass: Any = None) -> None:
@@ -104,7 +103,7 @@ def finish(run_dir: Path) -> str:
     from model.glass import open_run  # imports what only the pages need
 
     if not run_dir.exists():
-        return NOTHING
+        return "nothing was trained: trainer.max_steps or trainer.max_time leave no step"
     write_page(run_dir, "ended", glass=open_run(run_dir) if (run_dir / HEAD_SCORES).exists() else None)
     return f"""
 {_reached(run_dir)}
@@ -121,7 +120,7 @@ def _reached(run_dir: Path) -> str:
     column = "val/bits_per_byte"
     rows = [row for row in read_metrics(run_dir / METRICS) if column in row]
     if not rows:
-        return "not validated" if (run_dir / METRICS).exists() else NOTHING
+        return "not validated"
     last = rows[-1]
     best = min(rows, key=lambda row: row[column])
     line = f"validation: {last[column]:.4f} bits per byte after {last['step']} steps"

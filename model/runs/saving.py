@@ -29,11 +29,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         with atomic_file(Path(path)) as file:
-            try:
-                torch.save(checkpoint, file)
-            except RuntimeError as error:
-                # When a write fails, torch still tries to end its archive, and raises this when that fails too.
-                raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
+            torch.save(checkpoint, file)
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: Any = None) -> dict[str, Any]:
         # To the CPU and plain data only, whatever the arguments say.

@@ -11,7 +11,6 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
-from model.runs.folder import how_to_resume
 from model.runs.metrics import TrainingMetrics, check_finite, log_metrics
 from model.runs.monitoring import AttentionMonitor, Samples
 from model.runs.progress import Progress
@@ -60,7 +59,7 @@ class RunSequence(Checkpoint):
         is_last = step == trainer.max_steps
         if is_last:
             trainer.should_stop = True  # Lightning validates before it stops
-        if is_last or is_logged(trainer):
+        if is_last or step % trainer.log_every_n_steps == 0:
             self.write_row(trainer, self.metrics.row(trainer))
         self.progress.refresh(trainer)
 
@@ -103,7 +102,7 @@ class RunSequence(Checkpoint):
         if is_best:
             self.best_loss = validation["val/loss"]
         # All ranks must agree to stop; to ask them at every step would make each wait for the slowest.
-        asks = trainer.world_size == 1 or is_validated or is_logged(trainer)
+        asks = trainer.world_size == 1 or is_validated or step % trainer.log_every_n_steps == 0
         stops = asks and self.signals.received_by_any_rank(trainer)
         if is_validated or stops or self.checkpoints.is_due(step):
             self.doing = f"saving step {step}"
@@ -160,13 +159,6 @@ class RunSequence(Checkpoint):
             self.show(trainer, "interrupted")
         self.teardown(trainer, module, "fit")
 
-    def what_was_running(self, run_dir: Path, error: Exception) -> str:
-        """What a person wants to know after the traceback of an error in code."""
-        said = f"this was {self.doing}"
-        if "set_detect_anomaly" in str(error):  # autograd's, whose traceback ends in the backward pass
-            said += "; --trainer.detect_anomaly true also shows the line of the forward pass"
-        return f"{said}; {how_to_resume(run_dir)}"
-
     # What a checkpoint holds of this.
 
     def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -192,11 +184,6 @@ class RunSequence(Checkpoint):
         # A rank has seen only its share of the batches. Another number of ranks begins with the mean of all.
         self.metrics.loss_sum = sums[rank] if len(sums) == trainer.world_size else sum(sums) / len(sums)
         self.resumed_random_state = states[rank] if rank < len(states) else None
-
-
-def is_logged(trainer: Trainer) -> bool:
-    """Whether the current step gets a row in metrics.csv."""
-    return trainer.global_step % trainer.log_every_n_steps == 0
 
 
 class TrainingInterrupted(Exception):

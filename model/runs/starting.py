@@ -23,12 +23,8 @@ def new_run_dir(options: Namespace) -> Path:
     name = f"{Path(str(options.config[-1])).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     run_dir = Path(options.trainer.default_root_dir, name if options.name is None else options.name)
     if run_dir.exists():
-        raise name_is_taken(run_dir)
+        raise Mistake(f"{run_dir} exists: choose another --name, or continue it with {resume_command(run_dir)}")
     return run_dir
-
-
-def name_is_taken(run_dir: Path) -> Mistake:
-    return Mistake(f"{run_dir} exists: choose another --name, or continue it with {resume_command(run_dir)}")
 
 
 class RunFolder(callbacks.Callback):
@@ -53,10 +49,7 @@ class RunFolder(callbacks.Callback):
         run_dir = Path(trainer.default_root_dir)
         if self.is_new:
             with writing(run_dir):
-                try:
-                    run_dir.mkdir(parents=True)
-                except FileExistsError:  # made since this run looked for it
-                    raise name_is_taken(run_dir) from None
+                run_dir.mkdir(parents=True)
             write_atomically(run_dir / CONFIG, self.config)
         self.lock(run_dir)
 

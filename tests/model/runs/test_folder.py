@@ -92,7 +92,7 @@ def test_checkpoints_are_found_by_their_steps():
     run, gpt = Path("runs/a"), random_gpt(GPTConfig(vocab_size=257, num_layers=1, num_heads=1, embed_dim=2))
     best, last = (run / "checkpoints" / f"{name}.ckpt" for name in ("best", "last"))
     save_checkpoint(last, gpt, 40)
-    with pytest.raises(FileNotFoundError, match=r"runs/a .*step 5, .*40.*\[5,7\]"):
+    with pytest.raises(FileNotFoundError, match=r"runs/a .*step 5, .*40.*--checkpoints\.keep_steps"):
         folder.find_kept(run, [5, 7])
     kept = [folder.kept_checkpoint(run, step) for step in (100, 20, 3)]
     for path in kept:
@@ -102,7 +102,7 @@ def test_checkpoints_are_found_by_their_steps():
     assert folder.find_kept(run, [100, 3]) == [kept[0], kept[2]]
     save_checkpoint(best, gpt, 30)
     assert folder.find_kept(run, [30, 20, 40]) == folder.find_kept(best, [30, 20, 40]) == [best, kept[1], last]
-    with pytest.raises(FileNotFoundError, match=r"step 4, .*3, 20, 30, 40 and 100.*\[3,4,20,"):
+    with pytest.raises(FileNotFoundError, match=r"step 4, .*3, 20, 30, 40 and 100"):
         folder.find_kept(None, [3, 4])
     best.write_bytes(best.read_bytes()[:100])
     assert folder.find_kept(run, [100, 20]) == [kept[0], kept[1]]

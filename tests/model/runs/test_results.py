@@ -86,7 +86,7 @@ def test_commands_of_the_summary_can_be_pasted_even_if_nothing_was_trained(tmp_p
     assert summary.startswith("nothing was trained") and "--resume" not in summary
     (run / "checkpoints").mkdir(parents=True)
     summary = finish(run)
-    assert f"--resume '{run}' --trainer.max_steps" in summary and "nothing was trained" in summary
+    assert f"--resume '{run}' --trainer.max_steps" in summary and "not validated" in summary
     assert f"everything is in {run}/\n" in summary
 
 

@@ -9,6 +9,7 @@ import torch
 
 from model.checks import Mistake
 from model.files import write_atomically
+from model.runs.mistakes import explain_machine
 from model.runs.saving import AtomicCheckpointIO, random_state, set_random_state
 
 CPU = torch.device("cpu")
@@ -62,11 +63,11 @@ def test_an_error_while_saving_stays_what_it_is_and_keeps_the_old_file(tmp_path,
     ],
     ids=["text", "checkpoint"],
 )
-def test_a_full_disk_keeps_the_old_file_and_names_it(tmp_path, write):
+def test_a_full_disk_keeps_the_old_file_and_is_told_with_its_place(tmp_path, write):
     path = tmp_path / "file"
     path.write_bytes(b"before")
     (tmp_path / ".file.aside").symlink_to("/dev/full")
-    with pytest.raises(Mistake, match=r"file: No space left"):
+    with pytest.raises(Mistake, match=rf"{tmp_path}\b.*: No space left.*: make room"), explain_machine(tmp_path):
         write(path)
     assert path.read_bytes() == b"before"
 
