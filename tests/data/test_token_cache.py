@@ -9,8 +9,6 @@ import signal
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable
-from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 
@@ -290,59 +288,40 @@ def test_environment_names_the_cache_and_one_that_cannot_be_made_says_what_to_se
         cache_of(folder, tmp_path / "occupied").prepare()
 
 
-def tokenise(folder: str, cache_dir: str, meet: str, outputs: list[str]) -> None:
-    """A run that calls `meet`, a function of this module, before it reads on; it writes into the first of outputs."""
+def tokenise(folder: str, cache_dir: str, go: str) -> None:
+    """A run that stops reading when tokens are on the disk until there is a file `go`."""
     read = FileCorpus.passages
 
     def passages(self, split: str):
         for passage in read(self, split):
-            globals()[meet](Path(cache_dir), [Path(output) for output in outputs])
+            while not Path(go).exists() and any(path.stat().st_size for path in Path(cache_dir).glob("*/train.bin")):
+                time.sleep(0.005)
             yield passage
 
     token_cache.BATCH_CHARS, FileCorpus.passages = 2000, passages
-    with Path(outputs[0]).open("w") as file, redirect_stdout(file):
-        cache_of(Path(folder), Path(cache_dir)).prepare(num_threads=2)
-
-
-def another_waits(_: Path, outputs: list[Path]) -> None:
-    """Returns when a run says so."""
-    late = time.monotonic() + 60
-    while not any("waiting for another run" in path.read_text() for path in outputs if path.exists()):
-        assert time.monotonic() < late
-        time.sleep(0.005)
-
-
-def killed_while_writing(cache_dir: Path, _: list[Path]) -> None:
-    """Returns until tokens are on the disk."""
-    if any(path.stat().st_size for path in cache_dir.glob("*/train.bin")):
-        time.sleep(60)
-
-
-def start_tokenising(folder: Path, cache_dir: Path, meet: Callable, *outputs: Path):
-    paths = [str(path) for path in outputs]
-    return programs.start("-c", programs.calling(tokenise, str(folder), str(cache_dir), meet.__name__, paths))
+    cache_of(Path(folder), Path(cache_dir)).prepare(num_threads=2)
 
 
 @pytest.mark.slow
-def test_two_runs_on_a_cold_cache_make_it_once(folder: Path, tmp_path: Path):
-    expected = cache_of(folder, tmp_path / "expected").prepare()
-    one, two = tmp_path / "first", tmp_path / "second"
-    runs = [start_tokenising(folder, tmp_path / "cache", another_waits, *paths) for paths in ((one, two), (two, one))]
-    for run in runs:
-        programs.end(run)
-    said = one.read_text() + two.read_text()
-    assert said.count("training a bpe tokenizer") == said.count("waiting for another run") == 1
-    assert same(cache_of(folder, tmp_path / "cache").open(), expected)
-
-
-@pytest.mark.slow
-def test_a_killed_run_leaves_no_file_that_opens_and_the_next_one_starts_again(folder: Path, tmp_path: Path):
-    expected = cache_of(folder, tmp_path / "expected").prepare()
-    run = start_tokenising(folder, tmp_path / "cache", killed_while_writing, tmp_path / "said")
-    while not any(path.stat().st_size for path in tmp_path.glob("cache/*/train.bin")):
-        assert run.poll() is None, "the run ended before it could be killed"
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_run_waits_for_another_on_a_cold_cache_and_makes_it_only_if_that_is_killed(
+    folder: Path, tmp_path: Path, monkeypatch, is_killed: bool
+):
+    expected, said, go = cache_of(folder, tmp_path / "expected").prepare(), [], tmp_path / "go"
+    cache = cache_of(folder, tmp_path / "cache")
+    arguments = str(folder), str(tmp_path / "cache"), str(go)
+    run = programs.start("-c", programs.calling(tokenise, *arguments))
+    while not any(path.stat().st_size for path in cache.folder.glob("train.bin")):
+        assert run.poll() is None
         time.sleep(0.005)
-    run.kill()
-    programs.end(run, -signal.SIGKILL)
-    assert cache_of(folder, tmp_path / "cache").open() is None
-    assert same(cache_of(folder, tmp_path / "cache").prepare(), expected)
+    assert cache.open() is None
+
+    def say(sentence: str, **_) -> None:
+        said.append(sentence)
+        if "waiting" in sentence:
+            run.kill() if is_killed else go.touch()
+
+    monkeypatch.setattr(token_cache, "print", say, raising=False)
+    assert same(cache.prepare(), expected)
+    assert ["waiting" in said[0], *("training" in sentence for sentence in said[1:])] == [True] * (1 + is_killed)
+    programs.end(run, -signal.SIGKILL if is_killed else 0)
