@@ -6,7 +6,6 @@ import json
 import logging
 import shlex
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +29,9 @@ def write_page(run_dir: Path, state: str, recording: Recording | None = None, gl
     gap = time.time() - path.stat().st_mtime if path.exists() else 0.0
     try:
         write_atomically(path, run_page_html(run_dir, state, gap, recording, glass).encode())
-    except (*MISTAKES, MemoryError) as error:
-        log.warning("There is no page of this run: %s", error)
-    except Exception:
-        log.warning("%sThis was writing the page, without which the run goes on.", traceback.format_exc())
+    except Exception as error:
+        is_in_code = not isinstance(error, (*MISTAKES, MemoryError))
+        log.warning("There is no page of this run: %s", error, exc_info=is_in_code)
 
 
 def run_page_html(
