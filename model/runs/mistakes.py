@@ -165,9 +165,7 @@ def explain(message: str, options: Collection[str]) -> str:
         if found := BAD_CLASS.search(reasons):
             return f"{key}: {found[0]}"
         if allowed := ", ".join(kind or words for kind, words in EXPECTED.findall(reasons)):
-            return (
-                f"{key} cannot be {value!r}: expected {listed(allowed.replace('NoneType', 'null').split(', '), 'or')}"
-            )
+            return f"{key} cannot be {value!r}: expected {allowed.replace('NoneType', 'null')}"
     return message
 
 

@@ -2,7 +2,6 @@
 
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -12,11 +11,11 @@ from tqdm import tqdm
 from model.runs.folder import REPORT
 from model.runs.mistakes import output_is_closed
 
-FORMATS: dict[str, Callable[[float], str]] = {
-    "train/loss": "loss {:.3f}".format,
-    "val/bits_per_byte": "{:.3f} bits/byte".format,
-    "tokens_per_second": lambda rate: f"{rate / 1000:.1f}k tokens/s",
-    "mfu": "{:.0%} MFU".format,
+SHOWN = {
+    "train/loss": "loss {:.3f}",
+    "val/bits_per_byte": "{:.3f} bits/byte",
+    "tokens_per_second": "{:,.0f} tokens/s",
+    "mfu": "{:.0%} MFU",
 }
 
 
@@ -55,10 +54,10 @@ class Progress:
             say(self.line(trainer))
 
     def line(self, trainer: Trainer) -> str:
-        """Such as "step 300/960  loss 2.345  1.897 bits/byte  51.3k tokens/s  1:02 left"; only what is known."""
+        """Such as "step 300/960  loss 2.345  1.897 bits/byte  51,340 tokens/s  1:02 left"; only what is known."""
         step, max_steps = trainer.global_step, trainer.max_steps
         parts = [f"step {step:>{len(str(max_steps))}}/{max_steps}" if max_steps > 0 else f"step {step}"]
-        parts += [show(self.figures[name]) for name, show in FORMATS.items() if name in self.figures]
+        parts += [text.format(self.figures[name]) for name, text in SHOWN.items() if name in self.figures]
         if step > self.first_step and max_steps > 0:
             seconds = (time.monotonic() - self.started) / (step - self.first_step) * (max_steps - step)
             parts.append(f"{tqdm.format_interval(seconds)} left")

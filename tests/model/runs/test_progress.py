@@ -60,7 +60,7 @@ FIGURES = {"train/loss": 2.3454, "val/bits_per_byte": 1.8966, "tokens_per_second
     ("first", "step", "max_steps", "figures", "told"),
     [
         # 660 steps at 3 a second are left
-        (0, 300, 960, FIGURES, ["step 300/960", "loss 2.345", "1.897 bits", "51.3k tokens", "35% MFU", "03:40 left"]),
+        (0, 300, 960, FIGURES, ["step 300/960", "loss 2.345", "1.897 bits", "51,340 tokens", "35% MFU", "03:40 left"]),
         (200, 300, 960, {}, ["11:00 left"]),  # a resumed run has made 100 of them
         (0, 0, 960, {}, ["step   0/960"]),
         (0, 1, 1, {}, ["00:00 left"]),
