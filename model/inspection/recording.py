@@ -192,11 +192,6 @@ class Recording:
         """The steps that have maps and details: of others a person has removed the files."""
         return [one.step for one in self.snapshots if one.maps or all(self.path(one.step, f).exists() for f in FILES)]
 
-    def check_maps(self) -> None:
-        """Raises a `Mistake` if no step has maps: nothing was recorded, or their files have been removed."""
-        if not self.mapped:
-            raise Mistake(f"{self.name} has no recorded maps")
-
     @property
     def shape(self) -> tuple[int, int]:
         """(L, H)"""

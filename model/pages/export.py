@@ -22,10 +22,12 @@ Head = tuple[int, int]  # layer, head
 
 def choose_step(recording: Recording, step: int | None = None) -> int:
     """The step itself, or the last that was recorded. Raises Mistake if there are no maps, or none of this step."""
-    recording.check_maps()
-    if step is None or step in recording.mapped:
-        return recording.mapped[-1] if step is None else step
-    near = min(recording.mapped, key=lambda other: abs(other - step))
+    mapped = recording.mapped
+    if not mapped:  # nothing was recorded, or the files have been removed
+        raise Mistake(f"{recording.name} has no recorded maps")
+    if step is None or step in mapped:
+        return mapped[-1] if step is None else step
+    near = min(mapped, key=lambda other: abs(other - step))
     raise Mistake(f"--steps {step} has no maps in {recording.name}: the nearest that has is {near}")
 
 
@@ -33,8 +35,7 @@ def choose_heads(recording: Recording, names: Sequence[str] | None) -> list[Head
     """The heads named LAYER.HEAD, or None for all. Raises Mistake for one that the model does not have."""
     if names is None:
         return None
-    recording.check_maps()
-    layers, heads = recording.shape
+    layers, heads = recording.at(choose_step(recording)).shape
     known = {f"{layer}.{head}": (layer, head) for layer, head in np.ndindex(layers, heads)}
     for name in names:
         if name not in known:

@@ -23,16 +23,12 @@ export const thumbs = ALL_HEADS.map((head) => {
   return element("button", { className: "thumb", onclick: () => change({ head }) }, ...parts);
 });
 
-addView(function drawHeads() {
-  $("sort").value = shown.order;
-  drawLegend();
-  drawGrid();
-});
-
 const scoreOfBars = () => (shown.order === "layer" ? shown.score : shown.order);
 
-function drawGrid() {
+addView(function drawHeads() {
   const [side] = shown.sides;
+  $("sort").value = shown.order;
+  drawLegend();
   const scores = side.snapshot.scores[scoreOfBars()].flat();
   const { label } = SCORES[scoreOfBars()];
   arrange(shown.order === "layer" ? ALL_HEADS : largestFirst(scores));
@@ -55,7 +51,7 @@ function drawGrid() {
     const since = formed.map((one) => `${SCORES[one].label} formed ${formedBetween(formation(one, head))}`);
     button.ariaLabel = [headName(head), `${label} ${score}`, ...since].join(", ");
   }
-}
+});
 
 function arrange(order) {
   const grid = $("grid");

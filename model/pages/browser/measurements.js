@@ -13,14 +13,10 @@ import { quote, signed } from "browser/words.js";
 
 function drawSurprise() {
   const on = shown.text === "surprise";
+  const token = pointer.token ?? shown.token;
   $("by-surprise").ariaPressed = on;
   $("surprise-key").hidden = !on;
-  drawExpectation();
-}
-
-function drawExpectation() {
-  const token = pointer.token ?? shown.token;
-  $("expected").hidden = shown.text !== "surprise" || token === null;
+  $("expected").hidden = !on || token === null;
   if ($("expected").hidden) return;
   const sentences = shown.sides.map(({ label, measured }) => label + expectation(measured, token));
   $("expected").replaceChildren(...sentences.map((textContent) => element("p", { textContent })));
@@ -29,7 +25,7 @@ function drawExpectation() {
 $("by-surprise").addEventListener("click", () =>
   change({ text: shown.text === "surprise" ? "attention" : "surprise" }));
 // What is pointed at on the map is not told here, so that the list is not read out again for each square.
-addFollower((patch) => "token" in patch && drawExpectation());
+addFollower((patch) => "token" in patch && drawSurprise());
 
 // ---- lens
 

@@ -53,30 +53,25 @@ addView(function drawNumbers() {
   }
 });
 
-// All parts, those first without which the loss is most; of one or two snapshots.
+// All parts, those first without which the loss is most; of two steps, the first.
 addView(function drawTable() {
-  const sides = shown.sides.filter(({ snapshot }) => snapshot.ablation);
-  const there = RUN.snapshots.filter(({ ablation }) => ablation).map(({ step }) => step);
+  const { ablation } = shown.snapshot;
+  const there = RUN.snapshots.filter((snapshot) => snapshot.ablation).map(({ step }) => step);
   $("ablation").hidden = !there.length;
-  $("ablations").hidden = !sides.length;
+  $("ablations").hidden = !ablation;
   const jumps = there.filter((step) => mapped.some((one) => one.step === step)).map((step) =>
     element("button", { textContent: `step ${step}`, onclick: () => change({ at: nearest(step) }) }));
   $("measured-at").replaceChildren("Measured at ", ...jumps);
-  if (!sides.length) return;
-  const { ablation } = sides[0].snapshot;
+  if (!ablation) return;
   const parts = Object.keys(ablation.text);
   const ranked = largestFirst(parts.map((part) => ablation.text[part][0] ?? -Infinity)).map((place) => parts[place]);
-  const columns = Object.keys(COLUMNS).flatMap((kind) => sides.map((side) => ({ kind, side })));
-  const cell = (part, { kind, side: { snapshot } }) => {
-    const found = snapshot.ablation[kind]?.[part];
-    if (!found) return element("td", {}, "–");
-    return isClear(found) ? element("td", {}, inWords(found)) : element("td", { className: "soft" }, UNCLEAR);
-  };
+  const cell = (found) =>
+    (isClear(found) ? element("td", {}, inWords(found)) : element("td", { className: "soft" }, UNCLEAR));
   const row = (part) => element("tr", {},
     element("th", { scope: "row" }, partName(part)),
-    ...columns.map((column) => cell(part, column)));
-  const titles = columns.map(({ kind, side }) => COLUMNS[kind] + (shown.sides[1] ? `, ${side.title}` : ""));
-  $("ablations").replaceChildren(tableHead(["without", ...titles]), element("tbody", {}, ...ranked.map(row)));
+    ...Object.keys(COLUMNS).map((kind) => cell(ablation[kind][part])));
+  const head = tableHead(["without", ...Object.values(COLUMNS)]);
+  $("ablations").replaceChildren(head, element("tbody", {}, ...ranked.map(row)));
 });
 
 // A part's name; a head's is a button that chooses it.
