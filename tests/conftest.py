@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+import torch
 from hypothesis import settings
 
 from tests import gpts, small_runs
@@ -58,6 +59,14 @@ def here(tmp_path, monkeypatch) -> Path:
     """The working folder, which is empty."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def own_threads():
+    """PyTorch's number of threads, as a test sets it, ends with the test."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

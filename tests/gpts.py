@@ -22,7 +22,7 @@ CONFIGS = {
     "modern": MODERN,
     "grouped heads": replace(MODERN, num_kv_heads=2),
     "window": replace(MODERN, window=3),
-    "tables": replace(MODERN, value_embeddings=True, ngram_sizes=[2, 3], ngram_buckets=97, num_kv_heads=2),
+    "tables": replace(MODERN, value_embeddings=True, ngram_sizes=[3, 2, 3], ngram_buckets=97, num_kv_heads=2),
     "soft-cap": replace(MODERN, logit_soft_cap=2.0),
     "every norm and bias": replace(MODERN, norm="layernorm", bias=True, position="learned", activation="swiglu"),
     "tables of all heads": replace(MODERN, value_embeddings=True, ngram_sizes=[2, 3], ngram_buckets=97),

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from data.tokenizers import END_OF_TEXT, Tokenizer, byte_level
 from model.checkpoint import load_gpt
@@ -17,33 +16,20 @@ from model.gpt import GPT
 from scripts.generate import TextStream, main
 from tests import programs
 from tests.command_lines import call, refused, tells
-from tests.gpts import change_checkpoint, save_checkpoint, save_run
+from tests.gpts import change_checkpoint, hand_made_gpt, save_checkpoint, save_run
+
+pytestmark = pytest.mark.usefixtures("own_threads")  # the program chooses a number for its process
 
 
 @torch.no_grad()
 def save_favourite(folder, favourite):
-    """A run folder with a model over bytes, which continues each token of `favourite` with the next of them.
-
-    Its head answers each token's own direction in the embedding with the token that follows it.
-    """
-    gpt, _ = load_gpt(save_run(folder))
-    nn.init.zeros_(gpt.head.weight)
-    for block in gpt.blocks:
-        block.attention.output_proj.weight.zero_()
-        block.feed_forward.down_proj.weight.zero_()
-    gpt.token_embedding.weight.normal_()
+    """A run folder with a model over bytes, which continues each token of `favourite` with the next of them."""
+    gpt, (token, _) = hand_made_gpt(layers=1, parts=2)
+    gpt.head.weight.zero_()
     for before, after in zip(favourite, favourite[1:] + favourite[:1], strict=True):
-        gpt.head.weight[after] += gpt.token_embedding.weight[before]
+        gpt.head.weight[after, token] = gpt.token_embedding.weight[before, token]
     save_checkpoint(folder / "checkpoints" / "best.ckpt", gpt)
     return folder
-
-
-@pytest.fixture(autouse=True)
-def own_threads():
-    """The program chooses a number of threads for its process."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_a_checkpoint_without_a_tokenizer_gets_one_sentence(tmp_path, capsys):

@@ -47,9 +47,7 @@ MODEL = {
     "optimizer": (OptimizerConfig, OPTIMIZER_OPTIONS),
     "schedule": (ScheduleConfig, SCHEDULE_OPTIONS),
 }
-NEEDED = {
-    "context_length": {"position": "learned"},
-}
+NEEDED = {"context_length": {"position": "learned"}}
 
 
 def trained_losses(gpt=None, optimizer=None, schedule=None) -> list[float]:

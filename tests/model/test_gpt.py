@@ -68,17 +68,6 @@ def test_ngrams_spread_evenly_over_their_table():
         assert rows.unique().numel() / 4096 > 0.53  # a random map fills 1 - 1/e, which is 0.63
 
 
-def test_tables_of_several_sizes_add_up_and_no_row_belongs_to_two():
-    both = random_gpt(GPTConfig(**SIZES, ngram_sizes=[3, 2, 3], ngram_buckets=64))
-    tokens, weight = torch.randint(SIZES["vocab_size"], (2, 12)), both.ngram_embedding.weight
-    total = 0
-    for table, size in enumerate((2, 3)):
-        one = GPT(GPTConfig(**SIZES, ngram_sizes=[size], ngram_buckets=64)).ngram_embedding
-        one.weight.data = weight.data[64 * table : 64 * (table + 1)]
-        total = total + one(tokens, 12)
-    torch.testing.assert_close(both.ngram_embedding(tokens, 12), total)
-
-
 @pytest.mark.parametrize(
     "options",
     [{"value_embeddings": True, "ngram_sizes": [2]}, GPT2, {"num_kv_heads": 2, "window": 4, "activation": "swiglu"}],
