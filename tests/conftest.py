@@ -4,6 +4,8 @@ import functools
 import gc
 import os
 import shutil
+import signal
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,6 +15,7 @@ from hypothesis import settings
 
 from tests import gpts, small_runs
 
+LIMIT = 600  # seconds
 # Where transformers copies the source of an exported folder; it reads this when it is imported.
 MODULES = TemporaryDirectory()
 os.environ["HF_MODULES_CACHE"] = MODULES.name
@@ -34,6 +37,23 @@ def no_power_cut():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)
         yield
+
+
+@pytest.fixture(autouse=True)
+def limit(request):
+    """A test that hangs fails: a process may not end, and Playwright waits for ever for a promise or a stuck page."""
+
+    def fail(*_):
+        raise TimeoutError(f"the test hangs: it has taken {LIMIT} seconds")
+
+    if not request.path.name.startswith("test_") or sys.platform == "win32":  # of make learn, stress or faults
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(LIMIT)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(scope="session")

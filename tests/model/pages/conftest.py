@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 
 import pytest
 
@@ -15,20 +14,6 @@ FLAGS += ["--disable-component-update", "--disable-sync"]
 TITLE = "A title & <more>"
 NO_TOUR = "try { localStorage.setItem('glassgpt: tour', 'closed') } catch {}"  # see test_tour_in_browser.py
 TIMEOUT = float(os.environ.get("PAGE_TIMEOUT", "30")) * 1000  # milliseconds
-
-
-@pytest.fixture(autouse=True)
-def limit():
-    """Playwright waits for a promise of the page for ever, and for a page that is stuck: then the test fails."""
-
-    def fail(*_):
-        raise TimeoutError("the page hangs")
-
-    before = signal.signal(signal.SIGALRM, fail)
-    signal.alarm(10 * int(TIMEOUT // 1000))
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(scope="session")
