@@ -1,8 +1,10 @@
 """What is filled in on the command line, which options exclude each other, and what is not said at every start."""
 
 import logging
+import shlex
 import shutil
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -66,21 +68,19 @@ def test_a_resumed_run_has_its_own_config_under_what_is_typed(options, run_dir):
 
 
 REFUSED = {
-    "--resume": "argument --resume: expected one argument",
-    "--resume=runs/a --model.init_from=runs/a": "leave out --model.init_from",
-    "--resume=runs/a --model {init_from:runs/a}": "leave out --model.init_from",
-    "--resume=runs/a --name=b": "leave out --name",
+    "--resume": "--resume",
+    "--resume=runs/a --model.init_from=runs/a": "--model.init_from",
+    "--resume=runs/a --model '{init_from: runs/a}'": "--model.init_from",
+    "--resume=runs/a --name=b": "--name",
     "--data.context_length=8": "model.gpt.context_length",
-    "--ckpt_path=runs/a": "ckpt_path",
     "validate": "validate",
 }
 
 
 @pytest.mark.parametrize("typed", REFUSED)
 def test_no_option_is_ignored(options, typed):
-    typed = [arg.replace("init_from:", "init_from: ") for arg in typed.split()]
-    with pytest.raises(ValueError, match=REFUSED[" ".join(typed).replace("init_from: ", "init_from:")]):
-        options(*typed)
+    with pytest.raises(ValueError, match=REFUSED[typed]):
+        options(*shlex.split(typed))
 
 
 GROUPS = ["data", "model", "model.gpt", "model.optimizer", "model.schedule", "trainer", "attention", "samples"]
@@ -124,40 +124,33 @@ def callback(name, **options):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"max_epochs": None, "limit_train_batches": None},
-        {"max_epochs": 1, "limit_train_batches": 1, "fast_dev_run": 1},
-        {"limit_train_batches": 3, "overfit_batches": 3},
-        {"strategy": "ddp"},
-        {"strategy": Namespace(class_path="lightning.pytorch.strategies.DDPStrategy")},
-        {"accumulate_grad_batches": 5},
-        {"accumulate_grad_batches": 5, "val_check_interval": 0.5},
-        {"callbacks": [callback("EarlyStopping", monitor="val/loss"), callback("ModelCheckpoint", monitor="step")]},
-        {"callbacks": callback("LearningRateMonitor")},
-    ],
-    ids=repr,
-)
-def test_options_that_do_what_they_say_are_let_through(options):
-    check_trainer(Namespace(**USUAL | options))
-
-
-@pytest.mark.parametrize(
     ("options", "said"),
     [
-        *(({"limit_train_batches": share}, "trainer.limit_train_batches: would repeat") for share in (0.5, 1)),
-        *(({"strategy": name}, "trainer.strategy: .* write ddp") for name in ("fsdp", "deepspeed", "ddp_spawn")),
+        ({}, None),
+        ({"max_epochs": None, "limit_train_batches": None}, None),
+        ({"max_epochs": 1, "limit_train_batches": 1, "fast_dev_run": 1}, None),
+        ({"limit_train_batches": 3, "overfit_batches": 3}, None),
+        *(({"limit_train_batches": share}, "trainer.limit_train_batches") for share in (0.5, 1)),
+        ({"strategy": "ddp"}, None),
+        ({"strategy": Namespace(class_path="lightning.pytorch.strategies.DDPStrategy")}, None),
         ({"strategy": Namespace(class_path="lightning.pytorch.strategies.FSDPStrategy")}, "trainer.strategy"),
-        ({"log_every_n_steps": 0}, "trainer.log_every_n_steps must be at least 1, not 0"),
-        ({"accumulate_grad_batches": 0}, "trainer.accumulate_grad_batches must be at least 1, not 0"),
-        ({"val_check_interval": 0}, "trainer.val_check_interval: 0 "),
-        ({"val_check_interval": "00:00:00:05"}, "trainer.val_check_interval: "),
-        ({"callbacks": [callback("EarlyStopping", monitor="loss")]}, "monitor is loss: write val/loss or val/bits"),
-        ({"accumulate_grad_batches": 3}, "trainer.val_check_interval: 10 .* 3 divides"),
+        *(({"strategy": name}, "trainer.strategy.* ddp") for name in ("fsdp", "deepspeed", "ddp_spawn")),
+        ({"log_every_n_steps": 0}, "trainer.log_every_n_steps .*0"),
+        ({"accumulate_grad_batches": 0}, "trainer.accumulate_grad_batches .*0"),
+        ({"val_check_interval": 0}, "trainer.val_check_interval.* 0 "),
+        ({"val_check_interval": "00:00:00:05"}, "trainer.val_check_interval"),
+        ({"accumulate_grad_batches": 5}, None),
+        ({"accumulate_grad_batches": 5, "val_check_interval": 0.5}, None),
+        ({"accumulate_grad_batches": 3}, "trainer.val_check_interval.* 10 .* 3 "),
+        (
+            {"callbacks": [callback("EarlyStopping", monitor="val/loss"), callback("ModelCheckpoint", monitor="x")]},
+            None,
+        ),
+        ({"callbacks": callback("LearningRateMonitor")}, None),
+        ({"callbacks": [callback("EarlyStopping", monitor="loss")]}, "monitor .*loss.* val/loss"),
     ],
     ids=repr,
 )
-def test_options_that_do_harm_are_refused(options, said):
-    with pytest.raises(ValueError, match=said):
+def test_options_that_do_harm_are_refused_and_others_let_through(options, said):
+    with pytest.raises(ValueError, match=said) if said else nullcontext():
         check_trainer(Namespace(**USUAL | options))
