@@ -142,10 +142,8 @@ def callback(name, **options):
         ({"accumulate_grad_batches": 5}, None),
         ({"accumulate_grad_batches": 5, "val_check_interval": 0.5}, None),
         ({"accumulate_grad_batches": 3}, "trainer.val_check_interval.* 10 .* 3 "),
-        (
-            {"callbacks": [callback("EarlyStopping", monitor="val/loss"), callback("ModelCheckpoint", monitor="x")]},
-            None,
-        ),
+        ({"callbacks": [callback("EarlyStopping", monitor="val/loss")]}, None),
+        ({"callbacks": [callback("ModelCheckpoint", monitor="step")]}, None),
         ({"callbacks": callback("LearningRateMonitor")}, None),
         ({"callbacks": [callback("EarlyStopping", monitor="loss")]}, "monitor .*loss.* val/loss"),
     ],
