@@ -17,7 +17,7 @@ REPORT = "report.html"
 ATTENTION = "attention"
 HEAD_SCORES = "attention/scores.jsonl"
 CHECKPOINTS = "checkpoints"
-LAST, BEST = "last.ckpt", "best.ckpt"  # in CHECKPOINTS
+BEST, LAST = RUN_CHECKPOINTS
 
 
 def find_run(path: Path | None, *files: str, hint: str = "") -> Path:

@@ -16,7 +16,7 @@ from lightning.pytorch import Trainer
 from model.checkpoint import read_checkpoint
 from model.checks import Mistake, listed
 from model.files import atomic_file, write_atomically
-from model.runs.folder import BEST, CHECKPOINTS, LAST, METRICS, SAMPLES, kept_checkpoint, kept_steps
+from model.runs.folder import BEST, LAST, METRICS, SAMPLES, kept_checkpoint, kept_steps
 from model.runs.metrics import check_finite
 from model.runs.results import read_metrics, read_samples
 
@@ -73,9 +73,9 @@ class Checkpoints:
         for logger in trainer.loggers:
             logger.save()  # a resumed run does not repeat the rows before its checkpoint
         run_dir, step = Path(trainer.default_root_dir), trainer.global_step
-        files = [run_dir / CHECKPOINTS / BEST] if is_best else []
+        files = [run_dir / BEST] if is_best else []
         files += [kept_checkpoint(run_dir, step)] if step in self.keep_steps else []
-        first, *others = *files, run_dir / CHECKPOINTS / LAST
+        first, *others = *files, run_dir / LAST
         trainer.save_checkpoint(first)
         for other in others if trainer.is_global_zero else ():
             copy_file(first, other)
@@ -90,10 +90,9 @@ def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
     Returns whether there is a best.ckpt. Raises a `Mistake` for a damaged metrics.csv or samples.jsonl, and has changed
     nothing then.
     """
-    metrics, samples, folder = run_dir / METRICS, run_dir / SAMPLES, run_dir / CHECKPOINTS
+    metrics, samples, best, last = (run_dir / name for name in (METRICS, SAMPLES, BEST, LAST))
     num_rows = sum(row["step"] <= step for row in read_metrics(metrics))
     num_samples = sum(sample["step"] <= step for sample in read_samples(samples))
-    best, last = folder / BEST, folder / LAST
     later = [kept_checkpoint(run_dir, kept) for kept in kept_steps(run_dir) if kept > step]
     with suppress(Mistake):  # the step of a damaged checkpoint cannot be read: it stays
         if read_checkpoint(best, on_disk=True)["global_step"] > step:
