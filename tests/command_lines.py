@@ -1,5 +1,6 @@
 """Calls a command line in this process, which takes no time to start."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -16,8 +17,8 @@ def call(main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str], *
 
 
 def tells(sentence: str, names: str) -> bool:
-    """Whether a sentence has each of these names and figures, between which are spaces."""
-    return all(name in sentence for name in names.split())
+    """Whether a sentence has each of these names and figures, between which are spaces, as words of their own."""
+    return all(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", sentence) for name in names.split())
 
 
 def refused(main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
