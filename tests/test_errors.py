@@ -43,7 +43,7 @@ IN_TRAINING = {
     name: (CausalSelfAttention, "attend", bug, "recording of step 0") for name, (_, bug) in IN_ATTENTION.items()
 }
 IN_TRAINING["in place"] = (FeedForward, "forward", changed_in_place, "training step 1")
-IN_TRAINING["in a corpus"] = (FileCorpus, "passages", unknown_key, "the start of training")
+IN_TRAINING["in a corpus"] = (FileCorpus, "passages", unknown_key, "preparing text and model")
 
 
 @pytest.mark.parametrize("name", IN_TRAINING)

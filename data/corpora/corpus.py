@@ -17,7 +17,8 @@ class Corpus(ABC):
 
     Attributes:
         name: for people.
-        identity: plain data that changes whenever the text may have changed.
+        identity: plain data that changes whenever the text may have changed. Tokens are cached by it: after a change of
+            a corpus's code remove .cache, or change it too.
     """
 
     name: str

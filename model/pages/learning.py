@@ -46,7 +46,8 @@ def story(rows: Rows, config: Mapping) -> str:
     """What this is and how long it trained on what, in sentences for someone who has never seen the project."""
     gpt, data = config.get("model", {}).get("gpt", {}), config.get("data", {})
     size = f" of {_count(gpt['num_layers'], 'layer')} with {_count(gpt['num_heads'], 'head')} each" if gpt else ""
-    text = CORPORA.get(data.get("corpus", ""), "a text")
+    corpus = data.get("corpus")
+    text = CORPORA.get(corpus, f"the corpus {corpus}") if corpus else "a text"
     if dataset := data.get("dataset"):
         text = f"the data set {dataset}"
     elif files := data.get("files"):

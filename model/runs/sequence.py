@@ -39,7 +39,7 @@ class RunSequence(Checkpoint):
         self.finished_step = -1
         self.resumed_random_state: dict[str, Any] | None = None
         self.is_running = False
-        self.doing = "the start of training"  # for the person to whom an error is shown
+        self.doing = "preparing text and model"  # for the person to whom an error is shown
 
     def on_train_batch_start(self, trainer: Trainer, module: LightningModule, *_: Any) -> None:
         self.finish_step(trainer, module)  # the one before

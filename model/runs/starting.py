@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule, Trainer, callbacks
 
 from model.checks import Mistake
 from model.files import write_atomically, writing
-from model.runs.folder import CONFIG, resume_command
+from model.runs.folder import CONFIG, how_to_resume
 
 if os.name == "posix":
     import fcntl
@@ -20,10 +20,13 @@ def new_run_dir(options: Namespace) -> Path:
 
     Raises a `Mistake` if a run has this name.
     """
+    runs = Path(options.trainer.default_root_dir)
     name = f"{Path(str(options.config[-1])).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    run_dir = Path(options.trainer.default_root_dir, name if options.name is None else options.name)
+    run_dir, number = runs / (name if options.name is None else options.name), 2
+    while options.name is None and run_dir.exists():  # another run began within this second
+        run_dir, number = runs / f"{name}-{number}", number + 1
     if run_dir.exists():
-        raise Mistake(f"{run_dir} exists: choose another --name, or continue it with {resume_command(run_dir)}")
+        raise Mistake(f"{run_dir} exists: choose another --name, or remove it; {how_to_resume(run_dir)}")
     return run_dir
 
 

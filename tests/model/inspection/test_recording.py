@@ -53,6 +53,18 @@ def test_snapshots_of_different_probes_are_not_mixed(recorded, tmp_path):
     assert not (tmp_path / "new").exists()  # nothing is written before the first snapshot
 
 
+def test_a_score_that_is_newer_than_a_recording_was_not_measured_in_it(recorded, monkeypatch):
+    before = Recording.load(recorded).snapshots[0]
+    monkeypatch.setitem(SCORES, "new", SCORES["sink"])
+    record(recorded, random_gpt(GROUPED), 1)
+    old, new = Recording.load(recorded).snapshots
+    assert np.isnan(old.scores["new"]).all() and not old.heads.formed["new"].any()
+    assert np.array_equal(old.scores["sink"], before.scores["sink"])
+    assert np.array_equal(new.scores["new"], new.scores["sink"])
+    monkeypatch.delitem(SCORES, "new")
+    assert len(Recording.load(recorded).snapshots) == 2  # and one that is gone is not missed
+
+
 @pytest.mark.parametrize("written", [0, 2, 4, 6])  # of these calls each file takes two
 def test_an_interrupted_snapshot_does_not_count_and_is_made_again(recorded, tmp_path, monkeypatch, written):
     """The first or a later one, when maps and details are written and perhaps the probe, but not their scores."""

@@ -13,7 +13,7 @@ import torch
 
 from data.tokenizers import END_OF_TEXT, Tokenizer, byte_level, published, train_bpe
 from model.generation import generate
-from model.gpt import GPT
+from model.gpt import ACTIVATIONS, GPT
 from model.inspection import recorder
 from model.inspection.ablation import part_means, replaced
 from model.inspection.probes import Probe
@@ -31,7 +31,10 @@ TOKENIZER = byte_level()
 OTHER = TOKENS.flip(0)
 PROBES = {"text": Probe(TOKENS.tolist(), ["x"] * len(TOKENS)), "repeated": Probe([1, 2, 1, 2], ["x"] * 4, 2)}
 TARGET = 7  # the token whose logit patches change
-ARCHITECTURES = CONFIGS | {
+# An activation is tried here as soon as the page has it.
+NETWORK = (BROWSER / "network.js").read_text(encoding="utf-8")
+ACTIVATED = {name: replace(MODERN, activation=name) for name in ACTIVATIONS if f"\n  {name}: (x) =>" in NETWORK}
+ARCHITECTURES = CONFIGS | ACTIVATED | {
     "gpt2, exact": replace(MODERN, **GPT2 | {"activation": "gelu_exact", "bias": False, "tie_embeddings": False}),
     "rotary, no QK-norm": replace(MODERN, qk_norm=False, embedding_norm=False, value_embeddings=True, num_layers=2),
     "QK-norm, learned": replace(MODERN, position="learned", tie_embeddings=True, window=5, logit_soft_cap=9.0),
