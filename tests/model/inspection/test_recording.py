@@ -54,15 +54,15 @@ def test_snapshots_of_different_probes_are_not_mixed(recorded, tmp_path):
 
 
 def test_a_score_that_is_newer_than_a_recording_was_not_measured_in_it(recorded, monkeypatch):
-    before = Recording.load(recorded).snapshots[0]
+    before = Recording.open(recorded).snapshots[0]
     monkeypatch.setitem(SCORES, "new", SCORES["sink"])
     record(recorded, random_gpt(GROUPED), 1)
-    old, new = Recording.load(recorded).snapshots
+    old, new = Recording.open(recorded).snapshots
     assert np.isnan(old.scores["new"]).all() and not old.heads.formed["new"].any()
     assert np.array_equal(old.scores["sink"], before.scores["sink"])
     assert np.array_equal(new.scores["new"], new.scores["sink"])
     monkeypatch.delitem(SCORES, "new")
-    assert len(Recording.load(recorded).snapshots) == 2  # and one that is gone is not missed
+    assert len(Recording.open(recorded).snapshots) == 2  # and one that is gone is not missed
 
 
 @pytest.mark.parametrize("written", [0, 2, 4, 6])  # of these calls each file takes two

@@ -32,14 +32,20 @@ OTHER = TOKENS.flip(0)
 PROBES = {"text": Probe(TOKENS.tolist(), ["x"] * len(TOKENS)), "repeated": Probe([1, 2, 1, 2], ["x"] * 4, 2)}
 TARGET = 7  # the token whose logit patches change
 # An activation is tried here as soon as the page has it.
-NETWORK = (BROWSER / "network.js").read_text(encoding="utf-8")
+NETWORK = Path(weights.__file__).with_name("browser").joinpath("network.js").read_text(encoding="utf-8")
 ACTIVATED = {name: replace(MODERN, activation=name) for name in ACTIVATIONS if f"\n  {name}: (x) =>" in NETWORK}
-ARCHITECTURES = CONFIGS | ACTIVATED | {
-    "gpt2, exact": replace(MODERN, **GPT2 | {"activation": "gelu_exact", "bias": False, "tie_embeddings": False}),
-    "rotary, no QK-norm": replace(MODERN, qk_norm=False, embedding_norm=False, value_embeddings=True, num_layers=2),
-    "QK-norm, learned": replace(MODERN, position="learned", tie_embeddings=True, window=5, logit_soft_cap=9.0),
-    "odd sizes": replace(MODERN, embed_dim=30, num_heads=3, num_kv_heads=1, feed_forward_dim=21, activation="swiglu"),
-}
+ARCHITECTURES = (
+    CONFIGS
+    | ACTIVATED
+    | {
+        "gpt2, exact": replace(MODERN, **GPT2 | {"activation": "gelu_exact", "bias": False, "tie_embeddings": False}),
+        "rotary, no QK-norm": replace(MODERN, qk_norm=False, embedding_norm=False, value_embeddings=True, num_layers=2),
+        "QK-norm, learned": replace(MODERN, position="learned", tie_embeddings=True, window=5, logit_soft_cap=9.0),
+        "odd sizes": replace(
+            MODERN, embed_dim=30, num_heads=3, num_kv_heads=1, feed_forward_dim=21, activation="swiglu"
+        ),
+    }
+)
 SQUARE = {"layer": -1, "head": -1, "query": 9, "key": 7}
 OFF = [["head 0.0"], ["feed-forward 0", "head 0.0", "token embedding"]]
 

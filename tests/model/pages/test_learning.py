@@ -38,7 +38,7 @@ TOLD = [
     ({"data": {"corpus": "stdlib", "files": None}}, "Python's standard library"),
     ({"data": {"corpus": "files", "files": ["a.txt", "b.txt"]}}, "a.txt, b.txt"),
     ({"data": {"corpus": "stdlib", "dataset": "some/set"}}, "some/set"),
-    ({"data": {"corpus": "another"}}, "a text"),
+    ({"data": {"corpus": "another"}}, "another"),
 ]
 
 

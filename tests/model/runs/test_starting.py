@@ -11,14 +11,15 @@ from model.runs.starting import RunFolder, new_run_dir
 
 def test_a_new_run_is_called_after_its_config_and_the_time_and_takes_no_folder_of_another(tmp_path, monkeypatch):
     monkeypatch.setattr("time.strftime", lambda _: "now")
-    for name, expected in ((None, "own-now"), ("a", "a")):
-        trainer = Namespace(default_root_dir=str(tmp_path))
-        options = Namespace(name=name, config=["other.yaml", "configs/own.yaml"], trainer=trainer)
-        run_dir = new_run_dir(options)
+    options = {"config": ["other.yaml", "configs/own.yaml"], "trainer": Namespace(default_root_dir=str(tmp_path))}
+    for expected in ("own-now", "own-now-2", "own-now-3"):
+        run_dir = new_run_dir(Namespace(**options, name=None))
         assert run_dir == tmp_path / expected
         run_dir.mkdir()
-        with pytest.raises(ValueError, match=f"{run_dir} exists"):
-            new_run_dir(options)
+    named = Namespace(**options, name="own-now")
+    with pytest.raises(ValueError, match=f"{tmp_path / 'own-now'} exists"):
+        new_run_dir(named)
+    assert new_run_dir(Namespace(**options, name="a")) == tmp_path / "a"
 
 
 locks = pytest.mark.skipif(os.name != "posix", reason="folders are locked on POSIX")
