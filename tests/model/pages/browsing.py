@@ -60,6 +60,11 @@ def colours(elements) -> list[list[float]]:
     return [[float(x) for x in re.findall(r"[\d.]+", style)] for style in styles]
 
 
+def shares(sentence: str) -> list[float]:
+    """The percentages of a sentence as shares of 1."""
+    return [float(number) / 100 for number in re.findall(r"([\d.]+)%", sentence)]
+
+
 def number_in(text: str) -> float:
     """As the page writes it, with a minus sign of its own."""
     return float(text.replace("−", "-"))

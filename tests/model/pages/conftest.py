@@ -1,10 +1,12 @@
 """A real browser, offline. A test fails if a page logs a message, raises an error, or requests a file."""
 
+import functools
 import os
 import shutil
 
 import pytest
 
+from model.inspection.recording import Recording
 from model.pages.page import run_page
 from tests.model.pages.browsing import settle
 
@@ -30,7 +32,7 @@ def browser():
 @pytest.fixture(scope="session")
 def windows():
     """Those that no test uses, for a mouse and for a finger. A new one would take longer than most tests do in it."""
-    return {"mouse": [], "finger": []}
+    return {False: [], True: []}
 
 
 @pytest.fixture
@@ -38,16 +40,17 @@ def open_file(browser, windows, tmp_path):
     """Opens a file, or the text of an HTML file, in a window of its own."""
     used, trouble = [], []
 
-    def open_(document, hash_="", width=1280, height=900, theme="light", touch=False):
+    def open_(document, hash_="", width=1280, height=900, theme="light", touch=False, script=NO_TOUR):
+        """script: runs before the page does; with another than usual, the browser has not seen any page before."""
         path = document
         if isinstance(document, str):
             path = tmp_path / "page.html"
             path.write_text(document, encoding="utf-8")
-        free = windows["finger" if touch else "mouse"]
+        free = windows[touch] if script == NO_TOUR else []
         if not free:
             context = browser.new_context(offline=True, accept_downloads=True, has_touch=touch, is_mobile=touch)
             context.set_default_timeout(TIMEOUT)
-            context.add_init_script(NO_TOUR)
+            context.add_init_script(script)
             free.append(context.new_page())
         page = free.pop()
         page.set_viewport_size({"width": width, "height": height})
@@ -73,19 +76,17 @@ def open_file(browser, windows, tmp_path):
     assert not trouble
 
 
-@pytest.fixture(scope="module")
-def pages():
-    """The text of each page of a recording that was opened, and the recording, which keeps its identity so."""
-    return {}
+@functools.cache
+def page_of(recording: Recording) -> str:
+    return run_page(TITLE, recording)
 
 
 @pytest.fixture
-def open_page(open_file, pages):
-    """Opens the page of a recording."""
+def open_page(open_file):
+    """Opens the page of a recording, or one that was written before, and waits until it is drawn."""
 
-    def open_(recording, **window):
-        text, _ = pages.setdefault(id(recording), pages.get(id(recording)) or (run_page(TITLE, recording), recording))
-        page = open_file(text, **window)
+    def open_(shown, **window):
+        page = open_file(shown if isinstance(shown, str) else page_of(shown), **window)
         settle(page)
         return page
 

@@ -7,17 +7,12 @@
 //   ["turns", { names, steps }]     who had each turn in the worker, of questions that are asked at once and never end
 
 import { readFileSync } from "node:fs";
-import { register } from "node:module";
+import { load } from "./modules.mjs";
 
-const root = new URL("../../../model/pages/", import.meta.url).href;
-const resolve = `export const resolve = (name, context, next) => name.startsWith("browser/")
-  ? { url: ${JSON.stringify(root)} + name, format: "module", shortCircuit: true } : next(name, context);`;
-register(`data:text/javascript,${encodeURIComponent(resolve)}`);
-globalThis.matchMedia = () => ({ matches: false }); // all that the modules ask of a browser when they are loaded
-const { LiveModel } = await import("browser/live-model.js");
-const { Network } = await import("browser/network.js");
-const { sample } = await import("browser/sampling.js");
-const { createTokenizer } = await import("browser/tokenizer.js");
+const { LiveModel } = await load("live-model");
+const { Network } = await load("network");
+const { sample } = await load("sampling");
+const { createTokenizer } = await load("tokenizer");
 
 const finished = (job) => {
   const values = [];
@@ -83,7 +78,7 @@ const answers = {
       if (id === "start") names.forEach((name) => onmessage({ data: { id: name, name } }));
       else resolve(turns);
     };
-    import("browser/worker.js").then(() =>
+    load("worker").then(() =>
       onmessage({ data: { id: "start", name: "start", request: { manifest: {}, texts: [] } } }));
   }),
 };

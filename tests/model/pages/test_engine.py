@@ -22,12 +22,11 @@ from model.inspection.recording import Recording
 from model.inspection.trace import before_norm, edited, observed, scale_of, trace, undisturbed
 from model.pages import template, weights
 from tests.gpts import CONFIGS, GPT2, MODERN, TOKENS, random_gpt
-from tests.model.pages.test_typing_in_browser import GPTS, page_of
+from tests.model.pages.model_pages import GPTS, TOKENIZER, page_of
 from tests.model.pages.test_views_in_node import run_node
 
 pytestmark = pytest.mark.slow
 
-TOKENIZER = byte_level()
 OTHER = TOKENS.flip(0)
 PROBES = {"text": Probe(TOKENS.tolist(), ["x"] * len(TOKENS)), "repeated": Probe([1, 2, 1, 2], ["x"] * 4, 2)}
 TARGET = 7  # the token whose logit patches change

@@ -12,8 +12,9 @@ import pytest
 
 from model.files import write_atomically
 from model.pages.page import run_page
+from tests.model.pages.model_pages import GPTS, page_of
 from tests.model.pages.test_page_in_browser import HISTORY
-from tests.model.pages.test_typing_in_browser import GPTS, assert_next, logits_of, page_of
+from tests.model.pages.test_typing_in_browser import assert_next, logits_of
 
 pytestmark = pytest.mark.slow
 

@@ -16,10 +16,11 @@ from matplotlib.image import imread
 from model.files import write_atomically
 from model.glass import open_run
 from model.inspection import heads
+from model.pages.describe import describe_heads, opening_view
 from model.pages.images import COLOURS
 from model.pages.page import run_page
 from tests.measurements import learned_recording
-from tests.model.pages.browsing import click, colours, in_page, place, point_at, press, resize, settle, slide
+from tests.model.pages.browsing import click, colours, in_page, place, point_at, press, resize, settle, shares, slide
 
 pytestmark = pytest.mark.slow
 
@@ -27,11 +28,6 @@ STEPS = [0, 1, 2, 4, 8, 16, 32]
 LABELS = ["for", " i", " in", " range", "(", "10", "):", "\n", "    ", "print"] * 2
 snapshot_steps = partial(learned_recording, labels=LABELS, steps=STEPS)
 HISTORY = snapshot_steps()
-
-
-def shares(sentence: str) -> list[float]:
-    """The percentages of a sentence as shares of 1."""
-    return [float(number) / 100 for number in re.findall(r"([\d.]+)%", sentence)]
 
 
 def shades(page) -> np.ndarray:
@@ -155,11 +151,8 @@ def test_heads_are_marked_from_the_step_at_which_they_formed_and_sorted_by_a_sco
     marks, formed = page.locator(".thumb").first.locator(".marks"), HISTORY.formation["previous_token"]["0.0"]
     assert formed in STEPS[1:-1]
     before = STEPS[STEPS.index(formed) - 1]
-    click(
-        page.locator("#formed").get_by_role(
-            "button", name=f"previous token: head 0.0 formed between steps {before} and {formed}"
-        )
-    )
+    told = f"previous token: head 0.0 formed between steps {before} and {formed}"
+    click(page.locator("#formed").get_by_role("button", name=told))
     assert address(page)["step"] == str(formed)
     for at, step in enumerate(STEPS):
         slide(page, at)
@@ -207,30 +200,23 @@ def test_everything_can_be_done_with_the_keyboard(open_page):
     page.keyboard.press("Escape")
     press(page.locator("#tokens"), "ArrowLeft")
     assert address(page)["token"] == "18" and address(page)["step"] == "16"
-
-
-def test_the_page_opens_on_a_head_in_a_sentence_and_a_shaded_token(open_page, monkeypatch):
-    evidence = "0.91 of its weight (uniform attention: 0.17)"
-    told = {"name": "previous_token", "evidence": evidence}
-    described = [[told | {"sentence": f"This is {n}.{m}."} for m in range(3)] for n in range(2)]
-    opening = {"probe": "text", "head": 5, "token": 8, "score": "sink"}
-    monkeypatch.setattr("model.pages.page.describe_heads", lambda *_: described)
-    monkeypatch.setattr("model.pages.page.opening_view", lambda *_: opening)
-    page = open_page(replace(HISTORY))
-    says = page.locator("#says").inner_text()
-    assert "Layer 1, head 2. This is 1.2." in says and evidence in says
-    weights = HISTORY.maps(32)["text"][1, 2, 8].astype(float)
-    (reading,) = re.findall("Reading “\u2068····\u2069” .*", says)
-    np.testing.assert_allclose(shares(reading), sorted(weights[weights >= 0.1], reverse=True)[:3], atol=0.006)
-    assert page.locator("#tokens .chosen").get_attribute("data-index") == "8"
-    np.testing.assert_allclose(shades(page)[8], inks(np.sqrt(weights))[8], atol=0.03)
-
-
-def test_in_another_text_the_page_takes_the_last_token_whose_next_one_is_known(open_page):
     page = open_page(HISTORY, hash_="#probe=repeated&head=0.2")
     press(page, "p")
-    assert page.locator("#tokens .chosen").get_attribute("data-index") == "18"
+    assert page.locator("#tokens .chosen").get_attribute("data-index") == "18"  # the last whose next one is known
     assert page.locator("#reading").inner_text().startswith("Reading “\u2068····")  # LABELS[18]
+
+
+def test_the_page_opens_on_a_head_in_a_sentence_and_a_shaded_token(open_page):
+    page, opening = open_page(HISTORY), opening_view(HISTORY, 32)
+    (layer, head), probe, token = divmod(opening["head"], 3), opening["probe"], opening["token"]
+    described, says = describe_heads(HISTORY.at(32))[layer][head], page.locator("#says").inner_text()
+    assert described["name"] and f"Layer {layer}, head {head}. {described['sentence']}" in says
+    assert described["evidence"] in says
+    weights = HISTORY.maps(32)[probe][layer, head, token].astype(float)
+    (reading,) = re.findall(f"Reading “\u2068{HISTORY.probes[probe].labels[token]}\u2069” .*", says)
+    np.testing.assert_allclose(shares(reading), sorted(weights[weights >= 0.1], reverse=True)[:3], atol=0.006)
+    assert page.locator("#tokens .chosen").get_attribute("data-index") == str(token)
+    np.testing.assert_allclose(shades(page)[token], inks(np.sqrt(weights))[token], atol=0.03)
 
 
 def test_no_meaning_is_in_a_tooltip_alone_and_the_manual_explains_every_score(open_page):
@@ -252,9 +238,7 @@ def boxes(page, selector: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("layers", "count"), [(6, 3), (12, 12)])
-def test_text_sentence_grid_and_map_are_in_view_together_and_the_map_stays_while_the_page_scrolls(
-    open_page, layers, count
-):
+def test_what_belongs_together_is_in_view_together_and_the_layout_holds_at_every_width(open_page, layers, count):
     page = open_page(snapshot_steps(layers=layers, heads=count, labels=(LABELS * 4)[:64]))
     for width, height in ((1280, 900), (1366, 768)):
         resize(page, width, height)
@@ -270,7 +254,17 @@ def test_text_sentence_grid_and_map_are_in_view_together_and_the_map_stays_while
     page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
     assert page.evaluate("scrollY") > 100
     (stage,), (controls,) = boxes(page, "#stage"), boxes(page, "#controls")
-    assert controls[1] == 0 and controls[3] <= stage[1] < 100
+    assert controls[1] == 0 and controls[3] <= stage[1] < 100  # the map stays while the page scrolls
+    click(page.locator("#compare"))
+    for width in (390, 1280, 2200):
+        resize(page, width, 900)
+        for order in ("layer", "sink"):
+            sort_by(page, order)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            found = boxes(page, ".thumb")
+            assert (found[:, 2] - found[:, 0]).min() >= 20
+            apart = (found[:, None, :2] >= found[:, 2:]) | (found[:, None, 2:] <= found[:, :2])  # (N, N, 2)
+            assert (apart.any(-1) | np.eye(len(found), dtype=bool)).all()
 
 
 def test_a_phone_shows_text_map_sentence_and_grid_in_this_order(open_page):
@@ -343,9 +337,7 @@ def test_the_theme_is_that_of_the_system_until_it_is_switched_and_both_have_cont
     assert (luminance(style("body", "backgroundColor")) > 0.5) == (theme == "dark")
 
 
-def test_a_run_that_is_watched_follows_with_what_was_chosen_and_says_how_it_ended_or_that_it_may_have_died(
-    open_file, tmp_path
-):
+def test_a_run_that_is_watched_follows_with_what_was_chosen_and_says_how_it_ended(open_file, tmp_path):
     path = tmp_path / "report.html"
 
     def write(steps: int, state: str, gap: float = 0.0) -> None:
@@ -364,10 +356,8 @@ def test_a_run_that_is_watched_follows_with_what_was_chosen_and_says_how_it_ende
     with page.expect_event("load"):
         write(5, "running")
     settle(page)
-    assert (address(page)["head"], address(page)["step"]) == (
-        "1.1",
-        "2",
-    )  # whoever looks at an earlier step stays there
+    kept = address(page)
+    assert (kept["head"], kept["step"]) == ("1.1", "2")  # whoever looks at an earlier step stays there
     assert page.locator("#slide-a input").get_attribute("max") == "4"
     assert page.evaluate("scrollY") == pytest.approx(300, abs=30)
     slide(page, 4)
@@ -391,20 +381,6 @@ def test_a_run_that_has_just_begun_has_a_page_without_maps(open_file):
     assert page.locator("#story").inner_text() == "It has just begun." and page.locator("#main").is_hidden()
     page.locator("#theme").click()
     assert page.locator("html").get_attribute("data-theme") == "dark"
-
-
-@pytest.mark.parametrize(("layers", "count", "widths"), [(2, 3, (390, 2200)), (12, 12, (390, 1280))])
-def test_the_layout_holds_at_every_width(open_page, layers, count, widths):
-    page = open_page(snapshot_steps(layers=layers, heads=count), hash_="#against=0&order=sink")
-    for width in widths:
-        resize(page, width, 900)
-        for order in ("layer", "sink"):
-            sort_by(page, order)
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
-            found = boxes(page, ".thumb")
-            assert (found[:, 2] - found[:, 0]).min() >= 20
-            apart = (found[:, None, :2] >= found[:, 2:]) | (found[:, None, 2:] <= found[:, :2])  # (N, N, 2)
-            assert (apart.any(-1) | np.eye(len(found), dtype=bool)).all()
 
 
 def test_two_readings_in_one_notebook_do_not_disturb_each_other(trained, open_file):

@@ -1,68 +1,31 @@
 """The tour, the opened square and the arcs, in a real browser, of a model in which one head builds on another."""
 
-import functools
-import random
 import re
 
 import pytest
 import torch
 
-from data.tokenizers import byte_level
 from model.gpt import GPT
 from model.inspection.ablation import part_means, replaced
-from model.inspection.probes import Probe, draw_repeated_probe
 from model.inspection.recorder import read_maps
-from model.inspection.recording import Recording
-from model.inspection.survey import Windows, windows_of
-from model.pages.page import run_page
 from tests.gpts import induction_gpt, random_gpt
 from tests.model.pages.browsing import click, in_page, number_in, place, press, settle, unnamed
+from tests.model.pages.model_pages import LETTERS, TOKENIZER, page_of, windows
 
 pytestmark = pytest.mark.slow
 
-TOKENIZER = byte_level()
 GPT_ = induction_gpt()
 STORAGE = "Object.defineProperty(window, 'localStorage', { get() { throw new DOMException('no', 'SecurityError') } })"
 
 
-@functools.cache
-def windows() -> dict[str, Windows]:
-    draw = random.Random(0)
-    texts = ["".join(draw.sample("abcdefghijklmnopqrstuvwxyz", 8)) * 8 for _ in range(16)]
-    repeated = draw_repeated_probe(range(97, 123), 20, TOKENIZER.label)
-    return windows_of({"text": [Probe(TOKENIZER.encode(text), list(text)) for text in texts], "repeated": [repeated]})
-
-
-@functools.cache
-def page_of(*models: GPT) -> str:
-    """The page of models at steps 0, 8 and so on."""
-    probes = {name: of.texts[0] for name, of in windows().items()}
-    models = [(8 * i, gpt) for i, gpt in enumerate(models)]
-    return run_page("tiny", Recording(probes, windows(), name="tiny"), models=models, tokenizer=TOKENIZER)
-
-
 @pytest.fixture
-def first_visit(browser, tmp_path):
-    """Opens a page in a browser that has not seen it before."""
-    contexts, trouble = [], []
+def first_visit(open_page):
+    """Opens the page of models in a browser that has not seen it before."""
 
-    def open_(document: str, script: str = "", width=1366, height=768):
-        path = tmp_path / "page.html"
-        path.write_text(document, encoding="utf-8")
-        contexts.append(browser.new_context(offline=True, viewport={"width": width, "height": height}))
-        page = contexts[-1].new_page()
-        page.on("pageerror", lambda error: trouble.append(str(error)))
-        page.on("console", lambda message: trouble.append(message.text))
-        page.add_init_script(script)
-        page.goto(path.as_uri())
-        page.locator("#main.typing").wait_for()
-        settle(page)
-        return page
+    def open_(*models: GPT, script="", width=1366):
+        return open_page(page_of(*models, texts=LETTERS), script=script, width=width, height=768)
 
-    yield open_
-    for context in contexts:
-        context.close()
-    assert not trouble
+    return open_
 
 
 def told(page) -> tuple[str, str, str]:
@@ -75,10 +38,10 @@ def told(page) -> tuple[str, str, str]:
 @torch.no_grad()
 def test_the_tour_shows_five_things_of_this_model_and_leaves_the_page_as_it_was(first_visit):
     untrained = GPT(GPT_.config).eval()
-    page = first_visit(page_of(untrained, GPT_))
+    page = first_visit(untrained, GPT_)
     effects = in_page(page, "state", "data.experiments.effects")
     trial = next(one["trial"] for one in effects if one["title"] == "A made-up word, twice")
-    answer, mean = trial["answer"], part_means(GPT_, windows()["text"].sample)["head 1.2"]
+    answer, mean = trial["answer"], part_means(GPT_, windows(*LETTERS)["text"].sample)["head 1.2"]
     with replaced(GPT_, {"head 1.2": mean}):
         without = GPT_(torch.tensor([TOKENIZER.encode(trial["text"])]))[0, -1].softmax(-1)
     least = percent(without.topk(20).values[-1].item())  # that is listed: the answer gets less
@@ -105,7 +68,6 @@ def test_the_tour_shows_five_things_of_this_model_and_leaves_the_page_as_it_was(
     assert page.locator("#tour").is_hidden() and page.locator(".toured").count() == 0
     assert page.url == before
     page.reload()
-    page.locator("#main.typing").wait_for()
     settle(page)
     assert page.locator("#tour").is_hidden()
     click(page.locator("#help"))
@@ -120,12 +82,12 @@ def percent(share: float) -> str:
 
 
 def test_what_a_model_cannot_do_has_no_stop(first_visit):
-    page = first_visit(page_of(random_gpt(GPT_.config), random_gpt(GPT_.config, 1)))
+    page = first_visit(random_gpt(GPT_.config), random_gpt(GPT_.config, 1))
     assert told(page)[0] == "1 of 1"
 
 
 def test_where_nothing_may_be_kept_the_tour_begins_from_the_help_only(first_visit):
-    page = first_visit(page_of(GPT_), STORAGE, width=400)
+    page = first_visit(GPT_, script=STORAGE, width=400)
     assert page.locator("#tour").is_hidden()
     click(page.locator("#help"))
     click(page.locator("#tour-start"))
@@ -138,13 +100,11 @@ def test_where_nothing_may_be_kept_the_tour_begins_from_the_help_only(first_visi
 
 
 @torch.no_grad()
-def test_a_square_opens_and_arcs_are_as_wide_as_the_weights(open_file):
+def test_a_square_opens_and_arcs_are_as_wide_as_the_weights(open_page):
     gpt = random_gpt(GPT_.config, 3, std=0.06)
-    page = open_file(page_of(gpt), width=1366, height=768)
-    page.locator("#main.typing").wait_for()
-    settle(page)
+    page = open_page(page_of(gpt, texts=LETTERS), width=1366, height=768)
     click(page.locator(".thumb").nth(5))
-    maps, _ = read_maps(gpt, torch.tensor(windows()["text"].texts[0].tokens))
+    maps, _ = read_maps(gpt, torch.tensor(windows(*LETTERS)["text"].texts[0].tokens))
     query, key = 5, 2
     page.mouse.click(*place(page, query, key))
     settle(page)

@@ -11,48 +11,22 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from data.tokenizers import byte_level
 from model.generation import generate
-from model.gpt import GPT, GPTConfig
+from model.gpt import GPT
 from model.inspection.ablation import changes, losses_without_each, part_means, replaced
 from model.inspection.experiments import try_all
-from model.inspection.probes import Probe, draw_repeated_probe
 from model.inspection.recorder import read_maps
-from model.inspection.recording import Recording
-from model.inspection.survey import windows_of
 from model.inspection.trace import trace
-from model.pages.page import run_page
-from tests.gpts import random_gpt, repeating_gpt
+from tests.gpts import repeating_gpt
 from tests.model.pages.browsing import click, in_page, number_in, point_at, press, put, settle, slide, unnamed
+from tests.model.pages.model_pages import CONFIG, GPTS, LETTERS, OPENING, TOKENIZER, page_of, plain_gpt, windows
 
 pytestmark = pytest.mark.slow
 
-TOKENIZER = byte_level()
-CONFIG = GPTConfig(vocab_size=257, context_length=32, num_layers=2, num_heads=2, embed_dim=16, value_embeddings=True)
-OPENING = "blacksmithblacksmithbla"
 
-
-def plain_gpt(seed: int, config: GPTConfig = CONFIG) -> GPT:
-    """A random GPT with weights that bfloat16 has exactly, which writes printable ASCII."""
-    gpt = random_gpt(config, seed)
-    with torch.no_grad():
-        for weight in gpt.parameters():
-            weight.copy_(weight.bfloat16())
-        gpt.head.weight[[*range(32), *range(127, 257)]] = 0
-    return gpt
-
-
-GPTS = [plain_gpt(seed) for seed in (0, 1)]
-
-
-@functools.cache
-def page_of(*gpts: GPT) -> str:
-    """The page of two GPTs, at steps 0 and 8."""
-    tokens = TOKENIZER.encode(OPENING)
-    repeated = draw_repeated_probe(range(256), 10, TOKENIZER.label, first=256)
-    probes = {"text": Probe(tokens, list(OPENING)), "repeated": repeated}
-    models = list(zip((0, 8), gpts, strict=True))
-    return run_page("tiny", Recording(probes, name="tiny"), models=models, tokenizer=TOKENIZER)
+@pytest.fixture
+def page(open_page):
+    return open_page(page_of(*GPTS))
 
 
 @pytest.fixture(scope="module")
@@ -60,16 +34,6 @@ def slow_page() -> str:
     """A page whose model takes long enough to be interrupted."""
     config = replace(CONFIG, num_layers=4, num_heads=4, embed_dim=256, context_length=256)
     return page_of(*(plain_gpt(seed, config) for seed in (0, 1)))
-
-
-@pytest.fixture
-def open_page(open_file):
-    def open_(document=None, **window):
-        page = open_file(document or page_of(*GPTS), **window)
-        settle(page)
-        return page
-
-    return open_
 
 
 def type_text(page, text: str) -> None:
@@ -96,8 +60,7 @@ def assert_next(page, logits: torch.Tensor) -> None:
     assert [share for _, share in shown] == pytest.approx(top.tolist(), abs=1e-3)
 
 
-def test_what_is_typed_or_clicked_is_read_as_pytorch_reads_it(open_page):
-    page = open_page()
+def test_what_is_typed_or_clicked_is_read_as_pytorch_reads_it(page):
     assert page.title() == "tiny" and page.locator("#box").input_value() == OPENING
     assert page.locator("#parity.good").inner_text() == "✓ as PyTorch computes it"
     for text in (OPENING, "def f(x):", "def f(x): return"):
@@ -125,8 +88,7 @@ def test_what_is_typed_or_clicked_is_read_as_pytorch_reads_it(open_page):
         assert_next(page, logits_of(GPTS[-1], text))
 
 
-def test_after_the_last_token_the_logit_of_the_likeliest_is_told(open_page):
-    page = open_page()
+def test_after_the_last_token_the_logit_of_the_likeliest_is_told(page):
     for text in ("def f", "d"):
         type_text(page, text)
         logits, cap = logits_of(GPTS[-1], text)[-1], CONFIG.logit_soft_cap
@@ -138,8 +100,7 @@ def test_after_the_last_token_the_logit_of_the_likeliest_is_told(open_page):
         assert total == pytest.approx(cap * math.atanh(logits.max() / cap), abs=0.006)
 
 
-def test_the_address_has_what_was_chosen(open_page):
-    page = open_page()
+def test_the_address_has_what_was_chosen(page, open_page):
     type_text(page, "ab " * 700)
     page.wait_for_url(re.compile("typed="))
     fields = parse_qs(page.url.partition("#")[2])
@@ -148,10 +109,12 @@ def test_the_address_has_what_was_chosen(open_page):
     for theme in ("dark", "light"):
         click(page.locator("#theme"))
         assert ("theme=dark" in page.url) == (theme == "dark") and "theme=light" not in page.url
-        again = open_page(hash_=f"#{page.url.partition('#')[2]}")
+        again = open_page(page_of(*GPTS), hash_=f"#{page.url.partition('#')[2]}")
         assert again.locator("html").get_attribute("data-theme") == theme
         assert again.locator("#editor").evaluate("box => !box.scrollTop && box.scrollHeight > box.clientHeight")
-    type_text(page, "ab")
+    page.evaluate("location.hash = '#typed=ab%0D%0Acd'")
+    settle(page)
+    assert page.locator("#tokens span").count() == len("ab\ncd")  # as the box holds it, without carriage returns
     assert page.locator("#window").inner_text() == ""
 
 
@@ -162,8 +125,7 @@ def point_at_token(page, token: int) -> None:
     assert in_page(page, "render", "pointer.token") == token
 
 
-def test_what_is_pointed_at_can_be_deleted(open_page):
-    page = open_page()
+def test_what_is_pointed_at_can_be_deleted(page):
     for point in (functools.partial(point_at_token, page, 22), functools.partial(point_at, page, 15, 14)):
         type_text(page, OPENING)
         point()
@@ -174,22 +136,17 @@ def test_what_is_pointed_at_can_be_deleted(open_page):
 
 
 @pytest.mark.parametrize(("width", "height"), [(400, 860), (1280, 900), (1366, 768), (1100, 700)])
-def test_nothing_is_wider_than_the_window_and_all_next_tokens_are_in_sight_with_notes_of_any_length(
-    open_page, width, height
-):
-    page = open_page(width=width, height=height, touch=width < 500)
+def test_nothing_is_wider_than_the_window_and_all_next_tokens_are_in_sight(open_page, width, height):
+    page = open_page(page_of(*GPTS), width=width, height=height, touch=width < 500)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     for text in ("a", "", "def f(x):\n    return x\n" * 100):
         type_text(page, text)
-        panel = page.locator("#coming").bounding_box()
-        for last in ("#next li:last-child",):
-            box = page.locator(last).bounding_box()
-            assert box["y"] + box["height"] <= panel["y"] + panel["height"], (last, text[:9])
+        panel, last = (page.locator(one).bounding_box() for one in ("#coming", "#next li:last-child"))
+        assert last["y"] + last["height"] <= panel["y"] + panel["height"], text[:9]
         assert page.locator("#coming").evaluate("list => list.scrollHeight <= list.clientHeight")
 
 
-def test_any_text_can_be_typed(open_page):
-    page = open_page()
+def test_any_text_can_be_typed(page):
     typed = {  # what is said of it, and how many tokens are read
         "": ("empty", 1),
         "x" * 10_000: ("10,000", 32),
@@ -208,16 +165,7 @@ def test_any_text_can_be_typed(open_page):
         assert_next(page, logits_of(GPTS[-1], valid))
 
 
-def test_a_text_from_the_address_is_read_as_the_box_holds_it(open_page):
-    """It has no carriage returns."""
-    page = open_page()
-    page.evaluate("location.hash = '#typed=ab%0D%0Acd'")
-    settle(page)
-    assert page.locator("#tokens span").count() == len("ab\ncd")
-
-
-def test_a_part_that_is_switched_off_is_missed_as_in_pytorch(open_page):
-    page = open_page()
+def test_a_part_that_is_switched_off_is_missed_as_in_pytorch(page, open_page):
     tokens = torch.tensor(TOKENIZER.encode(OPENING))
     losses = losses_without_each(GPTS[-1], tokens[None], part_means(GPTS[-1], tokens[None]))
     expected = {part: change.rise for part, change in changes(losses).items()}
@@ -226,34 +174,29 @@ def test_a_part_that_is_switched_off_is_missed_as_in_pytorch(open_page):
         thumb = page.locator(".thumb").nth(2 * layer + head)
         click(thumb)
         assert "switched off" in thumb.get_attribute("aria-label")
-        assert number(page) == pytest.approx(expected[f"head {layer}.{head}"], abs=0.006)
+        assert damage(page) == pytest.approx(expected[f"head {layer}.{head}"], abs=0.006)
         assert page.locator("#next u").count() == 8
         click(thumb)
     click(page.get_by_role("button", name="feed-forward 1"))
-    assert number(page) == pytest.approx(expected["feed-forward 1"], abs=0.006)
+    assert damage(page) == pytest.approx(expected["feed-forward 1"], abs=0.006)
     click(page.get_by_role("button", name="value embeddings 1"))  # and another
-    assert page.locator("#damage").inner_text().startswith("Without feed-forward 1 and value embeddings 1:")
-    address, both = page.url.partition("#")[2], number(page)
-    again = open_page(hash_=f"#{address}")
-    assert number(again) == both
-    assert "feed-forward 1 and value embeddings 1" in again.locator("#changed").inner_text()
+    again = open_page(page_of(*GPTS), hash_=f"#{page.url.partition('#')[2]}")
+    assert damage(again) == damage(page) != pytest.approx(expected["feed-forward 1"], abs=0.006)
+    for where in ("#damage", "#changed"):
+        assert "feed-forward 1 and value embeddings 1" in again.locator(where).inner_text()
     click(again.locator("#as-trained"))
     assert again.locator("#damage b").count() == 0
     assert_next(again, logits_of(GPTS[-1], OPENING))
 
 
-def number(page) -> float:
-    return told_change(page.locator("#damage b").inner_text())
-
-
-def told_change(words: str) -> float:
-    """The number that "rises by 0.25", "falls by 0.25" or "stays" tells."""
-    verb, _, size = words.partition(" by ")
+def damage(page) -> float:
+    """By how much the page says that the loss "rises by 0.25", "falls by 0.25" or "stays"."""
+    verb, _, size = page.locator("#damage b").inner_text().partition(" by ")
     return {"rises": 1, "falls": -1, "stays": 0}[verb] * float(size or 0)
 
 
 def test_it_writes_what_pytorch_writes_until_it_is_stopped(open_page):
-    page = open_page(hash_="#temperature=0")
+    page = open_page(page_of(*GPTS), hash_="#temperature=0")
     page.locator("#box").press("Control+Enter")
     page.locator("#speed", has_text="wrote 200 at").wait_for()
     settle(page)
@@ -271,8 +214,7 @@ def test_it_writes_what_pytorch_writes_until_it_is_stopped(open_page):
     assert page.locator("#write").inner_text() == "▶ write on"
 
 
-def test_a_patch_moves_the_logit(open_page):
-    page = open_page()
+def test_a_patch_moves_the_logit(page):
     page.locator("#other-text").fill(OPENING[::-1])
     settle(page)
     page.evaluate("() => { for (const _ of 'ab') document.getElementById('patch-all').click() }")  # begun and cancelled
@@ -299,8 +241,8 @@ def test_a_patch_moves_the_logit(open_page):
     assert "head=1.0" in page.url and "token=22" in page.url
 
 
-def test_the_slider_changes_the_model_that_answers(open_page):
-    page = open_page(hash_="#typed=ab&step=8")
+def test_the_slider_changes_the_model_that_answers(page):
+    type_text(page, "ab")
     for at in (1, 0):
         slide(page, at)
         assert page.locator("#slide-a output").inner_text() == f"step {[0, 8][at]}"
@@ -429,33 +371,33 @@ def test_the_panels_follow_while_it_writes_and_its_speed_leaves_with_the_text(op
 
 
 def test_it_is_used_with_the_keyboard_alone(open_page):
-    page = open_page(theme="dark")
+    page = open_page(page_of(*GPTS), theme="dark")
     page.locator("#box").focus()
     page.keyboard.type("xs")  # are text in the box, and keys elsewhere
     settle(page)
     assert page.locator("#box").input_value() == OPENING + "xs" and page.locator("#damage b").count() == 0
     press(page, "Escape", "ArrowDown", "x")
     head = page.locator('.thumb[aria-pressed="true"]')
-    assert "switched off" in head.get_attribute("aria-label") and number(page)
+    assert "switched off" in head.get_attribute("aria-label") and damage(page)
     press(page, "x")
     assert page.locator("#damage b").count() == 0
     assert not unnamed(page, "all.filter((e) => e.checkVisibility())")
 
 
-CUT, SINE = "cut short", "cannot run this model: it does not know the activation sine"  # the browser is not to blame
+DAMAGES = {  # what is left of the page, and what it says
+    "cut in the program": (lambda page: page[: page.index("importmap") + 5000], "cut short"),
+    "cut before the weights": (lambda page: page[: page.index('id="weights-0"') - 30], "cut short"),
+    "cut in the weights": (lambda page: page[: page.index('id="weights-1"') + 500], "cut short"),
+    "unknown activation": (
+        lambda page: page.replace(f'"activation":"{CONFIG.activation}"', '"activation":"sine"'),
+        "sine",
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        (lambda page: page[: page.index("importmap") + 5000], CUT),
-        (lambda page: page[: page.index('id="weights-0"') - 30], CUT),
-        (lambda page: page[: page.index('id="weights-1"') + 500], CUT),
-        (lambda page: page.replace(f'"activation":"{CONFIG.activation}"', '"activation":"sine"'), SINE),
-    ],
-    ids=["cut in the program", "cut before the weights", "cut in the weights", "unknown activation"],
-)
-def test_a_page_that_cannot_run_says_why(open_file, change, told):
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_page_that_cannot_run_says_why(open_file, damage):
+    change, told = DAMAGES[damage]
     page = open_file(change(page_of(*GPTS)))
     page.locator("#notes", has_text=told).wait_for()
     for part in ("#box", "#writing", "#try"):
@@ -463,42 +405,30 @@ def test_a_page_that_cannot_run_says_why(open_file, change, told):
 
 
 def test_every_experiment_shows_on_the_page_what_was_predicted(open_page):
-    gpt, draw = repeating_gpt(), random.Random(0)
-    recorded = ["".join(draw.sample("abcdefghijklmnopqrstuvwxyz", 8)) * 8 for _ in range(16)]
-    texts = [Probe(TOKENIZER.encode(text), list(text)) for text in recorded]
-    repeated = draw_repeated_probe(range(97, 123), 20, TOKENIZER.label)
-    probes = {"text": texts[0], "repeated": repeated}
-    windows = windows_of({"text": texts, "repeated": [repeated]})
-
-    def open_model(*snapshots):
-        recording = Recording(probes, windows, name="tiny")
-        return open_page(run_page("tiny", recording, models=snapshots, tokenizer=TOKENIZER))
-
-    untrained = GPT(gpt.config).eval()
-    page = open_model((0, untrained), (8, gpt))
-    buttons = page.locator("#tries button")
+    gpt = repeating_gpt()
+    untrained, recorded = GPT(gpt.config).eval(), windows(*LETTERS)["text"]
+    page = open_page(page_of(untrained, gpt, texts=LETTERS))
+    buttons, experiment = page.locator("#tries button"), page.locator("#experiment")
     titles = buttons.all_inner_texts()
-    assert "A made-up word, twice" in titles
-    effects, _ = try_all(gpt, TOKENIZER, texts, part_means(gpt, windows["text"].sample))
+    effects, _ = try_all(gpt, TOKENIZER, recorded.texts, part_means(gpt, recorded.sample))
     for effect, button in zip(effects, buttons.all(), strict=True):
         click(button)
         assert page.locator("#box").input_value() == effect.trial.text
-        assert effect.look in page.locator("#experiment").inner_text()
-        click(page.locator("#experiment button", has_text=effect.change))
+        assert effect.look in experiment.inner_text()
+        click(experiment.locator("button", has_text=effect.change))
         assert page.locator("#box").input_value() == effect.trial.changed
         assert in_page(page, "render", "shown.off") == effect.off
-        assert "not among the 20 likeliest counts as 0%" in page.locator("#predicted").inner_text()
         predicted, shown = page.locator("#predicted b").all_inner_texts()
-        assert shown == predicted and page.locator("#experiment").inner_text().count(effect.question) == 1
+        assert shown == predicted and experiment.inner_text().count(effect.question) == 1
         before, after = (float(figure.rstrip("%")) / 100 for figure in shown.split(" → "))
         assert (before, after) == pytest.approx(effect.shares, abs=0.006)
-        click(page.locator("#experiment button"))  # undoes the change
-        assert in_page(page, "render", "shown.off") == [] and effect.look in page.locator("#experiment").inner_text()
+        click(experiment.locator("button"))  # undoes the change
+        assert in_page(page, "render", "shown.off") == [] and effect.look in experiment.inner_text()
     click(buttons.nth(titles.index("A made-up word, twice")))
-    assert "head 0.1 (layer 0, head 1) on the map: to" in page.locator("#experiment").inner_text()
-    click(page.locator("#experiment button"))
+    assert "head 0.1 " in experiment.inner_text()
+    click(experiment.locator("button"))
     type_text(page, "another text")
     assert in_page(page, "render", "shown.off") == [] and page.locator("#changed").is_hidden()
-    nowhere = open_model((0, untrained)).locator("#tries")
+    nowhere = open_page(page_of(untrained, texts=LETTERS)).locator("#tries")
     assert nowhere.locator("button").count() == 0
     assert "A made-up word, twice (right on only 0 of 60 texts)" in nowhere.inner_text()

@@ -13,7 +13,7 @@ from model.inspection.ablation import Change
 from model.inspection.recording import Recording
 from tests.html_pages import HOSTILE
 from tests.measurements import learned_recording
-from tests.model.pages.browsing import click, colours, number_in, point_at, press, slide, unnamed
+from tests.model.pages.browsing import click, colours, number_in, point_at, press, shares, slide, unnamed
 
 pytestmark = pytest.mark.slow
 
@@ -62,8 +62,9 @@ def test_each_token_has_the_colour_of_its_surprise_and_tells_what_was_expected_t
     check(3)
     assert page.locator("#expected").get_attribute("aria-live") == "polite"
     told = page.locator("#expected p").inner_text().partition("; the true")[0]
-    shares = [float(share) / 100 for share in re.findall(r"([\d.]+)%", told)]
-    np.testing.assert_allclose(shares, text["top_probability"][2], atol=0.006)
+    np.testing.assert_allclose(shares(told), text["top_probability"][2], atol=0.006)
+    click(page.locator("#tokens span").first)
+    assert "first token" in page.locator("#expected p").inner_text()
 
 
 def test_the_lens_has_a_cell_for_each_sublayer_and_position_that_tells_its_numbers_to_pointer_and_keys(open_page):
@@ -88,6 +89,8 @@ def test_the_lens_has_a_cell_for_each_sublayer_and_position_that_tells_its_numbe
     rows.nth(1).locator("td").nth(7).hover()
     assert readout.inner_text().startswith("After attention 0, reading 7")
     assert f"{lens['divergence'][1][7]:.1f} bits" in readout.inner_text()
+    rows.last.locator("td").last.hover()
+    assert "final prediction" in readout.inner_text() and "true next" not in readout.inner_text()
     table.locator("td[tabindex='0']").press("ArrowUp")
     page.keyboard.press("ArrowRight")
     assert readout.inner_text().startswith("After attention 1, reading 1")
@@ -136,9 +139,8 @@ def test_the_loss_without_each_part_is_told_with_its_error_the_most_missed_first
 def test_a_change_within_two_errors_is_no_clear_effect_and_a_step_without_losses_names_those_that_have(open_page):
     *others, before, last = HISTORY.snapshots
     unclear = {kind: {part: Change(0.01, 0.02) for part in changes} for kind, changes in last.ablation.items()}
-    page = open_page(
-        replace(HISTORY, snapshots=[*others, replace(before, ablation=None), replace(last, ablation=unclear)])
-    )
+    snapshots = [*others, replace(before, ablation=None), replace(last, ablation=unclear)]
+    page = open_page(replace(HISTORY, snapshots=snapshots))
     assert set(page.locator("#grid .without").all_inner_texts()) == {""}
     assert "no clear effect" in page.locator(".thumb").first.get_attribute("aria-label")
     slide(page, 2)

@@ -1,0 +1,47 @@
+"""Pages that hold a model over bytes."""
+
+import functools
+import random
+
+import torch
+
+from data.tokenizers import byte_level
+from model.gpt import GPT, GPTConfig
+from model.inspection.probes import Probe, draw_repeated_probe
+from model.inspection.recording import Recording
+from model.inspection.survey import Windows, windows_of
+from model.pages.page import run_page
+from tests.gpts import random_gpt
+
+TOKENIZER = byte_level()
+CONFIG = GPTConfig(vocab_size=257, context_length=32, num_layers=2, num_heads=2, embed_dim=16, value_embeddings=True)
+OPENING = "blacksmithblacksmithbla"
+DRAW = random.Random(0)
+LETTERS = tuple("".join(DRAW.sample("abcdefghijklmnopqrstuvwxyz", 8)) * 8 for _ in range(16))
+
+
+def plain_gpt(seed: int, config: GPTConfig = CONFIG) -> GPT:
+    """A random GPT with weights that bfloat16 has exactly, which writes printable ASCII."""
+    gpt = random_gpt(config, seed)
+    with torch.no_grad():
+        for weight in gpt.parameters():
+            weight.copy_(weight.bfloat16())
+        gpt.head.weight[[*range(32), *range(127, 257)]] = 0
+    return gpt
+
+
+GPTS = [plain_gpt(seed) for seed in (0, 1)]
+
+
+@functools.cache
+def windows(*texts: str) -> dict[str, Windows]:
+    repeated = draw_repeated_probe(range(97, 123), 10, TOKENIZER.label)
+    return windows_of({"text": [Probe(TOKENIZER.encode(text), list(text)) for text in texts], "repeated": [repeated]})
+
+
+@functools.cache
+def page_of(*gpts: GPT, texts: tuple[str, ...] = (OPENING,)) -> str:
+    """The page of GPTs at steps 0, 8 and so on, which reads the first of these texts and is measured on all."""
+    probes = {name: of.texts[0] for name, of in windows(*texts).items()}
+    models = [(8 * i, gpt) for i, gpt in enumerate(gpts)]
+    return run_page("tiny", Recording(probes, windows(*texts), name="tiny"), models=models, tokenizer=TOKENIZER)
