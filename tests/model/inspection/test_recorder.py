@@ -45,15 +45,6 @@ def record(folder, gpt, step, **options):
     return recording
 
 
-@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16], ids=str)
-def test_a_model_can_be_captured_in_bfloat16(gpt, stored):
-    """Under autocast, or where its weights are stored so."""
-    maps, checks = read_maps(gpt.to(stored), TEXT, autocast=torch.bfloat16 if stored == torch.float32 else None)
-    assert checks.precision == "bfloat16" and 1e-5 < checks.fidelity <= 2e-2 and checks.causality == 0
-    assert maps.dtype == torch.float32
-    torch.testing.assert_close(maps.sum(-1), torch.ones(3, 4, len(TEXT)))
-
-
 def replace_attend(monkeypatch, change) -> None:
     """Replaces every layer's attention by one that changes the values."""
     attend = CausalSelfAttention.attend
@@ -132,14 +123,16 @@ def test_measurements_are_made_in_float32_under_autocast_and_of_coarser_weights(
     coarse = take_snapshot(gpt, 0, recording, with_losses=True, autocast=torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
         inside = take_snapshot(gpt, 0, recording, with_losses=True)
-    assert plain.details == coarse.details == inside.details
-    assert plain.loss == coarse.loss == inside.loss and plain.checks.fidelity != coarse.checks.fidelity
+    assert plain.details == coarse.details == inside.details and plain.loss == coarse.loss == inside.loss
     copied = []
     monkeypatch.setattr(recorder, "in_float32", lambda gpt: copied.append(gpt) or trace.in_float32(gpt))
     stored = take_snapshot(gpt.bfloat16(), 0, recording)
     assert len(copied) == 1
     assert stored.details["probes"]["text"]["attribution_error"] <= 1e-5
     assert {parameter.dtype for parameter in gpt.parameters()} == {torch.bfloat16}
+    for checks in (coarse.checks, stored.checks):  # but the maps are those of the model as it runs
+        assert checks.precision == "bfloat16" and 1e-5 < checks.fidelity <= 2e-2 and checks.causality == 0
+    np.testing.assert_allclose(stored.maps["text"].sum(-1), 1, atol=1e-2)
 
 
 @pytest.mark.parametrize("failing", ["read_maps", "survey", "trace", "part_means", "losses_without_each"])
@@ -228,26 +221,21 @@ def test_a_repeated_probe_has_distinct_tokens_that_are_repeated_once():
 
 
 def test_a_snapshot_and_its_details_can_be_read_back(tmp_path, gpt):
-    recorded = new_recording(tmp_path / "attention")
+    recorded = new_recording(tmp_path)
     written = take_snapshot(gpt, 8, recorded, lambda token: f"({token})", with_losses=True)
     recorded.append(written)
-    found = Recording.open(tmp_path / "attention", "demo")
-    text, repeated = found.probes["text"], found.probes["repeated"]
-    assert text == Probe(TEXT, [f"<{t}>" for t in TEXT]) and found.windows["text"].texts[0] == text
-    assert repeated.period == 7 and repeated.tokens[0] == 0 and repeated.labels[0] == "[0]"
+    found = Recording.open(tmp_path, "demo")
+    read, repeated = found.at(8), found.probes["repeated"]
     assert (found.tokenizer, found.name, found.steps, found.mapped) == ("fingerprint", "demo", [8], [8])
+    assert found.probes == recorded.probes and found.windows["text"].texts[0] == found.probes["text"]
     for name, maps in found.maps(8).items():
         assert maps.dtype == np.float16
         np.testing.assert_allclose(maps, read_maps(gpt, found.probes[name].tokens)[0], atol=5e-4)
-    read = found.at(8)
     with torch.no_grad():  # the first token of the second copy is told by nothing
         second_copy = gpt(torch.tensor([repeated.tokens]))[0, -7:-1]
     loss = nn.functional.cross_entropy(second_copy, torch.tensor(repeated.tokens[-6:])).item()
     assert read.loss["repeated"] == pytest.approx(loss, abs=1e-5)
     assert as_json(read.to_json(), ".4f") == as_json(written.to_json(), ".4f")
-    assert {name: formed.tolist() for name, formed in read.heads.formed.items()} == {
-        name: formed.tolist() for name, formed in written.heads.formed.items()
-    }
     assert read.checks.fidelity <= 1e-5 and read.checks.causality == 0 < written.checks.fidelity
     best = {(name, layer): heads.max() for name, score in written.scores.items() for layer, heads in enumerate(score)}
     expected = {f"attention/{name}/layer_{layer}": score for (name, layer), score in best.items()}
@@ -256,7 +244,7 @@ def test_a_snapshot_and_its_details_can_be_read_back(tmp_path, gpt):
     assert read.ablation["text"].keys() == read.ablation["repeated"].keys()
     assert all(change.error >= 0 for change in read.ablation["text"].values())
     assert all(math.isnan(change.error) for change in read.ablation["repeated"].values())  # of a single window
-    details, shown = found.details(8), set()  # which has no other shapes, see test_recording.py
+    details, shown = found.details(8), set()
     assert details["sublayers"][:3] == ["embeddings", "attention 0", "feed-forward 0"]
     assert {"token embedding", "head 0.0", "head 2.3", "feed-forward 2"} <= set(details["parts"])
     for name, probe in found.probes.items():

@@ -52,13 +52,11 @@ def test_parts_are_averaged_over_about_a_thousand_tokens(length, rows):
 
 def test_scores_are_means_over_windows_with_their_spread_and_reach(gpt, maps):
     found = survey.survey(gpt, windows_of(TEXTS))
-    alone = [
-        survey_maps(
-            {"text": maps["text"][i], "repeated": maps["repeated"][i % 8]},
-            {"text": TEXTS["text"][i], "repeated": TEXTS["repeated"][i % 8]},
-        ).scores
-        for i in range(len(TEXTS["text"]))
-    ]
+    alone = []
+    for i in range(len(TEXTS["text"])):
+        kinds = {"text": i, "repeated": i % 8}
+        of_kinds = [{kind: of[kind][at] for kind, at in kinds.items()} for of in (maps, TEXTS)]
+        alone.append(survey_maps(*of_kinds).scores)
     for name, score in heads.SCORES.items():
         each = np.stack([one[name] for one in alone[: len(TEXTS[score.probe])]])
         close(found.scores[name], each.mean(0))

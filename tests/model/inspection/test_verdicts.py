@@ -13,11 +13,12 @@ from model.inspection.probes import Probe
 from model.inspection.recorder import take_snapshot
 from model.inspection.recording import Recording
 from model.inspection.verdicts import is_causal, is_faithful, new_warnings, verdicts, warnings
-from tests.attentions import with_scores
+from tests.attentions import UNIFORM, with_scores
 from tests.gpts import random_gpt
 from tests.measurements import snapshot_with
 
 PROBES = {"text": Probe([*range(9)], ["x"] * 9), "repeated": Probe([1, 2, 3, 1, 2, 3], ["x"] * 6, 3)}
+CONFIG = GPTConfig(vocab_size=30, context_length=40, num_layers=2, num_heads=2, embed_dim=32)
 GOOD = snapshot_with({"sink": np.zeros((2, 2))}, PROBES)
 
 
@@ -25,6 +26,10 @@ def changed(step=0, by_layer=None, **figures):
     """The good one with other figures."""
     by_layer = GOOD.checks.by_layer | (by_layer or {})
     return replace(GOOD, step=step, checks=replace(GOOD.checks, by_layer=by_layer, **figures))
+
+
+def taken(gpt, probes=PROBES, **options):
+    return take_snapshot(gpt, 5, Recording(probes), **options)
 
 
 LEAK = changed(8, {"future": [0.0, 0.4]}, causality=7.13, replaced=31)
@@ -41,20 +46,22 @@ def test_a_warning_names_layers_token_and_figures_and_is_new_once():
     assert new_warnings([LEAK, UNFAITHFUL]) == warnings([UNFAITHFUL])
 
 
-def test_fidelity_and_causality_are_judged_by_the_precision_and_the_largest_logit():
-    for precision, good, bad in (("float32", 1e-7, 2e-5), ("bfloat16", 1.9e-2, 3e-2), ("float16", 4e-3, 6e-3)):
-        checks = [changed(precision=precision, fidelity=error).checks for error in (good, bad, math.nan)]
-        found = [is_faithful(one) for one in checks]
-        assert found == [True, False, False], precision
-    for precision, size, good, bad in (
-        ("float32", 1, 6e-6, 2e-5),
-        ("float32", 20, 1e-4, 4e-4),
-        ("bfloat16", 20, 0.5, 2),
-        ("float16", 20, 0.1, 0.4),
-    ):
-        judged = changed(precision=precision, logits=size).checks
-        found = [is_causal(replace(judged, causality=change)) for change in (0.0, good, bad, math.nan)]
-        assert found == [True, True, False, False], (precision, size)
+@pytest.mark.parametrize(
+    ("precision", "good", "bad"), [("float32", 1e-7, 2e-5), ("bfloat16", 1.9e-2, 3e-2), ("float16", 4e-3, 6e-3)]
+)
+def test_fidelity_is_judged_by_the_precision(precision, good, bad):
+    checks = [changed(precision=precision, fidelity=error).checks for error in (good, bad, math.nan)]
+    assert [is_faithful(one) for one in checks] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("precision", "size", "good", "bad"),
+    [("float32", 1, 6e-6, 2e-5), ("float32", 20, 1e-4, 4e-4), ("bfloat16", 20, 0.5, 2), ("float16", 20, 0.1, 0.4)],
+)
+def test_causality_is_judged_by_the_precision_and_the_largest_logit(precision, size, good, bad):
+    judged = changed(precision=precision, logits=size).checks
+    found = [is_causal(replace(judged, causality=change)) for change in (0.0, good, bad, math.nan)]
+    assert found == [True, True, False, False]
 
 
 def less_their_mean(attend):
@@ -82,9 +89,8 @@ SAID = {
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("make", [random_gpt, GPT])  # nothing of the attention of a new model reaches a logit
 def test_rounding_is_no_leak_a_small_leak_is_one_and_noise_is_called_noise(change, autocast, make, monkeypatch):
-    gpt = make(GPTConfig(vocab_size=30, context_length=9, num_layers=2, num_heads=2, embed_dim=32))
     monkeypatch.setattr(CausalSelfAttention, "attend", change(CausalSelfAttention.attend))
-    snapshot = take_snapshot(gpt, 5, Recording(PROBES), autocast=autocast)
+    snapshot = taken(make(CONFIG), autocast=autocast)
     found = warnings([snapshot])
     assert new_warnings([snapshot]) == found and len(found) == (SAID[change] is not None)
     assert all(SAID[change] in sentence for sentence in found)
@@ -96,19 +102,18 @@ def test_rounding_is_no_leak_a_small_leak_is_one_and_noise_is_called_noise(chang
 
 
 def test_a_model_that_is_random_elsewhere_is_not_said_to_leak():
-    gpt = random_gpt(GPTConfig(vocab_size=30, context_length=9, num_layers=2, num_heads=2, embed_dim=32))
+    gpt = random_gpt(CONFIG)
     gpt.blocks[1].feed_forward.register_forward_hook(lambda _, args, x: torch.nn.functional.dropout(x, 0.2))
-    [sentence] = warnings([take_snapshot(gpt, 5, Recording(PROBES))])
+    [sentence] = warnings([taken(gpt)])
     assert "the model is random" in sentence
 
 
 @pytest.mark.parametrize("layer", [0, 1])
 def test_the_layer_that_leaks_is_named(layer):
-    gpt = random_gpt(GPTConfig(vocab_size=30, context_length=9, num_layers=2, num_heads=2, embed_dim=32))
-    attention = gpt.blocks[layer].attention
-    attention.attend = lambda q, k, v, mask=None: torch.nn.functional.scaled_dot_product_attention(q, k, v)
-    snapshot = take_snapshot(gpt, 5, Recording(PROBES))
-    [sentence] = warnings([snapshot])
+    gpt = random_gpt(CONFIG)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    gpt.blocks[layer].attention.attend = lambda q, k, v, mask=None: attend(q, k, v)
+    [sentence] = warnings([taken(gpt)])
     assert f"layer {layer} " in sentence and "future" in sentence
 
 
@@ -118,26 +123,22 @@ def in_blocks_of_eight(scores):
 
 
 @pytest.mark.parametrize("length", [17, 33])  # where the two tokens that are replaced begin a block
-@pytest.mark.parametrize("fresh", [True, False])  # the output matrix of a new model is 0, and nothing reaches a logit
-def test_a_leak_that_moves_no_logit_is_told_by_the_weights_on_later_tokens(length, fresh, monkeypatch):
-    config = GPTConfig(vocab_size=30, context_length=40, num_layers=2, num_heads=2, embed_dim=32)
-    gpt = GPT(config) if fresh else random_gpt(config)
+@pytest.mark.parametrize("make", [random_gpt, GPT])
+def test_a_leak_that_moves_no_logit_is_told_by_the_weights_on_later_tokens(length, make, monkeypatch):
     probes = {name: Probe([*range(length // 2)] * 2 + [0], ["x"] * length, length // 2) for name in PROBES}
     monkeypatch.setattr(CausalSelfAttention, "attend", with_scores(in_blocks_of_eight, seen_ahead=99))
-    snapshot = take_snapshot(gpt, 5, Recording(probes))
-    maps = snapshot.maps
+    snapshot = taken(make(CONFIG), probes)
     assert snapshot.checks.causality == 0 and not is_causal(snapshot.checks)
-    largest = max(np.triu(of_probe, 1).max() for of_probe in maps.values())
+    largest = max(np.triu(of_probe, 1).max() for of_probe in snapshot.maps.values())
     [sentence] = warnings([snapshot])
     assert all(part in sentence for part in ("layers 0 and 1 ", "future", f"{largest:.2g}"))
 
 
 @pytest.mark.parametrize("leaks", [True, False])
 def test_weights_of_an_attend_without_maps_do_not_tell_of_a_leak_but_the_logits_do(leaks, monkeypatch):
-    gpt = random_gpt(GPTConfig(vocab_size=30, context_length=9, num_layers=2, num_heads=2, embed_dim=32))
     attend = with_scores(lambda scores: scores, seen_ahead=99 if leaks else 0)
     monkeypatch.setattr(CausalSelfAttention, "attend", lambda *args, **options: attend(*args, **options) + 0.5)
-    snapshot = take_snapshot(gpt, 5, Recording(PROBES))
+    snapshot = taken(random_gpt(CONFIG))
     assert min(snapshot.checks.by_layer["future"]) > 0.4 and is_causal(snapshot.checks) is not leaks
     assert any("looks into the future" in sentence for sentence in warnings([snapshot])) is leaks
 
@@ -145,13 +146,11 @@ def test_weights_of_an_attend_without_maps_do_not_tell_of_a_leak_but_the_logits_
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_weights_that_pages_cannot_show_are_told(share, monkeypatch):
     """Attention less a share of the mean of all that a query sees."""
-    gpt = random_gpt(GPTConfig(vocab_size=30, context_length=9, num_layers=2, num_heads=2, embed_dim=32))
-    usual, uniform = CausalSelfAttention.attend, with_scores(lambda x: x.masked_fill(x > -torch.inf, 0))
-    monkeypatch.setattr(CausalSelfAttention, "attend", lambda *x: (1 + share) * usual(*x) - share * uniform(*x))
-    snapshot = take_snapshot(gpt, 5, Recording(PROBES))
-    maps = snapshot.maps
-    least = min(of_probe.min() for of_probe in maps.values())
-    most = max(of_probe.max() for of_probe in maps.values())
+    usual = CausalSelfAttention.attend
+    monkeypatch.setattr(CausalSelfAttention, "attend", lambda *x: (1 + share) * usual(*x) - share * UNIFORM(*x))
+    snapshot = taken(random_gpt(CONFIG))
+    weights = np.concatenate([of_probe.ravel() for of_probe in snapshot.maps.values()])
+    least, most = weights.min(), weights.max()
     assert is_faithful(snapshot.checks) and is_causal(snapshot.checks) and bool(share) == (least < -0.1)
     for sentence in (told := warnings([snapshot])):
         assert all(part in sentence for part in ("layers 0 and 1", f"{max(-least, most - 1):.2g}", "maps.csv"))
