@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from data.tokenizers import END_OF_TEXT, Tokenizer, byte_level, published, train_bpe
 from model.generation import generate
@@ -107,10 +108,16 @@ def check(answers: list, gpt: GPT, name: str) -> None:
         assert parity["error"] < 1e-4, name
         for answer, expected in zip((read, *others), (logits, *changed), strict=True):
             nats = [bits * math.log(2) for bits in answer["details"]["probes"]["text"]["bits"][:-1]]
-            assert np.mean(nats) == pytest.approx(cross_entropy(expected), abs=1e-4), name
-            check_next(answer, expected)
+            loss = F.cross_entropy(expected[:-1], TOKENS[1:]).item()
+            assert np.mean(nats) == pytest.approx(loss, abs=1e-4), name
+            likeliest = expected[-1].softmax(-1).topk(20)
+            assert [token for token, _ in answer["next"]] == likeliest.indices.tolist(), name
+            shares = [probability for _, probability in answer["next"]]
+            np.testing.assert_allclose(shares, likeliest.values, atol=1e-5, err_msg=name)
         check_details(read, taken.details, taken.maps["text"])
-        check_likeliest(read, logits[-1].max().item(), gpt.config.logit_soft_cap)
+        likeliest, cap = logits[-1].max().item(), gpt.config.logit_soft_cap  # parts add up to the logit before the cap
+        added = sum(read["details"]["probes"]["text"]["attribution_of_likeliest"])
+        assert added == pytest.approx(cap * math.atanh(likeliest / cap) if cap else likeliest, abs=1e-3), name
         assert write == written, name
         check_square(square, gpt, name)
         found = np.concatenate([patches[0]["plain"], *(cell for head in patches for cell in head["patched"])])
@@ -157,12 +164,6 @@ def check_square(square: dict, gpt: GPT, name: str) -> None:
     np.testing.assert_allclose([change for _, change in square["pushes"]], largest.values, atol=1e-4, err_msg=name)
 
 
-def check_likeliest(read: dict, logit: float, cap: float | None) -> None:
-    """The parts of the likeliest token's logit add up to it as it is before the soft cap."""
-    logit = cap * math.atanh(logit / cap) if cap else logit
-    assert sum(read["details"]["probes"]["text"]["attribution_of_likeliest"]) == pytest.approx(logit, abs=1e-3)
-
-
 def test_the_error_of_the_attribution_is_relative_to_large_logits():
     gpt = random_gpt(MODERN)
     gpt.head.weight.data *= 2**12
@@ -170,16 +171,6 @@ def test_the_error_of_the_attribution_is_relative_to_large_logits():
     reads = [("read", {"snapshot": 0, "tokens": TOKENS.tolist()})]
     [[[read]]] = in_node([("models", [{"manifest": packed.manifest, "texts": packed.blocks, "asks": reads}])])
     assert 0 < read["details"]["probes"]["text"]["attribution_error"] <= 1e-5
-
-
-def check_next(read: dict, logits: torch.Tensor) -> None:
-    likeliest = logits[-1].softmax(-1).topk(20)
-    assert [token for token, _ in read["next"]] == likeliest.indices.tolist()
-    np.testing.assert_allclose([probability for _, probability in read["next"]], likeliest.values, atol=1e-5)
-
-
-def cross_entropy(logits: torch.Tensor) -> float:
-    return torch.nn.functional.cross_entropy(logits[:-1], TOKENS[1 : len(logits)]).item()
 
 
 def without(gpt: GPT, off: list[str]) -> torch.Tensor:

@@ -22,15 +22,12 @@ TOKENS = ['"', "a\nb", "\r", ",", " ", "<b>&", "é界", "\u202e"]
 SIZE = len(TOKENS)
 
 
-def archived(folder: Path, seed: int, steps=(0, 1, 4), heads: int = HEADS) -> Recording:
-    """A run as it is read back."""
-    write_recording(learned_recording(LAYERS, heads, TOKENS, steps, seed), folder / "attention")
-    return Recording.open(folder / "attention", folder.name)
-
-
 @pytest.fixture
 def run(tmp_path) -> Recording:
-    return archived(tmp_path / "first", 0)
+    """As it is read back."""
+    folder = tmp_path / "attention"
+    write_recording(learned_recording(LAYERS, HEADS, TOKENS, (0, 1, 4)), folder)
+    return Recording.open(folder, "first")
 
 
 def rows_of(run: Recording, folder: Path, *chosen) -> list[dict[str, str]]:

@@ -7,6 +7,7 @@ import subprocess
 import time
 from contextlib import suppress
 from itertools import count
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +22,6 @@ pytestmark = pytest.mark.slow
 FIREFOX = next(filter(None, map(shutil.which, ["firefox", "firefox-esr"])), None)
 PATIENCE = 120  # seconds until Firefox must have started
 OPTIONS = {"marionette.port": 0, "browser.shell.checkDefaultBrowser": False, "app.update.enabled": False}
-DRAWN = "document.documentElement.dataset.drawn !== undefined"
 
 
 class Firefox:
@@ -72,6 +72,13 @@ def firefox(tmp_path):
         process.wait()
 
 
+def opened(firefox: Firefox, path: Path, text: str) -> None:
+    """Writes a page and opens it."""
+    path.write_text(text, encoding="utf-8")
+    firefox("WebDriver:Navigate", url=path.as_uri())
+    wait(firefox, "document.documentElement.dataset.drawn !== undefined")
+
+
 def text_of(identifier: str) -> str:
     return f"document.getElementById('{identifier}').textContent"
 
@@ -90,9 +97,7 @@ def wait(firefox: Firefox, condition: str) -> None:
 def test_a_run_that_is_watched_from_a_file_follows_with_what_was_chosen(firefox, tmp_path):
     """As in Chromium, see test_page_in_browser.py."""
     path = tmp_path / "report.html"
-    path.write_text(run_page("a run", HISTORY, state="running"), encoding="utf-8")
-    firefox("WebDriver:Navigate", url=path.as_uri())
-    wait(firefox, DRAWN)
+    opened(firefox, path, run_page("a run", HISTORY, state="running"))
     firefox.evaluate("document.querySelectorAll('.thumb')[3].click()")
     wait(firefox, "location.hash.includes('head=1.0')")
     write_atomically(path, run_page("a run", HISTORY, state="ended").encode())
@@ -100,18 +105,20 @@ def test_a_run_that_is_watched_from_a_file_follows_with_what_was_chosen(firefox,
     assert "head=1.0" in firefox.evaluate("location.hash")
 
 
-def test_firefox_computes_what_pytorch_computes_and_cuts_no_prediction(firefox, tmp_path):
+def test_firefox_computes_what_pytorch_computes_and_cuts_nothing(firefox, tmp_path):
     firefox("WebDriver:SetWindowRect", width=1366, height=768 + 85)  # with its bars
-    path = tmp_path / "report.html"
-    path.write_text(page_of(*GPTS), encoding="utf-8")
-    firefox("WebDriver:Navigate", url=path.as_uri())
+    opened(firefox, tmp_path / "report.html", page_of(*GPTS))
     wait(firefox, f"{text_of('parity')} !== ''")
     box = "const box = document.getElementById('box'); box.value = 'def f(x'; box.dispatchEvent(new Event('input'))"
     firefox.evaluate(f"(() => {{ {box} }})()")
     wait(firefox, f"{text_of('cost')}.startsWith('7 tokens')")
-    assert firefox.evaluate("document.getElementById('notes').textContent") == ""
+    assert firefox.evaluate(text_of("notes")) == ""
     assert firefox.evaluate("document.getElementById('parity').className") == "badge good"
     assert_next(firefox, logits_of(GPTS[-1], "def f(x"))
     bottoms = "[...document.querySelectorAll('#next button, #coming')].map((e) => e.getBoundingClientRect().bottom)"
     panel, *rows = firefox.evaluate(bottoms)
     assert max(rows) <= panel
+    for width in (1366, 460):  # the narrowest that a window of Firefox can be
+        firefox("WebDriver:SetWindowRect", width=width)
+        wait(firefox, f"innerWidth === {width}")
+        assert firefox.evaluate("document.documentElement.scrollWidth") <= width

@@ -36,7 +36,7 @@ def check_maps(page: Page, history: Recording) -> None:
 
 
 @pytest.mark.parametrize("is_good", [True, False])
-def test_the_page_has_maps_scores_formation_and_verdicts_and_opens_with_the_clearest_head(is_good):
+def test_the_page_has_maps_scores_verdicts_and_details_of_every_step_and_opens_with_the_clearest_head(is_good):
     history = HISTORY if is_good else learned_recording(seed=1, fidelity=2e-5, causality=0.1)
     page = read(history)
     run = page.data["run"]
@@ -49,7 +49,9 @@ def test_the_page_has_maps_scores_formation_and_verdicts_and_opens_with_the_clea
         for name, score in snapshot.scores.items():
             np.testing.assert_allclose(shown["scores"][name], score, atol=5.1e-4)
         assert shown["faithful"] == shown["causal"] == is_good
-        assert "probes" in json.loads(page.block(shown["details"]))
+        assert json.loads(page.block(shown["details"])) == history.details(shown["step"])
+        described = json.loads(json.dumps(describe_heads(history.at(shown["step"]))))
+        assert json.loads(page.block(shown["descriptions"])) == described
 
 
 def test_of_a_run_that_has_just_begun_the_page_is_its_title_and_says_when_it_was_written():
@@ -95,14 +97,6 @@ def test_the_page_loads_nothing_and_holds_every_module_that_its_program_imports(
     assert "browser/scores.js" in sources
     imported = {name for source in sources.values() for name in re.findall(r'"(browser/\S+)"', source)}
     assert imported | {"browser/page.js"} == set(sources)
-
-
-def test_every_step_has_its_details_and_a_description_of_every_head():
-    page = read()
-    for shown in page.data["run"]["snapshots"]:
-        assert json.loads(page.block(shown["details"])) == HISTORY.details(shown["step"])
-        described = json.loads(json.dumps(describe_heads(HISTORY.at(shown["step"]))))
-        assert json.loads(page.block(shown["descriptions"])) == described
 
 
 def test_both_colour_maps_change_lightness_steadily():
