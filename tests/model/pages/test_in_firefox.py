@@ -118,7 +118,7 @@ def test_firefox_computes_what_pytorch_computes_and_cuts_nothing(firefox, tmp_pa
     bottoms = "[...document.querySelectorAll('#next button, #coming')].map((e) => e.getBoundingClientRect().bottom)"
     panel, *rows = firefox.evaluate(bottoms)
     assert max(rows) <= panel
-    for width in (1366, 460):  # the narrowest that a window of Firefox can be
-        firefox("WebDriver:SetWindowRect", width=width)
-        wait(firefox, f"innerWidth === {width}")
-        assert firefox.evaluate("document.documentElement.scrollWidth") <= width
+    for width in (1366, 400):
+        firefox("WebDriver:SetWindowRect", width=width)  # or as narrow as a window of Firefox can be
+        wait(firefox, f"innerWidth < {width + 200}")
+        assert firefox.evaluate("document.documentElement.scrollWidth <= innerWidth")

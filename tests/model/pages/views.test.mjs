@@ -4,13 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { load } from "./modules.mjs";
 
-const [attribution, chart, surprise, words] = await Promise.all(
-  ["attribution", "chart", "surprise", "words"].map(load));
-
-test("the depth of a colour grows with surprise and stays within 0 and 1", () => {
-  const measured = { bits: [1, 3.16, 12, null] };
-  assert.deepEqual([0, 1, 2, 3].map((token) => surprise.depth(measured, token)), [0, 0.1, 0.316, 1]);
-});
+const [attribution, chart, words] = await Promise.all(["attribution", "chart", "words"].map(load));
 
 test("the badge is good up to the rounding of float32", () => {
   assert.deepEqual([2e-7, 2e-5, null].map((error) => attribution.badge(error).good), [true, false, false]);
