@@ -30,6 +30,12 @@ def reading(path: Path | str) -> Iterator[None]:
 writing = reading  # and one that cannot be written, such as on a full disk
 
 
+def content_of(path: Path) -> bytes:
+    """What a file holds, nothing if there is no such file."""
+    with reading(path):
+        return path.read_bytes() if path.exists() else b""
+
+
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """A binary file that appears at `path`, complete, when the block ends; if the block fails, `path` is unchanged.

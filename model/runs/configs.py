@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from model.checks import Mistake
-from model.files import parsing, reading
+from model.files import content_of, parsing
 
 # Groups of options, an outer one before those within.
 SECTIONS = ["data", "model", "model.gpt", "model.optimizer", "model.schedule", "trainer"]
@@ -20,11 +20,9 @@ PLAIN_TEXT = re.compile(r"[\w:,+ -]{0,100}")
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The values of a config.yaml; {} if there is none. Raises a `Mistake` if it is not YAML of plain values."""
-    if not path.exists():
+    """The values of a config.yaml; {} if there are none. Raises a `Mistake` if it is not YAML of plain values."""
+    if not (content := content_of(path)):
         return {}
-    with reading(path):
-        content = path.read_bytes()
     with parsing(path):
         # By references a few lines can describe lists of any length.
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(content)):

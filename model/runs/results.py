@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from model.files import parsing, reading, write_atomically
+from model.files import content_of, parsing, write_atomically
 from model.inspection.recording import Recording
 from model.pages.learning import learning
 from model.pages.page import run_page
@@ -49,7 +49,7 @@ def run_page_html(
     name = run_dir.resolve().name
     if recording is None and (run_dir / HEAD_SCORES).exists():
         recording = Recording.open(run_dir / ATTENTION, name)
-    settings, config = read_config(run_dir / CONFIG), _read(run_dir / CONFIG).decode()
+    settings, config = read_config(run_dir / CONFIG), content_of(run_dir / CONFIG).decode()
     told = learning(read_metrics(run_dir / METRICS), read_samples(run_dir / SAMPLES), config, settings)
     opened = [] if glass is None else [one for one in (*glass.earlier, glass) if one.gpt.config == glass.gpt.config]
     models = [(one.step or 0, one.gpt) for one in opened]
@@ -83,14 +83,9 @@ def read_samples(path: Path) -> list[dict]:
 
 def _whole_lines(path: Path) -> str:
     """The text of a file, without a last line that was cut short. Raises a `Mistake` unless it is UTF-8."""
-    content = _read(path)
+    content = content_of(path)
     with parsing(path):
         return content[: content.rfind(b"\n") + 1].decode()
-
-
-def _read(path: Path) -> bytes:
-    with reading(path):
-        return path.read_bytes() if path.exists() else b""
 
 
 def finish(run_dir: Path) -> str:
