@@ -5,7 +5,6 @@ they are read:
 
     probe.json           the probes and the windows (token ids and their texts) and the tokenizer's fingerprint
     step_XXXXXXXX.npz    the maps of a step: for each probe (L, H, T, T) in float16
-    step_XXXXXXXX.png    their picture, of some steps (see `model/runs/monitoring.py`)
     step_XXXXXXXX.json   its details, what the model predicted and why, to 4 significant digits (see below)
     scores.jsonl         one line a step: all else that a `Snapshot` has, each score as L lists of H numbers
 
@@ -289,7 +288,7 @@ class Recording:
         write_atomically(scores, b"".join(lines))
         self.snapshots.append(replace(snapshot, maps=None, details=None))
         for step in outdated:
-            for suffix in (*FILES, ".png"):
+            for suffix in FILES:
                 self.path(step, suffix).unlink(missing_ok=True)
 
 

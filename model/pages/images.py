@@ -27,7 +27,7 @@ from model.pages.export import Head, choose_step
 from model.pages.template import COLOURS
 
 DPI = 72  # dots an inch, so that a point, in which matplotlib measures text, is a pixel
-MAX_SIDE = 4000  # pixels
+MAX_SIDE = 4000  # pixels of the longer side, without the labels
 MAX_PIXELS = 100_000_000  # of a PNG, which takes four bytes for each while it is drawn
 PIXELS = 600  # of the longer side of a picture without text, unless there are more weights
 LABEL_PITCH = 10  # pixels from one token label to the next, below which they would touch
@@ -62,7 +62,6 @@ def grid_figure(
     *,
     rows: Sequence[str] | None = None,
     columns: Sequence[str] | None = None,
-    max_side: int = MAX_SIDE,
 ) -> Figure:
     """One picture of maps in rows and columns, tokens along the edges.
 
@@ -72,14 +71,13 @@ def grid_figure(
         weights: (R, C, T, T), queries by keys; by default a row is a layer and a column a head.
         labels: the T tokens as text.
         rows, columns: their names.
-        max_side: pixels of the longer side without the labels. Below ten pixels a token, only some tokens are labelled.
     """
     weights, size = np.asarray(weights, dtype=np.float32), len(labels)
     rows = [f"layer {layer}" for layer in range(len(weights))] if rows is None else rows
     columns = [f"head {head}" for head in range(weights.shape[1])] if columns is None else columns
 
     mosaic = _mosaic(weights)
-    pitch = min(np.clip(400 / size, 16, 40), max_side / max(mosaic.shape))  # of a weight; all lengths are in pixels
+    pitch = min(np.clip(400 / size, 16, 40), MAX_SIDE / max(mosaic.shape))  # of a weight; all lengths are in pixels
     pitch = math.floor(pitch) if pitch > 1 else pitch
     height, width, side = (pitch * length for length in (*mosaic.shape, size))  # of all maps; of one
     lefts, tops = (np.arange(len(names)) * pitch * (size + 1) for names in (columns, rows))

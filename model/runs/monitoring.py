@@ -17,7 +17,6 @@ from model.inspection.recording import Recording
 from model.inspection.survey import windows_of
 from model.inspection.trace import in_float32
 from model.inspection.verdicts import new_warnings, warnings
-from model.pages.images import attention_grid
 from model.runs.folder import ATTENTION, SAMPLES
 from model.runs.metrics import log_metrics
 from model.runs.wandb_logger import WandbLogger
@@ -27,7 +26,6 @@ log = logging.getLogger(__name__)
 AUTOCAST_TYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 KNOWN_CHARS = 200_000  # of validation text; only tokens that occur in it are drawn, as a model knows no rarer ones
 WINDOW_CHARS = 1_000_000  # of it, over which windows are spread: neighbours are of one document, and much alike
-PICTURE_SIDE = 1300  # pixels, about a screen: five times as fast to draw as one with every token named
 
 
 @dataclass
@@ -42,7 +40,6 @@ class AttentionMonitor:
         probe_text: your own text; null means the beginning of the validation split.
         early_steps: the last of the powers of two, at which much changes in a long run; 0 records none of them.
         every_n_steps: also record every so many steps.
-        picture: whether every validation also draws the maps, as a PNG.
     """
 
     enabled: bool = True
@@ -50,7 +47,6 @@ class AttentionMonitor:
     probe_text: str | None = None
     early_steps: int = 1024
     every_n_steps: int | None = None
-    picture: bool = True
     recording: Recording | None = field(default=None, init=False)  # set by `start`, on the first rank
 
     def is_due(self, step: int) -> bool:
@@ -89,8 +85,8 @@ class AttentionMonitor:
         folder = Path(trainer.default_root_dir, ATTENTION)
         self.recording = Recording.resume(folder, probes, windows, tokenizer.fingerprint)
 
-    def record(self, trainer: Trainer, module: LightningModule, *, draws: bool, with_losses: bool) -> None:
-        """Records the current step, logs its scores, and draws its picture if `draws`.
+    def record(self, trainer: Trainer, module: LightningModule, *, with_losses: bool) -> None:
+        """Records the current step and logs its scores.
 
         with_losses: measure what the model loses without each part, for a step whose weights are kept.
         """
@@ -106,10 +102,6 @@ class AttentionMonitor:
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
                 logger.log_attention(recording)
-        if draws and self.picture:
-            maps, labels = recording.maps(step)["text"], recording.probes["text"].labels
-            title = f"{Path(trainer.default_root_dir).name}, step {step}"
-            attention_grid(maps, labels, recording.path(step).with_suffix(".png"), title, max_side=PICTURE_SIDE)
 
     def finish(self, trainer: Trainer, module: LightningModule) -> None:
         """Measures the losses of the last step where the run ended before max_steps; warns of what is out of bounds."""

@@ -92,7 +92,7 @@ class RunSequence(Checkpoint):
             self.doing = f"recording of step {step}"
             # Of the last step too, and before it is saved: a run that has ended is not trained when it is resumed.
             with_losses = is_kept or step == trainer.max_steps
-            self.attention.record(trainer, module, draws=is_validated, with_losses=with_losses)
+            self.attention.record(trainer, module, with_losses=with_losses)
         if is_validated:
             self.doing = f"sample of step {step}"
             self.samples.write(trainer, module)

@@ -151,7 +151,7 @@ def limited_files(patch: pytest.MonkeyPatch, number: int, room: int) -> None:
 @pytest.mark.parametrize("room", [0, 40, 400])
 def test_disk_full(small_options, run, disturb, record_property, room, seed):
     """When a file is opened, or some bytes later: some of the files that a run writes."""
-    options = [*small_options, "--data.cache_dir=runs/cold", "--attention.picture=true"]
+    options = [*small_options, "--data.cache_dir=runs/cold"]
     opened = []
     stop = before_change(["runs"], opened.append, events=["open"])
     run([*TRAIN, *options])
