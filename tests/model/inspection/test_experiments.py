@@ -133,10 +133,8 @@ def test_the_named_head_is_the_one_that_the_model_needs_and_none_that_only_looks
     assert effect.head == head and (effect.weight > 0.99) == (head is not None)
 
 
-def test_page_and_table_list_as_many_tokens_as_count(monkeypatch):
-    """What is not among them is told as 0%, and can be more."""
-    reading = Path(experiments.__file__).parents[1] / "pages" / "browser" / "reading.js"
-    assert f"const NEXT = {experiments.LISTED};" in reading.read_text(encoding="utf-8")
+def test_the_table_says_of_what_is_not_listed_that_it_counts_as_0(monkeypatch):
+    """As the page does, see test_typing_in_browser.py."""
     found = found_in(repeating_gpt())
     monkeypatch.setattr("model.glass.open_run", lambda path: SimpleNamespace(experiments=lambda: found))
     table = experiments_table(None)

@@ -50,7 +50,9 @@ def test_parts_are_averaged_over_about_a_thousand_tokens(length, rows):
     assert sample.tolist() == [text.tokens for text in texts[:rows]]
 
 
-def test_scores_are_means_over_windows_with_their_spread_and_reach(gpt, maps):
+@pytest.mark.parametrize("limit", [survey.MAX_WEIGHTS, 3 * 4 * T * T])  # all windows together, or three at a time
+def test_scores_are_means_over_windows_with_their_spread_and_reach(limit, gpt, maps, monkeypatch):
+    monkeypatch.setattr(survey, "MAX_WEIGHTS", limit)
     found = survey.survey(gpt, windows_of(TEXTS))
     alone = []
     for i in range(len(TEXTS["text"])):
@@ -115,15 +117,6 @@ def test_chance_is_uniform_attention_within_the_window_of_the_model(window):
         close(found.scores[name], np.full((2, 4), found.uniform[name]))
     assert found.uniform["entropy"] == pytest.approx(float(window > 1))
     assert not any(formed.any() for formed in found.formed.values())
-
-
-def test_windows_that_do_not_fit_into_memory_together_give_the_same(gpt, monkeypatch):
-    whole = survey.survey(gpt, windows_of(TEXTS))
-    monkeypatch.setattr(survey, "MAX_WEIGHTS", 3 * 4 * T * T)
-    pieces = survey.survey(gpt, windows_of(TEXTS))
-    for name, score in whole.scores.items():
-        close(pieces.scores[name], score)
-        assert (pieces.formed[name] == whole.formed[name]).all()
 
 
 def test_losses_count_every_next_token_of_text_and_those_that_a_repetition_tells():

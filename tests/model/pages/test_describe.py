@@ -59,7 +59,7 @@ PATTERNS = [name for name, score in heads.SCORES.items() if score.keys is not No
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_a_head_that_follows_a_pattern_gets_its_name_and_others_get_none(pattern):
+def test_a_head_that_follows_a_pattern_gets_its_name_others_none_and_the_page_opens_with_it(pattern):
     maps = following(pattern)
     described = describe_heads(maps, PROBES)
     assert names(described) == [[None] * 3, [None, None, pattern]]
@@ -67,8 +67,12 @@ def test_a_head_that_follows_a_pattern_gets_its_name_and_others_get_none(pattern
     evidence = described[1][2]["evidence"]
     assert f"{found.scores[pattern][1, 2]:.2f} of its weight" in evidence
     assert f"uniform attention: {found.uniform[pattern]:.2f}" in evidence
-    start = "where the text repeats itself, it " if heads.SCORES[pattern].probe == "repeated" else ""
-    assert described[1][2]["sentence"].lower().startswith(start + heads.SCORES[pattern].meaning)
+    score, opening = heads.SCORES[pattern], opening_view(maps, PROBES)
+    start = "where the text repeats itself, it " if score.probe == "repeated" else ""
+    assert described[1][2]["sentence"].lower().startswith(start + score.meaning)
+    assert (opening["head"], opening["probe"], opening["score"]) == (5, score.probe, pattern)
+    keys = score.keys(PROBES[score.probe])[opening["token"]]
+    assert maps[score.probe][1, 2, opening["token"]][keys].sum() > 0.9
 
 
 def test_uniform_attention_and_noise_get_no_name_and_are_told_by_how_far_they_spread():
@@ -145,16 +149,6 @@ def test_a_label_is_written_with_signs_and_escapes_and_shortened():
     written = {" a\n\t\r": "·a↵⇥␍", "": "∅", "\x00\u202e\ud800": "\\u0000\\u202e\\ud800", "שלום": "שלום"}
     written |= {"<img src=x>": "<img·src=x>", "x" * 30: "x" * 19 + "…"}
     assert {label: visible(label) for label in written} == written
-
-
-@pytest.mark.parametrize("pattern", [name for name in PATTERNS if name not in ("sink", "current_token")])
-def test_the_page_opens_with_the_head_whose_pattern_is_clearest(pattern):
-    maps = following(pattern)
-    score = heads.SCORES[pattern]
-    opening = opening_view(maps, PROBES)
-    assert opening["head"] == 5 and opening["probe"] == score.probe
-    keys = score.keys(PROBES[score.probe])[opening["token"]]
-    assert maps[score.probe][1, 2, opening["token"]][keys].sum() > 0.9
 
 
 @pytest.mark.parametrize("window", [None, PERIOD, PERIOD - 1])

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from model.generation import generate
 from model.gpt import GPT
 from model.inspection.ablation import changes, losses_without_each, part_means, replaced
-from model.inspection.experiments import try_all
+from model.inspection.experiments import LISTED, try_all
 from model.inspection.recorder import read_maps
 from model.inspection.trace import trace
 from tests.gpts import repeating_gpt
@@ -418,6 +418,7 @@ def test_every_experiment_shows_on_the_page_what_was_predicted(open_page):
         click(experiment.locator("button", has_text=effect.change))
         assert page.locator("#box").input_value() == effect.trial.changed
         assert in_page(page, "render", "shown.off") == effect.off
+        assert f"not among the {LISTED} likeliest counts as 0%" in page.locator("#predicted").inner_text()
         predicted, shown = page.locator("#predicted b").all_inner_texts()
         assert shown == predicted and experiment.inner_text().count(effect.question) == 1
         before, after = (float(figure.rstrip("%")) / 100 for figure in shown.split(" → "))
