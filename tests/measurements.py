@@ -28,15 +28,12 @@ def survey_maps(maps, probes):
     return summary(windows, {name: stacked(of_layers) for name, of_layers in measured.items()})
 
 
-def good_checks(layers: int, **figures) -> Checks:
-    by_layer = {name: [0.0] * layers for name in ("fidelity", "future", "outside", "random")}
-    return Checks(**{"precision": "float32", "fidelity": 1e-7, "causality": 0.0, "by_layer": by_layer} | figures)
-
-
 def snapshot_of(maps, probes, step=0, checks=None, **measured) -> Snapshot:
     """A snapshot of hand-made maps, and other measurements as given."""
     heads, arrays = survey_maps(maps, probes), {name: np.asarray(of_probe) for name, of_probe in maps.items()}
-    return Snapshot(step, good_checks(len(heads.reach), **(checks or {})), heads, maps=arrays, **measured)
+    by_layer = {name: [0.0] * len(heads.reach) for name in ("fidelity", "future", "outside", "random")}
+    good = {"precision": "float32", "fidelity": 1e-7, "causality": 0.0, "by_layer": by_layer}
+    return Snapshot(step, Checks(**good | (checks or {})), heads, maps=arrays, **measured)
 
 
 def snapshot_with(scores, probes, step=0) -> Snapshot:
