@@ -1,6 +1,5 @@
 """The page that holds the model, in a real browser: what a person types, breaks and patches, against PyTorch."""
 
-import functools
 import math
 import random
 import re
@@ -18,7 +17,7 @@ from model.inspection.experiments import LISTED, try_all
 from model.inspection.recorder import read_maps
 from model.inspection.trace import trace
 from tests.gpts import repeating_gpt
-from tests.model.pages.browsing import click, in_page, number_in, point_at, press, put, settle, slide, unnamed
+from tests.model.pages.browsing import click, in_page, number_in, place, press, put, settle, slide, unnamed
 from tests.model.pages.model_pages import CONFIG, GPTS, LETTERS, OPENING, TOKENIZER, page_of, plain_gpt, windows
 
 pytestmark = pytest.mark.slow
@@ -118,17 +117,13 @@ def test_the_address_has_what_was_chosen(page, open_page):
     assert page.locator("#window").inner_text() == ""
 
 
-def point_at_token(page, token: int) -> None:
-    """Below the box, which gets the pointer."""
-    box = page.locator(f"#tokens span[data-index='{token}']").bounding_box()
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    assert in_page(page, "render", "pointer.token") == token
-
-
 def test_what_is_pointed_at_can_be_deleted(page):
-    for point in (functools.partial(point_at_token, page, 22), functools.partial(point_at, page, 15, 14)):
+    box = page.locator("#tokens span[data-index='22']").bounding_box()  # below the editor, which gets the pointer
+    middle = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    for what, where in (("token", middle), ("cell.query", place(page, 22, 14))):
         type_text(page, OPENING)
-        point()
+        page.mouse.move(*where)
+        assert in_page(page, "render", f"pointer.{what}") == 22
         for text in (OPENING[:4], "x"):
             type_text(page, text)
             assert "".join(page.locator("#tokens span").all_inner_texts()) == text
