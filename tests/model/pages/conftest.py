@@ -11,8 +11,6 @@ from model.pages.page import run_page
 from tests.model.pages.browsing import settle
 
 CHROMIUM = next(filter(None, map(shutil.which, ["chromium", "chromium-browser", "google-chrome", "chrome"])), None)
-FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-FLAGS += ["--disable-component-update", "--disable-sync"]
 TITLE = "A title & <more>"
 NO_TOUR = "try { localStorage.setItem('glassgpt: tour', 'closed') } catch {}"  # see test_tour_in_browser.py
 TIMEOUT = float(os.environ.get("PAGE_TIMEOUT", "30")) * 1000  # milliseconds
@@ -24,7 +22,7 @@ def browser():
         pytest.skip("no Chromium is installed to open the page in")
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM)
         yield browser
         browser.close()
 

@@ -383,8 +383,8 @@ def test_a_run_that_has_just_begun_has_a_page_without_maps(open_file):
     assert page.locator("html").get_attribute("data-theme") == "dark"
 
 
-def test_two_readings_in_one_notebook_do_not_disturb_each_other(trained, open_file):
-    glass = open_run(trained())
+def test_two_readings_in_one_notebook_do_not_disturb_each_other(run_dir, open_file):
+    glass = open_run(run_dir)
     readings = [glass.read("the model reads"), glass.read("which word", without=["head 0.0"])]
     cells = [one._repr_html_() for one in readings]
     notebook = f"<!doctype html><body>{''.join(cells)}<div hidden>{cells[0]}</div>"  # the last cell is folded
