@@ -30,17 +30,12 @@ UNSET = {"seed_everything": -1, "model.gpt.context_length": 0}
 
 @dataclasses.dataclass
 class Options:
-    """All options of a run, and what it goes on from or starts from.
-
-    saved: its config.yaml, without what belongs to this call alone: it starts a run like this one.
-    checkpoint: that it goes on from, None for a new run.
-    init_tokenizer: of the model that it starts from, None if it has none.
-    """
+    """All options of a run, and what it goes on from or starts from."""
 
     config: Namespace
-    saved: str
-    checkpoint: Path | None
-    init_tokenizer: dict[str, Any] | None
+    saved: str  # its config.yaml, without what belongs to this call alone: it starts a run like this one
+    checkpoint: Path | None  # that it goes on from, None for a new run
+    init_tokenizer: dict[str, Any] | None  # of the model that it starts from, None if it has none
 
 
 def read_options(parser: ArgumentParser, args: list[str], default_config: Path) -> Options:

@@ -80,8 +80,7 @@ def log_metrics(trainer: Trainer, metrics: dict[str, float]) -> None:
 class CSVLogger(Logger):
     """One row per step, written when the next step is logged: appended, unless a new column changes all rows."""
 
-    name = None
-    version = None
+    name = version = None
 
     def __init__(self, path: Path):
         super().__init__()

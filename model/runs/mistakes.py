@@ -24,7 +24,7 @@ from model.checks import Mistake, listed
 from model.runs.folder import how_to_resume
 
 MISTAKES = Mistake, data.mistakes.Mistake
-STANDARD_LIBRARY = sysconfig.get_path("stdlib")
+STANDARD_LIBRARY = (sysconfig.get_path("stdlib"), "<frozen ")
 LONGEST = 1000  # characters of a sentence, which may quote a file
 CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -101,7 +101,7 @@ def checking_options() -> Iterator[None]:
     except Exception as error:
         caller = traceback.extract_tb(error.__traceback__)[1].filename
         raise_from_code(error, caller)
-        raise Mistake(sentence(error)) from error
+        raise Mistake(str(error)) from error
 
 
 def raise_from_code(error: Exception, *wiring: str) -> None:
@@ -109,15 +109,11 @@ def raise_from_code(error: Exception, *wiring: str) -> None:
     cause: BaseException | None = error
     while cause is not None:
         files = [frame.filename for frame in traceback.extract_tb(cause.__traceback__)]
-        own = [file for file in files if not is_library(file) and file not in (__file__, *wiring)]
-        if own or not is_library(files[-1]):
+        # Of Python itself, or in site-packages or dist-packages.
+        own = [file for file in files if not file.startswith(STANDARD_LIBRARY) and "-packages" not in file]
+        if set(own) - {__file__, *wiring} or files[-1] in own:
             raise cause from None
         cause = cause.__cause__
-
-
-def is_library(filename: str) -> bool:
-    """Whether this is the source of an installed package, or of Python itself."""
-    return filename.startswith(("<frozen ", STANDARD_LIBRARY)) or "-packages" in filename  # site- or dist-packages
 
 
 @contextmanager
