@@ -171,7 +171,7 @@ DIES = "import os, signal; print('bad matrix', flush=True); os.kill(os.getpid(),
 def test_contenders_take_turns_and_a_peer_that_dies_is_left_out(monkeypatch, capsys):
     contenders = jobs(monkeypatch, glassgpt=WORKS, llama_cpp=DIES, nanogpt=WORKS)
     assert benchmark.take_turns(contenders, 2) == {"glassgpt": [0, 1], "nanogpt": [0, 1]}
-    assert "\nllama.cpp is left out: it ended with SIGSEGV: bad matrix\n" in capsys.readouterr().err
+    assert tells(capsys.readouterr().err, "llama.cpp SIGSEGV matrix")
 
 
 FAILURES = {

@@ -127,15 +127,14 @@ def test_the_written_file_is_opened_where_there_is_a_browser(output, opens, monk
 
 
 def test_a_long_prompt_is_cut_in_the_title():
-    page = page_of("--checkpoint", "runs/first", "--prompt", "a \n" + "b" * 29)
-    assert page.data["title"] == f"“a {'b' * 29}” read by first at step 7"
-    shown = SimpleNamespace(name="one", steps=[5, 7, 9])
-    assert prompt_title("c" * 100, shown) == f"“{'c' * 59}…” read by one at step 5 to 9"
+    for prompt, title in (("a \n" + "b" * 29, f"“a {'b' * 29}”"), ("c" * 100, f"“{'c' * 59}…”")):
+        shown = prompt_title(prompt, SimpleNamespace(name="one", steps=[5, 7, 9]))
+        assert shown.startswith(title) and tells(shown, "one 5 9")
 
 
 def test_the_newest_run_is_the_default():
     assert page_of().data["title"] == "second"
-    assert page_of("--prompt", "x = 1").data["title"] == "“x = 1” read by second at step 7"
+    assert page_of("--prompt", "x = 1").data["title"].startswith("“x = 1” read by second")
 
 
 def test_a_prompt_is_followed_over_the_kept_checkpoints(tmp_path):
@@ -146,7 +145,7 @@ def test_a_prompt_is_followed_over_the_kept_checkpoints(tmp_path):
     prompt = ["--checkpoint", str(tmp_path / "followed"), "--prompt", "x = x + 1", "--steps", "5,0"]
     page = page_of(*prompt)
     data = page.data
-    assert data["title"] == "“x = x + 1” read by followed at step 0 to 5"
+    assert tells(data["title"], "x + 1 followed 0 5")
     assert page.json("manifest")["steps"] == [0, 5] and data["text"] == "x = x + 1"
     snapshots = data["run"]["snapshots"]
     assert [snapshot["step"] for snapshot in snapshots] == [0, 5]

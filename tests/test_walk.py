@@ -82,7 +82,7 @@ def test_an_activation_of_ones_own_is_named_as_it_is():
     (hidden,) = [stop for stop in stops_of(gpt, 0) if stop.name == "hidden units"]
     (normed,) = [stop for stop in stops_of(gpt, 0) if stop.name == "feed-forward norm"]
     torch.testing.assert_close(hidden.value, gpt.blocks[0].feed_forward.up_proj(normed.value).sin())
-    assert "; sine passes some answers on" in hidden.why
+    assert "sine" in hidden.why
 
 
 @pytest.fixture(scope="module")
@@ -140,10 +140,10 @@ def test_another_attention_is_walked_with_its_own_weights_and_the_difference(nam
     stops = {stop.name: stop for stop in stops_of(gpt, 0)}
     assert torch.equal(stops["logits"].value, gpt(tokens))
     linear = name in ("ALiBi", "a leak")
-    assert ("is not linear in the values" in stops["mixed values"].why) != linear
-    assert ("this layer looks into the future" in stops["weights"].why) == (name == "a leak")
+    assert ("not linear" in stops["mixed values"].why) != linear
+    assert ("future" in stops["weights"].why) == (name == "a leak")
     if linear:  # the formula is not shown
-        assert {"scores", "mask"} & stops.keys() == set() and "They are not those of softmax" in stops["weights"].why
+        assert {"scores", "mask"} & stops.keys() == set()
         torch.testing.assert_close(stops["weights"].value @ stops["values"].value, stops["mixed values"].value)
         found = float(re.search(r"the largest difference is (\S+)\.(?: |$)", stops["weights"].why)[1])
         expected = (stops["weights"].value - ours["weights"].value).abs().max().item()
@@ -172,7 +172,7 @@ def test_without_a_run_it_is_a_fresh_model(tmp_path, here, runs, capsys):
     assert f"() = ()   {math.log(257):.4g}\n" in out  # every token is equally likely
     assert r"'h' '\xc3' '\xa9' 'l' 'l' 'o'" in out
     save_checkpoint(tmp_path / "runs" / "first" / "checkpoints" / "best.ckpt", model("gpt2"))
-    assert call(main, capsys)[1].startswith("runs/first/checkpoints/best.ckpt, step 7, on cpu\n")
+    assert tells(call(main, capsys)[1].splitlines()[0], "runs/first/checkpoints/best.ckpt 7 cpu")
     assert call(main, capsys, "--fresh")[1].startswith("a fresh model")
 
 

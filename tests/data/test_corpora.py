@@ -239,7 +239,7 @@ def test_a_data_set_is_asked_for_as_the_options_say(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(datasets, "load_dataset", lambda *given, **named: asked.append((given, named)) or {})
     options = {"dataset_config": "en", "dataset_revision": "v2", "streaming": True}
     for given in ({}, options):
-        with pytest.raises(Mistake, match=r"'some/set' has no split 'train'"):
+        with pytest.raises(Mistake, match=r"'some/set' .*'train'"):
             texts(hub_corpus("some/set", **given), "train")
     assert asked == [
         (("some/set", None), {"revision": None, "streaming": False}),

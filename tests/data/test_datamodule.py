@@ -193,7 +193,7 @@ def test_loader_processes_outlive_ctrl_c_also_while_they_start(module, monkeypat
 def test_a_run_that_repeats_its_first_batches_is_not_resumed_with_others(module):
     data = module()
     data.trainer = SimpleNamespace(**TRAINER | {"overfit_batches": 3, "global_step": 6})
-    with pytest.raises(Mistake, match="overfit_batches cannot be resumed"):
+    with pytest.raises(Mistake, match="overfit_batches"):
         data.train_dataloader()
 
 

@@ -55,7 +55,7 @@ def test_weights_of_half_precision_come_back_in_float32(tmp_path, gpt):
 
 def test_a_missing_checkpoint_is_named(tmp_path):
     for path in (tmp_path / "nowhere.ckpt", tmp_path):
-        with pytest.raises(FileNotFoundError, match=f"there is no checkpoint {path}"):
+        with pytest.raises(FileNotFoundError, match=str(path)):
             load_gpt(path)
 
 

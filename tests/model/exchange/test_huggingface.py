@@ -135,7 +135,7 @@ def test_a_folder_of_shards_is_read_and_a_missing_one_is_named(transformers, tmp
     shards = sorted((tmp_path / "model").glob("*.safetensors"))
     assert len(shards) > 1 and same_weights(from_huggingface(tmp_path / "model"), from_huggingface(peer))
     shards[1].unlink()
-    with pytest.raises(ValueError, match=r"model cannot be read .*Missing key"):
+    with pytest.raises(ValueError, match=r"model .*Missing key"):
         from_huggingface(tmp_path / "model")
 
 

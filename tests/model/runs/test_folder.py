@@ -54,12 +54,12 @@ def test_files_outside_the_given_folder_are_never_taken():
         write(name)
     Path("runs/empty").mkdir()
     for find in (folder.find_checkpoint, folder.resume_point):
-        with pytest.raises(FileNotFoundError, match="runs/empty is not a run folder"):
+        with pytest.raises(FileNotFoundError, match="runs/empty"):
             find(Path("runs/empty"))
 
 
 def test_a_run_is_resumed_from_its_last_checkpoint_or_the_one_that_is_named():
-    with pytest.raises(ValueError, match="there is no runs/a"):
+    with pytest.raises(ValueError, match="runs/a"):
         folder.resume_point(Path("runs/a"))
     write("runs/a/config.yaml")
     with pytest.raises(ValueError, match="runs/a has no checkpoint"):

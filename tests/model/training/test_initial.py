@@ -163,5 +163,5 @@ def test_the_weights_of_a_checkpoint_are_read_once(tmp_path):
     content, weight = path.read_bytes(), gpt.token_embedding.weight.detach().numpy().tobytes()
     path.write_bytes(content.replace(weight, bytes(len(weight))))
     assert initial_config(str(path), GPTConfig(context_length=8), []).embed_dim == 16
-    with pytest.raises(ValueError, match="does not match its checksum"):
+    with pytest.raises(ValueError, match="checksum"):
         start_from(gpt, str(path))
