@@ -27,7 +27,8 @@ class WandbLogger(Logger):
 
     def __init__(self, run_dir: Path, mode: WandbMode = "auto"):
         super().__init__()
-        self.run_dir, self.run = run_dir, None
+        self.run_dir = run_dir
+        self.run: Any = None  # of wandb
         self.mode = os.environ.get("WANDB_MODE", mode) if mode == "auto" else mode
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
