@@ -1,7 +1,6 @@
 // What the page's engine answers, without a browser: reads questions as JSON from standard input, writes the answers.
 //
 //   ["models", [{ manifest, texts, asks: [[method of LiveModel, request], ...], simd }, ...]]
-//   ["work", [{ manifest, texts, asks }, ...]]      how many tokens the networks read for each
 //   ["tokenizer", { stored, texts, ids }]
 //   ["draws", { logits, options, count }]
 //   ["turns", { names, steps }]     who had each turn in the worker, of questions that are asked at once and never end
@@ -34,30 +33,22 @@ function withSimd(simd, make) {
   }
 }
 
+let work = 0; // tokens that networks have read
+const { read } = Network.prototype;
+Network.prototype.read = function (tokens, ...others) {
+  work += tokens.length;
+  return read.call(this, tokens, ...others);
+};
+
 const answers = {
   models: (models) => models.map(({ manifest, texts, asks, simd = true }) => {
     const model = new LiveModel(manifest, texts);
     if (withSimd(simd, () => model.snapshot(0)).network.products.simd !== simd) throw new Error(`with SIMD: ${!simd}`);
     return asks.map(([name, request]) => {
+      work = 0;
       const answer = finished(model[name](request));
-      return answer.block ? { ...answer, block: [...answer.block] } : answer;
+      return Array.isArray(answer) ? answer : { ...answer, block: [...(answer.block ?? [])], work };
     });
-  }),
-  work: (models) => models.map(({ manifest, texts, asks }) => {
-    const model = new LiveModel(manifest, texts);
-    const { read } = Network.prototype;
-    let count = 0;
-    Network.prototype.read = function (tokens, ...others) {
-      count += tokens.length;
-      return read.call(this, tokens, ...others);
-    };
-    const counts = asks.map(([name, request]) => {
-      count = 0;
-      finished(model[name](request));
-      return count;
-    });
-    Network.prototype.read = read;
-    return counts;
   }),
   tokenizer: ({ stored, texts, ids }) => {
     const { encode, label, endOfText } = createTokenizer(stored);

@@ -275,7 +275,8 @@ def test_a_typed_letter_costs_one_token_for_each_step_and_text():
             for off in ([], ["head 0.0"]):
                 letters.append(("read", {"snapshot": snapshot, "tokens": tokens[:length], "off": off}))
             letters.append(("read", {"snapshot": snapshot, "tokens": other, "text": "B", "details": False}))
-    ((read,),) = in_node([("work", [{"manifest": data.manifest, "texts": data.blocks, "asks": letters}])])
+    ((answers,),) = in_node([("models", [{"manifest": data.manifest, "texts": data.blocks, "asks": letters}])])
+    read = [answer["work"] for answer in answers]
     first, *others = (read[place : place + 6] for place in range(0, len(read), 6))
     assert first == [6, 6, 12, 6, 6, 12]
     assert others and all(of_letter == [1, 1, 0, 1, 1, 0] for of_letter in others)
