@@ -66,6 +66,8 @@ def read_options(parser: ArgumentParser, args: list[str], default_config: Path) 
         init_tokenizer = take_over_model(config, typed)
     if config.trainer.precision is None:
         config.trainer.precision = fast_precision(config.trainer.accelerator)
+    if is_model(config.data.tokenizer) and "/" not in config.data.tokenizer:
+        config.data.tokenizer = f"./{config.data.tokenizer}"  # a model still where its folder is gone
     saved = config.clone()
     saved.name = saved.resume = None
     text = parser.dump(saved, skip_unset=False)
