@@ -1,6 +1,7 @@
 // What the page's engine answers, without a browser: reads questions as JSON from standard input, writes the answers.
 //
 //   ["models", [{ manifest, texts, asks: [[method of LiveModel, request], ...], simd }, ...]]
+//       those that are objects tell in `work` how many tokens the networks read for them
 //   ["tokenizer", { stored, texts, ids }]
 //   ["draws", { logits, options, count }]
 //   ["turns", { names, steps }]     who had each turn in the worker, of questions that are asked at once and never end
