@@ -132,6 +132,7 @@ def test_a_model_is_masked_outside_its_run_as_in_it(trained, capsys, tmp_path, f
 MISTAKES = {
     "--stride 0": "--stride 0",
     "--stride 17": "--stride 17 16",
+    "--device toaster": "--device toaster",
     "--data.files nothing/*.txt": "'nothing/*.txt'",
     "--data.files tests": "'tests/**/*.txt'",
     "--data.fils x": "--data.fils data.files",
