@@ -16,7 +16,7 @@ from torch import Tensor
 
 from model.inspection.ablation import Change
 from model.inspection.experiments import Effect
-from model.inspection.heads import SCORES, choosing, information, is_delimiter, threshold
+from model.inspection.heads import RECENT, SCORES, choosing, information, is_delimiter, threshold
 from model.inspection.recording import Recording, Snapshot
 
 LABEL_LENGTH = 20
@@ -193,7 +193,11 @@ def opening_view(recording: Recording, step: int) -> dict[str, Any]:
 
 
 def _clearest(keys: Tensor, weights: Tensor, labels: Sequence[str]) -> int:
-    """The query that gives one of its keys most weight."""
+    """The query that gives one of its keys most weight; of several near it one with more than a few keys to choose."""
     most, key = (weights * keys).nan_to_num().max(-1)
     near = [query for query, weight in enumerate(most.tolist()) if weight >= 0.9 * most.max()]
-    return max(near, key=lambda query: (query - key[query] > 1, not is_delimiter(labels[query]), most[query].item()))
+
+    def shows(query: int) -> tuple:
+        return query - key[query] > 1, query >= RECENT, not is_delimiter(labels[query]), most[query].item()
+
+    return max(near, key=shows)
