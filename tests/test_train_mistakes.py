@@ -32,6 +32,7 @@ MISTAKES = {
     "--trainer.max_epochs=2": "trainer.max_epochs trainer.max_steps",
     "--trainer.precision=low": "trainer.precision 'low'",
     "--seed_everything=-1": "seed_everything -1",
+    "--config=group.yaml": "model.gpt must hold options",
     "--samples.top_k=0": "samples.top_k 0",
     "--samples.max_new_tokens=-1": "samples.max_new_tokens -1",
     "--attention.probe_tokens=4": "attention.probe_tokens 4",
@@ -42,6 +43,7 @@ MISTAKES = {
 @pytest.mark.parametrize("typed", MISTAKES)
 def test_a_mistake_gets_one_sentence_and_leaves_nothing(train, capsys, typed):
     Path("short.txt").write_text("0123456789" * 3)
+    Path("group.yaml").write_text("model: 3")
 
     assert train(*typed.split(" ")) == 2
     error = capsys.readouterr().err.splitlines()[-1]

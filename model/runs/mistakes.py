@@ -35,6 +35,7 @@ NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")  # R
 UNKNOWN = re.compile(
     r"unrecognized arguments: (--)?([^\s=]+)|Group '(.+)' does not accept option '(.+)'|Option '(.+)' is not accepted"
 )
+NO_GROUP = re.compile(r'Key "(.+)\.\w+" not found')
 BAD_VALUE = re.compile(r'Parser key "(.+?)":\s+(.*)(?:Got|Given) value: (.*)\Z', re.DOTALL)
 BAD_CLASS = re.compile(r"Problem with given class_path .+:\s+.+(?:(?<=:)\n.+)?|Expected a dot import path.+")
 EXPECTED = re.compile(r"Expected a (?:<class '(.+)'>|(?:typing\.)?Literal\[(.+)\])")
@@ -156,6 +157,8 @@ def explain(message: str, options: Collection[str]) -> str:
         if names[0] and not dashes:
             return f"{message}: quote several values, as in --data.files 'my/*.txt' or '[a.txt, b.txt]'"
         return message + suggestion(".".join(filter(None, names)), options)
+    if group := NO_GROUP.match(message):
+        return f"{group[1]} must hold options; leave it out for the defaults"
     if bad := BAD_VALUE.match(message):
         key, reasons, value = bad.groups()
         if found := BAD_CLASS.search(reasons):
