@@ -38,7 +38,7 @@ from model.runs.saving import AtomicCheckpointIO, Checkpoints
 from model.runs.sequence import RunSequence, TrainingInterrupted
 from model.runs.starting import RunFolder, new_run_dir
 from model.runs.wandb_logger import WandbLogger, WandbMode
-from model.training.module import GPTModule, check_start
+from model.training.module import GPTModule, check_resumed
 
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "default.yaml"
 TRAINER_DEFAULTS = {
@@ -120,7 +120,7 @@ def main(args: list[str] | None = None) -> int:
         )
     trainer, checkpoint, run_dir = cli.trainer, cli.options.checkpoint, Path(cli.trainer.default_root_dir)
     if checkpoint is not None:
-        check_start(checkpoint, cli.model.gpt_config)
+        check_resumed(checkpoint, cli.model.gpt_config)
     try:
         with explain_machine(run_dir):
             trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint)

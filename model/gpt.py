@@ -263,7 +263,8 @@ class GPT(nn.Module):
             elif module is self.position_embedding:
                 nn.init.normal_(module.weight, std=0.02)
             else:
-                bound = math.sqrt(3 / self.config.embed_dim)  # a uniform distribution of this standard deviation
+                fan_in = module.in_features if isinstance(module, nn.Linear) else self.config.embed_dim
+                bound = math.sqrt(3 / fan_in)  # a uniform distribution of this standard deviation
                 nn.init.uniform_(module.weight, -bound, bound)
 
     def forward(self, tokens: Tensor, *, cache: KVCache | None = None, document_ids: Tensor | None = None) -> Tensor:

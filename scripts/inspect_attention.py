@@ -142,7 +142,7 @@ def of_run(path: Path | None) -> Shown:
     """What was recorded in the run that a person means. Its page has the model of its checkpoint, if there is one."""
     from model.glass import open_run
     from model.inspection.recording import Recording
-    from model.runs.results import run_page_html
+    from model.runs.results import report_html
 
     hint = ": look at its checkpoint with --checkpoint PATH --prompt TEXT, or train with the recording on"
     run = find_run(path, HEAD_SCORES, hint=hint)
@@ -150,7 +150,7 @@ def of_run(path: Path | None) -> Shown:
 
     def page() -> str:
         has_model = any((run / CHECKPOINTS).glob("*.ckpt"))
-        return run_page_html(run, recording=recording, glass=open_run(run) if has_model else None)
+        return report_html(run, recording=recording, glass=open_run(run) if has_model else None)
 
     return recording, page, run / REPORT
 

@@ -33,7 +33,7 @@ Means = dict[str, Tensor]  # by the name of each part: (K,) for a head, else the
 class Part(NamedTuple):
     """A part that can be replaced.
 
-    module, columns: what gives it; for a head what reads it, and its columns there.
+    module, columns: what gives it; for a head the output matrix of its layer, and the head's columns in its input.
     layer: the block that it is in; None for a table that is read before all blocks.
     """
 
@@ -78,7 +78,7 @@ def replaced(gpt: GPT, vectors: Means, position: int | None = None, *, apart: in
 
     Args:
         position: the only token at which it does, from 0; a shorter sequence is left as it is. None: every token.
-        apart: each part does in so many rows of the batch of its own, in their order. None: all parts in all rows.
+        apart: part i is replaced only in rows i * apart up to (i + 1) * apart. None: all parts in all rows.
     """
     edits: dict[nn.Module, list[tuple[tuple, Tensor]]] = {}
     parts, tokens = parts_of(gpt), slice(None) if position is None else slice(position, position + 1)

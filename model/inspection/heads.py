@@ -81,7 +81,7 @@ def is_delimiter(label: str) -> bool:
 
 
 def choosing(keys: Tensor, window: int | None = None) -> Tensor:
-    """The queries that count, (T,): those that have a key of the pattern, and that see another key too."""
+    """The queries that count, (T,): those that see a key of the pattern and a key outside it."""
     seen = sliding_window_mask(len(keys), window)
     return (keys & seen).any(-1) & (seen & ~keys).any(-1)
 

@@ -77,7 +77,7 @@ class Checks:
         return cls(read[0].precision, by_layer=by_layer, replaced=token, **figures)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Snapshot:
     """What was measured at one step.
 
@@ -177,7 +177,10 @@ class Recording:
 
     @classmethod
     def resume(cls, folder: Path, probes: Probes, windows: Mapping[str, Windows], tokenizer: str) -> Recording:
-        """The one in the folder, which is created with the first snapshot. A `Mistake` if it is of other texts."""
+        """The one in the folder, or a new one, whose folder is created with the first snapshot.
+
+        A `Mistake` if it is of other texts.
+        """
         new = cls(probes, windows, tokenizer, folder=Path(folder))
         if not (new.folder / "probe.json").exists():
             return new

@@ -78,7 +78,10 @@ class Windows:
 
     @cached_property
     def predictions(self) -> Tensor:
-        """Which next tokens count for the loss, (N, T - 1): those of text, and where tokens repeat those told by it."""
+        """Which next tokens count for the loss, (N, T - 1).
+
+        All of text; of repeated tokens those that an earlier copy predicts.
+        """
         if self.kind == "text":
             return torch.ones(len(self.texts), self.length - 1, dtype=torch.bool)
         return torch.stack([duplicate(text).any(-1)[:-1] for text in self.texts])

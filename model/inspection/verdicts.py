@@ -71,7 +71,7 @@ def verdicts(checks: Checks) -> dict[str, bool | None]:
 
 
 def warnings(snapshots: Sequence[Snapshot]) -> list[str]:
-    """What is out of bounds, a sentence each, about the last snapshot that shows it. None if all is well."""
+    """What is out of bounds, a sentence each, about the last snapshot that shows it. Empty if all is well."""
     return [*_failed(snapshots).values()]
 
 

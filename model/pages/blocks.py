@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from model.checks import Mistake
-from model.inspection.recording import Recording
+from model.inspection.recording import Recording, Snapshot
 
 MAX_STEPS = 100  # of a page: more than one looks at, and each takes time to pack
 ELEMENT = 70  # bytes around a block
@@ -28,7 +28,7 @@ ELEMENT = 70  # bytes around a block
 Blocks = dict[int, list[str]]  # by step each probe's maps, and the details, in base64
 
 
-def fit(recording: Recording, room: int, wanted: Collection[int] = ()) -> tuple[Blocks, list[str]]:
+def pack_steps(recording: Recording, room: int, wanted: Collection[int] = ()) -> tuple[Blocks, list[str]]:
     """The maps that `room` bytes hold, and a note if steps were left out.
 
     They are left out evenly in the logarithm of the step, but never the first, the last, or those that are `wanted`.
@@ -39,7 +39,7 @@ def fit(recording: Recording, room: int, wanted: Collection[int] = ()) -> tuple[
     count, size = min(len(steps), MAX_STEPS), room + 1
     while size > room:
         kept = sorted({*log_spaced(steps, count), *(step for step in steps if step in wanted)})
-        blocks = {step: packed(recording, step) for step in kept}
+        blocks = {step: step_blocks(recording, recording.at(step)) for step in kept}
         size = sum(len(text) + ELEMENT for texts in blocks.values() for text in texts)
         if size > room and count <= 2:
             length = max(len(probe.tokens) for probe in recording.probes.values())
@@ -64,10 +64,10 @@ def log_spaced(steps: Sequence[int], count: int) -> list[int]:
 
 
 @lru_cache(maxsize=2 * MAX_STEPS)  # of a run that goes on, a page writes only what is new
-def packed(recording: Recording, step: int) -> list[str]:
+def step_blocks(recording: Recording, snapshot: Snapshot) -> list[str]:
     """Each probe's maps at a step, and the details, in base64."""
-    maps = recording.maps(step)
-    return [*(_pack(maps[name]) for name in recording.probes), compressed(recording.details(step))]
+    maps = recording.maps(snapshot.step)
+    return [*(_pack(maps[name]) for name in recording.probes), compressed(recording.details(snapshot.step))]
 
 
 def _pack(maps: np.ndarray) -> str:

@@ -55,7 +55,7 @@ def story(rows: Rows, config: Mapping) -> str:
     sentences = [f"A GPT{size} learned to predict the next token of {text}."]
     if points := column_points(rows, "tokens"):
         seconds = training_seconds(rows)
-        unit = "hours" if seconds >= 3600 else "minutes"
+        unit = "hours" if round(seconds) >= 3600 else "minutes"
         took = f"{clock(seconds)} {unit}" if seconds >= 60 else _count(round(seconds), "second")
         time = f", in {took}" if round(seconds) else ""
         sentences.append(f"It read {short(points[-1][1])} tokens in {_count(points[-1][0], 'step')}{time}.")

@@ -18,7 +18,7 @@ from model.inspection.recorder import take_snapshot
 from model.inspection.recording import Recording
 from model.inspection.verdicts import verdicts, warnings
 from model.pages import template
-from model.pages.blocks import compressed, fit, log_spaced
+from model.pages.blocks import compressed, log_spaced, pack_steps
 from model.pages.describe import describe_heads, opening_view, stages
 from model.pages.weights import Models, Packed, pack
 
@@ -105,7 +105,7 @@ def _recorded(
 
     effects: what experiments found, by each step whose weights the page holds.
     """
-    blocks, notes = fit(recording, MAX_MAP_BYTES, effects)
+    blocks, notes = pack_steps(recording, MAX_MAP_BYTES, effects)
     elements: list[str] = []
     places: dict[int, dict[str, Any]] = {}
 

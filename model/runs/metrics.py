@@ -67,7 +67,7 @@ def check_finite(figure: float, name: str) -> None:
     if not math.isfinite(figure):
         raise Mistake(
             f"{name} has become {figure}: lower the learning rates under model.optimizer, lengthen "
-            "model.schedule.warmup_steps or set trainer.gradient_clip_val; the last checkpoint is from before"
+            "model.schedule.warmup_steps or set trainer.gradient_clip_val; what was saved is from before"
         )
 
 

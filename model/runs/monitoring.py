@@ -38,7 +38,7 @@ class AttentionMonitor:
         enabled: whether anything is recorded.
         probe_tokens: length of the text, at most context_length; a file holds layers x heads x its square numbers.
         probe_text: your own text; null means the beginning of the validation split.
-        early_steps: the last of the powers of two, at which much changes in a long run; 0 records none of them.
+        early_steps: also record at steps 1, 2, 4, ... up to this one, at which much changes; 0 records none of them.
         every_n_steps: also record every so many steps.
     """
 
@@ -48,6 +48,11 @@ class AttentionMonitor:
     early_steps: int = 1024
     every_n_steps: int | None = None
     recording: Recording | None = field(default=None, init=False)  # set by `start`, on the first rank
+
+    def __post_init__(self) -> None:
+        check_range("attention.probe_tokens", self.probe_tokens, MIN_PROBE_TOKENS)
+        check_range("attention.early_steps", self.early_steps, 0)
+        check_range("attention.every_n_steps", self.every_n_steps, 1)
 
     def is_due(self, step: int) -> bool:
         """Whether a step without validation is recorded."""

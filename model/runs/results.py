@@ -20,21 +20,21 @@ from model.runs.mistakes import MISTAKES
 log = logging.getLogger(__name__)
 
 
-def write_page(run_dir: Path, state: str, recording: Recording | None = None, glass: Any = None) -> None:
-    """Writes the page of a run's folder, report.html in it, as `run_page_html`; but a page that fails is a warning.
+def write_report(run_dir: Path, state: str, recording: Recording | None = None, glass: Any = None) -> None:
+    """Writes the page of a run's folder, report.html in it, as `report_html`; but a page that fails is a warning.
 
     state: "running", "interrupted" or "ended". A browser in which the page is open takes the newer one.
     """
     path = run_dir / REPORT
     gap = time.time() - path.stat().st_mtime if path.exists() else 0.0
     try:
-        write_atomically(path, run_page_html(run_dir, state, gap, recording, glass).encode())
+        write_atomically(path, report_html(run_dir, state, gap, recording, glass).encode())
     except Exception as error:
         is_in_code = not isinstance(error, (*MISTAKES, MemoryError))
         log.warning("There is no page of this run: %s", error, exc_info=is_in_code)
 
 
-def run_page_html(
+def report_html(
     run_dir: Path, state: str | None = None, gap: float = 0.0, recording: Recording | None = None, glass: Any = None
 ) -> str:
     """The page of what there is in a run's folder. The run may still be training.
@@ -97,7 +97,7 @@ def finish(run_dir: Path) -> str:
 
     if not run_dir.exists():
         return "nothing was trained: trainer.max_steps or trainer.max_time leave no step"
-    write_page(run_dir, "ended", glass=open_run(run_dir) if (run_dir / HEAD_SCORES).exists() else None)
+    write_report(run_dir, "ended", glass=open_run(run_dir) if (run_dir / HEAD_SCORES).exists() else None)
     return f"""
 {_reached(run_dir)}
 everything is in {run_dir}/

@@ -14,7 +14,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Trainer
 
 from model.checkpoint import read_checkpoint
-from model.checks import Mistake, listed
+from model.checks import Mistake, check_range, listed
 from model.files import atomic_file, write_atomically
 from model.runs.folder import BEST, LAST, METRICS, SAMPLES, kept_checkpoint, kept_steps
 from model.runs.metrics import check_finite
@@ -56,6 +56,11 @@ class Checkpoints:
     every_n_steps: int | None = None
     keep_steps: list[int] = field(default_factory=list)
     saved_step: int = field(default=-1, init=False)
+
+    def __post_init__(self) -> None:
+        check_range("checkpoints.every_n_steps", self.every_n_steps, 1)
+        for step in self.keep_steps:
+            check_range("checkpoints.keep_steps", step, 0)
 
     def is_due(self, step: int) -> bool:
         """Whether a step without validation is saved."""

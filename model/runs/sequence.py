@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from model.runs.metrics import TrainingMetrics, check_finite, log_metrics
 from model.runs.monitoring import AttentionMonitor, Samples
 from model.runs.progress import Progress
-from model.runs.results import write_page
+from model.runs.results import write_report
 from model.runs.saving import Checkpoints, gather, random_state, rewind, set_random_state, start_loops_at
 
 log = logging.getLogger(__name__)
@@ -112,8 +112,10 @@ class RunSequence(Checkpoint):
 
     def show(self, trainer: Trainer, state: str) -> None:
         """Writes the run's page as far as the run is: a browser in which it is open takes the newer one."""
+        for logger in trainer.loggers:
+            logger.save()  # the page has the figures of this step too
         if trainer.is_global_zero:
-            write_page(Path(trainer.default_root_dir), state, self.attention.recording)
+            write_report(Path(trainer.default_root_dir), state, self.attention.recording)
 
     def write_row(self, trainer: Trainer, figures: dict[str, float]) -> None:
         log_metrics(trainer, figures)

@@ -25,6 +25,8 @@ def new_run_dir(options: Namespace) -> Path:
     run_dir, number = runs / (name if options.name is None else options.name), 2
     while options.name is None and run_dir.exists():  # another run began within this second
         run_dir, number = runs / f"{name}-{number}", number + 1
+    if run_dir.resolve() == runs.resolve():
+        raise Mistake(f"--name is {options.name!r}: write the name of a folder under {runs}/")
     if run_dir.exists():
         raise Mistake(f"{run_dir} exists: choose another --name, or remove it; {how_to_resume(run_dir)}")
     return run_dir

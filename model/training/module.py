@@ -126,8 +126,8 @@ class GPTModule(LightningModule):
         self.log_dict(self.validation_metrics, logger=False, sync_dist=True)
 
 
-def check_start(path: Path, config: GPTConfig) -> None:
-    """Compares a checkpoint that a run starts from with the model, before memory is taken for either.
+def check_resumed(path: Path, config: GPTConfig) -> None:
+    """Checks that the checkpoint of --resume fits the model, before either is in memory.
 
     Raises FileNotFoundError if there is no such file, Mistake if it is no checkpoint or of another model.
     """

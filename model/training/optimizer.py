@@ -93,8 +93,8 @@ class MuonAdamW(torch.optim.Optimizer):
 
     AdamW is torch.optim's fused one, which itself refuses gradient clipping in mixed precision.
 
-    Adagrad (Duchi et al. 2011) divides the gradient of a table's row by the root of the sum, over all steps, of that
-    gradient's mean square: one number a row. Rows that no token of the batch reads have no gradient, and nothing of
+    Adagrad (Duchi et al. 2011) divides the gradient of a table's row by the root of one number a row: the sum, over all
+    steps, of that gradient's mean square. Rows that no token of the batch reads have no gradient, and nothing of
     them changes. So a step costs as much for a table of any size, if its gradient is sparse, and gives the same
     weights if it is dense. Adam would have to lower the moments of every row at every step, or, where it leaves those
     of unread rows as they are (as torch.optim.SparseAdam does), learns less.

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from model.checks import Mistake
 from model.inspection.recording import Recording
-from model.pages.blocks import MAX_STEPS, fit, log_spaced
+from model.pages.blocks import MAX_STEPS, log_spaced, pack_steps
 from model.pages.describe import describe_heads, opening_view
 from model.pages.page import run_page
 from tests.html_pages import HOSTILE, Page
@@ -108,7 +108,7 @@ def test_both_colour_maps_change_lightness_steadily():
 
 def test_of_a_page_that_would_be_too_large_steps_are_left_out_and_it_says_so(monkeypatch):
     history = learned_recording(2, 3, 40, steps=range(0, 1000, 50))
-    blocks, _ = fit(history, 10**9)
+    blocks, _ = pack_steps(history, 10**9)
     room = int(0.6 * sum(len(text) for texts in blocks.values() for text in texts))
     monkeypatch.setattr("model.pages.page.MAX_MAP_BYTES", room)
     page = read(history)
@@ -137,7 +137,7 @@ def test_log_spaced_steps_are_dense_where_steps_are_small():
 
 def test_a_page_has_a_bounded_number_of_steps_and_always_those_that_are_wanted():
     history = learned_recording(1, 1, 4, steps=range(250), induction=False)
-    blocks, (note,) = fit(history, 10**9, wanted=[3, 201])
+    blocks, (note,) = pack_steps(history, 10**9, wanted=[3, 201])
     assert MAX_STEPS <= len(blocks) <= MAX_STEPS + 2 and {0, 3, 201, 249} <= blocks.keys()
     assert f"shows {len(blocks)} of 250 recorded steps" in note
 

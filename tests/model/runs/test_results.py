@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from model.runs.results import finish, read_metrics, write_page
+from model.runs.results import finish, read_metrics, write_report
 from tests.html_pages import Page
 from tests.measurements import learned_recording, write_recording
 
@@ -31,7 +31,7 @@ def run(tmp_path) -> Path:
 
 
 def data_of(run: Path) -> dict:
-    write_page(run, "running")
+    write_report(run, "running")
     return Page(run / "report.html").data
 
 
