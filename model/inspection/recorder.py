@@ -151,8 +151,8 @@ def read_details(gpt: GPT, probes: Mapping[str, Probe], label: Label, edited: Ed
 def measure_losses(gpt: GPT, windows: Mapping[str, Windows]) -> tuple[dict[str, float], dict[str, dict[str, Change]]]:
     """The loss on the windows of each kind, and how it changes without each part: `Snapshot.loss` and `.ablation`."""
     loss, ablation = {}, {}
-    means = part_means(gpt, windows["text"].sample)
     for name, of_kind in windows.items():
+        means = part_means(gpt, of_kind.sample)  # another kind of text would add what a part never gives here
         losses = losses_without_each(gpt, gpt.known_ids(of_kind.tokens), means, of_kind.predictions)
         loss[name], ablation[name] = losses["nothing"].mean().item(), changes(losses)
     return loss, ablation

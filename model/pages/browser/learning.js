@@ -16,6 +16,7 @@ const DOTTED = 40; // points of a curve, of which each gets a dot
 const { story = "", facts = [], charts = [], samples = [], config = "" } = data.learning ?? {};
 const STOPS = mapped.map(({ step }, at) => ({ step, isMarked: holdsWeights(at) }));
 const LAST_STEP = Math.max(1, ...charts.flatMap(({ curves }) => curves).map(({ points }) => points.at(-1)[0]));
+const NEAR = LAST_STEP / 50; // steps, within which a figure stands for a step at which it was not measured
 const SHARE = stepAxis(STOPS.map(({ step }) => step), LAST_STEP);
 // When the strongest head of each kind formed, see describe.py.
 const STAGES = RUN.stages.map(({ score, head, step }) => {
@@ -92,7 +93,11 @@ function tell(step) {
   const ofHead = () =>
     entry(headName(shown.head), decimal(valueOf(shown.snapshot, shown.head)), `var(--${SCORES[shown.score].colour})`);
   const entries = ofRun()
-    ? ofRun().curves.map(({ name, points }, i) => entry(name, written(at(points)[1]), COLOURS[i]))
+    ? ofRun().curves.map(({ name, points }, i) => {
+      const [measured, value] = at(points);
+      const when = Math.abs(measured - step) > NEAR ? ` (of step ${measured.toLocaleString("en")})` : "";
+      return entry(name, written(value) + when, COLOURS[i]);
+    })
     : [ofHead()];
   const unit = ofRun() ? ofRun().unit : "dashes: uniform attention; dots: what a head must pass to form";
   const where = `at step ${step.toLocaleString("en")}`;

@@ -22,10 +22,10 @@ let turn = 0; // of the visits to stops; one that is left early does no more
 let before = null; // the state that the tour will leave behind as it was
 let opener = null; // what had the focus
 
-// The head that follows a pattern most, of those in which it has formed and which `fits`; undefined if there is none.
-function headOf(score, at, fits = () => true) {
+// The head that follows a pattern most, of those in which it has formed; undefined if there is none.
+function headOf(score, at) {
   const strength = mapped[at].scores[score].flat();
-  const formed = ALL_HEADS.filter((head) => formation(score, head) <= stepOf(at) && fits(head));
+  const formed = ALL_HEADS.filter((head) => formation(score, head) <= stepOf(at));
   return formed.length ? closest(formed, (head) => -strength[head]) : undefined;
 }
 
@@ -79,7 +79,9 @@ async function repeatedStops(calm) {
       "(the bar).",
   }];
   const [layer] = placeOf(finder);
-  const first = headOf("previous_token", calm.at, (head) => placeOf(head)[0] < layer);
+  const writers = ALL_HEADS.filter((head) =>
+    formation("previous_token", head) <= stepOf(calm.at) && placeOf(head)[0] < layer);
+  const first = writers.length ? closest(writers, (head) => formation("previous_token", head)) : undefined;
   for (const early of [...mapped.keys()].slice(0, calm.at).filter(holdsWeights)) {
     const reading = await read(early);
     if (!fails(reading)) continue;
@@ -87,8 +89,12 @@ async function repeatedStops(calm) {
     if (first !== undefined) {
       const since = formation("previous_token", first);
       const when = formedBetween(since);
-      why = `builds on ${headPart(first)}, which writes beside each token the one before it and ` +
-        (stepOf(early) < since ? `forms later, ${when}` : `formed ${when}, and has not learned to use that yet`);
+      const names = writers.map(headPart).join(" and ");
+      const write = writers.length > 1 ? "write" : "writes";
+      why = `builds on ${names}, which ${write} beside each token the one before it, ` +
+        (stepOf(early) < since
+          ? `and none does so yet: ${headPart(first)} forms ${when}`
+          : `as ${headPart(first)} does since it formed ${when}, and has not learned to use that yet`);
     }
     const tell = `At step ${stepOf(early)} ${quote(answer)} gets ${told(reading)}: ${headPart(finder)} ${why}.`;
     return [...found, { thing: "controls", patch: { ...word, at: early }, tell }];
