@@ -14,7 +14,6 @@ import signal
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
 
 if __name__ == "__main__":  # Ctrl-C during the imports, which take seconds; nothing needs cleaning up
     signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
@@ -27,7 +26,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 from data.datamodule import TextDataModule
 from model.checks import Mistake
 from model.kernels import keep_freed_memory
-from model.runs.command_line import quiet, read_options
+from model.runs.command_line import as_list, quiet, read_options
 from model.runs.folder import METRICS, RUNS, how_to_resume
 from model.runs.metrics import CSVLogger
 from model.runs.mistakes import MISTAKES, checking_options, exit_status, explain_machine
@@ -92,13 +91,6 @@ class TrainingCLI(LightningCLI):
         if isinstance(parts.trainer.profiler, str):  # its table is written into the run's folder
             trainer.profiler.dirpath, trainer.profiler.filename = run_dir, "profile"
         return trainer
-
-
-def as_list(value: Any) -> list:
-    """An option of the Trainer that may be one object, several, or none (None, or a logger's true or false)."""
-    if isinstance(value, list):
-        return value
-    return [] if value is None or isinstance(value, bool) else [value]
 
 
 @exit_status("train.py")

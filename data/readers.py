@@ -108,15 +108,16 @@ def text_pieces(path: Path, start: int = 0, stop: int = sys.maxsize) -> Iterator
     with reading(path), path.open("rb") as file:
         file.seek(start)
         for block in chain(iter(lambda: file.read(min(BLOCK_BYTES, stop - file.tell())), b""), [b""]):
+            wrong = file.tell() - len(block) + block.index(b"\0") if b"\0" in block else None
             try:
                 text = decoder.decode(block, final=not block)
-                if "\0" in text:
-                    raise UnicodeDecodeError("utf-8", block, at := block.index(b"\0"), at + 1, "a zero byte")
             except UnicodeDecodeError as error:  # whose `object` ends where the block does
+                wrong = file.tell() - len(error.object) + error.start
+            if wrong is not None:
                 raise Mistake(
-                    f"{path} is not UTF-8 text at byte offset {file.tell() - len(error.object) + error.start}: convert "
-                    "it to UTF-8, or leave it out of --data.files"
-                ) from error
+                    f"{path} is not UTF-8 text at byte offset {wrong}: convert it to UTF-8, or leave it out of "
+                    "--data.files"
+                )
             if file.tell() == len(block):  # the beginning of the file, where an editor may have put a byte order mark
                 text = text.removeprefix("\ufeff")
             if text:

@@ -29,7 +29,7 @@ from data.mistakes import Mistake as UnfitTokenizer
 from data.tokenizers import END_OF_TEXT, Tokenizer
 from model.checkpoint import build_gpt, read_checkpoint
 from model.checks import Mistake
-from model.exchange.huggingface import CONFIG, check_tokenizer, from_huggingface, local_folder, read_json
+from model.exchange.huggingface import check_tokenizer, from_huggingface, local_folder, masks_documents
 from model.generation import generate
 from model.gpt import GPT
 from model.inspection.ablation import Change, Means, changes, losses_without_each, part_means, replaced
@@ -69,8 +69,7 @@ def open_run(source: str | Path | None = None, *, step: int | None = None, devic
         folder = local_folder(source)
         gpt, tokenizer = from_huggingface(folder), Tokenizer.from_folder(folder)
         check_tokenizer(gpt, tokenizer)
-        masks = bool(read_json(folder / CONFIG).get("document_masking"))
-        return Glass(gpt.to(device), tokenizer, str(source), document_masking=masks)
+        return Glass(gpt.to(device), tokenizer, str(source), document_masking=masks_documents(folder))
     path = None if source is None else Path(source)
     checkpoint = find_checkpoint(path) if step is None else find_kept(path, [step])[0]
     about = read_checkpoint(checkpoint)

@@ -54,7 +54,7 @@ def import_model(arguments: argparse.Namespace) -> None:
     import torch
 
     from model.checkpoint import WEIGHT_PREFIX
-    from model.exchange.huggingface import CONFIG, check_tokenizer, from_huggingface, local_folder, read_json
+    from model.exchange.huggingface import check_tokenizer, from_huggingface, local_folder, masks_documents
     from model.files import atomic_file, writing
 
     output = arguments.output
@@ -71,7 +71,7 @@ def import_model(arguments: argparse.Namespace) -> None:
         "gpt_config": asdict(gpt.config),
         "tokenizer": tokenizer.to_dict(),
         "global_step": 0,
-        "document_masking": bool(read_json(folder / CONFIG).get("document_masking")),
+        "document_masking": masks_documents(folder),
     }
     with writing(output), atomic_file(output) as file:
         torch.save(checkpoint, file)

@@ -286,6 +286,11 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     return weights
 
 
+def masks_documents(folder: Path) -> bool:
+    """Whether a model was trained to attend within a document, as far as its folder tells; see `to_huggingface`."""
+    return bool(read_json(folder / CONFIG).get("document_masking"))
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object."""
     if not path.is_file():

@@ -119,18 +119,14 @@ class Snapshot:
         added = SCORES.keys() - line["scores"].keys()
         if added and line["scores"].keys() - SCORES.keys():
             raise KeyError(*added)  # a name that was changed by damage
-        reach = _arrays(line["reach"])
-        unknown = {"scores": np.full_like(reach, np.nan), "spread": np.full_like(reach, np.nan), "uniform": math.nan}
-        measured = {
-            kind: {name: nothing if name in added else _arrays(line[kind][name]) for name in SCORES}
-            for kind, nothing in unknown.items()
-        }
-        formed = {
-            name: np.zeros(reach.shape, bool) if name in added else np.array(line["formed"][name], bool)
-            for name in SCORES
-        }
-        heads = Survey(**measured, formed=formed, reach=reach, windows=line["windows"])
-        np.stack([reach, *formed.values(), *heads.scores.values(), *heads.spread.values()])  # of one shape
+        unknown = np.full_like(line["reach"], math.nan, dtype=float).tolist()
+        for name in added:
+            line["scores"][name] = line["spread"][name] = unknown
+            line["formed"][name], line["uniform"][name] = np.zeros_like(unknown).tolist(), None
+        by_score = {kind: {name: line[kind][name] for name in SCORES} for kind in ("scores", "spread", "uniform")}
+        formed = {name: np.array(line["formed"][name], bool) for name in SCORES}
+        heads = Survey(**_arrays(by_score), formed=formed, reach=_arrays(line["reach"]), windows=line["windows"])
+        np.stack([heads.reach, *formed.values(), *heads.scores.values(), *heads.spread.values()])  # of one shape
         numbers = dict(line["checks"])
         about = {name: numbers.pop(name) for name in ("precision", "replaced")}
         checks, loss, ablation = Checks(**about, **_arrays(numbers)), line["loss"], line["ablation"]

@@ -150,7 +150,7 @@ def printable(token: str) -> str:
 
 
 def _mosaic(weights: np.ndarray) -> np.ndarray:
-    """Maps (R, C, T, T) side by side, with a line of NaN between two. A weight below 0 becomes 0."""
+    """Maps (R, C, T, T) side by side, with a line of NaN between two. Weights are clipped to 0 and 1."""
     maps = np.pad(weights.clip(0, 1), ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=np.nan)
     return np.block([list(row) for row in maps])[:-1, :-1]
 

@@ -139,10 +139,16 @@ def check_trainer(options: Namespace) -> None:
         raise Mistake("trainer.strategy: each device has the whole model and a program of its own, so write ddp")
     if not is_whole and not isinstance(interval, float | None):
         raise Mistake(f"trainer.val_check_interval: {interval} is no number of batches that {accumulate} divides")
-    callbacks = options.callbacks if isinstance(options.callbacks, list) else [options.callbacks]
-    for monitor in (callback.get("init_args.monitor") for callback in callbacks if callback):
+    for monitor in (callback.get("init_args.monitor") for callback in as_list(options.callbacks)):
         if monitor not in (None, "step", *VALIDATION_METRICS):
             raise Mistake(f"trainer.callbacks: monitor is {monitor}: write {listed(VALIDATION_METRICS, 'or')}")
+
+
+def as_list(value: Any) -> list:
+    """An option of the Trainer that may be one object, several, or none (None, or a logger's true or false)."""
+    if isinstance(value, list):
+        return value
+    return [] if value is None or isinstance(value, bool) else [value]
 
 
 def quiet() -> None:

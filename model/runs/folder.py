@@ -77,7 +77,7 @@ def resume_command(run_dir: Path) -> str:
 
 
 def how_to_resume(run_dir: Path) -> str:
-    """What a person may type after a run has stopped; that there is no checkpoint yet where there is none."""
+    """How a stopped run can be continued: the command, or that there is no checkpoint yet."""
     if not any((run_dir / name).exists() for name in RUN_CHECKPOINTS):
         return "there is no checkpoint yet"
     return f"to continue from the last checkpoint: {resume_command(run_dir)}"

@@ -165,9 +165,8 @@ class RunSequence(Checkpoint):
 
     def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         metrics, data = self.metrics, trainer.datamodule
-        check_finite(
-            float(metrics.loss_sum), "the training loss"
-        )  # a diverged model must not replace a good checkpoint
+        # A diverged model must not replace a good checkpoint.
+        check_finite(float(metrics.loss_sum), "the training loss")
         checkpoint |= {
             "gpt_config": dataclasses.asdict(module.gpt.config),
             "tokenizer": data.tokenizer.to_dict(),

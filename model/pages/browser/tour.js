@@ -22,12 +22,8 @@ let turn = 0; // of the visits to stops; one that is left early does no more
 let before = null; // the state that the tour will leave behind as it was
 let opener = null; // what had the focus
 
-// The head that follows a pattern most, of those in which it has formed; undefined if there is none.
-function headOf(score, at) {
-  const strength = mapped[at].scores[score].flat();
-  const formed = ALL_HEADS.filter((head) => formation(score, head) <= stepOf(at));
-  return formed.length ? closest(formed, (head) => -strength[head]) : undefined;
-}
+const since = (head) => formation("previous_token", head);
+const previousTokenHeads = (at) => ALL_HEADS.filter((head) => since(head) <= stepOf(at));
 
 const tokenStop = (calm) => ({
   thing: "editor",
@@ -37,8 +33,10 @@ const tokenStop = (calm) => ({
 });
 
 function previousStop(calm) {
-  const head = headOf("previous_token", calm.at);
-  if (head === undefined) return [];
+  const heads = previousTokenHeads(calm.at);
+  if (!heads.length) return [];
+  const strength = mapped[calm.at].scores.previous_token.flat();
+  const head = closest(heads, (one) => -strength[one]);
   const { labels, sides: [{ weights }] } = shown;
   const given = (query) => weightAt(ofHead(weights, head, labels.length), query, query - 1);
   const token = closest([...labels.keys()].slice(1), (query) => -given(query));
@@ -79,20 +77,18 @@ async function repeatedStops(calm) {
       "(the bar).",
   }];
   const [layer] = placeOf(finder);
-  const writers = ALL_HEADS.filter((head) =>
-    formation("previous_token", head) <= stepOf(calm.at) && placeOf(head)[0] < layer);
-  const first = writers.length ? closest(writers, (head) => formation("previous_token", head)) : undefined;
+  const writers = previousTokenHeads(calm.at).filter((head) => placeOf(head)[0] < layer);
   for (const early of [...mapped.keys()].slice(0, calm.at).filter(holdsWeights)) {
     const reading = await read(early);
     if (!fails(reading)) continue;
     let why = "has not learned to look there yet";
-    if (first !== undefined) {
-      const since = formation("previous_token", first);
-      const when = formedBetween(since);
+    if (writers.length) {
+      const first = closest(writers, since);
+      const when = formedBetween(since(first));
       const names = writers.map(headPart).join(" and ");
       const write = writers.length > 1 ? "write" : "writes";
       why = `builds on ${names}, which ${write} beside each token the one before it, ` +
-        (stepOf(early) < since
+        (stepOf(early) < since(first)
           ? `and none does so yet: ${headPart(first)} forms ${when}`
           : `as ${headPart(first)} does since it formed ${when}, and has not learned to use that yet`);
     }
