@@ -79,6 +79,27 @@ class ByHand:
         logits, cap = self.linear(self.norm(x, "final_norm"), "head"), self.config.logit_soft_cap
         return cap * torch.tanh(logits / cap) if cap else logits
 
+    def written(self, layers: int | None = None) -> dict[str, torch.Tensor]:
+        """What the tables and each part of the first layers write into the residual stream, (T, D)."""
+        config, weights = self.config, self.weights
+        names = {"token embedding": "token embedding", "n-gram embedding": "n-gram tables"}
+        names["position embedding"] = "positions"
+        found = {name: self.stops[stop] for stop, name in names.items() if stop in self.stops}
+        total = sum(found.values())
+        if config.embedding_norm:
+            found = {part: self.share_of_norm(x, total, "embedding_norm") for part, x in found.items()}
+        biases = {"embedding bias": "embedding_norm.bias"}
+        for layer, seen in enumerate(self.layers[:layers]):
+            block = f"blocks.{layer}"
+            matrices = weights[f"{block}.attention.output_proj.weight"].split(config.head_dim, dim=1)
+            for head, matrix in enumerate(matrices):
+                found[f"head {layer}.{head}"] = seen["mixed values"][head] @ matrix.T
+            biases[f"attention bias {layer}"] = f"{block}.attention.output_proj.bias"
+            biases[f"feed-forward bias {layer}"] = bias = f"{block}.feed_forward.down_proj.bias"
+            found[f"feed-forward {layer}"] = seen["feed-forward output"] - weights.get(bias, 0)
+        known = {part: weights[name].expand_as(total) for part, name in biases.items() if name in weights}
+        return found | known
+
     def block(self, x: torch.Tensor, layer: int, ids: list[int]) -> torch.Tensor:
         config, block, T = self.config, f"blocks.{layer}", len(ids)
         H, H_kv, K = config.num_heads, config.num_kv_heads, config.head_dim

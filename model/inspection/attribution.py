@@ -58,12 +58,8 @@ def attribution(gpt: GPT, trace: Trace, targets: Tensor | None = None) -> tuple[
         output, down = block.attention.output_proj, block.feed_forward.down_proj
         heads = _double(trace.heads[layer, :N])  # (N, H, K)
         by_head = (of_stream @ _double(output.weight)).view_as(heads)
-        values = _double(trace.value_shares[layer][:N]) if layer in trace.value_shares else None
         for head in range(heads.shape[1]):
             parts[f"head {layer}.{head}"] = (heads[:, head] * by_head[:, head]).sum(-1)
-            if values is not None:
-                parts[f"values {layer}.{head}"] = of_values = (values[:, head] * by_head[:, head]).sum(-1)
-                parts[f"head {layer}.{head}"] -= of_values
         add(f"attention bias {layer}", output.bias)
         added = _double(trace.feed_forwards[layer])
         add(f"feed-forward {layer}", added if down.bias is None else added - _double(down.bias))

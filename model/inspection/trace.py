@@ -36,7 +36,6 @@ class Trace:
     residual: (2L + 1, T, D), the residual stream after the embeddings, attention 0, feed-forward 0, attention 1, ...
     queries, keys, values: (L, H, T, K) as `attend` gets them, those of a group of heads repeated for each.
     heads: (L, T, H, K), what each head gives to the output matrix.
-    value_shares: (T, H, K) by layer, where there are value embeddings: their share of `heads`.
     feed_forwards: (L, T, D).
     features: (T, D), the last of `residual` after the final norm; the head turns it into logits.
     """
@@ -49,7 +48,6 @@ class Trace:
     keys: Tensor
     values: Tensor
     heads: Tensor
-    value_shares: dict[int, Tensor]
     feed_forwards: Tensor
     features: Tensor
 
@@ -60,18 +58,12 @@ def trace(gpt: GPT, tokens: Tensor) -> Trace:
 
     Raises ValueError for a sequence that is longer than the model's context.
     """
-    blocks, tables, value_embeddings = blocks_of(gpt), embedding_tables(gpt), value_tables(gpt)
-    heads, value_shares = [], {}
+    blocks, tables = blocks_of(gpt), embedding_tables(gpt)
+    layers = [block.attention for block in blocks]
     calls: list[AttendCall] = []
-    with undisturbed(gpt):
-        with hooked(gpt) as (inputs, outputs), observed([block.attention for block in blocks], calls.append):
-            features = gpt.features(tokens[None])[0]
-        for layer, (block, call) in enumerate(zip(blocks, calls, strict=True)):
-            attention = block.attention
-            heads.append(inputs[attention.output_proj][0].unflatten(-1, (attention.num_heads, -1)))
-            if layer in value_embeddings:
-                table = outputs[value_embeddings[layer]].unflatten(-1, (attention.num_kv_heads, -1)).transpose(1, 2)
-                value_shares[layer] = call.with_values(table)[0].transpose(0, 1)
+    with undisturbed(gpt), hooked(gpt) as (inputs, outputs), observed(layers, calls.append):
+        features = gpt.features(tokens[None])[0]
+    heads = [inputs[layer.output_proj][0].unflatten(-1, (layer.num_heads, -1)) for layer in layers]
     residual = [inputs[module][0] for block in blocks for module in (block, block.feed_forward_norm)]
     return Trace(
         tokens=tokens,
@@ -82,7 +74,6 @@ def trace(gpt: GPT, tokens: Tensor) -> Trace:
         keys=torch.cat([call.by_head(call.k) for call in calls]),
         values=torch.cat([call.by_head(call.v) for call in calls]),
         heads=torch.stack(heads),
-        value_shares=value_shares,
         feed_forwards=torch.stack([outputs[block.feed_forward][0] for block in blocks]),
         features=features,
     )

@@ -63,7 +63,7 @@ export class LiveModel {
   *square({ snapshot, tokens, off, ...place }) {
     const reading = this.reading(snapshot, off);
     yield* reading.read(tokens, false);
-    return reading.square(place);
+    return yield* reading.square(place);
   }
 
   // Yields each new token. As model/generation.py: of a long text only the end is read, and when the context is full,

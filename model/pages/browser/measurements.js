@@ -47,14 +47,13 @@ function drawLenses() {
 // Of the first of two steps: they may expect different tokens, whose parts cannot be compared.
 function drawAttribution() {
   const [{ label, measured }] = shown.sides;
-  const { labels, parts } = measured;
+  const { labels } = measured;
   const token = shown.token ?? Math.max(0, labels.length - 2); // the last whose next one is known
   const next = nextInWords(measured, token);
   $("attribution-token").textContent = next
     ? `${label}Reading ${token} ${quote(labels[token])}, ${next}.`
     : `${quote(labels[token])} is the last token: what comes after it is not known. Choose an earlier one.`;
   $("pushes").hidden = $("parts").hidden = !next;
-  $("passed-on").hidden = !parts.some((name) => name.startsWith("values "));
   const { good, text } = badge(measured.attribution_error);
   Object.assign($("attribution-badge"), { textContent: text, className: `badge ${good ? "good" : "bad"}` });
   drawParts(partsOf(measured, token));

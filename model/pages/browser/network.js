@@ -12,7 +12,7 @@ const RMS_EPSILON = 1e-6;
 const NGRAM_PRIME = 2 ** 31 - 1; // as in gpt.py
 
 export const row = (matrix, i, width) => matrix.subarray(i * width, (i + 1) * width); // the same numbers, not a copy
-export const hasValues = (config, layer) => config.value_embeddings && (config.num_layers - 1 - layer) % 2 === 0;
+const hasValues = (config, layer) => config.value_embeddings && (config.num_layers - 1 - layer) % 2 === 0;
 
 // The rows of the n-gram tables for the token at `position`; compare NgramEmbedding in gpt.py.
 function ngramRows({ ngram_sizes: sizes, ngram_buckets: buckets, ngram_factors, vocab_size }, tokens, position) {
@@ -53,7 +53,6 @@ export class Trace {
     this.queries = rows(L); // (T, H K), as they are compared with keys
     this.heads = rows(L); // (T, H K), what the heads give to the output matrix
     this.feedForwards = rows(L); // (T, D)
-    this.valueRows = []; // (T, H_kv K), filled where a layer has value embeddings
     this.weights = Array.from({ length: L * H }, () => new Float32Array(triangle(room))); // a row for each query
   }
 }
@@ -186,13 +185,12 @@ export class Network {
 
   // Adds each token's value embedding to the values, which are the last columns of qkv.
   addValues(qkv, layer, chunk) {
-    const { tokens, cache, start, T, trace } = chunk;
+    const { tokens, T } = chunk;
     const width = this.kv * this.K;
     const table = this.weight(`value_embeddings.${layer}`);
     const rows = new Float32Array(T * width);
     for (let t = 0; t < T; t++) rows.set(row(table, tokens[t], width), t * width);
     replace(rows, width, `value embeddings ${layer}`, chunk);
-    if (trace) (trace.valueRows[layer] ??= new Float32Array(cache.room * width)).set(rows, start * width);
     for (let t = 0; t < T; t++)
       for (let i = 0; i < width; i++) qkv[(t + 1) * this.qkvWidth - width + i] += rows[t * width + i];
   }
@@ -270,12 +268,12 @@ function turns(positions, K) {
   return table;
 }
 
-// Turns the pairs (x[i], x[i + K/2]) of a vector by the angles of its position.
-function rotate(vector, position, table) {
+// Turns the pairs (x[i], x[i + K/2]) of a vector by the angles of its position, or with the sign -1 back.
+export function rotate(vector, position, table, sign = 1) {
   const half = vector.length / 2;
   const at = position * vector.length;
   for (let i = 0; i < half; i++) {
-    const [cos, sin] = [table[at + i], table[at + half + i]];
+    const [cos, sin] = [table[at + i], sign * table[at + half + i]];
     const [a, b] = [vector[i], vector[i + half]];
     vector[i] = a * cos - b * sin;
     vector[i + half] = b * cos + a * sin;

@@ -2,7 +2,7 @@
 // attribution.py measure in Python. What was read of an earlier text stays where the new one begins alike: a typed
 // letter costs one token.
 
-import { Cache, CHUNK, hasValues, moments, row, Trace } from "browser/network.js";
+import { Cache, CHUNK, moments, rotate, row, Trace } from "browser/network.js";
 import { likeliest } from "browser/sampling.js";
 import { triangle } from "browser/weights.js";
 
@@ -92,18 +92,23 @@ export class Reading {
     const { D, L } = network;
     const next = this.tokenAfter(t) ?? likeliestNext;
     const wanted = row(network.weight("head"), next, D);
-    // What a part is multiplied with for its share: a layer's, and one of the tables'.
-    const ofLayers = this.beforeNorm("final_norm", row(trace.residual.at(-1), t, D), wanted);
-    const { embedding_norm: normed } = network.config;
-    const ofTables = normed ? this.beforeNorm("embedding_norm", row(trace.embeddings, t, D), ofLayers) : ofLayers;
-    const parts = {};
-    for (const [name, rows] of Object.entries(trace.tables)) parts[name] = dot(row(rows, t, D), ofTables);
-    this.addBias(parts, "embedding bias", "embedding_norm", ofLayers);
-    for (let layer = 0; layer < L; layer++) this.addLayer(parts, layer, t, ofLayers);
+    const parts = this.shares(this.beforeNorm("final_norm", row(trace.residual.at(-1), t, D), wanted), L, t);
     this.addBias(parts, "final norm bias", "final_norm", wanted);
     const sum = Object.values(parts).reduce((a, b) => a + b, 0);
     const logit = dot(this.features(t), wanted);
     return { parts, logit, error: Math.abs(sum - logit) };
+  }
+
+  // What the tables and the parts of the first `layers` layers add to stream . direction at position t.
+  shares(direction, layers, t) {
+    const { network, trace } = this;
+    const { D, config: { embedding_norm: normed } } = network;
+    const ofTables = normed ? this.beforeNorm("embedding_norm", row(trace.embeddings, t, D), direction) : direction;
+    const parts = {};
+    for (const [name, rows] of Object.entries(trace.tables)) parts[name] = dot(row(rows, t, D), ofTables);
+    this.addBias(parts, "embedding bias", "embedding_norm", direction);
+    for (let layer = 0; layer < layers; layer++) this.addLayer(parts, layer, t, direction);
+    return parts;
   }
 
   // The share of a bias, where the model has it.
@@ -123,20 +128,14 @@ export class Reading {
 
   addLayer(parts, layer, t, direction) {
     const { network, trace } = this;
-    const { D, H, kv, K } = network;
+    const { D, H, K } = network;
     const output = `blocks.${layer}.attention.output_proj`;
     const byColumn = new Float64Array(D); // direction times the output matrix
     const matrix = network.weight(output);
     for (let d = 0; d < D; d++) for (let i = 0; i < D; i++) byColumn[i] += direction[d] * matrix[d * D + i];
     for (let head = 0; head < H; head++) {
-      const columns = row(byColumn, head, K);
-      parts[`head ${layer}.${head}`] = dot(row(trace.heads[layer], t * H + head, K), columns);
-      if (!hasValues(network.config, layer)) continue;
-      const weights = trace.weights[layer * H + head].subarray(triangle(t), triangle(t + 1));
-      const valueOf = (key) => row(trace.valueRows[layer], key * kv + network.groupOf(head), K);
-      const share = weights.reduce((sum, weight, key) => sum + weight * dot(valueOf(key), columns), 0);
-      parts[`values ${layer}.${head}`] = share;
-      parts[`head ${layer}.${head}`] -= share;
+      const given = row(trace.heads[layer], t * H + head, K);
+      parts[`head ${layer}.${head}`] = dot(given, row(byColumn, head, K));
     }
     this.addBias(parts, `attention bias ${layer}`, output, direction);
     parts[`feed-forward ${layer}`] = dot(row(trace.feedForwards[layer], t, D), direction);
@@ -144,12 +143,33 @@ export class Reading {
     parts[`feed-forward ${layer}`] -= parts[`feed-forward bias ${layer}`] ?? 0;
   }
 
-  // How the weight of a head's query on a key comes about, and what it does; compare walk.py.
+  // What each earlier part of the model adds to a score, through the key: with the scale of each norm fixed at what it
+  // is, the key is a sum over what was added to its token's stream ("K-composition" in Elhage et al. 2021).
+  sharesOfScore(layer, head, asked, position) {
+    const { network, trace } = this;
+    const { D, H, K, config } = network;
+    const block = `blocks.${layer}.attention`;
+    const first = (H + network.groupOf(head)) * K; // of the key's rows in the projection
+    const [projection, bias] = [network.weight(`${block}.qkv_proj`), network.weights.get(`${block}.qkv_proj.bias`)];
+    const matrix = projection.subarray(first * D, (first + K) * D);
+    const stream = row(trace.residual[2 * layer], position, D);
+    const normed = network.norm(`${block}_norm`, stream, new Float32Array(D));
+    const key = Float64Array.from({ length: K }, (_, i) => dot(row(matrix, i, D), normed) + (bias?.[first + i] ?? 0));
+    const divisor = Math.sqrt(K) * (config.qk_norm ? moments(key)[1] : 1);
+    const turned = Float64Array.from(asked);
+    if (network.turns) rotate(turned, position, network.turns, -1);
+    const direction = new Float64Array(D);
+    for (let i = 0; i < K; i++) for (let d = 0; d < D; d++) direction[d] += (turned[i] * matrix[i * D + d]) / divisor;
+    return this.shares(this.beforeNorm(`${block}_norm`, stream, direction), layer, position);
+  }
+
+  // How the weight of a head's query on a key comes about, and what it does; compare walk.py. Yields now and then.
   //
   // scores, q.k / sqrt(K), and weights, their softmax, are of the keys that the query can see, from the key `first` on.
+  // sources: [part, share] of those that most make the key's score differ from the mean of all these.
   // lengths: of what the value adds to the stream, of what the head adds, and of the stream. pushes: [token, change of
   // its logit] of those that the value by itself raises most, as `attribution` counts.
-  square({ layer, head, query, key }) {
+  *square({ layer, head, query, key }) {
     const { cache, trace, network } = this;
     const { D, H, kv, K, V, config: { window } } = network;
     const rowOf = (rows, position) => row(rows[layer], position * kv + network.groupOf(head), K);
@@ -158,6 +178,12 @@ export class Reading {
     const scores = Array.from({ length: query + 1 - first }, (_, i) =>
       dot(asked, rowOf(cache.keys, first + i)) / Math.sqrt(K));
     const weights = [...trace.weights[layer * H + head].subarray(triangle(query) + first, triangle(query + 1))];
+    const sources = this.sharesOfScore(layer, head, asked, key);
+    for (const i of scores.keys()) {
+      const shares = this.sharesOfScore(layer, head, asked, first + i);
+      for (const part of Object.keys(shares)) sources[part] -= shares[part] / scores.length;
+      yield;
+    }
     const matrix = network.weight(`blocks.${layer}.attention.output_proj`);
     const written = (x) => Float64Array.from({ length: D }, (_, d) => dot(row(matrix, d * H + head, K), x));
     const value = written(rowOf(cache.values, key)).map((x) => weights[key - first] * x);
@@ -168,7 +194,10 @@ export class Reading {
     const [, divisor] = moments(row(trace.residual.at(-1), query, D), weight);
     const normed = value.map((x, i) => ((x - middle) / divisor) * (weight ? weight[i] : 1));
     const changes = Float64Array.from({ length: V }, (_, id) => dot(row(network.weight("head"), id, D), normed));
-    return { first, scores, weights, lengths, pushes: likeliest(changes, TOP).map((id) => [id, changes[id]]) };
+    return {
+      first, scores, weights, lengths, pushes: likeliest(changes, TOP).map((id) => [id, changes[id]]),
+      sources: Object.entries(sources).sort(([, one], [, two]) => Math.abs(two) - Math.abs(one)).slice(0, TOP),
+    };
   }
 
   // All maps of the text in the page's format: for each head the lower triangle of 255 sqrt(p), a byte each.

@@ -10,6 +10,7 @@ import { decimal, largestFirst, listed, percent, quote, signed } from "browser/w
 
 const SHOWN = 6; // tokens of the row: those with the largest weights, and the key itself
 const LEAST = 0.01; // change of a logit that is told
+const LEAST_SHARE = 0.1; // of a score that is told
 let opened = null; // the square that was scrolled to last
 
 addView(async function drawSquare() {
@@ -28,7 +29,7 @@ addView(async function drawSquare() {
   opened = square;
 });
 
-function contents({ first, scores, weights, lengths, pushes }, { query, key }, { labels, head }) {
+function contents({ first, scores, weights, lengths, sources, pushes }, { query, key }, { labels, head }) {
   const { config: { embed_dim, num_heads } } = engine;
   const width = embed_dim / num_heads;
   const token = (i) => `${quote(labels[i])} (token ${i})`;
@@ -37,6 +38,10 @@ function contents({ first, scores, weights, lengths, pushes }, { query, key }, {
   const close = element("button", { textContent: "close", className: "push", onclick: () => change({ square: null }) });
   const title = element("h3", { textContent: `How ${quote(labels[query])} comes to read ${quote(labels[key])}` });
   const step = (name, ...nodes) => element("li", {}, element("b", { textContent: `${name}. ` }), ...nodes);
+  const mean = scores.reduce((sum, score) => sum + score, 0) / scores.length;
+  const made = sources.filter(([, share]) => Math.abs(share) >= LEAST_SHARE)
+    .map(([part, share]) => `${part} ${signed(share)}`);
+  const madeOf = made.length ? ` What makes it differ from that, through the key: ${listed(made)}.` : "";
   const raised = pushes.filter(([, change]) => change >= LEAST)
     .map(([id, change]) => `${quote(engine.tokenizer.label(id))} ${signed(change)}`);
   return [
@@ -44,7 +49,8 @@ function contents({ first, scores, weights, lengths, pushes }, { query, key }, {
     element("ol", {},
       step("Query and key", `In ${headName(head)} ${token(query)} asks with its query q, and ${token(key)} is ` +
         `found by its key k: ${width} numbers each, made of what the model knows of the two tokens at this layer.`),
-      step("Score", `How well they fit: q · k, divided by √${width}, is ${decimal(scores[key - first])}.`),
+      step("Score", `How well they fit: q · k, divided by √${width}, is ${decimal(scores[key - first])}; the mean of ` +
+        `all that ${quote(labels[query])} can see is ${decimal(mean)}.${madeOf}`),
       step("Softmax", `e to the power of each score, divided by the sum over all that ${quote(labels[query])} can see:`,
         scoreTable(first, scores, weights, key, labels)),
       step("Value", `${percent(weight)} of the value of ${quote(labels[key])}, through the output matrix, adds a ` +

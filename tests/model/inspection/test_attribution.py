@@ -13,29 +13,9 @@ from tests.gpts import CONFIGS, TOKENS, random_gpt
 def parts_by_hand(gpt):
     """What each part writes into the residual stream, through the final norm and the row of the next token."""
     exact = ByHand(gpt, TOKENS.tolist())
-    names = {"token embedding": "token embedding", "n-gram embedding": "n-gram tables"}
-    names["position embedding"] = "positions"
-    embedded = {name: exact.stops[stop] for stop, name in names.items() if stop in exact.stops}
-    written, total = embedded, sum(embedded.values())
-    if gpt.config.embedding_norm:
-        written = {part: exact.share_of_norm(x, total, "embedding_norm") for part, x in embedded.items()}
-    written["embedding bias"] = getattr(gpt.embedding_norm, "bias", None)
-    K, H_kv = gpt.config.head_dim, gpt.config.num_kv_heads
-    for layer, (block, seen) in enumerate(zip(gpt.blocks, exact.layers, strict=True)):
-        values = {"head": seen["queries, keys, values"][:, -H_kv * K :], "values": seen.get("value embedding")}
-        for head, matrix in enumerate(block.attention.output_proj.weight.double().split(K, dim=1)):
-            group = head // (gpt.config.num_heads // H_kv)
-            for part, value in values.items():
-                if value is not None:
-                    written[f"{part} {layer}.{head}"] = seen["weights"][head] @ value.split(K, dim=1)[group] @ matrix.T
-        written[f"attention bias {layer}"] = block.attention.output_proj.bias
-        written[f"feed-forward bias {layer}"] = bias = block.feed_forward.down_proj.bias
-        written[f"feed-forward {layer}"] = seen["feed-forward output"] - (0 if bias is None else bias)
     stream, rows = exact.layers[-1]["stream after the block"], gpt.head.weight.double()[TOKENS[1:]]
     expected = {
-        part: (exact.share_of_norm(x.double().expand(stream.shape), stream, "final_norm")[:-1] * rows).sum(-1)
-        for part, x in written.items()
-        if x is not None
+        part: (exact.share_of_norm(x, stream, "final_norm")[:-1] * rows).sum(-1) for part, x in exact.written().items()
     }
     if getattr(gpt.final_norm, "bias", None) is not None:
         expected["final norm bias"] = rows @ gpt.final_norm.bias.double()

@@ -22,6 +22,7 @@ from model.inspection.recorder import take_snapshot
 from model.inspection.recording import Recording
 from model.inspection.trace import before_norm, edited, observed, scale_of, trace, undisturbed
 from model.pages import template, weights
+from tests.by_hand import ByHand, turned
 from tests.gpts import CONFIGS, GPT2, MODERN, TOKENS, random_gpt
 from tests.model.pages.model_pages import GPTS, TOKENIZER, page_of
 from tests.model.pages.test_views_in_node import run_node
@@ -152,6 +153,7 @@ def check_square(square: dict, gpt: GPT, name: str) -> None:
     assert square["first"] == visible.start, name
     np.testing.assert_allclose(square["scores"], scores, atol=1e-4, err_msg=name)
     np.testing.assert_allclose(square["weights"], scores.softmax(0), atol=1e-5, err_msg=name)
+    check_sources(square, gpt, visible, q[query])
     written = block.output_proj.weight.double().unflatten(1, (gpt.config.num_heads, -1))[:, head]  # (D, K)
     added = written @ v[key] * call.weights()[0, head, query, key]
     given = written @ traced.heads[SQUARE["layer"]][query, head].double()
@@ -162,6 +164,26 @@ def check_square(square: dict, gpt: GPT, name: str) -> None:
     largest = changes.topk(5)
     assert [token for token, _ in square["pushes"]] == largest.indices.tolist(), name
     np.testing.assert_allclose([change for _, change in square["pushes"]], largest.values, atol=1e-4, err_msg=name)
+
+
+def check_sources(square: dict, gpt: GPT, visible: slice, q: torch.Tensor) -> None:
+    """By how much each part raises the score above the mean, each norm scaled as it scales all of its input."""
+    config, layer = gpt.config, gpt.config.num_layers - 1
+    exact = ByHand(gpt, TOKENS.tolist())
+    seen, name, K = exact.layers[layer], f"blocks.{layer}.attention", config.head_dim
+    first = (config.num_heads + config.num_kv_heads - 1) * K  # of the last head's key
+    projection = exact.weights[f"{name}.qkv_proj.weight"][first : first + K]
+    keys = seen["queries, keys, values"][:, first : first + K]
+    scale = (keys.square().mean(-1, keepdim=True) + 1e-6).sqrt() if config.qk_norm else 1
+    expected = {}
+    for part, x in exact.written(layer).items():
+        share = exact.share_of_norm(x, seen["stream into the block"], f"{name}_norm") @ projection.T / scale
+        share = turned(share) if config.position == "rotary" else share
+        scores = share[visible] @ q / math.sqrt(K)
+        expected[part] = (scores[SQUARE["key"] - visible.start] - scores.mean()).item()
+    found, largest = dict(square["sources"]), sorted(map(abs, expected.values()), reverse=True)
+    assert found == pytest.approx({part: expected[part] for part in found}, abs=1e-4)
+    np.testing.assert_allclose([abs(share) for share in found.values()], largest[: len(found)], atol=1e-4)
 
 
 def test_the_error_of_the_attribution_is_relative_to_large_logits():
