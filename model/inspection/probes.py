@@ -57,7 +57,11 @@ def draw_repeated_probe(
 
 
 def text_windows(tokens: Sequence[int], length: int, label: Label) -> list[Probe]:
-    """TEXT_WINDOWS windows of the tokens, spread evenly over them; fewer if there are not so many."""
+    """TEXT_WINDOWS windows of the tokens, spread evenly over them; fewer if there are not so many.
+
+    length: of a window, which has at most MAX_PROBE_TOKENS.
+    """
+    length = min(length, MAX_PROBE_TOKENS)
     count = max(1, min(TEXT_WINDOWS, len(tokens) // length))
     starts = [(len(tokens) - length) * i // max(1, count - 1) for i in range(count)] if len(tokens) > length else [0]
     windows = [list(tokens[start : start + length]) for start in starts]
@@ -69,9 +73,9 @@ def repeated_windows(
 ) -> list[Probe]:
     """REPEATED_WINDOWS windows of random tokens that repeat themselves over and over, at several periods.
 
-    candidates, first: as in `draw_repeated_probe`.
+    candidates, first: as in `draw_repeated_probe`; length: as in `text_windows`.
     """
-    candidates = sorted(set(candidates) - {first})
+    candidates, length = sorted(set(candidates) - {first}), min(length, MAX_PROBE_TOKENS)
     generator, windows = torch.Generator().manual_seed(0), []
     for number in range(REPEATED_WINDOWS):
         period = min(max(1, round(PERIODS[number % len(PERIODS)] * length)), len(candidates))

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from model.attention import CausalSelfAttention
+from model.inspection.probes import MAX_PROBE_TOKENS
 from model.inspection.recording import Recording
 from model.runs.monitoring import AttentionMonitor
 from scripts.inspect_attention import main as inspect_attention
@@ -38,12 +39,12 @@ def test_a_resumed_run_removes_later_maps(train):
     assert len(list(folder.glob("step_*.npz"))) == 6
 
 
-def started(folder: Path, encode, length: int, is_global_zero: bool = True) -> AttentionMonitor:
+def started(folder: Path, encode, length: int, is_global_zero: bool = True, context: int = 512) -> AttentionMonitor:
     """A recording of a text whose tokens `encode` gives for a number of characters."""
     tokenizer = SimpleNamespace(encode=encode, label=str, fingerprint="x", vocab_size=50, end_of_text=0)
     data = SimpleNamespace(tokenizer=tokenizer, validation_text=lambda size: size)
     trainer = SimpleNamespace(is_global_zero=is_global_zero, datamodule=data, default_root_dir=folder)
-    gpt = SimpleNamespace(config=SimpleNamespace(context_length=512, window=None))
+    gpt = SimpleNamespace(config=SimpleNamespace(context_length=context, window=None))
     recording = AttentionMonitor(probe_tokens=length)
     recording.start(trainer, SimpleNamespace(gpt=gpt))
     return recording
@@ -72,6 +73,11 @@ def test_the_text_probe_is_the_beginning_of_the_text(tmp_path, length):
     assert recording.recording.folder == tmp_path / "attention"
     elsewhere = started(tmp_path, encode, length, is_global_zero=False)
     assert elsewhere.recording is None
+
+
+def test_a_context_that_is_longer_than_a_probe_may_be_is_measured_on_its_beginning(tmp_path):
+    recording = started(tmp_path, lambda size: [place % 50 for place in range(size)], 20, context=10_000).recording
+    assert {kind.length for kind in recording.windows.values()} == {MAX_PROBE_TOKENS}
 
 
 def test_powers_of_two_and_every_so_many_steps_are_recorded():
