@@ -137,11 +137,6 @@ class Glass:
         return open_run(self.checkpoint or self.source, step=step, device=self.device)
 
     @cached_property
-    def earlier(self) -> list[Glass]:
-        """The model at the steps before its own that the run has kept."""
-        return [self.at(step) for step in self.steps if step < (self.step or 0)]
-
-    @cached_property
     def recorded(self) -> Recording:
         """What was measured while it trained, on a fixed text and on repeated random tokens ("text" and "repeated").
 

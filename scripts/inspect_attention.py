@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
 from model.checks import Mistake
-from model.runs.folder import ATTENTION, CHECKPOINTS, HEAD_SCORES, REPORT, find_kept, find_run
+from model.runs.folder import ATTENTION, HEAD_SCORES, REPORT, find_kept, find_run
 from model.runs.mistakes import exit_status
 from scripts.parser import Parser, prompt_text
 
@@ -140,19 +140,13 @@ def experiments_table(path: Path | None) -> str:
 
 def of_run(path: Path | None) -> Shown:
     """What was recorded in the run that a person means. Its page has the model of its checkpoint, if there is one."""
-    from model.glass import open_run
     from model.inspection.recording import Recording
     from model.runs.results import report_html
 
     hint = ": look at its checkpoint with --checkpoint PATH --prompt TEXT, or train with the recording on"
     run = find_run(path, HEAD_SCORES, hint=hint)
     recording = Recording.open(run / ATTENTION, run.resolve().name)
-
-    def page() -> str:
-        has_model = any((run / CHECKPOINTS).glob("*.ckpt"))
-        return report_html(run, recording=recording, glass=open_run(run) if has_model else None)
-
-    return recording, page, run / REPORT
+    return recording, functools.partial(report_html, run, recording=recording), run / REPORT
 
 
 def of_prompt(arguments: argparse.Namespace) -> Shown:

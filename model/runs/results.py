@@ -7,20 +7,20 @@ import logging
 import shlex
 import time
 from pathlib import Path
-from typing import Any
 
 from model.files import content_of, parsing, write_atomically
 from model.inspection.recording import Recording
 from model.pages.learning import learning
 from model.pages.page import run_page
+from model.pages.weights import Models
 from model.runs.configs import read_config
-from model.runs.folder import ATTENTION, CONFIG, HEAD_SCORES, METRICS, REPORT, SAMPLES, resume_command
+from model.runs.folder import ATTENTION, BEST, CONFIG, HEAD_SCORES, LAST, METRICS, REPORT, SAMPLES, resume_command
 from model.runs.mistakes import MISTAKES
 
 log = logging.getLogger(__name__)
 
 
-def write_report(run_dir: Path, state: str, recording: Recording | None = None, glass: Any = None) -> None:
+def write_report(run_dir: Path, state: str, recording: Recording | None = None) -> None:
     """Writes the page of a run's folder, report.html in it, as `report_html`; but a page that fails is a warning.
 
     state: "running", "interrupted" or "ended". A browser in which the page is open takes the newer one.
@@ -28,21 +28,19 @@ def write_report(run_dir: Path, state: str, recording: Recording | None = None, 
     path = run_dir / REPORT
     gap = time.time() - path.stat().st_mtime if path.exists() else 0.0
     try:
-        write_atomically(path, report_html(run_dir, state, gap, recording, glass).encode())
+        write_atomically(path, report_html(run_dir, state, gap, recording).encode())
     except Exception as error:
         is_in_code = not isinstance(error, (*MISTAKES, MemoryError))
         log.warning("There is no page of this run: %s", error, exc_info=is_in_code)
 
 
-def report_html(
-    run_dir: Path, state: str | None = None, gap: float = 0.0, recording: Recording | None = None, glass: Any = None
-) -> str:
+def report_html(run_dir: Path, state: str | None = None, gap: float = 0.0, recording: Recording | None = None) -> str:
     """The page of what there is in a run's folder. The run may still be training.
 
     Args:
-        state, gap: see `run_page`.
+        state, gap: see `run_page`. "running" or "interrupted" leave out the weights: else the page of a run whose heads
+            were recorded holds those of the best step and of all that it has kept.
         recording: that of the folder, where it is open already: a page then packs only the steps that are new.
-        glass: the run opened by `model.glass`. The page holds its model, and those of the steps that the run has kept.
 
     Raises a `Mistake` if a file of the run is damaged.
     """
@@ -51,9 +49,15 @@ def report_html(
         recording = Recording.open(run_dir / ATTENTION, name)
     settings, config = read_config(run_dir / CONFIG), content_of(run_dir / CONFIG).decode()
     told = learning(read_metrics(run_dir / METRICS), read_samples(run_dir / SAMPLES), config, settings)
-    opened = [] if glass is None else [one for one in (*glass.earlier, glass) if one.gpt.config == glass.gpt.config]
-    models = [(one.step or 0, one.gpt) for one in opened]
-    tokenizer = glass and glass.tokenizer
+    models: Models = ()
+    tokenizer = None
+    if recording and state in (None, "ended") and any((run_dir / file).is_file() for file in (BEST, LAST)):
+        from model.glass import open_run  # imports what only these pages need
+
+        glass = open_run(run_dir)
+        opened = {glass.step or 0: glass} | {step: glass.at(step) for step in glass.steps if step != glass.step}
+        models = [(step, opened[step].gpt) for step in sorted(opened) if opened[step].gpt.config == glass.gpt.config]
+        tokenizer = glass.tokenizer
     return run_page(name, recording, learning=told, models=models, tokenizer=tokenizer, state=state, gap=gap)
 
 
@@ -89,15 +93,10 @@ def _whole_lines(path: Path) -> str:
 
 
 def finish(run_dir: Path) -> str:
-    """Writes the page of a run; returns what it reached, where its files are, and what to type next.
-
-    There is no model in the page of a run whose heads were not recorded.
-    """
-    from model.glass import open_run  # imports what only the pages need
-
+    """Writes the page of a run; returns what it reached, where its files are, and what to type next."""
     if not run_dir.exists():
         return "nothing was trained: trainer.max_steps or trainer.max_time leave no step"
-    write_report(run_dir, "ended", glass=open_run(run_dir) if (run_dir / HEAD_SCORES).exists() else None)
+    write_report(run_dir, "ended")
     return f"""
 {_reached(run_dir)}
 everything is in {run_dir}/

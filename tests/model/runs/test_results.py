@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -90,7 +91,23 @@ def test_commands_of_the_summary_can_be_pasted_even_if_nothing_was_trained(tmp_p
     assert f"everything is in {run}/\n" in summary
 
 
-def test_a_page_that_fails_does_not_fail_the_run(run, caplog):
-    (run / "samples.jsonl").write_text("no sample\n")
-    finish(run)
-    assert re.search(r"There is no page of this run: .*samples\.jsonl is damaged", caplog.text)
+@pytest.fixture
+def kept(trained, tmp_path) -> Path:
+    """A run that has ended at step 12."""
+    return Path(shutil.copytree(trained("--checkpoints.keep_steps=[0,3,4,8,12,99]"), tmp_path / "kept"))
+
+
+def test_the_last_page_holds_the_weights_of_the_best_step_and_of_those_kept_before_and_after_it(kept):
+    (kept / "checkpoints/step_00000004.ckpt").replace(kept / "checkpoints/best.ckpt")
+    finish(kept)
+    page = Page(kept / "report.html")
+    assert page.json("manifest")["steps"] == [0, 3, 4, 8, 12]
+    assert [one["step"] for one in page.data["run"]["snapshots"] if "weights" in one] == [0, 3, 4, 8, 12]
+    assert "text" not in data_of(kept)  # which comes with weights
+
+
+@pytest.mark.parametrize("file", ["samples.jsonl", "checkpoints/best.ckpt"])
+def test_a_page_that_fails_does_not_fail_the_run(file, kept, caplog):
+    (kept / file).write_text("damaged\n")
+    finish(kept)
+    assert re.search(f"There is no page of this run: .*{file} is ", caplog.text)
