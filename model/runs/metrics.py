@@ -37,6 +37,7 @@ class TrainingMetrics:
 
     def stop_clock(self) -> None:
         if self.clock_started is not None:
+            float(self.loss_sum)  # waits for the device, which may be steps behind
             self.seconds += time.perf_counter() - self.clock_started
             self.clock_started = None
 
@@ -53,7 +54,7 @@ class TrainingMetrics:
         loss = trainer.strategy.reduce(loss, reduce_op="mean").item()
         check_finite(loss, "the training loss")
         row = {"tokens": self.tokens, "train/loss": loss, "lr": trainer.optimizers[0].param_groups[0]["lr"]}
-        self.stop_clock()  # reading the loss has waited for the device, so this includes all of the work
+        self.stop_clock()
         if self.seconds:
             row["tokens_per_second"] = self.timed_tokens / self.seconds
             if peak := peak_flops(trainer):

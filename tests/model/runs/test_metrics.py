@@ -75,3 +75,20 @@ def test_a_row_has_the_mean_loss_since_the_last_one_and_all_tokens():
         measured.add(torch.tensor(loss), 1)
         with pytest.raises(Mistake, match="the training loss has become"):
             measured.row(trainer)
+
+
+def test_the_clock_waits_for_the_device(monkeypatch):
+    now = [0.0]
+
+    class Queued:
+        """A loss that a GPU has yet to compute, which takes two seconds."""
+
+        def __float__(self) -> float:
+            now.append(now[-1] + 2)
+            return 1.0
+
+    monkeypatch.setattr("model.runs.metrics.time", SimpleNamespace(perf_counter=lambda: now[-1]))
+    measured = TrainingMetrics()
+    measured.clock_started, measured.loss_sum = 0.0, Queued()
+    measured.stop_clock()
+    assert measured.seconds == 2
