@@ -14,13 +14,19 @@ from model.runs.folder import CONFIG, how_to_resume
 if os.name == "posix":
     import fcntl
 
+RUN_NAME = "GLASSGPT_RUN_NAME"  # the variable by which the first process of a run tells the others
+
 
 def new_run_dir(options: Namespace) -> Path:
     """The folder for a new run, not created yet: --name, by default the last --config's name and the time.
 
+    A process that Lightning starts for another device gets the name that the first one has found.
+
     Raises a `Mistake` if a run has this name.
     """
     runs = Path(options.trainer.default_root_dir)
+    if options.name is None and RUN_NAME in os.environ and os.environ.get("LOCAL_RANK", "0") != "0":
+        return runs / os.environ[RUN_NAME]
     name = f"{Path(str(options.config[-1])).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     run_dir, number = runs / (name if options.name is None else options.name), 2
     while options.name is None and run_dir.exists():  # another run began within this second
@@ -29,6 +35,7 @@ def new_run_dir(options: Namespace) -> Path:
         raise Mistake(f"--name is {options.name!r}: write the name of a folder under {runs}/")
     if run_dir.exists():
         raise Mistake(f"{run_dir} exists: choose another --name, or remove it; {how_to_resume(run_dir)}")
+    os.environ[RUN_NAME] = run_dir.name
     return run_dir
 
 

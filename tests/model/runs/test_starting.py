@@ -16,6 +16,10 @@ def test_a_new_run_is_called_after_its_config_and_the_time_and_takes_no_folder_o
         run_dir = new_run_dir(Namespace(**options, name=None))
         assert run_dir == tmp_path / expected
         run_dir.mkdir()
+    with monkeypatch.context() as other_device:  # whose process starts later, when the folder may be there
+        other_device.setenv("LOCAL_RANK", "1")
+        other_device.setattr("time.strftime", lambda _: "later")
+        assert new_run_dir(Namespace(**options, name=None)) == run_dir
     named = Namespace(**options, name="own-now")
     with pytest.raises(ValueError, match=f"{tmp_path / 'own-now'} exists"):
         new_run_dir(named)
