@@ -34,6 +34,7 @@ def describe_heads(snapshot: Snapshot, effects: Sequence[Effect] = ()) -> list[l
     effects: what experiments have found of the same model.
 
     name: of the pattern in SCORES that the head follows, or None.
+    patterns: names of those that the sentence tells: this one, and another that it follows on text.
     sentence, evidence: for people. The evidence holds the numbers that the sentence rests on.
     """
     layers, heads = snapshot.shape
@@ -41,12 +42,13 @@ def describe_heads(snapshot: Snapshot, effects: Sequence[Effect] = ()) -> list[l
 
 
 def _described(snapshot: Snapshot, effects: Sequence[Effect], at: Place) -> Description:
-    nothing: Description = {"name": None, "evidence": ""}
+    nothing: Description = {"name": None, "patterns": [], "evidence": ""}
     if snapshot.heads.windows["text"][1] < 2:
         return nothing | {"sentence": "The text is a single token, so there is nothing to choose from."}
     if not np.isfinite(snapshot.scores["entropy"][at]):
         return nothing | {"sentence": "Its weights are not numbers: the model diverged."}
     name, on_text = followed(snapshot, at), followed(snapshot, at, "text")
+    patterns = [one for one in dict.fromkeys((name, on_text)) if one]
     spreads = _spreads(float(snapshot.heads.reach[at]))
     if name is None:
         sentences, evidence = [f"Follows no pattern that has a name: it {spreads}"], []
@@ -55,13 +57,13 @@ def _described(snapshot: Snapshot, effects: Sequence[Effect], at: Place) -> Desc
         if SCORES[name].probe == "repeated":
             sentence = f"Where the text repeats itself, it looks {_where(name)}"
             sentence += f"; elsewhere {_where(on_text)}" if on_text else ""
-        sentences, evidence = [sentence], [_score(snapshot, name, at), f"It {spreads}"]
+        sentences, evidence = [sentence], [_score(snapshot, name, at), f"On ordinary text it {spreads}"]
     sentences += _found(effects, at)
     for kind, changes in (snapshot.ablation or {}).items():
         change = changes["head {}.{}".format(*at)]
         if kind == "text" or change.is_clear:
             evidence += without_in_words(change, kind)
-    return {"name": name, "sentence": _text(sentences), "evidence": _text(evidence)}
+    return {"name": name, "patterns": patterns, "sentence": _text(sentences), "evidence": _text(evidence)}
 
 
 def followed(snapshot: Snapshot, at: Place, kind: str | None = None) -> str | None:
@@ -80,19 +82,15 @@ def informs(snapshot: Snapshot, name: str, at: Place) -> float:
     return information(snapshot.scores[name][at].item(), snapshot.heads.uniform[name])
 
 
-def strongest(recording: Recording, name: str) -> Place | None:
-    """The head that follows a pattern most at the last step, of those that have formed."""
-    last = recording.snapshots[-1]
-    formed = [(layer, head) for layer, head in np.ndindex(recording.shape) if last.heads.formed[name][layer, head]]
-    return max(formed, key=lambda at: last.scores[name][at], default=None)
-
-
 def stages(recording: Recording) -> list[dict[str, Any]]:
-    """When the strongest head of each pattern formed, by step: {"score", "head", "step"}."""
-    strong = {name: strongest(recording, name) for name in SCORES}
-    heads = {name: "{}.{}".format(*at) for name, at in strong.items() if at}
-    formation = recording.formation
-    found = [{"score": name, "head": head, "step": formation[name][head]} for name, head in heads.items()]
+    """When the first head of each pattern formed, by step: {"score", "head", "step"}. Of several the strongest one."""
+    scores = recording.snapshots[-1].scores
+    found = []
+    for name, heads in recording.formation.items():
+        strength = {head: scores[name][tuple(map(int, head.split(".")))] for head in heads}
+        if heads:
+            head = min(heads, key=lambda one: (heads[one], -strength[one]))
+            found.append({"score": name, "head": head, "step": heads[head]})
     return sorted(found, key=lambda stage: stage["step"])
 
 
@@ -137,12 +135,14 @@ def _spreads(tokens: float) -> str:
 
 
 def _score(snapshot: Snapshot, name: str, at: Place) -> str:
-    """Such as "0.71 ± 0.08 of its weight on 16 windows of 128 tokens (uniform attention: ...)"."""
+    """Such as "0.71 ± 0.02 of its weight on 16 windows of 128 tokens (uniform attention: ...)", with standard error."""
     kind, uniform = SCORES[name].probe, snapshot.heads.uniform[name]
     count, length = snapshot.heads.windows[kind]
-    between, windows = (f" ± {snapshot.heads.spread[name][at]:.2f}", f"{count} windows of ") if count > 1 else ("", "")
+    error, windows = "", ""
+    if count > 1:
+        error, windows = f" ± {snapshot.heads.spread[name][at] / math.sqrt(count - 1):.2f}", f"{count} windows of "
     return (
-        f"{snapshot.scores[name][at]:.2f}{between} of its weight on {windows}{length} tokens"
+        f"{snapshot.scores[name][at]:.2f}{error} of its weight on {windows}{length} tokens"
         f"{' that repeat' * (kind == 'repeated')} "
         f"(uniform attention: {uniform:.2f}; the name needs {threshold(uniform):.2f})"
     )
@@ -151,7 +151,7 @@ def _score(snapshot: Snapshot, name: str, at: Place) -> str:
 def _found(effects: Sequence[Effect], at: Place) -> list[str]:
     """What experiments found of a head that looks at what tells the next token."""
     of_head = [effect for effect in effects if effect.head == "{}.{}".format(*at) and effect.weight]
-    return [f"It {one.finding}, with {one.weight:.0%} of its weight (experiment “{one.title}”)" for one in of_head]
+    return [f"It {one.finding}, with {one.weight:.0%} of its weight (“{one.title}”)" for one in of_head]
 
 
 # ---- what a page opens with

@@ -4,7 +4,7 @@ import { withMinus } from "browser/words.js";
 
 export const BOX = { left: 46, right: 12, top: 16, bottom: 21 }; // above the curves stand the marks of the stages
 const NARROW = 34; // pixels from one step's number to the next
-const APART = 15; // pixels from one mark to the next
+const APART = 38; // pixels from one mark to the next
 
 // Adds an SVG element.
 export function shape(parent, name, attributes, textContent = "") {
@@ -29,7 +29,7 @@ export function stepAxis(stops, last) {
 //
 // share: see stepAxis. stops: [{ step, isMarked }], whose numbers stand below. low, high: the range of the
 // values. curves: [{ points: [[step, value]], dots: some points, radius of these, colour, width, opacity }], the last
-// on top; a point without a value is left out. stages: [{ step, letter, colour, inWords }], when heads formed.
+// on top; a point without a value is left out. stages: [{ step, mark, colour, inWords }], when heads formed.
 // guides: [{ value, dashes }].
 // Returns { x, y }: from a step and from a value to pixels.
 export function drawChart(svg, { share, stops, low, high, curves, stages, guides = [] }) {
@@ -53,12 +53,11 @@ export function drawChart(svg, { share, stops, low, high, curves, stages, guides
     if (isMarked) shape(svg, "circle", { cx: x(step), cy: foot + 2, r: 4, style: "fill: var(--ink)" });
     if (fits) shape(svg, "text", { x: x(step), y: height - 2, "text-anchor": "middle" }, written(step));
   }
-  let taken = -Infinity;
-  for (const { step, letter, inWords, colour } of stages) {
-    taken = Math.max(x(step), taken + APART);
+  const places = apart(stages.map(({ step }) => x(step)), width - APART / 2);
+  for (const [i, { step, mark, inWords, colour }] of stages.entries()) {
     shape(svg, "line", { class: "stage", x1: x(step), x2: x(step), y1: 14, y2: height - BOX.bottom, stroke: colour });
-    const look = { class: "letter", x: taken, y: 11, "text-anchor": "middle", style: `fill: ${colour}` };
-    shape(shape(svg, "text", look, letter), "title", {}, inWords);
+    const look = { class: "letter", x: places[i], y: 11, "text-anchor": "middle", style: `fill: ${colour}` };
+    shape(shape(svg, "text", look, mark), "title", {}, inWords);
   }
   for (const { points, dots, radius = 2.6, colour, width = 1.8, opacity = 1 } of curves) {
     const known = points.filter(([, value]) => value !== null);
@@ -68,6 +67,14 @@ export function drawChart(svg, { share, stops, low, high, curves, stages, guides
       shape(svg, "circle", { cx: x(step), cy: y(value), r: radius, style: `fill: ${fill}` });
   }
   return { x, y };
+}
+
+// The places of marks, ascending, with room for each and none beyond the end.
+function apart(places, end) {
+  const moved = [];
+  for (const place of places) moved.push(Math.max(place, (moved.at(-1) ?? -Infinity) + APART));
+  for (let i = moved.length - 1, free = end; i >= 0; i--, free -= APART) moved[i] = free = Math.min(moved[i], free);
+  return moved;
 }
 
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });

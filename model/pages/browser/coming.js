@@ -6,7 +6,7 @@ import { addView, rendered, shown } from "browser/render.js";
 import { box, readBox, showInBox } from "browser/text.js";
 import { decoded } from "browser/tokenizer.js";
 import { engine } from "browser/typed-text.js";
-import { percent, quote, visible } from "browser/words.js";
+import { cut, percent, quote, visible } from "browser/words.js";
 
 const SHOWN = 8;
 const EXPECTED = 3; // of the whole model's, which are shown in any case
@@ -55,10 +55,11 @@ function row({ id, shares, before }, sides) {
 addView(function drawNext() {
   const { sides } = shown;
   const steps = sides.map(({ title }) => title).join(", ");
-  const note = sides[0].off?.length ? "mark: with all parts" : shown.typing ? "click to write" : "after the text";
+  $("coming-title").textContent = `What comes after ${quote(cut(sides[0].labels.at(-1), 12))}`;
+  const note = sides[0].off?.length ? "mark: all on" : shown.typing ? "click to write" : "";
   const found = likeliest(sides);
   const rest = 1 - found.reduce((sum, { shares: [share] }) => sum + share, 0);
-  $("coming-note").textContent = sides.length > 1 ? steps : `${note}; others ${percent(rest)}`;
+  $("coming-note").textContent = sides.length > 1 ? steps : `${note}${note && "; "}others ${percent(rest)}`;
   $("next").classList.toggle("both", sides.length > 1);
   $("next").replaceChildren(...found.map((one) => row(one, sides)));
 });

@@ -23,14 +23,18 @@ export const thumbs = ALL_HEADS.map((head) => {
   return element("button", { className: "thumb", onclick: () => change({ head }) }, ...parts);
 });
 
+// On what losses without a part are measured, and which of these is like the text that is shown.
+export const KINDS = { text: "on text", repeated: "on repetition" };
+export const kindShown = () => (shown.textName === "repeated" ? "repeated" : "text");
 const scoreOfBars = () => (shown.order === "layer" ? shown.score : shown.order);
 
 addView(function drawHeads() {
   const [side] = shown.sides;
   $("sort").value = shown.order;
-  drawLegend();
   const scores = side.snapshot.scores[scoreOfBars()].flat();
+  const told = side.descriptions.flat().map(({ patterns }) => patterns);
   const { label } = SCORES[scoreOfBars()];
+  drawLegend(told.flat());
   arrange(shown.order === "layer" ? ALL_HEADS : largestFirst(scores));
   const length = shown.labels.length;
   const width = Math.max(1, thumbs[0].clientWidth * devicePixelRatio); // none where the page is not shown yet
@@ -46,7 +50,7 @@ addView(function drawHeads() {
     caption.firstChild.textContent = shortName(head);
     caption.lastChild.textContent = score;
     const formed = MARKED.filter((one) => formation(one, head) <= side.snapshot.step);
-    marks.replaceChildren(...formed.map(markOf));
+    marks.replaceChildren(...told[head].map(markOf));
     button.ariaPressed = head === side.head;
     const since = formed.map((one) => `${SCORES[one].label} formed ${formedBetween(formation(one, head))}`);
     button.ariaLabel = [headName(head), `${label} ${score}`, ...since].join(", ");
@@ -79,12 +83,13 @@ export const markOf = (score) => element("b", {
   className: "mark", textContent: SCORES[score].letter, style: { background: `var(--${SCORES[score].colour})` },
 });
 
-// What is on a thumbnail, as a picture: the letters that some head has, the bar, and the number.
-function drawLegend() {
-  const known = MARKED.filter((score) => ALL_HEADS.some((head) => formation(score, head) < Infinity));
+// What is on a thumbnail, as a picture: the letters that some head has, the bar, and the number (see scores.js).
+function drawLegend(told) {
+  const known = MARKED.filter((score) => told.includes(score));
   const entry = (sign, text) => element("span", {}, sign, ` ${text}`);
+  const number = element("b", { className: "sample-number" }, "+0.1");
   $("legend").replaceChildren(
-    ...known.map((score) => entry(markOf(score), `formed: ${SCORES[score].label}`)),
+    ...known.map((score) => entry(markOf(score), SCORES[score].label)),
     entry(element("i", { className: "sample-bar" }), SCORES[scoreOfBars()].label),
-    shown.snapshot.ablation ? entry(element("b", { className: "sample-number" }, "+0.1"), "loss without it") : "");
+    shown.snapshot.ablation ? entry(number, `loss ${KINDS[kindShown()]} without it`) : "");
 }

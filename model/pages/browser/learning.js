@@ -18,11 +18,11 @@ const STOPS = mapped.map(({ step }, at) => ({ step, isMarked: holdsWeights(at) }
 const LAST_STEP = Math.max(1, ...charts.flatMap(({ curves }) => curves).map(({ points }) => points.at(-1)[0]));
 const NEAR = LAST_STEP / 50; // steps, within which a figure stands for a step at which it was not measured
 const SHARE = stepAxis(STOPS.map(({ step }) => step), LAST_STEP);
-// When the strongest head of each kind formed, see describe.py.
+// When the first head of each kind formed, see describe.py.
 const STAGES = RUN.stages.map(({ score, head, step }) => {
   const { label, letter, colour } = SCORES[score];
   const inWords = `${label}: head ${head} formed ${formedBetween(step)}`;
-  return { score, head, step, letter, inWords, colour: `var(--${colour})` };
+  return { score, head, step, mark: `${letter} ${head}`, inWords, colour: `var(--${colour})` };
 });
 const COLOURS = ["var(--first)", "var(--ink)"];
 const svg = $("curve");
@@ -101,7 +101,9 @@ function tell(step) {
     : [ofHead()];
   const unit = ofRun() ? ofRun().unit : "dashes: uniform attention; dots: what a head must pass to form";
   const where = `at step ${step.toLocaleString("en")}`;
-  $("curve-key").replaceChildren(element("span", { className: "soft" }, `${where}, ${unit}`), ...entries);
+  const soft = (text) => element("span", { className: "soft" }, text);
+  const typed = STOPS.some(({ isMarked }) => isMarked) ? soft("● one can type at this step") : "";
+  $("curve-key").replaceChildren(soft(`${where}, ${unit}`), ...entries, typed);
 }
 
 // Each stage as a button that goes there.
@@ -110,7 +112,8 @@ function tellFormed() {
     textContent: inWords, style: { borderColor: colour },
     onclick: () => change({ score, head: headNumber(head), at: nearest(step) }),
   }));
-  $("formed").replaceChildren(...(formed.length ? formed : ["No head follows a pattern clearly."]));
+  const soFar = data.status?.state === "running" ? "So far: " : "";
+  $("formed").replaceChildren(soFar, ...(formed.length ? formed : ["no head follows a pattern clearly."]));
 }
 
 // What the model wrote at this step, or last before it.

@@ -50,7 +50,8 @@ addView(function drawBadges() {
     const textContent = isGood ? `✓ ${good}` : `✗ ${repeatable ? bad : "random in eval mode"}`;
     const figure = `${number(checks[error])} in ${checks.precision}`;
     const ariaLabel = `${textContent}, ${error} ${figure}; opens the help`;
-    Object.assign($(error), { textContent, ariaLabel, className: `badge ${isGood ? "good" : "bad"}` });
+    const className = `badge ${isGood ? "good" : "bad"}`;
+    Object.assign($(error), { textContent, ariaLabel, className, hidden: false });
     $(`${error}-figures`).textContent = `Here: ${figure}.`;
   }
 });

@@ -73,7 +73,8 @@ export function render() {
 function textOf({ at, other, probe }) {
   const { name } = TEXTS[probe];
   const typing = name === "typed" && engine && holdsWeights(at) && (other === null || holdsWeights(other));
-  return { typing: Boolean(typing), textName: name === "typed" && !typing ? "text" : name };
+  const textName = name === "typed" && !typing ? "text" : name;
+  return { typing: Boolean(typing), textName, probe: TEXTS.findIndex((one) => one.name === textName) };
 }
 
 async function draw() {
@@ -88,7 +89,7 @@ async function draw() {
   if (token >= length) next.token = null;
   if (token === undefined) next.token = Math.max(0, length - 2); // the last whose true next token is known
   // A text that stands in for what was typed may be too short for its token.
-  const isMeant = next.textName === TEXTS[next.probe].name;
+  const isMeant = next.probe === state.probe;
   if (state.token === token && (isMeant || next.token !== null)) state.token = next.token;
   if (next.other !== null) next.sides.push(await side("B", next, next.other));
   if (next.square && (!next.typing || next.square.query >= length)) next.square = null;
@@ -97,7 +98,7 @@ async function draw() {
   const top = $("main").offsetTop;
   $("main").className = `${next.other === null ? "" : "compare"} ${next.typing ? "typing" : ""}`;
   document.documentElement.style.setProperty("--top", `${top}px`);
-  document.documentElement.style.setProperty("--controls", `${$("controls").offsetHeight}px`);
+  document.documentElement.style.setProperty("--controls", `${$("kept-in-sight").offsetHeight}px`);
   next.palette = palette(data.colours[next.theme]);
   // What is pointed at may have gone with the text.
   const places = [pointer.token, pointer.cell?.query, pointer.cell?.key];

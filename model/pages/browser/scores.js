@@ -3,14 +3,13 @@
 // mean, with its standard error over the windows; measured at the steps whose weights were kept.
 
 import { $, element, tableHead, track } from "browser/elements.js";
-import { markOf, thumbs } from "browser/heads.js";
+import { KINDS, kindShown, markOf, thumbs } from "browser/heads.js";
 import { addView, change, shown } from "browser/render.js";
 import {
   data, formation, formedBetween, headName, headNumber, headPart, mapped, nearest, RUN, SCORES,
 } from "browser/state.js";
 import { decimal, largestFirst, signed } from "browser/words.js";
 
-const COLUMNS = { text: "on text", repeated: "on repetition" };
 const UNCLEAR = "no clear effect";
 
 addView(function drawCard() {
@@ -24,11 +23,12 @@ addView(function drawCard() {
 
 function rowOf({ name, snapshot, head }, score) {
   const [value, spread] = [snapshot.scores, snapshot.spread].map((of) => of[score].flat()[head]);
-  const between = spread > 0 ? ` ± ${decimal(spread)}` : ""; // over the windows
+  const [count] = snapshot.windows[SCORES[score].probe];
+  const error = spread > 0 ? ` ± ${decimal(spread / Math.sqrt(count - 1))}` : "";
   return element("dd", { className: `row ${name}` },
     shown.sides[1] ? element("span", {}, name) : "",
     track([value], RUN.uniform[score]),
-    element("span", {}, decimal(value) + between));
+    element("span", {}, decimal(value) + error));
 }
 
 function formedIn(score) {
@@ -41,7 +41,6 @@ function formedIn(score) {
 // Whether a change is more than chance explains, as ablation.py judges it.
 const isClear = ([change, error]) => error !== null && Math.abs(change) > data.errors * error;
 const inWords = ([change, error], digits = 3) => `${signed(change, digits)} ± ${decimal(error, digits)}`;
-const kindShown = () => (shown.textName === "repeated" ? "repeated" : "text");
 
 addView(function drawNumbers() {
   const changes = shown.snapshot.ablation?.[kindShown()];
@@ -69,8 +68,8 @@ addView(function drawTable() {
     (isClear(found) ? element("td", {}, inWords(found)) : element("td", { className: "soft" }, UNCLEAR));
   const row = (part) => element("tr", {},
     element("th", { scope: "row" }, partName(part)),
-    ...Object.keys(COLUMNS).map((kind) => cell(ablation[kind][part])));
-  const head = tableHead(["without", ...Object.values(COLUMNS)]);
+    ...Object.keys(KINDS).map((kind) => cell(ablation[kind][part])));
+  const head = tableHead(["without", ...Object.values(KINDS)]);
   $("ablations").replaceChildren(head, element("tbody", {}, ...ranked.map(row)));
 });
 

@@ -2,15 +2,18 @@
 
 import { $, element } from "browser/elements.js";
 import { addFollower, addView, chosenToken, shown } from "browser/render.js";
-import { headName } from "browser/state.js";
+import { headName, headPart } from "browser/state.js";
 import { weightsOf } from "browser/text.js";
 import { isReadInWords, readsInWords } from "browser/words.js";
 
+const OFF = "Off now, so nothing that it reads reaches the model. ";
+
 addView(function drawSays() {
   const paragraph = (...nodes) => element("p", {}, ...nodes);
-  const told = shown.sides.map(({ label, head, descriptions }) => ({ label, head, ...descriptions.flat()[head] }));
-  $("sentences").replaceChildren(...told.map(({ label, head, sentence }) =>
-    paragraph(element("b", {}, `${label}${headName(head).replace("l", "L")}. `), sentence)));
+  const told = shown.sides.map(({ label, head, off, descriptions }) =>
+    ({ label, head, off: shown.typing && off.includes(headPart(head)), ...descriptions.flat()[head] }));
+  $("sentences").replaceChildren(...told.map(({ label, head, off, sentence }) =>
+    paragraph(element("b", {}, `${label}${headName(head).replace("l", "L")}. `), off ? OFF : "", sentence)));
   // The numbers that the sentence rests on.
   $("evidence").replaceChildren(...told.map(({ label, evidence }) => paragraph(evidence ? label + evidence : "")));
   drawReading();
@@ -19,9 +22,9 @@ addView(function drawSays() {
 function drawReading() {
   const token = chosenToken();
   const { labels } = shown;
-  const verb = shown.received ? "is read by" : "reads";
   if (token === null) {
-    $("reading").textContent = `Point at a token to shade the text by what it ${verb}; click to keep it.`;
+    const what = shown.received ? "which tokens read it" : "what it reads";
+    $("reading").textContent = `Point at a token to see ${what}; click to keep it.`;
     return;
   }
   const inWords = shown.received ? isReadInWords : readsInWords;

@@ -126,7 +126,7 @@ function tell() {
   const cost = `, loss ${decimal(loss)} nats (${decimal(loss / Math.LN2)} bits) per token`;
   $("cost").textContent = `${count} ${count === 1 ? "token" : "tokens"}${count > 1 ? cost : ""}`;
   const { period } = TEXTS.find(({ name }) => name === shown.textName);
-  const wanted = TEXTS[shown.probe].name;
+  const wanted = TEXTS[state.probe].name;
   $("window").textContent = [
     wanted === "typed" && !typing && whyNotTyped(),
     period && `${period} random tokens, then the same again: here heads show that look back for repetitions.`,

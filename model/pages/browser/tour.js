@@ -11,16 +11,19 @@ import {
 } from "browser/state.js";
 import { box, showInBox } from "browser/text.js";
 import { engine, tokensOf } from "browser/typed-text.js";
-import { percent, quote } from "browser/words.js";
+import { listed, percent, quote, visible } from "browser/words.js";
 
 const KEPT_AS = "glassgpt: tour"; // in the browser's storage, once it was closed
+const ELSEWHERE = "You have gone on by yourself: “back” and “next” return to the tour, “skip” ends it.";
+const LOOKED_AT = ["at", "head", "probe", "token", "typed", "off", "other"]; // fields of the state
 const REPEATED = "A made-up word, twice"; // the experiment; see experiments.py
 
 let stops = []; // { thing: the id of what is highlighted, patch: what to do to the state, tell: the sentence }
 let number = 0; // of the stop
 let turn = 0; // of the visits to stops; one that is left early does no more
 let before = null; // the state that the tour will leave behind as it was
-let opener = null; // what had the focus
+let [opener, scrolled] = [null, 0]; // what had the focus, and how far the page was scrolled
+let arrived = null; // the state at the stop, once it is shown
 
 const since = (head) => formation("previous_token", head);
 const previousTokenHeads = (at) => ALL_HEADS.filter((head) => since(head) <= stepOf(at));
@@ -39,7 +42,9 @@ function previousStop(calm) {
   const head = closest(heads, (one) => -strength[one]);
   const { labels, sides: [{ weights }] } = shown;
   const given = (query) => weightAt(ofHead(weights, head, labels.length), query, query - 1);
-  const token = closest([...labels.keys()].slice(1), (query) => -given(query));
+  const most = Math.max(...[...labels.keys()].slice(1).map(given));
+  const clear = [...labels.keys()].slice(1).filter((query) => given(query) > 0.95 * most);
+  const token = clear[clear.length >> 1]; // one in the middle
   const tell = `This is ${headPart(head)}, which reads the token before: in the framed row ${quote(labels[token])} ` +
     `gives ${percent(given(token))} of its attention to ${quote(labels[token - 1])}.`;
   return [{ thing: "stage", patch: { ...calm, head, token }, tell }];
@@ -76,21 +81,24 @@ async function repeatedStops(calm) {
     tell: `With ${missing} switched off ${quote(answer)} falls from ${told(intact)} (the mark) to ${told(without)} ` +
       "(the bar).",
   }];
+  // The earlier heads that leave on each token a note of the one before it; the finder looks for such a note.
   const [layer] = placeOf(finder);
   const writers = previousTokenHeads(calm.at).filter((head) => placeOf(head)[0] < layer);
+  const names = writers.map(headPart);
+  const unwritten = await read(calm.at, names);
   for (const early of [...mapped.keys()].slice(0, calm.at).filter(holdsWeights)) {
     const reading = await read(early);
     if (!fails(reading)) continue;
     let why = "has not learned to look there yet";
-    if (writers.length) {
+    if (writers.length && fails(unwritten)) {
       const first = closest(writers, since);
       const when = formedBetween(since(first));
-      const names = writers.map(headPart).join(" and ");
-      const write = writers.length > 1 ? "write" : "writes";
-      why = `builds on ${names}, which ${write} beside each token the one before it, ` +
+      const [write, them] = writers.length > 1 ? ["write", "them"] : ["writes", "it"];
+      why = `finds it by a note on it, “before me came ${visible(labels[last], 20)}”, which ${listed(names)} ${write} ` +
+        `(without ${them} it gets ${told(unwritten)} at step ${stepOf(calm.at)} too), and ` +
         (stepOf(early) < since(first)
-          ? `and none does so yet: ${headPart(first)} forms ${when}`
-          : `as ${headPart(first)} does since it formed ${when}, and has not learned to use that yet`);
+          ? `no head writes it yet: ${headPart(first)} forms ${when}`
+          : `has not learned to use it yet, though ${headPart(first)} formed ${when}`);
     }
     const tell = `At step ${stepOf(early)} ${quote(answer)} gets ${told(reading)}: ${headPart(finder)} ${why}.`;
     return [...found, { thing: "controls", patch: { ...word, at: early }, tell }];
@@ -106,7 +114,7 @@ async function put(patch) {
 
 async function open() {
   opener = document.activeElement;
-  before = { ...state };
+  [before, scrolled] = [{ ...state }, scrollY];
   const plain = { off: [], other: null, direction: "to", text: "attention", square: null };
   const typed = shown.typing ? { typed: data.text, probe: 0 } : {};
   const calm = { ...before, ...plain, ...typed, at: shown.typing ? TRIED_AT : LAST };
@@ -119,9 +127,11 @@ async function open() {
 async function visit(next) {
   const mine = ++turn;
   number = next;
+  arrived = null;
   const { thing, patch, tell } = stops[number];
   await put(patch);
   if (mine !== turn) return;
+  arrived = { ...state };
   highlight(thing);
   $("tour-says").textContent = tell;
   $("tour-place").textContent = `${number + 1} of ${stops.length}`;
@@ -141,7 +151,7 @@ function close() {
   turn++;
   $("tour").hidden = true;
   highlight(null);
-  put(before);
+  put(before).then(() => scrollTo(0, scrolled));
   opener?.focus?.({ preventScroll: true });
   storage()?.setItem(KEPT_AS, "closed");
 }
@@ -154,6 +164,13 @@ function storage() {
     return null;
   }
 }
+
+// What a person does meanwhile stays until the tour goes on.
+addView(function drawTour() {
+  if ($("tour").hidden || !arrived) return;
+  const isLeft = LOOKED_AT.some((field) => String(state[field]) !== String(arrived[field]));
+  $("tour-says").textContent = isLeft ? ELSEWHERE : stops[number].tell;
+});
 
 const go = (by) => (stops[number + by] ? visit(number + by) : by > 0 && close());
 const button = (textContent, onclick) => element("button", { textContent, onclick });

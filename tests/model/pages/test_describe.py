@@ -13,7 +13,7 @@ from model.inspection.probes import Probe
 from model.inspection.recording import Recording
 from model.inspection.survey import windows_of
 from model.pages import describe
-from model.pages.describe import stages, strongest, visible
+from model.pages.describe import stages, visible
 from tests.measurements import causal_softmax, snapshot_of, survey_maps
 
 LABELS = ["def", " f", "(", "x", "):", "\n    ", "return", " x", " of", " y", "\n", "print", " the", " f", "(", "1"] * 4
@@ -114,22 +114,25 @@ def test_a_card_says_what_the_experiments_found_of_its_head():
     ]
     described = describe_heads(following("sink"), PROBES, effects=effects)
     assert "finds the open quote, with 61% of its weight" in described[1][2]["sentence"]
-    assert sum("experiment" in head["sentence"] for head in chain(*described)) == 1
+    assert sum("A quote" in head["sentence"] for head in chain(*described)) == 1
 
 
-def test_the_date_is_that_of_the_strongest_head():
+def test_the_date_is_that_of_the_first_head_and_of_several_the_strongest():
     recording = Recording(PROBES)
     none, weak, strong = (following("sink", strength) for strength in (0.0, 3.5, 9.0))
-    other = {name: of.clone() for name, of in strong.items()}
-    other["text"][0, 0] = weak["text"][1, 2]  # head 0.0 formed first, and is weaker
-    early = {name: of.clone() for name, of in none.items()}
-    early["text"][0, 0] = weak["text"][1, 2]
-    for step, maps in ((0, none), (200, early), (400, early), (600, other)):
+    early, both = ({name: of.clone() for name, of in maps.items()} for maps in (none, strong))
+    early["text"][0, 0] = weak["text"][1, 2]  # head 0.0 forms first, and is weaker than head 1.2
+    both["text"][0, 0] = weak["text"][1, 2]
+    for step, maps in ((0, none), (200, early), (400, early), (600, both)):
         recording.append(snapshot_of(maps, PROBES, step))
-    assert recording.formation["sink"] == {"0.0": 200, "1.2": 600} and strongest(recording, "sink") == (1, 2)
-    [stage] = [one for one in stages(recording) if one["score"] == "sink"]
-    assert (stage["head"], stage["step"]) == ("1.2", 600)
-    assert strongest(recording, "induction") is None
+    assert recording.formation["sink"] == {"0.0": 200, "1.2": 600}
+    assert [stage for stage in stages(recording) if stage["score"] == "sink"] == [
+        {"score": "sink", "head": "0.0", "step": 200}
+    ]
+    at_once = Recording(PROBES)
+    at_once.append(snapshot_of(both, PROBES, 0))
+    assert [stage["head"] for stage in stages(at_once) if stage["score"] == "sink"] == ["1.2"]
+    assert "induction" not in {stage["score"] for stage in stages(recording)}
 
 
 @pytest.mark.parametrize(
