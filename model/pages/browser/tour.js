@@ -94,8 +94,9 @@ async function repeatedStops(calm) {
       const first = closest(writers, since);
       const when = formedBetween(since(first));
       const [write, them] = writers.length > 1 ? ["write", "them"] : ["writes", "it"];
-      why = `finds it by a note on it, “before me came ${visible(labels[last], 20)}”, which ${listed(names)} ${write} ` +
-        `(without ${them} it gets ${told(unwritten)} at step ${stepOf(calm.at)} too), and ` +
+      const note = `“before me came ${visible(labels[last], 20)}”`;
+      why = `finds it by a note on it, ${note}, which ${listed(names)} ${write} (without ${them} it gets ` +
+        `${told(unwritten)} at step ${stepOf(calm.at)} too), and ` +
         (stepOf(early) < since(first)
           ? `no head writes it yet: ${headPart(first)} forms ${when}`
           : `has not learned to use it yet, though ${headPart(first)} formed ${when}`);

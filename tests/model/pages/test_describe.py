@@ -63,6 +63,7 @@ def test_a_head_that_follows_a_pattern_gets_its_name_others_none_and_the_page_op
     maps = following(pattern)
     described = describe_heads(maps, PROBES)
     assert names(described) == [[None] * 3, [None, None, pattern]]
+    assert [head["patterns"] for head in chain(*described)] == [[]] * 5 + [[pattern]]
     found = survey_maps(maps, PROBES)
     evidence = described[1][2]["evidence"]
     assert f"{found.scores[pattern][1, 2]:.2f} of its weight" in evidence

@@ -63,6 +63,13 @@ def test_the_tour_shows_five_things_of_this_model_and_leaves_the_page_as_it_was(
             sentence = re.sub("[\u2068\u2069]", "", told(page)[1])
             assert all(part in sentence for part in parts.split()), sentence
             assert sentence.count(". ") == 0  # it is one
+    first = told(page)
+    click(page.locator(".thumb").nth(3))  # what a person does meanwhile is shown, and the tour says so
+    assert told(page)[1] != first[1] and in_page(page, "render", "shown.head") == 3
+    for key, where in (("ArrowRight", "2 of 5"), ("ArrowLeft", "1 of 5")):
+        press(page.locator("#tour button").nth(1), key)
+        page.locator("#tour-place", has_text=where).wait_for()
+    assert told(page) == first
     for _ in expected:
         page.keyboard.press("Enter")  # on "next", which has the focus, and at last "done"
         settle(page)

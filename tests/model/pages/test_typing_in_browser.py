@@ -14,8 +14,10 @@ from model.generation import generate
 from model.gpt import GPT
 from model.inspection.ablation import changes, losses_without_each, part_means, replaced
 from model.inspection.experiments import LISTED, try_all
-from model.inspection.recorder import read_maps
+from model.inspection.recorder import read_maps, take_snapshot
+from model.inspection.recording import Recording
 from model.inspection.trace import trace
+from model.pages.page import run_page
 from tests.gpts import repeating_gpt
 from tests.model.pages.browsing import click, in_page, number_in, place, press, put, settle, slide, unnamed
 from tests.model.pages.model_pages import CONFIG, GPTS, LETTERS, OPENING, TOKENIZER, page_of, plain_gpt, windows
@@ -256,6 +258,20 @@ def test_the_slider_changes_the_model_that_answers(page):
             assert share == 0 or share == pytest.approx(probabilities[ord(text)].item(), abs=1e-3)
     assert [table.locator("tbody td").last.inner_text() for table in page.locator(".lens:visible").all()] == likeliest
     assert page.locator("#slide-a output").inner_text() == "step 0"
+
+
+def test_where_a_step_has_no_weights_the_text_that_is_shown_is_the_one_that_is_pressed(open_page):
+    of_kinds = windows(OPENING)
+    recording = Recording({name: of.texts[0] for name, of in of_kinds.items()}, of_kinds)
+    recording.append(take_snapshot(GPTS[0], 4, recording, TOKENIZER.label))
+    models = [(8 * i, gpt) for i, gpt in enumerate(GPTS)]
+    page = open_page(run_page("tiny", recording, models=models, tokenizer=TOKENIZER))
+    type_text(page, "ab")
+    for at, pressed, count in ((1, "recorded", len(OPENING)), (2, "your text", 2)):
+        slide(page, at)
+        assert page.locator("#probes [aria-pressed=true]").inner_text() == pressed
+        assert page.locator("#cost").inner_text().startswith(f"{count} tokens")
+    assert page.locator("#coming-title").inner_text().endswith("“\u2068b\u2069”")
 
 
 PANELS = ("#tokens", "#sentences", "#reading", "#evidence", "#next", "#cost", "#damage", "#worse", "#changed")
