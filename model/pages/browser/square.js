@@ -41,7 +41,9 @@ function contents({ first, scores, weights, lengths, sources, pushes }, { query,
   const mean = scores.reduce((sum, score) => sum + score, 0) / scores.length;
   const made = sources.filter(([, share]) => Math.abs(share) >= LEAST_SHARE)
     .map(([part, share]) => `${part} ${signed(share)}`);
-  const madeOf = made.length ? ` What makes it differ from that, through the key: ${listed(made)}.` : "";
+  const madeOf = made.length
+    ? ` The difference comes from what earlier parts wrote at ${quote(labels[key])}: most from ${listed(made)}.`
+    : "";
   const raised = pushes.filter(([, change]) => change >= LEAST)
     .map(([id, change]) => `${quote(engine.tokenizer.label(id))} ${signed(change)}`);
   return [
