@@ -156,7 +156,8 @@ def explain(message: str, options: Collection[str]) -> str:
         dashes, *names = unknown.groups()
         if names[0] and not dashes:
             return f"{message}: quote several values, as in --data.files 'my/*.txt' or '[a.txt, b.txt]'"
-        return message + suggestion(".".join(filter(None, names)), options)
+        advice = "" if dashes else ": delete this line of the config, which is the run's config.yaml for --resume"
+        return message + (suggestion(".".join(filter(None, names)), options) or advice)
     if group := NO_GROUP.match(message):
         return f"{group[1]} must hold options; leave it out for the defaults"
     if bad := BAD_VALUE.match(message):

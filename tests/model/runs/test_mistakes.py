@@ -34,6 +34,7 @@ PARSED = {
     "--lenght 3": "--lenght part.length",
     "--config '{part: {lenght: 3}}'": "'lenght' part.length",
     "--config '{prat: {length: 3}}'": "'prat.length' part.length",
+    "--config '{part: {colour: 3}}'": "'colour' config.yaml",
     "--part.length=big": "part.length 'big' int",
     "--part.pair=0.9,0.95": "part.pair '0.9,0.95' tuple",
     "--part.rate=fast": "part.rate 'fast' float null",
