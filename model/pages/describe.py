@@ -83,14 +83,18 @@ def informs(snapshot: Snapshot, name: str, at: Place) -> float:
 
 
 def stages(recording: Recording) -> list[dict[str, Any]]:
-    """When the first head of each pattern formed, by step: {"score", "head", "step"}. Of several the strongest one."""
-    scores = recording.snapshots[-1].scores
+    """When the first head of each pattern formed, by step: {"score", "head", "step"}.
+
+    Of several that formed at once it is the one that was strongest then, whatever they do later.
+    """
     found = []
     for name, heads in recording.formation.items():
-        strength = {head: scores[name][tuple(map(int, head.split(".")))] for head in heads}
-        if heads:
-            head = min(heads, key=lambda one: (heads[one], -strength[one]))
-            found.append({"score": name, "head": head, "step": heads[head]})
+        step = min(heads.values(), default=None)
+        if step is not None:
+            scores = recording.at(step).scores[name]
+            first = [head for head, formed in heads.items() if formed == step]
+            head = max(first, key=lambda one: scores[tuple(map(int, one.split(".")))])
+            found.append({"score": name, "head": head, "step": step})
     return sorted(found, key=lambda stage: stage["step"])
 
 

@@ -52,13 +52,15 @@ def story(rows: Rows, config: Mapping) -> str:
         text = f"the data set {dataset}"
     elif files := data.get("files"):
         text = ", ".join(files) if isinstance(files, list) else files
-    sentences = [f"A GPT{size} learned to predict the next token of {text}."]
+    sentences = [f"A GPT{size} learns to predict the next token of {text}."]
     if points := column_points(rows, "tokens"):
         seconds = training_seconds(rows)
         unit = "hours" if round(seconds) >= 3600 else "minutes"
         took = f"{clock(seconds)} {unit}" if seconds >= 60 else _count(round(seconds), "second")
         time = f", in {took}" if round(seconds) else ""
-        sentences.append(f"It read {short(points[-1][1])} tokens in {_count(points[-1][0], 'step')}{time}.")
+        step, planned = points[-1][0], config.get("trainer", {}).get("max_steps", -1)
+        steps = f"{step} of {planned} steps" if step < planned else _count(step, "step")
+        sentences.append(f"It read {short(points[-1][1])} tokens in {steps}{time}.")
     return " ".join(sentences)
 
 

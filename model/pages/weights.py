@@ -63,7 +63,7 @@ def pack(snapshots: Models, tokenizer: Mapping[str, Any], probe: Sequence[int], 
     """The data of a page that runs a model, or several snapshots of one.
 
     Args:
-        snapshots: of one config, in the order of a slider; the page opens with the last.
+        snapshots: of one config, in the order of a slider.
         tokenizer: as a checkpoint has it.
         probe: T tokens, 2 or more, that the page reads to check itself, and by which the cost of rounding is measured.
         sample: (N, T), over which parts are averaged; the probe if None.

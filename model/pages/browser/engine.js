@@ -2,7 +2,7 @@
 
 import { createTokenizer } from "browser/tokenizer.js";
 
-// manifest: see live.py. texts: the weights of each snapshot, in base64 as they stand in the page, and complete.
+// manifest: see weights.py. texts: the weights of each snapshot, in base64 as they stand in the page, and complete.
 // onWaiting(count) is called with the number of questions without an answer so far, onStop() if the worker fails later.
 // Rejects if the browser has no such workers, and with an error whose `answered` is true if the model cannot be run.
 //

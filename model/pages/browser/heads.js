@@ -4,7 +4,7 @@ import { $, element } from "browser/elements.js";
 import { ofHead, shrink } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
 import {
-  ALL_HEADS, formation, formedBetween, HEADS, headName, LAYERS, MARKED, SCORES, shortName,
+  ALL_HEADS, formation, formedBetween, HEADS, headName, LAYERS, MARKED, RUN, SCORES, shortName,
 } from "browser/state.js";
 import { decimal, largestFirst } from "browser/words.js";
 
@@ -85,11 +85,11 @@ export const markOf = (score) => element("b", {
 
 // What is on a thumbnail, as a picture: the letters that some head has, the bar, and the number (see scores.js).
 function drawLegend(told) {
-  const known = MARKED.filter((score) => told.includes(score));
+  const known = MARKED.filter((score) => told.includes(score) || RUN.stages.some((stage) => stage.score === score));
   const entry = (sign, text) => element("span", {}, sign, ` ${text}`);
   const number = element("b", { className: "sample-number" }, "+0.1");
   $("legend").replaceChildren(
     ...known.map((score) => entry(markOf(score), SCORES[score].label)),
-    entry(element("i", { className: "sample-bar" }), SCORES[scoreOfBars()].label),
-    shown.snapshot.ablation ? entry(number, `loss ${KINDS[kindShown()]} without it`) : "");
+    entry(element("i", { className: "sample-bar" }), `its score of ${SCORES[scoreOfBars()].label}`),
+    shown.snapshot.ablation ? entry(number, `more loss ${KINDS[kindShown()]} without it`) : "");
 }

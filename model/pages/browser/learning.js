@@ -18,8 +18,11 @@ const STOPS = mapped.map(({ step }, at) => ({ step, isMarked: holdsWeights(at) }
 const LAST_STEP = Math.max(1, ...charts.flatMap(({ curves }) => curves).map(({ points }) => points.at(-1)[0]));
 const NEAR = LAST_STEP / 50; // steps, within which a figure stands for a step at which it was not measured
 const SHARE = stepAxis(STOPS.map(({ step }) => step), LAST_STEP);
-// When the first head of each kind formed, see describe.py.
-const STAGES = RUN.stages.map(({ score, head, step }) => {
+// When the first head of each kind formed, see describe.py. While the run goes on, what began at its newest step may
+// have gone by the next one, and is not named yet.
+const goesOn = data.status?.state === "running";
+const newest = RUN.snapshots.at(-1)?.step;
+const STAGES = RUN.stages.filter(({ step }) => !(goesOn && step === newest)).map(({ score, head, step }) => {
   const { label, letter, colour } = SCORES[score];
   const inWords = `${label}: head ${head} formed ${formedBetween(step)}`;
   return { score, head, step, mark: `${letter} ${head}`, inWords, colour: `var(--${colour})` };
@@ -112,8 +115,7 @@ function tellFormed() {
     textContent: inWords, style: { borderColor: colour },
     onclick: () => change({ score, head: headNumber(head), at: nearest(step) }),
   }));
-  const soFar = data.status?.state === "running" ? "So far: " : "";
-  $("formed").replaceChildren(soFar, ...(formed.length ? formed : ["no head follows a pattern clearly."]));
+  $("formed").replaceChildren(goesOn ? "So far: " : "", ...(formed.length ? formed : ["no head follows a pattern clearly."]));
 }
 
 // What the model wrote at this step, or last before it.

@@ -11,7 +11,7 @@ const KEPT_READINGS = 6; // of two snapshots: text A as it is switched and with 
 
 // Every question names its snapshot, by its number in the manifest.
 export class LiveModel {
-  // manifest: see live.py; texts: the weights of each snapshot in base64.
+  // manifest: see weights.py; texts: the weights of each snapshot in base64.
   constructor(manifest, texts) {
     Object.assign(this, { manifest, config: manifest.config, texts, snapshots: [], readings: recent(KEPT_READINGS) });
   }

@@ -129,7 +129,7 @@ function tell() {
   const wanted = TEXTS[state.probe].name;
   $("window").textContent = [
     wanted === "typed" && !typing && whyNotTyped(),
-    period && `${period} random tokens, then the same again: here heads show that look back for repetitions.`,
+    period && `${period} random tokens, which nothing can expect, then the same again: here heads show that look back.`,
     labels.includes(END_OF_TEXT) && `${END_OF_TEXT} marks where a document begins.`,
     ...(typing ? aboutTyped(typed) : []),
   ].filter(Boolean).join(" ");
@@ -197,8 +197,10 @@ addField("typed", () => (engine ? state.typed : null), (text) => {
 function reveal(span) {
   if (!span) return;
   const [outer, inner] = [$("editor"), span].map((node) => node.getBoundingClientRect());
-  if (inner.top < outer.top || inner.bottom > outer.bottom)
-    $("editor").scrollTop += inner.top - outer.top - outer.height / 2;
+  if (inner.top >= outer.top && inner.bottom <= outer.bottom) return;
+  const line = parseFloat(getComputedStyle(span).lineHeight); // the first one in sight is to be whole
+  const top = $("editor").scrollTop + inner.top - outer.top - outer.height / 2;
+  $("editor").scrollTop = Math.round(top / line) * line;
 }
 
 const indexOf = (node) => (node?.dataset?.index === undefined ? null : Number(node.dataset.index));

@@ -31,12 +31,15 @@ function draw() {
   $("status").replaceChildren(tell(), " ", ...(going === "running" ? [button] : []));
 }
 
-// Shows the newer page. Who was at the last step will be at the newer one's.
+const config = $("config").closest("details");
+
+// Shows the newer page. Who was at the last step will be at the newer one's; who reads the help is not interrupted.
 function renew() {
+  if ($("manual").open) return;
   save();
   const fields = new URLSearchParams(location.hash.slice(1));
   if (state.at === LAST) fields.delete("step");
-  history.replaceState({ scroll: scrollY }, "", `#${fields}`);
+  history.replaceState({ scroll: scrollY, isOpen: config.open }, "", `#${fields}`);
   location.reload();
 }
 
@@ -51,7 +54,8 @@ function look() {
 export function watch() {
   if (!going) return;
   draw();
-  const { scroll } = history.state ?? {};
+  const { scroll, isOpen = false } = history.state ?? {};
+  config.open = isOpen;
   if (scroll) rendered.then(() => scrollTo(0, scroll));
   if (going !== "running") return;
   addEventListener("message", ({ data: found, source }) => {

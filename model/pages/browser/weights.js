@@ -1,4 +1,4 @@
-// The numbers of a page: base64 text -> bytes -> the tensors that a Network is built from, see live.py for the format;
+// The numbers of a page: base64 text -> bytes -> the tensors that a Network is built from, in the format of weights.py;
 // and where the weights of a map stand.
 
 // How many weights the first n queries of a map have: each sees itself and what comes before it.
@@ -12,7 +12,7 @@ export function bytesOf(base64) {
   return bytes;
 }
 
-// list: [{ name, shape, kind, start }] of live.py. Returns a Map: name -> { size, fill(array) }, size in numbers.
+// list: [{ name, shape, kind, start }] of weights.py. Returns a Map: name -> { size, fill(array) }, size in numbers.
 export function tensorsOf(list, bytes) {
   const sizeOf = (shape) => shape.reduce((a, b) => a * b, 1);
   return new Map(list.map(({ name, shape, kind, start }) =>

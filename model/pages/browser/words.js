@@ -36,20 +36,22 @@ export const listed = (items) => list.format(items);
 const breaksLine = (label) => label.includes("\n") && !label.trim();
 const away = (count) => `${count} ${count === 1 ? "token" : "tokens"}`;
 
-// A key, as the query that looks at it would name it.
-function keyInWords(labels, query, key) {
+// A key, as the query that gives it this weight would name it.
+function keyInWords(labels, query, key, weight) {
   const name = quote(labels[key]);
   if (key === query) return "itself";
   if (key === query - 1) return `the token before it, ${name}`;
   if (breaksLine(labels[key]))
     return labels.slice(key + 1, query).some(breaksLine) ? "an earlier line break" : "the last line break";
   if (key === 0) return `the first token, ${name}`;
-  if (labels[key - 1] === labels[query]) return `${name}, which followed ${quote(labels[query])} before: induction`;
+  const named = weight >= INDUCTION ? ": induction" : "";
+  if (labels[key - 1] === labels[query]) return `${name}, which followed ${quote(labels[query])} before${named}`;
   if (labels[key] === labels[query]) return `the same token, ${away(query - key)} back`;
   return `${name}, ${away(query - key)} back`;
 }
 
 const MENTIONED = 0.1; // the smallest share that a sentence names, of at most three
+const INDUCTION = 0.3; // the smallest that it calls so
 
 // The places of numbers, that of the largest first.
 export const largestFirst = (numbers) => [...numbers.keys()].sort((one, two) => numbers[two] - numbers[one]);
@@ -62,7 +64,7 @@ export function readsInWords(labels, query, weights) {
   const keys = strongest(weights);
   const start = `Reading ${quote(labels[query])} it`;
   if (!keys.length) return `${start} spreads its attention: no token gets more than ${percent(Math.max(...weights))}.`;
-  const looks = keys.map((key) => `${keyInWords(labels, query, key)} (${percent(weights[key])})`);
+  const looks = keys.map((key) => `${keyInWords(labels, query, key, weights[key])} (${percent(weights[key])})`);
   return `${start} looks at ${listed(looks)}.`;
 }
 

@@ -48,6 +48,12 @@ def test_the_story_says_what_was_trained_on_what_and_for_how_long():
         assert all(part in found for part in (told, "4k tokens", "40 steps", "7 seconds")), found
 
 
+def test_the_story_of_a_run_that_goes_on_says_how_far_it_is():
+    config = {"model": {"gpt": {}}, "data": {}}
+    for planned, told in ((100, "40 of 100 steps"), (40, "in 40 steps"), (-1, "in 40 steps")):
+        assert told in story(ROWS, config | {"trainer": {"max_steps": planned}})
+
+
 def test_long_curves_are_thinned_but_keep_their_ends():
     assert evenly(range(10), 20) == list(range(10))
     thinned = evenly(range(100_000), 1500)

@@ -361,7 +361,11 @@ def test_a_run_that_is_watched_follows_with_what_was_chosen_and_says_how_it_ende
     assert page.locator("#slide-a input").get_attribute("max") == "4"
     assert page.evaluate("scrollY") == pytest.approx(300, abs=30)
     slide(page, 4)
+    click(page.locator("#help"))
     write(6, "ended")
+    page.wait_for_timeout(5000)
+    assert page.locator("#manual").is_visible()  # whoever reads it is not interrupted
+    page.keyboard.press("Escape")
     page.locator("#status", has_text="ended").wait_for()
     settle(page)
     assert page.locator("#slide-a output").inner_text() == "step 16" and "head=1.1" in page.url  # the last one follows
@@ -371,6 +375,15 @@ def test_a_run_that_is_watched_follows_with_what_was_chosen_and_says_how_it_ende
     early = float(re.search(r'"written":([\d.]+)', text)[1]) - 500
     path.write_text(re.sub(r'"written":[\d.]+', f'"written":{early}', text))
     assert "died" in open_file(path).locator("#status").inner_text()
+
+
+def test_while_a_run_goes_on_a_head_is_named_from_the_second_step_at_which_it_follows_a_pattern(open_file):
+    formed = STEPS.index(HISTORY.formation["previous_token"]["0.0"]) + 1
+    for steps, state, named in ((formed, "running", 0), (formed + 1, "running", 1), (formed, "ended", 1)):
+        history = replace(HISTORY, snapshots=HISTORY.snapshots[:steps])
+        page = open_file(run_page("a run", history, state=state))
+        settle(page)
+        assert page.locator("#formed button", has_text="previous token").count() == named
 
 
 def test_a_run_that_has_just_begun_has_a_page_without_maps(open_file):
