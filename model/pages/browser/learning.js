@@ -115,7 +115,8 @@ function tellFormed() {
     textContent: inWords, style: { borderColor: colour },
     onclick: () => change({ score, head: headNumber(head), at: nearest(step) }),
   }));
-  $("formed").replaceChildren(goesOn ? "So far: " : "", ...(formed.length ? formed : ["no head follows a pattern clearly."]));
+  const none = "no head follows a pattern clearly.";
+  $("formed").replaceChildren(goesOn ? "So far: " : "", ...(formed.length ? formed : [none]));
 }
 
 // What the model wrote at this step, or last before it.
