@@ -70,7 +70,7 @@ export function drawChart(svg, { share, stops, low, high, curves, stages, guides
 }
 
 // The places of marks, ascending, with room for each and none beyond the end.
-function apart(places, end) {
+export function apart(places, end) {
   const moved = [];
   for (const place of places) moved.push(Math.max(place, (moved.at(-1) ?? -Infinity) + APART));
   for (let i = moved.length - 1, free = end; i >= 0; i--, free -= APART) moved[i] = free = Math.min(moved[i], free);

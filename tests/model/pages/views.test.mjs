@@ -39,6 +39,20 @@ test("the row of a token is told in words", () => {
   assert.equal(reads(0, [1]), "“x” comes first, so there is nothing before it to look at.");
 });
 
+test("a token that followed the same one before is called induction where the head clearly looks there", () => {
+  const told = (weight) => words.readsInWords(["x", "a", "y", "z", "a"], 4, [0.7 - weight, 0.1, weight, 0.1, 0.1]);
+  assert.deepEqual([0.2, 0.6].map((weight) => told(weight).includes("induction")), [false, true]);
+});
+
+test("marks of stages stand apart, in their order and before the end", () => {
+  const placed = (places) => chart.apart(places, 300);
+  assert.deepEqual(placed([50, 150]), [50, 150]);
+  for (const crowded of [placed([50, 51, 52]), placed([298, 299, 300])]) {
+    assert.deepEqual([...crowded].sort((a, b) => a - b), crowded);
+    assert.ok(crowded.at(-1) <= 300 && crowded.every((one, i) => !i || one - crowded[i - 1] > 30));
+  }
+});
+
 test("ticks are round and there are at least three of them", () => {
   assert.deepEqual(chart.ticks(0, 8.2, 4), [0, 2, 4, 6, 8]);
   for (const [low, high] of [[5.9, 8.3], [1.31, 1.39], [0, 0.07], [9212, 10_900], [-3, 2], [0, 1e-6]])
