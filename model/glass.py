@@ -176,12 +176,9 @@ class Glass:
         """Token ids (T,) of what `read` reads, on the model's device."""
         try:
             ids = one_sequence(self.tokenizer.encode(text) if isinstance(text, str) else text)
-        except (ValueError, TypeError, RuntimeError):  # torch has its own words for what is no tensor
-            raise Mistake(f"{text!r:.80} is no text of at least one token, nor its ids (T,)") from None
-        try:
             (tokens,) = self.gpt.known_ids(ids)
-        except ValueError as error:
-            raise Mistake(str(error)) from None
+        except (ValueError, TypeError, RuntimeError) as error:  # torch has its own words for what is no tensor
+            raise Mistake(f"{text!r:.80} is no text of at least one token, nor its ids (T,): {error}") from None
         context = self.gpt.config.context_length
         if len(tokens) > context:
             log.warning("The text has %s tokens; the first %s, the model's context, are read.", len(tokens), context)

@@ -171,7 +171,7 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
     tokens, targets = torch.tensor([ids]), torch.tensor([[*ids[1:], IGNORED]])
     calls: list[AttendCall] = []
     with torch.no_grad(), undisturbed(gpt):
-        with hooked(gpt, gpt.modules()) as (inputs, outputs), observed([attention], calls.append):
+        with hooked(gpt.modules()) as (inputs, outputs), observed([attention], calls.append):
             gpt(tokens)
         loss = gpt.loss(tokens, targets)
         surprise = F.cross_entropy(outputs[gpt][0], targets[0], reduction="none")

@@ -11,7 +11,7 @@ from model.inspection.ablation import Change
 from model.inspection.heads import SCORES, threshold, uniform_attention
 from model.inspection.probes import Probe
 from model.inspection.recording import DETAILS_DIGITS, Checks, Recording, Snapshot, as_json
-from model.inspection.survey import measure, stacked, summary, windows_of
+from model.inspection.survey import measure, summary, windows_of
 
 
 def causal_softmax(scores: torch.Tensor) -> torch.Tensor:
@@ -24,8 +24,11 @@ def survey_maps(maps, probes):
     """What hand-made maps (L, H, T, T) say of the heads: each probe is the only window of its kind."""
     windows = windows_of(probes)
     layers = {name: torch.as_tensor(maps[name]).float() for name in windows}
-    measured = {name: [measure(of, layer[None]) for layer in layers[name]] for name, of in windows.items()}
-    return summary(windows, {name: stacked(of_layers) for name, of_layers in measured.items()})
+    measured = {}
+    for name, of in windows.items():
+        by_layer = [measure(of, layer[None]) for layer in layers[name]]
+        measured[name] = {key: torch.stack([one[key] for one in by_layer]) for key in by_layer[0]}
+    return summary(windows, measured)
 
 
 def snapshot_of(maps, probes, step=0, checks=None, **measured) -> Snapshot:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from model.gpt import GPT
 from model.inspection.lens import MAX_LOGITS
-from model.inspection.trace import blocks_of, edited, embedding_tables, hooked, undisturbed, value_tables
+from model.inspection.trace import blocks_of, edited, embedding_tables, hooked, undisturbed
 
 MAX_TOKENS = 8192  # in one forward pass, over all rows
 ERRORS = 2  # standard errors from 0, up to which a change is no clear effect
@@ -47,8 +47,8 @@ def parts_of(gpt: GPT) -> dict[str, Part]:
     "feed-forward 3", or that of a table."""
     everything = slice(None)
     parts = {name: Part(table, everything, None) for name, table in embedding_tables(gpt).items()}
-    for layer, table in value_tables(gpt).items():
-        parts[f"value embeddings {layer}"] = Part(table, everything, layer)
+    for name, table in gpt.value_embeddings.items():
+        parts[f"value embeddings {name}"] = Part(table, everything, int(name))
     for layer, block in enumerate(blocks_of(gpt)):
         K = block.attention.head_dim
         for head in range(block.attention.num_heads):
@@ -60,10 +60,11 @@ def parts_of(gpt: GPT) -> dict[str, Part]:
 @torch.no_grad()
 def part_means(gpt: GPT, batch: Tensor) -> Means:
     """The mean of what each part gives for `batch` (B, T), over all positions. ValueError for unknown ids."""
-    with undisturbed(gpt), hooked(gpt) as (inputs, outputs):
+    parts = parts_of(gpt)
+    with undisturbed(gpt), hooked({part.module for part in parts.values()}) as (inputs, outputs):
         gpt.features(gpt.known_ids(batch))
-    parts, given = parts_of(gpt), outputs | {module: inputs[module] for module in _readers(gpt)}
-    means = {module: given[module].flatten(0, -2).mean(0) for module in {part.module for part in parts.values()}}
+    given = outputs | {module: inputs[module] for module in _readers(gpt)}
+    means = {module: vectors.flatten(0, -2).mean(0) for module, vectors in given.items()}
     return {name: means[part.module][part.columns] for name, part in parts.items()}
 
 
@@ -145,11 +146,6 @@ def losses_without_each(gpt: GPT, tokens: Tensor, means: Means, counted: Tensor 
         return {name: torch.cat([losses[name] for losses in several]) for name in several[0]}
     counted, targets = counted.to(tokens.device), tokens[:, 1:]
     length, rows = max(1, MAX_LOGITS // gpt.head.out_features), max(1, MAX_TOKENS // (N * T))
-    begins: dict[nn.Module, Tensor] = {}
-
-    def keep(block: nn.Module, x: Tensor) -> Tensor:
-        begins[block] = x
-        return x
 
     def losses(features: Tensor) -> Tensor:
         """(R, N) of features (R N, T, D)."""
@@ -162,7 +158,7 @@ def losses_without_each(gpt: GPT, tokens: Tensor, means: Means, counted: Tensor 
         return sums.index_add(1, texts, nats.view(len(features), -1).double()) / counted.sum(1)
 
     with undisturbed(gpt):
-        with edited(blocks_of(gpt), [], keep):
+        with hooked(blocks_of(gpt)) as (begins, _):
             (whole,) = losses(gpt.features(tokens)).cpu()
         found, parts = {"nothing": whole}, parts_of(gpt)
         for layer in (None, *range(gpt.config.num_layers)):

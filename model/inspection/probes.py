@@ -38,19 +38,17 @@ class Probe:
 Probes = Mapping[str, Probe]  # "text" and "repeated"
 
 
-def draw_repeated_probe(
-    candidates: Collection[int], max_period: int, label: Label, *, first: int | None = None, seed: int = 0
-) -> Probe:
+def draw_repeated_probe(candidates: Collection[int], period: int, label: Label, *, first: int | None = None) -> Probe:
     """Distinct random tokens, repeated once. Heads that look back for repetitions show on it.
 
     Args:
         candidates: the token ids to draw from.
-        max_period: how many are drawn, if there are so many.
+        period: how many are drawn, if there are so many.
         first: if given, it comes before the random tokens and is never drawn.
     """
     candidates = sorted(set(candidates) - {first})
-    period = min(max_period, len(candidates))
-    order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(seed))
+    period = min(period, len(candidates))
+    order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(0))
     drawn = [candidates[place] for place in order[:period]]
     tokens = ([] if first is None else [first]) + 2 * drawn
     return Probe(tokens, [label(token) for token in tokens], period)

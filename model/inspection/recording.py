@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from model.checks import Mistake
-from model.files import parsing, write_atomically
+from model.files import parsing, reading, write_atomically
 from model.inspection.ablation import Change
 from model.inspection.heads import SCORES
 from model.inspection.probes import Probe, Probes
@@ -116,13 +116,10 @@ class Snapshot:
 
         A score that has been added to SCORES since was not measured then: it is NaN.
         """
-        added = SCORES.keys() - line["scores"].keys()
-        if added and line["scores"].keys() - SCORES.keys():
-            raise KeyError(*added)  # a name that was changed by damage
-        unknown = np.full_like(line["reach"], math.nan, dtype=float).tolist()
-        for name in added:
-            line["scores"][name] = line["spread"][name] = unknown
-            line["formed"][name], line["uniform"][name] = np.zeros_like(unknown).tolist(), None
+        for name in SCORES.keys() - line["scores"].keys():
+            unknown = [[None] * len(heads) for heads in line["reach"]]
+            line["scores"][name] = line["spread"][name] = line["formed"][name] = unknown
+            line["uniform"][name] = None
         by_score = {kind: {name: line[kind][name] for name in SCORES} for kind in ("scores", "spread", "uniform")}
         formed = {name: np.array(line["formed"][name], bool) for name in SCORES}
         heads = Survey(**_arrays(by_score), formed=formed, reach=_arrays(line["reach"]), windows=line["windows"])
@@ -168,7 +165,9 @@ class Recording:
             raise Mistake(f"{folder} holds no recorded maps: train with --attention.enabled true")
         recording = cls(*_read_texts(folder / "probe.json"), name=name, folder=folder)
         if (folder / "scores.jsonl").exists():  # it does not if the first snapshot was interrupted
-            recording.snapshots = _read_snapshots(folder / "scores.jsonl")
+            for number, line in enumerate((folder / "scores.jsonl").read_bytes().splitlines(), start=1):
+                with parsing(f"{folder / 'scores.jsonl'}, line {number}"):
+                    recording.snapshots.append(Snapshot.from_json(json.loads(line)))
         return recording
 
     @classmethod
@@ -236,7 +235,8 @@ class Recording:
         """
         if (maps := self.at(step).maps) is not None:
             return maps
-        content, maps = io.BytesIO(self._content(step, ".npz")), {}
+        with reading(self.path(step)):
+            content, maps = io.BytesIO(self.path(step).read_bytes()), {}
         with parsing(self.path(step), LEFT_OUT), np.load(content) as file:
             for name, probe in self.probes.items():
                 shape, found = (*self.shape, *2 * (len(probe.tokens),)), file[name]
@@ -249,19 +249,16 @@ class Recording:
         """What the model predicted at a step, and why. Raises as `maps`."""
         if (details := self.at(step).details) is not None:
             return details
-        content = self._content(step, ".json")
-        with parsing(self.path(step, ".json"), LEFT_OUT):
+        path = self.path(step, ".json")
+        with reading(path):
+            content = path.read_bytes()
+        with parsing(path, LEFT_OUT):
             details = json.loads(content)
             for name, probe in self.probes.items():
                 shape = (len(details["parts"]), len(probe.tokens))
                 if np.array(details["probes"][name]["attribution"], float).shape != shape:
                     raise ValueError(f"its measurements of the probe {name} are not of its parts and tokens")
             return details
-
-    def _content(self, step: int, suffix: str) -> bytes:
-        if not self.path(step, suffix).exists():
-            raise Mistake(f"{self.path(step, suffix)} has been removed: choose another step")
-        return self.path(step, suffix).read_bytes()
 
     def append(self, snapshot: Snapshot) -> None:
         """Adds a snapshot, and removes those of the same step or later, which an earlier, longer run has left.
@@ -315,23 +312,10 @@ def _arrays(value: Any) -> Any:
 def _read_texts(path: Path) -> tuple[dict[str, Probe], dict[str, Windows], str]:
     """The probes, the windows and the tokenizer's fingerprint."""
     content = path.read_bytes()
-    with parsing(path):
+    with parsing(path, f": look at the run's model with --checkpoint {path.parent.parent} --prompt TEXT"):
         about = json.loads(content)
-        version = about.get("version")
-    if version != VERSION:
-        raise Mistake(
-            f"{path.parent} was recorded by an earlier version of GlassGPT: look at the run's model with --checkpoint "
-            f"{path.parent.parent} --prompt TEXT, or train it again"
-        )
-    with parsing(path):
+        if about.get("version") != VERSION:
+            raise Mistake("it is of another version of GlassGPT")
         probes = {name: Probe(**probe) for name, probe in about["probes"].items()}
         texts = {name: [Probe(**text) for text in texts] for name, texts in about["windows"].items()}
         return probes, windows_of(texts, about["attention_window"]), str(about["tokenizer"])
-
-
-def _read_snapshots(path: Path) -> list[Snapshot]:
-    snapshots = []
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        with parsing(f"{path}, line {number}"):
-            snapshots.append(Snapshot.from_json(json.loads(line)))
-    return snapshots

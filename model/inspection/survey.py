@@ -142,10 +142,6 @@ def _measure_piece(gpt: GPT, windows: Windows, piece: slice) -> Figures:
 
     with observed([block.attention for block in blocks_of(gpt)], see):
         gpt.features(windows.tokens[piece].to(gpt.token_embedding.weight.device))
-    return stacked(by_layer)
-
-
-def stacked(by_layer: Sequence[Figures]) -> Figures:
     return {key: torch.stack([one[key] for one in by_layer]) for key in by_layer[0]}
 
 

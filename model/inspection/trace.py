@@ -60,8 +60,11 @@ def trace(gpt: GPT, tokens: Tensor) -> Trace:
     """
     blocks, tables = blocks_of(gpt), embedding_tables(gpt)
     layers = [block.attention for block in blocks]
+    read = [gpt.embedding_norm, gpt.final_norm, *tables.values(), *(layer.output_proj for layer in layers)]
+    for block in blocks:
+        read += [block, block.feed_forward_norm, block.feed_forward]
     calls: list[AttendCall] = []
-    with undisturbed(gpt), hooked(gpt) as (inputs, outputs), observed(layers, calls.append):
+    with undisturbed(gpt), hooked(read) as (inputs, outputs), observed(layers, calls.append):
         features = gpt.features(tokens[None])[0]
     heads = [inputs[layer.output_proj][0].unflatten(-1, (layer.num_heads, -1)) for layer in layers]
     residual = [inputs[module][0] for block in blocks for module in (block, block.feed_forward_norm)]
@@ -87,11 +90,6 @@ def embedding_tables(gpt: GPT) -> dict[str, nn.Module]:
         "positions": gpt.position_embedding,
     }
     return {name: table for name, table in tables.items() if table is not None}
-
-
-def value_tables(gpt: GPT) -> dict[int, nn.Embedding]:
-    """The value embeddings, by layer."""
-    return {int(layer): cast(nn.Embedding, table) for layer, table in gpt.value_embeddings.items()}
 
 
 def before_norm(norm: nn.Module, direction: Tensor) -> Tensor:
@@ -132,7 +130,7 @@ class AttendCall:
     attend: the method that was called, of q, k and v alone: with all else it got, such as the mask.
     q (B, H, T, K), k and v (B, H_kv, S, K).
 
-    `with_values` and `weights` call `attend` once more: use them inside `undisturbed`, without autocast.
+    `weights` calls `attend` once more: use it inside `undisturbed`, without autocast.
     """
 
     attend: Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -141,20 +139,17 @@ class AttendCall:
     v: Tensor
     attended: Tensor
 
-    def with_values(self, values: Tensor) -> Tensor:
-        """What `attend` returns for other values (B, H_kv, S, K), in float32 at least."""
-        dtype = torch.promote_types(self.q.dtype, torch.float32)
-        return self.attend(*(x.to(dtype) for x in (self.q, self.k, values)))
-
     def weights(self) -> Tensor:
-        """How much each query takes of each key's value, (B, H, T, S): what `attend` makes of the identity.
+        """How much each query takes of each key's value, (B, H, T, S), in float32 at least: `attend` of the identity.
 
         Attention is linear in the values, so this is the map of whatever `attend` computes. The identity is handed over
         in pieces of K columns, since an `attend` may count on values of that width.
         """
         S, K = self.v.shape[-2:]
-        identity = torch.eye(S, device=self.v.device).expand(*self.v.shape[:-1], S)
-        pieces = [self.with_values(F.pad(piece, (0, K - piece.shape[-1]))) for piece in identity.split(K, dim=-1)]
+        dtype = torch.promote_types(self.q.dtype, torch.float32)
+        q, k, identity = self.q.to(dtype), self.k.to(dtype), torch.eye(S, dtype=dtype, device=self.v.device)
+        columns = identity.expand(*self.v.shape[:-1], S).split(K, dim=-1)
+        pieces = [self.attend(q, k, F.pad(piece, (0, K - piece.shape[-1]))) for piece in columns]
         return torch.cat(pieces, dim=-1)[..., :S]
 
     def by_head(self, x: Tensor) -> Tensor:
@@ -194,14 +189,8 @@ def undisturbed(gpt: GPT, autocast: torch.dtype | None = None) -> Iterator[None]
 
 
 @contextmanager
-def hooked(gpt: GPT, more: Iterable[nn.Module] = ()) -> Iterator[tuple[ByModule, ByModule]]:
-    """Collects the first argument and the result of the tables, blocks and other modules that measurements read.
-
-    Of every module it would be many times the memory. more: others to collect from, each once.
-    """
-    modules = [gpt.embedding_norm, gpt.final_norm, *embedding_tables(gpt).values(), *value_tables(gpt).values()]
-    for block in blocks_of(gpt):
-        modules += [block, block.attention.output_proj, block.feed_forward_norm, block.feed_forward]
+def hooked(modules: Iterable[nn.Module]) -> Iterator[tuple[ByModule, ByModule]]:
+    """Collects the first argument and the result of these modules, by module."""
     inputs: ByModule = {}
     outputs: ByModule = {}
 
@@ -209,7 +198,7 @@ def hooked(gpt: GPT, more: Iterable[nn.Module] = ()) -> Iterator[tuple[ByModule,
         inputs[module], outputs[module] = args[0], result
 
     with ExitStack() as hooks:
-        for module in dict.fromkeys([*modules, *more]):
+        for module in modules:
             hooks.callback(module.register_forward_hook(keep).remove)
         yield inputs, outputs
 
