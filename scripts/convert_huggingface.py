@@ -60,8 +60,6 @@ def import_model(arguments: argparse.Namespace) -> None:
     output = arguments.output
     if output.exists():
         raise Mistake(f"{output} exists already: name a new file")
-    if output.suffix != ".ckpt":
-        raise Mistake(f"{output} must end in .ckpt")
     folder = local_folder(arguments.source)
     gpt = from_huggingface(folder)
     tokenizer = tokenizer_of(folder, gpt, arguments.tokenizer)

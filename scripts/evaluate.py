@@ -96,7 +96,6 @@ def read_text(data: TextDataModule, split: str, tokenizer: Tokenizer) -> np.ndar
 
 
 def evaluate_text(arguments: argparse.Namespace, glass: Glass, data: TextDataModule) -> None:
-    """Prints how well the model predicts the text."""
     import torch
 
     from model.exchange.evaluation import text_logprobs

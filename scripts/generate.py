@@ -51,7 +51,6 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The options. Each help text names the unit and the default."""
     parser = Parser(prog="generate.py", description=__doc__)
     add_model_options(parser)
     prompt = parser.add_mutually_exclusive_group().add_argument
@@ -137,8 +136,7 @@ def generate(arguments: argparse.Namespace, prompt: str) -> None:
     gpt, tokenizer = glass.gpt.to(getattr(torch, arguments.dtype)), glass.tokenizer
     # Every document of the training text begins after end-of-text, so an empty prompt is that token.
     ids = tokenizer.encode(prompt) or [tokenizer.end_of_text]
-    # 2^44 rows are more than any memory can hold; sizes beyond 64 bits would fail in ways of their own.
-    num_texts = min(arguments.num_samples, 2**44)
+    num_texts = arguments.num_samples
     torch.set_num_threads(decoding_threads(gpt, num_texts, torch.get_num_threads()))
     began = time.perf_counter()
     options = {name: getattr(arguments, name) for name in SAMPLING}
@@ -173,7 +171,6 @@ def generate(arguments: argparse.Namespace, prompt: str) -> None:
 
 
 def write_text(text: str) -> None:
-    """Writes to standard output at once."""
     if sys.stdout.isatty():
         text = text.translate(CONTROL_PICTURES)
     sys.stdout.write(text)

@@ -59,22 +59,24 @@ def main(argv: list[str] | None = None) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="inspect_attention.py", description=__doc__)
-    add = functools.partial(parser.add_argument, metavar="PATH", type=Path)
-    add("--run", help="run folder whose recorded maps are shown (default: the newest)")
-    add("--checkpoint", help="checkpoint file or run folder that reads --prompt")
+    add, model = parser.add_argument, parser.add_mutually_exclusive_group().add_argument
+    words = "run folder whose recorded maps are shown (default: the newest)"
+    model("--run", type=Path, metavar="PATH", help=words)
+    words = "checkpoint file or run folder that reads --prompt"
+    model("--checkpoint", type=Path, metavar="PATH", help=words)
     words = "text to read, at most a context long; - reads it from standard input"
-    add("--prompt", metavar="TEXT", type=str, help=words)
+    add("--prompt", metavar="TEXT", help=words)
     endings = ", ".join((PAGE, *PICTURES, TABLE))
-    add("--output", help=f"file: {endings} (default: report.html in the run's folder, or attention.html for a prompt)")
+    words = f"file: {endings} (default: report.html in the run's folder, or attention.html for a prompt)"
+    add("--output", type=Path, metavar="PATH", help=words)
     words = "training steps: with --prompt such as 0,500,1500, of which the run has a checkpoint (default: the "
     words += "best one's); for a picture or a table of recorded maps one step (default: the last)"
     add("--steps", type=step_list, metavar="N,N,...", help=words)
-    heads = "for a picture or a table: only these heads, counted from 0, such as 0.1 1.0 (default: all)"
-    add("--head", type=str, nargs="+", metavar="LAYER.HEAD", help=heads)
-    parser.add_argument("--open", action="store_true", help="open the written file in the browser")
-    parser.add_argument("--live", action="store_true", help=argparse.SUPPRESS)
-    tries = "print the experiments that hold for the model: text, change, prediction, and what was measured"
-    parser.add_argument("--experiments", action="store_true", help=tries)
+    words = "for a picture or a table: only these heads, counted from 0, such as 0.1 1.0 (default: all)"
+    add("--head", nargs="+", metavar="LAYER.HEAD", help=words)
+    add("--open", action="store_true", help="open the written file in the browser")
+    words = "print the experiments that hold for the model: text, change, prediction, and what was measured"
+    add("--experiments", action="store_true", help=words)
     return parser
 
 
@@ -92,15 +94,11 @@ def check(arguments: argparse.Namespace) -> None:
     if suffix not in (PAGE, *PICTURES, TABLE):
         raise Mistake(f"--output {arguments.output} must end in {' or '.join((PAGE, *PICTURES, TABLE))}")
     is_page = suffix == PAGE
-    if arguments.live:
-        raise Mistake("--live is no longer needed: leave it out, every page holds the model and can be typed to")
     if arguments.experiments:
-        if run and checkpoint:
-            raise Mistake("--run and --checkpoint both name the model: leave one out")
         if arguments.output or arguments.head:
             raise Mistake("--experiments prints a table: leave out --output and --head")
         return
-    if run and (checkpoint or prompt is not None):
+    if run and prompt is not None:
         raise Mistake("--run shows recorded maps and takes no prompt: write --checkpoint in its place, with --prompt")
     if checkpoint and prompt is None:
         raise Mistake(
@@ -179,7 +177,6 @@ def prompt_title(prompt: str, shown: Recording) -> str:
 
 
 def write(shown: Recording, output: Path, arguments: argparse.Namespace, page: Callable[[], str]) -> None:
-    """Writes the page, the picture or the table."""
     from model.files import write_atomically
     from model.pages import export
 

@@ -30,11 +30,11 @@ class Parser(argparse.ArgumentParser):
 
 
 def at_least(minimum: int) -> Callable[[str], int]:
-    """For `type=` of an option: a whole number that is not below `minimum`."""
+    """For `type=` of an option: a whole number from `minimum` to 2^44, more than any memory holds rows."""
 
     def convert(text: str) -> int:
-        if int(text) < minimum:
-            raise argparse.ArgumentTypeError(f"must be at least {minimum}, not {text}")
+        if not minimum <= int(text) <= 2**44:
+            raise argparse.ArgumentTypeError(f"must lie in {minimum}..2^44, not be {text}")
         return int(text)
 
     convert.__name__ = "int"  # argparse names it where the text is no number
@@ -65,20 +65,17 @@ def choose_device(name: str) -> torch.device:
 
 
 def prompt_text(prompt: str, file: Path | None = None) -> str:
-    """The text of `file` if there is one, else of --prompt; - reads standard input."""
+    """The text of `file`, or else of --prompt, where - reads standard input. Raises Mistake unless it is UTF-8."""
+    source, content = "--prompt", os.fsencode(prompt)
     if file is not None:
+        source = str(file)
         with reading(file):
             content = file.read_bytes()
-        return decoded(content, str(file))
-    if prompt != "-":
-        return decoded(os.fsencode(prompt), "--prompt")
-    if sys.stdin is None:
-        raise Mistake("--prompt - reads standard input, which is closed")
-    return decoded(sys.stdin.buffer.read(), "standard input")
-
-
-def decoded(content: bytes, source: str) -> str:
-    """`content` as text, without a byte order mark. Raises Mistake unless it is UTF-8."""
+    elif prompt == "-":
+        source = "standard input"
+        if sys.stdin is None:
+            raise Mistake("--prompt - reads standard input, which is closed")
+        content = sys.stdin.buffer.read()
     try:
         return content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:

@@ -69,7 +69,6 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def open_model(checkpoint: Path | None, fresh: bool) -> Glass:
-    """The checkpoint's model, or a fresh one."""
     import torch
 
     from data.tokenizers import byte_level

@@ -52,7 +52,6 @@ def test_a_model_without_tokenizer_takes_the_named_one(gpt, tmp_path, capsys):
 MISTAKES = {
     "import small new.ckpt": "257 200",
     "import 'gpt2 x' new.ckpt": "gpt2 x",
-    "import folder new.pt": "new.pt .ckpt",
     "import folder our.ckpt": "our.ckpt exists",
     "import our.ckpt new.ckpt": "our.ckpt folder",
     "import folder new.ckpt --tokenizer bpe": "--tokenizer bytes",
