@@ -13,12 +13,7 @@ LOGITS_AT_ONCE = 2**24  # a whole batch of logits of a large vocabulary would fi
 
 
 def text_logprobs(
-    model: GPT,
-    tokens: Tensor,
-    *,
-    stride: int | None = None,
-    batch_size: int = 16,
-    end_of_text: int | None = None,
+    model: GPT, tokens: Tensor, *, stride: int, batch_size: int = 16, end_of_text: int | None = None
 ) -> Tensor:
     """Log-probability (N - 1,) of each token of a text but the first.
 
@@ -28,11 +23,10 @@ def text_logprobs(
 
     Args:
         tokens: (N,), at least two.
-        stride: in 1 .. context_length; None for context_length, which is how training validates.
+        stride: in 1 .. context_length, with which training validates.
         batch_size: windows at once.
         end_of_text: begins a document, where the model was trained to stay within one.
     """
-    stride = stride or model.config.context_length
     num_targets = len(tokens) - 1
     T = min(model.config.context_length, num_targets)
     padded = F.pad(tokens, (0, T))  # nothing sees what follows it, so it does not matter what the last window holds

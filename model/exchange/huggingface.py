@@ -260,16 +260,15 @@ def local_folder(source: str | Path) -> Path:
         return folder
     if folder.exists():
         raise Mistake(f"{folder} is a file: give the folder with {CONFIG} and {WEIGHTS}")
-    hub, errors = optional_package("huggingface_hub"), optional_package("huggingface_hub.errors")
+    from huggingface_hub import errors, snapshot_download
+
     wanted = [CONFIG, "model*.safetensors", "tokenizer*.json"]
     try:
-        return Path(hub.snapshot_download(str(source), allow_patterns=wanted))
-    except (errors.HFValidationError, errors.RepositoryNotFoundError) as error:
-        raise Missing(f"there is no folder {source}, and the Hub has no public model of that name") from error
-    except (OSError, errors.HfHubHTTPError) as error:
-        raise Mistake(
-            f"there is no folder {source}, and the model of that name cannot be downloaded from the Hub: download it "
-            "on a machine with network and give its folder"
+        return Path(snapshot_download(str(source), allow_patterns=wanted))
+    except (OSError, errors.HFValidationError) as error:  # what the Hub and the network raise is an OSError
+        raise Missing(
+            f"there is no folder {source}, and the Hub gives no public model of that name ({type(error).__name__}): "
+            "without network, download it on another machine and give its folder"
         ) from error
 
 

@@ -28,46 +28,12 @@ def _moves(checks: Checks, change: float) -> bool:
     return change > LOGIT_LIMITS.get(checks.precision, EXACT) * max(1, checks.logits)
 
 
-def is_repeatable(checks: Checks) -> bool:
-    """Whether the same tokens, read twice, give the same, up to rounding. If not, maps and causality say nothing."""
-    return not (_random(checks) or _moves(checks, checks.noise))
-
-
-def _random(checks: Checks) -> list[int]:
-    """The layers whose `attend` returns something else each time."""
-    return [layer for layer, error in enumerate(checks.by_layer["random"]) if error > fidelity_limit(checks)]
-
-
-def is_faithful(checks: Checks) -> bool:
-    """Whether the maps are what the model computes, up to rounding. False if they hold no numbers."""
-    return checks.fidelity <= fidelity_limit(checks)
-
-
-def is_causal(checks: Checks) -> bool:
-    """Whether no token moves a logit before it beyond rounding, and no weight lies on a later token.
-
-    Only two tokens are replaced, and no leak reaches the logits of a new model whose last matrices are zero. A weight
-    on a later token shows both.
-    """
-    return not (math.isnan(checks.causality) or _moves(checks, checks.causality) or _leaking(checks))
-
-
-def _leaking(checks: Checks) -> list[int]:
-    """The layers with a weight on a later token. Those that are not faithful have no maps and are left out."""
-    layers = enumerate(zip(checks.by_layer["future"], checks.by_layer["fidelity"], strict=True))
-    return [layer for layer, (weight, error) in layers if weight > EXACT and error <= fidelity_limit(checks)]
-
-
-def is_in_range(checks: Checks) -> bool:
-    """Whether pages and pictures, whose scale goes from 0 to 1, show all weights as they are. True if not measured."""
-    return not max(checks.by_layer["outside"]) > PAGE_ERROR
-
-
 def verdicts(checks: Checks) -> dict[str, bool | None]:
     """By the name of each check whether it holds; None for those that judge noise, because the model is random."""
-    repeatable = is_repeatable(checks)
-    found = {name: holds(checks) if repeatable else None for name, (holds, _) in CHECKS.items()}
-    return found | {"repeatable": repeatable}
+    wrong = _problems(checks)
+    is_random = "repeatable" in wrong
+    found = {name: None if is_random else name not in wrong for name in CHECKS}
+    return found | {"repeatable": not is_random}
 
 
 def warnings(snapshots: Sequence[Snapshot]) -> list[str]:
@@ -83,46 +49,66 @@ def new_warnings(snapshots: Sequence[Snapshot]) -> list[str]:
 
 def _failed(snapshots: Sequence[Snapshot]) -> dict[str, str]:
     """By the name of each check that fails, what to say of the last snapshot that shows it."""
-    failed = {name: one for one in snapshots for name, holds in verdicts(one.checks).items() if holds is False}
-    sentences = ((name, failed[name], sentence) for name, (_, sentence) in CHECKS.items() if name in failed)
-    return {name: f"At step {one.step} {sentence(one.checks)}." for name, one, sentence in sentences}
+    failed: dict[str, str] = {}
+    for one in snapshots:
+        failed |= {name: f"At step {one.step} {problem}." for name, problem in _problems(one.checks).items()}
+    return failed
 
 
-def _noise(checks: Checks) -> str:
-    who = f"attention of {_layers(layers)}" if (layers := _random(checks)) else "the model"
+def _problems(checks: Checks) -> dict[str, str]:
+    """By the name of each check that fails, what is wrong; of a random model only that, as the others judge noise."""
+    if noise := _noise(checks):
+        return {"repeatable": noise}
+    return {name: sentence for name, problem in CHECKS.items() if (sentence := problem(checks))}
+
+
+def _noise(checks: Checks) -> str | None:
+    layers = [layer for layer, error in enumerate(checks.by_layer["random"]) if error > fidelity_limit(checks)]
+    if not (layers or _moves(checks, checks.noise)):
+        return None
+    who = f"attention of {_layers(layers)}" if layers else "the model"
     return (
         f"{who} is random in eval mode, so neither its maps nor whether it looks into the future can be told: draw "
         "random numbers, such as dropout, only `if self.training`"
     )
 
 
-def _leak(checks: Checks) -> str:
+def _leak(checks: Checks) -> str | None:
     if math.isnan(checks.causality):
         return "the logits are not numbers: the model diverged"
-    leaking = _leaking(checks)
-    who = _layers(leaking) if leaking else "the model"
-    verb = "look" if len(leaking) > 1 else "looks"
-    shown = f"changing token {checks.replaced} moves the logits before it by {checks.causality:.2g}"
-    if not _moves(checks, checks.causality):
+    # Only two tokens are replaced, and no leak reaches the logits of a new model whose last matrices are zero. A weight
+    # on a later token shows both. Layers that are not faithful have no maps and are left out.
+    layers = enumerate(zip(checks.by_layer["future"], checks.by_layer["fidelity"], strict=True))
+    leaking = [layer for layer, (weight, error) in layers if weight > EXACT and error <= fidelity_limit(checks)]
+    if _moves(checks, checks.causality):
+        shown = f"changing token {checks.replaced} moves the logits before it by {checks.causality:.2g}"
+    elif leaking:
         shown = f"a later token has a weight of up to {max(checks.by_layer['future'][layer] for layer in leaking):.2g}"
+    else:
+        return None
+    who, verb = _layers(leaking) if leaking else "the model", "look" if len(leaking) > 1 else "looks"
     return f"{who} {verb} into the future: {shown}; the loss means nothing"
 
 
-def _unfaithful(checks: Checks) -> str:
+def _unfaithful(checks: Checks) -> str | None:
+    limit = fidelity_limit(checks)
     if math.isnan(checks.fidelity):
         return "the attention maps are not numbers: the model diverged"
-    limit = fidelity_limit(checks)
-    wrong = [layer for layer, error in enumerate(checks.by_layer["fidelity"]) if not error <= limit]
+    if checks.fidelity <= limit:
+        return None
+    wrong = [layer for layer, error in enumerate(checks.by_layer["fidelity"]) if error > limit]
     return (
-        f"the maps of {_layers(wrong) if wrong else 'a layer'} are not what the model computes: weights times values "
-        f"differ from what `attend` returns by {checks.fidelity:.2g}, where rounding explains {limit:g}; an `attend` "
-        "that is not linear in the values or mixes heads has no maps"
+        f"the maps of {_layers(wrong)} are not what the model computes: weights times values differ from what `attend` "
+        f"returns by {checks.fidelity:.2g}, where rounding explains {limit:g}; an `attend` that is not linear in the "
+        "values or mixes heads has no maps"
     )
 
 
-def _outside(checks: Checks) -> str:
+def _outside(checks: Checks) -> str | None:
     outside = checks.by_layer["outside"]
     layers = [layer for layer, distance in enumerate(outside) if distance > PAGE_ERROR]
+    if not layers:
+        return None
     return (
         f"weights of {_layers(layers)} are below 0 or above 1, by up to {max(outside):.2g}: pages and pictures show "
         "them as 0 or 1; inspect_attention.py --output maps.csv has them as they are"
@@ -134,10 +120,10 @@ def _layers(layers: Sequence[int]) -> str:
     return f"layer{'s' * (len(layers) > 1)} {listed([str(layer) for layer in layers])}"
 
 
-# By name, most of which pages show: whether it holds, and what is said if not.
-CHECKS: dict[str, tuple[Callable[[Checks], bool], Callable[[Checks], str]]] = {
-    "repeatable": (is_repeatable, _noise),
-    "causal": (is_causal, _leak),
-    "faithful": (is_faithful, _unfaithful),
-    "in_range": (is_in_range, _outside),
+# By name, most of which pages show: what is said if it fails, or None.
+CHECKS: dict[str, Callable[[Checks], str | None]] = {
+    "repeatable": _noise,
+    "causal": _leak,
+    "faithful": _unfaithful,
+    "in_range": _outside,
 }

@@ -12,7 +12,7 @@ from model.gpt import GPT, GPTConfig
 from model.inspection.probes import Probe
 from model.inspection.recorder import take_snapshot
 from model.inspection.recording import Recording
-from model.inspection.verdicts import is_causal, is_faithful, new_warnings, verdicts, warnings
+from model.inspection.verdicts import new_warnings, verdicts, warnings
 from tests.attentions import UNIFORM, with_scores
 from tests.gpts import random_gpt
 from tests.measurements import snapshot_with
@@ -51,7 +51,7 @@ def test_a_warning_names_layers_token_and_figures_and_is_new_once():
 )
 def test_fidelity_is_judged_by_the_precision(precision, good, bad):
     checks = [changed(precision=precision, fidelity=error).checks for error in (good, bad, math.nan)]
-    assert [is_faithful(one) for one in checks] == [True, False, False]
+    assert [verdicts(one)["faithful"] for one in checks] == [True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_fidelity_is_judged_by_the_precision(precision, good, bad):
 )
 def test_causality_is_judged_by_the_precision_and_the_largest_logit(precision, size, good, bad):
     judged = changed(precision=precision, logits=size).checks
-    found = [is_causal(replace(judged, causality=change)) for change in (0.0, good, bad, math.nan)]
+    found = [verdicts(replace(judged, causality=change))["causal"] for change in (0.0, good, bad, math.nan)]
     assert found == [True, True, False, False]
 
 
@@ -128,7 +128,7 @@ def test_a_leak_that_moves_no_logit_is_told_by_the_weights_on_later_tokens(lengt
     probes = {name: Probe([*range(length // 2)] * 2 + [0], ["x"] * length, length // 2) for name in PROBES}
     monkeypatch.setattr(CausalSelfAttention, "attend", with_scores(in_blocks_of_eight, seen_ahead=99))
     snapshot = taken(make(CONFIG), probes)
-    assert snapshot.checks.causality == 0 and not is_causal(snapshot.checks)
+    assert snapshot.checks.causality == 0 and not verdicts(snapshot.checks)["causal"]
     largest = max(np.triu(of_probe, 1).max() for of_probe in snapshot.maps.values())
     [sentence] = warnings([snapshot])
     assert all(part in sentence for part in ("layers 0 and 1 ", "future", f"{largest:.2g}"))
@@ -139,7 +139,7 @@ def test_weights_of_an_attend_without_maps_do_not_tell_of_a_leak_but_the_logits_
     attend = with_scores(lambda scores: scores, seen_ahead=99 if leaks else 0)
     monkeypatch.setattr(CausalSelfAttention, "attend", lambda *args, **options: attend(*args, **options) + 0.5)
     snapshot = taken(random_gpt(CONFIG))
-    assert min(snapshot.checks.by_layer["future"]) > 0.4 and is_causal(snapshot.checks) is not leaks
+    assert min(snapshot.checks.by_layer["future"]) > 0.4 and verdicts(snapshot.checks)["causal"] is not leaks
     assert any("looks into the future" in sentence for sentence in warnings([snapshot])) is leaks
 
 
@@ -151,7 +151,8 @@ def test_weights_that_pages_cannot_show_are_told(share, monkeypatch):
     snapshot = taken(random_gpt(CONFIG))
     weights = np.concatenate([of_probe.ravel() for of_probe in snapshot.maps.values()])
     least, most = weights.min(), weights.max()
-    assert is_faithful(snapshot.checks) and is_causal(snapshot.checks) and bool(share) == (least < -0.1)
+    found = verdicts(snapshot.checks)
+    assert found["faithful"] and found["causal"] and bool(share) == (least < -0.1)
     for sentence in (told := warnings([snapshot])):
         assert all(part in sentence for part in ("layers 0 and 1", f"{max(-least, most - 1):.2g}", "maps.csv"))
     assert len(told) == bool(share)
