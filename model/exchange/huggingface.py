@@ -260,12 +260,10 @@ def local_folder(source: str | Path) -> Path:
         return folder
     if folder.exists():
         raise Mistake(f"{folder} is a file: give the folder with {CONFIG} and {WEIGHTS}")
-    from huggingface_hub import errors, snapshot_download
-
-    wanted = [CONFIG, "model*.safetensors", "tokenizer*.json"]
+    hub, wanted = optional_package("huggingface_hub"), [CONFIG, "model*.safetensors", "tokenizer*.json"]
     try:
-        return Path(snapshot_download(str(source), allow_patterns=wanted))
-    except (OSError, errors.HFValidationError) as error:  # what the Hub and the network raise is an OSError
+        return Path(hub.snapshot_download(str(source), allow_patterns=wanted))
+    except (OSError, ValueError) as error:  # the latter for what is no name of a model
         raise Missing(
             f"there is no folder {source}, and the Hub gives no public model of that name ({type(error).__name__}): "
             "without network, download it on another machine and give its folder"
