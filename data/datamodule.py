@@ -5,7 +5,9 @@ Letters: B sequences in a batch, T tokens of context.
 
 from __future__ import annotations
 
+import atexit
 import logging
+import multiprocessing
 import signal
 from functools import partial
 from typing import Any
@@ -181,19 +183,33 @@ class TextDataModule(lightning.LightningDataModule):
 
 
 class Loader(DataLoader):
-    """Its processes are started with signals blocked, which they otherwise get before `_ignore_signals`."""
+    """Its processes are started with signals blocked, which they otherwise get before `_ignore_signals`.
+
+    One that dies is an error when its batch is missed. PyTorch would raise it at once, at whatever line the program is.
+    """
 
     def __iter__(self) -> Any:
         if not hasattr(signal, "pthread_sigmask"):  # on Windows
             return super().__iter__()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED_SIGNALS)
+        handler = signal.getsignal(signal.SIGCHLD)
         try:
             return super().__iter__()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            if signal.getsignal(signal.SIGCHLD) != handler:
+                signal.signal(signal.SIGCHLD, handler)
 
 
 def _ignore_signals(worker: int) -> None:
     """Ctrl-C reaches every process of a terminal; the main one still needs batches to end its step, then ends these."""
     for signum in _IGNORED_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
+
+
+@atexit.register
+def _kill_loaders() -> None:
+    """Those that are still there: Python would end them by SIGTERM, which they ignore, and wait for ever."""
+    for child in multiprocessing.active_children():
+        if child.daemon:
+            child.kill()

@@ -1,6 +1,7 @@
 """The paths a person takes with train.py: train, resume, stop, and get something wrong."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -81,17 +82,18 @@ def in_batch(monkeypatch):
     [
         (1, signal.SIGTERM, 1, 0, "32-true"),
         (9, signal.SIGINT, 5, 2, "32-true"),
-        (16, signal.SIGTERM, 8, 0, "bf16-mixed"),
+        (16, signal.SIGTERM, 8, 1, "bf16-mixed"),  # in a validation
     ],
 )
 def test_a_stopped_run_resumes_bit_for_bit(
     train, trained, in_batch, capsys, batch, signum, saved_step, workers, precision
 ):
-    """And with any number of processes that load its batches."""
+    """And with any number of processes that load its batches, which are ended."""
     options = [*EVENTFUL, f"--trainer.precision={precision}"]
     whole = trained(*options)
     in_batch(lambda *_: os.kill(os.getpid(), signum), batch)
     assert train("--name=stopped", *options, f"--data.num_workers={workers}") == 128 + signum
+    assert not multiprocessing.active_children()
     assert "python train.py --resume runs/stopped" in capsys.readouterr().err
     assert final_state("runs/stopped")["global_step"] == saved_step
     assert train("--resume=runs/stopped") == 0

@@ -125,14 +125,15 @@ def explain_machine(run_dir: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (RuntimeError, OSError, MemoryError, *MISTAKES) as error:
+    except (RuntimeError, OSError, EOFError, MemoryError, *MISTAKES) as error:
         # After a write that failed torch.save still ends its archive, and raises another error where that fails too.
         said, cause = str(error), error.__cause__ or error.__context__ or error
+        raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
+        is_cut_off = isinstance(error, (ConnectionError, EOFError)) and "multiprocessing" in raised_in  # within a batch
         if isinstance(error, MemoryError) or any(words in said for words in NO_MEMORY):
             said = "out of memory: lower data.batch_size, data.validation_batch_size or model.gpt.context_length"
-        elif isinstance(error, RuntimeError) and "DataLoader worker" in said:
-            reason = said.splitlines()[0].split(". ")[0]
-            said = f"a process that loads data has ended ({reason}), often for want of memory: lower data.num_workers"
+        elif "DataLoader worker (pid" in said or is_cut_off:
+            said = "a process that loads data has ended, often for want of memory: lower data.num_workers"
         elif isinstance(cause, OSError) and cause.errno in NO_ROOM and "make room" not in said:
             place = cause.filename or run_dir  # what writes to an open file names none
             said = f"{said}: make room" if isinstance(error, MISTAKES) else f"{place}: {cause.strerror}: make room"

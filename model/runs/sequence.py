@@ -159,6 +159,7 @@ class RunSequence(Checkpoint):
         """After an error Lightning calls this in place of `teardown`."""
         if self.is_running and isinstance(exception, Exception):
             self.show(trainer, "interrupted")
+        trainer.fit_loop.teardown()  # which ends all loaders; in a validation Lightning forgets those of training
         self.teardown(trainer, module, "fit")
 
     # What a checkpoint holds of this.

@@ -16,6 +16,7 @@ from data.datamodule import TextDataModule
 from data.mistakes import Mistake
 from data.tokenizers import Tokenizer
 from data.windows import IGNORED
+from tests import programs
 
 TRAINER = {"global_rank": 0, "world_size": 1, "global_step": 0, "accumulate_grad_batches": 1, "overfit_batches": 0.0}
 AT_LEAST_ONE = dict.fromkeys(["context_length", "batch_size", "validation_batch_size", "num_threads"], 1)
@@ -188,6 +189,26 @@ def test_loader_processes_outlive_ctrl_c_also_while_they_start(module, monkeypat
     assert worker.is_alive()
     for tokens, batch in zip(seen, module().train_dataloader(), strict=False):
         assert torch.equal(tokens, batch["tokens"])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX")
+def test_a_loader_that_dies_is_no_error_at_any_line_and_python_ends_with_others(module, tmp_path):
+    """In a program of its own, whose batches nobody has used up when it ends."""
+    module()  # tokenises
+    places = {"files": str(tmp_path / "book.txt"), "cache_dir": str(tmp_path / "cache")}
+    programs.run(
+        "-c",
+        f"""
+import multiprocessing, os
+from data.datamodule import TextDataModule
+data = TextDataModule(tokenizer="bytes", num_workers=2, **{places})
+data.setup()
+batches = iter(data.train_dataloader())
+loader, _ = multiprocessing.active_children()
+loader.kill()
+os.waitid(os.P_PID, loader.pid, os.WEXITED | os.WNOWAIT)
+""",
+    )
 
 
 def test_a_run_that_repeats_its_first_batches_is_not_resumed_with_others(module):

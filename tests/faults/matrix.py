@@ -221,26 +221,14 @@ def test_stopped_in_a_batch(small_options, disturb, fault, every, step, is_saved
     assert expected in said and ("--resume runs/run" in said) == (is_saved and expected != DIVERGED), said
 
 
-# What happens in a program of its own: before which call, and what.
-KILLS = {
-    "loader": (GPTModule, "training_step", partial(kill_child, b"", 60)),
-    "wandb while the run trains": (GPTModule, "training_step", partial(kill_child, b"wandb-core", 1), 6),
-    "wandb while it ends": (wandb.sdk.wandb_run.Run, "finish", partial(kill_child, b"wandb-core", 1)),
-    "wandb whose folder is a file": (wandb, "init", lambda **_: (RUN / "wandb").write_text("a file")),
-}
-
-
-def before(what: str, *number: int) -> None:
-    before_call(setattr, *KILLS[what], *number)
-
-
 @IN_A_BATCH
-def test_loader_process_killed(small_options, recover, every, step, is_saved):
-    """In a program of its own: PyTorch listens for the end of loaders in the first run of a process only."""
-    command = [*TRAIN, *small_options, f"--checkpoints.every_n_steps={every}", "--data.num_workers=1"]
-    said = end(programs.start(*command, before=programs.calling(before, "loader", step)), 2)
-    assert "lower data.num_workers" in said and ("--resume runs/run" in said) == is_saved, said
-    recover(command)
+def test_loader_process_killed(small_options, disturb, every, step, is_saved):
+    """A run that has its last batch needs it no more."""
+    said, _ = disturb(
+        [*small_options, f"--checkpoints.every_n_steps={every}", "--data.num_workers=1"],
+        lambda patch: before_call(patch.setattr, GPTModule, "training_step", partial(kill_child, b"", 0), step),
+    )
+    assert step == 12 or ("lower data.num_workers" in said and ("--resume runs/run" in said) == is_saved), said
 
 
 @pytest.mark.parametrize("cache", ["cold", "full"])
@@ -289,7 +277,19 @@ def test_two_runs_with_one_name(small_options, trained, here, how):
     assert_same_run(trained(), RUN)
 
 
-@pytest.mark.parametrize("when", [what for what in KILLS if what.startswith("wandb")])
+# What happens in a program of its own: before which call, and what.
+KILLS = {
+    "wandb while the run trains": (GPTModule, "training_step", partial(kill_child, b"wandb-core", 1), 6),
+    "wandb while it ends": (wandb.sdk.wandb_run.Run, "finish", partial(kill_child, b"wandb-core", 1)),
+    "wandb whose folder is a file": (wandb, "init", lambda **_: (RUN / "wandb").write_text("a file")),
+}
+
+
+def before(what: str) -> None:
+    before_call(setattr, *KILLS[what])
+
+
+@pytest.mark.parametrize("when", KILLS)
 def test_weights_and_biases_fails(small_options, trained, here, when):
     """The run does not."""
     written = programs.run(*TRAIN, *small_options, "--wandb=offline", before=programs.calling(before, when))
