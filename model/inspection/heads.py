@@ -117,8 +117,8 @@ SCORES = {
     "previous_token": Score(
         "text",
         "looks at the token just before",
-        "The weight on the token just before. It is the first pattern that most models learn, and induction heads need "
-        "one to tell them what came before each token.",
+        "The weight on the token just before. Most models learn it early, and induction heads need one to tell them "
+        "what came before each token.",
         previous_token,
     ),
     "duplicate": Score(
@@ -139,7 +139,7 @@ SCORES = {
         "text",
         "looks at the first token, which serves as a resting place",
         "The weight on the first token, where heads put attention that they do not need, since it must add up to 1. "
-        "It matters because a high score says that the head is switched off for most tokens of this text.",
+        "It matters because a high score says that the head rests at most tokens of this text.",
         sink,
     ),
     "current_token": Score(

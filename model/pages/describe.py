@@ -23,6 +23,7 @@ LABEL_LENGTH = 20
 SIGNS = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍"}
 PLACES = {"text": "on text", "repeated": "on repeated tokens"}
 RESTING = {"sink", "current_token"}
+WITHIN = {"recent": {"previous_token", "current_token"}}  # patterns whose keys are among those of another
 
 Description = dict[str, Any]
 Place = tuple[int, int]  # (layer, head)
@@ -69,9 +70,11 @@ def _described(snapshot: Snapshot, effects: Sequence[Effect], at: Place) -> Desc
 def followed(snapshot: Snapshot, at: Place, kind: str | None = None) -> str | None:
     """The pattern that a head follows: of several the one that says most. kind: only those that show on such windows.
 
-    A head that looks at the token just before also looks at recent tokens, but the first says more.
+    A head that looks at the token just before also looks at recent tokens, and is said to do the first.
     """
-    names = [name for name, score in SCORES.items() if kind in (None, score.probe) and snapshot.heads.formed[name][at]]
+    formed = {name for name in SCORES if snapshot.heads.formed[name][at]}
+    names = [name for name in SCORES if name in formed and kind in (None, SCORES[name].probe)]
+    names = [name for name in names if not WITHIN.get(name, set()) & formed]
     return max(names, key=lambda name: informs(snapshot, name, at), default=None)
 
 

@@ -52,7 +52,9 @@ def story(rows: Rows, config: Mapping) -> str:
         text = f"the data set {dataset}"
     elif files := data.get("files"):
         text = ", ".join(files) if isinstance(files, list) else files
-    sentences = [f"A GPT{size} learns to predict the next token of {text}."]
+    repeated = data.get("repeat_fraction") or 0
+    more = f", {repeated:.0%} of it repeated" if repeated else ""
+    sentences = [f"A GPT{size} learns to predict the next token of {text}{more}."]
     if points := column_points(rows, "tokens"):
         seconds = training_seconds(rows)
         unit = "hours" if round(seconds) >= 3600 else "minutes"

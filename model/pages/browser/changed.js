@@ -9,7 +9,7 @@ addView(function drawChanged() {
   const { typing, off, otherText, other, sides } = shown;
   const parts = [
     typing && off.length && `Off, replaced by their mean: ${listed(off)}.`,
-    typing && otherText && `Patching from text B, “${visible(otherText, 30)}”.`,
+    typing && otherText && `Text B to patch from: “${visible(otherText, 30)}”.`,
     other !== null && `Compared: A, ${sides[0].when}, with B, ${sides[1].when}.`,
   ].filter(Boolean);
   $("changed").hidden = !parts.length;
@@ -17,6 +17,7 @@ addView(function drawChanged() {
     $("other-text").value = "";
     change({ off: [], otherText: "", other: null, target: null });
   };
-  const button = element("button", { id: "as-trained", textContent: "all as trained", onclick });
+  const textContent = typing && off.length ? "all as trained" : "end this";
+  const button = element("button", { id: "as-trained", textContent, onclick });
   $("changed").replaceChildren(parts.join(" "), " ", button);
 });

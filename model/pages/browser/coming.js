@@ -55,7 +55,7 @@ function row({ id, shares, before }, sides) {
 addView(function drawNext() {
   const { sides } = shown;
   const steps = sides.map(({ title }) => title).join(", ");
-  $("coming-title").textContent = `What comes after ${quote(cut(sides[0].labels.at(-1), 12))}`;
+  $("coming-title").textContent = `What follows the end, ${quote(cut(sides[0].labels.at(-1), 14))}`;
   const note = sides[0].off?.length ? "mark: all on" : shown.typing ? "click to write" : "";
   const found = likeliest(sides);
   const rest = 1 - found.reduce((sum, { shares: [share] }) => sum + share, 0);

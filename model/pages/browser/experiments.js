@@ -53,9 +53,10 @@ const gets = ({ trial: { right, answer } }) =>
   right.length > 1
     ? `together, those of ${listedOnes()} that begin with ${quote(answer)} get`
     : `${quote(answer)} gets`;
+const whenTried = () => `at step ${mapped[TRIED_AT].step}`;
 const usually = ({ usual, texts: [halved, right] }) =>
-  `on ${halved} of ${right} such texts the share fell to half or less (typically ${fromTo(usual)}; a token that is ` +
-  `not among ${listedOnes()} counts as 0%)`;
+  `${whenTried()} on ${halved} of ${right} such texts the share fell to half or less (typically ${fromTo(usual)}; ` +
+  `a token that is not among ${listedOnes()} counts as 0%)`;
 
 function headOf({ head, weight, trial: { source }, texts: [, right] }) {
   if (!weight) return "";
@@ -63,7 +64,8 @@ function headOf({ head, weight, trial: { source }, texts: [, right] }) {
   const number = headNumber(head);
   const place = `Look at the last row of ${headPart(number)} (${headName(number)}) on the map`;
   const here = percent(weightAt(ofHead(weights, number, labels.length), labels.length - 1, source));
-  const gives = `it gives here ${here} of its attention, on average over ${right} texts ${percent(weight)}`;
+  const gives = `it gives here ${here} of its attention, on average over ${right} texts ${whenTried()} ` +
+    `${percent(weight)}`;
   return `${place}: to ${quote(labels[source])}, which tells what comes next, ${gives}.`;
 }
 
@@ -78,7 +80,7 @@ function compare(effect) {
   const share = (pair) => element("b", {}, fromTo(pair));
   return [
     element("p", { id: "predicted" },
-      `Before → after the change, ${gets(effect)}: PyTorch, at step ${mapped[TRIED_AT].step}, `, share(effect.shares),
+      `Before → after the change, ${gets(effect)}: PyTorch, ${whenTried()}, `, share(effect.shares),
       ` · this page, at step ${shown.snapshot.step}, `, share([chosen.before[shown.at], chosen.after[shown.at]]),
       `; ${usually(effect)}.`),
     paragraph(`${effect.question} `, button("◀ undo the change", () => show(effect, 0))),

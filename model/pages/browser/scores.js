@@ -60,7 +60,9 @@ addView(function drawTable() {
   $("ablations").hidden = !ablation;
   const jumps = there.filter((step) => mapped.some((one) => one.step === step)).map((step) =>
     element("button", { textContent: `step ${step}`, onclick: () => change({ at: nearest(step) }) }));
-  $("measured-at").replaceChildren("Measured at ", ...jumps, ablation ? "" : `, not at step ${shown.snapshot.step}`);
+  const [{ windows }] = RUN.snapshots;
+  const on = `Measured on ${windows.text[0]} windows of text and ${windows.repeated[0]} that repeat, at `;
+  $("measured-at").replaceChildren(on, ...jumps, ablation ? "" : `, not at step ${shown.snapshot.step}`);
   if (!ablation) return;
   const parts = Object.keys(ablation.text);
   const ranked = largestFirst(parts.map((part) => ablation.text[part][0] ?? -Infinity)).map((place) => parts[place]);

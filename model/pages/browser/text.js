@@ -9,7 +9,7 @@ import {
 import { addField, holdsWeights, mapped, save, state, stepOf, TEXTS } from "browser/state.js";
 import { depth, lossOf } from "browser/surprise.js";
 import { engine, tokensOf } from "browser/typed-text.js";
-import { decimal, listed, visible } from "browser/words.js";
+import { decimal, visible } from "browser/words.js";
 
 const PAUSE = 300; // milliseconds
 const END_OF_TEXT = "<|endoftext|>";
@@ -137,7 +137,7 @@ function tell() {
 
 function whyNotTyped() {
   if (!engine) return "This is the recorded text; the model in this page has not started.";
-  const steps = listed([...mapped.keys()].filter(holdsWeights).map((at) => String(stepOf(at))));
+  const steps = [...mapped.keys()].filter(holdsWeights).map(stepOf).join(" or ");
   return `This is the recorded text: of this step the page holds no weights. To type, go to step ${steps} (●).`;
 }
 

@@ -91,15 +91,12 @@ async function repeatedStops(calm) {
     if (!fails(reading)) continue;
     let why = "has not learned to look there yet";
     if (writers.length && fails(unwritten)) {
-      const first = closest(writers, since);
-      const when = formedBetween(since(first));
-      const [write, them] = writers.length > 1 ? ["write", "them"] : ["writes", "it"];
       const note = `“before me came ${visible(labels[last], 20)}”`;
-      why = `finds it by a note on it, ${note}, which ${listed(names)} ${write} (without ${them} it gets ` +
-        `${told(unwritten)} at step ${stepOf(calm.at)} too), and ` +
-        (stepOf(early) < since(first)
-          ? `no head writes it yet: ${headPart(first)} forms ${when}`
-          : `has not learned to use it yet, though ${headPart(first)} formed ${when}`);
+      const [these, first] = writers.length > 1 ? ["these", "the first of these"] : ["it", names[0]];
+      const itself = formation("induction", finder);
+      const later = itself < Infinity ? `, ${headPart(finder)} itself ${formedBetween(itself)}` : "";
+      why = `finds it by a note on it, ${note}, from ${listed(names)} (without ${these} it gets ${told(unwritten)} ` +
+        `at step ${stepOf(calm.at)} too); ${first} formed ${formedBetween(Math.min(...writers.map(since)))}${later}`;
     }
     const tell = `At step ${stepOf(early)} ${quote(answer)} gets ${told(reading)}: ${headPart(finder)} ${why}.`;
     return [...found, { thing: "controls", patch: { ...word, at: early }, tell }];

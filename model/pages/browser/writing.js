@@ -65,7 +65,7 @@ function press() {
 }
 
 addView(function drawChoices() {
-  $("speed").textContent = shown.typed === written?.text ? written.words : "";
+  $("speed").textContent = shown.typing && shown.typed === written?.text ? written.words : "";
   $("temperature").value = shown.temperature;
   $("temperature-value").textContent = shown.temperature.toFixed(1);
   $("top-k").value = shown.topK ?? 0;

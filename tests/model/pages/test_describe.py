@@ -76,6 +76,15 @@ def test_a_head_that_follows_a_pattern_gets_its_name_others_none_and_the_page_op
     assert maps[score.probe][1, 2, opening["token"]][keys].sum() > 0.9
 
 
+def test_a_head_that_looks_at_the_token_before_is_not_said_to_look_at_recent_ones():
+    """At half of its weight, where the other half is on the rest of the last tokens and so says more by itself."""
+    maps = {name: of.clone() for name, of in following("recent", 9.0).items()}
+    before = heads.SCORES["previous_token"].keys(PROBES["text"]).float()
+    maps["text"][1, 2, 1:] = (maps["text"][1, 2, 1:] + before[1:]) / 2
+    described = describe_heads(maps, PROBES)[1][2]
+    assert (described["name"], described["patterns"]) == ("previous_token", ["previous_token"])
+
+
 def test_uniform_attention_and_noise_get_no_name_and_are_told_by_how_far_they_spread():
     described = describe_heads(noise_maps(0, 0), PROBES)
     assert names(described) == [[None] * 3] * 2
