@@ -148,8 +148,6 @@ class CorpusCache:
         path, splits = self.folder / INDEX, {}
         if path.exists():
             _log.warning("%s has changed since it was written: its tokens are made again", self.folder)
-            with writing(self.folder):
-                path.unlink()
         try:
             tokenizer = self._make_tokenizer()
             state = tokenizer.to_dict()

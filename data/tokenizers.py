@@ -93,19 +93,16 @@ class Tokenizer:
         """Text of `ids`; bytes that are not UTF-8 (a character cut in two) and unused ids become U+FFFD."""
         return b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
 
-    def token_bytes(self, token: int) -> bytes:
-        """UTF-8 bytes of one token; of U+FFFD for an unused id, which there is where a vocabulary was rounded up."""
+    def token_bytes(self, token: int, unused: str = "\N{REPLACEMENT CHARACTER}") -> bytes:
+        """UTF-8 bytes of one token; of `unused` for an unused id, which there is where a vocabulary was rounded up."""
         try:
             return self.encoding.decode_single_token_bytes(token)
         except KeyError:
-            return "\N{REPLACEMENT CHARACTER}".encode()
+            return unused.encode()
 
     def label(self, token: int) -> str:
         """One token for people to read; part of a character is escaped, such as \\xe2, and an unused id is a number."""
-        try:
-            return self.encoding.decode_single_token_bytes(token).decode("utf-8", errors="backslashreplace")
-        except KeyError:
-            return f"<{token}>"
+        return self.token_bytes(token, unused=f"<{token}>").decode("utf-8", errors="backslashreplace")
 
     def num_bytes(self, tokens: np.ndarray) -> int:
         """UTF-8 bytes of the text of `tokens` (N,), without end-of-text."""

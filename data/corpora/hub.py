@@ -78,10 +78,8 @@ class HubCorpus(Corpus):
         errors = import_datasets().exceptions
         try:
             yield
-        except errors.DatasetNotFoundError as error:
-            raise Mistake(
-                f"no data set {self.dataset!r} on the Hugging Face Hub, or it asks for a login (hf auth login)"
-            ) from error
+        except errors.DatasetNotFoundError as error:  # or asks for a login
+            raise Mistake(f"{error} If it asks for a login: hf auth login") from error
         except Exception as error:
             if cause := _network_error(error):
                 reason = (str(cause).splitlines() or [type(cause).__name__])[0]

@@ -330,7 +330,7 @@ def test_hub_that_answers(small_options, hub, monkeypatch, owner, options):
         assert whole.startswith(text) if options else text == whole
 
 
-OWNERS = {"missing": "no data set 'missing/texts' on the Hugging Face Hub", "gated": "login"}
+OWNERS = {"missing": "'missing/texts' doesn't exist on the Hub", "gated": "login"}
 OWNERS |= dict.fromkeys(["busy", "dropped", "unreachable", "cut"], "cannot reach the Hugging Face Hub")
 
 
