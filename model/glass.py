@@ -268,11 +268,6 @@ class Glass:
         period, first = min(PERIOD, (self.gpt.config.context_length - 1) // 2), self.tokenizer.end_of_text
         return draw_repeated_probe(range(self.tokenizer.vocab_size), period, self.tokenizer.label, first=first)
 
-    def probe(self, tokens: Tensor | Sequence[int]) -> Probe:
-        """Token ids (T,) with their texts."""
-        ids = [int(token) for token in tokens]
-        return Probe(ids, [self.tokenizer.label(token) for token in ids])
-
     def page(self) -> str:
         """The HTML of a page that holds the model itself, and reads what a person types.
 
@@ -434,7 +429,8 @@ def recording_of(readings: Sequence[Reading]) -> Recording:
     What the model loses without a part is told as it was recorded at that step, on many texts and not on this one.
     """
     first = readings[0].glass
-    probes = {"text": first.probe(readings[0].ids), "repeated": first.repeated_probe()}
+    text = Probe(readings[0].ids.tolist(), readings[0].tokens)
+    probes = {"text": text, "repeated": first.repeated_probe()}
     windows = first.recording.windows if first.recording else windows_of(probes, first.gpt.config.window)
     recording = Recording(probes, windows, name=first.name, is_prompt=True)
     for reading in readings:

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 from model.checks import Mistake
 from model.files import reading
 from model.runs.mistakes import exit_status
-from scripts.parser import Parser, at_least
+from scripts.parser import Parser, whole_number
 
 ROOT = Path(__file__).resolve().parents[1]
 # Those of nanoGPT's README for a CPU and of its config.
@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int | None:
         add = subparser.add_argument
         add("--nanogpt", type=checkout, metavar="PATH", help="checkout of nanoGPT (default: it does not take part)")
         turns = f"turns of each contender (default: {rounds})"
-        add("--rounds", type=at_least(1), default=rounds, metavar="N", help=turns)
+        add("--rounds", type=whole_number, default=rounds, metavar="N", help=turns)
         if function is time_to_loss:
             usual = Path("tinyshakespeare.txt")
             add("--data", type=Path, default=usual, metavar="FILE", help=f"ASCII text (default: {usual})")

@@ -15,7 +15,7 @@ import json
 import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
@@ -23,7 +23,7 @@ from model.checks import Mistake
 from model.runs.configs import read_config
 from model.runs.folder import CONFIG
 from model.runs.mistakes import exit_status, parse
-from scripts.parser import DEFAULTS, Parser, add_model_options, at_least, choose_device
+from scripts.parser import DEFAULTS, add_model_options, choose_device, whole_number
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,31 +45,28 @@ def main(argv: list[str] | None = None) -> None:
     from data.datamodule import TextDataModule
     from model.glass import open_run
 
-    own = Parser(prog="evaluate.py", description=__doc__, add_help=False)
-    add = own.add_argument
-    add_model_options(own)
+    parser = ArgumentParser(prog="evaluate.py", description=__doc__, exit_on_error=False, **DEFAULTS)
+    add = parser.add_argument
+    add_model_options(parser)
     words = "tokens between the windows that are read, 1 to the context length: with a smaller one each token has more "
     words += "text before it, and it takes longer (default: the context length)"
-    add("--stride", type=at_least(1), metavar="N", help=words)
+    add("--stride", type=whole_number, metavar="N", help=words)
     words = "part of the text, split as for training, or all of it (default: all of what --data.files names, else "
     add("--split", choices=("validation", "train", "all"), help=words + "validation)")
-    add("--batch_size", type=at_least(1), default=16, metavar="N", help="windows at once (default: 16)")
+    add("--batch_size", type=whole_number, default=16, metavar="N", help="windows at once (default: 16)")
     add("--json", action="store_true", help="write the result as one line of JSON")
-    arguments, options = own.parse_known_args(argv)
-    typed = {option.lstrip("-").partition("=")[0] for option in options if option.startswith("-")}
-    arguments.split = arguments.split or ("all" if "data.files" in typed else "validation")
-    section: dict[str, Any] = {}
-    if not typed & {"h", "help"}:
-        glass = open_run(arguments.checkpoint, device=choose_device(arguments.device))
-        trained = read_config(glass.run / CONFIG).get("data") if glass.run else None
-        section = trained if isinstance(trained, dict) else {"document_masking": glass.document_masking}
-    if typed & OTHER_TEXT:
+    parser.add_class_arguments(TextDataModule, "data", skip=OF_TRAINING)
+    argv = sys.argv[1:] if argv is None else argv
+    typed = dict(parse(parser, argv, defaults=False).items())
+    glass = open_run(typed.get("checkpoint"), device=choose_device(typed.get("device", "auto")))
+    trained = read_config(glass.run / CONFIG).get("data") if glass.run else None
+    section = trained if isinstance(trained, dict) else {"document_masking": glass.document_masking}
+    if typed.keys() & OTHER_TEXT:
         section = {"document_masking": section.get("document_masking", False)}  # which the model was trained with
     section = {name: value for name, value in section.items() if name not in OF_TRAINING}
-    parser = ArgumentParser(prog=own.prog, description=own.description, parents=[own], exit_on_error=False, **DEFAULTS)
-    parser.add_class_arguments(TextDataModule, "data", skip=OF_TRAINING)
-    chosen = parse(parser, ["--data", json.dumps(section), *options]).data
-    evaluate_text(arguments, glass, TextDataModule(**chosen.as_dict()))
+    arguments = parse(parser, ["--data", json.dumps(section), *argv])
+    arguments.split = arguments.split or ("all" if "data.files" in typed else "validation")
+    evaluate_text(arguments, glass, TextDataModule(**arguments.data.as_dict()))
 
 
 def read_text(data: TextDataModule, split: str, tokenizer: Tokenizer) -> np.ndarray:

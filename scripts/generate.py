@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 from model.checks import Mistake
 from model.runs.mistakes import exit_status
-from scripts.parser import Parser, add_model_options, at_least, choose_device, prompt_text
+from scripts.parser import Parser, add_model_options, choose_device, prompt_text, whole_number
 
 if TYPE_CHECKING:
     from data.tokenizers import Tokenizer
@@ -69,7 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--top_p", type=float, metavar="P", help=words)
     words = "draw from tokens at least P times as likely as the likeliest, in [0, 1] (default: from all)"
     add("--min_p", type=float, metavar="P", help=words)
-    add("--num_samples", type=at_least(1), default=1, metavar="N", help="texts to write (default: 1)")
+    add("--num_samples", type=whole_number, default=1, metavar="N", help="texts to write (default: 1)")
     add("--seed", type=int, metavar="N", help="number that makes the texts repeatable (default: a new one each time)")
     words = "of weights and cache; bfloat16 takes half the memory (default: float32)"
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help=words)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,16 +28,11 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{script}: {message}; --help lists the options\n")
 
 
-def at_least(minimum: int) -> Callable[[str], int]:
-    """For `type=` of an option: a whole number from `minimum` to 2^44, more than any memory holds rows."""
-
-    def convert(text: str) -> int:
-        if not minimum <= int(text) <= 2**44:
-            raise argparse.ArgumentTypeError(f"must lie in {minimum}..2^44, not be {text}")
-        return int(text)
-
-    convert.__name__ = "int"  # argparse names it where the text is no number
-    return convert
+def whole_number(text: str) -> int:
+    """For `type=` of an option: from 1 to 2^44, more rows than any memory holds."""
+    if not 1 <= int(text) <= 2**44:
+        raise argparse.ArgumentTypeError(f"must lie in 1..2^44, not be {text}")
+    return int(text)
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:

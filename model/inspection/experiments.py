@@ -8,7 +8,7 @@ The head is chosen on the first CHOOSING texts, and all figures are of the other
 model gives each of V tokens about 1 / V, so it is right nowhere; and a change does not move one that always expects the
 same.
 
-To add an experiment, write a function that proposes its texts under a line `@experiment(...)` that words it.
+To add an experiment, write a function that proposes its texts under a line `@Experiment(...)` that words it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import random
 import re
 import string
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -77,35 +77,31 @@ class Effect:
     texts: tuple[int, int, int]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Experiment:
-    """A function that proposes texts, and its words.
+    """The words of an experiment, and by decoration the function that proposes its texts.
 
     look: what the text shows. change: what to do; {head} stands for the head without which the right tokens lose most,
     if the change `switches` it off. question: what to ask then, whose answer is on the screen. {context} stands in all
     three for the tokens that the model reads at once. finding: what a head does that looks at the source.
     """
 
-    propose: Callable[[Texts], Iterator[Trial]]
+    title: str
     look: str
     change: str
     question: str
     finding: str = ""
     switches: bool = False
+    propose: Callable[[Texts], Iterator[Trial]] = field(init=False)
+
+    def __call__(self, propose: Callable[[Texts], Iterator[Trial]]) -> Callable[[Texts], Iterator[Trial]]:
+        self.propose = propose
+        EXPERIMENTS[self.title] = self
+        return propose
 
 
 Found = tuple[list[Effect], dict[str, str]]  # those that hold, strongest first; of the others by title why they do not
 EXPERIMENTS: dict[str, Experiment] = {}  # by title
-
-
-def experiment(title: str, look: str, change: str, question: str, **more: Any) -> Callable:
-    """Adds a function that proposes texts to the experiments; see `Experiment`."""
-
-    def add(propose: Callable[[Texts], Iterator[Trial]]) -> Callable[[Texts], Iterator[Trial]]:
-        EXPERIMENTS[title] = Experiment(propose, look, change, question, **more)
-        return propose
-
-    return add
 
 
 class Texts:
@@ -151,7 +147,7 @@ class Texts:
         return Trial(texts[0], [following], self.tokenizer.label(following), texts[1], source)
 
 
-@experiment(
+@Experiment(
     "A made-up word, twice",
     "These letters were drawn at random: only their first copy can tell how the second goes on.",
     "switch head {head} off",
@@ -164,7 +160,7 @@ def word_twice(texts: Texts) -> Iterator[Trial]:
         yield texts.trial(word + again, following, word + again, len(again))
 
 
-@experiment(
+@Experiment(
     "A word used far above",
     "A made-up word begins again after other text. Attention can fetch it while it is among the {context} tokens that "
     "the model reads at once.",
@@ -181,7 +177,7 @@ def far_above(texts: Texts) -> Iterator[Trial]:
         yield texts.trial(near, following, word + between + again, len(again))
 
 
-@experiment(
+@Experiment(
     "The token just before",
     "The last token alone does not tell what comes next: the model also reads the one before it.",
     "put another token before the last",
@@ -193,7 +189,7 @@ def token_before(texts: Texts) -> Iterator[Trial]:
         yield texts.trial(tokens, following, [*tokens[:-2], tokens[0], tokens[-1]], len(tokens) - 2)
 
 
-@experiment(
+@Experiment(
     "A quote closes as it opened",
     "A string is open. The last token does not tell which quote opened it: to close it, the model has to look back.",
     "open it with the other quote",
@@ -205,7 +201,7 @@ def quotes(texts: Texts) -> Iterator[Trial]:
         yield closing(texts, f"        if {one} == ", "'\""[number % 2], other)
 
 
-@experiment(
+@Experiment(
     "Brackets close in order",
     "Two brackets are open, and the inner one has to close first.",
     "swap the two opening brackets",
@@ -226,7 +222,7 @@ def closing(texts: Texts, start: str, sign: str, inside: str) -> Trial:
     return Trial(text, right, CLOSING[sign], changed, texts.place(text, len(start)))
 
 
-@experiment(
+@Experiment(
     "A colon indents the next line",
     "After the colon that comes next, a new line has to begin four spaces deeper than this one.",
     "indent this line otherwise",
@@ -278,7 +274,8 @@ def _tried(gpt: GPT, title: str, texts: Texts, means: Means) -> Effect | str:
         return f"the change takes half or more on only {halved} of the {len(known)} texts that it is right on"
     usual = before.median().item(), after.median().item()
     shown = int(((before - usual[0]).abs() + (after - usual[1]).abs()).argmin())
-    weight = weights[is_right, _heads(means).index(head)].mean().item() if head else 0.0
+    heads = [part for part in means if part.startswith("head ")]
+    weight = weights[is_right, heads.index(head)].mean().item() if head else 0.0
     name = head and head.removeprefix("head ")
     words = {word: getattr(tried, word) for word in ("look", "change", "question", "finding")}
     return Effect(
@@ -294,15 +291,11 @@ def _tried(gpt: GPT, title: str, texts: Texts, means: Means) -> Effect | str:
     )
 
 
-def _heads(means: Means) -> list[str]:
-    return [part for part in means if part.startswith("head ")]
-
-
 def _chosen_head(gpt: GPT, texts: Texts, trials: Sequence[Trial], means: Means, switches: bool) -> str | None:
     """The head without which the right tokens lose most: of all if it is to be switched off, else of those that look at
     the source, as a head may look there and yet give nothing that the model needs. None if they lose nothing."""
     share, weights = _expected(gpt, texts, trials)
-    heads, looks = _heads(means), weights.mean(0).tolist()
+    heads, looks = [part for part in means if part.startswith("head ")], weights.mean(0).tolist()
     candidates = [i for i in range(len(heads)) if switches or looks[i] >= RIGHT]
 
     def lost(number: int) -> float:

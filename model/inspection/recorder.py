@@ -49,13 +49,12 @@ def read_maps(
     sequence = gpt.known_ids(one_sequence(tokens))
     length = sequence.shape[1]
     calls: list[AttendCall] = []
-    weights, errors, noise = [], [], []
+    weights, errors = [], []
     leaks = {}  # by the token that was replaced
     with undisturbed(gpt, autocast):
         with observed([block.attention for block in blocks_of(gpt)], calls.append):
             logits = gpt(sequence)
-        for call in calls:  # other random numbers are drawn each time
-            noise.append(call.difference(call.attend(call.q, call.k, call.v)))
+        noise = [call.difference(call.attend(call.q, call.k, call.v)) for call in calls]  # other random numbers
         again = gpt(sequence)
         for position in sorted({length // 2, length - 1} - {0}):  # nothing comes before token 0
             replaced = sequence.clone()

@@ -75,7 +75,8 @@ def read_options(parser: ArgumentParser, args: list[str], default_config: Path) 
         config.model.init_from = None  # the checkpoint brings all weights
         if is_model(config.data.tokenizer) and "data.tokenizer" not in typed:
             config.data.tokenizer = str(checkpoint)  # whatever has become of the model that it is of
-    config.data.tokenizer = named_tokenizer(config.data.tokenizer)
+    if is_model(config.data.tokenizer):
+        config.data.tokenizer = tokenizer_of(find_model(config.data.tokenizer))
     return Options(config, text, checkpoint, init_tokenizer)
 
 
@@ -105,11 +106,6 @@ def take_over_model(config: Namespace, typed: Collection[str]) -> dict[str, Any]
         if names_tokenizer:
             return None
         raise Mistake(f"{error}: name the one it was trained with by --data.tokenizer") from error
-
-
-def named_tokenizer(name: str) -> str | dict[str, Any]:
-    """What `TextDataModule` takes for --data.tokenizer: a name, or the tokenizer of the run or model that is named."""
-    return tokenizer_of(find_model(name)) if is_model(name) else name
 
 
 def is_model(name: str) -> bool:

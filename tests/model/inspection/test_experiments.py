@@ -123,7 +123,7 @@ def test_the_named_head_is_the_one_that_the_model_needs_and_none_that_only_looks
         keys[:64, 64:128] = 4 * torch.eye(64)
     monkeypatch.setattr(experiments, "EXPERIMENTS", {})
 
-    @experiments.experiment("A copy", "", "", "")
+    @experiments.Experiment("A copy", "", "", "")
     def copies(texts):
         assert texts.piece == 10
         for *tokens, following in texts.pieces:
