@@ -75,6 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
     words = "for a picture or a table: only these heads, counted from 0, such as 0.1 1.0 (default: all)"
     add("--head", nargs="+", metavar="LAYER.HEAD", help=words)
     add("--open", action="store_true", help="open the written file in the browser")
+    add("--live", action="store_true", help=argparse.SUPPRESS)
     words = "print the experiments that hold for the model: text, change, prediction, and what was measured"
     add("--experiments", action="store_true", help=words)
     return parser
@@ -94,6 +95,8 @@ def check(arguments: argparse.Namespace) -> None:
     if suffix not in (PAGE, *PICTURES, TABLE):
         raise Mistake(f"--output {arguments.output} must end in {' or '.join((PAGE, *PICTURES, TABLE))}")
     is_page = suffix == PAGE
+    if arguments.live:
+        raise Mistake("--live is no longer needed: leave it out, every page holds the model and can be typed to")
     if arguments.experiments:
         if arguments.output or arguments.head:
             raise Mistake("--experiments prints a table: leave out --output and --head")

@@ -174,6 +174,7 @@ MISTAKES = [
     ("--run damaged_scores", "scores.jsonl line 2 damaged"),
     ("--run begun --output a.png", "begun maps"),
     ("--run removed --steps 2 --output maps.png", "--steps 2 removed 1"),
+    ("--live", "--live no longer"),
     ("--experiments --output a.html", "--experiments --output"),
 ]
 
