@@ -6,7 +6,7 @@ import { addView, rendered, shown } from "browser/render.js";
 import { box, readBox, showInBox } from "browser/text.js";
 import { decoded } from "browser/tokenizer.js";
 import { engine } from "browser/typed-text.js";
-import { cut, percent, quote, visible } from "browser/words.js";
+import { percent, quote, visible } from "browser/words.js";
 
 const SHOWN = 8;
 const EXPECTED = 3; // of the whole model's, which are shown in any case
@@ -55,7 +55,7 @@ function row({ id, shares, before }, sides) {
 addView(function drawNext() {
   const { sides } = shown;
   const steps = sides.map(({ title }) => title).join(", ");
-  $("coming-title").textContent = `What follows the end, ${quote(cut(sides[0].labels.at(-1), 14))}`;
+  $("coming-title").textContent = `Next after “…${visible(sides[0].labels.at(-1), 8)}”`;
   const note = sides[0].off?.length ? "mark: all on" : shown.typing ? "click to write" : "";
   const found = likeliest(sides);
   const rest = 1 - found.reduce((sum, { shares: [share] }) => sum + share, 0);
