@@ -197,7 +197,7 @@ class Loader(DataLoader):
             return super().__iter__()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            if signal.getsignal(signal.SIGCHLD) != handler:
+            if handler is not None and signal.getsignal(signal.SIGCHLD) != handler:
                 signal.signal(signal.SIGCHLD, handler)
 
 

@@ -312,10 +312,13 @@ def _arrays(value: Any) -> Any:
 def _read_texts(path: Path) -> tuple[dict[str, Probe], dict[str, Windows], str]:
     """The probes, the windows and the tokenizer's fingerprint."""
     content = path.read_bytes()
-    with parsing(path, f": look at the run's model with --checkpoint {path.parent.parent} --prompt TEXT"):
+    with parsing(path):
         about = json.loads(content)
-        if about.get("version") != VERSION:
-            raise Mistake("it is of another version of GlassGPT")
+        version = about.get("version")
+    if version != VERSION:
+        words = f"look at the run's model with --checkpoint {path.parent.parent} --prompt TEXT, or train it again"
+        raise Mistake(f"{path.parent} was recorded by another version of GlassGPT: {words}")
+    with parsing(path):
         probes = {name: Probe(**probe) for name, probe in about["probes"].items()}
         texts = {name: [Probe(**text) for text in texts] for name, texts in about["windows"].items()}
         return probes, windows_of(texts, about["attention_window"]), str(about["tokenizer"])

@@ -53,14 +53,14 @@ def story(rows: Rows, config: Mapping) -> str:
     elif files := data.get("files"):
         text = ", ".join(files) if isinstance(files, list) else files
     repeated = data.get("repeat_fraction") or 0
-    more = f", {repeated:.0%} of it repeated" if repeated else ""
+    more = f"; {100 * repeated:.3g}% of its windows repeat themselves" if repeated else ""
     sentences = [f"A GPT{size} learns to predict the next token of {text}{more}."]
     if points := column_points(rows, "tokens"):
         seconds = training_seconds(rows)
         unit = "hours" if round(seconds) >= 3600 else "minutes"
         took = f"{clock(seconds)} {unit}" if seconds >= 60 else _count(round(seconds), "second")
         time = f", in {took}" if round(seconds) else ""
-        step, planned = points[-1][0], config.get("trainer", {}).get("max_steps", -1)
+        step, planned = points[-1][0], (config.get("trainer") or {}).get("max_steps") or -1
         steps = f"{step} of {planned} steps" if step < planned else _count(step, "step")
         sentences.append(f"It read {short(points[-1][1])} tokens in {steps}{time}.")
     return " ".join(sentences)

@@ -115,7 +115,7 @@ function tellFormed() {
     textContent: inWords, style: { borderColor: colour },
     onclick: () => change({ score, head: headNumber(head), at: nearest(step) }),
   }));
-  const none = "no head follows a pattern clearly.";
+  const none = `${goesOn ? "no" : "No"} head has kept to a pattern${goesOn ? " yet" : ""}.`;
   $("formed").replaceChildren(goesOn ? "So far: " : "", ...(formed.length ? formed : [none]));
 }
 

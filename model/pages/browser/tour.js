@@ -15,7 +15,7 @@ import { listed, percent, quote, visible } from "browser/words.js";
 
 const KEPT_AS = "glassgpt: tour"; // in the browser's storage, once it was closed
 const ELSEWHERE = "You have gone on by yourself: “back” and “next” return to the tour, “skip” ends it.";
-const LOOKED_AT = ["at", "head", "probe", "token", "typed", "off", "other"]; // fields of the state
+const LOOKED_AT = ["at", "head", "probe", "token", "typed", "off", "other", "direction", "text"]; // fields of the state
 const REPEATED = "A made-up word, twice"; // the experiment; see experiments.py
 
 let stops = []; // { thing: the id of what is highlighted, patch: what to do to the state, tell: the sentence }
@@ -44,6 +44,7 @@ function previousStop(calm) {
   const given = (query) => weightAt(ofHead(weights, head, labels.length), query, query - 1);
   const most = Math.max(...[...labels.keys()].slice(1).map(given));
   const clear = [...labels.keys()].slice(1).filter((query) => given(query) > 0.95 * most);
+  if (!clear.length) return [];
   const token = clear[clear.length >> 1]; // one in the middle
   const tell = `This is ${headPart(head)}, which reads the token before: in the framed row ${quote(labels[token])} ` +
     `gives ${percent(given(token))} of its attention to ${quote(labels[token - 1])}.`;
@@ -95,8 +96,9 @@ async function repeatedStops(calm) {
       const [these, first] = writers.length > 1 ? ["these", "the first of these"] : ["it", names[0]];
       const itself = formation("induction", finder);
       const later = itself < Infinity ? `, ${headPart(finder)} itself ${formedBetween(itself)}` : "";
-      why = `finds it by a note on it, ${note}, from ${listed(names)} (without ${these} it gets ${told(unwritten)} ` +
-        `at step ${stepOf(calm.at)} too); ${first} formed ${formedBetween(Math.min(...writers.map(since)))}${later}`;
+      const unread = `without ${these} ${quote(answer)} gets ${told(unwritten)} at step ${stepOf(calm.at)} too`;
+      why = `finds it by a note on it, ${note}, from ${listed(names)} (${unread}); ${first} formed ` +
+        `${formedBetween(Math.min(...writers.map(since)))}${later}`;
     }
     const tell = `At step ${stepOf(early)} ${quote(answer)} gets ${told(reading)}: ${headPart(finder)} ${why}.`;
     return [...found, { thing: "controls", patch: { ...word, at: early }, tell }];
