@@ -274,8 +274,7 @@ def _tried(gpt: GPT, title: str, texts: Texts, means: Means) -> Effect | str:
         return f"the change takes half or more on only {halved} of the {len(known)} texts that it is right on"
     usual = before.median().item(), after.median().item()
     shown = int(((before - usual[0]).abs() + (after - usual[1]).abs()).argmin())
-    heads = [part for part in means if part.startswith("head ")]
-    weight = weights[is_right, heads.index(head)].mean().item() if head else 0.0
+    weight = weights[is_right, _heads(means).index(head)].mean().item() if head else 0.0
     name = head and head.removeprefix("head ")
     words = {word: getattr(tried, word) for word in ("look", "change", "question", "finding")}
     return Effect(
@@ -291,11 +290,15 @@ def _tried(gpt: GPT, title: str, texts: Texts, means: Means) -> Effect | str:
     )
 
 
+def _heads(means: Means) -> list[str]:
+    return [part for part in means if part.startswith("head ")]
+
+
 def _chosen_head(gpt: GPT, texts: Texts, trials: Sequence[Trial], means: Means, switches: bool) -> str | None:
     """The head without which the right tokens lose most: of all if it is to be switched off, else of those that look at
     the source, as a head may look there and yet give nothing that the model needs. None if they lose nothing."""
     share, weights = _expected(gpt, texts, trials)
-    heads, looks = [part for part in means if part.startswith("head ")], weights.mean(0).tolist()
+    heads, looks = _heads(means), weights.mean(0).tolist()
     candidates = [i for i in range(len(heads)) if switches or looks[i] >= RIGHT]
 
     def lost(number: int) -> float:

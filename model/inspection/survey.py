@@ -8,6 +8,7 @@ they are never all in memory.
 Shapes: N windows, L layers, H heads, T tokens; 3 parts of a window: all of it, its first and its second half.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,6 +48,11 @@ class Survey:
     uniform: dict[str, float]
     reach: np.ndarray
     windows: dict[str, list[int]]
+
+    def error(self, name: str) -> np.ndarray:
+        """(L, H), the standard error of a score over its windows; 0 for a single one, which cannot tell."""
+        count, _ = self.windows[SCORES[name].probe]
+        return self.spread[name] / math.sqrt(max(1, count - 1))
 
 
 @dataclass(frozen=True)

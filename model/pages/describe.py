@@ -147,7 +147,7 @@ def _score(snapshot: Snapshot, name: str, at: Place) -> str:
     count, length = snapshot.heads.windows[kind]
     error, windows = "", ""
     if count > 1:
-        error, windows = f" ± {snapshot.heads.spread[name][at] / math.sqrt(count - 1):.2f}", f"{count} windows of "
+        error, windows = f" ± {snapshot.heads.error(name)[at]:.2f}", f"{count} windows of "
     return (
         f"{snapshot.scores[name][at]:.2f}{error} of its weight on {windows}{length} tokens"
         f"{' that repeat' * (kind == 'repeated')} "

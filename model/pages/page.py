@@ -15,7 +15,7 @@ from model.inspection.ablation import ERRORS
 from model.inspection.experiments import Effect, try_all
 from model.inspection.heads import SCORES, threshold
 from model.inspection.recorder import take_snapshot
-from model.inspection.recording import Recording
+from model.inspection.recording import SCORE_DIGITS, Recording, Snapshot, as_json
 from model.inspection.verdicts import verdicts, warnings
 from model.pages import template
 from model.pages.blocks import compressed, log_spaced, pack_steps
@@ -121,7 +121,7 @@ def _recorded(
             places[step]["weights"] = list(effects).index(step)
     points = places.keys() | log_spaced(recording.steps, MAX_CURVE_POINTS)
     snapshots = [
-        one.to_json() | verdicts(one.checks) | places.get(one.step, {})
+        one.to_json() | {"errors": _errors(one)} | verdicts(one.checks) | places.get(one.step, {})
         for one in recording.snapshots
         if one.step in points
     ]
@@ -138,6 +138,11 @@ def _recorded(
         "snapshots": snapshots,
     }
     return about, elements, notes
+
+
+def _errors(snapshot: Snapshot) -> dict[str, Any]:
+    """By the name of each score its standard error, [L][H]."""
+    return as_json({name: snapshot.heads.error(name) for name in SCORES}, SCORE_DIGITS)
 
 
 def legend(title: str) -> dict[str, Any]:

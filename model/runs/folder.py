@@ -76,9 +76,14 @@ def resume_command(run_dir: Path) -> str:
     return f"python train.py --resume {shlex.quote(str(run_dir))}"
 
 
+def has_checkpoint(run_dir: Path) -> bool:
+    """Whether the run can be opened or resumed."""
+    return any((run_dir / name).exists() for name in RUN_CHECKPOINTS)
+
+
 def how_to_resume(run_dir: Path) -> str:
-    """How a stopped run can be continued: the command, or that there is no checkpoint yet."""
-    if not any((run_dir / name).exists() for name in RUN_CHECKPOINTS):
+    """For the end of a message: the command that resumes this run. Says so if the run has no checkpoint yet."""
+    if not has_checkpoint(run_dir):
         return "there is no checkpoint yet"
     return f"to continue from the last checkpoint: {resume_command(run_dir)}"
 

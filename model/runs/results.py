@@ -14,7 +14,16 @@ from model.pages.learning import learning
 from model.pages.page import run_page
 from model.pages.weights import Models
 from model.runs.configs import read_config
-from model.runs.folder import ATTENTION, BEST, CONFIG, HEAD_SCORES, LAST, METRICS, REPORT, SAMPLES, resume_command
+from model.runs.folder import (
+    ATTENTION,
+    CONFIG,
+    HEAD_SCORES,
+    METRICS,
+    REPORT,
+    SAMPLES,
+    has_checkpoint,
+    resume_command,
+)
 from model.runs.mistakes import MISTAKES
 
 log = logging.getLogger(__name__)
@@ -51,7 +60,7 @@ def report_html(run_dir: Path, state: str | None = None, gap: float = 0.0, recor
     told = learning(read_metrics(run_dir / METRICS), read_samples(run_dir / SAMPLES), config, settings)
     models: Models = ()
     tokenizer = None
-    if recording and state in (None, "ended") and any((run_dir / file).is_file() for file in (BEST, LAST)):
+    if recording and state in (None, "ended") and has_checkpoint(run_dir):
         from model.glass import open_run  # imports what only these pages need
 
         glass = open_run(run_dir)

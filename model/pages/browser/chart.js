@@ -73,7 +73,11 @@ export function drawChart(svg, { share, stops, low, high, curves, stages, guides
 export function apart(places, end) {
   const moved = [];
   for (const place of places) moved.push(Math.max(place, (moved.at(-1) ?? -Infinity) + APART));
-  for (let i = moved.length - 1, free = end; i >= 0; i--, free -= APART) moved[i] = free = Math.min(moved[i], free);
+  let free = end; // from right to left
+  for (let i = moved.length - 1; i >= 0; i--) {
+    moved[i] = Math.min(moved[i], free);
+    free = moved[i] - APART;
+  }
   return moved;
 }
 

@@ -83,7 +83,7 @@ export const markOf = (score) => element("b", {
   className: "mark", textContent: SCORES[score].letter, style: { background: `var(--${SCORES[score].colour})` },
 });
 
-// What is on a thumbnail, as a picture: the letters that some head has, the bar, and the number (see scores.js).
+// What thumbnails and the chart show, as pictures: the letters, the bar, and the number (see scores.js).
 function drawLegend(told) {
   const known = MARKED.filter((score) => told.includes(score) || RUN.stages.some((stage) => stage.score === score));
   const entry = (sign, text) => element("span", {}, sign, ` ${text}`);

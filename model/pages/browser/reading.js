@@ -153,9 +153,12 @@ export class Reading {
     const [projection, bias] = [network.weight(`${block}.qkv_proj`), network.weights.get(`${block}.qkv_proj.bias`)];
     const matrix = projection.subarray(first * D, (first + K) * D);
     const stream = row(trace.residual[2 * layer], position, D);
-    const normed = network.norm(`${block}_norm`, stream, new Float32Array(D));
-    const key = Float64Array.from({ length: K }, (_, i) => dot(row(matrix, i, D), normed) + (bias?.[first + i] ?? 0));
-    const divisor = Math.sqrt(K) * (config.qk_norm ? moments(key)[1] : 1);
+    let divisor = Math.sqrt(K);
+    if (config.qk_norm) {
+      const normed = network.norm(`${block}_norm`, stream, new Float32Array(D));
+      const key = Float64Array.from({ length: K }, (_, i) => dot(row(matrix, i, D), normed) + (bias?.[first + i] ?? 0));
+      divisor *= moments(key)[1];
+    }
     const turned = Float64Array.from(asked);
     if (network.turns) rotate(turned, position, network.turns, -1);
     const direction = new Float64Array(D);
@@ -178,12 +181,13 @@ export class Reading {
     const scores = Array.from({ length: query + 1 - first }, (_, i) =>
       dot(asked, rowOf(cache.keys, first + i)) / Math.sqrt(K));
     const weights = [...trace.weights[layer * H + head].subarray(triangle(query) + first, triangle(query + 1))];
-    const sources = this.sharesOfScore(layer, head, asked, key);
+    const shares = []; // of the score of each key
     for (const i of scores.keys()) {
-      const shares = this.sharesOfScore(layer, head, asked, first + i);
-      for (const part of Object.keys(shares)) sources[part] -= shares[part] / scores.length;
+      shares.push(this.sharesOfScore(layer, head, asked, first + i));
       yield;
     }
+    const sources = Object.entries(shares[key - first]).map(([part, share]) =>
+      [part, share - average(shares.map((of) => of[part]))]);
     const matrix = network.weight(`blocks.${layer}.attention.output_proj`);
     const written = (x) => Float64Array.from({ length: D }, (_, d) => dot(row(matrix, d * H + head, K), x));
     const value = written(rowOf(cache.values, key)).map((x) => weights[key - first] * x);
@@ -196,7 +200,7 @@ export class Reading {
     const changes = Float64Array.from({ length: V }, (_, id) => dot(row(network.weight("head"), id, D), normed));
     return {
       first, scores, weights, lengths, pushes: likeliest(changes, TOP).map((id) => [id, changes[id]]),
-      sources: Object.entries(sources).sort(([, one], [, two]) => Math.abs(two) - Math.abs(one)).slice(0, TOP),
+      sources: sources.sort(([, one], [, two]) => Math.abs(two) - Math.abs(one)).slice(0, TOP),
     };
   }
 

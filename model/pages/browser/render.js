@@ -4,7 +4,7 @@
 import { $, element } from "browser/elements.js";
 import { palette } from "browser/maps.js";
 import { readRecorded } from "browser/recorded.js";
-import { addOption, data, holdsWeights, mapped, restore, save, state, TEXTS } from "browser/state.js";
+import { addOption, data, holdsWeights, mapped, restore, save, state, textNumber, TEXTS } from "browser/state.js";
 import { measuredOf } from "browser/surprise.js";
 import { engine, readTyped } from "browser/typed-text.js";
 
@@ -74,7 +74,7 @@ function textOf({ at, other, probe }) {
   const { name } = TEXTS[probe];
   const typing = name === "typed" && engine && holdsWeights(at) && (other === null || holdsWeights(other));
   const textName = name === "typed" && !typing ? "text" : name;
-  return { typing: Boolean(typing), textName, probe: TEXTS.findIndex((one) => one.name === textName) };
+  return { typing: Boolean(typing), textName, probe: textNumber(textName) };
 }
 
 async function draw() {

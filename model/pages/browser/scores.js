@@ -22,13 +22,11 @@ addView(function drawCard() {
 });
 
 function rowOf({ name, snapshot, head }, score) {
-  const [value, spread] = [snapshot.scores, snapshot.spread].map((of) => of[score].flat()[head]);
-  const [count] = snapshot.windows[SCORES[score].probe];
-  const error = spread > 0 ? ` ± ${decimal(spread / Math.sqrt(count - 1))}` : "";
+  const [value, error] = [snapshot.scores, snapshot.errors].map((of) => of[score].flat()[head]);
   return element("dd", { className: `row ${name}` },
     shown.sides[1] ? element("span", {}, name) : "",
     track([value], RUN.uniform[score]),
-    element("span", {}, decimal(value) + error));
+    element("span", {}, decimal(value) + (error > 0 ? ` ± ${decimal(error)}` : "")));
 }
 
 function formedIn(score) {

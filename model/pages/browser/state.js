@@ -22,7 +22,7 @@ export const holdsWeights = (at) => mapped[at].weights !== undefined;
 // The texts that can be shown: what a person types, if the page holds weights, and the recorded ones.
 const typed = mapped.some((_, at) => holdsWeights(at)) ? [{ name: "typed" }] : [];
 export const TEXTS = [...typed, ...RUN.probes];
-const textNumber = (wanted) => [...TEXTS.keys()].find((i) => TEXTS[i].name === wanted);
+export const textNumber = (wanted) => [...TEXTS.keys()].find((i) => TEXTS[i].name === wanted);
 
 // token: undefined until the first drawing chooses one; null if a person chose none. other: the place of the step that
 // is compared, null for none.

@@ -42,8 +42,9 @@ function previousStop(calm) {
   const head = closest(heads, (one) => -strength[one]);
   const { labels, sides: [{ weights }] } = shown;
   const given = (query) => weightAt(ofHead(weights, head, labels.length), query, query - 1);
-  const most = Math.max(...[...labels.keys()].slice(1).map(given));
-  const clear = [...labels.keys()].slice(1).filter((query) => given(query) > 0.95 * most);
+  const queries = [...labels.keys()].slice(1);
+  const most = Math.max(...queries.map(given));
+  const clear = queries.filter((query) => given(query) > 0.95 * most);
   if (!clear.length) return [];
   const token = clear[clear.length >> 1]; // one in the middle
   const tell = `This is ${headPart(head)}, which reads the token before: in the framed row ${quote(labels[token])} ` +
@@ -86,12 +87,12 @@ async function repeatedStops(calm) {
   const [layer] = placeOf(finder);
   const writers = previousTokenHeads(calm.at).filter((head) => placeOf(head)[0] < layer);
   const names = writers.map(headPart);
-  const unwritten = await read(calm.at, names);
+  const unwritten = writers.length && (await read(calm.at, names));
   for (const early of [...mapped.keys()].slice(0, calm.at).filter(holdsWeights)) {
     const reading = await read(early);
     if (!fails(reading)) continue;
     let why = "has not learned to look there yet";
-    if (writers.length && fails(unwritten)) {
+    if (unwritten && fails(unwritten)) {
       const note = `“before me came ${visible(labels[last], 20)}”`;
       const [these, first] = writers.length > 1 ? ["these", "the first of these"] : ["it", names[0]];
       const itself = formation("induction", finder);
