@@ -2,11 +2,11 @@
 
 Results differ from those of PyTorch's own operations by rounding only. What each one gains:
 
-    fused_attention     short contexts in bfloat16: 7-12% of a training step, AMD EPYC and Intel Xeon with AMX
-    Linear              one text twice as fast on an AMD EPYC; not used on Intel's processors, where it would lose
-    rms_norm            a third of the time of a norm while one text is written
-    decoding_threads    one text 25 times as fast beside a training, AMD EPYC
-    keep_freed_memory   a third of a training step, AMD EPYC with glibc
+    short_causal_attention  in bfloat16: 7-12% of a training step, AMD EPYC and Intel Xeon with AMX
+    Linear                  one text twice as fast on an AMD EPYC; not used on Intel's processors, where it would lose
+    rms_norm                a third of the time of a norm while one text is written
+    decoding_threads        one text 25 times as fast beside a training, AMD EPYC
+    keep_freed_memory       a third of a training step, AMD EPYC with glibc
 
 Shapes: B batch, N sequences (batch times heads), T query length, S key length, K head width, I features in, O features
 out, R rows of input.
@@ -16,7 +16,6 @@ import ctypes
 import math
 import platform
 from functools import cache
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -46,25 +45,6 @@ def is_amd() -> bool:
 # Attention
 
 MAX_SHORT_LENGTH = 256  # weights are kept for the backward pass: 128 KiB a head and sequence at this length
-
-
-def fused_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, is_causal: bool = False, **options: Any
-) -> Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention`, computed in the way that is fastest here.
-
-    Args:
-        options: dropout_p, scale and enable_gqa, as PyTorch has them.
-    """
-    if not (q.is_cpu and q.dtype == torch.bfloat16):
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, **options)
-    short = q.shape == k.shape == v.shape and 1 < q.shape[-2] <= MAX_SHORT_LENGTH
-    if short and is_causal and mask is None and options.get("scale") is None and not options.get("dropout_p"):
-        return short_causal_attention(q, k, v)
-    # On processors PyTorch's kernel is no faster in bfloat16, and its backward pass takes twice as long.
-    with torch.autocast("cpu", enabled=False):
-        q, k, v = q.float(), k.float(), v.float()
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, **options).bfloat16()
 
 
 def short_causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -100,3 +100,27 @@ def check_integers(name: str, ids: Tensor) -> None:
     """Refuses a tensor of anything but integers, with a TypeError."""
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise TypeError(f"{name} must hold integers, not {ids.dtype}")
+
+
+def check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
+    """Refuses a mask that cannot say which of `shape` (..., T, S) scores count.
+
+    Raises:
+        TypeError: if it is not boolean.
+        ValueError: if it does not broadcast to `shape`.
+    """
+    if mask.dtype != torch.bool:
+        raise TypeError(f"mask must be boolean (True = may attend), not {mask.dtype}")
+    padded = (1,) * (len(shape) - mask.ndim) + tuple(mask.shape)
+    if len(padded) > len(shape) or any(m not in (1, n) for m, n in zip(padded, shape, strict=True)):
+        raise ValueError(f"mask has shape {tuple(mask.shape)}, which does not broadcast to (..., T, S) = {shape}")
+
+
+def fill_empty_rows(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Unmasks the rows of queries that may attend to nothing, and returns which they are, (..., T, 1).
+
+    A softmax over nothing is 0 / 0, and kernels differ in what they return. Computed on something and then zeroed,
+    values and gradients are 0 and never NaN.
+    """
+    empty = ~mask.any(dim=-1, keepdim=True)
+    return mask | empty, empty

@@ -155,12 +155,13 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
     import torch.nn.functional as F
 
     from data.windows import IGNORED
-    from model.attention import CausalSelfAttention, scaled_dot_product_attention
+    from model.attention import CausalSelfAttention
     from model.checks import listed
     from model.gpt import GPT, Block, FeedForward, NgramEmbedding
     from model.inspection.trace import hooked, observed, undisturbed
     from model.inspection.verdicts import EXACT
     from model.masks import causal_mask, sliding_window_mask
+    from model.multihead import scaled_dot_product_attention
     from model.rotary import apply_rotary
 
     config, block = gpt.config, gpt.blocks[layer]

@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from data.corpora.files import FileCorpus
-from model.attention import CausalSelfAttention, scaled_dot_product_attention
+from model.attention import CausalSelfAttention
 from model.glass import open_run
 from model.gpt import FeedForward
+from model.multihead import scaled_dot_product_attention
 from scripts import generate, inspect_attention
 
 # Of `attend`: what it raises, and the code.

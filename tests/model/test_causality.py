@@ -90,7 +90,7 @@ LEAKS = {  # what is replaced, by what, and the options of the GPT that goes thr
     "attend sees all": ("attend", LEAK, {}),
     "attend sees one key in one head": ("attend", with_scores(of_one_key, seen_ahead=99), {}),
     "attend adds a ten-thousandth of all": ("attend", adds_a_trace_of_the_future, {}),
-    "heads are merged without a transpose": ("_merge_heads", merged_without_a_transpose, {}),
+    "heads are merged without a transpose": ("merge_heads", merged_without_a_transpose, {}),
 }
 
 

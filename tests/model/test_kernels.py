@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model import kernels
-from model.attention import CausalSelfAttention, scaled_dot_product_attention
+from model import attention, kernels
+from model.attention import CausalSelfAttention
 from model.generation import generate, stream
 from model.gpt import GPTConfig
 from model.kernels import (
@@ -17,6 +17,7 @@ from model.kernels import (
     Linear,
     short_causal_attention,
 )
+from model.multihead import scaled_dot_product_attention
 from tests.attentions import values_and_gradients
 from tests.gpts import random_gpt
 
@@ -37,7 +38,7 @@ def test_without_the_kernels_the_program_gives_the_same(config, monkeypatch):
 
     with_kernels = everything()
     monkeypatch.setattr(kernels, "has_slow_vector_products", lambda: False)
-    monkeypatch.setattr(kernels, "MAX_SHORT_LENGTH", 0)
+    monkeypatch.setattr(attention, "MAX_SHORT_LENGTH", 0)
     without = everything()
     torch.testing.assert_close(with_kernels[0], without[0], atol=0.02, rtol=0.02)  # bfloat16 rounds to within 0.4%
     torch.testing.assert_close(with_kernels[1], without[1], atol=0.02, rtol=0)

@@ -8,9 +8,10 @@ may have a width of their own, here 6.
 import pytest
 import torch
 
-from model.attention import CausalSelfAttention, MultiHeadAttention, scaled_dot_product_attention
+from model.attention import CausalSelfAttention
 from model.cache import KVCache
 from model.gpt import GPT, GPTConfig
+from model.multihead import MultiHeadAttention, scaled_dot_product_attention
 from tests.attentions import maps_of_attend
 from tests.gpts import GPT2
 

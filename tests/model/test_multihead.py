@@ -1,0 +1,239 @@
+"""The formula and the general layer against worked numbers and PyTorch's own; what does not fit is refused."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from model.attention import CausalSelfAttention
+from model.masks import causal_mask, padding_mask
+from model.multihead import MultiHeadAttention, scaled_dot_product_attention
+from tests.attentions import values_and_gradients
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def random(*shape, dtype=torch.float64):
+    return torch.randn(*shape, dtype=dtype, requires_grad=True)
+
+
+LN2 = math.log(2)
+
+
+def test_three_tokens_as_worked_out_by_hand():
+    """Every query is (2 ln 2, 0, 0, 0), keys begin with 0, 1 and 2: over sqrt(4), the scores are 0, ln 2 and 2 ln 2.
+
+    So each key counts twice as much as the one before it: of three a query gives them 1/7, 2/7 and 4/7.
+    """
+    query = torch.tensor([[2 * LN2, 0.0, 0.0, 0.0]]).expand(3, 4)
+    key = torch.tensor([[0.0, 9, 9, 9], [1, 9, 9, 9], [2, 9, 9, 9]])  # what a query does not ask for does not count
+    value = torch.tensor([[0.0, 7], [21, 7], [42, 7]])
+    seen = [[1, 0, 0], [1 / 3, 2 / 3, 0], [1 / 7, 2 / 7, 4 / 7]]
+    values = [[0.0, 7], [14, 7], [30, 7]]  # 14 = 2/3 of 21; 30 = 2/7 of 21 and 4/7 of 42
+    actual = scaled_dot_product_attention(query, key, value, is_causal=True, need_weights=True)
+    torch.testing.assert_close(actual, (torch.tensor(values), torch.tensor(seen)))
+    fused, _ = scaled_dot_product_attention(query, key, value, is_causal=True)
+    torch.testing.assert_close(fused, torch.tensor(values))
+
+
+def test_six_words_as_published():
+    """The figures of Raschka's "Build a Large Language Model (From Scratch)", section 3.5, with PyTorch's seed 123.
+
+    They hold only if the projections are created in the order of query, key, value and output.
+    """
+    words = [[0.43, 0.15, 0.89], [0.55, 0.87, 0.66], [0.57, 0.85, 0.64], [0.22, 0.58, 0.33]]
+    words = torch.tensor([*words, [0.77, 0.25, 0.10], [0.05, 0.80, 0.55]])
+    torch.manual_seed(123)
+    output, weights = MultiHeadAttention(3, 2, head_dim=1, output_dim=2)(words.expand(2, 6, 3), is_causal=True)
+    expected = [[0.3190, 0.4858], [0.2943, 0.3897], [0.2856, 0.3593], [0.2693, 0.3873], [0.2639, 0.3928]]
+    expected = torch.tensor([*expected, [0.2575, 0.4028]])
+    torch.testing.assert_close(output, expected.expand(2, 6, 2), atol=1e-4, rtol=0)
+    assert weights is None
+
+
+NOTHING, PAIR, GRID = (), (2,), (2, 3)
+LEADING = st.sampled_from(
+    [(NOTHING,) * 3, (PAIR,) * 3, (GRID,) * 3, ((2, 1, 3),) * 3, ((2, 1), (3,), (1, 3)), (NOTHING, PAIR, GRID[::-1])]
+)
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@given(SEEDS, LEADING, st.integers(1, 6), st.integers(1, 6), st.integers(1, 8), st.integers(1, 5), st.data())
+@settings(max_examples=60)
+def test_formula_and_kernel_agree_with_pytorch(seed, leading, T, S, K, Kv, data):
+    """Also where a query may attend to nothing: there are zeros, and not even a NaN that is masked away again."""
+    torch.manual_seed(seed)
+    sizes = ((T, K), (S, K), (S, Kv))
+    inputs = [random(*before, *size) for before, size in zip(leading, sizes, strict=True)]
+    leading = torch.broadcast_shapes(*leading)
+    scale = data.draw(st.sampled_from([None, 0.3, 1.0, 0.0, -1.0]))
+    masks = [torch.rand(*shape) < 0.6 for shape in ((S,), (T, S), (*leading, T, S))]
+    mask = data.draw(st.sampled_from([None, *masks, torch.zeros(*leading, T, S) > 0]))
+    is_causal = data.draw(st.booleans())
+
+    def ours(need_weights):
+        def attend(*inputs):
+            options = {"is_causal": is_causal, "scale": scale, "need_weights": need_weights}
+            return scaled_dot_product_attention(*inputs, mask, **options)[0]
+
+        with torch.autograd.detect_anomaly(check_nan=True):
+            return values_and_gradients(attend, inputs)
+
+    def pytorch(*inputs):
+        inputs = [x.expand(*leading, *x.shape[-2:]) for x in inputs]
+        allowed = torch.ones(T, S, dtype=torch.bool) if mask is None else torch.atleast_2d(mask)
+        if is_causal:
+            allowed = allowed & torch.ones(T, S).tril(S - T).bool()
+        # PyTorch's mask is added, and a finite number keeps rows without a key finite.
+        added = torch.where(allowed, 0.0, -1e30).double()
+        values = F.scaled_dot_product_attention(*inputs, attn_mask=added, scale=scale)
+        return values * allowed.any(-1, keepdim=True)
+
+    expected = values_and_gradients(pytorch, inputs)
+    torch.testing.assert_close(ours(need_weights=True), expected, atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(ours(need_weights=False), expected, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=str)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("masked", ["nothing", "future", "padding"])
+def test_multi_head_attention_equals_pytorchs(dtype, tolerance, bias, masked):
+    reference = nn.MultiheadAttention(24, 4, bias=bias, kdim=10, vdim=14, batch_first=True, dtype=dtype)
+    ours = MultiHeadAttention(24, 4, key_dim=10, value_dim=14, qkv_bias=bias, output_bias=bias).to(dtype)
+    with torch.no_grad():
+        projections = (ours.query_proj, ours.key_proj, ours.value_proj)
+        for part, projection in zip("qkv", projections, strict=True):
+            projection.weight.copy_(getattr(reference, f"{part}_proj_weight"))
+        ours.output_proj.weight.copy_(reference.out_proj.weight)
+        if bias:
+            nn.init.normal_(reference.in_proj_bias)
+            for projection, vector in zip(projections, reference.in_proj_bias.chunk(3), strict=True):
+                projection.bias.copy_(vector)
+            nn.init.normal_(reference.out_proj.bias)
+            ours.output_proj.bias.copy_(reference.out_proj.bias)
+    inputs = random(2, 5, 24, dtype=dtype), random(2, 5, 10, dtype=dtype), random(2, 5, 14, dtype=dtype)
+    mask = {"nothing": None, "future": causal_mask(5), "padding": padding_mask(torch.tensor([3, 5]), 5)}[masked]
+
+    def pytorch(*inputs):  # its masks say where *not* to look
+        future = ~mask if masked == "future" else None
+        padding = ~mask[:, 0, 0] if masked == "padding" else None
+        return reference(*inputs, need_weights=False, attn_mask=future, key_padding_mask=padding)[0]
+
+    expected = values_and_gradients(pytorch, inputs)
+    for need_weights in (False, True):
+        options = {"is_causal": True} if masked == "future" else {"mask": mask}
+        options["need_weights"] = need_weights
+        actual = values_and_gradients(lambda *x, options=options: ours(*x, **options)[0], inputs)
+        torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
+
+
+def test_no_kernel_ever_gets_a_query_that_may_attend_to_nothing(fused_calls):
+    q, mask = torch.randn(2, 4, 8), torch.zeros(2, 4, 4, dtype=torch.bool)
+    scaled_dot_product_attention(q, q, q, mask)
+    scaled_dot_product_attention(q, q[:, :2], q[:, :2], is_causal=True)
+    CausalSelfAttention(8, 2)(q, mask=padding_mask(torch.tensor([0, 2]), 4))
+    assert len(fused_calls) == 3 and all(mask.any(-1).all() for mask, _ in fused_calls)
+
+
+DTYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16])
+
+
+@given(SEEDS, st.integers(1, 6), st.integers(1, 6), DTYPES, st.sampled_from([1.0, 1e4]), st.booleans())
+def test_weights_are_rows_that_sum_to_one_or_zero(seed, T, S, dtype, magnitude, is_causal):
+    torch.manual_seed(seed)
+    # Products of ±1 and ±magnitude: every score is -magnitude or +magnitude.
+    q, k = (torch.randn(2, length, 1).sign().to(dtype) for length in (T, S))
+    k, mask, values = k * magnitude, torch.rand(2, T, S) < 0.7, torch.ones(2, S, 1, dtype=dtype)
+    _, weights = scaled_dot_product_attention(q, k, values, mask, is_causal=is_causal, need_weights=True)
+    allowed = mask & causal_mask(T, S) if is_causal else mask
+    assert weights.isfinite().all() and weights.min() >= 0 and weights[~allowed].abs().sum() == 0
+    expected = allowed.any(-1).double()
+    tolerance = 1e-6 if dtype != torch.bfloat16 else S * 2**-8
+    torch.testing.assert_close(weights.double().sum(-1), expected, atol=tolerance, rtol=0)
+    fused, _ = scaled_dot_product_attention(q, k, values, mask, is_causal=is_causal)
+    torch.testing.assert_close(fused.double().squeeze(-1), expected, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_dropout_drops_and_rescales(need_weights):
+    T = 200
+    # With the identity for values, the output is the weights themselves: all 1/T without dropout.
+    q, v = torch.zeros(T, 4), torch.eye(T)
+    values, weights = scaled_dot_product_attention(q, q, v, dropout_p=0.25, need_weights=need_weights)
+    dropped = values == 0
+    assert dropped.float().mean().item() == pytest.approx(0.25, abs=0.02)
+    torch.testing.assert_close(values[~dropped], torch.full_like(values[~dropped], 1 / T / 0.75))
+    if need_weights:
+        torch.testing.assert_close(weights, values)  # the weights that were used, not those before dropout
+
+
+@pytest.mark.parametrize("layer", [MultiHeadAttention, CausalSelfAttention])
+def test_dropout_in_training_only(layer):
+    dropping, plain, x = layer(16, 2, dropout=0.5), layer(16, 2), torch.randn(2, 8, 16)
+    plain.load_state_dict(dropping.state_dict())
+
+    def output(module):
+        return module(x)[0] if layer is MultiHeadAttention else module(x)
+
+    assert not torch.allclose(output(dropping), output(dropping))
+    torch.testing.assert_close(output(dropping.eval()), output(plain))
+
+
+def zeros(*shapes):
+    return [torch.zeros(shape) for shape in shapes]
+
+
+def mask(*shape):
+    return torch.ones(shape, dtype=torch.bool)
+
+
+q, query = torch.zeros(2, 4, 8), torch.zeros(4, 8)
+FORMULA = [
+    (zeros((4, 8), (6, 7), (6, 7)), {}, ValueError, "8.* 7"),
+    (zeros((4, 8), (6, 8), (5, 8)), {}, ValueError, "6.* 5"),
+    (zeros((2, 4, 8), (3, 6, 8), (3, 6, 8)), {}, ValueError, r"\(2, 4, 8\), \(3, 6, 8\), \(3, 6, 8\)"),
+    (zeros((8,), (6, 8), (6, 8)), {}, ValueError, r"\[\(8,\), \(6, 8\), \(6, 8\)\]"),
+    ((query, query.double(), query), {}, TypeError, "torch.float32, torch.float64"),
+    ((q, q, q), {"mask": mask(4, 5)}, ValueError, r"\(4, 5\).* = \(2, 4, 4\)"),
+    ((q, q, q), {"mask": mask(1, 2, 4, 4)}, ValueError, r"\(1, 2, 4, 4\).* = \(2, 4, 4\)"),
+    ((q, q, q), {"mask": mask(4, 4).float()}, TypeError, "boolean.*not torch.float32"),
+    ((q, q, q), {"dropout_p": 1.0}, ValueError, "not 1.0"),
+]
+SELF, CAUSAL = MultiHeadAttention(8, 2), CausalSelfAttention(8, 4)
+WIDE = MultiHeadAttention(8, 2, key_dim=10, value_dim=12)
+LAYERS = [
+    (MultiHeadAttention, (10, 3), {}, ValueError, "num_heads=3 .*query_dim=10"),
+    (MultiHeadAttention, (10, 0), {}, ValueError, "num_heads .*0"),
+    (MultiHeadAttention, (10, 2), {"head_dim": 0}, ValueError, "head_dim .*0"),
+    (MultiHeadAttention, (10, 2), {"dropout": -0.1}, ValueError, "not -0.1"),
+    (SELF, zeros((2, 4, 8)), {"mask": mask(2, 4, 4)}, ValueError, "not 3"),
+    (WIDE, zeros((2, 4, 8)), {}, ValueError, r"key has width 8, .* key_dim=10"),
+    (CAUSAL, zeros((2, 6, 8)), {"mask": mask(1, 1, 6, 5)}, ValueError, r"6, 5\).* = \(2, 4, 6, 6\)"),
+]
+
+
+@pytest.mark.parametrize(
+    ("call", "inputs", "options", "error", "message"),
+    [*((scaled_dot_product_attention, *case) for case in FORMULA), *LAYERS],
+)
+def test_what_does_not_fit_is_refused(call, inputs, options, error, message):
+    with pytest.raises(error, match=message):
+        call(*inputs, **options)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_autocast_brings_types_together(need_weights):
+    with torch.autocast("cpu", torch.bfloat16):
+        values, _ = scaled_dot_product_attention(query, query, query.bfloat16(), need_weights=need_weights)
+    assert values.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_with_a_width_of_zero_all_keys_are_equal(need_weights):
+    value = torch.randn(5, 3)
+    values, _ = scaled_dot_product_attention(torch.ones(4, 0), torch.ones(5, 0), value, need_weights=need_weights)
+    torch.testing.assert_close(values, value.mean(0).expand(4, 3))
