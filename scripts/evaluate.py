@@ -66,6 +66,9 @@ def main(argv: list[str] | None = None) -> None:
     section = {name: value for name, value in section.items() if name not in OF_TRAINING}
     arguments = parse(parser, ["--data", json.dumps(section), *argv])
     arguments.split = arguments.split or ("all" if "data.files" in typed else "validation")
+    if arguments.split == "all" and "data.validation_fraction" in typed and arguments.data.max_tokens is None:
+        words = "leave it out, or write --split validation"
+        raise Mistake(f"--data.validation_fraction has no part in all of the text: {words}")
     evaluate_text(arguments, glass, TextDataModule(**arguments.data.as_dict()))
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
-from model.checks import Mistake
+from model.checks import Mistake, listed
 from model.runs.folder import ATTENTION, HEAD_SCORES, REPORT, find_kept, find_run
 from model.runs.mistakes import exit_status
 from scripts.parser import Parser, prompt_text
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     Shown = tuple[Recording, Callable[[], str], Path]  # with what makes its page, and the page's usual place
 
 PAGE, PICTURES, TABLE = ".html", (".png", ".svg", ".pdf"), ".csv"
+SHOWN = ("output", "prompt", "steps", "head", "open")  # options of what --experiments does not make
 TITLE_CHARS = 60  # of a prompt in its page's title
 
 
@@ -50,7 +51,7 @@ def main(argv: list[str] | None = None) -> None:
     write(shown, output, arguments, page)
     for sentence in warnings(shown.snapshots):
         print(f"warning: {shown.name}: {sentence[0].lower()}{sentence[1:]}", file=sys.stderr)
-    said = "; open it in a browser" if output.suffix == PAGE else ""
+    said = "; open it in a browser" if ending(output) == PAGE else ""
     if arguments.open:
         opened = webbrowser.open(output.resolve().as_uri())
         said = " and opened it in the browser" if opened else "; there is no browser here to open it in"
@@ -88,18 +89,23 @@ def step_list(text: str) -> list[int]:
     return sorted(set(map(int, text.split(","))))
 
 
+def ending(output: Path) -> str:
+    """Which kind of file it is: of .SVG too, as some systems write it."""
+    return output.suffix.lower()
+
+
 def check(arguments: argparse.Namespace) -> None:
     """Finds mistakes before anything is loaded."""
     run, checkpoint, prompt = arguments.run, arguments.checkpoint, arguments.prompt
-    suffix = PAGE if arguments.output is None else arguments.output.suffix
+    suffix = PAGE if arguments.output is None else ending(arguments.output)
     if suffix not in (PAGE, *PICTURES, TABLE):
         raise Mistake(f"--output {arguments.output} must end in {' or '.join((PAGE, *PICTURES, TABLE))}")
     is_page = suffix == PAGE
     if arguments.live:
         raise Mistake("--live is no longer needed: leave it out, every page holds the model and can be typed to")
     if arguments.experiments:
-        if arguments.output or arguments.head:
-            raise Mistake("--experiments prints a table: leave out --output and --head")
+        if unused := [f"--{name}" for name in SHOWN if getattr(arguments, name) not in (None, False)]:
+            raise Mistake(f"--experiments prints a table of the whole model: leave out {listed(unused)}")
         return
     if run and prompt is not None:
         raise Mistake("--run shows recorded maps and takes no prompt: write --checkpoint in its place, with --prompt")
@@ -183,11 +189,11 @@ def write(shown: Recording, output: Path, arguments: argparse.Namespace, page: C
     from model.files import write_atomically
     from model.pages import export
 
-    if output.suffix == PAGE:
+    if ending(output) == PAGE:
         write_atomically(output, page().encode())
         return
     step, heads = (arguments.steps or [None])[0], export.choose_heads(shown, arguments.head)
-    if output.suffix == TABLE:
+    if ending(output) == TABLE:
         export.write_csv(shown, output, step, heads)
     else:
         from model.pages import images  # imports matplotlib

@@ -18,13 +18,19 @@ DEFAULTS: dict[str, Any] = {"allow_abbrev": False, "formatter_class": argparse.R
 
 
 class Parser(argparse.ArgumentParser):
-    """Answers a mistake with one sentence, without the usage, and takes no abbreviated options."""
+    """Answers a mistake with one sentence, without the usage, and takes no abbreviated options.
+
+    It takes what begins with - for an option, also after one that wants a value, and says how to write it as a value.
+    """
 
     def __init__(self, **options) -> None:
         super().__init__(**DEFAULTS | options)
 
     def error(self, message: str) -> None:
         script = self.prog.split()[0]  # a subcommand's prog ends in its own name
+        option, _, reason = message.removeprefix("argument ").partition(": ")
+        if reason == "expected one argument":
+            message += f" (one that begins with - is written {option}=-x)"
         self.exit(2, f"{script}: {message}; --help lists the options\n")
 
 

@@ -309,8 +309,12 @@ def guesses(logits: Tensor, tokenizer: Tokenizer, following: list[int]) -> str:
 
 
 def quoted(tokenizer: Tokenizer, id: int) -> str:
-    """A token's text in quotes, with control characters escaped."""
-    return repr(tokenizer.label(id)).replace("\\\\", "\\")  # the label has escaped what is no whole character
+    """A token as Python writes it: 'text', or b'bytes' where it is no whole characters."""
+    content = tokenizer.token_bytes(id, unused=f"<{id}>")
+    try:
+        return repr(content.decode())
+    except UnicodeDecodeError:
+        return repr(content)
 
 
 if __name__ == "__main__":

@@ -138,6 +138,8 @@ MISTAKES = {
     "--data.fils x": "--data.fils data.files",
     "--data.tokenizer gpt2": "--data.tokenizer",
     "--data.validation_fraction 2": "data.validation_fraction 2.0",
+    "--split all --data.validation_fraction 0.2": "--data.validation_fraction --split",
+    "--data.files tests/*.py --data.validation_fraction 0.2": "--data.validation_fraction --split",
 }
 
 

@@ -83,6 +83,11 @@ def test_text_stream_ends_before_the_first_stop_and_holds_back_what_may_become_o
     assert [stream.feed(257), stream.feed(ord("c")), stream.end(), stream.ended] == ["xa", "", "", "stop"]
 
 
+def test_a_prompt_that_begins_with_a_dash_is_written_as_the_sentence_says(run_dir, capsys):
+    option = re.search(r"--prompt=\S+(?=\))", refused(main, capsys, "--checkpoint", run_dir, "--prompt", "-x"))[0]
+    assert call(main, capsys, "--checkpoint", run_dir, option, "--max_new_tokens", 3)[1].startswith("-x")
+
+
 @pytest.mark.parametrize("prompt", ["日本 naïve \N{GRINNING FACE}\x00", "<|endoftext|>", "x" * 100, ""], ids=ascii)
 def test_any_prompt_is_continued_and_an_empty_one_is_named(run_dir, capsys, prompt):
     status, out, err = call(main, capsys, "--checkpoint", run_dir, "--prompt", prompt, "--max_new_tokens", 30)
@@ -116,6 +121,7 @@ MISTAKES = {
     "--device meta": "--device meta",
     "--prompt \udcff": "--prompt UTF-8 0 0xff",
     "--max-new-tokens 3": "--max-new-tokens",
+    "--stop -x": "--stop=-x",
     "--checkpoint nowhere": "nowhere",
     "--checkpoint .": "checkpoints/best.ckpt checkpoints/last.ckpt",
 }

@@ -81,6 +81,7 @@ def test_a_prompt_is_shown_with_the_repeated_probe_of_the_recorded_run():
 
 
 READERS = {
+    ".html": lambda path: Page(path).data["title"] == "second",
     ".png": lambda path: min(imread(path).shape[:2]) > 150 and imread(path)[..., :3].std() > 0.05,
     ".svg": lambda path: ElementTree.parse(path).getroot().tag.endswith("svg"),
     ".pdf": lambda path: path.read_bytes().startswith(b"%PDF-"),
@@ -99,9 +100,9 @@ ARGUMENTS = {
     ("arguments", "suffix"), [(choice, suffix) for choice, suffixes in ARGUMENTS.items() for suffix in suffixes]
 )
 def test_every_kind_of_file_can_be_written(arguments, suffix):
-    output = Path(f"taken{suffix}")
-    assert main([*shlex.split(arguments), "--output", str(output)]) == 0
-    assert READERS[suffix](output)
+    for output in (Path(f"taken{suffix}"), Path(f"TAKEN{suffix.upper()}")):
+        assert main([*shlex.split(arguments), "--output", str(output)]) == 0
+        assert READERS[suffix](output)
 
 
 def test_a_table_has_the_chosen_step_and_heads():
@@ -176,6 +177,9 @@ MISTAKES = [
     ("--run removed --steps 2 --output maps.png", "--steps 2 removed 1"),
     ("--live", "--live no longer"),
     ("--experiments --output a.html", "--experiments --output"),
+    ("--experiments --prompt ''", "--experiments --prompt"),
+    ("--experiments --open --steps 0", "--experiments --open --steps"),
+    ("--prompt -x", "--prompt=-x"),
 ]
 
 

@@ -1,5 +1,6 @@
 """scripts/walk.py: every stop against the forward pass written out by hand, the lines it names, and its mistakes."""
 
+import ast
 import gc
 import math
 import re
@@ -11,10 +12,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from data.tokenizers import byte_level
+from data.tokenizers import END_OF_TEXT, Tokenizer, byte_level
 from model.attention import CausalSelfAttention
 from model.gpt import GPTConfig
-from scripts.walk import Stop, lesson, main, place_of
+from scripts.walk import Stop, lesson, main, place_of, quoted
 from tests.attentions import ALIBI, LEAK
 from tests.by_hand import ByHand
 from tests.command_lines import call, refused, tells
@@ -170,10 +171,22 @@ def test_without_a_run_it_is_a_fresh_model(tmp_path, here, runs, capsys):
     status, out, _ = call(main, capsys, "--prompt", "héllo")
     assert status == 0 and out.startswith("a fresh model")
     assert f"() = ()   {math.log(257):.4g}\n" in out  # every token is equally likely
-    assert r"'h' '\xc3' '\xa9' 'l' 'l' 'o'" in out
+    assert r"'h' b'\xc3' b'\xa9' 'l' 'l' 'o'" in out
     save_checkpoint(tmp_path / "runs" / "first" / "checkpoints" / "best.ckpt", model("gpt2"))
     assert tells(call(main, capsys)[1].splitlines()[0], "runs/first/checkpoints/best.ckpt 7 cpu")
     assert call(main, capsys, "--fresh")[1].startswith("a fresh model")
+
+
+def test_every_token_is_quoted_as_another_one():
+    """Also those whose text is how another one is escaped, and one that is not used."""
+    ranks = byte_level().ranks | {text.encode(): 257 + i for i, text in enumerate(["\\n", "\\xc3", "<259>", "é"])}
+    tokenizer = Tokenizer("words", r"[\s\S]+", ranks, {END_OF_TEXT: 256})
+    tokens = range(tokenizer.vocab_size)
+    said = [quoted(tokenizer, token) for token in tokens]
+    assert len(set(said)) == len(tokens) and quoted(tokenizer, 300) == "'<300>'"
+    for token, text in zip(tokens, said, strict=True):
+        value = ast.literal_eval(text)
+        assert (value if isinstance(value, bytes) else value.encode()) == tokenizer.token_bytes(token)
 
 
 def test_a_diverged_model_and_odd_texts_are_shown(tmp_path, runs, capsys):
@@ -192,6 +205,7 @@ MISTAKES = {
     "--layer 3": "--layer 0..2 3",
     "--head -1": "--head 0..3 -1",
     "--fresh": "--fresh --checkpoint",
+    "--prompt -x": "--prompt=-x",
 }
 
 

@@ -14,8 +14,8 @@ import base64
 import gzip
 import json
 from collections.abc import Collection, Sequence
-from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -26,6 +26,10 @@ MAX_STEPS = 100  # of a page: more than one looks at, and each takes time to pac
 ELEMENT = 70  # bytes around a block
 
 Blocks = dict[int, list[str]]  # by step each probe's maps, and the details, in base64
+
+# Of the steps in the last page of a recording, as long as that lives: of a run that goes on, a page packs only what is
+# new. It takes as many bytes as that page.
+_packed: WeakKeyDictionary[Snapshot, list[str]] = WeakKeyDictionary()
 
 
 def pack_steps(recording: Recording, room: int, wanted: Collection[int] = ()) -> tuple[Blocks, list[str]]:
@@ -45,6 +49,9 @@ def pack_steps(recording: Recording, room: int, wanted: Collection[int] = ()) ->
             length = max(len(probe.tokens) for probe in recording.probes.values())
             raise Mistake(f"maps of {length} tokens do not fit into a page: take a shorter text, or a .csv")
         count = max(2, int(count * 0.9))
+    for snapshot in recording.snapshots:
+        if snapshot.step not in blocks:
+            _packed.pop(snapshot, None)
     left_out = len(kept) < len(steps)
     return blocks, [f"To stay small, this page shows {len(kept)} of {len(steps)} recorded steps."] if left_out else []
 
@@ -63,11 +70,13 @@ def log_spaced(steps: Sequence[int], count: int) -> list[int]:
     return [steps[i] for i in chosen]
 
 
-@lru_cache(maxsize=2 * MAX_STEPS)  # of a run that goes on, a page writes only what is new
 def step_blocks(recording: Recording, snapshot: Snapshot) -> list[str]:
     """Each probe's maps at a step, and the details, in base64."""
-    maps = recording.maps(snapshot.step)
-    return [*(_pack(maps[name]) for name in recording.probes), compressed(recording.details(snapshot.step))]
+    if snapshot not in _packed:
+        maps = recording.maps(snapshot.step)
+        details = compressed(recording.details(snapshot.step))
+        _packed[snapshot] = [*(_pack(maps[name]) for name in recording.probes), details]
+    return _packed[snapshot]
 
 
 def _pack(maps: np.ndarray) -> str:

@@ -161,13 +161,14 @@ def _colour_map() -> Colormap:
 
 def _write(figure: Figure, path: Path) -> None:
     """Text stays text, and the same numbers make the same file. Raises Mistake for a PNG that is too large."""
+    kind = path.suffix.lower()
     box = figure.get_tightbbox().padded(12 / DPI)
     width, height = np.ceil(box.size * DPI).astype(int)
-    if path.suffix == ".png" and width * height > MAX_PIXELS:
+    if kind == ".png" and width * height > MAX_PIXELS:
         raise Mistake(f"{path} would have {width:,} x {height:,} pixels: choose fewer heads with --head, or a .pdf")
     settings = {"svg.fonttype": "none", "svg.hashsalt": "glassgpt", "pdf.fonttype": 42, "image.composite_image": False}
-    no_date = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[path.suffix]
+    no_date = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[kind]
     buffer = io.BytesIO()
     with matplotlib.rc_context(settings):
-        figure.savefig(buffer, format=path.suffix[1:], dpi="figure", metadata=no_date, bbox_inches=box)
+        figure.savefig(buffer, format=kind[1:], dpi="figure", metadata=no_date, bbox_inches=box)
     write_atomically(path, buffer.getvalue())
