@@ -106,10 +106,10 @@ class Tokenizer:
 
     def num_bytes(self, tokens: np.ndarray) -> int:
         """UTF-8 bytes of the text of `tokens` (N,), without end-of-text."""
-        return int(self._lengths[tokens].sum())
+        return int(self.lengths[tokens].sum())
 
     @cached_property
-    def _lengths(self) -> np.ndarray:
+    def lengths(self) -> np.ndarray:
         """UTF-8 bytes of each token (V,); 0 for special ones and unused ids."""
         lengths = np.zeros(self.vocab_size, dtype=np.int64)
         lengths[list(self.ranks.values())] = [len(token) for token in self.ranks]

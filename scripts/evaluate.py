@@ -98,7 +98,7 @@ def read_text(data: TextDataModule, split: str, tokenizer: Tokenizer) -> np.ndar
 def evaluate_text(arguments: argparse.Namespace, glass: Glass, data: TextDataModule) -> None:
     import torch
 
-    from model.exchange.evaluation import text_logprobs
+    from model.exchange.evaluation import count_nats, loss_and_bits, text_logprobs
 
     gpt, tokenizer = glass.gpt, glass.tokenizer
     context_length = gpt.config.context_length
@@ -107,24 +107,25 @@ def evaluate_text(arguments: argparse.Namespace, glass: Glass, data: TextDataMod
         raise Mistake(f"--stride {stride} would leave out tokens: the model reads {context_length} at once")
     split, batch_size = arguments.split, arguments.batch_size
     tokens = read_text(data, split, tokenizer)
-    num_targets, num_bytes = len(tokens) - 1, tokenizer.num_bytes(tokens)
+    num_targets = len(tokens) - 1
     num_windows = 1 + max(0, -(-(num_targets - context_length) // stride))
     part = "all" if split == "all" else f"the {split} split"
     print(f"{glass}: {part} of {data.corpus.name}, {num_windows:,} windows of {context_length} tokens", file=sys.stderr)
     text, border = torch.from_numpy(tokens), tokenizer.end_of_text if data.document_masking else None
     logprobs = text_logprobs(gpt, text, stride=stride, batch_size=batch_size, end_of_text=border)
-    nats = -logprobs.double().sum()
+    sums = count_nats(-logprobs, text[1:], torch.from_numpy(tokenizer.lengths))
+    nats, bits = loss_and_bits(sums)
     result = {
         "checkpoint": str(glass),
         "text": data.corpus.name,
         "split": split,
         "documents": int((tokens[:-1] == tokenizer.end_of_text).sum()),  # each has one before it
-        "bytes": num_bytes,
+        "bytes": tokenizer.num_bytes(tokens),
         "tokens": num_targets,
         "stride": stride,
-        "nats_per_token": (nats / num_targets).item(),
-        "perplexity": (nats / num_targets).exp().item(),
-        "bits_per_byte": (nats / math.log(2) / num_bytes).item(),
+        "nats_per_token": nats,
+        "perplexity": math.exp(nats),
+        "bits_per_byte": bits,
     }
     if arguments.json:
         print(json.dumps(result))

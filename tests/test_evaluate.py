@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from data.datamodule import TextDataModule
 from model.checkpoint import load_gpt
@@ -37,10 +38,10 @@ def result(capsys, *arguments) -> dict:
     return json.loads(out)
 
 
-def nats_per_token(run_dir: Path, text: str, stride: int) -> float:
+def nats(run_dir: Path, text: str, stride: int) -> torch.Tensor:
     """Of one document, by the function that tests/model/exchange/test_evaluation.py compares with a plain loop."""
     gpt, _ = load_gpt(run_dir / "checkpoints" / "best.ckpt")
-    return -text_logprobs(gpt, torch.tensor([256, *text.encode(), 256]), stride=stride).mean().item()
+    return -text_logprobs(gpt, torch.tensor([256, *text.encode(), 256]), stride=stride).double()
 
 
 @pytest.mark.parametrize("stride", [1, 5, CONTEXT])
@@ -51,12 +52,12 @@ def test_the_figures_are_those_of_the_held_out_text(run_dir, capsys, tmp_path, s
     options += ("--data.validation_fraction", 0.2)
     found = result(capsys, *options, "--stride", stride)
     held_out = path.read_bytes()[int(path.stat().st_size * 0.8) :].decode(errors="ignore")
-    nats = nats_per_token(run_dir, held_out, stride)
-    assert found["nats_per_token"] == pytest.approx(nats, abs=1e-5)
-    assert found["perplexity"] == pytest.approx(math.exp(nats), rel=1e-5)
+    each = nats(run_dir, held_out, stride)
+    assert found["nats_per_token"] == pytest.approx(each.mean().item(), abs=1e-5)
+    assert found["perplexity"] == pytest.approx(each.mean().exp().item(), rel=1e-5)
     num_bytes = len(held_out.encode())
     assert (found["documents"], found["bytes"], found["tokens"]) == (1, num_bytes, num_bytes + 1)
-    assert found["bits_per_byte"] == pytest.approx(nats * (num_bytes + 1) / num_bytes / math.log(2), abs=1e-5)
+    assert found["bits_per_byte"] == pytest.approx(each[:-1].mean().item() / math.log(2), abs=1e-5)
     if stride == CONTEXT:
         assert found == result(capsys, *options)
 
@@ -71,13 +72,19 @@ def test_the_default_figure_is_that_of_training(capsys, monkeypatch, tmp_path, f
     data.prepare_data()
     data.setup()
     gpt, _ = load_gpt(run_dir / "checkpoints" / "best.ckpt")
-    nats = sum(float(gpt.loss(**batch, reduction="sum")) for batch in data.val_dataloader())
+    nats_of_bytes, all_nats = 0.0, 0.0
+    for batch in data.val_dataloader():
+        targets = batch.pop("targets").flatten()
+        each = F.cross_entropy(gpt(**batch).flatten(0, 1), targets, reduction="none").double()
+        all_nats += each.sum().item()
+        nats_of_bytes += each[targets < 256].sum().item()
     # A run's folder says what it was trained on; JSON is YAML.
     (run_dir / "config.yaml").write_text(json.dumps({"data": options, "model": {"gpt": {}}}))
     before_call(monkeypatch.setattr, GPT, "features", lambda gpt, windows, **_: counts.append(len(windows)))
     found, split = result(capsys, "--checkpoint", run_dir, "--batch_size", 3), data.tokenized.validation
     assert max(counts) == 3
-    assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / split.num_bytes, abs=1e-5)
+    assert found["bits_per_byte"] == pytest.approx(nats_of_bytes / math.log(2) / split.num_bytes, abs=1e-5)
+    assert found["nats_per_token"] == pytest.approx(all_nats / (split.num_tokens - 1), abs=1e-5)
     assert (found["tokens"], found["bytes"]) == (split.num_tokens - 1, split.num_bytes)
     assert found["documents"] > 1
     # Another text is read with the masking that the model knows, and none of the run's other options.
@@ -106,7 +113,7 @@ def test_a_document_that_is_cut_into_the_splits_is_scored_as_one(run_dir, capsys
     found = result(capsys, *options)
     text = (tmp_path / "tale.txt").read_text(encoding="utf-8")
     assert (found["documents"], found["tokens"]) == (1, len(text.encode()) + 1)
-    assert found["nats_per_token"] == pytest.approx(nats_per_token(run_dir, text, CONTEXT), abs=1e-5)
+    assert found["nats_per_token"] == pytest.approx(nats(run_dir, text, CONTEXT).mean().item(), abs=1e-5)
     limited = result(capsys, *options, "--data.max_tokens", 50)  # two parts, between which text is left out
     assert (limited["documents"], limited["tokens"], limited["bytes"]) == (2, 50 + 5 - 1, 49 + 4)
     assert result(capsys, *options[:-1], "train", "--data.max_tokens", 20)["tokens"] == 20 - 1

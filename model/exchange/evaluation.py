@@ -3,12 +3,15 @@
 Shapes: T tokens of a window, N tokens of a text.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from model.gpt import GPT, in_eval_mode
 
+IGNORED = -100  # a target that does not count, as in PyTorch's losses
 LOGITS_AT_ONCE = 2**24  # a whole batch of logits of a large vocabulary would fill the memory
 
 
@@ -44,3 +47,29 @@ def text_logprobs(
             for part, targets in zip(features.split(rows), batch[:, 1:][scored].split(rows), strict=True):
                 logprobs.append(-F.cross_entropy(model.unembed(part), targets, reduction="none").cpu())
     return torch.cat(logprobs)[:num_targets]
+
+
+def count_nats(nats: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
+    """What `loss_and_bits` needs of some targets, in float64 (4,): add up those of all parts of a text.
+
+    All nats, and the number of targets; then the nats and the bytes of those targets that have bytes. End-of-text has
+    none: a tokenizer that needs fewer bytes for a text does not get better by predicting where documents end.
+
+    Args:
+        nats: (N,), of each target; 0 where it is IGNORED.
+        targets: (N,).
+        lengths: (V,), the bytes of each token.
+    """
+    if nats.device.type == "mps":  # which has no float64
+        nats, targets, lengths = nats.cpu(), targets.cpu(), lengths.cpu()
+    nats = nats.double()
+    counts = targets != IGNORED
+    num_bytes = lengths[targets.clamp(min=0)] * counts
+    nats_of_bytes = nats.where(num_bytes > 0, 0)
+    return torch.stack([nats.sum(), counts.sum().double(), nats_of_bytes.sum(), num_bytes.sum().double()])
+
+
+def loss_and_bits(sums: Tensor) -> tuple[float, float]:
+    """Nats for each token of a text, and bits for each byte, which can be compared across tokenizers."""
+    nats, num_targets, nats_of_bytes, num_bytes = sums.tolist()
+    return nats / num_targets, nats_of_bytes / num_bytes / math.log(2)

@@ -2,29 +2,45 @@
 
 import logging
 import os
+import re
 import shutil
 import sysconfig
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from lightning.fabric.utilities.throughput import get_available_flops
 from lightning.pytorch import Trainer
 
 from model.kernels import has_fast_bfloat16
 
 log = logging.getLogger(__name__)
-H200_FLOPS = 989.4e12  # dense, in 16 bits, as in NVIDIA's data sheet of the H100 SXM
-# Of a value of trainer.precision what stands before "-mixed" or "-true".
-TYPES = {"bf16": torch.bfloat16, "16": torch.float16, "32": torch.float32, "64": torch.float64}
+# Peak 10^12 operations a second of one GPU, by its name without the maker's: products of dense matrices in bfloat16 or
+# float16 that are summed in float32, and float32 without tensor cores. From NVIDIA's data sheets, which often print the
+# figure for sparse matrices, twice as high, and for GeForce from the whitepapers of the Ampere and Ada architectures.
+PEAK_TFLOPS = {
+    r"B200": (2250, 75),
+    r"H200": (989, 67),
+    r"H100 80GB HBM3": (989, 67),
+    r"H100 PCIe": (756, 51),
+    r"H100 NVL": (835, 60),
+    r"A100-SXM4-\d+GB|A100-PCIE-\d+GB|A100 80GB PCIe": (312, 19.5),
+    r"A40": (149.7, 37.4),
+    r"A10": (125, 31.2),
+    r"A10G": (70, 35),
+    r"L4": (121, 30.3),
+    r"L40": (181, 90.5),
+    r"L40S": (362, 91.6),
+    r"RTX A6000": (154.8, 38.7),
+    r"GeForce RTX 3090": (71, 35.6),
+    r"GeForce RTX 4090": (165.2, 82.6),
+}
 
 CompileMode = bool | Literal["auto", "reduce-overhead"]
 
 
-def compile_where_it_pays(function: Callable, mode: CompileMode, device: torch.device) -> Callable:
-    """`function`, compiled or unchanged.
+def compile_options(mode: CompileMode, device: torch.device) -> dict[str, Any] | None:
+    """The options of torch.compile for the network; None where it is not compiled.
 
     "auto" compiles on CUDA devices only: a CPU run of a few minutes does not win back the minute that compiling takes.
     With "reduce-overhead" a GPU launches all kernels of a pass at once, as a CUDA graph, and each call overwrites what
@@ -32,12 +48,12 @@ def compile_where_it_pays(function: Callable, mode: CompileMode, device: torch.d
     (https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/torch.compiler_cudagraph_trees.html).
     """
     if mode is False or (mode == "auto" and device.type != "cuda"):
-        return function
+        return None
     if missing := missing_compiler(device):
         log.warning("The network is not compiled: %s is missing.", missing)
-        return function
+        return None
     # Training and validation may differ in batch size: two graphs of fixed shape are faster than one of any shape.
-    return torch.compile(function, mode="reduce-overhead" if mode == "reduce-overhead" else None, dynamic=False)
+    return {"mode": "reduce-overhead" if mode == "reduce-overhead" else None, "dynamic": False}
 
 
 def missing_compiler(device: torch.device) -> str | None:
@@ -66,17 +82,15 @@ def fast_precision(accelerator: str) -> str:
 def peak_flops(trainer: Trainer) -> float | None:
     """Peak operations per second of all devices together, from their data sheets, for the run's precision.
 
-    None where it is unknown: for CPUs, and for GPUs that are not in Lightning's table.
+    None where it is unknown: for CPUs, for GPUs that are not in the table, and for float32 on tensor cores.
     """
-    device = trainer.strategy.root_device
-    if device.type != "cuda":
+    device, number = trainer.strategy.root_device, str(trainer.precision).partition("-")[0]
+    if device.type != "cuda" or number not in ("bf16", "16", "32"):
         return None
-    dtype = TYPES.get(str(trainer.precision).partition("-")[0])
-    if dtype is None:
+    if number == "32" and torch.get_float32_matmul_precision() != "highest":
         return None
-    if "H200" in torch.cuda.get_device_name(device):
-        # An H100 with more memory. Lightning's figures for it are those of sparse matrices, twice as high.
-        flops = H200_FLOPS if dtype in (torch.bfloat16, torch.float16) else None
-    else:
-        flops = get_available_flops(device, dtype)
-    return flops and float(flops) * trainer.world_size
+    name = torch.cuda.get_device_name(device).removeprefix("NVIDIA ")
+    for pattern, (in_16_bits, in_32_bits) in PEAK_TFLOPS.items():
+        if re.fullmatch(pattern, name):
+            return 1e12 * (in_32_bits if number == "32" else in_16_bits) * trainer.world_size
+    return None

@@ -5,19 +5,19 @@ For a step Lightning calls the optimizer's `step`, and this calls back: `trainin
 """
 
 import dataclasses
-import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from model.checkpoint import build_gpt, read_checkpoint
 from model.checks import Mistake
+from model.exchange.evaluation import count_nats, loss_and_bits
 from model.gpt import GPT, GPTConfig
-from model.training.hardware import CompileMode, compile_where_it_pays
+from model.training.hardware import CompileMode, compile_options
 from model.training.initial import check_tokenizer, start_from
 from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
@@ -54,8 +54,8 @@ class GPTModule(LightningModule):
         self.compile_mode, self.init_from = compile, init_from
         self.init_tokenizer: dict[str, Any] | None = None  # of the model of init_from, if it has one
         self.gpt: GPT | None = None
-        self.loss: Callable[..., Tensor]  # `GPT.loss`, compiled where that pays; set by configure_model
-        self.validation_sums: Tensor  # (2,): nats and tokens of a validation pass
+        self.validation_sums: list[Tensor]  # those of `count_nats`, of each batch of a validation
+        self.token_lengths: Tensor  # (V,), in bytes
         self.validation_metrics: dict[str, float] = {}
 
     def configure_model(self) -> None:
@@ -81,18 +81,36 @@ class GPTModule(LightningModule):
                 "cannot be accumulated: leave trainer.accumulate_grad_batches at 1 or write --model.compile true"
             )
         device = self.trainer.strategy.root_device
-        self.loss = compile_where_it_pays(self.gpt.loss, self.compile_mode, device)
+        options = compile_options(self.compile_mode, device)
+        if options is not None:
+            self.training_loss = torch.compile(self.training_loss, **options)  # type: ignore[method-assign]
+            self.validation_nats = torch.compile(self.validation_nats, **options)  # type: ignore[method-assign]
         if self.gpt.ngram_embedding is not None:
             # Of the rows that were read alone. Compiled code, clipping and other devices need a gradient of all rows.
             alone = self.trainer.world_size == 1 and not self.trainer.gradient_clip_val
-            self.gpt.ngram_embedding.sparse = device.type == "cpu" and self.loss == self.gpt.loss and alone
+            self.gpt.ngram_embedding.sparse = device.type == "cpu" and options is None and alone
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         learning_rate_factor(0, self.trainer.max_steps, self.schedule_config)  # raises if it has no end
         return build_optimizer(self.gpt, self.optimizer_config)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        return self.loss(batch["tokens"], batch["targets"], document_ids=batch.get("document_ids"))
+        """What a batch's update makes smaller.
+
+        `self.log("train/mine", value)` here makes a column of metrics.csv, and of every other logger.
+        """
+        return self.training_loss(**batch)
+
+    def training_loss(self, tokens: Tensor, targets: Tensor, document_ids: Tensor | None = None) -> Tensor:
+        """Forward pass and loss. A term that is added here changes training alone, and not what validation counts."""
+        logits = self.gpt(tokens, document_ids=document_ids)
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return loss
+
+    def validation_nats(self, tokens: Tensor, targets: Tensor, document_ids: Tensor | None = None) -> Tensor:
+        """(B x T,): how unexpected each target is to the model."""
+        logits = self.gpt(tokens, document_ids=document_ids)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         factor = learning_rate_factor(self.global_step, self.trainer.max_steps, self.schedule_config)
@@ -104,24 +122,18 @@ class GPTModule(LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         self.zero_grad()  # frees their memory; with CUDA graphs validation would overwrite them
-        # Float32 would lose digits over millions of tokens, but Apple's GPUs have no float64.
-        dtype = torch.float32 if self.device.type == "mps" else torch.float64
-        self.validation_sums = torch.zeros(2, dtype=dtype, device=self.device)
+        self.validation_sums = []
+        self.token_lengths = torch.from_numpy(self.trainer.datamodule.tokenizer.lengths).to(self.device)
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        targets = batch["targets"]
-        nats = self.loss(batch["tokens"], targets, document_ids=batch.get("document_ids"), reduction="sum")
-        self.validation_sums += torch.stack((nats.to(self.validation_sums.dtype), (targets >= 0).sum()))
+        nats = self.validation_nats(**batch)
+        self.validation_sums.append(count_nats(nats, batch["targets"].flatten(), self.token_lengths))
 
     def on_validation_epoch_end(self) -> None:
         """Sets validation_metrics: val/loss, nats per token, and val/bits_per_byte, comparable across tokenizers."""
-        nats, tokens = self.trainer.strategy.reduce(self.validation_sums, reduce_op="sum").tolist()
-        data = self.trainer.datamodule
-        text, validated_tokens = data.tokenized.validation, round(tokens) + 1  # the first one is not predicted
-        num_bytes = text.num_bytes
-        if validated_tokens < text.num_tokens:  # limit_val_batches has cut the pass short
-            num_bytes = data.tokenizer.num_bytes(text.read(0, validated_tokens))
-        self.validation_metrics = {"val/loss": nats / tokens, "val/bits_per_byte": nats / math.log(2) / num_bytes}
+        sums = self.trainer.strategy.reduce(torch.stack(self.validation_sums).sum(dim=0), reduce_op="sum")
+        loss, bits = loss_and_bits(sums)
+        self.validation_metrics = {"val/loss": loss, "val/bits_per_byte": bits}
         # For callbacks that monitor a metric. RunSequence writes the figures to the loggers, in full precision.
         self.log_dict(self.validation_metrics, logger=False, sync_dist=True)
 

@@ -1,11 +1,12 @@
 """Scores of texts against plain loops, one token at a time."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 
-from model.exchange.evaluation import text_logprobs
+from model.exchange.evaluation import IGNORED, count_nats, loss_and_bits, text_logprobs
 from tests.gpts import CONFIGS, random_gpt
 
 
@@ -25,3 +26,12 @@ def test_each_token_is_scored_once_as_a_plain_loop_scores_it_without_dropout(nam
                 logits = gpt(text[None, number * stride : target])[0, -1].double()
             expected = logits.log_softmax(-1)[text[target]]
             assert abs(logprobs[target - 1] - expected) < 1e-5, (stride, target)
+
+
+def test_bits_are_of_targets_that_have_bytes_and_nats_of_all():
+    """Token 0 is of one byte, 1 of three, and 2, end-of-text, of none. The sums of parts can be added up."""
+    lengths, targets = torch.tensor([1, 3, 0]), torch.tensor([0, 2, 1, 2, IGNORED, 0])
+    nats = torch.tensor([1.0, 10.0, 2.0, 20.0, 0.0, 4.0])
+    parts = [count_nats(nats[part], targets[part], lengths) for part in (slice(0, 3), slice(3, 6))]
+    assert parts[0].dtype == torch.float64
+    assert loss_and_bits(sum(parts)) == (37 / 5, pytest.approx((1 + 2 + 4) / (1 + 3 + 1) / math.log(2)))
