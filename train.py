@@ -19,12 +19,14 @@ if __name__ == "__main__":  # Ctrl-C during the imports, which take seconds; not
     signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
     gc.disable()  # imports leave next to nothing to collect
 
+from model.checks import Mistake  # first: model/ says how threads wait, which torch reads when it is loaded
+
+# isort: split
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import ArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from data.datamodule import TextDataModule
-from model.checks import Mistake
 from model.kernels import keep_freed_memory
 from model.runs.command_line import as_list, quiet, read_options
 from model.runs.folder import METRICS, RUNS, how_to_resume

@@ -5,7 +5,6 @@ Results differ from those of PyTorch's own operations by rounding only. What eac
     short_causal_attention  in bfloat16: 7-12% of a training step, AMD EPYC and Intel Xeon with AMX
     Linear                  one text twice as fast on an AMD EPYC; not used on Intel's processors, where it would lose
     rms_norm                a third of the time of a norm while one text is written
-    decoding_threads        one text 25 times as fast beside a training, AMD EPYC
     keep_freed_memory       a third of a training step, AMD EPYC with glibc
 
 Shapes: B batch, N sequences (batch times heads), T query length, S key length, K head width, I features in, O features
@@ -87,7 +86,6 @@ class _ShortCausalAttention(torch.autograd.Function):
 
 FEW_ROWS = 4  # slices gain nothing from 8 rows on and lose from 16
 SLICES = 8
-SMALL_STEP = 2**22  # products; the default model needs 2.6 million for a token, 6 layers of width 384 10.6 million
 RMS_EPSILON = 1e-6
 RMS_EPSILON_TENSOR = torch.tensor(RMS_EPSILON, device="cpu")  # PyTorch takes longer to make one than to add it
 
@@ -137,16 +135,6 @@ def rms_norm(x: Tensor) -> Tensor:
         return F.rms_norm(x, x.shape[-1:], eps=RMS_EPSILON)
     squares = (x * x).sum(dim=-1, keepdim=True)
     return x * torch.add(RMS_EPSILON_TENSOR, squares, alpha=1 / x.shape[-1]).rsqrt_()
-
-
-def decoding_threads(model: nn.Module, batch_size: int, most: int) -> int:
-    """How many threads, of `most`, a step of one token for each of `batch_size` texts is worth: all or one.
-
-    Threads that work together wait for each other without giving up their core. Beside a training that uses all cores a
-    small step takes tens of times as long with two threads as with one; on a quiet machine one is nearly as fast.
-    """
-    products = batch_size * sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, nn.Linear))
-    return 1 if products < SMALL_STEP else most
 
 
 # Memory

@@ -130,14 +130,12 @@ def generate(arguments: argparse.Namespace, prompt: str) -> None:
 
     from model.generation import stream
     from model.glass import open_run
-    from model.kernels import decoding_threads
 
     glass = open_run(arguments.checkpoint, device=choose_device(arguments.device))
     gpt, tokenizer = glass.gpt.to(getattr(torch, arguments.dtype)), glass.tokenizer
     # Every document of the training text begins after end-of-text, so an empty prompt is that token.
     ids = tokenizer.encode(prompt) or [tokenizer.end_of_text]
     num_texts = arguments.num_samples
-    torch.set_num_threads(decoding_threads(gpt, num_texts, torch.get_num_threads()))
     began = time.perf_counter()
     options = {name: getattr(arguments, name) for name in SAMPLING}
     generator = torch.Generator(glass.device)

@@ -38,16 +38,6 @@ def test_a_checkpoint_without_a_tokenizer_gets_one_sentence(tmp_path, capsys):
     assert str(run) in refused(main, capsys, "--checkpoint", run)
 
 
-def test_one_small_text_takes_one_thread_and_many_take_all(run_dir, capsys, monkeypatch):
-    monkeypatch.setattr("model.kernels.SMALL_STEP", 100_000)  # the model needs 33 thousand products for a token
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    chosen = []
-    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
-    for samples in (1, 4):
-        call(main, capsys, "--checkpoint", run_dir, "--num_samples", samples, "--max_new_tokens", 2)
-    assert chosen == [1, 3]
-
-
 def test_the_seed_repeats_the_text_and_samples_differ(run_dir, capsys):
     def text(*options):
         return call(main, capsys, "--checkpoint", run_dir, "--prompt", "x", "--max_new_tokens", 40, *options)[1]
