@@ -10,16 +10,14 @@ import math
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import numpy as np
-from matplotlib.colors import Colormap, FuncNorm, LinearSegmentedColormap
+from matplotlib.colors import Colormap, LinearSegmentedColormap, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 from numpy.typing import ArrayLike
 
-from model.checks import Mistake
 from model.files import write_atomically
 from model.inspection.recording import Recording
 from model.pages.describe import shortened, visible
@@ -28,101 +26,105 @@ from model.pages.template import COLOURS
 
 DPI = 72  # dots an inch, so that a point, in which matplotlib measures text, is a pixel
 MAX_SIDE = 4000  # pixels of the longer side, without the labels
-MAX_PIXELS = 100_000_000  # of a PNG, which takes four bytes for each while it is drawn
 PIXELS = 600  # of the longer side of a picture without text, unless there are more weights
 LABEL_PITCH = 10  # pixels from one token label to the next, below which they would touch
 MAX_LABEL = 12  # characters of a token
 FONT = "DejaVu Sans Mono"  # comes with matplotlib
-CHARACTER = 0.602  # width of its characters, of its size
 TICKS = (0, 0.01, 0.1, 0.25, 0.5, 1)  # of the colour bar
-SOFT, BETWEEN = "#5c6672", "#c8c8c8"  # the colours of what is around the maps and between them, and of NaN
+BETWEEN = "#c8c8c8"  # the colour of what is between the maps, and of NaN
+SETTINGS = {
+    "text.parse_math": False,  # no token is a formula
+    "svg.fonttype": "none",  # text stays text
+    "pdf.fonttype": 42,
+    "svg.hashsalt": "glassgpt",  # the same maps make the same file
+    "image.composite_image": False,
+}
+NO_DATE = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
 
 def draw_maps(recording: Recording, path: Path, step: int | None = None, heads: Sequence[Head] | None = None) -> None:
-    """A picture of the maps of the text at a step, by default the last: of all heads, or of some side by side."""
+    """A picture of the maps of the text at a step, by default the last: of all heads, or of some side by side.
+
+    The ending of `path` says which kind: .png, .svg or .pdf.
+    """
     step = choose_step(recording, step)
     maps = np.asarray(recording.maps(step)["text"], np.float32)
-    rows = columns = None
+    rows = [f"layer {layer}" for layer in range(len(maps))]
+    columns = [f"head {head}" for head in range(maps.shape[1])]
     if heads is not None:
         maps = np.stack([maps[head] for head in heads])[None]
-        rows, columns = [""], [f"head {layer}.{head}" for layer, head in heads]
+        rows = [""]
+        columns = [f"head {layer}.{head}" for layer, head in heads]
     title = f"{recording.name}, step {step}: rows attend to columns"
-    attention_grid(maps, recording.probes["text"].labels, path, title, rows=rows, columns=columns)
-
-
-def attention_grid(weights: ArrayLike, labels: Sequence[str], path: Path, title: str = "", **options: Any) -> None:
-    """Writes `grid_figure`, which takes the same options, as the ending of `path` says: .png, .svg or .pdf."""
-    _write(grid_figure(weights, labels, title, **options), path)
+    kind = path.suffix.lower()
+    content = io.BytesIO()
+    with matplotlib.rc_context(SETTINGS):
+        figure = grid_figure(maps, recording.probes["text"].labels, title, rows, columns)
+        # The maps fill the figure. What stands around them is outside of it, and the tight box makes room for it.
+        box = {"bbox_inches": "tight", "pad_inches": 12 / DPI}
+        figure.savefig(content, format=kind[1:], metadata=NO_DATE[kind], **box)
+    write_atomically(path, content.getvalue())
 
 
 def grid_figure(
-    weights: ArrayLike,
-    labels: Sequence[str],
-    title: str = "",
-    *,
-    rows: Sequence[str] | None = None,
-    columns: Sequence[str] | None = None,
+    weights: ArrayLike, labels: Sequence[str], title: str, rows: Sequence[str], columns: Sequence[str]
 ) -> Figure:
     """One picture of maps in rows and columns, tokens along the edges.
 
     Colour grows with the square root of a weight, because most of what a head does happens below 0.1.
 
     Args:
-        weights: (R, C, T, T), queries by keys; by default a row is a layer and a column a head.
+        weights: (R, C, T, T), queries by keys.
         labels: the T tokens as text.
         rows, columns: their names.
     """
-    weights, size = np.asarray(weights, dtype=np.float32), len(labels)
-    rows = [f"layer {layer}" for layer in range(len(weights))] if rows is None else rows
-    columns = [f"head {head}" for head in range(weights.shape[1])] if columns is None else columns
-
     mosaic = _mosaic(weights)
-    pitch = min(np.clip(400 / size, 16, 40), MAX_SIDE / max(mosaic.shape))  # of a weight; all lengths are in pixels
-    pitch = math.floor(pitch) if pitch > 1 else pitch
-    height, width, side = (pitch * length for length in (*mosaic.shape, size))  # of all maps; of one
-    lefts, tops = (np.arange(len(names)) * pitch * (size + 1) for names in (columns, rows))
-    # A large picture is viewed from further away, but "layer 10" has to fit beside its maps.
-    heading = round(np.clip(min(max(width, height) / 100, side / 5), 13, 36))
-    bar_size = max(11, round(0.6 * heading))  # of its text
-    with matplotlib.rc_context({"text.parse_math": False}):  # text is never parsed as mathematics
-        # The maps fill the figure. What stands around them is outside of it, and `_write` makes room for it.
-        figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI)
-        axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[])
-        axes.spines[:].set_color(BETWEEN)
-        # Nearest where a weight has pixels, and not smoothed by those who open an SVG or a PDF.
-        look: dict[str, Any] = {"aspect": "auto", "interpolation": "none" if pitch >= 1 else "auto"}
-        norm = FuncNorm((np.sqrt, np.square), 0, 1)
-        image = axes.imshow(mosaic, cmap=_colour_map(), norm=norm, extent=(0, width, height, 0), **look)
-        bar_height = min(max(height, 60), 20 * bar_size)
-        right = width + bar_size + heading
-        box = figure.add_axes((right / width, 1 - bar_height / height, bar_size / width, bar_height / height))
-        bar = figure.colorbar(image, cax=box, ticks=TICKS, format="%g")
-        bar.ax.tick_params(labelsize=bar_size, length=3)
-        bar.set_label("weight", fontsize=bar_size + 1)
+    size = len(labels)
+    pitch = min(np.clip(400 / size, 16, 40), MAX_SIDE / max(mosaic.shape))  # pixels of a weight
+    if pitch > 1:
+        pitch = math.floor(pitch)
+    height, width = pitch * mosaic.shape[0], pitch * mosaic.shape[1]
+    # A large picture is viewed from further away, but a name has to fit beside its map.
+    heading = round(np.clip(min(max(width, height) / 100, pitch * size / 5), 13, 36))
 
-        step = math.ceil(LABEL_PITCH * size / side)
-        texts = {(number + 0.5) * side / size: printable(labels[number]) for number in range(0, size, step)}
-        small = {"fontsize": np.clip(0.8 * side / size, 8, 12), "fontfamily": [FONT, "monospace"]}
-        large = {"fontsize": heading, "color": SOFT}
-        beside = CHARACTER * small["fontsize"] * max(map(len, texts.values())) + 0.7 * heading
-        for left, name in zip(lefts, columns, strict=True):
-            axes.text(left + side / 2, -6, name, ha="center", **large)
-            for place, text in texts.items():
-                axes.text(left + place, height + 4, text, ha="center", va="top", rotation=90, **small)
-        for top, name in zip(tops, rows, strict=True):
-            axes.text(-beside, top + side / 2, name, ha="right", va="center", rotation=90, **large)
-            for place, text in texts.items():
-                axes.text(-4, top + place, text, ha="right", va="center_baseline", **small)
-        axes.text(0, -2.5 * heading, title, fontsize=1.2 * heading)
+    figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_title(title, loc="left", fontsize=1.2 * heading)
+    # Nearest where a weight has pixels, and not smoothed by those who open an SVG or a PDF.
+    smooth = "none" if pitch >= 1 else "auto"
+    image = axes.imshow(mosaic, cmap=_colour_map(), norm=PowerNorm(0.5, 0, 1), aspect="auto", interpolation=smooth)
+
+    tokens = np.arange(0, size, math.ceil(LABEL_PITCH / pitch))  # those that have room for a label
+    texts = [legible(labels[token]) for token in tokens]
+    small = {"fontsize": np.clip(0.8 * pitch, 8, 12), "fontfamily": [FONT, "monospace"]}
+    lefts = (size + 1) * np.arange(len(columns))
+    tops = (size + 1) * np.arange(len(rows))
+    axes.set_xticks(np.add.outer(lefts, tokens).ravel(), texts * len(columns), rotation=90, **small)
+    axes.set_yticks(np.add.outer(tops, tokens).ravel(), texts * len(rows), **small)
+    above = axes.secondary_xaxis("top")
+    above.set_xticks(lefts + (size - 1) / 2, columns, fontsize=heading)
+    beside = axes.secondary_yaxis("right")
+    beside.set_yticks(tops + (size - 1) / 2, rows, fontsize=heading, rotation=270, va="center")
+    for edge in (axes, above, beside):
+        edge.tick_params(length=0)
+        edge.spines[:].set_color(BETWEEN)
+
+    bar_width = max(11, 0.6 * heading)
+    bar_height = min(max(height, 60), 20 * bar_width)
+    left, bottom = 1 + 2.5 * heading / width, 1 - bar_height / height
+    place = axes.inset_axes((left, bottom, bar_width / width, bar_height / height))
+    bar = figure.colorbar(image, cax=place, ticks=TICKS, format="%g")
+    bar.ax.tick_params(labelsize=bar_width)
+    bar.set_label("weight", fontsize=bar_width)
     return figure
 
 
 def mosaic_pixels(weights: ArrayLike) -> np.ndarray:
     """Maps (L, H, T, T) as bare pixels, uint8 (height, width, 3), layers down and heads across.
 
-    The colours are those of `attention_grid`. Without text this takes a hundredth of the time.
+    The colours are those of `grid_figure`. Without text this takes a hundredth of the time.
     """
-    return score_pixels(np.sqrt(_mosaic(np.asarray(weights, dtype=np.float32))))
+    return score_pixels(np.sqrt(_mosaic(weights)))
 
 
 def score_pixels(scores: ArrayLike) -> np.ndarray:
@@ -136,39 +138,25 @@ def score_pixels(scores: ArrayLike) -> np.ndarray:
     return pixels.repeat(zoom, axis=0).repeat(zoom, axis=1)
 
 
-def printable(token: str) -> str:
+def legible(token: str) -> str:
     """A token as the page writes it, in at most MAX_LABEL characters; what FONT cannot draw is escaped."""
     font = get_font(findfont(FONT))
-
-    def drawn(char: str) -> str:
+    text = ""
+    for char in token[: MAX_LABEL + 1]:
         sign = visible(char)
-        # Marks would stand on the character before.
-        fits = all(font.get_char_index(ord(one)) and unicodedata.category(one)[0] not in "CMZ" for one in sign)
-        return sign if fits else char.encode("unicode_escape").decode()
+        has_glyphs = all(font.get_char_index(ord(one)) for one in sign)
+        # A mark would stand on the character before.
+        alone = unicodedata.category(sign[0])[0] not in "CMZ"
+        text += sign if has_glyphs and alone else char.encode("unicode_escape").decode()
+    return shortened(text or visible(token), MAX_LABEL)
 
-    return shortened("".join(map(drawn, token[: MAX_LABEL + 1])) or visible(token), MAX_LABEL)
 
-
-def _mosaic(weights: np.ndarray) -> np.ndarray:
+def _mosaic(weights: ArrayLike) -> np.ndarray:
     """Maps (R, C, T, T) side by side, with a line of NaN between two. Weights are clipped to 0 and 1."""
-    maps = np.pad(weights.clip(0, 1), ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=np.nan)
+    maps = np.asarray(weights, dtype=np.float32).clip(0, 1)
+    maps = np.pad(maps, ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=np.nan)
     return np.block([list(row) for row in maps])[:-1, :-1]
 
 
 def _colour_map() -> Colormap:
     return LinearSegmentedColormap.from_list("ink", COLOURS).with_extremes(bad=BETWEEN)
-
-
-def _write(figure: Figure, path: Path) -> None:
-    """Text stays text, and the same numbers make the same file. Raises Mistake for a PNG that is too large."""
-    kind = path.suffix.lower()
-    box = figure.get_tightbbox().padded(12 / DPI)
-    width, height = np.ceil(box.size * DPI).astype(int)
-    if kind == ".png" and width * height > MAX_PIXELS:
-        raise Mistake(f"{path} would have {width:,} x {height:,} pixels: choose fewer heads with --head, or a .pdf")
-    settings = {"svg.fonttype": "none", "svg.hashsalt": "glassgpt", "pdf.fonttype": 42, "image.composite_image": False}
-    no_date = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[kind]
-    buffer = io.BytesIO()
-    with matplotlib.rc_context(settings):
-        figure.savefig(buffer, format=kind[1:], dpi="figure", metadata=no_date, bbox_inches=box)
-    write_atomically(path, buffer.getvalue())

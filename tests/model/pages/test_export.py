@@ -86,7 +86,7 @@ def test_every_weight_is_drawn_in_its_colour_at_its_place(heads, rows, columns, 
     left, right, bottom, top = image.get_extent()  # in pixels, downwards
     assert axes.yaxis_inverted() and (bottom - top) / (right - left) == picture.shape[0] / picture.shape[1]
     texts = {text.get_text() for text in figure.findobj(Text)}
-    assert {"weight", "0.25", *map(images.printable, TOKENS), *rows, *columns} - {""} <= texts
+    assert {"weight", "0.25", *map(images.legible, TOKENS), *rows, *columns} - {""} <= texts
     assert any("first" in text and "step 4" in text for text in texts)
 
 
@@ -109,5 +109,5 @@ def test_the_same_snapshots_make_the_same_file(suffix, run, tmp_path):
 
 
 def test_a_probe_of_one_token_is_one_square():
-    [image] = images.grid_figure(np.ones((1, 1, 1, 1)), ["a"]).axes[0].images
+    [image] = images.grid_figure(np.ones((1, 1, 1, 1)), ["a"], "", [""], [""]).axes[0].images
     assert image.get_array().shape == (1, 1)

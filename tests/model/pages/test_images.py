@@ -1,5 +1,8 @@
 """Pictures of maps: labels are legible and token text is not parsed. test_export.py opens the files again."""
 
+from dataclasses import replace
+
+import matplotlib
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,6 +15,7 @@ from matplotlib.text import Text
 from model.pages import images
 from model.pages.describe import visible
 from tests.html_pages import HOSTILE
+from tests.measurements import learned_recording
 
 
 @pytest.mark.slow
@@ -19,9 +23,11 @@ from tests.html_pages import HOSTILE
 def test_no_two_labels_overlap_at_64_tokens(layers, heads):
     tokens = [*HOSTILE, "return", " self", "supercalifragilistic"]
     labels = [tokens[i % len(tokens)] for i in range(64)]
-    figure = images.grid_figure(np.zeros((layers, heads, 64, 64)), labels, "A title that is long enough to matter")
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    figure.draw_without_rendering()
+    names = [f"layer {layer}" for layer in range(layers)], [f"head {head}" for head in range(heads)]
+    with matplotlib.rc_context(images.SETTINGS):
+        figure = images.grid_figure(np.zeros((layers, heads, 64, 64)), labels, "A title that is long enough", *names)
+        renderer = FigureCanvasAgg(figure).get_renderer()
+        figure.draw_without_rendering()
     shown = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text()]
     boxes = np.array([text.get_window_extent(renderer).extents for text in shown])  # (N, 4): two corners
     assert len(boxes) > (layers + heads) * 20
@@ -33,7 +39,7 @@ def test_no_two_labels_overlap_at_64_tokens(layers, heads):
 
 @given(st.text(max_size=40))
 def test_labels_hold_only_visible_glyphs(token):
-    label = images.printable(token)
+    label = images.legible(token)
     font = get_font(findfont(images.FONT))
     assert len(label) <= images.MAX_LABEL
     assert all(font.get_char_index(ord(char)) and char.isprintable() and char != " " for char in label)
@@ -41,17 +47,17 @@ def test_labels_hold_only_visible_glyphs(token):
 
 def test_labels_are_written_as_on_the_page_and_those_of_different_characters_differ():
     for token in ("\n", " a\t", "", "\x00", "\\", "a" * 30):
-        assert images.printable(token) == visible(token, images.MAX_LABEL)
+        assert images.legible(token) == visible(token, images.MAX_LABEL)
     characters = [" ", "·", "\n", "\\n", "\\", "n", "\x00", "😀", "界", "\u0301", "\u202e"]
-    labels = {char: images.printable(char) for char in characters}
+    labels = {char: images.legible(char) for char in characters}
     assert labels[" "] == labels.pop("·")  # the one exception
     assert len(set(labels.values())) == len(labels)
 
 
 def test_hostile_text_is_drawn_without_a_warning(recwarn, tmp_path):
-    title, path = "$\\bad{$ </script>", tmp_path / "picture.png"
-    images.attention_grid(np.zeros((1, 2, len(HOSTILE), len(HOSTILE))), HOSTILE, path, title)
-    assert imread(path).size
+    recording = replace(learned_recording(1, 2, HOSTILE, (0,), induction=False), name="$\\bad{$ </script>")
+    images.draw_maps(recording, tmp_path / "picture.png")
+    assert imread(tmp_path / "picture.png").size
     assert not recwarn.list
 
 
